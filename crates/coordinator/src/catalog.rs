@@ -323,13 +323,15 @@ fn live_changes(before: &StreamOptions, after: &StreamOptions) -> Vec<String> {
         let has = before.lanes;
         mistakes.push(format!("lanes is {has} and cannot change on a live stream, make another stream"));
     }
-    for (name, has, wanted) in [
-        ("replication", before.replication, after.replication),
-        ("virtual_logs", before.virtual_logs, after.virtual_logs),
-    ] {
-        if has != wanted {
-            mistakes.push(format!("{name} is {has} and cannot change on a live stream, make another stream"));
-        }
+    if after.replication != before.replication {
+        let has = before.replication;
+        mistakes.push(format!(
+            "replication is {has} and changes only in a cluster; docs/operations.md says how to start one"
+        ));
+    }
+    if after.virtual_logs != before.virtual_logs {
+        let has = before.virtual_logs;
+        mistakes.push(format!("virtual_logs is {has} and cannot change on a live stream, make another stream"));
     }
     if after.durability != before.durability && before.replication > 1 {
         // Its chunks are on their way through a log of one durability; in another one they could overtake them.

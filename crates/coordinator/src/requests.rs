@@ -19,11 +19,11 @@ impl Coordinator {
     /// Requests that make sense in a cluster only, and go to the leader of its coordinators.
     fn is_for_cluster(op: Op) -> bool {
         use Op::{
-            AcceptLogLoss, AcceptLoss, ChangeNode, DescribeLostLogs, DescribeMoves, MoveStreamlet, PlanBalance,
-            PlanRebalance,
+            AcceptLogLoss, AcceptLoss, ChangeNode, DescribeCopyChanges, DescribeLostLogs, DescribeMoves, MoveStreamlet,
+            PlanBalance, PlanRebalance,
         };
         matches!(op, MoveStreamlet | ChangeNode | PlanRebalance | DescribeMoves | AcceptLoss)
-            || matches!(op, DescribeLostLogs | AcceptLogLoss | PlanBalance)
+            || matches!(op, DescribeLostLogs | AcceptLogLoss | PlanBalance | DescribeCopyChanges)
     }
 
     /// Answers one request: appends the whole response frame to `out`. `op` must be one that is

@@ -18,6 +18,8 @@ pub const CLUSTER_VERSION: u16 = 1;
 pub const TEXT_BYTES_MAX: usize = 255;
 /// Most backups of a view.
 pub const BACKUPS_MAX: usize = 16;
+/// Most copies of a stream, its owners' included.
+pub const COPIES_MAX: u32 = 16;
 /// Most settings that nodes must share.
 pub const SETTINGS_MAX: usize = 16;
 /// Most nodes of a membership.
@@ -138,6 +140,8 @@ pub enum OwnerReason {
     Gathered = 3,
     /// Its owner is lost, and a person has said that what only that one had is gone.
     LossAccepted = 4,
+    /// It moves to its own node, by the move of this entry's number, with all that is there of it copied as often as its stream is to be.
+    Copied = 5,
 }
 
 /// What an entry says.
@@ -406,6 +410,37 @@ pub enum ClusterEntry {
         /// The last of its epochs.
         epoch: u32,
     },
+    /// A stream is to have another number of copies than it has: its streamlets get them one by one.
+    CopiesWanted {
+        /// Which stream.
+        stream: StreamId,
+        /// How many, the owner's included; 0: it has what it was to have, or is to keep what it has.
+        copies: u32,
+    },
+    /// A node has as many copies as are wanted of all that it holds of a streamlet, as far as that is in logs of this incarnation.
+    CopiesMade {
+        /// Of which stream.
+        stream: StreamId,
+        /// Which streamlet.
+        streamlet: u32,
+        /// The node.
+        node: NodeNumber,
+        /// Its epoch.
+        epoch: u32,
+        /// How many.
+        copies: u32,
+    },
+    /// In a snapshot: streamlets have another number of copies than their stream says.
+    StreamletCopies {
+        /// Of which stream.
+        stream: StreamId,
+        /// The first streamlet.
+        first: u32,
+        /// How many streamlets.
+        count: u32,
+        /// How many copies.
+        copies: u32,
+    },
     /// In a snapshot: what the other entries do not tell.
     ClusterCounters {
         /// The number of the next move.
@@ -562,6 +597,17 @@ impl<'a> Fields<'a> {
         Ok(ClusterEntry::StreamletsRebuilt { stream, first, count, node, epoch, owner_epoch })
     }
 
+    /// How many copies, the owner's included.
+    fn copies(&mut self) -> Result<u32, FormatError> {
+        match self.u32()? {
+            copies @ 0..=COPIES_MAX => Ok(copies),
+            other => {
+                let (field, allowed) = ("cluster_entry.copies", "0 to 16");
+                Err(FormatError::BadField { field, value: other.into(), allowed })
+            }
+        }
+    }
+
     fn ends(&mut self) -> Result<ClusterEntry, FormatError> {
         let (node, epoch) = (self.u32()?, self.u32()?);
         let count = self.count("cluster_entry.ends", USED_ENDS_MAX)?;
@@ -611,6 +657,9 @@ impl ClusterEntry {
             ClusterEntry::GroupsReturned { .. } => 49,
             ClusterEntry::RebuiltFrom { .. } => 50,
             ClusterEntry::EndGivenUp { .. } => 51,
+            ClusterEntry::CopiesWanted { .. } => 52,
+            ClusterEntry::CopiesMade { .. } => 53,
+            ClusterEntry::StreamletCopies { .. } => 54,
         }
     }
 
@@ -628,6 +677,10 @@ impl ClusterEntry {
             ClusterEntry::GroupsReturned { .. } => crate::level::RETURNED_GROUPS,
             ClusterEntry::RebuiltFrom { .. } => crate::level::REBUILT_FROM,
             ClusterEntry::EndGivenUp { .. } => crate::level::LOST_ENDS,
+            ClusterEntry::CopiesWanted { .. }
+            | ClusterEntry::CopiesMade { .. }
+            | ClusterEntry::StreamletCopies { .. }
+            | ClusterEntry::OwnerChanged { reason: OwnerReason::Copied, .. } => crate::level::CHANGED_COPIES,
             _ => crate::level::FIRST,
         }
     }
@@ -736,6 +789,15 @@ impl ClusterEntry {
             ClusterEntry::RebuiltFrom { stream, first, count, node, epoch } => {
                 out.u64(stream.0).u32(*first).u32(*count).u32(*node).u32(*epoch);
             }
+            ClusterEntry::CopiesWanted { stream, copies } => {
+                out.u64(stream.0).u32(*copies);
+            }
+            ClusterEntry::CopiesMade { stream, streamlet, node, epoch, copies } => {
+                out.u64(stream.0).u32(*streamlet).u32(*node).u32(*epoch).u32(*copies);
+            }
+            ClusterEntry::StreamletCopies { stream, first, count, copies } => {
+                out.u64(stream.0).u32(*first).u32(*count).u32(*copies);
+            }
             other => other.encode_group(out),
         }
     }
@@ -824,8 +886,9 @@ impl ClusterEntry {
                     2 => OwnerReason::Moved,
                     3 => OwnerReason::Gathered,
                     4 => OwnerReason::LossAccepted,
+                    5 => OwnerReason::Copied,
                     other => {
-                        let (field, allowed) = ("cluster_entry.reason", "0 to 4");
+                        let (field, allowed) = ("cluster_entry.reason", "0 to 5");
                         return Err(FormatError::BadField { field, value: other.into(), allowed });
                     }
                 };
@@ -928,9 +991,29 @@ impl ClusterEntry {
                 epoch: body.u32()?,
             },
             51 => ClusterEntry::EndGivenUp { log: body.log()? },
+            _ => return ClusterEntry::parse_copies(kind, body),
+        })
+    }
+
+    fn parse_copies(kind: u16, body: &mut Fields<'_>) -> Result<ClusterEntry, FormatError> {
+        Ok(match kind {
+            52 => ClusterEntry::CopiesWanted { stream: StreamId(body.u64()?), copies: body.copies()? },
+            53 => ClusterEntry::CopiesMade {
+                stream: StreamId(body.u64()?),
+                streamlet: body.u32()?,
+                node: body.u32()?,
+                epoch: body.u32()?,
+                copies: body.copies()?,
+            },
+            54 => ClusterEntry::StreamletCopies {
+                stream: StreamId(body.u64()?),
+                first: body.u32()?,
+                count: body.u32()?,
+                copies: body.copies()?,
+            },
             _ => {
                 let (field, value) = ("cluster_entry.kind", kind.into());
-                return Err(FormatError::BadField { field, value, allowed: "20 to 37 or 40 to 51" });
+                return Err(FormatError::BadField { field, value, allowed: "20 to 37 or 40 to 54" });
             }
         })
     }
@@ -961,7 +1044,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn arbitrary_bodies_never_panic(kind in 20u16..52, body in proptest::collection::vec(any::<u8>(), 0..200)) {
+        fn arbitrary_bodies_never_panic(kind in 20u16..55, body in proptest::collection::vec(any::<u8>(), 0..200)) {
             let _ = ClusterEntry::parse_body(kind, &mut Fields(&body));
         }
     }

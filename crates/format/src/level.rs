@@ -27,6 +27,7 @@
 //! | 18 | who takes something over passes over the logs of those who live and have what is in them |
 //! | 19 | groups of Kafka clients change their protocol while they have members, of whom there are records that earlier versions do not know |
 //! | 20 | producers skip the numbers of chunks that they have given up, instead of beginning another epoch |
+//! | 21 | the number of copies of a stream may change, streamlet by streamlet |
 
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -71,8 +72,10 @@ pub const LIVING_HOLDERS: u32 = 18;
 pub const CHANGING_GROUPS: u32 = 19;
 /// From this one on producers [skip](crate::chunk::Skip) numbers. It is agreed on between a client and a node alone.
 pub const SKIPPED_NUMBERS: u32 = 20;
+/// From this one on streams may get another number of copies.
+pub const CHANGED_COPIES: u32 = 21;
 /// The highest level that this build speaks.
-pub const NEWEST: u32 = 20;
+pub const NEWEST: u32 = 21;
 
 /// What this process speaks up to.
 static SPOKEN: AtomicU32 = AtomicU32::new(NEWEST);

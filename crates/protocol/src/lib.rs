@@ -74,9 +74,10 @@ pub use hello::{Hello, HelloResponse, OpRange};
 pub use lost::{AcceptLogLoss, DescribeLostLogs, LostLog, LostLogs, MissingBlocks, StreamletRange};
 pub use message::{Body, Empty, Message, encode_error, encode_push, encode_request, encode_response};
 pub use moves::{
-    AcceptLoss, ChangeNode, DescribeMoves, FinishMove, GroupsGone, GroupsOffered, HeldGroups, LaneFloor, LetGo,
-    LetGone, MoveInfo, MovePlan, MoveStreamlet, MovesDescription, NodeChange, NodeHoldings, OfferGroups, PlanRebalance,
-    RenewOwner, ReturnGroups, SetFloors, WholeLane,
+    AcceptLoss, ChangeNode, CopiesMade, CopyChange, CopyChanges, DescribeCopyChanges, DescribeMoves, FinishMove,
+    GroupsGone, GroupsOffered, HeldGroups, LaneFloor, LetGo, LetGone, MoveInfo, MovePlan, MoveStreamlet,
+    MovesDescription, NodeChange, NodeHoldings, OfferGroups, PlanRebalance, RenewOwner, ReturnGroups, SetFloors,
+    WholeLane,
 };
 pub use node::{
     CopiesDescription, DescribeCopies, DescribeLogs, DiskStatus, LogsDescription, NodeStatus, NodeStatusResponse,

@@ -291,6 +291,66 @@ wire_struct! {
     }
 }
 
+wire_struct! {
+    /// A node has made as many copies as are wanted of what it holds of a streamlet; or, with the end of a move of it to itself, of all that it owns: with
+    /// that the streamlet has them.
+    pub struct CopiesMade {
+        /// The node.
+        pub node: u32,
+        /// Its epoch.
+        pub epoch: u32,
+        /// Of which stream.
+        pub stream: StreamId,
+        /// Which streamlet.
+        pub streamlet: StreamletId,
+        /// How many, the owner's included.
+        pub copies: u32,
+        /// Number of the move; zero: it holds older groups.
+        pub number: u64,
+        /// With a move what [`FinishMove`] has of the state.
+        pub state: Vec<u8>,
+    }
+}
+
+wire_struct! {
+    /// Asks which streams are about to have another number of copies.
+    #[derive(Copy)]
+    pub struct DescribeCopyChanges {
+        /// Most streams in the answer; zero, or more than [`crate::limits::PAGE_ITEMS_MAX`]: that many.
+        pub limit: u32,
+    }
+}
+
+wire_struct! {
+    /// A stream that is to have another number of copies.
+    pub struct CopyChange {
+        /// Which stream.
+        pub stream: StreamId,
+        /// Its name.
+        pub name: String,
+        /// How many copies it had, owners' included.
+        pub copies: u32,
+        /// How many it is to have.
+        pub wanted: u32,
+        /// Its streamlets.
+        pub streamlets: u32,
+        /// Those that have them.
+        pub there: u32,
+        /// Lost nodes that have something of the others: nothing becomes of these before they are back.
+        pub waits_for: Vec<u32>,
+    }
+}
+
+wire_struct! {
+    /// How far they are.
+    pub struct CopyChanges {
+        /// The streams, by number.
+        pub changes: Vec<CopyChange>,
+        /// Whether there are more.
+        pub more: bool,
+    }
+}
+
 messages! {
     MoveStreamlet => MoveInfo;
     LetGo => LetGone;
@@ -304,5 +364,7 @@ messages! {
     AcceptLoss => crate::Empty;
     OfferGroups => GroupsOffered;
     ReturnGroups => crate::Empty;
+    CopiesMade => crate::Empty;
+    DescribeCopyChanges => CopyChanges;
 }
-responses!(MoveInfo, LetGone, MovePlan, MovesDescription, GroupsOffered,);
+responses!(MoveInfo, LetGone, MovePlan, MovesDescription, GroupsOffered, CopyChanges,);

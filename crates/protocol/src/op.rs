@@ -177,6 +177,10 @@ ops! {
     DescribeLostLogs = 120, 1..=1;
     /// Gives up blocks of a log of which no backup is left.
     AcceptLogLoss = 121, 1..=1;
+    /// Tells that a node has made the copies that are wanted of a streamlet.
+    CopiesMade = 122, 1..=1;
+    /// Tells which streams are about to have another number of copies.
+    DescribeCopyChanges = 123, 1..=1;
     /// Tells the leader of the coordinators what a broker takes.
     NodeLoad = 124, 1..=1;
     /// Tells which moves would even out the brokers, and what comes of them.
@@ -199,6 +203,7 @@ impl Op {
             (Op::LaneStates, 2..) => level::COMPACTED_COPIES,
             (Op::OfferGroups | Op::ReturnGroups, _) => level::RETURNED_GROUPS,
             (Op::DescribeLostLogs | Op::AcceptLogLoss, _) => level::LOST_BLOCKS,
+            (Op::CopiesMade | Op::DescribeCopyChanges, _) => level::CHANGED_COPIES,
             (Op::WriteChunks, 2..) => level::SKIPPED_NUMBERS,
             (Op::JoinApplication, 2..) => level::LOST_ENDS,
             (Op::NodeLoad | Op::PlanBalance, _) => level::OWNED_UNTIL_TAKEN,

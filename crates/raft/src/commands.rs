@@ -10,10 +10,10 @@ use kera_format::{ProducerEpoch, ProducerId};
 use kera_protocol::limits::PAGE_ITEMS_MAX;
 use kera_protocol::{
     AcceptLogLoss, AcceptLoss, AllocateProducer, AllocatedProducer, AlterStream, BalancePlan, Body, ChangeLog,
-    ChangeNode, CreateStream, DeleteStream, DescribeLostLogs, DescribeMoves, Empty, ErrorBody, FinishMove,
-    ForwardCommand, ForwardedCommand, GroupsGone, JoinCluster, JoinedCluster, LogChange, Message, MovePlan,
-    MoveStreamlet, MovesDescription, NodeChange, Op, PlanBalance, PlanRebalance, RebuildNeeds, RenewOwner,
-    ReturnGroups, SetFloors, Status, StreamInfo, StreamRef, StreamletsRebuilt, UseEnds,
+    ChangeNode, CopiesMade, CreateStream, DeleteStream, DescribeCopyChanges, DescribeLostLogs, DescribeMoves, Empty,
+    ErrorBody, FinishMove, ForwardCommand, ForwardedCommand, GroupsGone, JoinCluster, JoinedCluster, LogChange,
+    Message, MovePlan, MoveStreamlet, MovesDescription, NodeChange, Op, PlanBalance, PlanRebalance, RebuildNeeds,
+    RenewOwner, ReturnGroups, SetFloors, Status, StreamInfo, StreamRef, StreamletsRebuilt, UseEnds,
 };
 use openraft::{BasicNode, ChangeMembers};
 
@@ -261,6 +261,10 @@ impl Group {
                 let returned = ReturnGroups::decode(version, body)?;
                 done(self.commit(leading, |state| state.plan_returned(&returned)).await?)
             }
+            Op::CopiesMade => {
+                let made = CopiesMade::decode(version, body)?;
+                done(self.commit(leading, |state| state.plan_copies_made(&made)).await?)
+            }
             Op::SetFloors => done(self.set_floors(leading, &SetFloors::decode(version, body)?).await?),
             Op::AcceptLoss => {
                 let AcceptLoss { stream, streamlet } = AcceptLoss::decode(version, body)?;
@@ -290,6 +294,12 @@ impl Group {
                 let DescribeLostLogs { limit } = DescribeLostLogs::decode(version, body)?;
                 let index = self.commit(leading, |_| Ok(Vec::new())).await?;
                 let described = self.read(|state| state.lost_log_infos(told_at_most(limit)));
+                Ok((encoded(&described, version), index))
+            }
+            Op::DescribeCopyChanges => {
+                let DescribeCopyChanges { limit } = DescribeCopyChanges::decode(version, body)?;
+                let index = self.commit(leading, |_| Ok(Vec::new())).await?;
+                let described = self.read(|state| state.copy_changes(told_at_most(limit)));
                 Ok((encoded(&described, version), index))
             }
             Op::PlanRebalance => {

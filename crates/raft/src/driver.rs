@@ -170,6 +170,10 @@ impl Group {
                 self.commit(&mut *self.leading.lock().await, plan).await?;
             }
         }
+        let now_ms = self.clock.now_ms();
+        if self.read(|state| state.plan_say_copies(now_ms).is_ok_and(|entries| !entries.is_empty())) {
+            self.commit(&mut *self.leading.lock().await, |state| state.plan_say_copies(now_ms)).await?;
+        }
         if self.read(|state| state.plan_give_up_lost().is_ok_and(|entries| !entries.is_empty())) {
             self.commit(&mut *self.leading.lock().await, ClusterState::plan_give_up_lost).await?;
         }

@@ -100,11 +100,8 @@ impl ClusterState {
         let back: Vec<_> = self.to_recover(node, epoch).filter(|(_, run)| !run.owner.rebuilding).collect();
         let began = back.iter().map(|(_, run)| run.owner.owner_epoch).min().unwrap_or(self.next_owner_epoch);
         let mut ranges: Vec<_> = back.into_iter().map(|(stream, run)| (stream, run.first..run.end())).collect();
-        for info in self.catalog.streams().filter(|info| info.options.replication > 1) {
-            let held = self.owners(info.id).into_iter().flat_map(|owners| owners.held());
-            let by_node = held.filter(|held| held.node == node);
-            ranges.extend(by_node.map(|held| (info.id, held.first..held.first + held.count)));
-        }
+        let by_node = self.held_copied().filter(|(_, held)| held.node == node);
+        ranges.extend(by_node.map(|(stream, held)| (stream, held.first..held.first + held.count)));
         (united(ranges), began)
     }
 
@@ -191,8 +188,11 @@ impl ClusterState {
     /// Streamlets with copies that an incarnation does not simply go on with: others own them, or it must take them over like anybody.
     pub fn not_gone_on_with(&self, node: NodeNumber, epoch: u32) -> Vec<(StreamId, StreamletId)> {
         let mut others = Vec::new();
-        for info in self.catalog.streams().filter(|info| info.options.replication > 1) {
+        for info in self.catalog.streams() {
             for streamlet in (0..info.options.streamlets).map(StreamletId) {
+                if !self.is_copied(info, streamlet.0) {
+                    continue;
+                }
                 let owner = self.owner(info.id, streamlet.0);
                 let goes_on =
                     owner.is_some_and(|owner| (owner.node, owner.epoch) == (node, epoch) && !owner.rebuilding);

@@ -128,9 +128,9 @@ impl ClusterState {
     fn waiting(&self, log: LogName, opened: bool) -> BTreeSet<(StreamId, u32)> {
         let mut waiting = BTreeSet::new();
         let has_end = self.logs.get(&log).is_none_or(|state| state.end.is_some());
-        for info in self.catalog.streams().filter(|info| info.options.replication > 1) {
+        for info in self.catalog.streams() {
             let Some(owners) = self.owners.get(&info.id) else { continue };
-            for run in owners.runs() {
+            for run in owners.runs().iter().filter(|run| run.owner.is_copied()) {
                 let is_left = run.owner.node == log.node && !self.is_live(run.owner.node, run.owner.epoch);
                 let said = self.said_of(info.id, run);
                 let waits = |at: &u32| match said {
@@ -141,9 +141,9 @@ impl ClusterState {
                 };
                 waiting.extend((run.first..run.end()).filter(waits).map(|at| (info.id, at)));
             }
-            for held in owners.held().iter().filter(|held| held.node == log.node && self.is_lost(held)) {
-                waiting.extend((held.first..held.first + held.count).map(|at| (info.id, at)));
-            }
+        }
+        for (stream, held) in self.held_copied().filter(|(_, held)| held.node == log.node && self.is_lost(held)) {
+            waiting.extend((held.first..held.first + held.count).map(|at| (stream, at)));
         }
         waiting
     }

@@ -6,6 +6,7 @@
 //! entries in the same order, so all checks look at nothing but the state and the entry.
 
 mod balance;
+mod copies;
 mod duties;
 mod ends;
 mod looks;
@@ -21,6 +22,7 @@ mod rules;
 mod state;
 
 pub use balance::{NOTICEABLE, RATE_MAX, Rates, move_info, moves_by_itself};
+pub use copies::{CopiesChange, ToCopy};
 pub use duties::{EndsAsked, Owned, Placed, ToldEnd, agreed_end};
 pub use ends::AgreedEnd;
 pub use looks::EndLooks;

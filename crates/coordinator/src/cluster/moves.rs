@@ -55,7 +55,7 @@ impl ClusterState {
             return Ok(Vec::new());
         }
         let info = self.catalog.find(&stream.into())?;
-        if info.options.replication < 2 {
+        if info.options.replication < 2 && self.wanted_copies(stream).is_none() {
             return Err(refused(format!(
                 "stream `{}` has no copies, so it is in no log that could be another",
                 info.name
@@ -123,6 +123,17 @@ impl ClusterState {
     /// The end of a move: the node that it goes to has what it needs, and `state` of it is kept with the new owner, in one entry of
     /// the log. The node before keeps the old groups.
     pub fn plan_finish_move(&self, number: u64, node: NodeNumber, epoch: u32, state: &[u8]) -> Planned {
+        self.plan_end_of_move(number, (node, epoch), state, OwnerReason::Moved)
+    }
+
+    /// The same of a move, or of one with which a streamlet gets another number of copies.
+    pub(super) fn plan_end_of_move(
+        &self,
+        number: u64,
+        (node, epoch): (NodeNumber, u32),
+        state: &[u8],
+        reason: OwnerReason,
+    ) -> Planned {
         let Some(noted) = self.moves.get(&number) else {
             return Err(refused(format!("move {number} is not noted; it was called off")));
         };
@@ -134,7 +145,6 @@ impl ClusterState {
         }
         check_handed_bytes(state.len()).map_err(CoordinatorError::Refused)?;
         let owner_epoch = self.next_owner_epoch.max(1);
-        let reason = OwnerReason::Moved;
         let mut entries =
             self.one(ClusterEntry::OwnerChanged { stream, first, count, node, epoch, owner_epoch, reason, number })?;
         // Of a streamlet that has never moved the owner has all groups, those that it rebuilt or got back included.
@@ -240,13 +250,6 @@ impl ClusterState {
             }
         }
         entries
-    }
-
-    /// Groups of streams with copies that are not with their owners.
-    pub(super) fn held_copied(&self) -> impl Iterator<Item = (StreamId, Held)> + '_ {
-        let copied = self.catalog.streams().filter(|info| info.options.replication > 1);
-        let held = copied.filter_map(|info| Some((info.id, self.owners.get(&info.id)?.held())));
-        held.flat_map(|(stream, held)| held.iter().map(move |held| (stream, *held)))
     }
 
     /// Has present owners rebuild groups that nodes held for them and have lost: each gets a new owner epoch, and the groups. Nothing

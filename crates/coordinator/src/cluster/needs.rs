@@ -60,10 +60,7 @@ impl ClusterState {
 
     /// Streamlets with copies that are being rebuilt.
     pub(super) fn rebuilding(&self) -> impl Iterator<Item = (StreamId, &Run)> {
-        let copied = self.catalog.streams().filter(|info| info.options.replication > 1);
-        let owners = copied.filter_map(|info| Some((info.id, self.owners.get(&info.id)?)));
-        let runs = owners.flat_map(|(stream, of)| of.runs().iter().map(move |run| (stream, run)));
-        runs.filter(|(_, run)| run.owner.rebuilding)
+        self.copied_runs().filter(|(_, run)| run.owner.rebuilding)
     }
 
     /// What the owner of streamlets that are being rebuilt has said of them. Nothing, if it has not taken over all of them in their present

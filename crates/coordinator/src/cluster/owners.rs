@@ -16,9 +16,17 @@ pub struct Owner {
     pub owner_epoch: u32,
     /// What a lost broker had of it is not rebuilt yet: the logs of lost brokers are still needed.
     pub rebuilding: bool,
+    /// How many copies there are of what is acknowledged, this one included. It is what the stream says, but for one whose number of copies is being
+    /// changed.
+    pub copies: u32,
 }
 
 impl Owner {
+    /// Whether others have copies, so that another node can take it over when this one is lost.
+    pub fn is_copied(&self) -> bool {
+        self.copies > 1
+    }
+
     /// Whether it is this incarnation's, which says that it has rebuilt it in that owner epoch; zero: in whatever owner epoch it is.
     pub(super) fn has_rebuilt_in(&self, incarnation: (NodeNumber, u32), owner_epoch: u32) -> bool {
         (self.node, self.epoch) == incarnation && (owner_epoch == 0 || owner_epoch == self.owner_epoch)
@@ -365,7 +373,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn owner(node: u32) -> Owner {
-        Owner { node, epoch: 1, owner_epoch: node, rebuilding: false }
+        Owner { node, epoch: 1, owner_epoch: node, rebuilding: false, copies: 2 }
     }
 
     proptest! {

@@ -166,9 +166,7 @@ impl ClusterState {
     /// Whether the newest incarnation of a node had all that the node owns: what an incarnation did not have it did not get back. The
     /// memory of one that came without anything survives a kill like any other, and says nothing about what was lost before it.
     fn has_what_it_owns(&self, node: NodeNumber, epoch: u32) -> bool {
-        let copied = self.catalog.streams().filter(|info| info.options.replication > 1);
-        let mut runs = copied.filter_map(|info| self.owners.get(&info.id)).flat_map(|owners| owners.runs());
-        runs.all(|run| run.owner.node != node || run.owner.epoch == epoch)
+        self.copied_runs().all(|(_, run)| run.owner.node != node || run.owner.epoch == epoch)
     }
 
     /// The next level, if every node of the cluster speaks it. `speaks`: up to which level an incarnation of a node lets the cluster
@@ -235,13 +233,19 @@ impl ClusterState {
     ) -> Planned {
         let changes = changes.with_settings_if(self.keeps_settings());
         let info = self.catalog.find(stream)?;
-        let planned = self.catalog.plan_alter(stream, &changes, &self.limits(most), now_ms, false)?;
-        let Some(entry) = planned else { return Ok(Vec::new()) };
+        self.refuse_with_copies(info, &changes)?;
+        // How many copies there are the stream says when all of its streamlets have them.
+        let others = StreamChanges { replication: None, ..changes.clone().into_owned() };
+        let planned = self.catalog.plan_alter(stream, &others, &self.limits(most), now_ms, false)?;
+        let mut entries: Vec<ClusterEntry> = planned.into_iter().map(ClusterEntry::Catalog).collect();
         let (id, has) = (info.id, info.options.streamlets);
-        let wanted = changes.apply(&info.options).streamlets;
-        let mut entries = vec![ClusterEntry::Catalog(entry)];
-        if wanted > has {
-            entries.extend(self.plan_spread((id, &info.name), &[(has, wanted - has)], &[])?);
+        let options = changes.apply(&info.options);
+        if options.streamlets > has {
+            entries.extend(self.plan_spread((id, &info.name), &[(has, options.streamlets - has)], &[])?);
+        }
+        if changes.replication.is_some() {
+            check_limits(&options)?;
+            entries.extend(self.plan_copies(info, &options, most)?);
         }
         Ok(entries)
     }
@@ -468,11 +472,7 @@ impl ClusterState {
             return Ok(Vec::new());
         }
         let needed = self.needed_logs();
-        let mut having: BTreeSet<NodeNumber> = (self.catalog.streams())
-            .filter(|info| info.options.replication > 1)
-            .filter_map(|info| self.owners.get(&info.id))
-            .flat_map(|owners| owners.runs().iter().map(|run| run.owner.node))
-            .collect();
+        let mut having: BTreeSet<NodeNumber> = self.copied_runs().map(|(_, run)| run.owner.node).collect();
         having.extend(self.held_copied().map(|(_, held)| held.node));
         let over = self.lost_logs().filter(|(log, state)| !having.contains(&log.node) && !needed.has(*log, state));
         let over = over.map(|(log, _)| ClusterEntry::LogGivenUp { log }).filter(|entry| self.check(entry).is_ok());
@@ -486,11 +486,8 @@ impl ClusterState {
 
     /// Streamlets with several copies whose owner is this incarnation.
     pub fn to_recover(&self, node: NodeNumber, epoch: u32) -> impl Iterator<Item = (StreamId, Run)> {
-        let copies = |options: &StreamOptions| options.replication > 1;
-        let streams = self.catalog.streams().filter(move |info| copies(&info.options));
-        let runs = streams.filter_map(|info| self.owners.get(&info.id).map(|owners| (info.id, owners)));
-        let runs = runs.flat_map(|(stream, owners)| owners.runs().iter().map(move |run| (stream, *run)));
-        runs.filter(move |(_, run)| run.owner.node == node && run.owner.epoch == epoch)
+        let its = self.copied_runs().filter(move |(_, run)| run.owner.node == node && run.owner.epoch == epoch);
+        its.map(|(stream, run)| (stream, *run))
     }
 
     /// Incarnations that are over and still own what others could serve, with those of their logs that have no end yet.
@@ -516,6 +513,12 @@ impl ClusterState {
         self.check(&entry).map_err(CoordinatorError::Refused)?;
         Ok(vec![entry])
     }
+}
+
+/// What is wrong with options, whoever has them.
+fn check_limits(options: &StreamOptions) -> Result<(), CoordinatorError> {
+    let mistakes: Vec<String> = options.check().iter().map(ToString::to_string).collect();
+    if mistakes.is_empty() { Ok(()) } else { Err(CoordinatorError::BadOptions { mistakes }) }
 }
 
 /// Most streams of the system belong to nobody: each node has its own.

@@ -88,29 +88,20 @@ impl ClusterState {
         if self.level() < level::RETURNED_GROUPS {
             return found;
         }
-        for info in self.catalog.streams().filter(|info| info.options.replication > 1) {
-            let runs = self.owners.get(&info.id).into_iter().flat_map(|of| of.runs());
-            for run in runs.filter(|run| run.owner.rebuilding) {
-                let of = |streamlet| Offerable {
-                    stream: info.id,
-                    streamlet,
-                    owner: run.owner.node,
-                    owner_epoch: run.owner.owner_epoch,
-                };
-                let all = (run.first..run.end()).map(of);
-                found.extend(all.filter(|of| {
-                    self.check_groups_returned((of.stream, of.streamlet), of.owner_epoch, (node, epoch)).is_ok()
-                }));
-            }
+        for (stream, run) in self.rebuilding() {
+            let of =
+                |streamlet| Offerable { stream, streamlet, owner: run.owner.node, owner_epoch: run.owner.owner_epoch };
+            let all = (run.first..run.end()).map(of);
+            found.extend(all.filter(|of| {
+                self.check_groups_returned((of.stream, of.streamlet), of.owner_epoch, (node, epoch)).is_ok()
+            }));
         }
         found
     }
 
     /// Whether streamlets with copies that earlier incarnations of a node owned wait for another owner.
     fn waits_to_be_recovered(&self, node: NodeNumber, epoch: u32) -> bool {
-        let copied = self.catalog.streams().filter(|info| info.options.replication > 1);
-        let mut runs = copied.filter_map(|info| self.owners.get(&info.id)).flat_map(|of| of.runs());
-        runs.any(|run| run.owner.node == node && run.owner.epoch != epoch)
+        self.copied_runs().any(|(_, run)| run.owner.node == node && run.owner.epoch != epoch)
     }
 
     /// Whether an offer of a node that lives may still be agreed to: otherwise it was, or never will be.
@@ -136,7 +127,7 @@ impl ClusterState {
         let Some(owner) = self.owner(stream, streamlet) else {
             return Err(Refused(format!("nobody owns streamlet {streamlet} of stream {stream}")));
         };
-        let Owner { node: owned_by, epoch: owned_in, owner_epoch: has, rebuilding } = owner;
+        let Owner { node: owned_by, epoch: owned_in, owner_epoch: has, rebuilding, .. } = owner;
         must(has == owner_epoch, || format!("streamlet {streamlet} has owner epoch {has}, not {owner_epoch}"))?;
         must(rebuilding, || format!("streamlet {streamlet} is not being rebuilt"))?;
         must(self.is_live(owned_by, owned_in), || format!("node {owned_by}, which rebuilds it, is lost"))?;

@@ -37,10 +37,18 @@ impl ClusterState {
             ClusterEntry::Catalog(kera_format::catalog::Entry::Counters { .. }) => {
                 must(self.cluster == [0; 16], || "counters are for snapshots".into())
             }
+            ClusterEntry::Catalog(kera_format::catalog::Entry::StreamAltered { stream, options, .. }) => {
+                self.check_copies_said(*stream, options)
+            }
             // The catalog checks its own while it applies them, before it changes anything.
             ClusterEntry::Catalog(_) | ClusterEntry::Applied { .. } | ClusterEntry::Membership { .. } => Ok(()),
             ClusterEntry::ClusterCounters { .. } => refuse("counters are for snapshots".into()),
             ClusterEntry::RebuiltFrom { .. } => refuse("what is rebuilt from whom is told in snapshots".into()),
+            ClusterEntry::StreamletCopies { .. } => refuse("copies of streamlets are told in snapshots".into()),
+            ClusterEntry::CopiesWanted { stream, copies } => self.check_copies_wanted(*stream, *copies),
+            ClusterEntry::CopiesMade { stream, streamlet, node, epoch, copies } => {
+                self.check_copies_made((*stream, *streamlet), (*node, *epoch), *copies)
+            }
             ClusterEntry::LevelRaised { .. } => Ok(()),
             ClusterEntry::Founded { .. } => {
                 must(self.cluster == [0; 16], || "the cluster has been founded already".into())
@@ -231,16 +239,19 @@ impl ClusterState {
                     format!("node {} is live and has streamlet {}; nothing of it is lost", before.node, run.first)
                 })?,
                 OwnerReason::Moved => {}
+                OwnerReason::Copied => self.check_copied(stream, run.first, number)?,
             }
         }
         match (reason, self.moves.get(&number)) {
-            (OwnerReason::Moved, Some(noted)) => {
+            (OwnerReason::Moved | OwnerReason::Copied, Some(noted)) => {
                 let is_it = noted.stream == stream && noted.streamlet == first && count == 1 && noted.to == node;
                 must(is_it, || format!("move {number} is of another streamlet, or to another node"))?;
                 let has = runs.first().map(|run| run.owner.node);
                 must(has == Some(noted.from), || format!("node {} has not what move {number} moves", noted.from))
             }
-            (OwnerReason::Moved, None) => refuse(format!("move {number} is not noted; it was called off")),
+            (OwnerReason::Moved | OwnerReason::Copied, None) => {
+                refuse(format!("move {number} is not noted; it was called off"))
+            }
             (_, _) => must(number == 0, || "only a move has a number".into()),
         }
     }
@@ -383,9 +394,7 @@ impl ClusterState {
         // other incarnations, streamlets are recovered that wait for it, and from those that their owners have named, or from any as
         // long as they have not, streamlets are being rebuilt.
         self.check_not_needed(log)?;
-        let copied = self.catalog.streams().filter(|info| info.options.replication > 1);
-        let owners = copied.filter_map(|info| self.owners.get(&info.id)).flat_map(|of| of.runs());
-        for owner in owners.map(|run| run.owner) {
+        for owner in self.copied_runs().map(|(_, run)| run.owner) {
             let waits = owner.node == log.node && !self.is_live(owner.node, owner.epoch);
             must(!waits, || {
                 format!("streamlets of node {} epoch {} are recovered from {log}", owner.node, owner.epoch)

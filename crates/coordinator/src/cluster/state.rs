@@ -6,6 +6,7 @@ use std::sync::Arc;
 use kera_format::cluster::{ClusterEntry, Doors, LogName, NodeNumber, OwnerReason, Roles};
 use kera_format::{LaneId, StreamId, level};
 
+use super::copies::CopiesChange;
 use super::needs::Needs;
 use super::numbers::joined_as;
 use super::owners::{Held, Owner, RebuiltFrom, Run, StreamOwners};
@@ -111,6 +112,8 @@ pub struct ClusterState {
     pub(super) handed: BTreeMap<(StreamId, u32), Handed>,
     /// Where lanes begin whose records were deleted, with the owner epoch in which that was said.
     pub(super) floors: BTreeMap<(StreamId, u32, LaneId), Floor>,
+    /// Streams that are to have another number of copies.
+    pub(super) copies: BTreeMap<StreamId, CopiesChange>,
     /// What nodes have said of their rebuilds.
     pub(super) needs: BTreeMap<NodeNumber, Needs>,
     pub(super) next_move: u64,
@@ -263,9 +266,8 @@ impl ClusterState {
                 let rebuilding = match reason {
                     OwnerReason::Recovered | OwnerReason::Gathered => true,
                     // Nothing is moved that is being rebuilt; in a snapshot the reason is one of the others.
-                    OwnerReason::First | OwnerReason::Moved | OwnerReason::LossAccepted => false,
+                    OwnerReason::First | OwnerReason::Moved | OwnerReason::LossAccepted | OwnerReason::Copied => false,
                 };
-                let owner = Owner { node: *node, epoch: *epoch, owner_epoch: *owner_epoch, rebuilding };
                 if rebuilding {
                     self.note_sources(*stream, *first, *count);
                     self.gather(*stream, range.clone(), *node);
@@ -273,7 +275,10 @@ impl ClusterState {
                 if *reason == OwnerReason::LossAccepted {
                     self.handed.retain(|(of, at), _| of != stream || !range.contains(at));
                 }
-                self.give(*stream, *first, *count, owner);
+                for (first, count, copies) in self.copies_from_now_on(*stream, range.clone(), *reason) {
+                    let owner = Owner { node: *node, epoch: *epoch, owner_epoch: *owner_epoch, rebuilding, copies };
+                    self.give(*stream, first, count, owner);
+                }
                 self.end_moves(|of| of.stream == *stream && range.contains(&of.streamlet));
             }
             ClusterEntry::OwnerReturned { node, epoch, owner_epoch, all } => {
@@ -385,6 +390,16 @@ impl ClusterState {
                 let from = RebuiltFrom { node: *node, first: *first, count: *count, epoch: *epoch };
                 self.owners.entry(*stream).or_default().rebuild_from(from);
             }
+            ClusterEntry::CopiesWanted { stream, copies } => self.set_copies_wanted(*stream, *copies),
+            ClusterEntry::CopiesMade { stream, streamlet, node, epoch, .. } => {
+                if let Some(change) = self.copies.get_mut(stream) {
+                    change.note_made(*streamlet, *node, *epoch);
+                }
+            }
+            ClusterEntry::StreamletCopies { stream, first, count, copies } => {
+                let owners = self.owners.entry(*stream).or_default();
+                owners.update_within(*first, *count, |owner| Owner { copies: *copies, ..owner });
+            }
             ClusterEntry::ClusterCounters { next_move, next_owner_epoch } => {
                 (self.next_move, self.next_owner_epoch) = (*next_move, *next_owner_epoch);
             }
@@ -396,6 +411,7 @@ impl ClusterState {
     }
 
     fn forget_stream(&mut self, stream: StreamId) {
+        self.copies.remove(&stream);
         self.handed.retain(|(of, _), _| *of != stream);
         self.floors.retain(|(of, _, _), _| *of != stream);
         let Some(owners) = self.owners.remove(&stream) else { return };
@@ -475,12 +491,9 @@ impl ClusterState {
 
     fn give_back(&mut self, node: NodeNumber, epoch: u32, owner_epoch: u32, all: bool) {
         let knows_lives = self.level() >= level::LIVING_HOLDERS;
-        for (stream, owners) in &mut self.owners {
-            let copies = self.catalog.find(&(*stream).into()).map_or(1, |info| info.options.replication);
-            if copies > 1 && !all {
-                continue;
-            }
-            let is_its = |owner: &Owner| owner.node == node && owner.epoch < epoch;
+        for owners in self.owners.values_mut() {
+            // Those with copies only if it has all: others may take them over.
+            let is_its = |owner: &Owner| owner.node == node && owner.epoch < epoch && (all || !owner.is_copied());
             // Groups of owners before are elsewhere: those of the epoch that is over are here.
             let runs: Vec<Run> = owners.runs().iter().filter(|run| is_its(&run.owner)).copied().collect();
             for run in &runs {
@@ -533,6 +546,7 @@ impl ClusterState {
             }));
             entries.extend(known.end.map(|_| ClusterEntry::LogEnded { log: *log, end: known.first_end }));
         }
+        entries.extend(self.copies_entries());
         entries.extend(self.end_entries());
         entries.extend(self.moves.iter().map(|(number, of)| ClusterEntry::MoveNoted {
             number: *number,

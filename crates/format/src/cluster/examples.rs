@@ -72,7 +72,16 @@ pub fn examples() -> Vec<(&'static str, ClusterEntry)> {
     ];
     examples.extend(examples_of_moves(stream, log));
     examples.extend(examples_of_rebuilds(stream));
+    examples.extend(examples_of_copies(stream));
     examples
+}
+
+fn examples_of_copies(stream: StreamId) -> [(&'static str, ClusterEntry); 3] {
+    [
+        ("copies wanted", ClusterEntry::CopiesWanted { stream, copies: 3 }),
+        ("copies made", ClusterEntry::CopiesMade { stream, streamlet: 1, node: 2, epoch: 7, copies: 3 }),
+        ("streamlet copies", ClusterEntry::StreamletCopies { stream, first: 1, count: 3, copies: 3 }),
+    ]
 }
 
 fn examples_of_moves(stream: StreamId, log: LogName) -> Vec<(&'static str, ClusterEntry)> {

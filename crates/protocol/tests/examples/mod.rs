@@ -684,6 +684,28 @@ examples! {
         holder_epoch: 9,
         state: vec![1, 2, 3],
     };
+    CopiesMade => CopiesMade {
+        node: 1,
+        epoch: 7,
+        stream: StreamId(17),
+        streamlet: StreamletId(3),
+        copies: 3,
+        number: 4,
+        state: vec![1, 2, 3],
+    };
+    DescribeCopyChanges => DescribeCopyChanges { limit: 100 };
+    CopyChanges => CopyChanges {
+        changes: vec![CopyChange {
+            stream: StreamId(17),
+            name: "payments".into(),
+            copies: 1,
+            wanted: 3,
+            streamlets: 8,
+            there: 5,
+            waits_for: vec![2],
+        }],
+        more: false,
+    };
     RenewOwner => RenewOwner { stream: StreamId(17), streamlet: StreamletId(3), node: 1, epoch: 7 };
     SetFloors => SetFloors {
         floors: vec![LaneFloor {

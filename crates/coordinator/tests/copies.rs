@@ -1,0 +1,230 @@
+//! Streams that get another number of copies: streamlet by streamlet, and in all that losses mean only when everybody has made them.
+
+#[path = "support/copied.rs"]
+mod copied;
+#[path = "support/finishing.rs"]
+mod finishing;
+#[path = "support/moved.rs"]
+mod moved;
+
+use copied::{apply, begin_view, fence, join};
+use kera_coordinator::catalog::Limits;
+use kera_coordinator::cluster::{ClusterState, ToCopy};
+use kera_format::cluster::{ClusterEntry, LogName, NodeNumber};
+use kera_format::{Durability, StreamId, StreamletId, level};
+use kera_protocol::{CopiesMade, StreamChanges, StreamletState};
+use moved::moves;
+
+const MOST: Limits = Limits { streams: 100, nodes: 16 };
+
+/// Three nodes at a level, and a stream with so many copies of which each owns two streamlets.
+fn cluster(copies: u32, level: u32) -> (ClusterState, StreamId) {
+    let (mut state, stream) = copied::cluster(3, copies, level);
+    let changes = StreamChanges { streamlets: Some(6), ..StreamChanges::default() };
+    let altered = state.plan_alter_stream(&stream.into(), &changes, &MOST, 0).unwrap();
+    apply(&mut state, &altered);
+    (state, stream)
+}
+
+fn ask(state: &ClusterState, stream: StreamId, copies: u32) -> Result<Vec<ClusterEntry>, String> {
+    let changes = StreamChanges { replication: Some(copies), ..StreamChanges::default() };
+    state.plan_alter_stream(&stream.into(), &changes, &MOST, 0).map_err(|error| error.to_string())
+}
+
+fn wants(state: &mut ClusterState, stream: StreamId, copies: u32) {
+    let entries = ask(state, stream, copies).unwrap();
+    assert!(!entries.is_empty());
+    apply(state, &entries);
+}
+
+fn made(state: &ClusterState, what: (StreamId, u32), node: NodeNumber, number: u64) -> CopiesMade {
+    let ((stream, streamlet), epoch) = (what, state.node(node).unwrap().epoch);
+    let copies = state.wanted_copies(stream).unwrap_or(9);
+    let handed = state.owner(stream, streamlet).map_or(0, |owner| owner.owner_epoch);
+    let (lanes, progress) = (Vec::new(), Vec::new());
+    let handed = StreamletState { stream, streamlet: StreamletId(streamlet), epoch: handed, lanes, progress };
+    let state = if number == 0 { Vec::new() } else { kera_protocol::codec::bytes_of(&handed) };
+    CopiesMade { node, epoch, stream, streamlet: StreamletId(streamlet), copies, number, state }
+}
+
+/// The owner of a streamlet moves it to itself and says that it has made the copies.
+fn owner_makes(state: &mut ClusterState, stream: StreamId, streamlet: u32) -> Result<(), String> {
+    let owner = state.owner(stream, streamlet).unwrap();
+    let noted = state.plan_renew(stream, streamlet, (owner.node, owner.epoch)).map_err(|error| error.to_string())?;
+    apply(state, &noted);
+    let number = state.move_of(stream, streamlet).expect("it is noted");
+    let ends = state.plan_copies_made(&made(state, (stream, streamlet), owner.node, number));
+    let ends = ends.map_err(|error| error.to_string());
+    if ends.is_err() {
+        let off = state.plan_call_off(number).unwrap();
+        apply(state, &off);
+    }
+    apply(state, &ends?);
+    Ok(())
+}
+
+fn says(state: &ClusterState, stream: StreamId) -> u32 {
+    state.catalog.find(&stream.into()).unwrap().options.replication
+}
+
+/// What is taken over from a lost node, all of whose logs have ended.
+fn recovered(state: &ClusterState, node: NodeNumber) -> Vec<u32> {
+    let entries = state.plan_recover(node, state.node(node).unwrap().epoch).unwrap();
+    let of = |entry: &ClusterEntry| match entry {
+        ClusterEntry::OwnerChanged { first, count, .. } => *first..first + count,
+        other => panic!("{other:?}"),
+    };
+    entries.iter().flat_map(of).collect()
+}
+
+#[test]
+fn a_streamlet_waits_for_its_node_until_its_copies_are_made() {
+    let (mut state, stream) = cluster(1, level::NEWEST);
+    let mine: Vec<u32> = (0..6).filter(|at| state.owner(stream, *at).unwrap().node == 2).collect();
+    wants(&mut state, stream, 3);
+    assert_eq!(ask(&state, stream, 3), Ok(Vec::new()), "asking twice is answered like asking once");
+    assert_eq!((says(&state, stream), state.wanted_copies(stream)), (1, Some(3)));
+    let epoch = state.node(2).unwrap().epoch;
+    let of = |at: &u32| ToCopy { stream, streamlet: *at, copies: 1, wanted: 3, is_owner: true };
+    assert_eq!(state.to_copy(2, epoch), mine.iter().map(of).collect::<Vec<_>>());
+    let log = LogName { node: 2, epoch, log: 0 };
+    begin_view(&mut state, log, 1, vec![1, 3]);
+    owner_makes(&mut state, stream, mine[0]).unwrap();
+    assert_eq!((state.copies_of(stream, mine[0]), state.copies_of(stream, mine[1])), (3, 1));
+    assert_eq!((says(&state, stream), state.plan_say_copies(0).unwrap()), (1, Vec::new()), "not all are there");
+    assert_eq!(state.copy_changes(9).changes[0].there, 1);
+
+    let mut lost = state.clone();
+    fence(&mut lost, 2);
+    apply(&mut lost, &[ClusterEntry::LogEnded { log, end: 5 }]);
+    assert_eq!(recovered(&lost, 2), [mine[0]], "the others have one copy");
+    assert_eq!(lost.copy_changes(9).changes[0].waits_for, [2]);
+    // It is back without what it had: what has copies is the others', the rest it gets with what it has.
+    let mut back = lost.clone();
+    let joined = back.plan_join(&join(2, false), 0).unwrap();
+    apply(&mut back, &joined);
+    let owner = |at: &u32| (back.owner(stream, *at).unwrap().epoch, back.copies_of(stream, *at));
+    assert_eq!(owner(&mine[0]), (epoch, 3));
+    assert!(mine[1..].iter().all(|at| owner(at) == (epoch + 1, 1)), "it has those of one copy again");
+
+    (0..6).filter(|at| *at != mine[0]).for_each(|at| owner_makes(&mut state, stream, at).unwrap());
+    let said = state.plan_say_copies(0).unwrap();
+    apply(&mut state, &said);
+    assert_eq!((says(&state, stream), state.wanted_copies(stream)), (3, None));
+    assert_eq!(state.to_copy(2, epoch), []);
+    fence(&mut state, 2);
+    apply(&mut state, &[ClusterEntry::LogEnded { log, end: 5 }]);
+    assert_eq!(recovered(&state, 2), mine);
+}
+
+/// What was written before a move is at another node: the owner does not have all of the streamlet.
+#[test]
+fn who_holds_older_groups_makes_its_copies_first_and_in_a_life_that_lasts() {
+    let (mut state, stream) = cluster(1, level::NEWEST);
+    let from = state.owner(stream, 0).unwrap().node;
+    let to = from % 3 + 1;
+    moves(&mut state, stream, 0, to);
+    wants(&mut state, stream, 2);
+    assert!(!state.may_be_copied(stream, 0));
+    let refused = owner_makes(&mut state, stream, 0).unwrap_err();
+    assert!(refused.contains(&format!("node {from} holds older groups")), "{refused}");
+    let epoch = state.node(from).unwrap().epoch;
+    let holds =
+        |state: &ClusterState, epoch| state.to_copy(from, epoch).iter().any(|of| of.streamlet == 0 && !of.is_owner);
+    assert!(holds(&state, epoch));
+    let told = state.plan_copies_made(&made(&state, (stream, 0), from, 0)).unwrap();
+    apply(&mut state, &told);
+    assert!(!holds(&state, epoch) && state.may_be_copied(stream, 0));
+    assert_eq!(state.plan_copies_made(&made(&state, (stream, 0), from, 0)).unwrap(), [], "asked twice");
+
+    // Its next life has its copies in logs of one that is over, which may go: it makes them again.
+    let mut again = state.clone();
+    let joined = again.plan_join(&join(from, true), 0).unwrap();
+    apply(&mut again, &joined);
+    assert!(holds(&again, epoch + 1) && !again.may_be_copied(stream, 0));
+    owner_makes(&mut again, stream, 0).unwrap_err();
+    // So it is if it is lost.
+    let mut lost = state.clone();
+    fence(&mut lost, from);
+    owner_makes(&mut lost, stream, 0).unwrap_err();
+    // What it said of another number says nothing of this one.
+    let mut other = state.clone();
+    wants(&mut other, stream, 3);
+    owner_makes(&mut other, stream, 0).unwrap_err();
+
+    owner_makes(&mut state, stream, 0).unwrap();
+    assert_eq!(state.copies_of(stream, 0), 2);
+    let held: Vec<_> = state.held_by(from);
+    assert_eq!(held.len(), 1, "it holds what it held");
+    let (back, _) = state.came_back_with(from, epoch);
+    assert!(back.iter().any(|(of, range)| *of == stream && range.contains(&0)), "and that has copies: {back:?}");
+}
+
+#[test]
+fn only_a_move_to_the_same_node_for_it_changes_the_number() {
+    let (mut state, stream) = cluster(2, level::NEWEST);
+    wants(&mut state, stream, 3);
+    let owner = state.owner(stream, 0).unwrap();
+    let to = owner.node % 3 + 1;
+    moves(&mut state, stream, 0, to);
+    assert_eq!(state.copies_of(stream, 0), 2, "who has it next copies it as often as before");
+    let noted = state.plan_move(&stream.into(), 0, owner.node).unwrap();
+    apply(&mut state, &noted);
+    let number = state.move_of(stream, 0).unwrap();
+    let refused = state.plan_copies_made(&made(&state, (stream, 0), owner.node, number)).unwrap_err().to_string();
+    assert!(refused.contains("is not to the node that has the streamlet"), "{refused}");
+    // Nobody asks holders when there are to be fewer.
+    let off = state.plan_call_off(number).unwrap();
+    apply(&mut state, &off);
+    owner_makes(&mut state, stream, 0).unwrap_err();
+    let changed = ask(&state, stream, 2).unwrap();
+    assert_eq!(changed, [ClusterEntry::CopiesWanted { stream, copies: 0 }], "it has them already");
+}
+
+#[test]
+fn fewer_copies_are_there_at_once_and_one_is_refused() {
+    let (mut state, stream) = cluster(3, level::NEWEST);
+    let from = state.owner(stream, 0).unwrap().node;
+    moves(&mut state, stream, 0, from % 3 + 1);
+    let refused = ask(&state, stream, 1).unwrap_err();
+    assert!(refused.contains("2 is the least"), "{refused}");
+    wants(&mut state, stream, 2);
+    (0..6).for_each(|at| owner_makes(&mut state, stream, at).unwrap());
+    let said = state.plan_say_copies(0).unwrap();
+    apply(&mut state, &said);
+    assert_eq!(says(&state, stream), 2);
+}
+
+#[test]
+fn what_cannot_be_is_refused_with_what_to_do() {
+    let (state, stream) = cluster(1, level::NEWEST);
+    let says_why = |copies| ask(&state, stream, copies).unwrap_err();
+    assert!(says_why(4).contains("there are 3 nodes to hold copies; ask for 3 at most"), "{}", says_why(4));
+    assert!(says_why(17).contains("replication"), "{}", says_why(17));
+    let changes =
+        StreamChanges { replication: Some(3), durability: Some(Durability::Power), ..StreamChanges::default() };
+    let both = state.plan_alter_stream(&stream.into(), &changes, &MOST, 0).unwrap_err().to_string();
+    assert!(both.contains("cannot change while its number of copies does"), "{both}");
+    let (earlier, stream) = cluster(1, level::CHANGED_COPIES - 1);
+    let low = ask(&earlier, stream, 3).unwrap_err();
+    assert!(low.contains(&format!("needs level {}", level::CHANGED_COPIES)), "{low}");
+}
+
+/// A change that nobody wants any more is over if nothing came of it, and is turned back otherwise; to one copy there is no way back.
+#[test]
+fn a_change_is_called_off_by_asking_for_what_there_was() {
+    let (mut state, stream) = cluster(1, level::NEWEST);
+    wants(&mut state, stream, 3);
+    wants(&mut state, stream, 1);
+    assert_eq!(state.wanted_copies(stream), None);
+    wants(&mut state, stream, 3);
+    owner_makes(&mut state, stream, 0).unwrap();
+    let refused = ask(&state, stream, 1).unwrap_err();
+    assert!(refused.contains("cannot become one node's alone"), "{refused}");
+    wants(&mut state, stream, 2);
+    owner_makes(&mut state, stream, 0).unwrap();
+    assert_eq!(state.copies_of(stream, 0), 2);
+    let deleted = state.plan_delete_stream(&stream.into(), 0).unwrap();
+    apply(&mut state, &deleted);
+    assert_eq!((state.wanted_copies(stream), state.copy_changes(9).changes), (None, Vec::new()));
+}
