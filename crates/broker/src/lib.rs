@@ -23,6 +23,7 @@ mod adaptive;
 mod applications;
 mod broker;
 mod config;
+mod copying;
 pub mod elsewhere;
 mod entries;
 mod failure;
@@ -50,6 +51,7 @@ pub use adaptive::{Adaptive, AdaptiveConfig, AdaptiveStats, LogChange, LogKind, 
 pub use applications::{APPLICATIONS_STREAM, ApplicationCounts, ReplayReport, applications_stream_options};
 pub use broker::{Broker, Opening};
 pub use config::BrokerConfig;
+pub use copying::{CopyRun, CopyStep};
 pub use failure::Failure;
 pub use handover::kept_state;
 pub use latency::{BOUNDS_US, HistogramCounts, Latencies, LatencyHistogram};

@@ -269,6 +269,18 @@ impl Broker {
         place.put_in(own).map_err(refused)
     }
 
+    /// How many copies a streamlet has from here on that is about to be [opened](Broker::open_streamlet) in a later owner epoch. Refused while something in
+    /// the log that it is in is not durable.
+    pub fn set_copies(&self, stream: StreamId, streamlet: StreamletId, copies: u32) -> Result<(), Failure> {
+        let place = self.streamlet_to_move(stream, streamlet)?;
+        if !place.is_settled() {
+            let message = format!("not all of streamlet {streamlet} of stream {stream} is durable in its log");
+            return Err(Failure::later(Status::NotReady, message));
+        }
+        place.set_copies(copies);
+        Ok(())
+    }
+
     /// This node is asked to let go of a streamlet: writes wait from here on, open groups are closed. Refused, and writes go on, while it is not
     /// known how far applications are in it: it could not be handed over, and a move that is tried again and again would keep
     /// its writers waiting.

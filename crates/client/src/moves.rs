@@ -3,8 +3,9 @@
 use kera_format::vlog_replica::LogId;
 use kera_format::{StreamId, StreamletId};
 use kera_protocol::{
-    AcceptLogLoss, AcceptLoss, BalancePlan, ChangeNode, DescribeLostLogs, DescribeMoves, FindOwners, LostLog, MoveInfo,
-    MoveStreamlet, MovesDescription, NodeChange, PlanBalance, PlanRebalance, StreamRef,
+    AcceptLogLoss, AcceptLoss, BalancePlan, ChangeNode, CopyChange, DescribeCopyChanges, DescribeLostLogs,
+    DescribeMoves, FindOwners, LostLog, MoveInfo, MoveStreamlet, MovesDescription, NodeChange, PlanBalance,
+    PlanRebalance, StreamRef,
 };
 
 use crate::{Admin, ClientError};
@@ -23,6 +24,11 @@ impl Admin {
     /// Which streamlets move, and what each node has.
     pub async fn describe_moves(&self) -> Result<MovesDescription, ClientError> {
         self.client.call(&DescribeMoves { limit: 0 }).await
+    }
+
+    /// Streams that are about to have another number of copies. Refused by nodes of versions that do not know of it.
+    pub async fn copy_changes(&self) -> Result<Vec<CopyChange>, ClientError> {
+        Ok(self.client.call(&DescribeCopyChanges { limit: 0 }).await?.changes)
     }
 
     /// The moves that would even out the brokers, at most so many; 0: as many as are told at once. Nothing is changed.

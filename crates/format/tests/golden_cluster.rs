@@ -83,6 +83,9 @@ fn body_of(entry: &ClusterEntry) -> &'static str {
         ClusterEntry::EndTakenBack { .. } => "log.node:4 log.epoch:4 log.log:4 end:8",
         ClusterEntry::GroupsReturned { .. } => "stream:8 streamlet:4 owner_epoch:4 node:4 epoch:4",
         ClusterEntry::RebuiltFrom { .. } => "stream:8 first:4 count:4 node:4 epoch:4",
+        ClusterEntry::CopiesWanted { .. } => "stream:8 copies:4",
+        ClusterEntry::CopiesMade { .. } => "stream:8 streamlet:4 node:4 epoch:4 copies:4",
+        ClusterEntry::StreamletCopies { .. } => "stream:8 first:4 count:4 copies:4",
         ClusterEntry::ClusterCounters { .. } => "next_move:8 next_owner_epoch:4",
         ClusterEntry::Applied { .. } => "place.term:8 place.leader:8 place.index:8",
         ClusterEntry::Membership { .. } => {

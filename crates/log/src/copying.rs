@@ -116,6 +116,13 @@ impl Log {
         before(streamlet, epoch, |lane, group, slot| lane.segment_id(group, slot.index))
     }
 
+    /// Segments of a streamlet's lanes to which nothing is appended any more, that of progress included, in the order of each lane.
+    pub fn closed_segments(&self, streamlet: &crate::Streamlet) -> Vec<SegmentId> {
+        let all =
+            before(streamlet, u32::MAX, |lane, group, slot| (!slot.open).then(|| lane.segment_id(group, slot.index)));
+        all.into_iter().flatten().collect()
+    }
+
     /// Bytes of the chunks in these segments.
     pub fn bytes_before(&self, streamlet: &crate::Streamlet, epoch: u32) -> u64 {
         before(streamlet, epoch, |_, _, slot| u64::from(slot.summary().head)).into_iter().sum()

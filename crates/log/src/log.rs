@@ -147,8 +147,9 @@ impl Log {
         Ok(stream)
     }
 
-    /// Changes a stream's options. `streamlets` only grows; `lanes`, `replication` and `virtual_logs` stay as they are. A change of
-    /// durability closes open groups: what is in a group is safe in one way.
+    /// Changes a stream's options. `streamlets` only grows; `lanes` and `virtual_logs` stay as they are. A change of
+    /// durability closes open groups: what is in a group is safe in one way. What `replication` says streamlets are [told](crate::Streamlet::set_copies)
+    /// before, one by one.
     pub fn alter_stream(&self, id: StreamId, options: StreamOptions) -> Result<(), StreamError> {
         check(&options)?;
         let stream = self.stream(id).ok_or(StreamError::Unknown(id))?;
@@ -157,11 +158,9 @@ impl Log {
             let (has, wanted) = (old.streamlets, options.streamlets);
             return Err(StreamError::Options(format!("streamlets is {has} and cannot shrink to {wanted}")));
         }
-        for (name, old, new) in [
-            ("lanes", old.lanes, options.lanes),
-            ("replication", old.replication, options.replication),
-            ("virtual_logs", old.virtual_logs, options.virtual_logs),
-        ] {
+        for (name, old, new) in
+            [("lanes", old.lanes, options.lanes), ("virtual_logs", old.virtual_logs, options.virtual_logs)]
+        {
             if old != new {
                 return Err(StreamError::Options(format!(
                     "{name} is {old} and stays so while the stream lives, not {new}"

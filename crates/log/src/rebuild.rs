@@ -598,8 +598,7 @@ impl Lane {
 
     /// What makes rebuilt chunks durable here.
     fn rebuilt_sink(&self) -> Result<Option<Arc<dyn DurabilitySink>>, SinkError> {
-        let is_logged = self.home.stream.options().is_logged();
-        is_logged.then(|| self.home.sink().map(behind)).transpose()
+        self.home.is_logged().then(|| self.home.sink().map(behind)).transpose()
     }
 
     /// Gives a segment's chunks to the sink, in their order; of a compacted one the pieces of its row. Nothing if there are none, or if it cannot be

@@ -401,7 +401,7 @@ impl Lane {
             expected = Some((summary.next_ordinal, id.group.epoch()));
             state.last_append_ms = state.last_append_ms.max(summary.last_append_ms);
             self.recover_producers(state, here, id, recovery);
-            match self.recover_segment(state, here, resumes && here == last, options.is_logged()) {
+            match self.recover_segment(state, here, resumes && here == last, self.home.is_logged()) {
                 Ok(ordinal) => not_durable = not_durable.or(ordinal),
                 Err(error) => problems.push(format!("segment {id} cannot be made durable: {error}")),
             }

@@ -159,7 +159,7 @@ impl Lane {
 
     /// Whether other nodes have copies.
     fn is_copied(&self) -> bool {
-        self.home.stream.options().replication > 1
+        self.home.copies() > 1
     }
 
     /// Whether ordinals survive a restart, or the loss of the node, without what is before this segment.

@@ -3,7 +3,8 @@
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use kera_format::{GroupId, LaneId, ProducerId, StreamletId};
+use kera_format::cluster::COPIES_MAX;
+use kera_format::{Durability, GroupId, LaneId, ProducerId, StreamOptions, StreamletId};
 
 use crate::lane::Lane;
 use crate::sink::{DurabilitySink, SinkError, SinkErrorKind};
@@ -16,21 +17,36 @@ pub const OWN_LOGS_MAX: usize = 16;
 /// A log, once it was needed.
 type Chosen = OnceLock<Arc<dyn DurabilitySink>>;
 
+/// Numbers of logs above it are those that make so many copies.
+const OF_COPIES: u8 = OWN_LOGS_MAX as u8;
+
 /// What has made the streamlet's chunks durable, and what does now. A log stays what it is as long as the process lives, so that tickets
 /// can be asked for when the streamlet has gone to another one.
 #[derive(Default)]
 struct Sinks {
-    usual: Chosen,
+    /// With how many copies.
+    usual: OnceLock<(u32, Arc<dyn DurabilitySink>)>,
     own: OnceLock<Box<[Chosen; OWN_LOGS_MAX]>>,
-    /// Zero: the usual one, otherwise one of its own, from 1.
+    /// Those that it is in when it gets another number of copies, by that number.
+    of_copies: OnceLock<Box<[Chosen; COPIES_MAX as usize]>>,
+    /// Zero: the usual one, otherwise one of its own, from 1, or behind these one of another number of copies.
     now: AtomicU8,
 }
 
 impl Sinks {
     fn at(&self, number: u8) -> Option<&Arc<dyn DurabilitySink>> {
-        match number.checked_sub(1) {
-            None => self.usual.get(),
-            Some(at) => self.own.get()?.get(usize::from(at))?.get(),
+        let Some(at) = number.checked_sub(1) else { return self.usual.get().map(|(_, sink)| sink) };
+        match at.checked_sub(OF_COPIES) {
+            None => self.own.get()?.get(usize::from(at))?.get(),
+            Some(at) => self.of_copies.get()?.get(usize::from(at))?.get(),
+        }
+    }
+
+    /// The number of the log with so many copies that it shares with others.
+    fn shared_number(&self, copies: u32) -> u8 {
+        match self.usual.get() {
+            Some((has, _)) if *has != copies => OF_COPIES + copies.clamp(1, COPIES_MAX) as u8,
+            _ => 0,
         }
     }
 }
@@ -42,6 +58,8 @@ pub(crate) struct StreamletShared {
     /// Groups that were opened in this epoch.
     groups: AtomicU32,
     sinks: Sinks,
+    /// See [`Streamlet::copies`]; zero: as its stream says.
+    copies: AtomicU32,
     pub(crate) tenure: TenureWord,
     /// Another node is known to own it.
     pub(crate) is_others: AtomicBool,
@@ -71,12 +89,35 @@ impl StreamletShared {
             let reason = "durability is power and this node has no virtual log".to_owned();
             return Err(SinkError { kind: SinkErrorKind::Failed, reason, retry_after_ms: 1000 });
         };
-        Ok(self.sinks.usual.get_or_init(|| sinks.sink(self.stream.id, self.id, &self.stream.options())))
+        let copies = self.copies();
+        let choose = || {
+            let options = StreamOptions { replication: copies, ..(*self.stream.options()).clone() };
+            sinks.sink(self.stream.id, self.id, &options)
+        };
+        match self.log_number().checked_sub(OF_COPIES + 1) {
+            None => Ok(&self.sinks.usual.get_or_init(|| (copies, choose())).1),
+            Some(at) => Ok(self.sinks.of_copies.get_or_init(Box::default)[usize::from(at)].get_or_init(choose)),
+        }
+    }
+
+    /// How many copies there are of what is acknowledged.
+    pub(crate) fn copies(&self) -> u32 {
+        match self.copies.load(Ordering::Acquire) {
+            0 => self.stream.options().replication,
+            copies => copies,
+        }
+    }
+
+    /// Whether chunks go through a virtual log before they are acknowledged.
+    pub(crate) fn is_logged(&self) -> bool {
+        self.copies() > 1 || self.stream.options().durability == Durability::Power
     }
 
     /// The sink, if it was ever needed; one that was, if the present one was not.
     pub(crate) fn used_sink(&self) -> Option<&Arc<dyn DurabilitySink>> {
-        let before = || self.sinks.own.get()?.iter().find_map(OnceLock::get);
+        let own = || self.sinks.own.get()?.iter().find_map(OnceLock::get);
+        let of_copies = || self.sinks.of_copies.get()?.iter().find_map(OnceLock::get);
+        let before = || own().or_else(of_copies).or_else(|| self.sinks.at(0));
         self.sinks.at(self.log_number()).or_else(before)
     }
 
@@ -93,12 +134,28 @@ impl StreamletShared {
 
     /// Has what is appended from now on go to another log: see [`Streamlet::put_in`].
     pub(crate) fn set_log(&self, own: Option<(u8, Arc<dyn DurabilitySink>)>) {
-        let number = own.as_ref().map_or(0, |(at, _)| at + 1);
+        let number = own.as_ref().map_or_else(|| self.sinks.shared_number(self.copies()), |(at, _)| at + 1);
         if let Some((at, sink)) = own {
             let all = self.sinks.own.get_or_init(Box::default);
             all[usize::from(at)].get_or_init(|| sink);
         }
         self.sinks.now.store(number, Ordering::Release);
+    }
+
+    /// Has what is appended from now on go to a log with so many copies: see [`Streamlet::set_copies`].
+    pub(crate) fn set_copies(&self, copies: u32) {
+        self.copies.store(copies.clamp(1, COPIES_MAX), Ordering::Release);
+        self.set_log(None);
+    }
+
+    /// Whether it is in the log with so many copies that it shares with others.
+    pub(crate) fn is_in_shared_log(&self, copies: u32) -> bool {
+        self.log_number() == self.sinks.shared_number(copies)
+    }
+
+    /// Which of its own logs it is in, from 0.
+    pub(crate) fn own_log(&self) -> Option<u8> {
+        self.log_number().checked_sub(1).filter(|at| *at < OF_COPIES)
     }
 }
 
@@ -115,7 +172,8 @@ impl Streamlet {
         let tenure = if stream.is_elsewhere() { Tenure::Elsewhere } else { Tenure::Here };
         let (groups, sinks, tenure) = (AtomicU32::new(0), Sinks::default(), TenureWord::new(tenure));
         let is_others = AtomicBool::new(false);
-        let shared = Arc::new(StreamletShared { id, stream, groups, sinks, tenure, is_others });
+        let copies = AtomicU32::new(0);
+        let shared = Arc::new(StreamletShared { id, stream, groups, sinks, copies, tenure, is_others });
         Streamlet { shared, lanes, progress: OnceLock::new() }
     }
 

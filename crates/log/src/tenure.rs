@@ -185,7 +185,24 @@ impl Streamlet {
     /// In which log it is: `None`: the one that its stream and number give it, otherwise the number of one that it was [put
     /// into](Streamlet::put_in).
     pub fn own_log(&self) -> Option<u8> {
-        self.shared().log_number().checked_sub(1)
+        self.shared().own_log()
+    }
+
+    /// How many copies there are of what is acknowledged here, this node's included: what the stream says, but while that changes.
+    pub fn copies(&self) -> u32 {
+        self.shared().copies()
+    }
+
+    /// It has so many copies from now on, and what is appended becomes durable in a log with as many. For whoever knows that all that was appended has them,
+    /// before it is [opened](Streamlet::open) in a later owner epoch, or before anything is recovered. It is in none of its [own](Streamlet::own_log)
+    /// logs then. Nothing if it has.
+    pub fn set_copies(&self, copies: u32) {
+        if copies == self.copies() && self.shared().is_in_shared_log(copies) {
+            return;
+        }
+        self.shared().set_copies(copies);
+        // What they stand for is in the other log, and durable.
+        self.all_lanes().for_each(|lane| lane.state.lock().last_ticket = None);
     }
 
     /// Has what is appended from now on become durable in another log: `own` with its number below [`OWN_LOGS_MAX`], or the usual one. A number

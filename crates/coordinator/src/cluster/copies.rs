@@ -70,6 +70,18 @@ impl ClusterState {
         self.owner(stream, streamlet).map_or_else(of_stream, |owner| owner.copies)
     }
 
+    /// Streamlets that have another number of copies than their streams say: of which stream, the first, how many streamlets, and how many copies.
+    pub fn other_copies(&self) -> Vec<(StreamId, u32, u32, u32)> {
+        let mut others = Vec::new();
+        for stream in self.copies.keys() {
+            let of_stream = self.catalog.find(&(*stream).into()).map_or(0, |info| info.options.replication);
+            let runs = self.owners.get(stream).into_iter().flat_map(|of| of.runs());
+            let runs = runs.filter(|run| run.owner.copies != of_stream);
+            others.extend(runs.map(|run| (*stream, run.first, run.count, run.owner.copies)));
+        }
+        others
+    }
+
     /// How many copies a stream is to have, if that is another number than it has.
     pub fn wanted_copies(&self, stream: StreamId) -> Option<u32> {
         self.copies.get(&stream).map(|change| change.wanted)
@@ -146,16 +158,14 @@ impl ClusterState {
                 epoch: *epoch,
                 copies,
             }));
-            let of_stream = self.catalog.find(&stream.into()).map_or(0, |info| info.options.replication);
-            let runs = self.owners.get(&stream).into_iter().flat_map(|of| of.runs());
-            let others = runs.filter(|run| run.owner.copies != of_stream);
-            entries.extend(others.map(|run| ClusterEntry::StreamletCopies {
-                stream,
-                first: run.first,
-                count: run.count,
-                copies: run.owner.copies,
-            }));
         }
+        let others = self.other_copies().into_iter();
+        entries.extend(others.map(|(stream, first, count, copies)| ClusterEntry::StreamletCopies {
+            stream,
+            first,
+            count,
+            copies,
+        }));
         entries
     }
 

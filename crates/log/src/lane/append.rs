@@ -307,7 +307,7 @@ impl Lane {
         if u64::from(bytes) > limit {
             return Err(AppendError::ChunkTooLarge { bytes: bytes.into(), limit });
         }
-        let sink = if options.is_logged() { Some(Arc::clone(self.home.sink()?)) } else { None };
+        let sink = if self.home.is_logged() { Some(Arc::clone(self.home.sink()?)) } else { None };
         if let Some(sink) = &sink {
             sink.healthy()?;
         }

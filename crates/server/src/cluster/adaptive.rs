@@ -73,10 +73,16 @@ impl Adapting {
         self.adaptive.lock().stats()
     }
 
-    /// Puts a streamlet that is about to be opened into the log that is chosen for it.
+    /// Puts a streamlet that is about to be opened into the log that is chosen for it, with as many copies as it has from here on.
     pub(super) fn opens(&self, stream: StreamId, streamlet: StreamletId) {
         let Some(place) = self.streamlet((stream, streamlet)) else { return };
-        let target = self.adaptive.lock().target((stream, streamlet));
+        let copies = self.group.read(|state| state.copies_of(stream, streamlet.0));
+        if (place.own_log().is_none() || place.copies() != copies)
+            && let Err(error) = self.broker.set_copies(stream, streamlet, copies)
+        {
+            tracing::error!(%stream, %streamlet, copies, %error, "the streamlet stays in a log with another number of copies; restart the node");
+        }
+        let target = self.adaptive.lock().target((stream, streamlet)).filter(|(_, (kind, _))| *kind == copies);
         let own = target.map(|(number, kind)| (number, self.copies.own_log(number, kind) as Arc<dyn DurabilitySink>));
         if own.is_none() && place.own_log().is_none() {
             return;
@@ -146,6 +152,8 @@ impl Adapting {
                 let options = found.options();
                 // Compaction leaves streamlets alone that have moved, and those of the system are small.
                 let may = options.replication > 1
+                    && place.copies() == options.replication
+                    && self.group.read(|state| state.wanted_copies(stream).is_none())
                     && options.virtual_logs == 0
                     && options.cleanup == Cleanup::Delete
                     && !found.is_system()
@@ -153,9 +161,9 @@ impl Adapting {
                 wrote.push(Wrote {
                     place: (stream, streamlet),
                     bytes,
-                    shared_log: self.copies.log(stream, streamlet, &options).id().vlog,
+                    shared_log: self.copies.log_with(place.copies(), stream, streamlet, &options).id().vlog,
                     own: place.own_log(),
-                    kind: Copies::kind(&options),
+                    kind: (place.copies(), Copies::kind(&options).1),
                     may,
                 });
             }

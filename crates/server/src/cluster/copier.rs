@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use kera_broker::CopyStep;
 use kera_format::cluster::{NodeNumber, Roles};
 use kera_format::vlog_replica::LogId;
 use kera_format::{SegmentId, level};
@@ -19,6 +20,7 @@ use kera_protocol::ListReplicas;
 use kera_vlog::ReplicatedLog;
 use parking_lot::{Condvar, Mutex};
 
+use super::changing::Changing;
 use super::copies::Copies;
 use super::recovery::{HeldAgain, OldView, Recovery};
 use crate::fatal::Fatal;
@@ -64,6 +66,7 @@ pub(super) struct Copier {
     log: Arc<Log>,
     copies: Arc<Copies>,
     recovery: Arc<Recovery>,
+    changing: Arc<Changing>,
     stopping: Mutex<bool>,
     changed: Condvar,
     /// Blocks of logs of this node's earlier incarnations that are needed, and of which a backup is not known to have all.
@@ -75,6 +78,8 @@ pub(super) struct Copier {
 struct Memory {
     /// Segments that cannot be copied.
     never: HashSet<SegmentId>,
+    /// Those of them that keep a streamlet from getting its copies, and of which that was told.
+    stuck: HashSet<SegmentId>,
     /// Every node understands compacted segments that are copied.
     knows_compacted: bool,
     /// The nodes of the cluster. Who was given up is none of them, and has nothing any more, whatever it had when it was asked.
@@ -110,11 +115,13 @@ impl Copier {
         log: &Arc<Log>,
         copies: &Arc<Copies>,
         recovery: &Arc<Recovery>,
+        changing: Arc<Changing>,
     ) -> Result<(Arc<Copier>, JoinHandle<()>), Fatal> {
         let copier = Arc::new(Copier {
             log: log.clone(),
             copies: copies.clone(),
             recovery: recovery.clone(),
+            changing,
             stopping: Mutex::new(false),
             changed: Condvar::new(),
             old_lacking: AtomicU64::new(0),
@@ -158,7 +165,7 @@ impl Copier {
                 continue;
             }
             let logs = self.copies.all();
-            if !logs.iter().all(|(id, log)| self.copy(*id, log, &mut memory)) {
+            if !logs.iter().all(|(id, log)| self.copy(*id, log, &mut memory)) || !self.change_copies(&mut memory) {
                 return;
             }
             // Once is enough: what could not be copied then never can. But for what came to be held since.
@@ -184,6 +191,33 @@ impl Copier {
                 (copied, looked) = (wanted.then_some(again), Instant::now());
             }
         }
+    }
+
+    /// Copies what is to have another number of copies; false: the node stops. What a streamlet waits for holds up no other one.
+    fn change_copies(&self, memory: &mut Memory) -> bool {
+        for of in self.changing.work() {
+            let step = loop {
+                let (began, step) =
+                    (Instant::now(), if of.is_more() { self.changing.step(&of, BYTES) } else { CopyStep::Done });
+                let CopyStep::Gave(bytes) = step else { break step };
+                let due = Duration::from_micros(bytes * 1_000_000 / BYTES_PER_S);
+                if !self.pause(due.saturating_sub(began.elapsed()).max(WAIT)) {
+                    return false;
+                }
+            };
+            match step {
+                CopyStep::Done => self.changing.made(&of),
+                CopyStep::Stuck(segment) if memory.stuck.insert(segment) => {
+                    tracing::warn!(
+                        %segment,
+                        copies = of.wanted,
+                        "a streamlet does not get its copies: this compacted segment does not fit into pieces before it is compacted again"
+                    );
+                }
+                _ => {}
+            }
+        }
+        true
     }
 
     /// Copies compacted segments from the level on at which every node understands them.

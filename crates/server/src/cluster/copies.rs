@@ -183,10 +183,22 @@ impl Copies {
         log
     }
 
-    /// The log of a segment's streamlet, if its stream has copies.
+    /// The log of a segment's streamlet, if that has copies.
     pub(super) fn log_of(&self, log: &Log, id: SegmentId) -> Option<Arc<ReplicatedLog>> {
-        let options = log.stream(id.stream)?.options();
-        (options.replication > 1).then(|| self.log(id.stream, id.streamlet, &options))
+        let stream = log.stream(id.stream)?;
+        let copies = stream.streamlet(id.streamlet)?.copies();
+        (copies > 1).then(|| self.log_with(copies, id.stream, id.streamlet, &stream.options()))
+    }
+
+    /// The same as [`log`](Copies::log) with another number of copies than the stream says.
+    pub(super) fn log_with(
+        &self,
+        copies: u32,
+        stream: StreamId,
+        streamlet: StreamletId,
+        options: &StreamOptions,
+    ) -> Arc<ReplicatedLog> {
+        self.log(stream, streamlet, &StreamOptions { replication: copies, ..options.clone() })
     }
 
     /// A node is lost: logs that have it as a backup take another one, also if nothing is written to them now.

@@ -5,6 +5,7 @@
 
 mod adaptive;
 mod backups;
+mod changing;
 mod copier;
 mod copies;
 mod elsewhere;
@@ -59,6 +60,7 @@ use crate::identity::Identity;
 use crate::metrics::ClusterNumbers;
 use adaptive::Adapting;
 use backups::{BackupRole, RpcBackups};
+use changing::Changing;
 use copier::Copier;
 use copies::CopiesSettings;
 pub(crate) use copies::{Copies, NodeSinks};
@@ -227,6 +229,7 @@ impl Cluster {
     /// Cuts what this node has of streamlets that it does not simply go on with: see [`leftovers`]. Between the log's recovery and
     /// its end.
     pub(crate) fn cut_leftovers(&self, log: &Log) -> Result<(), Fatal> {
+        leftovers::set_copies(log, &self.group.read(ClusterState::other_copies));
         let others = self.group.read(|state| state.not_gone_on_with(self.node, self.epoch));
         leftovers::cut(log, &others).map_err(|message| Fatal::Data { message })?;
         self.group.read(|state| leftovers::drop_rebuilt(log, state, self.node, self.epoch));
@@ -258,8 +261,10 @@ impl Cluster {
         let (came, runtime) = (self.came, &self.runtime);
         let own = self.backup.clone();
         let recovering = Recovery::start(came, &self.group, broker, own, (transport.clone(), links), runtime)?;
-        *self.copier.lock() = Some(Copier::start(broker.log(), &self.copies, &recovering.0)?);
-        let moves = Moves::start(me, &self.group, broker, transport.clone(), &self.runtime, self.stop.subscribe());
+        let changing = Changing::new(me, &self.group, broker, &self.copies, &self.runtime);
+        *self.copier.lock() = Some(Copier::start(broker.log(), &self.copies, &recovering.0, changing.clone())?);
+        let carried = (transport.clone() as Arc<dyn Transport>, changing);
+        let moves = Moves::start(me, &self.group, broker, carried, &self.runtime, self.stop.subscribe());
         let (rebuilds, stop) = ((&recovering.0, transport as Arc<dyn Transport>), self.stop.subscribe());
         let returning = Returning::start(came, &self.group, broker, rebuilds, &self.runtime, stop);
         let (whence, stop) = ((&self.copies, &self.clock), self.stop.subscribe());

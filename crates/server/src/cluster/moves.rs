@@ -16,6 +16,8 @@ use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 
+use super::changing::Changing;
+
 /// Time until something that failed is tried again.
 const RETRY: Duration = Duration::from_millis(20);
 /// How often it is looked whether what was appended is acknowledged.
@@ -34,6 +36,8 @@ pub(super) struct Moves {
     group: Arc<Group>,
     broker: Arc<Broker>,
     transport: Arc<dyn Transport>,
+    /// Makes the copies of what gets another number of them by a move to this node itself.
+    changing: Arc<Changing>,
     /// Where the coordinators' log runs.
     runtime: Handle,
     stop: watch::Receiver<bool>,
@@ -68,7 +72,7 @@ impl Moves {
         (node, epoch): (u32, u32),
         group: &Arc<Group>,
         broker: &Arc<Broker>,
-        transport: Arc<dyn Transport>,
+        (transport, changing): (Arc<dyn Transport>, Arc<Changing>),
         runtime: &Handle,
         stop: watch::Receiver<bool>,
     ) -> Arc<Moves> {
@@ -78,6 +82,7 @@ impl Moves {
             group: group.clone(),
             broker: broker.clone(),
             transport,
+            changing,
             runtime: runtime.clone(),
             stop: stop.clone(),
             work: Mutex::default(),
@@ -177,9 +182,30 @@ impl Moves {
         if state.is_empty() {
             return Ok(false);
         }
+        let copied = if from == self.node { self.changing.of_move(stream, streamlet) } else { None };
+        let copied = match copied {
+            Some(of) if self.changing.finish(&of, number).await => Some(of),
+            _ => None,
+        };
         let kept = self.work.lock().told(of, &state).map_err(|error| error.to_string())?;
-        let finish = FinishMove { number, node: self.node, epoch: self.epoch, state: kept };
-        match self.group.ask(&finish).await {
+        let mut finished = None;
+        if let Some(of) = &copied {
+            match self.changing.tell_moved(of, number, kept.clone()).await {
+                // The move goes on without: writers wait.
+                Err(error) if !matches!(error, CoordinatorError::NoLeader(_)) => {
+                    tracing::info!(%stream, %streamlet, %error, "a streamlet does not get its copies yet");
+                }
+                other => finished = Some(other),
+            }
+        }
+        let finished = match finished {
+            Some(finished) => finished,
+            None => {
+                let finish = FinishMove { number, node: self.node, epoch: self.epoch, state: kept };
+                self.group.ask(&finish).await.map(drop)
+            }
+        };
+        match finished {
             Ok(_) => Ok(true),
             // The first answer may have been lost: the state says whether it is done.
             Err(CoordinatorError::NoLeader(reason)) => Err(reason),

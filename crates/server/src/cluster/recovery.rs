@@ -273,8 +273,8 @@ impl Recovery {
     /// Bytes that backups need for these: of all copies but the owner's.
     pub(super) fn returned_bytes(&self) -> u64 {
         let log = self.broker.log();
-        let copies = |stream: &Stream| u64::from(stream.options().replication.saturating_sub(1));
-        let of = |stream: &Stream, streamlet: &Streamlet| copies(stream) * log.bytes_before(streamlet, self.began);
+        let copies = |streamlet: &Streamlet| u64::from(streamlet.copies().saturating_sub(1));
+        let of = |_: &Stream, streamlet: &Streamlet| copies(streamlet) * log.bytes_before(streamlet, self.began);
         self.returned(&self.held_again(), of).into_iter().sum()
     }
 
