@@ -193,11 +193,16 @@ impl Streamlet {
         self.shared().copies()
     }
 
+    /// Whether what is appended becomes durable in the log with so many copies that the streamlet shares with others, and all that is there has them.
+    pub fn is_in_log_of(&self, copies: u32) -> bool {
+        copies == self.copies() && self.shared().is_in_shared_log(copies)
+    }
+
     /// It has so many copies from now on, and what is appended becomes durable in a log with as many. For whoever knows that all that was appended has them,
     /// before it is [opened](Streamlet::open) in a later owner epoch, or before anything is recovered. It is in none of its [own](Streamlet::own_log)
     /// logs then. Nothing if it has.
     pub fn set_copies(&self, copies: u32) {
-        if copies == self.copies() && self.shared().is_in_shared_log(copies) {
+        if self.is_in_log_of(copies) {
             return;
         }
         self.shared().set_copies(copies);

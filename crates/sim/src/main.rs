@@ -57,6 +57,9 @@ struct Arguments {
     /// The leader of a cluster evens out the nodes by itself.
     #[arg(long)]
     balance: bool,
+    /// Streams of a cluster get another number of copies, some of them from one on; in the end all have several.
+    #[arg(long)]
+    change_copies: bool,
     /// What streams of a cluster are like: `usual`, `consumed` (kept until they are read), `unordered` (`order = none`), `one-copy`, `async` (producers do
     /// not wait for copies) or `compacted`; applications always read those that are consumed or unordered.
     #[arg(long, default_value = "usual")]
@@ -143,6 +146,7 @@ fn run_cluster(
         retention: !arguments.keep,
         applications: arguments.applications,
         balances: arguments.balance,
+        changes_copies: arguments.change_copies,
         kind,
         planted,
         ..nodes::Plan::new(seed)

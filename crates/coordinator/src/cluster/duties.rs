@@ -20,8 +20,8 @@ pub struct Placed {
     pub owners: Vec<Owner>,
     /// Streamlets that the live incarnation of this node owns and opens by itself.
     pub mine: Vec<u32>,
-    /// Whether there are others, which are to be taken over.
-    pub has_lost: bool,
+    /// Those that it is to take over.
+    pub lost: Vec<u32>,
 }
 
 /// A backup, its address, and the logs whose ends it is asked for, each with the first block of its newest view.
@@ -69,16 +69,14 @@ impl ClusterState {
         let nobody = StreamOwners::default();
         let known = self.owners(stream).unwrap_or(&nobody);
         let mut owners = vec![Owner::default(); info.options.streamlets as usize];
-        let (mut mine, mut has_lost) = (Vec::new(), false);
+        let (mut mine, mut lost) = (Vec::new(), Vec::new());
         for run in known.runs() {
             for streamlet in run.first..run.end().min(info.options.streamlets) {
                 let owner = Owner { node: run.owner.node, epoch: run.owner.owner_epoch, older: Vec::new() };
                 owners[streamlet as usize] = owner;
                 if run.owner.node == node && self.is_live(node, run.owner.epoch) {
-                    has_lost |= run.owner.rebuilding;
-                    if !run.owner.rebuilding {
-                        mine.push(streamlet);
-                    }
+                    let its = if run.owner.rebuilding { &mut lost } else { &mut mine };
+                    its.push(streamlet);
                 }
             }
         }
@@ -91,7 +89,7 @@ impl ClusterState {
             }
         }
         owners.iter_mut().for_each(|owner| owner.older.sort_unstable_by_key(|older| older.first_epoch));
-        Some(Placed { owners, mine, has_lost })
+        Some(Placed { owners, mine, lost })
     }
 
     /// What an incarnation has had before it began: ranges of streamlets with copies that it owns without having to rebuild them, or holds

@@ -73,15 +73,22 @@ impl Adapting {
         self.adaptive.lock().stats()
     }
 
-    /// Puts a streamlet that is about to be opened into the log that is chosen for it, with as many copies as it has from here on.
-    pub(super) fn opens(&self, stream: StreamId, streamlet: StreamletId) {
-        let Some(place) = self.streamlet((stream, streamlet)) else { return };
+    /// A streamlet that is about to be opened has as many copies from here on as the coordinators say; how many that is.
+    pub(super) fn set_copies(&self, stream: StreamId, streamlet: StreamletId) -> u32 {
         let copies = self.group.read(|state| state.copies_of(stream, streamlet.0));
+        let Some(place) = self.streamlet((stream, streamlet)) else { return copies };
         if (place.own_log().is_none() || place.copies() != copies)
             && let Err(error) = self.broker.set_copies(stream, streamlet, copies)
         {
             tracing::error!(%stream, %streamlet, copies, %error, "the streamlet stays in a log with another number of copies; restart the node");
         }
+        copies
+    }
+
+    /// Puts a streamlet that is about to be opened into the log that is chosen for it.
+    pub(super) fn opens(&self, stream: StreamId, streamlet: StreamletId) {
+        let copies = self.set_copies(stream, streamlet);
+        let Some(place) = self.streamlet((stream, streamlet)) else { return };
         let target = self.adaptive.lock().target((stream, streamlet)).filter(|(_, (kind, _))| *kind == copies);
         let own = target.map(|(number, kind)| (number, self.copies.own_log(number, kind) as Arc<dyn DurabilitySink>));
         if own.is_none() && place.own_log().is_none() {

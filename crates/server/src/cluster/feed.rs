@@ -73,12 +73,14 @@ impl Feed {
         let _alone = self.placing.lock();
         let (version, placed) = (group.applied(), group.read(|state| state.placed(self.node, stream)));
         let Some(placed) = placed else { return };
+        // Whoever takes them over begins as soon as the broker knows that they are its own.
+        placed.lost.iter().for_each(|at| self.adapting.set_copies(stream, StreamletId(*at)));
         if let Err(failure) = self.broker.place_stream(version, stream, placed.owners.clone()) {
             tracing::error!(%stream, error = %failure, "the broker does not follow the cluster; restart the node");
             return;
         }
         group.read(|state| floors::agree(self.broker.log(), state, stream));
-        if placed.has_lost {
+        if !placed.lost.is_empty() {
             self.recovery.look();
         }
         for streamlet in placed.mine {

@@ -8,13 +8,16 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
 
 use kera_coordinator::CoordinatorError;
+use kera_coordinator::catalog::Limits;
 use kera_coordinator::cluster::{ClusterState, Join, LogView, Owner};
 use kera_format::StreamId;
 use kera_format::cluster::{ClusterEntry, LogName, NodeNumber, OwnerReason};
 use kera_protocol::{
-    AcceptLogLoss, FinishMove, GroupsGone, RebuildNeeds, ReturnGroups, SetFloors, StreamletsRebuilt, UseEnds,
+    AcceptLogLoss, CopiesMade, FinishMove, GroupsGone, RebuildNeeds, ReturnGroups, SetFloors, StreamletsRebuilt,
+    UseEnds,
 };
 
+use super::changing::copies;
 use crate::cluster::truth::Violation;
 
 /// What a node asks of the leader.
@@ -43,6 +46,10 @@ pub(super) enum Command {
     /// The new owner of what moves has what it needs.
     FinishMove(FinishMove),
     GroupsGone(GroupsGone),
+    /// A person wants a stream to have another number of copies.
+    Alter(StreamId, u32),
+    /// A node has made the copies that are wanted.
+    Made(CopiesMade),
     /// A node has come back with what is being rebuilt.
     Returned(ReturnGroups),
 }
@@ -171,6 +178,11 @@ impl Coordinators {
             Command::FinishMove(FinishMove { number, node, epoch, state: kept }) => {
                 self.commit(|state| state.plan_finish_move(*number, *node, *epoch, kept))
             }
+            Command::Alter(stream, wanted) => {
+                let (most, changes) = (Limits { streams: 10, nodes: 16 }, copies(*wanted));
+                self.commit(|state| state.plan_alter_stream(&(*stream).into(), &changes, &most, now_ms))
+            }
+            Command::Made(made) => self.commit(|state| state.plan_copies_made(made)),
             Command::GroupsGone(gone) => self.commit(|state| state.plan_groups_gone(gone)),
             Command::Returned(asked) => self.commit(|state| state.plan_returned(asked)),
         }
@@ -208,9 +220,8 @@ impl Coordinators {
     /// What has one copy waits for its node, unless a person says something else.
     fn look_at_only_copies(&self, entries: &[ClusterEntry]) -> Result<(), Violation> {
         for entry in entries {
-            let ClusterEntry::OwnerChanged { stream, reason, .. } = entry else { continue };
-            let info = self.state.catalog.find(&(*stream).into());
-            let is_only = info.is_ok_and(|info| info.options.replication == 1);
+            let ClusterEntry::OwnerChanged { stream, first, count, reason, .. } = entry else { continue };
+            let is_only = (*first..first + count).any(|at| self.state.copies_of(*stream, at) == 1);
             if is_only && matches!(reason, OwnerReason::Recovered | OwnerReason::Gathered) {
                 return Err(Violation(format!("{entry:?} gives away what has one copy")));
             }

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use kera_coordinator::cluster::{ClusterState, Offers};
 use kera_format::cluster::Roles;
 use kera_format::vlog_replica::LogId;
-use kera_format::{SegmentId, StreamId};
-use kera_log::{CopiedAgain, DurabilitySink, Log, Ticket};
+use kera_format::{SegmentId, StreamId, StreamOptions};
+use kera_log::{CopiedAgain, DurabilitySink, Log, Streamlet, Ticket};
 use kera_protocol::ListReplicas;
 use kera_vlog::{BackupId, ReplicatedLog};
 
@@ -119,9 +119,9 @@ impl Copier {
         let kept = has.values().flatten().filter(|(id, _)| is_old(id)).map(|(_, (_, bytes))| bytes).sum::<u64>();
         let left = self.returned.0.iter().filter_map(|(stream, range)| {
             let stream = log.stream(*stream)?;
-            let copies = u64::from(stream.options().replication.saturating_sub(1));
             let of_run = stream.streamlets().filter(|one| range.contains(&one.id().0));
-            Some(of_run.map(|one| copies * log.bytes_before(one, self.returned.1)).sum::<u64>())
+            let copies = |one: &Streamlet| u64::from(one.copies().saturating_sub(1));
+            Some(of_run.map(|one| copies(one) * log.bytes_before(one, self.returned.1)).sum::<u64>())
         });
         kept > DEAD_FACTOR * left.sum::<u64>() + DEAD_BYTES
     }
@@ -230,9 +230,10 @@ impl Copier {
         let mut left = self.returned_segments(log);
         left.retain(|segment| !self.copied.contains(segment) && !self.never.contains(segment));
         let log_of = |segment: &SegmentId| {
-            let options = log.stream(segment.stream).map(|stream| stream.options());
-            let options = options.filter(|options| options.replication > 1);
-            options.map(|options| copies.log_of(segment.stream, segment.streamlet, &options))
+            let stream = log.stream(segment.stream)?;
+            let replication = stream.streamlet(segment.streamlet)?.copies();
+            let options = StreamOptions { replication, ..(*stream.options()).clone() };
+            (replication > 1).then(|| copies.log_of(segment.stream, segment.streamlet, &options))
         };
         let Some(last) = left.last() else {
             self.has_copied_returned = true;

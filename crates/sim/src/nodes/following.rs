@@ -213,7 +213,11 @@ impl World {
                 self.move_finished(number, of.number, matches!(told, Some(Ok(_))));
                 Ok(())
             }
-            (Command::GiveUp(..) | Command::GiveUpView(..) | Command::GroupsGone(_), _) => Ok(()),
+            (Command::Made(made), told) => {
+                self.copies_told(number, made, told.map(|told| told.is_ok()));
+                Ok(())
+            }
+            (Command::GiveUp(..) | Command::GiveUpView(..) | Command::GroupsGone(_) | Command::Alter(..), _) => Ok(()),
             (Command::Move(..) | Command::Renew(..) | Command::Drain(..) | Command::Remove(_), _) => Ok(()),
             (Command::SetFloors(asked), told) => {
                 self.floors_noted(number, &asked, matches!(told, Some(Ok(_))));

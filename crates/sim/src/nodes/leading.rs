@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use kera_coordinator::cluster::{AgreedEnd, ClusterState, EndLooks, EndsAsked, Rates, ToldEnd};
+use kera_env::Clock;
 use kera_format::cluster::{ClusterEntry, LogName, NodeNumber};
 use kera_protocol::LogView;
 
@@ -165,6 +166,8 @@ impl World {
         }
         self.commit(node, ClusterState::plan_gather)?;
         self.commit(node, ClusterState::plan_drain_moves)?;
+        let now_ms = self.clock.now_ms();
+        self.commit(node, |state| state.plan_say_copies(now_ms))?;
         if self.plan.balances {
             self.even_out(node)?;
         }
@@ -200,9 +203,9 @@ impl World {
     /// Gives up what only lost nodes have, although nobody asked for that: a defect.
     fn give_away(&mut self, node: u32) -> Result<(), Violation> {
         let state = &self.coordinators.state;
-        let only = state.catalog.streams().filter(|info| info.options.replication == 1);
+        let all = state.catalog.streams().flat_map(|info| (0..info.options.streamlets).map(|at| (info.id, at)));
         let all: Vec<(kera_format::StreamId, u32)> =
-            only.flat_map(|info| (0..info.options.streamlets).map(|at| (info.id, at))).collect();
+            all.filter(|(stream, at)| state.copies_of(*stream, *at) == 1).collect();
         for (stream, at) in all {
             self.commit(node, |state| match state.owner(stream, at) {
                 Some(owner) if !state.is_live(owner.node, owner.epoch) => state.plan_accept_loss(&stream.into(), at),

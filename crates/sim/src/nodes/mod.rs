@@ -26,6 +26,7 @@
 //!
 //! A run is a function of its seed, like one of a single node ([`crate::cluster`]).
 
+mod changing;
 mod client;
 mod compacting;
 mod coordinators;

@@ -49,6 +49,7 @@ impl World {
         let Some(take) = running.takes.get_mut(&number) else { return };
         if !is_noted {
             running.takes.remove(&number);
+            running.last_copies.retain(|last| last.number != number);
             running.moving.over(number);
             return;
         }
@@ -102,7 +103,10 @@ impl World {
             Ok(state) => {
                 let kept = running.moving.told(&of, &state);
                 let state = kept.map_err(|error| Violation(format!("what node {} hands over: {error}", of.from)))?;
-                self.ask(node, Command::FinishMove(FinishMove { number, node, epoch, state }));
+                let is_own = of.from == node;
+                if !is_own || !self.begins_last_copies(node, number, (of.stream, of.streamlet.0), &state) {
+                    self.ask(node, Command::FinishMove(FinishMove { number, node, epoch, state }));
+                }
             }
         }
         Ok(())
@@ -170,6 +174,10 @@ impl World {
         let streamlet = StreamletId(at);
         let found = running.log.stream(stream);
         let Some(place) = found.as_ref().and_then(|found| found.streamlet(streamlet)) else { return false };
+        // Of what has one copy there is one log for each node.
+        if place.copies() == 1 {
+            return false;
+        }
         let wanted = place.own_log().is_none().then_some(number);
         running.wanted_logs.insert((stream, streamlet), wanted);
         self.ask(node, Command::Renew(stream, at, node, epoch));

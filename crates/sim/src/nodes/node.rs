@@ -14,7 +14,7 @@ use kera_env::{Clock, Disk, FaultyDisk, ManualClock, MemoryDisk, Random, SeededR
 use kera_format::arena::BlockSize;
 use kera_format::cluster::{ClusterEntry, LogName};
 use kera_format::vlog_replica::LogId;
-use kera_format::{Cursor, GroupId, StreamId, StreamletId, level};
+use kera_format::{Cursor, GroupId, StreamId, StreamOptions, StreamletId, level};
 use kera_log::compact::Compactor;
 use kera_log::store::{DiskStore, Step, StoreConfig};
 use kera_log::{Arena, ArenaConfig, Attach, Log, LogConfig, Tenure};
@@ -189,6 +189,9 @@ pub(super) struct Running {
     pub(super) offer_us: u64,
     /// Where streamlets are to go on that change their virtual log.
     pub(super) wanted_logs: BTreeMap<(StreamId, StreamletId), Option<u8>>,
+    /// What was copied of streamlets that are to have another number of copies, and the last copies of those that are let go for it.
+    pub(super) changing: BTreeMap<(StreamId, u32), super::changing::Run>,
+    pub(super) last_copies: Vec<super::changing::Last>,
     /// When groups that are gone are told next.
     pub(super) tell_gone_us: u64,
     pub(super) turns: Turns,
@@ -403,6 +406,11 @@ impl Node {
         self.sound(&self.unexpected(epoch, report.problems))?;
         self.replay(&own, &log, &store)?;
         store.replayed();
+        for (stream, first, count, copies) in lock(&self.known).other_copies() {
+            let Some(found) = log.stream(stream) else { continue };
+            let places = (first..first + count).filter_map(|at| found.streamlet(StreamletId(at)));
+            places.for_each(|place| place.set_copies(copies));
+        }
         self.cut_leftovers(&log, &store, epoch)?;
         self.sound(&self.unexpected(epoch, log.finish_recovery(epoch)))?;
         let mut running = Running {
@@ -431,6 +439,8 @@ impl Node {
             came_with_all: self.came_with_all,
             offer_us: 0,
             wanted_logs: BTreeMap::new(),
+            changing: BTreeMap::new(),
+            last_copies: Vec::new(),
             tell_gone_us: self.clock.monotonic_us() + TELL_GONE_US,
             turns: Turns::default(),
         };
@@ -626,6 +636,7 @@ impl Running {
     /// As `crates/server/src/cluster/feed.rs` does.
     fn place(&mut self, known: &ClusterState, version: u64, stream: StreamId) -> Fed {
         let Some(placed) = known.placed(self.number, stream) else { return Ok(()) };
+        placed.lost.iter().try_for_each(|at| self.set_copies(known, stream, StreamletId(*at)))?;
         let told = self.broker.place_stream(version, stream, placed.owners.clone());
         told.map_err(|failure| format!("the broker of node {} does not follow: {failure}", self.number))?;
         if !self.forgets_floors {
@@ -642,7 +653,8 @@ impl Running {
             let handed = kept.map(|kept| self.moving.handed(stream, streamlet, &kept)).transpose();
             let handed =
                 handed.map_err(|error| format!("what was handed over of {streamlet} cannot be read: {error}"))?;
-            self.put_in_log(stream, streamlet);
+            self.set_copies(known, stream, streamlet)?;
+            self.put_in_log(stream, streamlet, known.copies_of(stream, streamlet.0));
             let opened = self.broker.open_streamlet(stream, streamlet, epoch, handed.as_ref());
             opened.map_err(|failure| format!("node {} cannot open {streamlet}: {failure}", self.number))?;
         }
@@ -650,10 +662,23 @@ impl Running {
     }
 
     /// As `crates/server/src/cluster/adaptive.rs` does.
-    fn put_in_log(&mut self, stream: StreamId, streamlet: StreamletId) {
-        let wanted = self.wanted_logs.remove(&(stream, streamlet)).flatten();
+    fn set_copies(&self, known: &ClusterState, stream: StreamId, streamlet: StreamletId) -> Fed {
+        let (copies, found) = (known.copies_of(stream, streamlet.0), self.log.stream(stream));
+        let place = found.as_ref().and_then(|found| found.streamlet(streamlet));
+        if place.is_some_and(|place| place.own_log().is_none() || place.copies() != copies) {
+            let set = self.broker.set_copies(stream, streamlet, copies);
+            set.map_err(|failure| format!("node {} cannot put {streamlet} into its log: {failure}", self.number))?;
+        }
+        Ok(())
+    }
+
+    fn put_in_log(&mut self, stream: StreamId, streamlet: StreamletId, copies: u32) {
+        let wanted = self.wanted_logs.remove(&(stream, streamlet)).flatten().filter(|_| copies > 1);
         let Some(found) = self.log.stream(stream) else { return };
-        let own = wanted.map(|number| (number, self.copies.own_sink(number, &found.options())));
+        // A number stands for one log.
+        let options = StreamOptions { replication: copies, ..(*found.options()).clone() };
+        let wanted = wanted.map(|number| number + 2 * copies as u8);
+        let own = wanted.map(|number| (number, self.copies.own_sink(number, &options)));
         if self.changes_unsettled
             && let Some(place) = found.streamlet(streamlet)
         {
@@ -682,6 +707,11 @@ impl Running {
             Is::Catalog(kera_format::catalog::Entry::StreamCreated { stream, .. }) => {
                 let info = known.catalog.find(&(*stream).into()).map_err(|error| error.to_string())?;
                 self.broker.stream_created(info.id, info.options.clone()).map_err(|error| error.to_string())?;
+                self.place(known, version, *stream)
+            }
+            Is::Catalog(kera_format::catalog::Entry::StreamAltered { stream, .. }) => {
+                let info = known.catalog.find(&(*stream).into()).map_err(|error| error.to_string())?;
+                self.broker.stream_altered(info.id, info.options.clone()).map_err(|error| error.to_string())?;
                 self.place(known, version, *stream)
             }
             Is::OwnerChanged { stream, .. } | Is::GroupsHeld { stream, .. } | Is::GroupsLost { stream, .. } => {

@@ -30,6 +30,7 @@ impl World {
                 self.empty(*node);
             }
             Event::Leaving(node) => self.look_at_leaving(*node),
+            Event::CopyAll => self.copy_all(),
             _ => self.look_at_losses(),
         }
     }

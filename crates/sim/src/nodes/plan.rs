@@ -31,6 +31,8 @@ pub struct Plan {
     pub applications: bool,
     /// Whether whoever leads evens out the nodes by itself.
     pub balances: bool,
+    /// Whether streams get another number of copies; in the end those with one get more.
+    pub changes_copies: bool,
     /// What is asked of streams beside that.
     pub kind: Kind,
     /// The level of the cluster.
@@ -40,6 +42,11 @@ pub struct Plan {
 }
 
 impl Plan {
+    /// Whether some streams begin with one copy.
+    pub(super) fn has_one_copy(&self) -> bool {
+        self.kind == Kind::OneCopy || (self.changes_copies && self.kind != Kind::Async && self.seed % 4 < 2)
+    }
+
     /// A run of half a minute, with whatever may go wrong.
     pub fn new(seed: u64) -> Plan {
         Plan {
@@ -54,6 +61,7 @@ impl Plan {
             retention: true,
             applications: false,
             balances: false,
+            changes_copies: false,
             kind: Kind::Usual,
             level: level::NEWEST,
             planted: None,
@@ -166,6 +174,8 @@ pub enum Planted {
     GivesUpReadable,
     /// A node that gets a streamlet is not told where its lanes begin.
     ForgetsFloors,
+    /// Nodes say that they have made copies which they have not.
+    SaysCopied,
 }
 
 impl Planted {
@@ -202,6 +212,7 @@ impl Planted {
         Planted::ForgetsNumbers,
         Planted::GivesUpReadable,
         Planted::ForgetsFloors,
+        Planted::SaysCopied,
     ];
 
     /// Its name on the command line.

@@ -11,7 +11,6 @@ use kera_format::vlog_replica::LogId;
 
 use super::faults::Fault;
 use super::node::Node;
-use super::plan::Kind;
 use super::world::{Event, World};
 use crate::cluster::truth::Violation;
 
@@ -42,7 +41,7 @@ impl World {
     /// Whether there is nothing that what a machine had could come back from.
     fn takes_only_copies(&self, fault: Fault) -> bool {
         let is_taken = fault == Fault::Destroyed || (fault == Fault::PowerCut && !self.power);
-        self.plan.kind == Kind::OneCopy && is_taken
+        self.plan.has_one_copy() && is_taken
     }
 
     /// Whether all that was acknowledged survives when these lose their arenas, and these their disks. Of each view a backup must be left
@@ -155,6 +154,7 @@ impl World {
             Fault::DeleteRecords => return self.wants_deleted(node),
             Fault::LastCopy => return self.lose_last_copy(node),
             Fault::ChangeLog => return self.wants_other_log(node),
+            Fault::ChangeCopies => return self.wants_copies(node),
             Fault::ClockJump => self.jump(node),
             Fault::StopAll => return (1..=self.count()).fold(false, |any, node| self.stop(node) | any),
             _ => self.trouble_disk(fault, node, lasts_us),

@@ -72,12 +72,16 @@ pub(super) enum Event {
     LettingGo(u32, u32, (u32, u64, LetGo, u32)),
     /// A move to a node goes on: its number, and that of the question that nobody has answered.
     Take(u32, u32, u64, u64),
+    /// It is looked whether the last copies of a streamlet are there that is let go for them, by the move's number.
+    LastCopies(u32, u32, u64),
     /// A node that is being stopped looks how far it is.
     Stopping(u32, u32),
     /// A node that was drained may own streamlets again, unless it is to be empty when everything is healed.
     Undrain(u32),
     /// A person looks whether something is lost for good.
     Losses,
+    /// A person wants all streams to have several copies.
+    CopyAll,
     /// A person looks how far the removal of a node is.
     Leaving(u32),
     GoOn(u32, u32, usize, u64),
@@ -141,6 +145,8 @@ pub(super) struct World {
     pub(super) events_of: BTreeMap<&'static str, u64>,
     pub(super) events: u64,
     pub(super) is_troubled: bool,
+    /// In the end all streams are to have several copies.
+    pub(super) copies_all: bool,
     pub(super) is_compacting: bool,
     /// Who is to own nothing when everything is healed.
     pub(super) emptied: Option<u32>,
@@ -206,7 +212,7 @@ fn machine(plan: &Plan, number: u32, clock: &ManualClock, dir: &std::path::Path)
     node.removes_blindly = plan.planted == Some(Planted::RemovesBlindly);
     node.believes_the_removed = plan.planted == Some(Planted::BelievesTheRemoved);
     node.forgets_floors = plan.planted == Some(Planted::ForgetsFloors);
-    node.has_own_logs = plan.kind == Kind::OneCopy;
+    node.has_own_logs = plan.has_one_copy();
     node
 }
 
@@ -229,7 +235,7 @@ impl World {
             nodes: (1..=count).map(|number| machine(plan, number, &clock, dir.path())).collect(),
             voters: (1..=3).collect(),
             replication,
-            faults: faults_of(&plan.only, power),
+            faults: faults_of(&plan.only, power, plan.changes_copies),
             plan: plan.clone(),
             random,
             schedule: Schedule::default(),
@@ -249,6 +255,7 @@ impl World {
             events_of: BTreeMap::new(),
             events: 0,
             is_troubled: true,
+            copies_all: false,
             is_compacting: plan.kind == Kind::Compacted,
             emptied: None,
             power,
@@ -330,6 +337,10 @@ impl World {
         self.until_done("everything is healed")?;
         self.told.early.is_settled = true;
         self.fill_again();
+        if self.plan.changes_copies {
+            self.copy_all();
+            self.until_done("everything was to have copies")?;
+        }
         self.once_more();
         if self.plan.kind == Kind::Compacted {
             // What came back is compacted, too. Then no more: a tombstone must not go while somebody reads who has read what it hides.
@@ -422,6 +433,7 @@ impl World {
         waiting.extend(self.crowded());
         waiting.extend(self.without_last_blocks());
         waiting.extend(self.moving());
+        waiting.extend(self.to_be_copied());
         waiting.extend(self.named());
         waiting.extend(self.missing());
         for (node, epoch) in state.lost() {
@@ -455,7 +467,7 @@ impl World {
     fn once_more(&mut self) {
         let all: Vec<u32> = (1..=self.count()).collect();
         let from = self.below(all.len() as u64) as usize;
-        let has_one_copy = self.plan.kind == Kind::OneCopy;
+        let has_one_copy = self.plan.has_one_copy() && !self.plan.changes_copies;
         let may_burn = |node: &u32| {
             !has_one_copy
                 && !self.node(*node).is_gone
@@ -514,7 +526,7 @@ impl World {
             let may_go = self.plan.retention && !is_kept;
             let retention_ms = (self.below(2) == 0 && may_go).then(|| 3_000 + self.below(10_000));
             // Of two streams one may have copies beside it.
-            let has_one = self.plan.kind == Kind::OneCopy && (name == "events" || self.plan.seed & 2 == 0);
+            let has_one = self.plan.has_one_copy() && (name == "events" || self.plan.seed & 2 == 0);
             let mut options = StreamOptions {
                 streamlets: if self.plan.three { 6 } else { 1 + self.below(3) as u32 },
                 lanes: 1 + self.below(2) as u32,
@@ -584,7 +596,9 @@ impl World {
             Is::Logs(node, _) | Is::LogTimers(node, _) | Is::Backup(node, _) | Is::Store(node, _) => Some(*node),
             Is::Tick(node, _) | Is::Beat(node, _) | Is::Deadline(node, _) | Is::Recover(node, _) => Some(*node),
             Is::Coordinate(node, _) | Is::Retry(node, ..) | Is::GoOn(node, ..) => Some(*node),
-            Is::LettingGo(node, ..) | Is::Take(node, ..) | Is::Stopping(node, _) => Some(*node),
+            Is::LettingGo(node, ..) | Is::Take(node, ..) | Is::LastCopies(node, ..) | Is::Stopping(node, _) => {
+                Some(*node)
+            }
             _ => None,
         }
     }
@@ -674,7 +688,7 @@ impl World {
             }
             Is::Fault => self.fault(),
             Is::Elect => self.elect(),
-            Is::Undrain(_) | Is::Leaving(_) | Is::Losses => {
+            Is::Undrain(_) | Is::Leaving(_) | Is::Losses | Is::CopyAll => {
                 self.person(&event);
                 Ok(())
             }
@@ -693,6 +707,7 @@ impl World {
             | Is::GoOn(node, life, ..)
             | Is::LettingGo(node, life, _)
             | Is::Take(node, life, ..)
+            | Is::LastCopies(node, life, _)
             | Is::Stopping(node, life)
                 if !self.is_of(node, life) =>
             {
@@ -739,7 +754,9 @@ impl World {
                 }
                 self.tell_gone(node);
                 self.look_at_floors(node);
-                self.copy_again(node)
+                self.copy_again(node)?;
+                self.change_copies(node);
+                Ok(())
             }
             Is::Compact(node, life) => self.compact(node, life),
             Is::Beat(node, life) => self.beat(node, life),
@@ -765,6 +782,10 @@ impl World {
                 {
                     self.take_moved(node, number);
                 }
+                Ok(())
+            }
+            Is::LastCopies(node, _, number) => {
+                self.make_last_copies(node, number);
                 Ok(())
             }
             Is::Stopping(node, _) => {
