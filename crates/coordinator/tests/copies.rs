@@ -11,8 +11,8 @@ use copied::{apply, begin_view, fence, join};
 use kera_coordinator::catalog::Limits;
 use kera_coordinator::cluster::{ClusterState, ToCopy};
 use kera_format::cluster::{ClusterEntry, LogName, NodeNumber};
-use kera_format::{Durability, StreamId, StreamletId, level};
-use kera_protocol::{CopiesMade, StreamChanges, StreamletState};
+use kera_format::{Durability, StreamId, StreamOptions, StreamletId, level};
+use kera_protocol::{CopiesMade, CreateStream, StreamChanges, StreamletState};
 use moved::moves;
 
 const MOST: Limits = Limits { streams: 100, nodes: 16 };
@@ -227,4 +227,31 @@ fn a_change_is_called_off_by_asking_for_what_there_was() {
     let deleted = state.plan_delete_stream(&stream.into(), 0).unwrap();
     apply(&mut state, &deleted);
     assert_eq!((state.wanted_copies(stream), state.copy_changes(9).changes), (None, Vec::new()));
+}
+
+/// What the cluster keeps for itself was made when there was one node, and gets its copies when others come.
+#[test]
+fn what_the_cluster_keeps_for_itself_gets_more_copies_with_more_nodes() {
+    let mut state = ClusterState::default();
+    let founded = state.plan_found([9; 16], &join(1, true), 0).unwrap();
+    apply(&mut state, &founded);
+    (state.level() + 1..=level::NEWEST).for_each(|level| apply(&mut state, &[ClusterEntry::LevelRaised { level }]));
+    let options = StreamOptions { streamlets: 2, ..StreamOptions::default() };
+    let request = CreateStream { name: "_kera.cluster.groups".into(), options, if_not_exists: false };
+    let created = state.plan_create_stream(&request, &MOST, 0, true).unwrap();
+    apply(&mut state, &created);
+    let stream = state.catalog.find(&"_kera.cluster.groups".into()).unwrap().id;
+    assert_eq!(state.plan_more_copies(&MOST).unwrap(), [], "there is nobody");
+    for node in 2..=4 {
+        let joined = state.plan_join(&join(node, true), 0).unwrap();
+        apply(&mut state, &joined);
+        let more = state.plan_more_copies(&MOST).unwrap();
+        apply(&mut state, &more);
+        assert_eq!(state.wanted_copies(stream), Some(node.min(3)));
+        assert_eq!(state.plan_more_copies(&MOST).unwrap(), []);
+    }
+    (0..2).for_each(|at| owner_makes(&mut state, stream, at).unwrap());
+    let said = state.plan_say_copies(0).unwrap();
+    apply(&mut state, &said);
+    assert_eq!((says(&state, stream), state.plan_more_copies(&MOST).unwrap()), (3, Vec::new()));
 }

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use kera_coordinator::CoordinatorError;
 use kera_coordinator::balancer::{BalanceConfig, Balancer};
+use kera_coordinator::catalog::Limits;
 use kera_coordinator::cluster::{AgreedEnd, ClusterState, EndLooks, EndsAsked, ToldEnd};
 use kera_coordinator::detector::Detector;
 use kera_format::cluster::{LogName, NodeNumber, Roles};
@@ -173,6 +174,10 @@ impl Group {
         let now_ms = self.clock.now_ms();
         if self.read(|state| state.plan_say_copies(now_ms).is_ok_and(|entries| !entries.is_empty())) {
             self.commit(&mut *self.leading.lock().await, |state| state.plan_say_copies(now_ms)).await?;
+        }
+        let most = Limits { streams: self.config.streams_max, nodes: self.config.copies_max };
+        if self.read(|state| state.plan_more_copies(&most).is_ok_and(|entries| !entries.is_empty())) {
+            self.commit(&mut *self.leading.lock().await, |state| state.plan_more_copies(&most)).await?;
         }
         if self.read(|state| state.plan_give_up_lost().is_ok_and(|entries| !entries.is_empty())) {
             self.commit(&mut *self.leading.lock().await, ClusterState::plan_give_up_lost).await?;

@@ -91,7 +91,7 @@ fn many_seeds_of_three_nodes_keep_every_promise() {
 /// Faults that would change all other runs if they happened there.
 fn has_own_runs(fault: Fault) -> bool {
     use Fault::*;
-    matches!(fault, ChangeLog | ClockJump | Remove | LastCopy | DeleteRecords)
+    matches!(fault, ChangeLog | ClockJump | Remove | LastCopy | DeleteRecords | ChangeCopies)
 }
 
 /// Faults, without what people do.
@@ -211,7 +211,8 @@ fn who_stands_still_goes_on_with_its_own_turns() {
 fn every_fault_happens_and_the_cluster_does_something_about_it() {
     let (mut faults, mut did) = (BTreeMap::new(), BTreeMap::new());
     // Nodes that are removed, what is given up and what is deleted have tests that see that it happens.
-    let is_elsewhere = |fault: &Fault| matches!(fault, Fault::Remove | Fault::LastCopy | Fault::DeleteRecords);
+    let is_elsewhere =
+        |fault: &Fault| matches!(fault, Fault::Remove | Fault::LastCopy | Fault::DeleteRecords | Fault::ChangeCopies);
     let only: Vec<Fault> = Fault::ALL.iter().copied().filter(|fault| !is_elsewhere(fault)).collect();
     for seed in 1..120 {
         let report = run(&Plan { only: only.clone(), ..short(seed) });
@@ -694,6 +695,31 @@ fn many_seeds_in_which_records_are_deleted_keep_every_promise() {
 #[test]
 fn a_lane_that_comes_without_its_floor_is_found() {
     found_by(deleted, Planted::ForgetsFloors, &["were deleted", "its floor is"]);
+}
+
+/// Streams get another number of copies, half of them from one on, and when everything has several a machine burns.
+fn copied(seed: u64) -> Plan {
+    let kind = [Kind::Usual, Kind::Compacted, Kind::OneCopy][(seed % 3) as usize];
+    Plan { changes_copies: true, kind, fault_us: 800_000, ..short(seed) }
+}
+
+#[test]
+fn many_seeds_in_which_numbers_of_copies_change_keep_every_promise() {
+    let (changed, held) = (AtomicU64::new(0), AtomicU64::new(0));
+    let violation = |seed| {
+        let report = run(&copied(seed));
+        let did = |what| report.did.get(what).copied().unwrap_or(0);
+        changed.fetch_add(did("got another number of copies"), Ordering::Relaxed);
+        held.fetch_add(did("copied what is held"), Ordering::Relaxed);
+        report.violation
+    };
+    assert_eq!(all(1..1 + SEEDS / 2, violation), Vec::<String>::new());
+    assert!(changed.into_inner() > 100 && held.into_inner() > 20, "nothing changes, so nothing is shown");
+}
+
+#[test]
+fn copies_that_were_not_made_are_found() {
+    found_by(copied, Planted::SaysCopied, &["begins behind", "has gone after", "not done for long", "is not there"]);
 }
 
 /// All of what people do at once.

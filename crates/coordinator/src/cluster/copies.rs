@@ -17,10 +17,12 @@ use super::plan::Planned;
 use super::rules::{Refused, must};
 use super::{ClusterState, Held, Run};
 use crate::CoordinatorError;
-use crate::catalog::Limits;
+use crate::catalog::{CLUSTER_PREFIX, Limits};
 
 /// Most nodes that are named in what is told of a change.
 const NAMED_MAX: usize = 16;
+/// Copies of what the cluster keeps for itself, as long as there are nodes for them.
+const OWN_COPIES: u32 = 3;
 
 /// A stream that is to have another number of copies.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -341,6 +343,19 @@ impl ClusterState {
             }
         }
         Ok(entries)
+    }
+
+    /// More copies for what the cluster keeps for itself, which was made when there were fewer nodes. Not while one is lost or about to leave: it takes its
+    /// share of the work.
+    pub fn plan_more_copies(&self, most: &Limits) -> Planned {
+        let is_calm = self.nodes.values().all(|node| !node.fenced && !node.draining);
+        if self.level() < level::CHANGED_COPIES || !is_calm {
+            return Ok(Vec::new());
+        }
+        let copies = OWN_COPIES.min(self.limits(most).nodes);
+        let own = self.catalog.streams().filter(|info| info.name.starts_with(CLUSTER_PREFIX));
+        let few = own.filter(|info| self.wanted_copies(info.id).unwrap_or(info.options.replication) < copies);
+        Ok(few.map(|info| ClusterEntry::CopiesWanted { stream: info.id, copies }).collect())
     }
 
     /// What other changes of a stream cannot be together with one of its copies.

@@ -13,7 +13,7 @@ use kera_coordinator::CoordinatorError;
 use kera_coordinator::cluster::ToCopy;
 use kera_format::{StreamId, StreamletId};
 use kera_log::{Streamlet, Tenure};
-use kera_protocol::{CopiesMade, RenewOwner};
+use kera_protocol::{CopiesMade, MoveInfo, RenewOwner};
 use kera_raft::Group;
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
@@ -29,6 +29,8 @@ const LOOK: Duration = Duration::from_millis(1);
 const LAST_BYTES: u64 = 4 << 20;
 /// How long writers wait for these at most.
 const LAST: Duration = Duration::from_secs(1);
+/// Streamlets of a node that move to itself at a time.
+const MOVES_MAX: usize = 16;
 /// Time until a streamlet that did not get its copies by a move is moved again, and how often that doubles.
 const RETRY: Duration = Duration::from_secs(2);
 const DOUBLES_MAX: u32 = 5;
@@ -102,7 +104,11 @@ impl Changing {
         let (node, epoch, stream, streamlet) = (self.node, self.epoch, of.stream, StreamletId(of.streamlet));
         let group = self.group.clone();
         let asked = if of.is_owner {
-            let may = self.group.read(|state| state.may_be_copied(stream, of.streamlet));
+            let is_own = |of: &MoveInfo| (of.from, of.to) == (node, node);
+            let may = self.group.read(|state| {
+                let moving = state.move_infos().filter(is_own).count();
+                moving < MOVES_MAX && state.may_be_copied(stream, of.streamlet)
+            });
             let is_here = self.place(of).is_some_and(|place| place.tenure() == Tenure::Here);
             if !may || !is_here || !self.may_move_now(of) {
                 return;

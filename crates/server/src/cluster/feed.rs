@@ -74,7 +74,7 @@ impl Feed {
         let (version, placed) = (group.applied(), group.read(|state| state.placed(self.node, stream)));
         let Some(placed) = placed else { return };
         // Whoever takes them over begins as soon as the broker knows that they are its own.
-        placed.lost.iter().for_each(|at| self.adapting.set_copies(stream, StreamletId(*at)));
+        placed.lost.iter().for_each(|at| _ = self.adapting.set_copies(stream, StreamletId(*at)));
         if let Err(failure) = self.broker.place_stream(version, stream, placed.owners.clone()) {
             tracing::error!(%stream, error = %failure, "the broker does not follow the cluster; restart the node");
             return;

@@ -66,7 +66,8 @@ impl World {
         }
         let has_burned = self.node(node).is_gone;
         let is_hasty = self.plan.planted == Some(Planted::RemovesUncopied);
-        if !has_burned && is_empty && self.is_spare(node) && (is_hasty || self.may_lose_disk(node)) {
+        let is_free = is_empty && !self.has_only_copy(node);
+        if !has_burned && is_free && self.is_spare(node) && (is_hasty || self.may_lose_disk(node)) {
             // Its disk and its memory stay as they are, and nobody switches it on, unless somebody does so when it is none of the cluster any more.
             self.node_mut(node).is_gone = true;
             self.kill(node, None);
@@ -79,6 +80,13 @@ impl World {
             self.ask(at, asked);
         }
         self.schedule.after(LOOK_US, Event::Leaving(node));
+    }
+
+    /// Whether a node holds something that has one copy.
+    fn has_only_copy(&self, node: u32) -> bool {
+        let state = &self.coordinators.state;
+        let all = state.catalog.streams().flat_map(|info| (0..info.options.streamlets).map(|at| (info.id, at)));
+        all.into_iter().any(|(stream, at)| state.copies_of(stream, at) == 1 && state.holds(node, stream, at))
     }
 
     /// Who comes when a node was removed, if anybody does.
