@@ -8,6 +8,7 @@ or frozen (SIGSTOP) for one to two seconds. With `--kinds` also
 
     kill-all, stop-all   all nodes at once, by kill -9 or in good order
     move, drain          a streamlet is moved, a node emptied and filled again
+    copies               a stream gets another number of copies, two or three
     cut                  a node cannot reach the others for one to nine seconds, nor they it; clients reach all of them
     isolate              nobody reaches a node, clients neither
     full-disk            the disk of a node is filled to the last byte for one to three seconds
@@ -21,6 +22,8 @@ or frozen (SIGSTOP) for one to two seconds. With `--kinds` also
 With `--kafka-rate N` and Python's `confluent_kafka`, an idempotent Kafka producer writes N records per second to a topic with as many copies meanwhile, and
 in the end a Kafka consumer reads that topic and what `kera verify` has written: both have to be whole, in order, and there once, too. With `--kafka-transactions`
 another one copies that topic meanwhile, each batch in a transaction with the positions of what it has read: the copy has to have each record once as well.
+
+With `--from-one` all streams begin with one copy and get more when some records are there, before the first torment.
 
 A disk that is lost while copies are made that the loss before has cost is more than is promised. So before a wipe the script waits until everything has its
 copies, and does without the wipe if that takes longer than two minutes; with two copies it waits after one, too, before anything that may cost another copy.
@@ -75,7 +78,7 @@ WHOLE_S = 120
 PATIENCE_S = 600
 # What needs networks and disks of its own.
 PLACES = {"cut", "isolate", "full-disk", "pair-cut", "slow-net", "client-net"}
-KINDS = {"kill", "stop", "freeze", "kill-all", "stop-all", "move", "drain", "wipe"} | PLACES
+KINDS = {"kill", "stop", "freeze", "kill-all", "stop-all", "move", "drain", "copies", "wipe"} | PLACES
 NAMESPACES = "KERA_CHAOS_NAMESPACES"
 
 
@@ -419,10 +422,27 @@ def wipe(nodes, node, chance, wait):
     print(f"          node {node.number} given up after {wait + time.monotonic() - began:.1f} s", flush=True)
 
 
+def change_copies(kera, nodes, args, stream, copies, wait=0):
+    """Asks for another number of copies, which may be refused while a node is lost; waits until the stream has them if that is wanted."""
+    connect = ["--connect", ",".join(one.address for one in nodes)]
+    alter = [kera, "stream", "alter", stream, "--replication", str(copies), "--no-wait", *connect]
+    altered = subprocess.run(alter, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120, check=False)
+    if altered.returncode and (wait or "there are 2 nodes" not in altered.stdout and "leader" not in altered.stdout):
+        raise Fault(f"{stream} gets no other number of copies: {altered.stdout.strip()}")
+    until = time.monotonic() + wait
+    while wait:
+        described = subprocess.run([kera, "stream", "describe", stream, "--json", *connect], stdout=subprocess.PIPE, check=True).stdout
+        if json.loads(described)["options"]["replication"] == copies:
+            return
+        if time.monotonic() > until:
+            raise Fault(f"{stream} has not {copies} copies after {wait} s")
+        time.sleep(0.1)
+
+
 def torment(args, nodes, chance, done, is_over):
     node, kind = chance.choice(nodes), chance.choice(args.kinds.split(","))
     # With three copies one loss after a wipe is survived, as long as it is not another disk; moves cost none.
-    must_be_whole = kind == "wipe" or args.copies == 2 and "wipe" in done and kind not in ("move", "drain", "full-disk")
+    must_be_whole = kind == "wipe" or args.least == 2 and "wipe" in done and kind not in ("move", "drain", "copies", "full-disk")
     if must_be_whole and not is_whole(nodes, is_over):
         if not is_over():
             print(f"          no {kind}", flush=True)
@@ -438,6 +458,8 @@ def torment(args, nodes, chance, done, is_over):
             one.start()
         for one in nodes:
             one.wait()
+    elif kind == "copies":
+        change_copies(node.command[0], nodes, args, chance.choice(args.streams), chance.choice([2, 3]))
     elif kind in ("move", "drain"):
         move(node.command[0], nodes, node, kind, chance)
     elif kind in ("cut", "isolate"):
@@ -501,6 +523,7 @@ def main():
                         help="so many members of an application read it all as well, while the torments go on")
     parser.add_argument("--kafka-rate", type=int, default=0, help="records per second of a Kafka producer; 0: no Kafka clients")
     parser.add_argument("--kafka-transactions", action="store_true", help="copy what that one writes in transactions")
+    parser.add_argument("--from-one", action="store_true", help="streams begin with one copy and get more before the first torment")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--keep", action="store_true", help="keep data and logs")
     args = parser.parse_args()
@@ -517,6 +540,10 @@ def main():
     if places:
         own_namespaces()
     chance, done = random.Random(args.seed), {}
+    # As many copies as there may be of something.
+    args.least = 2 if "copies" in kinds else args.copies
+    args.streams = ["verify"] + ["kafka"] * bool(args.kafka_rate) + ["copied"] * args.kafka_transactions
+    copies = 1 if args.from_one else args.copies
     folder = tempfile.mkdtemp(prefix="kera-cluster-")
     ports = free_ports(9)
     kera = os.path.abspath(args.kera)
@@ -540,21 +567,24 @@ def main():
             node.wait()
         time.sleep(2)
         acks = os.path.join(folder, "acks")
-        create = [kera, "stream", "create", "verify", "--streamlets", "6", "--replication", str(args.copies)]
+        create = [kera, "stream", "create", "verify", "--streamlets", "6", "--replication", str(copies)]
         create += ["--durability", args.durability, "--order", args.order, "--connect", connect]
         subprocess.run(create, check=True)
         writer = copier = None
         if args.kafka_rate:
-            create_topic(bootstrap, "kafka", 6, args.copies, {"kera.durability": args.durability})
+            create_topic(bootstrap, "kafka", 6, copies, {"kera.durability": args.durability})
             writer = Writer(bootstrap, "kafka", args.kafka_rate)
         if args.kafka_transactions:
-            create_topic(bootstrap, "copied", 6, args.copies, {"kera.durability": args.durability})
+            create_topic(bootstrap, "copied", 6, copies, {"kera.durability": args.durability})
             copier = Transactions(bootstrap, "kafka", "copied")
         produce = [kera, "verify", "produce", "--log", acks, "--seconds", str(args.seconds), "--rate", str(args.rate)]
         produce += ["--patience-seconds", str(args.patience_seconds)]
         producing = subprocess.Popen(produce + ["--connect", connect], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         until = time.monotonic() + args.seconds - 3
         time.sleep(2)
+        for stream in args.streams if args.from_one else []:
+            change_copies(kera, nodes, args, stream, args.copies, 60)
+            print(f"          {stream} has {args.copies} copies", flush=True)
         broken = torment_while(producing, until, args, nodes, chance, done)
         said = producing.communicate()[0].strip()
         # Whoever has little patience gives up what cannot be written in time; that is no fault then.
