@@ -103,7 +103,7 @@ fn a_stream_of_one_copy_gets_more_under_load_and_survives_the_loss_of_any_node()
     // And back: the next loss is survived as well.
     house.nodes[1] = Some(start_again(&house.members[1]));
     eventually("it is back", || cluster(house.node(1))["nodes"][1]["state"] != "lost");
-    eventually("everything has its copies", || house.node(1).ok("status").contains("PROBLEM") == false);
+    eventually("everything has its copies", || !house.node(1).ok("status").contains("PROBLEM"));
     house.lose(3, 1);
     house.prove("process", 50_000);
     house.prove("power", 40_000);
