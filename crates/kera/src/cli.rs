@@ -214,7 +214,7 @@ consumers work on one streamlet side by side, and give up the order between prod
 Examples:
   kera stream alter flights --retention-time 30d --retention-bytes none
   kera stream alter flights --streamlets 8      more only; most keys move to another streamlet
-  kera stream alter flights --replication 3     in a cluster; says how far it is until all of it has three copies
+  kera stream alter flights --replication 3     in a cluster; says how far it is until that is done
 
 With another --replication what was written gets its copies in the background while writers go on, streamlet by streamlet; a
 stream that has copies keeps 2 at least. Ctrl-C stops nothing but the waiting. Until all of it has them the stream has the number

@@ -224,8 +224,8 @@ fn drained_text(left: &NodeHoldings, single: &[&str]) -> String {
         return rest;
     }
     format!(
-        "{rest}What it has of streams with one copy ({}) is nowhere else: `kera stream alter NAME --replication 2` before it is stopped gives \
-         them copies.\n",
+        "{rest}If it has something of streams with one copy ({}), nobody else has that: `kera stream alter NAME --replication 2` before it is \
+         stopped gives them copies.\n",
         named(single)
     )
 }
@@ -416,7 +416,7 @@ mod tests {
         assert!(empty.ends_with("stop it, then `kera node remove 2`.\n") && !empty.contains("one copy"), "{empty}");
         let copied = drained_text(&left(0, 3), &[]);
         assert!(copied.contains("what was written before of 3 streamlets") && !copied.contains("one copy"), "{copied}");
-        let single = "What it has of streams with one copy (flights) is nowhere else: `kera stream alter NAME --replication 2` before \
+        let single = "If it has something of streams with one copy (flights), nobody else has that: `kera stream alter NAME --replication 2` before \
                       it is stopped gives them copies.\n";
         assert!(drained_text(&left(0, 3), &["flights"]).ends_with(single));
         assert!(drained_text(&left(4, 0), &["flights"]).ends_with(single));
