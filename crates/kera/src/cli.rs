@@ -89,8 +89,8 @@ may be printed again, none are left out. Several consumers with the same --appli
     ///
     /// Of the node: memory, disks, and PROBLEM for each thing that needs somebody. In a cluster then a line for each node: whether it is
     /// live, drained or lost, its EPOCH (one more each time it joined), whether it VOTES, how many STREAMLETS it owns, of how many it serves
-    /// what was written before they moved (OLDER), and how much it KEEPS as copies for others; and what is moved or rebuilt just now, with
-    /// how much is left.
+    /// what was written before they moved (OLDER), and how much it KEEPS as copies for others; and what is moved or rebuilt just now, or gets
+    /// another number of copies, with how much is left.
     Status,
     /// Watch streams and applications live.
     Top(TopArgs),
@@ -210,14 +210,24 @@ consumers work on one streamlet side by side, and give up the order between prod
         lanes: bool,
     },
     /// Change options of a stream; the others stay.
-    #[command(after_help = "Examples:\n  kera stream alter flights --retention-time 30d --retention-bytes none\n  \
-                        kera stream alter flights --streamlets 8      # more only; most keys move to another streamlet")]
+    #[command(after_help = "\
+Examples:
+  kera stream alter flights --retention-time 30d --retention-bytes none
+  kera stream alter flights --streamlets 8      more only; most keys move to another streamlet
+  kera stream alter flights --replication 3     in a cluster; says how far it is until that is done
+
+With another --replication what was written gets its copies in the background while writers go on, streamlet by streamlet; a
+stream that has copies keeps 2 at least. Ctrl-C stops nothing but the waiting. Until all of it has them the stream has the number
+that it had: asking for that calls the change off, as long as nothing has come of it.")]
     Alter {
         /// Its name.
         name: String,
         /// Options to change.
         #[command(flatten)]
         options: OptionArgs,
+        /// With --replication: do not wait until the copies are there.
+        #[arg(long)]
+        no_wait: bool,
     },
     /// Delete a stream and all of its data.
     Delete {
@@ -700,7 +710,10 @@ Examples:
   kera node drain 2 --undo                      the node may own streamlets again
 
 The node keeps what was written to it before the moves and serves it until retention takes it; it also keeps copies of
-others, and votes, for as long as it runs. When it is empty: stop it, then `kera node remove 2`.")]
+others, and votes, for as long as it runs. When it is empty: stop it, then `kera node remove 2`.
+
+What it keeps of streams with one copy is nowhere else: `kera stream alter NAME --replication 2` before it is stopped gives them
+copies, and then nothing has to wait for retention.")]
     Drain {
         /// The node's number.
         #[arg(value_parser = clap::value_parser!(u32).range(1..))]
@@ -718,8 +731,9 @@ Example:
   kera node remove 2
 
 The node must have been stopped, or be lost, and own nothing: streams with copies are taken over by others by themselves, in a
-second; those with one copy keep it until it is back, or until `kera streamlet accept-loss`. Its number and its vote are free
-afterwards. A machine with empty disks joins under a number of its own.")]
+second; those with one copy keep it until it is back, or until `kera streamlet accept-loss`: of a node that still runs give them copies
+before, with `kera stream alter NAME --replication 2`. Its number and its vote are free afterwards. A machine with empty disks
+joins under a number of its own.")]
     Remove {
         /// The node's number.
         #[arg(value_parser = clap::value_parser!(u32).range(1..))]
@@ -775,6 +789,7 @@ mod tests {
             "stream list",
             "stream describe s",
             "stream alter s --retention-time none",
+            "stream alter s --replication 3 --no-wait",
             "stream delete s --yes",
             "log list --json",
             "log accept-loss 1/4/0 --gone 1,2,3 --yes",

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use kera_format::StreamOptions;
 use kera_protocol::{
-    ApplicationDescription, ApplicationSummary, LaneStats, NodeStatusResponse, StreamChanges, StreamInfo,
+    ApplicationDescription, ApplicationSummary, CopyChange, LaneStats, NodeStatusResponse, StreamChanges, StreamInfo,
 };
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -180,6 +180,29 @@ pub struct StreamJson {
     pub created_ms: i64,
     /// Its options.
     pub options: OptionsJson,
+    /// How many copies it is to have, while that is another number than it has.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub replication_wanted: Option<u32>,
+    /// How many of its streamlets have as many already; only with that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub replication_there: Option<u32>,
+    /// Lost nodes that have something of the others, which wait for them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub replication_waits_for: Vec<u32>,
+}
+
+impl StreamJson {
+    /// With how far the change of its number of copies is, if there is one.
+    #[must_use]
+    pub fn changing(self, change: Option<&CopyChange>) -> StreamJson {
+        let Some(change) = change else { return self };
+        StreamJson {
+            replication_wanted: Some(change.wanted),
+            replication_there: Some(change.there),
+            replication_waits_for: change.waits_for.clone(),
+            ..self
+        }
+    }
 }
 
 impl From<&StreamInfo> for StreamJson {
@@ -189,6 +212,9 @@ impl From<&StreamInfo> for StreamJson {
             name: info.name.clone(),
             created_ms: info.created_ms,
             options: (&info.options).into(),
+            replication_wanted: None,
+            replication_there: None,
+            replication_waits_for: Vec::new(),
         }
     }
 }

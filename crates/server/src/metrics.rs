@@ -75,6 +75,8 @@ pub struct ClusterNumbers {
     pub owned_streamlets: u64,
     /// Streamlets of the whole cluster whose owner is lost.
     pub lost_streamlets: u64,
+    /// Streams of the whole cluster that are to have another number of copies than they have.
+    pub copy_changes: u64,
     /// Virtual logs that this node has on backups.
     pub logs: u64,
     /// Blocks of them that were acknowledged.
@@ -321,6 +323,9 @@ static METRICS: &[Metric] = &[
     gauge("cluster_owned_streamlets", "Streamlets that this node owns.", |s| s.cluster.owned_streamlets),
     gauge("cluster_lost_streamlets", "Streamlets of the cluster whose owner is lost and has no successor yet.", |s| {
         s.cluster.lost_streamlets
+    }),
+    gauge("cluster_copy_changes", "Streams whose number of copies is being changed, as far as this node knows.", |s| {
+        s.cluster.copy_changes
     }),
     counter(
         "cluster_balance_moves",

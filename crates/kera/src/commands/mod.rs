@@ -4,6 +4,7 @@ pub mod application;
 pub mod cluster;
 pub mod config;
 pub mod consume;
+pub mod copies;
 pub mod demo;
 pub mod level;
 pub mod logs;

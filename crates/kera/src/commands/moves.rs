@@ -11,6 +11,7 @@ use kera_server::units::human_bytes;
 use serde::Serialize;
 
 use crate::cli::{Globals, NodeCommand, RebalanceArgs, StreamletCommand, StreamletName};
+use crate::commands::copies::named;
 use crate::connect::{connect, find_stream};
 use crate::error::CliError;
 use crate::output::{Table, have_typed, print, print_json};
@@ -191,21 +192,42 @@ async fn drained(client: &Client, node: u32, no_wait: bool, globals: &Globals) -
             &serde_json::json!({ "node": node, "state": state, "streamlets": streamlets, "held_streamlets": held }),
         );
     }
-    let rest = match left.held {
-        0 => format!(
-            "It serves nothing else, and is a backup for others until it is stopped: stop it, then `kera node remove {node}`."
+    let single = one_copy(client).await?;
+    print(&drained_text(&left, &single.iter().map(String::as_str).collect::<Vec<_>>()))
+}
+
+/// Streams with one copy.
+async fn one_copy(client: &Client) -> Result<Vec<String>, CliError> {
+    let streams = client.admin().streams("", false).await?;
+    Ok(streams.into_iter().filter(|info| info.options.replication == 1).map(|info| info.name).collect())
+}
+
+/// What is left at a node that is drained, and what to do about it. `single`: streams with one copy.
+fn drained_text(left: &NodeHoldings, single: &[&str]) -> String {
+    let node = left.node;
+    let rest = match (left.streamlets, left.held) {
+        (0, 0) => {
+            return format!(
+                "node {node} owns no streamlets and gets none. It serves nothing else, and is a backup for others until it is stopped: \
+                 stop it, then `kera node remove {node}`.\n"
+            );
+        }
+        (0, held) => format!(
+            "node {node} owns no streamlets and gets none. It still serves what was written before of {held} streamlets, until \
+             retention takes it; then stop it, and `kera node remove {node}`.\n"
         ),
-        held => format!(
-            "It still serves what was written before of {held} streamlets, until retention takes it; then stop it, and \
-             `kera node remove {node}`."
-        ),
-    };
-    print(&match left.streamlets {
-        0 => format!("node {node} owns no streamlets and gets none. {rest}\n"),
-        has => {
+        (has, _) => {
             format!("node {node} owns {has} streamlets, which move by themselves; `kera status` shows how far it is\n")
         }
-    })
+    };
+    if single.is_empty() {
+        return rest;
+    }
+    format!(
+        "{rest}If it has something of streams with one copy ({}), nobody else has that: `kera stream alter NAME --replication 2` before it is \
+         stopped gives them copies.\n",
+        named(single)
+    )
 }
 
 fn holdings(described: &MovesDescription, node: u32) -> Result<NodeHoldings, CliError> {
@@ -381,4 +403,22 @@ async fn carry_out(
         tokio::time::sleep(LOOK).await;
     }
     Ok(missed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_left_at_a_drained_node_is_told_with_what_nobody_else_has() {
+        let left = |streamlets, held| NodeHoldings { node: 2, draining: true, streamlets, logs: 0, held };
+        let empty = drained_text(&left(0, 0), &["flights"]);
+        assert!(empty.ends_with("stop it, then `kera node remove 2`.\n") && !empty.contains("one copy"), "{empty}");
+        let copied = drained_text(&left(0, 3), &[]);
+        assert!(copied.contains("what was written before of 3 streamlets") && !copied.contains("one copy"), "{copied}");
+        let single = "If it has something of streams with one copy (flights), nobody else has that: `kera stream alter NAME --replication 2` before \
+                      it is stopped gives them copies.\n";
+        assert!(drained_text(&left(0, 3), &["flights"]).ends_with(single));
+        assert!(drained_text(&left(4, 0), &["flights"]).ends_with(single));
+    }
 }

@@ -5,14 +5,15 @@ use std::time::Duration;
 
 use kera_client::{Client, StreamId};
 use kera_protocol::{
-    ClusterDescription, CopiesDescription, LogsDescription, MemberNode, MoveInfo, MovesDescription, NodeHoldings,
-    NodeStatusResponse, OwnLog,
+    ClusterDescription, CopiesDescription, CopyChange, LogsDescription, MemberNode, MoveInfo, MovesDescription,
+    NodeHoldings, NodeStatusResponse, OwnLog,
 };
 use kera_server::api::NodeJson;
 use kera_server::identity::uuid_text;
 use kera_server::units::{human_bytes, human_count, human_duration};
 
 use crate::cli::Globals;
+use crate::commands::copies::{self, ChangeJson};
 use crate::commands::level::{self, Level};
 use crate::connect::connect;
 use crate::error::CliError;
@@ -33,6 +34,7 @@ pub async fn run(globals: &Globals) -> Result<(), CliError> {
         Some(_) => soon(client.admin().describe_moves()).await.and_then(Result::ok),
         None => None,
     };
+    let changes = if moves.is_some() { copies::known(&client).await } else { Vec::new() };
     let copies = match &cluster {
         Some(cluster) => copies(cluster).await,
         None => BTreeMap::new(),
@@ -47,7 +49,7 @@ pub async fn run(globals: &Globals) -> Result<(), CliError> {
         None => None,
     };
     let own_problems = status.problems.clone();
-    let cluster = cluster.map(|cluster| Cluster { cluster, moves, names, copies, own_problems, level });
+    let cluster = cluster.map(|cluster| Cluster { cluster, moves, changes, names, copies, own_problems, level });
     if globals.json {
         let cluster = cluster.as_ref().map(ClusterJson::from);
         return print_json(&StatusJson { node: NodeJson::from(&status), cluster });
@@ -60,7 +62,7 @@ pub async fn run(globals: &Globals) -> Result<(), CliError> {
 const ASKED_FOR: Duration = Duration::from_secs(1);
 
 /// What is answered soon; nothing otherwise.
-async fn soon<T>(asked: impl Future<Output = T>) -> Option<T> {
+pub async fn soon<T>(asked: impl Future<Output = T>) -> Option<T> {
     tokio::time::timeout(ASKED_FOR, asked).await.ok()
 }
 
@@ -95,6 +97,8 @@ struct Said {
 struct Cluster {
     cluster: ClusterDescription,
     moves: Option<MovesDescription>,
+    /// Streams that are to have another number of copies.
+    changes: Vec<CopyChange>,
     names: HashMap<StreamId, String>,
     copies: BTreeMap<u32, Said>,
     /// What the node that was asked first says goes wrong.
@@ -141,6 +145,8 @@ struct ClusterJson {
     waiting_streamlets: u64,
     moves_under_way: u64,
     moves: Vec<MoveJson>,
+    /// Streams that are to have another number of copies.
+    copy_changes: Vec<ChangeJson>,
     /// Nothing while there is no leader that says.
     #[serde(skip_serializing_if = "Option::is_none")]
     level: Option<u32>,
@@ -256,6 +262,7 @@ impl From<&Cluster> for ClusterJson {
             waiting_streamlets: of.waiting_streamlets,
             moves_under_way: whole.moves.as_ref().map_or(0, |moves| moves.under_way),
             moves: moves.iter().map(one).collect(),
+            copy_changes: whole.changes.iter().map(ChangeJson::from).collect(),
             level: whole.level.as_ref().map(|level| level.level),
             level_held_back_by: whole.level.as_ref().map_or_else(Vec::new, |level| level.held_back_by.clone()),
             nodes: of.nodes.iter().map(member).collect(),
@@ -263,8 +270,8 @@ impl From<&Cluster> for ClusterJson {
     }
 }
 
-/// Moves that are shown one by one.
-const MOVES_SHOWN: usize = 10;
+/// Moves that are shown one by one, and streams that are to have another number of copies.
+const SHOWN: usize = 10;
 
 fn cluster_text(whole: &Cluster) -> String {
     let cluster = &whole.cluster;
@@ -293,15 +300,16 @@ fn cluster_text(whole: &Cluster) -> String {
     }
     text.push_str(&table.text());
     if let Some(moves) = whole.moves.as_ref().filter(|moves| moves.under_way > 0) {
-        for of in moves.moves.iter().take(MOVES_SHOWN) {
+        for of in moves.moves.iter().take(SHOWN) {
             let (name, MoveInfo { number, streamlet, from, to, .. }) = (whole.name(of.stream), of);
             text.push_str(&format!("move {number}: {name}/{streamlet} from node {from} to node {to}\n"));
         }
-        let more = moves.under_way.saturating_sub(MOVES_SHOWN as u64);
+        let more = moves.under_way.saturating_sub(SHOWN as u64);
         if more > 0 {
             text.push_str(&format!("and {more} more moves\n"));
         }
     }
+    text.push_str(&copies::status_text(&whole.changes, SHOWN));
     for (node, Said { copies: of, logs, .. }) in &whole.copies {
         for own in own_logs(whole, logs) {
             let OwnLogJson { stream, streamlet, log } = own;

@@ -5,12 +5,13 @@ use std::io::{self, BufRead, IsTerminal, Write};
 
 use kera_client::{Client, Status, StreamChanges, StreamInfo, StreamLanes, StreamOptions};
 use kera_format::{Cleanup, ReplicationMode};
-use kera_protocol::{ApplicationSummary, LaneStats};
+use kera_protocol::{ApplicationSummary, CopyChange, LaneStats};
 use kera_server::api::{StreamDetailsJson, StreamJson};
 use kera_server::units::{exact_bytes, human_bytes, human_count, human_duration};
 use serde_json::json;
 
 use crate::cli::{Globals, Limit, OptionArgs, StreamCommand};
+use crate::commands::copies as changing;
 use crate::connect::{connect, find_stream};
 use crate::error::CliError;
 use crate::output::{Table, facts, print, print_json};
@@ -25,7 +26,7 @@ pub async fn run(command: StreamCommand, globals: &Globals) -> Result<(), CliErr
         StreamCommand::Create { name, options, if_not_exists } => create(&name, &options, if_not_exists, globals).await,
         StreamCommand::List { prefix, system } => list(&prefix, system, globals).await,
         StreamCommand::Describe { name, lanes } => describe(&name, lanes, globals).await,
-        StreamCommand::Alter { name, options } => alter(&name, &options, globals).await,
+        StreamCommand::Alter { name, options, no_wait } => alter(&name, &options, no_wait, globals).await,
         StreamCommand::Delete { name, if_exists, yes } => delete(&name, if_exists, yes, globals).await,
     }
 }
@@ -89,9 +90,12 @@ async fn create(name: &str, args: &OptionArgs, if_not_exists: bool, globals: &Gl
 }
 
 async fn list(prefix: &str, system: bool, globals: &Globals) -> Result<(), CliError> {
-    let streams = connect(globals).await?.admin().streams(prefix, system).await?;
+    let client = connect(globals).await?;
+    let streams = client.admin().streams(prefix, system).await?;
+    let changes = changing::known(&client).await;
     if globals.json {
-        return print_json(&streams.iter().map(StreamJson::from).collect::<Vec<_>>());
+        let one = |info: &StreamInfo| StreamJson::from(info).changing(changing::of(&changes, info.id));
+        return print_json(&streams.iter().map(one).collect::<Vec<_>>());
     }
     if streams.is_empty() {
         let which = if prefix.is_empty() {
@@ -101,20 +105,28 @@ async fn list(prefix: &str, system: bool, globals: &Globals) -> Result<(), CliEr
         };
         return print(&format!("{which}; make one with `kera stream create NAME`\n"));
     }
-    let mut table = Table::new(&["NAME", "STREAMLETS", "LANES", "DURABILITY", "ORDER", "RETENTION", "CREATED"]);
-    for info in &streams {
+    print(&list_text(&streams, &changes))
+}
+
+fn list_text(streams: &[StreamInfo], changes: &[CopyChange]) -> String {
+    let mut table =
+        Table::new(&["NAME", "STREAMLETS", "LANES", "COPIES", "DURABILITY", "ORDER", "RETENTION", "CREATED"]);
+    for info in streams {
         let o = &info.options;
+        let change = changing::of(changes, info.id);
+        let change = change.map(|of| format!(", to be {}: {}", of.wanted, changing::progress(of)));
         table.row([
             info.name.clone(),
             o.streamlets.to_string(),
             o.lanes.to_string(),
+            format!("{}{}", o.replication, change.unwrap_or_default()),
             o.durability.to_string(),
             o.order.to_string(),
             retention(o),
             show_instant(info.created_ms),
         ]);
     }
-    print(&table.text())
+    table.text()
 }
 
 async fn describe(name: &str, lanes: bool, globals: &Globals) -> Result<(), CliError> {
@@ -122,14 +134,23 @@ async fn describe(name: &str, lanes: bool, globals: &Globals) -> Result<(), CliE
     let info = find_stream(&client, name).await?;
     let held = client.admin().stream_stats(info.id).await?;
     let applications = client.admin().applications(Some(info.id)).await?;
+    let changes = changing::known(&client).await;
+    let change = changing::of(&changes, info.id);
     if globals.json {
         let details = StreamDetailsJson::new(&info, &held.lanes, &applications);
-        return print_json(&StreamDetailsJson { unheard: held.unheard, ..details });
+        let stream = details.stream.clone().changing(change);
+        return print_json(&StreamDetailsJson { stream, unheard: held.unheard, ..details });
     }
-    print(&describe_text(&info, &held, &applications, lanes))
+    print(&describe_text(&info, change, &held, &applications, lanes))
 }
 
-fn describe_text(info: &StreamInfo, held: &StreamLanes, applications: &[ApplicationSummary], lanes: bool) -> String {
+fn describe_text(
+    info: &StreamInfo,
+    change: Option<&CopyChange>,
+    held: &StreamLanes,
+    applications: &[ApplicationSummary],
+    lanes: bool,
+) -> String {
     let stats = &held.lanes;
     let sum = |of: fn(&LaneStats) -> u64| stats.iter().map(of).sum::<u64>();
     let last = stats.iter().map(|l| l.last_append_ms).max().filter(|ms| *ms > 0);
@@ -140,7 +161,7 @@ fn describe_text(info: &StreamInfo, held: &StreamLanes, applications: &[Applicat
         ("created", show_instant(info.created_ms)),
         ("shape", shape(o)),
         ("groups", format!("{} segments of at most {}", o.segments_per_group, exact_bytes(o.segment_bytes_max.into()))),
-        ("safety", format!("durability {}, {}", o.durability, copies(o))),
+        ("safety", format!("durability {}, {}", o.durability, copies_with(o, change))),
         ("order", o.order.to_string()),
         ("retention", format!("{}, cleanup {}", retention(o), o.cleanup)),
         ("records", records(o, stats)),
@@ -194,7 +215,7 @@ fn describe_text(info: &StreamInfo, held: &StreamLanes, applications: &[Applicat
     text
 }
 
-async fn alter(name: &str, args: &OptionArgs, globals: &Globals) -> Result<(), CliError> {
+async fn alter(name: &str, args: &OptionArgs, no_wait: bool, globals: &Globals) -> Result<(), CliError> {
     let changes = args.changes();
     if changes.is_empty() {
         let advice = "name at least one, like --retention-time 30d; `kera stream alter --help` lists them";
@@ -203,11 +224,28 @@ async fn alter(name: &str, args: &OptionArgs, globals: &Globals) -> Result<(), C
     let client = connect(globals).await?;
     let before = find_stream(&client, name).await?;
     check(&changes.apply(&before.options))?;
-    let after = client.admin().alter_stream(before.id, changes).await?;
-    if globals.json {
-        return print_json(&StreamJson::from(&after));
+    let mut after = client.admin().alter_stream(before.id, changes).await?;
+    let mut change = None;
+    if let Some(wanted) = args.replication {
+        change = changing::change_of(&client, after.id).await?;
+        if change.is_some() && !no_wait {
+            (after, change) = (changing::wait(&client, &after, wanted, globals).await?, None);
+        }
     }
-    print(&format!("altered {}: {}, retention {}\n", after.name, shape(&after.options), retention(&after.options)))
+    if globals.json {
+        return print_json(&StreamJson::from(&after).changing(change.as_ref()));
+    }
+    print(&altered_text(&after, change.as_ref()))
+}
+
+fn altered_text(after: &StreamInfo, change: Option<&CopyChange>) -> String {
+    let o = &after.options;
+    let copies = copies_with(o, change);
+    let mut text = format!("altered {}: {}, {copies}, retention {}\n", after.name, shape(o), retention(o));
+    if change.is_some() {
+        text.push_str("the copies are made in the background; `kera status` shows how far it is\n");
+    }
+    text
 }
 
 async fn delete(name: &str, if_exists: bool, yes: bool, globals: &Globals) -> Result<(), CliError> {
@@ -249,6 +287,13 @@ fn copies(o: &StreamOptions) -> String {
     }
 }
 
+/// How many copies there are, and are to be.
+fn copies_with(o: &StreamOptions, change: Option<&CopyChange>) -> String {
+    let Some(change) = change else { return copies(o) };
+    let waits = changing::waits(change).map_or_else(String::new, |waits| format!("; the rest {waits}"));
+    format!("{}, to be {}: {}{waits}", copies(o), change.wanted, changing::progress(change))
+}
+
 fn shape(o: &StreamOptions) -> String {
     let plural = |n: u32, what: &str| format!("{n} {what}{}", if n == 1 { "" } else { "s" });
     format!("{} of {}", plural(o.streamlets, "streamlet"), plural(o.lanes, "lane"))
@@ -288,4 +333,38 @@ fn retention(o: &StreamOptions) -> String {
     parts.extend(o.retention_consumed.then(|| "until consumed".to_owned()));
     let limits = if parts.is_empty() { "for ever".into() } else { parts.join(" or ") };
     if o.cleanup.compacts() { format!("the last of each key, {limits}") } else { limits }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn stream(replication: u32) -> StreamInfo {
+        let options = StreamOptions { streamlets: 8, replication, ..StreamOptions::default() };
+        StreamInfo { id: kera_client::StreamId(7), name: "flights".into(), created_ms: 0, options }
+    }
+
+    fn change(waits_for: &[u32]) -> CopyChange {
+        let (stream, name) = (kera_client::StreamId(7), "flights".into());
+        CopyChange { stream, name, copies: 1, wanted: 3, streamlets: 8, there: 5, waits_for: waits_for.to_vec() }
+    }
+
+    #[test]
+    fn a_change_of_the_number_of_copies_is_shown_until_it_is_done() {
+        let (before, after) = (stream(1), stream(3));
+        assert_eq!(copies_with(&before.options, None), "1 copy");
+        assert_eq!(
+            copies_with(&before.options, Some(&change(&[2]))),
+            "1 copy, to be 3: 5 of 8 streamlets have them; the rest waits for node 2, which is lost: start it"
+        );
+        assert_eq!(altered_text(&after, None), "altered flights: 8 streamlets of 1 lane, 3 copies, retention 7d\n");
+        assert_eq!(
+            altered_text(&before, Some(&change(&[]))),
+            "altered flights: 8 streamlets of 1 lane, 1 copy, to be 3: 5 of 8 streamlets have them, retention 7d\n\
+             the copies are made in the background; `kera status` shows how far it is\n"
+        );
+        let lists = |info: &StreamInfo, changes: &[CopyChange]| list_text(std::slice::from_ref(info), changes);
+        assert!(lists(&before, &[change(&[])]).contains("  1, to be 3: 5 of 8 streamlets have them  "));
+        assert!(!lists(&after, &[]).contains("to be"));
+    }
 }

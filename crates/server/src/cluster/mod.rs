@@ -44,8 +44,8 @@ use kera_log::Log;
 use kera_log::store::FirstWrites;
 use kera_protocol::frame::FRAME_BYTES_MAX;
 use kera_protocol::{
-    Body, ClusterDescription, CopiesDescription, HelloResponse, JoinCluster, JoinedCluster, LogsDescription, Op, Role,
-    SharedSetting, Status, StreamInfo,
+    Body, ClusterDescription, CopiesDescription, CopyChange, HelloResponse, JoinCluster, JoinedCluster,
+    LogsDescription, Op, Role, SharedSetting, Status, StreamInfo,
 };
 use kera_raft::{Group, GroupConfig, Timing, Transport, in_versions};
 use kera_rpc::{RunningServer, Server, ServerConfig};
@@ -311,6 +311,7 @@ impl Cluster {
             level: known.level.into(),
             owned_streamlets: mine.map_or(0, |node| node.streamlets),
             lost_streamlets: known.waiting_streamlets,
+            copy_changes: self.group.read(copies_change) as u64,
             backup: self.backup.stats(),
             rebuild_left_bytes: recovery.as_ref().map_or(0, |recovery| recovery.left_bytes()),
             waiting_streamlets: recovery.as_ref().map_or(0, |recovery| recovery.left_to_open()),
@@ -331,6 +332,12 @@ impl Cluster {
             numbers.under_replicated_blocks += log.under_replicated;
         }
         numbers
+    }
+
+    /// Streams that are to have another number of copies, and how far that is, as this node knows it. Asks nobody.
+    pub(crate) fn copy_changes(&self) -> Vec<CopyChange> {
+        self.group
+            .read(|state| if copies_change(state) == 0 { Vec::new() } else { state.copy_changes(usize::MAX).changes })
     }
 
     /// What waits for lost nodes, and for which, a sentence each.
@@ -401,6 +408,11 @@ impl Cluster {
 fn of_lost(state: &ClusterState, logs: &[(LogId, u64)]) -> (u64, u64) {
     let lost = logs.iter().filter(|(log, _)| !state.is_live(log.node, log.epoch));
     lost.fold((0, 0), |(count, all), (_, bytes)| (count + 1, all + bytes))
+}
+
+/// How many streams are to have another number of copies.
+fn copies_change(state: &ClusterState) -> usize {
+    state.catalog.streams().filter(|info| state.wanted_copies(info.id).is_some()).count()
 }
 
 /// Sends signs of life from its joining on. A node that was fenced meanwhile starts again.

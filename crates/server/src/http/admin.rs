@@ -28,6 +28,17 @@ async fn find(inside: &Inside, name: &str) -> Result<StreamInfo, HttpError> {
     Ok(inside.call(&GetStream { stream: StreamRef::Name(name.into()) }).await?)
 }
 
+/// Streams with how far changes of their numbers of copies are, as this node knows it.
+fn with_changes(door: &Door, streams: &[StreamInfo]) -> Result<Vec<StreamJson>, HttpError> {
+    let changes = (door.node()?.copy_changes)();
+    let one = |info: &StreamInfo| StreamJson::from(info).changing(changes.iter().find(|of| of.stream == info.id));
+    Ok(streams.iter().map(one).collect())
+}
+
+fn with_change(door: &Door, info: &StreamInfo) -> Result<StreamJson, HttpError> {
+    Ok(with_changes(door, std::slice::from_ref(info))?.remove(0))
+}
+
 /// How the node is.
 #[utoipa::path(get, path = "/v1/status", tag = "node", responses(
     (status = 200, description = "How it is", body = NodeJson),
@@ -74,7 +85,7 @@ pub(super) struct StreamsPage {
 pub(super) async fn list_streams(State(door): State<Door>, Asked(query): Asked<StreamsQuery>) -> Answer<StreamsPage> {
     let StreamsQuery { prefix, after, limit, system } = query;
     let list = door.inside()?.call(&ListStreams { prefix, after, limit, system }).await?;
-    Ok(Json(StreamsPage { streams: list.streams.iter().map(StreamJson::from).collect(), more: list.more }))
+    Ok(Json(StreamsPage { streams: with_changes(&door, &list.streams)?, more: list.more }))
 }
 
 /// A stream to make.
@@ -119,7 +130,8 @@ pub(super) async fn get_stream(State(door): State<Door>, Path(stream): Path<Stri
     let info = find(&inside, &stream).await?;
     let lanes = lanes(&inside, info.id).await?;
     let applications = inside.call(&ListApplications { stream: Some(info.id) }).await?.applications;
-    Ok(Json(StreamDetailsJson::new(&info, &lanes, &applications)))
+    let stream = with_change(&door, &info)?;
+    Ok(Json(StreamDetailsJson { stream, ..StreamDetailsJson::new(&info, &lanes, &applications) }))
 }
 
 async fn lanes(inside: &Inside, stream: StreamId) -> Result<Vec<LaneStats>, HttpError> {
@@ -135,7 +147,8 @@ async fn lanes(inside: &Inside, stream: StreamId) -> Result<Vec<LaneStats>, Http
     }
 }
 
-/// Changes options of a stream; those that are left out stay.
+/// Changes options of a stream; those that are left out stay. Another number of copies comes in the background: `replication_wanted` says so
+/// until it is there.
 #[utoipa::path(patch, path = "/v1/streams/{stream}", tag = "streams", request_body = OptionsJson, params(("stream" = String, Path, description = "Its name")), responses(
     (status = 200, description = "The stream as it is now", body = StreamJson),
     (status = 400, description = "An option is not allowed or cannot be changed", body = ErrorJson),
@@ -149,7 +162,7 @@ pub(super) async fn alter_stream(
 ) -> Answer<StreamJson> {
     let changes = changes(&options)?;
     let info = door.inside()?.call(&AlterStream { stream: StreamRef::Name(stream), changes }).await?;
-    Ok(Json((&info).into()))
+    Ok(Json(with_change(&door, &info)?))
 }
 
 /// Deletes a stream and all of its data.

@@ -18,6 +18,7 @@ use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 
 use kera_env::Clock;
+use kera_protocol::CopyChange;
 use kera_rpc::SessionFactory;
 use tokio::sync::oneshot;
 
@@ -43,6 +44,8 @@ pub struct HttpNode {
     pub clock: Arc<dyn Clock>,
     /// The numbers of `/metrics`.
     pub metrics: Arc<Metrics>,
+    /// Streams that are to have another number of copies, and how far that is.
+    pub copy_changes: Box<dyn Fn() -> Vec<CopyChange> + Send + Sync>,
 }
 
 /// A server that runs.

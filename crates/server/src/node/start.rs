@@ -129,11 +129,17 @@ pub(super) fn start(config: &Config) -> Result<Node, Fatal> {
     let address = server.local_addr();
     *parts.server.lock() = Some(server);
     let maintenance = Maintenance::start(parts.clone()).map_err(|error| no_thread("maintenance", error))?;
-    let _ = http_state.node.set(HttpNode { sessions, clock, metrics: Arc::new(metrics(&parts)) });
+    let _ = http_state.node.set(http_node(sessions, clock, &parts));
     readiness.enter(Phase::Serving);
     let node = Node { parts, address, http, kafka, commands, maintenance, compaction, writers, store_threads, lock };
     tell(&node, &summary);
     Ok(node)
+}
+
+fn http_node(sessions: Arc<dyn SessionFactory>, clock: Arc<dyn Clock>, parts: &Arc<Parts>) -> HttpNode {
+    let (metrics, parts) = (Arc::new(metrics(parts)), Arc::downgrade(parts));
+    let changes = move || Some(parts.upgrade()?.cluster.as_ref()?.copy_changes());
+    HttpNode { sessions, clock, metrics, copy_changes: Box::new(move || changes().unwrap_or_default()) }
 }
 
 fn metrics(parts: &Arc<Parts>) -> Metrics {

@@ -1,0 +1,188 @@
+//! Streams that are to have another number of copies: how far that is, in words and as JSON, and waiting until it is done.
+
+use std::time::Duration;
+
+use kera_client::{Client, ClientError, Status, StreamId, StreamInfo};
+use kera_protocol::CopyChange;
+use serde::Serialize;
+
+use crate::cli::Globals;
+use crate::commands::status::soon;
+use crate::error::CliError;
+
+/// How often it is looked how far it is.
+const LOOK: Duration = Duration::from_millis(200);
+/// Streams that are named where there may be many.
+const NAMED: usize = 3;
+
+/// A change as `--json` shows it.
+#[derive(Serialize)]
+pub struct ChangeJson {
+    stream: String,
+    copies: u32,
+    wanted: u32,
+    streamlets: u32,
+    /// Those that have them.
+    there: u32,
+    /// Lost nodes that have something of the others.
+    waits_for: Vec<u32>,
+}
+
+impl From<&CopyChange> for ChangeJson {
+    fn from(of: &CopyChange) -> ChangeJson {
+        ChangeJson {
+            stream: of.name.clone(),
+            copies: of.copies,
+            wanted: of.wanted,
+            streamlets: of.streamlets,
+            there: of.there,
+            waits_for: of.waits_for.clone(),
+        }
+    }
+}
+
+/// Changes that are under way; none where nodes are alone, or of versions that do not know of it.
+async fn under_way(client: &Client) -> Result<Vec<CopyChange>, ClientError> {
+    use Status::{InvalidArgument, NotSupported, UnknownOperation, UnsupportedVersion};
+    match client.admin().copy_changes().await {
+        Err(error) => match error.status() {
+            Some(UnsupportedVersion | UnknownOperation | NotSupported | InvalidArgument) => Ok(Vec::new()),
+            _ => Err(error),
+        },
+        changes => changes,
+    }
+}
+
+/// The same as far as the coordinators' leader tells it soon: whoever looks at streams is not to wait until there is one.
+pub async fn known(client: &Client) -> Vec<CopyChange> {
+    soon(under_way(client)).await.and_then(Result::ok).unwrap_or_default()
+}
+
+/// The change of a stream.
+pub fn of(changes: &[CopyChange], stream: StreamId) -> Option<&CopyChange> {
+    changes.iter().find(|of| of.stream == stream)
+}
+
+/// How far it is.
+pub fn progress(of: &CopyChange) -> String {
+    format!("{} of {} streamlets have them", of.there, of.streamlets)
+}
+
+/// What it waits for that does not come by itself.
+pub fn waits(of: &CopyChange) -> Option<String> {
+    let nodes: Vec<String> = of.waits_for.iter().map(u32::to_string).collect();
+    match nodes.len() {
+        0 => None,
+        1 => Some(format!("waits for node {}, which is lost: start it", nodes[0])),
+        _ => Some(format!("waits for nodes {}, which are lost: start them", nodes.join(", "))),
+    }
+}
+
+fn copies(number: u32) -> String {
+    if number == 1 { "1 copy".to_owned() } else { format!("{number} copies") }
+}
+
+/// A line for each of the first ones, and a problem for each lost node that some of them wait for.
+pub fn status_text(changes: &[CopyChange], shown: usize) -> String {
+    let mut text = String::new();
+    for of in changes.iter().take(shown) {
+        let (name, has, wanted, progress) = (&of.name, copies(of.copies), of.wanted, progress(of));
+        text.push_str(&format!("copies: {name} has {has}, to be {wanted}: {progress}\n"));
+    }
+    if changes.len() > shown {
+        text.push_str(&format!("and {} more streams get another number of copies\n", changes.len() - shown));
+    }
+    let mut lost: Vec<u32> = changes.iter().flat_map(|of| of.waits_for.iter().copied()).collect();
+    lost.sort_unstable();
+    lost.dedup();
+    for node in lost {
+        let waiting = changes.iter().filter(|of| of.waits_for.contains(&node)).map(|of| of.name.as_str());
+        let streams = named(&waiting.collect::<Vec<_>>());
+        text.push_str(&format!("PROBLEM  the copies of {streams} wait for node {node}, which is lost: start it\n"));
+    }
+    text
+}
+
+/// Some names, and how many more there are.
+pub fn named(names: &[&str]) -> String {
+    let (first, more) = names.split_at(names.len().min(NAMED));
+    if more.is_empty() { first.join(", ") } else { format!("{} and {} more", first.join(", "), more.len()) }
+}
+
+/// How far a stream is that was told to have so many copies; nothing if it has them, or asked for nothing else.
+///
+/// # Errors
+/// The node cannot be reached, or nobody leads the coordinators.
+pub async fn change_of(client: &Client, stream: StreamId) -> Result<Option<CopyChange>, CliError> {
+    Ok(of(&under_way(client).await?, stream).cloned())
+}
+
+/// Waits until a stream has so many copies, and says how far it is; the stream as it is then.
+///
+/// # Errors
+/// Somebody has asked for something else meanwhile, or the node cannot be reached.
+pub async fn wait(
+    client: &Client,
+    stream: &StreamInfo,
+    wanted: u32,
+    globals: &Globals,
+) -> Result<StreamInfo, CliError> {
+    let goes_on = |error: CliError| error.next("it goes on by itself; `kera status` shows how far it is");
+    let mut told = None;
+    while let Some(change) = change_of(client, stream.id).await.map_err(goes_on)? {
+        if change.wanted != wanted {
+            return Err(instead(&stream.name, wanted, change.wanted));
+        }
+        let now = (change.there, change.waits_for.clone());
+        if told.as_ref() != Some(&now) && !globals.json {
+            let waits = waits(&change).map_or_else(String::new, |waits| format!("; the rest {waits}"));
+            eprintln!("{} is to have {}: {}{waits}", change.name, copies(wanted), progress(&change));
+            told = Some(now);
+        }
+        tokio::time::sleep(LOOK).await;
+    }
+    let after = client.admin().stream(stream.id).await?;
+    match after.options.replication {
+        has if has == wanted => Ok(after),
+        has => Err(instead(&stream.name, wanted, has)),
+    }
+}
+
+fn instead(name: &str, wanted: u32, other: u32) -> CliError {
+    let message = format!("{name} is not to have {} any more: somebody has asked for {other} instead", copies(wanted));
+    CliError::failure(message).next(format!("`kera stream describe {name}` shows what it has"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn change(name: &str, copies: u32, wanted: u32, waits_for: &[u32]) -> CopyChange {
+        let (stream, name, waits_for) = (StreamId(7), name.to_owned(), waits_for.to_vec());
+        CopyChange { stream, name, copies, wanted, streamlets: 8, there: 5, waits_for }
+    }
+
+    #[test]
+    fn how_far_changes_are_is_told_with_the_lost_nodes_that_they_wait_for() {
+        let changes = [change("flights", 1, 3, &[]), change("payments", 2, 3, &[2]), change("orders", 3, 2, &[1, 2])];
+        assert_eq!(
+            status_text(&changes, 2),
+            "copies: flights has 1 copy, to be 3: 5 of 8 streamlets have them\n\
+             copies: payments has 2 copies, to be 3: 5 of 8 streamlets have them\n\
+             and 1 more streams get another number of copies\n\
+             PROBLEM  the copies of orders wait for node 1, which is lost: start it\n\
+             PROBLEM  the copies of payments, orders wait for node 2, which is lost: start it\n"
+        );
+        assert_eq!(status_text(&[], 2), "");
+        assert_eq!(waits(&changes[0]), None);
+        assert_eq!(waits(&changes[1]).as_deref(), Some("waits for node 2, which is lost: start it"));
+        assert_eq!(waits(&changes[2]).as_deref(), Some("waits for nodes 1, 2, which are lost: start them"));
+        assert_eq!(named(&["a", "b", "c", "d", "e"]), "a, b, c and 2 more");
+    }
+
+    #[test]
+    fn who_asked_for_something_else_is_told() {
+        let said = instead("flights", 3, 1).to_string();
+        assert!(said.contains("flights is not to have 3 copies any more: somebody has asked for 1 instead"), "{said}");
+    }
+}
