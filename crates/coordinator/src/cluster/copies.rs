@@ -382,8 +382,9 @@ impl ClusterState {
             let (mut there, mut streamlets, mut waits_for) = (0, 0, Vec::new());
             for run in self.owners.get(stream).into_iter().flat_map(|of| of.runs()) {
                 streamlets += run.count;
-                if run.owner.copies == change.wanted {
-                    there += run.count;
+                there += if run.owner.copies == change.wanted { run.count } else { 0 };
+                // What has copies goes to others by itself.
+                if run.owner.copies == change.wanted || run.owner.is_copied() {
                     continue;
                 }
                 let is_lost = |node: &NodeNumber| self.nodes.get(node).is_none_or(|node| node.fenced);

@@ -44,11 +44,6 @@ impl ClusterState {
             ClusterEntry::Catalog(_) | ClusterEntry::Applied { .. } | ClusterEntry::Membership { .. } => Ok(()),
             ClusterEntry::ClusterCounters { .. } => refuse("counters are for snapshots".into()),
             ClusterEntry::RebuiltFrom { .. } => refuse("what is rebuilt from whom is told in snapshots".into()),
-            ClusterEntry::StreamletCopies { .. } => refuse("copies of streamlets are told in snapshots".into()),
-            ClusterEntry::CopiesWanted { stream, copies } => self.check_copies_wanted(*stream, *copies),
-            ClusterEntry::CopiesMade { stream, streamlet, node, epoch, copies } => {
-                self.check_copies_made((*stream, *streamlet), (*node, *epoch), *copies)
-            }
             ClusterEntry::LevelRaised { .. } => Ok(()),
             ClusterEntry::Founded { .. } => {
                 must(self.cluster == [0; 16], || "the cluster has been founded already".into())
@@ -81,6 +76,13 @@ impl ClusterState {
             ClusterEntry::MoveNoted { number, stream, streamlet, from, to } => {
                 self.check_move(*number, (*stream, *streamlet), *from, *to)
             }
+            other => self.check_of_streamlets(other),
+        }
+    }
+
+    /// The rest: what becomes of streamlets.
+    fn check_of_streamlets(&self, entry: &ClusterEntry) -> Result<(), Refused> {
+        match entry {
             ClusterEntry::StreamletsRebuilt { stream, first, count, node, epoch, owner_epoch } => {
                 self.check_range(*stream, *first, *count)?;
                 self.check_live(*node, *epoch)?;
@@ -104,6 +106,12 @@ impl ClusterState {
             ClusterEntry::MoveCalledOff { number } => {
                 must(self.moves.contains_key(number), || format!("move {number} is not noted"))
             }
+            ClusterEntry::CopiesWanted { stream, copies } => self.check_copies_wanted(*stream, *copies),
+            ClusterEntry::CopiesMade { stream, streamlet, node, epoch, copies } => {
+                self.check_copies_made((*stream, *streamlet), (*node, *epoch), *copies)
+            }
+            ClusterEntry::StreamletCopies { .. } => refuse("copies of streamlets are told in snapshots".into()),
+            other => refuse(format!("no rule says when {other:?} may become true")),
         }
     }
 

@@ -71,17 +71,8 @@ pub fn examples() -> Vec<(&'static str, ClusterEntry)> {
         ),
     ];
     examples.extend(examples_of_moves(stream, log));
-    examples.extend(examples_of_rebuilds(stream));
-    examples.extend(examples_of_copies(stream));
+    examples.extend(examples_of_what_becomes_of_streamlets(stream));
     examples
-}
-
-fn examples_of_copies(stream: StreamId) -> [(&'static str, ClusterEntry); 3] {
-    [
-        ("copies wanted", ClusterEntry::CopiesWanted { stream, copies: 3 }),
-        ("copies made", ClusterEntry::CopiesMade { stream, streamlet: 1, node: 2, epoch: 7, copies: 3 }),
-        ("streamlet copies", ClusterEntry::StreamletCopies { stream, first: 1, count: 3, copies: 3 }),
-    ]
 }
 
 fn examples_of_moves(stream: StreamId, log: LogName) -> Vec<(&'static str, ClusterEntry)> {
@@ -106,12 +97,15 @@ fn examples_of_moves(stream: StreamId, log: LogName) -> Vec<(&'static str, Clust
     ]
 }
 
-fn examples_of_rebuilds(stream: StreamId) -> [(&'static str, ClusterEntry); 3] {
+fn examples_of_what_becomes_of_streamlets(stream: StreamId) -> [(&'static str, ClusterEntry); 6] {
     let rebuilt =
         |owner_epoch| ClusterEntry::StreamletsRebuilt { stream, first: 1, count: 3, node: 2, epoch: 7, owner_epoch };
     [
         ("streamlets rebuilt", rebuilt(0)),
         ("streamlets rebuilt in an owner epoch", rebuilt(9)),
         ("rebuilt from", ClusterEntry::RebuiltFrom { stream, first: 1, count: 3, node: 1, epoch: 6 }),
+        ("copies wanted", ClusterEntry::CopiesWanted { stream, copies: 3 }),
+        ("copies made", ClusterEntry::CopiesMade { stream, streamlet: 1, node: 2, epoch: 7, copies: 3 }),
+        ("streamlet copies", ClusterEntry::StreamletCopies { stream, first: 1, count: 3, copies: 3 }),
     ]
 }
