@@ -1,6 +1,8 @@
 //! Streams that get another number of copies, as `crates/server/src/cluster/changing.rs` does it, by turns. What copies are made of and when all are there
 //! is decided by the real code ([`kera_broker::CopyRun`]), who may say so by the real rules.
 
+use std::collections::BTreeMap;
+
 use kera_broker::{CopyRun, CopyStep};
 use kera_coordinator::cluster::ToCopy;
 use kera_format::{StreamId, StreamOptions, StreamletId};
@@ -21,9 +23,18 @@ const LAST_US: u64 = 1_000_000;
 /// Time until a streamlet that did not get its copies is moved again.
 const RETRY_US: u64 = 2_000_000;
 
+/// What a node does for them.
+#[derive(Default)]
+pub(super) struct Changing {
+    /// What was copied of streamlets.
+    runs: BTreeMap<(StreamId, u32), Run>,
+    /// The last copies of those that are let go.
+    pub(super) last: Vec<Last>,
+}
+
 /// What was copied of a streamlet, for which number of copies.
 #[derive(Default)]
-pub(super) struct Run {
+struct Run {
     copies: u32,
     run: CopyRun,
     not_before_us: u64,
@@ -46,7 +57,7 @@ impl Running {
         let Some(place) = stream.streamlet(StreamletId(of.streamlet)).cloned() else { return CopyStep::Later };
         let options = StreamOptions { replication: of.wanted, ..(*stream.options()).clone() };
         let log = self.copies.log_of(of.stream, place.id(), &options);
-        let known = self.changing.entry((of.stream, of.streamlet)).or_default();
+        let known = self.changing.runs.entry((of.stream, of.streamlet)).or_default();
         if known.copies != of.wanted {
             *known = Run { copies: of.wanted, ..Run::default() };
         }
@@ -57,7 +68,7 @@ impl Running {
         let stream = self.log.stream(of.stream);
         let place = stream.as_ref().and_then(|stream| stream.streamlet(StreamletId(of.streamlet)));
         let is_here = place.is_some_and(|place| place.tenure() == Tenure::Here);
-        let known = self.changing.entry((of.stream, of.streamlet)).or_default();
+        let known = self.changing.runs.entry((of.stream, of.streamlet)).or_default();
         if !is_here || now_us < known.not_before_us {
             return false;
         }
@@ -77,7 +88,7 @@ impl World {
         let is_wanted = |(stream, streamlet): &(StreamId, u32), copies: u32| {
             work.iter().any(|of| (of.stream, of.streamlet, of.wanted) == (*stream, *streamlet, copies))
         };
-        running.changing.retain(|place, of| is_wanted(place, of.copies));
+        running.changing.runs.retain(|place, of| is_wanted(place, of.copies));
         for of in work {
             let Some(running) = self.node_mut(node).running() else { return };
             if of.is_more() && running.copy_step(&of, lies) != CopyStep::Done {
@@ -100,10 +111,10 @@ impl World {
         let known = self.node(node).known.clone();
         let of = lock(&known).to_copy(node, epoch).into_iter().find(|of| (of.stream, of.streamlet) == what);
         let Some(running) = self.node_mut(node).running() else { return false };
-        let is_known = running.changing.contains_key(&what);
+        let is_known = running.changing.runs.contains_key(&what);
         let Some(of) = of.filter(|of| of.is_owner && (is_known || !of.is_more())) else { return false };
-        running.last_copies.retain(|last| last.number != number);
-        running.last_copies.push(Last { number, of, state: state.to_vec(), until_us });
+        running.changing.last.retain(|last| last.number != number);
+        running.changing.last.push(Last { number, of, state: state.to_vec(), until_us });
         self.make_last_copies(node, number);
         true
     }
@@ -112,14 +123,14 @@ impl World {
         let (now_us, epoch, life) = (self.now_us(), self.node(node).epoch, self.node(node).life);
         let lies = self.plan.planted == Some(Planted::SaysCopied);
         let Some(running) = self.node_mut(node).running() else { return };
-        let Some(at) = running.last_copies.iter().position(|last| last.number == number) else { return };
-        let of = running.last_copies[at].of;
+        let Some(at) = running.changing.last.iter().position(|last| last.number == number) else { return };
+        let of = running.changing.last[at].of;
         let is_there = !of.is_more() || running.copy_step(&of, lies) == CopyStep::Done;
-        if !is_there && now_us < running.last_copies[at].until_us {
+        if !is_there && now_us < running.changing.last[at].until_us {
             self.schedule.after(LOOK_US, Event::LastCopies(node, life, number));
             return;
         }
-        let Last { state, .. } = running.last_copies.remove(at);
+        let Last { state, .. } = running.changing.last.remove(at);
         if !is_there {
             self.ask(node, Command::FinishMove(FinishMove { number, node, epoch, state }));
             return;

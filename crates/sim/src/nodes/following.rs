@@ -181,15 +181,7 @@ impl World {
                 Ok(())
             }
             (Command::Rebuilt(_), told) => {
-                if let Some(running) = self.node_mut(number).running()
-                    && running.recovery.reporting == Some(at)
-                {
-                    running.recovery.reporting = None;
-                    if matches!(told, Some(Ok(_))) {
-                        running.recovery.to_report.clear();
-                        running.recovery.needs.pop_front();
-                    }
-                }
+                self.reported(number, at, matches!(told, Some(Ok(_))));
                 Ok(())
             }
             (Command::Needs(_), _) => {
@@ -217,13 +209,26 @@ impl World {
                 self.copies_told(number, made, told.map(|told| told.is_ok()));
                 Ok(())
             }
-            (Command::GiveUp(..) | Command::GiveUpView(..) | Command::GroupsGone(_) | Command::Alter(..), _) => Ok(()),
-            (Command::Move(..) | Command::Renew(..) | Command::Drain(..) | Command::Remove(_), _) => Ok(()),
+            (Command::GiveUp(..) | Command::GiveUpView(..) | Command::GroupsGone(_) | Command::Alter(..), _)
+            | (Command::Move(..) | Command::Renew(..) | Command::Drain(..) | Command::Remove(_), _) => Ok(()),
             (Command::SetFloors(asked), told) => {
                 self.floors_noted(number, &asked, matches!(told, Some(Ok(_))));
                 Ok(())
             }
             (Command::AcceptLoss(_), _) | (Command::Returned(_), _) => Ok(()),
+        }
+    }
+
+    /// The coordinators were told what is rebuilt.
+    fn reported(&mut self, number: u32, at: u64, is_done: bool) {
+        let Some(running) = self.node_mut(number).running() else { return };
+        if running.recovery.reporting != Some(at) {
+            return;
+        }
+        running.recovery.reporting = None;
+        if is_done {
+            running.recovery.to_report.clear();
+            running.recovery.needs.pop_front();
         }
     }
 

@@ -160,14 +160,7 @@ impl World {
         if self.plan.planted == Some(Planted::GivesOneCopyAway) {
             self.give_away(node)?;
         }
-        for number in self.late_moves(node) {
-            *self.events_of.entry("called off").or_default() += 1;
-            self.commit(node, |state| state.plan_call_off(number))?;
-        }
-        self.commit(node, ClusterState::plan_gather)?;
-        self.commit(node, ClusterState::plan_drain_moves)?;
-        let now_ms = self.clock.now_ms();
-        self.commit(node, |state| state.plan_say_copies(now_ms))?;
+        self.look_after_moves(node)?;
         if self.plan.balances {
             self.even_out(node)?;
         }
@@ -181,6 +174,18 @@ impl World {
             _ => self.commit(node, ClusterState::plan_give_up_lost)?,
         }
         self.commit(node, ClusterState::plan_adopt).map(|()| self.change_votes(node))
+    }
+
+    /// Moves that take too long, and those that nodes which are drained want; what is gathered, and whether numbers of copies have changed.
+    fn look_after_moves(&mut self, node: u32) -> Result<(), Violation> {
+        for number in self.late_moves(node) {
+            *self.events_of.entry("called off").or_default() += 1;
+            self.commit(node, |state| state.plan_call_off(number))?;
+        }
+        self.commit(node, ClusterState::plan_gather)?;
+        self.commit(node, ClusterState::plan_drain_moves)?;
+        let now_ms = self.clock.now_ms();
+        self.commit(node, |state| state.plan_say_copies(now_ms))
     }
 
     /// Has streamlets move to nodes that have few: nobody tells what nodes take.

@@ -49,7 +49,7 @@ impl World {
         let Some(take) = running.takes.get_mut(&number) else { return };
         if !is_noted {
             running.takes.remove(&number);
-            running.last_copies.retain(|last| last.number != number);
+            running.changing.last.retain(|last| last.number != number);
             running.moving.over(number);
             return;
         }

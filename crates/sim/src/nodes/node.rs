@@ -23,6 +23,7 @@ use kera_protocol::{
 };
 
 use super::CLUSTER;
+use super::changing::Changing;
 use super::compacting::{Elsewhere, compactor};
 use super::coordinators::{Command, Told};
 use super::copies::{Copies, Directory, lock};
@@ -189,9 +190,8 @@ pub(super) struct Running {
     pub(super) offer_us: u64,
     /// Where streamlets are to go on that change their virtual log.
     pub(super) wanted_logs: BTreeMap<(StreamId, StreamletId), Option<u8>>,
-    /// What was copied of streamlets that are to have another number of copies, and the last copies of those that are let go for it.
-    pub(super) changing: BTreeMap<(StreamId, u32), super::changing::Run>,
-    pub(super) last_copies: Vec<super::changing::Last>,
+    /// What it does for streams that are to have another number of copies.
+    pub(super) changing: Changing,
     /// When groups that are gone are told next.
     pub(super) tell_gone_us: u64,
     pub(super) turns: Turns,
@@ -406,11 +406,7 @@ impl Node {
         self.sound(&self.unexpected(epoch, report.problems))?;
         self.replay(&own, &log, &store)?;
         store.replayed();
-        for (stream, first, count, copies) in lock(&self.known).other_copies() {
-            let Some(found) = log.stream(stream) else { continue };
-            let places = (first..first + count).filter_map(|at| found.streamlet(StreamletId(at)));
-            places.for_each(|place| place.set_copies(copies));
-        }
+        set_copies(&log, &lock(&self.known));
         self.cut_leftovers(&log, &store, epoch)?;
         self.sound(&self.unexpected(epoch, log.finish_recovery(epoch)))?;
         let mut running = Running {
@@ -439,8 +435,7 @@ impl Node {
             came_with_all: self.came_with_all,
             offer_us: 0,
             wanted_logs: BTreeMap::new(),
-            changing: BTreeMap::new(),
-            last_copies: Vec::new(),
+            changing: Changing::default(),
             tell_gone_us: self.clock.monotonic_us() + TELL_GONE_US,
             turns: Turns::default(),
         };
@@ -612,6 +607,15 @@ fn log_in(arena: Arc<Arena>, store: &Arc<DiskStore>) -> Arc<Log> {
 
 /// Everything that the broker is told of streams and owners; an error must not be.
 type Fed = Result<(), String>;
+
+/// Tells streamlets that have another number of copies than their streams say.
+fn set_copies(log: &Log, known: &ClusterState) {
+    for (stream, first, count, copies) in known.other_copies() {
+        let Some(found) = log.stream(stream) else { continue };
+        let places = (first..first + count).filter_map(|at| found.streamlet(StreamletId(at)));
+        places.for_each(|place| place.set_copies(copies));
+    }
+}
 
 /// Drops groups of streamlets that others have.
 fn drop_all(log: &Log, which: impl IntoIterator<Item = (StreamId, StreamletId)>) {

@@ -97,12 +97,8 @@ impl World {
             Fault::Kill => self.kill(node, None),
             Fault::KillAll => (1..=self.count()).for_each(|node| self.kill(node, None)),
             // What is not synced is lost, and it is not known which of its blocks are.
-            Fault::PowerCut if !self.power => {
-                if !self.may_lose_disk(node) {
-                    return false;
-                }
-                self.lose_power(node);
-            }
+            Fault::PowerCut if !self.power && !self.may_lose_disk(node) => return false,
+            Fault::PowerCut if !self.power => self.lose_power(node),
             Fault::PowerCut if self.survives(&[node], &[], false) => match self.below(2) {
                 0 => self.lose_power(node),
                 _ => self.node(node).memory.cut_power_at(1 + self.below(30)),

@@ -747,17 +747,7 @@ impl World {
                 self.schedule.after(pause_us, Is::Store(node, life));
                 Ok(())
             }
-            Is::Tick(node, life) => {
-                self.schedule.after(500_000, Is::Tick(node, life));
-                if let Some(running) = self.node_mut(node).running() {
-                    running.tick();
-                }
-                self.tell_gone(node);
-                self.look_at_floors(node);
-                self.copy_again(node)?;
-                self.change_copies(node);
-                Ok(())
-            }
+            Is::Tick(node, life) => self.tick(node, life),
             Is::Compact(node, life) => self.compact(node, life),
             Is::Beat(node, life) => self.beat(node, life),
             Is::Deadline(node, _) => {
@@ -801,6 +791,18 @@ impl World {
             }
             other => unreachable!("{other:?} is no turn"),
         }
+    }
+
+    fn tick(&mut self, node: u32, life: u32) -> Result<(), Violation> {
+        self.schedule.after(500_000, Event::Tick(node, life));
+        if let Some(running) = self.node_mut(node).running() {
+            running.tick();
+        }
+        self.tell_gone(node);
+        self.look_at_floors(node);
+        self.copy_again(node)?;
+        self.change_copies(node);
+        Ok(())
     }
 
     /// Whether the client of a connection does not wait for it any more; in runs whose clients go on behind that.
