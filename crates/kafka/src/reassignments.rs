@@ -171,14 +171,12 @@ impl<'a> Reassigning<'a> {
     /// Has the topic get as many copies as there are nodes named for each of its partitions.
     fn copy(&self, partitions: &[ReassignablePartition]) -> Result<(), Refusal> {
         let refuse = |why: String| Err((ResponseError::InvalidReplicaAssignment, why));
-        let mut named: Vec<i32> = partitions.iter().map(|partition| partition.partition_index).collect();
-        named.sort_unstable();
-        named.dedup();
+        let named: BTreeSet<i32> = partitions.iter().map(|partition| partition.partition_index).collect();
         let wanted: Option<Vec<&[BrokerId]>> = partitions.iter().map(|of| of.replicas.as_deref()).collect();
-        let all = partitions_of(&self.info.options) as usize;
-        let (name, copies) = (&self.info.name, self.copies.in_the_end());
-        let wanted = wanted.filter(|wanted| (named.len(), wanted.len()) == (all, all));
-        let wanted = wanted.filter(|wanted| wanted.iter().all(|nodes| nodes.len() == wanted[0].len()));
+        let (name, copies, all) = (&self.info.name, self.copies.in_the_end(), partitions_of(&self.info.options));
+        let is_whole = partitions.len() == all as usize && named.into_iter().eq(0..all.cast_signed());
+        let is_one_number = |wanted: &Vec<&[BrokerId]>| wanted.iter().all(|nodes| nodes.len() == wanted[0].len());
+        let wanted = wanted.filter(|wanted| is_whole && is_one_number(wanted));
         let Some(wanted) = wanted else {
             return refuse(format!(
                 "the number of copies belongs to the whole topic, and {name} has {copies}: name all of its {all} partitions, each once and with the same \
