@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use kera_env::{Clock, Disk};
 use kera_format::catalog::Entry;
-use kera_format::{ProducerEpoch, ProducerId, ReplicationMode, StreamOptions, level};
+use kera_format::{ProducerEpoch, ProducerId, ReplicationMode, StreamId, StreamOptions, level};
 use kera_protocol::limits::FLOORS_MAX;
 use kera_protocol::{
     AllocateProducer, AllocatedProducer, AlterStream, Body, CreateStream, DeleteStream, DescribeMoves, LaneFloor,
@@ -59,6 +59,15 @@ pub trait StreamObserver: Send + Sync {
     fn stream_changed(&self, event: &StreamEvent);
 }
 
+/// A node that takes part in a cluster now.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct LiveNode {
+    /// Its number.
+    pub node: u32,
+    /// It may be given streamlets: it is a broker that is not drained.
+    pub takes: bool,
+}
+
 /// The log of a cluster, as a node's coordinator uses it instead of a journal of its own.
 pub trait ClusterLog: Send + Sync {
     /// Has the leader do a request; the body of the answer. Blocks until it is done and this node knows of it.
@@ -67,6 +76,12 @@ pub trait ClusterLog: Send + Sync {
     fn level(&self) -> u32;
     /// Reads the streams that this node knows of.
     fn read(&self, read: &mut dyn FnMut(&Catalog));
+    /// How many copies there are of what is acknowledged in a streamlet, its owner's included; zero: there is no such stream.
+    fn copies_of(&self, stream: StreamId, streamlet: u32) -> u32;
+    /// How many copies a stream is to have while that changes.
+    fn wanted_copies(&self, stream: StreamId) -> Option<u32>;
+    /// The nodes that take part now, by their numbers.
+    fn live_nodes(&self) -> Vec<LiveNode>;
     /// Says who is told of streams from now on. Whatever is different from `known` by then is told first.
     fn observe(&self, observer: Arc<dyn StreamObserver>, known: Vec<StreamInfo>);
 }
@@ -153,6 +168,25 @@ impl Coordinator {
     /// Whether all nodes understand what needs this [level](kera_format::level); a node that is alone has nobody to ask.
     pub fn all_understand(&self, level: u32) -> bool {
         self.cluster.as_ref().is_none_or(|cluster| cluster.level() >= level)
+    }
+
+    /// How many copies there are of what is acknowledged in a streamlet: another number than its stream says while that changes. Takes a lock: ask for the
+    /// stream's [change](Coordinator::wanted_copies) first, of which there nearly never is one.
+    pub fn copies_of(&self, stream: StreamId, streamlet: u32) -> u32 {
+        match &self.cluster {
+            Some(cluster) => cluster.copies_of(stream, streamlet),
+            None => self.stream(&stream.into()).map_or(0, |info| info.options.replication),
+        }
+    }
+
+    /// How many copies a stream is to have while that changes; `None`: it does not. It may be as many as the stream says, if a change is turned back.
+    pub fn wanted_copies(&self, stream: StreamId) -> Option<u32> {
+        self.cluster.as_ref().and_then(|cluster| cluster.wanted_copies(stream))
+    }
+
+    /// The nodes that take part in the cluster now; `None`: this one is alone.
+    pub fn live_nodes(&self) -> Option<Vec<LiveNode>> {
+        self.cluster.as_ref().map(|cluster| cluster.live_nodes())
     }
 
     /// Whether settings of streams are kept as they were given; otherwise they are left out of what is asked for.

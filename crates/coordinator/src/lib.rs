@@ -19,5 +19,5 @@ pub mod journal;
 pub mod loads;
 mod requests;
 
-pub use coordinator::{ClusterLog, Coordinator, CoordinatorConfig, StreamEvent, StreamObserver};
+pub use coordinator::{ClusterLog, Coordinator, CoordinatorConfig, LiveNode, StreamEvent, StreamObserver};
 pub use error::{CoordinatorError, OpenError};

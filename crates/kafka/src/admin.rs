@@ -24,9 +24,11 @@ use kera_protocol::Status;
 use kera_protocol::admin::{AllocatedProducer, CreateStream, StreamChanges, StreamInfo, StreamRef};
 
 use crate::access::{CLUSTER_OPERATIONS, told_if};
+use crate::assignments::{self, Leads};
 use crate::cluster;
 use crate::config_words::documentation;
 use crate::configs::{self, Described, Type};
+use crate::copies::Copies;
 use crate::door::{After, Command, Door, may_be_topic, partitions_of};
 use crate::reassignments;
 use crate::session::{Request, decode, encode};
@@ -212,18 +214,6 @@ fn describe_cluster(door: &Door, asked: &DescribeClusterRequest) -> DescribeClus
         .with_cluster_authorized_operations(told_if(asked.include_cluster_authorized_operations, CLUSTER_OPERATIONS))
 }
 
-/// Whether partitions may be where a client wants them.
-fn check_assigned<'a>(door: &Door, mut wanted: impl Iterator<Item = &'a [BrokerId]>) -> Result<(), Refusal> {
-    let why = if door.is_in_cluster() {
-        "the coordinators choose where partitions are; leave the assignment out".to_owned()
-    } else if wanted.any(|brokers| brokers != [BrokerId(door.node_id())]) {
-        format!("there is one node: every partition is on {}", door.node_id())
-    } else {
-        return Ok(());
-    };
-    Err((ResponseError::InvalidReplicaAssignment, why))
-}
-
 /// Copies of a topic whose maker does not say how many. Nodes that are lost count: they are to come back.
 pub(crate) fn copies_default(door: &Door) -> u32 {
     let nodes = door.broker.ownership().nodes().len();
@@ -233,9 +223,11 @@ pub(crate) fn copies_default(door: &Door) -> u32 {
 /// The options of a topic that is to be made.
 fn options_of(door: &Door, topic: &CreatableTopic) -> Result<StreamOptions, Refusal> {
     let refuse = |error, why: &str| Err((error, why.to_owned()));
+    let assigned = topic.assignments.iter().map(|assigned| &assigned.broker_ids[..]);
+    let assigned = if topic.assignments.is_empty() { None } else { Some(assignments::check(door, assigned)?) };
     let nodes = door.broker.ownership().nodes().len().max(1);
     let copies = match topic.replication_factor {
-        -1 => copies_default(door),
+        -1 => assigned.unwrap_or_else(|| copies_default(door)),
         factor => u32::try_from(factor).unwrap_or(0),
     };
     if copies == 0 || copies as usize > nodes {
@@ -244,8 +236,11 @@ fn options_of(door: &Door, topic: &CreatableTopic) -> Result<StreamOptions, Refu
         return refuse(ResponseError::InvalidReplicationFactor, &why);
     }
     let mut partitions = topic.num_partitions;
-    if !topic.assignments.is_empty() {
-        check_assigned(door, topic.assignments.iter().map(|assigned| &assigned.broker_ids[..]))?;
+    if let Some(assigned) = assigned {
+        if copies != assigned {
+            let why = format!("the replication factor is {copies}, and {assigned} nodes are named for each partition");
+            return refuse(ResponseError::InvalidReplicaAssignment, &why);
+        }
         let mut seen: Vec<i32> = topic.assignments.iter().map(|assigned| assigned.partition_index).collect();
         seen.sort_unstable();
         if seen.iter().enumerate().any(|(at, index)| usize::try_from(*index) != Ok(at)) {
@@ -305,7 +300,8 @@ pub(crate) fn create_topic(
 }
 
 fn create_topics(door: &Door, asked: &CreateTopicsRequest) -> CreateTopicsResponse {
-    let one = |topic: &CreatableTopic| -> Result<CreatableTopicResult, Refusal> {
+    let mut leads = Leads::new(door);
+    let mut one = |topic: &CreatableTopic| -> Result<CreatableTopicResult, Refusal> {
         if asked.topics.iter().filter(|other| other.name == topic.name).count() > 1 {
             return Err((ResponseError::InvalidRequest, "the topic is named twice".to_owned()));
         }
@@ -317,6 +313,11 @@ fn create_topics(door: &Door, asked: &CreateTopicsRequest) -> CreateTopicsRespon
         }
         let options = options_of(door, topic)?;
         let made = create_topic(door, &topic.name, options.clone(), asked.validate_only)?;
+        if let Some(made) = &made {
+            let mut assigned: Vec<_> = topic.assignments.iter().collect();
+            assigned.sort_unstable_by_key(|assigned| assigned.partition_index);
+            leads.lead_new(made, 0, assigned.iter().map(|assigned| &assigned.broker_ids[..]));
+        }
         let configs = configs::describe(&options).into_iter().map(|one| {
             CreatableTopicConfigs::default()
                 .with_name(text(one.name))
@@ -385,8 +386,23 @@ fn delete_topics(door: &Door, version: i16, asked: &DeleteTopicsRequest) -> Dele
     DeleteTopicsResponse::default().with_responses(responses)
 }
 
+/// Whether new partitions of a topic may be where they are wanted.
+fn check_new<'a>(door: &Door, info: &StreamInfo, wanted: impl Iterator<Item = &'a [BrokerId]>) -> Result<(), Refusal> {
+    let refuse = |why: String| Err((ResponseError::InvalidReplicaAssignment, why));
+    let (named, copies) = (assignments::check(door, wanted)?, Copies::of(door, info).in_the_end());
+    if door.is_in_cluster() && info.options.lanes > 1 {
+        let (partitions, name) = (info.options.lanes, &info.name);
+        return refuse(format!("{partitions} partitions of {name} are at one node; leave the assignment out"));
+    }
+    if door.is_in_cluster() && named != copies {
+        return refuse(format!("{named} nodes are named for each partition, and the topic has {copies} copies"));
+    }
+    Ok(())
+}
+
 fn create_partitions(door: &Door, asked: &CreatePartitionsRequest) -> CreatePartitionsResponse {
-    let grow = |topic: &CreatePartitionsTopic| -> Result<(), Refusal> {
+    let mut leads = Leads::new(door);
+    let mut grow = |topic: &CreatePartitionsTopic| -> Result<(), Refusal> {
         let (name, count) = (&topic.name, topic.count);
         let unknown = || (ResponseError::UnknownTopicOrPartition, "there is no such topic".to_owned());
         let info = door.info(name).ok_or_else(unknown)?;
@@ -403,17 +419,20 @@ fn create_partitions(door: &Door, asked: &CreatePartitionsRequest) -> CreatePart
                 let why = format!("the topic gets {} partitions, and {} are assigned", count - has, assigned.len());
                 return Err((ResponseError::InvalidReplicaAssignment, why));
             }
-            check_assigned(door, assigned.iter().map(|one| &one.broker_ids[..]))?;
+            check_new(door, &info, assigned.iter().map(|one| &one.broker_ids[..]))?;
         }
         if asked.validate_only {
             return Ok(());
         }
         let changes = StreamChanges { streamlets: Some(count / info.options.lanes), ..StreamChanges::default() };
-        match door.coordinator.alter_stream(&StreamRef::Id(info.id), &changes) {
-            Ok(_) => Ok(()),
-            Err(CoordinatorError::BadOptions { mistakes }) => refuse(mistakes.join("; ")),
-            Err(error) => Err(refusal(&error)),
-        }
+        let grown = match door.coordinator.alter_stream(&StreamRef::Id(info.id), &changes) {
+            Ok(grown) => grown,
+            Err(CoordinatorError::BadOptions { mistakes }) => return refuse(mistakes.join("; ")),
+            Err(error) => return Err(refusal(&error)),
+        };
+        let assigned = topic.assignments.iter().flatten();
+        leads.lead_new(&grown, has, assigned.map(|one| &one.broker_ids[..]));
+        Ok(())
     };
     let results = asked.topics.iter().map(|topic| {
         let (error, why) = told(grow(topic));

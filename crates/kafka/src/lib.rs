@@ -14,7 +14,8 @@
 //! | `counts` | numbers for metrics |
 //! | `older` | what other nodes have of partitions that moved here |
 //! | `epochs` | epochs of leaders |
-//! | `cluster`, `reassignments` | who leads and votes; partitions that are to move |
+//! | `cluster`, `copies` | who leads and votes; where copies are |
+//! | `assignments`, `reassignments` | where clients want partitions: new ones, and those that are to move or to get another number of copies |
 //! | `partitions`, `floors` | what partitions take up; where they begin once records were deleted |
 //! | [`groups`], `group_door`, `group_parts`, `group_founding` | the group coordinator, its connections, which groups are this node's, and which come from a node that was alone |
 //! | `state_log` | the streams of the coordinators |
@@ -28,11 +29,13 @@
 mod access;
 mod admin;
 mod apis;
+mod assignments;
 mod batch;
 mod cluster;
 mod config_words;
 mod configs;
 mod convert;
+mod copies;
 mod counts;
 mod door;
 mod endings;

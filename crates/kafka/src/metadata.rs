@@ -1,7 +1,6 @@
 //! Metadata: which topics there are, with which partitions, and where. A node that is alone leads them all, in a cluster the owner of
-//! its streamlet leads a partition, in the owner's epoch, and the nodes that have copies of its logs are replicas.
-
-use std::collections::BTreeMap;
+//! its streamlet leads a partition, in the owner's epoch, and the nodes that have copies of its logs are replicas: as many as the partition has now,
+//! also while its topic gets another number.
 
 use kafka_protocol::ResponseError;
 use kafka_protocol::messages::describe_topic_partitions_response::{
@@ -21,6 +20,7 @@ use kera_protocol::admin::StreamInfo;
 use uuid::Uuid;
 
 use crate::access::{CLUSTER_OPERATIONS, TOPIC_OPERATIONS, told_if};
+use crate::copies::Copies;
 use crate::door::{Door, may_be_topic, partitions_of};
 
 /// From this version on a topic that is named by its id need not have a name in the answer.
@@ -104,22 +104,12 @@ fn asked_for(door: &Door, version: i16, name: Option<TopicName>, id: Uuid) -> Me
     }
 }
 
-/// Replicas of the partitions of one topic, by their leaders: looked up once for each.
-#[derive(Default)]
-struct Known(BTreeMap<i32, (Vec<BrokerId>, Vec<BrokerId>)>);
-
-impl Known {
-    fn of(&mut self, door: &Door, info: &StreamInfo, leader: i32) -> (Vec<BrokerId>, Vec<BrokerId>) {
-        self.0.entry(leader).or_insert_with(|| door.copies_of(leader, info.options.replication)).clone()
-    }
-}
-
 fn topic(door: &Door, info: &StreamInfo) -> MetadataResponseTopic {
-    let mut known = Known::default();
+    let mut copies = Copies::of(door, info);
     let partitions = (0..partitions_of(&info.options) as i32).map(|index| {
         let (leader, epoch) = door.leader_of(info, index);
         let error = if leader < 0 { ResponseError::LeaderNotAvailable.code() } else { 0 };
-        let (replicas, in_sync) = known.of(door, info, leader);
+        let (replicas, in_sync) = copies.replicas(index, leader);
         MetadataResponsePartition::default()
             .with_error_code(error)
             .with_partition_index(index)
@@ -171,10 +161,10 @@ pub(crate) fn describe_partitions(
         };
         let partitions = partitions_of(&info.options) as i32;
         let until = partitions.min(from.saturating_add(left as i32));
-        let mut known = Known::default();
+        let mut copies = Copies::of(door, &info);
         let described = (from..until).map(|index| {
             let (leader, epoch) = door.leader_of(&info, index);
-            let (replicas, in_sync) = known.of(door, &info, leader);
+            let (replicas, in_sync) = copies.replicas(index, leader);
             DescribeTopicPartitionsResponsePartition::default()
                 .with_partition_index(index)
                 .with_leader_id(BrokerId(leader))

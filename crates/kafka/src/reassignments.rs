@@ -1,10 +1,15 @@
-//! AlterPartitionReassignments and ListPartitionReassignments: partitions that move, and those that are to.
+//! AlterPartitionReassignments and ListPartitionReassignments: partitions that move or get another number of copies, and those that are to.
 //!
 //! In a cluster a partition moves with its streamlet, and no data is copied for it: the first of the replicas that a tool names is the node that is to lead, the others are
 //! where the copies of what that node owns are. Which these are is the coordinators' business, for virtual logs have copies and partitions have none of
 //! their own. So a reassignment is taken if it names just them, and refused with their numbers otherwise: what a tool has been told stays true.
 //!
+//! With another number of nodes for each partition a topic gets as many copies. The number is the whole topic's, so all partitions have to be named. Where its copies will
+//! be nobody knows before they are made: of the others only their number counts then, and while that goes on.
+//!
 //! On the commands thread, for the leader of the coordinators is asked.
+
+use std::collections::{BTreeMap, BTreeSet};
 
 use kafka_protocol::ResponseError;
 use kafka_protocol::messages::alter_partition_reassignments_request::ReassignablePartition;
@@ -16,19 +21,25 @@ use kafka_protocol::messages::list_partition_reassignments_response::{
 };
 use kafka_protocol::messages::*;
 use kafka_protocol::protocol::StrBytes;
-use kera_coordinator::CoordinatorError;
-use kera_format::StreamletId;
-use kera_protocol::admin::StreamInfo;
-use kera_protocol::{DescribeMoves, MoveStreamlet, StreamRef};
+use kera_format::level;
+use kera_protocol::admin::{StreamChanges, StreamInfo};
+use kera_protocol::{DescribeMoves, MoveInfo, StreamRef};
 
 use crate::admin::{Refusal, refusal, told};
+use crate::assignments::{self, Leads, as_assignment};
+use crate::copies::Copies;
 use crate::door::{Door, partitions_of};
 
 pub(crate) fn alter(door: &Door, asked: AlterPartitionReassignmentsRequest) -> AlterPartitionReassignmentsResponse {
+    let may_change = asked.allow_replication_factor_change;
+    let mut leads = Leads::new(door);
     let topics = asked.topics.into_iter().map(|topic| {
-        let info = door.info(&topic.name);
-        let partitions = topic.partitions.iter().map(|partition| {
-            let (error, why) = told(reassign(door, info.as_ref(), partition));
+        let done = match door.info(&topic.name) {
+            Some(info) => Reassigning::of(door, &info, may_change).run(&mut leads, &topic.partitions),
+            None => vec![Err(no_partition()); topic.partitions.len()],
+        };
+        let partitions = topic.partitions.iter().zip(done).map(|(partition, done)| {
+            let (error, why) = told(done);
             ReassignablePartitionResponse::default()
                 .with_partition_index(partition.partition_index)
                 .with_error_code(error)
@@ -38,80 +49,149 @@ pub(crate) fn alter(door: &Door, asked: AlterPartitionReassignmentsRequest) -> A
         ReassignableTopicResponse::default().with_name(topic.name).with_partitions(partitions)
     });
     let answer = AlterPartitionReassignmentsResponse::default().with_responses(topics.collect());
-    answer.with_allow_replication_factor_change(asked.allow_replication_factor_change).with_error_message(None)
+    answer.with_allow_replication_factor_change(may_change).with_error_message(None)
 }
 
-/// Has a partition go where it is wanted, if it can be there.
-fn reassign(door: &Door, info: Option<&StreamInfo>, partition: &ReassignablePartition) -> Result<(), Refusal> {
-    let index = u32::try_from(partition.partition_index).unwrap_or(u32::MAX);
-    let Some(info) = info.filter(|info| index < partitions_of(&info.options)) else {
-        return Err((ResponseError::UnknownTopicOrPartition, "there is no such partition".to_owned()));
-    };
-    let Some(wanted) = &partition.replicas else {
-        let why = "nothing is being moved that could be called off: a move takes some milliseconds";
-        return Err((ResponseError::NoReassignmentInProgress, why.to_owned()));
-    };
-    let to = check(door, info, wanted)?;
-    if !door.is_in_cluster() || door.leader_of(info, partition.partition_index).0 == to.0 {
-        return Ok(());
+fn no_partition() -> Refusal {
+    (ResponseError::UnknownTopicOrPartition, "there is no such partition".to_owned())
+}
+
+/// What is wanted of a partition.
+enum Wanted {
+    /// This node leads, and as many copies as there are, or are to be.
+    Led(BrokerId),
+    /// Another number of copies, of which the first is this one.
+    Copied(BrokerId),
+    /// It stays as it is.
+    CalledOff,
+}
+
+/// Partitions of one topic that are to go elsewhere.
+struct Reassigning<'a> {
+    door: &'a Door,
+    info: &'a StreamInfo,
+    copies: Copies<'a>,
+    nodes: Vec<i32>,
+    /// Whether another number of copies may be named.
+    may_change: bool,
+}
+
+impl<'a> Reassigning<'a> {
+    fn of(door: &'a Door, info: &'a StreamInfo, may_change: bool) -> Reassigning<'a> {
+        Reassigning { door, info, copies: Copies::of(door, info), nodes: assignments::nodes(door), may_change }
     }
-    let streamlet = StreamletId(index / info.options.lanes.max(1));
-    let message = MoveStreamlet { stream: StreamRef::Id(info.id), streamlet, to: to.0.cast_unsigned() };
-    match door.coordinator.move_streamlet(&message) {
-        Ok(_) => Ok(()),
-        // The node is lost or drained, or the streamlet is being rebuilt or moves already.
-        Err(error @ (CoordinatorError::Refused(_) | CoordinatorError::Leader { .. })) => {
-            Err((ResponseError::InvalidReplicaAssignment, error.to_string()))
+
+    /// Has partitions go where they are wanted, those that can be there. What became of each.
+    fn run(mut self, leads: &mut Leads<'_>, partitions: &[ReassignablePartition]) -> Vec<Result<(), Refusal>> {
+        let wanted: Vec<_> = partitions.iter().map(|partition| self.wanted(partition)).collect();
+        let is_any = |is: fn(&Wanted) -> bool| wanted.iter().flatten().any(is);
+        let called_off = match is_any(|of| matches!(of, Wanted::CalledOff)) {
+            true => self.ask(self.info.options.replication),
+            false => Ok(()),
+        };
+        let copied = match is_any(|of| matches!(of, Wanted::Copied(_))) {
+            true => self.copy(partitions),
+            false => Ok(()),
+        };
+        let is_changing = self.copies.wanted().is_some();
+        let done = partitions.iter().zip(wanted).map(|(partition, wanted)| {
+            let index = partition.partition_index.cast_unsigned();
+            match wanted? {
+                Wanted::CalledOff => called_off.clone(),
+                Wanted::Led(to) => leads.lead(self.info, index, to, is_changing),
+                Wanted::Copied(to) => copied.clone().and_then(|()| leads.lead(self.info, index, to, true)),
+            }
+        });
+        done.collect()
+    }
+
+    /// What is wanted of a partition, unless it cannot be.
+    fn wanted(&mut self, partition: &ReassignablePartition) -> Result<Wanted, Refusal> {
+        let refuse = |why: String| Err((ResponseError::InvalidReplicaAssignment, why));
+        let index = u32::try_from(partition.partition_index).unwrap_or(u32::MAX);
+        if index >= partitions_of(&self.info.options) {
+            return Err(no_partition());
         }
-        Err(error) => Err(refusal(&error)),
+        let Some(wanted) = &partition.replicas else {
+            if self.copies.wanted().is_some() {
+                return Ok(Wanted::CalledOff);
+            }
+            let why = "nothing is being moved that could be called off: a move takes some milliseconds";
+            return Err((ResponseError::NoReassignmentInProgress, why.to_owned()));
+        };
+        let leader = assignments::first_of(wanted, &self.nodes)?;
+        if self.door.is_in_cluster() && self.info.options.lanes > 1 {
+            let (partitions, name) = (self.info.options.lanes, &self.info.name);
+            return refuse(format!(
+                "{partitions} partitions of {name} move together: `kera streamlet move` moves them"
+            ));
+        }
+        let copies = if self.door.is_in_cluster() { self.copies.in_the_end() } else { 1 };
+        if wanted.len() != copies as usize {
+            self.check_may_change(wanted.len(), copies)?;
+            return Ok(Wanted::Copied(leader));
+        }
+        if self.copies.wanted().is_some() {
+            return Ok(Wanted::Led(leader));
+        }
+        let (has, _) = self.copies.at(leader.0, copies);
+        let sorted = |all: &[BrokerId]| {
+            let mut all: Vec<i32> = all.iter().map(|node| node.0).collect();
+            all.sort_unstable();
+            all
+        };
+        if sorted(&has) != sorted(wanted) {
+            let at: Vec<i32> = has.iter().map(|node| node.0).collect();
+            let leader = leader.0;
+            return refuse(format!(
+                "the copies of what node {leader} leads are at {at:?}: name these, in any order behind it"
+            ));
+        }
+        Ok(Wanted::Led(leader))
     }
-}
 
-/// The nodes that serve Kafka clients.
-fn nodes(door: &Door) -> Vec<i32> {
-    door.brokers().into_iter().map(|(id, ..)| id).collect()
-}
+    /// Whether the number of copies may be another one.
+    fn check_may_change(&self, named: usize, copies: u32) -> Result<(), Refusal> {
+        let needs = level::CHANGED_COPIES;
+        let why = if !self.may_change {
+            "and the request does not allow another number".to_owned()
+        } else if !self.door.is_in_cluster() {
+            "as everything on a node that is alone".to_owned()
+        } else if !self.door.coordinator.all_understand(needs) {
+            format!(
+                "and that changes from level {needs} of the cluster on; `kera cluster level` shows what holds it back"
+            )
+        } else {
+            return Ok(());
+        };
+        let why = format!("{named} nodes are named; the topic has {copies} copies, {why}");
+        Err((ResponseError::InvalidReplicationFactor, why))
+    }
 
-fn not_there(node: &dyn std::fmt::Display, nodes: &[i32]) -> String {
-    format!("node {node} serves no Kafka clients or is not there; nodes that do are {nodes:?}")
-}
+    /// Has the topic get as many copies as there are nodes named for each of its partitions.
+    fn copy(&self, partitions: &[ReassignablePartition]) -> Result<(), Refusal> {
+        let refuse = |why: String| Err((ResponseError::InvalidReplicaAssignment, why));
+        let named: BTreeSet<i32> = partitions.iter().map(|partition| partition.partition_index).collect();
+        let wanted: Option<Vec<&[BrokerId]>> = partitions.iter().map(|of| of.replicas.as_deref()).collect();
+        let (name, copies, all) = (&self.info.name, self.copies.in_the_end(), partitions_of(&self.info.options));
+        let is_whole = partitions.len() == all as usize && named.into_iter().eq(0..all.cast_signed());
+        let is_one_number = |wanted: &Vec<&[BrokerId]>| wanted.iter().all(|nodes| nodes.len() == wanted[0].len());
+        let wanted = wanted.filter(|wanted| is_whole && is_one_number(wanted));
+        let Some(wanted) = wanted else {
+            return refuse(format!(
+                "the number of copies belongs to the whole topic, and {name} has {copies}: name all of its {all} partitions, each once and with the same \
+                 number of nodes, or {copies} nodes for these"
+            ));
+        };
+        self.ask(assignments::check(self.door, wanted.into_iter())?)
+    }
 
-/// The node that is to lead, if the others are where the copies of what it owns are.
-fn check(door: &Door, info: &StreamInfo, wanted: &[BrokerId]) -> Result<BrokerId, Refusal> {
-    let refuse = |why: String| Err((ResponseError::InvalidReplicaAssignment, why));
-    let Some(leader) = wanted.first().copied() else {
-        return refuse("no node is named that is to have the partition".to_owned());
-    };
-    let nodes = nodes(door);
-    if let Some(unknown) = wanted.iter().find(|node| !nodes.contains(&node.0)) {
-        return refuse(not_there(&unknown.0, &nodes));
+    /// Has the topic get so many copies. That goes on for as long as there is something to copy; who asks again is told the same.
+    fn ask(&self, copies: u32) -> Result<(), Refusal> {
+        let changes = StreamChanges { replication: Some(copies), ..StreamChanges::default() };
+        let asked = self.door.coordinator.alter_stream(&StreamRef::Id(self.info.id), &changes);
+        asked.map(drop).map_err(|error| as_assignment(&error))
     }
-    if wanted.iter().enumerate().any(|(at, node)| wanted[..at].contains(node)) {
-        return refuse("a node is named twice".to_owned());
-    }
-    if door.is_in_cluster() && info.options.lanes > 1 {
-        let (partitions, name) = (info.options.lanes, &info.name);
-        return refuse(format!("{partitions} partitions of {name} move together: `kera streamlet move` moves them"));
-    }
-    let copies = if door.is_in_cluster() { info.options.replication } else { 1 };
-    if wanted.len() != copies as usize {
-        let why = format!("{} nodes are named; the topic has {copies} copies, and that does not change", wanted.len());
-        return Err((ResponseError::InvalidReplicationFactor, why));
-    }
-    let (has, _) = door.copies_of(leader.0, copies);
-    let sorted = |all: &[BrokerId]| {
-        let mut all: Vec<i32> = all.iter().map(|node| node.0).collect();
-        all.sort_unstable();
-        all
-    };
-    if sorted(&has) != sorted(wanted) {
-        let at: Vec<i32> = has.iter().map(|node| node.0).collect();
-        return refuse(format!(
-            "the copies of what node {} leads are at {at:?}: name these, in any order behind it",
-            leader.0
-        ));
-    }
-    Ok(leader)
 }
 
 /// Whether settings of a node are those by which tools bound what their reassignments copy.
@@ -126,15 +206,16 @@ pub(crate) fn are_limits<'a>(mut names: impl Iterator<Item = &'a str>) -> bool {
 
 /// A tool bounds what a reassignment copies at a node, or takes that back when it is over. Nothing is copied: any bound is kept, and none has to be.
 pub(crate) fn limit(door: &Door, node: &str) -> Result<(), Refusal> {
-    let nodes = nodes(door);
+    let nodes = assignments::nodes(door);
     match node.parse::<i32>() {
         Ok(id) if nodes.contains(&id) => Ok(()),
         _ if node.is_empty() => Ok(()),
-        _ => Err((ResponseError::InvalidRequest, not_there(&node, &nodes))),
+        _ => Err((ResponseError::InvalidRequest, assignments::not_there(&node, &nodes))),
     }
 }
 
-/// What moves just now: the node that a partition leaves is one of its replicas until it is gone there.
+/// What moves just now, of which the node that a partition leaves is one of its replicas until it is gone there, and what does not have as many copies
+/// as it is to have.
 pub(crate) fn list(door: &Door, asked: &ListPartitionReassignmentsRequest) -> ListPartitionReassignmentsResponse {
     let answer = ListPartitionReassignmentsResponse::default().with_error_message(None);
     if !door.is_in_cluster() {
@@ -148,36 +229,73 @@ pub(crate) fn list(door: &Door, asked: &ListPartitionReassignmentsRequest) -> Li
             return answer.with_error_code(error.code()).with_error_message(Some(StrBytes::from_string(why)));
         }
     };
+    let infos = match &asked.topics {
+        Some(topics) => topics.iter().filter_map(|topic| door.info(&topic.name)).collect(),
+        None => door.catalog.infos(),
+    };
     let mut topics: Vec<OngoingTopicReassignment> = Vec::new();
-    for one in moves {
-        let Some(info) = door.info_of(door.topic_id(one.stream)) else { continue };
+    for info in infos {
         let name = TopicName(StrBytes::from_string(info.name.clone()));
-        let is_asked = |partition: i32| match &asked.topics {
-            Some(wanted) => {
-                wanted.iter().any(|topic| topic.name == name && topic.partition_indexes.contains(&partition))
-            }
-            None => true,
-        };
-        let lanes = info.options.lanes.max(1);
-        let (to, _) = door.copies_of(one.to as i32, info.options.replication);
-        let (from, node) = (BrokerId(one.from as i32), BrokerId(one.to as i32));
-        let replicas: Vec<BrokerId> = to.iter().copied().chain((!to.contains(&from)).then_some(from)).collect();
-        let of = |partition: i32| {
-            OngoingPartitionReassignment::default()
-                .with_partition_index(partition)
-                .with_replicas(replicas.clone())
-                .with_adding_replicas(if one.from == one.to { Vec::new() } else { vec![node] })
-                .with_removing_replicas(if to.contains(&from) { Vec::new() } else { vec![from] })
-        };
-        let first = (one.streamlet.0 * lanes).cast_signed();
-        let partitions: Vec<_> = (first..first + lanes.cast_signed()).filter(|at| is_asked(*at)).map(of).collect();
-        if partitions.is_empty() {
+        if topics.iter().any(|topic| topic.name == name) {
             continue;
         }
-        match topics.iter_mut().find(|topic| topic.name == name) {
-            Some(topic) => topic.partitions.extend(partitions),
-            None => topics.push(OngoingTopicReassignment::default().with_name(name).with_partitions(partitions)),
+        let mut found = of_topic(door, &info, moves.iter().filter(|one| one.stream == info.id));
+        if let Some(wanted) = &asked.topics {
+            let mut asked = wanted.iter().filter(|topic| topic.name == name).flat_map(|topic| &topic.partition_indexes);
+            let is_asked: BTreeSet<i32> = asked.by_ref().copied().collect();
+            found.retain(|partition, _| is_asked.contains(partition));
+        }
+        if !found.is_empty() {
+            let partitions = found.into_values().collect();
+            topics.push(OngoingTopicReassignment::default().with_name(name).with_partitions(partitions));
         }
     }
     answer.with_topics(topics)
+}
+
+/// Partitions of a topic that are not where they are to be, or have not as many copies.
+fn of_topic<'a>(
+    door: &Door,
+    info: &StreamInfo,
+    moves: impl Iterator<Item = &'a MoveInfo>,
+) -> BTreeMap<i32, OngoingPartitionReassignment> {
+    let (mut copies, lanes) = (Copies::of(door, info), info.options.lanes.max(1).cast_signed());
+    let mut found = BTreeMap::new();
+    let of = |partition, replicas, adding, removing| {
+        OngoingPartitionReassignment::default()
+            .with_partition_index(partition)
+            .with_replicas(replicas)
+            .with_adding_replicas(adding)
+            .with_removing_replicas(removing)
+    };
+    let wanted = copies.wanted();
+    for one in moves {
+        let first = one.streamlet.0.cast_signed() * lanes;
+        // It gets its other number of copies by a move to its own node.
+        if one.from == one.to && wanted.is_some_and(|wanted| wanted != copies.in_force(first)) {
+            continue;
+        }
+        let (to, _) = copies.replicas(first, one.to.cast_signed());
+        let [from, node] = [one.from, one.to].map(|node| BrokerId(node.cast_signed()));
+        let removing = Vec::from_iter((!to.contains(&from)).then_some(from));
+        let adding = if from == node { Vec::new() } else { vec![node] };
+        let replicas: Vec<BrokerId> = to.iter().chain(&removing).copied().collect();
+        let partitions = first..first + lanes;
+        found.extend(partitions.map(|at| (at, of(at, replicas.clone(), adding.clone(), removing.clone()))));
+    }
+    let Some(wanted) = wanted else { return found };
+    let without = |all: &[BrokerId], other: &[BrokerId]| -> Vec<BrokerId> {
+        all.iter().copied().filter(|node| !other.contains(node)).collect()
+    };
+    for at in 0..partitions_of(&info.options).cast_signed() {
+        if copies.in_force(at) == wanted || found.contains_key(&at) {
+            continue;
+        }
+        let (leader, _) = door.leader_of(info, at);
+        let ((now, _), (then, _)) = (copies.replicas(at, leader), copies.at(leader, wanted));
+        let (adding, removing) = (without(&then, &now), without(&now, &then));
+        let replicas = now.iter().chain(&adding).copied().collect();
+        found.insert(at, of(at, replicas, adding, removing));
+    }
+    found
 }

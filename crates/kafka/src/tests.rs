@@ -674,6 +674,7 @@ fn every_request_is_answered_in_every_version() {
 
 mod cluster;
 mod commits;
+mod copies;
 mod epochs;
 mod fetch_sessions;
 mod loading;

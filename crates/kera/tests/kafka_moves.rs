@@ -3,6 +3,7 @@
 
 mod common;
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -163,20 +164,27 @@ fn move_to(three: &Three, partition: i32, node: usize) {
 
 /// Asks any node that a partition be at nodes, from 1, of which the first leads. The error's code.
 fn reassign(three: &Three, (topic, partition): (&str, i32), nodes: Option<&[i32]>) -> i16 {
-    let nodes = nodes.map(|nodes| nodes.iter().map(|node| BrokerId(*node)).collect());
-    let of = ReassignablePartition::default().with_partition_index(partition).with_replicas(nodes);
-    let of = ReassignableTopic::default().with_name(name(topic)).with_partitions(vec![of]);
+    reassign_all(three, topic, &[(partition, nodes)])[0]
+}
+
+/// The same for several partitions of a topic.
+fn reassign_all(three: &Three, topic: &str, wanted: &[(i32, Option<&[i32]>)]) -> Vec<i16> {
+    let of = |(partition, nodes): &(i32, Option<&[i32]>)| {
+        let nodes = nodes.map(|nodes| nodes.iter().map(|node| BrokerId(*node)).collect());
+        ReassignablePartition::default().with_partition_index(*partition).with_replicas(nodes)
+    };
+    let partitions = wanted.iter().map(of).collect();
+    let of = ReassignableTopic::default().with_name(name(topic)).with_partitions(partitions);
     let asked = AlterPartitionReassignmentsRequest::default().with_topics(vec![of]).with_timeout_ms(10_000);
     let answer = Kafka::connect(three.kafka[0]).and_then(|mut kafka| kafka.call(0, &asked)).expect("an answer");
     assert_eq!(answer.error_code, 0, "{answer:?}");
-    answer.responses[0].partitions[0].error_code
+    answer.responses[0].partitions.iter().map(|one| one.error_code).collect()
 }
 
 /// As tools of Kafka do it: the first of the replicas leads, the others are where its copies are.
 #[test]
 fn partitions_are_reassigned_by_their_first_replica() {
     const UNKNOWN: i16 = 3;
-    const FACTOR: i16 = 38;
     const ASSIGNMENT: i16 = 39;
     const NO_REASSIGNMENT: i16 = 85;
     let three = Three::start();
@@ -196,7 +204,7 @@ fn partitions_are_reassigned_by_their_first_replica() {
     let written = i64::from(writer.next);
     check(&read(&three, 0, 0, written), 0, written);
     for (of, nodes, code) in [
-        ((TOPIC, 0), Some(&[1, 2][..]), FACTOR),
+        ((TOPIC, 0), Some(&[1, 2][..]), ASSIGNMENT),
         ((TOPIC, 0), Some(&[1, 2, 2]), ASSIGNMENT),
         ((TOPIC, 0), Some(&[1, 2, 9]), ASSIGNMENT),
         ((TOPIC, 0), Some(&[]), ASSIGNMENT),
@@ -212,6 +220,34 @@ fn partitions_are_reassigned_by_their_first_replica() {
     let asked = ListPartitionReassignmentsRequest::default().with_topics(None);
     let answer = three.until(0, &asked, || 0, |answer| answer.error_code);
     assert_eq!((answer.error_code, answer.topics.len()), (0, 0), "nothing moves any more");
+}
+
+/// As tools of Kafka do it: as many replicas for each partition, while it is written. It is over when nothing is listed any more.
+#[test]
+fn a_topic_gets_as_many_copies_as_are_named_for_all_of_its_partitions() {
+    let three = Three::start();
+    three.node(0).ok(&format!("stream create {TOPIC} --streamlets 3 --replication 1"));
+    let writers = RefCell::new([0, 1, 2].map(|partition| Writer::new(&three, partition)));
+    writers.borrow_mut().iter_mut().for_each(|writer| (0..5).for_each(|_| writer.write(&three, 20)));
+    let listed = ListPartitionReassignmentsRequest::default().with_topics(None);
+    for wanted in [[[2, 3, 1], [2, 1, 3], [1, 2, 3]].map(Vec::from), [[3, 2], [3, 1], [1, 2]].map(Vec::from)] {
+        let all = [0, 1, 2].map(|at| (at as i32, Some(&wanted[at][..])));
+        assert_eq!(reassign_all(&three, TOPIC, &all), [0; 3]);
+        eventually("all have their copies", || {
+            writers.borrow_mut().iter_mut().for_each(|writer| writer.write(&three, 1));
+            let asked = metadata_request::MetadataRequestTopic::default().with_name(Some(name(TOPIC)));
+            let asked = MetadataRequest::default().with_topics(Some(vec![asked]));
+            let told = Kafka::connect(three.kafka[0]).and_then(|mut kafka| kafka.call(5, &asked)).expect("an answer");
+            let of = |at: usize| told.topics[0].partitions.iter().find(|of| of.partition_index == at as i32);
+            let is_there = |at: usize| {
+                of(at).is_some_and(|of| (of.leader_id.0, of.replica_nodes.len()) == (wanted[at][0], wanted[at].len()))
+            };
+            (0..3).all(is_there) && three.until(0, &listed, || 0, |answer| answer.error_code).topics.is_empty()
+        });
+    }
+    for writer in writers.borrow().iter() {
+        check(&read(&three, writer.partition, 0, writer.next.into()), 0, writer.next.into());
+    }
 }
 
 #[test]

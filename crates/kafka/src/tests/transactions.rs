@@ -121,20 +121,13 @@ pub(super) fn topic(name: &str) -> TopicName {
 
 impl World {
     pub(super) fn new() -> World {
-        let dir = tempfile::tempdir().unwrap();
-        let clock = Arc::new(ManualClock::new(NOW_MS));
-        let path = dir.path().join("unit.arena");
-        let (arena, _) = Arena::create_or_attach(ArenaConfig { path, bytes: 32 << 20, node: [3; 16] }).unwrap();
-        let log = Log::new(LogConfig::default(), arena);
-        let sink = Arc::new(Held::default());
-        log.set_sinks(Arc::new(vec![Arc::clone(&sink) as Arc<dyn DurabilitySink>]));
-        let broker = Broker::new(BrokerConfig::default(), log, clock.clone());
-        let config = CoordinatorConfig::single([3; 16]);
-        let coordinator = Coordinator::open(&config, Arc::new(MemoryDisk::default()), clock.clone()).unwrap();
-        let coordinator = Arc::new(coordinator);
-        coordinator.set_observer(Arc::new(Follow(broker.clone())));
-        let mut world = World { broker, coordinator, clock, sink, running: None, _dir: dir };
-        world.restart();
+        let mut world = World::with(|broker, clock| {
+            let config = CoordinatorConfig::single([3; 16]);
+            let coordinator = Coordinator::open(&config, Arc::new(MemoryDisk::default()), clock.clone()).unwrap();
+            let coordinator = Arc::new(coordinator);
+            coordinator.set_observer(Arc::new(Follow(broker.clone())));
+            coordinator
+        });
         for (name, durability) in [("t", "process"), ("u", "process"), ("safe", "power")] {
             let config =
                 CreatableTopicConfig::default().with_name(text("kera.durability")).with_value(Some(text(durability)));
@@ -146,6 +139,22 @@ impl World {
             let made = world.call(5, &CreateTopicsRequest::default().with_topics(vec![one]).with_timeout_ms(1_000));
             assert_eq!(made.topics[0].error_code, 0);
         }
+        world
+    }
+
+    /// Without topics, and with coordinators of its own.
+    pub(super) fn with(coordinator: impl FnOnce(&Arc<Broker>, &Arc<dyn Clock>) -> Arc<Coordinator>) -> World {
+        let dir = tempfile::tempdir().unwrap();
+        let clock = Arc::new(ManualClock::new(NOW_MS));
+        let path = dir.path().join("unit.arena");
+        let (arena, _) = Arena::create_or_attach(ArenaConfig { path, bytes: 32 << 20, node: [3; 16] }).unwrap();
+        let log = Log::new(LogConfig::default(), arena);
+        let sink = Arc::new(Held::default());
+        log.set_sinks(Arc::new(vec![Arc::clone(&sink) as Arc<dyn DurabilitySink>]));
+        let broker = Broker::new(BrokerConfig::default(), log, clock.clone());
+        let coordinator = coordinator(&broker, &(clock.clone() as Arc<dyn Clock>));
+        let mut world = World { broker, coordinator, clock, sink, running: None, _dir: dir };
+        world.restart();
         world
     }
 

@@ -36,10 +36,11 @@ use kera_backup::Backup;
 use kera_broker::{AdaptiveConfig, Broker};
 use kera_coordinator::catalog::Catalog;
 use kera_coordinator::cluster::{ClusterState, Join};
-use kera_coordinator::{ClusterLog, Coordinator, CoordinatorError, StreamObserver};
+use kera_coordinator::{ClusterLog, Coordinator, CoordinatorError, LiveNode, StreamObserver};
 use kera_env::{Clock, Disk, Random, SystemRandom};
-use kera_format::level;
+use kera_format::cluster::Roles;
 use kera_format::vlog_replica::LogId;
+use kera_format::{StreamId, level};
 use kera_log::Log;
 use kera_log::store::FirstWrites;
 use kera_protocol::frame::FRAME_BYTES_MAX;
@@ -654,6 +655,21 @@ impl ClusterLog for Cluster {
 
     fn read(&self, read: &mut dyn FnMut(&Catalog)) {
         self.group.read(|state| read(&state.catalog));
+    }
+
+    fn copies_of(&self, stream: StreamId, streamlet: u32) -> u32 {
+        self.group.read(|state| state.copies_of(stream, streamlet))
+    }
+
+    fn wanted_copies(&self, stream: StreamId) -> Option<u32> {
+        self.group.read(|state| state.wanted_copies(stream))
+    }
+
+    fn live_nodes(&self) -> Vec<LiveNode> {
+        self.group.read(|state| {
+            let live = state.nodes().iter().filter(|(_, of)| !of.fenced);
+            live.map(|(node, of)| LiveNode { node: *node, takes: of.is_live(Roles::BROKER) && !of.draining }).collect()
+        })
     }
 
     fn observe(&self, observer: Arc<dyn StreamObserver>, known: Vec<StreamInfo>) {
