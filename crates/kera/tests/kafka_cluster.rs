@@ -31,8 +31,17 @@ impl Three {
         Three::start_after(|_, _| ())
     }
 
+    /// The same without the third one, which comes later.
+    fn start_two() -> Three {
+        Three::begin(|_, _| (), 2)
+    }
+
     /// The same, when something was done with the flags of the first node but for those of the cluster, and its port for Kafka clients.
     fn start_after(first: impl Fn(&[String], u16)) -> Three {
+        Three::begin(first, 3)
+    }
+
+    fn begin(first: impl Fn(&[String], u16), count: usize) -> Three {
         let ports = free_ports::<9>();
         let places: Vec<Place> = (0..3).map(|_| Place::new()).collect();
         let flags = places.iter().enumerate().map(|(at, place)| {
@@ -56,8 +65,8 @@ impl Three {
         let flags: Vec<Vec<String>> = flags.collect();
         let kafka = ports[3..6].to_vec();
         let mut three = Three { flags, kafka, nodes: vec![None, None, None], _places: places };
-        (0..3).for_each(|at| three.start_node(at));
-        eventually("three live nodes", || (0..3).all(|at| three.live(at) == 3));
+        (0..count).for_each(|at| three.start_node(at));
+        eventually("all nodes live", || (0..count).all(|at| three.live(at) == count));
         three
     }
 
@@ -188,6 +197,26 @@ fn error_of(answer: &[u8]) -> i16 {
 
 fn groups() -> Vec<String> {
     (0..12).map(|number| format!("group-{number}")).collect()
+}
+
+/// What groups commit is in a stream that was made when there were two nodes.
+#[test]
+fn what_groups_have_committed_gets_a_third_copy_when_a_third_node_comes() {
+    let mut three = Three::start_two();
+    let at = three.coordinator("early");
+    assert_eq!(three.commit(at, "early", 7), 0);
+    let copies = |three: &Three| {
+        let described = three.node(0).json("stream describe _kera.cluster.groups");
+        described["options"]["replication"].as_u64().expect("a number")
+    };
+    assert_eq!(copies(&three), 2);
+    three.start_node(2);
+    eventually("a third copy", || copies(&three) == 3);
+    let at = three.coordinator("early");
+    assert_eq!((three.offset(at, "early"), three.commit(at, "early", 8)), (Ok(7), 0));
+    three.nodes[at].take().expect("it runs").kill();
+    let next = three.coordinator("early");
+    assert_eq!(three.offset(next, "early"), Ok(8));
 }
 
 #[test]

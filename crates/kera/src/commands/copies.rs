@@ -103,6 +103,23 @@ pub fn status_text(changes: &[CopyChange], shown: usize) -> String {
     text
 }
 
+/// What to know of a stream that was made with one copy because nobody has said how many; nothing where there is no other node that could have one.
+pub async fn advice(client: &Client, stream: &StreamInfo) -> String {
+    let nodes =
+        soon(client.admin().describe_cluster()).await.and_then(Result::ok).map_or(0, |cluster| cluster.nodes.len());
+    advice_for(&stream.name, stream.options.replication, nodes)
+}
+
+fn advice_for(name: &str, has: u32, nodes: usize) -> String {
+    if has > 1 || nodes < 2 {
+        return String::new();
+    }
+    let more = nodes.min(3);
+    format!(
+        "It has one copy, so it waits for its nodes when they are lost; `kera stream alter {name} --replication {more}` gives it more, now or later.\n"
+    )
+}
+
 /// Some names, and how many more there are.
 pub fn named(names: &[&str]) -> String {
     let (first, more) = names.split_at(names.len().min(NAMED));
@@ -160,6 +177,15 @@ mod tests {
     fn change(name: &str, copies: u32, wanted: u32, waits_for: &[u32]) -> CopyChange {
         let (stream, name, waits_for) = (StreamId(7), name.to_owned(), waits_for.to_vec());
         CopyChange { stream, name, copies, wanted, streamlets: 8, there: 5, waits_for }
+    }
+
+    #[test]
+    fn who_has_not_said_how_many_copies_is_told_what_one_means_where_there_could_be_more() {
+        assert_eq!(advice_for("flights", 1, 0), "", "a node that is alone");
+        assert_eq!(advice_for("flights", 1, 1), "");
+        assert_eq!(advice_for("flights", 2, 3), "");
+        assert!(advice_for("flights", 1, 2).contains("kera stream alter flights --replication 2"));
+        assert!(advice_for("flights", 1, 5).contains("--replication 3"));
     }
 
     #[test]

@@ -77,16 +77,17 @@ async fn create(name: &str, args: &OptionArgs, if_not_exists: bool, globals: &Gl
     }
     let options = args.changes().apply(&StreamOptions::default());
     check(&options)?;
-    let admin = connect(globals).await?.admin();
+    let client = connect(globals).await?;
     let info = if if_not_exists {
-        admin.ensure_stream(name, options).await?
+        client.admin().ensure_stream(name, options).await?
     } else {
-        admin.create_stream(name, options).await?
+        client.admin().create_stream(name, options).await?
     };
     if globals.json {
         return print_json(&StreamJson::from(&info));
     }
-    print(&format!("created {} with {}\n", info.name, shape(&info.options)))
+    let advice = if args.replication.is_none() { changing::advice(&client, &info).await } else { String::new() };
+    print(&format!("created {} with {}\n{advice}", info.name, shape(&info.options)))
 }
 
 async fn list(prefix: &str, system: bool, globals: &Globals) -> Result<(), CliError> {
