@@ -32,9 +32,17 @@ pub enum CopyStep {
 impl CopyRun {
     /// Gives closed segments to `sink`, about `bytes` of them, always the same sink. Any thread.
     pub fn step(&mut self, log: &Log, place: &Streamlet, sink: &dyn DurabilitySink, bytes: u64) -> CopyStep {
-        let closed = log.closed_segments(place);
+        self.step_of(log, log.closed_segments(place), sink, bytes)
+    }
+
+    /// The same of a streamlet that was let go: of all segments, so that whatever is still open is closed and counts as not there yet.
+    pub fn last_step(&mut self, log: &Log, place: &Streamlet, sink: &dyn DurabilitySink, bytes: u64) -> CopyStep {
+        self.step_of(log, log.segments_before(place, u32::MAX), sink, bytes)
+    }
+
+    fn step_of(&mut self, log: &Log, wanted: Vec<SegmentId>, sink: &dyn DurabilitySink, bytes: u64) -> CopyStep {
         let (mut gave, mut waits) = (0, 0);
-        for segment in closed.iter().filter(|segment| !self.given.contains(segment)).copied().collect::<Vec<_>>() {
+        for segment in wanted.iter().filter(|segment| !self.given.contains(segment)).copied().collect::<Vec<_>>() {
             if gave >= bytes || waits >= WAITS_MAX {
                 break;
             }
@@ -59,8 +67,8 @@ impl CopyRun {
             }
         }
         // What is gone is not asked for again.
-        if self.given.len() > 2 * closed.len() + 64 {
-            let there: HashSet<SegmentId> = closed.into_iter().collect();
+        if self.given.len() > 2 * wanted.len() + 64 {
+            let there: HashSet<SegmentId> = wanted.into_iter().collect();
             self.given.retain(|segment| there.contains(segment));
         }
         if gave > 0 {

@@ -11,13 +11,13 @@ use std::time::Duration;
 use kafka_protocol::ResponseError;
 use kafka_protocol::messages::BrokerId;
 use kera_coordinator::CoordinatorError;
-use kera_format::StreamletId;
 use kera_format::cluster::COPIES_MAX;
 use kera_protocol::admin::StreamInfo;
 use kera_protocol::{MoveStreamlet, StreamRef};
 
 use crate::admin::{Refusal, refusal};
 use crate::door::Door;
+use crate::numbering::streamlet_of;
 
 /// Time between two tries to move a partition that moves for another reason.
 const RETRY: Duration = Duration::from_millis(50);
@@ -116,7 +116,7 @@ impl<'a> Leads<'a> {
         to: BrokerId,
         may_wait: bool,
     ) -> Result<(), Refusal> {
-        let streamlet = StreamletId(partition / info.options.lanes.max(1));
+        let streamlet = streamlet_of(partition, &info.options);
         let owner = self.door.broker.ownership().owner(info.id, streamlet);
         let to = to.0.cast_unsigned();
         if !self.door.is_in_cluster() || owner.is_some_and(|owner| owner.node == to) {

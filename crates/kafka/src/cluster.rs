@@ -15,7 +15,8 @@ use kafka_protocol::messages::*;
 use kafka_protocol::protocol::StrBytes;
 use kera_protocol::admin::StreamInfo;
 
-use crate::door::{Door, partitions_of};
+use crate::door::Door;
+use crate::numbering::partitions_of;
 
 /// Kinds of elections: the preferred leader, or whoever is there.
 const PREFERRED: i8 = 0;

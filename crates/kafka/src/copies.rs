@@ -7,6 +7,7 @@ use kafka_protocol::messages::BrokerId;
 use kera_protocol::admin::StreamInfo;
 
 use crate::door::Door;
+use crate::numbering::streamlet_of;
 
 /// Nodes that are to have records, and those of them that have them.
 pub(crate) type Replicas = (Vec<BrokerId>, Vec<BrokerId>);
@@ -41,8 +42,8 @@ impl<'a> Copies<'a> {
         match self.wanted {
             None => self.info.options.replication,
             Some(_) => {
-                let streamlet = partition.cast_unsigned() / self.info.options.lanes.max(1);
-                self.door.coordinator.copies_of(self.info.id, streamlet)
+                let streamlet = streamlet_of(partition.cast_unsigned(), &self.info.options);
+                self.door.coordinator.copies_of(self.info.id, streamlet.0)
             }
         }
     }

@@ -16,7 +16,7 @@ use kera_coordinator::Coordinator;
 use kera_coordinator::catalog::SYSTEM_PREFIX;
 use kera_env::{Clock, Random};
 use kera_format::limits::name_is_valid;
-use kera_format::{Cursor, LaneId, StreamId, StreamOptions, StreamletId};
+use kera_format::{Cursor, StreamId, StreamletId};
 use kera_log::{DurabilitySink, Lane, Observer, Stream, Ticket};
 use kera_protocol::Op;
 use kera_protocol::admin::{StreamInfo, StreamRef};
@@ -32,6 +32,7 @@ use crate::floors::Floors;
 use crate::group_door::{self, GroupDoor};
 use crate::group_parts;
 use crate::node_requests::{self, Answered, NodeRequests, NodeWork};
+use crate::numbering::{place_of, streamlet_of};
 use crate::older::Older;
 use crate::session::KafkaSession;
 use crate::transaction_door::{self, TransactionDoor};
@@ -109,7 +110,7 @@ impl Topic {
     /// The lane that is partition `partition`.
     pub(crate) fn lane(&self, partition: i32) -> Option<&Arc<Lane>> {
         let partition = u32::try_from(partition).ok()?;
-        let (streamlet, lane) = (StreamletId(partition / self.lanes), LaneId(partition % self.lanes));
+        let (streamlet, lane) = place_of(partition, self.lanes);
         self.stream.streamlet(streamlet)?.lane(lane)
     }
 
@@ -117,11 +118,6 @@ impl Topic {
     pub(crate) fn partitions(&self) -> u32 {
         self.stream.streamlet_count().saturating_mul(self.lanes)
     }
-}
-
-/// How many partitions a stream has.
-pub(crate) fn partitions_of(options: &StreamOptions) -> u32 {
-    options.streamlets.saturating_mul(options.lanes)
 }
 
 /// The lanes of a stream.
@@ -454,7 +450,7 @@ impl Door {
     /// Who leads a partition, and in which epoch: its streamlet's owner; -1 if there is none. A node that has not heard from the coordinators
     /// for so long that it does not serve its partitions does not name itself: others know better.
     pub(crate) fn leader_of(&self, info: &StreamInfo, partition: i32) -> (i32, i32) {
-        let streamlet = StreamletId(partition as u32 / info.options.lanes.max(1));
+        let streamlet = streamlet_of(partition.cast_unsigned(), &info.options);
         match self.broker.ownership().owner(info.id, streamlet) {
             None => (self.node_id(), 0),
             Some(owner) if owner.node == 0 => (-1, epochs::UNKNOWN),

@@ -16,6 +16,7 @@ use kera_protocol::{EndInGroup, EndInPartitions, EndedPartition, GroupEnded, Par
 use crate::door::{After, Door};
 use crate::endings::Event;
 use crate::groups::AppendFailed;
+use crate::numbering::streamlet_of;
 use crate::transaction_parts::{Marked, TransactionPart};
 use crate::transactions::{Ending, NOT_WRITTEN};
 
@@ -128,7 +129,7 @@ impl FarEnding {
                 marker.step = Step::Done;
                 continue;
             };
-            marker.streamlet = marker.partition / info.options.lanes.max(1);
+            marker.streamlet = streamlet_of(marker.partition, &info.options).0;
             let owner = door.broker.ownership().owner(marker.stream, StreamletId(marker.streamlet));
             let Some(owner) = owner.filter(|owner| owner.node != 0) else {
                 marker.step = Step::ToDo(now_ms + RETRY_MS);

@@ -28,11 +28,12 @@ use kera_protocol::{ClaimGroup, EndInGroup, GroupEnded};
 use parking_lot::Mutex;
 use uuid::Uuid;
 
-use crate::door::{After, Catalog, Door, Reply, partitions_of};
+use crate::door::{After, Catalog, Door, Reply};
 use crate::group_founding;
 use crate::group_parts::{self, Load, Making, Part, Parts};
 use crate::groups::{Answer, AppendFailed, Caller, Coordinator, Done, Now, Topic, Topics};
 use crate::node_requests::Served;
+use crate::numbering::partitions_of;
 use crate::session::{Request, decode, encode};
 use crate::state_log::{Edge, StateLog};
 use crate::state_parts;

@@ -50,6 +50,7 @@ mod group_parts;
 pub mod groups;
 mod metadata;
 mod node_requests;
+mod numbering;
 mod offsets;
 mod older;
 mod pace;

@@ -21,7 +21,8 @@ use uuid::Uuid;
 
 use crate::access::{CLUSTER_OPERATIONS, TOPIC_OPERATIONS, told_if};
 use crate::copies::Copies;
-use crate::door::{Door, may_be_topic, partitions_of};
+use crate::door::{Door, may_be_topic};
+use crate::numbering::partitions_of;
 
 /// From this version on a topic that is named by its id need not have a name in the answer.
 const VERSION_NO_NAME: i16 = 12;

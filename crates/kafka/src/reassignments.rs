@@ -21,14 +21,15 @@ use kafka_protocol::messages::list_partition_reassignments_response::{
 };
 use kafka_protocol::messages::*;
 use kafka_protocol::protocol::StrBytes;
-use kera_format::level;
+use kera_format::{LaneId, level};
 use kera_protocol::admin::{StreamChanges, StreamInfo};
 use kera_protocol::{DescribeMoves, MoveInfo, StreamRef};
 
 use crate::admin::{Refusal, refusal, told};
 use crate::assignments::{self, Leads, as_assignment};
 use crate::copies::Copies;
-use crate::door::{Door, partitions_of};
+use crate::door::Door;
+use crate::numbering::{has, partition_at, partitions_of};
 
 pub(crate) fn alter(door: &Door, asked: AlterPartitionReassignmentsRequest) -> AlterPartitionReassignmentsResponse {
     let may_change = asked.allow_replication_factor_change;
@@ -108,8 +109,7 @@ impl<'a> Reassigning<'a> {
     /// What is wanted of a partition, unless it cannot be.
     fn wanted(&mut self, partition: &ReassignablePartition) -> Result<Wanted, Refusal> {
         let refuse = |why: String| Err((ResponseError::InvalidReplicaAssignment, why));
-        let index = u32::try_from(partition.partition_index).unwrap_or(u32::MAX);
-        if index >= partitions_of(&self.info.options) {
+        if !has(&self.info.options, partition.partition_index) {
             return Err(no_partition());
         }
         let Some(wanted) = &partition.replicas else {
@@ -270,7 +270,7 @@ fn of_topic<'a>(
     };
     let wanted = copies.wanted();
     for one in moves {
-        let first = one.streamlet.0.cast_signed() * lanes;
+        let first = partition_at((one.streamlet, LaneId(0)), info.options.lanes).cast_signed();
         // It gets its other number of copies by a move to its own node.
         if one.from == one.to && wanted.is_some_and(|wanted| wanted != copies.in_force(first)) {
             continue;

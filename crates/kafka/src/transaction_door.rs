@@ -31,11 +31,12 @@ use kera_protocol::{
 };
 use parking_lot::{Mutex, RwLock};
 
-use crate::door::{After, Catalog, Door, Reply, partitions_of, topic_of};
+use crate::door::{After, Catalog, Door, Reply, topic_of};
 use crate::endings::{Event, append_marker};
 use crate::floors::known_first;
 use crate::groups::{AppendFailed, Mark, Now};
 use crate::node_requests::{Awaited, NodeRequests, Replying, Served};
+use crate::numbering::{has, place_of};
 use crate::session::{Request, decode, encode};
 use crate::state_log::{Edge, StateLog};
 use crate::state_parts::stream_options;
@@ -206,8 +207,7 @@ struct NamedPlaces(Arc<Catalog>);
 impl Places for NamedPlaces {
     fn place(&self, topic: &str, partition: i32) -> Option<Touched> {
         let info = self.0.info(topic)?;
-        let is_there = u32::try_from(partition).is_ok_and(|partition| partition < partitions_of(&info.options));
-        is_there.then_some(Touched { stream: info.id, from_offset: NOT_WRITTEN })
+        has(&info.options, partition).then_some(Touched { stream: info.id, from_offset: NOT_WRITTEN })
     }
 }
 
@@ -604,7 +604,7 @@ impl TransactionDoor {
             let (Some(lanes), Ok(partition)) = (lanes.get(&touched.stream), u32::try_from(of.partition)) else {
                 continue;
             };
-            let streamlet = (touched.stream, partition / lanes);
+            let streamlet = (touched.stream, place_of(partition, *lanes).0.0);
             if wanted.contains_key(&streamlet) {
                 told_open.insert(streamlet);
                 known.open.push(OpenTransaction {

@@ -28,6 +28,7 @@ use parking_lot::Mutex;
 use crate::door::{After, Door};
 use crate::endings::append_marker;
 use crate::node_requests::Served;
+use crate::numbering::partition_at;
 use crate::state_parts::streamlet_of;
 use crate::transaction_door::{MayWrite, SharedPartition, produce_error};
 use crate::transaction_parts::STREAM;
@@ -149,7 +150,7 @@ impl TransactionOwner {
         let lanes = stream.options().lanes.max(1);
         let mut has_some = false;
         for lane in streamlet.lanes() {
-            let partition = streamlet.id().0 * lanes + lane.id().0;
+            let partition = partition_at((streamlet.id(), lane.id()), lanes);
             let known = door.transactions.partitions.get(stream.id(), partition.cast_signed());
             if known.is_none() && lane.stats().next_ordinal == 0 {
                 continue;
@@ -355,7 +356,7 @@ fn take_in(door: &Door, of: &OwnedStreamlet, known: &Known) {
     let Some(streamlet) = stream.streamlet(of.streamlet) else { return };
     let lanes = stream.options().lanes.max(1);
     for lane in streamlet.lanes() {
-        let number = of.streamlet.0 * lanes + lane.id().0;
+        let number = partition_at((of.streamlet, lane.id()), lanes);
         let Written { open, aborted } = known.0.get(&(of.stream, number)).cloned().unwrap_or_default();
         let Some(partition) = door.transactions.partitions.get(of.stream, number.cast_signed()) else { continue };
         let mut partition = partition.lock();

@@ -12,7 +12,7 @@ use kera_broker::{Broker, CopyRun, CopyStep};
 use kera_coordinator::CoordinatorError;
 use kera_coordinator::cluster::ToCopy;
 use kera_format::{StreamId, StreamletId};
-use kera_log::{Streamlet, Tenure};
+use kera_log::{DurabilitySink, Log, Streamlet, Tenure};
 use kera_protocol::{CopiesMade, MoveInfo, RenewOwner};
 use kera_raft::Group;
 use parking_lot::Mutex;
@@ -73,10 +73,12 @@ impl Changing {
     /// What is to be done. What was copied of anything else is forgotten.
     pub(super) fn work(&self) -> Vec<ToCopy> {
         let work = self.group.read(|state| state.to_copy(self.node, self.epoch));
-        let is_wanted = |(stream, streamlet): &Place, copies: u32| {
-            work.iter().any(|of| (of.stream, of.streamlet, of.wanted) == (*stream, streamlet.0, copies))
-        };
-        self.runs.lock().retain(|place, of| is_wanted(place, of.copies));
+        let mut runs = self.runs.lock();
+        if !runs.is_empty() {
+            let wanted: HashMap<Place, u32> =
+                work.iter().map(|of| ((of.stream, StreamletId(of.streamlet)), of.wanted)).collect();
+            runs.retain(|place, of| wanted.get(place) == Some(&of.copies));
+        }
         work
     }
 
@@ -84,8 +86,16 @@ impl Changing {
         self.broker.log().stream(of.stream)?.streamlet(StreamletId(of.streamlet)).cloned()
     }
 
-    /// Gives some more of what there is to the log that makes the copies.
+    /// Gives some more of what is closed to the log that makes the copies.
     pub(super) fn step(&self, of: &ToCopy, bytes: u64) -> CopyStep {
+        self.step_with(of, |run, log, place, sink| run.step(log, place, sink, bytes))
+    }
+
+    fn step_with(
+        &self,
+        of: &ToCopy,
+        step: impl FnOnce(&mut CopyRun, &Log, &Streamlet, &dyn DurabilitySink) -> CopyStep,
+    ) -> CopyStep {
         let (Some(stream), Some(place)) = (self.broker.log().stream(of.stream), self.place(of)) else {
             return CopyStep::Later;
         };
@@ -95,7 +105,7 @@ impl Changing {
         if known.copies != of.wanted {
             *known = Run { copies: of.wanted, ..Run::default() };
         }
-        known.run.step(self.broker.log(), &place, &*log.behind(), bytes)
+        step(&mut known.run, self.broker.log(), &place, &*log.behind())
     }
 
     /// Everything that is closed has its copies: tells it, or asks for the move with which the rest gets them. What is not agreed to is asked for again
@@ -156,7 +166,7 @@ impl Changing {
         }
         let until = Instant::now() + LAST;
         loop {
-            match self.step(of, LAST_BYTES) {
+            match self.step_with(of, |run, log, place, sink| run.last_step(log, place, sink, LAST_BYTES)) {
                 CopyStep::Done => return true,
                 CopyStep::Gave(_) => tokio::task::yield_now().await,
                 CopyStep::Later => tokio::time::sleep(LOOK).await,

@@ -49,7 +49,7 @@ pub(super) struct Last {
 }
 
 impl Running {
-    fn copy_step(&mut self, of: &ToCopy, lies: bool) -> CopyStep {
+    fn copy_step(&mut self, of: &ToCopy, (is_last, lies): (bool, bool)) -> CopyStep {
         if lies {
             return CopyStep::Done;
         }
@@ -61,7 +61,10 @@ impl Running {
         if known.copies != of.wanted {
             *known = Run { copies: of.wanted, ..Run::default() };
         }
-        known.run.step(&self.log, &place, &*log.behind(), BYTES)
+        match is_last {
+            false => known.run.step(&self.log, &place, &*log.behind(), BYTES),
+            true => known.run.last_step(&self.log, &place, &*log.behind(), BYTES),
+        }
     }
 
     fn may_move_now(&mut self, of: &ToCopy, now_us: u64) -> bool {
@@ -91,7 +94,7 @@ impl World {
         running.changing.runs.retain(|place, of| is_wanted(place, of.copies));
         for of in work {
             let Some(running) = self.node_mut(node).running() else { return };
-            if of.is_more() && running.copy_step(&of, lies) != CopyStep::Done {
+            if of.is_more() && running.copy_step(&of, (false, lies)) != CopyStep::Done {
                 continue;
             }
             let (stream, streamlet) = (of.stream, StreamletId(of.streamlet));
@@ -125,7 +128,7 @@ impl World {
         let Some(running) = self.node_mut(node).running() else { return };
         let Some(at) = running.changing.last.iter().position(|last| last.number == number) else { return };
         let of = running.changing.last[at].of;
-        let is_there = !of.is_more() || running.copy_step(&of, lies) == CopyStep::Done;
+        let is_there = !of.is_more() || running.copy_step(&of, (true, lies)) == CopyStep::Done;
         if !is_there && now_us < running.changing.last[at].until_us {
             self.schedule.after(LOOK_US, Event::LastCopies(node, life, number));
             return;
