@@ -203,6 +203,7 @@ fn groups() -> Vec<String> {
 #[test]
 fn what_groups_have_committed_gets_a_third_copy_when_a_third_node_comes() {
     let mut three = Three::start_two();
+    three.node(0).ok("stream create t --replication 2");
     let at = three.coordinator("early");
     assert_eq!(three.commit(at, "early", 7), 0);
     let copies = |three: &Three| {
