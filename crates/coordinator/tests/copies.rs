@@ -152,6 +152,17 @@ fn who_holds_older_groups_makes_its_copies_first_and_in_a_life_that_lasts() {
     wants(&mut other, stream, 3);
     owner_makes(&mut other, stream, 0).unwrap_err();
 
+    // Nor does what the owner says that has copied for another number.
+    let mut late = state.clone();
+    let owner = late.owner(stream, 0).unwrap();
+    let noted = late.plan_renew(stream, 0, (owner.node, owner.epoch)).unwrap();
+    apply(&mut late, &noted);
+    let said = made(&late, (stream, 0), owner.node, late.move_of(stream, 0).unwrap());
+    assert!(late.plan_copies_made(&said).is_ok());
+    let other = CopiesMade { copies: 3, ..said };
+    let refused = late.plan_copies_made(&other).unwrap_err().to_string();
+    assert!(refused.contains("is not to have 3 copies"), "{refused}");
+
     owner_makes(&mut state, stream, 0).unwrap();
     assert_eq!(state.copies_of(stream, 0), 2);
     let held: Vec<_> = state.held_by(from);

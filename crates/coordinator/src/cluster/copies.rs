@@ -318,6 +318,10 @@ impl ClusterState {
     pub fn plan_copies_made(&self, made: &CopiesMade) -> Planned {
         let CopiesMade { node, epoch, stream, streamlet, copies, number, ref state } = *made;
         if number != 0 {
+            // The entry gives the streamlet as many as are wanted: another number may be by now.
+            let wanted = self.wanted_copies(stream);
+            must(wanted == Some(copies), || format!("stream {stream} is not to have {copies} copies"))
+                .map_err(CoordinatorError::Refused)?;
             return self.plan_end_of_move(number, (node, epoch), state, OwnerReason::Copied);
         }
         let known = self.copies.get(&stream).and_then(|change| change.made.get(&(streamlet.0, node)));
