@@ -7,6 +7,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use kera_format::catalog::Entry;
+use kera_format::cluster::COPIES_MAX;
 use kera_format::{ProducerEpoch, ProducerId, StreamId, StreamOptions, limits, settings};
 use kera_protocol::{CreateStream, ListStreams, StreamChanges, StreamInfo, StreamList, StreamRef};
 
@@ -290,11 +291,7 @@ fn check_name(name: &str, system: bool) -> Result<(), CoordinatorError> {
 /// Every limit of the options themselves, and what this node cannot give: all mistakes at once.
 fn check_options(options: &StreamOptions, limits: &Limits) -> Result<(), CoordinatorError> {
     let mut mistakes: Vec<String> = options.check().iter().map(ToString::to_string).collect();
-    if options.replication > limits.nodes && options.replication <= 16 {
-        let (wanted, nodes) = (options.replication, limits.nodes);
-        let there = if nodes == 1 { "there is 1 node".to_owned() } else { format!("there are {nodes} nodes") };
-        mistakes.push(format!("replication is {wanted}, but {there} to hold copies; ask for {nodes} at most"));
-    }
+    mistakes.extend(too_many_copies(options.replication, limits.nodes));
     if options.virtual_logs > 0 && options.replication == 1 {
         let wanted = options.virtual_logs;
         mistakes.push(format!(
@@ -302,6 +299,13 @@ fn check_options(options: &StreamOptions, limits: &Limits) -> Result<(), Coordin
         ));
     }
     if mistakes.is_empty() { Ok(()) } else { Err(CoordinatorError::BadOptions { mistakes }) }
+}
+
+/// What to say of more copies than so many nodes can hold. What no stream may have is said by the options' own limits.
+pub(crate) fn too_many_copies(wanted: u32, nodes: u32) -> Option<String> {
+    let there = if nodes == 1 { "there is 1 node".to_owned() } else { format!("there are {nodes} nodes") };
+    let is_too_many = wanted > nodes && wanted <= COPIES_MAX;
+    is_too_many.then(|| format!("replication is {wanted}, but {there} to hold copies; ask for {nodes} at most"))
 }
 
 /// Settings are kept under names that there are. What was kept by a later version stays until it is unset.

@@ -229,11 +229,6 @@ impl Default for StreamOptions {
 }
 
 impl StreamOptions {
-    /// Whether chunks go through a virtual log before they are acknowledged: to disk, to other nodes, or both.
-    pub fn is_logged(&self) -> bool {
-        self.durability == Durability::Power || self.replication > 1
-    }
-
     /// The options without [`settings`](StreamOptions::settings): what holds, whoever asked for it in which words.
     #[must_use]
     pub fn without_settings(&self) -> StreamOptions {

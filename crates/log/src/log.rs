@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use kera_format::{SegmentId, StreamId, StreamOptions, limits};
+use kera_format::{SegmentId, StreamId, StreamOptions, StreamletId, limits};
 use parking_lot::{Mutex, RwLock};
 
 use crate::arena::{Arena, ArenaFull, ArenaStats, LoadBuffer, Purpose};
@@ -173,6 +173,16 @@ impl Log {
             stream.streamlets().flat_map(|streamlet| streamlet.all_lanes()).for_each(|lane| lane.close_group());
         }
         Ok(())
+    }
+
+    /// Tells streamlets that have another number of copies than their streams say: of which stream, the first, how many streamlets, how many copies. Before
+    /// anything of them gets to a sink.
+    pub fn set_copies(&self, others: &[(StreamId, u32, u32, u32)]) {
+        for (stream, first, count, copies) in others {
+            let Some(stream) = self.stream(*stream) else { continue };
+            let places = (*first..first.saturating_add(*count)).filter_map(|at| stream.streamlet(StreamletId(at)));
+            places.for_each(|place| place.set_copies(*copies));
+        }
     }
 
     /// Deletes a stream, while it is written and read: writers get [`crate::AppendError::Closed`], readers

@@ -17,7 +17,7 @@ use super::plan::Planned;
 use super::rules::{Refused, must};
 use super::{ClusterState, Held, Run};
 use crate::CoordinatorError;
-use crate::catalog::{CLUSTER_PREFIX, Limits};
+use crate::catalog::{CLUSTER_PREFIX, Limits, too_many_copies};
 
 /// Most nodes that are named in what is told of a change.
 const NAMED_MAX: usize = 16;
@@ -178,13 +178,8 @@ impl ClusterState {
         if wanted == under_way.unwrap_or(has) {
             return Ok(Vec::new());
         }
-        let limits = self.limits(most);
-        let nodes = limits.nodes;
-        if wanted > nodes && wanted <= kera_format::cluster::COPIES_MAX {
-            let there = if nodes == 1 { "there is 1 node".to_owned() } else { format!("there are {nodes} nodes") };
-            return Err(refused(format!(
-                "replication is {wanted}, but {there} to hold copies; ask for {nodes} at most"
-            )));
+        if let Some(too_many) = too_many_copies(wanted, self.limits(most).nodes) {
+            return Err(refused(too_many));
         }
         let runs = || self.owners.get(&info.id).into_iter().flat_map(|of| of.runs());
         if wanted == 1 && (has > 1 || runs().any(|run| run.owner.is_copied())) {

@@ -34,15 +34,6 @@ pub(super) fn cut(log: &Log, others: &[(StreamId, StreamletId)]) -> Result<(), S
     Ok(())
 }
 
-/// Tells streamlets that have another number of copies than their streams say: of which stream, the first, how many streamlets, how many copies.
-/// Before anything of them gets to a log.
-pub(super) fn set_copies(log: &Log, others: &[(StreamId, u32, u32, u32)]) {
-    for (stream, first, count, copies) in others {
-        let places = (*first..first.saturating_add(*count)).filter_map(|at| of(log, (*stream, StreamletId(at))));
-        places.for_each(|place| place.set_copies(*copies));
-    }
-}
-
 /// Drops groups that others have with all their copies: nothing of what this node has of them is needed any more.
 pub(super) fn drop_rebuilt(log: &Log, state: &ClusterState, node: u32, epoch: u32) {
     drop_all(log, state.rebuilt_by_others(node, epoch));

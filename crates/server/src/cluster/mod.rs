@@ -230,7 +230,7 @@ impl Cluster {
     /// Cuts what this node has of streamlets that it does not simply go on with: see [`leftovers`]. Between the log's recovery and
     /// its end.
     pub(crate) fn cut_leftovers(&self, log: &Log) -> Result<(), Fatal> {
-        leftovers::set_copies(log, &self.group.read(ClusterState::other_copies));
+        log.set_copies(&self.group.read(ClusterState::other_copies));
         let others = self.group.read(|state| state.not_gone_on_with(self.node, self.epoch));
         leftovers::cut(log, &others).map_err(|message| Fatal::Data { message })?;
         self.group.read(|state| leftovers::drop_rebuilt(log, state, self.node, self.epoch));

@@ -406,7 +406,7 @@ impl Node {
         self.sound(&self.unexpected(epoch, report.problems))?;
         self.replay(&own, &log, &store)?;
         store.replayed();
-        set_copies(&log, &lock(&self.known));
+        log.set_copies(&lock(&self.known).other_copies());
         self.cut_leftovers(&log, &store, epoch)?;
         self.sound(&self.unexpected(epoch, log.finish_recovery(epoch)))?;
         let mut running = Running {
@@ -607,15 +607,6 @@ fn log_in(arena: Arc<Arena>, store: &Arc<DiskStore>) -> Arc<Log> {
 
 /// Everything that the broker is told of streams and owners; an error must not be.
 type Fed = Result<(), String>;
-
-/// Tells streamlets that have another number of copies than their streams say.
-fn set_copies(log: &Log, known: &ClusterState) {
-    for (stream, first, count, copies) in known.other_copies() {
-        let Some(found) = log.stream(stream) else { continue };
-        let places = (first..first + count).filter_map(|at| found.streamlet(StreamletId(at)));
-        places.for_each(|place| place.set_copies(copies));
-    }
-}
 
 /// Drops groups of streamlets that others have.
 fn drop_all(log: &Log, which: impl IntoIterator<Item = (StreamId, StreamletId)>) {
