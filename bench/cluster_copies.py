@@ -20,6 +20,7 @@ import time
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from cluster_chaos import Node, free_ports, remove, stop_all
 from cluster_move import latencies
+from cluster_recovery import begin
 
 STREAMLETS = 6
 
@@ -68,14 +69,7 @@ def main():
     nodes = [Node(kera, folder, number, ports, f"{max(512, mib)}MiB") for number in (1, 2, 3)]
     connect = ",".join(node.address for node in nodes)
     try:
-        for node in nodes:
-            node.start()
-            node.wait()
-        time.sleep(2)
-        options = ["--streamlets", str(STREAMLETS), "--replication", str(args.before), "--durability", args.durability]
-        subprocess.run([kera, "stream", "create", "old", *options, "--connect", connect], check=True, stdout=subprocess.DEVNULL)
-        fill = [kera, "bench", "produce", "--stream", "old", "--streamlets", str(STREAMLETS), "--records", str(mib << 10), "--record-bytes", "1000"]
-        subprocess.run(fill + ["--chunk-bytes", "64KiB", "--connect", connect], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        begin(kera, nodes, connect, mib, ["--streamlets", str(STREAMLETS), "--replication", str(args.before), "--durability", args.durability])
         os.sync()
         disk = disk_rate(kera, folder)
         warmup = round(2 + 4 * args.gib)

@@ -19,7 +19,7 @@ import time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from cluster_chaos import Node, free_ports, remove, stop_all
-from cluster_recovery import owner
+from cluster_recovery import begin, owner
 
 # So many seconds are given to a consumer for each GiB that it reads before the clock starts.
 READ_S = 4
@@ -69,14 +69,7 @@ def main():
     nodes = [Node(kera, folder, number, ports, f"{max(512, mib // 2)}MiB") for number in (1, 2, 3)]
     connect = ",".join(node.address for node in nodes)
     try:
-        for node in nodes:
-            node.start()
-            node.wait()
-        time.sleep(2)
-        create = [kera, "stream", "create", "old", "--streamlets", "1", "--replication", str(args.copies), "--connect", connect]
-        subprocess.run(create, check=True, stdout=subprocess.DEVNULL)
-        fill = [kera, "bench", "produce", "--stream", "old", "--streamlets", "1", "--records", str(mib << 10), "--record-bytes", "1000"]
-        subprocess.run(fill + ["--chunk-bytes", "64KiB", "--connect", connect], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        begin(kera, nodes, connect, mib, ["--streamlets", "1", "--replication", str(args.copies)])
         # What the disk has still to take of it would hide what a move costs.
         os.sync()
         warmup = round(1 + args.gib * READ_S)

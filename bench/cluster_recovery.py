@@ -80,20 +80,25 @@ def reads(kera, connect, records):
     return subprocess.Popen(consume, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
+def begin(kera, nodes, connect, mib, options):
+    """Starts the nodes, and makes stream `old` with these options and so many MiB in records of 1,000 bytes."""
+    for node in nodes:
+        node.start()
+        node.wait()
+    time.sleep(2)
+    create = [kera, "stream", "create", "old", *options, "--connect", connect]
+    subprocess.run(create, check=True, stdout=subprocess.DEVNULL)
+    fill = [kera, "bench", "produce", "--stream", "old", *options[:2], "--records", str(mib << 10), "--record-bytes", "1000"]
+    subprocess.run(fill + ["--chunk-bytes", "64KiB", "--connect", connect], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
 def round_of(kera, mib, args):
     arena_mib, probe_rate, follow, freeze, wait_s, behind_mib = args.arena_mib, args.rate, args.follow, args.freeze, args.wait_s, args.behind_mib
     folder, ports = tempfile.mkdtemp(prefix="kera-recovery-"), free_ports(6)
     nodes = [Node(kera, folder, number, ports, f"{arena_mib or 2 * mib}MiB") for number in (1, 2, 3)]
     connect = ",".join(node.address for node in nodes)
     try:
-        for node in nodes:
-            node.start()
-            node.wait()
-        time.sleep(2)
-        create = [kera, "stream", "create", "old", "--streamlets", "1", "--replication", "3", "--connect", connect]
-        subprocess.run(create, check=True, stdout=subprocess.DEVNULL)
-        fill = [kera, "bench", "produce", "--stream", "old", "--streamlets", "1", "--records", str(mib << 10), "--record-bytes", "1000"]
-        subprocess.run(fill + ["--chunk-bytes", "64KiB", "--connect", connect], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        begin(kera, nodes, connect, mib, ["--streamlets", "1", "--replication", "3"])
         if behind_mib:
             reads(kera, connect, (mib - behind_mib) << 10).wait()
         lost = nodes[owner(kera, connect) - 1]
