@@ -183,11 +183,52 @@ impl Backup {
 
     /// Takes a block, if it is one that it may take. Copies the chunks; never blocks. `token` comes back through `done`.
     pub fn store(&self, head: &StoreHead, chunks: &[u8], done: &Arc<dyn StoreDone>, token: u64) -> Taken {
+        if let Some(taken) = self.untaken(head, chunks, done, token) {
+            return taken;
+        }
+        // Copied before the lock is taken, which all connections share.
+        let mut data = self.place(chunks.len());
+        data.extend_from_slice(chunks);
+        self.take(head, data, done, token)
+    }
+
+    /// As [`store`](Backup::store), of a block whose chunks have been put into a [`place`](Backup::place): they are not copied. Leaves
+    /// `data` as it is where it says [`Taken::Full`].
+    pub fn store_placed(
+        &self,
+        head: &StoreHead,
+        data: &mut AlignedBuffer,
+        done: &Arc<dyn StoreDone>,
+        token: u64,
+    ) -> Taken {
+        let untaken = self.untaken(head, data.get(BLOCK_HEADER_BYTES..).unwrap_or_default(), done, token);
+        if untaken == Some(Taken::Full) {
+            return Taken::Full;
+        }
+        let data = std::mem::take(data);
+        match untaken {
+            Some(taken) => {
+                self.give_buffer(data);
+                taken
+            }
+            None => self.take(head, data, done, token),
+        }
+    }
+
+    /// Memory for a block with so many bytes of chunks, which are to be appended to what is in it.
+    pub fn place(&self, chunk_bytes: usize) -> AlignedBuffer {
+        let mut data = self.buffer(pages(BLOCK_HEADER_BYTES + chunk_bytes));
+        data.resize(BLOCK_HEADER_BYTES);
+        data
+    }
+
+    /// What becomes of a block that is not taken, or not now.
+    fn untaken(&self, head: &StoreHead, chunks: &[u8], done: &Arc<dyn StoreDone>, token: u64) -> Option<Taken> {
         if let Err(error) = self.check(head, chunks) {
-            return Taken::Refused(error);
+            return Some(Taken::Refused(error));
         }
         if let Some(taken) = self.without_data(head, done, token) {
-            return taken;
+            return Some(taken);
         }
         let bytes = pages(BLOCK_HEADER_BYTES + chunks.len());
         let queued = self.queued_bytes.load(Ordering::Acquire);
@@ -201,14 +242,9 @@ impl Backup {
             if self.queued_bytes.load(Ordering::Acquire) == 0 {
                 self.tell_room();
             }
-            return Taken::Full;
+            return Some(Taken::Full);
         }
-        // Copied before the lock is taken, which all connections share.
-        let mut data = self.buffer(bytes);
-        data.extend_from_slice(&[0; BLOCK_HEADER_BYTES]);
-        data.extend_from_slice(chunks);
-        data.resize(bytes);
-        self.take(head, data, done, token)
+        None
     }
 
     fn check(&self, head: &StoreHead, chunks: &[u8]) -> Result<(), BackupError> {
@@ -258,7 +294,8 @@ impl Backup {
         }
     }
 
-    fn take(&self, head: &StoreHead, data: AlignedBuffer, done: &Arc<dyn StoreDone>, token: u64) -> Taken {
+    fn take(&self, head: &StoreHead, mut data: AlignedBuffer, done: &Arc<dyn StoreDone>, token: u64) -> Taken {
+        data.resize(pages(data.len()));
         let mut guard = self.state.lock();
         let state = &mut *guard;
         let fit =

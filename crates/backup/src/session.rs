@@ -2,8 +2,10 @@
 
 use std::sync::Arc;
 
+use kera_env::AlignedBuffer;
+use kera_protocol::replication::STORE_HEAD_BYTES;
 use kera_protocol::{BlockStored, ErrorBody, FRAME_HEADER_BYTES, FrameHeader, Op, Status, StoreHead};
-use kera_rpc::{Flow, Outbox, Session, SessionWaker};
+use kera_rpc::{Flow, Outbox, Place, Session, SessionWaker};
 use parking_lot::Mutex;
 
 use crate::backup::{Backup, StoreDone, Taken};
@@ -73,15 +75,16 @@ impl BackupSession {
     }
 
     fn store(&mut self, header: &FrameHeader, body: &[u8], out: &mut Outbox) -> Flow {
-        let (head, chunks) = match StoreHead::parse(header.version, body) {
-            Ok(parsed) => parsed,
-            Err(error) => {
-                out.error(header, error.status(), &ErrorBody::new(error.to_string()));
-                return Flow::Done;
-            }
+        let taken = match StoreHead::parse(header.version, body) {
+            Ok((head, chunks)) => self.backup.store(&head, chunks, &self.done, header.correlation),
+            Err(error) => Taken::Refused(BackupError::new(error.status(), error.to_string())),
         };
+        self.answer(header, taken, out)
+    }
+
+    fn answer(&mut self, header: &FrameHeader, taken: Taken, out: &mut Outbox) -> Flow {
         self.version = header.version;
-        match self.backup.store(&head, chunks, &self.done, header.correlation) {
+        match taken {
             Taken::Answered(answer) => out.respond(header, &answer),
             Taken::Queued => self.blocks += 1,
             Taken::Full => return Flow::Blocked,
@@ -134,6 +137,26 @@ impl Session for BackupSession {
                 Flow::Done
             }
         }
+    }
+
+    /// Chunks of a large block go from the socket to where they are written from.
+    fn place(&mut self, header: &FrameHeader, start: &[u8]) -> Option<Place> {
+        if Op::from_u16(header.op) != Some(Op::StoreBlock) {
+            return None;
+        }
+        // What is wrong with it is told when it has come as a whole.
+        let head = StoreHead::parse_start(header.version, start).ok()?;
+        let chunk_bytes = head.chunk_bytes as usize;
+        let is_whole = FRAME_HEADER_BYTES + STORE_HEAD_BYTES + chunk_bytes == header.frame_bytes as usize;
+        is_whole.then(|| Place { start_bytes: STORE_HEAD_BYTES, buffer: self.backup.place(chunk_bytes) })
+    }
+
+    fn on_placed(&mut self, header: &FrameHeader, start: &[u8], rest: &mut AlignedBuffer, out: &mut Outbox) -> Flow {
+        let taken = match StoreHead::parse_start(header.version, start) {
+            Ok(head) => self.backup.store_placed(&head, rest, &self.done, header.correlation),
+            Err(error) => Taken::Refused(BackupError::new(error.status(), error.to_string())),
+        };
+        self.answer(header, taken, out)
     }
 
     fn on_wake(&mut self, out: &mut Outbox) {

@@ -5,6 +5,9 @@ use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 use std::{fmt, slice};
 
+use bytes::BufMut;
+use bytes::buf::UninitSlice;
+
 use crate::disk::DISK_ALIGNMENT;
 
 /// Bytes at an address that is a multiple of [`DISK_ALIGNMENT`]; grows as a `Vec` does.
@@ -107,6 +110,25 @@ fn layout(capacity: usize) -> Layout {
     Layout::from_size_align(capacity, DISK_ALIGNMENT).expect("a size within the address space")
 }
 
+// SAFETY: `chunk_mut` is the memory behind `len` that the buffer owns, as much as `remaining_mut` says, and `advance_mut` goes no further.
+unsafe impl BufMut for AlignedBuffer {
+    /// What it takes without growing: it never grows by this.
+    fn remaining_mut(&self) -> usize {
+        self.capacity - self.len
+    }
+
+    unsafe fn advance_mut(&mut self, bytes: usize) {
+        assert!(bytes <= self.remaining_mut(), "more bytes than there was room for");
+        self.len += bytes;
+    }
+
+    fn chunk_mut(&mut self) -> &mut UninitSlice {
+        // SAFETY: so many bytes behind `len` are allocated, and borrowed from self; of an empty buffer the pointer is dangling, which is
+        // fine for no bytes.
+        unsafe { UninitSlice::from_raw_parts_mut(self.start.as_ptr().add(self.len), self.capacity - self.len) }
+    }
+}
+
 impl Drop for AlignedBuffer {
     fn drop(&mut self) {
         self.free();
@@ -160,6 +182,19 @@ mod tests {
         assert!(buffer.is_empty());
         assert_eq!(buffer.capacity(), 0);
         assert!(AlignedBuffer::zeroed(0).is_empty());
+    }
+
+    #[test]
+    fn filling_what_is_allocated_keeps_the_address() {
+        let mut buffer = AlignedBuffer::with_capacity(DISK_ALIGNMENT);
+        buffer.extend_from_slice(&[7; 100]);
+        let address = buffer.as_ptr();
+        let room = buffer.remaining_mut();
+        assert_eq!(room, DISK_ALIGNMENT - 100);
+        (&mut buffer).limit(room).put_slice(&vec![8; room]);
+        assert!(buffer[..100].iter().all(|byte| *byte == 7) && buffer[100..].iter().all(|byte| *byte == 8));
+        assert_eq!((buffer.len(), buffer.remaining_mut(), buffer.as_ptr()), (DISK_ALIGNMENT, 0, address));
+        assert_eq!(AlignedBuffer::new().remaining_mut(), 0);
     }
 
     #[test]

@@ -81,9 +81,21 @@ const _: () = assert!(<StoreHead as Wire>::BYTES_MIN == STORE_HEAD_BYTES && STOR
 impl StoreHead {
     /// Reads the head of a body and gives the chunks behind it, whose bytes are as many as it says. No checksum is verified.
     pub fn parse(version: u8, body: &[u8]) -> Result<(StoreHead, &[u8]), ProtocolError> {
-        Op::StoreBlock.check_version(version)?;
         let mut from = Reader::new(body);
-        let head = StoreHead::get(&mut from)?;
+        let head = StoreHead::read(version, &mut from)?;
+        let chunks = from.take(head.chunk_bytes as usize)?;
+        from.finish()?;
+        Ok((head, chunks))
+    }
+
+    /// Reads the head of a body whose chunks have not come yet.
+    pub fn parse_start(version: u8, start: &[u8]) -> Result<StoreHead, ProtocolError> {
+        StoreHead::read(version, &mut Reader::new(start))
+    }
+
+    fn read(version: u8, from: &mut Reader<'_>) -> Result<StoreHead, ProtocolError> {
+        Op::StoreBlock.check_version(version)?;
+        let head = StoreHead::get(from)?;
         from.enter("StoreHead.flags");
         if head.flags & !STORE_SYNCED != 0 {
             return Err(from.bad(head.flags.into(), "0 or 1"));
@@ -93,9 +105,7 @@ impl StoreHead {
         if bytes > BLOCK_CHUNK_BYTES_MAX || !bytes.is_multiple_of(8) {
             return Err(from.bad(bytes as u64, "a multiple of 8, at most 33554432"));
         }
-        let chunks = from.take(bytes)?;
-        from.finish()?;
-        Ok((head, chunks))
+        Ok(head)
     }
 
     /// Whether it is answered only when it is synced.

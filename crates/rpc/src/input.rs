@@ -11,12 +11,13 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use bytes::BufMut;
+use kera_env::AlignedBuffer;
 use kera_protocol::frame::FrameHeader;
 use kera_protocol::{FRAME_HEADER_BYTES, ProtocolError};
 use tokio::net::TcpStream;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::Framing;
+use crate::{Framing, Place};
 
 /// Bytes in front of a [`Framing::Prefixed`] frame.
 pub(crate) const PREFIX_BYTES: usize = 4;
@@ -29,6 +30,8 @@ pub(crate) const SMALL_BUFFER_BYTES: usize = 4 << 10;
 const FREE_BYTES_KEPT: usize = 8 << 20;
 /// A read is not worth a system call for less room than this, if moving what is in the buffer makes more.
 const READ_BYTES_MIN: usize = 64 << 10;
+/// Of a frame that gets a place of its own at least so much is yet to come: less is copied for less than a system call costs.
+const PLACED_BYTES_MIN: usize = 64 << 10;
 
 /// The bound on what all buffers of a server hold: half of it for shared buffers, half for frames that are larger. They
 /// are apart because a connection holds a shared buffer while it waits for a large one: in one pot, connections that all
@@ -145,6 +148,28 @@ pub(crate) enum Read {
     End,
 }
 
+/// A frame most of which goes somewhere else than into the buffer.
+#[derive(Debug)]
+struct Placed {
+    header: FrameHeader,
+    /// Bytes of it that are in the buffer.
+    front: usize,
+    rest: AlignedBuffer,
+    /// Bytes of the rest that have not come yet.
+    left: usize,
+    _permit: OwnedSemaphorePermit,
+}
+
+fn came(read: io::Result<usize>) -> io::Result<Read> {
+    match read {
+        Ok(0) => Ok(Read::End),
+        Ok(bytes) => Ok(Read::Bytes(bytes)),
+        Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(Read::Nothing),
+        Err(e) if e.kind() == io::ErrorKind::Interrupted => Ok(Read::Bytes(0)),
+        Err(e) => Err(e),
+    }
+}
+
 /// One connection's buffer.
 #[derive(Debug)]
 pub(crate) struct Input {
@@ -154,6 +179,10 @@ pub(crate) struct Input {
     at: usize,
     permit: Option<OwnedSemaphorePermit>,
     framing: Framing,
+    /// The first frame, if it has a place of its own. Nothing behind it is in the buffer then.
+    placed: Option<Placed>,
+    /// The frame before had one: the next one may be as large, so no more of it than its head is read before it is known.
+    reads_little: bool,
 }
 
 impl Drop for Input {
@@ -164,7 +193,7 @@ impl Drop for Input {
 
 impl Input {
     pub(crate) fn new(pool: Rc<BufferPool>, framing: Framing) -> Input {
-        Input { pool, buffer: Vec::new(), at: 0, permit: None, framing }
+        Input { pool, buffer: Vec::new(), at: 0, permit: None, framing, placed: None, reads_little: false }
     }
 
     /// What is not handled yet.
@@ -190,10 +219,54 @@ impl Input {
         Ok(bytes.get(FRAME_HEADER_BYTES..header.frame_bytes as usize).map(|body| (header, body)))
     }
 
+    /// Whether the first frame has a place of its own.
+    #[inline]
+    pub(crate) fn is_placed(&self) -> bool {
+        self.placed.is_some()
+    }
+
+    /// The first frame if it has a place of its own and is there as a whole: its header, what of its body stayed here, all else.
+    pub(crate) fn placed(&mut self) -> Option<(FrameHeader, &[u8], &mut AlignedBuffer)> {
+        let placed = self.placed.as_mut().filter(|placed| placed.left == 0)?;
+        let start = &self.buffer[self.at..][FRAME_HEADER_BYTES..placed.front];
+        Some((placed.header, start, &mut placed.rest))
+    }
+
+    /// Gives the first frame a place of its own if it is a large one most of which has not come yet, `place` has one, and the
+    /// server's budget has room. To be called when [`frame`](Input::frame) had none.
+    pub(crate) fn place(
+        &mut self,
+        frame_bytes_max: usize,
+        place: impl FnOnce(&FrameHeader, &[u8]) -> Option<Place>,
+    ) {
+        let bytes = self.bytes();
+        if self.placed.is_some() || bytes.len() < FRAME_HEADER_BYTES {
+            return;
+        }
+        let Ok(header) = FrameHeader::parse(bytes, frame_bytes_max) else { return };
+        let frame_bytes = header.frame_bytes as usize;
+        if frame_bytes.saturating_sub(bytes.len()) < PLACED_BYTES_MIN {
+            return;
+        }
+        let Some(permit) = self.pool.budget.large.try_take(frame_bytes) else { return };
+        let Some(Place { start_bytes, buffer: mut rest }) = place(&header, &bytes[FRAME_HEADER_BYTES..]) else {
+            return;
+        };
+        let front = FRAME_HEADER_BYTES + start_bytes;
+        let there = bytes.get(front..).expect("a place for what is behind what has come");
+        let left = frame_bytes - bytes.len();
+        assert!(there.len() + left <= rest.remaining_mut(), "a place has room for what goes there");
+        rest.extend_from_slice(there);
+        self.buffer.truncate(self.at + front);
+        self.placed = Some(Placed { header, front, rest, left, _permit: permit });
+    }
+
     /// The first frame is handled.
     #[inline]
     pub(crate) fn consume(&mut self, frame_bytes: usize) {
-        self.at += frame_bytes;
+        let placed = self.placed.take();
+        self.reads_little = placed.is_some();
+        self.at += placed.map_or(frame_bytes, |placed| placed.front);
         debug_assert!(self.at <= self.buffer.len());
         if self.at == self.buffer.len() {
             self.buffer.clear();
@@ -214,18 +287,22 @@ impl Input {
 
     /// Reads once. Called when no whole frame is in the buffer.
     pub(crate) fn read(&mut self, stream: &TcpStream) -> io::Result<Read> {
+        if let Some(placed) = &mut self.placed {
+            let read = came(stream.try_read_buf(&mut (&mut placed.rest).limit(placed.left)));
+            if let Ok(Read::Bytes(bytes)) = read {
+                placed.left -= bytes;
+            }
+            return read;
+        }
         let wanted = self.wanted_bytes();
         if let Err(bytes) = self.make_room(wanted) {
             return Ok(Read::NoMemory(bytes));
         }
-        let room = self.buffer.capacity() - self.buffer.len();
-        match stream.try_read_buf(&mut (&mut self.buffer).limit(room)) {
-            Ok(0) => Ok(Read::End),
-            Ok(bytes) => Ok(Read::Bytes(bytes)),
-            Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(Read::Nothing),
-            Err(e) if e.kind() == io::ErrorKind::Interrupted => Ok(Read::Bytes(0)),
-            Err(e) => Err(e),
+        let mut room = self.buffer.capacity() - self.buffer.len();
+        if self.reads_little && self.bytes().len() < SMALL_BUFFER_BYTES {
+            room = room.min(SMALL_BUFFER_BYTES);
         }
+        came(stream.try_read_buf(&mut (&mut self.buffer).limit(room)))
     }
 
     /// Makes room for the rest of a frame of `wanted` bytes, and if possible for more. `Err`: how many bytes are missing in

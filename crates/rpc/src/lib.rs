@@ -20,4 +20,4 @@ pub use connection::{Call, ClientConfig, Connection, Frame, Subscription, WeakCo
 pub use error::RpcError;
 pub use outbox::{FrameWriter, Outbox};
 pub use server::{RunningServer, Server, ServerConfig, ServerStats};
-pub use session::{Flow, Framing, Peer, Session, SessionFactory, SessionWaker};
+pub use session::{Flow, Framing, Peer, Place, Session, SessionFactory, SessionWaker};

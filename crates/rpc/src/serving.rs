@@ -220,7 +220,7 @@ impl Serving {
                 Stopped::Full | Stopped::Blocked | Stopped::Closing => {
                     return Ok(Next::Wait(Waits { write, ..Waits::default() }));
                 }
-                Stopped::Input => {}
+                Stopped::Input => self.place(),
             }
             match self.input.read(&self.stream)? {
                 Read::Bytes(bytes) => {
@@ -256,6 +256,18 @@ impl Serving {
         self.held_back |= self.out.is_full();
     }
 
+    fn frame_bytes_max(&self) -> usize {
+        if self.greeted { self.shared.config.hello.frame_bytes_max as usize } else { HANDSHAKE_FRAME_BYTES_MAX }
+    }
+
+    /// Asks the session where the rest of a large frame is to go.
+    fn place(&mut self) {
+        if self.framing == Framing::Native && self.greeted && !self.stopping {
+            let (limit, session) = (self.frame_bytes_max(), &mut self.session);
+            self.input.place(limit, |header, start| is_spoken(header).then(|| session.place(header, start)).flatten());
+        }
+    }
+
     /// Offers frames to the session until something stops it.
     fn frames(&mut self) -> Stopped {
         loop {
@@ -269,23 +281,25 @@ impl Serving {
                 self.held_back = true;
                 return Stopped::Full;
             }
-            let limit = if self.greeted {
-                self.shared.config.hello.frame_bytes_max as usize
+            let limit = self.frame_bytes_max();
+            let (header, flow) = if self.input.is_placed() {
+                let Some((header, start, rest)) = self.input.placed() else { return Stopped::Input };
+                (header, self.session.on_placed(&header, start, rest, &mut self.out))
             } else {
-                HANDSHAKE_FRAME_BYTES_MAX
-            };
-            let (header, body) = match self.input.frame(limit) {
-                Ok(Some(frame)) => frame,
-                Ok(None) => return Stopped::Input,
-                Err(e) => {
-                    self.reject(&e);
-                    continue;
-                }
-            };
-            let flow = if self.framing == Framing::Prefixed || self.greeted && is_spoken(&header) {
-                self.session.on_frame(&header, body, &mut self.out)
-            } else {
-                unusual_frame(&self.shared, &mut self.greeted, &header, body, &mut self.out)
+                let (header, body) = match self.input.frame(limit) {
+                    Ok(Some(frame)) => frame,
+                    Ok(None) => return Stopped::Input,
+                    Err(e) => {
+                        self.reject(&e);
+                        continue;
+                    }
+                };
+                let is_sessions = self.framing == Framing::Prefixed || self.greeted && is_spoken(&header);
+                let flow = match is_sessions {
+                    true => self.session.on_frame(&header, body, &mut self.out),
+                    false => unusual_frame(&self.shared, &mut self.greeted, &header, body, &mut self.out),
+                };
+                (header, flow)
             };
             match flow {
                 Flow::Done => {}

@@ -7,6 +7,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use kera_env::AlignedBuffer;
 use kera_protocol::FrameHeader;
 use tokio::sync::Notify;
 
@@ -48,6 +49,15 @@ pub enum Flow {
     Close(String),
 }
 
+/// Where most of a large frame goes, past the connection's read buffer.
+#[derive(Debug)]
+pub struct Place {
+    /// So many bytes of the body stay in the read buffer.
+    pub start_bytes: usize,
+    /// The others are appended to it; it has room for them.
+    pub buffer: AlignedBuffer,
+}
+
 /// One connection's conversation. Called on one thread only, never concurrently.
 pub trait Session {
     /// A whole frame has come in. `body` lies in the connection's read buffer and is gone after the call.
@@ -56,6 +66,24 @@ pub trait Session {
     /// what the body holds is unchecked. Answers go to `out` now or in a later call, in any order, with the frame's
     /// correlation; frames without an answer (credit) are fine.
     fn on_frame(&mut self, header: &FrameHeader, body: &[u8], out: &mut Outbox) -> Flow;
+
+    /// A large frame has begun, and most of it has not come yet: where it is to go, if not into the read buffer. `start` is what
+    /// has come of the body so far; it is unchecked, as all of it will be.
+    ///
+    /// For bodies that the session would copy to a place of its own anyway: they go there from the socket. May be asked more
+    /// than once for the same frame if it answers `None`.
+    fn place(&mut self, header: &FrameHeader, start: &[u8]) -> Option<Place> {
+        let _ = (header, start);
+        None
+    }
+
+    /// A frame that was given a [`place`](Session::place) has come in as a whole, instead of [`on_frame`](Session::on_frame): `start` is
+    /// what stayed of the body, `rest` is the place with all else. Whoever takes the rest leaves an empty buffer behind; if the
+    /// frame is [`Flow::Blocked`] the rest is to stay as it is.
+    fn on_placed(&mut self, header: &FrameHeader, start: &[u8], rest: &mut AlignedBuffer, out: &mut Outbox) -> Flow {
+        let _ = (header, start, rest, out);
+        Flow::Close("a frame was placed that has no place".into())
+    }
 
     /// The [`SessionWaker`] was used since the last call. A frame that was [`Flow::Blocked`] is offered again right after.
     fn on_wake(&mut self, out: &mut Outbox);

@@ -4,10 +4,11 @@
 use std::sync::Arc;
 
 use kera_backup::BackupSession;
+use kera_env::AlignedBuffer;
 use kera_protocol::frame::{FRAME_HEADER_BYTES, begin_frame, finish_frame};
 use kera_protocol::{ErrorBody, FrameHeader, Op, Status, encode_error};
 use kera_raft::Group;
-use kera_rpc::{Flow, Outbox, Peer, Session, SessionFactory, SessionWaker};
+use kera_rpc::{Flow, Outbox, Peer, Place, Session, SessionFactory, SessionWaker};
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
 
@@ -78,11 +79,15 @@ impl ClusterSession {
 }
 
 impl ClusterSession {
-    fn for_backup(&mut self, header: &FrameHeader, body: &[u8], out: &mut Outbox) -> Flow {
+    fn backup(&mut self) -> Option<&mut BackupSession> {
         if self.backup.is_none() {
             self.backup = self.role.session(self.replies.waker.clone());
         }
-        match &mut self.backup {
+        self.backup.as_mut()
+    }
+
+    fn for_backup(&mut self, header: &FrameHeader, body: &[u8], out: &mut Outbox) -> Flow {
+        match self.backup() {
             Some(backup) => backup.on_frame(header, body, out),
             None => {
                 // Its files are being read, or it is none.
@@ -130,6 +135,18 @@ impl Session for ClusterSession {
             replies.waker.wake();
         });
         Flow::Done
+    }
+
+    fn place(&mut self, header: &FrameHeader, start: &[u8]) -> Option<Place> {
+        let is_for_backup = Op::from_u16(header.op).is_some_and(BackupSession::serves);
+        is_for_backup.then(|| self.backup()).flatten()?.place(header, start)
+    }
+
+    fn on_placed(&mut self, header: &FrameHeader, start: &[u8], rest: &mut AlignedBuffer, out: &mut Outbox) -> Flow {
+        match &mut self.backup {
+            Some(backup) => backup.on_placed(header, start, rest, out),
+            None => Flow::Close("a frame was placed that has no place".into()),
+        }
     }
 
     fn on_wake(&mut self, out: &mut Outbox) {
