@@ -55,13 +55,13 @@ pub struct BackupConfig {
 }
 
 impl BackupConfig {
-    /// Files of 32 MiB, 1 GiB of them kept to be used again, 256 MiB of blocks on their way, 256 MiB of what is known about chunks.
+    /// Files of 32 MiB, 4 GiB of them kept to be used again, 256 MiB of blocks on their way, 256 MiB of what is known about chunks.
     pub fn new(cluster: [u8; 16], node: u32) -> BackupConfig {
         BackupConfig {
             cluster,
             node,
             file_bytes: 32 << 20,
-            spares: 32,
+            spares: 128,
             queue_bytes_max: 256 << 20,
             index_bytes_max: 256 << 20,
             boot_id: None,

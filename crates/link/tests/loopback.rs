@@ -80,7 +80,8 @@ fn synced_blocks_are_there_after_a_restart_of_the_backup() {
     let replicated = Arc::clone(&cluster.replicated[0]);
     let mut last = 0;
     for n in 0..50 {
-        last = cluster.append(n % 4, 10_000).expect("a ticket");
+        // Among small blocks large ones, which the backups receive where they write them from.
+        last = cluster.append(n % 4, if n % 5 == 0 { 300_000 } else { 10_000 }).expect("a ticket");
     }
     until("all is durable", || replicated.durable_through() == last);
     let (acknowledged, _) = replicated.state();

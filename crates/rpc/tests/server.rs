@@ -274,6 +274,81 @@ fn frames_of_all_sizes_come_through() {
     }
 }
 
+/// Bodies of which each byte tells where it is.
+fn told(bytes: usize, salt: usize) -> Vec<u8> {
+    let mut body: Vec<u8> = (0..bytes).map(|at| ((at + salt) % 251) as u8).collect();
+    body.iter_mut().take(1).for_each(|first| *first = 0);
+    body
+}
+
+#[test]
+fn large_frames_come_to_their_places_however_they_are_cut() {
+    let (server, script) = start(|_| {});
+    let mut raw = Raw::greeted(server.local_addr());
+    let sizes = [0, 7, 8, 9, 70_000, 65_535 + 8, 262_120, 300_000, 40, 1 << 20, (8 << 20) - 24, 100, 200_000, 1 << 20];
+    let bodies: Vec<Vec<u8>> = sizes.iter().enumerate().map(|(n, bytes)| told(*bytes, n)).collect();
+    let frames: Vec<u8> =
+        bodies.iter().enumerate().flat_map(|(n, body)| frame(Op::StoreBlock, n as u64, body)).collect();
+    for piece in [usize::MAX, 1 << 20, 100_003, 32_771, 4_096, 1_399] {
+        let mut writer = raw.stream.try_clone().unwrap();
+        let frames = frames.clone();
+        let sender =
+            std::thread::spawn(move || frames.chunks(piece.min(frames.len())).for_each(|p| writer.write_all(p).unwrap()));
+        for (n, body) in bodies.iter().enumerate() {
+            let (header, answer) = raw.read();
+            assert_eq!((header.correlation, header.status), (n as u64, 0));
+            assert!(answer == *body, "{} bytes, sent {piece} at a time, differ", body.len());
+        }
+        sender.join().unwrap();
+    }
+    assert!(script.placed.load(SeqCst) >= 6, "{script:?}");
+    assert_eq!(script.frames.load(SeqCst), 6 * sizes.len() as u64);
+    drop(raw);
+    script.until("closed", |s| s.closed.load(SeqCst) == 1);
+    assert_eq!(server.stats().inflight_bytes, 0);
+}
+
+#[test]
+fn a_blocked_frame_stays_in_its_place() {
+    let (server, script) = start(|_| {});
+    let mut raw = Raw::greeted(server.local_addr());
+    let mut body = told(3 << 20, 1);
+    body[0] = 1;
+    raw.write(&frame(Op::StoreBlock, 5, &body));
+    raw.write(&frame(Op::NodeStatus, 6, b"behind it"));
+    script.until("offered", |s| s.offered.load(SeqCst) >= 1);
+    script.wake_all();
+    script.until("offered again", |s| s.offered.load(SeqCst) >= 2);
+    assert_eq!(script.placed.load(SeqCst), 0);
+    script.let_go.store(true, SeqCst);
+    script.wake_all();
+    assert!(raw.read().1 == body);
+    assert_eq!((raw.read().1, script.placed.load(SeqCst)), (b"behind it".to_vec(), 1));
+}
+
+#[test]
+fn places_are_bounded_as_buffers_are_and_end_with_their_connection() {
+    let (server, script) = start(|config| config.inflight_bytes_max = 1);
+    // Takes all that there is for large frames.
+    let mut holder = Raw::greeted(server.local_addr());
+    let large = frame(Op::StoreBlock, 1, &told((8 << 20) - 24, 0));
+    holder.write(&large[..4 << 20]);
+    script.until("some of it is there", |_| server.stats().inflight_bytes >= 8 << 20);
+    let mut second = Raw::greeted(server.local_addr());
+    second.write(&frame(Op::StoreBlock, 2, &told(1 << 20, 0))[..512 << 10]);
+    // Frames that fit into the small buffers get through.
+    Raw::greeted(server.local_addr()).echo(b"small");
+    // Of the second one nothing has got a place: all there is are the first one's, a shared buffer and what is left of the large ones.
+    assert!(server.stats().inflight_bytes <= (8 << 20) + 2 * (256 << 10), "{:?}", server.stats());
+    drop(holder);
+    // Then it is the second one's turn.
+    second.write(&frame(Op::StoreBlock, 2, &told(1 << 20, 0))[512 << 10..]);
+    assert_eq!(second.read().1.len(), 1 << 20);
+    drop(second);
+    script.until("all are gone", |s| s.opened.load(SeqCst) == s.closed.load(SeqCst));
+    assert_eq!(server.stats().inflight_bytes, 0);
+}
+
 #[test]
 fn whoever_waits_for_memory_does_not_keep_control_traffic_out() {
     let (server, script) = start(|config| config.inflight_bytes_max = 1);

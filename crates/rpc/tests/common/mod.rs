@@ -9,10 +9,11 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
+use kera_env::AlignedBuffer;
 use kera_protocol::{
     Body, ErrorBody, FRAME_HEADER_BYTES, FrameHeader, Hello, HelloResponse, Op, Status, encode_request,
 };
-use kera_rpc::{Flow, Outbox, Peer, RunningServer, Server, ServerConfig, Session, SessionWaker};
+use kera_rpc::{Flow, Outbox, Peer, Place, RunningServer, Server, ServerConfig, Session, SessionWaker};
 
 /// What the test sees of all sessions, and how it steers them.
 #[derive(Debug, Default)]
@@ -21,6 +22,8 @@ pub struct Script {
     pub offered: AtomicU64,
     /// Answers of `StreamStats`.
     pub made: AtomicU64,
+    /// `StoreBlock` that came to its place.
+    pub placed: AtomicU64,
     pub opened: AtomicU64,
     pub closed: AtomicU64,
     pub stopped: AtomicU64,
@@ -54,9 +57,13 @@ impl Script {
     }
 }
 
+/// In front of what is placed.
+const IN_FRONT: &[u8] = b"front";
+
 /// What the operations do here: `NodeStatus` echoes its body, `StreamStats` answers with so many bytes as its body says,
 /// `Lookup` blocks the connection until let go, `NextGroups` is answered in a later wake, last first, `ReadChunks` fails,
-/// `Subscribe` is answered by as many pushes as its body says, `DeleteStream` closes.
+/// `Subscribe` is answered by as many pushes as its body says, `DeleteStream` closes. `StoreBlock` echoes its body too, and has a place for
+/// all behind its first eight bytes; if the first one is 1 it is blocked until let go.
 struct Scripted {
     script: Arc<Script>,
     waiting: Vec<FrameHeader>,
@@ -92,6 +99,14 @@ impl Session for Scripted {
                 let error = ErrorBody { message: "not today".into(), retry_after_ms: 70 };
                 out.error(header, Status::ArenaFull, &error);
             }
+            Op::StoreBlock => {
+                if body.first() == Some(&1) && !self.script.let_go.load(Ordering::SeqCst) {
+                    return Flow::Blocked;
+                }
+                let mut frame = out.begin(&header.response(0));
+                frame.body().extend_from_slice(body);
+                frame.finish();
+            }
             Op::Subscribe => {
                 for i in 0..number(body) {
                     let mut frame = out.begin_push(header, Status::Ok);
@@ -105,6 +120,26 @@ impl Session for Scripted {
         }
         self.script.frames.fetch_add(1, Ordering::SeqCst);
         Flow::Done
+    }
+
+    fn place(&mut self, header: &FrameHeader, start: &[u8]) -> Option<Place> {
+        if header.op != Op::StoreBlock as u16 || start.len() < 8 {
+            return None;
+        }
+        let mut buffer = AlignedBuffer::with_capacity(IN_FRONT.len() + header.body_bytes() - 8);
+        buffer.extend_from_slice(IN_FRONT);
+        Some(Place { start_bytes: 8, buffer })
+    }
+
+    fn on_placed(&mut self, header: &FrameHeader, start: &[u8], rest: &mut AlignedBuffer, out: &mut Outbox) -> Flow {
+        assert_eq!(&rest[..IN_FRONT.len()], IN_FRONT);
+        let body = [start, &rest[IN_FRONT.len()..]].concat();
+        let flow = self.on_frame(header, &body, out);
+        if flow == Flow::Done {
+            self.script.placed.fetch_add(1, Ordering::SeqCst);
+            drop(std::mem::take(rest));
+        }
+        flow
     }
 
     fn on_wake(&mut self, out: &mut Outbox) {
