@@ -234,11 +234,7 @@ impl Input {
 
     /// Gives the first frame a place of its own if it is a large one most of which has not come yet, `place` has one, and the
     /// server's budget has room. To be called when [`frame`](Input::frame) had none.
-    pub(crate) fn place(
-        &mut self,
-        frame_bytes_max: usize,
-        place: impl FnOnce(&FrameHeader, &[u8]) -> Option<Place>,
-    ) {
+    pub(crate) fn place(&mut self, frame_bytes_max: usize, place: impl FnOnce(&FrameHeader, &[u8]) -> Option<Place>) {
         let bytes = self.bytes();
         if self.placed.is_some() || bytes.len() < FRAME_HEADER_BYTES {
             return;

@@ -292,8 +292,9 @@ fn large_frames_come_to_their_places_however_they_are_cut() {
     for piece in [usize::MAX, 1 << 20, 100_003, 32_771, 4_096, 1_399] {
         let mut writer = raw.stream.try_clone().unwrap();
         let frames = frames.clone();
-        let sender =
-            std::thread::spawn(move || frames.chunks(piece.min(frames.len())).for_each(|p| writer.write_all(p).unwrap()));
+        let sender = std::thread::spawn(move || {
+            frames.chunks(piece.min(frames.len())).for_each(|p| writer.write_all(p).unwrap())
+        });
         for (n, body) in bodies.iter().enumerate() {
             let (header, answer) = raw.read();
             assert_eq!((header.correlation, header.status), (n as u64, 0));
