@@ -18,8 +18,9 @@ const WAITS_PERCENT: u64 = 60;
 const IDLE_PERCENT: u64 = 35;
 /// The page cache was of no use: so long it is not tried again.
 const PAUSE_US: u64 = 5_000_000;
-/// So long it is gone through at a time: then it is seen again what the disk takes.
-const THROUGH_US: u64 = 10_000_000;
+/// So long it is gone through at a time: then it is seen again what the disk takes. The first time for as long as the first, for a disk may
+/// have stood still for just that moment, and twice as long each time that it is seen to be as slow as before, up to the second.
+const THROUGH_US: [u64; 2] = [1_000_000, 10_000_000];
 
 /// See the module. One for each writer of a disk.
 pub(crate) struct Way {
@@ -30,6 +31,8 @@ pub(crate) struct Way {
     past_bytes_per_s: u64,
     /// Through it until then; past it until then at least.
     until_us: u64,
+    /// So long it is gone through the next time.
+    through_us: u64,
 }
 
 /// What was seen since a moment.
@@ -44,7 +47,7 @@ struct Look {
 impl Way {
     /// Past the page cache always if nobody knows of the processors.
     pub(crate) fn new(processors: Option<Arc<dyn Processors>>) -> Way {
-        Way { processors, through: false, look: None, past_bytes_per_s: 0, until_us: 0 }
+        Way { processors, through: false, look: None, past_bytes_per_s: 0, until_us: 0, through_us: THROUGH_US[0] }
     }
 
     /// Whether the next write of much goes through the page cache.
@@ -80,8 +83,11 @@ impl Way {
         let per_s = u64::try_from(u128::from(bytes) * 1_000_000 / u128::from(for_us)).unwrap_or(u64::MAX);
         let is_held_up = writing_us * 100 >= for_us * WAITS_PERCENT;
         if !self.through {
-            if is_held_up && idle_percent >= IDLE_PERCENT && now_us >= self.until_us {
-                (self.through, self.past_bytes_per_s, self.until_us) = (true, per_s, now_us + THROUGH_US);
+            if !is_held_up || idle_percent < IDLE_PERCENT {
+                self.through_us = THROUGH_US[0];
+            } else if now_us >= self.until_us {
+                (self.through, self.past_bytes_per_s, self.until_us) = (true, per_s, now_us + self.through_us);
+                self.through_us = (2 * self.through_us).min(THROUGH_US[1]);
             }
             return;
         }
@@ -146,6 +152,11 @@ mod tests {
         fn is_slow(&mut self, for_us: u64) -> bool {
             self.writes(for_us, 5_000, 1_000, 100)
         }
+
+        /// The same. For how long of it past the page cache.
+        fn is_slow_past_ms(&mut self, for_ms: u64) -> u64 {
+            50 * (0..for_ms / 50).filter(|_| !self.is_slow(50_000)).count() as u64
+        }
     }
 
     #[test]
@@ -153,7 +164,25 @@ mod tests {
         let mut rig = Rig::new(50);
         assert!(!rig.is_slow(240_000));
         assert!(rig.is_slow(100_000));
-        assert!(rig.is_slow(9_000_000));
+        // A quarter of a second each time to see what the disk takes: behind 1, 2, 4 and 8 seconds, and then behind ten each.
+        assert!((750..=1_250).contains(&rig.is_slow_past_ms(17_000)));
+        assert!((500..=1_000).contains(&rig.is_slow_past_ms(31_000)));
+    }
+
+    #[test]
+    fn a_disk_that_stood_still_for_a_moment_is_soon_written_to_past_it_again() {
+        let mut rig = Rig::new(50);
+        assert!(!rig.writes(10_000_000, 1_000, 200, 1_000));
+        // One write that takes a third of a second. Through it goes more than that, and less than the disk takes otherwise.
+        assert!(rig.writes(1, 330_000, 0, 0));
+        rig.idle.percent.store(5, Ordering::Relaxed);
+        assert!(rig.writes(900_000, 1_000, 3_000, 0));
+        assert!(!rig.writes(10_000_000, 1_000, 3_000, 0));
+        // And much later as soon.
+        rig.idle.percent.store(50, Ordering::Relaxed);
+        assert!(rig.writes(1, 330_000, 0, 0));
+        assert!(rig.writes(900_000, 1_000, 3_000, 0));
+        assert!(!rig.writes(300_000, 1_000, 3_000, 1_000));
     }
 
     #[test]
@@ -164,14 +193,14 @@ mod tests {
         assert!(rig.is_slow(300_000));
         // With more under way they are busy. That is what it is for.
         rig.idle.percent.store(0, Ordering::Relaxed);
-        assert!(rig.is_slow(2_000_000));
+        assert!(rig.is_slow(600_000));
     }
 
     #[test]
     fn now_and_then_the_disk_is_seen_again() {
         let mut rig = Rig::new(50);
         assert!(rig.is_slow(300_000));
-        assert!(!rig.writes(THROUGH_US + 1_000_000, 1_000, 200, 1_500));
+        assert!(!rig.writes(2_100_000, 1_000, 200, 1_500));
     }
 
     #[test]
@@ -182,10 +211,10 @@ mod tests {
     #[test]
     fn a_page_cache_that_brings_nothing_is_left_for_a_while() {
         let mut rig = Rig::new(50);
-        assert!(rig.is_slow(300_000));
+        assert!(rig.writes(300_000, 5_000, 5_500, 100));
         assert!(!rig.writes(2_200_000, 5_000, 5_500, 100));
-        assert!(!rig.is_slow(3_000_000));
-        assert!(rig.is_slow(3_000_000));
+        assert_eq!(rig.is_slow_past_ms(3_000), 3_000);
+        assert!(rig.is_slow_past_ms(4_000) < 2_800);
     }
 
     #[test]
