@@ -97,6 +97,12 @@ def of_kera(kera, connect, chunk, seconds, name, streams):
     return json.loads(said)["records_per_s"]
 
 
+def settle():
+    """Neither side's turn has the disk take what the other one has left."""
+    time.sleep(2)
+    os.sync()
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kera", help="the program")
@@ -125,9 +131,9 @@ def main():
             ours, theirs = [], []
             for turn in range(args.rounds):
                 ours.append(of_kera(kera, connect, chunk, args.seconds, f"bench-{chunk}-{turn}", args.streams))
-                time.sleep(2)
+                settle()
                 theirs.append(of_kafka(chunk, args.seconds, args.streams))
-                time.sleep(2)
+                settle()
             us, them = statistics.median(ours), statistics.median(theirs)
             spread = lambda rates: "–".join(f"{rate / 1e6:.3f}" for rate in (min(rates), max(rates)))
             print(f"{args.streams} x {streamlets(args.streams)}, chunks of {chunk:6}: KerA {us / 1e6:.3f} M/s ({spread(ours)}), Kafka {them / 1e6:.3f} M/s ({spread(theirs)}), "
