@@ -513,6 +513,9 @@ def main():
     parser.add_argument("--kinds", default="kill,kill,stop,freeze", help="what is done, the more often the likelier")
     parser.add_argument("--pause", type=float, default=3.0, help="seconds between two torments")
     parser.add_argument("--rate", type=int, default=20000, help="records per second")
+    parser.add_argument("--record-bytes", type=int, default=100, help="bytes of a native record")
+    parser.add_argument("--chunk-bytes", default="4KiB", help="bytes of a native chunk: with many large ones blocks between nodes are large")
+    parser.add_argument("--linger-ms", type=int, default=0, help="so long a native chunk waits for more records")
     parser.add_argument("--patience-seconds", type=int, default=PATIENCE_S,
                         help="after so long without an acknowledgement the native producer gives records up, which may be there or not, and goes on")
     parser.add_argument("--arena-bytes", default="512MiB")
@@ -578,7 +581,8 @@ def main():
             create_topic(bootstrap, "copied", 6, copies, {"kera.durability": args.durability})
             copier = Transactions(bootstrap, "kafka", "copied")
         produce = [kera, "verify", "produce", "--log", acks, "--seconds", str(args.seconds), "--rate", str(args.rate)]
-        produce += ["--patience-seconds", str(args.patience_seconds)]
+        produce += ["--patience-seconds", str(args.patience_seconds), "--record-bytes", str(args.record_bytes)]
+        produce += ["--chunk-bytes", args.chunk_bytes, "--linger-ms", str(args.linger_ms)]
         producing = subprocess.Popen(produce + ["--connect", connect], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         until = time.monotonic() + args.seconds - 3
         time.sleep(2)
