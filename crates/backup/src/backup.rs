@@ -277,7 +277,13 @@ impl Backup {
             return Some(Taken::Answered(BlockStored { outcome: StoreOutcome::Fenced, block: fenced.into() }));
         }
         let mut unknown = Replica::default();
-        let replica = state.logs.get_mut(&head.log).unwrap_or(&mut unknown);
+        let State { logs, runs, .. } = &mut *state;
+        let replica = logs.get_mut(&head.log).unwrap_or(&mut unknown);
+        if head.asks()
+            && let Err(error) = self.takes_more(replica, runs)
+        {
+            return Some(Taken::Refused(error));
+        }
         match replica.fit(head.block, head.view_first, head.synced()) {
             Fit::Stored => {
                 replica.note_answered(head.block, head.synced());
@@ -291,6 +297,17 @@ impl Backup {
             }
             Fit::Hole(next) => Some(Taken::Answered(BlockStored { outcome: StoreOutcome::Next, block: next })),
             Fit::Follows(_) | Fit::Begins => None,
+        }
+    }
+
+    /// Whether there is a disk for what comes next of a log. Whoever asks chooses backups: one whose disk stands still would hold up what it
+    /// writes until it is replaced, and again each time that it is chosen.
+    fn takes_more(&self, replica: &Replica, runs: &[usize]) -> Result<(), BackupError> {
+        let now_us = self.clock.monotonic_us();
+        // Behind blocks that are on their way their run goes on.
+        match replica.runs.last().filter(|run| run.taken > run.written) {
+            Some(run) => self.disks[run.disk].stands_still(now_us).map_or(Ok(()), Err),
+            None => choose(&self.disks, runs, now_us).map(drop),
         }
     }
 
@@ -385,7 +402,9 @@ impl Backup {
         if jobs.is_empty() {
             return Ran::Idle;
         }
-        let mut writer = self.disks[disk].writer.lock();
+        let part = &self.disks[disk];
+        part.comes_further(self.clock.monotonic_us());
+        let mut writer = part.writer.lock();
         let mut groups: BTreeMap<RunKey, Vec<Job>> = BTreeMap::new();
         for job in jobs {
             groups.entry((job.head.log, job.run)).or_default().push(job);
@@ -394,6 +413,7 @@ impl Backup {
         let mut to_sync: Vec<(RunKey, Vec<Job>)> = Vec::new();
         for (run, jobs) in groups {
             let jobs = self.write_group(&mut writer, disk, run, jobs, &mut answers);
+            part.comes_further(self.clock.monotonic_us());
             let (synced, written): (Vec<Job>, Vec<Job>) = jobs.into_iter().partition(|job| job.head.synced());
             self.settle(run, written, false, &mut answers);
             if !synced.is_empty() {
@@ -404,9 +424,11 @@ impl Backup {
         }
         for (run, jobs) in to_sync {
             self.sync_group(&mut writer, disk, run, jobs, &mut answers);
+            part.comes_further(self.clock.monotonic_us());
         }
         self.bound_index(&mut writer, disk);
         drop(writer);
+        part.is_done();
         count += tell(&mut answers);
         self.tell_room();
         Ran::Answered(count)
@@ -740,11 +762,11 @@ impl Backup {
         };
         for disk in &self.disks {
             stats.block_bytes += disk.written_bytes.load(Ordering::Relaxed);
-            let writer = disk.writer.lock();
-            stats.index_bytes += writer.index_bytes().0 as u64;
-            stats.writes += writer.writes;
-            stats.direct_writes += writer.direct_writes;
-            stats.syncs += writer.syncs;
+            let counts = &disk.counts;
+            stats.index_bytes += counts.index_bytes.load(Ordering::Relaxed) as u64;
+            stats.writes += counts.writes.load(Ordering::Relaxed);
+            stats.direct_writes += counts.direct_writes.load(Ordering::Relaxed);
+            stats.syncs += counts.syncs.load(Ordering::Relaxed);
         }
         let state = self.state.lock();
         (stats.logs, stats.fences) = (state.logs.len() as u64, state.fences.len() as u64);

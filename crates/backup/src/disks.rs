@@ -9,12 +9,16 @@ use kera_protocol::Status;
 use parking_lot::Mutex;
 
 use crate::error::BackupError;
-use crate::files::DiskWriter;
+use crate::files::{DiskWriter, WriterCounts};
 use crate::queue::Queue;
 use crate::syncing::Full;
 
 /// The folder of copies on every disk.
 pub(crate) const FOLDER: &str = "replicas";
+
+/// A disk at which the writer has been for so long with one write or sync takes no more logs. Owners replace a backup that has stored nothing
+/// for as long.
+const STANDS_STILL_US: u64 = 500_000;
 
 /// A disk, what waits for it, and the state of its writer.
 pub(crate) struct BackupDisk {
@@ -26,15 +30,39 @@ pub(crate) struct BackupDisk {
     /// Bytes of blocks that were written to it.
     pub(crate) written_bytes: AtomicU64,
     pub(crate) full: Full,
+    pub(crate) counts: Arc<WriterCounts>,
+    /// Since when its writer has come no further, on the monotonic clock; 0 while it has nothing to do.
+    busy_since_us: AtomicU64,
     trouble: Mutex<Option<BackupError>>,
 }
 
 impl BackupDisk {
     pub(crate) fn new(disk: Arc<dyn Disk>, writer: DiskWriter) -> BackupDisk {
         let (retry_at_us, written_bytes) = (AtomicU64::new(0), AtomicU64::new(0));
+        let (counts, busy_since_us) = (writer.counts(), AtomicU64::new(0));
         let (writer, trouble) = (Mutex::new(writer), Mutex::new(None));
         let (queue, full) = (Queue::default(), Full::default());
-        BackupDisk { disk, queue, writer, retry_at_us, written_bytes, full, trouble }
+        BackupDisk { disk, queue, writer, retry_at_us, written_bytes, full, counts, busy_since_us, trouble }
+    }
+
+    /// Its writer begins something: a write or a sync.
+    pub(crate) fn comes_further(&self, now_us: u64) {
+        self.busy_since_us.store(now_us.max(1), Ordering::Release);
+    }
+
+    /// Its writer has nothing more to do.
+    pub(crate) fn is_done(&self) {
+        self.busy_since_us.store(0, Ordering::Release);
+    }
+
+    /// What is wrong if it stands still: neither done nor failed is something that was begun long ago, and nobody knows when it will be.
+    pub(crate) fn stands_still(&self, now_us: u64) -> Option<BackupError> {
+        let since_us = self.busy_since_us.load(Ordering::Acquire);
+        let for_us = now_us.saturating_sub(since_us);
+        let root = self.disk.root().display();
+        (since_us > 0 && for_us >= STANDS_STILL_US).then(|| {
+            BackupError::new(Status::DiskFailed, format!("{root}: a write has taken {} ms so far", for_us / 1000))
+        })
     }
 
     pub(crate) fn is_well(&self, now_us: u64) -> bool {
@@ -60,6 +88,8 @@ impl BackupDisk {
 
 /// Where a run of blocks goes: of the disks that are well, the one with the fewest. `Err`: none is, and why.
 pub(crate) fn choose(disks: &[BackupDisk], runs: &[usize], now_us: u64) -> Result<usize, BackupError> {
-    let well = (0..disks.len()).filter(|&disk| disks[disk].is_well(now_us));
-    well.min_by_key(|&disk| runs[disk]).ok_or_else(|| disks[0].trouble())
+    let well =
+        (0..disks.len()).filter(|&disk| disks[disk].is_well(now_us) && disks[disk].stands_still(now_us).is_none());
+    let why = || disks.iter().find_map(|disk| disk.stands_still(now_us)).unwrap_or_else(|| disks[0].trouble());
+    well.min_by_key(|&disk| runs[disk]).ok_or_else(why)
 }

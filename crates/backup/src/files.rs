@@ -11,6 +11,7 @@
 use std::collections::HashMap;
 use std::io::{self, IoSlice};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use kera_env::{AlignedBuffer, Clock, Disk, DiskFile, OpenMode, Processors, Random};
 use kera_format::vlog::{BLOCK_HEADER_BYTES, BlockHeader, FileMark, PAGE_BYTES};
@@ -87,10 +88,18 @@ pub(crate) struct DiskWriter {
     /// Names that were made, and how many of them had been when the folder was synced.
     names: u64,
     names_synced: u64,
-    pub(crate) writes: u64,
+    counts: Arc<WriterCounts>,
+}
+
+/// What a writer has done. Read without its lock, which it holds for as long as a disk takes, were it for ever.
+#[derive(Debug, Default)]
+pub(crate) struct WriterCounts {
+    pub(crate) writes: AtomicU64,
     /// Those of them that went past the page cache.
-    pub(crate) direct_writes: u64,
-    pub(crate) syncs: u64,
+    pub(crate) direct_writes: AtomicU64,
+    pub(crate) syncs: AtomicU64,
+    /// Bytes of memory of what is known about the chunks in open files, as of the last turn.
+    pub(crate) index_bytes: AtomicUsize,
 }
 
 /// A full file that is not synced.
@@ -167,9 +176,7 @@ impl DiskWriter {
             spares,
             names: 0,
             names_synced: 0,
-            writes: 0,
-            direct_writes: 0,
-            syncs: 0,
+            counts: Arc::default(),
         }
     }
 
@@ -277,14 +284,14 @@ impl DiskWriter {
             let is_synced = group.iter().any(|(head, _)| head.synced());
             if is_much && (is_synced || !self.way.is_through()) {
                 open.direct(&*self.disk)?.write_vectored_at(open.end, &slices)?;
-                self.direct_writes += 1;
+                self.counts.direct_writes.fetch_add(1, Ordering::Relaxed);
             } else {
                 open.file.write_vectored_at(open.end, &slices)?;
             }
             if is_much && !is_synced {
                 self.way.note(from_us, self.clock.monotonic_us(), bytes);
             }
-            self.writes += 1;
+            self.counts.writes.fetch_add(1, Ordering::Relaxed);
             open.dirty = true;
             for (head, data) in group {
                 open.end += data.len() as u64;
@@ -322,12 +329,12 @@ impl DiskWriter {
         self.sync_names()?;
         for full in self.unsynced.remove(&run).unwrap_or_default() {
             full.file.sync_data()?;
-            self.syncs += 1;
+            self.counts.syncs.fetch_add(1, Ordering::Relaxed);
         }
         if let Some(open) = self.open.get_mut(&run).filter(|open| open.dirty) {
             open.file.sync_data()?;
             open.dirty = false;
-            self.syncs += 1;
+            self.counts.syncs.fetch_add(1, Ordering::Relaxed);
         }
         Ok(())
     }
@@ -342,7 +349,7 @@ impl DiskWriter {
         while files.len() > UNSYNCED_MAX {
             files[0].file.sync_data()?;
             files.remove(0);
-            self.syncs += 1;
+            self.counts.syncs.fetch_add(1, Ordering::Relaxed);
         }
         Ok(())
     }
@@ -406,7 +413,7 @@ impl DiskWriter {
     }
 
     pub(crate) fn full_synced(&mut self, full: &FullFile) {
-        self.syncs += 1;
+        self.counts.syncs.fetch_add(1, Ordering::Relaxed);
         self.names_synced = self.names_synced.max(full.names.unwrap_or(0));
         if let Some(files) = self.unsynced.get_mut(&full.run) {
             files.retain(|unsynced| unsynced.sequence != full.sequence || unsynced.failed);
@@ -475,7 +482,13 @@ impl DiskWriter {
     /// Bytes of memory of what is known about chunks in open files, and the run of the largest.
     pub(crate) fn index_bytes(&self) -> (usize, Option<RunKey>) {
         let largest = self.open.iter().max_by_key(|(_, open)| open.index.bytes()).map(|(run, _)| *run);
-        (self.open.values().map(|open| open.index.bytes()).sum(), largest)
+        let bytes = self.open.values().map(|open| open.index.bytes()).sum();
+        self.counts.index_bytes.store(bytes, Ordering::Relaxed);
+        (bytes, largest)
+    }
+
+    pub(crate) fn counts(&self) -> Arc<WriterCounts> {
+        Arc::clone(&self.counts)
     }
 }
 

@@ -1,19 +1,20 @@
-//! How a backup treats its disks: full files that are synced behind the writer, space that is used again, and which way much goes.
+//! How a backup treats its disks: full files that are synced behind the writer, space that is used again, which way much goes, and what
+//! becomes of one that stands still.
 
 mod common;
 
 use std::io::{self, IoSlice};
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
 
-use kera_backup::{Backup, BackupConfig, Ran, Taken};
+use kera_backup::{Backup, BackupConfig, Ran, StoreDone, Taken};
 use kera_env::{
     Clock, DirectIo, Disk, DiskFile, FaultyDisk, ManualClock, MemoryDisk, OpenMode, ProcessorTimes, Processors,
     SeededRandom,
 };
 use kera_format::vlog_replica::LogId;
-use kera_protocol::{ReleaseBlocks, Status};
+use kera_protocol::{BlockStored, ReleaseBlocks, Status, StoreOutcome};
 
 use common::*;
 
@@ -119,24 +120,54 @@ fn space_is_used_again_and_gives_way_when_the_disk_gets_short() {
     assert_eq!(rig.read(other, 1, last), Ok((1..=last).collect()));
 }
 
-/// A disk that takes its time for what goes past the page cache, and on whose clock that is seen.
+/// While it is shut writes wait in front of it, as those to a disk that does not answer do.
+#[derive(Debug, Default)]
+struct Gate {
+    /// Whether it is shut, and how many wait.
+    state: Mutex<(bool, usize)>,
+    changed: Condvar,
+}
+
+impl Gate {
+    fn set(&self, is_shut: bool) {
+        self.state.lock().expect("no panic").0 = is_shut;
+        self.changed.notify_all();
+    }
+
+    fn pass(&self) {
+        let mut state = self.state.lock().expect("no panic");
+        state.1 += 1;
+        self.changed.notify_all();
+        state = self.changed.wait_while(state, |state| state.0).expect("no panic");
+        state.1 -= 1;
+    }
+
+    fn until_somebody_waits(&self) {
+        drop(self.changed.wait_while(self.state.lock().expect("no panic"), |state| state.1 == 0).expect("no panic"));
+    }
+}
+
+/// A disk that takes its time for what goes past the page cache, and on whose clock that is seen; or none at all.
 #[derive(Debug)]
 struct SlowDisk {
     disk: MemoryDisk,
     clock: Arc<ManualClock>,
+    gate: Arc<Gate>,
 }
 
 #[derive(Debug)]
 struct SlowFile {
     file: Arc<dyn DiskFile>,
     clock: Arc<ManualClock>,
+    gate: Arc<Gate>,
     us_per_mib: u64,
 }
 
 impl Disk for SlowDisk {
     fn open(&self, path: &str, mode: OpenMode, direct: bool) -> io::Result<Arc<dyn DiskFile>> {
         let us_per_mib = if direct { 5_000 } else { 500 };
-        Ok(Arc::new(SlowFile { file: self.disk.open(path, mode, direct)?, clock: self.clock.clone(), us_per_mib }))
+        let (clock, gate) = (self.clock.clone(), self.gate.clone());
+        Ok(Arc::new(SlowFile { file: self.disk.open(path, mode, direct)?, clock, gate, us_per_mib }))
     }
     fn list(&self, dir: &str) -> io::Result<Vec<String>> {
         self.disk.list(dir)
@@ -166,6 +197,7 @@ impl Disk for SlowDisk {
 
 impl DiskFile for SlowFile {
     fn write_vectored_at(&self, offset: u64, parts: &[IoSlice<'_>]) -> io::Result<()> {
+        self.gate.pass();
         let bytes: usize = parts.iter().map(|part| part.len()).sum();
         self.clock.advance_us((bytes as u64 * self.us_per_mib) >> 20);
         self.file.write_vectored_at(offset, parts)
@@ -190,6 +222,45 @@ impl DiskFile for SlowFile {
     }
 }
 
+#[test]
+fn a_disk_that_stands_still_takes_no_more_logs_and_holds_up_nobody_who_looks() {
+    let clock = Arc::new(ManualClock::new(1_000_000));
+    let gate = Arc::new(Gate::default());
+    let slow = SlowDisk { disk: MemoryDisk::new(), clock: clock.clone(), gate: gate.clone() };
+    let disks: Vec<Arc<dyn Disk>> = vec![Arc::new(slow), Arc::new(MemoryDisk::new())];
+    let (backup, _) = Backup::open(config(), disks, clock.clone(), Arc::new(SeededRandom::new(1))).expect("open");
+    let mut rig = Rig::over(backup);
+    let ask = |rig: &Rig, log: LogId| {
+        let done = Arc::clone(&rig.answers) as Arc<dyn StoreDone>;
+        rig.backup.store(&head(log, 1 << 63 | 5, 1, true, 0, &[]), &[], &done, 99)
+    };
+    let next = |block| Taken::Answered(BlockStored { outcome: StoreOutcome::Next, block });
+    assert_eq!(rig.store(LOG, 1, 1, false), Ok(stored(1)));
+    gate.set(true);
+    assert_eq!(rig.send(LOG, 2, 1, false), Taken::Queued);
+    let backup = Arc::clone(&rig.backup);
+    let writer = std::thread::spawn(move || backup.run_once(0));
+    gate.until_somebody_waits();
+    assert_eq!(ask(&rig, LOG), next(3), "a write that has just begun is nothing");
+    clock.advance_us(600_000);
+    let Taken::Refused(error) = ask(&rig, LOG) else { panic!("it would be chosen") };
+    assert_eq!(error.status, Status::DiskFailed);
+    assert!(error.reason.contains("600 ms so far"), "{error}");
+    // Who looks waits for no disk, and another log goes to the other one.
+    let stats = rig.backup.stats();
+    assert_eq!((stats.blocks, stats.logs, rig.backup.log_bytes().len()), (1, 1, 1));
+    let other = LogId { vlog: 1, ..LOG };
+    assert_eq!(ask(&rig, other), next(1));
+    assert_eq!(rig.send(other, 1, 1, false), Taken::Queued);
+    assert_eq!(rig.backup.run_once(1), Ran::Answered(1));
+    // It goes on: nothing that was taken is lost, and it counts as well again.
+    gate.set(false);
+    assert_eq!(writer.join().expect("no panic"), Ran::Answered(1));
+    assert_eq!(ask(&rig, LOG), next(3));
+    assert_eq!(rig.read(LOG, 1, 2), Ok(vec![1, 2]));
+    assert_eq!(rig.backup.stats().blocks, 3);
+}
+
 #[derive(Debug)]
 struct HalfIdle(AtomicU64);
 
@@ -204,7 +275,7 @@ impl Processors for HalfIdle {
 fn much_goes_through_the_page_cache_where_a_slow_disk_is_all_that_is_waited_for() {
     for knows in [false, true] {
         let clock = Arc::new(ManualClock::new(1_000_000));
-        let disk = Arc::new(SlowDisk { disk: MemoryDisk::new(), clock: clock.clone() });
+        let disk = Arc::new(SlowDisk { disk: MemoryDisk::new(), clock: clock.clone(), gate: Arc::default() });
         let processors = knows.then(|| Arc::new(HalfIdle(AtomicU64::new(0))) as Arc<dyn Processors>);
         let large = BackupConfig { file_bytes: 32 << 20, queue_bytes_max: 4 << 20, processors, ..config() };
         let disks: Vec<Arc<dyn Disk>> = vec![disk.clone()];

@@ -64,6 +64,8 @@ use crate::{FormatError, limits};
 pub const PAGE_BYTES: usize = 4096;
 /// The used bytes of a file's header.
 pub const FILE_HEADER_BYTES: usize = 64;
+/// Numbers from here on are no blocks': who sends one to a backup asks whether it takes more of a log.
+pub const QUESTIONS: u64 = 1 << 63;
 /// Bytes of a block before its first chunk.
 pub const BLOCK_HEADER_BYTES: usize = 64;
 /// The first four bytes of a file: "KVLF".

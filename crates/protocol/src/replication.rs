@@ -24,7 +24,7 @@
 //! ```
 
 use bytes::Bytes;
-use kera_format::vlog::BLOCK_CHUNK_BYTES_MAX;
+use kera_format::vlog::{BLOCK_CHUNK_BYTES_MAX, QUESTIONS};
 use kera_format::vlog_replica::LogId;
 use kera_format::{Cursor, GroupId, LaneId, ProducerEpoch, ProducerId, SegmentIndex, StreamId, StreamletId};
 
@@ -106,6 +106,11 @@ impl StoreHead {
             return Err(from.bad(bytes as u64, "a multiple of 8, at most 33554432"));
         }
         Ok(head)
+    }
+
+    /// Whether it is no block but asks whether more are taken.
+    pub fn asks(&self) -> bool {
+        self.block >= QUESTIONS
     }
 
     /// Whether it is answered only when it is synced.

@@ -2,6 +2,7 @@
 
 use bytes::Bytes;
 use kera_format::checksum::Crc32c;
+use kera_format::vlog::QUESTIONS;
 use kera_format::vlog_replica::LogId;
 use kera_log::{ChunkReference, Ticket};
 
@@ -35,16 +36,13 @@ pub struct Block {
 }
 
 impl Block {
-    /// Numbers from here on are no blocks': they ask a backup whether it is there.
-    pub(crate) const QUESTIONS: u64 = 1 << 63;
-
     /// Whether a number is that of a question.
     pub fn asks(number: u64) -> bool {
-        number >= Block::QUESTIONS
+        number >= QUESTIONS
     }
 
     /// What a backup is asked with: a block without chunks, behind a hole in any log. Every version of it answers with the next one that it
-    /// takes, or that it takes none, at once and without a look at a disk.
+    /// takes, or that it takes none, at once and without a look at a disk; one at which a write to the disk has taken long says so.
     pub(crate) fn question(log: LogId, number: u64) -> Block {
         Block::new(log, number, 0, Vec::new(), 0)
     }

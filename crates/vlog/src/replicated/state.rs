@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use kera_format::SegmentId;
 use kera_format::cluster::Rack;
+use kera_format::vlog::QUESTIONS;
 use kera_format::vlog_replica::LogId;
 
 use super::choice::{Choice, Next, who_leaves};
@@ -477,7 +478,7 @@ impl Core {
         let staying = live.iter().copied().filter(|(backup, _)| stays(backup)).collect();
         let others = live.into_iter().filter(|(backup, _)| !stays(backup) && !is_suspect(backup)).collect();
         self.questions += 1;
-        let question = Block::QUESTIONS + self.questions;
+        let question = QUESTIONS + self.questions;
         let choice = Choice::new(question, staying, (others, reserve), wanted, now_us);
         if self.is_another(&choice.may_be(self.config.copies_min.saturating_sub(1) as usize)) {
             self.choice = Some(choice);
