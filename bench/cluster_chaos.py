@@ -12,6 +12,7 @@ or frozen (SIGSTOP) for one to two seconds. With `--kinds` also
     cut                  a node cannot reach the others for one to nine seconds, nor they it; clients reach all of them
     isolate              nobody reaches a node, clients neither
     full-disk            the disk of a node is filled to the last byte for one to three seconds
+    stuck-disk           the disk of a node does not answer for one to twenty seconds: whoever writes to it stands still (`--disk-files`)
     pair-cut             what a node sends to one other node does not arrive for one to nine seconds; all else does, the way back included
     slow-net             the cable of a node to the others is bad for two to six seconds: frames come late, out of order, twice or not at all (by netem, or by
                          bench/cable.py where the kernel has none), or the cable is narrow
@@ -77,7 +78,7 @@ WHOLE_S = 120
 # A native producer gives up what is not acknowledged after so many seconds: no torment lasts as long.
 PATIENCE_S = 600
 # What needs networks and disks of its own.
-PLACES = {"cut", "isolate", "full-disk", "pair-cut", "slow-net", "client-net"}
+PLACES = {"cut", "isolate", "full-disk", "stuck-disk", "pair-cut", "slow-net", "client-net"}
 KINDS = {"kill", "stop", "freeze", "kill-all", "stop-all", "move", "drain", "copies", "wipe"} | PLACES
 NAMESPACES = "KERA_CHAOS_NAMESPACES"
 
@@ -230,6 +231,14 @@ class Place:
         finally:
             for way in made:
                 subprocess.run([*ends[way], "qdisc", "del", "dev", cables[way], "root"], check=True)
+
+    def stick(self, seconds):
+        """Whatever is written to the disk waits until then; nobody is told of an error."""
+        subprocess.run(["fsfreeze", "--freeze", self.data], check=True)
+        try:
+            time.sleep(seconds)
+        finally:
+            subprocess.run(["fsfreeze", "--unfreeze", self.data], check=True)
 
     def fill(self, seconds):
         path = os.path.join(self.data, "filler")
@@ -476,6 +485,10 @@ def torment(args, nodes, chance, done, is_over):
         wipe(nodes, node, chance, args.give_up_after)
     elif kind == "full-disk":
         node.place.fill(chance.uniform(1, 3))
+    elif kind == "stuck-disk":
+        # Some last for longer than a node whose disk does not answer says that it lives.
+        node.place.stick(chance.choice([chance.uniform(1, 5), chance.uniform(11, 20)]))
+        node.wait()
     elif kind == "freeze":
         node.signal(signal.SIGSTOP)
         time.sleep(chance.uniform(1, 2))
@@ -533,6 +546,8 @@ def main():
     kinds = set(args.kinds.split(","))
     if kinds - KINDS:
         parser.error(f"--kinds: there is no {', '.join(sorted(kinds - KINDS))}; there are {', '.join(sorted(KINDS))}")
+    if "stuck-disk" in kinds and not args.disk_files:
+        parser.error("--kinds: stuck-disk is for disks that are files; add --disk-files")
     if args.kafka_rate and not confluent_kafka:
         parser.error("--kafka-rate: this Python has no confluent_kafka; install it, or leave the flag out")
     if args.kafka_transactions and not args.kafka_rate:

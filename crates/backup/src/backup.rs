@@ -559,6 +559,7 @@ impl Backup {
         let synced =
             self.state.lock().logs.get_mut(&run.0).and_then(|log| log.run_mut(run.1)).map_or(0, |run| run.synced);
         let written = writer.append(run, blocks, synced);
+        self.disks[disk].comes_further(self.clock.monotonic_us());
         let reserved = writer.open.get(&run).map_or(0, |open| open.reserved);
         let (count, bytes) = (blocks.len() as u64, blocks.iter().map(|(_, data)| data.len() as u64).sum());
         blocks.drain(..).for_each(|(_, data)| self.give_buffer(data));
@@ -775,6 +776,12 @@ impl Backup {
             stats.file_bytes += part.bytes;
         }
         stats
+    }
+
+    /// For how long no disk of it has come any further, in microseconds; 0 if one has nothing to do.
+    pub fn stands_still_us(&self) -> u64 {
+        let now_us = self.clock.monotonic_us();
+        self.disks.iter().map(|disk| disk.busy_us(now_us)).min().unwrap_or(0)
     }
 
     /// Bytes of the files of each log of which it has blocks.

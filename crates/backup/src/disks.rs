@@ -55,12 +55,19 @@ impl BackupDisk {
         self.busy_since_us.store(0, Ordering::Release);
     }
 
+    /// For how long its writer has been with what it does, in microseconds.
+    pub(crate) fn busy_us(&self, now_us: u64) -> u64 {
+        match self.busy_since_us.load(Ordering::Acquire) {
+            0 => 0,
+            since_us => now_us.saturating_sub(since_us),
+        }
+    }
+
     /// What is wrong if it stands still: neither done nor failed is something that was begun long ago, and nobody knows when it will be.
     pub(crate) fn stands_still(&self, now_us: u64) -> Option<BackupError> {
-        let since_us = self.busy_since_us.load(Ordering::Acquire);
-        let for_us = now_us.saturating_sub(since_us);
+        let for_us = self.busy_us(now_us);
         let root = self.disk.root().display();
-        (since_us > 0 && for_us >= STANDS_STILL_US).then(|| {
+        (for_us >= STANDS_STILL_US).then(|| {
             BackupError::new(Status::DiskFailed, format!("{root}: a write has taken {} ms so far", for_us / 1000))
         })
     }

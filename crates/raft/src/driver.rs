@@ -99,6 +99,11 @@ impl Group {
 
     /// Who has been silent for too long, as far as this node has heard.
     fn listen(&self, detector: &mut Detector) -> Vec<(NodeNumber, u32)> {
+        if self.stands_still() {
+            // Of others it hears, but it can have nobody fenced; and where all disks stood still they are all silent. Whoever does not look for long
+            // blames nobody for that.
+            return Vec::new();
+        }
         let now_us = self.clock.monotonic_us();
         self.heard.lock().iter().for_each(|(node, (epoch, at_us))| detector.heard(*node, *epoch, *at_us));
         let live = self.read(live_nodes);

@@ -23,7 +23,7 @@ use crate::file::{self, LogFile, OpenError};
 use crate::machine::{Machine, Observer, Shared};
 use crate::network::{Links, Transport, append_answer, append_request, ask, vote_answer, vote_request};
 use crate::snapshot;
-use crate::store::LogStore;
+use crate::store::{LogStore, Writing};
 use crate::types::{Batch, TypeConfig, ballot_of, check_readable, vote};
 
 /// The largest snapshot that is taken from a leader.
@@ -44,12 +44,24 @@ pub struct Timing {
     pub lost_after_ms: u64,
     /// How long a command waits for a leader and for its answer.
     pub command_ms: u64,
+    /// A node whose disk has not answered for so long takes itself for lost.
+    pub stands_still_ms: u64,
 }
+
+/// A disk that has not answered for so long is not merely slow, in milliseconds. Nobody has to be in a hurry: until then producers and consumers
+/// of what the node has are served.
+const STANDS_STILL_MS: u64 = 10_000;
 
 impl Default for Timing {
     fn default() -> Timing {
         use kera_coordinator::detector::{HEARTBEAT_MS, LOST_AFTER_MS};
-        Timing { heartbeat_ms: HEARTBEAT_MS, election_ms: 200, lost_after_ms: LOST_AFTER_MS, command_ms: 10_000 }
+        Timing {
+            heartbeat_ms: HEARTBEAT_MS,
+            election_ms: 200,
+            lost_after_ms: LOST_AFTER_MS,
+            command_ms: 10_000,
+            stands_still_ms: STANDS_STILL_MS,
+        }
     }
 }
 
@@ -110,6 +122,11 @@ pub struct Group {
     incoming: Mutex<Option<Incoming>>,
     /// The node stops: nothing waits for room on its disk any more.
     closing: Arc<AtomicBool>,
+    writing: Arc<Writing>,
+    /// What else the node writes comes no further either.
+    others_stand_still: AtomicBool,
+    /// It has fallen silent because its disk stands still.
+    is_silent: AtomicBool,
 }
 
 impl Group {
@@ -127,7 +144,8 @@ impl Group {
         let machine = Machine::open(disk, config.uuid, closing.clone())?;
         let shared = machine.shared.clone();
         let failed = |error| OpenError::Disk { path: snapshot::DIR.to_owned(), error };
-        let store = LogStore::start(log, closing.clone()).map_err(failed)?;
+        let writing = Arc::new(Writing::new(clock.clone()));
+        let store = LogStore::start(log, closing.clone(), writing.clone()).map_err(failed)?;
         let timing = config.timing;
         let settings = Config {
             cluster_name: "kera".into(),
@@ -163,6 +181,9 @@ impl Group {
             balance_moves: AtomicU64::new(0),
             incoming: Mutex::default(),
             closing,
+            writing,
+            others_stand_still: AtomicBool::new(false),
+            is_silent: AtomicBool::new(false),
         }))
     }
 
@@ -236,9 +257,46 @@ impl Group {
         Some((leader as NodeNumber, address))
     }
 
-    /// Whether this node is the leader, as far as it knows.
+    /// Whether this node is the leader, as far as it knows, and can lead.
     pub fn is_leader(&self) -> bool {
-        self.raft.metrics().borrow().state == ServerState::Leader
+        !self.stands_still() && self.raft.metrics().borrow().state == ServerState::Leader
+    }
+
+    /// Whether its disk has not answered for so long that the node is to be taken for lost.
+    ///
+    /// It learns nothing from the coordinators any more: what is given to it is never opened, and it lets nothing go. What it owns is served from
+    /// memory until that is full. So for all that is new it is as if it were gone, but nobody takes its place as long as it says
+    /// that it lives. It falls silent, and what becomes of it is what becomes of any node that does: others fence it and take over. When the disk
+    /// answers again it learns that it was fenced, and starts again (decision 18), or that nobody noticed, as when all disks of a
+    /// cluster stood still.
+    pub(crate) fn stands_still(&self) -> bool {
+        self.writing.for_us() >= self.config.timing.stands_still_ms * 1000
+            || self.others_stand_still.load(Ordering::Acquire)
+    }
+
+    /// Says whether what else the node writes has come no further for as long: a log to which nothing is written does not tell.
+    pub fn note_others(&self, stand_still: bool) {
+        self.others_stand_still.store(stand_still, Ordering::Release);
+    }
+
+    /// Falls silent, or is not any more.
+    fn set_silent(&self, silent: bool) {
+        if self.is_silent.swap(silent, Ordering::AcqRel) == silent {
+            return;
+        }
+        // Who leads has others elect somebody else.
+        let raft = self.raft.runtime_config();
+        raft.heartbeat(!silent);
+        raft.elect(!silent);
+        if silent {
+            let ms = self.config.timing.stands_still_ms;
+            tracing::error!(
+                ms,
+                "the disk does not answer: this node falls silent, so that others take over what it owns"
+            );
+        } else {
+            tracing::warn!("the disk answers again");
+        }
     }
 
     /// Everybody that the log knows: number and address for other nodes.
@@ -426,8 +484,13 @@ impl Group {
         NodeHeard { leader, live: self.read(|state| state.is_live(alive.node, alive.epoch)) }
     }
 
-    /// Sends a sign of life to all coordinators; the answer, the leader's, says whether the node is still part of the cluster.
+    /// Sends a sign of life to all coordinators, unless its disk does not answer; the answer, the leader's, says whether the node is still part of the cluster.
     pub async fn beat(&self, epoch: u32) -> Result<NodeHeard, String> {
+        let stands_still = self.stands_still();
+        self.set_silent(stands_still);
+        if stands_still {
+            return Err("its disk does not answer".into());
+        }
         let alive = NodeAlive { node: self.config.node, epoch, level_max: self.config.level_max };
         let leading = self.leader().map(|(leader, _)| leader);
         let is_other = |(number, node): &(&NodeNumber, &NodeState)| {

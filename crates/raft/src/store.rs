@@ -6,9 +6,10 @@ use std::fmt::Debug;
 use std::io;
 use std::ops::RangeBounds;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 
+use kera_env::Clock;
 use kera_format::raft::Record;
 use openraft::storage::{LogFlushed, RaftLogStorage};
 use openraft::{ErrorSubject, ErrorVerb, LogState, OptionalSend, RaftLogReader, StorageError};
@@ -30,6 +31,32 @@ enum Done {
     Waiting(oneshot::Sender<io::Result<()>>),
 }
 
+/// For how long the write that is under way has been, with its sync. What waits for room is not under way.
+pub(crate) struct Writing {
+    clock: Arc<dyn Clock>,
+    /// On the monotonic clock; 0: none is.
+    since_us: AtomicU64,
+}
+
+impl Writing {
+    pub(crate) fn new(clock: Arc<dyn Clock>) -> Writing {
+        Writing { clock, since_us: AtomicU64::new(0) }
+    }
+
+    fn begins(&self) {
+        self.since_us.store(self.clock.monotonic_us().max(1), Ordering::Release);
+    }
+
+    fn is_over(&self) {
+        self.since_us.store(0, Ordering::Release);
+    }
+
+    pub(crate) fn for_us(&self) -> u64 {
+        let since_us = self.since_us.load(Ordering::Acquire);
+        if since_us == 0 { 0 } else { self.clock.monotonic_us().saturating_sub(since_us) }
+    }
+}
+
 struct Job {
     records: Vec<Record>,
     done: Done,
@@ -46,12 +73,12 @@ pub(crate) struct LogStore {
 
 impl LogStore {
     /// Starts the thread, which ends with the last clone. A write that waits for room ends when `closing` says so.
-    pub(crate) fn start(file: LogFile, closing: Arc<AtomicBool>) -> io::Result<LogStore> {
+    pub(crate) fn start(file: LogFile, closing: Arc<AtomicBool>, writing: Arc<Writing>) -> io::Result<LogStore> {
         let contents = file.contents().clone();
         let entries = contents.entries.into_iter().map(|(index, entry)| (index, from_format(entry))).collect();
         let (jobs, receiver) = channel();
         let spawn = std::thread::Builder::new().name("kera-raft-disk".into()).stack_size(512 << 10);
-        spawn.spawn(move || write(file, &receiver, &closing))?;
+        spawn.spawn(move || write(file, &receiver, &closing, &writing))?;
         let ballot = |(term, node, committed)| vote(&kera_protocol::RaftBallot { term, node, committed });
         Ok(LogStore {
             entries: Arc::new(RwLock::new(entries)),
@@ -73,7 +100,7 @@ impl LogStore {
     }
 }
 
-fn write(mut file: LogFile, jobs: &Receiver<Job>, closing: &AtomicBool) {
+fn write(mut file: LogFile, jobs: &Receiver<Job>, closing: &AtomicBool, writing: &Writing) {
     while let Ok(first) = jobs.recv() {
         let (mut records, mut done) = (first.records, vec![first.done]);
         while records.len() < RECORDS_MAX
@@ -82,7 +109,12 @@ fn write(mut file: LogFile, jobs: &Receiver<Job>, closing: &AtomicBool) {
             records.extend(next.records);
             done.push(next.done);
         }
-        let result = when_there_is_room("the coordinators' log", closing, || file.write(records.clone()));
+        let result = when_there_is_room("the coordinators' log", closing, || {
+            writing.begins();
+            let written = file.write(records.clone());
+            writing.is_over();
+            written
+        });
         if let Err(error) = &result {
             tracing::error!(%error, "the coordinators' log cannot be written");
         }

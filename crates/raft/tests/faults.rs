@@ -144,3 +144,40 @@ async fn full_disks_make_coordinators_wait_and_nothing_else() {
     let _ = tokio::time::timeout(Duration::from_millis(500), world.create(2, "never")).await;
     world.kill(2, None).await;
 }
+
+/// A node whose disk does not answer falls silent, be it the leader or not, and others go on without it; when all disks stand still nobody is lost.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_whose_disk_stands_still_is_taken_for_lost_and_not_all_of_them_at_once() {
+    let mut world = World::cluster(6, 3, 0).await;
+    let long = Some(Duration::from_millis(2_500));
+    let is_fenced = |world: &World, at: u32, node: u32| {
+        world.nodes[&at].group.read(|state| state.node(node).is_some_and(|node| node.fenced))
+    };
+    // All: each has something to write. Nobody hears of anybody, and behind it nobody is to blame.
+    world.faulty.values().for_each(|disk| disk.set_slow(long));
+    let group = world.nodes[&1].group.clone();
+    let waits = tokio::spawn(async move { create(&group, "while-all-stand", 1).await });
+    tokio::time::sleep(Duration::from_millis(2_000)).await;
+    world.faulty.values().for_each(|disk| disk.set_slow(None));
+    let _ = waits.await.expect("no panic");
+    made(&world.nodes[&2].group, "behind-it").await;
+    tokio::time::sleep(Duration::from_millis(1_000)).await;
+    assert!((1..=3).all(|node| !is_fenced(&world, 1, node)), "all of them stood still");
+    world.agree().await;
+    // The leader, and one that follows.
+    for leads in [true, false] {
+        let leader = world.leader().expect("one leads");
+        let node = if leads { leader } else { (1..=3).find(|node| *node != leader).expect("three") };
+        let other = (1..=3).find(|other| *other != node).expect("three");
+        world.faulty[&node].set_slow(long);
+        made(&world.nodes[&other].group, &format!("while-{leads}")).await;
+        world.until("it is fenced", |world| is_fenced(world, other, node)).await;
+        made(&world.nodes[&other].group, &format!("without-{leads}")).await;
+        world.faulty[&node].set_slow(None);
+        world.until("it learns of it", |world| is_fenced(world, node, node)).await;
+        world.kill(node, None).await;
+        world.start(node).await;
+        world.join(node, 3).await;
+        world.agree().await;
+    }
+}

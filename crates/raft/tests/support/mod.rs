@@ -21,7 +21,8 @@ use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use tokio::sync::watch;
 
-pub const TIMING: Timing = Timing { heartbeat_ms: 30, election_ms: 120, lost_after_ms: 400, command_ms: 3000 };
+pub const TIMING: Timing =
+    Timing { heartbeat_ms: 30, election_ms: 120, lost_after_ms: 400, command_ms: 3000, stands_still_ms: 900 };
 
 /// Longer than any command waits.
 const SILENCE: Duration = Duration::from_secs(60);

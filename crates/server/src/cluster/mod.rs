@@ -191,7 +191,7 @@ impl Cluster {
         let came = Came { node: node as u32, epoch, has_all, may_lack_copies };
         let (stopping, broker) = (Arc::new(AtomicBool::new(false)), Arc::default());
         // From here on it is missed. What follows takes as long as there is much to be opened.
-        beat(&runtime, &group, me, stop.subscribe(), &broker, &stopping);
+        beat(&runtime, &group, me, stop.subscribe(), (&broker, &backup), &stopping);
         if identity.epoch != epoch {
             identity.epoch = epoch;
             identity.persist(&*disks[0])?;
@@ -425,14 +425,16 @@ fn beat(
     group: &Arc<Group>,
     (node, epoch): (u32, u32),
     mut stopped: watch::Receiver<bool>,
-    broker: &Arc<OnceLock<Weak<Broker>>>,
+    (broker, backup): (&Arc<OnceLock<Weak<Broker>>>, &Arc<BackupRole>),
     stopping: &Arc<AtomicBool>,
 ) {
-    let (group, broker, stopping) = (group.clone(), broker.clone(), stopping.clone());
+    let (group, broker, backup, stopping) = (group.clone(), broker.clone(), backup.clone(), stopping.clone());
     runtime.spawn(async move {
         go_first();
         let pause = Duration::from_millis(Timing::default().heartbeat_ms);
         loop {
+            let still_us = backup.backup().map_or(0, Backup::stands_still_us);
+            group.note_others(still_us >= Timing::default().stands_still_ms * 1000);
             // The answer says it soonest; the state must agree, because the one who answers may be behind.
             let _ = group.beat(epoch).await;
             if let (Some(at_us), Some(broker)) = (group.confirmed_us(epoch), broker.get().and_then(Weak::upgrade)) {
