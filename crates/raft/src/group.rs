@@ -270,8 +270,13 @@ impl Group {
     /// answers again it learns that it was fenced, and starts again (decision 18), or that nobody noticed, as when all disks of a
     /// cluster stood still.
     pub(crate) fn stands_still(&self) -> bool {
-        self.writing.for_us() >= self.config.timing.stands_still_ms * 1000
+        self.disk_wait_us() >= self.config.timing.stands_still_ms * 1000
             || self.others_stand_still.load(Ordering::Acquire)
+    }
+
+    /// For how long the write of the log that is under way has been, in microseconds; 0 if none is.
+    pub fn disk_wait_us(&self) -> u64 {
+        self.writing.for_us()
     }
 
     /// Says whether what else the node writes has come no further for as long: a log to which nothing is written does not tell.

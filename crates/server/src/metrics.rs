@@ -105,6 +105,8 @@ pub struct ClusterNumbers {
     pub waiting_streamlets: u64,
     /// Moves that this node has begun as the leader, unasked, to even out the nodes.
     pub balance_moves: u64,
+    /// For how long the write that is under way has been, of the coordinators' log or at all disks of copies, in milliseconds.
+    pub disk_wait_ms: u64,
 }
 
 /// How long requests took, by kind.
@@ -377,6 +379,11 @@ static METRICS: &[Metric] = &[
         "Bytes of the files of those: they stay until nobody rebuilds from them and nothing is copied in them alone.",
         |s| s.cluster.lost_log_bytes,
     )),
+    gauge(
+        "disk_wait_milliseconds",
+        "For how long the write that is under way has been, of the coordinators' log or at all disks of copies. At 10,000 the node falls silent.",
+        |s| s.cluster.disk_wait_ms,
+    ),
     bytes(counter("backup_written", "Bytes of copies written.", |s| s.cluster.backup.block_bytes)),
     bytes(gauge("backup_queued", "Bytes of copies that are not written yet.", |s| s.cluster.backup.queued_bytes)),
     counter("backup_failures", "Writes and syncs of copies that failed.", |s| s.cluster.backup.failures),

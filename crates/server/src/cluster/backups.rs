@@ -119,6 +119,11 @@ impl BackupRole {
         self.service.get().map(|service| service.backup().stats()).unwrap_or_default()
     }
 
+    /// For how long no disk of it has come any further; 0 if this node is none.
+    pub(super) fn stands_still_us(&self) -> u64 {
+        self.backup().map_or(0, Backup::stands_still_us)
+    }
+
     /// Writes what was taken and stops. Blocks.
     pub(super) fn stop(&self) {
         let Some(Running { service, threads }) = self.running.lock().take() else { return };
