@@ -52,7 +52,7 @@ pub enum Flow {
 /// Where most of a large frame goes, past the connection's read buffer.
 #[derive(Debug)]
 pub struct Place {
-    /// So many bytes of the body stay in the read buffer.
+    /// So many bytes of the body stay in the read buffer, no more than have come.
     pub start_bytes: usize,
     /// The others are appended to it; it has room for them.
     pub buffer: AlignedBuffer,
