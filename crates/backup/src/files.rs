@@ -36,6 +36,8 @@ const UNSYNCED_LEFT: usize = 1;
 const MUCH_BYTES: usize = 256 << 10;
 /// What may be used again takes at most the fifth part of what is free.
 const FREE_TIMES_SPARES: u64 = 4;
+/// What may be used again and was not in so long is given back.
+const UNUSED_US: u64 = 600_000_000;
 /// Disk space that is reserved at once.
 const RESERVED_BYTES: u64 = 4 << 20;
 
@@ -84,7 +86,11 @@ pub(crate) struct DiskWriter {
     way: Way,
     /// Full files that nobody has synced.
     unsynced: HashMap<RunKey, Vec<Unsynced>>,
+    /// Files that may be used again, those that were given back last behind.
     spares: Vec<u64>,
+    /// How many of them were left over at all times since then.
+    unused: usize,
+    unused_since_us: u64,
     /// Names that were made, and how many of them had been when the folder was synced.
     names: u64,
     names_synced: u64,
@@ -170,10 +176,12 @@ impl DiskWriter {
             disk,
             random,
             open: HashMap::new(),
-            clock,
             way: Way::new(processors),
             unsynced: HashMap::new(),
+            unused: spares.len(),
+            unused_since_us: clock.monotonic_us(),
             spares,
+            clock,
             names: 0,
             names_synced: 0,
             counts: Arc::default(),
@@ -227,6 +235,7 @@ impl DiskWriter {
 
     fn make(&mut self, sequence: u64) -> io::Result<Arc<dyn DiskFile>> {
         if let Some(spare) = self.spares.pop() {
+            self.unused = self.unused.min(self.spares.len());
             let renamed = self.disk.rename(&spare_path(spare), &path(sequence));
             if renamed.is_ok() {
                 return self.disk.open(&path(sequence), OpenMode::ReadWrite, false);
@@ -450,11 +459,18 @@ impl DiskWriter {
         self.disk.free_bytes().is_ok_and(|free| free >= bytes.saturating_mul(FREE_TIMES_SPARES))
     }
 
-    /// Gives space back that is kept to be used again, as far as the disk gets short of it.
+    /// Gives space back that is kept to be used again, as far as the disk gets short of it or nobody has used it for long.
     pub(crate) fn bound_spares(&mut self) {
         while !self.spares.is_empty() && !self.has_free(self.spares.len()) {
             self.drop_spare();
         }
+        let now_us = self.clock.monotonic_us();
+        if now_us.saturating_sub(self.unused_since_us) < UNUSED_US {
+            return;
+        }
+        let unused: Vec<u64> = self.spares.drain(..self.unused.min(self.spares.len())).collect();
+        unused.into_iter().for_each(|spare| self.remove_path(&spare_path(spare)));
+        (self.unused, self.unused_since_us) = (self.spares.len(), now_us);
     }
 
     /// Gives all of it back: something did not fit. Returns whether there was any.

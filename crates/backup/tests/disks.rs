@@ -120,6 +120,35 @@ fn space_is_used_again_and_gives_way_when_the_disk_gets_short() {
     assert_eq!(rig.read(other, 1, last), Ok((1..=last).collect()));
 }
 
+#[test]
+fn space_that_nobody_uses_again_is_given_back() {
+    let disk = MemoryDisk::new();
+    let clock = Arc::new(ManualClock::new(1_000_000));
+    let (config, disks) = (BackupConfig { spares: 1000, ..config() }, vec![Arc::new(disk.clone()) as Arc<dyn Disk>]);
+    let (backup, _) = Backup::open(config, disks, clock.clone(), Arc::new(SeededRandom::new(1))).expect("open");
+    let mut rig = Rig::over(backup);
+    for block in 1..=BLOCKS {
+        assert_eq!(rig.store(LOG, block, 1, false), Ok(stored(block)));
+    }
+    release(&rig, LOG, BLOCKS);
+    let kept = files(&disk, ".spare");
+    assert!(kept > 3, "{kept}");
+    // In each ten minutes from now on two are used, by logs of their own.
+    let mut used = 0;
+    let mut ten_minutes = |rig: &mut Rig| {
+        for _ in 0..2 {
+            used += 1;
+            rig.store(LogId { vlog: used, ..LOG }, 1, 1, false).expect("stored");
+        }
+        clock.advance_us(601_000_000);
+    };
+    ten_minutes(&mut rig);
+    ten_minutes(&mut rig);
+    assert_eq!(files(&disk, ".spare"), kept - 4, "there were none when it began, so all of them have just come");
+    ten_minutes(&mut rig);
+    assert_eq!(files(&disk, ".spare"), 0, "and then two are enough");
+}
+
 /// While it is shut writes wait in front of it, as those to a disk that does not answer do.
 #[derive(Debug, Default)]
 struct Gate {
