@@ -277,10 +277,9 @@ impl Backup {
             return Some(Taken::Answered(BlockStored { outcome: StoreOutcome::Fenced, block: fenced.into() }));
         }
         let mut unknown = Replica::default();
-        let State { logs, runs, .. } = &mut *state;
-        let replica = logs.get_mut(&head.log).unwrap_or(&mut unknown);
+        let replica = state.logs.get_mut(&head.log).unwrap_or(&mut unknown);
         if head.asks()
-            && let Err(error) = self.takes_more(replica, runs)
+            && let Some(error) = self.holds_up(replica)
         {
             return Some(Taken::Refused(error));
         }
@@ -300,14 +299,15 @@ impl Backup {
         }
     }
 
-    /// Whether there is a disk for what comes next of a log. Whoever asks chooses backups: one whose disk stands still would hold up what it
-    /// writes until it is replaced, and again each time that it is chosen.
-    fn takes_more(&self, replica: &Replica, runs: &[usize]) -> Result<(), BackupError> {
+    /// What would hold up whatever comes next of a log: where it goes stands still. Whoever asks chooses backups, and would wait for this one until it
+    /// is replaced, and again each time that it is chosen. A disk that fails answers blocks, and is not looked at here.
+    fn holds_up(&self, replica: &Replica) -> Option<BackupError> {
         let now_us = self.clock.monotonic_us();
+        let stands_still = |disk: &BackupDisk| disk.stands_still(now_us);
         // Behind blocks that are on their way their run goes on.
         match replica.runs.last().filter(|run| run.taken > run.written) {
-            Some(run) => self.disks[run.disk].stands_still(now_us).map_or(Ok(()), Err),
-            None => choose(&self.disks, runs, now_us).map(drop),
+            Some(run) => stands_still(&self.disks[run.disk]),
+            None => self.disks.iter().map(stands_still).min_by_key(Option::is_some).flatten(),
         }
     }
 
