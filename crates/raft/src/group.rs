@@ -123,8 +123,8 @@ pub struct Group {
     /// The node stops: nothing waits for room on its disk any more.
     closing: Arc<AtomicBool>,
     writing: Arc<Writing>,
-    /// What else the node writes comes no further either.
-    others_stand_still: AtomicBool,
+    /// For how long what else the node writes has come no further, in microseconds.
+    others_wait_us: AtomicU64,
     /// It has fallen silent because its disk stands still.
     is_silent: AtomicBool,
 }
@@ -182,7 +182,7 @@ impl Group {
             incoming: Mutex::default(),
             closing,
             writing,
-            others_stand_still: AtomicBool::new(false),
+            others_wait_us: AtomicU64::new(0),
             is_silent: AtomicBool::new(false),
         }))
     }
@@ -271,17 +271,16 @@ impl Group {
     /// cluster stood still.
     pub(crate) fn stands_still(&self) -> bool {
         self.disk_wait_us() >= self.config.timing.stands_still_ms * 1000
-            || self.others_stand_still.load(Ordering::Acquire)
     }
 
-    /// For how long the write of the log that is under way has been, in microseconds; 0 if none is.
+    /// For how long the write of the log that is under way has been, or what was noted of others, in microseconds; 0 if none is.
     pub fn disk_wait_us(&self) -> u64 {
-        self.writing.for_us()
+        self.writing.for_us().max(self.others_wait_us.load(Ordering::Acquire))
     }
 
-    /// Says whether what else the node writes has come no further for as long: a log to which nothing is written does not tell.
-    pub fn note_others(&self, stand_still: bool) {
-        self.others_stand_still.store(stand_still, Ordering::Release);
+    /// Says for how long what else the node writes has come no further: a log to which nothing is written does not tell.
+    pub fn note_others(&self, wait_us: u64) {
+        self.others_wait_us.store(wait_us, Ordering::Release);
     }
 
     /// Falls silent, or is not any more.

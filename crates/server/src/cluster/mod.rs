@@ -317,7 +317,7 @@ impl Cluster {
             rebuild_left_bytes: recovery.as_ref().map_or(0, |recovery| recovery.left_bytes()),
             waiting_streamlets: recovery.as_ref().map_or(0, |recovery| recovery.left_to_open()),
             balance_moves: self.group.balance_moves(),
-            disk_wait_ms: self.group.disk_wait_us().max(self.backup.stands_still_us()) / 1000,
+            disk_wait_ms: self.group.disk_wait_us() / 1000,
             ..ClusterNumbers::default()
         };
         let kept = self.backup.backup().map(Backup::log_bytes).unwrap_or_default();
@@ -434,7 +434,7 @@ fn beat(
         go_first();
         let pause = Duration::from_millis(Timing::default().heartbeat_ms);
         loop {
-            group.note_others(backup.stands_still_us() >= Timing::default().stands_still_ms * 1000);
+            group.note_others(backup.stands_still_us());
             // The answer says it soonest; the state must agree, because the one who answers may be behind.
             let _ = group.beat(epoch).await;
             if let (Some(at_us), Some(broker)) = (group.confirmed_us(epoch), broker.get().and_then(Weak::upgrade)) {
