@@ -17,6 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crate::arena::{ArenaFull, Purpose};
+use crate::cut_off::{CutOff, CutOffRoom};
 use crate::group::{Group, GroupInfo, Slot};
 use crate::lane::{Lane, LaneState};
 use crate::producers::{Place, Producers};
@@ -26,7 +27,7 @@ use crate::streamlet::Streamlet;
 use crate::tenure::Tenure;
 
 /// What was taken out of a lane, to be released once its lock is.
-type Gone = Vec<(GroupId, Slot)>;
+pub(crate) type Gone = Vec<(GroupId, Slot)>;
 
 impl Streamlet {
     /// Cuts everything behind the durable heads: of a broker that was fenced, whose sink will make nothing durable any more. The
@@ -35,7 +36,7 @@ impl Streamlet {
         if self.tenure() != Tenure::Elsewhere {
             self.leave();
         }
-        self.all_lanes().try_for_each(|lane| lane.cut_to_durable())
+        self.all_lanes().try_for_each(|lane| lane.cut_to_durable(None))
     }
 
     /// Of the lane of progress, drops all groups that `keep` does not name: what they say the last owner has said again since. The
@@ -81,7 +82,8 @@ impl Streamlet {
 }
 
 impl Lane {
-    fn cut_to_durable(&self) -> Result<(), ArenaFull> {
+    /// `keep`: as far as there is room what is cut off is [kept](crate::cut_off).
+    pub(crate) fn cut_to_durable(&self, keep: Option<&mut CutOffRoom>) -> Result<(), ArenaFull> {
         let mut guard = self.state.lock();
         let state = &mut *guard;
         let pending = |slot: &Slot| slot.memory.as_ref().is_some_and(|segment| segment.durable_head() < segment.head());
@@ -93,8 +95,9 @@ impl Lane {
         let base_ordinal = slot.summary().base_ordinal;
         let durable = match segment.durable_head() {
             FIRST_CHUNK => None,
-            to => Some(self.shorter(&segment, to)?),
+            to => Some(self.of_chunks(segment.header(), segment.bytes(FIRST_CHUNK, to))?),
         };
+        let mut cut_off = keep.and_then(|room| CutOff::of(state, at, room));
         let mut gone: Gone = Vec::new();
         for group in state.chain.groups.split_off(at.group + 1) {
             gone.extend(group.slots.into_iter().map(|slot| (group.id, slot)));
@@ -110,22 +113,32 @@ impl Lane {
             state.chain.groups.pop_back();
         }
         self.forgotten(state, next_ordinal);
+        if let Some(cut) = &mut cut_off {
+            let last = state.chain.last().map(|at| (state.chain.groups[at.group].id, state.chain.slot(at).index));
+            cut.is_cut(last, durable.as_ref());
+        }
+        let is_kept = cut_off.is_some();
+        state.cut_off = cut_off.map(Box::new);
         self.release_gone(guard, gone);
         if let Some(segment) = durable {
+            if is_kept {
+                segment.hold_back();
+            }
             // The longer one of the same name goes before it comes: the store forgets what it has of that.
             self.log().hand_over(&segment);
         }
         Ok(())
     }
 
-    /// A closed segment with the chunks of another up to `to`. The other one is not changed: blocks that are on their way still
-    /// name its bytes.
-    fn shorter(&self, segment: &Segment, to: u32) -> Result<Arc<Segment>, ArenaFull> {
-        let block = self.log().arena.allocate(to as usize, Purpose::Write)?;
-        let header = SegmentHeader { capacity_bytes: block.capacity_bytes(), ..*segment.header() };
+    /// A closed segment of another one's name with these chunks, all of them durable. The other one is not changed: blocks that are on their way
+    /// still name its bytes.
+    pub(crate) fn of_chunks(&self, header: &SegmentHeader, chunks: &[u8]) -> Result<Arc<Segment>, ArenaFull> {
+        let end = FIRST_CHUNK as usize + chunks.len();
+        let block = self.log().arena.allocate(end, Purpose::Write)?;
+        let header = SegmentHeader { capacity_bytes: block.capacity_bytes(), ..*header };
         let mut progress = SegmentProgress::empty(header.base_ordinal);
-        (progress.head, progress.durable_head) = (to.into(), to.into());
-        for chunk in Chunks::new(segment.bytes(FIRST_CHUNK, to)).map_while(Result::ok) {
+        (progress.head, progress.durable_head) = (end as u64, end as u64);
+        for chunk in Chunks::new(chunks).map_while(Result::ok) {
             let Ok(part) = chunk.broker() else { break };
             progress.chunk_count += 1;
             progress.next_ordinal = part.base_ordinal + u64::from(chunk.header().record_count);
@@ -135,9 +148,9 @@ impl Lane {
                 progress.first_append_ms = part.append_time_ms;
             }
         }
-        let shorter = Segment::copy_of(block, header, segment.bytes(FIRST_CHUNK, to), &progress);
-        shorter.close(SegmentState::ClosedGroup);
-        Ok(shorter)
+        let segment = Segment::copy_of(block, header, chunks, &progress);
+        segment.close(SegmentState::ClosedGroup);
+        Ok(segment)
     }
 
     fn forget_groups(&self, keep: &dyn Fn(GroupId) -> bool) {
@@ -196,6 +209,7 @@ impl Lane {
 
     /// The lane ends at `next_ordinal` from here on, and knows nothing of what was behind.
     fn forgotten(&self, state: &mut LaneState, next_ordinal: u64) {
+        self.let_go_of_cut_off(state);
         self.take_open(state);
         state.unsettled.clear();
         state.next_ordinal = next_ordinal;
@@ -249,7 +263,7 @@ impl Lane {
         self.release_gone(guard, vec![(id.group, slot)]);
     }
 
-    fn release_gone(&self, mut state: parking_lot::MutexGuard<'_, LaneState>, gone: Gone) {
+    pub(crate) fn release_gone(&self, mut state: parking_lot::MutexGuard<'_, LaneState>, gone: Gone) {
         let wake = state.waiters.take();
         drop(state);
         wake.call();

@@ -410,6 +410,11 @@ impl Segment {
         self.block.unpublish();
     }
 
+    /// It does not go to the store before that is [done late](crate::shared::Shared::hand_over_late).
+    pub(crate) fn hold_back(&self) {
+        self.handed_over.store(true, Ordering::Relaxed);
+    }
+
     /// Notes that it is given to the store; false if it was already.
     pub(crate) fn hand_over(&self) -> bool {
         !self.handed_over.swap(true, Ordering::Relaxed)

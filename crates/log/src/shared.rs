@@ -83,6 +83,11 @@ impl Shared {
         if !segment.hand_over() {
             return;
         }
+        self.hand_over_late(segment);
+    }
+
+    /// A segment that was [held back](Segment::hold_back) goes to the store. May be called under the lane's lock.
+    pub(crate) fn hand_over_late(&self, segment: &Arc<Segment>) {
         self.segments_closed.fetch_add(1, Ordering::Relaxed);
         if let Some(store) = self.store.get() {
             store.closed(Arc::clone(segment));

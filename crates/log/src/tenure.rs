@@ -173,7 +173,8 @@ impl Streamlet {
             }
         }
         for lane in self.lanes() {
-            let state = lane.state.lock();
+            let mut state = lane.state.lock();
+            lane.let_go_of_cut_off(&mut state);
             // A lane that has come back shorter than it was begins at its end: what is appended next is seen.
             lane.floor_ordinal.fetch_min(state.next_ordinal, Ordering::AcqRel);
         }

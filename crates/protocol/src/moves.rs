@@ -5,7 +5,8 @@ use kera_format::{LaneId, StreamId, StreamletId};
 
 use crate::StreamRef;
 use crate::codec::{wire_enum, wire_struct};
-use crate::message::{messages, responses};
+use crate::first::moves::{GroupsOfferedV1, OfferGroupsV1};
+use crate::message::{messages, responses, versioned_messages, versioned_responses};
 
 wire_struct! {
     /// Has a streamlet move to another broker. Answered when that is noted; asked again it tells the same move.
@@ -257,15 +258,19 @@ wire_struct! {
         pub owner_epoch: u32,
         /// What the node has of its lanes, those that have records.
         pub lanes: Vec<WholeLane>,
+        /// What it has cut off behind that and could take up again: what its log had under way when it was lost.
+        pub cut_off: Vec<WholeLane>,
     }
 }
 
 wire_struct! {
     /// What has become of an offer.
-    #[derive(Copy)]
     pub struct GroupsOffered {
-        /// Whether the node holds the groups. If not, it never does for this owner epoch: it has not all, or its logs have not the copies.
+        /// Whether the node holds the groups. If not, and nothing is `lacking`, it never does for this owner epoch: it has not all, or its logs have
+        /// not the copies.
         pub is_taken: bool,
+        /// All that it lacks of lanes is what it has cut off: from where to where. It takes that up again, and offers all once more.
+        pub lacking: Vec<WholeLane>,
     }
 }
 
@@ -362,9 +367,10 @@ messages! {
     SetFloors => crate::Empty;
     DescribeMoves => MovesDescription;
     AcceptLoss => crate::Empty;
-    OfferGroups => GroupsOffered;
     ReturnGroups => crate::Empty;
     CopiesMade => crate::Empty;
     DescribeCopyChanges => CopyChanges;
 }
-responses!(MoveInfo, LetGone, MovePlan, MovesDescription, GroupsOffered, CopyChanges,);
+versioned_messages! { OfferGroups, 1 OfferGroupsV1 => GroupsOffered; }
+responses!(MoveInfo, LetGone, MovePlan, MovesDescription, CopyChanges,);
+versioned_responses! { GroupsOffered, 1 GroupsOfferedV1; }

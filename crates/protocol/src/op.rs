@@ -170,7 +170,7 @@ ops! {
     /// Says with which ends of lost logs a node is about to open streamlets.
     UseEnds = 117, 1..=1;
     /// Offers older groups to the owner that rebuilds them.
-    OfferGroups = 118, 1..=1;
+    OfferGroups = 118, 1..=2;
     /// Has a node that came back hold older groups which their owner was rebuilding.
     ReturnGroups = 119, 1..=1;
     /// Tells of which logs of lost nodes blocks are missing.
@@ -201,6 +201,7 @@ impl Op {
             (Op::StreamletsRebuilt | Op::DescribeCopies, 2..) => level::REBUILT_IN,
             (Op::UseEnds, _) => level::USED_ENDS,
             (Op::LaneStates, 2..) => level::COMPACTED_COPIES,
+            (Op::OfferGroups, 2..) => level::CHANGED_COPIES,
             (Op::OfferGroups | Op::ReturnGroups, _) => level::RETURNED_GROUPS,
             (Op::DescribeLostLogs | Op::AcceptLogLoss, _) => level::LOST_BLOCKS,
             (Op::CopiesMade | Op::DescribeCopyChanges, _) => level::CHANGED_COPIES,

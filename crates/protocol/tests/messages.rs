@@ -107,6 +107,8 @@ fn check_all_first(choices: &[u8]) {
     check_first::<JoinClusterV1, JoinCluster>(choices);
     check_first::<NodeAliveV1, NodeAlive>(choices);
     check_first::<first::node::CopiesDescriptionV1, CopiesDescription>(choices);
+    check_first::<first::moves::OfferGroupsV1, OfferGroups>(choices);
+    check_first::<first::moves::GroupsOfferedV1, GroupsOffered>(choices);
     check_turns::<StreamletsRebuiltV1, StreamletsRebuilt>(choices);
     check_turns::<first::replication::LaneStateListV1, LaneStateList>(choices);
     check_first::<ClusterDescriptionV1, ClusterDescription>(choices);

@@ -3,11 +3,12 @@
 //!
 //! What the node says is believed only where it agrees with what was decided when the streamlet was taken over: it has each lane up to the very
 //! ordinal at which this owner goes on, and from the first one on that the lost logs have, or an earlier one. All or nothing, for each streamlet.
+//! If all that it lacks is the end of lanes, and it has cut that off at its start, it is told where they end, and takes it up again.
 //! And all of that must be in logs of that node: these are kept for as long as it holds anything, so that each record has its copies as before.
 
 use kera_format::cluster::HANDED_BYTES_MAX;
 use kera_format::{LaneId, StreamId, StreamletId};
-use kera_log::{LaneHandover, Tenure};
+use kera_log::{ArenaFull, LaneHandover, Tenure};
 use kera_protocol::{OfferGroups, StreamletRef, StreamletState, WholeLane};
 
 use super::Rebuild;
@@ -20,14 +21,18 @@ use crate::handover::{kept_state, to_lane};
 pub enum NotTaken {
     /// It may be asked again: not everything is known yet.
     Later(String),
+    /// All that it lacks is what it has cut off: from where to where, of these lanes. With that it may be asked again.
+    Lacking(Vec<WholeLane>),
     /// What it has is not what was decided, and that stays so for as long as this owner rebuilds it.
     Never(String),
 }
 
 impl std::fmt::Display for NotTaken {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let (NotTaken::Later(why) | NotTaken::Never(why)) = self;
-        f.write_str(why)
+        match self {
+            NotTaken::Later(why) | NotTaken::Never(why) => f.write_str(why),
+            NotTaken::Lacking(lanes) => write!(f, "the ends of {} lanes are still cut off", lanes.len()),
+        }
     }
 }
 
@@ -50,15 +55,40 @@ impl Broker {
         known && place.is_ok_and(|place| place.tenure() == Tenure::Elsewhere)
     }
 
-    /// What this node has of a streamlet that another one owns, lane by lane; nothing if it is not whole.
+    /// What this node has of a streamlet that another one owns, lane by lane; nothing if it is not whole. Lanes are left out that have no records.
     pub fn whole_lanes(&self, stream: StreamId, streamlet: StreamletId) -> Option<Vec<WholeLane>> {
         let place = self.log().stream(stream)?.streamlet(streamlet)?.clone();
         if place.tenure() != Tenure::Elsewhere {
             return None;
         }
         let whole = place.whole_lanes()?.into_iter();
-        let lanes = whole.map(|(lane, first_ordinal, next_ordinal)| WholeLane { lane, first_ordinal, next_ordinal });
-        Some(lanes.collect()).filter(|lanes: &Vec<WholeLane>| !lanes.is_empty())
+        let lanes: Vec<WholeLane> = whole.map(whole_lane).collect();
+        (!lanes.is_empty() || !place.cut_off().is_empty()).then_some(lanes)
+    }
+
+    /// What this node has cut off of these lanes at its start, and could take up again.
+    pub fn cut_off_lanes(&self, stream: StreamId, streamlet: StreamletId) -> Vec<WholeLane> {
+        let place = self.streamlet_to_move(stream, streamlet);
+        place.map_or_else(|_| Vec::new(), |place| place.cut_off().into_iter().map(whole_lane).collect())
+    }
+
+    /// Takes up again what the owner says is lacking here. False: it is not there any more; an error: the arena has no room for now.
+    pub fn take_up_lacking(
+        &self,
+        stream: StreamId,
+        streamlet: StreamletId,
+        lacking: &[WholeLane],
+    ) -> Result<bool, ArenaFull> {
+        let Ok(place) = self.streamlet_to_move(stream, streamlet) else { return Ok(false) };
+        let ends: Vec<(LaneId, u64)> = lacking.iter().map(|lane| (lane.lane, lane.next_ordinal)).collect();
+        place.take_up_again(&ends)
+    }
+
+    /// What was cut off of a streamlet at the start counts no more, or is with the rest of it.
+    pub fn let_go_of_cut_off(&self, stream: StreamId, streamlet: StreamletId) {
+        if let Ok(place) = self.streamlet_to_move(stream, streamlet) {
+            place.let_go_of_cut_off();
+        }
     }
 
     /// Whether a node has all older groups of a streamlet that is rebuilt here: what the coordinators keep of it then. `handed`: what they kept so far.
@@ -78,7 +108,7 @@ impl Broker {
         if let Some(other) = owner.older.iter().find(|older| older.node != me) {
             return Err(NotTaken::Later(format!("node {} has some of its older groups", other.node)));
         }
-        let ends = rebuild.check_offer(offered).map_err(NotTaken::Never)?;
+        let ends = rebuild.check_offer(offered)?;
         let nothing = StreamletState { stream, streamlet, epoch: 0, lanes: Vec::new(), progress: Vec::new() };
         let mut state = handed.unwrap_or(nothing);
         // What was handed over of applications is still what it was; the lanes go on where they were found to end.
@@ -127,17 +157,21 @@ impl Rebuild {
     }
 
     /// Where the lanes were found to end, if what is offered is all of them.
-    fn check_offer(&self, offered: &OfferGroups) -> Result<&[LaneHandover], String> {
+    fn check_offer(&self, offered: &OfferGroups) -> Result<&[LaneHandover], NotTaken> {
+        let never = |why: String| Err(NotTaken::Never(why));
         let name = StreamletRef { stream: offered.stream, streamlet: offered.streamlet };
-        let ends = self.ends.get(&name).ok_or("it was not opened with nothing but what is rebuilt")?;
+        let Some(ends) = self.ends.get(&name) else {
+            return never("it was not opened with nothing but what is rebuilt".into());
+        };
         let (mut ranges, node) =
             (self.ranges.iter().filter(|(_, names)| names.contains(&name)).peekable(), offered.node);
         if ranges.peek().is_none() {
-            return Err("nothing of it is rebuilt".into());
+            return never("nothing of it is rebuilt".into());
         }
         if let Some((range, _)) = ranges.find(|(range, _)| range.log.node != node) {
-            return Err(format!("some of it is in {range}, not in logs of node {node}"));
+            return never(format!("some of it is in {range}, not in logs of node {node}"));
         }
+        let mut lacking = Vec::new();
         let lanes = ends.iter().filter(|lane| lane.lane != LaneId::PROGRESS);
         for end in lanes {
             let has = offered.lanes.iter().find(|lane| lane.lane == end.lane);
@@ -147,22 +181,42 @@ impl Rebuild {
                 (Some(_), None) => false,
                 (None, has) => has.is_none_or(|has| has.next_ordinal == end.next_ordinal),
             };
-            if !is_whole {
-                let has = has.map_or((0, 0), |has| (has.first_ordinal, has.next_ordinal));
-                return Err(format!(
-                    "lane {} goes from {} to {}, and node {node} has {} to {}",
-                    end.lane,
-                    first.unwrap_or(end.next_ordinal),
-                    end.next_ordinal,
-                    has.0,
-                    has.1
-                ));
+            if is_whole {
+                continue;
             }
+            let cut_off = offered.cut_off.iter().find(|lane| lane.lane == end.lane);
+            if let Some(lane) = cut_off.and_then(|cut_off| lacking_of(end, has, cut_off)) {
+                lacking.push(lane);
+                continue;
+            }
+            let has = has.map_or((0, 0), |has| (has.first_ordinal, has.next_ordinal));
+            return never(format!(
+                "lane {} goes from {} to {}, and node {node} has {} to {}",
+                end.lane,
+                first.unwrap_or(end.next_ordinal),
+                end.next_ordinal,
+                has.0,
+                has.1
+            ));
         }
         let is_known = |lane: &WholeLane| ends.iter().any(|end| end.lane == lane.lane);
         match offered.lanes.iter().find(|lane| !is_known(lane)) {
-            Some(other) => Err(format!("nothing of lane {} was acknowledged", other.lane)),
+            Some(other) => never(format!("nothing of lane {} was acknowledged", other.lane)),
+            None if !lacking.is_empty() => Err(NotTaken::Lacking(lacking)),
             None => Ok(ends),
         }
     }
+}
+
+fn whole_lane((lane, first_ordinal, next_ordinal): (LaneId, u64, u64)) -> WholeLane {
+    WholeLane { lane, first_ordinal, next_ordinal }
+}
+
+/// What is lacking of a lane that was found to end there, if it is what the node has cut off right behind what it has of it.
+fn lacking_of(end: &LaneHandover, has: Option<&WholeLane>, cut_off: &WholeLane) -> Option<WholeLane> {
+    let from = cut_off.first_ordinal;
+    let (begins, ends) = has.map_or((from, from), |has| (has.first_ordinal, has.next_ordinal));
+    let begins_there = end.groups.first().is_none_or(|group| begins <= group.first_ordinal);
+    let is_in_it = (from..cut_off.next_ordinal).contains(&(end.next_ordinal.checked_sub(1)?));
+    (begins_there && ends == from && is_in_it).then_some(WholeLane { next_ordinal: end.next_ordinal, ..*cut_off })
 }

@@ -54,6 +54,13 @@ impl Offers {
         self.made.get(&of).cloned()
     }
 
+    /// What there is of a streamlet that is offered is more by now: its owner has said where lanes end, and what had been cut off was taken up again.
+    pub fn has_taken_up(&mut self, of: Offerable, lanes: Vec<WholeLane>) {
+        if let Some(made) = self.made.get_mut(&of) {
+            *made = lanes;
+        }
+    }
+
     /// A streamlet is not held again as long as it is owned as it is.
     pub fn refuse(&mut self, of: Offerable) {
         self.refused.insert(of);
@@ -102,6 +109,15 @@ impl ClusterState {
     /// Whether streamlets with copies that earlier incarnations of a node owned wait for another owner.
     fn waits_to_be_recovered(&self, node: NodeNumber, epoch: u32) -> bool {
         self.copied_runs().any(|(_, run)| run.owner.node == node && run.owner.epoch != epoch)
+    }
+
+    /// Whether it may be yet that what an incarnation has of a streamlet which it does not own comes to be held there: its owner rebuilds it, or it waits for one.
+    pub fn may_come_back(&self, stream: StreamId, streamlet: u32, (node, epoch): (NodeNumber, u32)) -> bool {
+        let waits = |owner: Owner| match owner.node == node {
+            true => owner.epoch != epoch,
+            false => owner.rebuilding,
+        };
+        self.owner(stream, streamlet).is_some_and(waits) && !self.holds(node, stream, streamlet)
     }
 
     /// Whether an offer of a node that lives may still be agreed to: otherwise it was, or never will be.

@@ -14,6 +14,7 @@ use std::sync::{Arc, OnceLock};
 use kera_format::{Cursor, GroupId, LaneId, ProducerEpoch, ProducerId, SegmentId, SegmentIndex, StreamId, StreamletId};
 use parking_lot::Mutex;
 
+use crate::cut_off::CutOff;
 use crate::group::{At, Chain, GroupInfo, SegmentInfo, Slot, Summary};
 use crate::producers::{LaneProducer, Producers};
 use crate::rebuild::Rebuilding;
@@ -131,6 +132,8 @@ pub(crate) struct LaneState {
     pub(crate) deleted: bool,
     /// While old segments come from backups.
     pub(crate) rebuilding: Option<Box<Rebuilding>>,
+    /// What a start has cut off, while it may still count.
+    pub(crate) cut_off: Option<Box<CutOff>>,
     pub(crate) counts: Counts,
 }
 

@@ -1,6 +1,7 @@
 //! The log as its callers see it, case by case. The random walk through all cases is in `tests/model`.
 
 mod appending;
+mod cut_off;
 mod moving;
 mod pieces;
 mod reading;

@@ -4,6 +4,7 @@
 pub mod admin;
 pub mod application;
 pub mod cluster;
+pub mod moves;
 pub mod node;
 pub mod replication;
 pub mod write;

@@ -13,6 +13,7 @@ use kera_format::{BrokerPart, ChunkBuilder, Compression, Order, Record, Settings
 use kera_protocol::first::admin::{AlterStreamV1, CreateStreamV1, StreamInfoV1, StreamListV1};
 use kera_protocol::first::application::JoinApplicationV1;
 use kera_protocol::first::cluster::{ClusterDescriptionV1, JoinClusterV1, NodeAliveV1, StreamletsRebuiltV1};
+use kera_protocol::first::moves::{GroupsOfferedV1, OfferGroupsV1};
 use kera_protocol::first::node::CopiesDescriptionV1;
 use kera_protocol::first::replication::LaneStateListV1;
 use kera_protocol::first::write::WriteChunksV1;
@@ -672,8 +673,14 @@ examples! {
         streamlet: StreamletId(3),
         owner_epoch: 8,
         lanes: vec![WholeLane { lane: LaneId(0), first_ordinal: 0, next_ordinal: 1_000 }],
+        cut_off: vec![WholeLane { lane: LaneId(0), first_ordinal: 1_000, next_ordinal: 1_020 }],
     };
-    GroupsOffered => GroupsOffered { is_taken: true };
+    GroupsOffered => GroupsOffered {
+        is_taken: false,
+        lacking: vec![WholeLane { lane: LaneId(0), first_ordinal: 1_000, next_ordinal: 1_010 }],
+    };
+    OfferGroupsV1 => OfferGroupsV1::from(&OfferGroups::example());
+    GroupsOfferedV1 => GroupsOfferedV1 { is_taken: true };
     ReturnGroups => ReturnGroups {
         node: 2,
         epoch: 7,

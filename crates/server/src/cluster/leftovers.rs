@@ -11,7 +11,9 @@ use std::time::Duration;
 
 use kera_coordinator::cluster::ClusterState;
 use kera_format::{StreamId, StreamletId};
-use kera_log::{Log, Streamlet};
+use kera_log::{CutOffRoom, Log, Streamlet};
+
+use super::returning::CutOff;
 
 /// Time between two tries to get memory.
 const RETRY: Duration = Duration::from_millis(10);
@@ -19,19 +21,26 @@ const RETRY: Duration = Duration::from_millis(10);
 const TRIES: u32 = 3000;
 
 /// Cuts what was never acknowledged of streamlets that this incarnation does not simply go on with. Between the steps of the log's
-/// recovery: after what there is is in its lanes, and before it goes to sinks. Blocks while the arena is full.
-pub(super) fn cut(log: &Log, others: &[(StreamId, StreamletId)]) -> Result<(), String> {
-    for place in others.iter().filter_map(|other| of(log, *other)) {
+/// recovery: after what there is is in its lanes, and before it goes to sinks. Blocks while the arena is full. `keeps`: what is cut off may turn out to count,
+/// and is kept; the streamlets of which something is.
+pub(super) fn cut(log: &Log, others: &[(StreamId, StreamletId)], keeps: bool) -> Result<CutOff, String> {
+    let (mut room, mut kept) = (CutOffRoom::of(log), CutOff::new());
+    for (other, place) in others.iter().filter_map(|other| Some((*other, of(log, *other)?))) {
         let mut tries = 0;
-        while let Err(full) = place.forget_unacknowledged() {
+        let mut cut = || match keeps {
+            true => place.cut_off_unacknowledged(&mut room),
+            false => place.forget_unacknowledged(),
+        };
+        while let Err(full) = cut() {
             tries += 1;
             if tries == TRIES {
                 return Err(format!("there is no room in the arena for {} bytes; give it more", full.bytes));
             }
             std::thread::sleep(RETRY);
         }
+        kept.extend((!place.cut_off().is_empty()).then_some(other));
     }
-    Ok(())
+    Ok(kept)
 }
 
 /// Drops groups that others have with all their copies: nothing of what this node has of them is needed any more.

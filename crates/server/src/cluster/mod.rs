@@ -111,6 +111,8 @@ pub(crate) struct Cluster {
     moves: Arc<MovesRole>,
     returning: Arc<ReturningRole>,
     came: Came,
+    /// What its start has cut off, until the broker is told who owns what.
+    cut_off: Mutex<returning::CutOff>,
     kafka: Arc<KafkaRole>,
     adaptive: AdaptiveConfig,
     adapting: OnceLock<Arc<Adapting>>,
@@ -220,6 +222,7 @@ impl Cluster {
             moves,
             returning,
             came,
+            cut_off: Mutex::default(),
             kafka,
             adaptive: adaptive_config(config),
             adapting: OnceLock::new(),
@@ -232,7 +235,7 @@ impl Cluster {
     pub(crate) fn cut_leftovers(&self, log: &Log) -> Result<(), Fatal> {
         log.set_copies(&self.group.read(ClusterState::other_copies));
         let others = self.group.read(|state| state.not_gone_on_with(self.node, self.epoch));
-        leftovers::cut(log, &others).map_err(|message| Fatal::Data { message })?;
+        *self.cut_off.lock() = leftovers::cut(log, &others, self.came.has_all).map_err(|message| Fatal::Data { message })?;
         self.group.read(|state| leftovers::drop_rebuilt(log, state, self.node, self.epoch));
         Ok(())
     }
@@ -266,8 +269,9 @@ impl Cluster {
         *self.copier.lock() = Some(Copier::start(broker.log(), &self.copies, &recovering.0, changing.clone())?);
         let carried = (transport.clone() as Arc<dyn Transport>, changing);
         let moves = Moves::start(me, &self.group, broker, carried, &self.runtime, self.stop.subscribe());
-        let (rebuilds, stop) = ((&recovering.0, transport as Arc<dyn Transport>), self.stop.subscribe());
-        let returning = Returning::start(came, &self.group, broker, rebuilds, &self.runtime, stop);
+        let cut_off = std::mem::take(&mut *self.cut_off.lock());
+        let (with, stop) = ((&recovering.0, transport as Arc<dyn Transport>, cut_off), self.stop.subscribe());
+        let returning = Returning::start(came, &self.group, broker, with, &self.runtime, stop);
         let (whence, stop) = ((&self.copies, &self.clock), self.stop.subscribe());
         let adapting = Adapting::start(me, self.adaptive, &self.group, broker, whence, &self.runtime, stop);
         let _ = self.adapting.set(adapting.clone());

@@ -8,10 +8,11 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use kera_broker::{Broker, NotTaken};
-use kera_coordinator::cluster::Offerable;
+use kera_coordinator::cluster::{ClusterState, Offerable};
 use kera_format::{StreamId, StreamletId};
 use kera_protocol::{Body, ErrorBody, GroupsOffered, OfferGroups, Op, ReturnGroups, Status};
-use kera_raft::{Group, Transport};
+use kera_raft::{Group, Transport, in_versions};
+use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 
@@ -34,7 +35,12 @@ pub(super) struct Returning {
     transport: Arc<dyn Transport>,
     /// Where the coordinators' log runs.
     runtime: Handle,
+    /// Of which something is kept that the start has cut off.
+    cut_off: Mutex<CutOff>,
 }
+
+/// Streamlets of which a start has cut something off that may count yet.
+pub(super) type CutOff = Vec<(StreamId, StreamletId)>;
 
 /// The same, as the node's sessions find it: there once the node's log is whole.
 #[derive(Default)]
@@ -51,9 +57,9 @@ impl ReturningRole {
         let offered = OfferGroups::decode(version, body).map_err(malformed)?;
         let later = |reason: String| (Status::NotReady, ErrorBody::new(reason));
         let returning = self.0.get().ok_or_else(|| later("the node is starting".into()))?;
-        let is_taken = returning.take(&offered).await.map_err(later)?;
+        let said = returning.take(&offered).await.map_err(later)?;
         let mut answer = Vec::new();
-        GroupsOffered { is_taken }.encode(version, &mut answer);
+        said.encode(version, &mut answer);
         Ok(answer)
     }
 }
@@ -64,7 +70,7 @@ impl Returning {
         Came { node, epoch, has_all, .. }: Came,
         group: &Arc<Group>,
         broker: &Arc<Broker>,
-        (recovery, transport): (&Arc<Recovery>, Arc<dyn Transport>),
+        (recovery, transport, cut_off): (&Arc<Recovery>, Arc<dyn Transport>, CutOff),
         runtime: &Handle,
         mut stop: watch::Receiver<bool>,
     ) -> Arc<Returning> {
@@ -76,6 +82,7 @@ impl Returning {
             recovery: recovery.clone(),
             transport,
             runtime: runtime.clone(),
+            cut_off: Mutex::new(cut_off),
         });
         if has_all {
             let offering = Arc::downgrade(&returning);
@@ -108,40 +115,78 @@ impl Returning {
             let Some(lanes) = lanes else { continue };
             self.broker.offers(stream, streamlet, Some(of.owner_epoch));
             let (node, epoch, owner_epoch) = (self.node, self.epoch, of.owner_epoch);
-            let offer = OfferGroups { node, epoch, stream, streamlet, owner_epoch, lanes };
+            let cut_off = self.broker.cut_off_lanes(stream, streamlet);
+            let offer = OfferGroups { node, epoch, stream, streamlet, owner_epoch, lanes, cut_off };
             match self.offer(&of, &offer).await {
-                Ok(GroupsOffered { is_taken: true }) => {
-                    let Offerable { stream, streamlet, owner, .. } = of;
-                    tracing::info!(%stream, streamlet, owner, "older groups are held here again and need not be rebuilt");
-                    has_news = true;
-                }
-                Ok(GroupsOffered { is_taken: false }) => {
-                    let Offerable { stream, streamlet, owner, .. } = of;
-                    tracing::info!(%stream, streamlet, owner, "what is here of older groups is not all, or has no copies; they are rebuilt");
-                    self.recovery.offers(|offers| offers.refuse(of));
-                    self.broker.offers(of.stream, StreamletId(of.streamlet), None);
-                    has_news = true;
-                }
+                Ok(answer) => has_news |= self.answered(of, &answer),
                 Err(reason) => {
                     tracing::debug!(%stream, %streamlet, owner = of.owner, reason, "it is not decided yet whether older groups are held here again");
                 }
             }
         }
+        self.let_go_of_what_is_decided();
         has_news
+    }
+
+    /// What the owner says of an offer. Whether it is to be offered again soon, or others may be.
+    fn answered(&self, of: Offerable, answer: &GroupsOffered) -> bool {
+        let Offerable { stream, streamlet, owner, .. } = of;
+        let place = StreamletId(streamlet);
+        if answer.is_taken {
+            tracing::info!(%stream, streamlet, owner, "older groups are held here again and need not be rebuilt");
+            return true;
+        }
+        if !answer.lacking.is_empty() {
+            match self.broker.take_up_lacking(stream, place, &answer.lacking) {
+                Ok(true) => {
+                    let records: u64 = answer.lacking.iter().map(|lane| lane.next_ordinal - lane.first_ordinal).sum();
+                    tracing::info!(%stream, streamlet, owner, records, "what had been under way was found in the logs, and is taken up again");
+                    if let Some(lanes) = self.broker.whole_lanes(stream, place) {
+                        self.recovery.offers(|offers| offers.has_taken_up(of, lanes));
+                        return true;
+                    }
+                }
+                Ok(false) => {}
+                Err(full) => {
+                    tracing::debug!(%stream, streamlet, bytes = full.bytes, "what is lacking is taken up again when there is room in the arena");
+                    return false;
+                }
+            }
+        }
+        tracing::info!(%stream, streamlet, owner, "what is here of older groups is not all, or has no copies; they are rebuilt");
+        self.recovery.offers(|offers| offers.refuse(of));
+        self.broker.offers(stream, place, None);
+        self.broker.let_go_of_cut_off(stream, place);
+        true
+    }
+
+    /// What was cut off is kept as long as it may be that it counts.
+    fn let_go_of_what_is_decided(&self) {
+        let mut cut_off = self.cut_off.lock();
+        if cut_off.is_empty() {
+            return;
+        }
+        let may_count = |state: &ClusterState, (stream, streamlet): &(StreamId, StreamletId)| {
+            state.may_come_back(*stream, streamlet.0, (self.node, self.epoch))
+        };
+        let (open, decided) = self.group.read(|state| cut_off.iter().partition(|of| may_count(state, of)));
+        *cut_off = open;
+        let decided: CutOff = decided;
+        decided.into_iter().for_each(|(stream, streamlet)| self.broker.let_go_of_cut_off(stream, streamlet));
     }
 
     async fn offer(&self, of: &Offerable, offer: &OfferGroups) -> Result<GroupsOffered, String> {
         let address = self.group.read(|state| state.node(of.owner).map(|node| node.doors.cluster.clone()));
         let address = address.ok_or("its owner is not in the cluster any more")?;
-        let (version, mut body) = (Op::OfferGroups.version_max(), Vec::new());
-        offer.encode(version, &mut body);
-        let answer = self.transport.call(of.owner.into(), &address, Op::OfferGroups, body).await?;
+        let bodies = in_versions(offer);
+        let (version, answer) =
+            self.transport.call_versions(of.owner.into(), &address, Op::OfferGroups, bodies).await?;
         GroupsOffered::decode(version, &answer).map_err(|error| error.to_string())
     }
 
-    /// A node says that it has older groups which this one rebuilds. True: the coordinators know that it holds them; false: it never does; an
-    /// error: it may be asked again.
-    async fn take(&self, offered: &OfferGroups) -> Result<bool, String> {
+    /// A node says that it has older groups which this one rebuilds. It is answered when the coordinators know that it holds them, or that it never does, or must
+    /// have more first; an error: it may be asked again.
+    async fn take(&self, offered: &OfferGroups) -> Result<GroupsOffered, String> {
         let OfferGroups { stream, streamlet, owner_epoch, .. } = *offered;
         let rebuild = self.recovery.rebuild_of(stream, streamlet, owner_epoch);
         let rebuild = rebuild.ok_or("it has not been taken over yet, or it is rebuilt")?;
@@ -149,9 +194,10 @@ impl Returning {
         let state = match self.broker.check_offer(&rebuild, offered, handed) {
             Ok(state) => state,
             Err(NotTaken::Later(why)) => return Err(why),
+            Err(NotTaken::Lacking(lacking)) => return Ok(GroupsOffered { is_taken: false, lacking }),
             Err(NotTaken::Never(why)) => {
                 tracing::info!(%stream, %streamlet, node = offered.node, why, "a node that came back does not have what is rebuilt");
-                return Ok(false);
+                return Ok(GroupsOffered { is_taken: false, lacking: Vec::new() });
             }
         };
         let asked = ReturnGroups {
@@ -164,7 +210,8 @@ impl Returning {
             holder_epoch: offered.epoch,
             state,
         };
-        self.group.ask(&asked).await.map(|_| true).map_err(|error| error.to_string())
+        self.group.ask(&asked).await.map_err(|error| error.to_string())?;
+        Ok(GroupsOffered { is_taken: true, lacking: Vec::new() })
     }
 
     /// Another node holds older groups of a streamlet, which this one may be rebuilding. Never blocks.

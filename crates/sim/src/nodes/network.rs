@@ -5,7 +5,7 @@ use bytes::Bytes;
 use kera_coordinator::cluster::{Offerable, ToldEnd};
 use kera_format::cluster::LogName;
 use kera_format::vlog_replica::LogId;
-use kera_protocol::{LetGo, LogView, OfferGroups, ReleaseBlocks, StoreHead};
+use kera_protocol::{LetGo, LogView, OfferGroups, ReleaseBlocks, StoreHead, WholeLane};
 use kera_vlog::Answer;
 
 use super::coordinators::{Command, Told};
@@ -49,6 +49,8 @@ pub(super) enum Packet {
     Offer(OfferGroups),
     /// The epoch of it that is named never holds that again: it is not all.
     Refused(Offerable, u32),
+    /// It lacks these ends of lanes, which it has cut off.
+    Lacking(Offerable, u32, Vec<WholeLane>),
 }
 
 /// Who hears whom: nodes by their numbers, clients as 0.

@@ -17,7 +17,7 @@ use kera_format::vlog_replica::LogId;
 use kera_format::{Cursor, GroupId, StreamId, StreamOptions, StreamletId, level};
 use kera_log::compact::Compactor;
 use kera_log::store::{DiskStore, Step, StoreConfig};
-use kera_log::{Arena, ArenaConfig, Attach, Log, LogConfig, Tenure};
+use kera_log::{Arena, ArenaConfig, Attach, CutOffRoom, Log, LogConfig, Tenure};
 use kera_protocol::{
     BlockStored, Body, ListReplicas, MoveInfo, RebuildNeeds, RebuildRange, ReleaseBlocks, StreamletState,
 };
@@ -516,9 +516,14 @@ impl Node {
     fn cut_leftovers(&self, log: &Log, store: &DiskStore, epoch: u32) -> Result<(), StartError> {
         let known = lock(&self.known);
         let of = |(stream, streamlet): (StreamId, StreamletId)| log.stream(stream)?.streamlet(streamlet).cloned();
+        let mut room = CutOffRoom::of(log);
         for place in known.not_gone_on_with(self.number, epoch).into_iter().filter_map(of) {
             let mut tries = 0;
-            while place.forget_unacknowledged().is_err() {
+            let mut cut = || match self.came_with_all {
+                true => place.cut_off_unacknowledged(&mut room),
+                false => place.forget_unacknowledged(),
+            };
+            while cut().is_err() {
                 tries += 1;
                 if tries == 3_000 {
                     return Err(self.why("there is no room in the arena to cut what was never acknowledged"));

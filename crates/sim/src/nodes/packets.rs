@@ -115,6 +115,7 @@ impl World {
             Packet::LetGone(question, answer) => return self.let_gone(to, question, answer),
             Packet::Offer(offered) => self.offered(to, &offered),
             Packet::Refused(of, epoch) => self.refused(to, of, epoch),
+            Packet::Lacking(of, epoch, lanes) => self.lacking(to, of, epoch, &lanes),
         }
         Ok(())
     }

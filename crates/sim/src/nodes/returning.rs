@@ -4,7 +4,7 @@
 use kera_broker::NotTaken;
 use kera_coordinator::cluster::{ClusterState, Offerable};
 use kera_format::StreamletId;
-use kera_protocol::{OfferGroups, ReturnGroups, StreamletState};
+use kera_protocol::{OfferGroups, ReturnGroups, StreamletState, WholeLane};
 
 use super::coordinators::Command;
 use super::copies::lock;
@@ -34,9 +34,20 @@ impl Running {
             let Some(lanes) = lanes else { continue };
             self.broker.offers(stream, streamlet, Some(of.owner_epoch));
             let (node, epoch, owner_epoch) = (self.number, self.epoch, of.owner_epoch);
-            offers.push((of.owner, OfferGroups { node, epoch, stream, streamlet, owner_epoch, lanes }));
+            let cut_off = broker.cut_off_lanes(stream, streamlet);
+            offers.push((of.owner, OfferGroups { node, epoch, stream, streamlet, owner_epoch, lanes, cut_off }));
         }
+        self.let_go_of_what_is_decided(known);
         offers
+    }
+
+    fn let_go_of_what_is_decided(&self, known: &ClusterState) {
+        let me = (self.number, self.epoch);
+        for (stream, streamlet) in known.not_gone_on_with(self.number, self.epoch) {
+            if !known.may_come_back(stream, streamlet.0, me) {
+                self.broker.let_go_of_cut_off(stream, streamlet);
+            }
+        }
     }
 }
 
@@ -56,6 +67,23 @@ impl World {
         let Some(running) = self.node_mut(node).running().filter(|running| running.epoch == epoch) else { return };
         running.copier.offers.refuse(of);
         running.broker.offers(of.stream, StreamletId(of.streamlet), None);
+        running.broker.let_go_of_cut_off(of.stream, StreamletId(of.streamlet));
+    }
+
+    /// A node hears where lanes end of which it has cut off the last records: it takes these up again, and offers all of it once more.
+    pub(super) fn lacking(&mut self, node: u32, of: Offerable, epoch: u32, lanes: &[WholeLane]) {
+        let Some(running) = self.node_mut(node).running().filter(|running| running.epoch == epoch) else { return };
+        let (stream, streamlet) = (of.stream, StreamletId(of.streamlet));
+        // With a full arena it is asked to again.
+        let Ok(has_taken_up) = running.broker.take_up_lacking(stream, streamlet, lanes) else { return };
+        match running.broker.whole_lanes(stream, streamlet).filter(|_| has_taken_up) {
+            Some(lanes) => {
+                running.copier.offers.has_taken_up(of, lanes);
+                running.offer_us = 0;
+                *self.events_of.entry("took up what was cut off").or_default() += 1;
+            }
+            None => self.refused(node, of, epoch),
+        }
     }
 
     /// A node says that it has older groups which this one rebuilds.
@@ -79,6 +107,10 @@ impl World {
                 self.ask(node, Command::Returned(asked));
             }
             Err(NotTaken::Later(_)) => {}
+            Err(NotTaken::Lacking(lanes)) => {
+                let of = Offerable { stream, streamlet: streamlet.0, owner: node, owner_epoch };
+                self.tell(node, offered.node, Packet::Lacking(of, offered.epoch, lanes));
+            }
             Err(NotTaken::Never(_)) => {
                 *self.events_of.entry("did not take what came back").or_default() += 1;
                 let of = Offerable { stream, streamlet: streamlet.0, owner: node, owner_epoch };

@@ -1,0 +1,62 @@
+//! Of [`crate::moves`]: what a node that came back offers, before it kept what it has cut off.
+
+use kera_format::{StreamId, StreamletId};
+
+use super::bodies;
+use crate::codec::wire_struct;
+use crate::{GroupsOffered, OfferGroups, WholeLane};
+
+wire_struct! {
+    /// [`OfferGroups`], version 1.
+    pub struct OfferGroupsV1 {
+        /// The node.
+        pub node: u32,
+        /// Its epoch.
+        pub epoch: u32,
+        /// Of which stream.
+        pub stream: StreamId,
+        /// Which streamlet.
+        pub streamlet: StreamletId,
+        /// The owner epoch of who is asked.
+        pub owner_epoch: u32,
+        /// What the node has of its lanes, those that have records.
+        pub lanes: Vec<WholeLane>,
+    }
+}
+
+impl From<&OfferGroups> for OfferGroupsV1 {
+    fn from(current: &OfferGroups) -> OfferGroupsV1 {
+        let OfferGroups { node, epoch, stream, streamlet, owner_epoch, .. } = *current;
+        OfferGroupsV1 { node, epoch, stream, streamlet, owner_epoch, lanes: current.lanes.clone() }
+    }
+}
+
+impl From<OfferGroupsV1> for OfferGroups {
+    fn from(first: OfferGroupsV1) -> OfferGroups {
+        let OfferGroupsV1 { node, epoch, stream, streamlet, owner_epoch, lanes } = first;
+        OfferGroups { node, epoch, stream, streamlet, owner_epoch, lanes, cut_off: Vec::new() }
+    }
+}
+
+wire_struct! {
+    /// [`GroupsOffered`], version 1.
+    #[derive(Copy)]
+    pub struct GroupsOfferedV1 {
+        /// Whether the node holds the groups.
+        pub is_taken: bool,
+    }
+}
+
+impl From<&GroupsOffered> for GroupsOfferedV1 {
+    fn from(current: &GroupsOffered) -> GroupsOfferedV1 {
+        GroupsOfferedV1 { is_taken: current.is_taken }
+    }
+}
+
+impl From<GroupsOfferedV1> for GroupsOffered {
+    fn from(first: GroupsOfferedV1) -> GroupsOffered {
+        GroupsOffered { is_taken: first.is_taken, lacking: Vec::new() }
+    }
+}
+
+bodies!(OfferGroupsV1, GroupsOfferedV1);
