@@ -6,6 +6,7 @@
 
 pub mod applications;
 pub mod arena;
+pub mod begins;
 pub mod catalog;
 pub mod checksum;
 pub mod chunk;

@@ -72,6 +72,16 @@ impl Streamlet {
         Some(whole)
     }
 
+    /// Of the lanes that readers see, those of which all that was in front of what is here was let go of by this node itself.
+    pub fn let_go_lanes(&self) -> Vec<LaneId> {
+        let begins = |lane: &&Arc<Lane>| {
+            let state = lane.state.lock();
+            let first = state.chain.first().map(|at| state.chain.slot(at).summary().base_ordinal);
+            first.is_some_and(|first| 0 < first && first <= state.let_go_to)
+        };
+        self.lanes().filter(begins).map(|lane| lane.id()).collect()
+    }
+
     /// Drops all groups that `keep` does not name, with what is known of their producers. The streamlet must be elsewhere:
     /// otherwise nothing happens.
     pub fn forget_groups(&self, keep: impl Fn(GroupId) -> bool) {

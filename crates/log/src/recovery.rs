@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering;
 use kera_format::chunk::PayloadKind;
 use kera_format::limits::SEGMENT_BYTES_MAX;
 use kera_format::segment::{SegmentHeader, SegmentState};
-use kera_format::{BrokerPart, ChunkHeader, ChunkView, Cursor, FormatError, SegmentId};
+use kera_format::{BrokerPart, ChunkHeader, ChunkView, Cursor, FormatError, LaneId, SegmentId, StreamId, StreamletId};
 
 use crate::arena::{ArenaFull, Purpose};
 use crate::attach::AttachedSegment;
@@ -178,6 +178,19 @@ impl Log {
         }
         report.attached_segments += 1;
         recovery.marks.insert(id, marks);
+    }
+
+    /// Of these lanes earlier lives of the node have let go of what was in front of an ordinal. After [`recover`](Log::recover), at any time before the
+    /// streamlets are asked [what they have](crate::Streamlet::let_go_lanes).
+    pub fn let_go_before(&self, lanes: &[((StreamId, StreamletId, LaneId), u64)]) {
+        for ((stream, streamlet, lane), ordinal) in lanes {
+            let Some(stream) = self.stream(*stream) else { continue };
+            let Some(streamlet) = stream.streamlet(*streamlet) else { continue };
+            if let Some(lane) = streamlet.lanes().find(|used| used.id() == *lane) {
+                let mut state = lane.state.lock();
+                state.let_go_to = state.let_go_to.max(*ordinal);
+            }
+        }
     }
 
     /// Second step, for each chunk of the virtual logs in their order: puts it at its exact group, segment and position,

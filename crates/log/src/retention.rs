@@ -30,7 +30,7 @@
 
 use std::sync::atomic::Ordering;
 
-use kera_format::{Cursor, SegmentId, SegmentIndex, StreamOptions};
+use kera_format::{Cursor, LaneId, SegmentId, SegmentIndex, StreamOptions};
 
 use parking_lot::MutexGuard;
 
@@ -98,6 +98,7 @@ impl Lane {
                 self.drop_front(&mut state, &mut dropped);
             }
         }
+        let_go(&mut state, &dropped);
         self.finish(state, version, dropped)
     }
 
@@ -207,9 +208,12 @@ impl Lane {
             return 0;
         }
         state.version += 1;
-        let wake = state.waiters.take();
+        let (wake, let_go_to) = (state.waiters.take(), state.let_go_to);
         drop(state);
         wake.call();
+        if !dropped.is_empty() && let_go_to > 0 && self.is_copied() && self.id != LaneId::PROGRESS {
+            self.log().let_go(self, let_go_to);
+        }
         for &(id, at) in &dropped {
             self.log().release(id, at);
         }
@@ -254,6 +258,7 @@ impl Lane {
         let Some(front) = self.front(&state) else { return (0, None) };
         let mut dropped = Vec::new();
         self.drop_front(&mut state, &mut dropped);
+        let_go(&mut state, &dropped);
         let next = self.front(&state);
         let version = state.version;
         self.finish(state, version, dropped);
@@ -305,6 +310,14 @@ impl Lane {
     pub(crate) fn open_since(&self) -> Option<(i64, u64)> {
         let state = self.state.lock();
         state.open.as_ref().map(|open| (state.last_append_ms.max(open.opened_ms), open.segment.block_bytes()))
+    }
+}
+
+/// Notes that the node has let go of what was in front of the lane, if it has.
+fn let_go(state: &mut LaneState, dropped: &[Dropped]) {
+    if !dropped.is_empty() {
+        let first = state.chain.first().map(|at| state.chain.slot(at).summary().base_ordinal);
+        state.let_go_to = state.let_go_to.max(first.unwrap_or(state.next_ordinal));
     }
 }
 

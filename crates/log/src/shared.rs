@@ -7,7 +7,7 @@ use kera_format::SegmentId;
 use parking_lot::Mutex;
 
 use crate::arena::{Arena, ArenaFull};
-use crate::lane::{Counts, Spent};
+use crate::lane::{Counts, Lane, Spent};
 use crate::log::LogConfig;
 use crate::segment::Segment;
 use crate::sink::SinkDirectory;
@@ -139,6 +139,13 @@ impl Shared {
     pub(crate) fn release_image(&self, id: SegmentId, at: Location) {
         if let Some(store) = self.store.get() {
             store.release(id, at);
+        }
+    }
+
+    /// A lane was let go of in front of an ordinal. Not under a lock.
+    pub(crate) fn let_go(&self, lane: &Lane, ordinal: u64) {
+        if let Some(store) = self.store.get() {
+            store.let_go(lane.stream_id(), lane.streamlet_id(), lane.id(), ordinal);
         }
     }
 

@@ -3,8 +3,8 @@
 use std::io;
 use std::sync::Arc;
 
-use kera_format::SegmentId;
 use kera_format::segment::{SegmentHeader, SegmentProgress};
+use kera_format::{LaneId, SegmentId, StreamId, StreamletId};
 
 use crate::producers::ProducerMark;
 use crate::recovery::{RestoreError, Restored};
@@ -115,5 +115,11 @@ pub trait SegmentStore: Send + Sync {
     /// read-ahead, given once for each reader and segment. Called without locks, often: must be quick.
     fn reading(&self, id: SegmentId) {
         let _ = id;
+    }
+
+    /// The node has let go of all of a lane in front of an ordinal: retention has taken it, or it was deleted. To be known to the next life, if it can be.
+    /// Called without locks, often: must be quick.
+    fn let_go(&self, stream: StreamId, streamlet: StreamletId, lane: LaneId, ordinal: u64) {
+        let _ = (stream, streamlet, lane, ordinal);
     }
 }

@@ -260,6 +260,8 @@ wire_struct! {
         pub lanes: Vec<WholeLane>,
         /// What it has cut off behind that and could take up again: what its log had under way when it was lost.
         pub cut_off: Vec<WholeLane>,
+        /// Lanes of which it has let go itself of all that was in front: retention took it, or it was deleted.
+        pub let_go: Vec<LaneId>,
     }
 }
 

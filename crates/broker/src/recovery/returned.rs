@@ -2,7 +2,8 @@
 //! of it is rebuilt (`docs/replication.md`, "A returning node holds again what it has").
 //!
 //! What the node says is believed only where it agrees with what was decided when the streamlet was taken over: it has each lane up to the very
-//! ordinal at which this owner goes on, and from the first one on that the lost logs have, or an earlier one. All or nothing, for each streamlet.
+//! ordinal at which this owner goes on, and from the first one on that the lost logs have, or an earlier one, or from a later one if it says that it has let go
+//! of what was in front itself. All or nothing, for each streamlet.
 //! If all that it lacks is the end of lanes, and it has cut that off at its start, it is told where they end, and takes it up again.
 //! And all of that must be in logs of that node: these are kept for as long as it holds anything, so that each record has its copies as before.
 
@@ -64,6 +65,11 @@ impl Broker {
         let whole = place.whole_lanes()?.into_iter();
         let lanes: Vec<WholeLane> = whole.map(whole_lane).collect();
         (!lanes.is_empty() || !place.cut_off().is_empty()).then_some(lanes)
+    }
+
+    /// Lanes of which this node has let go itself of all that was in front of what it has.
+    pub fn let_go_lanes(&self, stream: StreamId, streamlet: StreamletId) -> Vec<LaneId> {
+        self.streamlet_to_move(stream, streamlet).map_or_else(|_| Vec::new(), |place| place.let_go_lanes())
     }
 
     /// What this node has cut off of these lanes at its start, and could take up again.
@@ -176,15 +182,18 @@ impl Rebuild {
         for end in lanes {
             let has = offered.lanes.iter().find(|lane| lane.lane == end.lane);
             let first = end.groups.first().map(|group| group.first_ordinal);
+            // Backups may have what retention took at the node for as long as they have something else of the file.
+            let begins_there =
+                |begins: u64| first.is_none_or(|first| begins <= first) || offered.let_go.contains(&end.lane);
             let is_whole = match (first, has) {
-                (Some(first), Some(has)) => has.first_ordinal <= first && has.next_ordinal == end.next_ordinal,
-                (Some(_), None) => false,
-                (None, has) => has.is_none_or(|has| has.next_ordinal == end.next_ordinal),
+                (_, Some(has)) => begins_there(has.first_ordinal) && has.next_ordinal == end.next_ordinal,
+                (first, None) => first.is_none(),
             };
             if is_whole {
                 continue;
             }
             let cut_off = offered.cut_off.iter().find(|lane| lane.lane == end.lane);
+            let cut_off = cut_off.filter(|cut_off| begins_there(has.unwrap_or(cut_off).first_ordinal));
             if let Some(lane) = cut_off.and_then(|cut_off| lacking_of(end, has, cut_off)) {
                 lacking.push(lane);
                 continue;
@@ -215,8 +224,7 @@ fn whole_lane((lane, first_ordinal, next_ordinal): (LaneId, u64, u64)) -> WholeL
 /// What is lacking of a lane that was found to end there, if it is what the node has cut off right behind what it has of it.
 fn lacking_of(end: &LaneHandover, has: Option<&WholeLane>, cut_off: &WholeLane) -> Option<WholeLane> {
     let from = cut_off.first_ordinal;
-    let (begins, ends) = has.map_or((from, from), |has| (has.first_ordinal, has.next_ordinal));
-    let begins_there = end.groups.first().is_none_or(|group| begins <= group.first_ordinal);
     let is_in_it = (from..cut_off.next_ordinal).contains(&(end.next_ordinal.checked_sub(1)?));
-    (begins_there && ends == from && is_in_it).then_some(WholeLane { next_ordinal: end.next_ordinal, ..*cut_off })
+    let follows = has.is_none_or(|has| has.next_ordinal == from);
+    (follows && is_in_it).then_some(WholeLane { next_ordinal: end.next_ordinal, ..*cut_off })
 }

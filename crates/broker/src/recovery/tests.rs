@@ -271,7 +271,8 @@ fn lost_node() -> (Node, Memory, Vec<EndedLog>) {
 fn offer(back: &Node) -> OfferGroups {
     back.broker.set_owner(3, STREAM, X, Owner { node: 2, epoch: 3, older: Vec::new() }).expect("a streamlet");
     let lanes = back.broker.whole_lanes(STREAM, X).expect("it is whole");
-    OfferGroups { node: 1, epoch: 8, stream: STREAM, streamlet: X, owner_epoch: 3, lanes }
+    let (cut_off, let_go) = (back.broker.cut_off_lanes(STREAM, X), back.broker.let_go_lanes(STREAM, X));
+    OfferGroups { node: 1, epoch: 8, stream: STREAM, streamlet: X, owner_epoch: 3, lanes, cut_off, let_go }
 }
 
 #[test]
@@ -350,7 +351,9 @@ fn of_what_the_owner_holds_some_itself_nothing_is_left_to_another_node() {
     let handed = HandedStates::from([((STREAM, X), state)]);
     let rebuild = next.broker.take_over_moved(&[(STREAM, X, 4)], &logs, &memory, &handed).expect("taken over");
     let all = WholeLane { lane: LaneId(0), first_ordinal: 0, next_ordinal: 10 };
-    let offered = OfferGroups { node: 1, epoch: 8, stream: STREAM, streamlet: X, owner_epoch: 4, lanes: vec![all] };
+    let (lanes, cut_off, let_go) = (vec![all], Vec::new(), Vec::new());
+    let offered =
+        OfferGroups { node: 1, epoch: 8, stream: STREAM, streamlet: X, owner_epoch: 4, lanes, cut_off, let_go };
     let refused = next.broker.check_offer(&rebuild, &offered, None);
     assert!(matches!(refused, Err(NotTaken::Never(_))), "{refused:?}");
 }
@@ -464,6 +467,69 @@ fn a_node_that_does_not_have_all_is_not_believed() {
     let rebuild = next.broker.take_over(&[(STREAM, X, 3)], &logs, &memory).expect("taken over");
     let refused = next.broker.check_offer(&rebuild, &offer(&back), None).expect_err("it has more");
     assert!(refused.to_string().contains("goes from 0 to 7"), "{refused}");
+}
+
+/// Of what it has cut off it is told what counts, and takes that up; then it is whole.
+#[test]
+fn a_node_that_lacks_what_it_has_cut_off_is_told_where_lanes_end() {
+    let (_, memory, logs) = lost_node();
+    let next = Node::new(2);
+    next.is_owner(2, 3);
+    let rebuild = next.broker.take_over(&[(STREAM, X, 3)], &logs, &memory).expect("taken over");
+    let lane = |first_ordinal, next_ordinal| WholeLane { lane: LaneId(0), first_ordinal, next_ordinal };
+    let asks = |lanes: &[WholeLane], cut_off: &[WholeLane], let_go: &[LaneId]| {
+        let (lanes, cut_off, let_go) = (lanes.to_vec(), cut_off.to_vec(), let_go.to_vec());
+        let offered =
+            OfferGroups { node: 1, epoch: 8, stream: STREAM, streamlet: X, owner_epoch: 3, lanes, cut_off, let_go };
+        next.broker.check_offer(&rebuild, &offered, None)
+    };
+    let lacking = |of: Result<Vec<u8>, NotTaken>| match of {
+        Err(NotTaken::Lacking(lanes)) => lanes,
+        other => panic!("it could be whole: {other:?}"),
+    };
+    assert_eq!(lacking(asks(&[lane(0, 7)], &[lane(7, 12)], &[])), [lane(7, 10)]);
+    assert_eq!(lacking(asks(&[lane(0, 7)], &[lane(7, 10)], &[])), [lane(7, 10)]);
+    assert_eq!(lacking(asks(&[], &[lane(0, 12)], &[])), [lane(0, 10)]);
+    assert_eq!(lacking(asks(&[lane(4, 7)], &[lane(7, 12)], &[LaneId(0)])), [lane(7, 10)], "and has let go of the rest");
+    let never = |of: Result<Vec<u8>, NotTaken>| assert!(matches!(of, Err(NotTaken::Never(_))), "{of:?}");
+    never(asks(&[lane(0, 7)], &[lane(7, 9)], &[]));
+    never(asks(&[lane(0, 7)], &[lane(8, 12)], &[]));
+    never(asks(&[lane(4, 7)], &[lane(7, 12)], &[]));
+    never(asks(&[], &[lane(4, 12)], &[]));
+    never(asks(&[lane(0, 11)], &[lane(11, 12)], &[]));
+    // Lanes of which nothing counts are as they were cut.
+    let other = WholeLane { lane: LaneId(1), ..lane(0, 3) };
+    assert!(asks(&[lane(0, 10)], &[lane(10, 12), other], &[]).is_ok());
+}
+
+/// Backups have the front of a lane for longer than its owner.
+#[test]
+fn what_a_node_has_let_go_of_itself_it_need_not_have() {
+    let (_, memory, logs) = lost_node();
+    let next = Node::new(2);
+    next.is_owner(2, 3);
+    let rebuild = next.broker.take_over(&[(STREAM, X, 3)], &logs, &memory).expect("taken over");
+    let all = WholeLane { lane: LaneId(0), first_ordinal: 6, next_ordinal: 10 };
+    let (cut_off, let_go) = (Vec::new(), vec![LaneId(0)]);
+    let offered = OfferGroups {
+        node: 1,
+        epoch: 8,
+        stream: STREAM,
+        streamlet: X,
+        owner_epoch: 3,
+        lanes: vec![all],
+        cut_off,
+        let_go,
+    };
+    let other = OfferGroups { let_go: vec![LaneId(1)], ..offered.clone() };
+    let refused = next.broker.check_offer(&rebuild, &other, None).expect_err("that is another lane");
+    assert!(refused.to_string().contains("goes from 0 to 10"), "{refused}");
+    let kept = next.broker.check_offer(&rebuild, &offered, None).expect("it is all that there is to be");
+    let kept = <StreamletState as kera_protocol::Body>::decode(1, &kept).expect("a state");
+    assert_eq!(kept.lanes[0].next_ordinal, 10);
+    let shorter = WholeLane { next_ordinal: 9, ..all };
+    let shorter = OfferGroups { lanes: vec![shorter], ..offered };
+    assert!(matches!(next.broker.check_offer(&rebuild, &shorter, None), Err(NotTaken::Never(_))));
 }
 
 #[test]

@@ -116,6 +116,8 @@ pub(crate) struct LaneState {
     pub(crate) unsettled: VecDeque<Arc<Segment>>,
     pub(crate) last_ticket: Option<Ticket>,
     pub(crate) consumed_floor: Option<Cursor>,
+    /// What was in front the node has let go of itself, in this life or an earlier one: retention has taken it, or it was deleted.
+    pub(crate) let_go_to: u64,
     /// Records below have been compared with all that came after them up to here, since the start.
     pub(crate) compacted_to: u64,
     /// Segments that end up to here may have been compacted before something in front of them was here; zero: none.

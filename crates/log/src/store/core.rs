@@ -12,11 +12,12 @@ use kera_env::{Clock, Disk, Random};
 use kera_format::SegmentId;
 use parking_lot::Mutex;
 
+use super::begins::Begins;
 use super::container::{DiskContainers, Writer};
 use super::evict::Clean;
 use super::give_way::{FirstWrites, Others};
 use super::host::{Host, Image};
-use super::queue::{Dirty, Queue};
+use super::queue::{Dirty, LaneKey, Queue};
 use super::readers::{Bounds, MoreAhead, Readers};
 use super::recover::{StoreRecovery, recover};
 use super::signal::{Signal, Step};
@@ -137,6 +138,7 @@ pub(crate) struct Core<H: Host> {
     pub(crate) container_next: AtomicU64,
     pub(crate) keeper: Keeper,
     pub(crate) through: Through,
+    pub(crate) begins: Begins,
 }
 
 impl<H: Host> Core<H> {
@@ -152,7 +154,9 @@ impl<H: Host> Core<H> {
         config.check()?;
         let disks: Vec<DiskPart> = disks.into_iter().map(DiskPart::new).collect();
         let containers: Vec<&DiskContainers> = disks.iter().map(|part| &part.containers).collect();
-        let found = recover(config.node, &containers)?;
+        let mut found = recover(config.node, &containers)?;
+        let begins = Begins::open(&disks[0].containers.disk, config.node, config.retry_ms);
+        found.recovery.let_go = begins.all();
         for at in found.duplicates {
             disks[usize::from(at.disk)].releases.lock().waiting.push(at);
         }
@@ -190,6 +194,7 @@ impl<H: Host> Core<H> {
             container_next: AtomicU64::new(found.container_next),
             keeper,
             through: Through::new(found.extents),
+            begins,
         };
         Ok((core, found.recovery))
     }
@@ -260,6 +265,13 @@ impl<H: Host> Core<H> {
     pub(crate) fn release(&self, id: SegmentId, at: Location) {
         self.clean.lock().remove(id);
         self.release_at(at);
+    }
+
+    /// All of a lane in front of an ordinal was let go of.
+    pub(crate) fn let_go(&self, lane: LaneKey, ordinal: u64) {
+        if self.begins.tell(lane, ordinal) {
+            self.disks[0].write_signal.notify();
+        }
     }
 
     pub(crate) fn release_at(&self, at: Location) {

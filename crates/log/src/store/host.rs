@@ -5,8 +5,8 @@
 
 use std::sync::{Arc, Weak};
 
-use kera_format::SegmentId;
 use kera_format::segment::{SegmentHeader, SegmentProgress, SegmentState};
+use kera_format::{SegmentId, StreamId};
 
 use crate::Log;
 use crate::arena::LoadBuffer;
@@ -64,6 +64,7 @@ pub(crate) trait Host: Send + Sync + 'static {
     fn load_failed(&self, id: SegmentId, error: String);
     fn read_ahead(&self, id: SegmentId, count: usize) -> Vec<(SegmentId, Location)>;
     fn close_coldest(&self) -> u64;
+    fn has_stream(&self, stream: StreamId) -> bool;
 }
 
 impl Image for Segment {
@@ -114,6 +115,9 @@ impl Host for Weak<Log> {
     }
     fn segment(&self, id: SegmentId) -> Option<Arc<Segment>> {
         self.upgrade()?.segment(id)
+    }
+    fn has_stream(&self, stream: StreamId) -> bool {
+        self.upgrade().is_none_or(|log| log.stream(stream).is_some())
     }
     fn has_whole(&self, id: SegmentId) -> bool {
         let segment = self.upgrade().and_then(|log| log.segment(id));

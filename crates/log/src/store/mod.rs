@@ -19,6 +19,7 @@
 //! set aside, and writing goes on with the others. With none left nothing is lost: segments stay in memory until the arena
 //! is full and writers wait.
 
+mod begins;
 mod container;
 mod core;
 mod evict;
@@ -43,8 +44,8 @@ use std::path::PathBuf;
 use std::sync::{Arc, Weak};
 
 use kera_env::{Clock, Disk, Random};
-use kera_format::SegmentId;
 use kera_format::container::{CONTAINER_BYTES_MAX, IMAGE_BYTES_MAX};
+use kera_format::{LaneId, SegmentId, StreamId, StreamletId};
 
 pub use give_way::FirstWrites;
 pub use recover::StoreRecovery;
@@ -273,6 +274,9 @@ impl SegmentStore for DiskStore {
     }
     fn reading(&self, id: SegmentId) {
         self.core.reading(id);
+    }
+    fn let_go(&self, stream: StreamId, streamlet: StreamletId, lane: LaneId, ordinal: u64) {
+        self.core.let_go((stream, streamlet, lane), ordinal);
     }
 }
 

@@ -13,7 +13,7 @@ use super::container::{Batch, NewContainer, Writer, is_full};
 use super::core::{Core, DiskPart};
 use super::give_way::{LOOK_US, WAITS_TIMES};
 use super::host::{Host, Image};
-use super::queue::{Ask, BatchLimits, Dirty, Work};
+use super::queue::{Ask, BatchLimits, Dirty, LaneKey, Work};
 use super::signal::Step;
 use super::status::{DiskState, count};
 use crate::storage::Location;
@@ -33,7 +33,7 @@ impl<H: Host> Core<H> {
         let part = &self.disks[disk];
         let mut writer = part.writer.lock();
         let now_us = self.now_us();
-        let released = self.step_release(part, now_us);
+        let released = self.step_release(part, now_us).or(self.step_begins(disk, now_us));
         if let Some(retry_at_us) = part.is_set_aside(now_us) {
             return released.or(Step::Until(retry_at_us));
         }
@@ -61,6 +61,15 @@ impl<H: Host> Core<H> {
         self.notify_writers();
         self.keeper.signal.notify();
         Step::Again
+    }
+
+    /// Notes on the first disk what lanes have let go of.
+    fn step_begins(&self, disk: usize, now_us: u64) -> Step {
+        let has = |lane: &LaneKey| self.host().is_none_or(|host| host.has_stream(lane.0));
+        match disk {
+            0 => self.begins.write(now_us, has).map_or(Step::Idle, Step::Until),
+            _ => Step::Idle,
+        }
     }
 
     fn batch_bytes(&self) -> u64 {
@@ -231,6 +240,7 @@ impl<H: Host> Core<H> {
             part.health.lock().retry_at_us = 0;
         }
         let result = self.flush();
+        self.step_begins(0, self.now_us());
         self.keeper.is_flushing.store(false, Ordering::Relaxed);
         result
     }

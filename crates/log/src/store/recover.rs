@@ -15,7 +15,7 @@ use kera_format::container::{
 };
 use kera_format::extent::ExtentMarker;
 use kera_format::segment::{SegmentHeader, SegmentProgress};
-use kera_format::{FormatError, SegmentId};
+use kera_format::{FormatError, LaneId, SegmentId, StreamId, StreamletId};
 
 use super::StoreError;
 use super::container::{
@@ -35,6 +35,8 @@ pub struct StoreRecovery {
     pub containers: u64,
     /// Of those, the ones without a footer: writing them was cut off.
     pub unfinished: u64,
+    /// Lanes of which this node has let go of what was in front of an ordinal: for [`Log::let_go_before`](crate::Log::let_go_before).
+    pub let_go: Vec<((StreamId, StreamletId, LaneId), u64)>,
     /// What is not as it should be, a sentence each; the start goes on without it.
     pub problems: Vec<String>,
 }

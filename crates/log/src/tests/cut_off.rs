@@ -1,4 +1,4 @@
-//! What a start cuts off lanes, and takes up again as far as it turns out to count.
+//! What a start cuts off lanes, and takes up again as far as it turns out to count; and what lanes have let go of.
 
 use kera_format::GroupId;
 use kera_format::chunk::Chunks;
@@ -59,7 +59,8 @@ fn what_was_cut_off_is_taken_up_to_where_the_lane_is_found_to_end() {
         assert_eq!(streamlet(&node).whole_lanes(), Some(vec![(LaneId(0), 0, to)]));
         // The store has all of it, each segment once and as long as it is now.
         streamlet(&node).let_go_of_cut_off();
-        let closed: u64 = store.closed.lock().iter().map(|segment| segment.next_ordinal() - segment.base_ordinal()).sum();
+        let closed: u64 =
+            store.closed.lock().iter().map(|segment| segment.next_ordinal() - segment.base_ordinal()).sum();
         assert_eq!(closed, to);
         // Producers know what is there, and nothing else.
         streamlet(&node).open(6, false).unwrap();
@@ -171,4 +172,40 @@ fn a_start_cuts_and_the_next_one_finds_what_is_there() {
         assert_eq!(chunks_of(&node), before[..expected]);
         assert_eq!(node.lane().durable_ordinal(), expected as u64);
     }
+}
+
+/// What retention has taken is noted, in streams with copies, and known to the next life.
+#[test]
+fn a_lane_says_that_it_has_let_go_of_its_front_itself() {
+    let retained = |replication| {
+        let options = StreamOptions { retention_bytes: Some(150_000), replication, ..options() };
+        let sink = Arc::new(Sink::default());
+        let (node, store) = node_through(&sink, options).with_store();
+        fill(&node.lane(), 0..40, PAYLOAD);
+        sink.sync();
+        let stored = store.persist_all(&node.log);
+        assert!(node.log.retain(1_000) > 0);
+        (node, store, stored)
+    };
+    let (node, store, stored) = retained(3);
+    let first = node.lane().stats().first_ordinal;
+    assert!(first > 0);
+    assert_eq!(streamlet(&node).let_go_lanes(), [LaneId(0)]);
+    assert_eq!(store.let_go.lock().last(), Some(&((STREAM, StreamletId(0), LaneId(0)), first)));
+    let told: Vec<_> = store.let_go.lock().clone();
+    assert!(retained(1).1.let_go.lock().is_empty(), "nobody is offered what has no copies");
+    drop(store);
+    let (again, segments, _) = restart_as(node, StreamOptions { replication: 3, ..options() }, config());
+    let stored = stored.into_iter().map(|(segment, _)| segment).filter(|of| of.header.base_ordinal >= first);
+    assert_eq!(again.log.recover(stored.collect(), segments).problems, [""; 0]);
+    assert_eq!(streamlet(&again).let_go_lanes(), []);
+    // That it had let go of less does not tell what became of the rest.
+    again.log.let_go_before(&[
+        ((STREAM, StreamletId(0), LaneId(0)), first - 1),
+        ((StreamId(9), StreamletId(0), LaneId(0)), 1),
+    ]);
+    assert_eq!(streamlet(&again).let_go_lanes(), []);
+    again.log.let_go_before(&told);
+    assert_eq!(again.log.finish_recovery(2), [""; 0]);
+    assert_eq!(streamlet(&again).let_go_lanes(), [LaneId(0)]);
 }

@@ -118,6 +118,7 @@ pub(crate) struct Store {
     pub(crate) released: Mutex<Vec<SegmentId>>,
     pub(crate) reading: Mutex<Vec<SegmentId>>,
     pub(crate) wanted: AtomicU64,
+    pub(crate) let_go: Mutex<Vec<((StreamId, StreamletId, LaneId), u64)>>,
 }
 
 impl SegmentStore for Store {
@@ -138,6 +139,9 @@ impl SegmentStore for Store {
     }
     fn reading(&self, id: SegmentId) {
         self.reading.lock().push(id);
+    }
+    fn let_go(&self, stream: StreamId, streamlet: StreamletId, lane: LaneId, ordinal: u64) {
+        self.let_go.lock().push(((stream, streamlet, lane), ordinal));
     }
 }
 

@@ -34,7 +34,7 @@ impl From<&OfferGroups> for OfferGroupsV1 {
 impl From<OfferGroupsV1> for OfferGroups {
     fn from(first: OfferGroupsV1) -> OfferGroups {
         let OfferGroupsV1 { node, epoch, stream, streamlet, owner_epoch, lanes } = first;
-        OfferGroups { node, epoch, stream, streamlet, owner_epoch, lanes, cut_off: Vec::new() }
+        OfferGroups { node, epoch, stream, streamlet, owner_epoch, lanes, cut_off: Vec::new(), let_go: Vec::new() }
     }
 }
 

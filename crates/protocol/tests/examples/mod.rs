@@ -674,6 +674,7 @@ examples! {
         owner_epoch: 8,
         lanes: vec![WholeLane { lane: LaneId(0), first_ordinal: 0, next_ordinal: 1_000 }],
         cut_off: vec![WholeLane { lane: LaneId(0), first_ordinal: 1_000, next_ordinal: 1_020 }],
+        let_go: vec![LaneId(0)],
     };
     GroupsOffered => GroupsOffered {
         is_taken: false,

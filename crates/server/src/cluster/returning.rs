@@ -116,7 +116,8 @@ impl Returning {
             self.broker.offers(stream, streamlet, Some(of.owner_epoch));
             let (node, epoch, owner_epoch) = (self.node, self.epoch, of.owner_epoch);
             let cut_off = self.broker.cut_off_lanes(stream, streamlet);
-            let offer = OfferGroups { node, epoch, stream, streamlet, owner_epoch, lanes, cut_off };
+            let let_go = self.broker.let_go_lanes(stream, streamlet);
+            let offer = OfferGroups { node, epoch, stream, streamlet, owner_epoch, lanes, cut_off, let_go };
             match self.offer(&of, &offer).await {
                 Ok(answer) => has_news |= self.answered(of, &answer),
                 Err(reason) => {

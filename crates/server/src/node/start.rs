@@ -361,6 +361,7 @@ fn recover(
     }
     readiness.enter(Phase::Starting("putting the lanes together"));
     let report = log.recover(stored.segments, attached);
+    log.let_go_before(&stored.let_go);
     (summary.stored_segments, summary.records, summary.bytes) = (report.stored_segments, report.records, report.bytes);
     warn_all(&report.problems, summary);
     let store_threads = store.start().map_err(|error| store_error(&config.node.data, error))?;

@@ -403,6 +403,7 @@ impl Node {
             broker.stream_created(info.id, info.options.clone()).map_err(|e| self.why(e))?;
         }
         let report = log.recover(stored.segments, attached);
+        log.let_go_before(&stored.let_go);
         self.sound(&self.unexpected(epoch, report.problems))?;
         self.replay(&own, &log, &store)?;
         store.replayed();

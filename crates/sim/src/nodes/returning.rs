@@ -35,7 +35,9 @@ impl Running {
             self.broker.offers(stream, streamlet, Some(of.owner_epoch));
             let (node, epoch, owner_epoch) = (self.number, self.epoch, of.owner_epoch);
             let cut_off = broker.cut_off_lanes(stream, streamlet);
-            offers.push((of.owner, OfferGroups { node, epoch, stream, streamlet, owner_epoch, lanes, cut_off }));
+            let let_go = broker.let_go_lanes(stream, streamlet);
+            offers
+                .push((of.owner, OfferGroups { node, epoch, stream, streamlet, owner_epoch, lanes, cut_off, let_go }));
         }
         self.let_go_of_what_is_decided(known);
         offers

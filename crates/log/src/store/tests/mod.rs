@@ -142,6 +142,9 @@ impl Host for Arc<FakeLog> {
         let (largest_free_bytes, load_free_bytes) = (free_bytes, free_bytes);
         Memory { bytes, free_bytes, load_free_bytes, largest_free_bytes, load_bytes: bytes / 8 }
     }
+    fn has_stream(&self, _: kera_format::StreamId) -> bool {
+        true
+    }
     fn segment(&self, id: SegmentId) -> Option<Arc<FakeSegment>> {
         self.segments.lock().get(&id)?.memory.clone()
     }
