@@ -79,6 +79,45 @@ fn a_node_that_comes_back_before_anybody_has_taken_over_goes_on() {
     }
 }
 
+/// The only backup of what it wrote first burned. Whoever took its streamlets over could not open them, and it has all.
+#[test]
+fn what_was_in_blocks_that_nobody_has_waits_for_its_node() {
+    let lost = |level| {
+        let mut cluster = Cluster::new(level);
+        begin_view(&mut cluster.state, log(1, 1), 5, vec![2]);
+        fence(&mut cluster.state, 3);
+        fence(&mut cluster.state, 1);
+        cluster.ends(log(1, 0));
+        cluster.ends(log(1, 1));
+        cluster
+    };
+    let mut cluster = lost(level::NEWEST);
+    let of = cluster.owned()[0].0;
+    assert_eq!(cluster.recovers(1), 0);
+    cluster.joins(1, true);
+    assert_eq!(cluster.owned(), [(of, 2)]);
+    // Or for the backup.
+    let mut cluster = lost(level::NEWEST);
+    cluster.joins(3, false);
+    assert_eq!(cluster.recovers(1), 1);
+    // Or for somebody who says that it is gone.
+    let mut cluster = lost(level::NEWEST);
+    let asked = AcceptLogLoss { log: LogId::from(log(1, 1)), gone: vec![1, 3] };
+    let given_up = cluster.state.plan_accept_log_loss(&asked).unwrap();
+    cluster.apply(&given_up);
+    assert_eq!(cluster.recovers(1), 1);
+    // It is not known from which logs a streamlet is rebuilt.
+    assert_eq!(lost(level::REBUILT_FROM - 1).recovers(1), 1);
+    // A view of which nothing is left has no blocks.
+    let mut cluster = Cluster::new(level::NEWEST);
+    begin_view(&mut cluster.state, log(1, 1), 1, vec![2]);
+    fence(&mut cluster.state, 3);
+    fence(&mut cluster.state, 1);
+    cluster.ends(log(1, 0));
+    cluster.ends(log(1, 1));
+    assert_eq!(cluster.recovers(1), 1);
+}
+
 #[test]
 fn who_comes_back_too_late_does_not() {
     let mut cluster = Cluster::new(level::NEWEST);

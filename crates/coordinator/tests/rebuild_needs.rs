@@ -36,7 +36,8 @@ impl Cluster {
     /// others'.
     fn with_losses(level: u32) -> Cluster {
         let (mut state, stream) = copied::cluster(5, 2, level);
-        (1..=5).for_each(|node| begin_view(&mut state, log(node), 1, vec![1 + node % 5]));
+        // Their backups are among the others.
+        (1..=5).for_each(|node| begin_view(&mut state, log(node), 1, vec![3 + (node + 1) % 3]));
         let mut cluster = Cluster { state, stream };
         cluster.lose(1);
         cluster.lose(2);

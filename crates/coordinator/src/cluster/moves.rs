@@ -285,7 +285,7 @@ impl ClusterState {
 
     /// Logs of lost nodes of which a view that has blocks has no backup that is there: an owner that gathers takes no writes until it has been told
     /// what there is. Below level 13 those without an end as well: from it on the rules look after these.
-    fn unreadable_logs(&self) -> Vec<LogName> {
+    pub(super) fn unreadable_logs(&self) -> Vec<LogName> {
         let is_there = |node: &NodeNumber| self.nodes.get(node).is_some_and(|node| !node.fenced);
         let can_be_read = |log: &LogState| {
             let Some(end) = log.end else { return self.knows_open_ends() };

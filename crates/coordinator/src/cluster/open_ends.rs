@@ -35,6 +35,13 @@ impl NeededLogs<'_> {
     }
 }
 
+/// The parts of a run whose streamlets are `ready`.
+fn parts_of(run: Run, ready: impl Fn(u32) -> bool) -> Vec<Run> {
+    let ready: Vec<u32> = (run.first..run.end()).filter(|at| ready(*at)).collect();
+    let parts = ready.chunk_by(|one, next| one + 1 == *next);
+    parts.map(|part| Run { first: part[0], count: part.len() as u32, ..run }).collect()
+}
+
 impl ClusterState {
     /// Whether lost logs without an end hold back those alone who may need something of them.
     pub(super) fn knows_open_ends(&self) -> bool {
@@ -76,10 +83,14 @@ impl ClusterState {
             return vec![run];
         }
         let of = |first| Run { first, count: 1, ..run };
-        let ready: Vec<u32> =
-            (run.first..run.end()).filter(|at| self.check_no_open_end(stream, &of(*at)).is_ok()).collect();
-        let parts = ready.chunk_by(|one, next| one + 1 == *next);
-        parts.map(|part| Run { first: part[0], count: part.len() as u32, ..run }).collect()
+        parts_of(run, |at| self.check_no_open_end(stream, &of(at)).is_ok())
+    }
+
+    /// The parts of a run of which none of these logs may have something. Below the level from which it is known of whose logs a streamlet is rebuilt all of it.
+    pub(super) fn parts_without(&self, logs: &[LogName], stream: StreamId, run: Run) -> Vec<Run> {
+        let Some(owners) = self.owners.get(&stream).filter(|_| self.knows_sources()) else { return vec![run] };
+        let may = |first, count| logs.iter().any(|log| self.may_have_of(*log, owners, first, count));
+        if may(run.first, run.count) { parts_of(run, |at| !may(at, 1)) } else { vec![run] }
     }
 
     /// When the level may be raised from which on others pass over a log without an end: there is none, or nothing is rebuilt.

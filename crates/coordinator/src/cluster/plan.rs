@@ -405,8 +405,11 @@ impl ClusterState {
         self.plan_give_up_log(log)
     }
 
-    /// New owners for streamlets of a lost broker whose logs have ended: up to [`OWNER_RUNS_MAX`] ranges at a time. Streams with
+    /// New owners for streamlets of a lost broker whose logs have ended and can be read: up to [`OWNER_RUNS_MAX`] ranges at a time. Streams with
     /// one copy wait for their node. Empty: there are none, or there is no broker to take them.
+    ///
+    /// Where blocks are with nobody who is there, whoever took over could open nothing, and its node could [go on](ClusterState::check_goes_on) no more when it is back with
+    /// all of it: that is why such streamlets wait with it. Leaders alone look at that: each entry is right without it, and the others need not know.
     pub fn plan_recover(&self, node: NodeNumber, epoch: u32) -> Planned {
         let owner_epoch = self.next_owner_epoch.max(1);
         let mut load = self.loads(&[]);
@@ -418,6 +421,10 @@ impl ClusterState {
         let ready = self.to_recover(node, epoch);
         let ready = ready
             .flat_map(|(stream, run)| self.without_open_ends(stream, run).into_iter().map(move |run| (stream, run)));
+        let unreadable = self.unreadable_logs();
+        let ready = ready.flat_map(|(stream, run)| {
+            self.parts_without(&unreadable, stream, run).into_iter().map(move |run| (stream, run))
+        });
         for (stream, run) in ready {
             let mut at = run.first;
             for (to, share) in self.shares_of(self.name_of(stream), &mut load, run.count) {

@@ -349,7 +349,9 @@ impl Cluster {
 
     /// What waits for lost nodes, and for which, a sentence each.
     pub(crate) fn waits(&self) -> Vec<String> {
-        let undecided = self.group.read(waiting::undecided);
+        let undecided = self
+            .group
+            .read(|state| waiting::undecided(state).into_iter().chain(waiting::unreadable(state)).collect::<Vec<_>>());
         let here = self.recovery.lock().as_ref().map_or_else(Vec::new, |(recovery, _)| recovery.waits());
         undecided.into_iter().chain(here).collect()
     }

@@ -2,7 +2,8 @@
 //! state alone.
 
 use kera_coordinator::cluster::ClusterState;
-use kera_format::cluster::NodeNumber;
+use kera_format::cluster::{LogName, NodeNumber};
+use kera_protocol::StreamletRange;
 
 /// What is said of logs of lost nodes that have no end: nothing that was in them can be taken over.
 pub(super) fn undecided(state: &ClusterState) -> Option<String> {
@@ -14,6 +15,27 @@ pub(super) fn undecided(state: &ClusterState) -> Option<String> {
     Some(format!(
         "{count} virtual logs of lost nodes have no end yet, so what was in them waits: {name} waits for one of its backups, {told}, or \
          for node {} with what it had{}",
+        name.node,
+        to_start(state)
+    ))
+}
+
+/// What is said of logs of lost nodes with blocks that nobody has who is there: nothing that was in them is taken over before, for their node may have all of it.
+pub(super) fn unreadable(state: &ClusterState) -> Option<String> {
+    let is_left = |range: &StreamletRange| {
+        let owner = state.owner(range.stream, range.first);
+        owner.is_some_and(|owner| !state.is_live(owner.node, owner.epoch))
+    };
+    let lost = state.lost_log_infos(usize::MAX).logs;
+    let log = lost.iter().find(|log| log.end > 0 && log.streamlets.iter().any(is_left) && !log.missing.is_empty())?;
+    let (name, of) = (LogName::from(log.log), log.missing.first()?);
+    let count: u32 = log.streamlets.iter().filter(|range| is_left(range)).map(|range| range.count).sum();
+    let told: Vec<String> = of.backups.iter().map(|node| named(state, *node)).collect();
+    Some(format!(
+        "{count} streamlets of lost nodes wait for blocks {} to {} of {name}: for {}, or for node {} with what it had{}",
+        of.first,
+        of.last,
+        told.join(", "),
         name.node,
         to_start(state)
     ))
@@ -50,7 +72,10 @@ fn named(state: &ClusterState, node: NodeNumber) -> String {
 
 #[cfg(test)]
 mod tests {
+    use kera_coordinator::catalog::Limits;
+    use kera_format::StreamOptions;
     use kera_format::cluster::{ClusterEntry, LogName};
+    use kera_protocol::CreateStream;
 
     use super::super::testing::{apply, joined};
     use super::*;
@@ -87,5 +112,26 @@ mod tests {
         apply(&mut state, &[ClusterEntry::LogEnded { log, end: 5 }]);
         assert_eq!(undecided(&state), None);
         assert_eq!(to_start(&state), gone);
+        assert_eq!(unreadable(&state), None, "nobody waits for it");
+    }
+
+    #[test]
+    fn blocks_that_nobody_has_name_who_had_them() {
+        let mut state = joined(4, 7);
+        let log = LogName { node: 1, epoch: 7, log: 0 };
+        let view = |view, first, backups| ClusterEntry::ViewAgreed { log, view, first, backups };
+        apply(&mut state, &[view(1, 1, vec![2]), view(2, 6, vec![3])]);
+        let options = StreamOptions { streamlets: 2, replication: 2, ..StreamOptions::default() };
+        let created = CreateStream { name: "payments".into(), options, if_not_exists: false };
+        let entries = state.plan_create_stream(&created, &Limits { streams: 10, nodes: 4 }, 0, false).expect("made");
+        apply(&mut state, &entries);
+        fence(&mut state, 1);
+        apply(&mut state, &[ClusterEntry::LogEnded { log, end: 9 }]);
+        assert_eq!(unreadable(&state), None, "its backups are there");
+        fence(&mut state, 2);
+        let said = unreadable(&state).expect("a backup is gone");
+        let what = "1 streamlets of lost nodes wait for blocks 1 to 5 of log 0 of node 1 epoch 7: for node 2 (lost), or for node 1";
+        assert!(said.starts_with(what), "{said}");
+        assert!(said.contains("; start node 2, which is lost and has copies"), "{said}");
     }
 }
