@@ -477,9 +477,12 @@ impl Log {
         }
     }
 
-    /// Closes every open group: a graceful stop. Appends after it open new ones.
+    /// Closes every open group, and gives the store all that was held back from it: a graceful stop. Appends after it open new groups.
     pub fn close_all(&self) {
-        self.lanes().iter().for_each(|lane| lane.close_group());
+        for lane in self.lanes() {
+            lane.close_group();
+            lane.let_go_of_cut_off(&mut lane.state.lock());
+        }
     }
 
     /// Whether every segment was closed, is durable and was given to the store. What is not yet, because some of it waits for its sink, the

@@ -93,6 +93,10 @@ fn what_is_let_go_of_leaves_the_lane_as_it_was_cut() {
     assert_eq!(closed, [4]);
     assert!(!take_up(&node, 5));
     assert_eq!(chunks_of(&node), before[..4]);
+    // A stop needs all of it on disk.
+    let (node, store, _) = cut(4);
+    node.log.close_all();
+    assert_eq!(store.closed.lock().iter().map(|segment| segment.next_ordinal()).collect::<Vec<_>>(), [4]);
 }
 
 #[test]
