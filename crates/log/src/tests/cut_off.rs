@@ -12,8 +12,11 @@ fn streamlet(node: &Node) -> Arc<Streamlet> {
     Arc::clone(node.log.stream(STREAM).unwrap().streamlet(StreamletId(0)).unwrap())
 }
 
+/// Chunks, each with the name of the segment that it is in.
+type Placed = Vec<(SegmentId, Vec<u8>)>;
+
 /// The chunks of the lane as they lie in its segments, with the names of these.
-fn chunks_of(node: &Node) -> Vec<(SegmentId, Vec<u8>)> {
+fn chunks_of(node: &Node) -> Placed {
     let (lane, mut chunks) = (node.lane(), Vec::new());
     for group in lane.groups(GroupId::NONE, usize::MAX) {
         for index in group.first_segment.0..=group.last_segment.0 {
@@ -27,7 +30,7 @@ fn chunks_of(node: &Node) -> Vec<(SegmentId, Vec<u8>)> {
 }
 
 /// A node of which 4 chunks are durable and 16 were under way, over several segments and groups, when what is not durable is cut off.
-fn cut(durable: u64) -> (Node, Arc<Store>, Vec<(SegmentId, Vec<u8>)>) {
+fn cut(durable: u64) -> (Node, Arc<Store>, Placed) {
     let (node, sink) = power_node();
     let (node, store) = node.with_store();
     let lane = node.lane();

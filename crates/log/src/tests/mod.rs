@@ -110,6 +110,9 @@ pub(crate) fn start() -> Cursor {
     Cursor::default()
 }
 
+/// A lane by its stream, streamlet and number.
+pub(crate) type LaneName = (StreamId, StreamletId, LaneId);
+
 /// Keeps what it is told.
 #[derive(Default)]
 pub(crate) struct Store {
@@ -118,7 +121,7 @@ pub(crate) struct Store {
     pub(crate) released: Mutex<Vec<SegmentId>>,
     pub(crate) reading: Mutex<Vec<SegmentId>>,
     pub(crate) wanted: AtomicU64,
-    pub(crate) let_go: Mutex<Vec<((StreamId, StreamletId, LaneId), u64)>>,
+    pub(crate) let_go: Mutex<Vec<(LaneName, u64)>>,
 }
 
 impl SegmentStore for Store {

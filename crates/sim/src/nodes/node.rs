@@ -16,8 +16,8 @@ use kera_format::cluster::{ClusterEntry, LogName};
 use kera_format::vlog_replica::LogId;
 use kera_format::{Cursor, GroupId, StreamId, StreamOptions, StreamletId, level};
 use kera_log::compact::Compactor;
-use kera_log::store::{DiskStore, Step, StoreConfig};
-use kera_log::{Arena, ArenaConfig, Attach, CutOffRoom, Log, LogConfig, Tenure};
+use kera_log::store::{DiskStore, Step, StoreConfig, StoreRecovery};
+use kera_log::{Arena, ArenaConfig, Attach, AttachedSegment, CutOffRoom, Log, LogConfig, Tenure};
 use kera_protocol::{
     BlockStored, Body, ListReplicas, MoveInfo, RebuildNeeds, RebuildRange, ReleaseBlocks, StreamletState,
 };
@@ -402,14 +402,7 @@ impl Node {
         for info in lock(&self.known).catalog.streams() {
             broker.stream_created(info.id, info.options.clone()).map_err(|e| self.why(e))?;
         }
-        let report = log.recover(stored.segments, attached);
-        log.let_go_before(&stored.let_go);
-        self.sound(&self.unexpected(epoch, report.problems))?;
-        self.replay(&own, &log, &store)?;
-        store.replayed();
-        log.set_copies(&lock(&self.known).other_copies());
-        self.cut_leftovers(&log, &store, epoch)?;
-        self.sound(&self.unexpected(epoch, log.finish_recovery(epoch)))?;
+        self.recover(epoch, (&log, &store, &own), stored, attached)?;
         let mut running = Running {
             number: self.number,
             epoch,
@@ -444,6 +437,24 @@ impl Node {
         running.broker.join_cluster(CLUSTER, self.number);
         running.everything(&known, self.applied as u64).map_err(StartError::Unsound)?;
         Ok(running)
+    }
+
+    /// Puts the lanes together from what is in memory, on disk and in the logs.
+    fn recover(
+        &self,
+        epoch: u32,
+        (log, store, own): (&Log, &DiskStore, &OwnLogs),
+        stored: StoreRecovery,
+        attached: Vec<AttachedSegment>,
+    ) -> Result<(), StartError> {
+        let report = log.recover(stored.segments, attached);
+        log.let_go_before(&stored.let_go);
+        self.sound(&self.unexpected(epoch, report.problems))?;
+        self.replay(own, log, store)?;
+        store.replayed();
+        log.set_copies(&lock(&self.known).other_copies());
+        self.cut_leftovers(log, store, epoch)?;
+        self.sound(&self.unexpected(epoch, log.finish_recovery(epoch)))
     }
 
     fn copier(&self, epoch: u32) -> Copier {
