@@ -12,6 +12,8 @@ rates as parts of each. Needs six times the data as memory at most, and as much 
 With `--follow` a consumer reads what is written meanwhile, and the longest wait of a record for its receipt is told too. With `--freeze` the node is
 stopped by a signal and not killed: no connection to it breaks, as when its machine is gone. With `--behind-mib` an application has read all of the old data but so many MiB
 when the node is killed, and goes on right behind that: told is after how long it had them.
+With `--back-s` the killed node is started again after so many seconds, and told is what became of what it still has: how much of it was held there again, and how
+much others read from backups instead. `--retention-mib` has the stream keep so much of what was written to it, so that retention takes its front all the time.
 """
 import argparse
 import datetime
@@ -98,10 +100,13 @@ def round_of(kera, mib, args):
     nodes = [Node(kera, folder, number, ports, f"{arena_mib or 2 * mib}MiB") for number in (1, 2, 3)]
     connect = ",".join(node.address for node in nodes)
     try:
-        begin(kera, nodes, connect, mib, ["--streamlets", "1", "--replication", "3"])
+        retention = ["--retention-bytes", f"{args.retention_mib}MiB"] if args.retention_mib else []
+        begin(kera, nodes, connect, mib, ["--streamlets", "1", "--replication", "3", *retention])
         if behind_mib:
             reads(kera, connect, (mib - behind_mib) << 10).wait()
         lost = nodes[owner(kera, connect) - 1]
+        if args.retention_mib:
+            time.sleep(2)  # Retention is behind by a moment.
         # A consumer reads what is there already before the clock starts.
         warmup = 1 + mib // 128 if follow else 0
         probe = [kera, "bench", "both" if follow else "produce", "--stream", "old", "--streamlets", "1", "--rate", str(probe_rate), "--seconds", "8"]
@@ -114,6 +119,8 @@ def round_of(kera, mib, args):
         else:
             lost.signal(signal.SIGKILL)
             lost.process.wait()
+        if args.back_s is not None:
+            return back(nodes, lost, killed, args.back_s, probing)
         behind = reads(kera, connect, behind_mib << 10) if behind_mib else None
         others = [node for node in nodes if node is not lost]
         if behind:
@@ -144,6 +151,29 @@ def round_of(kera, mib, args):
         remove(folder)
 
 
+def back(nodes, lost, killed, after_s, probing):
+    """The node is there again, while others rebuild what it had."""
+    others = [node for node in nodes if node is not lost]
+    time.sleep(after_s)
+    lost.start()
+    lost.wait()
+    serves = time.time() - killed
+    said = json.loads(probing.communicate()[0])
+    until = time.monotonic() + 60
+    while not list(find(others, "what a lost broker had is rebuilt", killed)) and time.monotonic() < until:
+        time.sleep(0.1)
+    number = lambda name, words: [int(re.search(name + r"=(\d+)", line).group(1)) for _, line in find(others, words, killed)]
+    held = number("bytes", "older groups are with the node that came back with them")
+    return {
+        "stopped_at_most_s": round(said["latency_us"]["max"] / 1e6, 3),
+        "serves_again_s": round(serves, 3),
+        "taken_over_mib": sum(number("bytes", "were taken over")) >> 20,
+        "held_again_mib": sum(held) >> 20,
+        "read_mib": sum(number("read_bytes", "what a lost broker had is rebuilt")) >> 20,
+        "refused": sum(1 for _ in find([lost], "what is here of older groups is not all", killed)),
+    }
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kera", help="the program")
@@ -154,6 +184,8 @@ def main():
     parser.add_argument("--rate", type=int, default=2000, help="records per second while the broker is lost")
     parser.add_argument("--follow", action="store_true", help="a consumer reads what is written meanwhile")
     parser.add_argument("--behind-mib", type=int, help="an application that has read all but so many MiB goes on")
+    parser.add_argument("--back-s", type=float, help="the killed node is started again after so many seconds")
+    parser.add_argument("--retention-mib", type=int, help="the stream keeps so much of what is written to it")
     parser.add_argument("--freeze", action="store_true", help="the node falls silent, and no connection to it breaks")
     args = parser.parse_args()
     kera = os.path.abspath(args.kera)
@@ -161,7 +193,7 @@ def main():
     for _ in range(args.rounds):
         rounds.append(round_of(kera, args.mib, args))
         print(json.dumps({**rounds[-1], "memory_mib_per_s": memory_mib_per_s()}), flush=True)
-    if rounds:
+    if rounds and args.back_s is None:
         print(json.dumps(limits(kera, rounds, args.mib << 20)), flush=True)
 
 
