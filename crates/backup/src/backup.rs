@@ -342,6 +342,7 @@ impl Backup {
                     origin: head.block,
                     doubtful: false,
                     lost_behind: None,
+                    begun: 0,
                     taken: before,
                     written: before,
                     synced: before,
@@ -822,7 +823,8 @@ fn end_of(replica: &Replica, view: &LogView) -> LogEnd {
     // What an end promises has to be there after a loss of power, if the log's blocks have.
     let told = |run: &Run| if run.to_sync { run.synced } else { run.written };
     let through = replica.through(view.first_block, |run| (run.origin, told(run)));
-    LogEnd { vlog: view.vlog, through, certain: replica.is_certain(view.first_block, through, told) }
+    let (certain, begun) = (replica.is_certain(view.first_block, through, told), replica.begun_behind(through, told));
+    LogEnd { vlog: view.vlog, through, certain, begun }
 }
 
 fn stored(replica: &Replica, head: &StoreHead) -> BlockStored {

@@ -206,6 +206,8 @@ struct Found {
     synced: bool,
     /// First block of the row that the file goes on.
     run_first: u64,
+    /// The last block that was begun behind it and does not read back; zero: none.
+    begun: u64,
     /// A part of the same file in front of it does not read back. Files are given back whole, so that was not.
     is_behind_damage: bool,
 }
@@ -336,13 +338,15 @@ impl Opening<'_> {
         if let Some((at, footer)) = footer.as_ref().filter(|_| !(is_last && self.power.was_lost)) {
             self.report.blocks += (footer.last_block + 1).saturating_sub(part.first);
             let part = FilePart { last: footer.last_block, footer: Some(*at), ..part };
-            let found = Found { part, synced: header.synced, run_first: header.run_first, is_behind_damage: false };
+            let (synced, run_first) = (header.synced, header.run_first);
+            let found = Found { part, synced, run_first, begun: 0, is_behind_damage: false };
             self.parts.entry(header.log).or_default().push(found);
             return Ok(());
         }
         self.report.scanned += 1;
         let mut scan = Scan::of(part);
         scan.blocks(&mut source).map_err(failed)?;
+        scan.begun(&mut source, footer.as_ref().map(|(_, footer)| footer.last_block)).map_err(failed)?;
         if self.power.was_lost && header.synced {
             scan.cut_torn();
         }
@@ -351,22 +355,33 @@ impl Opening<'_> {
             && scan.damage.is_empty()
         {
             // A row may be known by an empty file alone, of which the power has taken what was answered, or given back.
-            let is_needed = self.power.was_lost && (!header.synced || part.first > header.run_first);
+            let is_needed = self.power.was_lost && (!header.synced || part.first > header.run_first) || scan.begun > 0;
             if part.last < part.first && !is_needed {
                 drop((source, file));
                 self.report.files -= 1;
                 return disk.remove(&name).map_err(failed);
             }
-            // What is torn behind the last block is written over.
-            let closed = write_footer(&*file, header.log, sequence, header.key, part.last, scan.first_end, &scan.index);
-            let closed = closed.and_then(|closed| file.sync_data().map(|()| closed)).map_err(failed)?;
-            (part.footer, part.bytes) = (Some(closed.footer), closed.bytes);
+            // What is left of an earlier use of the space behind the last block is written over, but not a block that was begun: the next start is to know of it. If
+            // others follow that do read back it must not find them, so it is written over then.
+            if scan.begun <= part.last || scan.is_cut {
+                let closed =
+                    write_footer(&*file, header.log, sequence, header.key, part.last, scan.first_end, &scan.index);
+                let closed = closed.and_then(|closed| file.sync_data().map(|()| closed)).map_err(failed)?;
+                (part.footer, part.bytes) = (Some(closed.footer), closed.bytes);
+            }
         }
         self.report.damage.extend(scan.damage);
         // In front of damage an empty part stays: its blocks were there, and are not those that were given back.
-        let parts = scan.parts.into_iter().zip(0..).filter(|(part, at)| part.first <= part.last || *at == 0);
-        let (synced, run_first) = (header.synced, header.run_first);
-        let found = parts.map(|(part, at)| Found { part, synced, run_first, is_behind_damage: at > 0 });
+        let last = scan.parts.len().saturating_sub(1);
+        let parts = scan.parts.into_iter().zip(0_usize..).filter(|(part, at)| part.first <= part.last || *at == 0);
+        let (synced, run_first, begun) = (header.synced, header.run_first, scan.begun);
+        let found = parts.map(|(part, at)| Found {
+            part,
+            synced,
+            run_first,
+            begun: if at == last { begun } else { 0 },
+            is_behind_damage: at > 0,
+        });
         self.parts.entry(header.log).or_default().extend(found);
         Ok(())
     }
@@ -381,13 +396,29 @@ struct Scan {
     index: FileIndex,
     first_end: u64,
     end: u64,
+    /// The last block that was begun, whether or not it reads back; zero: none that does not.
+    begun: u64,
+    /// Blocks that read back were taken for torn.
+    is_cut: bool,
     damage: Vec<String>,
 }
 
 impl Scan {
     fn of(part: FilePart) -> Scan {
         let (parts, synced) = (vec![part], vec![0]);
-        Scan { parts, synced, index: FileIndex::default(), first_end: part.start, end: part.start, damage: Vec::new() }
+        let (index, damage) = (FileIndex::default(), Vec::new());
+        Scan { parts, synced, index, first_end: part.start, end: part.start, begun: 0, is_cut: false, damage }
+    }
+
+    /// Looks for a block that was begun behind the last one. Torn by a loss of power it was answered to nobody; changed by the disk it was, and looks the
+    /// same. `last`: what the file's footer says, of one that is read all the same.
+    fn begun(&mut self, source: &mut Source, last: Option<u64>) -> io::Result<()> {
+        let here = self.parts.last().map_or(0, |part| part.last);
+        if self.end < source.bytes && source.was_begun(self.end)? {
+            self.begun = here + 1;
+        }
+        self.begun = self.begun.max(last.filter(|last| *last > here).unwrap_or(0));
+        Ok(())
     }
 
     /// A block that does not read back, and behind which all were written before it was synced, was torn by the loss of power: nobody
@@ -395,7 +426,8 @@ impl Scan {
     fn cut_torn(&mut self) {
         let is_torn = |at: &usize| self.synced[*at..].iter().all(|synced| *synced <= self.parts[*at - 1].last);
         if let Some(at) = (1..self.parts.len()).find(is_torn) {
-            self.parts.truncate(at);
+            let torn = self.parts.drain(at..).map(|part| part.last).max();
+            (self.begun, self.is_cut) = (self.begun.max(torn.unwrap_or(0)), true);
             self.damage.truncate(at - 1);
         }
     }
@@ -449,13 +481,14 @@ fn replica(
 ) -> Replica {
     parts.sort_by_key(|found| (found.part.first, found.part.last));
     let mut replica = Replica::default();
-    for Found { part, synced, run_first, is_behind_damage } in parts {
+    for Found { part, synced, run_first, begun, is_behind_damage } in parts {
         if let Some(run) = replica.runs.last_mut().filter(|run| part.first <= run.taken + 1) {
             // A file whose sync failed may have blocks that were written again to the next.
             let through = run.taken.max(part.last);
             (run.taken, run.written, run.synced, run.answered) = (through, through, through, through);
             run.disk = part.disk;
             run.lost_behind = lost_behind(synced, through);
+            run.begun = begun;
             run.files.push_back(part);
             continue;
         }
@@ -471,6 +504,7 @@ fn replica(
             origin: if has_hole { part.first } else { run_first },
             doubtful: has_hole,
             lost_behind: lost_behind(synced, through),
+            begun,
             taken: through,
             written: through,
             synced: through,

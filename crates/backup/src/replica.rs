@@ -38,6 +38,8 @@ pub(crate) struct Run {
     /// A loss of power may have taken blocks behind this one, the last that was there when it was over. One that was written behind it
     /// since tells that there were none.
     pub(crate) lost_behind: Option<u64>,
+    /// The last block of which a start has found that it was begun; below what is written: none that is not there.
+    pub(crate) begun: u64,
     /// Up to here blocks were taken: they are written, or will be.
     pub(crate) taken: u64,
     /// Up to here they are written: they survive a kill.
@@ -137,6 +139,12 @@ impl Replica {
         }
     }
 
+    /// The last block that was begun behind `end`, the last of a row, and does not read back; zero: there is none.
+    pub(crate) fn begun_behind(&self, end: u64, last: impl Fn(&Run) -> u64) -> u64 {
+        let behind = self.runs.iter().filter(|run| last(run) == end && run.begun > end);
+        behind.map(|run| run.begun).max().unwrap_or(0)
+    }
+
     /// Whether there are blocks behind `end` which no loss of power explains: a disk has changed what is between, and what was answered for may
     /// be behind it.
     pub(crate) fn is_damaged_behind(&self, end: u64) -> bool {
@@ -192,6 +200,7 @@ mod tests {
             origin: first,
             doubtful: false,
             lost_behind: None,
+            begun: 0,
             taken,
             written,
             synced: written,
@@ -249,6 +258,18 @@ mod tests {
         assert_eq!(replica.through(1, |run| (run.origin, run.written)), 12);
         assert_eq!(replica.ranges(), [BlockRange { first: 1, last: 12 }]);
         assert_eq!(replica.fit(13, 1, false), Fit::Follows(1));
+    }
+
+    #[test]
+    fn a_block_that_was_begun_is_told_behind_the_last_one_of_its_row() {
+        let mut replica = Replica::default();
+        replica.insert(Run { begun: 53, ..run(1, 41, 50, 50) });
+        replica.insert(Run { begun: 60, ..run(2, 61, 60, 60) });
+        let behind = |replica: &Replica, end| replica.begun_behind(end, |run| run.written);
+        assert_eq!([49, 50, 60].map(|end| behind(&replica, end)), [0, 53, 0]);
+        // The row goes on.
+        replica.runs[0].written = 53;
+        assert_eq!(behind(&replica, 53), 0);
     }
 
     #[test]

@@ -71,6 +71,12 @@ impl Source {
         Ok(Ok(header))
     }
 
+    /// Whether a block was begun there, whether or not it reads back.
+    pub(crate) fn was_begun(&mut self, at: u64) -> io::Result<bool> {
+        self.read(at, BLOCK_HEADER_BYTES)?;
+        Ok(BlockHeader::was_begun(&self.buffer, self.sequence, self.key))
+    }
+
     /// Where the block behind one is of which nothing is wanted, and its number: the next one that is whole if its header does not read back.
     pub(crate) fn skip(&mut self, at: u64, block: u64) -> io::Result<Result<(u64, u64), String>> {
         let reason = match self.header(at)? {

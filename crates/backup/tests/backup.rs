@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 
 use kera_backup::{Backup, BackupConfig, BackupError, OpenError, Ran, StoreDone, Taken};
-use kera_env::{Disk, FaultyDisk, ManualClock, MemoryDisk, RealDisk, SeededRandom};
+use kera_env::{Disk, FaultyDisk, ManualClock, MemoryDisk, OpenMode, RealDisk, SeededRandom};
 use kera_format::checksum::crc32c;
 use kera_format::vlog_replica::LogId;
 use kera_format::{StreamId, StreamletId};
@@ -231,6 +231,52 @@ fn a_flipped_bit_is_never_given_out() {
     assert_eq!(rig.ranges(LOG), [BlockRange { first: 1, last: 60 }]);
     let end = rig.backup.fence(1, 7, &views).expect("fenced")[0];
     assert_eq!((end.through, end.certain), (60, true));
+}
+
+/// What a loss of power tears looks the same: nobody was answered for that.
+#[test]
+fn a_last_block_that_does_not_read_back_is_told_as_begun_by_every_start() {
+    let views = [LogView { vlog: 0, first_block: 1 }];
+    // Its chunks, and its header: blocks are of one page each here.
+    for (blocks, at) in [(8_u64, 200), (8, 41), (1, 200)] {
+        let (disk, disks) = memory();
+        let mut rig = Rig::over(open(&disks, 1).0);
+        for block in 1..=blocks {
+            assert_eq!(rig.store(LOG, block, 1, true), Ok(stored(block)));
+        }
+        drop(rig);
+        let end = |seed| {
+            let (backup, report) = open(&disks, seed);
+            assert_eq!(report.damage, [""; 0]);
+            backup.end_now(LOG, 1)
+        };
+        let files = disk.list("replicas").expect("list");
+        let file = files.iter().filter(|name| name.ends_with(".replica")).min().expect("one");
+        let last = |page: u64| 4096 + page * 4096;
+        let page = (0..64).map(last).take_while(|at| disk_reads(&disk, file, *at)).last().expect("blocks");
+        disk.flip_bit(&format!("replicas/{file}"), page + at, 3).expect("there");
+        for seed in 3..6 {
+            let told = end(seed);
+            assert_eq!((told.through, told.certain, told.begun), (blocks - 1, true, blocks), "start {seed}");
+        }
+        // Until the log goes on behind it.
+        let mut rig = Rig::over(open(&disks, 6).0);
+        if blocks > 1 {
+            assert_eq!(rig.store(LOG, blocks, 1, true), Ok(stored(blocks)));
+            let told = rig.backup.fence(1, 7, &views).expect("fenced")[0];
+            assert_eq!((told.through, told.certain, told.begun), (blocks, true, 0));
+            drop(rig);
+            let told = end(7);
+            assert_eq!((told.through, told.certain, told.begun), (blocks, true, 0));
+        }
+    }
+}
+
+/// Whether a block begins there.
+fn disk_reads(disk: &MemoryDisk, file: &str, at: u64) -> bool {
+    let opened = disk.open(&format!("replicas/{file}"), OpenMode::Read, false).expect("there");
+    let mut magic = [0; 4];
+    opened.read_at(at, &mut magic).expect("read") == 4 && magic == *b"KVBL"
 }
 
 /// What is in front of a range is of another view, which has other backups; this one may be the only one of the range.

@@ -295,7 +295,7 @@ fn a_log_ends_once_after_the_fence_and_not_before_what_was_acknowledged() {
 #[test]
 fn what_a_backup_has_told_of_the_end_of_a_log_does_not_count_once_it_is_lost() {
     let mut cluster = Cluster::new();
-    let told = [2, 3].map(|backup| (backup, ToldEnd { through: 40 + u64::from(backup), certain: true }));
+    let told = [2, 3].map(|backup| (backup, ToldEnd { through: 40 + u64::from(backup), certain: true, begun: 0 }));
     let ends = |cluster: &Cluster, told: &[_]| agreed_end(&cluster.0.ends_that_count(told), 2);
     assert_eq!(ends(&cluster, &told), Some(42));
     cluster.fence(2);

@@ -106,7 +106,7 @@ impl Cluster {
 
     /// What the backup that is left tells when it is asked again, as far as it counts.
     fn shows(&self, through: u64, certain: bool) -> Option<AgreedEnd> {
-        self.state.end_told(LOST, &[(self.other, ToldEnd { through, certain })], 2)
+        self.state.end_told(LOST, &[(self.other, ToldEnd { through, certain, begun: 0 })], 2)
     }
 
     fn end(&self) -> Option<u64> {

@@ -100,7 +100,7 @@ fn an_end_that_nobody_has_used_goes_back_to_what_others_have() {
         [(2, vec![(LOST, 90)]), (3, vec![(LOST, 90)])]
     );
     assert_eq!(cluster.state.ends_to_ask(1, 1), [], "it has an end");
-    let told = [(3, ToldEnd { through: 98, certain: true })];
+    let told = [(3, ToldEnd { through: 98, certain: true, begun: 0 })];
     let agreed = cluster.state.end_told(LOST, &told, 2).expect("3 is certain");
     assert_eq!(cluster.takes_back(agreed.end), Some(98));
     assert_eq!(cluster.takes_back(98), Some(98), "once is enough");
@@ -119,7 +119,7 @@ fn an_end_that_nobody_has_used_does_not_go_back_to_what_is_left_of_a_loss_of_pow
     let mut cluster = Cluster::with_a_loss(level::NEWEST);
     let fenced = cluster.state.plan_fence(2, 1).unwrap();
     cluster.apply(&fenced);
-    let doubts = [(3, ToldEnd { through: 98, certain: false })];
+    let doubts = [(3, ToldEnd { through: 98, certain: false, begun: 0 })];
     assert_eq!(cluster.state.end_told(LOST, &doubts, 2), None, "2 may be certain");
     // Node 2 is given up, so nobody else is asked.
     let left = cluster.state.end_told(LOST, &doubts, 1).expect("there is nobody else");
@@ -143,14 +143,14 @@ fn an_end_that_somebody_has_used_stays_whatever_happens_to_who_did() {
 
 #[test]
 fn an_end_that_all_backups_have_shown_stays_and_nobody_has_to_say_that_it_is_used() {
-    let certain = |through| ToldEnd { through, certain: true };
+    let certain = |through| ToldEnd { through, certain: true, begun: 0 };
     let mut cluster = Cluster::with_a_loss(level::NEWEST);
     let fenced = cluster.state.plan_fence(4, 1).unwrap();
     cluster.apply(&fenced);
     let not_at_all = Some(AgreedEnd { end: 100, at_all: false, certain: true });
     let told = |cluster: &Cluster, told: &[_]| cluster.state.end_told(LOST, told, 2);
     assert_eq!(told(&cluster, &[(5, certain(100))]), not_at_all, "2 has not answered");
-    let doubts = ToldEnd { through: 100, certain: false };
+    let doubts = ToldEnd { through: 100, certain: false, begun: 0 };
     assert_eq!(told(&cluster, &[(5, certain(100)), (2, doubts)]), not_at_all, "2 may have lost it");
     assert_eq!(told(&cluster, &[(5, certain(100)), (2, certain(90))]), not_at_all, "2 has lost it");
     assert_eq!(told(&cluster, &[(5, certain(100)), (1, certain(100))]), not_at_all, "1 is lost since");

@@ -212,6 +212,13 @@ impl BlockHeader {
         })
     }
 
+    /// Whether a page that need not read back is the first one of a block that was begun in a file: as far as a changed bit leaves that to be seen, and nothing
+    /// that an earlier use of the space has left.
+    pub fn was_begun(page: &[u8], file: u64, key: u64) -> bool {
+        let is_long_enough = page.len() >= BLOCK_HEADER_BYTES;
+        is_long_enough && u32_at(page, 0) == BLOCK_MAGIC && (u64_at(page, 24) == file || u64_at(page, 32) == key)
+    }
+
     /// Verifies the checksum over `chunks`, the bytes behind the header without the padding.
     pub fn verify_chunks(&self, chunks: &[u8]) -> Result<(), FormatError> {
         FormatError::need("virtual log block", self.chunk_bytes as usize, chunks.len())?;

@@ -128,7 +128,7 @@ ops! {
     /// Stores a block of a virtual log at a backup.
     StoreBlock = 90, 1..=1;
     /// Has a backup take nothing from a node and epoch any more, and tell how far its logs are.
-    FenceNode = 91, 1..=1;
+    FenceNode = 91, 1..=2;
     /// Lists the copies of virtual logs that a backup has.
     ListReplicas = 92, 1..=1;
     /// Tells the state of lanes as a copy of a virtual log has it.
@@ -201,7 +201,7 @@ impl Op {
             (Op::StreamletsRebuilt | Op::DescribeCopies, 2..) => level::REBUILT_IN,
             (Op::UseEnds, _) => level::USED_ENDS,
             (Op::LaneStates, 2..) => level::COMPACTED_COPIES,
-            (Op::OfferGroups, 2..) => level::CHANGED_COPIES,
+            (Op::OfferGroups | Op::FenceNode, 2..) => level::CHANGED_COPIES,
             (Op::OfferGroups | Op::ReturnGroups, _) => level::RETURNED_GROUPS,
             (Op::DescribeLostLogs | Op::AcceptLogLoss, _) => level::LOST_BLOCKS,
             (Op::CopiesMade | Op::DescribeCopyChanges, _) => level::CHANGED_COPIES,

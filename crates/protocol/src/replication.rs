@@ -29,7 +29,7 @@ use kera_format::vlog_replica::LogId;
 use kera_format::{Cursor, GroupId, LaneId, ProducerEpoch, ProducerId, SegmentIndex, StreamId, StreamletId};
 
 use crate::codec::{Reader, Wire, wire_enum, wire_fields, wire_struct};
-use crate::first::replication::LaneStateListV1;
+use crate::first::replication::{LaneStateListV1, NodeFencedV1};
 use crate::message::{decode_whole, messages, responses, versioned_responses};
 use crate::spec::{Documented, FieldDoc, Source, Specified, TracedField, any_chunks};
 use crate::{Body, Message, Op, ProtocolError};
@@ -187,6 +187,9 @@ wire_struct! {
         /// Whether it was never further. False: a loss of power may have taken blocks behind it before they were synced. It counts
         /// only if all backups of the view have answered and none is certain.
         pub certain: bool,
+        /// The last block behind that was begun and does not read back; zero: none. It was answered to nobody, or a disk has changed it since: if another backup
+        /// has it, it counts up to there.
+        pub begun: u64,
     }
 }
 
@@ -409,8 +412,9 @@ messages! {
     ReadBlocks => BlocksRead;
     ReleaseBlocks => BlocksReleased;
 }
-responses!(BlockStored, NodeFenced, ReplicaList, BlocksReleased);
+responses!(BlockStored, ReplicaList, BlocksReleased);
 versioned_responses! {
+    NodeFenced, 1 NodeFencedV1;
     LaneStateList, 1 LaneStateListV1;
 }
 

@@ -94,6 +94,7 @@ fn first_versions_are_the_golden_bytes_still() {
     check_version::<DescribeCopies, first::node::CopiesDescriptionV1>("DescribeCopies", 1);
     check_version::<StreamletsRebuiltV1, Empty>("StreamletsRebuilt", 1);
     check_version::<LaneStates, first::replication::LaneStateListV1>("LaneStates", 1);
+    check_version::<FenceNode, first::replication::NodeFencedV1>("FenceNode", 1);
     check_version::<first::moves::OfferGroupsV1, first::moves::GroupsOfferedV1>("OfferGroups", 1);
     check_version::<DescribeCluster, ClusterDescriptionV1>("DescribeCluster", 1);
 }

@@ -111,6 +111,7 @@ fn check_all_first(choices: &[u8]) {
     check_first::<first::moves::GroupsOfferedV1, GroupsOffered>(choices);
     check_turns::<StreamletsRebuiltV1, StreamletsRebuilt>(choices);
     check_turns::<first::replication::LaneStateListV1, LaneStateList>(choices);
+    check_turns::<first::replication::NodeFencedV1, NodeFenced>(choices);
     check_first::<ClusterDescriptionV1, ClusterDescription>(choices);
 }
 

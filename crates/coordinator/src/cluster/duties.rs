@@ -8,7 +8,7 @@ use kera_format::cluster::{LogName, NodeNumber, Rack, Roles};
 use kera_format::vlog_replica::BLOCKS_UNDER_WAY_MAX;
 use kera_format::{StreamId, StreamletId};
 use kera_protocol::placement::OlderGroups;
-use kera_protocol::{NodeInfo, Owner};
+use kera_protocol::{LogEnd, NodeInfo, Owner};
 
 use super::{ClusterState, LogState, NodeState, Sources, StreamOwners, roles_of};
 use crate::catalog::has_owners;
@@ -38,6 +38,14 @@ pub struct ToldEnd {
     /// Whether the log ends there for sure. It may go on if the backup's disk has changed blocks, or if the backup lost its power and had not
     /// synced what it answered for.
     pub certain: bool,
+    /// The last block behind that was begun and does not read back; zero: none.
+    pub begun: u64,
+}
+
+impl From<LogEnd> for ToldEnd {
+    fn from(LogEnd { through, certain, begun, .. }: LogEnd) -> ToldEnd {
+        ToldEnd { through, certain, begun }
+    }
 }
 
 /// Where a log ends, from how far backups of its newest view say for certain that they have it.
@@ -46,12 +54,18 @@ pub struct ToldEnd {
 /// fewer copies than what comes behind it, and when those few were lost too, nobody could show the end of the log and a recovery would wait
 /// for ever. A backup that is further behind than blocks can be under way has lost some: it is not believed.
 ///
+/// A block that was begun behind the end of one of them and does not read back was torn by a loss of power or a kill before it was answered for; or a disk has changed a bit of
+/// it since, and it was answered for. Nobody can tell, so such an end counts as if it had what was begun, as far as another one that is certain has it.
+///
 /// As long as one of the `expected` backups of the view has not answered it may be the one that is certain. When all have, and none is, then
 /// nobody has more than the one that has most.
 pub fn agreed_end(told: &[ToldEnd], expected: usize) -> Option<u64> {
-    let certain = || told.iter().filter(|end| end.certain).map(|end| end.through);
-    match certain().max() {
-        Some(furthest) => certain().filter(|end| end + BLOCKS_UNDER_WAY_MAX >= furthest).min(),
+    let certain = || told.iter().filter(|end| end.certain);
+    match certain().map(|end| end.through).max() {
+        Some(furthest) => {
+            let counts = certain().map(|end| end.begun.min(furthest).max(end.through));
+            counts.filter(|end| end + BLOCKS_UNDER_WAY_MAX >= furthest).min()
+        }
         None if told.len() < expected => None,
         None => told.iter().map(|end| end.through).max(),
     }
@@ -282,7 +296,8 @@ mod tests {
     #[test]
     fn a_log_ends_where_all_that_have_lost_nothing_have_it() {
         let certain = |ends: &[u64]| {
-            let told: Vec<ToldEnd> = ends.iter().map(|through| ToldEnd { through: *through, certain: true }).collect();
+            let told = ends.iter().map(|through| ToldEnd { through: *through, certain: true, begun: 0 });
+            let told: Vec<ToldEnd> = told.collect();
             agreed_end(&told, 3)
         };
         assert_eq!(certain(&[]), None);
@@ -293,8 +308,24 @@ mod tests {
     }
 
     #[test]
+    fn a_block_that_was_begun_counts_if_somebody_has_it() {
+        let ends = |ends: &[(u64, u64)]| {
+            let told = ends.iter().map(|(through, begun)| ToldEnd { through: *through, certain: true, begun: *begun });
+            agreed_end(&told.collect::<Vec<_>>(), 3)
+        };
+        assert_eq!(ends(&[(23, 0), (22, 23)]), Some(23), "it was answered for, for all that one can see");
+        assert_eq!(ends(&[(25, 0), (22, 23)]), Some(23), "and those behind it were not");
+        assert_eq!(ends(&[(22, 0), (22, 23)]), Some(22));
+        assert_eq!(ends(&[(22, 23)]), Some(22), "nobody has it");
+        assert_eq!(ends(&[(22, 23), (25, 26)]), Some(23));
+        assert_eq!(ends(&[(30, 31), (28, 0)]), Some(28));
+        assert_eq!(ends(&[(23, 0), (22, 40)]), Some(23));
+        assert_eq!(ends(&[(3, 4), (90, 0)]), Some(90), "it has lost blocks");
+    }
+
+    #[test]
     fn an_end_that_nobody_is_certain_of_waits_for_all_and_is_where_most_is() {
-        let told = |through, certain| ToldEnd { through, certain };
+        let told = |through, certain| ToldEnd { through, certain, begun: 0 };
         assert_eq!(agreed_end(&[told(65, false), told(67, true)], 2), Some(67));
         assert_eq!(agreed_end(&[told(70, false), told(67, true)], 3), Some(67));
         assert_eq!(agreed_end(&[told(65, false)], 2), None, "the other one may have more");

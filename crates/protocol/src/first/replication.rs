@@ -1,10 +1,11 @@
-//! Of [`crate::replication`]: what a log has of lanes, before compacted segments were copied again.
+//! Of [`crate::replication`]: what a log has of lanes, before compacted segments were copied again; and where logs end, before it was told what was begun
+//! behind.
 
 use kera_format::{GroupId, LaneId, SegmentIndex};
 
 use super::bodies;
 use crate::codec::wire_struct;
-use crate::{LaneStateList, ProducerPlace, ReplicatedLane, SegmentPart, StreamletRef};
+use crate::{LaneStateList, LogEnd, NodeFenced, ProducerPlace, ReplicatedLane, SegmentPart, StreamletRef};
 
 wire_struct! {
     /// [`SegmentPart`] in version 1 of [`LaneStateList`].
@@ -94,4 +95,39 @@ impl From<LaneStateListV1> for LaneStateList {
     }
 }
 
-bodies!(LaneStateListV1);
+wire_struct! {
+    /// [`LogEnd`] in version 1 of [`NodeFenced`].
+    #[derive(Copy)]
+    pub struct LogEndV1 {
+        /// Number of the virtual log.
+        pub vlog: u32,
+        /// The last block without a hole.
+        pub through: u64,
+        /// Whether it was never further.
+        pub certain: bool,
+    }
+}
+
+wire_struct! {
+    /// [`NodeFenced`], version 1.
+    pub struct NodeFencedV1 {
+        /// One for each log.
+        pub ends: Vec<LogEndV1>,
+    }
+}
+
+impl From<&NodeFenced> for NodeFencedV1 {
+    fn from(current: &NodeFenced) -> NodeFencedV1 {
+        let end = |end: &LogEnd| LogEndV1 { vlog: end.vlog, through: end.through, certain: end.certain };
+        NodeFencedV1 { ends: current.ends.iter().map(end).collect() }
+    }
+}
+
+impl From<NodeFencedV1> for NodeFenced {
+    fn from(first: NodeFencedV1) -> NodeFenced {
+        let end = |end: LogEndV1| LogEnd { vlog: end.vlog, through: end.through, certain: end.certain, begun: 0 };
+        NodeFenced { ends: first.ends.into_iter().map(end).collect() }
+    }
+}
+
+bodies!(LaneStateListV1, NodeFencedV1);

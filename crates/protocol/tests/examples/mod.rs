@@ -15,7 +15,7 @@ use kera_protocol::first::application::JoinApplicationV1;
 use kera_protocol::first::cluster::{ClusterDescriptionV1, JoinClusterV1, NodeAliveV1, StreamletsRebuiltV1};
 use kera_protocol::first::moves::{GroupsOfferedV1, OfferGroupsV1};
 use kera_protocol::first::node::CopiesDescriptionV1;
-use kera_protocol::first::replication::LaneStateListV1;
+use kera_protocol::first::replication::{LaneStateListV1, NodeFencedV1};
 use kera_protocol::first::write::WriteChunksV1;
 use kera_protocol::groups::{LeasedGroup, SegmentPlace};
 use kera_protocol::placement::{ChunkMark, KeptGroup, LaneState, Memory, ProducerState};
@@ -629,7 +629,8 @@ examples! {
     StoreBlock => store_block();
     BlockStored => BlockStored { outcome: StoreOutcome::Stored, block: 41 };
     FenceNode => FenceNode { node: 3, epoch: 7, logs: vec![LogView { vlog: 2, first_block: 40 }] };
-    NodeFenced => NodeFenced { ends: vec![LogEnd { vlog: 2, through: 41, certain: true }] };
+    NodeFenced => NodeFenced { ends: vec![LogEnd { vlog: 2, through: 41, certain: true, begun: 42 }] };
+    NodeFencedV1 => NodeFencedV1::from(&NodeFenced::example());
     ListReplicas => ListReplicas { after: None, limit: 100 };
     ReplicaList => ReplicaList {
         replicas: vec![ReplicaInfo {

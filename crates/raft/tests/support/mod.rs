@@ -179,7 +179,7 @@ impl Backups for FakeBackups {
         }
         // The first one and the fifth have blocks that no other got.
         let end = self.end + if [1, 5].contains(&backup) { 2 } else { 0 };
-        let told = move |first: u64| ToldEnd { through: end.max(first - 1), certain: true };
+        let told = move |first: u64| ToldEnd { through: end.max(first - 1), certain: true, begun: 0 };
         Box::pin(async move { Ok(logs.into_iter().map(|(log, first)| (log, told(first))).collect()) })
     }
 }

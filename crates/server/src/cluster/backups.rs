@@ -10,8 +10,8 @@ use kera_env::{Clock, Disk, MachineProcessors, SystemRandom, boot_id};
 use kera_format::cluster::{ClusterEntry, LogName, NodeNumber};
 use kera_format::vlog_replica::LogId;
 use kera_log::store::FirstWrites;
-use kera_protocol::{Body, FenceNode, ListReplicas, LogEnd, LogView, Message, NodeFenced, Op, ReleaseBlocks};
-use kera_raft::{Backups, Change, Group, Observer, Pending, Transport};
+use kera_protocol::{Body, FenceNode, ListReplicas, LogView, NodeFenced, Op, ReleaseBlocks};
+use kera_raft::{Backups, Change, Group, Observer, Pending, Transport, in_versions};
 use kera_rpc::SessionWaker;
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
@@ -34,13 +34,12 @@ impl Backups for RpcBackups {
         logs: Vec<(LogName, u64)>,
     ) -> Pending<Vec<(LogName, ToldEnd)>> {
         let views = logs.iter().map(|(log, first)| LogView { vlog: log.log, first_block: *first }).collect();
-        let (version, mut body) = (FenceNode::OP.version_max(), Vec::new());
-        FenceNode { node, epoch, logs: views }.encode(version, &mut body);
-        let asked = self.0.call(backup.into(), address, Op::FenceNode, body);
+        let bodies = in_versions(&FenceNode { node, epoch, logs: views });
+        let asked = self.0.call_versions(backup.into(), address, Op::FenceNode, bodies);
         Box::pin(async move {
-            let fenced = NodeFenced::decode(version, &asked.await?).map_err(|error| error.to_string())?;
-            let told = |end: LogEnd| ToldEnd { through: end.through, certain: end.certain };
-            Ok(fenced.ends.into_iter().map(|end| (LogName { node, epoch, log: end.vlog }, told(end))).collect())
+            let (version, answer) = asked.await?;
+            let fenced = NodeFenced::decode(version, &answer).map_err(|error| error.to_string())?;
+            Ok(fenced.ends.into_iter().map(|end| (LogName { node, epoch, log: end.vlog }, end.into())).collect())
         })
     }
 }

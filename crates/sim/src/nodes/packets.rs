@@ -7,7 +7,7 @@ use kera_backup::Taken;
 use kera_coordinator::cluster::ToldEnd;
 use kera_format::cluster::LogName;
 use kera_format::vlog_replica::LogId;
-use kera_protocol::{BlockStored, ListReplicas, LogEnd, LogView, Status, StoreHead, StoreOutcome};
+use kera_protocol::{BlockStored, ListReplicas, LogView, Status, StoreHead, StoreOutcome};
 use kera_vlog::Answer as Stored;
 
 use super::copies::lock;
@@ -144,13 +144,13 @@ impl World {
     pub(super) fn fence(&mut self, leader: u32, to: u32, (node, epoch): (u32, u32), logs: &[LogView]) {
         let no_fence = self.plan.planted == Some(Planted::NoFence);
         let Some(running) = self.node_mut(to).running() else { return };
-        let ends = match no_fence {
-            true => Some(unfenced_ends(&running.backup, (node, epoch), logs)),
-            false => running.backup.fence(node, epoch, logs).ok().map(|ends| {
-                let told = |end: LogEnd| ToldEnd { through: end.through, certain: end.certain };
-                ends.into_iter().map(|end| (LogName { node, epoch, log: end.vlog }, told(end))).collect()
-            }),
-        };
+        let ends =
+            match no_fence {
+                true => Some(unfenced_ends(&running.backup, (node, epoch), logs)),
+                false => running.backup.fence(node, epoch, logs).ok().map(|ends| {
+                    ends.into_iter().map(|end| (LogName { node, epoch, log: end.vlog }, end.into())).collect()
+                }),
+            };
         self.tell(to, leader, Packet::Fenced { node, epoch, ends });
     }
 }
@@ -172,7 +172,7 @@ fn unfenced_ends(backup: &kera_backup::Backup, (node, epoch): (u32, u32), logs: 
         let of = LogId { node, epoch, vlog: view.vlog };
         let ranges = list.replicas.iter().filter(|replica| replica.log == of).flat_map(|replica| &replica.blocks);
         let last = ranges.map(|range| range.last).max().unwrap_or(0).max(view.first_block - 1);
-        (LogName { node, epoch, log: view.vlog }, ToldEnd { through: last, certain: true })
+        (LogName { node, epoch, log: view.vlog }, ToldEnd { through: last, certain: true, begun: 0 })
     };
     logs.iter().map(end).collect()
 }
