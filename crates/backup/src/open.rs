@@ -343,14 +343,8 @@ impl Opening<'_> {
             self.parts.entry(header.log).or_default().push(found);
             return Ok(());
         }
-        self.report.scanned += 1;
-        let mut scan = Scan::of(part);
-        scan.blocks(&mut source).map_err(failed)?;
-        scan.begun(&mut source, footer.as_ref().map(|(_, footer)| footer.last_block)).map_err(failed)?;
-        if self.power.was_lost && header.synced {
-            scan.cut_torn();
-        }
-        self.report.blocks += scan.parts.iter().map(|part| part.last + 1 - part.first).sum::<u64>();
+        let last = footer.map(|(_, footer)| footer.last_block);
+        let mut scan = self.scan(&mut source, part, (header.synced, last)).map_err(failed)?;
         if let [part] = &mut scan.parts[..]
             && scan.damage.is_empty()
         {
@@ -361,29 +355,31 @@ impl Opening<'_> {
                 self.report.files -= 1;
                 return disk.remove(&name).map_err(failed);
             }
-            // What is left of an earlier use of the space behind the last block is written over, but not a block that was begun: the next start is to know of it. If
-            // others follow that do read back it must not find them, so it is written over then.
-            if scan.begun <= part.last || scan.is_cut {
+            // What is left of an earlier use of the space behind the last block is written over, but not a block that was begun: the next start is to know of it. It must
+            // find no others that follow and do read back, though, nor a footer that tells of more than there is.
+            if scan.begun <= part.last || scan.is_cut || last.is_some() {
                 let closed =
                     write_footer(&*file, header.log, sequence, header.key, part.last, scan.first_end, &scan.index);
                 let closed = closed.and_then(|closed| file.sync_data().map(|()| closed)).map_err(failed)?;
                 (part.footer, part.bytes) = (Some(closed.footer), closed.bytes);
             }
         }
-        self.report.damage.extend(scan.damage);
-        // In front of damage an empty part stays: its blocks were there, and are not those that were given back.
-        let last = scan.parts.len().saturating_sub(1);
-        let parts = scan.parts.into_iter().zip(0_usize..).filter(|(part, at)| part.first <= part.last || *at == 0);
-        let (synced, run_first, begun) = (header.synced, header.run_first, scan.begun);
-        let found = parts.map(|(part, at)| Found {
-            part,
-            synced,
-            run_first,
-            begun: if at == last { begun } else { 0 },
-            is_behind_damage: at > 0,
-        });
-        self.parts.entry(header.log).or_default().extend(found);
+        self.report.damage.append(&mut scan.damage);
+        self.parts.entry(header.log).or_default().extend(scan.found(&header));
         Ok(())
+    }
+
+    /// What is in a file without a footer, or one that is not believed. `last`: the last block that its footer tells of.
+    fn scan(&mut self, source: &mut Source, part: FilePart, (synced, last): (bool, Option<u64>)) -> io::Result<Scan> {
+        self.report.scanned += 1;
+        let mut scan = Scan::of(part);
+        scan.blocks(source)?;
+        scan.begun(source, last)?;
+        if self.power.was_lost && synced {
+            scan.cut_torn();
+        }
+        self.report.blocks += scan.parts.iter().map(|part| part.last + 1 - part.first).sum::<u64>();
+        Ok(scan)
     }
 }
 
@@ -419,6 +415,20 @@ impl Scan {
         }
         self.begun = self.begun.max(last.filter(|last| *last > here).unwrap_or(0));
         Ok(())
+    }
+
+    /// Its parts. In front of damage an empty one stays: its blocks were there, and are not those that were given back.
+    fn found(self, header: &ReplicaHeader) -> impl Iterator<Item = Found> {
+        let (synced, run_first, begun) = (header.synced, header.run_first, self.begun);
+        let last = self.parts.len().saturating_sub(1);
+        let parts = self.parts.into_iter().zip(0_usize..).filter(|(part, at)| part.first <= part.last || *at == 0);
+        parts.map(move |(part, at)| Found {
+            part,
+            synced,
+            run_first,
+            begun: if at == last { begun } else { 0 },
+            is_behind_damage: at > 0,
+        })
     }
 
     /// A block that does not read back, and behind which all were written before it was synced, was torn by the loss of power: nobody
