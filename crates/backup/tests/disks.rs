@@ -53,6 +53,32 @@ fn full_files_that_were_synced_behind_the_writer_survive_a_loss_of_power() {
     }
 }
 
+/// The footer of a full file is on the disk, and its last block is not.
+#[test]
+fn a_footer_that_tells_of_more_than_the_power_has_left_is_believed_by_no_start() {
+    let disk = MemoryDisk::new();
+    let open: &dyn Fn() -> Arc<dyn Disk> = &|| Arc::new(disk.clone());
+    let mut rig = boots(open, 1);
+    for block in 1..=BLOCKS {
+        assert_eq!(rig.store(LOG, block, 1, false), Ok(stored(block)));
+    }
+    drop(rig);
+    let names = disk.list("replicas").expect("a folder");
+    let first = names.iter().filter(|name| name.ends_with(".replica")).min().expect("a file");
+    let file = disk.open(&format!("replicas/{first}"), OpenMode::ReadWrite, false).expect("there");
+    let begins = |at: &u64| {
+        let mut magic = [0; 4];
+        file.read_at(*at, &mut magic).expect("read") == 4 && magic == *b"KVBL"
+    };
+    let pages = file.len().expect("a length") / 4096;
+    let last = (1..pages).map(|page| page * 4096).filter(begins).last().expect("blocks");
+    file.write_at(last, &[0; 4096]).expect("written");
+    let ranges = boots(open, 2).ranges(LOG);
+    assert_eq!((ranges.len(), ranges[0].first, ranges[1].last), (2, 1, BLOCKS), "{ranges:?}");
+    assert_eq!(ranges[0].last + 2, ranges[1].first, "one block is gone: {ranges:?}");
+    assert_eq!(boots(open, 2).ranges(LOG), ranges);
+}
+
 #[test]
 fn a_writer_that_nobody_helps_syncs_when_too_many_are_full() {
     let disk = MemoryDisk::new();

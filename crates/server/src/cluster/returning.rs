@@ -140,7 +140,9 @@ impl Returning {
         if !answer.lacking.is_empty() {
             match self.broker.take_up_lacking(stream, place, &answer.lacking) {
                 Ok(true) => {
-                    let records: u64 = answer.lacking.iter().map(|lane| lane.next_ordinal - lane.first_ordinal).sum();
+                    let records =
+                        answer.lacking.iter().map(|lane| lane.next_ordinal.saturating_sub(lane.first_ordinal));
+                    let records = records.fold(0, u64::saturating_add);
                     tracing::info!(%stream, streamlet, owner, records, "what had been under way was found in the logs, and is taken up again");
                     if let Some(lanes) = self.broker.whole_lanes(stream, place) {
                         self.recovery.offers(|offers| offers.has_taken_up(of, lanes));
@@ -170,9 +172,9 @@ impl Returning {
         let may_count = |state: &ClusterState, (stream, streamlet): &(StreamId, StreamletId)| {
             state.may_come_back(*stream, streamlet.0, (self.node, self.epoch))
         };
-        let (open, decided) = self.group.read(|state| cut_off.iter().partition(|of| may_count(state, of)));
+        let open = |state: &ClusterState| cut_off.iter().copied().partition(|of| may_count(state, of));
+        let (open, decided): (CutOff, CutOff) = self.group.read(open);
         *cut_off = open;
-        let decided: CutOff = decided;
         decided.into_iter().for_each(|(stream, streamlet)| self.broker.let_go_of_cut_off(stream, streamlet));
     }
 
