@@ -71,7 +71,7 @@ fn a_footer_that_tells_of_more_than_the_power_has_left_is_believed_by_no_start()
         file.read_at(*at, &mut magic).expect("read") == 4 && magic == *b"KVBL"
     };
     let pages = file.len().expect("a length") / 4096;
-    let last = (1..pages).map(|page| page * 4096).filter(begins).last().expect("blocks");
+    let last = (1..pages).map(|page| page * 4096).rfind(begins).expect("blocks");
     file.write_at(last, &[0; 4096]).expect("written");
     let ranges = boots(open, 2).ranges(LOG);
     assert_eq!((ranges.len(), ranges[0].first, ranges[1].last), (2, 1, BLOCKS), "{ranges:?}");
