@@ -102,8 +102,8 @@ impl CutOff {
     }
 
     /// The lane is as long as it is without this from here on.
-    pub(crate) fn is_cut(&mut self, last: Option<(GroupId, u32)>, left: Option<&Arc<Segment>>) {
-        (self.last, self.left) = (last, left.cloned());
+    pub(crate) fn is_cut(&mut self, state: &LaneState, left: Option<&Arc<Segment>>) {
+        (self.last, self.left) = (last_of(state), left.cloned());
     }
 
     /// Where its chunks end, as far as they are sound and follow each other: in which part, at which byte of it, and before which ordinal.
@@ -137,20 +137,20 @@ impl CutOff {
 
     /// Whether the lane is as it was when this was cut off.
     fn fits(&self, state: &LaneState) -> bool {
-        let last = state.chain.last().map(|at| (state.chain.groups[at.group].id, state.chain.slot(at).index));
-        state.next_ordinal == self.next_ordinal && last == self.last && state.open.is_none()
+        state.next_ordinal == self.next_ordinal && last_of(state) == self.last && state.open.is_none()
     }
+}
+
+/// The lane's last segment.
+fn last_of(state: &LaneState) -> Option<(GroupId, u32)> {
+    state.chain.last().map(|at| (state.chain.groups[at.group].id, state.chain.slot(at).index))
 }
 
 impl Streamlet {
     /// Like [`forget_unacknowledged`](Streamlet::forget_unacknowledged), but what is cut off the lanes that readers see is kept as far as there is room. To be followed
     /// by [`let_go_of_cut_off`](Streamlet::let_go_of_cut_off) some time.
     pub fn cut_off_unacknowledged(&self, room: &mut CutOffRoom) -> Result<(), ArenaFull> {
-        if self.tenure() != Tenure::Elsewhere {
-            self.leave();
-        }
-        self.lanes().try_for_each(|lane| lane.cut_to_durable(Some(&mut *room)))?;
-        self.used_progress_lane().map_or(Ok(()), |lane| lane.cut_to_durable(None))
+        self.cut_to_durable(Some(room))
     }
 
     /// Lanes of which something that was cut off is kept, with the ordinal behind what is there and the one behind what is kept.

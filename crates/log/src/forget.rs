@@ -33,10 +33,16 @@ impl Streamlet {
     /// Cuts everything behind the durable heads: of a broker that was fenced, whose sink will make nothing durable any more. The
     /// streamlet is elsewhere afterwards. With a full arena it is to be called again when there is room: nothing is lost by that.
     pub fn forget_unacknowledged(&self) -> Result<(), ArenaFull> {
+        self.cut_to_durable(None)
+    }
+
+    /// `keep`: as far as there is room what is cut off the lanes that readers see is [kept](crate::cut_off).
+    pub(crate) fn cut_to_durable(&self, mut keep: Option<&mut CutOffRoom>) -> Result<(), ArenaFull> {
         if self.tenure() != Tenure::Elsewhere {
             self.leave();
         }
-        self.all_lanes().try_for_each(|lane| lane.cut_to_durable(None))
+        self.lanes().try_for_each(|lane| lane.cut_to_durable(keep.as_deref_mut()))?;
+        self.used_progress_lane().map_or(Ok(()), |lane| lane.cut_to_durable(None))
     }
 
     /// Of the lane of progress, drops all groups that `keep` does not name: what they say the last owner has said again since. The
@@ -92,8 +98,7 @@ impl Streamlet {
 }
 
 impl Lane {
-    /// `keep`: as far as there is room what is cut off is [kept](crate::cut_off).
-    pub(crate) fn cut_to_durable(&self, keep: Option<&mut CutOffRoom>) -> Result<(), ArenaFull> {
+    fn cut_to_durable(&self, keep: Option<&mut CutOffRoom>) -> Result<(), ArenaFull> {
         let mut guard = self.state.lock();
         let state = &mut *guard;
         let pending = |slot: &Slot| slot.memory.as_ref().is_some_and(|segment| segment.durable_head() < segment.head());
@@ -124,8 +129,7 @@ impl Lane {
         }
         self.forgotten(state, next_ordinal);
         if let Some(cut) = &mut cut_off {
-            let last = state.chain.last().map(|at| (state.chain.groups[at.group].id, state.chain.slot(at).index));
-            cut.is_cut(last, durable.as_ref());
+            cut.is_cut(state, durable.as_ref());
         }
         let is_kept = cut_off.is_some();
         state.cut_off = cut_off.map(Box::new);
