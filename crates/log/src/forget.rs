@@ -82,8 +82,8 @@ impl Streamlet {
     pub fn let_go_lanes(&self) -> Vec<LaneId> {
         let begins = |lane: &&Arc<Lane>| {
             let state = lane.state.lock();
-            let first = state.chain.first().map(|at| state.chain.slot(at).summary().base_ordinal);
-            first.is_some_and(|first| 0 < first && first <= state.let_go_to)
+            let first = state.first_ordinal();
+            state.chain.first().is_some() && 0 < first && first <= state.let_go_to
         };
         self.lanes().filter(begins).map(|lane| lane.id()).collect()
     }
@@ -206,7 +206,7 @@ impl Lane {
     /// Where its records begin and end; nothing if it never had any.
     fn whole(&self) -> Option<Option<(u64, u64)>> {
         let state = self.state.lock();
-        let first = state.chain.first().map_or(state.next_ordinal, |at| state.chain.slot(at).summary().base_ordinal);
+        let first = state.first_ordinal();
         let mut next = first;
         for at in state.chain.from(state.chain.first()) {
             let slot = state.chain.slot(at);

@@ -316,8 +316,7 @@ impl Lane {
 /// Notes that the node has let go of what was in front of the lane, if it has.
 fn let_go(state: &mut LaneState, dropped: &[Dropped]) {
     if !dropped.is_empty() {
-        let first = state.chain.first().map(|at| state.chain.slot(at).summary().base_ordinal);
-        state.let_go_to = state.let_go_to.max(first.unwrap_or(state.next_ordinal));
+        state.let_go_to = state.let_go_to.max(state.first_ordinal());
     }
 }
 

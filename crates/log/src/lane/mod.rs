@@ -139,6 +139,13 @@ pub(crate) struct LaneState {
     pub(crate) counts: Counts,
 }
 
+impl LaneState {
+    /// Ordinal of the first record that is there; without any that of the next.
+    pub(crate) fn first_ordinal(&self) -> u64 {
+        self.chain.first().map_or(self.next_ordinal, |at| self.chain.slot(at).summary().base_ordinal)
+    }
+}
+
 /// A lane of a streamlet.
 pub struct Lane {
     pub(crate) id: LaneId,
@@ -413,8 +420,7 @@ impl Lane {
             last_append_ms: state.last_append_ms,
             ..LaneStats::default()
         };
-        stats.first_ordinal =
-            state.chain.first().map_or(state.next_ordinal, |at| state.chain.slot(at).summary().base_ordinal);
+        stats.first_ordinal = state.first_ordinal();
         let is_compacted =
             |at: &At| state.chain.slot(*at).summary().compacted_ms.is_some() && self.is_compared(&state, at.group);
         let compacted = state.chain.from(state.chain.first()).take_while(is_compacted).last();
