@@ -20,4 +20,4 @@ mod types;
 pub use driver::Backups;
 pub use group::{Group, GroupConfig, Timing};
 pub use machine::{Change, Observer};
-pub use network::{Pending, Transport, in_versions};
+pub use network::{Pending, Transport, ask, in_versions};

@@ -38,8 +38,8 @@ pub trait Transport: Send + Sync + 'static {
     }
 }
 
-/// Sends a message and waits for its answer.
-pub(crate) async fn ask<M: Message>(
+/// Sends a message, in the highest version that both sides speak, and waits for its answer.
+pub async fn ask<M: Message>(
     transport: &dyn Transport,
     to: u64,
     address: &str,

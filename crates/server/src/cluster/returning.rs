@@ -10,8 +10,8 @@ use std::time::Duration;
 use kera_broker::{Broker, NotTaken};
 use kera_coordinator::cluster::{ClusterState, Offerable};
 use kera_format::{StreamId, StreamletId};
-use kera_protocol::{Body, ErrorBody, GroupsOffered, OfferGroups, Op, ReturnGroups, Status};
-use kera_raft::{Group, Transport, in_versions};
+use kera_protocol::{Body, ErrorBody, GroupsOffered, OfferGroups, ReturnGroups, Status};
+use kera_raft::{Group, Transport, ask};
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
@@ -181,10 +181,7 @@ impl Returning {
     async fn offer(&self, of: &Offerable, offer: &OfferGroups) -> Result<GroupsOffered, String> {
         let address = self.group.read(|state| state.node(of.owner).map(|node| node.doors.cluster.clone()));
         let address = address.ok_or("its owner is not in the cluster any more")?;
-        let bodies = in_versions(offer);
-        let (version, answer) =
-            self.transport.call_versions(of.owner.into(), &address, Op::OfferGroups, bodies).await?;
-        GroupsOffered::decode(version, &answer).map_err(|error| error.to_string())
+        ask(&*self.transport, of.owner.into(), &address, offer).await
     }
 
     /// A node says that it has older groups which this one rebuilds. It is answered when the coordinators know that it holds them, or that it never does, or must
