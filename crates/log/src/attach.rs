@@ -159,22 +159,22 @@ pub(crate) fn verify_loaded(buffer: LoadBuffer, id: SegmentId) -> Result<Arc<Seg
 }
 
 /// What the chunks of a segment say, up to the first that is not as it should be.
-struct Walk {
-    end: u32,
+pub(crate) struct Walk {
+    pub(crate) end: u32,
     /// The least position that the next chunk may have.
     position: u32,
-    wrong: Option<String>,
-    next_ordinal: u64,
-    chunk_count: u32,
-    first_append_ms: i64,
-    last_append_ms: i64,
-    max_timestamp_ms: i64,
-    marks: Marks,
+    pub(crate) wrong: Option<String>,
+    pub(crate) next_ordinal: u64,
+    pub(crate) chunk_count: u32,
+    pub(crate) first_append_ms: i64,
+    pub(crate) last_append_ms: i64,
+    pub(crate) max_timestamp_ms: i64,
+    pub(crate) marks: Marks,
 }
 
 impl Walk {
     /// Walks the chunks of `segment` below `head`, which lies within it.
-    fn of(segment: &[u8], header: &SegmentHeader, head: u32, payloads: bool) -> Walk {
+    pub(crate) fn of(segment: &[u8], header: &SegmentHeader, head: u32, payloads: bool) -> Walk {
         let mut walk = Walk {
             end: FIRST_CHUNK,
             position: FIRST_CHUNK,

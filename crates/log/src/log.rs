@@ -102,6 +102,8 @@ pub struct LogStats {
     pub segments_loaded: u64,
     /// Segments dropped by retention.
     pub segments_dropped: u64,
+    /// Segments that a disk had lost and that were found elsewhere.
+    pub segments_mended: u64,
 }
 
 /// All streams of a node. Dropping it leaves the arena file for the next process to attach, whatever is in it.
@@ -314,9 +316,16 @@ impl Log {
         true
     }
 
-    /// The store could not read a segment: the next read of it gets [`crate::ReadError::LoadFailed`], the one after that
-    /// tries again.
+    /// The store could not read a segment. It is looked for elsewhere, if there is [who does that](Log::mend_with); otherwise the next read of it gets
+    /// [`crate::ReadError::LoadFailed`], the one after that tries again.
     pub fn load_failed(&self, id: SegmentId, error: String) {
+        if !self.is_looked_for(id, &error) {
+            self.not_loaded(id, error);
+        }
+    }
+
+    /// A segment that is waited for does not come.
+    pub(crate) fn not_loaded(&self, id: SegmentId, error: String) {
         let stale = self.lane_of(id).and_then(|lane| {
             lane.with_slot(id, |slot| {
                 let stale = slot.has_come().err();
@@ -515,6 +524,7 @@ impl Log {
             segments_evicted: shared.segments_evicted.load(Ordering::Relaxed),
             segments_loaded: shared.segments_loaded.load(Ordering::Relaxed),
             segments_dropped: shared.segments_dropped.load(Ordering::Relaxed),
+            segments_mended: shared.segments_mended.load(Ordering::Relaxed),
         }
     }
 }

@@ -49,6 +49,7 @@ use crate::producers::{Marks, marks_of};
 use crate::segment::{FIRST_CHUNK, Segment};
 use crate::shared::Shared;
 use crate::sink::{ChunkReference, DurabilitySink, SinkError, Ticket, behind};
+use crate::spans::{Part, Spans};
 use crate::streamlet::Streamlet;
 use crate::tenure::{LaneHandover, Tenure, TenureError};
 
@@ -164,8 +165,7 @@ struct Begun {
     awaited: AwaitedSegment,
     /// What all pieces of it say, their places left out.
     piece: Option<PieceHeader>,
-    /// What is there: from, to; in order, never touching.
-    spans: Mutex<Vec<(u32, u32)>>,
+    spans: Mutex<Spans>,
 }
 
 /// A segment that is whole, and in memory until it has its copies: it counts as that for as long as this is kept.
@@ -323,15 +323,13 @@ impl Begun {
     ) -> Result<Filled, RebuildError> {
         let (from, to) = (part.position, part.position + chunk.as_bytes().len() as u32);
         let mut spans = self.spans.lock();
-        let at = spans.partition_point(|(_, end)| *end <= from);
-        if let Some(&(start, end)) = spans.get(at)
-            && start < to
-        {
-            if start <= from && to <= end {
-                return Ok(Filled::There);
+        match spans.part(from, to) {
+            Part::New => {}
+            Part::There => return Ok(Filled::There),
+            Part::Across => {
+                let cursor = Cursor { group: part.group, segment: part.segment, position: from };
+                return Err(RebuildError::Conflict { cursor, what: "it lies across another one" });
             }
-            let cursor = Cursor { group: part.group, segment: part.segment, position: from };
-            return Err(RebuildError::Conflict { cursor, what: "it lies across another one" });
         }
         match piece {
             None => self.segment.put_chunk(from, chunk, part)?,
@@ -344,15 +342,8 @@ impl Begun {
                 self.segment.put_chunks(header.at, chunks);
             }
         }
-        let joins_before = at > 0 && spans[at - 1].1 == from;
-        let joins_behind = spans.get(at).is_some_and(|(start, _)| *start == to);
-        match (joins_before, joins_behind) {
-            (true, true) => spans[at - 1].1 = spans.remove(at).1,
-            (true, false) => spans[at - 1].1 = to,
-            (false, true) => spans[at].0 = from,
-            (false, false) => spans.insert(at, (from, to)),
-        }
-        let all = *spans == [(FIRST_CHUNK, self.awaited.end)];
+        spans.add(from, to);
+        let all = spans.are_all(FIRST_CHUNK, self.awaited.end);
         Ok(if all { Filled::All } else { Filled::Part })
     }
 

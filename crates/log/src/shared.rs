@@ -9,6 +9,7 @@ use parking_lot::Mutex;
 use crate::arena::{Arena, ArenaFull};
 use crate::lane::{Counts, Lane, Spent};
 use crate::log::LogConfig;
+use crate::mend::Mender;
 use crate::segment::Segment;
 use crate::sink::SinkDirectory;
 use crate::storage::{Location, SegmentStore};
@@ -19,6 +20,7 @@ pub(crate) struct Shared {
     pub(crate) arena: Arc<Arena>,
     pub(crate) store: OnceLock<Arc<dyn SegmentStore>>,
     pub(crate) sinks: OnceLock<Arc<dyn SinkDirectory>>,
+    pub(crate) mender: OnceLock<Arc<dyn Mender>>,
     /// Of the groups that are opened now.
     pub(crate) epoch: AtomicU32,
     /// Every node understands compacted segments that are copied again.
@@ -42,6 +44,7 @@ pub(crate) struct Shared {
     pub(crate) segments_evicted: AtomicU64,
     pub(crate) segments_loaded: AtomicU64,
     pub(crate) segments_dropped: AtomicU64,
+    pub(crate) segments_mended: AtomicU64,
 }
 
 impl Shared {
@@ -52,6 +55,7 @@ impl Shared {
             arena,
             store: OnceLock::new(),
             sinks: OnceLock::new(),
+            mender: OnceLock::new(),
             epoch: AtomicU32::new(0),
             copies_compacted: AtomicBool::new(false),
             begun_bytes: zero(),
@@ -67,6 +71,7 @@ impl Shared {
             segments_evicted: zero(),
             segments_loaded: zero(),
             segments_dropped: zero(),
+            segments_mended: zero(),
         }
     }
 

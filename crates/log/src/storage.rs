@@ -3,6 +3,8 @@
 use std::io;
 use std::sync::Arc;
 
+use kera_env::AlignedBuffer;
+use kera_format::container::ContainerEntry;
 use kera_format::segment::{SegmentHeader, SegmentProgress};
 use kera_format::{LaneId, SegmentId, StreamId, StreamletId};
 
@@ -102,6 +104,18 @@ pub trait SegmentStore: Send + Sync {
     /// A reader needs a segment that is only on disk. Ends with exactly one [`crate::Log::loaded`] or
     /// [`crate::Log::load_failed`]; not called again for that segment before. Called without locks.
     fn load(&self, id: SegmentId, at: Location);
+
+    /// Writes the image of a segment, in whole pages, whose place on disk `disk` is damaged, to that disk or another one, and syncs it: after `Ok` it survives a
+    /// power cut. The log is not told. On the calling thread, without locks.
+    fn write_again(&self, entry: ContainerEntry, image: &AlignedBuffer, disk: u16) -> io::Result<Location> {
+        let _ = (entry, image, disk);
+        Err(io::Error::other("segments are not kept on disks"))
+    }
+
+    /// A segment is in memory again that the store has not loaded: it can be evicted. Called without locks.
+    fn came_back(&self, segment: &Arc<Segment>) {
+        let _ = segment;
+    }
 
     /// The stream no longer has this segment: give the disk space back. Called without locks.
     fn release(&self, id: SegmentId, at: Location);

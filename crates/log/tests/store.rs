@@ -1,6 +1,9 @@
 //! The log and its store together, with their threads, on a real disk: more data than memory, graceful stops, kills and
 //! reboots.
 
+#[path = "store/mending.rs"]
+mod mending;
+
 use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex};
 

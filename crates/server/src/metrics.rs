@@ -105,6 +105,8 @@ pub struct ClusterNumbers {
     pub waiting_streamlets: u64,
     /// Moves that this node has begun as the leader, unasked, to even out the nodes.
     pub balance_moves: u64,
+    /// Segments that a disk has lost and of which backups do not have all.
+    pub mend_failures: u64,
     /// For how long the write that is under way has been, of the coordinators' log or at all disks of copies, in milliseconds.
     pub disk_wait_ms: u64,
 }
@@ -401,6 +403,16 @@ static METRICS: &[Metric] = &[
     counter("store_corrupt_segments", "Segments that were read and are not what was written.", |s| {
         s.storage.corrupt_segments
     }),
+    counter(
+        "store_mended_segments",
+        "Segments of those two kinds that were read from their copies, and written anew.",
+        |s| s.log.segments_mended,
+    ),
+    counter(
+        "store_mend_failures",
+        "Segments of those two kinds of which no backup has copies, each time that somebody asked for them.",
+        |s| s.cluster.mend_failures,
+    ),
     gauge("store_disks_down", "Disks that are full or failed.", |s| s.storage.disks_down),
     counter("compaction_passes", "Passes of compaction over a lane that came to their end.", |s| s.compaction.passes),
     counter("compaction_failures", "Passes of compaction that did not; the log says why.", |s| s.compaction.failures),

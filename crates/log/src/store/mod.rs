@@ -43,8 +43,8 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::{Arc, Weak};
 
-use kera_env::{Clock, Disk, Random};
-use kera_format::container::{CONTAINER_BYTES_MAX, IMAGE_BYTES_MAX};
+use kera_env::{AlignedBuffer, Clock, Disk, Random};
+use kera_format::container::{CONTAINER_BYTES_MAX, ContainerEntry, IMAGE_BYTES_MAX};
 use kera_format::{LaneId, SegmentId, StreamId, StreamletId};
 
 pub use give_way::FirstWrites;
@@ -265,6 +265,12 @@ impl SegmentStore for DiskStore {
     }
     fn load(&self, id: SegmentId, at: Location) {
         self.core.load(id, at);
+    }
+    fn write_again(&self, entry: ContainerEntry, image: &AlignedBuffer, disk: u16) -> io::Result<Location> {
+        self.core.write_again(entry, image, disk)
+    }
+    fn came_back(&self, segment: &Arc<Segment>) {
+        self.core.clean.lock().add(segment);
     }
     fn release(&self, id: SegmentId, at: Location) {
         self.core.release(id, at);

@@ -21,7 +21,7 @@ use crate::storage::Location;
 /// Segments of a batch at most: one vectored write takes them all.
 const BATCH_SEGMENTS_MAX: usize = 1000;
 /// Marks of a batch at most; a segment whose producers have more keeps the last of them.
-const BATCH_MARKS_MAX: usize = CONTAINER_MARKS_MAX as usize / 4;
+pub(crate) const BATCH_MARKS_MAX: usize = CONTAINER_MARKS_MAX as usize / 4;
 /// One part in this many of the memory is written before one sync, at most.
 const BATCH_MEMORY_SHARE: u64 = 16;
 /// The longest that a failed disk is left alone.

@@ -1,6 +1,6 @@
-//! Segments that compaction has rewritten: reading what is there, and writing what takes its place.
+//! Segments that compaction has rewritten, or that were damaged: reading what is there, and writing what takes its place.
 //!
-//! On the compactor's thread. A rewritten segment is a batch of its own: what a power cut leaves of it takes no other segment
+//! On the compactor's thread, or the one that mends. A rewritten segment is a batch of its own: what a power cut leaves of it takes no other segment
 //! along ([`super::recover`]).
 
 use std::io::{self, IoSliceMut};
@@ -12,6 +12,7 @@ use super::DiskStore;
 use super::container::Batch;
 use super::core::Core;
 use super::host::Host;
+use super::persist::BATCH_MARKS_MAX;
 use super::status::{DiskState, count};
 use crate::storage::Location;
 
@@ -22,6 +23,21 @@ impl<H: Host> Core<H> {
         let mut image = AlignedBuffer::zeroed(pages(at.bytes) as usize);
         part.containers.read(at.container, at.offset, &mut [IoSliceMut::new(&mut image)])?;
         Ok(image)
+    }
+
+    /// Writes an image to a disk, or to the next one that takes it. A start that finds it beside the damaged one takes either.
+    pub(crate) fn write_again(&self, entry: ContainerEntry, image: &AlignedBuffer, disk: u16) -> io::Result<Location> {
+        let mut entry = entry;
+        entry.marks.drain(..entry.marks.len().saturating_sub(BATCH_MARKS_MAX));
+        let others = (0..self.disks.len() as u16).filter(|other| *other != disk);
+        let mut result = self.write_image(disk, entry.clone(), image);
+        for other in others {
+            if result.is_ok() {
+                break;
+            }
+            result = self.write_image(other, entry.clone(), image);
+        }
+        result
     }
 
     /// Writes an image, in whole pages, to a disk and syncs it: after `Ok` it survives a power cut. The log is not told.

@@ -14,6 +14,7 @@ mod floors;
 mod follow;
 mod leftovers;
 mod load;
+mod mender;
 mod moves;
 mod others;
 mod recovery;
@@ -67,6 +68,7 @@ use copies::CopiesSettings;
 pub(crate) use copies::{Copies, NodeSinks};
 pub(crate) use elsewhere::Elsewhere;
 use feed::Feed;
+use mender::Mending;
 use moves::{Moves, MovesRole};
 pub(crate) use others::Others;
 use recovery::Recovery;
@@ -108,6 +110,7 @@ pub(crate) struct Cluster {
     /// Who is told that coordinators have heard of the node; there once it is fed.
     broker: Arc<OnceLock<Weak<Broker>>>,
     copier: Mutex<Option<(Arc<Copier>, JoinHandle<()>)>>,
+    mender: Mutex<Option<(Arc<Mending>, JoinHandle<()>)>>,
     moves: Arc<MovesRole>,
     returning: Arc<ReturningRole>,
     came: Came,
@@ -219,6 +222,7 @@ impl Cluster {
             clock: clock.clone(),
             broker,
             copier: Mutex::new(None),
+            mender: Mutex::new(None),
             moves,
             returning,
             came,
@@ -268,6 +272,7 @@ impl Cluster {
         let recovering = Recovery::start(came, &self.group, broker, own, (transport.clone(), links), runtime)?;
         let changing = Changing::new(me, &self.group, broker, &self.copies, &self.runtime);
         *self.copier.lock() = Some(Copier::start(broker.log(), &self.copies, &recovering.0, changing.clone())?);
+        *self.mender.lock() = Some(Mending::start(broker.log(), &self.copies, &recovering.0)?);
         let carried = (transport.clone() as Arc<dyn Transport>, changing);
         let moves = Moves::start(me, &self.group, broker, carried, &self.runtime, self.stop.subscribe());
         let cut_off = std::mem::take(&mut *self.cut_off.lock());
@@ -328,6 +333,7 @@ impl Cluster {
         let kept = self.backup.backup().map(Backup::log_bytes).unwrap_or_default();
         (numbers.lost_logs, numbers.lost_log_bytes) = self.group.read(|state| of_lost(state, &kept));
         numbers.adaptive = self.adapting.get().map(|adapting| adapting.stats()).unwrap_or_default();
+        numbers.mend_failures = self.mender.lock().as_ref().map_or(0, |(mender, _)| mender.failures());
         numbers.under_replicated_blocks = self.copier.lock().as_ref().map_or(0, |(copier, _)| copier.old_lacking());
         for log in self.copies.stats() {
             numbers.logs += 1;
@@ -394,6 +400,10 @@ impl Cluster {
     pub(crate) fn stop(&self) {
         if let Some((copier, thread)) = self.copier.lock().take() {
             copier.stop();
+            drop(thread.join());
+        }
+        if let Some((mender, thread)) = self.mender.lock().take() {
+            mender.stop();
             drop(thread.join());
         }
         self.stop_recovering();

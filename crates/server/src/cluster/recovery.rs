@@ -370,6 +370,11 @@ impl Recovery {
         &self.group
     }
 
+    /// How backups are asked for what they have of logs.
+    pub(super) fn backups(&self) -> &dyn kera_broker::Copies {
+        &self.backups
+    }
+
     /// Asks a backup.
     pub(super) fn ask_backup<M: Message>(&self, backup: u32, asked: &M) -> Result<M::Response, String> {
         self.backups.ask(backup, asked)

@@ -542,6 +542,12 @@ impl ReplicatedLog {
         found
     }
 
+    /// Blocks that may have chunks of a segment, each range with the backups that have all of it; the newest first. About as many bytes as a backup's file each.
+    /// Any thread.
+    pub fn blocks_of(&self, segment: SegmentId) -> Vec<(RangeInclusive<u64>, Vec<BackupId>)> {
+        self.writer.lock().core.blocks_of(segment)
+    }
+
     /// The number of the next block: whatever is appended from now on is in this one or behind it.
     pub fn next_block(&self) -> u64 {
         self.writer.lock().core.next_block()

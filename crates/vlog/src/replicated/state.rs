@@ -638,6 +638,17 @@ impl Core {
         blocks.filter(|(older, blocks)| !older.given_up && !blocks.is_empty())
     }
 
+    /// See [`blocks_of`](super::ReplicatedLog::blocks_of).
+    pub(crate) fn blocks_of(&self, segment: SegmentId) -> Vec<(RangeInclusive<u64>, Vec<BackupId>)> {
+        let views = || self.older.iter().map(|older| &older.view).chain([&self.view]);
+        let of = |blocks: RangeInclusive<u64>| {
+            let view = views().filter(|view| view.first <= *blocks.start()).last()?;
+            let blocks = *blocks.start()..=(*blocks.end()).min(self.acknowledged);
+            (!blocks.is_empty()).then(|| (blocks, view.backups.clone()))
+        };
+        self.kept.blocks_of(segment).filter_map(of).collect()
+    }
+
     /// See [`look_at_copies`](super::ReplicatedLog::look_at_copies).
     pub(crate) fn look_at_copies(&mut self, has: &dyn Fn(BackupId, &RangeInclusive<u64>) -> bool) {
         let has_all = |(older, blocks): (&Older, RangeInclusive<u64>)| {

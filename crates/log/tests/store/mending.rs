@@ -1,0 +1,306 @@
+//! Segments that the disks have changed or do not give back, and that are found elsewhere.
+
+use std::collections::VecDeque;
+
+use kera_env::FaultyDisk;
+use kera_format::SegmentId;
+use kera_format::container::{PAGE_BYTES, Trailer};
+use kera_format::segment::SEGMENT_MAGIC;
+use kera_log::{Gathering, Mender, ReadError};
+
+use super::*;
+
+/// Chunks of each lane: a few segments.
+const CHUNKS: u64 = 200;
+
+/// What is asked to be looked for, as long as it takes anything.
+#[derive(Default)]
+struct Asked {
+    waiting: Mutex<VecDeque<SegmentId>>,
+    refuses: bool,
+}
+
+impl Mender for Asked {
+    fn damaged(&self, id: SegmentId, error: &str) -> bool {
+        assert!(!error.is_empty());
+        if !self.refuses {
+            self.waiting.lock().unwrap().push_back(id);
+        }
+        !self.refuses
+    }
+}
+
+impl Asked {
+    fn next(&self) -> Option<SegmentId> {
+        self.waiting.lock().unwrap().pop_front()
+    }
+}
+
+/// A node on disks in memory, with copies of all that it has.
+struct Rotten {
+    node: Node,
+    dir: tempfile::TempDir,
+    memory: Vec<MemoryDisk>,
+    disks: Vec<Arc<FaultyDisk>>,
+    clock: Arc<ManualClock>,
+    asked: Arc<Asked>,
+    copies: Vec<Vec<u8>>,
+}
+
+fn all_of(disks: &[Arc<FaultyDisk>]) -> Vec<Arc<dyn Disk>> {
+    disks.iter().map(|disk| disk.clone() as Arc<dyn Disk>).collect()
+}
+
+impl Rotten {
+    /// Everything is on disk, and on nothing else.
+    fn new(asked: Asked) -> Rotten {
+        let (dir, memory, asked) = (dir(), vec![MemoryDisk::new(), MemoryDisk::new()], Arc::new(asked));
+        let disks: Vec<_> = memory.iter().map(|disk| Arc::new(FaultyDisk::new(Arc::new(disk.clone())))).collect();
+        let clock = Arc::new(ManualClock::new(1_000));
+        let mut node = open_on(all_of(&disks), dir.path(), 1, clock.clone());
+        assert_eq!(node.log.finish_recovery(1), Vec::<String>::new());
+        (0..CHUNKS).for_each(|_| (0..LANES).for_each(|lane| node.append(lane)));
+        let copies = chunks(&node);
+        node.log.close_all();
+        node.store.flush_all().unwrap();
+        node.log.mend_with(asked.clone());
+        let mut rotten = Rotten { node, dir, memory, disks, clock, asked, copies };
+        rotten.forget();
+        rotten
+    }
+
+    /// Whatever can be read again leaves memory.
+    fn forget(&mut self) {
+        // Readers are not waited for any more.
+        self.clock.advance_ms(11_000);
+        self.node.store.evict_unused();
+        while self.node.store.step() == kera_log::store::Step::Again {}
+        assert_eq!(self.node.arena.stats().used_bytes, 0);
+    }
+
+    /// Changes a bit in the first chunk of each image that lies on the disks.
+    fn rot(&self) -> usize {
+        let mut changed = 0;
+        for disk in &self.memory {
+            for name in disk.list("containers").unwrap().into_iter().filter(|name| name.ends_with(".kera")) {
+                let path = format!("containers/{name}");
+                let file = disk.open(&path, kera_env::OpenMode::Read, false).unwrap();
+                let mut bytes = kera_env::AlignedBuffer::zeroed(PAGE_BYTES);
+                let pages = file.len().unwrap() / 4096;
+                file.read_at((pages - 1) * 4096, &mut bytes).unwrap();
+                // A footer begins as an image does.
+                let end = Trailer::parse(&bytes, pages * 4096).unwrap().at / 4096;
+                for page in 0..end {
+                    file.read_at(page * 4096, &mut bytes).unwrap();
+                    if bytes[..4] == SEGMENT_MAGIC.to_le_bytes() {
+                        disk.flip_bit(&path, page * 4096 + 300, 3).unwrap();
+                        changed += 1;
+                    }
+                }
+            }
+        }
+        changed
+    }
+
+    /// Gathers a segment from the copies that `which` names by their places among all.
+    fn gather(&self, id: SegmentId, which: impl Fn(usize) -> bool) -> Gathering {
+        let of = self.node.log.damaged_segment(id).expect("it is damaged");
+        assert_eq!(of.id(), id);
+        let mut found = Gathering::new(of);
+        // The last first, and each twice.
+        for (at, copy) in self.copies.iter().enumerate().rev().chain(self.copies.iter().enumerate()) {
+            if which(at) {
+                found.put(&ChunkView::parse(copy).unwrap()).unwrap();
+            }
+        }
+        found
+    }
+
+    /// Reads a lane while everything that is asked for is found. How many chunks it has, and how many segments were found.
+    fn read(&self, lane: u32) -> (u64, usize) {
+        let (mut cursor, mut sequence, mut found) = (Cursor::default(), 0, 0);
+        loop {
+            let outcome = self.node.lane(lane).read(cursor, 100_000, true).unwrap();
+            for chunk_found in outcome.data.iter().flat_map(|data| Chunks::new(data)) {
+                assert!(chunk_found.unwrap().as_bytes()[40..] == chunk(lane, sequence)[40..], "chunk {sequence}");
+                sequence += 1;
+            }
+            if outcome.at_durable_end {
+                return (sequence, found);
+            }
+            cursor = outcome.next;
+            self.node.store.step();
+            while let Some(id) = self.asked.next() {
+                let gathering = self.gather(id, |_| true);
+                assert!(gathering.is_whole());
+                self.node.log.mended(gathering).unwrap();
+                found += 1;
+            }
+        }
+    }
+
+    /// The first read of a lane, whose first segment cannot be loaded.
+    fn first_of(&self, lane: u32) -> SegmentId {
+        let outcome = self.node.lane(lane).read(Cursor::default(), 100_000, true).unwrap();
+        assert!(outcome.loading && outcome.data.is_empty());
+        while self.node.store.step() == kera_log::store::Step::Again {}
+        let first = self.asked.next().expect("it was asked for");
+        // What is read ahead is damaged as well.
+        std::iter::from_fn(|| self.asked.next()).for_each(|other| self.node.log.not_mended(other, "later".to_owned()));
+        first
+    }
+
+    fn corrupt(&self) -> u64 {
+        self.node.store.status().disks.iter().map(|disk| disk.counters.corrupt_segments).sum()
+    }
+}
+
+/// All chunks as they lie in the segments.
+fn chunks(node: &Node) -> Vec<Vec<u8>> {
+    let mut all = Vec::new();
+    for lane in 0..LANES {
+        let mut cursor = Cursor::default();
+        loop {
+            let outcome = node.lane(lane).read(cursor, 400_000, true).unwrap();
+            let found = outcome.data.iter().flat_map(|data| Chunks::new(data));
+            all.extend(found.map(|chunk| chunk.unwrap().as_bytes().to_vec()));
+            if outcome.at_durable_end {
+                break;
+            }
+            cursor = outcome.next;
+            node.store.step();
+        }
+    }
+    all
+}
+
+#[test]
+fn what_the_disks_have_changed_is_read_from_copies_and_lies_on_the_disks_again() {
+    let mut rotten = Rotten::new(Asked::default());
+    let changed = rotten.rot();
+    assert!(changed > 3 * LANES as usize, "{changed}");
+    let mut found = 0;
+    for lane in 0..LANES {
+        let (chunks, of_lane) = rotten.read(lane);
+        assert_eq!(chunks, CHUNKS);
+        found += of_lane;
+    }
+    assert_eq!((found, rotten.corrupt()), (changed, changed as u64));
+    assert_eq!(rotten.node.log.stats().segments_mended, changed as u64);
+    rotten.forget();
+    for lane in 0..LANES {
+        assert_eq!(rotten.read(lane), (CHUNKS, 0), "it is on disk, and whole");
+    }
+    // What was damaged was given back: the next start finds each segment once.
+    rotten.node.store.flush_all().unwrap();
+    let segments = |node: &Node| node.store.status().disks.iter().map(|disk| disk.segments).sum::<u64>();
+    assert_eq!(segments(&rotten.node), changed as u64);
+    rotten.node.arena.remove().unwrap();
+    let again = open_on(all_of(&rotten.disks), rotten.dir.path(), 2, rotten.clock.clone());
+    assert_eq!(again.log.finish_recovery(2), Vec::<String>::new());
+    assert_eq!(segments(&again), changed as u64);
+    (0..LANES).for_each(|lane| assert_eq!(again.check(lane), CHUNKS));
+}
+
+/// Both images are there after a kill between the two: it does not matter which one the start takes.
+#[test]
+fn a_kill_before_the_damaged_place_is_given_back_loses_nothing() {
+    let rotten = Rotten::new(Asked::default());
+    let changed = rotten.rot();
+    let before: Vec<u64> = rotten.node.store.status().disks.iter().map(|disk| disk.segments).collect();
+    let of_disk = |disk: u64| move |node: &Node| node.store.status().disks[disk as usize].segments;
+    let first = rotten.first_of(0);
+    // Nothing is given back from here on.
+    let found = rotten.gather(first, |_| true);
+    rotten.node.log.mended(found).unwrap();
+    let after: u64 = (0..2).map(|disk| of_disk(disk)(&rotten.node)).sum();
+    assert_eq!(after, before.iter().sum::<u64>() + 1, "both are there");
+    rotten.node.arena.freeze();
+    std::fs::remove_file(rotten.dir.path().join("arena")).unwrap();
+    let node = open_on(all_of(&rotten.disks), rotten.dir.path(), 2, rotten.clock.clone());
+    assert_eq!(node.log.finish_recovery(2), Vec::<String>::new());
+    node.log.mend_with(rotten.asked.clone());
+    let again = Rotten { node, ..rotten };
+    let found: usize = (0..LANES)
+        .map(|lane| (lane, again.read(lane)))
+        .map(|(_, (chunks, found))| {
+            assert_eq!(chunks, CHUNKS);
+            found
+        })
+        .sum();
+    assert!((changed - 1..=changed).contains(&found), "{found} of {changed}");
+}
+
+#[test]
+fn what_is_not_all_of_it_is_not_taken_and_readers_are_told() {
+    let rotten = Rotten::new(Asked::default());
+    rotten.rot();
+    let first = rotten.first_of(1);
+    // The second chunk of it is missing.
+    let of_segment = |copy: &Vec<u8>| {
+        let view = ChunkView::parse(copy).unwrap();
+        let part = view.broker().unwrap();
+        (part.lane, part.group, part.segment) == (first.lane, first.group, first.index) && part.position > 128
+    };
+    let missing = rotten.copies.iter().position(of_segment).expect("it has several");
+    let found = rotten.gather(first, |at| at != missing);
+    assert!(!found.is_whole());
+    let reason = rotten.node.log.mended(found).unwrap_err();
+    assert!(reason.contains("bytes were found"), "{reason}");
+    // A copy that is damaged as well is no copy.
+    let mut copy = rotten.copies[missing].clone();
+    let last = copy.len() - 9;
+    copy[last] ^= 1;
+    let mut found = rotten.gather(first, |at| at != missing);
+    assert!(found.put(&ChunkView::parse(&copy).unwrap()).is_err() && !found.is_whole());
+    rotten.node.log.not_mended(first, "nobody has it".to_owned());
+    let read = || rotten.node.lane(1).read(Cursor::default(), 100_000, true);
+    assert_eq!(read().unwrap_err(), ReadError::LoadFailed("nobody has it".to_owned()));
+    // Whoever asks again has it looked for again.
+    assert_eq!(rotten.first_of(1), first);
+    rotten.node.log.mended(rotten.gather(first, |_| true)).unwrap();
+    assert_eq!(rotten.read(1).0, CHUNKS);
+}
+
+#[test]
+fn without_anybody_who_looks_for_it_readers_are_told_as_before() {
+    let rotten = Rotten::new(Asked { refuses: true, ..Asked::default() });
+    rotten.rot();
+    let read = || rotten.node.lane(0).read(Cursor::default(), 100_000, true);
+    assert!(read().unwrap().loading);
+    while rotten.node.store.step() == kera_log::store::Step::Again {}
+    let error = read().unwrap_err();
+    assert!(matches!(&error, ReadError::LoadFailed(reason) if reason.contains("checksum")), "{error}");
+}
+
+#[test]
+fn when_no_disk_takes_it_it_is_read_from_memory() {
+    let mut rotten = Rotten::new(Asked::default());
+    let changed = rotten.rot();
+    rotten.disks.iter().for_each(|disk| disk.set_space(Some(0)));
+    let read: Vec<(u64, usize)> = (0..LANES).map(|lane| rotten.read(lane)).collect();
+    assert!(read.iter().all(|(chunks, _)| *chunks == CHUNKS), "{read:?}");
+    assert_eq!(read.iter().map(|(_, found)| found).sum::<usize>(), changed);
+    // Once it has left memory it is looked for again, and put on a disk that has room.
+    rotten.disks.iter().for_each(|disk| disk.heal());
+    rotten.forget();
+    let again: usize = (0..LANES).map(|lane| rotten.read(lane).1).sum();
+    assert_eq!(again, changed);
+    rotten.forget();
+    (0..LANES).for_each(|lane| assert_eq!(rotten.read(lane), (CHUNKS, 0)));
+}
+
+/// The stream is deleted while a segment of it is looked for: nothing of it stays on the disks.
+#[test]
+fn what_nobody_wants_any_more_is_given_back() {
+    let rotten = Rotten::new(Asked::default());
+    rotten.rot();
+    let first = rotten.first_of(2);
+    let found = rotten.gather(first, |_| true);
+    rotten.node.log.delete_stream(STREAM).unwrap();
+    assert!(rotten.node.log.damaged_segment(first).is_none());
+    rotten.node.log.mended(found).unwrap();
+    rotten.node.log.not_mended(first, "it comes too late".to_owned());
+    rotten.node.store.flush_all().unwrap();
+    assert_eq!(rotten.node.store.status().disks.iter().map(|disk| disk.segments).sum::<u64>(), 0);
+}
