@@ -64,6 +64,8 @@ pub(crate) struct Replica {
     pub(crate) runs: Vec<Run>,
     /// The highest block in a file of which nobody knows any more whose it is: it may be this log's.
     pub(crate) perhaps_through: u64,
+    /// Blocks that were found not to read back any more since the start; in order, and not touching.
+    pub(crate) damaged: Vec<BlockRange>,
 }
 
 /// What is to be done with a block.
@@ -152,8 +154,44 @@ impl Replica {
         self.perhaps_through > end || self.runs.iter().any(is_damaged)
     }
 
-    /// The blocks that are written, in ranges without a hole.
+    /// Notes that blocks do not read back. What is not here any more is forgotten.
+    pub(crate) fn note_damaged(&mut self, more: &[BlockRange]) {
+        let first = self.runs.iter().map(|run| run.first).min().unwrap_or(u64::MAX);
+        self.damaged.extend_from_slice(more);
+        self.damaged.retain(|range| range.last >= first);
+        self.damaged.sort_unstable_by_key(|range| range.first);
+        let mut joined: Vec<BlockRange> = Vec::with_capacity(self.damaged.len());
+        for range in self.damaged.drain(..) {
+            match joined.last_mut() {
+                Some(last) if range.first <= last.last + 1 => last.last = last.last.max(range.last),
+                _ => joined.push(range),
+            }
+        }
+        self.damaged = joined;
+    }
+
+    /// The blocks that are written and read back as far as is known, in ranges without a hole.
     pub(crate) fn ranges(&self) -> Vec<BlockRange> {
+        let mut ranges = Vec::new();
+        for BlockRange { mut first, last } in self.written() {
+            for bad in &self.damaged {
+                if last < bad.first || bad.last < first {
+                    continue;
+                }
+                if first < bad.first {
+                    ranges.push(BlockRange { first, last: bad.first - 1 });
+                }
+                first = first.max(bad.last + 1);
+            }
+            if first <= last {
+                ranges.push(BlockRange { first, last });
+            }
+        }
+        ranges
+    }
+
+    /// The blocks that are written, in ranges without a hole.
+    fn written(&self) -> Vec<BlockRange> {
         let mut ranges: Vec<BlockRange> = Vec::new();
         for run in self.runs.iter().filter(|run| run.first <= run.written) {
             match ranges.last_mut() {
@@ -231,6 +269,20 @@ mod tests {
         assert_eq!(replica.through(10, |run| (run.origin, run.written)), 12);
         assert_eq!(replica.through(13, |run| (run.origin, run.written)), 12);
         assert_eq!(replica.ranges(), [BlockRange { first: 1, last: 3 }, BlockRange { first: 10, last: 12 }]);
+    }
+
+    #[test]
+    fn blocks_that_do_not_read_back_are_not_told() {
+        let range = |first, last| BlockRange { first, last };
+        let mut replica = Replica::default();
+        replica.insert(run(1, 5, 20, 20));
+        replica.insert(run(2, 30, 40, 40));
+        replica.note_damaged(&[range(9, 9)]);
+        replica.note_damaged(&[range(7, 8), range(20, 30), range(1, 2)]);
+        assert_eq!(replica.damaged, [range(7, 9), range(20, 30)], "what was given back is not kept");
+        assert_eq!(replica.ranges(), [range(5, 6), range(10, 19), range(31, 40)]);
+        replica.note_damaged(&[range(5, 40)]);
+        assert_eq!(replica.ranges(), []);
     }
 
     #[test]

@@ -22,17 +22,29 @@ pub(crate) struct Source {
     pub(crate) bytes: u64,
     buffer: AlignedBuffer,
     chunk_bytes: usize,
+    /// Whole pages are read, past the page cache.
+    direct: bool,
 }
 
 impl Source {
     pub(crate) fn open(disk: &dyn Disk, sequence: u64, key: u64, vlog: u32) -> io::Result<Source> {
+        Source::open_as(disk, sequence, key, vlog, false)
+    }
+
+    /// The same, past the page cache: what is on the disk is read, and nothing else leaves memory for it.
+    pub(crate) fn open_direct(disk: &dyn Disk, sequence: u64, key: u64, vlog: u32) -> io::Result<Source> {
+        Source::open_as(disk, sequence, key, vlog, true)
+    }
+
+    fn open_as(disk: &dyn Disk, sequence: u64, key: u64, vlog: u32, direct: bool) -> io::Result<Source> {
         let path = path(sequence);
-        let file = disk.open(&path, OpenMode::Read, false)?;
+        let file = disk.open(&path, OpenMode::Read, direct)?;
         let bytes = file.len()?;
-        Ok(Source { file, path, sequence, key, vlog, bytes, buffer: AlignedBuffer::new(), chunk_bytes: 0 })
+        Ok(Source { file, path, sequence, key, vlog, bytes, buffer: AlignedBuffer::new(), chunk_bytes: 0, direct })
     }
 
     fn read(&mut self, at: u64, bytes: usize) -> io::Result<()> {
+        let bytes = if self.direct { bytes.next_multiple_of(PAGE_BYTES) } else { bytes };
         let bytes = (bytes as u64).min(self.bytes.saturating_sub(at)) as usize;
         self.buffer.resize(bytes);
         let read = self.file.read_at(at, &mut self.buffer[..bytes])?;

@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering;
 
 use cloud::*;
 use common::*;
-use kera_broker::{EndedLog, HandedStates, Rebuild, RecoveryProgress};
+use kera_broker::{EndedLog, HandedStates, MendFrom, Rebuild, RecoveryProgress, gather};
 use kera_env::{Clock, Disk, ManualClock, MemoryDisk, Random, SeededRandom};
 use kera_format::chunk::Chunks;
 use kera_format::vlog_replica::LogId;
@@ -263,6 +263,36 @@ impl World {
         }
     }
 
+    /// Some segments that are on disk only are replaced by what backups have of them, as if the disk had lost them. What they do not have as it is now is not taken.
+    fn mend(&mut self) {
+        self.clock.advance_ms(11_000);
+        self.owner.store.evict_unused();
+        self.owner.settle();
+        let (log, replicated) = (&self.owner.replicating.log, &self.owner.replicating.replicated);
+        let mut counted = Vec::new();
+        for of in self.owner.segments().into_iter().filter_map(|id| log.damaged_segment(id)) {
+            if self.below(3) > 0 {
+                continue;
+            }
+            let id = of.id();
+            let from = replicated.blocks_of(id).into_iter();
+            let name = self.owner.replicating.name;
+            let from = from.map(|(blocks, backups)| MendFrom { log: name, blocks, backups, is_over: false });
+            let is_compacted = self.owner.rewrites()[&(id.group, id.index)] > 0;
+            match gather(of, &from.collect::<Vec<_>>(), &*self.cloud) {
+                Ok(found) => {
+                    log.mended(found).unwrap();
+                    counted.push(if is_compacted { "mended, compacted" } else { "mended" });
+                }
+                Err(reason) => {
+                    assert!(is_compacted, "what was never compacted has its copies: {reason}");
+                    counted.push("not mended, compacted");
+                }
+            }
+        }
+        counted.into_iter().for_each(|what| self.count(what));
+    }
+
     /// The owner is lost, and perhaps the next one while it rebuilds.
     fn lose(&mut self) {
         let mut logs = vec![self.owner.replicating.ended(&BACKUPS)];
@@ -465,7 +495,8 @@ fn what_compaction_has_left_survives_its_owners() {
                 70..80 => world.owner.settle(),
                 80..88 => world.compact(),
                 88..94 => world.copy_again(),
-                94..98 => world.clock.advance_ms(world.below(15_000)),
+                94..97 => world.clock.advance_ms(world.below(15_000)),
+                97 => world.mend(),
                 98 => world.check(),
                 _ => {
                     world.lose();
@@ -480,6 +511,7 @@ fn what_compaction_has_left_survives_its_owners() {
         }
     }
     println!("{counts:?}");
+    assert!(std::env::var("KERA_MODEL_SEED").is_ok() || (counts["mended"] > 0 && counts["mended, compacted"] > 0));
 }
 
 /// A log of before has what this node has compacted since, and what is behind it in the lane stays as it is, without its tombstones: beside what that log has

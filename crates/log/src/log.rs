@@ -358,14 +358,6 @@ impl Log {
         ahead
     }
 
-    /// Where on disk a segment is.
-    pub(crate) fn location(&self, id: SegmentId) -> Option<Location> {
-        let lane = self.lane_of(id)?;
-        let state = lane.state.lock();
-        let at = state.chain.find(id.group, id.index)?;
-        state.chain.slot(at).at
-    }
-
     /// A segment that is in memory.
     pub fn segment(&self, id: SegmentId) -> Option<Arc<Segment>> {
         let lane = self.lane_of(id)?;

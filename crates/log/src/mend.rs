@@ -262,7 +262,7 @@ impl Log {
     }
 
     /// A segment's image is at `at` now, synced, and not at `was`, which is given back. If the lane has let go of it, or it was rewritten meanwhile, `at` is.
-    fn moved(&self, id: SegmentId, was: Location, at: Location) {
+    pub(crate) fn moved(&self, id: SegmentId, was: Location, at: Location) {
         let moved = self.lane_of(id).and_then(|lane| lane.with_slot(id, |slot| slot.moved(was, at)));
         let goes = match moved {
             Some(Ok(())) => [Some(was), None],

@@ -42,6 +42,8 @@ pub struct Snapshot {
     pub compaction: CompactionStats,
     /// What its thread has taken of a processor, in microseconds.
     pub compaction_us: u64,
+    /// What was read of the disks to see whether it is what was written.
+    pub scrub: ScrubNumbers,
     /// The server of the native protocol.
     pub server: ServerStats,
     /// What the door for Kafka clients counts.
@@ -109,6 +111,17 @@ pub struct ClusterNumbers {
     pub mend_failures: u64,
     /// For how long the write that is under way has been, of the coordinators' log or at all disks of copies, in milliseconds.
     pub disk_wait_ms: u64,
+}
+
+/// What was read of the disks to see whether it is what was written, since the start.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct ScrubNumbers {
+    /// Bytes that were read.
+    pub bytes: u64,
+    /// Segments, and blocks of copies, that were not.
+    pub damaged: u64,
+    /// When the last round ended, milliseconds since 1970; 0: there was none.
+    pub last_round_ms: i64,
 }
 
 /// How long requests took, by kind.
@@ -412,6 +425,17 @@ static METRICS: &[Metric] = &[
         "store_mend_failures",
         "Segments of those two kinds of which no backup has copies, each time that somebody asked for them.",
         |s| s.cluster.mend_failures,
+    ),
+    bytes(counter("scrub_read", "Bytes on disks that were read to see whether they are what was written.", |s| {
+        s.scrub.bytes
+    })),
+    counter("scrub_damaged", "Segments, and blocks of copies for other nodes, that were found not to be.", |s| {
+        s.scrub.damaged
+    }),
+    gauge(
+        "scrub_last_round_seconds",
+        "When all of it was read last, seconds since 1970; 0: not since the start.",
+        |s| s.scrub.last_round_ms.max(0).cast_unsigned() / 1000,
     ),
     gauge("store_disks_down", "Disks that are full or failed.", |s| s.storage.disks_down),
     counter("compaction_passes", "Passes of compaction over a lane that came to their end.", |s| s.compaction.passes),

@@ -1048,10 +1048,13 @@ fn what_lost_a_backup_is_copied_again_and_nobody_needs_its_old_view() {
     let lacks = |backup: BackupId, _: &RangeInclusive<u64>| backup == 2;
     let (_, view) = world.replicated.state();
     assert!(world.replicated.stats().under_replicated > 0);
-    world.replicated.look_at_copies(&|backup, _| backup != 2);
+    world.replicated.look_at_copies(&|backup, _| backup != 2, &|_, _| false);
     assert!(world.replicated.stats().under_replicated > 0, "one of them is gone");
-    world.replicated.look_at_copies(&|_, _| true);
+    world.replicated.look_at_copies(&|_, _| true, &|_, _| false);
     assert_eq!(world.replicated.stats().under_replicated, 0, "they are others than those of the view, and have all");
+    world.replicated.look_at_copies(&|_, _| false, &|_, _| true);
+    assert!(world.replicated.stats().under_replicated > 0, "they have lost something, whoever they are");
+    world.replicated.look_at_copies(&|_, _| true, &|_, _| false);
     assert_eq!(world.copy_again(&lacks), 0, "the view is too young");
     world.clock.advance_ms(400);
     assert_eq!(world.copy_again(&|_, _| false), 0, "everybody has what they had");

@@ -26,7 +26,13 @@ impl Member {
         if let Some(join) = join {
             flags.extend(["--join".into(), format!("127.0.0.1:{join}")]);
         }
-        flags.extend(more.iter().map(|flag| (*flag).to_owned()));
+        for flag in more {
+            // What is said here stands for what every node is told.
+            if let Some(at) = flags.iter().position(|known| flag.starts_with("--") && known == flag) {
+                flags.drain(at..at + 2);
+            }
+            flags.push((*flag).to_owned());
+        }
         Member { place, flags }
     }
 

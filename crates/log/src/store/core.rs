@@ -19,7 +19,7 @@ use super::give_way::{FirstWrites, Others};
 use super::host::{Host, Image};
 use super::queue::{Dirty, LaneKey, Queue};
 use super::readers::{Bounds, MoreAhead, Readers};
-use super::recover::{StoreRecovery, recover};
+use super::recover::{InMemory, StoreRecovery, recover};
 use super::signal::{Signal, Step};
 use super::status::{Counters, DiskState, DiskStatus, StoreStatus};
 use super::through::Through;
@@ -147,6 +147,7 @@ impl<H: Host> Core<H> {
         disks: Vec<Arc<dyn Disk>>,
         clock: Arc<dyn Clock>,
         random: Arc<dyn Random>,
+        in_memory: InMemory<'_>,
     ) -> Result<(Core<H>, StoreRecovery), StoreError> {
         if disks.is_empty() || disks.len() > usize::from(u16::MAX) {
             return Err(StoreError::Disks { count: disks.len() });
@@ -154,7 +155,7 @@ impl<H: Host> Core<H> {
         config.check()?;
         let disks: Vec<DiskPart> = disks.into_iter().map(DiskPart::new).collect();
         let containers: Vec<&DiskContainers> = disks.iter().map(|part| &part.containers).collect();
-        let mut found = recover(config.node, &containers)?;
+        let mut found = recover(config.node, &containers, in_memory)?;
         let begins = Begins::open(&disks[0].containers.disk, config.node, config.retry_ms);
         found.recovery.let_go = begins.all();
         for at in found.duplicates {

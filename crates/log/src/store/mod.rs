@@ -39,6 +39,7 @@ mod tests;
 mod threads;
 mod through;
 
+use std::collections::HashSet;
 use std::io;
 use std::path::PathBuf;
 use std::sync::{Arc, Weak};
@@ -48,7 +49,7 @@ use kera_format::container::{CONTAINER_BYTES_MAX, ContainerEntry, IMAGE_BYTES_MA
 use kera_format::{LaneId, SegmentId, StreamId, StreamletId};
 
 pub use give_way::FirstWrites;
-pub use recover::StoreRecovery;
+pub use recover::{Lack, StoreRecovery};
 pub use signal::Step;
 pub use status::{DiskCounts, DiskState, DiskStatus, StoreStatus};
 pub use threads::StoreThreads;
@@ -208,8 +209,30 @@ impl DiskStore {
         clock: Arc<dyn Clock>,
         random: Arc<dyn Random>,
     ) -> Result<(Arc<DiskStore>, StoreRecovery), StoreError> {
-        let (core, recovery) = Core::open(config, disks, clock, random)?;
+        let (core, recovery) = Core::open(config, disks, clock, random, None)?;
         Ok((Arc::new(DiskStore { core: Arc::new(core) }), recovery))
+    }
+
+    /// The same after a kill, with the arena of the process before: `in_memory` are its segments. What is damaged and not among them was not torn by a loss of power,
+    /// and stays, to be [mended](crate::Mender).
+    pub fn open_after_kill(
+        config: StoreConfig,
+        disks: Vec<Arc<dyn Disk>>,
+        clock: Arc<dyn Clock>,
+        random: Arc<dyn Random>,
+        in_memory: &HashSet<SegmentId>,
+    ) -> Result<(Arc<DiskStore>, StoreRecovery), StoreError> {
+        let (core, recovery) = Core::open(config, disks, clock, random, Some(in_memory))?;
+        Ok((Arc::new(DiskStore { core: Arc::new(core) }), recovery))
+    }
+
+    /// Others have what was in these places, or are about to rebuild it: the next start need not take it for lost once more. Blocks.
+    pub fn others_have(&self, lacks: &[Lack]) -> io::Result<()> {
+        let disks = (0..).zip(&self.core.disks);
+        disks.filter(|(number, _)| lacks.iter().any(|lack| lack.disk == *number)).try_for_each(|(number, part)| {
+            let of_disk = lacks.iter().copied().filter(|lack| lack.disk == number);
+            recover::note_lacks(&*part.containers.disk, of_disk)
+        })
     }
 
     /// Tells the store whose segments it keeps. Once; a second log is ignored. The log is not kept alive.

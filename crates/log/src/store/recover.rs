@@ -4,7 +4,7 @@
 //! batches, one after the other, and then the images of the last batch, because only those can be torn
 //! ([`kera_format::container`]). So a start costs time by the number of segments, not of bytes.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::io;
 use std::sync::Arc;
 
@@ -14,8 +14,8 @@ use kera_format::container::{
     Trailer, pages, verify_image,
 };
 use kera_format::extent::ExtentMarker;
-use kera_format::segment::{SegmentHeader, SegmentProgress};
-use kera_format::{FormatError, LaneId, SegmentId, StreamId, StreamletId};
+use kera_format::segment::{SEGMENT_MAGIC, SegmentHeader, SegmentProgress};
+use kera_format::{LaneId, SegmentId, StreamId, StreamletId};
 
 use super::StoreError;
 use super::container::{
@@ -37,9 +37,25 @@ pub struct StoreRecovery {
     pub unfinished: u64,
     /// Lanes of which this node has let go of what was in front of an ordinal: for [`Log::let_go_before`](crate::Log::let_go_before).
     pub let_go: Vec<((StreamId, StreamletId, LaneId), u64)>,
+    /// What cannot be read, so that nobody can tell which segments were in it, but for what is [known](super::DiskStore::others_have).
+    pub lacks: Vec<Lack>,
     /// What is not as it should be, a sentence each; the start goes on without it.
     pub problems: Vec<String>,
 }
+
+/// A place in a container that cannot be read and tells of segments.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Lack {
+    /// The disk, by its place in the list that the store was opened with.
+    pub disk: u16,
+    /// The container.
+    pub container: u64,
+    /// Where in it, in bytes; 0: all of it.
+    pub at: u64,
+}
+
+/// The segments in an arena that has outlived its process, if it has: nothing was lost then of what was written, synced or not.
+pub(crate) type InMemory<'a> = Option<&'a HashSet<SegmentId>>;
 
 /// What recovery hands to the store beside [`StoreRecovery`].
 pub(crate) struct Found {
@@ -53,7 +69,7 @@ pub(crate) struct Found {
 }
 
 /// Reads what is on `disks`, in their order, and fills in their containers.
-pub(crate) fn recover(node: [u8; 16], disks: &[&DiskContainers]) -> Result<Found, StoreError> {
+pub(crate) fn recover(node: [u8; 16], disks: &[&DiskContainers], in_memory: InMemory<'_>) -> Result<Found, StoreError> {
     let mut found = Found {
         recovery: StoreRecovery::default(),
         duplicates: Vec::new(),
@@ -65,15 +81,17 @@ pub(crate) fn recover(node: [u8; 16], disks: &[&DiskContainers]) -> Result<Found
         let failed = |action, error| StoreError::Disk { path: disk.disk.root().to_owned(), action, error };
         disk.disk.create_dir_all(CONTAINER_DIR).map_err(|e| failed("make the directory of containers", e))?;
         let names = disk.disk.list(CONTAINER_DIR).map_err(|e| failed("list its containers", e))?;
+        let before = found.recovery.lacks.len();
         for container in names.iter().filter_map(|name| container_number(name)) {
             found.container_next = found.container_next.max(container.saturating_add(1));
-            let scan = match Scan::of(&*disk.disk, node, container, &mut found.recovery.problems) {
+            let scan = match Scan::of((number as u16, &*disk.disk), node, container, in_memory, &mut found.recovery) {
                 Ok(Some(scan)) => scan,
                 Ok(None) => continue,
                 Err(error) => {
                     let path = disk.disk.root().join(container_path(container));
                     let problem = format!("{} cannot be read, its segments are missing: {error}", path.display());
                     found.recovery.problems.push(problem);
+                    found.recovery.lacks.push(Lack { disk: number as u16, container, at: 0 });
                     continue;
                 }
             };
@@ -92,8 +110,39 @@ pub(crate) fn recover(node: [u8; 16], disks: &[&DiskContainers]) -> Result<Found
             }
             disk.containers.lock().insert(container, known);
         }
+        if found.recovery.lacks.len() > before {
+            let known = known_lacks(&*disk.disk);
+            let lacks = &mut found.recovery.lacks;
+            lacks.retain(|lack| usize::from(lack.disk) < number || !known.contains(&(lack.container, lack.at)));
+        }
     }
     Ok(found)
+}
+
+/// The file with what others have: lines of a container and a place in it.
+fn lacks_path() -> String {
+    format!("{CONTAINER_DIR}/lacks")
+}
+
+/// More is not read of it.
+const LACKS_BYTES_MAX: usize = 1 << 20;
+
+/// What is noted as known. Without the file, or if it does not read back, nothing is: then others are asked once more.
+fn known_lacks(disk: &dyn Disk) -> HashSet<(u64, u64)> {
+    let text = disk.read_all(&lacks_path(), LACKS_BYTES_MAX).unwrap_or_default();
+    let line = |line: &str| {
+        let (container, at) = line.split_once(' ')?;
+        Some((container.parse().ok()?, at.parse().ok()?))
+    };
+    String::from_utf8_lossy(&text).lines().filter_map(line).collect()
+}
+
+/// Notes on its disk what is known of it.
+pub(crate) fn note_lacks(disk: &dyn Disk, lacks: impl Iterator<Item = Lack>) -> io::Result<()> {
+    let mut all: BTreeSet<(u64, u64)> = known_lacks(disk).into_iter().collect();
+    all.extend(lacks.map(|lack| (lack.container, lack.at)));
+    let text: String = all.iter().map(|(container, at)| format!("{container} {at}\n")).collect();
+    disk.replace(&lacks_path(), text.as_bytes())
 }
 
 impl Found {
@@ -164,7 +213,15 @@ struct Scan {
 
 impl Scan {
     /// `None` if there is nothing to be had from the file: it is removed if it never held anything, else left alone.
-    fn of(disk: &dyn Disk, node: [u8; 16], container: u64, problems: &mut Vec<String>) -> io::Result<Option<Scan>> {
+    fn of(
+        (number, disk): (u16, &dyn Disk),
+        node: [u8; 16],
+        container: u64,
+        in_memory: InMemory<'_>,
+        found: &mut StoreRecovery,
+    ) -> io::Result<Option<Scan>> {
+        let StoreRecovery { problems, lacks, .. } = found;
+        let lacks_all = Lack { disk: number, container, at: 0 };
         let path = container_path(container);
         let file = disk.open(&path, OpenMode::ReadWrite, true)?;
         let file_bytes = file.len()?;
@@ -179,10 +236,12 @@ impl Scan {
             }
             Ok(header) => {
                 problems.push(format!("{path} says that it is container {}; it is left alone", header.container));
+                lacks.push(lacks_all);
                 return Ok(None);
             }
             Err(error) => {
                 problems.push(format!("{path} has no readable header and is left alone: {error}"));
+                lacks.push(lacks_all);
                 return Ok(None);
             }
         };
@@ -202,8 +261,9 @@ impl Scan {
             foreign,
         };
         if scan.foreign.is_none() && !scan.read_footer(file_bytes)? {
-            scan.read_batches(file_bytes, &path, problems)?;
+            scan.read_batches(file_bytes, (number, &path), in_memory, found)?;
         }
+        let problems = &mut found.problems;
         // Of a container without a batch the first page may be torn: it was being made when the power went.
         if damaged > 0 && !scan.entries.is_empty() {
             problems.push(format!(
@@ -235,7 +295,16 @@ impl Scan {
     }
 
     /// Follows the batches, then verifies the images of the last one.
-    fn read_batches(&mut self, file_bytes: u64, path: &str, problems: &mut Vec<String>) -> io::Result<()> {
+    ///
+    /// After a kill nothing can be torn that is not in memory: a segment leaves that when its batch is synced. Then an image that is not what it should be was
+    /// changed by the disk, and stays, to be [mended](crate::Mender).
+    fn read_batches(
+        &mut self,
+        file_bytes: u64,
+        (disk, path): (u16, &str),
+        in_memory: InMemory<'_>,
+        found: &mut StoreRecovery,
+    ) -> io::Result<()> {
         let mut last = 0..0;
         loop {
             let mut batch = self.read_batch(self.end, file_bytes)?;
@@ -247,7 +316,8 @@ impl Scan {
                 batch = self.find_batch(file_bytes)?;
                 if let Some((header, _)) = &batch {
                     self.has_gap = true;
-                    problems.push(format!(
+                    found.lacks.push(Lack { disk, container: self.header.container, at: self.end });
+                    found.problems.push(format!(
                         "{path}: what is between {} and {} cannot be read; its segments are lost",
                         self.end, header.at
                     ));
@@ -258,13 +328,23 @@ impl Scan {
             self.entries.extend((header.first..).zip(entries));
             self.end = header.at + header.batch_bytes;
         }
+        if in_memory.is_some() && self.has_more(file_bytes)? {
+            // Without a footer the next start sees it as well.
+            self.has_gap = true;
+            found.lacks.push(Lack { disk, container: self.header.container, at: self.end });
+            found.problems.push(format!("{path}: what begins at {} cannot be read; its segments are lost", self.end));
+        }
         // What follows a torn segment in its lane goes too, whole or not: a lane has no holes (decision 0007).
         let mut torn_lanes = HashSet::new();
         for i in last {
             let (number, entry) = &self.entries[i];
-            let lane = lane_of(entry.header.id);
-            if !self.released.get(*number) && (torn_lanes.contains(&lane) || !self.is_whole(entry)?) {
-                torn_lanes.insert(lane);
+            let (id, is_released) = (entry.header.id, self.released.get(*number));
+            let is_torn = match in_memory {
+                None => torn_lanes.contains(&lane_of(id)) || !self.is_whole(entry),
+                Some(in_memory) => in_memory.contains(&id) && !self.is_whole(entry),
+            };
+            if !is_released && is_torn {
+                torn_lanes.insert(lane_of(id));
                 self.torn.push(*number);
             }
         }
@@ -339,12 +419,18 @@ impl Scan {
         Ok(None)
     }
 
+    /// Whether something is behind the last batch that is none: all that follows is zeros otherwise, or a footer whose end does not read back.
+    fn has_more(&self, file_bytes: u64) -> io::Result<bool> {
+        let mut page = AlignedBuffer::zeroed(PAGE_BYTES);
+        let read = if self.end < file_bytes { self.file.read_at(self.end, &mut page)? } else { 0 };
+        Ok(page[..read].iter().any(|byte| *byte != 0) && !page.starts_with(&SEGMENT_MAGIC.to_le_bytes()))
+    }
+
     /// Whether a segment's image is on disk as it was in memory.
-    fn is_whole(&self, entry: &ContainerEntry) -> io::Result<bool> {
+    fn is_whole(&self, entry: &ContainerEntry) -> bool {
         let mut image = AlignedBuffer::zeroed(pages(entry.image_bytes()) as usize);
-        let read = self.file.read_at(entry.at, &mut image)?;
-        let verified: Result<_, FormatError> = verify_image(&image[..read]);
-        Ok(verified.is_ok_and(|(header, progress)| header == entry.header && progress.head == entry.progress.head))
+        let verified = self.file.read_at(entry.at, &mut image).ok().and_then(|read| verify_image(&image[..read]).ok());
+        verified.is_some_and(|(header, progress)| header == entry.header && progress.head == entry.progress.head)
     }
 
     /// Gives the file a footer if it has none and nothing stands against it, and returns what is in it.

@@ -6,7 +6,7 @@ use kera_env::FaultyDisk;
 use kera_format::SegmentId;
 use kera_format::container::{PAGE_BYTES, Trailer};
 use kera_format::segment::SEGMENT_MAGIC;
-use kera_log::{Gathering, Mender, ReadError};
+use kera_log::{Gathering, Mender, ReadError, Scrubber};
 
 use super::*;
 
@@ -303,4 +303,55 @@ fn what_nobody_wants_any_more_is_given_back() {
     rotten.node.log.not_mended(first, "it comes too late".to_owned());
     rotten.node.store.flush_all().unwrap();
     assert_eq!(rotten.node.store.status().disks.iter().map(|disk| disk.segments).sum::<u64>(), 0);
+}
+
+/// Reads everything that is on the disks: how much of it is damaged.
+fn scrub(node: &Node) -> u64 {
+    let mut scrubber = Scrubber::new(node.log.clone(), node.store.clone());
+    scrubber.begin();
+    let (mut bytes, mut damaged) = (0, 0);
+    while let Some((of_one, is_damaged)) = scrubber.step() {
+        (bytes, damaged) = (bytes + of_one, damaged + is_damaged);
+    }
+    assert!(bytes > 3_000 * CHUNKS * u64::from(LANES), "{bytes}");
+    damaged
+}
+
+#[test]
+fn what_nobody_reads_is_found_and_mended() {
+    let rotten = Rotten::new(Asked::default());
+    assert_eq!(scrub(&rotten.node), 0);
+    let changed = rotten.rot() as u64;
+    assert_eq!(scrub(&rotten.node), changed);
+    assert_eq!(scrub(&rotten.node), 0, "it is looked for already");
+    let mut found = 0;
+    while let Some(id) = rotten.asked.next() {
+        rotten.node.log.mended(rotten.gather(id, |_| true)).unwrap();
+        found += 1;
+    }
+    assert_eq!((found, scrub(&rotten.node)), (changed, 0));
+    (0..LANES).for_each(|lane| assert_eq!(rotten.read(lane), (CHUNKS, 0)));
+}
+
+/// Nobody need be asked for what is in memory.
+#[test]
+fn what_is_in_memory_as_well_is_written_again_from_there() {
+    let mut rotten = Rotten::new(Asked::default());
+    let chunks: u64 = (0..LANES).map(|lane| rotten.read(lane).0).sum();
+    assert_eq!(chunks, CHUNKS * u64::from(LANES));
+    let changed = rotten.rot() as u64;
+    assert_eq!(scrub(&rotten.node), changed);
+    assert!(rotten.asked.next().is_none());
+    rotten.forget();
+    assert_eq!(scrub(&rotten.node), 0);
+    (0..LANES).for_each(|lane| assert_eq!(rotten.read(lane), (CHUNKS, 0)));
+}
+
+#[test]
+fn without_anybody_who_looks_for_it_readers_try_the_disk_themselves() {
+    let rotten = Rotten::new(Asked { refuses: true, ..Asked::default() });
+    let changed = rotten.rot() as u64;
+    assert_eq!((scrub(&rotten.node), scrub(&rotten.node)), (changed, changed));
+    let read = || rotten.node.lane(0).read(Cursor::default(), 100_000, true);
+    assert!(read().unwrap().loading, "the disk is asked");
 }

@@ -108,6 +108,11 @@ impl BackupRole {
         self.service.get().map(|service| &**service.backup())
     }
 
+    /// The same to keep.
+    pub(super) fn shared(&self) -> Option<Arc<Backup>> {
+        self.service.get().map(|service| service.backup().clone())
+    }
+
     /// A session's part, if the backup runs.
     pub(super) fn session(&self, waker: SessionWaker) -> Option<BackupSession> {
         self.service.get().map(|service| BackupSession::new(service.clone(), waker))

@@ -35,6 +35,8 @@ const SEGMENTS: usize = 64;
 const BYTES: u64 = 16 << 20;
 /// Bytes per second, of all logs together: a part of what a disk and a network take.
 const BYTES_PER_S: u64 = 128 << 20;
+/// Nodes are asked so often what they have: a disk of theirs may have lost something since.
+const ASK_AGAIN: Duration = Duration::from_secs(15);
 /// What a backup has said that it has is as new as views that ended before.
 const FRESH: Duration = Duration::from_secs(1);
 /// Old logs are looked at so long after the start, and then so often, but for what is to be copied at once.
@@ -250,7 +252,8 @@ impl Copier {
             }
             memory.away.remove(&node);
             let is_unclear = memory.unclear.get_mut().remove(&node);
-            if !is_unclear && memory.has.get(&node).is_some_and(|has| has.epoch == epoch) {
+            let is_known = |has: &Has| has.epoch == epoch && has.at.elapsed() < ASK_AGAIN;
+            if !is_unclear && memory.has.get(&node).is_some_and(is_known) {
                 continue;
             }
             let held: Vec<_> = self.copies.all().into_iter().map(|(id, log)| (id, log.held(), log)).collect();
@@ -284,7 +287,8 @@ impl Copier {
 
     /// Copies what is to be of one log; false: the node stops.
     fn copy(&self, id: LogId, log: &ReplicatedLog, memory: &mut Memory) -> bool {
-        log.look_at_copies(&|backup, blocks| memory.has_all(backup, id, blocks));
+        let lacks = |backup: NodeNumber, blocks: &RangeInclusive<u64>| memory.lacks(backup, id, blocks);
+        log.look_at_copies(&|backup, blocks| memory.has_all(backup, id, blocks), &lacks);
         loop {
             let lacks = |backup: NodeNumber, blocks: &RangeInclusive<u64>| memory.lacks(backup, id, blocks);
             let wanted = log.to_copy_again(SEGMENTS, &memory.never, &lacks);

@@ -300,6 +300,11 @@ impl Cluster {
         self.group.level()
     }
 
+    /// Its backup, if it runs.
+    pub(crate) fn own_backup(&self) -> Option<Arc<Backup>> {
+        self.backup.shared()
+    }
+
     /// What is written to the node's disks before what the store writes there.
     pub(crate) fn first_writes(&self) -> Arc<dyn FirstWrites> {
         self.backup.clone()

@@ -4,9 +4,11 @@
 //! says what happens in which order at a start and why, `stop.rs` the same for a graceful stop.
 
 mod compaction;
+mod disks;
 mod kafka;
 mod maintenance;
 mod orphans;
+mod scrub;
 mod start;
 mod status;
 mod stop;
@@ -36,6 +38,7 @@ use crate::readiness::Readiness;
 use crate::session::Commands;
 use compaction::Compaction;
 use maintenance::Maintenance;
+use scrub::{Scrub, ScrubCounts};
 pub use start::forget_arena;
 pub(crate) use start::{arena_dir, resolve};
 
@@ -57,6 +60,7 @@ pub(crate) struct Parts {
     pub(crate) compactor: Arc<Compactor>,
     /// What its thread has taken of a processor, in microseconds.
     pub(crate) compaction_us: Arc<AtomicU64>,
+    pub(crate) scrub: ScrubCounts,
     /// There once it listens, until it stops.
     pub(crate) server: Mutex<Option<RunningServer>>,
     /// The same for Kafka clients, if they may connect.
@@ -73,6 +77,7 @@ pub struct Node {
     commands: (Arc<Commands>, JoinHandle<()>),
     maintenance: Maintenance,
     compaction: Option<Compaction>,
+    scrub: Option<Scrub>,
     writers: Vec<JoinHandle<()>>,
     store_threads: StoreThreads,
     lock: DirLock,

@@ -31,16 +31,18 @@ use kera_env::{Clock, DirLock, DirectIo, Disk, LockError, RealDisk, SystemClock,
 use kera_format::SegmentId;
 use kera_format::arena::BlockSize;
 use kera_log::compact::{CompactionConfig, Compactor};
-use kera_log::store::{DiskStore, StoreConfig, StoreError, StoreThreads};
-use kera_log::{Arena, ArenaConfig, ArenaError, Attach, DurabilitySink, Log, LogConfig, SetAside};
+use kera_log::store::{DiskStore, StoreConfig, StoreError, StoreRecovery, StoreThreads};
+use kera_log::{Arena, ArenaConfig, ArenaError, Attach, AttachedSegment, DurabilitySink, Log, LogConfig, SetAside};
 use kera_protocol::HelloResponse;
 use kera_rpc::{RunningServer, Server, ServerConfig, SessionFactory};
 use kera_vlog::{ReplayError, SegmentCloser, VirtualLog, VirtualLogConfig};
 use parking_lot::Mutex;
 
 use super::compaction::Compaction;
+use super::disks::KnownDisks;
 use super::kafka::Kafka;
 use super::maintenance::Maintenance;
+use super::scrub::{Scrub, ScrubCounts};
 use super::{Node, Parts, orphans};
 use crate::cluster::{Cluster, Elsewhere, NodeSinks};
 use crate::config::Config;
@@ -76,16 +78,25 @@ pub(super) fn start(config: &Config) -> Result<Node, Fatal> {
     let http = start_http(config, &http_state)?;
 
     let disks = open_disks(config)?;
+    let (identity, persisting) = begin(config, &disks[0])?;
+    let mut summary = Summary::default();
+    let known = KnownDisks::look(&identity.node, &disks, &SystemRandom, config.virtual_logs.accept_damage)?;
+    let kept = open_kept(config, &identity, (&disks, &known), &clock, &readiness, &mut summary)?;
     readiness.enter(Phase::Starting("reading the catalog"));
-    let (identity, persisting, cluster, coordinator) = open_coordinator(config, &disks, &clock, &readiness)?;
+    let (identity, persisting, cluster, coordinator) =
+        open_coordinator(config, (identity, persisting), kept.has_all, &disks, &clock, &readiness)?;
+    // The cluster has been told that something is missing.
+    if let Err(error) = kept.store.others_have(&kept.stored.lacks) {
+        tracing::warn!(%error, "the next start will miss the same once more");
+    }
+    known.accepted()?;
     let applications_stream = coordinator
         .system_stream(APPLICATIONS_STREAM, &applications_stream_options())
         .map_err(|error| Fatal::Data { message: format!("the catalog: {error}") })?
         .id;
 
-    let mut summary = Summary::default();
-    let recovered =
-        recover(config, &identity, &disks, &clock, (&coordinator, cluster.as_deref()), &readiness, &mut summary)?;
+    let who = (&identity, &*coordinator, cluster.as_deref());
+    let recovered = recover(config, who, kept, &disks, &clock, &readiness, &mut summary)?;
     persisting.finish()?;
     finish_log(&recovered.log, cluster.as_deref(), &identity, &mut summary)?;
     let Recovered { log, store, store_threads, virtual_logs, broker } = recovered;
@@ -110,6 +121,7 @@ pub(super) fn start(config: &Config) -> Result<Node, Fatal> {
         broker: broker.clone(),
         compactor,
         compaction_us: Arc::new(AtomicU64::new(0)),
+        scrub: ScrubCounts::default(),
         server: Mutex::new(None),
         kafka: Mutex::new(None),
     });
@@ -125,13 +137,15 @@ pub(super) fn start(config: &Config) -> Result<Node, Fatal> {
     // First, because it knows which records of transactions native readers may see.
     let kafka = Kafka::start(config, &parts)?;
     let compaction = Compaction::start(&parts).map_err(|error| no_thread("compaction", error))?;
+    let scrub = Scrub::start(&parts).map_err(|error| no_thread("looking through the disks", error))?;
     let server = listen(config, &parts, sessions.clone())?;
     let address = server.local_addr();
     *parts.server.lock() = Some(server);
     let maintenance = Maintenance::start(parts.clone()).map_err(|error| no_thread("maintenance", error))?;
     let _ = http_state.node.set(http_node(sessions, clock, &parts));
     readiness.enter(Phase::Serving);
-    let node = Node { parts, address, http, kafka, commands, maintenance, compaction, writers, store_threads, lock };
+    let node =
+        Node { parts, address, http, kafka, commands, maintenance, compaction, scrub, writers, store_threads, lock };
     tell(&node, &summary);
     Ok(node)
 }
@@ -203,20 +217,17 @@ fn open_disks(config: &Config) -> Result<Vec<Arc<dyn Disk>>, Fatal> {
 
 type OpenCoordinator = (Identity, Persisting, Option<Arc<Cluster>>, Arc<Coordinator>);
 
-/// Who the node is, and who knows its streams: its own catalog, or the cluster that it has a number in, which gives the epoch too.
+/// Who knows the node's streams: its own catalog, or the cluster that it has a number in, which gives the epoch too. `has_all`: nothing is missing of what it had.
 fn open_coordinator(
     config: &Config,
+    (mut identity, persisting): (Identity, Persisting),
+    has_all: bool,
     disks: &[Arc<dyn Disk>],
     clock: &Arc<dyn Clock>,
     readiness: &Readiness,
 ) -> Result<OpenCoordinator, Fatal> {
     let disk = &disks[0];
-    let (mut identity, mut persisting) = begin(disk)?;
-    if config.cluster.node.is_some() {
-        // The epoch that the cluster gives is written after this one.
-        std::mem::replace(&mut persisting, Persisting(None)).finish()?;
-    }
-    let cluster = join_cluster(config, &mut identity, disks, clock, readiness)?;
+    let cluster = join_cluster(config, &mut identity, has_all, disks, clock, readiness)?;
     let coordinator = match &cluster {
         Some(cluster) => cluster.coordinator(clock),
         None => open_catalog(config, &identity, disk, clock)?,
@@ -229,6 +240,7 @@ fn open_coordinator(
 fn join_cluster(
     config: &Config,
     identity: &mut Identity,
+    has_all: bool,
     disks: &[Arc<dyn Disk>],
     clock: &Arc<dyn Clock>,
     readiness: &Readiness,
@@ -247,10 +259,6 @@ fn join_cluster(
     readiness.enter(Phase::Starting("waiting for the cluster"));
     let alone = *identity;
     let single = || Ok(open_catalog(config, &alone, disk, clock)?.catalog());
-    // With the arena, after a kill, or with everything on disk, after a stop. Otherwise the power was lost, and the others know better.
-    let has_survived =
-        Arena::has_survived(&arena_path(config, &alone), alone.node).map_err(|error| no_arena(config, &error))?;
-    let has_all = alone.first_start || alone.stopped || has_survived;
     Cluster::start(config, identity, disks, clock, has_all, single).map(Some)
 }
 
@@ -280,10 +288,10 @@ impl Persisting {
 }
 
 /// Reads the identity. A node that is started again syncs its epoch while it reads everything else; one that never was
-/// must be known by its name before any file carries it.
-fn begin(disk: &Arc<dyn Disk>) -> Result<(Identity, Persisting), Fatal> {
+/// must be known by its name before any file carries it, and the epoch that a cluster gives is written after this one.
+fn begin(config: &Config, disk: &Arc<dyn Disk>) -> Result<(Identity, Persisting), Fatal> {
     let identity = Identity::begin(&**disk, &SystemRandom)?;
-    if identity.first_start {
+    if identity.first_start || config.cluster.node.is_some() {
         identity.persist(&**disk)?;
         return Ok((identity, Persisting(None)));
     }
@@ -305,23 +313,68 @@ fn not_served(aside: &SetAside) -> String {
     format!("{bytes} of the arena at byte {} are not served: {}", aside.offset, aside.reason)
 }
 
-/// Puts the log together from disk, arena and virtual logs.
-fn recover(
+/// The arena, and the segments that were in it.
+type Memory = (Arc<Arena>, Vec<AttachedSegment>);
+
+/// An arena that has outlived its process, until its segments are in a log. If that never comes they stay in its file.
+struct KeptMemory(Option<Memory>);
+
+impl Drop for KeptMemory {
+    fn drop(&mut self) {
+        if let Some((arena, _)) = &self.0 {
+            arena.freeze();
+        }
+    }
+}
+
+/// What the process before has left in memory and on the disks.
+struct Kept {
+    memory: KeptMemory,
+    store: Arc<DiskStore>,
+    stored: StoreRecovery,
+    /// All that it has acknowledged is there: in the arena, after a kill, or on disk, after a stop, as far as what is on the disks can be read. Otherwise the power was
+    /// lost, or a disk has lost something, and the others know better.
+    has_all: bool,
+}
+
+/// Reads what there is. The arena first: what a disk has damaged is told by it from what a loss of power has torn. But one that is not there is not made before others know
+/// what was lost with it: the next start would take it for one that has outlived its process.
+fn open_kept(
     config: &Config,
     identity: &Identity,
-    disks: &[Arc<dyn Disk>],
+    (disks, known): (&[Arc<dyn Disk>], &KnownDisks),
     clock: &Arc<dyn Clock>,
-    (coordinator, cluster): (&Coordinator, Option<&Cluster>),
     readiness: &Readiness,
     summary: &mut Summary,
-) -> Result<Recovered, Fatal> {
+) -> Result<Kept, Fatal> {
+    readiness.enter(Phase::Starting("attaching the arena"));
+    let has_survived = Arena::has_survived(&arena_path(config, identity), identity.node);
+    let has_survived = has_survived.map_err(|error| no_arena(config, &error))?;
+    let memory = KeptMemory(has_survived.then(|| attach(config, identity, summary)).transpose()?);
     readiness.enter(Phase::Starting("reading the containers on disk"));
-    let settings = store_config(config, identity);
-    let opened = DiskStore::open(settings, disks.to_vec(), clock.clone(), Arc::new(SystemRandom));
+    let (settings, random) = (store_config(config, identity), Arc::new(SystemRandom));
+    let opened = match &memory.0 {
+        Some((_, attached)) => {
+            let in_memory = attached.iter().map(|attached| attached.segment.id()).collect();
+            DiskStore::open_after_kill(settings, disks.to_vec(), clock.clone(), random, &in_memory)
+        }
+        None => DiskStore::open(settings, disks.to_vec(), clock.clone(), random),
+    };
     let (store, stored) = opened.map_err(|error| store_error(&config.node.data, error))?;
     warn_all(&stored.problems, summary);
+    let is_whole = stored.lacks.is_empty() && known.lost.is_empty();
+    let has_all = (identity.first_start || identity.stopped || has_survived) && is_whole;
+    known.lost.iter().for_each(|path| tracing::warn!(path = %path.display(), "what was on this disk is given up"));
+    if !is_whole && config.cluster.node.is_some() {
+        tracing::error!(
+            "a disk has lost some of what this node had: others take over what has copies, as if its power had been lost"
+        );
+    }
+    Ok(Kept { memory, store, stored, has_all })
+}
 
-    readiness.enter(Phase::Starting("attaching the arena"));
+/// Attaches the arena, or makes one.
+fn attach(config: &Config, identity: &Identity, summary: &mut Summary) -> Result<Memory, Fatal> {
     let (arena, attach) = open_arena(config, identity)?;
     let attached = match attach {
         Attach::Created => {
@@ -340,7 +393,20 @@ fn recover(
         }
     };
     summary.attached_segments = attached.len() as u64;
+    Ok((arena, attached))
+}
 
+/// Puts the log together from disk, arena and virtual logs.
+fn recover(
+    config: &Config,
+    (identity, coordinator, cluster): (&Identity, &Coordinator, Option<&Cluster>),
+    Kept { mut memory, store, stored, .. }: Kept,
+    disks: &[Arc<dyn Disk>],
+    clock: &Arc<dyn Clock>,
+    readiness: &Readiness,
+    summary: &mut Summary,
+) -> Result<Recovered, Fatal> {
+    let (arena, attached) = memory.0.take().map_or_else(|| attach(config, identity, summary), Ok)?;
     let log = Log::new(LogConfig { has_owner_epochs: cluster.is_some(), ..LogConfig::default() }, arena);
     log.set_store(store.clone());
     store.attach(&log);

@@ -131,6 +131,7 @@ impl Parts {
             server: self.server_stats(),
             uptime_ms: self.uptime_ms(),
             compaction: self.compactor.stats(),
+            scrub: self.scrub.numbers(),
             compaction_us: self.compaction_us.load(Ordering::Relaxed),
             epoch: self.identity.epoch,
             ready: self.readiness.not_ready().is_none(),

@@ -4,7 +4,7 @@
 //! | --- | --- |
 //! | not ready | load balancers look elsewhere while connections drain |
 //! | connections | requests under way are answered, others refused with "stopping" |
-//! | compaction, maintenance, commands | nobody changes anything any more |
+//! | compaction, scrubbing, maintenance, commands | nobody changes anything any more |
 //! | rebuilding | what comes behind the flush would be in the arena only |
 //! | close all groups | what is open goes to the virtual logs and to the store |
 //! | virtual logs | what was appended becomes durable, which segments must be before they are stored |
@@ -27,7 +27,7 @@ const LOOK: Duration = Duration::from_millis(2);
 pub(super) fn stop(node: Node) {
     let started = Instant::now();
     let timeout = node.stop_timeout();
-    let Node { parts, http, kafka, commands, maintenance, compaction, writers, store_threads, lock, .. } = node;
+    let Node { parts, http, kafka, commands, maintenance, compaction, scrub, writers, store_threads, lock, .. } = node;
     parts.readiness.enter(Phase::Draining);
     if let Some(cluster) = &parts.cluster {
         cluster.stopping();
@@ -42,6 +42,9 @@ pub(super) fn stop(node: Node) {
     }
     if let Some(compaction) = compaction {
         compaction.stop();
+    }
+    if let Some(scrub) = scrub {
+        scrub.stop();
     }
     maintenance.stop();
     if let Some(cluster) = &parts.cluster {

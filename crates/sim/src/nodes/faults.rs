@@ -37,6 +37,8 @@ faults! {
         DiskSlow = "disk-slow", 2;
         /// A bit of a file with copies is changed while nobody looks.
         BitFlip = "bit-flip", 1;
+        /// A bit of a segment that a node has stored is changed while nobody looks.
+        Rot = "rot", 2;
         /// A person has a streamlet move to another node.
         Move = "move", 6;
         /// A person drains a node, and lets it own streamlets again after a while.
@@ -63,10 +65,11 @@ faults! {
 }
 
 /// Those of `only`, or all but those that have runs of their own: changes of virtual logs, jumps of clocks, nodes that are removed, last copies that are lost,
-/// records that are deleted, and, if that is not asked for, numbers of copies that change. Without `power` machines do not lose their power all at
+/// records that are deleted, segments that are changed on the disks, and, if that is not asked for, numbers of copies that change. Without `power` machines do not lose their power all at
 /// once: nothing would be left that is certain.
 pub(super) fn faults_of(only: &[Fault], power: bool, changes_copies: bool) -> Faults<Fault> {
-    let own_runs = [Fault::ChangeLog, Fault::ClockJump, Fault::Remove, Fault::LastCopy, Fault::DeleteRecords];
+    let own_runs =
+        [Fault::ChangeLog, Fault::ClockJump, Fault::Remove, Fault::LastCopy, Fault::DeleteRecords, Fault::Rot];
     let has_own_runs = |fault: Fault| own_runs.contains(&fault) || (fault == Fault::ChangeCopies && !changes_copies);
     let is_wanted = |fault: Fault| if only.is_empty() { !has_own_runs(fault) } else { only.contains(&fault) };
     Faults::those(|fault| is_wanted(fault) && (power || fault != Fault::PowerCutAll))

@@ -39,6 +39,7 @@ mod following;
 mod leading;
 mod losses;
 mod member;
+mod mending;
 mod moving;
 mod network;
 mod node;

@@ -29,6 +29,7 @@ use super::coordinators::{Command, Told};
 use super::copies::{Copies, Directory, lock};
 use super::copying::Copier;
 use super::floors::{agree, agree_one};
+use super::mending::Damaged;
 use super::own_logs::OwnLogs;
 use super::plan::Planted;
 use super::recovering::Worker;
@@ -162,7 +163,8 @@ pub(super) struct Running {
     pub(super) epoch: u32,
     clock: Arc<ManualClock>,
     pub(super) log: Arc<Log>,
-    store: Arc<DiskStore>,
+    pub(super) store: Arc<DiskStore>,
+    pub(super) damaged: Arc<Damaged>,
     pub(super) copies: Arc<Copies>,
     pub(super) own: OwnLogs,
     pub(super) broker: Arc<Broker>,
@@ -220,16 +222,16 @@ pub(super) struct Recovery {
     /// Which of those that need other nodes' logs has its turn.
     turn: usize,
     rebuilds: VecDeque<Rebuild>,
-    /// The one that takes over, and the one that rebuilds.
-    pub(super) workers: [Option<Worker>; 2],
+    /// The one that takes over, the one that rebuilds, and the one that mends.
+    pub(super) workers: [Option<Worker>; 3],
     /// What each of them waits for.
-    pub(super) asked: [u64; 2],
+    pub(super) asked: [u64; 3],
     /// What each of them is told if nobody answers.
-    pub(super) late: [Option<super::recovering::Reply>; 2],
+    pub(super) late: [Option<super::recovering::Reply>; 3],
     /// Why the last step failed.
     pub(super) why: String,
     rebuilding: Option<Rebuild>,
-    not_before_us: [u64; 2],
+    not_before_us: [u64; 3],
     /// Streamlets to report, and the command that does.
     pub(super) to_report: Vec<RebuildRange>,
     pub(super) reporting: Option<u64>,
@@ -273,8 +275,8 @@ pub(super) enum StartError {
 impl Recovery {
     /// Nothing is taken over or rebuilt from here on.
     pub(super) fn stop(&mut self) {
-        self.workers = [None, None];
-        self.not_before_us = [u64::MAX; 2];
+        self.workers = [None, None, None];
+        self.not_before_us = [u64::MAX; 3];
         self.to_report.clear();
     }
 
@@ -360,8 +362,43 @@ impl Node {
 
     /// Whether the node has all that it acknowledged before: its arena, or nothing ever.
     pub(super) fn has_all(&self) -> bool {
-        let has_survived = || Arena::has_survived(&self.arena, self.id).expect("an arena of this build, or none");
-        self.first_start || self.was_stopped || has_survived()
+        self.first_start || ((self.was_stopped || self.has_survived()) && self.can_be_read())
+    }
+
+    fn has_survived(&self) -> bool {
+        Arena::has_survived(&self.arena, self.id).expect("an arena of this build, or none")
+    }
+
+    /// Whether the disk has lost nothing of which it could not be told what it was.
+    fn can_be_read(&self) -> bool {
+        let kept = self.kept().and_then(|(_, stored, memory)| {
+            // The next to attach it finds all of it.
+            memory.iter().for_each(|(arena, _)| arena.freeze());
+            Ok(stored.lacks.is_empty())
+        });
+        kept.unwrap_or(true)
+    }
+
+    /// What the process before has left on the disk and in memory, if that has outlived it. As `open_kept` in `crates/server/src/node/start.rs` does.
+    fn kept(&self) -> Result<(Arc<DiskStore>, StoreRecovery, Option<Memory>), StartError> {
+        let (disk, clock): (Arc<dyn Disk>, Arc<dyn Clock>) = (Arc::new(self.disk.clone()), self.clock.clone());
+        let random = Arc::new(SeededRandom::new(self.seed ^ u64::from(self.epoch)));
+        let memory = match self.has_survived() {
+            true => Some(self.own_arena().map(|(arena, attach)| (arena, attached(attach)))?),
+            false => None,
+        };
+        let opened = match &memory {
+            Some((_, attached)) => {
+                let in_memory = attached.iter().map(|attached| attached.segment.id()).collect();
+                DiskStore::open_after_kill(self.store_config(), vec![disk], clock, random, &in_memory)
+            }
+            None => DiskStore::open(self.store_config(), vec![disk], clock, random),
+        };
+        let (store, stored) = opened.map_err(|e| {
+            memory.iter().for_each(|(arena, _)| arena.freeze());
+            self.why(e)
+        })?;
+        Ok((store, stored, memory))
     }
 
     /// The node has joined with an epoch, which is on its disk by now: puts its log together and serves.
@@ -386,14 +423,17 @@ impl Node {
         self.forget_given_up(&backup);
         let copies = Copies::new((self.number, epoch), clock.clone(), self.known.clone(), self.never_late);
         let copies = Arc::new(copies);
-        let opened = DiskStore::open(self.store_config(), vec![disk.clone()], clock.clone(), random.clone());
-        let (store, stored) = opened.map_err(|e| self.why(e))?;
+        let (store, stored, memory) = self.kept()?;
+        let (arena, attached) = match memory {
+            Some(memory) => memory,
+            None => self.own_arena().map(|(arena, attach)| (arena, attached(attach)))?,
+        };
+        let log = log_in(arena, &store);
         if !self.is_flipped {
             self.sound(&stored.problems)?;
         }
-        let (arena, attach) = self.own_arena()?;
-        let log = log_in(arena, &store);
-        let attached = attached(attach);
+        // The coordinators have been told that something is missing.
+        store.others_have(&stored.lacks).map_err(|e| self.why(e))?;
         let own = self.open_own_logs(&disk, &clock, &random)?;
         self.set_sinks((&log, &store), &copies, &own);
         let elsewhere = Arc::new(Elsewhere::new(self.number, &self.known));
@@ -407,6 +447,7 @@ impl Node {
             number: self.number,
             epoch,
             clock: self.clock.clone(),
+            damaged: Damaged::of(&log),
             log,
             store,
             copies,
@@ -606,6 +647,9 @@ impl Node {
     }
 }
 
+/// An arena, and the segments that were in it.
+type Memory = (Arc<Arena>, Vec<AttachedSegment>);
+
 /// The segments that were in an arena.
 fn attached(attach: Attach) -> Vec<kera_log::AttachedSegment> {
     match attach {
@@ -790,6 +834,9 @@ impl Running {
                 recovery.workers[1] = Some(Worker::rebuild(&self.broker, rebuild, ended_for(known, planted), live()));
                 started.push(1);
             }
+        }
+        if self.recovery.workers[2].is_none() && now_us >= self.recovery.not_before_us[2] && self.mend(known, live()) {
+            started.push(2);
         }
         started
     }

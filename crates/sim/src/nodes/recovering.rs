@@ -9,9 +9,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use kera_broker::{Broker, Copies, EndedLog, HandedStates, Rebuild, RecoveryProgress};
+use kera_broker::{Broker, Copies, EndedLog, HandedStates, MendFrom, Rebuild, RecoveryProgress, gather};
 use kera_coordinator::cluster::Owned;
+use kera_format::SegmentId;
 use kera_format::vlog_replica::LogId;
+use kera_log::{DamagedSegment, Log};
 use kera_protocol::{BlocksRead, LaneStateList, LaneStates, ReadBlocks};
 
 /// What is asked of a backup.
@@ -39,6 +41,7 @@ pub(super) enum Wants {
     Pause,
     TakenOver(Result<Rebuild, String>),
     Rebuilt(Result<(), String>),
+    Mended(SegmentId, Result<(), String>),
 }
 
 /// The payload of the panic with which a thread ends whose process was killed.
@@ -77,6 +80,16 @@ impl Worker {
             let done = broker.rebuild(&rebuild, &logs, copies, &progress).map_err(|failure| failure.to_string());
             drop(broker);
             Wants::Rebuilt(done)
+        })
+    }
+
+    /// Puts a segment that the disk has lost on it again. `live`: as above.
+    pub(super) fn mend(log: &Arc<Log>, of: DamagedSegment, from: Vec<MendFrom>, live: BTreeSet<u32>) -> Worker {
+        let log = log.clone();
+        Worker::start(live, move |copies| {
+            let done = gather(of, &from, copies).and_then(|found| log.mended(found));
+            drop(log);
+            Wants::Mended(of.id(), done)
         })
     }
 

@@ -139,6 +139,7 @@ impl World {
                 self.schedule.after(lasts_us, Event::Heal(node, fault));
             }
             Fault::BitFlip => return self.flip(node),
+            Fault::Rot => return self.rot(node),
             Fault::Move => {
                 let to = self.draw_node();
                 return self.wants_move(node, to);

@@ -244,6 +244,12 @@ impl World {
                     running.taken_over(taken);
                 }
             }
+            Wants::Mended(id, done) => {
+                *self.events_of.entry("mended").or_default() += u64::from(done.is_ok());
+                if let Some(running) = self.node_mut(node).running() {
+                    running.mended(id, done);
+                }
+            }
             Wants::Rebuilt(done) => {
                 *self.events_of.entry("rebuilt").or_default() += u64::from(done.is_ok());
                 if let Some(running) = self.node_mut(node).running() {

@@ -799,6 +799,7 @@ impl World {
             running.tick();
         }
         self.tell_gone(node);
+        self.scrub(node);
         self.look_at_floors(node);
         self.copy_again(node)?;
         self.change_copies(node);

@@ -331,11 +331,12 @@ impl ReplicatedLog {
         self.happened(Event::Broken(backup, why));
     }
 
-    /// A backup has come back and has these blocks: it is replaced, perhaps by itself, if some of those are missing that
-    /// [`held`](ReplicatedLog::held) told before it was asked. Any thread.
+    /// A backup has these blocks, as it has said: it is replaced, perhaps by itself, if some of those are missing that [`held`](ReplicatedLog::held) told before it
+    /// was asked, and that are not given back by now. Any thread.
     pub fn came_back(&self, backup: BackupId, (view, held): &(View, RangeInclusive<u64>), has: &[RangeInclusive<u64>]) {
-        let from = has.iter().find(|range| range.contains(held.start()));
-        let missing = from.map_or(*held.start(), |range| range.end() + 1);
+        let first = *held.start().max(self.held().1.start());
+        let from = has.iter().find(|range| range.contains(&first));
+        let missing = from.map_or(first, |range| range.end() + 1);
         if view.backups.contains(&backup) && held.contains(&missing) {
             self.happened(Event::Lost(backup, view.number, missing));
         }
@@ -515,9 +516,14 @@ impl ReplicatedLog {
     }
 
     /// Looks which blocks of older views have all their copies although their backups are not those of the present view: `has` says whether a backup is there and has
-    /// all of these. Until it is called again, or another view holds, [`ReplicatedStats::under_replicated`] does not count them. Any thread.
-    pub fn look_at_copies(&self, has: &dyn Fn(BackupId, &RangeInclusive<u64>) -> bool) {
-        self.writer.lock().core.look_at_copies(has);
+    /// all of these. Until it is called again, or another view holds, [`ReplicatedStats::under_replicated`] does not count them. And which do not have theirs although
+    /// their backups are: `lacks` says whether one does not have all of these any more. Any thread.
+    pub fn look_at_copies(
+        &self,
+        has: &dyn Fn(BackupId, &RangeInclusive<u64>) -> bool,
+        lacks: &dyn Fn(BackupId, &RangeInclusive<u64>) -> bool,
+    ) {
+        self.writer.lock().core.look_at_copies(has, lacks);
     }
 
     /// Segments whose chunks are to be appended once more ([`kera_log::Log::copy_again`]), the oldest first and at most `most`: those that

@@ -66,6 +66,8 @@ struct Older {
     given_up: bool,
     /// All its backups are there and have all of it, as was seen last.
     complete: bool,
+    /// One of them does not have all of it, as was seen last.
+    lacking: bool,
 }
 
 /// What is to be done outside, in this order.
@@ -564,7 +566,7 @@ impl Core {
     fn use_view(&mut self, view: View, now_us: u64) {
         let before = std::mem::replace(&mut self.view, view);
         if before.number > 0 {
-            self.older.push(Older { view: before, given_up: false, complete: false });
+            self.older.push(Older { view: before, given_up: false, complete: false, lacking: false });
         }
         self.view_since_us = now_us;
         // Somebody was lost, and may be in any of them.
@@ -650,13 +652,21 @@ impl Core {
     }
 
     /// See [`look_at_copies`](super::ReplicatedLog::look_at_copies).
-    pub(crate) fn look_at_copies(&mut self, has: &dyn Fn(BackupId, &RangeInclusive<u64>) -> bool) {
-        let has_all = |(older, blocks): (&Older, RangeInclusive<u64>)| {
-            let complete = older.view.backups.iter().all(|backup| has(*backup, &blocks));
-            complete.then_some(older.view.number)
+    pub(crate) fn look_at_copies(
+        &mut self,
+        has: &dyn Fn(BackupId, &RangeInclusive<u64>) -> bool,
+        lacks: &dyn Fn(BackupId, &RangeInclusive<u64>) -> bool,
+    ) {
+        let look = |(older, blocks): (&Older, RangeInclusive<u64>)| {
+            let backups = || older.view.backups.iter().copied();
+            let (complete, lacking) =
+                (backups().all(|backup| has(backup, &blocks)), backups().any(|backup| lacks(backup, &blocks)));
+            (older.view.number, (complete, lacking))
         };
-        let complete: Vec<u32> = self.older_blocks().filter_map(has_all).collect();
-        self.older.iter_mut().for_each(|older| older.complete = complete.contains(&older.view.number));
+        let seen: BTreeMap<u32, (bool, bool)> = self.older_blocks().map(look).collect();
+        for older in &mut self.older {
+            (older.complete, older.lacking) = seen.get(&older.view.number).copied().unwrap_or_default();
+        }
     }
 
     /// Blocks that are needed and have fewer copies than they should, or others than the present view if it is not known that those have them: of older views, and
@@ -668,6 +678,7 @@ impl Core {
         let lacks = |older: &Older| {
             let backups = &older.view.backups;
             backups.len() + 1 < self.config.copies as usize
+                || older.lacking
                 || (!older.complete && backups.iter().any(|backup| !self.view.backups.contains(backup)))
         };
         let older = self.older_blocks().filter(|(older, _)| lacks(older));

@@ -313,7 +313,7 @@ pub(super) fn as_disks<D: Disk + Clone + 'static>(disks: &[D]) -> Vec<Arc<dyn Di
 impl Bench {
     pub(super) fn open(config: StoreConfig, disks: Vec<Arc<dyn Disk>>) -> Result<(Bench, StoreRecovery), StoreError> {
         let clock = Arc::new(ManualClock::new(1_000_000));
-        let (core, recovery) = Core::open(config, disks, clock.clone(), Arc::new(SeededRandom::new(1)))?;
+        let (core, recovery) = Core::open(config, disks, clock.clone(), Arc::new(SeededRandom::new(1)), None)?;
         let log = Arc::new(FakeLog::default());
         log.bytes.store(1 << 30, Ordering::Relaxed);
         for segment in &recovery.segments {

@@ -17,7 +17,8 @@ fn threads_write_load_and_stop_on_a_real_disk() {
     };
     let config = StoreConfig { container_bytes: 8 << 20, batch_bytes: 2 << 20, free_percent_min: 30, ..config() };
     let (core, _) =
-        Core::open(config.clone(), disks(), Arc::new(SystemClock::new()), Arc::new(SeededRandom::new(1))).unwrap();
+        Core::open(config.clone(), disks(), Arc::new(SystemClock::new()), Arc::new(SeededRandom::new(1)), None)
+            .unwrap();
     let log = Arc::new(FakeLog::default());
     log.bytes.store(32 << 20, Ordering::Relaxed);
     core.attach(Arc::clone(&log));
@@ -35,7 +36,7 @@ fn threads_write_load_and_stop_on_a_real_disk() {
     assert!(bench.core.status().evicted_segments > 0);
 
     let (core, recovery) =
-        Core::open(config, disks(), Arc::new(SystemClock::new()), Arc::new(SeededRandom::new(2))).unwrap();
+        Core::open(config, disks(), Arc::new(SystemClock::new()), Arc::new(SeededRandom::new(2)), None).unwrap();
     assert_eq!((recovery.segments.len(), recovery.unfinished, recovery.problems.len()), (80, 0, 0));
     bench.core = Arc::new(core);
     bench.core.attach(Arc::clone(&bench.log));

@@ -1,0 +1,105 @@
+//! Reading files of copies before somebody needs them: a block that went bad is found while the owner of the log has what was in it, and can have it copied again.
+//!
+//! On a thread of whoever drives it, which decides how fast. What is found is not told in [`Backup::list`] from then on: owners ask for that now and then
+//! (`docs/replication.md`, "A disk has lost something").
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::Arc;
+
+use kera_format::vlog_replica::LogId;
+use kera_protocol::BlockRange;
+
+use crate::backup::Backup;
+use crate::replica::FilePart;
+use crate::scan::Source;
+
+/// Reads all files that are closed, log by log.
+pub struct BackupScrubber {
+    backup: Arc<Backup>,
+    parts: VecDeque<(LogId, FilePart)>,
+}
+
+impl BackupScrubber {
+    /// One that has read nothing yet.
+    pub fn new(backup: Arc<Backup>) -> BackupScrubber {
+        BackupScrubber { backup, parts: VecDeque::new() }
+    }
+
+    /// Begins a round: all that is there now is read.
+    pub fn begin(&mut self) {
+        let state = self.backup.state.lock();
+        let parts = state.logs.iter().flat_map(|(log, replica)| {
+            let parts = replica.runs.iter().flat_map(|run| &run.files);
+            parts.filter(|part| !part.open && part.first <= part.last).map(|part| (*log, *part))
+        });
+        self.parts = parts.collect();
+    }
+
+    /// Reads one file. Its bytes, and how many of its blocks are damaged. `None`: the round is over.
+    pub fn step(&mut self) -> Option<(u64, u64)> {
+        let (log, part) = self.parts.pop_front()?;
+        Some(self.backup.look(log, &part))
+    }
+}
+
+impl Backup {
+    fn look(&self, log: LogId, part: &FilePart) -> (u64, u64) {
+        let (bytes, damaged, reason) = match self.read_back(log, part) {
+            Ok(read) => read,
+            Err(error) => (0, vec![BlockRange { first: part.first, last: part.last }], error.to_string()),
+        };
+        if damaged.is_empty() {
+            return (bytes, 0);
+        }
+        let mut state = self.state.lock();
+        let Some(replica) = state.logs.get_mut(&log) else { return (bytes, 0) };
+        // What was given back meanwhile is nobody's.
+        if !replica.parts(part.first, part.last).iter().any(|is| (is.disk, is.sequence) == (part.disk, part.sequence)) {
+            return (bytes, 0);
+        }
+        let known = replica.damaged.clone();
+        replica.note_damaged(&damaged);
+        let is_news = replica.damaged != known;
+        drop(state);
+        let count = damaged.iter().map(|range| range.last - range.first + 1).sum();
+        if is_news {
+            let (disk, file) = (self.disks[part.disk].disk.root().display(), part.sequence);
+            let first = damaged[0].first;
+            tracing::error!(%log, %disk, file, first, blocks = count, reason, "copies on a disk are not what was written; their owner copies them again");
+            return (bytes, count);
+        }
+        (bytes, 0)
+    }
+
+    /// Bytes of blocks that were read, those that are damaged, and what is wrong with the first of them.
+    fn read_back(&self, log: LogId, part: &FilePart) -> io::Result<(u64, Vec<BlockRange>, String)> {
+        let disk = &*self.disks[part.disk].disk;
+        let mut source = Source::open_direct(disk, part.sequence, part.key, log.vlog)?;
+        let (mut at, mut block) = (part.start, part.first);
+        let (mut bytes, mut damaged, mut first_reason) = (0, Vec::new(), String::new());
+        while block <= part.last {
+            let reason = match source.block(at) {
+                Ok(Ok(header)) if header.block == block => {
+                    (at, block) = (at + header.total_bytes() as u64, block + 1);
+                    bytes += header.total_bytes() as u64;
+                    continue;
+                }
+                Ok(Ok(header)) => format!("block {} is there", header.block),
+                Ok(Err(reason)) => reason,
+                Err(error) => error.to_string(),
+            };
+            if damaged.is_empty() {
+                first_reason = reason;
+            }
+            // Where nothing can be found any more all the rest is gone.
+            let (next_at, next) = match source.skip(at, block) {
+                Ok(Ok(next)) => next,
+                Ok(Err(_)) | Err(_) => (at, part.last + 1),
+            };
+            damaged.push(BlockRange { first: block, last: (next - 1).min(part.last) });
+            (at, block) = (next_at, next);
+        }
+        Ok((bytes, damaged, first_reason))
+    }
+}

@@ -1,0 +1,117 @@
+//! The thread that reads what is on the disks before somebody needs it, the node's own segments and copies for others: slowly, and with low priority.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use kera_backup::BackupScrubber;
+use kera_log::Scrubber;
+
+use super::Parts;
+use crate::metrics::ScrubNumbers;
+
+/// Others who want the processor get about ten times as much of it. Not less for this thread: it takes locks that writers want.
+const NICE: i32 = 10;
+/// The first round does not begin with the node, when everybody reads.
+const FIRST: Duration = Duration::from_secs(3600);
+
+/// What it has done since the start.
+#[derive(Debug, Default)]
+pub(crate) struct ScrubCounts {
+    /// Bytes that were read.
+    pub(crate) bytes: AtomicU64,
+    /// Segments, and blocks of copies, that are not what was written.
+    pub(crate) damaged: AtomicU64,
+    /// When the last round ended, milliseconds since 1970; 0: there was none.
+    pub(crate) last_round_ms: AtomicI64,
+}
+
+impl ScrubCounts {
+    pub(super) fn numbers(&self) -> ScrubNumbers {
+        ScrubNumbers {
+            bytes: self.bytes.load(Ordering::Relaxed),
+            damaged: self.damaged.load(Ordering::Relaxed),
+            last_round_ms: self.last_round_ms.load(Ordering::Relaxed),
+        }
+    }
+}
+
+/// The thread.
+pub(super) struct Scrub {
+    stop: SyncSender<()>,
+    thread: JoinHandle<()>,
+}
+
+impl Scrub {
+    /// Starts it, unless it is turned off.
+    pub(super) fn start(parts: &Arc<Parts>) -> io::Result<Option<Scrub>> {
+        let Some(every_ms) = parts.config.storage.scrub_every else { return Ok(None) };
+        let (stop, stopped) = sync_channel(1);
+        let parts = Arc::clone(parts);
+        let thread = std::thread::Builder::new()
+            .name("kera-scrub".into())
+            .stack_size(1 << 20)
+            .spawn(move || run(&parts, Duration::from_millis(every_ms), &stopped))?;
+        Ok(Some(Scrub { stop, thread }))
+    }
+
+    /// Ends it, after what it is at.
+    pub(super) fn stop(self) {
+        drop(self.stop);
+        if self.thread.join().is_err() {
+            tracing::error!("looking through the disks ended with a panic");
+        }
+    }
+}
+
+fn run(parts: &Parts, every: Duration, stopped: &Receiver<()>) {
+    if let Err(error) = rustix::process::setpriority_process(Some(rustix::thread::gettid()), NICE) {
+        tracing::debug!(%error, "disks are looked through at ordinary priority");
+    }
+    let goes_on = |rest: Duration| stopped.recv_timeout(rest) == Err(RecvTimeoutError::Timeout);
+    let mut rest = every.min(FIRST);
+    while goes_on(rest) {
+        let began = Instant::now();
+        let Some((bytes, damaged)) = round(parts, &goes_on) else { return };
+        parts.scrub.last_round_ms.store(parts.clock.now_ms(), Ordering::Relaxed);
+        let took_s = began.elapsed().as_secs();
+        match damaged {
+            0 => tracing::info!(bytes, took_s, "what is on the disks was read, and is what was written"),
+            _ => tracing::warn!(bytes, damaged, took_s, "some of what is on the disks is not what was written"),
+        }
+        rest = every.saturating_sub(began.elapsed());
+    }
+}
+
+/// Reads everything once: how many bytes, and how much of it was damaged. Nothing: it is time to end.
+fn round(parts: &Parts, goes_on: &dyn Fn(Duration) -> bool) -> Option<(u64, u64)> {
+    let mut all = (0, 0);
+    let mut note = |(bytes, damaged): (u64, u64)| {
+        all = (all.0 + bytes, all.1 + damaged);
+        parts.scrub.bytes.fetch_add(bytes, Ordering::Relaxed);
+        parts.scrub.damaged.fetch_add(damaged, Ordering::Relaxed);
+        goes_on(rest_of(bytes, parts.config.storage.scrub_bytes_per_second))
+    };
+    let mut segments = Scrubber::new(parts.log.clone(), parts.store.clone());
+    segments.begin();
+    while let Some(read) = segments.step() {
+        note(read).then_some(())?;
+    }
+    let backup = parts.cluster.as_ref().and_then(|cluster| cluster.own_backup());
+    if let Some(backup) = backup {
+        let mut copies = BackupScrubber::new(backup);
+        copies.begin();
+        while let Some(read) = copies.step() {
+            note(read).then_some(())?;
+        }
+    }
+    Some(all)
+}
+
+/// How long to wait after so many bytes.
+fn rest_of(bytes: u64, per_s: u64) -> Duration {
+    Duration::from_micros(bytes.saturating_mul(1_000_000) / per_s.max(1))
+}

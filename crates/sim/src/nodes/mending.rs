@@ -1,0 +1,142 @@
+//! What `crates/server/src/cluster/mender.rs` and `crates/server/src/node/scrub.rs` do, by turns, and disks that change what a node has stored.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::sync::{Arc, Mutex};
+
+use kera_broker::MendFrom;
+use kera_coordinator::cluster::ClusterState;
+use kera_env::{AlignedBuffer, Disk, OpenMode};
+use kera_format::SegmentId;
+use kera_format::container::{PAGE_BYTES, Trailer};
+use kera_format::segment::{SEGMENT_HEADER_BYTES, SEGMENT_MAGIC};
+use kera_log::{Log, Mender, Scrubber};
+
+use super::copies::{Copies, lock};
+use super::faults::Fault;
+use super::node::{Running, ended_logs};
+use super::plan::Kind;
+use super::recovering::Worker;
+use super::world::World;
+
+/// Segments that a disk has lost, in the order in which that was noticed.
+#[derive(Default)]
+pub(super) struct Damaged(Mutex<VecDeque<SegmentId>>);
+
+impl Mender for Damaged {
+    fn damaged(&self, id: SegmentId, _: &str) -> bool {
+        lock(&self.0).push_back(id);
+        true
+    }
+}
+
+impl Damaged {
+    pub(super) fn of(log: &Log) -> Arc<Damaged> {
+        let damaged = Arc::<Damaged>::default();
+        log.mend_with(damaged.clone());
+        damaged
+    }
+}
+
+impl Running {
+    /// Begins to look for a segment that the disk has lost. Whether there is one.
+    pub(super) fn mend(&mut self, known: &ClusterState, live: BTreeSet<u32>) -> bool {
+        while let Some(id) = lock(&self.damaged.0).pop_front() {
+            let Some(of) = self.log.damaged_segment(id) else {
+                self.log.not_mended(id, "it is not looked for any more".to_owned());
+                continue;
+            };
+            let from = may_have(&self.copies, known, self.number, id);
+            self.recovery.workers[2] = Some(Worker::mend(&self.log, of, from, live));
+            return true;
+        }
+        false
+    }
+
+    /// A worker has put a segment on the disk again, or has not found it.
+    pub(super) fn mended(&mut self, id: SegmentId, done: Result<(), String>) {
+        self.recovery.workers[2] = None;
+        if let Err(reason) = done {
+            self.log.not_mended(id, reason);
+        }
+    }
+
+    /// Reads all that is on the disk.
+    pub(super) fn scrub(&self) {
+        let mut scrubber = Scrubber::new(self.log.clone(), self.store.clone());
+        scrubber.begin();
+        while scrubber.step().is_some() {}
+    }
+}
+
+/// Where copies of a segment may be.
+fn may_have(copies: &Copies, known: &ClusterState, node: u32, id: SegmentId) -> Vec<MendFrom> {
+    let mut from = Vec::new();
+    for log in copies.all() {
+        let ranges = log.blocks_of(id).into_iter();
+        from.extend(ranges.map(|(blocks, backups)| MendFrom { log: log.id(), blocks, backups, is_over: false }));
+    }
+    for ended in ended_logs(known).into_iter().filter(|ended| ended.log.node == node) {
+        let nexts: Vec<u64> = ended.views.iter().skip(1).map(|view| view.first).chain([ended.end + 1]).collect();
+        for (view, next) in ended.views.into_iter().zip(nexts).filter(|(view, next)| view.first < *next) {
+            let blocks = view.first..=next - 1;
+            from.push(MendFrom { log: ended.log, blocks, backups: view.backups, is_over: true });
+        }
+    }
+    from
+}
+
+impl World {
+    /// Changes a bit of a segment that a node has stored. Others have it, and its owner may be asked for it no more.
+    pub(super) fn rot(&mut self, node: u32) -> bool {
+        if self.plan.has_one_copy() || self.plan.kind == Kind::Compacted || !self.survives(&[node], &[node], false) {
+            return false;
+        }
+        // Also of what says where segments are: without that nobody knows what is lost when the node starts again.
+        let only_images = self.below(2) == 0;
+        let pages = pages(&self.node(node).memory, only_images).unwrap_or_default();
+        if pages.is_empty() {
+            return false;
+        }
+        let (path, page) = &pages[self.below(pages.len() as u64) as usize];
+        let skipped = if only_images { SEGMENT_HEADER_BYTES as u64 } else { 0 };
+        let offset = page * PAGE_BYTES as u64 + skipped;
+        let (more, bit) = (self.below(PAGE_BYTES as u64 - skipped), self.below(8) as u8);
+        let at = self.node_mut(node);
+        at.is_flipped = true;
+        if let Some(running) = at.running() {
+            running.store.evict_unused();
+        }
+        at.memory.flip_bit(path, offset + more, bit).is_ok()
+    }
+
+    /// Looks through a node's disk, in runs whose disks change.
+    pub(super) fn scrub(&mut self, node: u32) {
+        if self.plan.only.contains(&Fault::Rot)
+            && let Some(running) = self.node_mut(node).running()
+        {
+            running.scrub();
+        }
+    }
+}
+
+/// The first pages of the images on a disk, or all that were written, by their files.
+fn pages(disk: &dyn Disk, only_images: bool) -> std::io::Result<Vec<(String, u64)>> {
+    let mut found = Vec::new();
+    for name in disk.list("containers")?.into_iter().filter(|name| name.ends_with(".kera")) {
+        let path = format!("containers/{name}");
+        let file = disk.open(&path, OpenMode::Read, false)?;
+        let (bytes, mut page) = (file.len()?, AlignedBuffer::zeroed(PAGE_BYTES));
+        let pages = bytes / PAGE_BYTES as u64;
+        file.read_at(pages.saturating_sub(1) * PAGE_BYTES as u64, &mut page)?;
+        // A footer begins as an image does.
+        let end = Trailer::parse(&page, bytes).map_or(pages, |trailer| trailer.at / PAGE_BYTES as u64);
+        for at in 0..if only_images { end } else { pages } {
+            file.read_at(at * PAGE_BYTES as u64, &mut page)?;
+            let is_image = at > 0 && page[..4] == SEGMENT_MAGIC.to_le_bytes();
+            if is_image || (!only_images && page.iter().any(|byte| *byte != 0)) {
+                found.push((path.clone(), at));
+            }
+        }
+    }
+    Ok(found)
+}
