@@ -19,6 +19,7 @@ or frozen (SIGSTOP) for one to two seconds. With `--kinds` also
     client-net           the same of the cable that clients use
     wipe                 a node is killed, its disk and memory are lost, and one with empty disks takes its place as docs/operations.md has it: at the same
                          addresses under a number of its own, and the old one is given up
+    rot                  the disk of a node changes a bit in each MiB or so of segments and copies; nodes look through their disks all the time then
 
 With `--kafka-rate N` and Python's `confluent_kafka`, an idempotent Kafka producer writes N records per second to a topic with as many copies meanwhile, and
 in the end a Kafka consumer reads that topic and what `kera verify` has written: both have to be whole, in order, and there once, too. With `--kafka-transactions`
@@ -26,8 +27,8 @@ another one copies that topic meanwhile, each batch in a transaction with the po
 
 With `--from-one` all streams begin with one copy and get more when some records are there, before the first torment.
 
-A disk that is lost while copies are made that the loss before has cost is more than is promised. So before a wipe the script waits until everything has its
-copies, and does without the wipe if that takes longer than two minutes; with two copies it waits after one, too, before anything that may cost another copy.
+A disk that is lost while copies are made that the loss before has cost is more than is promised. So before a wipe, or changed bits, the script waits until everything has its
+copies, and does without them if that takes longer than two minutes; with two copies it waits after one, too, before anything that may cost another copy.
 
 Whatever is done to networks and disks, wipe excepted, needs root: the script runs again in network and mount namespaces of its own, where each node has a network of its own with
 one cable for clients and one for the other nodes, and a disk of `--disk-mib` in memory, or with `--disk-files` an ext4 in a file, so that syncs and O_DIRECT
@@ -79,7 +80,7 @@ WHOLE_S = 120
 PATIENCE_S = 600
 # What needs networks and disks of its own.
 PLACES = {"cut", "isolate", "full-disk", "stuck-disk", "pair-cut", "slow-net", "client-net"}
-KINDS = {"kill", "stop", "freeze", "kill-all", "stop-all", "move", "drain", "copies", "wipe"} | PLACES
+KINDS = {"kill", "stop", "freeze", "kill-all", "stop-all", "move", "drain", "copies", "wipe", "rot"} | PLACES
 NAMESPACES = "KERA_CHAOS_NAMESPACES"
 
 
@@ -260,7 +261,8 @@ class Fault(SystemExit):
 
 
 class Node:
-    def __init__(self, kera, folder, number, ports, arena, place=None, kafka_port=None):
+    def __init__(self, kera, folder, number, ports, arena, place=None, kafka_port=None, scrubs=False):
+        self.scrubs = scrubs
         if place:
             hosts = [f"{net}.{number}" for net in (place.CLIENTS, place.CLUSTER)]
             first, ports = f"{place.CLUSTER}.1", [7070] * 3 + [7072] * 3
@@ -278,6 +280,7 @@ class Node:
         self.command = [self.kera, "serve", "--data", self.data, "--node", str(number)]
         self.command += ["--listen", self.address, "--cluster-listen", self.cluster]
         self.command += ["--kafka-listen", self.kafka, "--http-listen", "none", "--arena-bytes", self.arena]
+        self.command += ["--scrub-every", "2s", "--scrub-bytes-per-second", "1GiB"] if self.scrubs else []
         if join:
             self.command += ["--join", join]
 
@@ -431,6 +434,45 @@ def wipe(nodes, node, chance, wait):
     print(f"          node {node.number} given up after {wait + time.monotonic() - began:.1f} s", flush=True)
 
 
+def rot(nodes, node, chance):
+    """Changes a bit here and there of what a node has stored, and waits until the node has looked through its disk and everything has its copies."""
+    changed = 0
+    for folder, end, front in (("containers", ".kera", 8192), ("replicas", ".replica", 4096)):
+        for path in sorted(glob.glob(os.path.join(node.data, folder, f"*{end}"))):
+            # What a backup writes to at the moment may not be acknowledged yet, and then this would be one disk more that is lost.
+            if end == ".replica" and os.path.getmtime(path) > time.time() - 5:
+                continue
+            try:
+                with open(path, "r+b") as file:
+                    size = os.path.getsize(path)
+                    for at in (chance.randrange(front, size) for _ in range(1 + size // (1 << 20)) if size > front):
+                        file.seek(at)
+                        byte = file.read(1)
+                        if byte and byte != b"\0":
+                            file.seek(at)
+                            file.write(bytes([byte[0] ^ 1 << chance.randrange(8)]))
+                            changed += 1
+                    os.fsync(file.fileno())
+            except FileNotFoundError:
+                pass
+    before, began = rounds(node), time.monotonic()
+    while rounds(node) < before + 2:
+        if time.monotonic() > began + WHOLE_S:
+            raise Fault(f"node {node.number} still finds something on its disk {WHOLE_S} s after {changed} bits were changed; look at {node.log}")
+        time.sleep(0.2)
+    # Owners ask backups each quarter of a minute what they have.
+    time.sleep(16)
+    print(f"          {changed} bits changed, node {node.number} finds nothing more after {time.monotonic() - began - 16:.1f} s", flush=True)
+    if not is_whole(nodes):
+        raise Fault(f"not everything has its copies {WHOLE_S} s after bits of node {node.number} were changed")
+
+
+def rounds(node):
+    """How often a node has looked through its disk and has found nothing."""
+    with open(node.log, "rb") as log:
+        return log.read().count(b"was read, and is what was written")
+
+
 def change_copies(kera, nodes, args, stream, copies, wait=0):
     """Asks for another number of copies, which may be refused while a node is lost; waits until the stream has them if that is wanted."""
     connect = ["--connect", ",".join(one.address for one in nodes)]
@@ -451,7 +493,7 @@ def change_copies(kera, nodes, args, stream, copies, wait=0):
 def torment(args, nodes, chance, done, is_over):
     node, kind = chance.choice(nodes), chance.choice(args.kinds.split(","))
     # With three copies one loss after a wipe is survived, as long as it is not another disk; moves cost none.
-    must_be_whole = kind == "wipe" or args.least == 2 and "wipe" in done and kind not in ("move", "drain", "copies", "full-disk")
+    must_be_whole = kind in ("wipe", "rot") or args.least == 2 and not done.keys().isdisjoint({"wipe", "rot"}) and kind not in ("move", "drain", "copies", "full-disk")
     if must_be_whole and not is_whole(nodes, is_over):
         if not is_over():
             print(f"          no {kind}", flush=True)
@@ -483,6 +525,8 @@ def torment(args, nodes, chance, done, is_over):
         node.place.slow(chance.choice(args.means), letter, chance.choice([["to it"], ["from it"], ["to it", "from it"]]), chance, chance.uniform(2, 6))
     elif kind == "wipe":
         wipe(nodes, node, chance, args.give_up_after)
+    elif kind == "rot":
+        rot(nodes, node, chance)
     elif kind == "full-disk":
         node.place.fill(chance.uniform(1, 3))
     elif kind == "stuck-disk":
@@ -575,7 +619,8 @@ def main():
     for number in (1, 2, 3):
         image = os.path.join(folder, f"disk-{number}.ext4") if args.disk_files else None
         at[number] = Place(number, os.path.join(folder, f"node-{number}"), args.disk_mib, image) if places else None
-    nodes = [Node(kera, folder, number, ports, args.arena_bytes, at[number], args.kafka_rate and ports[5 + number]) for number in (1, 2, 3)]
+    nodes = [Node(kera, folder, number, ports, args.arena_bytes, at[number], args.kafka_rate and ports[5 + number], "rot" in kinds)
+             for number in (1, 2, 3)]
     bootstrap = ",".join(node.kafka for node in nodes)
     connect = ",".join(node.address for node in nodes)
     failed = True

@@ -6,7 +6,7 @@ use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 
-use kera_backup::{Backup, BackupConfig, BackupError, OpenError, Ran, StoreDone, Taken};
+use kera_backup::{Backup, BackupConfig, BackupError, BackupScrubber, OpenError, Ran, StoreDone, Taken};
 use kera_env::{Disk, FaultyDisk, ManualClock, MemoryDisk, OpenMode, RealDisk, SeededRandom};
 use kera_format::checksum::crc32c;
 use kera_format::vlog_replica::LogId;
@@ -766,4 +766,42 @@ fn a_run_is_answered_before_the_blocks_of_the_next_one_are_written() {
     while backup.run_once(0) != Ran::Idle {}
     let noted = noted.0.lock().expect("no panic").clone();
     assert_eq!(noted, [(0, writes + 1), (1, writes + 2), (2, writes + 3)]);
+}
+
+/// Nobody has asked for it yet.
+#[test]
+fn what_does_not_read_back_any_more_is_found_and_not_told_to_be_there() {
+    let (disk, disks) = memory();
+    let mut rig = Rig::over(open(&disks, 1).0);
+    for block in 1..=60 {
+        assert_eq!(rig.store(LOG, block, 1, true), Ok(stored(block)));
+    }
+    let scrub = |rig: &Rig| {
+        let mut scrubber = BackupScrubber::new(rig.backup.clone());
+        scrubber.begin();
+        std::iter::from_fn(|| scrubber.step()).fold((0, 0), |all, one| (all.0 + one.0, all.1 + one.1))
+    };
+    let (bytes, damaged) = scrub(&rig);
+    assert!(bytes > 40 * 4096 && damaged == 0, "{bytes} {damaged}");
+    let files: Vec<String> =
+        disk.list("replicas").expect("list").into_iter().filter(|n| n.ends_with(".replica")).collect();
+    // A block's chunks in the first file, and the header of one in the second.
+    disk.flip_bit(&format!("replicas/{}", files[0]), 3 * 4096 + 200, 3).expect("there");
+    disk.flip_bit(&format!("replicas/{}", files[1]), 2 * 4096 + 9, 3).expect("there");
+    assert_eq!(scrub(&rig).1, 2);
+    let ranges = rig.ranges(LOG);
+    assert_eq!((ranges.len(), ranges[0].first, ranges[2].last), (3, 1, 60), "{ranges:?}");
+    assert!(ranges.windows(2).all(|two| two[1].first == two[0].last + 2), "{ranges:?}");
+    assert_eq!(scrub(&rig).1, 0, "it is known");
+    // Whoever asks for one of them is told that it is damaged, and gets the others.
+    let bad = ranges[0].last + 1;
+    assert_eq!(rig.read(LOG, bad, 60).expect_err("damaged").status, Status::SegmentUnreadable);
+    assert_eq!(rig.read(LOG, bad + 1, ranges[1].last), Ok((bad + 1..=ranges[1].last).collect()));
+    // A file that is gone is gone with all that was in it.
+    disk.remove(&format!("replicas/{}", files[1])).expect("there");
+    assert!(scrub(&rig).1 > 3);
+    assert_eq!(rig.ranges(LOG).last().expect("the rest").last, 60);
+    // What was given back is nobody's.
+    rig.backup.release(&ReleaseBlocks { log: LOG, through_block: u64::MAX });
+    assert_eq!((scrub(&rig), rig.ranges(LOG)), ((0, 0), Vec::new()));
 }

@@ -697,6 +697,37 @@ fn a_lane_that_comes_without_its_floor_is_found() {
     found_by(deleted, Planted::ForgetsFloors, &["were deleted", "its floor is"]);
 }
 
+/// Disks change what nodes have stored.
+fn rotten(seed: u64) -> Plan {
+    use Fault::*;
+    let only = vec![Rot, Kill, Move, Freeze, Stop];
+    Plan { only, fault_us: 250_000, kind: if seed % 4 == 0 { Kind::Async } else { Kind::Usual }, ..short(seed) }
+}
+
+#[test]
+fn many_seeds_with_disks_that_change_what_is_stored_keep_every_promise() {
+    let mended = AtomicU64::new(0);
+    let violation = |seed| {
+        let report = run(&rotten(seed));
+        mended.fetch_add(report.did.get("mended").copied().unwrap_or(0), Ordering::Relaxed);
+        report.violation
+    };
+    assert_eq!(all(1..1 + SEEDS / 2, violation), Vec::<String>::new());
+    assert!(mended.into_inner() > 20, "nothing is mended, so nothing is shown");
+    assert_eq!(run(&rotten(3)), run(&rotten(3)));
+}
+
+#[test]
+fn a_disk_whose_losses_stay_is_found() {
+    found_by(rotten, Planted::MendsNothing, &["not done", "was", "begins", "gone", "ends at"]);
+}
+
+#[test]
+fn a_node_that_does_not_know_what_its_disk_has_lost_is_found() {
+    let plan = |seed| Plan { only: vec![Fault::Rot, Fault::Kill], fault_us: 150_000, ..rotten(seed) };
+    found_by(plan, Planted::BelievesItsDisk, &["not done", "was", "begins", "gone", "ends at", "came"]);
+}
+
 /// Streams get another number of copies, half of them from one on, and when everything has several a machine burns.
 fn copied(seed: u64) -> Plan {
     let kind = [Kind::Usual, Kind::Compacted, Kind::OneCopy][(seed % 3) as usize];

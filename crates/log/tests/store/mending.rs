@@ -355,3 +355,91 @@ fn without_anybody_who_looks_for_it_readers_try_the_disk_themselves() {
     let read = || rotten.node.lane(0).read(Cursor::default(), 100_000, true);
     assert!(read().unwrap().loading, "the disk is asked");
 }
+
+/// Opens a store over what a process has left that was killed, with the segments that are in its arena.
+fn after_kill(rotten: &Rotten, in_memory: &[SegmentId]) -> (Arc<DiskStore>, kera_log::store::StoreRecovery) {
+    let config = StoreConfig { node: NODE, container_bytes: 4 << 20, ..StoreConfig::default() };
+    let (clock, random) = (rotten.clock.clone(), Arc::new(SeededRandom::new(2)));
+    let in_memory = in_memory.iter().copied().collect();
+    DiskStore::open_after_kill(config, all_of(&rotten.disks), clock, random, &in_memory).unwrap()
+}
+
+/// A disk with a copy of one file.
+fn copy_of(disk: &MemoryDisk, path: &str) -> MemoryDisk {
+    let (copy, bytes) = (MemoryDisk::new(), disk.read_all(path, 64 << 20).unwrap());
+    copy.create_dir_all("containers").unwrap();
+    copy.open(path, kera_env::OpenMode::Create, false).unwrap().write_at(0, &bytes).unwrap();
+    copy
+}
+
+/// The last batch of a container without a footer: after a loss of power what does not read back there may never have got to the disk. A kill takes nothing
+/// that is not in memory.
+#[test]
+fn a_kill_does_not_tear_what_has_left_memory() {
+    let (dir, memory) = (dir(), MemoryDisk::new());
+    let clock = Arc::new(ManualClock::new(1_000));
+    let mut node = open_on(vec![Arc::new(memory.clone()) as Arc<dyn Disk>], dir.path(), 1, clock.clone());
+    assert_eq!(node.log.finish_recovery(1), Vec::<String>::new());
+    (0..CHUNKS).for_each(|_| node.append(0));
+    node.log.close_all();
+    clock.advance_ms(11_000);
+    while node.store.step() == kera_log::store::Step::Again {}
+    let segments = node.store.status().disks[0].segments as usize;
+    assert!(segments > 2 && node.store.status().dirty_segments == 0);
+    node.arena.freeze();
+    let path = "containers/0000000000000001.kera";
+    let file = memory.open(path, kera_env::OpenMode::Read, false).unwrap();
+    let mut page = kera_env::AlignedBuffer::zeroed(PAGE_BYTES);
+    let last = (0..file.len().unwrap() / 4096).rfind(|at| {
+        file.read_at(at * 4096, &mut page).unwrap();
+        page[..4] == SEGMENT_MAGIC.to_le_bytes()
+    });
+    memory.flip_bit(path, last.expect("an image") * 4096 + 300, 1).unwrap();
+    let config = || StoreConfig { node: NODE, container_bytes: 4 << 20, ..StoreConfig::default() };
+    let found = |in_memory: Option<&[SegmentId]>| {
+        // Each start finds the disk as the process before has left it.
+        let disks = vec![Arc::new(copy_of(&memory, path)) as Arc<dyn Disk>];
+        let random = Arc::new(SeededRandom::new(2));
+        let opened = match in_memory {
+            Some(ids) => {
+                DiskStore::open_after_kill(config(), disks, clock.clone(), random, &ids.iter().copied().collect())
+            }
+            None => DiskStore::open(config(), disks, clock.clone(), random),
+        };
+        let (_, recovery) = opened.unwrap();
+        assert!(recovery.lacks.is_empty() && recovery.problems.is_empty(), "{recovery:?}");
+        recovery.segments
+    };
+    let all = found(Some(&[]));
+    assert_eq!(all.len(), segments, "nothing is torn");
+    let damaged = all.iter().max_by_key(|segment| segment.at.offset).unwrap().header.id;
+    assert_eq!(found(Some(&[damaged])).len(), segments - 1, "it is in memory, and goes to a disk once more");
+    assert_eq!(found(None).len(), segments - 1, "the power was lost");
+}
+
+/// What says where segments are is damaged: nobody can tell what was there, and somebody must be told that.
+#[test]
+fn what_cannot_be_read_at_a_start_is_told_until_others_know() {
+    let damages: [(&str, fn(u64) -> u64); 2] = [("has no readable header", |_| 20), ("cannot be read", |_| 4096 + 40)];
+    for (says, place) in damages {
+        let rotten = Rotten::new(Asked::default());
+        let path = "containers/0000000000000001.kera";
+        let file = rotten.memory[0].open(path, kera_env::OpenMode::Read, false).unwrap();
+        let bytes = file.len().unwrap();
+        // Without its footer the batches are followed.
+        rotten.memory[0].flip_bit(path, bytes - 40, 1).unwrap();
+        rotten.memory[0].flip_bit(path, place(bytes), 1).unwrap();
+        rotten.node.arena.freeze();
+        let (store, found) = after_kill(&rotten, &[]);
+        assert_eq!(found.lacks.len(), 1, "{found:?}");
+        assert!(found.problems.iter().any(|problem| problem.contains(says)), "{found:?}");
+        drop(store);
+        // It was killed before anybody heard of it.
+        let (store, found) = after_kill(&rotten, &[]);
+        assert_eq!(found.lacks.len(), 1, "{found:?}");
+        store.others_have(&found.lacks).unwrap();
+        drop(store);
+        let (_, found) = after_kill(&rotten, &[]);
+        assert_eq!(found.lacks, [], "{found:?}");
+    }
+}

@@ -173,7 +173,7 @@ fn missing(lost: &[PathBuf]) -> Fatal {
     let (what, them) = if lost.len() == 1 { ("a disk", "it") } else { ("disks", "them") };
     Fatal::Data {
         message: format!(
-            "{what} of this node, last at {}, cannot be found: mount {them}, and name {them} with --disks. What is gone for good is given up with --accept-damage, for one \
+            "{what} of this node, last at {}, cannot be found: mount {them}, and name {them} with --disks. What is gone for good is given up with --accept-damage true, for one \
              start: a cluster has copies of all that has more than one, and rebuilds it",
             paths.join(", ")
         ),

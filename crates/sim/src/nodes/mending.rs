@@ -7,7 +7,7 @@ use kera_broker::MendFrom;
 use kera_coordinator::cluster::ClusterState;
 use kera_env::{AlignedBuffer, Disk, OpenMode};
 use kera_format::SegmentId;
-use kera_format::container::{PAGE_BYTES, Trailer};
+use kera_format::container::{BATCH_MAGIC, CONTAINER_MAGIC, PAGE_BYTES, Trailer};
 use kera_format::segment::{SEGMENT_HEADER_BYTES, SEGMENT_MAGIC};
 use kera_log::{Log, Mender, Scrubber};
 
@@ -30,9 +30,11 @@ impl Mender for Damaged {
 }
 
 impl Damaged {
-    pub(super) fn of(log: &Log) -> Arc<Damaged> {
+    pub(super) fn of(log: &Log, mends_nothing: bool) -> Arc<Damaged> {
         let damaged = Arc::<Damaged>::default();
-        log.mend_with(damaged.clone());
+        if !mends_nothing {
+            log.mend_with(damaged.clone());
+        }
         damaged
     }
 }
@@ -119,7 +121,7 @@ impl World {
     }
 }
 
-/// The first pages of the images on a disk, or all that were written, by their files.
+/// The first pages of the images on a disk, or those that say where they are, by their files.
 fn pages(disk: &dyn Disk, only_images: bool) -> std::io::Result<Vec<(String, u64)>> {
     let mut found = Vec::new();
     for name in disk.list("containers")?.into_iter().filter(|name| name.ends_with(".kera")) {
@@ -130,10 +132,11 @@ fn pages(disk: &dyn Disk, only_images: bool) -> std::io::Result<Vec<(String, u64
         file.read_at(pages.saturating_sub(1) * PAGE_BYTES as u64, &mut page)?;
         // A footer begins as an image does.
         let end = Trailer::parse(&page, bytes).map_or(pages, |trailer| trailer.at / PAGE_BYTES as u64);
-        for at in 0..if only_images { end } else { pages } {
+        for at in 0..end {
             file.read_at(at * PAGE_BYTES as u64, &mut page)?;
-            let is_image = at > 0 && page[..4] == SEGMENT_MAGIC.to_le_bytes();
-            if is_image || (!only_images && page.iter().any(|byte| *byte != 0)) {
+            let begins =
+                [SEGMENT_MAGIC, CONTAINER_MAGIC, BATCH_MAGIC].map(|magic| page.starts_with(&magic.to_le_bytes()));
+            if if only_images { begins[0] } else { begins[1] || begins[2] } {
                 found.push((path.clone(), at));
             }
         }

@@ -76,6 +76,10 @@ pub(super) struct Node {
     pub(super) leaves_out_own_logs: bool,
     /// A kill takes its arena, and it does not notice: a defect.
     pub(super) forgets_memory: bool,
+    /// What its disk has lost it looks for nowhere: a defect.
+    pub(super) mends_nothing: bool,
+    /// What its disk has lost it takes to have never been: a defect.
+    pub(super) believes_its_disk: bool,
     /// Its compaction takes all of a streamlet to be here: a defect.
     pub(super) removes_blindly: bool,
     /// It takes backups that were removed to have what they had: a defect.
@@ -319,6 +323,8 @@ impl Node {
             own_logs_lie: false,
             leaves_out_own_logs: false,
             forgets_memory: false,
+            mends_nothing: false,
+            believes_its_disk: false,
             removes_blindly: false,
             believes_the_removed: false,
             forgets_floors: false,
@@ -362,7 +368,8 @@ impl Node {
 
     /// Whether the node has all that it acknowledged before: its arena, or nothing ever.
     pub(super) fn has_all(&self) -> bool {
-        self.first_start || ((self.was_stopped || self.has_survived()) && self.can_be_read())
+        let is_whole = || self.believes_its_disk || self.can_be_read();
+        self.first_start || ((self.was_stopped || self.has_survived()) && is_whole())
     }
 
     fn has_survived(&self) -> bool {
@@ -447,7 +454,7 @@ impl Node {
             number: self.number,
             epoch,
             clock: self.clock.clone(),
-            damaged: Damaged::of(&log),
+            damaged: Damaged::of(&log, self.mends_nothing),
             log,
             store,
             copies,

@@ -176,6 +176,10 @@ pub enum Planted {
     ForgetsFloors,
     /// Nodes say that they have made copies which they have not.
     SaysCopied,
+    /// What a disk has lost is looked for nowhere.
+    MendsNothing,
+    /// A node that cannot read all that its disk had takes itself to have all.
+    BelievesItsDisk,
 }
 
 impl Planted {
@@ -213,6 +217,8 @@ impl Planted {
         Planted::GivesUpReadable,
         Planted::ForgetsFloors,
         Planted::SaysCopied,
+        Planted::MendsNothing,
+        Planted::BelievesItsDisk,
     ];
 
     /// Its name on the command line.
