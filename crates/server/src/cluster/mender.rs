@@ -27,7 +27,7 @@ const FAILED_MAX: usize = 4096;
 #[derive(Default)]
 struct Work {
     waiting: VecDeque<(SegmentId, String)>,
-    /// What nobody had, and when that was found.
+    /// What nobody had when somebody last asked for it, and when that was.
     failed: HashMap<SegmentId, Instant>,
     stopping: bool,
 }
@@ -45,8 +45,8 @@ pub(super) struct Mending {
 impl Mender for Mending {
     fn damaged(&self, id: SegmentId, error: &str) -> bool {
         let mut work = self.work.lock();
-        work.failed.retain(|_, at| at.elapsed() < AGAIN);
-        let takes = work.waiting.len() < WAITING_MAX && !work.stopping && !work.failed.contains_key(&id);
+        let was_asked = work.failed.get(&id).is_some_and(|at| at.elapsed() < AGAIN);
+        let takes = work.waiting.len() < WAITING_MAX && !work.stopping && !was_asked;
         if takes {
             work.waiting.push_back((id, error.to_owned()));
             self.changed.notify_all();
@@ -83,7 +83,17 @@ impl Mending {
         self.changed.notify_all();
     }
 
-    /// Segments that nobody had, since the start.
+    /// What was looked for in vain and is still wanted, in a sentence.
+    pub(super) fn lacks(&self) -> Option<String> {
+        let mut work = self.work.lock();
+        work.failed.retain(|id, _| self.log.damaged_segment(*id).is_some());
+        let (count, first) = (work.failed.len(), work.failed.keys().min()?);
+        Some(format!(
+            "{count} segments that a disk has lost are not in any copy, and whoever reads them gets an error: the first is {first}"
+        ))
+    }
+
+    /// How often somebody asked for a segment that nobody had, since the start.
     pub(super) fn failures(&self) -> u64 {
         self.failures.load(Ordering::Relaxed)
     }
@@ -116,6 +126,7 @@ impl Mending {
         let found = gather(of, &self.from(id), self.recovery.backups());
         match found.and_then(|found| self.log.mended(found)) {
             Ok(()) => {
+                self.work.lock().failed.remove(&id);
                 let (bytes, took_ms) = (of.bytes(), began.elapsed().as_millis() as u64);
                 tracing::info!(segment = %id, bytes, took_ms, "a segment that a disk had lost was read from its copies");
             }
@@ -123,7 +134,7 @@ impl Mending {
                 tracing::error!(segment = %id, reason, "a segment that a disk has lost is not in its copies");
                 self.failures.fetch_add(1, Ordering::Relaxed);
                 let mut work = self.work.lock();
-                if work.failed.len() < FAILED_MAX {
+                if work.failed.len() < FAILED_MAX || work.failed.contains_key(&id) {
                     work.failed.insert(id, Instant::now());
                 }
                 drop(work);

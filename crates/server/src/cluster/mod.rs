@@ -364,7 +364,8 @@ impl Cluster {
             .group
             .read(|state| waiting::undecided(state).into_iter().chain(waiting::unreadable(state)).collect::<Vec<_>>());
         let here = self.recovery.lock().as_ref().map_or_else(Vec::new, |(recovery, _)| recovery.waits());
-        undecided.into_iter().chain(here).collect()
+        let lost = self.mender.lock().as_ref().and_then(|(mender, _)| mender.lacks());
+        undecided.into_iter().chain(here).chain(lost).collect()
     }
 
     /// The part of that which operators look at.
