@@ -56,7 +56,7 @@ pub use copying::{CopyRun, CopyStep};
 pub use failure::Failure;
 pub use handover::kept_state;
 pub use latency::{BOUNDS_US, HistogramCounts, Latencies, LatencyHistogram};
-pub use mend::{MendFrom, gather};
+pub use mend::{MendFrom, NotGathered, gather};
 pub use meter::Meter;
 pub use metrics::{BrokerCounts, BrokerMetrics};
 pub use moved::Reading;

@@ -31,8 +31,17 @@ pub struct MendFrom {
     pub is_over: bool,
 }
 
-/// Gathers the chunks of a segment from these blocks, one range after the other, until all of it is there. An error: nobody gives all of it, with what each has said.
-pub fn gather(of: DamagedSegment, from: &[MendFrom], copies: &dyn Copies) -> Result<Gathering, String> {
+/// Why a segment could not be gathered.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct NotGathered {
+    /// What is missing, and what each backup has said.
+    pub reason: String,
+    /// All of it is there [as it was before it was compacted last](Gathering::has_older).
+    pub has_older: bool,
+}
+
+/// Gathers the chunks of a segment from these blocks, one range after the other, until all of it is there.
+pub fn gather(of: DamagedSegment, from: &[MendFrom], copies: &dyn Copies) -> Result<Gathering, NotGathered> {
     let mut found = Gathering::new(of);
     let mut reasons = Vec::new();
     for range in from {
@@ -43,9 +52,11 @@ pub fn gather(of: DamagedSegment, from: &[MendFrom], copies: &dyn Copies) -> Res
             }
         }
     }
-    let (has, bytes, count) = (found.bytes(), of.bytes(), from.len());
+    let (has, bytes, count, has_older) = (found.bytes(), of.bytes(), from.len(), found.has_older());
     let why = if reasons.is_empty() { String::new() } else { format!(": {}", reasons.join("; ")) };
-    Err(format!("{has} of its {bytes} bytes are in the copies of {count} ranges of blocks{why}"))
+    let as_it_was = if has_older { ", which have it as it was before it was compacted" } else { "" };
+    let reason = format!("{has} of its {bytes} bytes are in the copies of {count} ranges of blocks{as_it_was}{why}");
+    Err(NotGathered { reason, has_older })
 }
 
 /// The parts of a range that have something of the segment, as far as that is asked.

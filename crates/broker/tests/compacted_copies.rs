@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering;
 
 use cloud::*;
 use common::*;
-use kera_broker::{EndedLog, HandedStates, MendFrom, Rebuild, RecoveryProgress, gather};
+use kera_broker::{EndedLog, HandedStates, MendFrom, NotGathered, Rebuild, RecoveryProgress, gather};
 use kera_env::{Clock, Disk, ManualClock, MemoryDisk, Random, SeededRandom};
 use kera_format::chunk::Chunks;
 use kera_format::vlog_replica::LogId;
@@ -284,8 +284,10 @@ impl World {
                     log.mended(found).unwrap();
                     counted.push(if is_compacted { "mended, compacted" } else { "mended" });
                 }
-                Err(reason) => {
+                Err(NotGathered { reason, has_older }) => {
                     assert!(is_compacted, "what was never compacted has its copies: {reason}");
+                    // Whoever took over now would find it as it was.
+                    assert!(has_older, "{reason}");
                     counted.push("not mended, compacted");
                 }
             }

@@ -101,7 +101,7 @@ impl Node {
     fn mend(&self, from: impl Fn(&DamagedSegment) -> Vec<MendFrom>) -> Result<usize, String> {
         let all = self.damaged();
         for of in &all {
-            let found = gather(*of, &from(of), &*self.cloud)?;
+            let found = gather(*of, &from(of), &*self.cloud).map_err(|not| not.reason)?;
             self.replicating.log.mended(found)?;
         }
         Ok(all.len())

@@ -10,6 +10,8 @@
 //! Nothing is believed that was not verified: each chunk has a checksum over its content and its place, chunks must follow one another by places and ordinals, and
 //! they must end where the segment ended.
 
+use std::collections::BTreeMap;
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -34,6 +36,9 @@ pub trait Mender: Send + Sync {
     /// another thread; until then it is not asked for again. Called without locks.
     fn damaged(&self, id: SegmentId, error: &str) -> bool;
 }
+
+/// States of a compacted segment that are told apart: each takes some bytes.
+const OTHERS_MAX: usize = 64;
 
 /// A segment whose image on disk is of no use, as it was.
 #[derive(Clone, Copy, Debug)]
@@ -65,13 +70,15 @@ pub struct Gathering {
     piece: Option<PieceHeader>,
     /// Append time of the first chunk.
     first_ms: i64,
+    /// Of a compacted one: other states of it, by their [rewritings](PieceHeader::rewrite), 0 as it was appended, and where each ends.
+    others: BTreeMap<u64, (Spans, Option<u32>)>,
 }
 
 impl Gathering {
     /// Nothing of it yet.
     pub fn new(of: DamagedSegment) -> Gathering {
         let image = AlignedBuffer::zeroed(pages(of.was.head.into()) as usize);
-        Gathering { of, image, spans: Spans::default(), piece: None, first_ms: 0 }
+        Gathering { of, image, spans: Spans::default(), piece: None, first_ms: 0, others: BTreeMap::new() }
     }
 
     /// What it is of.
@@ -94,13 +101,18 @@ impl Gathering {
         }
         match (header.kind, self.of.was.is_compacted) {
             (PayloadKind::Piece, true) => self.put_piece(chunk, &part),
-            (PayloadKind::Piece, false) | (_, true) => Ok(()),
+            (PayloadKind::Piece, false) => Ok(()),
+            (_, true) => {
+                let next_ordinal = part.base_ordinal.saturating_add(header.record_count.into());
+                let ends = (next_ordinal == self.of.was.next_ordinal).then_some(end_of(chunk, &part));
+                self.note_other(0, chunk, &part, ends)
+            }
             (_, false) => self.put_appended(chunk, &part),
         }
     }
 
     fn put_appended(&mut self, chunk: &ChunkView<'_>, part: &BrokerPart) -> Result<(), FormatError> {
-        let (from, to) = (part.position, part.position.saturating_add(chunk.as_bytes().len() as u32));
+        let (from, to) = (part.position, end_of(chunk, part));
         if from < FIRST_CHUNK || to > self.of.was.head || self.spans.part(from, to) != Part::New {
             return Ok(());
         }
@@ -120,9 +132,12 @@ impl Gathering {
         // Another rewriting has other records than this one.
         let is_it = (header.rewrites(), piece.head, piece.capacity_bytes) == (was.rewrites, was.head, was.capacity)
             && self.piece.is_none_or(|known| known == row);
-        let (from, to) = (part.position, part.position.saturating_add(chunk.as_bytes().len() as u32));
+        let (from, to) = (part.position, end_of(chunk, part));
         let is_in = from >= FIRST_CHUNK && to <= piece.row_end && self.spans.part(from, to) == Part::New;
-        if !is_it || !is_in {
+        if !is_it {
+            return self.note_other(piece.rewrite(), chunk, part, Some(piece.row_end));
+        }
+        if !is_in {
             return Ok(());
         }
         chunk.verify()?;
@@ -131,6 +146,33 @@ impl Gathering {
         self.spans.add(from, to);
         self.piece = Some(row);
         Ok(())
+    }
+
+    /// A chunk of another state of a compacted segment has come; `ends` is where that ends, if it says so.
+    fn note_other(
+        &mut self,
+        rewrite: u64,
+        chunk: &ChunkView<'_>,
+        part: &BrokerPart,
+        ends: Option<u32>,
+    ) -> Result<(), FormatError> {
+        chunk.verify()?;
+        if self.others.len() >= OTHERS_MAX && !self.others.contains_key(&rewrite) {
+            return Ok(());
+        }
+        let (from, to) = (part.position, end_of(chunk, part));
+        let (spans, end) = self.others.entry(rewrite).or_default();
+        if spans.part(from, to) == Part::New {
+            spans.add(from, to);
+        }
+        *end = end.or(ends);
+        Ok(())
+    }
+
+    /// Whether all is there of the segment as it was before it was compacted last. In its place here that would bring back what was removed; whoever takes over all of
+    /// the streamlet from the copies gets it with what removes it.
+    pub fn has_older(&self) -> bool {
+        self.others.values().any(|(spans, end)| end.is_some_and(|end| spans.are_all(FIRST_CHUNK, end)))
     }
 
     /// Whether all of it is there.
@@ -192,6 +234,11 @@ impl Gathering {
         let marks = walk.marks.finish().iter().map(Into::into).collect();
         Ok((self.of, ContainerEntry { header, progress, at: 0, marks }, self.image))
     }
+}
+
+/// Where a chunk ends in its segment, or its row.
+fn end_of(chunk: &ChunkView<'_>, part: &BrokerPart) -> u32 {
+    part.position.saturating_add(chunk.as_bytes().len() as u32)
 }
 
 /// The header that pieces of a row tell of.
@@ -259,6 +306,12 @@ impl Log {
     /// Nobody has all of a segment that a disk has lost: the next read of it gets [`crate::ReadError::LoadFailed`].
     pub fn not_mended(&self, id: SegmentId, reason: String) {
         self.not_loaded(id, reason);
+    }
+
+    /// Copies have a damaged segment only as it was before it was compacted: the next start of the node is to say that it lacks something, so that others rebuild from the
+    /// copies what it has. Blocks.
+    pub fn note_lost(&self, of: &DamagedSegment) -> io::Result<()> {
+        self.shared.store.get().map_or(Ok(()), |store| store.note_lost(of.at))
     }
 
     /// A segment's image is at `at` now, synced, and not at `was`, which is given back. If the lane has let go of it, or it was rewritten meanwhile, `at` is.

@@ -112,6 +112,12 @@ pub trait SegmentStore: Send + Sync {
         Err(io::Error::other("segments are not kept on disks"))
     }
 
+    /// What is at a place is lost, and others are to rebuild what the node has of it: its next start is to know that. Blocks.
+    fn note_lost(&self, at: Location) -> io::Result<()> {
+        let _ = at;
+        Ok(())
+    }
+
     /// A segment is in memory again that the store has not loaded: it can be evicted. Called without locks.
     fn came_back(&self, segment: &Arc<Segment>) {
         let _ = segment;

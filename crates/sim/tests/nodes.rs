@@ -701,7 +701,8 @@ fn a_lane_that_comes_without_its_floor_is_found() {
 fn rotten(seed: u64) -> Plan {
     use Fault::*;
     let only = vec![Rot, Kill, Move, Freeze, Stop];
-    Plan { only, fault_us: 250_000, kind: if seed % 4 == 0 { Kind::Async } else { Kind::Usual }, ..short(seed) }
+    let kind = [Kind::Async, Kind::Compacted, Kind::Usual, Kind::Usual][seed as usize % 4];
+    Plan { only, fault_us: 250_000, kind, ..short(seed) }
 }
 
 #[test]

@@ -110,8 +110,10 @@ pub(crate) fn recover(node: [u8; 16], disks: &[&DiskContainers], in_memory: InMe
             }
             disk.containers.lock().insert(container, known);
         }
+        let lost = noted(&*disk.disk, LOST).into_iter();
+        found.recovery.lacks.extend(lost.map(|(container, at)| Lack { disk: number as u16, container, at }));
         if found.recovery.lacks.len() > before {
-            let known = known_lacks(&*disk.disk);
+            let known = noted(&*disk.disk, KNOWN);
             let lacks = &mut found.recovery.lacks;
             lacks.retain(|lack| usize::from(lack.disk) < number || !known.contains(&(lack.container, lack.at)));
         }
@@ -119,17 +121,16 @@ pub(crate) fn recover(node: [u8; 16], disks: &[&DiskContainers], in_memory: InMe
     Ok(found)
 }
 
-/// The file with what others have: lines of a container and a place in it.
-fn lacks_path() -> String {
-    format!("{CONTAINER_DIR}/lacks")
-}
+/// Files of lines with a container and a place in it: what others have, and what was found lost while the node ran.
+pub(crate) const KNOWN: &str = "lacks";
+pub(crate) const LOST: &str = "lost";
 
-/// More is not read of it.
-const LACKS_BYTES_MAX: usize = 1 << 20;
+/// More is not read of one.
+const NOTES_BYTES_MAX: usize = 1 << 20;
 
-/// What is noted as known. Without the file, or if it does not read back, nothing is: then others are asked once more.
-fn known_lacks(disk: &dyn Disk) -> HashSet<(u64, u64)> {
-    let text = disk.read_all(&lacks_path(), LACKS_BYTES_MAX).unwrap_or_default();
+/// What is noted. Without the file, or if it does not read back, nothing is: of what others have they are asked once more then.
+fn noted(disk: &dyn Disk, name: &str) -> BTreeSet<(u64, u64)> {
+    let text = disk.read_all(&format!("{CONTAINER_DIR}/{name}"), NOTES_BYTES_MAX).unwrap_or_default();
     let line = |line: &str| {
         let (container, at) = line.split_once(' ')?;
         Some((container.parse().ok()?, at.parse().ok()?))
@@ -137,12 +138,15 @@ fn known_lacks(disk: &dyn Disk) -> HashSet<(u64, u64)> {
     String::from_utf8_lossy(&text).lines().filter_map(line).collect()
 }
 
-/// Notes on its disk what is known of it.
-pub(crate) fn note_lacks(disk: &dyn Disk, lacks: impl Iterator<Item = Lack>) -> io::Result<()> {
-    let mut all: BTreeSet<(u64, u64)> = known_lacks(disk).into_iter().collect();
-    all.extend(lacks.map(|lack| (lack.container, lack.at)));
+/// Notes something on the disk that it is of.
+pub(crate) fn note(disk: &dyn Disk, name: &str, places: impl Iterator<Item = (u64, u64)>) -> io::Result<()> {
+    let before = noted(disk, name);
+    let all: BTreeSet<(u64, u64)> = before.iter().copied().chain(places).collect();
+    if all == before {
+        return Ok(());
+    }
     let text: String = all.iter().map(|(container, at)| format!("{container} {at}\n")).collect();
-    disk.replace(&lacks_path(), text.as_bytes())
+    disk.replace(&format!("{CONTAINER_DIR}/{name}"), text.as_bytes())
 }
 
 impl Found {

@@ -290,6 +290,26 @@ fn when_no_disk_takes_it_it_is_read_from_memory() {
     (0..LANES).for_each(|lane| assert_eq!(rotten.read(lane), (CHUNKS, 0)));
 }
 
+/// Copies have it only as it was before, as of a segment that was compacted: whoever starts next has to know.
+#[test]
+fn what_is_noted_as_lost_is_told_by_the_next_start_until_others_know() {
+    let rotten = Rotten::new(Asked::default());
+    rotten.rot();
+    let first = rotten.first_of(0);
+    let of = rotten.node.log.damaged_segment(first).unwrap();
+    (0..2).for_each(|_| rotten.node.log.note_lost(&of).unwrap());
+    rotten.node.log.not_mended(first, "it is there as it was".to_owned());
+    rotten.node.arena.freeze();
+    for _ in 0..2 {
+        let (_, found) = after_kill(&rotten, &[]);
+        assert_eq!((found.lacks.len(), found.problems.len()), (1, 0), "{found:?}");
+    }
+    let (store, found) = after_kill(&rotten, &[]);
+    store.others_have(&found.lacks).unwrap();
+    drop(store);
+    assert_eq!(after_kill(&rotten, &[]).1.lacks, []);
+}
+
 /// The stream is deleted while a segment of it is looked for: nothing of it stays on the disks.
 #[test]
 fn what_nobody_wants_any_more_is_given_back() {

@@ -89,7 +89,7 @@ impl Mending {
         work.failed.retain(|id, _| self.log.damaged_segment(*id).is_some());
         let (count, first) = (work.failed.len(), work.failed.keys().min()?);
         Some(format!(
-            "{count} segments that a disk has lost are not in any copy, and whoever reads them gets an error: the first is {first}"
+            "{count} segments that a disk has lost are in no copy as they were, and whoever reads them gets an error: the first is {first}, and the log says what there is of it"
         ))
     }
 
@@ -123,7 +123,14 @@ impl Mending {
             self.log.not_mended(id, error.to_owned());
             return;
         };
-        let found = gather(of, &self.from(id), self.recovery.backups());
+        let found = gather(of, &self.from(id), self.recovery.backups()).map_err(|not| {
+            if not.has_older
+                && let Err(error) = self.log.note_lost(&of)
+            {
+                tracing::warn!(segment = %id, %error, "it is not noted that the segment is lost");
+            }
+            not.reason
+        });
         match found.and_then(|found| self.log.mended(found)) {
             Ok(()) => {
                 self.work.lock().failed.remove(&id);

@@ -3,7 +3,7 @@
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex};
 
-use kera_broker::MendFrom;
+use kera_broker::{MendFrom, NotGathered};
 use kera_coordinator::cluster::ClusterState;
 use kera_env::{AlignedBuffer, Disk, OpenMode};
 use kera_format::SegmentId;
@@ -14,7 +14,6 @@ use kera_log::{Log, Mender, Scrubber};
 use super::copies::{Copies, lock};
 use super::faults::Fault;
 use super::node::{Running, ended_logs};
-use super::plan::Kind;
 use super::recovering::Worker;
 use super::world::World;
 
@@ -55,10 +54,10 @@ impl Running {
     }
 
     /// A worker has put a segment on the disk again, or has not found it.
-    pub(super) fn mended(&mut self, id: SegmentId, done: Result<(), String>) {
+    pub(super) fn mended(&mut self, id: SegmentId, done: Result<(), NotGathered>) {
         self.recovery.workers[2] = None;
-        if let Err(reason) = done {
-            self.log.not_mended(id, reason);
+        if let Err(not) = done {
+            self.log.not_mended(id, not.reason);
         }
     }
 
@@ -90,7 +89,7 @@ fn may_have(copies: &Copies, known: &ClusterState, node: u32, id: SegmentId) -> 
 impl World {
     /// Changes a bit of a segment that a node has stored. Others have it, and its owner may be asked for it no more.
     pub(super) fn rot(&mut self, node: u32) -> bool {
-        if self.plan.has_one_copy() || self.plan.kind == Kind::Compacted || !self.survives(&[node], &[node], false) {
+        if self.plan.has_one_copy() || !self.survives(&[node], &[node], false) {
             return false;
         }
         // Also of what says where segments are: without that nobody knows what is lost when the node starts again.

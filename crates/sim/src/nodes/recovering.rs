@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use kera_broker::{Broker, Copies, EndedLog, HandedStates, MendFrom, Rebuild, RecoveryProgress, gather};
+use kera_broker::{Broker, Copies, EndedLog, HandedStates, MendFrom, NotGathered, Rebuild, RecoveryProgress, gather};
 use kera_coordinator::cluster::Owned;
 use kera_format::SegmentId;
 use kera_format::vlog_replica::LogId;
@@ -41,7 +41,7 @@ pub(super) enum Wants {
     Pause,
     TakenOver(Result<Rebuild, String>),
     Rebuilt(Result<(), String>),
-    Mended(SegmentId, Result<(), String>),
+    Mended(SegmentId, Result<(), NotGathered>),
 }
 
 /// The payload of the panic with which a thread ends whose process was killed.
@@ -87,7 +87,12 @@ impl Worker {
     pub(super) fn mend(log: &Arc<Log>, of: DamagedSegment, from: Vec<MendFrom>, live: BTreeSet<u32>) -> Worker {
         let log = log.clone();
         Worker::start(live, move |copies| {
-            let done = gather(of, &from, copies).and_then(|found| log.mended(found));
+            let failed = |reason| NotGathered { reason, has_older: false };
+            let done = gather(of, &from, copies).and_then(|found| log.mended(found).map_err(failed));
+            if done.as_ref().is_err_and(|not| not.has_older) {
+                // It is found out once more if the disk does not take that.
+                drop(log.note_lost(&of));
+            }
             drop(log);
             Wants::Mended(of.id(), done)
         })

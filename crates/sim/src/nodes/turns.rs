@@ -246,8 +246,14 @@ impl World {
             }
             Wants::Mended(id, done) => {
                 *self.events_of.entry("mended").or_default() += u64::from(done.is_ok());
+                let has_older = done.as_ref().is_err_and(|not| not.has_older);
                 if let Some(running) = self.node_mut(node).running() {
                     running.mended(id, done);
+                }
+                if has_older {
+                    // A person starts the node again, as it says that somebody should.
+                    *self.events_of.entry("rebuilt as it was").or_default() += 1;
+                    self.kill(node, Some(1_000_000));
                 }
             }
             Wants::Rebuilt(done) => {
