@@ -176,12 +176,8 @@ impl Cluster {
         let (runtime, thread, stop) = start_runtime("kera-cluster")?;
         let messages = Arc::new(RpcTransport::new(runtime.clone()));
         let transport: Arc<dyn Transport> = messages.clone();
-        let started = Group::start(
-            group_config(config, identity, node as u32),
-            disks[0].clone(),
-            transport.clone(),
-            clock.clone(),
-        );
+        let settings = group_config(config, identity, node as u32);
+        let started = Group::start(settings, disks[0].clone(), transport.clone(), clock.clone());
         let group = wait(&runtime, started).map_err(|error| Fatal::Data { message: error.to_string() })?;
         messages.knows(&group);
         check_level(&group)?;

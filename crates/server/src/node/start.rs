@@ -77,34 +77,9 @@ pub(super) fn start(config: &Config) -> Result<Node, Fatal> {
     let http_state = Arc::new(HttpState { readiness: readiness.clone(), node: OnceLock::new() });
     let http = start_http(config, &http_state)?;
 
-    let disks = open_disks(config)?;
-    let (identity, persisting) = begin(config, &disks[0])?;
     let mut summary = Summary::default();
-    let known = KnownDisks::look(&identity.node, &disks, &SystemRandom, config.virtual_logs.accept_damage)?;
-    let kept = open_kept(config, &identity, (&disks, &known), &clock, &readiness, &mut summary)?;
-    readiness.enter(Phase::Starting("reading the catalog"));
-    let (identity, persisting, cluster, coordinator) =
-        open_coordinator(config, (identity, persisting), kept.has_all, &disks, &clock, &readiness)?;
-    // The cluster has been told that something is missing.
-    if let Err(error) = kept.store.others_have(&kept.stored.lacks) {
-        tracing::warn!(%error, "the next start will miss the same once more");
-    }
-    known.accepted()?;
-    let applications_stream = coordinator
-        .system_stream(APPLICATIONS_STREAM, &applications_stream_options())
-        .map_err(|error| Fatal::Data { message: format!("the catalog: {error}") })?
-        .id;
-
-    let who = (&identity, &*coordinator, cluster.as_deref());
-    let recovered = recover(config, who, kept, &disks, &clock, &readiness, &mut summary)?;
-    persisting.finish()?;
-    finish_log(&recovered.log, cluster.as_deref(), &identity, &mut summary)?;
+    let Opened { identity, cluster, coordinator, recovered, writers } = open(config, &clock, &readiness, &mut summary)?;
     let Recovered { log, store, store_threads, virtual_logs, broker } = recovered;
-    let writers = virtual_logs.iter().map(start_writer).collect::<Result<Vec<_>, _>>()?;
-    readiness.enter(Phase::Starting("reading the applications' offsets"));
-    let replayed = broker.open_applications(applications_stream);
-    replayed.map_err(|failure| Fatal::Data { message: format!("the offsets of applications: {failure}") })?;
-
     let compactor = Arc::new(compactor(config, &log, &store, &clock, cluster.as_ref()));
     let parts = Arc::new(Parts {
         config: config.clone(),
@@ -148,6 +123,44 @@ pub(super) fn start(config: &Config) -> Result<Node, Fatal> {
         Node { parts, address, http, kafka, commands, maintenance, compaction, scrub, writers, store_threads, lock };
     tell(&node, &summary);
     Ok(node)
+}
+
+/// A node whose log is whole.
+struct Opened {
+    identity: Identity,
+    cluster: Option<Arc<Cluster>>,
+    coordinator: Arc<Coordinator>,
+    recovered: Recovered,
+    writers: Vec<JoinHandle<()>>,
+}
+
+/// Finds out what there is, tells the cluster that the node is back, and puts the log together.
+fn open(
+    config: &Config,
+    clock: &Arc<dyn Clock>,
+    readiness: &Readiness,
+    summary: &mut Summary,
+) -> Result<Opened, Fatal> {
+    let disks = open_disks(config)?;
+    let (identity, persisting) = begin(config, &disks[0])?;
+    let kept = open_kept(config, &identity, &disks, clock, readiness, summary)?;
+    readiness.enter(Phase::Starting("reading the catalog"));
+    let (identity, persisting, cluster, coordinator) =
+        open_coordinator(config, (identity, persisting), kept.has_all, &disks, clock, readiness)?;
+    kept.others_know()?;
+    let applications_stream = coordinator
+        .system_stream(APPLICATIONS_STREAM, &applications_stream_options())
+        .map_err(|error| Fatal::Data { message: format!("the catalog: {error}") })?
+        .id;
+    let who = (&identity, &*coordinator, cluster.as_deref());
+    let recovered = recover(config, who, kept, &disks, clock, readiness, summary)?;
+    persisting.finish()?;
+    finish_log(&recovered.log, cluster.as_deref(), &identity, summary)?;
+    let writers = recovered.virtual_logs.iter().map(start_writer).collect::<Result<Vec<_>, _>>()?;
+    readiness.enter(Phase::Starting("reading the applications' offsets"));
+    let replayed = recovered.broker.open_applications(applications_stream);
+    replayed.map_err(|failure| Fatal::Data { message: format!("the offsets of applications: {failure}") })?;
+    Ok(Opened { identity, cluster, coordinator, recovered, writers })
 }
 
 fn http_node(sessions: Arc<dyn SessionFactory>, clock: Arc<dyn Clock>, parts: &Arc<Parts>) -> HttpNode {
@@ -332,9 +345,20 @@ struct Kept {
     memory: KeptMemory,
     store: Arc<DiskStore>,
     stored: StoreRecovery,
+    disks: KnownDisks,
     /// All that it has acknowledged is there: in the arena, after a kill, or on disk, after a stop, as far as what is on the disks can be read. Otherwise the power was
     /// lost, or a disk has lost something, and the others know better.
     has_all: bool,
+}
+
+impl Kept {
+    /// The cluster has been told that something is missing, if something is: the next start need not say so once more.
+    fn others_know(&self) -> Result<(), Fatal> {
+        if let Err(error) = self.store.others_have(&self.stored.lacks) {
+            tracing::warn!(%error, "the next start will miss the same once more");
+        }
+        self.disks.accepted()
+    }
 }
 
 /// Reads what there is. The arena first: what a disk has damaged is told by it from what a loss of power has torn. But one that is not there is not made before others know
@@ -342,11 +366,12 @@ struct Kept {
 fn open_kept(
     config: &Config,
     identity: &Identity,
-    (disks, known): (&[Arc<dyn Disk>], &KnownDisks),
+    disks: &[Arc<dyn Disk>],
     clock: &Arc<dyn Clock>,
     readiness: &Readiness,
     summary: &mut Summary,
 ) -> Result<Kept, Fatal> {
+    let known = KnownDisks::look(&identity.node, disks, &SystemRandom, config.virtual_logs.accept_damage)?;
     readiness.enter(Phase::Starting("attaching the arena"));
     let has_survived = Arena::has_survived(&arena_path(config, identity), identity.node);
     let has_survived = has_survived.map_err(|error| no_arena(config, &error))?;
@@ -370,7 +395,7 @@ fn open_kept(
             "a disk has lost some of what this node had: others take over what has copies, as if its power had been lost"
         );
     }
-    Ok(Kept { memory, store, stored, has_all })
+    Ok(Kept { memory, store, stored, disks: known, has_all })
 }
 
 /// Attaches the arena, or makes one.

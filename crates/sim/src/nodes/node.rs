@@ -378,10 +378,10 @@ impl Node {
 
     /// Whether the disk has lost nothing of which it could not be told what it was.
     fn can_be_read(&self) -> bool {
-        let kept = self.kept().and_then(|(_, stored, memory)| {
+        let kept = self.kept().map(|(_, stored, memory)| {
             // The next to attach it finds all of it.
             memory.iter().for_each(|(arena, _)| arena.freeze());
-            Ok(stored.lacks.is_empty())
+            stored.lacks.is_empty()
         });
         kept.unwrap_or(true)
     }

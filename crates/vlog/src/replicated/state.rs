@@ -644,7 +644,7 @@ impl Core {
     pub(crate) fn blocks_of(&self, segment: SegmentId) -> Vec<(RangeInclusive<u64>, Vec<BackupId>)> {
         let views = || self.older.iter().map(|older| &older.view).chain([&self.view]);
         let of = |blocks: RangeInclusive<u64>| {
-            let view = views().filter(|view| view.first <= *blocks.start()).last()?;
+            let view = views().rfind(|view| view.first <= *blocks.start())?;
             let blocks = *blocks.start()..=(*blocks.end()).min(self.acknowledged);
             (!blocks.is_empty()).then(|| (blocks, view.backups.clone()))
         };
