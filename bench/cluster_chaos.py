@@ -280,7 +280,7 @@ class Node:
         self.command = [self.kera, "serve", "--data", self.data, "--node", str(number)]
         self.command += ["--listen", self.address, "--cluster-listen", self.cluster]
         self.command += ["--kafka-listen", self.kafka, "--http-listen", "none", "--arena-bytes", self.arena]
-        self.command += ["--scrub-every", "2s", "--scrub-bytes-per-second", "1GiB"] if self.scrubs else []
+        self.command += ["--scrub-every", "2s"] if self.scrubs else []
         if join:
             self.command += ["--join", join]
 

@@ -158,7 +158,7 @@ fn what_the_owners_disks_have_changed_is_read_from_backups() {
 /// Nobody reads it. What is not found before the next loss is lost with it.
 #[test]
 fn what_nobody_reads_is_found_and_has_its_copies_again() {
-    let mut house = House::new(&["--scrub-every", "1s", "--scrub-bytes-per-second", "1GiB"]);
+    let mut house = House::new(&["--scrub-every", "1s"]);
     house.node(1).ok("stream create rot --streamlets 3 --replication 2");
     house.verify(&format!("produce --records {RECORDS} --record-bytes 20000 --rate 3000"));
     let rotten = |folder, end, at, every| {

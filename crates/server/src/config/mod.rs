@@ -297,15 +297,11 @@ settings! {
         write_delay: u64 = Kind::Duration(range(0, HOUR_MS)), "2s", "write-delay";
         /// Percent of the arena that is kept free for writers by taking out segments that are on disk.
         free_percent_min: u64 = Kind::Count(range(0, 90)), "10", "free-percent-min";
-        /// Segments that are read ahead of one reader that catches up.
-        read_ahead_max: u64 = Kind::Count(range(0, 4096)), "64", "read-ahead-max";
         /// Threads that read from each disk.
         loaders_per_disk: u64 = Kind::Count(range(1, 64)), "2", "loaders-per-disk";
-        /// How often all that is on the disks is read and verified, copies for other nodes included, so that what a disk has lost is found while others have it;
-        /// `off`: never.
+        /// How often all that is on the disks is read and verified, copies for other nodes included, so that what a disk has lost is found while others have it: 16 MiB
+        /// a second, or as much more as it takes to be done in half of that time. `off`: never.
         scrub_every: Option<u64> = Kind::Duration(range_or("off", SECOND_MS, 365 * DAY_MS)), "7d", "scrub-every";
-        /// Bytes per second that are read for that at most.
-        scrub_bytes_per_second: u64 = Kind::Bytes(range(64 * KIB, 16 * GIB)), "16MiB", "scrub-bytes-per-second";
     }
 
     /// Compaction: of each key the last record is kept, in streams that ask for it.

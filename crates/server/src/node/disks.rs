@@ -182,6 +182,8 @@ fn missing(lost: &[PathBuf]) -> Fatal {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering};
+
     use kera_env::{MemoryDisk, SeededRandom};
 
     use super::*;
@@ -194,8 +196,9 @@ mod tests {
 
     fn look(disks: &[&Arc<dyn Disk>], accepts: bool) -> Result<KnownDisks, String> {
         let disks: Vec<Arc<dyn Disk>> = disks.iter().map(|disk| Arc::clone(disk)).collect();
-        let seed = SeededRandom::new(disks.len() as u64);
-        KnownDisks::look(&NODE, &disks, &seed, accepts).map_err(|error| error.to_string())
+        static SEED: AtomicU64 = AtomicU64::new(1);
+        let random = SeededRandom::new(SEED.fetch_add(1, Ordering::Relaxed));
+        KnownDisks::look(&NODE, &disks, &random, accepts).map_err(|error| error.to_string())
     }
 
     #[test]

@@ -15,6 +15,8 @@ use crate::metrics::ScrubNumbers;
 
 /// Others who want the processor get about ten times as much of it. Not less for this thread: it takes locks that writers want.
 const NICE: i32 = 10;
+/// Bytes a second that are read at least.
+const LEAST_PER_S: u64 = 16 << 20;
 /// The first round does not begin with the node, when everybody reads.
 const FIRST: Duration = Duration::from_secs(3600);
 
@@ -75,7 +77,9 @@ fn run(parts: &Parts, every: Duration, stopped: &Receiver<()>) {
     let mut rest = every.min(FIRST);
     while goes_on(rest) {
         let began = Instant::now();
-        let Some((bytes, damaged)) = round(parts, &goes_on) else { return };
+        let per_s = speed(parts, every);
+        let pace = |bytes: u64| goes_on(Duration::from_micros(bytes.saturating_mul(1_000_000) / per_s));
+        let Some((bytes, damaged)) = round(parts, &pace) else { return };
         parts.scrub.last_round_ms.store(parts.clock.now_ms(), Ordering::Relaxed);
         let took_s = began.elapsed().as_secs();
         match damaged {
@@ -86,14 +90,22 @@ fn run(parts: &Parts, every: Duration, stopped: &Receiver<()>) {
     }
 }
 
-/// Reads everything once: how many bytes, and how much of it was damaged. Nothing: it is time to end.
-fn round(parts: &Parts, goes_on: &dyn Fn(Duration) -> bool) -> Option<(u64, u64)> {
+/// Bytes a second: as many as it takes to be done in half of the time until the next round, if that is more than the least.
+fn speed(parts: &Parts, every: Duration) -> u64 {
+    let segments: u64 = parts.store.status().disks.iter().map(|disk| disk.segment_bytes).sum();
+    let backup = parts.cluster.as_ref().and_then(|cluster| cluster.own_backup());
+    let copies: u64 = backup.map_or(0, |backup| backup.log_bytes().iter().map(|(_, bytes)| bytes).sum());
+    ((segments + copies).saturating_mul(2_000) / (every.as_millis() as u64).max(1)).max(LEAST_PER_S)
+}
+
+/// Reads everything once: how many bytes, and how much of it was damaged. `pace` rests after so many bytes; false: it is time to end.
+fn round(parts: &Parts, pace: &dyn Fn(u64) -> bool) -> Option<(u64, u64)> {
     let mut all = (0, 0);
     let mut note = |(bytes, damaged): (u64, u64)| {
         all = (all.0 + bytes, all.1 + damaged);
         parts.scrub.bytes.fetch_add(bytes, Ordering::Relaxed);
         parts.scrub.damaged.fetch_add(damaged, Ordering::Relaxed);
-        goes_on(rest_of(bytes, parts.config.storage.scrub_bytes_per_second))
+        pace(bytes)
     };
     let mut segments = Scrubber::new(parts.log.clone(), parts.store.clone());
     segments.begin();
@@ -109,9 +121,4 @@ fn round(parts: &Parts, goes_on: &dyn Fn(Duration) -> bool) -> Option<(u64, u64)
         }
     }
     Some(all)
-}
-
-/// How long to wait after so many bytes.
-fn rest_of(bytes: u64, per_s: u64) -> Duration {
-    Duration::from_micros(bytes.saturating_mul(1_000_000) / per_s.max(1))
 }

@@ -486,7 +486,6 @@ fn store_config(config: &Config, identity: &Identity) -> StoreConfig {
         container_bytes: config.storage.container_bytes,
         write_delay_ms: config.storage.write_delay,
         free_percent_min: config.storage.free_percent_min,
-        read_ahead_segments_max: config.storage.read_ahead_max as usize,
         loaders_per_disk: config.storage.loaders_per_disk as usize,
         ..StoreConfig::default()
     }
