@@ -287,8 +287,8 @@ impl Copier {
 
     /// Copies what is to be of one log; false: the node stops.
     fn copy(&self, id: LogId, log: &ReplicatedLog, memory: &mut Memory) -> bool {
-        let lacks = |backup: NodeNumber, blocks: &RangeInclusive<u64>| memory.lacks(backup, id, blocks);
-        log.look_at_copies(&|backup, blocks| memory.has_all(backup, id, blocks), &lacks);
+        let said = |backup: NodeNumber, blocks: &RangeInclusive<u64>| memory.has_said_less(backup, id, blocks);
+        log.look_at_copies(&|backup, blocks| memory.has_all(backup, id, blocks), &said);
         loop {
             let lacks = |backup: NodeNumber, blocks: &RangeInclusive<u64>| memory.lacks(backup, id, blocks);
             let wanted = log.to_copy_again(SEGMENTS, &memory.never, &lacks);
@@ -431,6 +431,12 @@ impl Memory {
         false
     }
 
+    /// Whether a backup takes part and did not have all of these when it was asked last, however long ago that was.
+    fn has_said_less(&self, backup: NodeNumber, log: LogId, blocks: &RangeInclusive<u64>) -> bool {
+        let is_there = self.members.contains(&backup) && !self.away.contains_key(&backup);
+        self.has.get(&backup).filter(|_| is_there).is_some_and(|has| !has.has_all(log, blocks))
+    }
+
     /// Whether a backup takes part and has said that it has all of these. If it has not said so for long it is asked again.
     fn has_all(&self, backup: NodeNumber, log: LogId, blocks: &RangeInclusive<u64>) -> bool {
         let is_there = self.members.contains(&backup) && !self.away.contains_key(&backup);
@@ -478,11 +484,15 @@ mod tests {
     fn who_was_given_up_has_nothing() {
         let mut memory = there(4..=10, 4..=10);
         assert!(!memory.lacks(3, LOG, &(4..=10)) && memory.has_all(3, LOG, &(4..=10)));
+        assert!(!memory.has_said_less(3, LOG, &(4..=10)) && memory.has_said_less(3, LOG, &(4..=11)));
         memory.away.insert(3, Instant::now());
         assert!(!memory.lacks(3, LOG, &(4..=10)) && !memory.has_all(3, LOG, &(4..=10)), "it may be back in a moment");
         memory.away.remove(&3);
         memory.members.remove(&3);
-        assert!(memory.lacks(3, LOG, &(4..=10)));
+        assert!(
+            memory.lacks(3, LOG, &(4..=10)) && !memory.has_said_less(3, LOG, &(4..=11)),
+            "it says nothing any more"
+        );
         assert!(memory.lacks_some(&ends_at_10(false), true));
         assert_eq!((memory.lacking(&ends_at_10(false)), there(4..=10, 3..=12).lacking(&ends_at_10(false))), (7, 0));
     }

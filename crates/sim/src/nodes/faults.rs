@@ -38,7 +38,7 @@ faults! {
         /// A bit of a file with copies is changed while nobody looks.
         BitFlip = "bit-flip", 1;
         /// A bit of a segment that a node has stored is changed while nobody looks.
-        Rot = "rot", 2;
+        Rot = "rot", 6;
         /// A person has a streamlet move to another node.
         Move = "move", 6;
         /// A person drains a node, and lets it own streamlets again after a while.
