@@ -1048,6 +1048,16 @@ fn what_lost_a_backup_is_copied_again_and_nobody_needs_its_old_view() {
     let lacks = |backup: BackupId, _: &RangeInclusive<u64>| backup == 2;
     let (_, view) = world.replicated.state();
     assert!(world.replicated.stats().under_replicated > 0);
+    // What was under way is with the backups of the new view, whatever it was put together with before.
+    let all = world.log.streams().into_iter().flat_map(|stream| stream.streamlets().cloned().collect::<Vec<_>>());
+    let segments = all.flat_map(|streamlet| world.log.segments_before(&streamlet, u32::MAX));
+    let ranges = segments.flat_map(|id| world.replicated.blocks_of(id)).map(|(blocks, _)| blocks);
+    let ranges: Vec<RangeInclusive<u64>> = ranges.collect();
+    assert!(
+        ranges.iter().any(|blocks| *blocks.start() < view.first)
+            && ranges.iter().any(|blocks| view.first <= *blocks.end())
+    );
+    assert!(ranges.iter().all(|blocks| view.first <= *blocks.start() || *blocks.end() < view.first), "{ranges:?}");
     world.replicated.look_at_copies(&|backup, _| backup != 2, &|_, _| false);
     assert!(world.replicated.stats().under_replicated > 0, "one of them is gone");
     world.replicated.look_at_copies(&|_, _| true, &|_, _| false);

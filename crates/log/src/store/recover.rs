@@ -110,8 +110,10 @@ pub(crate) fn recover(node: [u8; 16], disks: &[&DiskContainers], in_memory: InMe
             }
             disk.containers.lock().insert(container, known);
         }
-        let lost = noted(&*disk.disk, LOST).into_iter();
-        found.recovery.lacks.extend(lost.map(|(container, at)| Lack { disk: number as u16, container, at }));
+        let lost =
+            noted(&*disk.disk, LOST).into_iter().map(|(container, at)| Lack { disk: number as u16, container, at });
+        let lost: Vec<Lack> = lost.filter(|lack| found.is_lost(disk, lack)).collect();
+        found.recovery.lacks.extend(lost);
         if found.recovery.lacks.len() > before {
             let known = noted(&*disk.disk, KNOWN);
             let lacks = &mut found.recovery.lacks;
@@ -157,6 +159,17 @@ impl Found {
             std::collections::hash_map::Entry::Vacant(vacant) => drop(vacant.insert(at)),
             std::collections::hash_map::Entry::Occupied(_) => self.duplicates.push(at),
         }
+    }
+
+    /// Whether a segment is at a place still, and does not read back: what it was given up for may have passed, and others may have rebuilt it since.
+    fn is_lost(&self, disk: &DiskContainers, lack: &Lack) -> bool {
+        let is_there = |segment: &&StoredSegment| {
+            (segment.at.disk, segment.at.container, segment.at.offset) == (lack.disk, lack.container, lack.at)
+        };
+        let Some(segment) = self.recovery.segments.iter().find(is_there) else { return false };
+        let mut image = AlignedBuffer::zeroed(pages(segment.at.bytes) as usize);
+        let read = disk.read(lack.container, lack.at, &mut [io::IoSliceMut::new(&mut image)]);
+        read.is_err() || verify_image(&image).is_err()
     }
 
     /// Adds a segment; of two copies the one rewritten more often stays. Of those that never were the longer stays, of others

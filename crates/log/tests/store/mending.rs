@@ -305,6 +305,11 @@ fn what_is_noted_as_lost_is_told_by_the_next_start_until_others_know() {
         assert_eq!((found.lacks.len(), found.problems.len()), (1, 0), "{found:?}");
     }
     let (store, found) = after_kill(&rotten, &[]);
+    let lack = found.lacks[0];
+    let path = format!("containers/{:016}.kera", lack.container);
+    rotten.memory[usize::from(lack.disk)].flip_bit(&path, lack.at + 300, 3).unwrap();
+    assert_eq!(after_kill(&rotten, &[]).1.lacks, [], "the disk gives it after all");
+    rotten.memory[usize::from(lack.disk)].flip_bit(&path, lack.at + 300, 3).unwrap();
     store.others_have(&found.lacks).unwrap();
     drop(store);
     assert_eq!(after_kill(&rotten, &[]).1.lacks, []);

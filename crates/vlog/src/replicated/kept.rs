@@ -130,7 +130,7 @@ impl KeptBlocks {
         found
     }
 
-    /// Blocks that may have chunks of a segment: by whole stretches, each within one view, the newest first.
+    /// Blocks that may have chunks of a segment: by whole stretches, the newest first.
     pub(crate) fn blocks_of(&self, segment: SegmentId) -> impl Iterator<Item = RangeInclusive<u64>> {
         let with = self.stretches.iter().rev().filter(move |stretch| stretch.segments.contains_key(&segment));
         with.map(|stretch| stretch.first..=stretch.last)

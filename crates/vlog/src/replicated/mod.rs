@@ -548,7 +548,7 @@ impl ReplicatedLog {
         found
     }
 
-    /// Blocks that may have chunks of a segment, each range with the backups that have all of it; the newest first. About as many bytes as a backup's file each.
+    /// Blocks that may have chunks of a segment, each range with the backups that have all of it; the newest first. As many bytes as a backup's file each, or less.
     /// Any thread.
     pub fn blocks_of(&self, segment: SegmentId) -> Vec<(RangeInclusive<u64>, Vec<BackupId>)> {
         self.writer.lock().core.blocks_of(segment)

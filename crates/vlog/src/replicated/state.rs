@@ -640,15 +640,21 @@ impl Core {
         blocks.filter(|(older, blocks)| !older.given_up && !blocks.is_empty())
     }
 
-    /// See [`blocks_of`](super::ReplicatedLog::blocks_of).
+    /// See [`blocks_of`](super::ReplicatedLog::blocks_of). Blocks that were under way when a view began are in a stretch with those before, and at its backups.
     pub(crate) fn blocks_of(&self, segment: SegmentId) -> Vec<(RangeInclusive<u64>, Vec<BackupId>)> {
-        let views = || self.older.iter().map(|older| &older.view).chain([&self.view]);
-        let of = |blocks: RangeInclusive<u64>| {
-            let view = views().rfind(|view| view.first <= *blocks.start())?;
-            let blocks = *blocks.start()..=(*blocks.end()).min(self.acknowledged);
-            (!blocks.is_empty()).then(|| (blocks, view.backups.clone()))
-        };
-        self.kept.blocks_of(segment).filter_map(of).collect()
+        let views: Vec<&View> = self.older.iter().map(|older| &older.view).chain([&self.view]).collect();
+        let mut found = Vec::new();
+        for stretch in self.kept.blocks_of(segment) {
+            let mut behind = self.acknowledged + 1;
+            for view in views.iter().rev() {
+                let blocks = view.first.max(*stretch.start())..=(*stretch.end()).min(behind - 1);
+                if !blocks.is_empty() {
+                    found.push((blocks, view.backups.clone()));
+                }
+                behind = behind.min(view.first);
+            }
+        }
+        found
     }
 
     /// See [`look_at_copies`](super::ReplicatedLog::look_at_copies).
