@@ -712,7 +712,7 @@ fn take_streamlet(application: &Application, kept: &Kept, anew: bool, now_ms: i6
     }
 }
 
-fn still_read(stream: StreamId, streamlet: StreamletId) -> Failure {
+pub(super) fn still_read(stream: StreamId, streamlet: StreamletId) -> Failure {
     let message = format!("how far applications are in streamlet {streamlet} of stream {stream} is still being read");
     Failure::later(Status::NotReady, message)
 }

@@ -16,6 +16,7 @@ use kera_rpc::Outbox;
 use super::application::{Application, Ask, heartbeat_ms};
 use super::commit::{Committer, Reset};
 use super::describe::{offset, wanted};
+use super::still_read;
 use crate::acks::Answer;
 use crate::failure::Failure;
 use crate::groups::LOAD_WAIT_MS;
@@ -54,10 +55,17 @@ fn durable<B: Body>(
     Attempt::Durable(answer)
 }
 
-/// Waits until it is known of all streamlets of a stream that this node owns how far applications are in them.
-fn all_known(core: &Core, stream: StreamId) -> Option<Attempt> {
-    let lanes = core.broker.applications.read_on(&core.broker, Some(stream));
-    (!lanes.is_empty()).then_some(Attempt::Wait { lanes, wait_ms: LOAD_WAIT_MS })
+/// Waits until it is known of all streamlets of a stream that this node owns how far applications are in them. Refuses while what tells of it cannot be read.
+fn all_known(core: &Core, stream: StreamId) -> Result<Option<Attempt>, Failure> {
+    let applications = &core.broker.applications;
+    let lanes = applications.read_on(&core.broker, Some(stream));
+    if !lanes.is_empty() {
+        return Ok(Some(Attempt::Wait { lanes, wait_ms: LOAD_WAIT_MS }));
+    }
+    match applications.keepers.of_stream(stream).iter().find(|kept| !kept.is_read()) {
+        Some(unread) => Err(still_read(stream, unread.place.id())),
+        None => Ok(None),
+    }
 }
 
 /// Refuses if another node owns one of the streamlets that are asked for: it knows how far applications are there.
@@ -236,7 +244,7 @@ fn check_idle(counts: &mut BrokerCounts, application: &Application, now_us: u64)
 
 fn delete(core: &mut Core, request: Request<'_>) -> Result<Attempt, Failure> {
     let message: DeleteApplication = request.message()?;
-    if let Some(wait) = all_known(core, message.stream) {
+    if let Some(wait) = all_known(core, message.stream)? {
         return Ok(wait);
     }
     let applications = &core.broker.applications;
@@ -249,7 +257,7 @@ fn delete(core: &mut Core, request: Request<'_>) -> Result<Attempt, Failure> {
 fn reset(core: &mut Core, request: Request<'_>, out: &mut Outbox) -> Result<Attempt, Failure> {
     let message: ResetOffsets = request.message()?;
     check_owned(core, message.stream, &message.streamlets)?;
-    if let Some(wait) = all_known(core, message.stream) {
+    if let Some(wait) = all_known(core, message.stream)? {
         return Ok(wait);
     }
     let broker = Arc::clone(&core.broker);
@@ -292,7 +300,7 @@ fn reset(core: &mut Core, request: Request<'_>, out: &mut Outbox) -> Result<Atte
 fn fetch(core: &mut Core, request: Request<'_>) -> Result<Attempt, Failure> {
     let message: FetchOffsets = request.message()?;
     check_owned(core, message.stream, &message.streamlets)?;
-    if let Some(wait) = all_known(core, message.stream) {
+    if let Some(wait) = all_known(core, message.stream)? {
         return Ok(wait);
     }
     let application = core.broker.applications.by_name(&message.application, message.stream)?;

@@ -2,10 +2,12 @@
 //! (`docs/replication.md`, "A returning node holds again what it has").
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::RangeInclusive;
 
 use kera_format::StreamId;
 use kera_format::cluster::{ClusterEntry, NodeNumber, Roles};
 use kera_format::level;
+use kera_format::vlog_replica::LogId;
 use kera_protocol::{ReturnGroups, StreamletState, WholeLane};
 
 use super::plan::Planned;
@@ -89,6 +91,19 @@ impl Offers {
 }
 
 impl ClusterState {
+    /// Blocks of logs of a node's lives that are over, view by view, with who has them. Of a log whose end is not decided the last view has all from its first on.
+    pub fn blocks_of_earlier_lives(&self, node: NodeNumber) -> Vec<(LogId, RangeInclusive<u64>, Vec<NodeNumber>)> {
+        let mut found = Vec::new();
+        for (name, log) in self.lost_logs().filter(|(name, _)| name.node == node) {
+            let last = log.end.unwrap_or(u64::MAX);
+            let nexts = log.views.iter().skip(1).map(|view| view.first.saturating_sub(1)).chain([last]);
+            let views = log.views.iter().zip(nexts).map(|(view, last)| (name.into(), view.first..=last, view));
+            let views = views.filter(|(_, blocks, view)| !blocks.is_empty() && !view.backups.is_empty());
+            found.extend(views.map(|(id, blocks, view)| (id, blocks, view.backups.clone())));
+        }
+        found
+    }
+
     /// Streamlets that others took over and have not rebuilt, of which this incarnation may have all that there was.
     pub fn offerable(&self, node: NodeNumber, epoch: u32) -> Vec<Offerable> {
         let mut found = Vec::new();

@@ -157,13 +157,8 @@ impl Mending {
             let ranges = of.blocks_of(id).into_iter();
             from.extend(ranges.map(|(blocks, backups)| MendFrom { log, blocks, backups, is_over: false }));
         }
-        let old = self.recovery.old_views().into_iter().rev();
-        from.extend(old.map(|view| MendFrom {
-            log: view.log,
-            blocks: view.blocks,
-            backups: view.backups,
-            is_over: true,
-        }));
+        let old = self.recovery.kept_blocks().into_iter().rev();
+        from.extend(old.map(|(log, blocks, backups)| MendFrom { log, blocks, backups, is_over: true }));
         from
     }
 }

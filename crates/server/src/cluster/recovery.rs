@@ -355,6 +355,11 @@ impl Recovery {
         views
     }
 
+    /// Blocks of this node's earlier incarnations, with the backups that have them, also of logs whose ends are not decided: up to whatever there is.
+    pub(super) fn kept_blocks(&self) -> Vec<(LogId, RangeInclusive<u64>, Vec<u32>)> {
+        self.group.read(|state| state.blocks_of_earlier_lives(self.node))
+    }
+
     /// Whether what this node came with may have lacked copies by then.
     pub(super) fn may_lack_copies(&self) -> bool {
         self.may_lack_copies

@@ -13,7 +13,7 @@ use kera_log::{Log, Mender, Scrubber};
 
 use super::copies::{Copies, lock};
 use super::faults::Fault;
-use super::node::{Running, ended_logs};
+use super::node::Running;
 use super::recovering::Worker;
 use super::world::World;
 
@@ -76,13 +76,8 @@ fn may_have(copies: &Copies, known: &ClusterState, node: u32, id: SegmentId) -> 
         let ranges = log.blocks_of(id).into_iter();
         from.extend(ranges.map(|(blocks, backups)| MendFrom { log: log.id(), blocks, backups, is_over: false }));
     }
-    for ended in ended_logs(known).into_iter().filter(|ended| ended.log.node == node) {
-        let nexts: Vec<u64> = ended.views.iter().skip(1).map(|view| view.first).chain([ended.end + 1]).collect();
-        for (view, next) in ended.views.into_iter().zip(nexts).filter(|(view, next)| view.first < *next) {
-            let blocks = view.first..=next - 1;
-            from.push(MendFrom { log: ended.log, blocks, backups: view.backups, is_over: true });
-        }
-    }
+    let old = known.blocks_of_earlier_lives(node).into_iter();
+    from.extend(old.map(|(log, blocks, backups)| MendFrom { log, blocks, backups, is_over: true }));
     from
 }
 
