@@ -13,6 +13,7 @@ use kera_format::chunk::Chunks;
 use kera_format::segment::{SegmentHeader, SegmentProgress, SegmentState};
 use kera_format::{GroupId, LaneId, SegmentId};
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -127,7 +128,7 @@ impl Lane {
         if group.slots.is_empty() {
             state.chain.groups.pop_back();
         }
-        self.forgotten(state, next_ordinal);
+        self.forgotten(state, next_ordinal, VecDeque::new());
         if let Some(cut) = &mut cut_off {
             cut.is_cut(state, durable.as_ref());
         }
@@ -179,7 +180,11 @@ impl Lane {
         for group in dropped {
             gone.extend(group.slots.into_iter().map(|slot| (group.id, slot)));
         }
-        self.forgotten(state, next_ordinal);
+        // What is kept may have something at its end that is still on its way to being durable.
+        let is_gone = |id: SegmentId| gone.iter().any(|(group, slot)| id == self.segment_id(*group, slot.index));
+        let mut under_way = std::mem::take(&mut state.unsettled);
+        under_way.retain(|segment| !is_gone(segment.id()));
+        self.forgotten(state, next_ordinal, under_way);
         self.release_gone(guard, gone);
     }
 
@@ -221,15 +226,17 @@ impl Lane {
         (next == state.next_ordinal).then_some((next > 0).then_some((first, next)))
     }
 
-    /// The lane ends at `next_ordinal` from here on, and knows nothing of what was behind.
-    fn forgotten(&self, state: &mut LaneState, next_ordinal: u64) {
+    /// The lane ends at `next_ordinal` from here on, and knows nothing of what was behind. `under_way`: of what it has, the segments that have chunks which
+    /// are not durable yet.
+    fn forgotten(&self, state: &mut LaneState, next_ordinal: u64, under_way: VecDeque<Arc<Segment>>) {
         self.let_go_of_cut_off(state);
         self.take_open(state);
-        state.unsettled.clear();
+        let durable = if under_way.is_empty() { next_ordinal } else { self.durable_ordinal().min(next_ordinal) };
+        state.unsettled = under_way;
         state.next_ordinal = next_ordinal;
         state.compacted_to = state.compacted_to.min(next_ordinal);
         state.reshaped += 1;
-        self.durable_ordinal.store(next_ordinal, Ordering::Release);
+        self.durable_ordinal.store(durable, Ordering::Release);
         if state.chain.groups.is_empty() {
             // What was dropped here says nothing about what comes in the next owner's groups.
             (state.chain.dropped_to, state.last_append_ms, state.producers) = (None, 0, Producers::default());

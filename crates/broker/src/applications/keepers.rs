@@ -96,6 +96,8 @@ impl Reading {
         let Some(lane) = place.used_progress_lane() else { return Ok(Step::All) };
         loop {
             let seen = lane.version();
+            // What was appended and is not durable yet may have been told to nobody, and may still become durable: also while this reads what is in front of it.
+            let is_whole = lane.durable_ordinal() >= lane.stats().next_ordinal;
             let outcome = lane.read(self.at, READ_BYTES, true)?;
             outcome.data.iter().for_each(|data| self.replay.chunks(data));
             self.at = outcome.next;
@@ -103,8 +105,6 @@ impl Reading {
                 return Ok(Step::Wait(Arc::clone(lane), outcome.version));
             }
             if outcome.at_durable_end {
-                // What was appended and is not durable yet may have been told to nobody, and may still become durable.
-                let is_whole = lane.durable_ordinal() >= lane.stats().next_ordinal;
                 return Ok(if is_whole { Step::All } else { Step::Wait(Arc::clone(lane), seen) });
             }
         }

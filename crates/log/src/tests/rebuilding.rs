@@ -187,6 +187,25 @@ fn a_fenced_broker_forgets_what_was_not_acknowledged() {
     assert_eq!((next.base_ordinal, next.duplicate, next.cursor.group.epoch()), (4, false, 6));
 }
 
+/// An owner gets its own streamlet again in a later epoch while something is on its way: that is kept, and still not durable.
+#[test]
+fn what_is_on_its_way_stays_so_when_other_groups_go() {
+    let (node, sink) = power_node();
+    let lane = node.lane();
+    fill(&lane, 0..4, 10_000);
+    sink.sync();
+    fill(&lane, 4..6, 10_000);
+    streamlet(&node).leave();
+    streamlet(&node).forget_groups(|_| true);
+    assert_eq!((lane.stats().next_ordinal, lane.durable_ordinal()), (6, 4));
+    assert!(!streamlet(&node).is_settled());
+    streamlet(&node).open(6, false).unwrap();
+    fill(&lane, 6..7, 10_000);
+    assert_eq!((lane.stats().next_ordinal, lane.durable_ordinal()), (7, 4));
+    sink.sync();
+    assert_eq!((ordinals(&lane.read(start(), 1 << 20, true).unwrap()).len(), lane.durable_ordinal()), (7, 7));
+}
+
 /// The segment that ends earlier has the name of the one that goes, of which the store forgets what it was given.
 #[test]
 fn what_is_left_of_a_segment_that_was_cut_goes_to_the_store() {

@@ -84,7 +84,9 @@ fn may_have(copies: &Copies, known: &ClusterState, node: u32, id: SegmentId) -> 
 impl World {
     /// Changes a bit of a segment that a node has stored. Others have it, and its owner may be asked for it no more.
     pub(super) fn rot(&mut self, node: u32) -> bool {
-        if self.plan.has_one_copy() || !self.survives(&[node], &[node], false) {
+        // A start looks once at what the disk has, before it joins; here it does so again when it has joined.
+        let joins = self.node(node).process.as_ref().is_some_and(|process| process.running.is_none());
+        if self.plan.has_one_copy() || joins || !self.survives(&[node], &[node], false) {
             return false;
         }
         // Also of what says where segments are: without that nobody knows what is lost when the node starts again.
