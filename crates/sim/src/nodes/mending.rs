@@ -13,7 +13,8 @@ use kera_log::{Log, Mender, Scrubber};
 
 use super::copies::{Copies, lock};
 use super::faults::Fault;
-use super::node::Running;
+use super::node::{Node, Running};
+use super::plan::Kind;
 use super::recovering::Worker;
 use super::world::World;
 
@@ -61,11 +62,16 @@ impl Running {
         }
     }
 
-    /// Reads all that is on the disk.
-    pub(super) fn scrub(&self) {
+    /// Reads all that is on the disk. How many segments are damaged of which that was not known.
+    pub(super) fn scrub(&self) -> u64 {
         let mut scrubber = Scrubber::new(self.log.clone(), self.store.clone());
         scrubber.begin();
-        while scrubber.step().is_some() {}
+        std::iter::from_fn(|| scrubber.step()).map(|(_, damaged)| damaged).sum()
+    }
+
+    /// Whether its disk lacks nothing that it is to have.
+    fn is_mended(&self) -> bool {
+        self.scrub() == 0 && lock(&self.damaged.0).is_empty() && self.recovery.workers[2].is_none()
     }
 }
 
@@ -114,6 +120,17 @@ impl World {
         {
             running.scrub();
         }
+    }
+}
+
+impl World {
+    /// Disks that are still to be mended. Nothing else is lost before that: a segment that its owner has lost is in fewer copies. But one that was compacted
+    /// may be in none, and is with the next start only.
+    pub(super) fn damaged(&self) -> Vec<String> {
+        let changes = self.plan.only.contains(&Fault::Rot) && self.plan.kind != Kind::Compacted;
+        let running = |node: &Node| node.process.as_ref()?.running.as_ref().map(|running| !running.is_mended());
+        let damaged = self.nodes.iter().filter(|node| changes && running(node) == Some(true));
+        damaged.map(|node| format!("the disk of node {} has lost something", node.number)).collect()
     }
 }
 

@@ -442,6 +442,9 @@ impl World {
             waiting.push(format!("what node {node} had in its epoch {epoch} has no live owner"));
         }
         waiting.extend(self.without_end());
+        if waiting.is_empty() {
+            waiting.extend(self.damaged());
+        }
         waiting
     }
 
