@@ -702,7 +702,7 @@ fn rotten(seed: u64) -> Plan {
     use Fault::*;
     let only = vec![Rot, Kill, Move, Freeze, Stop];
     let kind = [Kind::Async, Kind::Compacted, Kind::Usual, Kind::Usual][seed as usize % 4];
-    Plan { only, fault_us: 250_000, kind, applications: seed % 3 == 0, ..short(seed) }
+    Plan { only, fault_us: 250_000, kind, applications: seed.is_multiple_of(3), ..short(seed) }
 }
 
 #[test]
