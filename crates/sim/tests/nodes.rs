@@ -91,7 +91,7 @@ fn many_seeds_of_three_nodes_keep_every_promise() {
 /// Faults that would change all other runs if they happened there.
 fn has_own_runs(fault: Fault) -> bool {
     use Fault::*;
-    matches!(fault, ChangeLog | ClockJump | Remove | LastCopy | DeleteRecords | ChangeCopies)
+    matches!(fault, ChangeLog | ClockJump | Remove | LastCopy | DeleteRecords | ChangeCopies | Rot)
 }
 
 /// Faults, without what people do.
