@@ -7,55 +7,28 @@
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
-use std::thread::JoinHandle;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::Duration;
 
 use kera_log::compact::Stepped;
 use rustix::time::{ClockId, clock_gettime};
 
 use super::Parts;
+use super::background::Background;
 
-/// Others who want the processor get about ten times as much of it. Not less for this thread: it takes locks that writers want.
-const NICE: i32 = 10;
 /// Between two looks whether a lane is worth a pass.
 const REST: Duration = Duration::from_secs(1);
 /// After a disk has refused a segment.
 const DISK_REST: Duration = Duration::from_secs(30);
 
-/// The thread.
-pub(super) struct Compaction {
-    stop: SyncSender<()>,
-    thread: JoinHandle<()>,
-}
-
-impl Compaction {
-    /// Starts it, unless it is turned off. Transactions of Kafka clients must be known.
-    pub(super) fn start(parts: &Arc<Parts>) -> io::Result<Option<Compaction>> {
-        let Some(percent) = parts.config.compaction.cpu_percent else { return Ok(None) };
-        let (stop, stopped) = sync_channel(1);
-        let parts = Arc::clone(parts);
-        let thread = std::thread::Builder::new()
-            .name("kera-compact".into())
-            .stack_size(1 << 20)
-            .spawn(move || run(&parts, percent, &stopped))?;
-        Ok(Some(Compaction { stop, thread }))
-    }
-
-    /// Ends it, after the segment that it is at.
-    pub(super) fn stop(self) {
-        drop(self.stop);
-        if self.thread.join().is_err() {
-            tracing::error!("compaction ended with a panic");
-        }
-    }
+/// Starts the thread, unless it is turned off. Transactions of Kafka clients must be known.
+pub(super) fn start(parts: &Arc<Parts>) -> io::Result<Option<Background>> {
+    let Some(percent) = parts.config.compaction.cpu_percent else { return Ok(None) };
+    let names = ("kera-compact", "compaction");
+    Background::start(names, parts, move |parts, stopped| run(parts, percent, stopped)).map(Some)
 }
 
 fn run(parts: &Parts, percent: u64, stopped: &Receiver<()>) {
-    let this = rustix::thread::gettid();
-    if let Err(error) = rustix::process::setpriority_process(Some(this), NICE) {
-        tracing::debug!(%error, "compaction runs at ordinary priority");
-    }
     let mut taken_before_us = taken_us();
     // Sleeps for what was taken since the last time. False: it is time to end.
     let mut pace = || {

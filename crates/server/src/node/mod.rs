@@ -3,6 +3,7 @@
 //! Started by `kera serve` and, inside its own process, by `kera demo`. Owns all threads but the caller's. `start.rs`
 //! says what happens in which order at a start and why, `stop.rs` the same for a graceful stop.
 
+mod background;
 mod compaction;
 mod disks;
 mod kafka;
@@ -36,9 +37,9 @@ use crate::http::HttpServer;
 use crate::identity::Identity;
 use crate::readiness::Readiness;
 use crate::session::Commands;
-use compaction::Compaction;
+use background::Background;
 use maintenance::Maintenance;
-use scrub::{Scrub, ScrubCounts};
+use scrub::ScrubCounts;
 pub use start::forget_arena;
 pub(crate) use start::{arena_dir, resolve};
 
@@ -76,8 +77,8 @@ pub struct Node {
     kafka: Option<kafka::Kafka>,
     commands: (Arc<Commands>, JoinHandle<()>),
     maintenance: Maintenance,
-    compaction: Option<Compaction>,
-    scrub: Option<Scrub>,
+    compaction: Option<Background>,
+    scrub: Option<Background>,
     writers: Vec<JoinHandle<()>>,
     store_threads: StoreThreads,
     lock: DirLock,

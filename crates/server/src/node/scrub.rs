@@ -3,18 +3,16 @@
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
-use std::thread::JoinHandle;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use kera_backup::BackupScrubber;
 use kera_log::Scrubber;
 
 use super::Parts;
+use super::background::Background;
 use crate::metrics::ScrubNumbers;
 
-/// Others who want the processor get about ten times as much of it. Not less for this thread: it takes locks that writers want.
-const NICE: i32 = 10;
 /// Bytes a second that are read at least.
 const LEAST_PER_S: u64 = 16 << 20;
 /// The first round does not begin with the node, when everybody reads.
@@ -41,38 +39,15 @@ impl ScrubCounts {
     }
 }
 
-/// The thread.
-pub(super) struct Scrub {
-    stop: SyncSender<()>,
-    thread: JoinHandle<()>,
-}
-
-impl Scrub {
-    /// Starts it, unless it is turned off.
-    pub(super) fn start(parts: &Arc<Parts>) -> io::Result<Option<Scrub>> {
-        let Some(every_ms) = parts.config.storage.scrub_every else { return Ok(None) };
-        let (stop, stopped) = sync_channel(1);
-        let parts = Arc::clone(parts);
-        let thread = std::thread::Builder::new()
-            .name("kera-scrub".into())
-            .stack_size(1 << 20)
-            .spawn(move || run(&parts, Duration::from_millis(every_ms), &stopped))?;
-        Ok(Some(Scrub { stop, thread }))
-    }
-
-    /// Ends it, after what it is at.
-    pub(super) fn stop(self) {
-        drop(self.stop);
-        if self.thread.join().is_err() {
-            tracing::error!("looking through the disks ended with a panic");
-        }
-    }
+/// Starts the thread, unless it is turned off.
+pub(super) fn start(parts: &Arc<Parts>) -> io::Result<Option<Background>> {
+    let Some(every_ms) = parts.config.storage.scrub_every else { return Ok(None) };
+    let every = Duration::from_millis(every_ms);
+    let names = ("kera-scrub", "looking through the disks");
+    Background::start(names, parts, move |parts, stopped| run(parts, every, stopped)).map(Some)
 }
 
 fn run(parts: &Parts, every: Duration, stopped: &Receiver<()>) {
-    if let Err(error) = rustix::process::setpriority_process(Some(rustix::thread::gettid()), NICE) {
-        tracing::debug!(%error, "disks are looked through at ordinary priority");
-    }
     let goes_on = |rest: Duration| stopped.recv_timeout(rest) == Err(RecvTimeoutError::Timeout);
     let mut rest = every.min(FIRST);
     while goes_on(rest) {
@@ -108,14 +83,12 @@ fn round(parts: &Parts, pace: &dyn Fn(u64) -> bool) -> Option<(u64, u64)> {
         pace(bytes)
     };
     let mut segments = Scrubber::new(parts.log.clone(), parts.store.clone());
-    segments.begin();
     while let Some(read) = segments.step() {
         note(read).then_some(())?;
     }
     let backup = parts.cluster.as_ref().and_then(|cluster| cluster.own_backup());
     if let Some(backup) = backup {
         let mut copies = BackupScrubber::new(backup);
-        copies.begin();
         while let Some(read) = copies.step() {
             note(read).then_some(())?;
         }

@@ -38,11 +38,10 @@ use kera_rpc::{RunningServer, Server, ServerConfig, SessionFactory};
 use kera_vlog::{ReplayError, SegmentCloser, VirtualLog, VirtualLogConfig};
 use parking_lot::Mutex;
 
-use super::compaction::Compaction;
 use super::disks::KnownDisks;
 use super::kafka::Kafka;
 use super::maintenance::Maintenance;
-use super::scrub::{Scrub, ScrubCounts};
+use super::scrub::ScrubCounts;
 use super::{Node, Parts, orphans};
 use crate::cluster::{Cluster, Elsewhere, NodeSinks};
 use crate::config::Config;
@@ -111,8 +110,8 @@ pub(super) fn start(config: &Config) -> Result<Node, Fatal> {
         Arc::new(NodeSessions { broker, coordinator, cluster, commands: commands.0.clone() });
     // First, because it knows which records of transactions native readers may see.
     let kafka = Kafka::start(config, &parts)?;
-    let compaction = Compaction::start(&parts).map_err(|error| no_thread("compaction", error))?;
-    let scrub = Scrub::start(&parts).map_err(|error| no_thread("looking through the disks", error))?;
+    let compaction = super::compaction::start(&parts).map_err(|error| no_thread("compaction", error))?;
+    let scrub = super::scrub::start(&parts).map_err(|error| no_thread("looking through the disks", error))?;
     let server = listen(config, &parts, sessions.clone())?;
     let address = server.local_addr();
     *parts.server.lock() = Some(server);
