@@ -21,19 +21,16 @@ pub struct BackupScrubber {
 }
 
 impl BackupScrubber {
-    /// One that has read nothing yet.
-    pub fn new(backup: Arc<Backup>) -> BackupScrubber {
-        BackupScrubber { backup, parts: VecDeque::new() }
-    }
-
     /// Begins a round: all that is there now is read.
-    pub fn begin(&mut self) {
-        let state = self.backup.state.lock();
+    pub fn new(backup: Arc<Backup>) -> BackupScrubber {
+        let state = backup.state.lock();
         let parts = state.logs.iter().flat_map(|(log, replica)| {
             let parts = replica.runs.iter().flat_map(|run| &run.files);
             parts.filter(|part| !part.open && part.first <= part.last).map(|part| (*log, *part))
         });
-        self.parts = parts.collect();
+        let parts = parts.collect();
+        drop(state);
+        BackupScrubber { backup, parts }
     }
 
     /// Reads one file. Its bytes, and how many of its blocks are damaged. `None`: the round is over.

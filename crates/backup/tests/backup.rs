@@ -778,7 +778,6 @@ fn what_does_not_read_back_any_more_is_found_and_not_told_to_be_there() {
     }
     let scrub = |rig: &Rig| {
         let mut scrubber = BackupScrubber::new(rig.backup.clone());
-        scrubber.begin();
         std::iter::from_fn(|| scrubber.step()).fold((0, 0), |all, one| (all.0 + one.0, all.1 + one.1))
     };
     let (bytes, damaged) = scrub(&rig);

@@ -181,9 +181,8 @@ impl Lane {
             gone.extend(group.slots.into_iter().map(|slot| (group.id, slot)));
         }
         // What is kept may have something at its end that is still on its way to being durable.
-        let is_gone = |id: SegmentId| gone.iter().any(|(group, slot)| id == self.segment_id(*group, slot.index));
         let mut under_way = std::mem::take(&mut state.unsettled);
-        under_way.retain(|segment| !is_gone(segment.id()));
+        under_way.retain(|segment| keep(segment.id().group));
         self.forgotten(state, next_ordinal, under_way);
         self.release_gone(guard, gone);
     }

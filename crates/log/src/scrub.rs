@@ -27,15 +27,10 @@ pub struct Scrubber {
 }
 
 impl Scrubber {
-    /// One that has read nothing yet.
-    pub fn new(log: Arc<Log>, store: Arc<DiskStore>) -> Scrubber {
-        Scrubber { log, store, lanes: VecDeque::new(), segments: VecDeque::new() }
-    }
-
     /// Begins a round: all that is there now is read.
-    pub fn begin(&mut self) {
-        self.lanes = self.log.lanes().into();
-        self.segments.clear();
+    pub fn new(log: Arc<Log>, store: Arc<DiskStore>) -> Scrubber {
+        let lanes = log.lanes().into();
+        Scrubber { log, store, lanes, segments: VecDeque::new() }
     }
 
     /// Reads one segment. Its bytes, and how many are damaged: one or none. `None`: the round is over.

@@ -333,7 +333,6 @@ fn what_nobody_wants_any_more_is_given_back() {
 /// Reads everything that is on the disks: how much of it is damaged.
 fn scrub(node: &Node) -> u64 {
     let mut scrubber = Scrubber::new(node.log.clone(), node.store.clone());
-    scrubber.begin();
     let (mut bytes, mut damaged) = (0, 0);
     while let Some((of_one, is_damaged)) = scrubber.step() {
         (bytes, damaged) = (bytes + of_one, damaged + is_damaged);

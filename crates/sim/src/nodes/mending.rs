@@ -65,7 +65,6 @@ impl Running {
     /// Reads all that is on the disk. How many segments are damaged of which that was not known.
     pub(super) fn scrub(&self) -> u64 {
         let mut scrubber = Scrubber::new(self.log.clone(), self.store.clone());
-        scrubber.begin();
         std::iter::from_fn(|| scrubber.step()).map(|(_, damaged)| damaged).sum()
     }
 
