@@ -16,6 +16,17 @@ fn short(seed: u64) -> Plan {
     Plan { trouble_ms: 15_000, records: 200, fault_us: 1_200_000, ..Plan::new(seed) }
 }
 
+/// Runs seeds: what went wrong, and how often something was done in all of them.
+fn all_counting(seeds: std::ops::Range<u64>, plan: impl Fn(u64) -> Plan + Sync, what: &str) -> (Vec<String>, u64) {
+    let done = AtomicU64::new(0);
+    let violation = |seed| {
+        let report = run(&plan(seed));
+        done.fetch_add(report.did.get(what).copied().unwrap_or(0), Ordering::Relaxed);
+        report.violation
+    };
+    (all(seeds, violation), done.into_inner())
+}
+
 #[test]
 fn a_seed_repeats_itself() {
     let mut traces = Vec::new();
@@ -113,14 +124,9 @@ fn many_seeds_without_moves_keep_every_promise() {
 #[test]
 fn many_seeds_that_even_out_by_themselves_keep_every_promise() {
     let plan = |seed| Plan { balances: true, fault_us: 2_000_000, ..short(seed) };
-    let moved = AtomicU64::new(0);
-    let violation = |seed| {
-        let report = run(&plan(seed));
-        moved.fetch_add(report.did.get("evened out").copied().unwrap_or(0), Ordering::Relaxed);
-        report.violation
-    };
-    assert_eq!(all(300..300 + SEEDS / 4, violation), Vec::<String>::new());
-    assert!(moved.into_inner() > 5, "nothing moves, so nothing is shown");
+    let (violations, moved) = all_counting(300..300 + SEEDS / 4, plan, "evened out");
+    assert_eq!(violations, Vec::<String>::new());
+    assert!(moved > 5, "nothing moves, so nothing is shown");
 }
 
 /// Where nothing is to be forgotten nothing may be, wherever it moves.
@@ -682,14 +688,9 @@ fn deleted(seed: u64) -> Plan {
 
 #[test]
 fn many_seeds_in_which_records_are_deleted_keep_every_promise() {
-    let gone = AtomicU64::new(0);
-    let violation = |seed| {
-        let report = run(&deleted(seed));
-        gone.fetch_add(report.did.get("records deleted").copied().unwrap_or(0), Ordering::Relaxed);
-        report.violation
-    };
-    assert_eq!(all(1..1 + SEEDS / 2, violation), Vec::<String>::new());
-    assert!(gone.into_inner() > 50, "nothing is deleted, so nothing is shown");
+    let (violations, gone) = all_counting(1..1 + SEEDS / 2, deleted, "records deleted");
+    assert_eq!(violations, Vec::<String>::new());
+    assert!(gone > 50, "nothing is deleted, so nothing is shown");
 }
 
 #[test]
@@ -707,14 +708,9 @@ fn rotten(seed: u64) -> Plan {
 
 #[test]
 fn many_seeds_with_disks_that_change_what_is_stored_keep_every_promise() {
-    let mended = AtomicU64::new(0);
-    let violation = |seed| {
-        let report = run(&rotten(seed));
-        mended.fetch_add(report.did.get("mended").copied().unwrap_or(0), Ordering::Relaxed);
-        report.violation
-    };
-    assert_eq!(all(1..1 + SEEDS / 2, violation), Vec::<String>::new());
-    assert!(mended.into_inner() > 10, "nothing is mended, so nothing is shown");
+    let (violations, mended) = all_counting(1..1 + SEEDS / 2, rotten, "mended");
+    assert_eq!(violations, Vec::<String>::new());
+    assert!(mended > 10, "nothing is mended, so nothing is shown");
     assert_eq!(run(&rotten(3)), run(&rotten(3)));
 }
 
