@@ -343,7 +343,8 @@ impl Opening<'_> {
             self.parts.entry(header.log).or_default().push(found);
             return Ok(());
         }
-        let last = footer.map(|(_, footer)| footer.last_block);
+        let footer = footer.map(|(at, footer)| (at, footer.last_block));
+        let last = footer.map(|(_, last)| last);
         let mut scan = self.scan(&mut source, part, (header.synced, last)).map_err(failed)?;
         if let [part] = &mut scan.parts[..]
             && scan.damage.is_empty()
@@ -363,6 +364,10 @@ impl Opening<'_> {
                 let closed = closed.and_then(|closed| file.sync_data().map(|()| closed)).map_err(failed)?;
                 (part.footer, part.bytes) = (Some(closed.footer), closed.bytes);
             }
+        } else if let Some((at, _)) = footer {
+            // The next start would believe it: all of these blocks would be there again, and the log would end behind them for certain.
+            file.set_len(at).and_then(|()| file.sync_data()).map_err(failed)?;
+            scan.parts.iter_mut().for_each(|part| part.bytes = at);
         }
         self.report.damage.append(&mut scan.damage);
         self.parts.entry(header.log).or_default().extend(scan.found(&header));

@@ -126,9 +126,7 @@ fn after_a_failed_sync_blocks_are_sent_again_and_go_elsewhere() {
 
 #[test]
 fn a_file_that_failed_is_no_hole_when_those_around_it_are_given_back() {
-    let faulty = FaultyDisk::new(Arc::new(MemoryDisk::new()));
-    let machine =
-        Machine { disk: MemoryDisk::new(), faulty, clock: Arc::new(ManualClock::new(1_000_000)), boots: Cell::new(0) };
+    let machine = Machine::new();
     let mut rig = machine.start(1, 16 << 10).expect("open");
     for block in 1..=3 {
         assert_eq!(rig.store(LOG, block, 1, true), Ok(stored(block)));
@@ -183,6 +181,31 @@ fn what_a_fence_has_told_of_survives_a_loss_of_power_whether_or_not_it_was_to_be
         disk.crash(seed);
         assert_eq!(Rig::over(open(&disks, 2).0).ranges(LOG), [BlockRange { first: 1, last: 200 }], "seed {seed}");
     }
+}
+
+/// Also where a full file has lost blocks, and its footer is there.
+#[test]
+fn what_a_loss_of_power_has_taken_is_missing_at_every_start_behind_it() {
+    let mut damaged = 0;
+    for seed in 0..300 {
+        let machine = Machine::new();
+        let mut rig = machine.start(1, 16 << 10).expect("open");
+        (1..=20).for_each(|block| assert_eq!(rig.store(LOG, block, 1, false), Ok(stored(block))));
+        drop(rig);
+        machine.loses_power(seed);
+        let start = |seed| {
+            let rig = machine.start(seed, 16 << 10).expect("open");
+            let end = rig.backup.end_now(LOG, 1);
+            (rig.ranges(LOG), end.through, end.certain)
+        };
+        let first = start(2);
+        assert!(first.1 == 20 || !first.2, "seed {seed}: {first:?}");
+        damaged += usize::from(first.0.len() > 1);
+        for again in 3..5 {
+            assert_eq!(start(again), first, "seed {seed}");
+        }
+    }
+    assert!(damaged > 20, "{damaged}");
 }
 
 #[test]
@@ -495,6 +518,12 @@ struct Machine {
 }
 
 impl Machine {
+    fn new() -> Machine {
+        let disk = MemoryDisk::new();
+        let faulty = FaultyDisk::new(Arc::new(disk.clone()));
+        Machine { disk, faulty, clock: Arc::new(ManualClock::new(1_000_000)), boots: Cell::new(0) }
+    }
+
     fn start(&self, seed: u64, file_bytes: u64) -> Result<Rig, OpenError> {
         let disks = vec![Arc::new(self.faulty.clone()) as Arc<dyn Disk>];
         let boot_id = Some([1 + self.boots.get(); 16]);
@@ -522,10 +551,7 @@ struct Promised {
 /// disk; fences; lets writes and syncs fail; and demands after every start that what was answered is there.
 fn torment(seed: u64) {
     let mut rng = StdRng::seed_from_u64(seed);
-    let disk = MemoryDisk::new();
-    let faulty = FaultyDisk::new(Arc::new(disk.clone()));
-    let clock = Arc::new(ManualClock::new(1_000_000));
-    let machine = Machine { disk, faulty, clock, boots: Cell::new(0) };
+    let machine = Machine::new();
     let synced = rng.random();
     // Small files, so that a write goes to several.
     let file_bytes = if rng.random() { 64 << 10 } else { 16 << 10 };
