@@ -470,6 +470,8 @@ impl Scan {
             // With a batch missing in the middle the numbers of the segments would change, so it stays as it is.
             let finished = if self.has_gap { Ok(()) } else { self.write_end(&known) };
             if let Err(error) = finished {
+                // What is left of it looks like a batch that does not read back.
+                let _ = self.file.set_len(self.end);
                 let path = disk.root().join(container_path(number));
                 problems.push(format!("{} could not be given a footer: {error}", path.display()));
             }

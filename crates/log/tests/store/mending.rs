@@ -466,3 +466,26 @@ fn what_cannot_be_read_at_a_start_is_told_until_others_know() {
         assert_eq!(found.lacks, [], "{found:?}");
     }
 }
+
+/// A loss of power has torn it, and the next start could not write it anew.
+#[test]
+fn what_is_left_of_a_footer_is_not_taken_for_segments_that_are_lost() {
+    let rotten = Rotten::new(Asked::default());
+    let path = "containers/0000000000000001.kera";
+    let file = rotten.memory[0].open(path, kera_env::OpenMode::ReadWrite, false).unwrap();
+    let bytes = file.len().unwrap();
+    let mut page = kera_env::AlignedBuffer::zeroed(PAGE_BYTES);
+    file.read_at(bytes - PAGE_BYTES as u64, &mut page).unwrap();
+    let footer = Trailer::parse(&page, bytes).unwrap().at;
+    file.write_at(footer, &[0; 512]).unwrap();
+    rotten.node.arena.freeze();
+    rotten.disks[0].fail_write(1);
+    let config = StoreConfig { node: NODE, container_bytes: 4 << 20, ..StoreConfig::default() };
+    let (clock, random) = (rotten.clock.clone(), Arc::new(SeededRandom::new(2)));
+    let (store, found) = DiskStore::open(config, all_of(&rotten.disks), clock, random).unwrap();
+    assert!(found.problems.iter().any(|problem| problem.contains("could not be given a footer")), "{found:?}");
+    drop(store);
+    let (_, again) = after_kill(&rotten, &[]);
+    let count = found.segments.len();
+    assert_eq!((again.lacks.len(), again.problems.len(), again.segments.len()), (0, 0, count), "{again:?}");
+}
