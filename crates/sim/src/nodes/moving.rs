@@ -225,6 +225,8 @@ impl World {
         if is_draining {
             return;
         }
+        // That others are drained may have come late, too: then nobody is left who could take what it has.
+        (1..=self.count()).for_each(|other| self.undrain(other));
         if let Some(at) = (1..=self.count()).find(|at| self.node(*at).process.is_some()) {
             self.ask(at, Command::Drain(node, true));
         }
