@@ -26,7 +26,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use kera_format::vlog_replica::LogId;
+use kera_format::vlog_replica::{BLOCKS_UNDER_WAY_MAX, LogId};
 use kera_format::{GroupId, LaneId, StreamId, StreamletId};
 use kera_log::{GroupInfo, LaneHandover, LostLane, Streamlet, Tenure};
 use kera_protocol::limits::PAGE_ITEMS_MAX;
@@ -125,8 +125,8 @@ impl Rebuild {
         let mut ranges = self.ranges.clone();
         for (range, _) in &mut ranges {
             let of_log = logs.iter().find(|known| known.log == range.log);
-            // Of views that begin at one block all but the last have none.
-            if let Some(view) = of_log.and_then(|known| known.views.iter().rfind(|view| view.first == range.first)) {
+            // Of views that begin at one block all but the last have none. A range may be a part of a view.
+            if let Some(view) = of_log.and_then(|known| known.views.iter().rfind(|view| view.first <= range.first)) {
                 range.backups = view.backups.clone();
             }
         }
@@ -265,9 +265,7 @@ impl Broker {
             };
             wanted.insert((stream, streamlet), Wanted { epoch, place, owner });
         }
-        let ranges = ranges_of(logs);
-        let told = self.ask(&wanted, &ranges, copies)?;
-        let (mut decided, several) = self.decide_all(told, &wanted, &ranges)?;
+        let (ranges, mut decided, several) = self.ask_and_decide(&wanted, logs, copies)?;
         let mut tails = Vec::new();
         if wanted.values().any(|Wanted { place, .. }| place.tenure() == Tenure::Elsewhere) {
             tails = fetch::tails(&shared_tails(&several, &ranges, logs), &names_of(&wanted), copies)?;
@@ -304,6 +302,29 @@ impl Broker {
         rebuild.needs = needed_of(&several, &ranges, copies);
         rebuild.ranges = ranges_to_read(read, &several, &rebuild.needs, &ranges);
         Ok(rebuild)
+    }
+
+    /// What is served of each lane, of what these ranges of the logs have.
+    ///
+    /// An owner that goes on in another life may have cut what nobody had acknowledged, and begun behind that, while its log of before has all of it. Where that is backups
+    /// do not tell, since they say together what follows one another; but it is where a block ends, one of those that may have been under way.
+    fn ask_and_decide(
+        &self,
+        wanted: &AllWanted,
+        logs: &[EndedLog],
+        copies: &dyn Copies,
+    ) -> Result<(Vec<RangeOfLog>, DecidedLanes, Several), Failure> {
+        let ranges = ranges_of(logs);
+        let failure = match self.decide_all(self.ask(wanted, &ranges, copies)?, wanted, &ranges) {
+            Ok((decided, several)) => return Ok((ranges, decided, several)),
+            Err(failure) => failure,
+        };
+        let finer = with_last_blocks_alone(&ranges, logs);
+        if finer.is_empty() {
+            return Err(failure);
+        }
+        let (decided, several) = self.decide_all(self.ask(wanted, &finer, copies)?, wanted, &finer)?;
+        Ok((finer, decided, several))
     }
 
     /// Decides what is served of each lane.
@@ -701,9 +722,13 @@ fn shared_tails(several: &Several, ranges: &[RangeOfLog], logs: &[EndedLog]) -> 
     let told = told_of(several, ranges);
     let is_end = |range: &&RangeOfLog| {
         let of_log = logs.iter().find(|ended| ended.log == range.log);
+        // They may be ranges of their own.
+        let is_last = |ended: &EndedLog| {
+            ended.end == range.last || range.first == range.last && ended.end - range.last < BLOCKS_UNDER_WAY_MAX
+        };
         told.contains(&range.log)
             && range.backups.len() > 1
-            && of_log.is_some_and(|ended| !ended.at_all && ended.end == range.last)
+            && of_log.is_some_and(|ended| !ended.at_all && is_last(ended))
     };
     ranges.iter().filter(is_end).cloned().collect()
 }
@@ -779,6 +804,20 @@ fn ranges_of(logs: &[EndedLog]) -> Vec<RangeOfLog> {
         }
     }
     ranges
+}
+
+/// The same with each of the last blocks of logs, as many as may have been under way, as a range of its own; nothing if they all are already.
+fn with_last_blocks_alone(ranges: &[RangeOfLog], logs: &[EndedLog]) -> Vec<RangeOfLog> {
+    let mut finer = Vec::new();
+    for range in ranges {
+        let end = logs.iter().find(|ended| ended.log == range.log).map_or(0, |ended| ended.end);
+        let alone = range.first.max((end + 1).saturating_sub(BLOCKS_UNDER_WAY_MAX));
+        if alone > range.first {
+            finer.push(RangeOfLog { last: range.last.min(alone - 1), ..range.clone() });
+        }
+        finer.extend((alone..=range.last).map(|block| RangeOfLog { first: block, last: block, ..range.clone() }));
+    }
+    if finer.len() > ranges.len() { finer } else { Vec::new() }
 }
 
 impl Broker {

@@ -94,8 +94,12 @@ impl Node {
     }
 
     fn chunks_of(&self, lane: LaneId) -> Vec<Vec<u8>> {
+        self.chunks_in(lane, |_| true)
+    }
+
+    fn chunks_in(&self, lane: LaneId, which: impl Fn(GroupId) -> bool) -> Vec<Vec<u8>> {
         let mut all = Vec::new();
-        for group in self.lane_of(lane).groups(GroupId::NONE, usize::MAX) {
+        for group in self.lane_of(lane).groups(GroupId::NONE, usize::MAX).into_iter().filter(|group| which(group.id)) {
             let index = SegmentIndex(0);
             let id = SegmentId { stream: STREAM, streamlet: X, lane, group: group.id, index };
             let segment = self.log.segment(id).expect("in memory");
@@ -186,24 +190,30 @@ impl Copies for Memory {
         if self.refuses { Err("log 0 ends at block 9 by now".to_owned()) } else { Ok(()) }
     }
 
-    fn lane_states(&self, backup: u32, _: &LaneStates) -> Result<LaneStateList, String> {
-        let (mut parts, mut producers, mut of_lane) = (Vec::new(), Vec::new(), LaneId(0));
-        for chunk in self.chunks_at(backup)? {
+    fn lane_states(&self, backup: u32, asked: &LaneStates) -> Result<LaneStateList, String> {
+        let (mut parts, mut producers, mut of_lane): (Vec<SegmentPart>, _, _) = (Vec::new(), Vec::new(), LaneId(0));
+        let within = |block: &u64| (asked.from_block..=asked.through_block).contains(block);
+        for (_, chunk) in (1..).zip(self.chunks_at(backup)?).filter(|(block, _)| within(block)) {
             let view = ChunkView::parse(chunk).expect("a chunk");
             let BrokerPart { group, segment, position, base_ordinal, lane, .. } = place(chunk);
             of_lane = lane;
             let end = position + chunk.len() as u32;
             let next_ordinal = base_ordinal + u64::from(view.header().record_count);
-            parts.push(SegmentPart {
-                group,
-                segment,
-                position,
-                end,
-                base_ordinal,
-                next_ordinal,
-                rewrite: 0,
-                row_end: 0,
-            });
+            match parts.last_mut() {
+                Some(last) if (last.group, last.segment, last.end) == (group, segment, position) => {
+                    (last.end, last.next_ordinal) = (end, next_ordinal);
+                }
+                _ => parts.push(SegmentPart {
+                    group,
+                    segment,
+                    position,
+                    end,
+                    base_ordinal,
+                    next_ordinal,
+                    rewrite: 0,
+                    row_end: 0,
+                }),
+            }
             producers.push(ProducerPlace {
                 producer_id: view.header().producer_id,
                 producer_epoch: view.header().producer_epoch,
@@ -434,6 +444,32 @@ fn what_was_read_before_opening_came_from_its_log_too() {
     assert_eq!(next.chunks_of(short).len(), 3, "it is whole");
     let refused = next.broker.check_offer(&rebuild, &offer(&back), None).expect_err("its copies go with that log");
     assert!(refused.to_string().contains("not in logs of node 1"), "{refused}");
+}
+
+/// An owner was killed with a block under way, and went on without it: its log of before has it, and tells of it together with what is in front.
+#[test]
+fn what_an_owner_has_cut_before_it_went_on_is_cut_in_the_midst_of_a_segment() {
+    let (lost, _, logs) = lost_node();
+    let log = |log, end| EndedLog { log, end, ..logs[0].clone() };
+    let all = lost.chunks();
+    // Of its third segment, which has three chunks, the first two were acknowledged.
+    let went_on = Node::new(4);
+    went_on.is_owner(4, 3);
+    let of = |chunks: &[Vec<u8>]| Memory { chunks: chunks.to_vec(), ..Memory::default() };
+    went_on.broker.take_over(&[(STREAM, X, 3)], &[log(LOST, 8)], &of(&all[..8])).expect("taken over");
+    assert_eq!([8, 9].map(|sequence| went_on.append(sequence).base_ordinal), [8, 9]);
+    let behind: Vec<Vec<u8>> = went_on.chunks_in(LaneId(0), |group| group.epoch() == 3);
+    assert_eq!(behind.len(), 2);
+
+    let copies = Two(of(&all[..9]), of(&behind));
+    let logs = [log(LOST, 9), log(Two::OTHER, 2)];
+    let next = Node::new(2);
+    next.is_owner(2, 5);
+    let rebuild = next.broker.take_over(&[(STREAM, X, 5)], &logs, &copies).expect("taken over");
+    assert_eq!((next.append(9).duplicate, next.append(10).base_ordinal), (true, 10));
+    next.broker.rebuild(&rebuild, &logs, &copies, &RecoveryProgress::default()).expect("rebuilt");
+    let rebuilt = next.chunks_in(LaneId(0), |group| group.epoch() < 5);
+    assert_eq!(rebuilt, [&all[..8], &behind[..]].concat());
 }
 
 #[test]
