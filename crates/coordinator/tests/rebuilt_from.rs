@@ -176,6 +176,34 @@ fn who_goes_on_with_what_it_was_rebuilding_needs_what_it_had_rebuilt() {
     }
 }
 
+/// It has what it has written since it took it over, and rebuilds the rest from where that was: whatever becomes of its own log.
+#[test]
+fn who_goes_on_with_what_it_was_rebuilding_needs_none_of_its_own_logs() {
+    let mut cluster = Cluster::new(level::NEWEST);
+    let at = cluster.of(1);
+    cluster.loses(1);
+    let owner = cluster.owner(at).node;
+    let taken_in = cluster.owner(at).owner_epoch;
+    for life in 0..2 {
+        fence(&mut cluster.state, owner);
+        cluster.comes_back(owner);
+        assert!((cluster.owner(at).node, cluster.owner(at).rebuilding) == (owner, true));
+        assert_eq!(cluster.needs(at), [1]);
+        // Of the groups that it rebuilds nobody is said to have any.
+        let held: Vec<_> = cluster.state.owners(cluster.stream).unwrap().held_of(at).collect();
+        assert_eq!(held.len(), life + 1);
+        assert!(held.iter().all(|held| held.node == owner && !held.lost && held.owner_epoch >= taken_in), "{held:?}");
+    }
+    // Without its memory it is rebuilt from all of them.
+    cluster.loses(owner);
+    let sources = cluster.state.rebuilt_from(cluster.stream, at);
+    let epoch = cluster.state.node(owner).unwrap().epoch;
+    assert!(
+        sources.have(log(1)) && (1..=epoch).all(|epoch| sources.have(LogName { node: owner, epoch, log: 0 })),
+        "{sources:?}"
+    );
+}
+
 #[test]
 fn logs_of_a_later_life_of_who_owned_it_are_not_needed() {
     let mut cluster = Cluster::new(level::NEWEST);

@@ -28,6 +28,7 @@
 //! | 19 | groups of Kafka clients change their protocol while they have members, of whom there are records that earlier versions do not know |
 //! | 20 | producers skip the numbers of chunks that they have given up, instead of beginning another epoch |
 //! | 21 | the number of copies of a stream may change, streamlet by streamlet |
+//! | 22 | who goes on with what it was rebuilding needs none of its own logs for it |
 
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -74,8 +75,10 @@ pub const CHANGING_GROUPS: u32 = 19;
 pub const SKIPPED_NUMBERS: u32 = 20;
 /// From this one on streams may get another number of copies.
 pub const CHANGED_COPIES: u32 = 21;
+/// From this one on a node that comes back with all it had and goes on with what it was rebuilding needs no logs of its own lives in which it was.
+pub const OWN_LIVES: u32 = 22;
 /// The highest level that this build speaks.
-pub const NEWEST: u32 = 21;
+pub const NEWEST: u32 = 22;
 
 /// What this process speaks up to.
 static SPOKEN: AtomicU32 = AtomicU32::new(NEWEST);

@@ -413,7 +413,7 @@ impl ClusterState {
     pub fn plan_recover(&self, node: NodeNumber, epoch: u32) -> Planned {
         let owner_epoch = self.next_owner_epoch.max(1);
         let mut load = self.loads(&[]);
-        // Who has a log without an end would wait for it with what it gets, from level 18 on if it is lost and goes on with that.
+        // What somebody with a log without an end gets waits for that log once its owner is lost without its memory, and below level 22 also if it goes on.
         if load.keys().any(|node| !self.has_open_end(*node)) {
             load.retain(|node, _| !self.has_open_end(*node));
         }

@@ -490,21 +490,26 @@ impl ClusterState {
     }
 
     fn give_back(&mut self, node: NodeNumber, epoch: u32, owner_epoch: u32, all: bool) {
-        let knows_lives = self.level() >= level::LIVING_HOLDERS;
+        let needs_own = (level::LIVING_HOLDERS..level::OWN_LIVES).contains(&self.level());
+        let stays_here = self.level() >= level::OWN_LIVES;
         for owners in self.owners.values_mut() {
             // Those with copies only if it has all: others may take them over.
             let is_its = |owner: &Owner| owner.node == node && owner.epoch < epoch && (all || !owner.is_copied());
             // Groups of owners before are elsewhere: those of the epoch that is over are here.
             let runs: Vec<Run> = owners.runs().iter().filter(|run| is_its(&run.owner)).copied().collect();
             for run in &runs {
-                for streamlet in
-                    (run.first..run.end()).filter(|at| owners.held_of(*at).next().is_some()).collect::<Vec<_>>()
-                {
-                    let owner_epoch = run.owner.owner_epoch;
-                    owners.hold(Held { first: streamlet, count: 1, owner_epoch, node, lost: false });
+                // What it has written itself in the life that is over it has; the rest of what it rebuilds it may not have.
+                let is_told = |at: &u32| owners.held_of(*at).next().is_some() || stays_here && run.owner.rebuilding;
+                for streamlet in (run.first..run.end()).filter(is_told).collect::<Vec<_>>() {
+                    let holds = |owner_epoch| Held { first: streamlet, count: 1, owner_epoch, node, lost: false };
+                    if owners.held_of(streamlet).next().is_none() {
+                        // Of a streamlet that has never moved it rebuilds all that is older.
+                        owners.hold(holds(1));
+                    }
+                    owners.hold(holds(run.owner.owner_epoch));
                 }
             }
-            if knows_lives {
+            if needs_own {
                 runs.iter().for_each(|run| owners.goes_on_rebuilding(run));
             }
             if !runs.is_empty() {
