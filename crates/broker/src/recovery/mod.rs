@@ -307,24 +307,22 @@ impl Broker {
     /// What is served of each lane, of what these ranges of the logs have.
     ///
     /// An owner that goes on in another life may have cut what nobody had acknowledged, and begun behind that, while its log of before has all of it. Where that is backups
-    /// do not tell, since they say together what follows one another; but it is where a block ends, one of those that may have been under way.
+    /// do not tell, since they say together what follows one another; but it is where a block ends, one of those that may have been under way. And of these one backup may have more than
+    /// another one, which has what a disk of the first has changed.
     fn ask_and_decide(
         &self,
         wanted: &AllWanted,
         logs: &[EndedLog],
         copies: &dyn Copies,
     ) -> Result<(Vec<RangeOfLog>, DecidedLanes, Several), Failure> {
-        let ranges = ranges_of(logs);
-        let failure = match self.decide_all(self.ask(wanted, &ranges, copies)?, wanted, &ranges) {
-            Ok((decided, several)) => return Ok((ranges, decided, several)),
-            Err(failure) => failure,
+        let decided_by = |ranges: Vec<RangeOfLog>| {
+            let told = self.ask(wanted, &ranges, copies)?;
+            let (decided, several) = self.decide_all(told, wanted, &ranges)?;
+            Ok::<_, Failure>((ranges, decided, several))
         };
+        let ranges = ranges_of(logs);
         let finer = with_last_blocks_alone(&ranges, logs);
-        if finer.is_empty() {
-            return Err(failure);
-        }
-        let (decided, several) = self.decide_all(self.ask(wanted, &finer, copies)?, wanted, &finer)?;
-        Ok((finer, decided, several))
+        decided_by(ranges).or_else(|failure| if finer.is_empty() { Err(failure) } else { decided_by(finer) })
     }
 
     /// Decides what is served of each lane.
