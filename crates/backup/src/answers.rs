@@ -152,7 +152,7 @@ impl Backup {
             let writer = self.disks[part.disk].writer.lock();
             let mut open = writer.open.values();
             // It may have got more blocks since, or a footer.
-            if let Some(open) = open.find(|open| open.sequence == part.sequence && open.last <= through) {
+            if let Some(open) = open.find(|open| open.header.file == part.sequence && open.last <= through) {
                 return Ok(open.index.footer(log.vlog, part.sequence, part.key, open.last));
             }
         }
@@ -314,7 +314,7 @@ impl Backup {
         gone.dedup_by_key(|part| (part.disk, part.sequence));
         for part in gone {
             let mut writer = self.disks[part.disk].writer.lock();
-            writer.open.retain(|_, open| open.sequence != part.sequence);
+            writer.open.retain(|_, open| open.header.file != part.sequence);
             writer.remove(part.sequence);
             released.files += 1;
             released.bytes += part.bytes;

@@ -105,6 +105,8 @@ pub(crate) struct State {
     /// Of each node the highest epoch that is fenced.
     pub(crate) fences: BTreeMap<u32, u32>,
     pub(crate) logs: BTreeMap<LogId, Replica>,
+    /// Of files of which nobody knows whose they are: the virtual log, and the last block.
+    headless: Vec<(u32, u64)>,
     /// Logs of which a recovery was told what lanes have: nothing of them goes before all of it does.
     pub(crate) recovered: BTreeSet<LogId>,
     /// Runs of fenced logs with blocks that nobody asked to sync: see [`Backup::settle_fenced`].
@@ -118,6 +120,12 @@ pub(crate) struct State {
 impl State {
     pub(crate) fn fenced(&self, log: LogId) -> Option<u32> {
         self.fences.get(&log.node).copied().filter(|fenced| log.epoch <= *fenced)
+    }
+
+    /// A log of which nothing is known here. All of it may be in a file of which nobody knows whose it is.
+    fn unknown(&self, vlog: u32) -> Replica {
+        let perhaps = self.headless.iter().filter(|(of, _)| *of == vlog);
+        Replica { perhaps_through: perhaps.map(|(_, last)| *last).max().unwrap_or(0), ..Replica::default() }
     }
 
     /// Whether others take over what is in a log.
@@ -158,7 +166,8 @@ impl Backup {
         random: Arc<dyn Random>,
     ) -> Result<(Arc<Backup>, OpenReport), OpenError> {
         let opened = open::open(&config, &disks, &clock, &random)?;
-        let mut state = State { fences: opened.fences, logs: opened.logs, ..State::default() };
+        let mut state =
+            State { fences: opened.fences, logs: opened.logs, headless: opened.headless, ..State::default() };
         state.runs = vec![0; disks.len()];
         for run in state.logs.values().flat_map(|replica| &replica.runs) {
             state.runs[run.disk] += 1;
@@ -516,7 +525,7 @@ impl Backup {
         let part = FilePart {
             disk,
             sequence,
-            key: open.key,
+            key: open.header.key,
             start: open.end,
             first: head.block,
             last: head.block - 1,
@@ -565,7 +574,7 @@ impl Backup {
         let (count, bytes) = (blocks.len() as u64, blocks.iter().map(|(_, data)| data.len() as u64).sum());
         blocks.drain(..).for_each(|(_, data)| self.give_buffer(data));
         if let Err(error) = written {
-            let sequence = writer.open.get(&run).map_or(0, |open| open.sequence);
+            let sequence = writer.open.get(&run).map_or(0, |open| open.header.file);
             return Err(self.disk_failed(disk, &error, sequence));
         }
         self.counts.blocks.fetch_add(count, Ordering::Relaxed);
@@ -613,7 +622,7 @@ impl Backup {
         if to_sync == Some(true) {
             return self.sync(writer, disk, run);
         }
-        let sequence = writer.open.get(&run).map_or(0, |open| open.sequence);
+        let sequence = writer.open.get(&run).map_or(0, |open| open.header.file);
         writer.bound_unsynced(run).map_err(|error| self.disk_failed(disk, &error, sequence))
     }
 
@@ -634,7 +643,7 @@ impl Backup {
     /// Syncs a run and notes that it is. After an error nothing is changed: what that means is up to the caller.
     fn try_sync(&self, writer: &mut DiskWriter, disk: usize, run: RunKey) -> Result<(), BackupError> {
         if let Err(error) = writer.sync(run) {
-            let sequence = writer.open.get(&run).map_or(0, |open| open.sequence);
+            let sequence = writer.open.get(&run).map_or(0, |open| open.header.file);
             return Err(self.disk_failed(disk, &error, sequence));
         }
         if let Some(run) = self.state.lock().logs.get_mut(&run.0).and_then(|log| log.run_mut(run.1)) {
@@ -725,11 +734,14 @@ impl Backup {
             .collect();
         state.to_settle.extend(to_settle);
         self.disks.iter().for_each(|disk| disk.full.tell());
-        let unknown = Replica::default();
         let end = |view: &LogView| {
-            let replica = state.logs.get(&LogId { node, epoch, vlog: view.vlog }).unwrap_or(&unknown);
-            let end = end_of(replica, view);
-            (end.certain || !replica.is_damaged_behind(end.through)).then_some(end)
+            let unknown = || state.unknown(view.vlog);
+            let known = state.logs.get(&LogId { node, epoch, vlog: view.vlog });
+            let ended = |replica: &Replica| {
+                let end = end_of(replica, view);
+                (end.certain || !replica.is_damaged_behind(end.through)).then_some(end)
+            };
+            known.map_or_else(|| ended(&unknown()), ended)
         };
         Ok(logs.iter().filter_map(end).collect())
     }
@@ -737,7 +749,8 @@ impl Backup {
     /// How far a log is here, and whether that is certain, without a fence: it may go on at any moment.
     pub fn end_now(&self, log: LogId, first_block: u64) -> LogEnd {
         let view = LogView { vlog: log.vlog, first_block };
-        self.state.lock().logs.get(&log).map_or_else(|| end_of(&Replica::default(), &view), |log| end_of(log, &view))
+        let state = self.state.lock();
+        state.logs.get(&log).map_or_else(|| end_of(&state.unknown(log.vlog), &view), |log| end_of(log, &view))
     }
 
     /// Tells the writers to write what is left and return from [`run`](Backup::run).

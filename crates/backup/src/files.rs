@@ -55,8 +55,7 @@ pub(crate) struct OpenFile {
     pub(crate) file: Arc<dyn DiskFile>,
     /// The same past the page cache, once there was much to write.
     direct: Option<Arc<dyn DiskFile>>,
-    pub(crate) sequence: u64,
-    pub(crate) key: u64,
+    pub(crate) header: ReplicaHeader,
     pub(crate) last: u64,
     /// Where the next block goes.
     pub(crate) end: u64,
@@ -70,7 +69,7 @@ impl OpenFile {
     /// The file for writes past the page cache. The kernel keeps them and those through it coherent, and a sync of either is one of both.
     fn direct(&mut self, disk: &dyn Disk) -> io::Result<Arc<dyn DiskFile>> {
         if self.direct.is_none() {
-            self.direct = Some(disk.open(&path(self.sequence), OpenMode::ReadWrite, true)?);
+            self.direct = Some(disk.open(&path(self.header.file), OpenMode::ReadWrite, true)?);
         }
         Ok(Arc::clone(self.direct.as_ref().unwrap_or(&self.file)))
     }
@@ -214,6 +213,7 @@ impl DiskWriter {
         };
         let mut page = AlignedBuffer::zeroed(PAGE_BYTES);
         header.write(&mut page);
+        header.write_copy(&mut page);
         let reserved = RESERVED_BYTES.min(self.config.file_bytes);
         let allocated = self.reserve(&*file, 0, reserved);
         let anchor = || match row.is_new && !row.synced {
@@ -228,7 +228,7 @@ impl DiskWriter {
             return Err(error);
         }
         let (end, index, last) = (PAGE_BYTES as u64, FileIndex::default(), head.block - 1);
-        let open = OpenFile { file, direct: None, sequence, key, last, end, reserved, index, dirty: true };
+        let open = OpenFile { file, direct: None, header, last, end, reserved, index, dirty: true };
         self.names += 1;
         Ok(self.open.entry(run).insert_entry(open).into_mut())
     }
@@ -315,15 +315,15 @@ impl DiskWriter {
     /// its blocks are as good as before.
     pub(crate) fn close(&mut self, run: RunKey) -> Option<io::Result<Closed>> {
         let open = self.open.remove(&run)?;
-        self.full(run, open.sequence, Arc::clone(&open.file));
-        Some(write_footer(&*open.file, run.0, open.sequence, open.key, open.last, open.end, &open.index))
+        self.full(run, open.header.file, Arc::clone(&open.file));
+        Some(write_footer(&*open.file, &open.header, open.last, open.end, &open.index))
     }
 
     /// A write failed in the run's open file: nothing goes there any more. What was written to it before counts, and has yet to be
     /// synced.
     pub(crate) fn leave(&mut self, run: RunKey) {
         if let Some(open) = self.open.remove(&run).filter(|open| open.dirty) {
-            self.full(run, open.sequence, open.file);
+            self.full(run, open.header.file, open.file);
         }
     }
 
@@ -411,7 +411,7 @@ impl DiskWriter {
         if full.iter().any(|full| full.failed) {
             return Ok(None);
         }
-        let open = self.open.get(&run).filter(|open| open.dirty).map(|open| open.sequence);
+        let open = self.open.get(&run).filter(|open| open.dirty).map(|open| open.header.file);
         let mut files = Vec::new();
         for sequence in full.iter().map(|full| full.sequence).chain(open) {
             // With the first one, before it: the others come behind that.
@@ -514,8 +514,8 @@ fn block_header(head: &StoreHead, open: &OpenFile, synced: u64) -> BlockHeader {
         vlog: head.log.vlog,
         chunk_count: head.chunk_count,
         block: head.block,
-        file: open.sequence,
-        key: open.key,
+        file: open.header.file,
+        key: open.header.key,
         written_ms: head.written_ms,
         chunk_bytes: head.chunk_bytes,
         chunks_checksum: head.chunks_checksum,
@@ -526,18 +526,19 @@ fn block_header(head: &StoreHead, open: &OpenFile, synced: u64) -> BlockHeader {
 /// Writes a footer at `end` and the mark behind it. Nothing is synced: a file without a footer is read block by block.
 pub(crate) fn write_footer(
     file: &dyn DiskFile,
-    log: LogId,
-    sequence: u64,
-    key: u64,
+    header: &ReplicaHeader,
     last: u64,
     end: u64,
     index: &FileIndex,
 ) -> io::Result<Closed> {
-    let footer = index.footer(log.vlog, sequence, key, last).encode();
+    let (vlog, sequence, key) = (header.log.vlog, header.file, header.key);
+    let footer = index.footer(vlog, sequence, key, last).encode();
     let mut bytes = AlignedBuffer::with_capacity(footer.len() + PAGE_BYTES);
     bytes.extend_from_slice(&footer);
     bytes.resize(footer.len() + PAGE_BYTES);
-    FileMark { vlog: log.vlog, file: sequence, key, end }.write(&mut bytes[footer.len()..]);
+    let page = &mut bytes[footer.len()..];
+    FileMark { vlog, file: sequence, key, end }.write(page);
+    header.write_copy(page);
     file.write_at(end, &bytes)?;
     let length = end + bytes.len() as u64;
     file.set_len(length)?;

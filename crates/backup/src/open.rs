@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::sync::Arc;
 
-use kera_env::{AlignedBuffer, Clock, Disk, OpenMode, Random};
+use kera_env::{AlignedBuffer, Clock, Disk, DiskFile, OpenMode, Random};
 use kera_format::vlog::{BlockHeader, PAGE_BYTES};
 use kera_format::vlog_replica::{FENCES_MAX, Fences, LogId, POWER_LOSSES_MAX, PowerLosses, ReplicaHeader};
 
@@ -39,6 +39,8 @@ pub struct OpenReport {
 pub(crate) struct Opened {
     pub(crate) fences: BTreeMap<u32, u32>,
     pub(crate) logs: BTreeMap<LogId, Replica>,
+    /// Of files of which nobody knows whose they are: the virtual log, and the last block.
+    pub(crate) headless: Vec<(u32, u64)>,
     pub(crate) writers: Vec<DiskWriter>,
     pub(crate) next_file: u64,
     pub(crate) report: OpenReport,
@@ -99,7 +101,8 @@ pub(crate) fn open(
     let ends: Vec<(LogId, u64)> = rows.filter_map(|(log, run)| Some((log, run.lost_behind?))).collect();
     (report.logs, report.fences, report.uncertain) = (logs.len() as u64, fences.len() as u64, ends.len() as u64);
     power.write(disks, ends)?;
-    Ok(Opened { fences, logs, writers, next_file, report })
+    let headless = headless.iter().map(|of| (of.vlog, of.last)).collect();
+    Ok(Opened { fences, logs, headless, writers, next_file, report })
 }
 
 /// Every disk has all fences, for one is answered when all have it: any copy that reads back will do.
@@ -185,9 +188,10 @@ impl Power {
     }
 }
 
-/// A file whose header does not read back: its blocks say which virtual log they are of, but not of which node.
+/// A file whose header does not read back, nor a copy of it: its blocks say which virtual log they are of, but not of which node.
 struct Headless {
     vlog: u32,
+    sequence: u64,
     first: u64,
     last: u64,
 }
@@ -210,6 +214,26 @@ struct Found {
     begun: u64,
     /// A part of the same file in front of it does not read back. Files are given back whole, so that was not.
     is_behind_damage: bool,
+}
+
+/// The header of a file whose first one does not read back, as it is in its first page once more, and in that of its mark.
+fn copy_of_header(file: &dyn DiskFile, first: &[u8], sequence: u64) -> Option<ReplicaHeader> {
+    let is_its = |header: &ReplicaHeader| header.file == sequence;
+    let in_first = ReplicaHeader::parse_copy(first).ok().filter(is_its);
+    in_first.or_else(|| {
+        let mut page = AlignedBuffer::zeroed(PAGE_BYTES);
+        let at = file.len().ok()?.checked_sub(PAGE_BYTES as u64)?;
+        let read = file.read_at(at, &mut page).ok()?;
+        ReplicaHeader::parse_copy(&page[..read]).ok().filter(is_its)
+    })
+}
+
+fn write_header(file: &dyn DiskFile, header: &ReplicaHeader) -> io::Result<()> {
+    let mut page = AlignedBuffer::zeroed(PAGE_BYTES);
+    header.write(&mut page);
+    header.write_copy(&mut page);
+    file.write_at(0, &page)?;
+    file.sync_data()
 }
 
 enum Trouble {
@@ -254,19 +278,32 @@ impl Opening<'_> {
         let failed = |error| Trouble::Disk(name.clone(), error);
         let file = disk.open(&name, OpenMode::ReadWrite, false).map_err(failed)?;
         let mut page = AlignedBuffer::zeroed(PAGE_BYTES);
-        file.read_at(0, &mut page).map_err(failed)?;
-        let header = match ReplicaHeader::parse(&page) {
+        let read = file.read_at(0, &mut page);
+        let found = match &read {
+            Ok(_) => ReplicaHeader::parse(&page).map_err(|error| error.to_string()),
+            Err(error) => Err(error.to_string()),
+        };
+        let header = match found {
             Ok(header) if header.file == sequence => header,
             // A name without a header of its own: no block was answered before its file had both.
             Ok(_) => return disk.remove(&name).map(|()| None).map_err(failed),
-            Err(_) if page.iter().all(|byte| *byte == 0) => return disk.remove(&name).map(|()| None).map_err(failed),
-            Err(error) => {
-                self.report.damage.push(format!("{name}: {error}; nobody knows whose blocks are in it"));
-                let damaged = format!("{name}.damaged");
-                disk.rename(&name, &damaged).map_err(failed)?;
-                let of_file = damaged.strip_prefix(FOLDER).unwrap_or(&damaged).trim_start_matches('/');
-                return self.headless(disk, of_file, sequence).map(|()| None);
+            Err(_) if read.is_ok() && page.iter().all(|byte| *byte == 0) => {
+                return disk.remove(&name).map(|()| None).map_err(failed);
             }
+            Err(error) => match copy_of_header(&*file, &page, sequence) {
+                Some(header) => {
+                    // What cannot be written is found by whoever reads it next.
+                    let _ = write_header(&*file, &header);
+                    header
+                }
+                None => {
+                    self.report.damage.push(format!("{name}: {error}; nobody knows whose blocks are in it"));
+                    let damaged = format!("{name}.damaged");
+                    disk.rename(&name, &damaged).map_err(failed)?;
+                    let of_file = damaged.strip_prefix(FOLDER).unwrap_or(&damaged).trim_start_matches('/');
+                    return self.headless(disk, of_file, sequence).map(|()| None);
+                }
+            },
         };
         if header.cluster != self.config.cluster || header.backup != self.config.node {
             return Err(Trouble::Foreign(name));
@@ -282,11 +319,11 @@ impl Opening<'_> {
         let (mut page, bytes) = (AlignedBuffer::zeroed(PAGE_BYTES), file.len().map_err(failed)?);
         let mut found: Option<Headless> = None;
         for at in (0..bytes).step_by(PAGE_BYTES) {
-            let read = file.read_at(at, &mut page).map_err(failed)?;
+            let Ok(read) = file.read_at(at, &mut page) else { continue };
             let Ok(header) = BlockHeader::parse(&page[..read]) else { continue };
             if header.file == sequence {
-                let known =
-                    found.get_or_insert(Headless { vlog: header.vlog, first: header.block, last: header.block });
+                let (vlog, block) = (header.vlog, header.block);
+                let known = found.get_or_insert(Headless { vlog, sequence, first: block, last: block });
                 (known.first, known.last) = (known.first.min(header.block), known.last.max(header.block));
             }
         }
@@ -359,8 +396,7 @@ impl Opening<'_> {
             // What is left of an earlier use of the space behind the last block is written over, but not a block that was begun: the next start is to know of it. It must
             // find no others that follow and do read back, though, nor a footer that tells of more than there is.
             if scan.begun <= part.last || scan.is_cut || last.is_some() {
-                let closed =
-                    write_footer(&*file, header.log, sequence, header.key, part.last, scan.first_end, &scan.index);
+                let closed = write_footer(&*file, &header, part.last, scan.first_end, &scan.index);
                 let closed = closed.and_then(|closed| file.sync_data().map(|()| closed)).map_err(failed)?;
                 (part.footer, part.bytes) = (Some(closed.footer), closed.bytes);
             }
@@ -530,6 +566,8 @@ fn replica(
             files: VecDeque::from([part]),
         });
     }
-    replica.perhaps_through = headless.iter().map(|of| of.last).max().unwrap_or(0);
+    // Blocks are written in their order: what is in front of its newest file it has told of there.
+    let newest = replica.runs.iter().flat_map(|run| &run.files).map(|part| part.sequence).max().unwrap_or(0);
+    replica.perhaps_through = headless.iter().filter(|of| of.sequence > newest).map(|of| of.last).max().unwrap_or(0);
     replica
 }

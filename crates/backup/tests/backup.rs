@@ -372,7 +372,7 @@ fn a_file_whose_header_is_damaged_is_not_taken_for_given_back_nor_the_log_for_sh
         let files: Vec<String> = disk.list("replicas").expect("list");
         let files: Vec<&String> = files.iter().filter(|name| name.ends_with(".replica")).collect();
         assert_eq!(files.len(), 3, "{files:?}");
-        disk.flip_bit(&format!("replicas/{}", files[which]), 70, 3).expect("there");
+        spoil_headers(&disk, files[which]);
         // Once when it is found, and once when it is known already.
         for seed in [2, 3] {
             let rig = Rig::over(open(&disks, seed).0);
@@ -382,6 +382,79 @@ fn a_file_whose_header_is_damaged_is_not_taken_for_given_back_nor_the_log_for_sh
             assert!(!has_last || rig.backup.lane_states(&asked).is_err(), "{which}");
             assert!(!rig.backup.end_now(LOG, 1).certain, "{which}");
         }
+    }
+}
+
+/// Changes a bit of a file's header, and of each copy of it.
+fn spoil_headers(disk: &MemoryDisk, file: &str) {
+    let path = format!("replicas/{file}");
+    let opened = disk.open(&path, OpenMode::Read, false).expect("there");
+    let (mut magic, last) = ([0; 4], opened.len().expect("a length") - 4096);
+    opened.read_at(last, &mut magic).expect("read");
+    let copies = [Some(0), Some(2048), (magic == *b"KVMK").then_some(last + 2048)];
+    copies.into_iter().flatten().for_each(|at| disk.flip_bit(&path, at + 70, 3).expect("there"));
+}
+
+/// A file is found by any of them, and has all again then.
+#[test]
+fn a_header_that_does_not_read_back_is_there_once_more() {
+    let (disk, disks) = memory();
+    let mut rig = Rig::over(open(&disks, 1).0);
+    (1..=40).for_each(|block| assert_eq!(rig.store(LOG, block, 1, true), Ok(stored(block))));
+    drop(rig);
+    let files: Vec<String> = disk.list("replicas").expect("list");
+    let files: Vec<&String> = files.iter().filter(|name| name.ends_with(".replica")).collect();
+    assert_eq!(files.len(), 3, "{files:?}");
+    let is_whole = |seed| {
+        let (backup, report) = open(&disks, seed);
+        assert_eq!(report.damage, [""; 0]);
+        let rig = Rig::over(backup);
+        assert_eq!(
+            (rig.ranges(LOG), rig.read(LOG, 1, 40)),
+            (vec![BlockRange { first: 1, last: 40 }], Ok((1..=40).collect()))
+        );
+        assert_eq!((rig.backup.end_now(LOG, 1).through, rig.backup.end_now(LOG, 1).certain), (40, true));
+    };
+    for (number, file) in (10..).zip(&files) {
+        let path = format!("replicas/{file}");
+        // The first one, and then, for that was written anew, its copy.
+        disk.flip_bit(&path, 70, 3).expect("there");
+        is_whole(number);
+        disk.flip_bit(&path, 2048 + 70, 3).expect("there");
+        is_whole(number + 10);
+    }
+    // Of a full file the whole first page.
+    let full = disk.open(&format!("replicas/{}", files[0]), OpenMode::ReadWrite, false).expect("there");
+    full.write_at(0, &[0xa5; 4096]).expect("written");
+    is_whole(30);
+    is_whole(31);
+}
+
+/// With two copies it may be the only one who is asked where the log ends.
+#[test]
+fn of_a_log_whose_only_file_lost_its_header_nothing_is_certain() {
+    let (disk, disks) = memory();
+    let mut rig = Rig::over(open(&disks, 1).0);
+    (1..=8).for_each(|block| assert_eq!(rig.store(LOG, block, 1, true), Ok(stored(block))));
+    drop(rig);
+    let files = disk.list("replicas").expect("list");
+    spoil_headers(&disk, files.iter().find(|name| name.ends_with(".replica")).expect("one"));
+    let views = [LogView { vlog: LOG.vlog, first_block: 1 }];
+    let mut rig = Rig::over(open(&disks, 2).0);
+    let end = rig.backup.end_now(LOG, 1);
+    assert!(!end.certain, "{end:?}");
+    assert_eq!(rig.backup.fence(LOG.node, LOG.epoch, &views).expect("fenced"), [], "what it has it cannot tell");
+    // The file is no other log's that began behind it, and was no later part of one that goes on.
+    for later in [LogId { node: 4, ..LOG }, LogId { epoch: 8, ..LOG }] {
+        assert_eq!(rig.store(later, 1, 1, true), Ok(stored(1)));
+    }
+    for seed in 3..5 {
+        let rig = Rig::over(open(&disks, seed).0);
+        for later in [LogId { node: 4, ..LOG }, LogId { epoch: 8, ..LOG }] {
+            let end = rig.backup.end_now(later, 1);
+            assert_eq!((end.through, end.certain), (1, true));
+        }
+        assert!(!rig.backup.end_now(LOG, 1).certain);
     }
 }
 

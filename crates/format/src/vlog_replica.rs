@@ -81,6 +81,8 @@ use crate::{Cursor, FormatError, GroupId, LaneId, ProducerEpoch, ProducerId, Seg
 
 /// The used bytes of a file's header.
 pub const REPLICA_HEADER_BYTES: usize = 96;
+/// Where a header is in the file's first page once more, and in that of its mark: whose blocks a file has nothing else says.
+pub const REPLICA_COPY_AT: usize = 2048;
 /// Bytes of a footer before its entries.
 pub const FOOTER_HEADER_BYTES: usize = 64;
 /// Bytes of an entry of a footer.
@@ -166,6 +168,16 @@ impl ReplicaHeader {
         put(page, 72, &u32::from(self.synced).to_le_bytes());
         let crc = crc32c(&page[..92]);
         put(page, 92, &crc.to_le_bytes());
+    }
+
+    /// Writes the header once more into a page, at [`REPLICA_COPY_AT`].
+    pub fn write_copy(&self, page: &mut [u8]) {
+        self.write(&mut page[REPLICA_COPY_AT..]);
+    }
+
+    /// Reads and verifies what [`write_copy`](ReplicaHeader::write_copy) has written.
+    pub fn parse_copy(page: &[u8]) -> Result<ReplicaHeader, FormatError> {
+        ReplicaHeader::parse(page.get(REPLICA_COPY_AT..).unwrap_or_default())
     }
 
     /// Reads and verifies a file's header.
