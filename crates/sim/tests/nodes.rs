@@ -197,6 +197,24 @@ fn seeds_that_lost_or_passed_over_records_do_not() {
     assert_eq!(broken.collect::<Vec<String>>(), Vec::<String>::new());
 }
 
+/// Found by thousands of runs that nothing else had happened to: `docs/simulator.md` says what each was.
+#[test]
+fn seeds_of_long_searches_keep_every_promise() {
+    let plan = |seed, fault_us| Plan { records: 200, trouble_ms: 15_000, fault_us, ..Plan::new(seed) };
+    let plans = [
+        plan(5_040_053, 300_000),
+        Plan { applications: true, ..plan(5_020_036, 400_000) },
+        Plan { three: true, ..plan(406_135, 700_000) },
+        Plan { kind: Kind::Compacted, ..plan(7_000_232, 400_000) },
+        Plan { impatient: true, ..plan(7_000_133, 400_000) },
+        Plan { records: 300, trouble_ms: 60_000, ..plan(8_000_052, 700_000) },
+        Plan { retention: false, applications: true, ..plan(8_000_066, 300_000) },
+        Plan { three: true, applications: true, ..plan(9_000_018, 500_000) },
+    ];
+    let broken = plans.iter().filter_map(|plan| run(plan).violation);
+    assert_eq!(broken.collect::<Vec<String>>(), Vec::<String>::new());
+}
+
 /// Who has looked at the owners before a node was lost asks it for groups that it has forgotten meanwhile, and others have rebuilt.
 #[test]
 fn what_others_have_rebuilt_is_not_passed_over() {

@@ -616,12 +616,11 @@ impl Broker {
         for lane in place.all_lanes() {
             let comes = lanes.get(&lane.id());
             let groups = lane.groups(GroupId::NONE, usize::MAX);
-            let here: Vec<_> = groups
-                .iter()
-                .filter(|group| {
-                    holder_of(owner, group.id) == Some(me) && comes.is_none_or(|comes| !rebuilt(comes, group.id))
-                })
-                .collect();
+            // Of progress nobody holds anything for somebody else: what is here and follows all that comes, this node has written as the owner, whoever is said to hold the
+            // records of that owner epoch, of which it may have none.
+            let is_mine = |group: &&GroupInfo| lane.id() == LaneId::PROGRESS || holder_of(owner, group.id) == Some(me);
+            let is_told = |group: &&GroupInfo| comes.is_some_and(|comes| rebuilt(comes, group.id));
+            let here: Vec<_> = groups.iter().filter(|group| is_mine(group) && !is_told(group)).collect();
             let joins = match (here.last(), comes.filter(|comes| comes.next_ordinal > 0)) {
                 (Some(last), Some(comes)) => last.next_ordinal == comes.first_ordinal,
                 _ => true,
