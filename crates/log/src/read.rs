@@ -166,6 +166,11 @@ impl Lane {
             return Ok(reading);
         };
         let start = state.chain.cursor(at, from);
+        if !follow && cursor.group.number() != 0 && start.group != cursor.group {
+            // It had read all of its group, which has gone since.
+            reading.outcome.end_of_group = true;
+            return Ok(reading);
+        }
         (reading.outcome.start, reading.outcome.next) = (start, start);
         check_position(state, at, start)?;
         while let Some(end) = self.take(state, &mut reading, at, from, max_bytes)? {

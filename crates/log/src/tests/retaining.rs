@@ -29,6 +29,29 @@ fn what_is_too_old_goes_and_waiting_readers_are_told() {
     assert!(matches!(lane.read(gone, 1, true), Err(ReadError::Gone { earliest, .. }) if earliest == lane.earliest().0));
 }
 
+/// A member of an application has a lease on one group: what it is given of the next one somebody else is given, too.
+#[test]
+fn who_reads_one_group_gets_nothing_of_the_next_when_its_own_has_gone() {
+    let (node, store) = node_with(retention(Some(1000), None, false), 8 << 20).with_store();
+    let lane = node.lane();
+    (0..12).for_each(|n| _ = append(&lane, &chunk(n, 30_000), n as i64 * 1000).unwrap());
+    store.persist_all(&node.log);
+    let groups = lane.groups(GroupId::NONE, 9);
+    assert!(groups.len() > 1, "{groups:?}");
+    let mut read = lane.read(Cursor { group: groups[0].id, ..Cursor::default() }, 1 << 20, false).unwrap();
+    while !read.end_of_group {
+        read = lane.read(read.next, 1 << 20, false).unwrap();
+    }
+    let end = read.next;
+    assert_eq!(end.group, groups[0].id);
+    assert!(node.log.retain(groups[0].last_append_ms + 1_500) > 0);
+    assert_eq!(lane.earliest().0.group, groups[1].id);
+    let behind = lane.read(end, 1 << 20, false).unwrap();
+    assert_eq!((behind.end_of_group, behind.data_bytes, behind.next), (true, 0, end));
+    let follows = lane.read(end, 1 << 20, true).unwrap();
+    assert!(follows.data_bytes > 0 && follows.start.group == groups[1].id);
+}
+
 fn remembering(options: StreamOptions) -> Node {
     node_configured(LogConfig { producers_kept_ms: 60_000, ..LogConfig::default() }, options, 8 << 20)
 }
