@@ -216,6 +216,17 @@ impl ClusterState {
         others
     }
 
+    /// Those of [them](ClusterState::not_gone_on_with) of which it cuts what was under way when it ended. From level [`OWN_LIVES`](kera_format::level::OWN_LIVES) on
+    /// not of what it goes on rebuilding: it has written that itself, nobody else knows of it, and it gets its copies like anything that was under way.
+    pub fn to_be_cut(&self, node: NodeNumber, epoch: u32) -> Vec<(StreamId, StreamletId)> {
+        let mut cut = self.not_gone_on_with(node, epoch);
+        if self.level() >= kera_format::level::OWN_LIVES {
+            let goes_on = |owner: super::Owner| (owner.node, owner.epoch) == (node, epoch);
+            cut.retain(|(stream, streamlet)| !self.owner(*stream, streamlet.0).is_some_and(goes_on));
+        }
+        cut
+    }
+
     /// Streamlets that others have with all their copies, so that a node needs nothing of what it has of them from before.
     pub fn rebuilt_by_others(&self, node: NodeNumber, epoch: u32) -> Vec<(StreamId, StreamletId)> {
         if self.keeps_leftovers(node) {

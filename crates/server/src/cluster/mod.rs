@@ -234,7 +234,7 @@ impl Cluster {
     /// its end.
     pub(crate) fn cut_leftovers(&self, log: &Log) -> Result<(), Fatal> {
         log.set_copies(&self.group.read(ClusterState::other_copies));
-        let others = self.group.read(|state| state.not_gone_on_with(self.node, self.epoch));
+        let others = self.group.read(|state| state.to_be_cut(self.node, self.epoch));
         *self.cut_off.lock() =
             leftovers::cut(log, &others, self.came.has_all).map_err(|message| Fatal::Data { message })?;
         self.group.read(|state| leftovers::drop_rebuilt(log, state, self.node, self.epoch));

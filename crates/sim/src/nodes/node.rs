@@ -577,7 +577,7 @@ impl Node {
         let known = lock(&self.known);
         let of = |(stream, streamlet): (StreamId, StreamletId)| log.stream(stream)?.streamlet(streamlet).cloned();
         let mut room = CutOffRoom::of(log);
-        for place in known.not_gone_on_with(self.number, epoch).into_iter().filter_map(of) {
+        for place in known.to_be_cut(self.number, epoch).into_iter().filter_map(of) {
             let mut tries = 0;
             let mut cut = || match self.came_with_all {
                 true => place.cut_off_unacknowledged(&mut room),
