@@ -240,6 +240,17 @@ impl Coordinators {
         })
     }
 
+    /// The last owner epoch before one in which a streamlet got an owner who did not just come back.
+    pub(super) fn changed_before(&self, of: StreamId, streamlet: u32, epoch: u32) -> Option<u32> {
+        let changed = self.log.iter().flatten().filter_map(|entry| match entry {
+            ClusterEntry::OwnerChanged { stream, first, count, owner_epoch, .. } => {
+                (*stream == of && (*first..first + count).contains(&streamlet)).then_some(*owner_epoch)
+            }
+            _ => None,
+        });
+        changed.filter(|changed| *changed < epoch).max()
+    }
+
     fn is_rebuilding(&self) -> bool {
         let owners = self.state.catalog.streams().filter_map(|info| self.state.owners(info.id));
         owners.flat_map(|of| of.runs()).any(|run| run.owner.rebuilding)

@@ -1,14 +1,13 @@
 //! What producers of asynchronous streams were told of, and what may be missing of it: by `docs/decisions/0024-asynchronous-replication.md`.
 //!
-//! An acknowledgement says that a chunk is in its owner's memory. It is as good as any other as long as that owner comes back with what it had, and had
-//! rebuilt what it took over.
+//! An acknowledgement says that a chunk is in its owner's memory. It is as good as any other as long as that owner comes back with what it had.
 //! When another one takes over it goes on at some ordinal of each lane, and what was acknowledged from there on is gone: that may only be
 //! what had not all its copies, was read by nobody, and was acknowledged within a second of what is gone first. It never comes back.
 
 use std::collections::BTreeMap;
 
-use kera_format::StreamId;
 use kera_format::cluster::OwnerReason;
+use kera_format::{StreamId, level};
 use kera_log::Tenure;
 
 use super::client::{Around, Told};
@@ -36,7 +35,7 @@ pub(super) struct Cut {
     pub(super) ordinal: u64,
     pub(super) node: u32,
     pub(super) at_us: u64,
-    /// The owner before is lost, or was started again before it had rebuilt what it took over. Otherwise there is nothing that may be missing.
+    /// The owner before is lost. Otherwise there is nothing that may be missing.
     pub(super) may_lose: bool,
 }
 
@@ -98,6 +97,11 @@ impl Early {
             )),
             None => Ok(()),
         }
+    }
+
+    /// Whether an owner was seen to go on with a lane in one of these owner epochs.
+    fn went_on(&self, place: Place, epochs: std::ops::Range<u32>) -> bool {
+        self.lanes.get(&place).is_some_and(|lane| lane.cuts.range(epochs).next().is_some())
     }
 
     /// Somebody has read a lane up to an ordinal.
@@ -236,9 +240,16 @@ impl World {
             for lane in 0..found.options().lanes {
                 let used = place.lanes().find(|used| used.id().0 == lane);
                 let ordinal = used.map_or(0, |used| used.stats().next_ordinal);
-                // One that comes back before it has rebuilt what it took over has to take it over again, and cuts what had no copies.
-                let may_lose = matches!(reason, Some(OwnerReason::Recovered) | None);
                 let of = Place { stream: stream.0, streamlet: streamlet.0, lane };
+                let may_lose = match reason {
+                    Some(reason) => reason == OwnerReason::Recovered,
+                    // It comes back before it has rebuilt what it took over, and takes it over again: with all that it has acknowledged since, if it had opened it.
+                    None => {
+                        let since = self.coordinators.changed_before(*stream, streamlet.0, *owner_epoch);
+                        let had_opened = since.is_some_and(|since| self.told.early.went_on(of, since..*owner_epoch));
+                        !had_opened || self.plan.level < level::OWN_LIVES
+                    }
+                };
                 cuts.push((of, Cut { owner_epoch: *owner_epoch, ordinal, node, at_us, may_lose }));
             }
         }
