@@ -116,6 +116,12 @@ impl Log {
         before(streamlet, epoch, |lane, group, slot| lane.segment_id(group, slot.index))
     }
 
+    /// The same without what was rebuilt since this process began: what it came with.
+    pub fn returned_segments(&self, streamlet: &crate::Streamlet, epoch: u32) -> Vec<SegmentId> {
+        let of = |lane: &Lane, group, slot: &Slot| (!slot.is_rebuilt).then(|| lane.segment_id(group, slot.index));
+        before(streamlet, epoch, of).into_iter().flatten().collect()
+    }
+
     /// Segments of a streamlet's lanes to which nothing is appended any more, that of progress included, in the order of each lane.
     pub fn closed_segments(&self, streamlet: &crate::Streamlet) -> Vec<SegmentId> {
         let all =
@@ -123,9 +129,10 @@ impl Log {
         all.into_iter().flatten().collect()
     }
 
-    /// Bytes of the chunks in these segments.
-    pub fn bytes_before(&self, streamlet: &crate::Streamlet, epoch: u32) -> u64 {
-        before(streamlet, epoch, |_, _, slot| u64::from(slot.summary().head)).into_iter().sum()
+    /// Bytes of the chunks in what it came with.
+    pub fn returned_bytes(&self, streamlet: &crate::Streamlet, epoch: u32) -> u64 {
+        let of = |_: &Lane, _, slot: &Slot| if slot.is_rebuilt { 0 } else { u64::from(slot.summary().head) };
+        before(streamlet, epoch, of).into_iter().sum()
     }
 }
 

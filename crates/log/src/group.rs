@@ -102,6 +102,8 @@ pub(crate) struct Slot {
     pub(crate) stale: Option<Location>,
     /// Of a compacted segment: to which sink it was given again, by its address, and as of which rewriting.
     pub(crate) copied: Option<(usize, u32)>,
+    /// It was rebuilt since this process began, so its copies are in logs of today, or will be before those go that it was rebuilt from.
+    pub(crate) is_rebuilt: bool,
 }
 
 impl Slot {
@@ -120,6 +122,7 @@ impl Slot {
             failed: None,
             stale: None,
             copied: None,
+            is_rebuilt: false,
         }
     }
 
@@ -136,6 +139,7 @@ impl Slot {
             failed: None,
             stale: None,
             copied: None,
+            is_rebuilt: false,
         }
     }
 
@@ -166,6 +170,7 @@ impl Slot {
             failed: None,
             stale: None,
             copied: None,
+            is_rebuilt: true,
         }
     }
 

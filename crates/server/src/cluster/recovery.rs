@@ -266,7 +266,7 @@ impl Recovery {
     /// Segments from before this incarnation, of what came back with it, and those of its streamlets that came to be held here since.
     pub(super) fn returned_segments(&self) -> (Vec<SegmentId>, HeldAgain) {
         let (log, again) = (self.broker.log(), self.held_again());
-        let segments = self.returned(&again, |_, streamlet| log.segments_before(streamlet, self.began));
+        let segments = self.returned(&again, |_, streamlet| log.returned_segments(streamlet, self.began));
         (segments.into_iter().flatten().collect(), again)
     }
 
@@ -274,7 +274,7 @@ impl Recovery {
     pub(super) fn returned_bytes(&self) -> u64 {
         let log = self.broker.log();
         let copies = |streamlet: &Streamlet| u64::from(streamlet.copies().saturating_sub(1));
-        let of = |_: &Stream, streamlet: &Streamlet| copies(streamlet) * log.bytes_before(streamlet, self.began);
+        let of = |_: &Stream, streamlet: &Streamlet| copies(streamlet) * log.returned_bytes(streamlet, self.began);
         self.returned(&self.held_again(), of).into_iter().sum()
     }
 

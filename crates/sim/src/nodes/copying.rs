@@ -103,7 +103,7 @@ impl Copier {
         let of = |(stream, range): &(StreamId, Range<u32>)| {
             let stream = log.stream(*stream)?;
             let of_run = stream.streamlets().filter(|one| range.contains(&one.id().0));
-            Some(of_run.flat_map(|one| log.segments_before(one, self.returned.1)).collect::<Vec<_>>())
+            Some(of_run.flat_map(|one| log.returned_segments(one, self.returned.1)).collect::<Vec<_>>())
         };
         self.returned.0.iter().filter_map(of).flatten().collect()
     }
@@ -121,7 +121,7 @@ impl Copier {
             let stream = log.stream(*stream)?;
             let of_run = stream.streamlets().filter(|one| range.contains(&one.id().0));
             let copies = |one: &Streamlet| u64::from(one.copies().saturating_sub(1));
-            Some(of_run.map(|one| copies(one) * log.bytes_before(one, self.returned.1)).sum::<u64>())
+            Some(of_run.map(|one| copies(one) * log.returned_bytes(one, self.returned.1)).sum::<u64>())
         });
         kept > DEAD_FACTOR * left.sum::<u64>() + DEAD_BYTES
     }
