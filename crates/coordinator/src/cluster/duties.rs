@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;
 
 use kera_format::cluster::{LogName, NodeNumber, Rack, Roles};
+use kera_format::options::ReplicationMode;
 use kera_format::vlog_replica::BLOCKS_UNDER_WAY_MAX;
 use kera_format::{StreamId, StreamletId};
 use kera_protocol::placement::OlderGroups;
@@ -217,12 +218,18 @@ impl ClusterState {
     }
 
     /// Those of [them](ClusterState::not_gone_on_with) of which it cuts what was under way when it ended. From level [`OWN_LIVES`](kera_format::level::OWN_LIVES) on
-    /// not of what it goes on rebuilding: it has written that itself, nobody else knows of it, and it gets its copies like anything that was under way.
+    /// not of asynchronous streams that it goes on rebuilding: it may have acknowledged that, and it gets its copies like anything that was under way.
     pub fn to_be_cut(&self, node: NodeNumber, epoch: u32) -> Vec<(StreamId, StreamletId)> {
         let mut cut = self.not_gone_on_with(node, epoch);
         if self.level() >= kera_format::level::OWN_LIVES {
+            let is_early = |stream: StreamId| {
+                let info = self.catalog.find(&stream.into());
+                info.is_ok_and(|info| info.options.replication_mode == ReplicationMode::Async)
+            };
             let goes_on = |owner: super::Owner| (owner.node, owner.epoch) == (node, epoch);
-            cut.retain(|(stream, streamlet)| !self.owner(*stream, streamlet.0).is_some_and(goes_on));
+            cut.retain(|(stream, streamlet)| {
+                !(is_early(*stream) && self.owner(*stream, streamlet.0).is_some_and(goes_on))
+            });
         }
         cut
     }
