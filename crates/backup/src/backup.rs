@@ -122,10 +122,14 @@ impl State {
         self.fences.get(&log.node).copied().filter(|fenced| log.epoch <= *fenced)
     }
 
-    /// A log of which nothing is known here. All of it may be in a file of which nobody knows whose it is.
-    fn unknown(&self, vlog: u32) -> Replica {
-        let perhaps = self.headless.iter().filter(|(of, _)| *of == vlog);
-        Replica { perhaps_through: perhaps.map(|(_, last)| *last).max().unwrap_or(0), ..Replica::default() }
+    /// Asks what there is of a log. Of one of which nothing is known all may be in a file of which nobody knows whose it is.
+    fn of_log<T>(&self, log: LogId, ask: impl FnOnce(&Replica) -> T) -> T {
+        if let Some(replica) = self.logs.get(&log) {
+            return ask(replica);
+        }
+        let perhaps = self.headless.iter().filter(|(vlog, _)| *vlog == log.vlog);
+        let perhaps_through = perhaps.map(|(_, last)| *last).max().unwrap_or(0);
+        ask(&Replica { perhaps_through, ..Replica::default() })
     }
 
     /// Whether others take over what is in a log.
@@ -735,13 +739,10 @@ impl Backup {
         state.to_settle.extend(to_settle);
         self.disks.iter().for_each(|disk| disk.full.tell());
         let end = |view: &LogView| {
-            let unknown = || state.unknown(view.vlog);
-            let known = state.logs.get(&LogId { node, epoch, vlog: view.vlog });
-            let ended = |replica: &Replica| {
+            state.of_log(LogId { node, epoch, vlog: view.vlog }, |replica| {
                 let end = end_of(replica, view);
                 (end.certain || !replica.is_damaged_behind(end.through)).then_some(end)
-            };
-            known.map_or_else(|| ended(&unknown()), ended)
+            })
         };
         Ok(logs.iter().filter_map(end).collect())
     }
@@ -749,8 +750,7 @@ impl Backup {
     /// How far a log is here, and whether that is certain, without a fence: it may go on at any moment.
     pub fn end_now(&self, log: LogId, first_block: u64) -> LogEnd {
         let view = LogView { vlog: log.vlog, first_block };
-        let state = self.state.lock();
-        state.logs.get(&log).map_or_else(|| end_of(&state.unknown(log.vlog), &view), |log| end_of(log, &view))
+        self.state.lock().of_log(log, |replica| end_of(replica, &view))
     }
 
     /// Tells the writers to write what is left and return from [`run`](Backup::run).

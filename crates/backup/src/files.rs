@@ -211,9 +211,7 @@ impl DiskWriter {
             run_first: row.first_block,
             synced: row.synced,
         };
-        let mut page = AlignedBuffer::zeroed(PAGE_BYTES);
-        header.write(&mut page);
-        header.write_copy(&mut page);
+        let page = first_page(&header);
         let reserved = RESERVED_BYTES.min(self.config.file_bytes);
         let allocated = self.reserve(&*file, 0, reserved);
         let anchor = || match row.is_new && !row.synced {
@@ -521,6 +519,14 @@ fn block_header(head: &StoreHead, open: &OpenFile, synced: u64) -> BlockHeader {
         chunks_checksum: head.chunks_checksum,
         unsynced: u32::try_from(head.block.saturating_sub(synced)).unwrap_or(u32::MAX),
     }
+}
+
+/// The first page of a file.
+pub(crate) fn first_page(header: &ReplicaHeader) -> AlignedBuffer {
+    let mut page = AlignedBuffer::zeroed(PAGE_BYTES);
+    header.write(&mut page);
+    header.write_copy(&mut page);
+    page
 }
 
 /// Writes a footer at `end` and the mark behind it. Nothing is synced: a file without a footer is read block by block.

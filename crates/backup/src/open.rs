@@ -11,7 +11,7 @@ use kera_format::vlog_replica::{FENCES_MAX, Fences, LogId, POWER_LOSSES_MAX, Pow
 use crate::backup::BackupConfig;
 use crate::disks::FOLDER;
 use crate::error::OpenError;
-use crate::files::{DiskWriter, FilesConfig, UNSYNCED_MAX, path, write_footer};
+use crate::files::{DiskWriter, FilesConfig, UNSYNCED_MAX, first_page, path, write_footer};
 use crate::index::FileIndex;
 use crate::replica::{FilePart, Replica, Run};
 use crate::scan::Source;
@@ -228,14 +228,6 @@ fn copy_of_header(file: &dyn DiskFile, first: &[u8], sequence: u64) -> Option<Re
     })
 }
 
-fn write_header(file: &dyn DiskFile, header: &ReplicaHeader) -> io::Result<()> {
-    let mut page = AlignedBuffer::zeroed(PAGE_BYTES);
-    header.write(&mut page);
-    header.write_copy(&mut page);
-    file.write_at(0, &page)?;
-    file.sync_data()
-}
-
 enum Trouble {
     Disk(String, io::Error),
     Foreign(String),
@@ -293,7 +285,7 @@ impl Opening<'_> {
             Err(error) => match copy_of_header(&*file, &page, sequence) {
                 Some(header) => {
                     // What cannot be written is found by whoever reads it next.
-                    let _ = write_header(&*file, &header);
+                    let _ = file.write_at(0, &first_page(&header)).and_then(|()| file.sync_data());
                     header
                 }
                 None => {

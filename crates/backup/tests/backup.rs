@@ -369,10 +369,9 @@ fn a_file_whose_header_is_damaged_is_not_taken_for_given_back_nor_the_log_for_sh
             assert_eq!(rig.store(LOG, block, 1, true), Ok(stored(block)));
         }
         drop(rig);
-        let files: Vec<String> = disk.list("replicas").expect("list");
-        let files: Vec<&String> = files.iter().filter(|name| name.ends_with(".replica")).collect();
+        let files = replica_files(&disk);
         assert_eq!(files.len(), 3, "{files:?}");
-        spoil_headers(&disk, files[which]);
+        spoil_headers(&disk, &files[which]);
         // Once when it is found, and once when it is known already.
         for seed in [2, 3] {
             let rig = Rig::over(open(&disks, seed).0);
@@ -383,6 +382,12 @@ fn a_file_whose_header_is_damaged_is_not_taken_for_given_back_nor_the_log_for_sh
             assert!(!rig.backup.end_now(LOG, 1).certain, "{which}");
         }
     }
+}
+
+/// The names of files of copies.
+fn replica_files(disk: &MemoryDisk) -> Vec<String> {
+    let names = disk.list("replicas").expect("list");
+    names.into_iter().filter(|name| name.ends_with(".replica")).collect()
 }
 
 /// Changes a bit of a file's header, and of each copy of it.
@@ -402,8 +407,7 @@ fn a_header_that_does_not_read_back_is_there_once_more() {
     let mut rig = Rig::over(open(&disks, 1).0);
     (1..=40).for_each(|block| assert_eq!(rig.store(LOG, block, 1, true), Ok(stored(block))));
     drop(rig);
-    let files: Vec<String> = disk.list("replicas").expect("list");
-    let files: Vec<&String> = files.iter().filter(|name| name.ends_with(".replica")).collect();
+    let files = replica_files(&disk);
     assert_eq!(files.len(), 3, "{files:?}");
     let is_whole = |seed| {
         let (backup, report) = open(&disks, seed);
@@ -437,8 +441,7 @@ fn of_a_log_whose_only_file_lost_its_header_nothing_is_certain() {
     let mut rig = Rig::over(open(&disks, 1).0);
     (1..=8).for_each(|block| assert_eq!(rig.store(LOG, block, 1, true), Ok(stored(block))));
     drop(rig);
-    let files = disk.list("replicas").expect("list");
-    spoil_headers(&disk, files.iter().find(|name| name.ends_with(".replica")).expect("one"));
+    spoil_headers(&disk, &replica_files(&disk)[0]);
     let views = [LogView { vlog: LOG.vlog, first_block: 1 }];
     let mut rig = Rig::over(open(&disks, 2).0);
     let end = rig.backup.end_now(LOG, 1);

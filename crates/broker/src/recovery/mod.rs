@@ -320,9 +320,10 @@ impl Broker {
             let (decided, several) = self.decide_all(told, wanted, &ranges)?;
             Ok::<_, Failure>((ranges, decided, several))
         };
-        let ranges = ranges_of(logs);
-        let finer = with_last_blocks_alone(&ranges, logs);
-        decided_by(ranges).or_else(|failure| if finer.is_empty() { Err(failure) } else { decided_by(finer) })
+        decided_by(ranges_of(logs)).or_else(|failure| match with_last_blocks_alone(&ranges_of(logs), logs) {
+            finer if finer.is_empty() => Err(failure),
+            finer => decided_by(finer),
+        })
     }
 
     /// Decides what is served of each lane.
