@@ -137,8 +137,8 @@ impl Coordinator {
         clock: Arc<dyn Clock>,
     ) -> Result<Coordinator, OpenError> {
         let (journal, catalog, opened) = Journal::open(disk, config.node)?;
-        let Opened { entries, torn_bytes } = opened;
-        tracing::info!(streams = catalog.stream_count(), entries, torn_bytes, "catalog is open");
+        let Opened { entries, torn_bytes, mended } = opened;
+        tracing::info!(streams = catalog.stream_count(), entries, torn_bytes, mended, "catalog is open");
         // What is left of the last block may have been given out: it is skipped.
         let next_producer = catalog.producers_reserved();
         Ok(Coordinator {

@@ -8,11 +8,15 @@
 //! since; one that is not there is empty. Older generations are leftovers, whatever they hold. A new generation starts
 //! when a start finds a journal that is long or torn, when the journal has grown, and after a write that failed: what
 //! may lie in a journal behind a failed write is thereby out of the way for good.
+//!
+//! Both are kept [twice](kera_env::read_twice): a disk that changes a bit, or cannot read a sector, keeps no node from starting and takes no stream away. The journal's
+//! copy gets each entry behind the journal itself and is not synced, so it costs no command a sync, and what it has was synced in the journal. A start
+//! that finds the two not the same goes on in the next generation, which has both.
 
 use std::io;
 use std::sync::Arc;
 
-use kera_env::{Disk, DiskFile, OpenMode};
+use kera_env::{Both, Disk, DiskFile, OpenMode, copy_path, read_twice, replace_twice, without_copy, write_copy};
 use kera_format::FormatError;
 use kera_format::catalog::{Entry, FILE_HEADER_BYTES, FileHeader, FileKind};
 
@@ -36,6 +40,8 @@ pub struct Journal {
     generation: u64,
     /// `None` after a failure: the next entry needs a new generation first.
     file: Option<Arc<dyn DiskFile>>,
+    /// `None` after a failure: the next generation has one again.
+    copy: Option<Arc<dyn DiskFile>>,
     end: u64,
     entries: u64,
     entries_max: u64,
@@ -48,6 +54,8 @@ pub struct Opened {
     pub entries: u64,
     /// Bytes at the end of the journal that an interrupted write left there.
     pub torn_bytes: u64,
+    /// What does not read back was taken from its copy, or a copy is not what it should be.
+    pub mended: bool,
 }
 
 impl Journal {
@@ -63,10 +71,14 @@ impl Journal {
         let mut opened = Opened::default();
         match (snapshot, journal) {
             (Some(generation), _) => {
-                read_snapshot(&*disk, node, generation, &mut catalog)?;
-                if names.contains(&journal_name(generation)) {
-                    opened = read_journal(&*disk, node, generation, &mut catalog)?;
+                let snapshot = read_both(&*disk, &snapshot_path(generation))?;
+                catalog = read_snapshot(&snapshot, node, generation)?;
+                if names.iter().any(|name| without_copy(name) == journal_name(generation)) {
+                    let journal = read_both(&*disk, &journal_path(generation))?;
+                    opened = read_journal(&journal, node, generation, &mut catalog)?;
+                    opened.mended |= !journal.are_same();
                 }
+                opened.mended |= !snapshot.are_same();
             }
             (None, Some(generation)) => {
                 // The snapshot comes first, always.
@@ -77,7 +89,7 @@ impl Journal {
         }
         let generation = snapshot.max(journal).unwrap_or(0);
         let entries_max = JOURNAL_ENTRIES_MAX;
-        let mut journal = Journal { disk, node, generation, file: None, end: 0, entries: 0, entries_max };
+        let mut journal = Journal { disk, node, generation, file: None, copy: None, end: 0, entries: 0, entries_max };
         if snapshot == Some(generation) && journal.goes_on(&opened) {
             return Ok((journal, catalog, opened));
         }
@@ -93,7 +105,7 @@ impl Journal {
         if self.file.is_none() {
             self.start_generation(before)?;
         } else if self.entries >= self.entries_max {
-            let (file, end) = (self.file.clone(), self.end);
+            let (file, copy, end) = (self.file.clone(), self.copy.clone(), self.end);
             if let Err(error) = self.start_generation(before) {
                 // The journal in use is well; it just grows on, and the next try is some way off. Its generation is
                 // the newest with a snapshot unless the new one got that far, and then it is over with this one.
@@ -101,7 +113,7 @@ impl Journal {
                     return Err(error);
                 }
                 tracing::warn!(%error, "the catalog's journal cannot be cut short; it grows on");
-                (self.file, self.end) = (file, end);
+                (self.file, self.copy, self.end) = (file, copy, end);
                 self.entries_max = self.entries + JOURNAL_ENTRIES_MAX;
             }
         }
@@ -113,6 +125,12 @@ impl Journal {
             self.file = None;
             return Err(error);
         }
+        if let Some(copy) = &self.copy
+            && let Err(error) = copy.write_at(self.end, &bytes)
+        {
+            tracing::warn!(%error, "the copy of the catalog's journal cannot be written; the next generation has one again");
+            (self.copy, self.entries_max) = (None, self.entries);
+        }
         self.end += bytes.len() as u64;
         self.entries += 1;
         Ok(())
@@ -121,16 +139,18 @@ impl Journal {
     /// Goes on in the journal that was read: a start costs one sync then, not the four of a generation. That sync is for
     /// an entry that an earlier process wrote and did not live to sync: it has been read, so it must stay.
     fn goes_on(&mut self, opened: &Opened) -> bool {
-        if opened.torn_bytes > 0 || opened.entries >= GOES_ON_ENTRIES_MAX {
+        if opened.torn_bytes > 0 || opened.mended || opened.entries >= GOES_ON_ENTRIES_MAX {
             return false;
         }
         let path = journal_path(self.generation);
         let Ok(file) = self.disk.open(&path, OpenMode::ReadWrite, false) else { return false };
+        let Ok(copy) = self.disk.open(&copy_path(&path), OpenMode::ReadWrite, false) else { return false };
         let Ok(end) = file.len() else { return false };
         if end < FILE_HEADER_BYTES as u64 || file.sync_data().is_err() {
             return false;
         }
-        (self.file, self.end, self.entries) = (Some(file), end, opened.entries);
+        (self.file, self.copy) = (Some(file), Some(copy));
+        (self.end, self.entries) = (end, opened.entries);
         true
     }
 
@@ -143,7 +163,7 @@ impl Journal {
         // Counted up even if this fails: a number is tried once.
         self.generation += 1;
         let generation = self.generation;
-        self.file = None;
+        (self.file, self.copy) = (None, None);
         let mut bytes = FileHeader { node: self.node, generation, kind: FileKind::Snapshot }.encode().to_vec();
         let entries = catalog.snapshot();
         for (entry, index) in entries.iter().zip(1..) {
@@ -151,11 +171,13 @@ impl Journal {
         }
         let count = entries.len() as u64;
         Entry::End { entries: count }.encode(count + 1, &mut bytes);
-        self.disk.replace(&format!("{DIR}/{}", snapshot_name(generation)), &bytes)?;
+        replace_twice(&*self.disk, &snapshot_path(generation), &bytes)?;
 
         let file = self.disk.open(&journal_path(generation), OpenMode::Create, false)?;
-        file.write_at(0, &FileHeader { node: self.node, generation, kind: FileKind::Journal }.encode())?;
+        let header = FileHeader { node: self.node, generation, kind: FileKind::Journal }.encode();
+        file.write_at(0, &header)?;
         file.sync_data()?;
+        self.copy = Some(write_copy(&*self.disk, &journal_path(generation), &header)?);
         self.disk.sync_dir(DIR)?;
         (self.file, self.end) = (Some(file), FILE_HEADER_BYTES as u64);
         (self.entries, self.entries_max) = (0, JOURNAL_ENTRIES_MAX);
@@ -185,17 +207,22 @@ fn journal_name(generation: u64) -> String {
     format!("{generation:016}.journal")
 }
 
+fn snapshot_path(generation: u64) -> String {
+    format!("{DIR}/{}", snapshot_name(generation))
+}
+
 fn journal_path(generation: u64) -> String {
     format!("{DIR}/{}", journal_name(generation))
 }
 
+/// The generation of a file, or of its copy.
 fn generation_of(name: &str, suffix: &str) -> Option<u64> {
-    let digits = name.strip_suffix(suffix)?;
+    let digits = without_copy(name).strip_suffix(suffix)?;
     (digits.len() == 16 && digits.bytes().all(|b| b.is_ascii_digit())).then(|| digits.parse().ok()).flatten()
 }
 
-fn read_file(disk: &dyn Disk, path: &str) -> Result<Vec<u8>, OpenError> {
-    disk.read_all(path, FILE_BYTES_MAX).map_err(|error| OpenError::Disk { path: path.to_owned(), error })
+fn read_both(disk: &dyn Disk, path: &str) -> Result<Both, OpenError> {
+    read_twice(disk, path, FILE_BYTES_MAX).map_err(|error| OpenError::Disk { path: path.to_owned(), error })
 }
 
 fn check_header(path: &str, bytes: &[u8], expected: FileHeader) -> Result<(), OpenError> {
@@ -212,10 +239,19 @@ fn check_header(path: &str, bytes: &[u8], expected: FileHeader) -> Result<(), Op
     Ok(())
 }
 
-fn read_snapshot(disk: &dyn Disk, node: [u8; 16], generation: u64, catalog: &mut Catalog) -> Result<(), OpenError> {
-    let path = format!("{DIR}/{}", snapshot_name(generation));
-    let bytes = read_file(disk, &path)?;
-    check_header(&path, &bytes, FileHeader { node, generation, kind: FileKind::Snapshot })?;
+/// What a snapshot says, or its copy if the snapshot does not read back; the error is the snapshot's.
+fn read_snapshot(both: &Both, node: [u8; 16], generation: u64) -> Result<Catalog, OpenError> {
+    parse_snapshot(&both.file, node, generation).or_else(|error| {
+        let catalog = parse_snapshot(&both.copy, node, generation).map_err(|_| error)?;
+        tracing::warn!(path = snapshot_path(generation), "a snapshot of the catalog does not read back; its copy does");
+        Ok(catalog)
+    })
+}
+
+fn parse_snapshot(bytes: &[u8], node: [u8; 16], generation: u64) -> Result<Catalog, OpenError> {
+    let path = snapshot_path(generation);
+    let mut catalog = Catalog::default();
+    check_header(&path, bytes, FileHeader { node, generation, kind: FileKind::Snapshot })?;
     let mut offset = FILE_HEADER_BYTES;
     let contradiction =
         |offset: usize, reason| OpenError::Contradiction { path: path.clone(), offset: offset as u64, reason };
@@ -232,7 +268,7 @@ fn read_snapshot(disk: &dyn Disk, node: [u8; 16], generation: u64, catalog: &mut
             if entries + 1 != expected || offset + size != bytes.len() {
                 return Err(contradiction(offset, format!("the end tells of {entries} entries and no more bytes")));
             }
-            return Ok(());
+            return Ok(catalog);
         }
         if (expected == 1) != matches!(entry, Entry::Counters { .. }) {
             return Err(contradiction(offset, "the counters are not the first entry, or not only that".into()));
@@ -243,33 +279,41 @@ fn read_snapshot(disk: &dyn Disk, node: [u8; 16], generation: u64, catalog: &mut
     unreachable!("the loop ends with the bytes")
 }
 
-fn read_journal(disk: &dyn Disk, node: [u8; 16], generation: u64, catalog: &mut Catalog) -> Result<Opened, OpenError> {
+fn read_journal(both: &Both, node: [u8; 16], generation: u64, catalog: &mut Catalog) -> Result<Opened, OpenError> {
     let path = journal_path(generation);
-    let bytes = read_file(disk, &path)?;
-    match check_header(&path, &bytes, FileHeader { node, generation, kind: FileKind::Journal }) {
+    let header = FileHeader { node, generation, kind: FileKind::Journal };
+    let headers = check_header(&path, &both.file, header)
+        .or_else(|error| check_header(&path, &both.copy, header).map_err(|_| error));
+    match headers {
         Ok(()) => {}
         // The header is synced before the first entry is written.
         Err(OpenError::Damaged { error, .. }) => {
-            end_of_journal(&path, &bytes, 0, error)?;
-            return Ok(Opened { entries: 0, torn_bytes: bytes.len() as u64 });
+            end_of_journal(&path, both, 0, error)?;
+            return Ok(Opened { torn_bytes: both.end() as u64, ..Opened::default() });
         }
         Err(other) => return Err(other),
     }
     let mut opened = Opened::default();
     let mut offset = FILE_HEADER_BYTES;
-    while offset < bytes.len() {
-        let (index, entry, size) = match Entry::parse(&bytes[offset..]) {
+    while offset < both.end() {
+        let next = catalog.next_index();
+        let parsed = Entry::parse(both.file_from(offset)).or_else(|error| {
+            let copied = Entry::parse(both.copy_from(offset)).ok().filter(|(index, ..)| *index == next).ok_or(error)?;
+            tracing::warn!(path, offset, "an entry of the catalog does not read back; its copy does");
+            Ok(copied)
+        });
+        let (index, entry, size) = match parsed {
             Ok(parsed) => parsed,
             Err(error) => {
-                end_of_journal(&path, &bytes, offset, error)?;
-                opened.torn_bytes = (bytes.len() - offset) as u64;
+                end_of_journal(&path, both, offset, error)?;
+                opened.torn_bytes = (both.end() - offset) as u64;
                 break;
             }
         };
-        let applied = if index == catalog.next_index() {
+        let applied = if index == next {
             catalog.apply(&entry)
         } else {
-            Err(format!("the entry has index {index}, {} comes next", catalog.next_index()))
+            Err(format!("the entry has index {index}, {next} comes next"))
         };
         applied.map_err(|reason| OpenError::Contradiction { path: path.clone(), offset: offset as u64, reason })?;
         opened.entries += 1;
@@ -278,11 +322,12 @@ fn read_journal(disk: &dyn Disk, node: [u8; 16], generation: u64, catalog: &mut 
     Ok(opened)
 }
 
-/// Tells an interrupted write from damage. Every entry is synced before the next one is written, so an entry that does
-/// not read back was never acknowledged if it is the last, and was if another follows it.
-fn end_of_journal(path: &str, bytes: &[u8], offset: usize, error: FormatError) -> Result<(), OpenError> {
-    let follows = (offset + 8..bytes.len()).step_by(8).any(|at| Entry::parse(&bytes[at..]).is_ok());
-    if follows {
+/// Tells an interrupted write from damage. Every entry is synced before the next one is written, and before it is in the copy. So an entry that does
+/// not read back in either was never acknowledged if it is the last in both, and was if another follows it. What is lost is one that a disk changed between
+/// the sync and the copy of it that a kill kept from being written, moments later.
+fn end_of_journal(path: &str, both: &Both, offset: usize, error: FormatError) -> Result<(), OpenError> {
+    let follows = |bytes: &[u8]| (8..bytes.len()).step_by(8).any(|at| Entry::parse(&bytes[at..]).is_ok());
+    if follows(both.file_from(offset)) || follows(both.copy_from(offset)) {
         return Err(OpenError::Damaged { path: path.to_owned(), offset: offset as u64, error });
     }
     Ok(())

@@ -5,7 +5,7 @@ mod support;
 use std::sync::Arc;
 
 use kera_coordinator::{Coordinator, CoordinatorError, OpenError};
-use kera_env::{Disk, FaultyDisk, MemoryDisk, OpenMode, Random, SeededRandom};
+use kera_env::{Disk, FaultyDisk, MemoryDisk, OpenMode, Random, SeededRandom, copy_path, read_twice};
 use kera_format::ProducerId;
 use kera_protocol::{Status, StreamChanges, StreamInfo};
 use support::{create, only_file, open, open_on};
@@ -146,8 +146,42 @@ fn a_disk_that_does_not_take_writes_at_the_start_can_still_be_read() {
     coordinator.create_stream(&create("b")).expect("created");
 }
 
+/// What is in the catalog's directory, each file with its bytes.
+fn files(disk: &MemoryDisk) -> Vec<(String, Vec<u8>)> {
+    let paths = disk.list("catalog").expect("list").into_iter().map(|name| format!("catalog/{name}"));
+    paths.map(|path| (path.clone(), disk.read_all(&path, 1 << 20).expect("read"))).collect()
+}
+
 #[test]
-fn a_flipped_bit_is_damage_and_names_the_place() {
+fn no_byte_of_a_file_is_needed_that_is_in_its_copy_and_behind_it_both_are_there_again() {
+    let disk = MemoryDisk::new();
+    let coordinator = open(&disk).expect("open");
+    for name in ["a", "b", "c"] {
+        coordinator.create_stream(&create(name)).expect("created");
+    }
+    let before = coordinator.streams();
+    drop(coordinator);
+    let whole = files(&disk);
+    assert_eq!(whole.len(), 4, "{:?}", disk.list("catalog"));
+    for (path, bytes) in &whole {
+        for offset in 0..bytes.len() as u64 {
+            let disk = MemoryDisk::new();
+            disk.create_dir_all("catalog").expect("made");
+            whole.iter().for_each(|(path, bytes)| disk.replace(path, bytes).expect("written"));
+            disk.flip_bit(path, offset, (offset % 8) as u8).expect("flip");
+            let coordinator = open(&disk).unwrap_or_else(|error| panic!("{path} {offset}: {error}"));
+            assert_eq!(coordinator.streams(), before, "{path} {offset}");
+            coordinator.create_stream(&create("d")).expect("created");
+            drop(coordinator);
+            for path in [only_file(&disk, ".snapshot"), only_file(&disk, ".journal")] {
+                assert!(read_twice(&disk, &path, 1 << 20).expect("read").are_same(), "{path} {offset}");
+            }
+        }
+    }
+}
+
+#[test]
+fn what_is_damaged_in_both_is_refused_and_the_place_is_named() {
     let disk = MemoryDisk::new();
     let coordinator = open(&disk).expect("open");
     for name in ["a", "b", "c"] {
@@ -159,12 +193,14 @@ fn a_flipped_bit_is_damage_and_names_the_place() {
     let first_entry = 64;
     for (path, offset) in [(&journal, 10), (&journal, first_entry + 30), (&snapshot, 10), (&snapshot, first_entry + 30)]
     {
-        disk.flip_bit(path, offset, 3).expect("flip");
+        let flip =
+            || [path.clone(), copy_path(path)].iter().for_each(|path| disk.flip_bit(path, offset, 3).expect("flip"));
+        flip();
         let error = open(&disk).map(drop).expect_err("damaged");
         assert!(matches!(&error, OpenError::Damaged { .. }), "{path} {offset}: {error}");
         assert!(error.to_string().contains(path.as_str()), "{error}");
-        // Nothing was changed: with the bit back, all is well.
-        disk.flip_bit(path, offset, 3).expect("flip back");
+        // Nothing was changed: with the bits back, all is well.
+        flip();
     }
     assert_eq!(open(&disk).expect("open").streams().len(), 3);
 }
@@ -178,9 +214,53 @@ fn the_last_entry_alone_may_be_torn() {
     drop(coordinator);
     let journal = only_file(&disk, ".journal");
     let length = disk.open(&journal, OpenMode::Read, false).expect("open").len().expect("length");
+    // As a power cut leaves it before the entry was synced, which its copy does not have then.
     disk.flip_bit(&journal, length - 10, 0).expect("flip");
+    disk.open(&copy_path(&journal), OpenMode::ReadWrite, false).expect("open").set_len(length - 100).expect("cut");
     let names: Vec<_> = open(&disk).expect("open").streams().into_iter().map(|info| info.name).collect();
     assert_eq!(names, ["a"]);
+}
+
+/// A directory of a build that kept them once, and one in which such a build went on.
+#[test]
+fn a_catalog_without_copies_or_with_old_ones_is_read_and_gets_new_ones() {
+    for old in [false, true] {
+        let disk = MemoryDisk::new();
+        let coordinator = open(&disk).expect("open");
+        coordinator.create_stream(&create("a")).expect("created");
+        let journal = only_file(&disk, ".journal");
+        let copied = disk.read_all(&copy_path(&journal), 1 << 20).expect("read");
+        coordinator.create_stream(&create("b")).expect("created");
+        drop(coordinator);
+        for path in [only_file(&disk, ".snapshot"), journal.clone()] {
+            disk.remove(&copy_path(&path)).expect("removed");
+        }
+        if old {
+            disk.replace(&copy_path(&journal), &copied).expect("written");
+        }
+        assert_eq!(open(&disk).expect("open").streams().len(), 2);
+        for path in [only_file(&disk, ".snapshot"), only_file(&disk, ".journal")] {
+            assert!(read_twice(&disk, &path, 1 << 20).expect("read").are_same(), "{path}");
+        }
+    }
+}
+
+#[test]
+fn a_copy_that_cannot_be_written_is_made_anew_and_refuses_no_command() {
+    let memory = MemoryDisk::new();
+    let disk = FaultyDisk::new(Arc::new(memory.clone()));
+    let coordinator = open_on(Arc::new(disk.clone())).expect("open");
+    coordinator.create_stream(&create("a")).expect("created");
+    // The second write of a command is that of the copy.
+    disk.fail_write(2);
+    coordinator.create_stream(&create("b")).expect("created all the same");
+    let (journal, same) =
+        (only_file(&memory, ".journal"), |path: &str| read_twice(&memory, path, 1 << 20).expect("read").are_same());
+    assert!(!same(&journal));
+    coordinator.create_stream(&create("c")).expect("created");
+    assert_ne!(only_file(&memory, ".journal"), journal);
+    assert!(same(&only_file(&memory, ".journal")) && same(&only_file(&memory, ".snapshot")));
+    assert_eq!(open(&memory).expect("open").streams().len(), 3);
 }
 
 #[test]
@@ -197,7 +277,8 @@ fn a_catalog_of_another_node_is_refused() {
 fn a_journal_without_its_snapshot_is_refused() {
     let disk = MemoryDisk::new();
     open(&disk).expect("open").create_stream(&create("a")).expect("created");
-    disk.remove(&only_file(&disk, ".snapshot")).expect("remove");
+    let snapshot = only_file(&disk, ".snapshot");
+    [copy_path(&snapshot), snapshot].iter().for_each(|path| disk.remove(path).expect("remove"));
     let error = open(&disk).map(drop).expect_err("no snapshot");
     assert!(matches!(error, OpenError::Contradiction { .. }), "{error}");
     assert!(error.to_string().contains("missing"), "{error}");

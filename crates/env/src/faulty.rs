@@ -31,6 +31,7 @@ struct Plan {
     fail_read: Option<u64>,
     is_broken: bool,
     flips: Vec<(String, u64, u8)>,
+    unreadable: Vec<(String, u64)>,
     slow: Option<Duration>,
 }
 
@@ -89,9 +90,16 @@ impl FaultyDisk {
         self.plan().flips.push((path.to_owned(), offset, bit % 8));
     }
 
-    /// Takes back all flipped bits.
+    /// Reads of this byte of `path` fail with an I/O error, until [`heal_reads`](FaultyDisk::heal_reads).
+    pub fn set_unreadable(&self, path: &str, offset: u64) {
+        self.plan().unreadable.push((path.to_owned(), offset));
+    }
+
+    /// Takes back all flipped bits, and what cannot be read.
     pub fn heal_reads(&self) {
-        self.plan().flips.clear();
+        let mut plan = self.plan();
+        plan.flips.clear();
+        plan.unreadable.clear();
     }
 
     /// Everything that was planned and has not happened will not, and what was broken works.
@@ -249,8 +257,12 @@ impl DiskFile for FaultyFile {
             }
         }
         let read = self.inner.read_at(offset, bytes)?;
+        let is_within = |at: &u64| (offset..offset + read as u64).contains(at);
+        if self.disk.plan().unreadable.iter().any(|(path, at)| *path == self.path && is_within(at)) {
+            return Err(eio());
+        }
         for (path, at, bit) in &self.disk.plan().flips {
-            if *path == self.path && (offset..offset + read as u64).contains(at) {
+            if *path == self.path && is_within(at) {
                 bytes[(at - offset) as usize] ^= 1 << bit;
             }
         }

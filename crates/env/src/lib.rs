@@ -14,6 +14,7 @@ mod memory;
 mod processors;
 mod random;
 mod real;
+mod twice;
 
 pub use aligned::AlignedBuffer;
 pub use clock::{Clock, ManualClock, SystemClock};
@@ -24,3 +25,4 @@ pub use memory::MemoryDisk;
 pub use processors::{MachineProcessors, ProcessorTimes, Processors};
 pub use random::{Random, SeededRandom, SystemRandom};
 pub use real::{RealDisk, boot_id};
+pub use twice::{Both, copy_path, read_twice, replace_twice, without_copy, write_copy};

@@ -1,0 +1,168 @@
+//! Small files that a node cannot do without, and that nobody else has, are kept twice: who it is, its catalog, the coordinators' log. A disk that changes a bit or
+//! cannot read a sector takes one of the two, and what is there once more is true.
+//!
+//! The second one is called the copy, and has the same bytes, always later: what is in a copy was durable in its file before. So of two that read back the file
+//! counts, and a copy that has more than a file of which the end does not read back tells a changed end from a torn one. What is read from a copy is
+//! written into a new file by whoever reads it, so that both are there again.
+
+use std::io;
+use std::sync::Arc;
+
+use rustix::io::Errno;
+
+use crate::disk::{DISK_ALIGNMENT, Disk, DiskFile, OpenMode};
+
+const COPY: &str = ".copy";
+
+/// A file's bytes and those of its copy. What is not there, or cannot be read at all, is empty.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Both {
+    /// Of the file itself.
+    pub file: Vec<u8>,
+    /// Of its copy.
+    pub copy: Vec<u8>,
+}
+
+impl Both {
+    /// Whether both are the same, byte for byte.
+    pub fn are_same(&self) -> bool {
+        self.file == self.copy
+    }
+
+    /// Up to where at least one of them goes, in bytes.
+    pub fn end(&self) -> usize {
+        self.file.len().max(self.copy.len())
+    }
+
+    /// What the file has from a byte on.
+    pub fn file_from(&self, at: usize) -> &[u8] {
+        self.file.get(at..).unwrap_or_default()
+    }
+
+    /// What the copy has from a byte on.
+    pub fn copy_from(&self, at: usize) -> &[u8] {
+        self.copy.get(at..).unwrap_or_default()
+    }
+}
+
+/// Where a file's copy is.
+pub fn copy_path(path: &str) -> String {
+    format!("{path}{COPY}")
+}
+
+/// The name of the file that a name is of, be it that of its copy.
+pub fn without_copy(name: &str) -> &str {
+    name.strip_suffix(COPY).unwrap_or(name)
+}
+
+/// Reads a file and its copy. Sectors of which the disk says that it cannot read them are zeros, if it can read others.
+///
+/// # Errors
+/// What is wrong with the file, unless it is not there or nothing of it can be read, and its copy can be. `NotFound`: there is neither. `InvalidData`: it is larger
+/// than `limit` bytes.
+pub fn read_twice(disk: &dyn Disk, path: &str, limit: usize) -> io::Result<Both> {
+    let copy = read_sectors(disk, &copy_path(path), limit);
+    match (read_sectors(disk, path, limit), copy) {
+        (Ok(file), copy) => Ok(Both { file, copy: copy.unwrap_or_default() }),
+        // Any other error may pass, and the copy need not have all that the file has.
+        (Err(error), Ok(copy)) if error.kind() == io::ErrorKind::NotFound || is_unreadable(&error) => {
+            Ok(Both { file: Vec::new(), copy })
+        }
+        (Err(error), Err(other)) if error.kind() == io::ErrorKind::NotFound => Err(other),
+        (Err(error), _) => Err(error),
+    }
+}
+
+/// Whether the disk says that it has lost what was asked for.
+fn is_unreadable(error: &io::Error) -> bool {
+    [Errno::IO, Errno::ILSEQ].iter().any(|errno| error.raw_os_error() == Some(errno.raw_os_error()))
+}
+
+fn read_sectors(disk: &dyn Disk, path: &str, limit: usize) -> io::Result<Vec<u8>> {
+    let error = match disk.read_all(path, limit) {
+        Err(error) if is_unreadable(&error) => error,
+        done => return done,
+    };
+    let file = disk.open(path, OpenMode::Read, false)?;
+    let mut bytes = vec![0; limit.min(file.len()? as usize)];
+    let mut some = false;
+    for (part, at) in bytes.chunks_mut(DISK_ALIGNMENT).zip((0..).step_by(DISK_ALIGNMENT)) {
+        match file.read_at(at, part) {
+            Ok(_) => some = true,
+            Err(error) if is_unreadable(&error) => part.fill(0),
+            Err(error) => return Err(error),
+        }
+    }
+    if some { Ok(bytes) } else { Err(error) }
+}
+
+/// [Replaces](Disk::replace) a file, then its copy: both survive a power cut when this returns. After one in the midst of it the file is whole, old or new.
+pub fn replace_twice(disk: &dyn Disk, path: &str, bytes: &[u8]) -> io::Result<()> {
+    disk.replace(path, bytes)?;
+    write_copy(disk, path, bytes)?.sync_data()?;
+    disk.sync_dir(path.rsplit_once('/').map_or("", |(dir, _)| dir))
+}
+
+/// Begins the copy of a file with these bytes, in place of any that is there. Syncs nothing: as long as the file reads back nobody needs it.
+pub fn write_copy(disk: &dyn Disk, path: &str, bytes: &[u8]) -> io::Result<Arc<dyn DiskFile>> {
+    let copy = copy_path(path);
+    match disk.remove(&copy) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let file = disk.open(&copy, OpenMode::Create, false)?;
+    file.write_at(0, bytes)?;
+    Ok(file)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{FaultyDisk, MemoryDisk};
+
+    #[test]
+    fn either_is_read_when_the_other_is_gone() {
+        let disk = MemoryDisk::new();
+        disk.create_dir_all("d").unwrap();
+        assert_eq!(read_twice(&disk, "d/a", 9).unwrap_err().kind(), io::ErrorKind::NotFound);
+        replace_twice(&disk, "d/a", b"one").unwrap();
+        replace_twice(&disk, "d/a", b"other").unwrap();
+        disk.crash(1);
+        let both = read_twice(&disk, "d/a", 9).unwrap();
+        assert!(both.are_same() && both.file == b"other", "{both:?}");
+        disk.remove("d/a").unwrap();
+        let both = read_twice(&disk, "d/a", 9).unwrap();
+        assert_eq!((both.file_from(0), both.copy_from(2), both.end()), (&b""[..], &b"her"[..], 5));
+        // One that is too large is as good as none.
+        assert_eq!(read_twice(&disk, "d/a", 4).unwrap_err().kind(), io::ErrorKind::InvalidData);
+        assert_eq!(without_copy("a.log.copy"), "a.log");
+    }
+
+    #[test]
+    fn a_sector_that_cannot_be_read_costs_what_is_in_it_and_an_error_that_may_pass_is_told() {
+        let memory = Arc::new(MemoryDisk::new());
+        let disk = FaultyDisk::new(memory.clone());
+        let bytes = vec![7; 2 * DISK_ALIGNMENT];
+        replace_twice(&disk, "a", &bytes).unwrap();
+        disk.set_unreadable("a", DISK_ALIGNMENT as u64);
+        let both = read_twice(&disk, "a", 1 << 20).unwrap();
+        assert_eq!((both.copy, &both.file[..DISK_ALIGNMENT]), (bytes.clone(), &bytes[..DISK_ALIGNMENT]));
+        assert_eq!(both.file[DISK_ALIGNMENT..], vec![0; DISK_ALIGNMENT]);
+        disk.set_broken(true);
+        assert!(is_unreadable(&read_twice(&disk, "a", 1 << 20).unwrap_err()));
+    }
+
+    #[test]
+    fn after_a_power_cut_at_any_step_the_file_is_old_or_new() {
+        for step in 1..30 {
+            let disk = MemoryDisk::new();
+            replace_twice(&disk, "a", b"old").unwrap();
+            disk.cut_power_at(disk.steps() + step);
+            let done = replace_twice(&disk, "a", b"new").is_ok();
+            disk.crash(step);
+            let both = read_twice(&disk, "a", 9).unwrap();
+            assert!(both.file == b"new" || (both.file == b"old" && !done), "step {step}: {both:?}");
+            assert!(!done || both.are_same(), "step {step}: {both:?}");
+        }
+    }
+}
