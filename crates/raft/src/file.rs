@@ -1,12 +1,17 @@
 //! The coordinators' log on this node's disk. One owner, blocks on the disk; `docs/formats/raft.md` has the bytes.
 //!
 //! All entries that are not in a snapshot are in memory too: a few thousand at most.
+//!
+//! The file is kept [twice](kera_env::read_twice). A vote that was given, or an entry that was acknowledged, and that a disk has changed since, would otherwise look
+//! as one that was torn if it is the last: cut, it is a vote that can be given once more, or a decision of the coordinators that only a minority has. The copy gets each
+//! block when whoever waits for it has been told, and is not synced.
 
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
 
-use kera_env::{Disk, DiskFile, OpenMode};
+use kera_env::{Both, Disk, DiskFile, OpenMode, copy_path, read_twice, replace_twice, without_copy, write_copy};
+use kera_format::FormatError;
 use kera_format::cluster::RaftPlace;
 use kera_format::raft::{FILE_HEADER_BYTES, FileHeader, LogEntry, Record, encode_block, parse_block};
 
@@ -55,18 +60,20 @@ pub enum OpenError {
 pub(crate) fn check_number(disk: &dyn Disk, number: u32) -> Result<(), OpenError> {
     let path = format!("{DIR}/{NUMBER}");
     let at = |error| OpenError::Disk { path: path.clone(), error };
+    let digits = number.to_string();
     disk.create_dir_all(DIR).map_err(at)?;
-    match disk.read_all(&path, 32) {
-        Ok(bytes) if bytes == number.to_string().as_bytes() => Ok(()),
-        Ok(bytes) => {
-            let reason = format!("this node has number {}, not {number}", String::from_utf8_lossy(&bytes));
-            Err(OpenError::Number { path, reason })
+    match read_twice(disk, &path, 32) {
+        Ok(both) if both.are_same() && both.file == digits.as_bytes() => return Ok(()),
+        // One that does not say it was changed by the disk, or a kill came before the copy.
+        Ok(both) if both.file == digits.as_bytes() || both.copy == digits.as_bytes() => {}
+        Ok(both) => {
+            let reason = format!("this node has number {}, not {number}", String::from_utf8_lossy(&both.file));
+            return Err(OpenError::Number { path, reason });
         }
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            disk.replace(&path, number.to_string().as_bytes()).map_err(at)
-        }
-        Err(error) => Err(at(error)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => return Err(at(error)),
     }
+    replace_twice(disk, &path, digits.as_bytes()).map_err(at)
 }
 
 /// What the file says.
@@ -119,6 +126,10 @@ pub(crate) struct LogFile {
     generation: u64,
     /// `None` after a failure: what comes next needs a new generation first.
     file: Option<Arc<dyn DiskFile>>,
+    /// `None` after a failure, and then there is a new generation as well.
+    copy: Option<Arc<dyn DiskFile>>,
+    /// What of the file the copy does not have yet: its last bytes.
+    not_copied: Vec<u8>,
     end: u64,
     /// Bytes that the file began with.
     began: u64,
@@ -138,6 +149,8 @@ impl LogFile {
             node,
             generation: newest.unwrap_or(0),
             file: None,
+            copy: None,
+            not_copied: Vec::new(),
             end: 0,
             began: 0,
             sequence: 0,
@@ -145,15 +158,28 @@ impl LogFile {
         };
         if newest.is_some() {
             let path = log.path();
-            let bytes = log.disk.read_all(&path, FILE_BYTES_MAX).map_err(|error| at(&path, error))?;
-            let is_whole = log.read(&path, &bytes)?;
-            // What was read must stay, whoever wrote it and did not live to sync it.
-            let opened = log.disk.open(&path, OpenMode::ReadWrite, false);
-            let file = opened.and_then(|file| file.sync_data().map(|()| file)).map_err(|error| at(&path, error))?;
-            log.file = is_whole.then_some(file);
+            let both = read_twice(&*log.disk, &path, FILE_BYTES_MAX).map_err(|error| at(&path, error))?;
+            let is_whole = log.read(&path, &both)?;
+            let open = |path: &str| log.disk.open(path, OpenMode::ReadWrite, false).map_err(|error| at(path, error));
+            if is_whole {
+                let file = open(&path)?;
+                // What was read must stay, whoever wrote it and did not live to sync it.
+                file.sync_data().map_err(|error| at(&path, error))?;
+                log.file = Some(file);
+            }
+            if is_whole && both.are_same() {
+                log.copy = Some(open(&copy_path(&path))?);
+            }
         }
-        if log.file.is_none() {
-            log.begin().map_err(|error| at(DIR, error))?;
+        match (&log.file, &log.copy) {
+            (Some(_), Some(_)) => {}
+            (None, _) => log.begin().map_err(|error| at(DIR, error))?,
+            // Nothing is written before there is a generation with a copy, and nothing has to be to read it.
+            (Some(_), None) => {
+                if let Err(error) = log.begin() {
+                    tracing::warn!(%error, "there is no copy of the coordinators' log; the first write makes one");
+                }
+            }
         }
         Ok(log)
     }
@@ -166,38 +192,45 @@ impl LogFile {
         format!("{DIR}/{:016}.log", self.generation)
     }
 
-    /// Takes a file's blocks. Tells whether all of it reads back.
-    fn read(&mut self, path: &str, bytes: &[u8]) -> Result<bool, OpenError> {
+    /// Takes a file's blocks, and from its copy those that do not read back. Tells whether the file itself has all of them and nothing else.
+    fn read(&mut self, path: &str, both: &Both) -> Result<bool, OpenError> {
         let damaged = |offset: usize, reason: String| {
             Err(OpenError::Damaged { path: path.to_owned(), offset: offset as u64, reason })
         };
         // Published by a rename with its first block synced: what is torn is behind that.
-        match FileHeader::parse(bytes) {
+        let header = FileHeader::parse(&both.file).or_else(|error| FileHeader::parse(&both.copy).map_err(|_| error));
+        match header {
             Ok(header) if header.node != self.node => return damaged(8, "it was written by another node".into()),
             Ok(header) if header.generation != self.generation => return damaged(24, "it has another number".into()),
             Ok(_) => {}
             Err(error) => return damaged(0, error.to_string()),
         }
-        let mut at = FILE_HEADER_BYTES;
-        while at < bytes.len() {
-            let (sequence, records, size) = match parse_block(&bytes[at..]) {
+        let (mut at, mut is_whole) = (FILE_HEADER_BYTES, FileHeader::parse(&both.file).is_ok());
+        while at < both.end() {
+            let next = self.sequence + 1;
+            let parsed: Result<_, FormatError> = parse_block(both.file_from(at)).or_else(|error| {
+                let copied =
+                    parse_block(both.copy_from(at)).ok().filter(|(number, ..)| *number == next).ok_or(error)?;
+                tracing::warn!(path, offset = at, "a block of the coordinators' log does not read back; its copy does");
+                is_whole = false;
+                Ok(copied)
+            });
+            let (sequence, records, size) = match parsed {
                 Ok(parsed) => parsed,
                 Err(error) => {
-                    let next = self.sequence + 1;
-                    let follows = |at: usize| parse_block(&bytes[at..]).is_ok_and(|(number, ..)| number > next);
-                    if (at + 8..bytes.len()).step_by(8).any(follows) {
+                    let follows = |bytes: &[u8]| {
+                        let mut places = (8..bytes.len()).step_by(8);
+                        places.any(|at| parse_block(&bytes[at..]).is_ok_and(|(number, ..)| number > next))
+                    };
+                    if follows(both.file_from(at)) || follows(both.copy_from(at)) {
                         return damaged(at, error.to_string());
                     }
-                    tracing::info!(
-                        path,
-                        offset = at,
-                        torn = bytes.len() - at,
-                        "the end of the coordinators' log is cut"
-                    );
+                    let torn = both.end() - at;
+                    tracing::info!(path, offset = at, torn, "the end of the coordinators' log is cut");
                     return Ok(false);
                 }
             };
-            if sequence != self.sequence + 1 {
+            if sequence != next {
                 return damaged(at, format!("block {sequence} follows block {}", self.sequence));
             }
             for record in records {
@@ -209,13 +242,14 @@ impl LogFile {
             self.end = at as u64;
         }
         self.began = self.end;
-        Ok(true)
+        Ok(is_whole)
     }
 
     /// Makes records true and durable, all or none of them.
     pub(crate) fn write(&mut self, records: Vec<Record>) -> io::Result<()> {
         let mut after = None;
-        if self.file.is_none() || (self.end > FILE_BYTES_MIN && self.end > 4 * self.began) {
+        self.copy();
+        if self.file.is_none() || self.copy.is_none() || (self.end > FILE_BYTES_MIN && self.end > 4 * self.began) {
             self.begin()?;
         }
         let Some(file) = self.file.clone() else { return Err(io::Error::other("the log is not open")) };
@@ -228,12 +262,27 @@ impl LogFile {
         }
         self.sequence += 1;
         self.end += bytes.len() as u64;
+        self.not_copied = bytes;
         for record in records {
             if let Err(reason) = self.contents.take(record) {
                 after = Some(reason);
             }
         }
         after.map_or(Ok(()), |reason| Err(io::Error::other(reason)))
+    }
+
+    /// Writes into the copy what it has not yet. Nobody waits for it, and nothing is synced.
+    ///
+    /// A disk that changes what was synced before this was called, and a kill before it, are needed to lose a block: it would be taken for a torn one.
+    pub(crate) fn copy(&mut self) {
+        let bytes = std::mem::take(&mut self.not_copied);
+        if !bytes.is_empty()
+            && let Some(copy) = &self.copy
+            && let Err(error) = copy.write_at(self.end - bytes.len() as u64, &bytes)
+        {
+            tracing::warn!(%error, "the copy of the coordinators' log cannot be written; the next generation has one again");
+            self.copy = None;
+        }
     }
 
     /// Goes on in the next generation, which begins with all that counts.
@@ -243,7 +292,9 @@ impl LogFile {
         encode_block(1, &self.contents.records(), &mut bytes);
         let path = self.path();
         self.disk.replace(&path, &bytes)?;
-        self.file = Some(self.disk.open(&path, OpenMode::ReadWrite, false)?);
+        let copy = write_copy(&*self.disk, &path, &bytes)?;
+        (self.file, self.copy) = (Some(self.disk.open(&path, OpenMode::ReadWrite, false)?), Some(copy));
+        self.not_copied.clear();
         (self.end, self.began, self.sequence) = (bytes.len() as u64, bytes.len() as u64, 1);
         remove_before(&*self.disk, ".log", self.generation);
         Ok(())
@@ -260,8 +311,9 @@ pub(crate) fn remove_before(disk: &dyn Disk, suffix: &str, number: u64) {
     }
 }
 
+/// The number of a file, or of its copy.
 pub(crate) fn number_of(name: &str, suffix: &str) -> Option<u64> {
-    let digits = name.strip_suffix(suffix)?;
+    let digits = without_copy(name).strip_suffix(suffix)?;
     (digits.len() == 16 && digits.bytes().all(|b| b.is_ascii_digit())).then(|| digits.parse().ok()).flatten()
 }
 
@@ -355,12 +407,72 @@ mod tests {
                 log.write(vec![Record::Purged { place: RaftPlace { term: 1, leader: 1, index } }]).unwrap();
             }
         }
-        assert!(disk.used_bytes() < 2 * FILE_BYTES_MIN, "{}", disk.used_bytes());
-        assert_eq!(disk.list(DIR).unwrap().len(), 1);
+        assert!(disk.used_bytes() < 4 * FILE_BYTES_MIN, "{}", disk.used_bytes());
+        assert_eq!(disk.list(DIR).unwrap().len(), 2, "the file and its copy");
+    }
+
+    /// Every byte, the last block's too, which looks as if it were torn.
+    #[test]
+    fn no_byte_is_needed_that_is_in_the_copy_and_behind_it_both_are_there_again() {
+        let whole = Arc::new(MemoryDisk::new());
+        check_number(&*whole, 7).unwrap();
+        let mut log = LogFile::open(whole.clone(), [1; 16]).unwrap();
+        log.write(vec![vote(3), entry(1)]).unwrap();
+        log.write(vec![entry(2)]).unwrap();
+        log.write(vec![vote(4)]).unwrap();
+        log.copy();
+        let (before, path) = (log.contents().clone(), log.path());
+        let paths = ["raft/node".to_owned(), path];
+        let files: Vec<(String, Vec<u8>)> = paths
+            .iter()
+            .flat_map(|path| [path.clone(), copy_path(path)])
+            .map(|path| (path.clone(), whole.read_all(&path, 1 << 20).unwrap()))
+            .collect();
+        for (path, bytes) in &files {
+            for offset in 0..bytes.len() as u64 {
+                let disk = Arc::new(MemoryDisk::new());
+                disk.create_dir_all(DIR).unwrap();
+                files.iter().for_each(|(path, bytes)| disk.replace(path, bytes).unwrap());
+                disk.flip_bit(path, offset, (offset % 8) as u8).unwrap();
+                check_number(&*disk, 7).unwrap();
+                let mut log = LogFile::open(disk.clone(), [1; 16]).unwrap();
+                assert_eq!(log.contents(), &before, "{path} {offset}");
+                log.write(vec![entry(3)]).unwrap();
+                log.copy();
+                for path in ["raft/node", &log.path()] {
+                    assert!(read_twice(&*disk, path, 1 << 20).unwrap().are_same(), "{path} {offset}");
+                }
+            }
+        }
     }
 
     #[test]
-    fn a_changed_byte_in_the_middle_is_damage_and_of_another_node_too() {
+    fn a_copy_that_cannot_be_written_fails_nothing_and_is_made_anew() {
+        let memory = Arc::new(MemoryDisk::new());
+        let disk = Arc::new(FaultyDisk::new(memory.clone()));
+        let mut log = LogFile::open(disk.clone(), [1; 16]).unwrap();
+        let first = log.path();
+        disk.fail_write(2);
+        log.write(vec![entry(1)]).unwrap();
+        log.copy();
+        log.write(vec![entry(2)]).unwrap();
+        log.copy();
+        assert_ne!(log.path(), first);
+        assert!(read_twice(&*memory, &log.path(), 1 << 20).unwrap().are_same());
+        assert_eq!(memory.list(DIR).unwrap().len(), 2, "the file and its copy");
+        // A full disk keeps nobody from reading one of a build that kept it once.
+        memory.remove(&copy_path(&log.path())).unwrap();
+        disk.set_space(Some(0));
+        let mut again = LogFile::open(disk.clone(), [1; 16]).unwrap();
+        assert_eq!(again.contents(), log.contents());
+        again.write(vec![entry(3)]).unwrap_err();
+        disk.set_space(None);
+        again.write(vec![entry(3)]).unwrap();
+        assert_eq!(LogFile::open(memory, [1; 16]).unwrap().contents(), again.contents());
+    }
+
+    #[test]
+    fn a_byte_that_is_changed_in_both_in_the_middle_is_damage_and_of_another_node_too() {
         let disk = Arc::new(MemoryDisk::new());
         let mut log = LogFile::open(disk.clone(), [1; 16]).unwrap();
         log.write(vec![entry(1)]).unwrap();
@@ -368,7 +480,9 @@ mod tests {
         let path = log.path();
         let error = LogFile::open(disk.clone(), [2; 16]).unwrap_err().to_string();
         assert!(error.contains("another node"), "{error}");
-        disk.flip_bit(&path, FILE_HEADER_BYTES as u64 + 16 + 8, 1).unwrap();
+        for path in [path.clone(), copy_path(&path)] {
+            disk.flip_bit(&path, FILE_HEADER_BYTES as u64 + 16 + 8, 1).unwrap();
+        }
         let error = LogFile::open(disk, [1; 16]).unwrap_err().to_string();
         assert!(error.contains("damaged at byte 80"), "{error}");
     }

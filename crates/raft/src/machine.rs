@@ -242,9 +242,7 @@ impl RaftStateMachine<TypeConfig> for Machine {
 
     async fn get_current_snapshot(&mut self) -> Result<Option<Snapshot<TypeConfig>>, StorageError<u64>> {
         let found = snapshot::read_newest(&*self.disk).map_err(Machine::failed)?;
-        let Some(bytes) = found else { return Ok(None) };
-        let loaded = snapshot::decode(&bytes).map_err(|reason| Machine::failed(io::Error::other(reason)))?;
-        Ok(Some(Snapshot { meta: loaded.meta(), snapshot: Box::new(bytes) }))
+        Ok(found.map(|(loaded, bytes)| Snapshot { meta: loaded.meta(), snapshot: Box::new(bytes) }))
     }
 }
 

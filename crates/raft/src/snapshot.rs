@@ -3,7 +3,7 @@
 use std::io;
 
 use kera_coordinator::cluster::ClusterState;
-use kera_env::Disk;
+use kera_env::{Both, Disk, read_twice, replace_twice, write_copy};
 use kera_format::catalog::{Entry as CatalogEntry, FILE_HEADER_BYTES, FileHeader, FileKind};
 use kera_format::cluster::ClusterEntry;
 use kera_format::level;
@@ -85,9 +85,9 @@ pub(crate) fn decode(bytes: &[u8]) -> Result<Loaded, String> {
     Ok(Loaded { state, applied, members: stored })
 }
 
-/// Writes a snapshot and removes older ones. Blocks.
+/// Writes a snapshot, twice, and removes older ones. Blocks.
 pub(crate) fn write(disk: &dyn Disk, index: u64, bytes: &[u8]) -> io::Result<()> {
-    disk.replace(&format!("{DIR}/{index:016}{SUFFIX}"), bytes)?;
+    replace_twice(disk, &format!("{DIR}/{index:016}{SUFFIX}"), bytes)?;
     remove_before(disk, SUFFIX, index);
     Ok(())
 }
@@ -99,16 +99,43 @@ fn newest_path(disk: &dyn Disk) -> io::Result<Option<String>> {
     Ok(newest.map(|index| format!("{DIR}/{index:016}{SUFFIX}")))
 }
 
-pub(crate) fn read_newest(disk: &dyn Disk) -> io::Result<Option<Vec<u8>>> {
-    newest_path(disk)?.map(|path| disk.read_all(&path, BYTES_MAX)).transpose()
+/// What a snapshot says, with the bytes of the one of the two that reads back; the error is the snapshot's.
+fn decode_both(both: Both) -> Result<(Loaded, Vec<u8>), String> {
+    match decode(&both.file) {
+        Ok(loaded) => Ok((loaded, both.file)),
+        Err(reason) => match decode(&both.copy) {
+            Ok(loaded) => Ok((loaded, both.copy)),
+            Err(_) => Err(reason),
+        },
+    }
 }
 
+/// The newest snapshot with its bytes.
+pub(crate) fn read_newest(disk: &dyn Disk) -> io::Result<Option<(Loaded, Vec<u8>)>> {
+    let Some(path) = newest_path(disk)? else { return Ok(None) };
+    decode_both(read_twice(disk, &path, BYTES_MAX)?).map(Some).map_err(io::Error::other)
+}
+
+/// The newest snapshot, for a start: both are there behind it, if the disk takes it.
 pub(crate) fn newest(disk: &dyn Disk) -> Result<Option<Loaded>, OpenError> {
     let at = |path: &str, error| OpenError::Disk { path: path.to_owned(), error };
     let Some(path) = newest_path(disk).map_err(|error| at(DIR, error))? else { return Ok(None) };
-    let bytes = disk.read_all(&path, BYTES_MAX).map_err(|error| at(&path, error))?;
+    let both = read_twice(disk, &path, BYTES_MAX).map_err(|error| at(&path, error))?;
+    let (file, are_same) = (both.file.clone(), both.are_same());
     let damaged = |reason| OpenError::Damaged { path: path.clone(), offset: 0, reason };
-    decode(&bytes).map(Some).map_err(damaged)
+    let (loaded, bytes) = decode_both(both).map_err(damaged)?;
+    let mended = if file != bytes {
+        tracing::warn!(path, "a snapshot of the coordinators does not read back; its copy does");
+        disk.replace(&path, &bytes)
+    } else if !are_same {
+        write_copy(disk, &path, &bytes).map(drop)
+    } else {
+        Ok(())
+    };
+    if let Err(error) = mended {
+        tracing::warn!(path, %error, "a snapshot of the coordinators is there once; the next one is written twice");
+    }
+    Ok(Some(loaded))
 }
 
 /// Entries that make an empty state at this level the one that a single node's catalog holds, as far as the level knows it.

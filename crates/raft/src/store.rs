@@ -128,6 +128,7 @@ fn write(mut file: LogFile, jobs: &Receiver<Job>, closing: &AtomicBool, writing:
                 Done::Waiting(sender) => drop(sender.send(copy)),
             }
         }
+        file.copy();
     }
 }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 use kera_coordinator::CoordinatorError;
 use kera_coordinator::catalog::Catalog;
 use kera_coordinator::cluster::{Join, ToldEnd};
-use kera_env::{FaultyDisk, MemoryDisk, SystemClock};
+use kera_env::{Disk as _, FaultyDisk, MemoryDisk, SystemClock};
 use kera_format::StreamOptions;
 use kera_format::cluster::{ClusterEntry, Doors, LogName, NodeNumber, Roles};
 use kera_protocol::{
@@ -367,6 +367,17 @@ impl World {
             tokio::time::sleep(Duration::from_millis(20)).await;
             disk.crash(seed);
         }
+    }
+
+    /// Changes one bit of one of the files of a node that has ended.
+    pub fn rot(&self, node: NodeNumber, rng: &mut impl rand::Rng) {
+        let disk = &self.disks[&node];
+        let names = disk.list("raft").unwrap();
+        let path = format!("raft/{}", names[rng.random_range(0..names.len())]);
+        let bytes = disk.read_all(&path, 1 << 30).unwrap().len() as u64;
+        // The last bytes are what looks torn.
+        let from = if rng.random() { 0 } else { bytes - bytes.min(100) };
+        disk.flip_bit(&path, rng.random_range(from..bytes), rng.random_range(0..8)).unwrap();
     }
 
     pub fn part(&self, one: &[u64], others: &[u64]) {
