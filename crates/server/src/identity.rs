@@ -1,5 +1,5 @@
 //! Who the node is: a uuid for ever, and an epoch that is one higher after every start. In `node.json` in the data
-//! directory, replaced atomically.
+//! directory, replaced atomically, and [twice](crate::marks).
 //!
 //! Read and written once at start, under the directory's lock. The epoch is on disk before anything of this
 //! incarnation is: group ids carry it, so no two incarnations can give the same id to different bytes.
@@ -10,6 +10,7 @@ use kera_env::{Disk, Random};
 use serde::{Deserialize, Serialize};
 
 use crate::fatal::Fatal;
+use crate::marks::{self, Marks};
 
 /// The file, in the data directory.
 pub const FILE: &str = "node.json";
@@ -51,11 +52,8 @@ impl Identity {
     /// # Errors
     /// The file cannot be read, or is damaged.
     pub fn begin(disk: &dyn Disk, random: &dyn Random) -> Result<Identity, Fatal> {
-        let identity = match disk.read_all(FILE, FILE_BYTES_MAX) {
-            Ok(bytes) => {
-                check_version(disk, &bytes)?;
-                Identity::parse(&bytes).map_err(|reason| damaged(disk, &reason))?
-            }
+        let identity = match marks::read(disk, FILE, FILE_BYTES_MAX) {
+            Ok(found) => Identity::of(disk, &found)?,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 let mut node = [0; 16];
                 random.fill(&mut node);
@@ -92,7 +90,32 @@ impl Identity {
         let version = if stopped { VERSION_STOPPED } else { VERSION_RUNNING };
         let file = File { version, node: uuid_text(&self.node), epoch: self.epoch, stopped };
         let text = serde_json::to_vec_pretty(&file).map_err(|error| damaged(disk, &error.to_string()))?;
-        disk.replace(FILE, &text).map_err(|error| Fatal::directory(disk.root(), error))
+        marks::write(disk, FILE, &text).map_err(|error| Fatal::directory(disk.root(), error))
+    }
+
+    /// What the file says, or its copy if the file is not what was written.
+    ///
+    /// A copy is written when its file is durable, and nobody uses an epoch before both are. So the file may be one epoch ahead, or more if a build
+    /// that knows no copies has run, and is never behind; and the uuid is the same for ever.
+    fn of(disk: &dyn Disk, found: &Marks) -> Result<Identity, Fatal> {
+        let parse = |text: &[u8]| {
+            check_version(disk, text)?;
+            Identity::parse(text).map_err(|reason| damaged(disk, &reason))
+        };
+        let copy = found.copy.as_deref().and_then(|copy| parse(copy).ok());
+        let (is_wrong, file) = match (parse(&found.file), &copy) {
+            (Ok(file), Some(copy)) => (file.node != copy.node || file.epoch < copy.epoch, Ok(file)),
+            (Err(error @ Fatal::OtherBuild { .. }), _) => (found.is_one_bit_off(), Err(error)),
+            (file, _) => (file.is_err(), file),
+        };
+        match copy.filter(|_| is_wrong) {
+            Some(copy) => {
+                let path = disk.root().join(FILE);
+                tracing::warn!(path = %path.display(), "the file is not what was written; its copy is taken");
+                Ok(copy)
+            }
+            None => file,
+        }
     }
 
     fn parse(bytes: &[u8]) -> Result<Identity, String> {
@@ -159,7 +182,7 @@ fn parse_uuid(text: &str) -> Option<[u8; 16]> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kera_env::{MemoryDisk, SeededRandom};
+    use kera_env::{MemoryDisk, SeededRandom, copy_path};
 
     #[test]
     fn the_node_stays_and_its_epoch_grows() {
@@ -190,7 +213,7 @@ mod tests {
         identity.persist_stopped(&disk).unwrap();
         assert_eq!(version(), 1);
         // One that such a program was killed with.
-        let text = format!("{{\"version\":1,\"node\":\"{}\",\"epoch\":7}}", uuid_text(&[7; 16]));
+        let text = format!("{{\"version\":1,\"node\":\"{}\",\"epoch\":7}}", identity.node_text());
         disk.replace(FILE, text.as_bytes()).unwrap();
         let identity = Identity::begin(&disk, &random).unwrap();
         assert_eq!((identity.epoch, identity.stopped, identity.first_start), (8, false, false));
@@ -205,6 +228,48 @@ mod tests {
             assert!(error.to_string().contains("node.json is damaged"), "{error}");
             assert_eq!(disk.read_all(FILE, 4096).unwrap(), text.as_bytes());
         }
+    }
+
+    /// Digits of the epoch, of the uuid and of the version parse as others do.
+    #[test]
+    fn no_byte_is_needed_that_is_in_the_copy_and_no_epoch_is_begun_twice() {
+        let (whole, random) = (MemoryDisk::new(), SeededRandom::new(1));
+        for _ in 0..12 {
+            Identity::begin(&whole, &random).unwrap().persist(&whole).unwrap();
+        }
+        let last = Identity::begin(&whole, &random).unwrap();
+        let copy = copy_path(FILE);
+        let texts = [FILE, &copy].map(|path| (path, whole.read_all(path, 9999).unwrap()));
+        for (path, text) in &texts {
+            for (offset, bit) in (0..text.len() as u64).flat_map(|offset| (0..8).map(move |bit| (offset, bit))) {
+                let disk = MemoryDisk::new();
+                texts.iter().for_each(|(path, text)| disk.replace(path, text).unwrap());
+                disk.flip_bit(path, offset, bit).unwrap();
+                let identity = Identity::begin(&disk, &random).unwrap();
+                assert!(
+                    identity.node == last.node && identity.epoch >= last.epoch,
+                    "{path} {offset} {bit}: {identity:?}"
+                );
+                identity.persist(&disk).unwrap();
+                assert!(marks::read(&disk, FILE, 9999).unwrap().are_same());
+            }
+        }
+    }
+
+    #[test]
+    fn a_file_that_is_ahead_of_its_copy_counts_whoever_wrote_it() {
+        let (disk, random) = (MemoryDisk::new(), SeededRandom::new(1));
+        let first = Identity::begin(&disk, &random).unwrap();
+        first.persist(&disk).unwrap();
+        let text = format!("{{\"version\":1,\"node\":\"{}\",\"epoch\":7,\"stopped\":true}}", first.node_text());
+        disk.replace(FILE, text.as_bytes()).unwrap();
+        assert_eq!(
+            Identity::begin(&disk, &random).unwrap(),
+            Identity { epoch: 8, first_start: false, stopped: true, ..first }
+        );
+        let text = format!("{{\"version\":9,\"node\":\"{}\",\"epoch\":8}}", first.node_text());
+        disk.replace(FILE, text.as_bytes()).unwrap();
+        assert!(matches!(Identity::begin(&disk, &random), Err(Fatal::OtherBuild { .. })));
     }
 
     #[test]

@@ -14,6 +14,7 @@ pub mod http;
 pub mod identity;
 pub mod logs;
 mod machine;
+mod marks;
 pub mod metrics;
 mod node;
 pub mod readiness;

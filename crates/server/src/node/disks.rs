@@ -5,6 +5,8 @@
 //! disk.json   {"version": 1, "node": "<uuid>", "disk": "<uuid>"}             on each disk but the first
 //! disks.json  {"version": 1, "disks": [{"disk": "<uuid>", "path": "<path>"}]}  on the first one
 //! ```
+//!
+//! Both are kept [twice](crate::marks).
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -15,6 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::fatal::Fatal;
 use crate::identity::uuid_text;
+use crate::marks;
 
 const DISK: &str = "disk.json";
 const LIST: &str = "disks.json";
@@ -62,14 +65,15 @@ impl KnownDisks {
         accepts_loss: bool,
     ) -> Result<KnownDisks, Fatal> {
         let (first, others) = disks.split_first().expect("a node has a disk");
-        let before: Option<List> = read(&**first, LIST)?;
+        let before: Option<List> = read(&**first, LIST)?.map(|found| found.mended(&**first, LIST));
         let known = before.clone().unwrap_or_default();
         let mut list = List { version: VERSION, disks: Vec::new() };
         for disk in others {
             let found = read::<Mark>(&**disk, DISK)?;
-            if let Some(mark) = found.as_ref().filter(|mark| mark.node != uuid_text(node)) {
+            if let Some(mark) = found.as_ref().map(|found| &found.what).filter(|mark| mark.node != uuid_text(node)) {
                 return Err(foreign(disk.root(), &mark.node, node));
             }
+            let found = found.map(|found| found.mended(&**disk, DISK));
             let is_known = |mark: &Mark| known.disks.iter().any(|one| one.disk == mark.disk);
             if before.is_some() && !found.as_ref().is_some_and(is_known) && has_some(&**disk)? {
                 return Err(given_up(disk.root()));
@@ -128,26 +132,59 @@ fn has_some(disk: &dyn Disk) -> Result<bool, Fatal> {
 
 fn put<T: Serialize>(disk: &dyn Disk, name: &str, what: &T) -> Result<(), Fatal> {
     let text = serde_json::to_vec_pretty(what).map_err(|error| damaged(disk, name, &error.to_string()))?;
-    disk.replace(name, &text).map_err(|error| Fatal::directory(disk.root(), error))
+    marks::write(disk, name, &text).map_err(|error| Fatal::directory(disk.root(), error))
 }
 
-fn read<T: for<'a> Deserialize<'a>>(disk: &dyn Disk, name: &str) -> Result<Option<T>, Fatal> {
+/// What was found of a file that is kept twice.
+struct Found<T> {
+    what: T,
+    are_same: bool,
+}
+
+impl<T: Serialize> Found<T> {
+    /// Both are there behind this, if the disk takes them.
+    fn mended(self, disk: &dyn Disk, name: &str) -> T {
+        if !self.are_same
+            && let Err(error) = put(disk, name, &self.what)
+        {
+            tracing::warn!(%error, name, "it is there once; a later start writes it twice");
+        }
+        self.what
+    }
+}
+
+/// What a file says, or its copy if the disk has changed the file.
+fn read<T: for<'a> Deserialize<'a>>(disk: &dyn Disk, name: &str) -> Result<Option<Found<T>>, Fatal> {
+    let found = match marks::read(disk, name, BYTES_MAX) {
+        Ok(found) => found,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(Fatal::directory(disk.root(), error)),
+    };
+    let copy = found.copy.as_deref().and_then(|copy| parse(disk, name, copy).ok());
+    let file = parse(disk, name, &found.file);
+    let is_changed = found.is_one_bit_off() || matches!(file, Err(Fatal::Data { .. }));
+    let what = match copy.filter(|_| is_changed) {
+        Some(copy) => {
+            tracing::warn!(path = %disk.root().join(name).display(), "the file is not what was written; its copy is taken");
+            copy
+        }
+        None => file?,
+    };
+    Ok(Some(Found { what, are_same: found.are_same() }))
+}
+
+fn parse<T: for<'a> Deserialize<'a>>(disk: &dyn Disk, name: &str, text: &[u8]) -> Result<T, Fatal> {
     #[derive(Deserialize)]
     struct Version {
         version: u32,
     }
-    let text = match disk.read_all(name, BYTES_MAX) {
-        Ok(text) => text,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(Fatal::directory(disk.root(), error)),
-    };
-    match serde_json::from_slice(&text) {
+    match serde_json::from_slice(text) {
         Ok(Version { version }) if version != VERSION => {
             let path = disk.root().join(name);
             let message = format!("{} has version {version}, and this build knows {VERSION}", path.display());
             Err(Fatal::OtherBuild { message })
         }
-        _ => serde_json::from_slice(&text).map(Some).map_err(|error| damaged(disk, name, &error.to_string())),
+        _ => serde_json::from_slice(text).map_err(|error| damaged(disk, name, &error.to_string())),
     }
 }
 
@@ -184,7 +221,7 @@ fn missing(lost: &[PathBuf]) -> Fatal {
 mod tests {
     use std::sync::atomic::{AtomicU64, Ordering};
 
-    use kera_env::{MemoryDisk, SeededRandom};
+    use kera_env::{MemoryDisk, SeededRandom, copy_path};
 
     use super::*;
 
@@ -248,6 +285,25 @@ mod tests {
         b.replace(DISK, br#"{"version": 2, "what": 1}"#).unwrap();
         assert!(look(&[a, b], false).unwrap_err().contains("has version 2, and this build knows 1"));
         b.replace(DISK, b"{").unwrap();
+        b.replace(&copy_path(DISK), b"{").unwrap();
         assert!(look(&[a, b], true).unwrap_err().contains("disk.json is damaged"));
+    }
+
+    #[test]
+    fn no_byte_is_needed_that_is_in_the_copy_and_behind_it_both_are_there_again() {
+        let whole = [MemoryDisk::new(), MemoryDisk::new()];
+        let disks = |of: &[MemoryDisk; 2]| of.clone().map(|disk| Arc::new(disk) as Arc<dyn Disk>);
+        let [a, b] = &disks(&whole);
+        let known = look(&[a, b], false).unwrap().list;
+        for (at, name) in [(0, LIST), (1, DISK)] {
+            for path in [name.to_owned(), copy_path(name)] {
+                let bytes = whole[at].read_all(&path, 9999).unwrap().len() as u64;
+                for (offset, bit) in (0..bytes).flat_map(|offset| (0..8).map(move |bit| (offset, bit))) {
+                    whole[at].flip_bit(&path, offset, bit).unwrap();
+                    assert_eq!(look(&[a, b], false).unwrap().list, known, "{path} {offset} {bit}");
+                    assert!(marks::read(&whole[at], name, 9999).unwrap().are_same(), "{path} {offset} {bit}");
+                }
+            }
+        }
     }
 }
