@@ -235,10 +235,16 @@ impl Replay<'_, '_> {
         Ok(Some(PAGE_BYTES as u64))
     }
 
-    /// The header was synced before the first block was written: without one there is no block, or there is damage.
+    /// The header was synced before the first block was written: without one there is no block, or there is damage. The first block says all that the
+    /// header does: nothing is lost if it is where the header ends.
     fn without_header(&mut self, source: &mut Source, reason: String) -> Result<Option<u64>, ReplayError> {
         let Some((offset, header)) = source.next_block(PAGE_BYTES as u64)? else { return Ok(None) };
-        self.damaged(&source.path, 0, reason)?;
+        if offset == PAGE_BYTES as u64 {
+            tracing::warn!(path = source.path, reason, "the file's header does not read back; its first block does");
+            source.read_mark(header.key)?;
+        } else {
+            self.damaged(&source.path, 0, reason)?;
+        }
         source.key = Some(header.key);
         self.expected.get_or_insert(header.block);
         Ok(Some(offset))
