@@ -3,6 +3,9 @@
 //! Of a finished container only the first page and the footer are read; of one without a footer the indexes of its
 //! batches, one after the other, and then the images of the last batch, because only those can be torn
 //! ([`kera_format::container`]). So a start costs time by the number of segments, not of bytes.
+//!
+//! What a disk has changed of all this costs a start time and nothing else, as long as it is one place: the footer and the indexes say the same, the header says
+//! what each of them repeats, and of a batch without an index, in a container without a footer, the images say what the index did.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::io;
@@ -10,20 +13,21 @@ use std::sync::Arc;
 
 use kera_env::{AlignedBuffer, Disk, DiskFile, OpenMode};
 use kera_format::container::{
-    BatchHeader, CONTAINER_BYTES_MAX, CONTAINER_HEADER_BYTES, ContainerEntry, ContainerHeader, PAGE_BYTES, ReleasedMap,
-    Trailer, pages, verify_image,
+    BatchHeader, CONTAINER_BYTES_MAX, CONTAINER_HEADER_BYTES, CONTAINER_MARKS_MAX, ContainerEntry, ContainerHeader,
+    PAGE_BYTES, ReleasedMap, Trailer, index_bytes, pages, verify_image,
 };
 use kera_format::extent::ExtentMarker;
-use kera_format::segment::{SEGMENT_MAGIC, SegmentHeader, SegmentProgress};
+use kera_format::segment::{SEGMENT_HEADER_BYTES, SEGMENT_MAGIC, SegmentHeader, SegmentProgress, SegmentState};
 use kera_format::{LaneId, SegmentId, StreamId, StreamletId};
 
 use super::StoreError;
 use super::container::{
     CONTAINER_DIR, Container, DiskContainers, Slot, container_number, container_path, write_footer,
 };
+use super::persist::BATCH_MARKS_MAX;
 use super::queue::lane_of;
 use super::through::location;
-use crate::producers::ProducerMark;
+use crate::producers::{ProducerMark, marks_of};
 use crate::storage::{Location, StoredSegment};
 
 /// What was found on all disks.
@@ -219,6 +223,8 @@ struct Scan {
     open: Vec<(SegmentId, ExtentMarker)>,
     /// Numbers of segments whose images did not reach the disk, or that follow one of those in their lane.
     torn: Vec<u32>,
+    /// Its first page is as it was written, but for the map.
+    has_header: bool,
     has_footer: bool,
     /// Some batch in the middle cannot be read.
     has_gap: bool,
@@ -244,6 +250,7 @@ impl Scan {
         let file_bytes = file.len()?;
         let mut page = AlignedBuffer::zeroed(CONTAINER_HEADER_BYTES);
         let read = file.read_at(0, &mut page)?;
+        let mut has_header = true;
         let header = match ContainerHeader::parse(&page[..read]) {
             Ok(header) if header.container == container => header,
             // The first batch is written after the header was synced: without a header there is none.
@@ -257,9 +264,14 @@ impl Scan {
                 return Ok(None);
             }
             Err(error) => {
-                problems.push(format!("{path} has no readable header and is left alone: {error}"));
-                lacks.push(lacks_all);
-                return Ok(None);
+                let Some(key) = key_of(&*file, file_bytes, container)? else {
+                    problems.push(format!("{path} has no readable header and is left alone: {error}"));
+                    lacks.push(lacks_all);
+                    return Ok(None);
+                };
+                tracing::warn!(path, %error, "a container's header does not read back; what follows it says the same");
+                has_header = false;
+                ContainerHeader { node, container, key, created_ms: 0 }
             }
         };
         let (released, damaged) = ReleasedMap::parse(&page).unwrap_or_default();
@@ -272,6 +284,7 @@ impl Scan {
             entries: Vec::new(),
             open: Vec::new(),
             torn: Vec::new(),
+            has_header,
             has_footer: false,
             has_gap: false,
             end,
@@ -331,7 +344,9 @@ impl Scan {
             }
             if batch.is_none() {
                 batch = self.find_batch(file_bytes)?;
-                if let Some((header, _)) = &batch {
+                if let Some((header, _)) = &batch
+                    && !self.read_images(header)?
+                {
                     self.has_gap = true;
                     found.lacks.push(Lack { disk, container: self.header.container, at: self.end });
                     found.problems.push(format!(
@@ -417,6 +432,67 @@ impl Scan {
         Ok(header.entries(&index[..read]).ok().map(|entries| (header, entries)))
     }
 
+    /// The number of the segment that comes next.
+    fn next_number(&self) -> u32 {
+        let of_entries = self.entries.last().map(|(number, _)| *number);
+        let others = self.open.iter().map(|(_, marker)| marker.number).chain(self.torn.iter().copied());
+        others.chain(of_entries).max().map_or(0, |last| last + 1)
+    }
+
+    /// Makes up for an index that does not read back, in front of a batch that does: its images lie from behind the index up to that, back to back, and are as many
+    /// as there are numbers between. Tells whether that worked, or nothing was between but the marker of an extent.
+    ///
+    /// The batch was synced before the next one was written, so what is there is what was written. Nothing within an image is taken for one: only
+    /// pages of the index come before the first. The producers' marks of a compacted segment are not in its image, so one such image keeps this from working.
+    fn read_images(&mut self, next: &BatchHeader) -> io::Result<bool> {
+        let first = self.next_number();
+        let count = next.first.saturating_sub(first);
+        if count == 0 {
+            return Ok(next.first == first);
+        }
+        let (least, most) = (index_bytes(count, 0), index_bytes(count, CONTAINER_MARKS_MAX));
+        let last = next.at.min(self.end.saturating_add(most));
+        let mut at = self.end + least;
+        while at < last {
+            if let Some(entries) = self.images_up_to(at, next.at, count)? {
+                tracing::warn!(
+                    container = self.header.container,
+                    at = self.end,
+                    "an index does not read back; its images do"
+                );
+                self.entries.extend((first..).zip(entries));
+                return Ok(true);
+            }
+            at += PAGE_BYTES as u64;
+        }
+        Ok(false)
+    }
+
+    /// `count` images, back to back from one place to another, as their index had them.
+    fn images_up_to(&self, mut at: u64, end: u64, count: u32) -> io::Result<Option<Vec<ContainerEntry>>> {
+        let (mut entries, mut page) = (Vec::new(), AlignedBuffer::zeroed(PAGE_BYTES));
+        while at < end && (entries.len() as u32) < count {
+            let read = self.file.read_at(at, &mut page)?;
+            let Ok(header) = SegmentHeader::parse(&page[..read]) else { return Ok(None) };
+            let Ok(progress) = SegmentProgress::parse(&page[..read], header.capacity_bytes) else { return Ok(None) };
+            let bytes = pages(progress.head);
+            if header.is_compacted() || progress.state != SegmentState::Closed || at + bytes > end {
+                return Ok(None);
+            }
+            let mut image = AlignedBuffer::zeroed(bytes as usize);
+            let read = self.file.read_at(at, &mut image)?;
+            if verify_image(&image[..read]).is_err() {
+                return Ok(None);
+            }
+            let marks = marks_of(&image[SEGMENT_HEADER_BYTES..progress.head as usize]);
+            let marks = marks[marks.len().saturating_sub(BATCH_MARKS_MAX)..].iter().map(Into::into).collect();
+            let progress = SegmentProgress { durable_head: progress.head, ..progress };
+            entries.push(ContainerEntry { header, progress, at, marks });
+            at += bytes;
+        }
+        Ok((at == end && entries.len() as u32 == count).then_some(entries))
+    }
+
     /// The next batch behind one that cannot be read. There is none unless bytes have rotted: a write that was cut off is
     /// the last of its file.
     fn find_batch(&self, file_bytes: u64) -> io::Result<Option<(BatchHeader, Vec<ContainerEntry>)>> {
@@ -476,6 +552,12 @@ impl Scan {
                 problems.push(format!("{} could not be given a footer: {error}", path.display()));
             }
         }
+        if !self.has_header
+            && let Err(error) = self.file.write_at(0, &known.first_page()).and_then(|()| self.file.sync_data())
+        {
+            let path = disk.root().join(container_path(number));
+            problems.push(format!("{} could not be given its header back: {error}", path.display()));
+        }
         let live = self.entries.into_iter().filter(|(number, _)| !self.released.get(*number));
         (known, live.map(|(_, entry)| entry).collect())
     }
@@ -491,6 +573,22 @@ impl Scan {
         write_footer(&*self.file, &self.header, self.end, &entries)?;
         self.file.sync_data()
     }
+}
+
+/// The key of a container whose header does not read back, as what follows the header repeats it, or the end of the file. Nobody but the node writes at
+/// either place of a file that was finished.
+fn key_of(file: &dyn DiskFile, file_bytes: u64, container: u64) -> io::Result<Option<u64>> {
+    let mut page = AlignedBuffer::zeroed(PAGE_BYTES);
+    let at = CONTAINER_HEADER_BYTES as u64;
+    let read = file.read_at(at, &mut page)?;
+    let batch = BatchHeader::parse(&page[..read]).ok().map(|batch| (batch.container, batch.at, batch.key));
+    let extent = ExtentMarker::parse(&page[..read]).ok().map(|extent| (extent.container, extent.at, extent.key));
+    if let Some((.., key)) = batch.or(extent).filter(|(of, from, _)| (*of, *from) == (container, at)) {
+        return Ok(Some(key));
+    }
+    let read = file.read_at(file_bytes.saturating_sub(PAGE_BYTES as u64), &mut page)?;
+    let trailer = Trailer::parse(&page[..read], file_bytes).ok().filter(|trailer| trailer.container == container);
+    Ok(trailer.map(|trailer| trailer.key))
 }
 
 /// Whether the first page of an image is that of the closed segment that its entry tells of.

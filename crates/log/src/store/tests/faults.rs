@@ -160,13 +160,96 @@ fn damaged_footer_and_damaged_index_are_covered_by_each_other() {
     let (_, recovery) = Bench::open(config(), as_disks(std::slice::from_ref(&disk))).unwrap();
     assert_eq!((recovery.segments.len(), recovery.unfinished, recovery.problems.len()), (9, 1, 0));
     assert_eq!(disk.read_all(&path, 1 << 20).unwrap(), bytes);
-    // Both: what the index had is lost, what comes behind it is not.
+    // Both: the images say what the index did.
     disk.flip_bit(&path, second as u64 + 100, 0).unwrap();
     disk.flip_bit(&path, bytes.len() as u64 - 4000, 0).unwrap();
     let (bench, recovery) = Bench::open(config(), as_disks(std::slice::from_ref(&disk))).unwrap();
-    assert_eq!((recovery.segments.len(), recovery.problems.len()), (6, 1));
-    assert!(recovery.problems[0].contains("lost"), "{}", recovery.problems[0]);
+    assert_eq!((recovery.segments.len(), recovery.unfinished, recovery.problems.len()), (9, 1, 0));
     recovery.segments.iter().for_each(|segment| bench.check(segment.header.id, 10_000));
+    drop(bench);
+    let (_, recovery) = Bench::open(config(), as_disks(std::slice::from_ref(&disk))).unwrap();
+    assert_eq!((recovery.segments.len(), recovery.unfinished), (9, 0), "there is a footer again");
+}
+
+/// A container that was being filled when the process was killed, and one that is full, with what tells of segments in them changed in one place.
+#[test]
+fn no_byte_of_what_tells_of_segments_is_needed_but_the_last_index_of_a_container_that_was_being_filled() {
+    for is_full in [false, true] {
+        let disk = MemoryDisk::new();
+        let mut bench = Bench::fresh(as_disks(std::slice::from_ref(&disk)));
+        for round in 0..3 {
+            (0..3).for_each(|n| bench.close(id(n, round), 10_000));
+            bench.settle();
+        }
+        if is_full {
+            bench.core.flush_all().unwrap();
+        }
+        let path = container_path(bench.location(id(0, 0)).unwrap().container);
+        drop(bench);
+        let bytes = disk.read_all(&path, 1 << 20).unwrap();
+        let footer = bytes.len() - 4096;
+        let indexes: Vec<usize> =
+            (0..bytes.len()).step_by(4096).filter(|at| bytes[*at..].starts_with(b"KCBA")).collect();
+        assert_eq!(indexes.len(), 3);
+        let last = indexes[2];
+        let mut places: Vec<usize> = (0..64).collect();
+        places.extend(indexes.iter().flat_map(|at| *at..*at + 64 + 3 * (144 + 32)));
+        if is_full {
+            places.extend((footer..footer + 9 * (144 + 32)).chain(bytes.len() - 64..bytes.len()));
+        }
+        for place in places {
+            let disk = MemoryDisk::new();
+            disk.create_dir_all("containers").unwrap();
+            disk.replace(&path, &bytes).unwrap();
+            disk.flip_bit(&path, place as u64, (place % 8) as u8).unwrap();
+            for start in 0..2 {
+                let (bench, recovery) = Bench::open(config(), as_disks(std::slice::from_ref(&disk))).unwrap();
+                let expected = if is_full || place < last { 9 } else { 6 };
+                let problems = &recovery.problems;
+                assert_eq!(
+                    recovery.segments.len(),
+                    expected,
+                    "{is_full} {place} of {}, start {start}: {problems:?}",
+                    bytes.len()
+                );
+                assert!(problems.is_empty() && recovery.lacks.is_empty(), "{place} {problems:?}");
+                if start == 1 && place % 7 == 0 {
+                    recovery.segments.iter().for_each(|segment| bench.check(segment.header.id, 10_000));
+                }
+            }
+        }
+    }
+}
+
+/// Of two indexes in a row nobody can tell which images were of which, and what was let go of is a hole that nobody can see the size of.
+#[test]
+fn what_images_cannot_tell_is_lost_and_said_to_be() {
+    let disk = MemoryDisk::new();
+    let mut bench = Bench::fresh(as_disks(std::slice::from_ref(&disk)));
+    for round in 0..4 {
+        (0..3).for_each(|n| bench.close(id(n, round), 10_000));
+        bench.settle();
+    }
+    let at = bench.location(id(1, 1)).unwrap();
+    let path = container_path(at.container);
+    drop(bench);
+    let bytes = disk.read_all(&path, 1 << 20).unwrap();
+    let indexes: Vec<usize> = (0..bytes.len()).step_by(4096).filter(|at| bytes[*at..].starts_with(b"KCBA")).collect();
+    let image = at.offset as usize + 5_000;
+    for (places, expected) in [([indexes[0], indexes[1]], 6), ([indexes[1], image], 9), ([indexes[1], indexes[2]], 6)] {
+        let disk = MemoryDisk::new();
+        disk.create_dir_all("containers").unwrap();
+        disk.replace(&path, &bytes).unwrap();
+        places.iter().for_each(|place| disk.flip_bit(&path, *place as u64 + 70, 1).unwrap());
+        let (bench, recovery) = Bench::open(config(), as_disks(std::slice::from_ref(&disk))).unwrap();
+        assert_eq!(
+            (recovery.segments.len(), recovery.problems.len(), recovery.lacks.len()),
+            (expected, 1, 1),
+            "{places:?}"
+        );
+        assert!(recovery.problems[0].contains("lost"), "{}", recovery.problems[0]);
+        recovery.segments.iter().for_each(|segment| bench.check(segment.header.id, 10_000));
+    }
 }
 
 #[test]
