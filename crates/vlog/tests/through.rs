@@ -467,6 +467,59 @@ fn a_page_that_a_failed_write_has_damaged_takes_nothing_acknowledged_with_it() {
     assert_eq!(node.readable(0), expected);
 }
 
+/// What tells of large segments, in a container that was being filled when the process was killed, changed in one place each.
+#[test]
+fn no_byte_of_a_marker_or_an_index_is_needed_for_a_large_segment_that_is_closed() {
+    let whole = MemoryDisk::new();
+    let (node, arena) = restart(ALL, &whole, 1);
+    for n in 0..24 {
+        node.append(0, &format!("{n} {}", "y".repeat(8_000)));
+        assert!(matches!(node.vlog.run_once(), Ran::Wrote { chunks: 1, .. }));
+    }
+    node.clock.advance_ms(5_000);
+    node.store_away();
+    node.log.close_idle(node.clock.now_ms() + 1_000_000, 0);
+    node.store_away();
+    // Nothing of it is kept twice: the virtual log has let go of the first chunks.
+    while node.vlog.run_once() != Ran::Idle {}
+    let before = node.readable(0);
+    assert_eq!(before.len(), 24);
+    drop((node, arena));
+    let files = |dir: &str| {
+        let names = whole.list(dir).expect("list").into_iter().map(|name| format!("{dir}/{name}"));
+        names.map(|path| (path.clone(), whole.read_all(&path, 64 << 20).expect("read"))).collect::<Vec<_>>()
+    };
+    let containers = files("containers");
+    let (mut markers, mut indexes) = (0, 0);
+    for (path, bytes) in containers.iter().filter(|(path, _)| path.ends_with(".kera")) {
+        for at in (0..bytes.len()).step_by(4096) {
+            let places = match &bytes[at..at + 4] {
+                b"KCON" => 0..64,
+                b"KCEX" => 0..64,
+                b"KCBA" => 0..64 + 144 + 32,
+                _ => continue,
+            };
+            markers += usize::from(bytes[at..].starts_with(b"KCEX"));
+            indexes += usize::from(bytes[at..].starts_with(b"KCBA"));
+            for place in places.step_by(3) {
+                let disk = MemoryDisk::new();
+                for dir in ["containers", "vlog"] {
+                    disk.create_dir_all(dir).expect("made");
+                }
+                files("vlog")
+                    .iter()
+                    .chain(&containers)
+                    .for_each(|(path, bytes)| disk.replace(path, bytes).expect("written"));
+                disk.flip_bit(path, (at + place) as u64, (place % 8) as u8).expect("flip");
+                let (node, _arena) = restart(ALL, &disk, 2);
+                let found = node.readable(0);
+                assert!(found == before, "{path} {at} {place}: {} of {}", found.len(), before.len());
+            }
+        }
+    }
+    assert!(markers >= 2 && indexes >= 2, "{markers} markers and {indexes} indexes");
+}
+
 fn is_within(few: &[String], many: &[String]) -> bool {
     let mut rest = many.iter();
     few.iter().all(|one| rest.any(|other| other == one))

@@ -406,6 +406,15 @@ impl Scan {
             self.entries.extend((header.first..).zip(entries));
             return Ok(true);
         }
+        // Its first page was written with the index, and says where the image ends: of the two one is enough.
+        if let Ok(progress) = SegmentProgress::parse(first_page, marker.image_bytes)
+            && let end = marker.image_at() + pages(progress.head)
+            && let Some(entries) = self.images_up_to(marker.image_at(), end, 1)?
+            && !self.released.get(marker.number)
+        {
+            self.entries.extend((marker.number..).zip(entries));
+            return Ok(true);
+        }
         // A number is missing among the entries, so the container gets no footer.
         self.has_gap = true;
         if !self.released.get(marker.number) {
