@@ -444,14 +444,15 @@ fn a_kill_does_not_tear_what_has_left_memory() {
 /// What says where segments are is damaged: nobody can tell what was there, and somebody must be told that.
 #[test]
 fn what_cannot_be_read_at_a_start_is_told_until_others_know() {
-    for (says, place) in [("has no readable header", 20), ("cannot be read", 4096 + 40)] {
+    // The header and what says the same, the index that follows it; or an index and an image that it tells of.
+    for (says, places) in [("has no readable header", [20, 4096 + 40]), ("cannot be read", [4096 + 40, 8192 + 300])] {
         let rotten = Rotten::new(Asked::default());
         let path = "containers/0000000000000001.kera";
         let file = rotten.memory[0].open(path, kera_env::OpenMode::Read, false).unwrap();
         let bytes = file.len().unwrap();
         // Without its footer the batches are followed.
         rotten.memory[0].flip_bit(path, bytes - 40, 1).unwrap();
-        rotten.memory[0].flip_bit(path, place, 1).unwrap();
+        places.iter().for_each(|place| rotten.memory[0].flip_bit(path, *place, 1).unwrap());
         rotten.node.arena.freeze();
         let (store, found) = after_kill(&rotten, &[]);
         assert_eq!(found.lacks.len(), 1, "{found:?}");
