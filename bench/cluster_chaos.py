@@ -20,6 +20,8 @@ or frozen (SIGSTOP) for one to two seconds. With `--kinds` also
     wipe                 a node is killed, its disk and memory are lost, and one with empty disks takes its place as docs/operations.md has it: at the same
                          addresses under a number of its own, and the old one is given up
     rot                  the disk of a node changes a bit in each MiB or so of segments and copies; nodes look through their disks all the time then
+    decay                a node is killed, and its disk changes a bit of each file that says who it is, what the coordinators have decided or what is in other files,
+                         each of which is there once more: nobody else's help is needed
 
 With `--kafka-rate N` and Python's `confluent_kafka`, an idempotent Kafka producer writes N records per second to a topic with as many copies meanwhile, and
 in the end a Kafka consumer reads that topic and what `kera verify` has written: both have to be whole, in order, and there once, too. With `--kafka-transactions`
@@ -80,7 +82,7 @@ WHOLE_S = 120
 PATIENCE_S = 600
 # What needs networks and disks of its own.
 PLACES = {"cut", "isolate", "full-disk", "stuck-disk", "pair-cut", "slow-net", "client-net"}
-KINDS = {"kill", "stop", "freeze", "kill-all", "stop-all", "move", "drain", "copies", "wipe", "rot"} | PLACES
+KINDS = {"kill", "stop", "freeze", "kill-all", "stop-all", "move", "drain", "copies", "wipe", "rot", "decay"} | PLACES
 NAMESPACES = "KERA_CHAOS_NAMESPACES"
 
 
@@ -467,6 +469,39 @@ def rot(nodes, node, chance):
         raise Fault(f"not everything has its copies {WHOLE_S} s after bits of node {node.number} were changed")
 
 
+def flip(path, start, end, chance):
+    """Changes a bit of a file between two of its bytes."""
+    with open(path, "r+b") as file:
+        file.seek(chance.randrange(start, end))
+        byte = file.read(1)
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte[0] ^ 1 << chance.randrange(8)]))
+
+
+def decay(node, chance):
+    """Changes bits of a node that does not run, of what it has in two places: in one of the two."""
+    changed = 0
+    kept_twice = [os.path.join(node.data, "node.json"), *glob.glob(os.path.join(node.data, "raft", "*"))]
+    for path in sorted(path for path in kept_twice if not path.endswith((".copy", ".tmp"))):
+        path = chance.choice([one for one in (path, path + ".copy") if os.path.exists(one)])
+        flip(path, 0, os.path.getsize(path), chance)
+        changed += 1
+    for path in sorted(glob.glob(os.path.join(node.data, "replicas", "*.replica"))):
+        flip(path, 0, 64, chance)
+        changed += 1
+    for path in sorted(glob.glob(os.path.join(node.data, "containers", "*.kera"))):
+        with open(path, "rb") as file:
+            pages = range(4096, os.path.getsize(path), 4096)
+            indexes = [at for at in pages if file.seek(at) == at and file.read(4) == b"KCBA"]
+        # The header, or an index that another one follows.
+        places = [0, *indexes[:-1]]
+        if indexes:
+            at = chance.choice(places)
+            flip(path, at, at + 64, chance)
+            changed += 1
+    print(f"          {changed} bits changed", flush=True)
+
+
 def rounds(node):
     """How often a node has looked through its disk and has found nothing."""
     with open(node.log, "rb") as log:
@@ -538,8 +573,10 @@ def torment(args, nodes, chance, done, is_over):
         time.sleep(chance.uniform(1, 2))
         node.signal(signal.SIGCONT)
     else:
-        node.signal(signal.SIGKILL if kind == "kill" else signal.SIGTERM)
+        node.signal(signal.SIGTERM if kind == "stop" else signal.SIGKILL)
         node.has_ended()
+        if kind == "decay":
+            decay(node, chance)
         time.sleep(chance.uniform(0, 3))
         node.start()
         node.wait()

@@ -3,10 +3,11 @@
 mod common;
 
 use std::net::TcpStream;
+use std::path::PathBuf;
 use std::process::Stdio;
 
 use common::members::{Member, cluster, free_ports, live, some_nodes, start_again, three_nodes, voters};
-use common::{Node, Place, eventually, kera};
+use common::{Node, Place, change_a_bit, eventually, files, kera};
 use serde_json::Value;
 
 #[test]
@@ -49,6 +50,31 @@ fn three_nodes_agree_on_streams_and_another_leads_when_the_leader_is_killed() {
     assert_eq!(status["nodes"][leader]["state"], "live");
     assert_eq!(status["waiting_streamlets"], 0);
     drop(members[leader].place.data());
+}
+
+/// All disks of a cluster whose nodes were killed have changed a bit of what the coordinators have decided.
+#[test]
+fn coordinators_whose_disks_have_changed_a_bit_each_know_all_that_they_have_decided() {
+    let ports = free_ports::<6>();
+    let (members, mut nodes) = three_nodes(&ports);
+    for number in 0..3 {
+        nodes[number].as_ref().expect("it runs").ok(&format!("stream create made-{number} --replication 2"));
+    }
+    nodes.iter_mut().for_each(|node| node.take().expect("it runs").kill());
+    for (at, member) in members.iter().enumerate() {
+        let raft = files(&member.place.data().join("raft"));
+        let of_log = |path: &&PathBuf| path.to_string_lossy().ends_with(if at == 1 { ".log.copy" } else { ".log" });
+        change_a_bit(raft.iter().find(of_log).unwrap_or_else(|| panic!("a log among {raft:?}")));
+        change_a_bit(&member.place.data().join("raft/node"));
+    }
+    let nodes: Vec<Node> = std::thread::scope(|scope| {
+        let starts: Vec<_> = members.iter().map(|member| scope.spawn(|| start_again(member))).collect();
+        starts.into_iter().map(|start| start.join().expect("it starts")).collect()
+    });
+    for node in &nodes {
+        let list = node.ok("stream list");
+        assert!((0..3).all(|number| list.contains(&format!("made-{number}"))), "{list}");
+    }
 }
 
 #[test]

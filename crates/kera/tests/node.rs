@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Node, Place, exists, run, stderr, stdout};
+use common::{Node, Place, change_a_bit, exists, files, run, stderr, stdout};
 
 #[test]
 fn a_graceful_stop_leaves_everything_on_disk_and_no_arena() {
@@ -57,6 +57,35 @@ fn without_the_arena_what_was_synced_is_there() {
     let node = place.start();
     assert_eq!(node.ready()["arena"], "created");
     assert_eq!(node.ok("consume payments").lines().count(), 200);
+}
+
+/// Who it is and which streams there are is nowhere else: a disk that changes a bit of it takes nothing.
+#[test]
+fn a_bit_that_a_disk_has_changed_keeps_no_node_from_starting() {
+    let place = Place::new();
+    let node = place.start();
+    node.ok("stream create flights --streamlets 2");
+    node.ok(&format!("produce flights --file {}", common::sample("flights-sample.ndjson")));
+    let name = node.ready()["node"].clone();
+    node.kill();
+    let changed: Vec<String> = files(&place.data().join("catalog"))
+        .into_iter()
+        .chain([place.data().join("node.json"), place.data().join("node.json.copy")])
+        .map(|path| path.file_name().expect("a name").to_string_lossy().into_owned())
+        .collect();
+    assert_eq!(changed.len(), 6, "{changed:?}");
+    for (epoch, file) in (2..).zip(changed) {
+        // A start that has mended something goes on in other files, of the same kinds.
+        let kind = file.split_once('.').expect("it has an end").1;
+        let all = files(&place.data().join("catalog")).into_iter().chain(files(&place.data()));
+        let path = all.filter(|path| path.is_file()).find(|path| path.to_string_lossy().ends_with(&format!(".{kind}")));
+        change_a_bit(&path.unwrap_or_else(|| panic!("{file} is there")));
+        let mut node = place.start();
+        node.expect_warning("");
+        assert_eq!((&node.ready()["node"], &node.ready()["epoch"]), (&name, &epoch.into()), "{file}");
+        assert_eq!(node.ok("consume flights").lines().count(), 200, "{file}");
+        node.kill();
+    }
 }
 
 #[test]

@@ -310,6 +310,22 @@ pub fn eventually(what: &str, holds: impl Fn() -> bool) {
     }
 }
 
+/// Changes a bit of a file, in the midst of it.
+pub fn change_a_bit(path: &Path) {
+    let mut bytes = std::fs::read(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    let at = bytes.len() / 2;
+    bytes[at] ^= 2;
+    std::fs::write(path, bytes).expect("it can be written");
+}
+
+/// The files of a directory, sorted.
+pub fn files(dir: &Path) -> Vec<PathBuf> {
+    let found = std::fs::read_dir(dir).unwrap_or_else(|error| panic!("{}: {error}", dir.display()));
+    let mut paths: Vec<PathBuf> = found.map(|entry| entry.expect("an entry").path()).collect();
+    paths.sort();
+    paths
+}
+
 /// Whether a file or directory is there.
 pub fn exists(path: &Path) -> bool {
     path.exists()
