@@ -7,9 +7,10 @@ mod finishing;
 #[path = "support/moved.rs"]
 mod moved;
 
-use copied::{apply, begin_view, cluster, fence, join};
+use copied::{apply, begin_view, cluster_in, fence, join};
 use kera_coordinator::cluster::{ClusterState, Owner, Sources};
 use kera_format::cluster::{ClusterEntry, LogName, NodeNumber, OwnerReason};
+use kera_format::options::ReplicationMode;
 use kera_format::{StreamId, StreamletId, level};
 use kera_protocol::{RebuildRange, StreamletsRebuilt};
 
@@ -26,7 +27,11 @@ struct Cluster {
 impl Cluster {
     /// Five nodes, each with a log with two backups, and a stream of which each owns one streamlet.
     fn new(level: u32) -> Cluster {
-        let (mut state, stream) = cluster(5, 2, level);
+        Cluster::of_stream(ReplicationMode::Sync, level)
+    }
+
+    fn of_stream(mode: ReplicationMode, level: u32) -> Cluster {
+        let (mut state, stream) = cluster_in(5, 2, mode, level);
         (1..=5).for_each(|node| begin_view(&mut state, log(node), 1, vec![1 + node % 5, 1 + (node + 1) % 5]));
         Cluster { state, stream }
     }
@@ -202,6 +207,49 @@ fn who_goes_on_with_what_it_was_rebuilding_needs_none_of_its_own_logs() {
         sources.have(log(1)) && (1..=epoch).all(|epoch| sources.have(LogName { node: owner, epoch, log: 0 })),
         "{sources:?}"
     );
+}
+
+/// What was under way of its own since it took it over stays, of an asynchronous stream; of what it wrote before that others have given the ordinals away.
+#[test]
+fn who_goes_on_with_what_it_was_rebuilding_keeps_nothing_that_was_under_way_before_it_took_it_over() {
+    for (mode, level) in [
+        (ReplicationMode::Async, level::NEWEST),
+        (ReplicationMode::Async, level::OWN_LIVES - 1),
+        (ReplicationMode::Sync, level::NEWEST),
+    ] {
+        let mut cluster = Cluster::of_stream(mode, level);
+        let at = cluster.of(1);
+        let own_from = |state: &ClusterState, node: NodeNumber| {
+            let epoch = state.node(node).unwrap().epoch;
+            let cut = state.to_be_cut(node, epoch).into_iter().find(|cut| cut.streamlet.0 == at).expect("it is cut");
+            cut.own_from
+        };
+        // Who wrote to it first, and comes back, takes it over from whoever took it over.
+        cluster.loses(1);
+        let other = cluster.owner(at).node;
+        cluster.comes_back(1);
+        assert_eq!(own_from(&cluster.state, 1), None, "it is another node's");
+        cluster.rebuilds(at);
+        while cluster.owner(at).node != 1 {
+            let owner = cluster.owner(at).node;
+            cluster.loses(owner);
+        }
+        assert_ne!(other, 1);
+        let kept = (mode == ReplicationMode::Async && level >= level::OWN_LIVES).then(|| cluster.owner(at).owner_epoch);
+        for _ in 0..2 {
+            assert_eq!(own_from(&cluster.state, 1), kept, "since it took it over, whatever life that was in");
+            fence(&mut cluster.state, 1);
+            cluster.comes_back(1);
+            assert!((cluster.owner(at).node, cluster.owner(at).rebuilding) == (1, true));
+        }
+        // A snapshot does not tell.
+        let mut copy = ClusterState::default();
+        cluster.state.snapshot().iter().for_each(|entry| copy.restore(entry).unwrap());
+        assert_eq!(own_from(&copy, 1), None);
+        cluster.rebuilds(at);
+        let epoch = cluster.state.node(1).unwrap().epoch;
+        assert!(cluster.state.to_be_cut(1, epoch).iter().all(|cut| cut.streamlet.0 != at), "it goes on with it");
+    }
 }
 
 #[test]

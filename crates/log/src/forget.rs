@@ -19,7 +19,7 @@ use std::sync::atomic::Ordering;
 
 use crate::arena::{ArenaFull, Purpose};
 use crate::cut_off::{CutOff, CutOffRoom};
-use crate::group::{Group, GroupInfo, Slot};
+use crate::group::{At, Group, GroupInfo, Slot};
 use crate::lane::{Lane, LaneState};
 use crate::producers::{Place, Producers};
 use crate::segment::{FIRST_CHUNK, Segment};
@@ -31,6 +31,15 @@ use crate::tenure::Tenure;
 pub(crate) type Gone = Vec<(GroupId, Slot)>;
 
 impl Streamlet {
+    /// Whether the first of what is not durable of a lane is in a group of an owner epoch below `owner_epoch`.
+    pub fn has_unacknowledged_before(&self, owner_epoch: u32) -> bool {
+        self.all_lanes().any(|lane| {
+            let state = lane.state.lock();
+            let at = Lane::first_pending(&state);
+            at.is_some_and(|at| state.chain.groups[at.group].id.epoch() < owner_epoch)
+        })
+    }
+
     /// Cuts everything behind the durable heads: of a broker that was fenced, whose sink will make nothing durable any more. The
     /// streamlet is elsewhere afterwards. With a full arena it is to be called again when there is room: nothing is lost by that.
     pub fn forget_unacknowledged(&self) -> Result<(), ArenaFull> {
@@ -99,13 +108,16 @@ impl Streamlet {
 }
 
 impl Lane {
+    /// The first segment that is not durable to its end.
+    fn first_pending(state: &LaneState) -> Option<At> {
+        let pending = |slot: &Slot| slot.memory.as_ref().is_some_and(|segment| segment.durable_head() < segment.head());
+        state.chain.from(state.chain.first()).find(|&at| pending(state.chain.slot(at)))
+    }
+
     fn cut_to_durable(&self, keep: Option<&mut CutOffRoom>) -> Result<(), ArenaFull> {
         let mut guard = self.state.lock();
         let state = &mut *guard;
-        let pending = |slot: &Slot| slot.memory.as_ref().is_some_and(|segment| segment.durable_head() < segment.head());
-        let Some(at) = state.chain.from(state.chain.first()).find(|&at| pending(state.chain.slot(at))) else {
-            return Ok(());
-        };
+        let Some(at) = Lane::first_pending(state) else { return Ok(()) };
         let slot = state.chain.slot(at);
         let Some(segment) = slot.memory.clone() else { return Ok(()) };
         let base_ordinal = slot.summary().base_ordinal;

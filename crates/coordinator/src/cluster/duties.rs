@@ -25,6 +25,17 @@ pub struct Placed {
     pub lost: Vec<u32>,
 }
 
+/// A streamlet of which a node cuts what was under way when it ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ToBeCut {
+    /// Of which stream.
+    pub stream: StreamId,
+    /// Which one.
+    pub streamlet: StreamletId,
+    /// Nothing is cut unless something is under way in a group of an owner epoch below this.
+    pub own_from: Option<u32>,
+}
+
 /// A backup, its address, and the logs whose ends it is asked for, each with the first block of its newest view.
 pub type EndsAsked = (NodeNumber, String, Vec<(LogName, u64)>);
 
@@ -217,21 +228,24 @@ impl ClusterState {
         others
     }
 
-    /// Those of [them](ClusterState::not_gone_on_with) of which it cuts what was under way when it ended. From level [`OWN_LIVES`](kera_format::level::OWN_LIVES) on
-    /// not of asynchronous streams that it goes on rebuilding: it may have acknowledged that, and it gets its copies like anything that was under way.
-    pub fn to_be_cut(&self, node: NodeNumber, epoch: u32) -> Vec<(StreamId, StreamletId)> {
-        let mut cut = self.not_gone_on_with(node, epoch);
-        if self.level() >= kera_format::level::OWN_LIVES {
-            let is_early = |stream: StreamId| {
-                let info = self.catalog.find(&stream.into());
-                info.is_ok_and(|info| info.options.replication_mode == ReplicationMode::Async)
-            };
-            let goes_on = |owner: super::Owner| (owner.node, owner.epoch) == (node, epoch);
-            cut.retain(|(stream, streamlet)| {
-                !(is_early(*stream) && self.owner(*stream, streamlet.0).is_some_and(goes_on))
-            });
-        }
-        cut
+    /// What a node cuts of [them](ClusterState::not_gone_on_with): what was under way when it ended. From level [`OWN_LIVES`](kera_format::level::OWN_LIVES) on not what it has
+    /// written to asynchronous streams since it took them over, and goes on rebuilding: it may have acknowledged that, and it gets its copies like anything that was under way.
+    ///
+    /// What it wrote before that goes, whoever waits for it: another node has been the owner since, and has given its ordinals to other records. As it is not known of a state
+    /// from a snapshot when a streamlet was taken over, all goes then.
+    pub fn to_be_cut(&self, node: NodeNumber, epoch: u32) -> Vec<ToBeCut> {
+        let tells = self.level() >= kera_format::level::OWN_LIVES;
+        let is_early = |stream: StreamId| {
+            let info = self.catalog.find(&stream.into());
+            info.is_ok_and(|info| info.options.replication_mode == ReplicationMode::Async)
+        };
+        let goes_on = |owner: super::Owner| (owner.node, owner.epoch) == (node, epoch);
+        let of = |(stream, streamlet): (StreamId, StreamletId)| {
+            let keeps = tells && is_early(stream) && self.owner(stream, streamlet.0).is_some_and(goes_on);
+            let own_from = self.taken_in(stream, streamlet.0).filter(|_| keeps);
+            ToBeCut { stream, streamlet, own_from }
+        };
+        self.not_gone_on_with(node, epoch).into_iter().map(of).collect()
     }
 
     /// Streamlets that others have with all their copies, so that a node needs nothing of what it has of them from before.

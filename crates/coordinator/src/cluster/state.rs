@@ -116,6 +116,9 @@ pub struct ClusterState {
     pub(super) copies: BTreeMap<StreamId, CopiesChange>,
     /// What nodes have said of their rebuilds.
     pub(super) needs: BTreeMap<NodeNumber, Needs>,
+    /// In which owner epoch streamlets were taken over that are being rebuilt, as far as this node has seen the entry that says so: a snapshot does not tell. Nothing that
+    /// nodes agree on depends on it.
+    pub(super) taken: HashMap<(StreamId, u32), u32>,
     pub(super) next_move: u64,
     pub(super) next_owner_epoch: u32,
     /// Above every epoch that ids of groups had before there was a cluster.
@@ -216,7 +219,32 @@ impl ClusterState {
     /// Makes an entry true, if the rules allow it. What is refused has changed nothing.
     pub fn apply(&mut self, entry: &ClusterEntry) -> Result<(), Refused> {
         self.check(entry)?;
-        self.set(entry)
+        self.set(entry)?;
+        self.note_taken(entry);
+        Ok(())
+    }
+
+    /// In which owner epoch a streamlet that is being rebuilt was taken over, if this node knows: its owner may have been killed since, and have come back with later ones.
+    pub(super) fn taken_in(&self, stream: StreamId, streamlet: u32) -> Option<u32> {
+        self.taken.get(&(stream, streamlet)).copied()
+    }
+
+    fn note_taken(&mut self, entry: &ClusterEntry) {
+        match entry {
+            ClusterEntry::OwnerChanged { stream, first, count, owner_epoch, .. } => {
+                for at in *first..first + count {
+                    if self.owner(*stream, at).is_some_and(|owner| owner.rebuilding) {
+                        self.taken.insert((*stream, at), *owner_epoch);
+                    } else {
+                        self.taken.remove(&(*stream, at));
+                    }
+                }
+            }
+            ClusterEntry::StreamletsRebuilt { stream, first, count, .. } => {
+                self.taken.retain(|(of, at), _| of != stream || !(*first..first + count).contains(at));
+            }
+            _ => {}
+        }
     }
 
     /// Takes one entry of a snapshot.
@@ -414,6 +442,7 @@ impl ClusterState {
         self.copies.remove(&stream);
         self.handed.retain(|(of, _), _| *of != stream);
         self.floors.retain(|(of, _, _), _| *of != stream);
+        self.taken.retain(|(of, _), _| *of != stream);
         let Some(owners) = self.owners.remove(&stream) else { return };
         owners.runs().iter().for_each(|run| self.count(run.owner.node, -i64::from(run.count)));
         self.end_moves(|of| of.stream == stream);

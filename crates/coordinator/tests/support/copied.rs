@@ -3,6 +3,7 @@
 use kera_coordinator::catalog::Limits;
 use kera_coordinator::cluster::{ClusterState, Join, LogView};
 use kera_format::cluster::{ClusterEntry, Doors, LogName, NodeNumber, Roles};
+use kera_format::options::ReplicationMode;
 use kera_format::{StreamId, StreamOptions, level};
 use kera_protocol::CreateStream;
 
@@ -14,7 +15,18 @@ pub(crate) fn join(node: NodeNumber, has_all: bool) -> Join {
 }
 
 /// So many nodes at this level, and a stream with so many copies of which each owns one streamlet.
+#[allow(dead_code)] // Some ask for the mode.
 pub(crate) fn cluster(nodes: NodeNumber, replication: u32, level: u32) -> (ClusterState, StreamId) {
+    cluster_in(nodes, replication, ReplicationMode::Sync, level)
+}
+
+/// The same, with a stream that is replicated so.
+pub(crate) fn cluster_in(
+    nodes: NodeNumber,
+    replication: u32,
+    replication_mode: ReplicationMode,
+    level: u32,
+) -> (ClusterState, StreamId) {
     let mut state = ClusterState::default();
     let founded = state.plan_found([9; 16], &join(1, true), 0).unwrap();
     apply(&mut state, &founded);
@@ -23,7 +35,7 @@ pub(crate) fn cluster(nodes: NodeNumber, replication: u32, level: u32) -> (Clust
         apply(&mut state, &joined);
     }
     (state.level() + 1..=level).for_each(|level| apply(&mut state, &[ClusterEntry::LevelRaised { level }]));
-    let options = StreamOptions { streamlets: nodes, replication, ..StreamOptions::default() };
+    let options = StreamOptions { streamlets: nodes, replication, replication_mode, ..StreamOptions::default() };
     let request = CreateStream { name: "copied".into(), options, if_not_exists: false };
     let created = state.plan_create_stream(&request, &Limits { streams: 100, nodes: 16 }, 0, false).unwrap();
     apply(&mut state, &created);

@@ -73,6 +73,26 @@ fn what_was_cut_off_is_taken_up_to_where_the_lane_is_found_to_end() {
     }
 }
 
+/// By the group of the first of what is not durable.
+#[test]
+fn it_is_known_since_which_owner_epoch_something_is_under_way() {
+    let (node, sink) = power_node();
+    let lane = node.lane();
+    assert!(!streamlet(&node).has_unacknowledged_before(u32::MAX));
+    fill(&lane, 0..4, PAYLOAD);
+    let epoch = lane.groups(GroupId::NONE, usize::MAX)[0].id.epoch();
+    assert!(streamlet(&node).has_unacknowledged_before(epoch + 1));
+    assert!(!streamlet(&node).has_unacknowledged_before(epoch));
+    sink.sync();
+    assert!(!streamlet(&node).has_unacknowledged_before(u32::MAX));
+    // The next owner's own, behind what is durable of the one before.
+    streamlet(&node).leave();
+    streamlet(&node).open(epoch + 3, false).unwrap();
+    fill(&lane, 4..6, PAYLOAD);
+    assert!(!streamlet(&node).has_unacknowledged_before(epoch + 3));
+    assert!(streamlet(&node).has_unacknowledged_before(epoch + 4));
+}
+
 #[test]
 fn a_lane_ends_where_a_chunk_does_and_not_behind_what_is_kept() {
     let (node, _, before) = cut(4);

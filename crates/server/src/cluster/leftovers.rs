@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kera_coordinator::cluster::ClusterState;
+use kera_coordinator::cluster::{ClusterState, ToBeCut};
 use kera_format::{StreamId, StreamletId};
 use kera_log::{CutOffRoom, Log, Streamlet};
 
@@ -23,9 +23,14 @@ const TRIES: u32 = 3000;
 /// Cuts what was never acknowledged of streamlets that this incarnation does not simply go on with. Between the steps of the log's
 /// recovery: after what there is is in its lanes, and before it goes to sinks. Blocks while the arena is full. `keeps`: what is cut off may turn out to count,
 /// and is kept; the streamlets of which something is.
-pub(super) fn cut(log: &Log, others: &[(StreamId, StreamletId)], keeps: bool) -> Result<CutOff, String> {
+pub(super) fn cut(log: &Log, others: &[ToBeCut], keeps: bool) -> Result<CutOff, String> {
     let (mut room, mut kept) = (CutOffRoom::of(log), CutOff::new());
-    for (other, place) in others.iter().filter_map(|other| Some((*other, of(log, *other)?))) {
+    for cut in others {
+        let other = (cut.stream, cut.streamlet);
+        let Some(place) = of(log, other) else { continue };
+        if cut.own_from.is_some_and(|from| !place.has_unacknowledged_before(from)) {
+            continue;
+        }
         let mut tries = 0;
         let mut cut = || match keeps {
             true => place.cut_off_unacknowledged(&mut room),

@@ -577,7 +577,11 @@ impl Node {
         let known = lock(&self.known);
         let of = |(stream, streamlet): (StreamId, StreamletId)| log.stream(stream)?.streamlet(streamlet).cloned();
         let mut room = CutOffRoom::of(log);
-        for place in known.to_be_cut(self.number, epoch).into_iter().filter_map(of) {
+        for cut in known.to_be_cut(self.number, epoch) {
+            let Some(place) = of((cut.stream, cut.streamlet)) else { continue };
+            if cut.own_from.is_some_and(|from| !place.has_unacknowledged_before(from)) {
+                continue;
+            }
             let mut tries = 0;
             let mut cut = || match self.came_with_all {
                 true => place.cut_off_unacknowledged(&mut room),
