@@ -24,6 +24,8 @@ const BATCH_RECORDS: usize = 50;
 const ROUNDS: usize = 40;
 /// So often that backups fill more than a file.
 const FIRST_ROUNDS: usize = 220;
+/// Batches of keys of which each is written once in a while.
+const KEPT_BATCHES: usize = 600;
 /// The longest that anything may take before a test gives up.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -271,6 +273,40 @@ fn what_compaction_has_left_has_its_second_copy_elsewhere_after_a_loss_of_the_fi
     }
     writer.check_all(&three);
     lose_owners(&mut three, &mut writer, owner);
+}
+
+/// An owner that is back before others have rebuilt its lanes holds them again, as it has compacted them, and they are lost and rebuilt like others later.
+#[test]
+fn what_compaction_has_left_is_held_again_by_an_owner_that_comes_back() {
+    let mut three = begin(2);
+    let mut writer = Writer::new(&three);
+    let unique = |writer: &mut Writer, three: &Three, what: &str| {
+        for batch in 0..KEPT_BATCHES {
+            let pair = |at| (format!("kept {batch}.{at}"), Some(format!("{what} {}", "k".repeat(VALUE_BYTES))));
+            writer.write(three, (0..BATCH_RECORDS).map(pair).collect());
+        }
+    };
+    for what in ["first", "then"] {
+        unique(&mut writer, &three, what);
+    }
+    compacted(&three, &writer);
+    all_copied(&three);
+    let back = (0..6).any(|_| {
+        let owner = three.leader(TOPIC, 0);
+        three.kill_and_bring_back(owner)
+    });
+    assert!(back, "it comes back in the middle of a rebuild");
+    writer.check_all(&three);
+    // Both compact what they have, and it is in copies again when either is lost.
+    writer.write_phase(&three, 1, 4);
+    unique(&mut writer, &three, "last");
+    writer.check_all(&three);
+    for at in 0..3 {
+        all_copied(&three);
+        lose(&mut three, at);
+        writer.check_all(&three);
+        three.start_again(at);
+    }
 }
 
 fn move_to(three: &Three, node: usize) {

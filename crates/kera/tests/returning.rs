@@ -3,9 +3,6 @@
 
 mod common;
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
-
 use common::eventually;
 use common::kafka::{Three, name};
 use common::members::cluster;
@@ -19,40 +16,6 @@ const STREAMLETS: i32 = 6;
 const RECORDS: u64 = 50_000;
 /// Times that a node is killed until it comes back in the middle of a rebuild.
 const ROUNDS: usize = 6;
-/// Others stand still for so long again and again, less than a node may be silent, and go on for so long in between.
-const STILL: Duration = Duration::from_millis(250);
-const ON: Duration = Duration::from_millis(30);
-
-/// Runs something while these nodes get a fraction of their time only.
-fn slowly<T>(three: &Three, nodes: &[usize], what: impl FnOnce() -> T) -> T {
-    let over = AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            while !over.load(Ordering::Acquire) {
-                nodes.iter().for_each(|at| three.node(*at).signal("STOP"));
-                std::thread::sleep(STILL);
-                nodes.iter().for_each(|at| three.node(*at).signal("CONT"));
-                std::thread::sleep(ON);
-            }
-        });
-        let done = what();
-        over.store(true, Ordering::Release);
-        done
-    })
-}
-
-/// Log lines of a node with this message.
-fn said(three: &Three, at: usize, message: &str) -> Vec<Value> {
-    let lines = three.node(at).log();
-    let lines = lines.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-    lines.filter(|line| line["message"] == message).collect()
-}
-
-/// How many nodes these have declared lost.
-fn fenced(three: &Three, nodes: &[usize]) -> usize {
-    nodes.iter().map(|at| said(three, *at, "the node is silent; it is fenced").len()).sum()
-}
-
 /// Everything that a Kafka client reads of a partition: it must be each offset once.
 fn read_as_kafka(three: &Three, partition: i32) -> u64 {
     let end = three.end_of(STREAM, partition);
@@ -105,33 +68,13 @@ fn what_a_node_comes_back_with_is_not_rebuilt_and_read_from_where_it_is() {
     let produced = three.node(0).run(&line);
     assert!(produced.status.success(), "{}", common::stderr(&produced));
 
-    let mut back = None;
-    for round in 0..ROUNDS {
-        // Each in its turn: after a return without a rebuild the others have its streamlets.
-        let lost = 1 + round % 2;
-        let others: Vec<usize> = (0..3).filter(|at| *at != lost).collect();
-        let before = fenced(&three, &others);
-        three.kill(lost);
-        // Who is back before that goes on with what it had.
-        eventually("it is declared lost", || fenced(&three, &others) > before);
-        let member = &three.members[lost];
-        let node = slowly(&three, &others, || {
-            let mut node = common::Node::start_flags(&member.flags);
-            node.expect_warning("");
-            std::thread::sleep(Duration::from_millis(3_000));
-            node
-        });
-        three.nodes[lost] = Some(node);
-        eventually("nothing waits", || cluster(three.node(0))["waiting_streamlets"] == 0);
-        if !said(&three, lost, "older groups are held here again and need not be rebuilt").is_empty() {
-            back = Some((lost, others));
-            break;
-        }
-    }
-    let (lost, others) = back.expect("it comes back in the middle of a rebuild");
+    // After a return without a rebuild the others have its streamlets.
+    let lost = (0..ROUNDS).map(|round| 1 + round % 2).find(|lost| three.kill_and_bring_back(*lost));
+    let lost = lost.expect("it comes back in the middle of a rebuild");
+    let others = [0, 3 - lost];
     let of = |line: &Value, field: &str| line[field].as_u64().expect("a number");
     eventually("less is rebuilt than there was", || {
-        let rebuilt = others.iter().flat_map(|at| said(&three, *at, "what a lost broker had is rebuilt"));
+        let rebuilt = others.iter().flat_map(|at| three.said(*at, "what a lost broker had is rebuilt"));
         rebuilt.into_iter().any(|line| of(&line, "read_bytes") < of(&line, "bytes"))
     });
     let holds = |three: &Three| cluster(three.node(0))["nodes"][lost]["held_streamlets"].as_u64().unwrap_or(0);

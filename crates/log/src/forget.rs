@@ -228,8 +228,7 @@ impl Lane {
             let slot = state.chain.slot(at);
             let (summary, is_settled) =
                 (slot.summary(), slot.memory.as_ref().is_none_or(|segment| segment.is_settled()));
-            // What was compacted has holes, and places of its own.
-            if slot.open || slot.is_awaited() || !is_settled || summary.is_compacted || summary.base_ordinal != next {
+            if slot.open || slot.is_awaited() || !is_settled || summary.base_ordinal != next {
                 return None;
             }
             next = summary.next_ordinal;

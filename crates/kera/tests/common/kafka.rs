@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use kafka_protocol::messages::add_partitions_to_txn_request::AddPartitionsToTxnTopic;
@@ -18,7 +19,9 @@ use kafka_protocol::records::{
     Compression, Record, RecordBatchDecoder, RecordBatchEncoder, RecordEncodeOptions, TimestampType,
 };
 
-use super::members::{Member, free_ports, live};
+use serde_json::Value;
+
+use super::members::{Member, cluster, free_ports, live};
 use super::{Node, eventually};
 
 /// The longest that anything may take before a test gives up.
@@ -30,6 +33,10 @@ const DUPLICATE: i16 = 46;
 const TIMEOUT_MS: i32 = 60_000;
 /// How long a fetch waits for the first byte.
 const WAIT_MS: i32 = 20;
+
+/// Nodes that get a fraction of their time stand still for so long again and again, less than a node may be silent, and go on for so long in between.
+const STILL: Duration = Duration::from_millis(250);
+const ON: Duration = Duration::from_millis(30);
 
 /// Three nodes; 0 founds the cluster.
 pub struct Three {
@@ -83,6 +90,53 @@ impl Three {
 
     pub fn kill(&mut self, at: usize) {
         self.nodes[at].take().expect("it runs").kill();
+    }
+
+    /// Log lines of a node with this message.
+    pub fn said(&self, at: usize, message: &str) -> Vec<Value> {
+        let lines = self.node(at).log();
+        let lines = lines.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        lines.filter(|line| line["message"] == message).collect()
+    }
+
+    /// Runs something while these nodes get a fraction of their time only.
+    fn slowly<T>(&self, nodes: &[usize], what: impl FnOnce() -> T) -> T {
+        let over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !over.load(Ordering::Acquire) {
+                    nodes.iter().for_each(|at| self.node(*at).signal("STOP"));
+                    std::thread::sleep(STILL);
+                    nodes.iter().for_each(|at| self.node(*at).signal("CONT"));
+                    std::thread::sleep(ON);
+                }
+            });
+            let done = what();
+            over.store(true, Ordering::Release);
+            done
+        })
+    }
+
+    /// Kills a node, and has it back as soon as it is declared lost, while the others have hardly begun to rebuild what it had. Whether it holds some of that again.
+    pub fn kill_and_bring_back(&mut self, lost: usize) -> bool {
+        let others: Vec<usize> = (0..3).filter(|at| *at != lost).collect();
+        let fenced = |three: &Three| -> usize {
+            others.iter().map(|at| three.said(*at, "the node is silent; it is fenced").len()).sum()
+        };
+        let before = fenced(self);
+        self.kill(lost);
+        // Who is back before that goes on with what it had.
+        eventually("it is declared lost", || fenced(self) > before);
+        let flags = &self.members[lost].flags;
+        let node = self.slowly(&others, || {
+            let mut node = Node::start_flags(flags);
+            node.expect_warning("");
+            std::thread::sleep(Duration::from_millis(3_000));
+            node
+        });
+        self.nodes[lost] = Some(node);
+        eventually("nothing waits", || cluster(self.node(others[0]))["waiting_streamlets"] == 0);
+        !self.said(lost, "older groups are held here again and need not be rebuilt").is_empty()
     }
 
     /// Starts a node that was killed, and waits until nothing of the cluster waits for anybody.
