@@ -219,7 +219,8 @@ impl Lane {
         self.release_gone(guard, gone);
     }
 
-    /// Where its records begin and end; nothing if it never had any.
+    /// Where its records begin and end; nothing if it never had any. Compaction takes records and leaves each segment its ordinals, if need be with an empty chunk as its
+    /// last, so a segment that is missing shows in a compacted lane as well.
     fn whole(&self) -> Option<Option<(u64, u64)>> {
         let state = self.state.lock();
         let first = state.first_ordinal();

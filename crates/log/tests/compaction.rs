@@ -206,6 +206,16 @@ impl World {
         Arc::clone(stream.streamlet(StreamletId(0)).unwrap().lane(LaneId(0)).unwrap())
     }
 
+    /// Whatever compaction has taken of it, its segments follow each other by their ordinals, from the first record that there ever was to the last: that tells a
+    /// lane that lacks nothing from one that does.
+    fn check_is_whole(&self) {
+        self.log.as_ref().unwrap().close_all();
+        self.settle();
+        let stream = self.log.as_ref().unwrap().stream(STREAM).unwrap();
+        let whole = stream.streamlet(StreamletId(0)).unwrap().whole_lanes();
+        assert_eq!(whole, Some(vec![(LaneId(0), 0, self.written.len() as u64)]));
+    }
+
     fn settle(&self) {
         for _ in 0..2_000 {
             if self.store.as_ref().unwrap().step() != Step::Again {
@@ -573,6 +583,7 @@ fn what_is_left_says_what_everything_said() {
         }
         world.settle();
         world.check();
+        world.check_is_whole();
         println!("{:?} {:?}", world.counts, world.compactor.as_ref().unwrap().stats());
         for (what, count) in &world.counts {
             *all.entry(what).or_default() += count;
@@ -628,6 +639,7 @@ fn a_power_cut_at_any_step_of_a_pass_loses_nothing() {
         world.check();
         world.kill();
         world.check();
+        world.check_is_whole();
     }
 }
 
