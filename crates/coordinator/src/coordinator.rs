@@ -194,6 +194,15 @@ impl Coordinator {
         level::spoken().contains(&level::SETTINGS) && self.all_understand(level::SETTINGS)
     }
 
+    /// Reads the catalog's files and their copies, and writes them anew if a disk has changed one: how many bytes, and whether that was so. In a cluster there are none. Blocks;
+    /// commands wait.
+    pub fn look_at_disk(&self) -> std::io::Result<(u64, bool)> {
+        match &mut *self.commands.lock() {
+            Some(commands) => commands.journal.look(&self.catalog.read()),
+            None => Ok((0, false)),
+        }
+    }
+
     /// Reads the catalog of a single node, so that it can come along to the cluster that the node founds. Changes nothing.
     pub fn catalog(&self) -> Catalog {
         self.with(Catalog::clone)

@@ -136,6 +136,24 @@ impl Journal {
         Ok(())
     }
 
+    /// Compares snapshot and journal with their copies, and goes on in the next generation if they are not the same: how many bytes they have, and whether they were
+    /// not. `catalog` is the state so far. Nothing is looked at after a failure: the next entry writes all of it anew.
+    pub fn look(&mut self, catalog: &Catalog) -> io::Result<(u64, bool)> {
+        if self.file.is_none() {
+            return Ok((0, false));
+        }
+        let (mut bytes, mut is_damaged) = (0, false);
+        for path in [snapshot_path(self.generation), journal_path(self.generation)] {
+            let both = read_twice(&*self.disk, &path, FILE_BYTES_MAX)?;
+            bytes += (both.file.len() + both.copy.len()) as u64;
+            is_damaged |= !both.are_same();
+        }
+        if is_damaged {
+            self.start_generation(catalog)?;
+        }
+        Ok((bytes, is_damaged))
+    }
+
     /// Goes on in the journal that was read: a start costs one sync then, not the four of a generation. That sync is for
     /// an entry that an earlier process wrote and did not live to sync: it has been read, so it must stay.
     fn goes_on(&mut self, opened: &Opened) -> bool {

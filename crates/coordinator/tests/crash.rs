@@ -180,6 +180,33 @@ fn no_byte_of_a_file_is_needed_that_is_in_its_copy_and_behind_it_both_are_there_
     }
 }
 
+/// Before the other one is changed as well.
+#[test]
+fn who_looks_finds_what_a_disk_has_changed_and_both_are_there_again() {
+    let memory = MemoryDisk::new();
+    let disk = FaultyDisk::new(Arc::new(memory.clone()));
+    let coordinator = open_on(Arc::new(disk.clone())).expect("open");
+    coordinator.create_stream(&create("a")).expect("created");
+    let (bytes, is_damaged) = coordinator.look_at_disk().expect("read");
+    assert!(bytes > 4 * 64 && !is_damaged);
+    for suffix in [".journal", ".journal.copy", ".snapshot", ".snapshot.copy"] {
+        let is = |name: &&String| name.ends_with(suffix);
+        let name = memory.list("catalog").expect("list").iter().rfind(is).cloned().expect("there");
+        memory.flip_bit(&format!("catalog/{name}"), 20, 1).expect("flip");
+        disk.set_space(Some(0));
+        coordinator.look_at_disk().expect_err("full");
+        disk.set_space(None);
+        coordinator.create_stream(&create(&suffix[1..])).expect("created all the same");
+        let looked = coordinator.look_at_disk().expect("read");
+        assert!(!looked.1, "{suffix}");
+        memory.flip_bit(&only_file(&memory, ".journal"), 70, 1).expect("flip in the entry");
+        assert!(coordinator.look_at_disk().expect("read").1, "{suffix}");
+        assert!(!coordinator.look_at_disk().expect("read").1, "{suffix}");
+    }
+    assert_eq!(open(&memory).expect("open").streams(), coordinator.streams());
+    assert_eq!(coordinator.streams().len(), 5);
+}
+
 #[test]
 fn what_is_damaged_in_both_is_refused_and_the_place_is_named() {
     let disk = MemoryDisk::new();

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Node, Place, change_a_bit, exists, files, run, stderr, stdout};
+use common::{Node, Place, change_a_bit, eventually, exists, files, run, stderr, stdout};
 
 #[test]
 fn a_graceful_stop_leaves_everything_on_disk_and_no_arena() {
@@ -86,6 +86,31 @@ fn a_bit_that_a_disk_has_changed_keeps_no_node_from_starting() {
         assert_eq!(node.ok("consume flights").lines().count(), 200, "{file}");
         node.kill();
     }
+}
+
+/// While it runs, before the other one is changed as well.
+#[test]
+fn a_bit_that_a_disk_has_changed_is_found_by_the_look_at_what_is_on_the_disks() {
+    let place = Place::new();
+    let mut node = place.start_with(&["--scrub-every", "1s"]);
+    node.expect_warning("");
+    node.ok("stream create flights");
+    let is_whole = |ends: [&str; 2]| {
+        let all = files(&place.data()).into_iter().chain(files(&place.data().join("catalog")));
+        let found: Vec<_> = all.filter(|path| ends.iter().any(|end| path.to_string_lossy().ends_with(end))).collect();
+        let [one, other] = &found[..] else { return false };
+        let (one, other) = (std::fs::read(one), std::fs::read(other));
+        one.is_ok_and(|one| other.is_ok_and(|other| other.starts_with(&one)))
+    };
+    for ends in [[".snapshot", ".snapshot.copy"], [".journal", ".journal.copy"], ["node.json", "node.json.copy"]] {
+        eventually("both are there", || is_whole(ends));
+        let all = files(&place.data()).into_iter().chain(files(&place.data().join("catalog")));
+        change_a_bit(&all.into_iter().find(|path| path.to_string_lossy().ends_with(ends[1])).expect("it is there"));
+        eventually("both are the same again", || is_whole(ends));
+    }
+    assert!(node.log().contains("both are written anew"), "{}", node.log());
+    assert_eq!(node.stop(), 0);
+    assert!(place.start().ok("stream list").contains("flights"));
 }
 
 #[test]

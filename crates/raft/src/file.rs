@@ -285,6 +285,26 @@ impl LogFile {
         }
     }
 
+    /// Compares the file with its copy, and goes on in the next generation if they are not the same: how many bytes they have, and whether they were not.
+    pub(crate) fn look(&mut self) -> io::Result<(u64, bool)> {
+        self.copy();
+        if self.file.is_none() {
+            return Ok((0, false));
+        }
+        if self.copy.is_none() {
+            self.begin()?;
+            return Ok((0, true));
+        }
+        let both = read_twice(&*self.disk, &self.path(), FILE_BYTES_MAX)?;
+        let is_damaged = !both.are_same();
+        if is_damaged {
+            // Until there is one again nothing is written.
+            self.copy = None;
+            self.begin()?;
+        }
+        Ok(((both.file.len() + both.copy.len()) as u64, is_damaged))
+    }
+
     /// Goes on in the next generation, which begins with all that counts.
     fn begin(&mut self) -> io::Result<()> {
         self.generation += 1;
@@ -444,6 +464,35 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn who_looks_finds_what_a_disk_has_changed_and_both_are_there_again() {
+        let memory = Arc::new(MemoryDisk::new());
+        let disk = Arc::new(FaultyDisk::new(memory.clone()));
+        let mut log = LogFile::open(disk.clone(), [1; 16]).unwrap();
+        let mut index = 0;
+        let mut write = |log: &mut LogFile| {
+            index += 1;
+            log.write(vec![entry(index)]).unwrap();
+        };
+        write(&mut log);
+        assert!(!log.look().unwrap().1, "what is not copied yet is copied first");
+        for place in [10, FILE_HEADER_BYTES as u64 + 20] {
+            for of in [str::to_owned, copy_path] {
+                memory.flip_bit(&of(&log.path()), place, 1).unwrap();
+                disk.set_space(Some(0));
+                log.look().unwrap_err();
+                disk.set_space(None);
+                write(&mut log);
+                assert!(!log.look().unwrap().1);
+                memory.flip_bit(&log.path(), place, 1).unwrap();
+                assert!(log.look().unwrap().1 && !log.look().unwrap().1);
+                write(&mut log);
+            }
+        }
+        log.copy();
+        assert_eq!(LogFile::open(memory, [1; 16]).unwrap().contents(), log.contents());
     }
 
     #[test]

@@ -23,7 +23,7 @@ use crate::file::{self, LogFile, OpenError};
 use crate::machine::{Machine, Observer, Shared};
 use crate::network::{Links, Transport, append_answer, append_request, ask, vote_answer, vote_request};
 use crate::snapshot;
-use crate::store::{LogStore, Writing};
+use crate::store::{LogStore, Looker, Writing};
 use crate::types::{Batch, TypeConfig, ballot_of, check_readable, vote};
 
 /// The largest snapshot that is taken from a leader.
@@ -120,6 +120,8 @@ pub struct Group {
     /// Moves that it has begun by itself to even out the brokers.
     pub(crate) balance_moves: AtomicU64,
     incoming: Mutex<Option<Incoming>>,
+    disk: Arc<dyn Disk>,
+    looker: Mutex<Looker>,
     /// The node stops: nothing waits for room on its disk any more.
     closing: Arc<AtomicBool>,
     writing: Arc<Writing>,
@@ -141,11 +143,12 @@ impl Group {
         file::check_number(&*disk, config.node)?;
         let log = LogFile::open(disk.clone(), config.uuid)?;
         let closing = Arc::new(AtomicBool::new(false));
-        let machine = Machine::open(disk, config.uuid, closing.clone())?;
+        let machine = Machine::open(disk.clone(), config.uuid, closing.clone())?;
         let shared = machine.shared.clone();
         let failed = |error| OpenError::Disk { path: snapshot::DIR.to_owned(), error };
         let writing = Arc::new(Writing::new(clock.clone()));
         let store = LogStore::start(log, closing.clone(), writing.clone()).map_err(failed)?;
+        let looker = Mutex::new(store.looker());
         let timing = config.timing;
         let settings = Config {
             cluster_name: "kera".into(),
@@ -180,6 +183,8 @@ impl Group {
             noted: Mutex::default(),
             balance_moves: AtomicU64::new(0),
             incoming: Mutex::default(),
+            disk,
+            looker,
             closing,
             writing,
             others_wait_us: AtomicU64::new(0),
@@ -567,6 +572,19 @@ impl Group {
             waiting_streamlets: lost.map(|node| node.streamlets).sum(),
             level: state.level(),
         }
+    }
+
+    /// Reads the log, the snapshot and the node's number with their copies, and writes anew what a disk has changed: how many bytes, and whether that was so. Blocks, and what is
+    /// written to the log waits for a moment.
+    pub fn look_at_disk(&self) -> Result<(u64, bool), OpenError> {
+        let failed = |error| OpenError::Disk { path: snapshot::DIR.to_owned(), error };
+        file::check_number(&*self.disk, self.config.node)?;
+        let of_log = self.looker.lock().look().map_err(failed)?;
+        let of_snapshot = {
+            let _alone = self.shared.snapshots.lock();
+            snapshot::look(&*self.disk).map_err(failed)?
+        };
+        Ok((of_log.0 + of_snapshot.0, of_log.1 || of_snapshot.1))
     }
 
     /// Stops taking part. What was answered stays.

@@ -56,6 +56,8 @@ pub(crate) struct Shared {
     observers: Arc<Mutex<Vec<Arc<dyn Observer>>>>,
     /// Up to which entry observers have been told.
     pub(crate) followed: watch::Receiver<u64>,
+    /// Held by whoever writes snapshots.
+    pub(crate) snapshots: Mutex<()>,
 }
 
 impl Shared {
@@ -89,7 +91,8 @@ impl Machine {
             (|error| OpenError::Disk { path: snapshot::DIR.to_owned(), error }, observers.clone());
         let spawn = std::thread::Builder::new().name("kera-follow".into()).stack_size(512 << 10);
         spawn.spawn(move || follow(&receiver, &followers, &told)).map_err(disk_error)?;
-        let shared = Shared { current: RwLock::new(current), changes: Mutex::new(changes), observers, followed };
+        let (current, changes) = (RwLock::new(current), Mutex::new(changes));
+        let shared = Shared { current, changes, observers, followed, snapshots: Mutex::default() };
         Ok(Machine { shared: Arc::new(shared), disk, node, closing })
     }
 
@@ -100,8 +103,9 @@ impl Machine {
 
     /// Writes a snapshot.
     async fn keep(&self, index: u64, bytes: Vec<u8>) -> Result<(), StorageError<u64>> {
-        let (disk, closing) = (self.disk.clone(), self.closing.clone());
+        let (disk, closing, shared) = (self.disk.clone(), self.closing.clone(), self.shared.clone());
         let write = move || {
+            let _alone = shared.snapshots.lock();
             when_there_is_room("a snapshot of the coordinators", &closing, || snapshot::write(&*disk, index, &bytes))
         };
         let written = tokio::task::spawn_blocking(write).await;

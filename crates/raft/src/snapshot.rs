@@ -121,21 +121,35 @@ pub(crate) fn newest(disk: &dyn Disk) -> Result<Option<Loaded>, OpenError> {
     let at = |path: &str, error| OpenError::Disk { path: path.to_owned(), error };
     let Some(path) = newest_path(disk).map_err(|error| at(DIR, error))? else { return Ok(None) };
     let both = read_twice(disk, &path, BYTES_MAX).map_err(|error| at(&path, error))?;
-    let (file, are_same) = (both.file.clone(), both.are_same());
     let damaged = |reason| OpenError::Damaged { path: path.clone(), offset: 0, reason };
-    let (loaded, bytes) = decode_both(both).map_err(damaged)?;
-    let mended = if file != bytes {
-        tracing::warn!(path, "a snapshot of the coordinators does not read back; its copy does");
-        disk.replace(&path, &bytes)
-    } else if !are_same {
-        write_copy(disk, &path, &bytes).map(drop)
-    } else {
-        Ok(())
-    };
-    if let Err(error) = mended {
+    let (loaded, bytes) = decode_both(both.clone()).map_err(damaged)?;
+    if let Err(error) = mend(disk, &path, &both, &bytes) {
         tracing::warn!(path, %error, "a snapshot of the coordinators is there once; the next one is written twice");
     }
     Ok(Some(loaded))
+}
+
+/// Writes anew what of the two is not what it should be. Whether that was so.
+fn mend(disk: &dyn Disk, path: &str, both: &Both, bytes: &[u8]) -> io::Result<bool> {
+    if both.file != bytes {
+        tracing::warn!(path, "a snapshot of the coordinators does not read back; its copy does");
+        disk.replace(path, bytes)?;
+    } else if !both.are_same() {
+        write_copy(disk, path, bytes)?;
+    }
+    Ok(!both.are_same())
+}
+
+/// The same of a node that runs: how many bytes the two have, and whether one had to be written anew.
+pub(crate) fn look(disk: &dyn Disk) -> io::Result<(u64, bool)> {
+    let Some(path) = newest_path(disk)? else { return Ok((0, false)) };
+    let both = match read_twice(disk, &path, BYTES_MAX) {
+        // The next one has taken its place.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok((0, false)),
+        read => read?,
+    };
+    let (_, bytes) = decode_both(both.clone()).map_err(io::Error::other)?;
+    Ok(((both.file.len() + both.copy.len()) as u64, mend(disk, &path, &both, &bytes)?))
 }
 
 /// Entries that make an empty state at this level the one that a single node's catalog holds, as far as the level knows it.

@@ -57,9 +57,23 @@ impl Writing {
     }
 }
 
-struct Job {
-    records: Vec<Record>,
-    done: Done,
+enum Job {
+    Write(Vec<Record>, Done),
+    /// The file is to be compared with its copy.
+    Look(Sender<io::Result<(u64, bool)>>),
+}
+
+/// Has the thread that writes the log look at what is on the disk.
+pub(crate) struct Looker(Sender<Job>);
+
+impl Looker {
+    /// How many bytes file and copy have, and whether they were not the same. Blocks; writes wait.
+    pub(crate) fn look(&self) -> io::Result<(u64, bool)> {
+        let gone = || io::Error::other("the thread that writes the coordinators' log is gone");
+        let (sender, looked) = channel();
+        self.0.send(Job::Look(sender)).map_err(|_| gone())?;
+        looked.recv().map_err(|_| gone())?
+    }
 }
 
 /// The log of one node. Clones are the same log.
@@ -88,10 +102,14 @@ impl LogStore {
         })
     }
 
+    pub(crate) fn looker(&self) -> Looker {
+        Looker(self.jobs.clone())
+    }
+
     async fn wait(&self, record: Record) -> Result<(), Failed> {
         let (sender, done) = oneshot::channel();
         let gone = || io::Error::other("the thread that writes the coordinators' log is gone");
-        let sent = self.jobs.send(Job { records: vec![record], done: Done::Waiting(sender) });
+        let sent = self.jobs.send(Job::Write(vec![record], Done::Waiting(sender)));
         let result = match sent {
             Ok(()) => done.await.unwrap_or_else(|_| Err(gone())),
             Err(_) => Err(gone()),
@@ -101,13 +119,29 @@ impl LogStore {
 }
 
 fn write(mut file: LogFile, jobs: &Receiver<Job>, closing: &AtomicBool, writing: &Writing) {
-    while let Ok(first) = jobs.recv() {
-        let (mut records, mut done) = (first.records, vec![first.done]);
+    let mut next = None;
+    while let Some(first) = next.take().or_else(|| jobs.recv().ok()) {
+        let (mut records, mut done) = match first {
+            Job::Write(records, done) => (records, vec![done]),
+            Job::Look(looked) => {
+                // Whoever has asked may have gone.
+                let _ = looked.send(file.look());
+                continue;
+            }
+        };
         while records.len() < RECORDS_MAX
-            && let Ok(next) = jobs.try_recv()
+            && let Ok(job) = jobs.try_recv()
         {
-            records.extend(next.records);
-            done.push(next.done);
+            match job {
+                Job::Write(more, also) => {
+                    records.extend(more);
+                    done.push(also);
+                }
+                look @ Job::Look(_) => {
+                    next = Some(look);
+                    break;
+                }
+            }
         }
         let result = when_there_is_room("the coordinators' log", closing, || {
             writing.begins();
@@ -177,8 +211,8 @@ impl RaftLogStorage<TypeConfig> for LogStore {
                 kept.insert(entry.log_id.index, entry);
             }
         }
-        if let Err(sent) = self.jobs.send(Job { records, done: Done::Flushed(callback) })
-            && let Done::Flushed(callback) = sent.0.done
+        if let Err(sent) = self.jobs.send(Job::Write(records, Done::Flushed(callback)))
+            && let Job::Write(_, Done::Flushed(callback)) = sent.0
         {
             callback.log_io_completed(Err(io::Error::other("the thread that writes the log is gone")));
         }

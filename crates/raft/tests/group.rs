@@ -4,6 +4,7 @@
 mod support;
 
 use kera_coordinator::catalog::{Catalog, Limits};
+use kera_env::Disk;
 use kera_format::vlog_replica::LogId;
 use kera_format::{StreamOptions, level};
 use kera_protocol::{AllocateProducer, ChangeLog, CreateStream, LogChange, UseEnds, UsedEnd};
@@ -132,6 +133,49 @@ async fn a_node_that_is_far_behind_gets_a_snapshot() {
     world.start(2).await;
     assert!(has(&world, 2, "first"), "of the snapshot, before it hears from anybody");
     world.agree().await;
+}
+
+/// Of the log, the snapshot and the number, before the other one is changed as well.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_disk_has_changed_is_written_anew_while_the_node_runs() {
+    let mut world = World::cluster(8, 1, 0).await;
+    world.kill(1, None).await;
+    world.snapshot_entries = 20;
+    world.start(1).await;
+    world.until("it leads", |world| world.leader() == Some(1)).await;
+    for number in 0..50 {
+        world.create(1, &format!("s{number}")).await.unwrap();
+    }
+    let disk = world.disks[&1].clone();
+    let newest = |end: &str| {
+        let names = disk.list("raft").unwrap();
+        format!("raft/{}", names.iter().rfind(|name| name.ends_with(end)).unwrap_or_else(|| panic!("{end}: {names:?}")))
+    };
+    world
+        .until("there is a snapshot", |_| disk.list("raft").unwrap().iter().any(|name| name.ends_with("shot.copy")))
+        .await;
+    let look = |world: &World| {
+        let group = world.nodes[&1].group.clone();
+        tokio::task::spawn_blocking(move || group.look_at_disk().unwrap())
+    };
+    let (bytes, is_damaged) = look(&world).await.unwrap();
+    assert!(bytes > 0 && !is_damaged);
+    for end in [".log", ".log.copy", ".snapshot", ".snapshot.copy"] {
+        for _ in 0..2 {
+            disk.flip_bit(&newest(end), 20, 1).unwrap();
+            assert!(look(&world).await.unwrap().1, "{end}");
+            assert!(!look(&world).await.unwrap().1, "{end}");
+        }
+    }
+    for end in ["node", "node.copy"] {
+        disk.flip_bit(&format!("raft/{end}"), 0, 1).unwrap();
+        look(&world).await.unwrap();
+    }
+    world.create(1, "behind").await.unwrap();
+    world.kill(1, Some(3)).await;
+    world.start(1).await;
+    world.until("it has all of it", |world| has(world, 1, "behind")).await;
+    assert!((0..50).all(|number| has(&world, 1, &format!("s{number}"))));
 }
 
 #[tokio::test]

@@ -86,6 +86,18 @@ impl Identity {
         self.write(disk, true)
     }
 
+    /// Compares the file with its copy while the node runs, and writes both anew if they are not the same: how many bytes they have, and whether they were not.
+    ///
+    /// # Errors
+    /// The file cannot be read, or not be replaced.
+    pub fn look_at_disk(&self, disk: &dyn Disk) -> Result<(u64, bool), Fatal> {
+        let found = marks::read(disk, FILE, FILE_BYTES_MAX).map_err(|error| Fatal::directory(disk.root(), error))?;
+        if !found.are_same() {
+            self.persist(disk)?;
+        }
+        Ok((2 * found.file.len() as u64, !found.are_same()))
+    }
+
     fn write(&self, disk: &dyn Disk, stopped: bool) -> Result<(), Fatal> {
         let version = if stopped { VERSION_STOPPED } else { VERSION_RUNNING };
         let file = File { version, node: uuid_text(&self.node), epoch: self.epoch, stopped };
@@ -250,7 +262,7 @@ mod tests {
                     identity.node == last.node && identity.epoch >= last.epoch,
                     "{path} {offset} {bit}: {identity:?}"
                 );
-                identity.persist(&disk).unwrap();
+                assert!(last.look_at_disk(&disk).unwrap().1 && !last.look_at_disk(&disk).unwrap().1);
                 assert!(marks::read(&disk, FILE, 9999).unwrap().are_same());
             }
         }

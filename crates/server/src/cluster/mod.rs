@@ -241,6 +241,11 @@ impl Cluster {
         Ok(())
     }
 
+    /// Compares what is on the disk of the coordinators' decisions with the copies of it: see [`Group::look_at_disk`].
+    pub(crate) fn look_at_disk(&self) -> Result<(u64, bool), String> {
+        self.group.look_at_disk().map_err(|error| error.to_string())
+    }
+
     /// The node's Kafka door is there: it answers those of other nodes.
     pub(crate) fn set_kafka(&self, door: &Arc<kera_kafka::Door>) {
         self.kafka.set(door);

@@ -7,10 +7,12 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use kera_backup::BackupScrubber;
+use kera_env::RealDisk;
 use kera_log::Scrubber;
 
 use super::Parts;
 use super::background::Background;
+use crate::fatal::Fatal;
 use crate::metrics::ScrubNumbers;
 
 /// Bytes a second that are read at least.
@@ -73,6 +75,35 @@ fn speed(parts: &Parts, every: Duration) -> u64 {
     ((segments + copies).saturating_mul(2_000) / (every.as_millis() as u64).max(1)).max(LEAST_PER_S)
 }
 
+/// Compares what the node keeps twice: how many bytes that are, and how many of these files a disk has changed. They are written anew.
+fn what_is_there_twice(parts: &Parts) -> (u64, u64) {
+    let cluster = parts.cluster.as_ref().map(|cluster| cluster.look_at_disk());
+    let all = [
+        ("the catalog", Some(parts.coordinator.look_at_disk().map_err(|error| error.to_string()))),
+        ("the coordinators' log", cluster),
+        ("the node's identity", Some(look_at_identity(parts).map_err(|error| error.to_string()))),
+    ];
+    let mut found = (0, 0);
+    for (what, looked) in all.into_iter().filter_map(|(what, looked)| Some((what, looked?))) {
+        match looked {
+            Ok((bytes, is_damaged)) => {
+                found = (found.0 + bytes, found.1 + u64::from(is_damaged));
+                if is_damaged {
+                    tracing::warn!(what, "a disk has changed one of its two files; both are written anew");
+                }
+            }
+            Err(error) => tracing::warn!(what, error, "its two files cannot be compared"),
+        }
+    }
+    found
+}
+
+fn look_at_identity(parts: &Parts) -> Result<(u64, bool), Fatal> {
+    let data = &parts.config.node.data;
+    let disk = RealDisk::open_buffered(data).map_err(|error| Fatal::directory(data, error))?;
+    parts.identity.look_at_disk(&disk)
+}
+
 /// Reads everything once: how many bytes, and how much of it was damaged. `pace` rests after so many bytes; false: it is time to end.
 fn round(parts: &Parts, pace: &dyn Fn(u64) -> bool) -> Option<(u64, u64)> {
     let mut all = (0, 0);
@@ -82,6 +113,7 @@ fn round(parts: &Parts, pace: &dyn Fn(u64) -> bool) -> Option<(u64, u64)> {
         parts.scrub.damaged.fetch_add(damaged, Ordering::Relaxed);
         pace(bytes)
     };
+    note(what_is_there_twice(parts)).then_some(())?;
     let mut segments = Scrubber::new(parts.log.clone(), parts.store.clone());
     while let Some(read) = segments.step() {
         note(read).then_some(())?;
