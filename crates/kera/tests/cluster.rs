@@ -57,8 +57,8 @@ fn three_nodes_agree_on_streams_and_another_leads_when_the_leader_is_killed() {
 fn coordinators_whose_disks_have_changed_a_bit_each_know_all_that_they_have_decided() {
     let ports = free_ports::<6>();
     let (members, mut nodes) = three_nodes(&ports);
-    for number in 0..3 {
-        nodes[number].as_ref().expect("it runs").ok(&format!("stream create made-{number} --replication 2"));
+    for (number, node) in nodes.iter().flatten().enumerate() {
+        node.ok(&format!("stream create made-{number} --replication 2"));
     }
     nodes.iter_mut().for_each(|node| node.take().expect("it runs").kill());
     for (at, member) in members.iter().enumerate() {
