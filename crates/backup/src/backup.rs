@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use kera_env::{AlignedBuffer, Clock, Disk, Processors, Random};
+use kera_env::{AlignedBuffer, Clock, Disk, Processors, Random, write_copy};
 use kera_format::checksum::crc32c;
 use kera_format::vlog::{BLOCK_HEADER_BYTES, pages};
 use kera_format::vlog_replica::{Fences, LogId};
@@ -727,6 +727,10 @@ impl Backup {
                 self.counts.failures.fetch_add(1, Ordering::Relaxed);
                 let retry_at_us = self.clock.monotonic_us() + RETRY_US;
                 return Err(self.disks[number as usize].failed(&error, &path, retry_at_us));
+            }
+            // Whoever fences waits for the file, and nobody for its copy.
+            if let Err(error) = write_copy(&*disk.disk, &path, &bytes) {
+                tracing::warn!(path, %error, "the fences are there once; the next ones are written twice");
             }
         }
         let mut state = self.state.lock();

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::sync::Arc;
 
-use kera_env::{AlignedBuffer, Clock, Disk, DiskFile, OpenMode, Random};
+use kera_env::{AlignedBuffer, Clock, Disk, DiskFile, OpenMode, Random, read_twice, replace_twice};
 use kera_format::vlog::{BlockHeader, PAGE_BYTES};
 use kera_format::vlog_replica::{FENCES_MAX, Fences, LogId, POWER_LOSSES_MAX, PowerLosses, ReplicaHeader};
 
@@ -105,31 +105,46 @@ pub(crate) fn open(
     Ok(Opened { fences, logs, headless, writers, next_file, report })
 }
 
-/// Every disk has all fences, for one is answered when all have it: any copy that reads back will do.
+/// Every disk has all fences, for one is answered when all have it: any that reads back will do, and of each disk the file or its copy.
 fn read_fences(disks: &[Arc<dyn Disk>]) -> Result<BTreeMap<u32, u32>, OpenError> {
     let (mut fences, mut found, mut unreadable) = (BTreeMap::new(), false, None);
     let path = format!("{FOLDER}/fences");
+    let failed = |error| OpenError::Disk { path: path.clone(), error };
+    let mut changed = Vec::new();
     for disk in disks {
-        let bytes = match disk.read_all(&path, 16 + 8 * FENCES_MAX) {
-            Ok(bytes) => bytes,
+        let both = match read_twice(&**disk, &path, 16 + 8 * FENCES_MAX) {
+            Ok(both) => both,
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-            Err(error) => return Err(OpenError::Disk { path, error }),
+            Err(error) => return Err(failed(error)),
         };
-        match Fences::parse(&bytes) {
-            Ok(read) => {
-                found = true;
-                for (node, epoch) in read.entries {
-                    let highest = fences.entry(node).or_insert(epoch);
-                    *highest = epoch.max(*highest);
+        if !both.are_same() {
+            changed.push(disk);
+        }
+        for bytes in [both.file, both.copy].iter().filter(|bytes| !bytes.is_empty()) {
+            match Fences::parse(bytes) {
+                Ok(read) => {
+                    found = true;
+                    for (node, epoch) in read.entries {
+                        let highest = fences.entry(node).or_insert(epoch);
+                        *highest = epoch.max(*highest);
+                    }
                 }
+                Err(error) => unreadable = Some(error.to_string()),
             }
-            Err(error) => unreadable = Some(error.to_string()),
         }
     }
     match unreadable {
-        Some(reason) if !found => Err(OpenError::Fences { path, reason }),
-        _ => Ok(fences),
+        Some(reason) if !found => return Err(OpenError::Fences { path, reason }),
+        _ => {}
     }
+    let entries = fences.iter().map(|(node, epoch)| (*node, *epoch)).collect();
+    let bytes = Fences { entries }.encode();
+    for disk in changed {
+        if let Err(error) = replace_twice(&**disk, &path, &bytes) {
+            tracing::warn!(path, %error, "the fences are there once; the next ones are written twice");
+        }
+    }
+    Ok(fences)
 }
 
 /// What is known of losses of power.

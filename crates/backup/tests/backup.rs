@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 
 use kera_backup::{Backup, BackupConfig, BackupError, BackupScrubber, OpenError, Ran, StoreDone, Taken};
-use kera_env::{Disk, FaultyDisk, ManualClock, MemoryDisk, OpenMode, RealDisk, SeededRandom};
+use kera_env::{Disk, FaultyDisk, ManualClock, MemoryDisk, OpenMode, RealDisk, SeededRandom, copy_path, read_twice};
 use kera_format::checksum::crc32c;
 use kera_format::vlog_replica::LogId;
 use kera_format::{StreamId, StreamletId};
@@ -206,6 +206,37 @@ fn what_a_loss_of_power_has_taken_is_missing_at_every_start_behind_it() {
         }
     }
     assert!(damaged > 20, "{damaged}");
+}
+
+/// A fence that a disk has changed may be one that does not hold.
+#[test]
+fn no_byte_of_the_fences_is_needed_that_is_in_their_copy() {
+    let whole = MemoryDisk::new();
+    let disks = |disk: &MemoryDisk| vec![Arc::new(disk.clone()) as Arc<dyn Disk>];
+    let (backup, _) = open(&disks(&whole), 1);
+    backup.fence(LOG.node, LOG.epoch, &[]).expect("fenced");
+    backup.fence(LOG.node + 1, 3, &[]).expect("fenced");
+    drop(backup);
+    let path = "replicas/fences".to_owned();
+    let files = [path.clone(), copy_path(&path)].map(|path| (path.clone(), whole.read_all(&path, 9999).expect("read")));
+    for (file, bytes) in &files {
+        for at in 0..bytes.len() as u64 {
+            let disk = MemoryDisk::new();
+            disk.create_dir_all("replicas").expect("made");
+            files.iter().for_each(|(path, bytes)| disk.replace(path, bytes).expect("written"));
+            disk.flip_bit(file, at, (at % 8) as u8).expect("flip");
+            let (backup, report) = open(&disks(&disk), 2);
+            assert_eq!(report.fences, 2, "{file} {at}");
+            let fenced = BlockStored { outcome: StoreOutcome::Fenced, block: LOG.epoch.into() };
+            assert_eq!(Rig::over(backup).send(LOG, 1, 1, false), Taken::Answered(fenced), "{file} {at}");
+            assert!(read_twice(&disk, &path, 9999).expect("read").are_same(), "{file} {at}");
+        }
+    }
+    // Of both.
+    files.iter().for_each(|(path, _)| whole.flip_bit(path, 20, 1).expect("flip"));
+    let clock = Arc::new(ManualClock::new(1_000_000));
+    let opened = Backup::open(config(), disks(&whole), clock, Arc::new(SeededRandom::new(3)));
+    assert!(matches!(opened.err(), Some(OpenError::Fences { .. })));
 }
 
 #[test]
@@ -748,10 +779,10 @@ fn restart(rig: Rig, rng: &mut StdRng, machine: &Machine, file_bytes: u64) -> Ri
     }
     loop {
         match machine.start(rng.random(), file_bytes) {
-            Ok(rig) => return rig,
-            Err(error) => {
-                // It may go again while a start looks through the disk.
-                assert!(machine.disk.is_off(), "{error}");
+            Ok(rig) if !machine.disk.is_off() => return rig,
+            // It may go again while a start looks through the disk, and it need not be what the start waits for that is lost.
+            started => {
+                assert!(machine.disk.is_off(), "{:?}", started.err());
                 machine.loses_power(rng.random());
             }
         }

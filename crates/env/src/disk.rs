@@ -8,6 +8,8 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::path::Path;
 use std::sync::Arc;
 
+use rustix::io::Errno;
+
 /// What offsets, lengths and addresses of direct I/O must be multiples of: 4 KiB suits every disk in use.
 pub const DISK_ALIGNMENT: usize = 4096;
 
@@ -88,6 +90,45 @@ pub trait Disk: Send + Sync + fmt::Debug {
         self.rename(&temporary, path)?;
         self.sync_dir(path.rsplit_once('/').map_or("", |(dir, _)| dir))
     }
+}
+
+/// Whether a disk says that it has lost what it was asked for: any other error may pass.
+pub fn is_unreadable(error: &io::Error) -> bool {
+    [Errno::IO, Errno::ILSEQ].iter().any(|errno| error.raw_os_error() == Some(errno.raw_os_error()))
+}
+
+/// Reads as [`DiskFile::read_at`] does. Pages of [`DISK_ALIGNMENT`] bytes that the disk cannot read are zeros, and `lost` is called with the place of each.
+///
+/// # Errors
+/// Any but those of a disk that has lost something.
+pub fn read_readable(
+    file: &dyn DiskFile,
+    offset: u64,
+    bytes: &mut [u8],
+    lost: &mut dyn FnMut(u64),
+) -> io::Result<usize> {
+    match file.read_at(offset, bytes) {
+        Err(error) if is_unreadable(&error) => {}
+        done => return done,
+    }
+    let mut done = 0;
+    for (part, at) in bytes.chunks_mut(DISK_ALIGNMENT).zip((offset..).step_by(DISK_ALIGNMENT)) {
+        match file.read_at(at, part) {
+            Ok(read) => {
+                done += read;
+                if read < part.len() {
+                    break;
+                }
+            }
+            Err(error) if is_unreadable(&error) => {
+                part.fill(0);
+                lost(at);
+                done += part.len();
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(done)
 }
 
 /// An open file. All methods block; several threads may use one file at a time.

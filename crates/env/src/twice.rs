@@ -8,9 +8,7 @@
 use std::io;
 use std::sync::Arc;
 
-use rustix::io::Errno;
-
-use crate::disk::{DISK_ALIGNMENT, Disk, DiskFile, OpenMode};
+use crate::disk::{DISK_ALIGNMENT, Disk, DiskFile, OpenMode, is_unreadable, read_readable};
 
 const COPY: &str = ".copy";
 
@@ -73,11 +71,6 @@ pub fn read_twice(disk: &dyn Disk, path: &str, limit: usize) -> io::Result<Both>
     }
 }
 
-/// Whether the disk says that it has lost what was asked for.
-fn is_unreadable(error: &io::Error) -> bool {
-    [Errno::IO, Errno::ILSEQ].iter().any(|errno| error.raw_os_error() == Some(errno.raw_os_error()))
-}
-
 fn read_sectors(disk: &dyn Disk, path: &str, limit: usize) -> io::Result<Vec<u8>> {
     let error = match disk.read_all(path, limit) {
         Err(error) if is_unreadable(&error) => error,
@@ -85,15 +78,10 @@ fn read_sectors(disk: &dyn Disk, path: &str, limit: usize) -> io::Result<Vec<u8>
     };
     let file = disk.open(path, OpenMode::Read, false)?;
     let mut bytes = vec![0; limit.min(file.len()? as usize)];
-    let mut some = false;
-    for (part, at) in bytes.chunks_mut(DISK_ALIGNMENT).zip((0..).step_by(DISK_ALIGNMENT)) {
-        match file.read_at(at, part) {
-            Ok(_) => some = true,
-            Err(error) if is_unreadable(&error) => part.fill(0),
-            Err(error) => return Err(error),
-        }
-    }
-    if some { Ok(bytes) } else { Err(error) }
+    let mut unreadable = 0;
+    let read = read_readable(&*file, 0, &mut bytes, &mut |_| unreadable += 1)?;
+    bytes.truncate(read);
+    if unreadable < bytes.len().div_ceil(DISK_ALIGNMENT) { Ok(bytes) } else { Err(error) }
 }
 
 /// [Replaces](Disk::replace) a file, then its copy: both survive a power cut when this returns. After one in the midst of it the file is whole, old or new.

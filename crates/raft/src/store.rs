@@ -124,8 +124,11 @@ fn write(mut file: LogFile, jobs: &Receiver<Job>, closing: &AtomicBool, writing:
         let (mut records, mut done) = match first {
             Job::Write(records, done) => (records, vec![done]),
             Job::Look(looked) => {
+                writing.begins();
+                let found = file.look();
+                writing.is_over();
                 // Whoever has asked may have gone.
-                let _ = looked.send(file.look());
+                let _ = looked.send(found);
                 continue;
             }
         };
@@ -162,7 +165,9 @@ fn write(mut file: LogFile, jobs: &Receiver<Job>, closing: &AtomicBool, writing:
                 Done::Waiting(sender) => drop(sender.send(copy)),
             }
         }
+        writing.begins();
         file.copy();
+        writing.is_over();
     }
 }
 

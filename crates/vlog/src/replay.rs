@@ -5,11 +5,11 @@
 //! synced, so if a later block is there, an earlier one that is not was acknowledged and is damage; if none is, it was
 //! not, and is what a power cut leaves behind.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::io;
 use std::sync::Arc;
 
-use kera_env::{AlignedBuffer, DiskFile, OpenMode};
+use kera_env::{AlignedBuffer, DiskFile, OpenMode, read_readable};
 use kera_format::chunk::Chunks;
 use kera_format::segment::SEGMENT_HEADER_BYTES;
 use kera_format::vlog::{BLOCK_HEADER_BYTES, BlockHeader, FileHeader, FileMark, PAGE_BYTES};
@@ -167,6 +167,8 @@ struct Source {
     /// What was read from the disk last: many blocks.
     ahead: AlignedBuffer,
     ahead_at: u64,
+    /// Pages that the disk cannot read.
+    lost: BTreeSet<u64>,
 }
 
 /// Bytes read at a time. Blocks are a few pages each where producers wait for every one of them, and a disk takes as long for a
@@ -203,8 +205,20 @@ impl Replay<'_, '_> {
                 },
             }
         }
+        self.lost(&source)?;
         self.report.files += 1;
         Ok(Some(KeptFile { sequence, bytes, pinned_by, damaged: false }))
+    }
+
+    /// Pages of a file that the disk cannot read may have had blocks, unless its mark says that none reaches so far: nobody takes them for ones that were never written.
+    fn lost(&mut self, source: &Source) -> Result<(), ReplayError> {
+        for at in source.lost.range(..source.blocks_end) {
+            let is_told = self.report.damage.iter().any(|damage| damage.path == source.path && damage.offset == *at);
+            if !is_told {
+                self.damaged(&source.path, *at, "the disk cannot read it".into())?;
+            }
+        }
+        Ok(())
     }
 
     /// Checks the file's header: where its blocks start, or `None` if it never had one.
@@ -238,8 +252,12 @@ impl Replay<'_, '_> {
     /// The header was synced before the first block was written: without one there is no block, or there is damage. The first block says all that the
     /// header does: nothing is lost if it is where the header ends.
     fn without_header(&mut self, source: &mut Source, reason: String) -> Result<Option<u64>, ReplayError> {
-        let Some((offset, header)) = source.next_block(PAGE_BYTES as u64)? else { return Ok(None) };
+        let Some((offset, header)) = source.next_block(PAGE_BYTES as u64)? else {
+            self.lost(source)?;
+            return Ok(None);
+        };
         if offset == PAGE_BYTES as u64 {
+            source.lost.remove(&0);
             tracing::warn!(path = source.path, reason, "the file's header does not read back; its first block does");
             source.read_mark(header.key)?;
         } else {
@@ -383,7 +401,8 @@ impl Replay<'_, '_> {
 impl Source {
     fn new(file: Arc<dyn DiskFile>, path: String, bytes: u64, vlog: u32, sequence: u64) -> Source {
         let (buffer, ahead) = (AlignedBuffer::new(), AlignedBuffer::new());
-        Source { file, path, bytes, vlog, sequence, key: None, blocks_end: bytes, buffer, ahead, ahead_at: 0 }
+        let (key, blocks_end, lost) = (None, bytes, BTreeSet::new());
+        Source { file, path, bytes, vlog, sequence, key, blocks_end, buffer, ahead, ahead_at: 0, lost }
     }
 
     /// Gets `bytes` at `offset` into the buffer, with what follows read ahead; it is shorter where the file ends.
@@ -397,7 +416,8 @@ impl Source {
             let more = self.blocks_end.saturating_sub(offset + there as u64).min(AHEAD_BYTES) as usize;
             self.ahead.resize(there);
             self.ahead.resize((there + more).max(bytes));
-            let read = self.file.read_at(offset + there as u64, &mut self.ahead[there..]);
+            let lost = &mut |at| _ = self.lost.insert(at);
+            let read = read_readable(&*self.file, offset + there as u64, &mut self.ahead[there..], lost);
             let read = read.map_err(|error| ReplayError::Disk { path: self.path.clone(), error })?;
             self.ahead.resize(there + read);
             self.ahead_at = offset;
@@ -415,7 +435,7 @@ impl Source {
         // Not by way of what is read ahead: the first blocks are there.
         self.buffer.clear();
         self.buffer.resize(PAGE_BYTES);
-        let read = self.file.read_at(at, &mut self.buffer);
+        let read = read_readable(&*self.file, at, &mut self.buffer, &mut |_| {});
         let read = read.map_err(|error| ReplayError::Disk { path: self.path.clone(), error })?;
         self.buffer.resize(read);
         if let Ok(mark) = FileMark::parse(&self.buffer)

@@ -307,6 +307,36 @@ fn no_bit_of_a_files_header_is_needed_unless_its_first_block_is_gone_too() {
     }
 }
 
+/// A page that the disk cannot read is damage wherever blocks may be, for nobody can tell it from one that was never written; but a header that its first block makes up for.
+#[test]
+fn a_page_that_a_disk_cannot_read_is_refused_and_named_or_accepted_and_reported() {
+    let count = files(&written().0).len();
+    for (file, page) in [(0, 0), (0, 4096), (count / 2, 0), (count / 2, 4096), (count - 1, 4096)] {
+        let (memory, texts) = written();
+        let path = files(&memory)[file].clone();
+        let disk = FaultyDisk::new(Arc::new(memory));
+        disk.set_unreadable(&path, page + 100);
+        let faulty: Arc<dyn Disk> = Arc::new(disk.clone());
+        if page == 0 {
+            let (replayed, report) = replay(&faulty, config()).unwrap_or_else(|error| panic!("{path}: {error}"));
+            assert!(replayed.texts == texts && report.damage.is_empty(), "{path}");
+            continue;
+        }
+        let error = replay(&faulty, config()).err();
+        assert!(matches!(&error, Some(ReplayError::Damaged(damage)) if damage.path == path), "{path}: {error:?}");
+        let accept = VirtualLogConfig { accept_damage: true, ..config() };
+        let (replayed, report) = replay(&faulty, accept).expect("accepted");
+        assert!(report.damage.iter().any(|damage| damage.path == path && damage.offset == page), "{:?}", report.damage);
+        let lost: usize = texts.iter().map(|(lane, texts)| texts.len() - replayed.texts[lane].len()).sum();
+        assert!((1..=20).contains(&lost), "{path} {page}: {lost}");
+        let names = faulty.list("vlog").expect("list");
+        assert!(
+            names.iter().any(|name| format!("vlog/{name}").starts_with(&path)),
+            "it is there for a look: {names:?}"
+        );
+    }
+}
+
 #[test]
 fn the_last_block_alone_may_be_torn() {
     let (disk, texts) = written();

@@ -11,7 +11,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::io;
 use std::sync::Arc;
 
-use kera_env::{AlignedBuffer, Disk, DiskFile, OpenMode};
+use kera_env::{AlignedBuffer, Disk, DiskFile, OpenMode, read_readable};
 use kera_format::container::{
     BatchHeader, CONTAINER_BYTES_MAX, CONTAINER_HEADER_BYTES, CONTAINER_MARKS_MAX, ContainerEntry, ContainerHeader,
     PAGE_BYTES, ReleasedMap, Trailer, index_bytes, pages, verify_image,
@@ -249,7 +249,7 @@ impl Scan {
         let file = disk.open(&path, OpenMode::ReadWrite, true)?;
         let file_bytes = file.len()?;
         let mut page = AlignedBuffer::zeroed(CONTAINER_HEADER_BYTES);
-        let read = file.read_at(0, &mut page)?;
+        let read = read(&*file, 0, &mut page)?;
         let mut has_header = true;
         let header = match ContainerHeader::parse(&page[..read]) {
             Ok(header) if header.container == container => header,
@@ -310,13 +310,13 @@ impl Scan {
             return Ok(false);
         }
         let mut page = AlignedBuffer::zeroed(PAGE_BYTES);
-        let read = self.file.read_at(file_bytes - PAGE_BYTES as u64, &mut page)?;
+        let read = self.read(file_bytes - PAGE_BYTES as u64, &mut page)?;
         let Ok(trailer) = Trailer::parse(&page[..read], file_bytes) else { return Ok(false) };
         if trailer.container != self.header.container || trailer.key != self.header.key {
             return Ok(false);
         }
         let mut footer = AlignedBuffer::zeroed(trailer.footer_bytes() as usize);
-        let read = self.file.read_at(trailer.at, &mut footer)?;
+        let read = self.read(trailer.at, &mut footer)?;
         let Ok(entries) = trailer.entries(&footer[..read]) else { return Ok(false) };
         self.entries = (0..).zip(entries).collect();
         self.end = trailer.at;
@@ -390,13 +390,13 @@ impl Scan {
     /// of the two, so both are looked at; the chunks need not be.
     fn read_extent(&mut self, file_bytes: u64) -> io::Result<bool> {
         let mut page = AlignedBuffer::zeroed(PAGE_BYTES);
-        let read = self.file.read_at(self.end, &mut page)?;
+        let read = self.read(self.end, &mut page)?;
         let Ok(marker) = ExtentMarker::parse(&page[..read]) else { return Ok(false) };
         if (marker.container, marker.key, marker.at) != (self.header.container, self.header.key, self.end) {
             return Ok(false);
         }
         self.end = marker.end();
-        let read = self.file.read_at(marker.image_at(), &mut page)?;
+        let read = self.read(marker.image_at(), &mut page)?;
         let first_page = &page[..read];
         if let Some((header, entries)) = self.read_batch(marker.index_at(), file_bytes)?
             && entries.len() == 1
@@ -426,10 +426,14 @@ impl Scan {
         Ok(true)
     }
 
+    fn read(&self, at: u64, bytes: &mut [u8]) -> io::Result<usize> {
+        read(&*self.file, at, bytes)
+    }
+
     /// The batch that starts at a place, if one does.
     fn read_batch(&self, at: u64, file_bytes: u64) -> io::Result<Option<(BatchHeader, Vec<ContainerEntry>)>> {
         let mut page = AlignedBuffer::zeroed(PAGE_BYTES);
-        let read = self.file.read_at(at, &mut page)?;
+        let read = self.read(at, &mut page)?;
         let Ok(header) = BatchHeader::parse(&page[..read]) else { return Ok(None) };
         let is_mine = header.container == self.header.container && header.key == self.header.key && header.at == at;
         let follows = self.entries.last().is_none_or(|(number, _)| header.first > *number);
@@ -437,7 +441,7 @@ impl Scan {
             return Ok(None);
         }
         let mut index = AlignedBuffer::zeroed(header.index_bytes() as usize);
-        let read = self.file.read_at(at, &mut index)?;
+        let read = self.read(at, &mut index)?;
         Ok(header.entries(&index[..read]).ok().map(|entries| (header, entries)))
     }
 
@@ -481,7 +485,7 @@ impl Scan {
     fn images_up_to(&self, mut at: u64, end: u64, count: u32) -> io::Result<Option<Vec<ContainerEntry>>> {
         let (mut entries, mut page) = (Vec::new(), AlignedBuffer::zeroed(PAGE_BYTES));
         while at < end && (entries.len() as u32) < count {
-            let read = self.file.read_at(at, &mut page)?;
+            let read = self.read(at, &mut page)?;
             let Ok(header) = SegmentHeader::parse(&page[..read]) else { return Ok(None) };
             let Ok(progress) = SegmentProgress::parse(&page[..read], header.capacity_bytes) else { return Ok(None) };
             let bytes = pages(progress.head);
@@ -489,7 +493,7 @@ impl Scan {
                 return Ok(None);
             }
             let mut image = AlignedBuffer::zeroed(bytes as usize);
-            let read = self.file.read_at(at, &mut image)?;
+            let read = self.read(at, &mut image)?;
             if verify_image(&image[..read]).is_err() {
                 return Ok(None);
             }
@@ -508,7 +512,7 @@ impl Scan {
         let mut at = self.end + PAGE_BYTES as u64;
         let mut window = AlignedBuffer::zeroed(1 << 20);
         while at < file_bytes.min(CONTAINER_BYTES_MAX) {
-            let read = self.file.read_at(at, &mut window)?;
+            let read = self.read(at, &mut window)?;
             for (n, page) in window[..read].chunks_exact(PAGE_BYTES).enumerate() {
                 if BatchHeader::parse(page).is_ok()
                     && let Some(batch) = self.read_batch(at + (n * PAGE_BYTES) as u64, file_bytes)?
@@ -524,8 +528,10 @@ impl Scan {
     /// Whether something is behind the last batch that is none: all that follows is zeros otherwise, or a footer whose end does not read back.
     fn has_more(&self, file_bytes: u64) -> io::Result<bool> {
         let mut page = AlignedBuffer::zeroed(PAGE_BYTES);
-        let read = if self.end < file_bytes { self.file.read_at(self.end, &mut page)? } else { 0 };
-        Ok(page[..read].iter().any(|byte| *byte != 0) && !page.starts_with(&SEGMENT_MAGIC.to_le_bytes()))
+        let mut is_lost = false;
+        let lost = &mut |_| is_lost = true;
+        let read = if self.end < file_bytes { read_readable(&*self.file, self.end, &mut page, lost)? } else { 0 };
+        Ok(is_lost || page[..read].iter().any(|byte| *byte != 0) && !page.starts_with(&SEGMENT_MAGIC.to_le_bytes()))
     }
 
     /// Whether a segment's image is on disk as it was in memory.
@@ -584,18 +590,23 @@ impl Scan {
     }
 }
 
+/// Reads a place of a container. What the disk cannot read is zeros, which nothing that tells of segments is: it is damaged like anything that was changed.
+fn read(file: &dyn DiskFile, at: u64, bytes: &mut [u8]) -> io::Result<usize> {
+    read_readable(file, at, bytes, &mut |_| {})
+}
+
 /// The key of a container whose header does not read back, as what follows the header repeats it, or the end of the file. Nobody but the node writes at
 /// either place of a file that was finished.
 fn key_of(file: &dyn DiskFile, file_bytes: u64, container: u64) -> io::Result<Option<u64>> {
     let mut page = AlignedBuffer::zeroed(PAGE_BYTES);
     let at = CONTAINER_HEADER_BYTES as u64;
-    let read = file.read_at(at, &mut page)?;
+    let read = read(file, at, &mut page)?;
     let batch = BatchHeader::parse(&page[..read]).ok().map(|batch| (batch.container, batch.at, batch.key));
     let extent = ExtentMarker::parse(&page[..read]).ok().map(|extent| (extent.container, extent.at, extent.key));
     if let Some((.., key)) = batch.or(extent).filter(|(of, from, _)| (*of, *from) == (container, at)) {
         return Ok(Some(key));
     }
-    let read = file.read_at(file_bytes.saturating_sub(PAGE_BYTES as u64), &mut page)?;
+    let read = self::read(file, file_bytes.saturating_sub(PAGE_BYTES as u64), &mut page)?;
     let trailer = Trailer::parse(&page[..read], file_bytes).ok().filter(|trailer| trailer.container == container);
     Ok(trailer.map(|trailer| trailer.key))
 }

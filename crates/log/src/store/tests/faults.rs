@@ -221,6 +221,49 @@ fn no_byte_of_what_tells_of_segments_is_needed_but_the_last_index_of_a_container
     }
 }
 
+/// Pages that the disk cannot read are what it has lost, and no more.
+#[test]
+fn a_page_that_a_disk_cannot_read_costs_what_is_in_it_alone() {
+    for is_full in [false, true] {
+        let memory = MemoryDisk::new();
+        let mut bench = Bench::fresh(as_disks(std::slice::from_ref(&memory)));
+        for round in 0..3 {
+            (0..3).for_each(|n| bench.close(id(n, round), 10_000));
+            bench.settle();
+        }
+        if is_full {
+            bench.core.flush_all().unwrap();
+        }
+        let path = container_path(bench.location(id(0, 0)).unwrap().container);
+        drop(bench);
+        let bytes = memory.read_all(&path, 1 << 20).unwrap();
+        let indexes: Vec<usize> =
+            (0..bytes.len()).step_by(4096).filter(|at| bytes[*at..].starts_with(b"KCBA")).collect();
+        for page in (0..bytes.len()).step_by(4096) {
+            let copy = MemoryDisk::new();
+            copy.create_dir_all("containers").unwrap();
+            copy.replace(&path, &bytes).unwrap();
+            let disk = FaultyDisk::new(Arc::new(copy));
+            disk.set_unreadable(&path, page as u64 + 10);
+            let (bench, recovery) = Bench::open(config(), as_disks(std::slice::from_ref(&disk))).unwrap();
+            let (found, problems) = (recovery.segments.len(), &recovery.problems);
+            // The first page has what was let go of.
+            let of_map = |problem: &String| page == 0 && problem.contains("released map");
+            assert!(problems.iter().all(of_map) && recovery.lacks.is_empty(), "{is_full} {page}: {problems:?}");
+            // Of the last batch of one that was being filled nobody can tell whether it was all written.
+            match is_full || page < indexes[2] {
+                true => assert_eq!(found, 9, "{is_full} {page}"),
+                false => assert!((6..9).contains(&found), "{is_full} {page}: {found}"),
+            }
+            let whole = recovery.segments.iter().filter(|segment| {
+                let at = segment.at.offset as usize;
+                !(at..at + segment.at.bytes as usize).contains(&page)
+            });
+            whole.for_each(|segment| bench.check(segment.header.id, 10_000));
+        }
+    }
+}
+
 /// Of two indexes in a row nobody can tell which images were of which, and what was let go of is a hole that nobody can see the size of.
 #[test]
 fn what_images_cannot_tell_is_lost_and_said_to_be() {
