@@ -133,9 +133,8 @@ fn read_fences(disks: &[Arc<dyn Disk>]) -> Result<BTreeMap<u32, u32>, OpenError>
             }
         }
     }
-    match unreadable {
-        Some(reason) if !found => return Err(OpenError::Fences { path, reason }),
-        _ => {}
+    if let Some(reason) = unreadable.filter(|_| !found) {
+        return Err(OpenError::Fences { path, reason });
     }
     let entries = fences.iter().map(|(node, epoch)| (*node, *epoch)).collect();
     let bytes = Fences { entries }.encode();

@@ -259,11 +259,11 @@ fn check_header(path: &str, bytes: &[u8], expected: FileHeader) -> Result<(), Op
 
 /// What a snapshot says, or its copy if the snapshot does not read back; the error is the snapshot's.
 fn read_snapshot(both: &Both, node: [u8; 16], generation: u64) -> Result<Catalog, OpenError> {
-    parse_snapshot(&both.file, node, generation).or_else(|error| {
-        let catalog = parse_snapshot(&both.copy, node, generation).map_err(|_| error)?;
+    let (catalog, is_copied) = both.read_back(0, |bytes| parse_snapshot(bytes, node, generation), |_| true)?;
+    if is_copied {
         tracing::warn!(path = snapshot_path(generation), "a snapshot of the catalog does not read back; its copy does");
-        Ok(catalog)
-    })
+    }
+    Ok(catalog)
 }
 
 fn parse_snapshot(bytes: &[u8], node: [u8; 16], generation: u64) -> Result<Catalog, OpenError> {
@@ -300,10 +300,8 @@ fn parse_snapshot(bytes: &[u8], node: [u8; 16], generation: u64) -> Result<Catal
 fn read_journal(both: &Both, node: [u8; 16], generation: u64, catalog: &mut Catalog) -> Result<Opened, OpenError> {
     let path = journal_path(generation);
     let header = FileHeader { node, generation, kind: FileKind::Journal };
-    let headers = check_header(&path, &both.file, header)
-        .or_else(|error| check_header(&path, &both.copy, header).map_err(|_| error));
-    match headers {
-        Ok(()) => {}
+    match both.read_back(0, |bytes| check_header(&path, bytes, header), |()| true) {
+        Ok(_) => {}
         // The header is synced before the first entry is written.
         Err(OpenError::Damaged { error, .. }) => {
             end_of_journal(&path, both, 0, error)?;
@@ -315,13 +313,13 @@ fn read_journal(both: &Both, node: [u8; 16], generation: u64, catalog: &mut Cata
     let mut offset = FILE_HEADER_BYTES;
     while offset < both.end() {
         let next = catalog.next_index();
-        let parsed = Entry::parse(both.file_from(offset)).or_else(|error| {
-            let copied = Entry::parse(both.copy_from(offset)).ok().filter(|(index, ..)| *index == next).ok_or(error)?;
-            tracing::warn!(path, offset, "an entry of the catalog does not read back; its copy does");
-            Ok(copied)
-        });
-        let (index, entry, size) = match parsed {
-            Ok(parsed) => parsed,
+        let (index, entry, size) = match both.read_back(offset, Entry::parse, |(index, ..)| *index == next) {
+            Ok((parsed, is_copied)) => {
+                if is_copied {
+                    tracing::warn!(path, offset, "an entry of the catalog does not read back; its copy does");
+                }
+                parsed
+            }
             Err(error) => {
                 end_of_journal(&path, both, offset, error)?;
                 opened.torn_bytes = (both.end() - offset) as u64;
@@ -344,8 +342,7 @@ fn read_journal(both: &Both, node: [u8; 16], generation: u64, catalog: &mut Cata
 /// not read back in either was never acknowledged if it is the last in both, and was if another follows it. What is lost is one that a disk changed between
 /// the sync and the copy of it that a kill kept from being written, moments later.
 fn end_of_journal(path: &str, both: &Both, offset: usize, error: FormatError) -> Result<(), OpenError> {
-    let follows = |bytes: &[u8]| (8..bytes.len()).step_by(8).any(|at| Entry::parse(&bytes[at..]).is_ok());
-    if follows(both.file_from(offset)) || follows(both.copy_from(offset)) {
+    if both.goes_on_behind(offset, |bytes| Entry::parse(bytes).is_ok()) {
         return Err(OpenError::Damaged { path: path.to_owned(), offset: offset as u64, error });
     }
     Ok(())

@@ -80,16 +80,26 @@ pub trait Disk: Send + Sync + fmt::Debug {
     /// Replaces a small file, or makes it: after a power cut it holds the old bytes or the new ones, never a mix.
     fn replace(&self, path: &str, bytes: &[u8]) -> io::Result<()> {
         let temporary = format!("{path}.tmp");
-        match self.remove(&temporary) {
+        self.create_with(&temporary, bytes)?.sync_data()?;
+        self.rename(&temporary, path)?;
+        self.sync_dir(dir_of(path))
+    }
+
+    /// Makes a file with these bytes, in place of any that is there. Syncs nothing.
+    fn create_with(&self, path: &str, bytes: &[u8]) -> io::Result<Arc<dyn DiskFile>> {
+        match self.remove(path) {
             Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
             _ => {}
         }
-        let file = self.open(&temporary, OpenMode::Create, false)?;
+        let file = self.open(path, OpenMode::Create, false)?;
         file.write_at(0, bytes)?;
-        file.sync_data()?;
-        self.rename(&temporary, path)?;
-        self.sync_dir(path.rsplit_once('/').map_or("", |(dir, _)| dir))
+        Ok(file)
     }
+}
+
+/// The directory that a path is in; empty: the root.
+pub(crate) fn dir_of(path: &str) -> &str {
+    path.rsplit_once('/').map_or("", |(dir, _)| dir)
 }
 
 /// Whether a disk says that it has lost what it was asked for: any other error may pass.

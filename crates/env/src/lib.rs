@@ -25,4 +25,4 @@ pub use memory::MemoryDisk;
 pub use processors::{MachineProcessors, ProcessorTimes, Processors};
 pub use random::{Random, SeededRandom, SystemRandom};
 pub use real::{RealDisk, boot_id};
-pub use twice::{Both, copy_path, read_twice, replace_twice, without_copy, write_copy};
+pub use twice::{Both, copy_path, read_twice, replace_twice, replace_with_copy, without_copy, write_copy};

@@ -8,7 +8,7 @@
 use std::io;
 use std::sync::Arc;
 
-use crate::disk::{DISK_ALIGNMENT, Disk, DiskFile, OpenMode, is_unreadable, read_readable};
+use crate::disk::{DISK_ALIGNMENT, Disk, DiskFile, OpenMode, dir_of, is_unreadable, read_readable};
 
 const COPY: &str = ".copy";
 
@@ -32,14 +32,28 @@ impl Both {
         self.file.len().max(self.copy.len())
     }
 
-    /// What the file has from a byte on.
-    pub fn file_from(&self, at: usize) -> &[u8] {
-        self.file.get(at..).unwrap_or_default()
+    /// What the file has from a byte on, then what its copy has.
+    fn from(&self, at: usize) -> [&[u8]; 2] {
+        [&self.file, &self.copy].map(|bytes| bytes.get(at..).unwrap_or_default())
     }
 
-    /// What the copy has from a byte on.
-    pub fn copy_from(&self, at: usize) -> &[u8] {
-        self.copy.get(at..).unwrap_or_default()
+    /// What is at a byte of the file, or at that of its copy if the file does not read back there and the copy's `counts`; and whether it is the copy's. The error is the file's.
+    pub fn read_back<T, E>(
+        &self,
+        at: usize,
+        parse: impl Fn(&[u8]) -> Result<T, E>,
+        counts: impl Fn(&T) -> bool,
+    ) -> Result<(T, bool), E> {
+        let [file, copy] = self.from(at);
+        parse(file).map(|found| (found, false)).or_else(|error| match parse(copy) {
+            Ok(found) if counts(&found) => Ok((found, true)),
+            _ => Err(error),
+        })
+    }
+
+    /// Whether something that `is_next` reads back in either behind a byte, at a multiple of 8 bytes from there.
+    pub fn goes_on_behind(&self, at: usize, is_next: impl Fn(&[u8]) -> bool) -> bool {
+        self.from(at).iter().any(|bytes| (8..bytes.len()).step_by(8).any(|at| is_next(&bytes[at..])))
     }
 }
 
@@ -86,21 +100,19 @@ fn read_sectors(disk: &dyn Disk, path: &str, limit: usize) -> io::Result<Vec<u8>
 
 /// [Replaces](Disk::replace) a file, then its copy: both survive a power cut when this returns. After one in the midst of it the file is whole, old or new.
 pub fn replace_twice(disk: &dyn Disk, path: &str, bytes: &[u8]) -> io::Result<()> {
+    replace_with_copy(disk, path, bytes, bytes)
+}
+
+/// The same with a copy that has more in it than the file.
+pub fn replace_with_copy(disk: &dyn Disk, path: &str, bytes: &[u8], copy: &[u8]) -> io::Result<()> {
     disk.replace(path, bytes)?;
-    write_copy(disk, path, bytes)?.sync_data()?;
-    disk.sync_dir(path.rsplit_once('/').map_or("", |(dir, _)| dir))
+    write_copy(disk, path, copy)?.sync_data()?;
+    disk.sync_dir(dir_of(path))
 }
 
 /// Begins the copy of a file with these bytes, in place of any that is there. Syncs nothing: as long as the file reads back nobody needs it.
 pub fn write_copy(disk: &dyn Disk, path: &str, bytes: &[u8]) -> io::Result<Arc<dyn DiskFile>> {
-    let copy = copy_path(path);
-    match disk.remove(&copy) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
-    }
-    let file = disk.open(&copy, OpenMode::Create, false)?;
-    file.write_at(0, bytes)?;
-    Ok(file)
+    disk.create_with(&copy_path(path), bytes)
 }
 
 #[cfg(test)]
@@ -120,7 +132,7 @@ mod tests {
         assert!(both.are_same() && both.file == b"other", "{both:?}");
         disk.remove("d/a").unwrap();
         let both = read_twice(&disk, "d/a", 9).unwrap();
-        assert_eq!((both.file_from(0), both.copy_from(2), both.end()), (&b""[..], &b"her"[..], 5));
+        assert_eq!((both.from(0)[0], both.from(2)[1], both.end()), (&b""[..], &b"her"[..], 5));
         // One that is too large is as good as none.
         assert_eq!(read_twice(&disk, "d/a", 4).unwrap_err().kind(), io::ErrorKind::InvalidData);
         assert_eq!(without_copy("a.log.copy"), "a.log");

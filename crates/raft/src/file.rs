@@ -11,7 +11,6 @@ use std::io;
 use std::sync::Arc;
 
 use kera_env::{Both, Disk, DiskFile, OpenMode, copy_path, read_twice, replace_twice, without_copy, write_copy};
-use kera_format::FormatError;
 use kera_format::cluster::RaftPlace;
 use kera_format::raft::{FILE_HEADER_BYTES, FileHeader, LogEntry, Record, encode_block, parse_block};
 
@@ -198,31 +197,31 @@ impl LogFile {
             Err(OpenError::Damaged { path: path.to_owned(), offset: offset as u64, reason })
         };
         // Published by a rename with its first block synced: what is torn is behind that.
-        let header = FileHeader::parse(&both.file).or_else(|error| FileHeader::parse(&both.copy).map_err(|_| error));
-        match header {
-            Ok(header) if header.node != self.node => return damaged(8, "it was written by another node".into()),
-            Ok(header) if header.generation != self.generation => return damaged(24, "it has another number".into()),
-            Ok(_) => {}
+        let mut is_whole = match both.read_back(0, FileHeader::parse, |_| true) {
+            Ok((header, _)) if header.node != self.node => return damaged(8, "it was written by another node".into()),
+            Ok((header, _)) if header.generation != self.generation => {
+                return damaged(24, "it has another number".into());
+            }
+            Ok((_, is_copied)) => !is_copied,
             Err(error) => return damaged(0, error.to_string()),
-        }
-        let (mut at, mut is_whole) = (FILE_HEADER_BYTES, FileHeader::parse(&both.file).is_ok());
+        };
+        let mut at = FILE_HEADER_BYTES;
         while at < both.end() {
             let next = self.sequence + 1;
-            let parsed: Result<_, FormatError> = parse_block(both.file_from(at)).or_else(|error| {
-                let copied =
-                    parse_block(both.copy_from(at)).ok().filter(|(number, ..)| *number == next).ok_or(error)?;
-                tracing::warn!(path, offset = at, "a block of the coordinators' log does not read back; its copy does");
-                is_whole = false;
-                Ok(copied)
-            });
-            let (sequence, records, size) = match parsed {
-                Ok(parsed) => parsed,
+            let (sequence, records, size) = match both.read_back(at, parse_block, |(number, ..)| *number == next) {
+                Ok((parsed, is_copied)) => {
+                    if is_copied {
+                        tracing::warn!(
+                            path,
+                            offset = at,
+                            "a block of the coordinators' log does not read back; its copy does"
+                        );
+                        is_whole = false;
+                    }
+                    parsed
+                }
                 Err(error) => {
-                    let follows = |bytes: &[u8]| {
-                        let mut places = (8..bytes.len()).step_by(8);
-                        places.any(|at| parse_block(&bytes[at..]).is_ok_and(|(number, ..)| number > next))
-                    };
-                    if follows(both.file_from(at)) || follows(both.copy_from(at)) {
+                    if both.goes_on_behind(at, |bytes| parse_block(bytes).is_ok_and(|(number, ..)| number > next)) {
                         return damaged(at, error.to_string());
                     }
                     let torn = both.end() - at;

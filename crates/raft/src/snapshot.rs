@@ -99,21 +99,12 @@ fn newest_path(disk: &dyn Disk) -> io::Result<Option<String>> {
     Ok(newest.map(|index| format!("{DIR}/{index:016}{SUFFIX}")))
 }
 
-/// What a snapshot says, with the bytes of the one of the two that reads back; the error is the snapshot's.
-fn decode_both(both: Both) -> Result<(Loaded, Vec<u8>), String> {
-    match decode(&both.file) {
-        Ok(loaded) => Ok((loaded, both.file)),
-        Err(reason) => match decode(&both.copy) {
-            Ok(loaded) => Ok((loaded, both.copy)),
-            Err(_) => Err(reason),
-        },
-    }
-}
-
 /// The newest snapshot with its bytes.
 pub(crate) fn read_newest(disk: &dyn Disk) -> io::Result<Option<(Loaded, Vec<u8>)>> {
     let Some(path) = newest_path(disk)? else { return Ok(None) };
-    decode_both(read_twice(disk, &path, BYTES_MAX)?).map(Some).map_err(io::Error::other)
+    let both = read_twice(disk, &path, BYTES_MAX)?;
+    let (loaded, is_copied) = both.read_back(0, decode, |_| true).map_err(io::Error::other)?;
+    Ok(Some((loaded, if is_copied { both.copy } else { both.file })))
 }
 
 /// The newest snapshot, for a start: both are there behind it, if the disk takes it.
@@ -122,20 +113,20 @@ pub(crate) fn newest(disk: &dyn Disk) -> Result<Option<Loaded>, OpenError> {
     let Some(path) = newest_path(disk).map_err(|error| at(DIR, error))? else { return Ok(None) };
     let both = read_twice(disk, &path, BYTES_MAX).map_err(|error| at(&path, error))?;
     let damaged = |reason| OpenError::Damaged { path: path.clone(), offset: 0, reason };
-    let (loaded, bytes) = decode_both(both.clone()).map_err(damaged)?;
-    if let Err(error) = mend(disk, &path, &both, &bytes) {
+    let (loaded, is_copied) = both.read_back(0, decode, |_| true).map_err(damaged)?;
+    if let Err(error) = mend(disk, &path, &both, is_copied) {
         tracing::warn!(path, %error, "a snapshot of the coordinators is there once; the next one is written twice");
     }
     Ok(Some(loaded))
 }
 
-/// Writes anew what of the two is not what it should be. Whether that was so.
-fn mend(disk: &dyn Disk, path: &str, both: &Both, bytes: &[u8]) -> io::Result<bool> {
-    if both.file != bytes {
+/// Writes anew what of the two is not what it should be; `is_copied`: only the copy reads back. Whether that was so.
+fn mend(disk: &dyn Disk, path: &str, both: &Both, is_copied: bool) -> io::Result<bool> {
+    if is_copied {
         tracing::warn!(path, "a snapshot of the coordinators does not read back; its copy does");
-        disk.replace(path, bytes)?;
+        disk.replace(path, &both.copy)?;
     } else if !both.are_same() {
-        write_copy(disk, path, bytes)?;
+        write_copy(disk, path, &both.file)?;
     }
     Ok(!both.are_same())
 }
@@ -148,8 +139,8 @@ pub(crate) fn look(disk: &dyn Disk) -> io::Result<(u64, bool)> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok((0, false)),
         read => read?,
     };
-    let (_, bytes) = decode_both(both.clone()).map_err(io::Error::other)?;
-    Ok(((both.file.len() + both.copy.len()) as u64, mend(disk, &path, &both, &bytes)?))
+    let (_, is_copied) = both.read_back(0, decode, |_| true).map_err(io::Error::other)?;
+    Ok(((both.file.len() + both.copy.len()) as u64, mend(disk, &path, &both, is_copied)?))
 }
 
 /// Entries that make an empty state at this level the one that a single node's catalog holds, as far as the level knows it.

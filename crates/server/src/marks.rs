@@ -6,7 +6,7 @@
 
 use std::io;
 
-use kera_env::{Disk, copy_path, read_twice, write_copy};
+use kera_env::{Disk, read_twice, replace_with_copy};
 use kera_format::checksum::crc32c;
 
 /// Bytes of the last line of a copy, with the line breaks around it.
@@ -50,10 +50,7 @@ pub(crate) fn read(disk: &dyn Disk, name: &str, limit: usize) -> io::Result<Mark
 
 /// Replaces a file, then its copy, both synced: after a power cut the file is whole, old or new, and the copy is not newer.
 pub(crate) fn write(disk: &dyn Disk, name: &str, text: &[u8]) -> io::Result<()> {
-    disk.replace(name, text)?;
-    let copy = [text, line_of(text).as_bytes()].concat();
-    write_copy(disk, name, &copy)?.sync_data()?;
-    disk.sync_dir(copy_path(name).rsplit_once('/').map_or("", |(dir, _)| dir))
+    replace_with_copy(disk, name, text, &[text, line_of(text).as_bytes()].concat())
 }
 
 #[cfg(test)]

@@ -171,25 +171,37 @@ fn damaged_footer_and_damaged_index_are_covered_by_each_other() {
     assert_eq!((recovery.segments.len(), recovery.unfinished), (9, 0), "there is a footer again");
 }
 
+/// A container of so many batches of three segments: its path, its bytes, and where its indexes are. One that is not full is as a kill leaves it.
+fn filled(batches: u32, is_full: bool) -> (String, Vec<u8>, Vec<usize>) {
+    let disk = MemoryDisk::new();
+    let mut bench = Bench::fresh(as_disks(std::slice::from_ref(&disk)));
+    for batch in 0..batches {
+        (0..3).for_each(|n| bench.close(id(n, batch), 10_000));
+        bench.settle();
+    }
+    if is_full {
+        bench.core.flush_all().unwrap();
+    }
+    let path = container_path(bench.location(id(0, 0)).unwrap().container);
+    let bytes = disk.read_all(&path, 1 << 20).unwrap();
+    let indexes = (0..bytes.len()).step_by(4096).filter(|at| bytes[*at..].starts_with(b"KCBA")).collect();
+    (path, bytes, indexes)
+}
+
+/// A disk with this container alone.
+fn disk_with(path: &str, bytes: &[u8]) -> MemoryDisk {
+    let disk = MemoryDisk::new();
+    disk.create_dir_all("containers").unwrap();
+    disk.replace(path, bytes).unwrap();
+    disk
+}
+
 /// A container that was being filled when the process was killed, and one that is full, with what tells of segments in them changed in one place.
 #[test]
 fn no_byte_of_what_tells_of_segments_is_needed_but_the_last_index_of_a_container_that_was_being_filled() {
     for is_full in [false, true] {
-        let disk = MemoryDisk::new();
-        let mut bench = Bench::fresh(as_disks(std::slice::from_ref(&disk)));
-        for round in 0..3 {
-            (0..3).for_each(|n| bench.close(id(n, round), 10_000));
-            bench.settle();
-        }
-        if is_full {
-            bench.core.flush_all().unwrap();
-        }
-        let path = container_path(bench.location(id(0, 0)).unwrap().container);
-        drop(bench);
-        let bytes = disk.read_all(&path, 1 << 20).unwrap();
+        let (path, bytes, indexes) = filled(3, is_full);
         let footer = bytes.len() - 4096;
-        let indexes: Vec<usize> =
-            (0..bytes.len()).step_by(4096).filter(|at| bytes[*at..].starts_with(b"KCBA")).collect();
         assert_eq!(indexes.len(), 3);
         let last = indexes[2];
         let mut places: Vec<usize> = (0..64).collect();
@@ -198,9 +210,7 @@ fn no_byte_of_what_tells_of_segments_is_needed_but_the_last_index_of_a_container
             places.extend((footer..footer + 9 * (144 + 32)).chain(bytes.len() - 64..bytes.len()));
         }
         for place in places {
-            let disk = MemoryDisk::new();
-            disk.create_dir_all("containers").unwrap();
-            disk.replace(&path, &bytes).unwrap();
+            let disk = disk_with(&path, &bytes);
             disk.flip_bit(&path, place as u64, (place % 8) as u8).unwrap();
             for start in 0..2 {
                 let (bench, recovery) = Bench::open(config(), as_disks(std::slice::from_ref(&disk))).unwrap();
@@ -225,25 +235,9 @@ fn no_byte_of_what_tells_of_segments_is_needed_but_the_last_index_of_a_container
 #[test]
 fn a_page_that_a_disk_cannot_read_costs_what_is_in_it_alone() {
     for is_full in [false, true] {
-        let memory = MemoryDisk::new();
-        let mut bench = Bench::fresh(as_disks(std::slice::from_ref(&memory)));
-        for round in 0..3 {
-            (0..3).for_each(|n| bench.close(id(n, round), 10_000));
-            bench.settle();
-        }
-        if is_full {
-            bench.core.flush_all().unwrap();
-        }
-        let path = container_path(bench.location(id(0, 0)).unwrap().container);
-        drop(bench);
-        let bytes = memory.read_all(&path, 1 << 20).unwrap();
-        let indexes: Vec<usize> =
-            (0..bytes.len()).step_by(4096).filter(|at| bytes[*at..].starts_with(b"KCBA")).collect();
+        let (path, bytes, indexes) = filled(3, is_full);
         for page in (0..bytes.len()).step_by(4096) {
-            let copy = MemoryDisk::new();
-            copy.create_dir_all("containers").unwrap();
-            copy.replace(&path, &bytes).unwrap();
-            let disk = FaultyDisk::new(Arc::new(copy));
+            let disk = FaultyDisk::new(Arc::new(disk_with(&path, &bytes)));
             disk.set_unreadable(&path, page as u64 + 10);
             let (bench, recovery) = Bench::open(config(), as_disks(std::slice::from_ref(&disk))).unwrap();
             let (found, problems) = (recovery.segments.len(), &recovery.problems);
@@ -267,22 +261,12 @@ fn a_page_that_a_disk_cannot_read_costs_what_is_in_it_alone() {
 /// Of two indexes in a row nobody can tell which images were of which, and what was let go of is a hole that nobody can see the size of.
 #[test]
 fn what_images_cannot_tell_is_lost_and_said_to_be() {
-    let disk = MemoryDisk::new();
-    let mut bench = Bench::fresh(as_disks(std::slice::from_ref(&disk)));
-    for round in 0..4 {
-        (0..3).for_each(|n| bench.close(id(n, round), 10_000));
-        bench.settle();
-    }
-    let at = bench.location(id(1, 1)).unwrap();
-    let path = container_path(at.container);
+    let (path, bytes, indexes) = filled(4, false);
+    let (bench, _) = Bench::open(config(), as_disks(&[disk_with(&path, &bytes)])).unwrap();
+    let image = bench.location(id(1, 1)).unwrap().offset as usize + 5_000;
     drop(bench);
-    let bytes = disk.read_all(&path, 1 << 20).unwrap();
-    let indexes: Vec<usize> = (0..bytes.len()).step_by(4096).filter(|at| bytes[*at..].starts_with(b"KCBA")).collect();
-    let image = at.offset as usize + 5_000;
     for (places, expected) in [([indexes[0], indexes[1]], 6), ([indexes[1], image], 9), ([indexes[1], indexes[2]], 6)] {
-        let disk = MemoryDisk::new();
-        disk.create_dir_all("containers").unwrap();
-        disk.replace(&path, &bytes).unwrap();
+        let disk = disk_with(&path, &bytes);
         places.iter().for_each(|place| disk.flip_bit(&path, *place as u64 + 70, 1).unwrap());
         let (bench, recovery) = Bench::open(config(), as_disks(std::slice::from_ref(&disk))).unwrap();
         assert_eq!(
