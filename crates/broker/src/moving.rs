@@ -105,8 +105,8 @@ impl Moving {
 }
 
 impl Broker {
-    /// Whether the groups that a streamlet opens here are of this owner epoch.
-    fn is_of_epoch(&self, stream: StreamId, streamlet: StreamletId, epoch: u32) -> bool {
+    /// Whether a streamlet was opened here in this owner epoch, and in no later one.
+    pub fn is_of_epoch(&self, stream: StreamId, streamlet: StreamletId, epoch: u32) -> bool {
         let found = self.log().stream(stream);
         found.is_some_and(|found| found.streamlet(streamlet).is_some_and(|place| place.owner_epoch() == epoch))
     }

@@ -142,6 +142,9 @@ pub enum OwnerReason {
     LossAccepted = 4,
     /// It moves to its own node, by the move of this entry's number, with all that is there of it copied as often as its stream is to be.
     Copied = 5,
+    /// Who took it over could not open it, and gives it back to the node that it came from, which is back with all of it. The entry's number is the owner epoch that is
+    /// given up.
+    GivenBack = 6,
 }
 
 /// What an entry says.
@@ -203,7 +206,7 @@ pub enum ClusterEntry {
         owner_epoch: u32,
         /// Why.
         reason: OwnerReason,
-        /// The move, if that is why.
+        /// The move, if that is why, or the owner epoch that is given up.
         number: u64,
     },
     /// A node that came back gets the streamlets that it had, with a higher owner epoch.
@@ -681,6 +684,7 @@ impl ClusterEntry {
             | ClusterEntry::CopiesMade { .. }
             | ClusterEntry::StreamletCopies { .. }
             | ClusterEntry::OwnerChanged { reason: OwnerReason::Copied, .. } => crate::level::CHANGED_COPIES,
+            ClusterEntry::OwnerChanged { reason: OwnerReason::GivenBack, .. } => crate::level::GIVEN_BACK,
             _ => crate::level::FIRST,
         }
     }
@@ -887,8 +891,9 @@ impl ClusterEntry {
                     3 => OwnerReason::Gathered,
                     4 => OwnerReason::LossAccepted,
                     5 => OwnerReason::Copied,
+                    6 => OwnerReason::GivenBack,
                     other => {
-                        let (field, allowed) = ("cluster_entry.reason", "0 to 5");
+                        let (field, allowed) = ("cluster_entry.reason", "0 to 6");
                         return Err(FormatError::BadField { field, value: other.into(), allowed });
                     }
                 };

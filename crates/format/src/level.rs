@@ -29,6 +29,7 @@
 //! | 20 | producers skip the numbers of chunks that they have given up, instead of beginning another epoch |
 //! | 21 | the number of copies of a stream may change, streamlet by streamlet |
 //! | 22 | who goes on with what it was rebuilding needs none of its own logs for it |
+//! | 23 | who has taken over what it cannot open gives it back to the node that is back with all of it |
 
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -77,8 +78,10 @@ pub const SKIPPED_NUMBERS: u32 = 20;
 pub const CHANGED_COPIES: u32 = 21;
 /// From this one on a node that comes back with all it had and goes on with what it was rebuilding needs no logs of its own lives in which it was.
 pub const OWN_LIVES: u32 = 22;
+/// From this one on who has taken over what it cannot open gives it back to the node that has come back with all of it.
+pub const GIVEN_BACK: u32 = 23;
 /// The highest level that this build speaks.
-pub const NEWEST: u32 = 22;
+pub const NEWEST: u32 = 23;
 
 /// What this process speaks up to.
 static SPOKEN: AtomicU32 = AtomicU32::new(NEWEST);

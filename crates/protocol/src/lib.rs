@@ -75,7 +75,7 @@ pub use lost::{AcceptLogLoss, DescribeLostLogs, LostLog, LostLogs, MissingBlocks
 pub use message::{Body, Empty, Message, encode_error, encode_push, encode_request, encode_response};
 pub use moves::{
     AcceptLoss, ChangeNode, CopiesMade, CopyChange, CopyChanges, DescribeCopyChanges, DescribeMoves, FinishMove,
-    GroupsGone, GroupsOffered, HeldGroups, LaneFloor, LetGo, LetGone, MoveInfo, MovePlan, MoveStreamlet,
+    GiveBack, GroupsGone, GroupsOffered, HeldGroups, LaneFloor, LetGo, LetGone, MoveInfo, MovePlan, MoveStreamlet,
     MovesDescription, NodeChange, NodeHoldings, OfferGroups, PlanRebalance, RenewOwner, ReturnGroups, SetFloors,
     WholeLane,
 };

@@ -299,6 +299,28 @@ wire_struct! {
 }
 
 wire_struct! {
+    /// Who has taken a streamlet over, and cannot open it because what it would have to read is with nobody who is there, asks the coordinators to give it back to the
+    /// node that it came from, which has come back with all of it. From then on the asker does not open it in that owner epoch.
+    #[derive(Copy)]
+    pub struct GiveBack {
+        /// Who has taken it over.
+        pub node: u32,
+        /// Its epoch.
+        pub epoch: u32,
+        /// Of which stream.
+        pub stream: StreamId,
+        /// Which streamlet.
+        pub streamlet: StreamletId,
+        /// The owner epoch in which it is not opened.
+        pub owner_epoch: u32,
+        /// Who gets it.
+        pub to: u32,
+        /// The epoch in which that node has come back.
+        pub to_epoch: u32,
+    }
+}
+
+wire_struct! {
     /// A node has made as many copies as are wanted of what it holds of a streamlet; or, with the end of a move of it to itself, of all that it owns: with
     /// that the streamlet has them.
     pub struct CopiesMade {
@@ -370,6 +392,7 @@ messages! {
     DescribeMoves => MovesDescription;
     AcceptLoss => crate::Empty;
     ReturnGroups => crate::Empty;
+    GiveBack => crate::Empty;
     CopiesMade => crate::Empty;
     DescribeCopyChanges => CopyChanges;
 }

@@ -185,6 +185,8 @@ ops! {
     NodeLoad = 124, 1..=1;
     /// Tells which moves would even out the brokers, and what comes of them.
     PlanBalance = 125, 1..=1;
+    /// Gives a streamlet that cannot be opened back to the node that has come back with it.
+    GiveBack = 126, 1..=1;
 }
 
 impl Op {
@@ -205,6 +207,7 @@ impl Op {
             (Op::OfferGroups | Op::ReturnGroups, _) => level::RETURNED_GROUPS,
             (Op::DescribeLostLogs | Op::AcceptLogLoss, _) => level::LOST_BLOCKS,
             (Op::CopiesMade | Op::DescribeCopyChanges, _) => level::CHANGED_COPIES,
+            (Op::GiveBack, _) => level::GIVEN_BACK,
             (Op::WriteChunks, 2..) => level::SKIPPED_NUMBERS,
             (Op::JoinApplication, 2..) => level::LOST_ENDS,
             (Op::NodeLoad | Op::PlanBalance, _) => level::OWNED_UNTIL_TAKEN,

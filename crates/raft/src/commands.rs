@@ -11,7 +11,7 @@ use kera_protocol::limits::PAGE_ITEMS_MAX;
 use kera_protocol::{
     AcceptLogLoss, AcceptLoss, AllocateProducer, AllocatedProducer, AlterStream, BalancePlan, Body, ChangeLog,
     ChangeNode, CopiesMade, CreateStream, DeleteStream, DescribeCopyChanges, DescribeLostLogs, DescribeMoves, Empty,
-    ErrorBody, FinishMove, ForwardCommand, ForwardedCommand, GroupsGone, JoinCluster, JoinedCluster, LogChange,
+    ErrorBody, FinishMove, ForwardCommand, ForwardedCommand, GiveBack, GroupsGone, JoinCluster, JoinedCluster, LogChange,
     Message, MovePlan, MoveStreamlet, MovesDescription, NodeChange, Op, PlanBalance, PlanRebalance, RebuildNeeds,
     RenewOwner, ReturnGroups, SetFloors, Status, StreamInfo, StreamRef, StreamletsRebuilt, UseEnds,
 };
@@ -260,6 +260,10 @@ impl Group {
             Op::ReturnGroups => {
                 let returned = ReturnGroups::decode(version, body)?;
                 done(self.commit(leading, |state| state.plan_returned(&returned)).await?)
+            }
+            Op::GiveBack => {
+                let given = GiveBack::decode(version, body)?;
+                done(self.commit(leading, |state| state.plan_given_back(&given)).await?)
             }
             Op::CopiesMade => {
                 let made = CopiesMade::decode(version, body)?;

@@ -405,6 +405,25 @@ fn a_node_that_holds_again_what_is_not_all_is_found() {
     found_by(plan, Planted::TakesWhatIsNotAll, &["not done", "was", "begins", "gone", "ends at", "came"]);
 }
 
+/// Machines burn while what they alone have is being taken over: what cannot be opened goes back to the node that has it, also of streams whose producers wait for no copies.
+#[test]
+fn what_nobody_can_open_goes_back_to_its_node() {
+    let only = vec![Fault::Kill, Fault::Freeze, Fault::PowerCut, Fault::Destroyed, Fault::Move];
+    let plan = |seed| {
+        let kind = if seed % 2 == 0 { Kind::Async } else { Kind::Usual };
+        Plan { only: only.clone(), fault_us: 400_000, kind, applications: kind == Kind::Async, ..short(seed) }
+    };
+    let (violations, given_back) = all_counting(1..1 + SEEDS / 8, plan, "given back");
+    assert_eq!(violations, Vec::<String>::new());
+    assert!(given_back > 10, "nothing goes back, so nothing is shown");
+}
+
+#[test]
+fn a_streamlet_that_goes_back_although_it_was_opened_is_found() {
+    let plan = |seed| Plan { only: vec![Fault::Kill, Fault::Freeze], fault_us: 400_000, ..short(seed) };
+    found_by(plan, Planted::GivesBackBlindly, &["not done", "was", "begins", "gone", "ends at", "came"]);
+}
+
 /// Nodes are killed and frozen so often that there is nearly always a log of a lost one whose end is not decided yet.
 fn lost_before_ends_are_known(seed: u64) -> Plan {
     Plan { only: vec![Fault::Kill, Fault::Freeze], fault_us: 100_000, ..short(seed) }

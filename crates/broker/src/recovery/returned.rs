@@ -8,7 +8,7 @@
 //! And all of that must be in logs of that node: these are kept for as long as it holds anything, so that each record has its copies as before.
 
 use kera_format::cluster::HANDED_BYTES_MAX;
-use kera_format::{LaneId, StreamId, StreamletId};
+use kera_format::{GroupId, LaneId, StreamId, StreamletId};
 use kera_log::{ArenaFull, LaneHandover, Tenure};
 use kera_protocol::{OfferGroups, StreamletRef, StreamletState, WholeLane};
 
@@ -65,6 +65,13 @@ impl Broker {
         let whole = place.whole_lanes()?.into_iter();
         let lanes: Vec<WholeLane> = whole.map(whole_lane).collect();
         (!lanes.is_empty() || !place.cut_off().is_empty()).then_some(lanes)
+    }
+
+    /// Whether this node has nothing of a streamlet that another one owns.
+    pub fn has_nothing_of(&self, stream: StreamId, streamlet: StreamletId) -> bool {
+        self.streamlet_to_move(stream, streamlet).is_ok_and(|place| {
+            place.tenure() == Tenure::Elsewhere && place.lanes().all(|lane| lane.groups(GroupId::NONE, 1).is_empty())
+        })
     }
 
     /// Lanes of which this node has let go itself of all that was in front of what it has.

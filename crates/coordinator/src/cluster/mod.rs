@@ -9,6 +9,7 @@ mod balance;
 mod copies;
 mod duties;
 mod ends;
+mod given_back;
 mod looks;
 mod lost;
 mod moves;

@@ -70,7 +70,11 @@ impl Offers {
 
     /// Streamlets of which the node holds older groups since it has offered them.
     pub fn held(&self, known: &ClusterState, node: NodeNumber) -> BTreeSet<(StreamId, u32)> {
-        let held = self.made.keys().filter(|of| known.holds(node, of.stream, of.streamlet));
+        // It owns what it was given back, with what it had of it before.
+        let is_its = |of: &&Offerable| {
+            known.owner(of.stream, of.streamlet).is_some_and(|owner| owner.node == node && !owner.rebuilding)
+        };
+        let held = self.made.keys().filter(|of| known.holds(node, of.stream, of.streamlet) || is_its(of));
         held.map(|of| (of.stream, of.streamlet)).collect()
     }
 

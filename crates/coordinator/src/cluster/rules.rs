@@ -248,6 +248,7 @@ impl ClusterState {
                 })?,
                 OwnerReason::Moved => {}
                 OwnerReason::Copied => self.check_copied(stream, run.first, number)?,
+                OwnerReason::GivenBack => self.check_given_back((stream, first, count), &before, node, number)?,
             }
         }
         match (reason, self.moves.get(&number)) {
@@ -260,6 +261,7 @@ impl ClusterState {
             (OwnerReason::Moved | OwnerReason::Copied, None) => {
                 refuse(format!("move {number} is not noted; it was called off"))
             }
+            (OwnerReason::GivenBack, _) => must(runs.len() == 1, || "nobody owns what is given back".into()),
             (_, _) => must(number == 0, || "only a move has a number".into()),
         }
     }

@@ -7,6 +7,7 @@ use kera_format::cluster::{ClusterEntry, Doors, LogName, NodeNumber, OwnerReason
 use kera_format::{LaneId, StreamId, level};
 
 use super::copies::CopiesChange;
+use super::given_back::Seen;
 use super::needs::Needs;
 use super::numbers::joined_as;
 use super::owners::{Held, Owner, RebuiltFrom, Run, StreamOwners};
@@ -116,9 +117,8 @@ pub struct ClusterState {
     pub(super) copies: BTreeMap<StreamId, CopiesChange>,
     /// What nodes have said of their rebuilds.
     pub(super) needs: BTreeMap<NodeNumber, Needs>,
-    /// In which owner epoch streamlets were taken over that are being rebuilt, as far as this node has seen the entry that says so: a snapshot does not tell. Nothing that
-    /// nodes agree on depends on it.
-    pub(super) taken: HashMap<(StreamId, u32), u32>,
+    /// What this node has seen of what snapshots do not tell.
+    pub(super) seen: Seen,
     pub(super) next_move: u64,
     pub(super) next_owner_epoch: u32,
     /// Above every epoch that ids of groups had before there was a cluster.
@@ -219,32 +219,15 @@ impl ClusterState {
     /// Makes an entry true, if the rules allow it. What is refused has changed nothing.
     pub fn apply(&mut self, entry: &ClusterEntry) -> Result<(), Refused> {
         self.check(entry)?;
-        self.set(entry)?;
-        self.note_taken(entry);
-        Ok(())
+        let mut seen = std::mem::take(&mut self.seen);
+        seen.note(entry, self);
+        self.seen = seen;
+        self.set(entry)
     }
 
     /// In which owner epoch a streamlet that is being rebuilt was taken over, if this node knows: its owner may have been killed since, and have come back with later ones.
     pub(super) fn taken_in(&self, stream: StreamId, streamlet: u32) -> Option<u32> {
-        self.taken.get(&(stream, streamlet)).copied()
-    }
-
-    fn note_taken(&mut self, entry: &ClusterEntry) {
-        match entry {
-            ClusterEntry::OwnerChanged { stream, first, count, owner_epoch, .. } => {
-                for at in *first..first + count {
-                    if self.owner(*stream, at).is_some_and(|owner| owner.rebuilding) {
-                        self.taken.insert((*stream, at), *owner_epoch);
-                    } else {
-                        self.taken.remove(&(*stream, at));
-                    }
-                }
-            }
-            ClusterEntry::StreamletsRebuilt { stream, first, count, .. } => {
-                self.taken.retain(|(of, at), _| of != stream || !(*first..first + count).contains(at));
-            }
-            _ => {}
-        }
+        self.seen.taken_in(stream, streamlet)
     }
 
     /// Takes one entry of a snapshot.
@@ -294,11 +277,15 @@ impl ClusterState {
                 let rebuilding = match reason {
                     OwnerReason::Recovered | OwnerReason::Gathered => true,
                     // Nothing is moved that is being rebuilt; in a snapshot the reason is one of the others.
-                    OwnerReason::First | OwnerReason::Moved | OwnerReason::LossAccepted | OwnerReason::Copied => false,
+                    OwnerReason::First | OwnerReason::Moved | OwnerReason::LossAccepted => false,
+                    OwnerReason::Copied | OwnerReason::GivenBack => false,
                 };
                 if rebuilding {
                     self.note_sources(*stream, *first, *count);
                     self.gather(*stream, range.clone(), *node);
+                }
+                if *reason == OwnerReason::GivenBack {
+                    self.hand_back(*stream, *first, *node);
                 }
                 if *reason == OwnerReason::LossAccepted {
                     self.handed.retain(|(of, at), _| of != stream || !range.contains(at));
@@ -442,7 +429,7 @@ impl ClusterState {
         self.copies.remove(&stream);
         self.handed.retain(|(of, _), _| *of != stream);
         self.floors.retain(|(of, _, _), _| *of != stream);
-        self.taken.retain(|(of, _), _| *of != stream);
+        self.seen.forget_stream(stream);
         let Some(owners) = self.owners.remove(&stream) else { return };
         owners.runs().iter().for_each(|run| self.count(run.owner.node, -i64::from(run.count)));
         self.end_moves(|of| of.stream == stream);

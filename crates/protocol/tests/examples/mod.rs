@@ -693,6 +693,15 @@ examples! {
         holder_epoch: 9,
         state: vec![1, 2, 3],
     };
+    GiveBack => GiveBack {
+        node: 2,
+        epoch: 7,
+        stream: StreamId(17),
+        streamlet: StreamletId(3),
+        owner_epoch: 8,
+        to: 1,
+        to_epoch: 9,
+    };
     CopiesMade => CopiesMade {
         node: 1,
         epoch: 7,

@@ -20,8 +20,8 @@ use kera_format::vlog_replica::LogId;
 use kera_format::{SegmentId, StreamId, StreamletId};
 use kera_log::{Stream, Streamlet};
 use kera_protocol::{
-    BlocksRead, ChangeLog, LaneStateList, LaneStates, LogChange, Message, ReadBlocks, RebuildNeeds, RebuildRange,
-    StreamletState, StreamletsRebuilt, UseEnds, UsedEnd,
+    BlocksRead, ChangeLog, GiveBack, LaneStateList, LaneStates, LogChange, Message, ReadBlocks, RebuildNeeds,
+    RebuildRange, Status, StreamletState, StreamletsRebuilt, UseEnds, UsedEnd,
 };
 use kera_raft::{Group, Transport, in_versions};
 use parking_lot::{Condvar, Mutex};
@@ -73,6 +73,10 @@ struct Work {
     look: bool,
     /// Those that are open.
     taken: HashSet<Owned>,
+    /// Those that could not be opened when it was tried last, because nobody shows what they may have.
+    unreadable: HashSet<Owned>,
+    /// Those that nodes which have come back with them may have back: looked at before anything is opened, by the thread that opens.
+    asked_back: Vec<GiveBack>,
     rebuilds: VecDeque<Arc<Taken>>,
     /// The one that is under way.
     rebuilding: Option<Arc<Taken>>,
@@ -385,15 +389,51 @@ impl Recovery {
         self.backups.ask(backup, asked)
     }
 
+    /// A node has come back with a streamlet that this one has taken over, and gets it back if this one cannot open it.
+    pub(super) fn ask_back(&self, asked: GiveBack) {
+        let mut work = self.work.lock();
+        let is_unreadable = work.unreadable.contains(&(asked.stream, asked.streamlet, asked.owner_epoch));
+        let is_new = is_unreadable && !work.asked_back.contains(&asked);
+        if is_new && self.group.read(|state| state.may_give_back(&asked)) {
+            work.asked_back.push(asked);
+        }
+    }
+
+    /// Gives back what was asked for and is not open here. This thread, which alone opens streamlets, opens none of these from here on, for as long as the coordinators may come to
+    /// agree: those of which that is so.
+    fn give_back(&self) -> Vec<GiveBack> {
+        let mut given = std::mem::take(&mut self.work.lock().asked_back);
+        self.group.read(|state| given.retain(|asked| state.may_be_given_back(asked)));
+        given.retain(|asked| !self.broker.is_of_epoch(asked.stream, asked.streamlet, asked.owner_epoch));
+        for asked in given.iter().copied() {
+            let group = self.group.clone();
+            match wait(&self.runtime, async move { group.ask(&asked).await }) {
+                Ok(_) => {
+                    let GiveBack { stream, streamlet, to, .. } = asked;
+                    tracing::info!(%stream, %streamlet, node = to, "a streamlet that cannot be opened here goes back to the node that has it");
+                }
+                Err(error) => tracing::debug!(%error, "a streamlet that cannot be opened is given back later"),
+            }
+        }
+        self.work.lock().asked_back.extend(given.iter().copied());
+        given
+    }
+
     /// Takes over what is to be; false: something is left.
     fn take_all(&self) -> bool {
+        let given = self.give_back();
+        let is_given = |(stream, streamlet, epoch): &Owned| {
+            let of = |asked: &GiveBack| (asked.stream, asked.streamlet, asked.owner_epoch) == (*stream, *streamlet, *epoch);
+            given.iter().any(of)
+        };
         let owned = self.group.read(|state| state.to_rebuild(self.node, self.epoch));
         let mut owned: Vec<Owned> = {
             let work = self.work.lock();
             owned.into_iter().filter(|one| !work.taken.contains(one)).collect()
         };
         if owned.is_empty() {
-            self.work.lock().not_taken = None;
+            let mut work = self.work.lock();
+            (work.not_taken, work.unreadable) = (None, HashSet::new());
             return true;
         }
         // The leader ends the logs of all that are lost, this node's earlier incarnations included: only then their blocks say all. The
@@ -406,6 +446,7 @@ impl Recovery {
             owned.retain(|(stream, streamlet, _)| !waits(*stream, streamlet.0));
             ended_logs(state, self.node)
         });
+        owned.retain(|one| !is_given(one));
         let mut is_all = owned.len() == all;
         if owned.is_empty() {
             return false;
@@ -444,6 +485,12 @@ impl Recovery {
     fn take_part(&self, owned: Vec<Owned>, logs: &[EndedLog]) -> Result<(), String> {
         let (began, handed) = (Instant::now(), self.handed(&owned));
         let rebuild = self.broker.take_over_moved(&owned, logs, &self.backups, &handed);
+        let is_unreadable = rebuild.as_ref().is_err_and(|failure| failure.status == Status::SegmentUnreadable);
+        {
+            let mut work = self.work.lock();
+            work.unreadable.retain(|one| !owned.contains(one));
+            work.unreadable.extend(owned.iter().filter(|_| is_unreadable));
+        }
         let rebuild = Arc::new(rebuild.map_err(|failure| failure.to_string())?);
         let (bytes, streamlets) = (rebuild.bytes, owned.len());
         let took_ms = began.elapsed().as_millis() as u64;

@@ -10,7 +10,7 @@ use std::time::Duration;
 use kera_broker::{Broker, NotTaken};
 use kera_coordinator::cluster::{ClusterState, Offerable};
 use kera_format::{StreamId, StreamletId};
-use kera_protocol::{Body, ErrorBody, GroupsOffered, OfferGroups, ReturnGroups, Status};
+use kera_protocol::{Body, ErrorBody, GiveBack, GroupsOffered, OfferGroups, ReturnGroups, Status};
 use kera_raft::{Group, Transport, ask};
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
@@ -105,13 +105,20 @@ impl Returning {
     /// Offers what this node has to those who rebuild it. Whether somebody took some of it, or was asked for the first time.
     async fn offer_all(&self) -> bool {
         let mut has_news = false;
-        for of in self.group.read(|state| state.offerable(self.node, self.epoch)) {
+        let (offerable, back) = self.group.read(|state| {
+            (state.offerable(self.node, self.epoch), state.may_get_back(self.node, self.epoch))
+        });
+        let others = back.iter().filter(|of| !offerable.contains(of));
+        for of in offerable.iter().chain(others).copied() {
             let (stream, streamlet) = (of.stream, StreamletId(of.streamlet));
             if !self.broker.has_let_go(stream, streamlet, (of.owner, of.owner_epoch)) {
                 continue;
             }
             // From here on its copies are kept, whatever becomes of the answer.
-            let lanes = self.recovery.offers(|offers| offers.make(of, || self.broker.whole_lanes(stream, streamlet)));
+            // What it gets back may be nothing but its place.
+            let nothing = || (back.contains(&of) && self.broker.has_nothing_of(stream, streamlet)).then(Vec::new);
+            let whole = || self.broker.whole_lanes(stream, streamlet).or_else(nothing);
+            let lanes = self.recovery.offers(|offers| offers.make(of, whole));
             let Some(lanes) = lanes else { continue };
             self.broker.offers(stream, streamlet, Some(of.owner_epoch));
             let (node, epoch, owner_epoch) = (self.node, self.epoch, of.owner_epoch);
@@ -188,8 +195,11 @@ impl Returning {
     /// have more first; an error: it may be asked again.
     async fn take(&self, offered: &OfferGroups) -> Result<GroupsOffered, String> {
         let OfferGroups { stream, streamlet, owner_epoch, .. } = *offered;
-        let rebuild = self.recovery.rebuild_of(stream, streamlet, owner_epoch);
-        let rebuild = rebuild.ok_or("it has not been taken over yet, or it is rebuilt")?;
+        let Some(rebuild) = self.recovery.rebuild_of(stream, streamlet, owner_epoch) else {
+            let (node, epoch, to, to_epoch) = (self.node, self.epoch, offered.node, offered.epoch);
+            self.recovery.ask_back(GiveBack { node, epoch, stream, streamlet, owner_epoch, to, to_epoch });
+            return Err("it has not been taken over yet, or it is rebuilt".into());
+        };
         let handed = self.recovery.handed_state(stream, streamlet);
         let state = match self.broker.check_offer(&rebuild, offered, handed) {
             Ok(state) => state,

@@ -13,7 +13,7 @@ use kera_coordinator::cluster::{ClusterState, Join, LogView, Owner};
 use kera_format::StreamId;
 use kera_format::cluster::{ClusterEntry, LogName, NodeNumber, OwnerReason};
 use kera_protocol::{
-    AcceptLogLoss, CopiesMade, FinishMove, GroupsGone, RebuildNeeds, ReturnGroups, SetFloors, StreamletsRebuilt,
+    AcceptLogLoss, CopiesMade, FinishMove, GiveBack, GroupsGone, RebuildNeeds, ReturnGroups, SetFloors, StreamletsRebuilt,
     UseEnds,
 };
 
@@ -52,6 +52,8 @@ pub(super) enum Command {
     Made(CopiesMade),
     /// A node has come back with what is being rebuilt.
     Returned(ReturnGroups),
+    /// A node has come back with what cannot be opened.
+    GiveBack(GiveBack),
 }
 
 /// What became of a command: up to which entry it is true, or why it is refused.
@@ -185,6 +187,7 @@ impl Coordinators {
             Command::Made(made) => self.commit(|state| state.plan_copies_made(made)),
             Command::GroupsGone(gone) => self.commit(|state| state.plan_groups_gone(gone)),
             Command::Returned(asked) => self.commit(|state| state.plan_returned(asked)),
+            Command::GiveBack(asked) => self.commit(|state| state.plan_given_back(asked)),
         }
     }
 

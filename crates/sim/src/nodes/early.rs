@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 
+use kera_coordinator::cluster::Owned;
 use kera_format::cluster::OwnerReason;
 use kera_format::{StreamId, level};
 use kera_log::Tenure;
@@ -224,13 +225,20 @@ impl World {
 
     /// A node that takes over may have opened streamlets of asynchronous streams: what is gone of them.
     pub(super) fn look_at_taken(&mut self, node: u32) -> Result<(), Violation> {
+        let Some(running) = self.nodes[node as usize - 1].running() else { return Ok(()) };
+        let taking = running.recovery.taking.clone();
+        self.look_at_opened(node, &taking)
+    }
+
+    /// The same of these.
+    pub(super) fn look_at_opened(&mut self, node: u32, opened: &[Owned]) -> Result<(), Violation> {
         if self.plan.kind != Kind::Async {
             return Ok(());
         }
         let at_us = self.now_us();
         let Some(running) = self.nodes[node as usize - 1].running() else { return Ok(()) };
         let mut cuts = Vec::new();
-        for (stream, streamlet, owner_epoch) in &running.recovery.taking {
+        for (stream, streamlet, owner_epoch) in opened {
             let Some(found) = running.log.stream(*stream) else { continue };
             let Some(place) = found.streamlet(*streamlet) else { continue };
             if place.tenure() != Tenure::Here || place.owner_epoch() != *owner_epoch {
@@ -242,7 +250,8 @@ impl World {
                 let ordinal = used.map_or(0, |used| used.stats().next_ordinal);
                 let of = Place { stream: stream.0, streamlet: streamlet.0, lane };
                 let may_lose = match reason {
-                    Some(reason) => reason == OwnerReason::Recovered,
+                    // What was under way was cut at its start by who gets it back, for others had taken it over.
+                    Some(reason) => matches!(reason, OwnerReason::Recovered | OwnerReason::GivenBack),
                     // It comes back before it has rebuilt what it took over, and takes it over again: with all that it has acknowledged since, if it had opened it.
                     None => {
                         let since = self.coordinators.changed_before(*stream, streamlet.0, *owner_epoch);

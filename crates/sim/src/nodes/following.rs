@@ -1,9 +1,10 @@
 //! Nodes and the coordinators' log: asking the leader, learning what is true, joining; and how processes begin and end.
 
 use kera_coordinator::CoordinatorError;
-use kera_coordinator::cluster::ClusterState;
+use kera_coordinator::cluster::{ClusterState, Owned};
 use kera_env::Clock;
-use kera_format::cluster::{ClusterEntry, LogName};
+use kera_format::StreamletId;
+use kera_format::cluster::{ClusterEntry, LogName, OwnerReason};
 use kera_format::vlog_replica::LogId;
 use kera_vlog::{View, ViewAnswer};
 
@@ -127,6 +128,9 @@ impl World {
                 }
                 *self.events_of.entry("bytes left to who came back").or_default() += left;
             }
+            let given_back: Vec<Owned> = batches.iter().flatten().filter_map(|entry| given_back(entry, number)).collect();
+            *self.events_of.entry("given back").or_default() += given_back.len() as u64;
+            self.look_at_opened(number, &given_back)?;
             if batches.iter().flatten().any(is_about_moves) {
                 self.look_at_moves(number);
             }
@@ -215,7 +219,7 @@ impl World {
                 self.floors_noted(number, &asked, matches!(told, Some(Ok(_))));
                 Ok(())
             }
-            (Command::AcceptLoss(_), _) | (Command::Returned(_), _) => Ok(()),
+            (Command::AcceptLoss(_) | Command::Returned(_) | Command::GiveBack(_), _) => Ok(()),
         }
     }
 
@@ -328,6 +332,12 @@ fn is_about_moves(entry: &ClusterEntry) -> bool {
             | Is::NodeJoined { .. }
             | Is::NodeFenced { .. }
     )
+}
+
+/// The streamlet that this node is given back by an entry, with its owner epoch.
+fn given_back(entry: &ClusterEntry, to: u32) -> Option<Owned> {
+    let ClusterEntry::OwnerChanged { stream, first, node, owner_epoch, reason, .. } = entry else { return None };
+    (*reason == OwnerReason::GivenBack && *node == to).then_some((*stream, StreamletId(*first), *owner_epoch))
 }
 
 /// What a refusal means, by what the node knows: that may be a little old, and then it asks once more.

@@ -19,7 +19,7 @@ use kera_log::compact::Compactor;
 use kera_log::store::{DiskStore, Step, StoreConfig, StoreRecovery};
 use kera_log::{Arena, ArenaConfig, Attach, AttachedSegment, CutOffRoom, Log, LogConfig, Tenure};
 use kera_protocol::{
-    BlockStored, Body, ListReplicas, MoveInfo, RebuildNeeds, RebuildRange, ReleaseBlocks, StreamletState,
+    BlockStored, Body, GiveBack, ListReplicas, MoveInfo, RebuildNeeds, RebuildRange, ReleaseBlocks, StreamletState,
 };
 
 use super::CLUSTER;
@@ -246,6 +246,11 @@ pub(super) struct Recovery {
     /// The command that says with which ends of logs streamlets are opened.
     pub(super) using: Option<u64>,
     tidy_us: u64,
+    /// What nodes that have come back may have back, and what of that is not opened here from here on.
+    pub(super) asked_back: Vec<GiveBack>,
+    unreadable: BTreeSet<Owned>,
+    pub(super) given: Vec<GiveBack>,
+    pub(super) give_us: u64,
 }
 
 /// What was taken over together, each streamlet with its owner epoch, and the logs that it is rebuilt from.
@@ -287,6 +292,17 @@ impl Recovery {
     /// What a streamlet is rebuilt from that was taken over in an owner epoch.
     pub(super) fn rebuild_of(&self, of: Owned) -> Option<Rebuild> {
         self.needs.iter().find(|needs| needs.streamlets.contains(&of)).map(|needs| needs.rebuild.clone())
+    }
+
+    /// Whether a streamlet could not be opened because nobody shows what it may have.
+    pub(super) fn is_unreadable(&self, of: &Owned) -> bool {
+        self.unreadable.contains(of)
+    }
+
+    /// Whether a streamlet goes back to the node that it came from, or may.
+    fn is_given(&self, (stream, streamlet, owner_epoch): &Owned) -> bool {
+        let of = |asked: &GiveBack| (asked.stream, asked.streamlet, asked.owner_epoch) == (*stream, *streamlet, *owner_epoch);
+        self.given.iter().any(of)
     }
 
     /// What is taken over, and what was and is not known to be rebuilt.
@@ -816,7 +832,8 @@ impl Running {
         if recovery.workers[0].is_none() && now_us >= recovery.not_before_us[0] {
             let mut owned = known.to_rebuild(self.number, self.epoch);
             let waits = known.waits_for_ends();
-            owned.retain(|one| !recovery.taken.contains(one) && (waits_for_none || !waits(one.0, one.1.0)));
+            owned.retain(|one| !recovery.taken.contains(one) && !recovery.is_given(one));
+            owned.retain(|one| waits_for_none || !waits(one.0, one.1.0));
             // What this node was answered for before it gathers what another one has lost must not be cut.
             let is_settled = |(stream, streamlet, _): &Owned| {
                 let found = self.log.stream(*stream);
@@ -864,6 +881,9 @@ impl Running {
                 recovery.rebuilds.push_back(rebuild);
             }
             Err(why) => {
+                if why.starts_with("SegmentUnreadable") {
+                    recovery.unreadable.extend(recovery.taking.iter().copied());
+                }
                 (recovery.not_before_us[0], recovery.why) = (self.clock.monotonic_us() + RETRY_US, why);
                 recovery.turn += 1;
             }

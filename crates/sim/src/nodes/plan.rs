@@ -180,6 +180,8 @@ pub enum Planted {
     MendsNothing,
     /// A node that cannot read all that its disk had takes itself to have all.
     BelievesItsDisk,
+    /// Who has taken something over gives it back to whoever offers it, opened or not.
+    GivesBackBlindly,
 }
 
 impl Planted {
@@ -219,6 +221,7 @@ impl Planted {
         Planted::SaysCopied,
         Planted::MendsNothing,
         Planted::BelievesItsDisk,
+        Planted::GivesBackBlindly,
     ];
 
     /// Its name on the command line.

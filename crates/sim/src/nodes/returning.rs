@@ -4,7 +4,7 @@
 use kera_broker::NotTaken;
 use kera_coordinator::cluster::{ClusterState, Offerable};
 use kera_format::StreamletId;
-use kera_protocol::{OfferGroups, ReturnGroups, StreamletState, WholeLane};
+use kera_protocol::{GiveBack, OfferGroups, ReturnGroups, StreamletState, WholeLane};
 
 use super::coordinators::Command;
 use super::copies::lock;
@@ -24,13 +24,18 @@ impl Running {
         }
         self.offer_us = now_us + AGAIN_US;
         let mut offers = Vec::new();
-        for of in known.offerable(self.number, self.epoch) {
+        let (offerable, back) =
+            (known.offerable(self.number, self.epoch), known.may_get_back(self.number, self.epoch));
+        let others = back.iter().filter(|of| !offerable.contains(of));
+        for of in offerable.iter().chain(others).copied() {
             let (stream, streamlet) = (of.stream, StreamletId(of.streamlet));
             let broker = &self.broker;
             if !broker.has_let_go(stream, streamlet, (of.owner, of.owner_epoch)) {
                 continue;
             }
-            let lanes = self.copier.offers.make(of, || broker.whole_lanes(stream, streamlet));
+            let nothing = || (back.contains(&of) && broker.has_nothing_of(stream, streamlet)).then(Vec::new);
+            let whole = || broker.whole_lanes(stream, streamlet).or_else(nothing);
+            let lanes = self.copier.offers.make(of, whole);
             let Some(lanes) = lanes else { continue };
             self.broker.offers(stream, streamlet, Some(of.owner_epoch));
             let (node, epoch, owner_epoch) = (self.number, self.epoch, of.owner_epoch);
@@ -41,6 +46,25 @@ impl Running {
         }
         self.let_go_of_what_is_decided(known);
         offers
+    }
+
+    /// What is given back, and asked for now: promised by whoever opens streamlets, while it opens none.
+    pub(super) fn give_back(&mut self, known: &ClusterState, now_us: u64) -> Vec<GiveBack> {
+        let recovery = &mut self.recovery;
+        if recovery.workers[0].is_some() {
+            return Vec::new();
+        }
+        recovery.given.append(&mut recovery.asked_back);
+        recovery.given.sort_unstable_by_key(|asked| (asked.stream, asked.streamlet, asked.owner_epoch, asked.to_epoch));
+        recovery.given.dedup();
+        recovery.given.retain(|asked| known.may_be_given_back(asked));
+        let is_open = |asked: &GiveBack| self.broker.is_of_epoch(asked.stream, asked.streamlet, asked.owner_epoch);
+        recovery.given.retain(|asked| !is_open(asked));
+        if now_us < recovery.give_us {
+            return Vec::new();
+        }
+        recovery.give_us = now_us + AGAIN_US;
+        recovery.given.clone()
     }
 
     fn let_go_of_what_is_decided(&self, known: &ClusterState) {
@@ -94,7 +118,19 @@ impl World {
         let known = self.node(node).known.clone();
         let Some(running) = self.node_mut(node).running() else { return };
         let OfferGroups { stream, streamlet, owner_epoch, .. } = *offered;
-        let Some(rebuild) = running.recovery.rebuild_of((stream, streamlet, owner_epoch)) else { return };
+        let (to, to_epoch) = (offered.node, offered.epoch);
+        let asked = GiveBack { node, epoch, stream, streamlet, owner_epoch, to, to_epoch };
+        if planted == Some(Planted::GivesBackBlindly) {
+            self.ask(node, Command::GiveBack(asked));
+            return;
+        }
+        let Some(rebuild) = running.recovery.rebuild_of((stream, streamlet, owner_epoch)) else {
+            let is_unreadable = running.recovery.is_unreadable(&(stream, streamlet, owner_epoch));
+            if is_unreadable && lock(&known).may_give_back(&asked) {
+                running.recovery.asked_back.push(asked);
+            }
+            return;
+        };
         let kept = lock(&known).handed(stream, streamlet.0);
         let read = |kept: &[u8]| <StreamletState as kera_protocol::Body>::decode(1, kept);
         let handed = kept.map(|kept| read(&kept).expect("the coordinators checked it"));

@@ -182,6 +182,7 @@ impl World {
         let says_too_little = self.plan.planted == Some(Planted::NeedsNothing);
         let planted = self.plan.planted;
         let Some(running) = self.node_mut(node).running() else { return Ok(()) };
+        let given = running.give_back(&lock(&known), now_us);
         let started = running.recover(&lock(&known), now_us, planted);
         let old = running.old_logs(&lock(&known), now_us, gives_up_held);
         let report = (running.recovery.reporting.is_none() && !running.recovery.to_report.is_empty())
@@ -189,6 +190,9 @@ impl World {
         let needs = running.needs_to_tell(&lock(&known), says_too_little);
         let epoch = running.epoch;
         self.offer(node);
+        for asked in given {
+            self.ask(node, Command::GiveBack(asked));
+        }
         for which in started {
             self.resume(node, which, Some(Reply::GoOn))?;
         }

@@ -1,0 +1,199 @@
+//! Who has taken a streamlet over, and cannot open it because nobody shows blocks that it would have to read, gives it back to the node that it came
+//! from, once that is back with all of it: `docs/replication.md`, "Its node alone has it", has the argument.
+//!
+//! The rule, which all nodes check, is about the table of owners. Whether the node that came back has all is known to those who have followed the log since that node
+//! owned the streamlet ([`Seen`]); the owner that gives it back is one, or does not do so.
+
+use std::collections::{BTreeMap, HashMap};
+
+use kera_format::cluster::{ClusterEntry, NodeNumber, OwnerReason, Roles};
+use kera_format::{StreamId, level};
+use kera_protocol::GiveBack;
+
+use super::plan::Planned;
+use super::rules::{Refused, must};
+use super::{ClusterState, Offerable, Owner, Sources, StreamOwners};
+
+/// What a node has seen entries say that a snapshot does not tell. Nothing that nodes agree on depends on it.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Seen {
+    /// How streamlets that are being rebuilt were taken over.
+    taken: HashMap<(StreamId, u32), Taken>,
+    lives: BTreeMap<NodeNumber, Lives>,
+}
+
+/// How a streamlet was taken over. Its owner may have been killed since, and have come back with later owner epochs.
+#[derive(Clone, Copy, Debug)]
+struct Taken {
+    owner_epoch: u32,
+    /// The owner before, and its epoch, if that had all but what others were said to hold, and the new one held nothing of it.
+    from: Option<(NodeNumber, u32)>,
+}
+
+/// The lives of a node that were seen to begin.
+#[derive(Clone, Copy, Debug)]
+struct Lives {
+    /// Each from this one on has come with all that the one before it had.
+    whole_since: u32,
+    /// The same before the present one, which has not been said to have all.
+    before: Option<u32>,
+}
+
+impl Seen {
+    /// An entry is about to become true of this state.
+    pub(super) fn note(&mut self, entry: &ClusterEntry, known: &ClusterState) {
+        match entry {
+            ClusterEntry::OwnerChanged { stream, first, count, node, owner_epoch, reason, .. } => {
+                for at in *first..first + count {
+                    let taken = Taken { owner_epoch: *owner_epoch, from: known.had_all(*stream, at, *node) };
+                    match reason {
+                        OwnerReason::Recovered => drop(self.taken.insert((*stream, at), taken)),
+                        OwnerReason::Gathered => drop(self.taken.insert((*stream, at), Taken { from: None, ..taken })),
+                        _ => drop(self.taken.remove(&(*stream, at))),
+                    }
+                }
+            }
+            ClusterEntry::StreamletsRebuilt { stream, first, count, .. } => {
+                self.taken.retain(|(of, at), _| of != stream || !(*first..first + count).contains(at));
+            }
+            ClusterEntry::NodeJoined { node, epoch, .. } => {
+                let before = self.lives.get(node).map(|lives| lives.whole_since);
+                self.lives.insert(*node, Lives { whole_since: *epoch, before });
+            }
+            ClusterEntry::OwnerReturned { node, all: true, .. } => {
+                if let Some(lives) = self.lives.get_mut(node) {
+                    lives.whole_since = lives.before.take().unwrap_or(lives.whole_since);
+                }
+            }
+            ClusterEntry::NodeRemoved { node } => drop(self.lives.remove(node)),
+            _ => {}
+        }
+    }
+
+    /// A stream is gone.
+    pub(super) fn forget_stream(&mut self, stream: StreamId) {
+        self.taken.retain(|(of, _), _| *of != stream);
+    }
+
+    /// In which owner epoch a streamlet that is being rebuilt was taken over.
+    pub(super) fn taken_in(&self, stream: StreamId, streamlet: u32) -> Option<u32> {
+        self.taken.get(&(stream, streamlet)).map(|taken| taken.owner_epoch)
+    }
+
+    /// Whether a streamlet was taken over in that very owner epoch from a node that has had all of it in all of its lives since.
+    fn came_whole_from(&self, of: &GiveBack) -> bool {
+        let taken = self.taken.get(&(of.stream, of.streamlet.0)).filter(|taken| taken.owner_epoch == of.owner_epoch);
+        let from = taken.and_then(|taken| taken.from).filter(|(node, _)| *node == of.to);
+        let lives = self.lives.get(&of.to);
+        from.zip(lives).is_some_and(|((_, epoch), lives)| lives.whole_since <= epoch)
+    }
+}
+
+impl ClusterState {
+    /// The owner of a streamlet, and its epoch, if it had all of it but what others are said to hold, and `next`, who is about to own it, holds nothing.
+    fn had_all(&self, stream: StreamId, streamlet: u32, next: NodeNumber) -> Option<(NodeNumber, u32)> {
+        let owner = self.owner(stream, streamlet).filter(|owner| !owner.rebuilding && owner.is_copied())?;
+        (!self.is_said_to_hold(next, stream, streamlet)).then_some((owner.node, owner.epoch))
+    }
+
+    fn is_said_to_hold(&self, node: NodeNumber, stream: StreamId, streamlet: u32) -> bool {
+        let mut held = self.owners.get(&stream).into_iter().flat_map(|of| of.held_of(streamlet));
+        held.any(|held| held.node == node)
+    }
+
+    /// A streamlet goes back to the node that it came from: the owner epoch that is given up is the one in force, so nobody else has taken it over since, and all that its
+    /// owner would rebuild was that node's.
+    pub(super) fn check_given_back(
+        &self,
+        (stream, streamlet, count): (StreamId, u32, u32),
+        before: &Owner,
+        to: NodeNumber,
+        given_up: u64,
+    ) -> Result<(), Refused> {
+        must(count == 1, || "streamlets are given back one by one".into())?;
+        let has = before.owner_epoch;
+        must(u64::from(has) == given_up, || {
+            format!("streamlet {streamlet} has owner epoch {has}, and {given_up} is given up")
+        })?;
+        must(before.rebuilding, || format!("streamlet {streamlet} is not being rebuilt"))?;
+        must(before.node != to, || format!("node {to} owns streamlet {streamlet}"))?;
+        let is_all_of = |owners: &StreamOwners| match owners.noted_sources(streamlet) {
+            Sources::Any => false,
+            Sources::Of(nodes) => nodes.keys().eq([&to]),
+        };
+        must(self.owners.get(&stream).is_some_and(is_all_of), || {
+            format!("streamlet {streamlet} is rebuilt from others than node {to}")
+        })
+    }
+
+    /// What its owner was said to have of a streamlet that it gives back, it had from the node that gets it.
+    pub(super) fn hand_back(&mut self, stream: StreamId, streamlet: u32, to: NodeNumber) {
+        let Some(owners) = self.owners.get_mut(&stream) else { return };
+        let Some(from) = owners.owner(streamlet).map(|owner| owner.node) else { return };
+        let held: Vec<_> = owners.held_of(streamlet).filter(|held| held.node == from).collect();
+        for one in held {
+            owners.hold(super::Held { first: streamlet, count: 1, node: to, lost: false, ..one });
+        }
+    }
+
+    /// The owner of a streamlet gives it back.
+    pub fn plan_given_back(&self, asked: &GiveBack) -> Planned {
+        let GiveBack { node, epoch, stream, streamlet, owner_epoch: given_up, to, to_epoch } = *asked;
+        let refused = |why: String| crate::CoordinatorError::Refused(Refused(why));
+        let Some(owner) = self.owner(stream, streamlet.0) else {
+            return Err(refused(format!("nobody owns streamlet {streamlet} of stream {stream}")));
+        };
+        if (owner.node, owner.epoch, owner.rebuilding) == (to, to_epoch, false) {
+            return Ok(Vec::new());
+        }
+        if (owner.node, owner.epoch, owner.owner_epoch) != (node, epoch, given_up) {
+            return Err(refused(format!(
+                "node {node} epoch {epoch} does not own streamlet {streamlet} of {stream} in owner epoch {given_up}"
+            )));
+        }
+        self.one(ClusterEntry::OwnerChanged {
+            stream,
+            first: streamlet.0,
+            count: 1,
+            node: to,
+            epoch: to_epoch,
+            owner_epoch: self.next_owner_epoch.max(1),
+            reason: OwnerReason::GivenBack,
+            number: u64::from(given_up),
+        })
+    }
+
+    /// Streamlets that others have taken over from a node and rebuild: it may get back what these cannot open, if it has had all of it since.
+    pub fn may_get_back(&self, node: NodeNumber, epoch: u32) -> Vec<Offerable> {
+        if self.level() < level::GIVEN_BACK || !self.is_live_broker(node, epoch) {
+            return Vec::new();
+        }
+        let mut found = Vec::new();
+        for (stream, run) in self.rebuilding() {
+            let Owner { node: owner, owner_epoch, .. } = run.owner;
+            let is_its = |at: &u32| {
+                self.check_given_back((stream, *at, 1), &run.owner, node, owner_epoch.into()).is_ok()
+            };
+            let of = |streamlet| Offerable { stream, streamlet, owner, owner_epoch };
+            found.extend((run.first..run.end()).filter(is_its).map(of));
+        }
+        found
+    }
+
+    fn is_live_broker(&self, node: NodeNumber, epoch: u32) -> bool {
+        self.is_live(node, epoch) && self.nodes.get(&node).is_some_and(|known| known.roles.has(Roles::BROKER))
+    }
+
+    /// Whether the owner of a streamlet that it cannot open, and does not open from here on, may give it back: the node that asks has had all of it in all of its lives since.
+    pub fn may_give_back(&self, asked: &GiveBack) -> bool {
+        self.seen.came_whole_from(asked) && self.plan_given_back(asked).is_ok_and(|entries| !entries.is_empty())
+    }
+
+    /// Whether an owner that has asked to give a streamlet back must not open it: the entry may come to be true as long as it is owned like that and the node that is to get it
+    /// lives.
+    pub fn may_be_given_back(&self, asked: &GiveBack) -> bool {
+        let owner = self.owner(asked.stream, asked.streamlet.0);
+        let is_as_it_was = |owner: Owner| (owner.node, owner.owner_epoch) == (asked.node, asked.owner_epoch);
+        owner.is_some_and(is_as_it_was) && self.is_live(asked.to, asked.to_epoch)
+    }
+}
