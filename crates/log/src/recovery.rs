@@ -431,8 +431,11 @@ impl Lane {
     /// Goes on with deduplication where the chunks of this segment left it.
     fn recover_producers(&self, state: &mut LaneState, at: At, id: SegmentId, recovery: &Recovery) {
         let slot = state.chain.slot(at);
+        // A start may have cut what nobody was told of, and the chunks that are left say who wrote them.
+        let is_cut = |head: u32, marks: &[ProducerMark]| marks.iter().any(|mark| mark.position >= head);
         let walked = match (&slot.memory, recovery.marks.get(&id)) {
             (Some(segment), None) => Some(segment.producer_marks()),
+            (Some(segment), Some(marks)) if is_cut(segment.head(), marks) => Some(segment.producer_marks()),
             (Some(segment), _) if recovery.restored.contains(&id) => Some(segment.producer_marks()),
             _ => None,
         };

@@ -201,6 +201,29 @@ fn a_start_cuts_and_the_next_one_finds_what_is_there() {
     }
 }
 
+/// Who goes on with a lane that its start has cut takes what comes again for what it is: it is not there.
+#[test]
+fn what_a_start_has_cut_is_no_duplicate() {
+    for durable in [1, 4, 7, 13] {
+        let (node, sink) = power_node();
+        fill(&node.lane(), 0..durable, PAYLOAD);
+        sink.sync();
+        fill(&node.lane(), durable..20, PAYLOAD);
+        sink.pending.lock().clear();
+        let options = StreamOptions { durability: Durability::Power, ..options() };
+        let (node, segments, _) = restart_as(node, options, config());
+        assert_eq!(node.log.recover(Vec::new(), segments).problems, [""; 0]);
+        streamlet(&node).cut_off_unacknowledged(&mut CutOffRoom::of(&node.log)).unwrap();
+        assert_eq!(node.log.finish_recovery(2), [""; 0]);
+        streamlet(&node).open(6, false).unwrap();
+        assert!(append(&node.lane(), &chunk(durable - 1, PAYLOAD), 30).unwrap().duplicate);
+        for again in durable..20 {
+            let appended = append(&node.lane(), &chunk(again, PAYLOAD), 30).unwrap();
+            assert_eq!((appended.base_ordinal, appended.duplicate), (again, false), "{durable} were durable");
+        }
+    }
+}
+
 /// What retention has taken is noted, in streams with copies, and known to the next life.
 #[test]
 fn a_lane_says_that_it_has_let_go_of_its_front_itself() {
