@@ -11,9 +11,9 @@ use kera_protocol::limits::PAGE_ITEMS_MAX;
 use kera_protocol::{
     AcceptLogLoss, AcceptLoss, AllocateProducer, AllocatedProducer, AlterStream, BalancePlan, Body, ChangeLog,
     ChangeNode, CopiesMade, CreateStream, DeleteStream, DescribeCopyChanges, DescribeLostLogs, DescribeMoves, Empty,
-    ErrorBody, FinishMove, ForwardCommand, ForwardedCommand, GiveBack, GroupsGone, JoinCluster, JoinedCluster, LogChange,
-    Message, MovePlan, MoveStreamlet, MovesDescription, NodeChange, Op, PlanBalance, PlanRebalance, RebuildNeeds,
-    RenewOwner, ReturnGroups, SetFloors, Status, StreamInfo, StreamRef, StreamletsRebuilt, UseEnds,
+    ErrorBody, FinishMove, ForwardCommand, ForwardedCommand, GiveBack, GroupsGone, JoinCluster, JoinedCluster,
+    LogChange, Message, MovePlan, MoveStreamlet, MovesDescription, NodeChange, Op, PlanBalance, PlanRebalance,
+    RebuildNeeds, RenewOwner, ReturnGroups, SetFloors, Status, StreamInfo, StreamRef, StreamletsRebuilt, UseEnds,
 };
 use openraft::{BasicNode, ChangeMembers};
 

@@ -171,9 +171,8 @@ impl ClusterState {
         let mut found = Vec::new();
         for (stream, run) in self.rebuilding() {
             let Owner { node: owner, owner_epoch, .. } = run.owner;
-            let is_its = |at: &u32| {
-                self.check_given_back((stream, *at, 1), &run.owner, node, owner_epoch.into()).is_ok()
-            };
+            let is_its =
+                |at: &u32| self.check_given_back((stream, *at, 1), &run.owner, node, owner_epoch.into()).is_ok();
             let of = |streamlet| Offerable { stream, streamlet, owner, owner_epoch };
             found.extend((run.first..run.end()).filter(is_its).map(of));
         }

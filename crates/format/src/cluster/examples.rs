@@ -97,7 +97,7 @@ fn examples_of_moves(stream: StreamId, log: LogName) -> Vec<(&'static str, Clust
     ]
 }
 
-fn examples_of_what_becomes_of_streamlets(stream: StreamId) -> [(&'static str, ClusterEntry); 6] {
+fn examples_of_what_becomes_of_streamlets(stream: StreamId) -> [(&'static str, ClusterEntry); 7] {
     let rebuilt =
         |owner_epoch| ClusterEntry::StreamletsRebuilt { stream, first: 1, count: 3, node: 2, epoch: 7, owner_epoch };
     [
@@ -107,5 +107,18 @@ fn examples_of_what_becomes_of_streamlets(stream: StreamId) -> [(&'static str, C
         ("copies wanted", ClusterEntry::CopiesWanted { stream, copies: 3 }),
         ("copies made", ClusterEntry::CopiesMade { stream, streamlet: 1, node: 2, epoch: 7, copies: 3 }),
         ("streamlet copies", ClusterEntry::StreamletCopies { stream, first: 1, count: 3, copies: 3 }),
+        (
+            "streamlet given back",
+            ClusterEntry::OwnerChanged {
+                stream,
+                first: 1,
+                count: 1,
+                node: 2,
+                epoch: 8,
+                owner_epoch: 11,
+                reason: OwnerReason::GivenBack,
+                number: 9,
+            },
+        ),
     ]
 }

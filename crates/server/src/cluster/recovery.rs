@@ -423,7 +423,8 @@ impl Recovery {
     fn take_all(&self) -> bool {
         let given = self.give_back();
         let is_given = |(stream, streamlet, epoch): &Owned| {
-            let of = |asked: &GiveBack| (asked.stream, asked.streamlet, asked.owner_epoch) == (*stream, *streamlet, *epoch);
+            let of =
+                |asked: &GiveBack| (asked.stream, asked.streamlet, asked.owner_epoch) == (*stream, *streamlet, *epoch);
             given.iter().any(of)
         };
         let owned = self.group.read(|state| state.to_rebuild(self.node, self.epoch));

@@ -105,9 +105,9 @@ impl Returning {
     /// Offers what this node has to those who rebuild it. Whether somebody took some of it, or was asked for the first time.
     async fn offer_all(&self) -> bool {
         let mut has_news = false;
-        let (offerable, back) = self.group.read(|state| {
-            (state.offerable(self.node, self.epoch), state.may_get_back(self.node, self.epoch))
-        });
+        let (offerable, back) = self
+            .group
+            .read(|state| (state.offerable(self.node, self.epoch), state.may_get_back(self.node, self.epoch)));
         let others = back.iter().filter(|of| !offerable.contains(of));
         for of in offerable.iter().chain(others).copied() {
             let (stream, streamlet) = (of.stream, StreamletId(of.streamlet));

@@ -13,8 +13,8 @@ use kera_coordinator::cluster::{ClusterState, Join, LogView, Owner};
 use kera_format::StreamId;
 use kera_format::cluster::{ClusterEntry, LogName, NodeNumber, OwnerReason};
 use kera_protocol::{
-    AcceptLogLoss, CopiesMade, FinishMove, GiveBack, GroupsGone, RebuildNeeds, ReturnGroups, SetFloors, StreamletsRebuilt,
-    UseEnds,
+    AcceptLogLoss, CopiesMade, FinishMove, GiveBack, GroupsGone, RebuildNeeds, ReturnGroups, SetFloors,
+    StreamletsRebuilt, UseEnds,
 };
 
 use super::changing::copies;

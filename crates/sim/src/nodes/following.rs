@@ -128,7 +128,8 @@ impl World {
                 }
                 *self.events_of.entry("bytes left to who came back").or_default() += left;
             }
-            let given_back: Vec<Owned> = batches.iter().flatten().filter_map(|entry| given_back(entry, number)).collect();
+            let given_back: Vec<Owned> =
+                batches.iter().flatten().filter_map(|entry| given_back(entry, number)).collect();
             *self.events_of.entry("given back").or_default() += given_back.len() as u64;
             self.look_at_opened(number, &given_back)?;
             if batches.iter().flatten().any(is_about_moves) {

@@ -301,7 +301,9 @@ impl Recovery {
 
     /// Whether a streamlet goes back to the node that it came from, or may.
     fn is_given(&self, (stream, streamlet, owner_epoch): &Owned) -> bool {
-        let of = |asked: &GiveBack| (asked.stream, asked.streamlet, asked.owner_epoch) == (*stream, *streamlet, *owner_epoch);
+        let of = |asked: &GiveBack| {
+            (asked.stream, asked.streamlet, asked.owner_epoch) == (*stream, *streamlet, *owner_epoch)
+        };
         self.given.iter().any(of)
     }
 

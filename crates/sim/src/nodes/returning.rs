@@ -24,8 +24,7 @@ impl Running {
         }
         self.offer_us = now_us + AGAIN_US;
         let mut offers = Vec::new();
-        let (offerable, back) =
-            (known.offerable(self.number, self.epoch), known.may_get_back(self.number, self.epoch));
+        let (offerable, back) = (known.offerable(self.number, self.epoch), known.may_get_back(self.number, self.epoch));
         let others = back.iter().filter(|of| !offerable.contains(of));
         for of in offerable.iter().chain(others).copied() {
             let (stream, streamlet) = (of.stream, StreamletId(of.streamlet));
