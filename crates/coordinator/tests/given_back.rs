@@ -50,7 +50,7 @@ impl Cluster {
 
     /// What node 1 may get back.
     fn may_get_back(&self) -> Vec<Offerable> {
-        self.state.may_get_back(1, self.epoch(1))
+        self.state.may_get_back(1, self.epoch(1)).into_iter().collect()
     }
 
     fn asked(&self, of: &Offerable) -> GiveBack {

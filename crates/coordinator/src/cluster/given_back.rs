@@ -4,7 +4,7 @@
 //! The rule, which all nodes check, is about the table of owners. Whether the node that came back has all is known to those who have followed the log since that node
 //! owned the streamlet ([`Seen`]); the owner that gives it back is one, or does not do so.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use kera_format::cluster::{ClusterEntry, NodeNumber, OwnerReason, Roles};
 use kera_format::{StreamId, level};
@@ -164,11 +164,11 @@ impl ClusterState {
     }
 
     /// Streamlets that others have taken over from a node and rebuild: it may get back what these cannot open, if it has had all of it since.
-    pub fn may_get_back(&self, node: NodeNumber, epoch: u32) -> Vec<Offerable> {
+    pub fn may_get_back(&self, node: NodeNumber, epoch: u32) -> BTreeSet<Offerable> {
+        let mut found = BTreeSet::new();
         if self.level() < level::GIVEN_BACK || !self.is_live_broker(node, epoch) {
-            return Vec::new();
+            return found;
         }
-        let mut found = Vec::new();
         for (stream, run) in self.rebuilding() {
             let Owner { node: owner, owner_epoch, .. } = run.owner;
             let is_its =

@@ -392,7 +392,7 @@ impl Recovery {
     /// A node has come back with a streamlet that this one has taken over, and gets it back if this one cannot open it.
     pub(super) fn ask_back(&self, asked: GiveBack) {
         let mut work = self.work.lock();
-        let is_unreadable = work.unreadable.contains(&(asked.stream, asked.streamlet, asked.owner_epoch));
+        let is_unreadable = work.unreadable.contains(&owned_of(&asked));
         let is_new = is_unreadable && !work.asked_back.contains(&asked);
         if is_new && self.group.read(|state| state.may_give_back(&asked)) {
             work.asked_back.push(asked);
@@ -401,7 +401,7 @@ impl Recovery {
 
     /// Gives back what was asked for and is not open here. This thread, which alone opens streamlets, opens none of these from here on, for as long as the coordinators may come to
     /// agree: those of which that is so.
-    fn give_back(&self) -> Vec<GiveBack> {
+    fn give_back(&self) -> HashSet<Owned> {
         let mut given = std::mem::take(&mut self.work.lock().asked_back);
         self.group.read(|state| given.retain(|asked| state.may_be_given_back(asked)));
         given.retain(|asked| !self.broker.is_of_epoch(asked.stream, asked.streamlet, asked.owner_epoch));
@@ -415,18 +415,14 @@ impl Recovery {
                 Err(error) => tracing::debug!(%error, "a streamlet that cannot be opened is given back later"),
             }
         }
-        self.work.lock().asked_back.extend(given.iter().copied());
-        given
+        let owned = given.iter().map(owned_of).collect();
+        self.work.lock().asked_back.append(&mut given);
+        owned
     }
 
     /// Takes over what is to be; false: something is left.
     fn take_all(&self) -> bool {
         let given = self.give_back();
-        let is_given = |(stream, streamlet, epoch): &Owned| {
-            let of =
-                |asked: &GiveBack| (asked.stream, asked.streamlet, asked.owner_epoch) == (*stream, *streamlet, *epoch);
-            given.iter().any(of)
-        };
         let owned = self.group.read(|state| state.to_rebuild(self.node, self.epoch));
         let mut owned: Vec<Owned> = {
             let work = self.work.lock();
@@ -447,7 +443,7 @@ impl Recovery {
             owned.retain(|(stream, streamlet, _)| !waits(*stream, streamlet.0));
             ended_logs(state, self.node)
         });
-        owned.retain(|one| !is_given(one));
+        owned.retain(|one| !given.contains(one));
         let mut is_all = owned.len() == all;
         if owned.is_empty() {
             return false;
@@ -615,6 +611,11 @@ impl Recovery {
         let work = self.work.lock();
         work.rebuilding.iter().chain(&work.rebuilds).map(|taken| taken.left_bytes()).sum()
     }
+}
+
+/// What is asked back.
+fn owned_of(asked: &GiveBack) -> Owned {
+    (asked.stream, asked.streamlet, asked.owner_epoch)
 }
 
 /// All logs of incarnations that are over whose ends are decided. Who takes something over asks first whether it [waits](ClusterState::waits_for_ends)

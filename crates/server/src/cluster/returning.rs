@@ -4,6 +4,7 @@
 //! Nothing waits for it: the owner goes on rebuilding until the coordinators say that the node holds the groups, and what comes of an offer that was
 //! not answered both of them see in the coordinators' log.
 
+use std::collections::BTreeSet;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
@@ -105,11 +106,12 @@ impl Returning {
     /// Offers what this node has to those who rebuild it. Whether somebody took some of it, or was asked for the first time.
     async fn offer_all(&self) -> bool {
         let mut has_news = false;
-        let (offerable, back) = self
-            .group
-            .read(|state| (state.offerable(self.node, self.epoch), state.may_get_back(self.node, self.epoch)));
-        let others = back.iter().filter(|of| !offerable.contains(of));
-        for of in offerable.iter().chain(others).copied() {
+        let (mut all, back) = self.group.read(|state| {
+            let offerable: BTreeSet<Offerable> = state.offerable(self.node, self.epoch).into_iter().collect();
+            (offerable, state.may_get_back(self.node, self.epoch))
+        });
+        all.extend(&back);
+        for of in all {
             let (stream, streamlet) = (of.stream, StreamletId(of.streamlet));
             if !self.broker.has_let_go(stream, streamlet, (of.owner, of.owner_epoch)) {
                 continue;
@@ -126,6 +128,10 @@ impl Returning {
             let let_go = self.broker.let_go_lanes(stream, streamlet);
             let offer = OfferGroups { node, epoch, stream, streamlet, owner_epoch, lanes, cut_off, let_go };
             match self.offer(&of, &offer).await {
+                // It was there to be given back, and its owner has opened it.
+                Ok(answer) if offer.lanes.is_empty() && offer.cut_off.is_empty() && !answer.is_taken => {
+                    self.refused(of);
+                }
                 Ok(answer) => has_news |= self.answered(of, &answer),
                 Err(reason) => {
                     tracing::debug!(%stream, %streamlet, owner = of.owner, reason, "it is not decided yet whether older groups are held here again");
@@ -164,10 +170,15 @@ impl Returning {
             }
         }
         tracing::info!(%stream, streamlet, owner, "what is here of older groups is not all, or has no copies; they are rebuilt");
-        self.recovery.offers(|offers| offers.refuse(of));
-        self.broker.offers(stream, place, None);
-        self.broker.let_go_of_cut_off(stream, place);
+        self.refused(of);
         true
+    }
+
+    fn refused(&self, of: Offerable) {
+        let (stream, streamlet) = (of.stream, StreamletId(of.streamlet));
+        self.recovery.offers(|offers| offers.refuse(of));
+        self.broker.offers(stream, streamlet, None);
+        self.broker.let_go_of_cut_off(stream, streamlet);
     }
 
     /// What was cut off is kept as long as it may be that it counts.
@@ -205,6 +216,9 @@ impl Returning {
             Ok(state) => state,
             Err(NotTaken::Later(why)) => return Err(why),
             Err(NotTaken::Lacking(lacking)) => return Ok(GroupsOffered { is_taken: false, lacking }),
+            Err(NotTaken::Never(_)) if offered.lanes.is_empty() && offered.cut_off.is_empty() => {
+                return Ok(GroupsOffered { is_taken: false, lacking: Vec::new() });
+            }
             Err(NotTaken::Never(why)) => {
                 tracing::info!(%stream, %streamlet, node = offered.node, why, "a node that came back does not have what is rebuilt");
                 return Ok(GroupsOffered { is_taken: false, lacking: Vec::new() });

@@ -1,6 +1,8 @@
 //! Nodes that come back offer what they still have to those who rebuild it, as `crates/server/src/cluster/returning.rs` does it, by turns. What
 //! may be offered, and whether it is all of it, is decided by the real rules.
 
+use std::collections::BTreeSet;
+
 use kera_broker::NotTaken;
 use kera_coordinator::cluster::{ClusterState, Offerable};
 use kera_format::StreamletId;
@@ -25,8 +27,7 @@ impl Running {
         self.offer_us = now_us + AGAIN_US;
         let mut offers = Vec::new();
         let (offerable, back) = (known.offerable(self.number, self.epoch), known.may_get_back(self.number, self.epoch));
-        let others = back.iter().filter(|of| !offerable.contains(of));
-        for of in offerable.iter().chain(others).copied() {
+        for of in offerable.into_iter().chain(back.iter().copied()).collect::<BTreeSet<_>>() {
             let (stream, streamlet) = (of.stream, StreamletId(of.streamlet));
             let broker = &self.broker;
             if !broker.has_let_go(stream, streamlet, (of.owner, of.owner_epoch)) {
