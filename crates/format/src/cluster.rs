@@ -9,8 +9,10 @@ use crate::wire::{put, u16_at, u32_at, u64_at};
 use crate::{FormatError, LaneId, StreamId, align8, catalog};
 
 mod examples;
+mod reason;
 
 pub use examples::examples;
+pub use reason::OwnerReason;
 
 /// The version of the bodies.
 pub const CLUSTER_VERSION: u16 = 1;
@@ -124,27 +126,6 @@ pub struct Doors {
     pub kafka: String,
     /// By HTTP.
     pub http: String,
-}
-
-/// Why a streamlet has another owner: each reason has its own condition.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-#[repr(u8)]
-pub enum OwnerReason {
-    /// It had none.
-    First = 0,
-    /// Its owner is lost, and where that one's logs end is decided.
-    Recovered = 1,
-    /// It moves, by the move of this entry's number.
-    Moved = 2,
-    /// It stays with its owner, and groups that a lost node held of it come to that one.
-    Gathered = 3,
-    /// Its owner is lost, and a person has said that what only that one had is gone.
-    LossAccepted = 4,
-    /// It moves to its own node, by the move of this entry's number, with all that is there of it copied as often as its stream is to be.
-    Copied = 5,
-    /// Who took it over could not open it, and gives it back to the node that it came from, which is back with all of it. The entry's number is the owner epoch that is
-    /// given up.
-    GivenBack = 6,
 }
 
 /// What an entry says.
@@ -884,19 +865,7 @@ impl ClusterEntry {
             24 => {
                 let (stream, number, first, count) = (StreamId(body.u64()?), body.u64()?, body.u32()?, body.u32()?);
                 let (node, epoch, owner_epoch) = (body.u32()?, body.u32()?, body.u32()?);
-                let reason = match body.u32()? {
-                    0 => OwnerReason::First,
-                    1 => OwnerReason::Recovered,
-                    2 => OwnerReason::Moved,
-                    3 => OwnerReason::Gathered,
-                    4 => OwnerReason::LossAccepted,
-                    5 => OwnerReason::Copied,
-                    6 => OwnerReason::GivenBack,
-                    other => {
-                        let (field, allowed) = ("cluster_entry.reason", "0 to 6");
-                        return Err(FormatError::BadField { field, value: other.into(), allowed });
-                    }
-                };
+                let reason = OwnerReason::from_number(body.u32()?)?;
                 ClusterEntry::OwnerChanged { stream, first, count, node, epoch, owner_epoch, reason, number }
             }
             25 => {

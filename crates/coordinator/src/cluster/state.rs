@@ -272,30 +272,7 @@ impl ClusterState {
                 self.end_moves(|of| of.to == *node);
             }
             ClusterEntry::NodeRemoved { node } => self.set_removed(*node),
-            ClusterEntry::OwnerChanged { stream, first, count, node, epoch, owner_epoch, reason, .. } => {
-                let range = *first..first + count;
-                let rebuilding = match reason {
-                    OwnerReason::Recovered | OwnerReason::Gathered => true,
-                    // Nothing is moved that is being rebuilt; in a snapshot the reason is one of the others.
-                    OwnerReason::First | OwnerReason::Moved | OwnerReason::LossAccepted => false,
-                    OwnerReason::Copied | OwnerReason::GivenBack => false,
-                };
-                if rebuilding {
-                    self.note_sources(*stream, *first, *count);
-                    self.gather(*stream, range.clone(), *node);
-                }
-                if *reason == OwnerReason::GivenBack {
-                    self.hand_back(*stream, *first, *node);
-                }
-                if *reason == OwnerReason::LossAccepted {
-                    self.handed.retain(|(of, at), _| of != stream || !range.contains(at));
-                }
-                for (first, count, copies) in self.copies_from_now_on(*stream, range.clone(), *reason) {
-                    let owner = Owner { node: *node, epoch: *epoch, owner_epoch: *owner_epoch, rebuilding, copies };
-                    self.give(*stream, first, count, owner);
-                }
-                self.end_moves(|of| of.stream == *stream && range.contains(&of.streamlet));
-            }
+            ClusterEntry::OwnerChanged { .. } => self.set_owner_changed(entry),
             ClusterEntry::OwnerReturned { node, epoch, owner_epoch, all } => {
                 self.give_back(*node, *epoch, *owner_epoch, *all);
             }
@@ -311,6 +288,34 @@ impl ClusterState {
             other => return self.set_log_or_move(other),
         }
         Ok(())
+    }
+
+    fn set_owner_changed(&mut self, entry: &ClusterEntry) {
+        let ClusterEntry::OwnerChanged { stream, first, count, node, epoch, owner_epoch, reason, .. } = entry else {
+            return;
+        };
+        let range = *first..first + count;
+        let rebuilding = match reason {
+            OwnerReason::Recovered | OwnerReason::Gathered => true,
+            // Nothing is moved that is being rebuilt; in a snapshot the reason is one of the others.
+            OwnerReason::First | OwnerReason::Moved | OwnerReason::LossAccepted => false,
+            OwnerReason::Copied | OwnerReason::GivenBack => false,
+        };
+        if rebuilding {
+            self.note_sources(*stream, *first, *count);
+            self.gather(*stream, range.clone(), *node);
+        }
+        if *reason == OwnerReason::GivenBack {
+            self.hand_back(*stream, *first, *node);
+        }
+        if *reason == OwnerReason::LossAccepted {
+            self.handed.retain(|(of, at), _| of != stream || !range.contains(at));
+        }
+        for (first, count, copies) in self.copies_from_now_on(*stream, range.clone(), *reason) {
+            let owner = Owner { node: *node, epoch: *epoch, owner_epoch: *owner_epoch, rebuilding, copies };
+            self.give(*stream, first, count, owner);
+        }
+        self.end_moves(|of| of.stream == *stream && range.contains(&of.streamlet));
     }
 
     fn set_joined(&mut self, entry: &ClusterEntry) {
