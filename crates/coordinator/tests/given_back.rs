@@ -19,11 +19,22 @@ const LOG: LogName = LogName { node: 1, epoch: 1, log: 0 };
 impl Cluster {
     /// Three nodes, each with a streamlet. Node 1 is lost, somebody takes over what it had, and cannot read it any more.
     fn lost(level: u32) -> Cluster {
-        let (mut state, _) = copied::cluster(3, 2, level);
-        begin_view(&mut state, LOG, 1, vec![2]);
-        let mut cluster = Cluster { state };
+        let mut cluster = Cluster::with_log(level);
         cluster.lose(1, 1);
         cluster
+    }
+
+    fn with_log(level: u32) -> Cluster {
+        let (mut state, _) = copied::cluster(3, 2, level);
+        begin_view(&mut state, LOG, 1, vec![2]);
+        Cluster { state }
+    }
+
+    /// The same, as whoever has begun with a snapshot of it knows it.
+    fn from_snapshot(&self) -> Cluster {
+        let mut state = ClusterState::default();
+        self.state.snapshot().iter().for_each(|entry| state.restore(entry).unwrap());
+        Cluster { state }
     }
 
     fn apply(&mut self, entries: &[ClusterEntry]) {
@@ -142,15 +153,29 @@ fn who_has_had_all_in_each_life_gets_it_back() {
     cluster.gives_back(&cluster.asked(&cluster.may_get_back()[0]));
 }
 
-/// Who has followed the log from a snapshot on does not know how the streamlet was taken over, nor what the node has lost.
+/// Who has followed the log from a snapshot on does not know how a streamlet was taken over before that, nor which lives of the node had all.
 #[test]
 fn who_has_not_seen_it_gives_nothing_back() {
-    let mut cluster = Cluster::lost(level::NEWEST);
-    let mut copy = ClusterState::default();
-    cluster.state.snapshot().iter().for_each(|entry| copy.restore(entry).unwrap());
-    cluster.state = copy;
+    let mut cluster = Cluster::lost(level::NEWEST).from_snapshot();
     cluster.joins(1, true);
     assert!(!cluster.state.may_give_back(&cluster.asked(&cluster.may_get_back()[0])));
+
+    // The node was lost after that: that its next life has all says it itself.
+    let mut cluster = Cluster::with_log(level::NEWEST).from_snapshot();
+    cluster.lose(1, 1);
+    cluster.joins(1, true);
+    cluster.gives_back(&cluster.asked(&cluster.may_get_back()[0]));
+
+    // It came without its memory, which was not seen, and what it had before it waits to be taken over.
+    let mut cluster = Cluster::with_log(level::NEWEST);
+    fence(&mut cluster.state, 1);
+    cluster.joins(1, false);
+    let mut cluster = cluster.from_snapshot();
+    cluster.lose(1, 1);
+    assert_eq!(cluster.may_get_back(), [], "it is lost");
+    cluster.joins(1, true);
+    let back = cluster.may_get_back();
+    assert!(!back.is_empty() && back.iter().all(|of| !cluster.state.may_give_back(&cluster.asked(of))));
 }
 
 /// The entry may come late: neither another life of the node counts, nor another owner, nor the same one in a later owner epoch.

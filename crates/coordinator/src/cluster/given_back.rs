@@ -30,7 +30,7 @@ struct Taken {
     from: Option<(NodeNumber, u32)>,
 }
 
-/// The lives of a node that were seen to begin.
+/// The lives of a node, as far as they were seen to begin, and the one before.
 #[derive(Clone, Copy, Debug)]
 struct Lives {
     /// Each from this one on has come with all that the one before it had.
@@ -57,7 +57,9 @@ impl Seen {
                 self.taken.retain(|(of, at), _| of != stream || !(*first..first + count).contains(at));
             }
             ClusterEntry::NodeJoined { node, epoch, .. } => {
-                let before = self.lives.get(node).map(|lives| lives.whole_since);
+                // Of a life that a snapshot tells of, what it had of those before it is not known.
+                let of_snapshot = || known.nodes.get(node).map(|known| known.epoch);
+                let before = self.lives.get(node).map(|lives| lives.whole_since).or_else(of_snapshot);
                 self.lives.insert(*node, Lives { whole_since: *epoch, before });
             }
             ClusterEntry::OwnerReturned { node, all: true, .. } => {
