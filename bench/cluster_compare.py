@@ -123,10 +123,9 @@ def main():
             node.wait()
         of_kera(kera, connect, 16384, KERA_WARMUP_SECONDS, "warm-up", 1)
         start_kafka()
-        time.sleep(2)
         if args.kafka_warmup_seconds:
             warm_up_kafka(args.kafka_warmup_seconds)
-            time.sleep(2)
+        settle()
         for chunk in map(int, args.chunks.split(",")):
             ours, theirs = [], []
             for turn in range(args.rounds):

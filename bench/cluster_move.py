@@ -12,6 +12,7 @@ With `--application` the consumer is a member of an application, which has to le
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -23,6 +24,14 @@ from cluster_recovery import begin, owner
 
 # So many seconds are given to a consumer for each GiB that it reads before the clock starts.
 READ_S = 4
+
+
+def check_room(gib, copies):
+    """A full disk would stop the nodes, and whatever else writes to it."""
+    place = tempfile.gettempdir()
+    free, needed = shutil.disk_usage(place).free / 2**30, gib * copies * 1.1 + 2
+    if free < needed:
+        sys.exit(f"{place} has {free:.1f} GiB free, and {needed:.1f} are needed: free some, set TMPDIR to another disk, or ask for fewer with --gib")
 
 
 def probe(kera, connect, rate, seconds, moves, warmup, application):
@@ -64,6 +73,7 @@ def main():
     parser.add_argument("--rate", type=int, default=2000, help="records per second while it moves")
     parser.add_argument("--application", action="store_true", help="the consumer is a member of an application")
     args = parser.parse_args()
+    check_room(args.gib, args.copies)
     kera, mib = os.path.abspath(args.kera), int(args.gib * 1024)
     folder, ports = tempfile.mkdtemp(prefix="kera-move-"), free_ports(6)
     nodes = [Node(kera, folder, number, ports, f"{max(512, mib // 2)}MiB") for number in (1, 2, 3)]
