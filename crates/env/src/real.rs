@@ -26,6 +26,7 @@ const PROBE_NAME: &str = ".kera-direct-io-probe";
 pub struct RealDisk {
     root: PathBuf,
     direct: DirectIo,
+    kept_free: u64,
 }
 
 impl RealDisk {
@@ -39,13 +40,19 @@ impl RealDisk {
             }
             Err(e) => DirectIo::Buffered(format!("O_DIRECT was tried and failed: {e}")),
         };
-        Ok(RealDisk { root: root.to_owned(), direct })
+        Ok(RealDisk { root: root.to_owned(), direct, kept_free: 0 })
     }
 
     /// Takes `root` as [`open`](RealDisk::open) does, and leaves everything to the page cache.
     pub fn open_buffered(root: &Path) -> io::Result<RealDisk> {
         fs::create_dir_all(root)?;
-        Ok(RealDisk { root: root.to_owned(), direct: DirectIo::Buffered("it was asked for".to_owned()) })
+        Ok(RealDisk { root: root.to_owned(), direct: DirectIo::Buffered("it was asked for".to_owned()), kept_free: 0 })
+    }
+
+    /// Has so many bytes stay free: what would [take space ahead](DiskFile::allocate) of them is refused, as data does, which comes without end. What is
+    /// written without that, as what must be noted about the data, has them.
+    pub fn keep_free(self, bytes: u64) -> RealDisk {
+        RealDisk { kept_free: bytes, ..self }
     }
 
     fn at(&self, path: &str) -> io::Result<PathBuf> {
@@ -89,7 +96,7 @@ impl Disk for RealDisk {
         } else {
             None
         };
-        Ok(Arc::new(RealFile { buffered, direct }))
+        Ok(Arc::new(RealFile { buffered, direct, kept_free: self.kept_free }))
     }
 
     fn list(&self, dir: &str) -> io::Result<Vec<String>> {
@@ -129,8 +136,7 @@ impl Disk for RealDisk {
     }
 
     fn free_bytes(&self) -> io::Result<u64> {
-        let space = rustix::fs::statvfs(&self.root)?;
-        Ok(space.f_bavail.saturating_mul(space.f_frsize))
+        Ok(free_of(&rustix::fs::statvfs(&self.root)?).saturating_sub(self.kept_free))
     }
 
     fn root(&self) -> &Path {
@@ -146,6 +152,8 @@ impl Disk for RealDisk {
 struct RealFile {
     buffered: File,
     direct: Option<File>,
+    /// Bytes of the disk that stay free.
+    kept_free: u64,
 }
 
 fn is_aligned(offset: u64, bytes: &[u8]) -> bool {
@@ -254,6 +262,7 @@ impl DiskFile for RealFile {
     }
 
     fn allocate(&self, offset: u64, bytes: u64) -> io::Result<()> {
+        self.check_free(bytes)?;
         fallocate(&self.buffered, FallocateFlags::KEEP_SIZE, offset, bytes)
     }
 
@@ -264,6 +273,25 @@ impl DiskFile for RealFile {
     fn len(&self) -> io::Result<u64> {
         Ok(self.buffered.metadata()?.len())
     }
+}
+
+impl RealFile {
+    fn check_free(&self, bytes: u64) -> io::Result<()> {
+        if self.kept_free == 0 {
+            return Ok(());
+        }
+        let free = free_of(&rustix::fs::fstatvfs(&self.buffered)?);
+        if free >= bytes.saturating_add(self.kept_free) {
+            return Ok(());
+        }
+        let (free, kept) = (free >> 20, self.kept_free >> 20);
+        let message = format!("the disk has {free} MiB free, of which {kept} MiB stay free for what is not data");
+        Err(io::Error::new(io::ErrorKind::StorageFull, message))
+    }
+}
+
+fn free_of(space: &rustix::fs::StatVfs) -> u64 {
+    space.f_bavail.saturating_mul(space.f_frsize)
 }
 
 /// Not being able to is fine: both uses only save space or time.
@@ -349,6 +377,24 @@ mod tests {
         let mut parts = [IoSliceMut::new(&mut a), IoSliceMut::new(&mut c)];
         assert_eq!(file.read_vectored_at(8192, &mut parts).unwrap(), 20_000 - 8192);
         assert_eq!([&a[..], &c[..20_000 - 16384]].concat(), bytes[8192..]);
+    }
+
+    /// Data takes its space ahead. What is written without that finds room on a disk that is full for data.
+    #[test]
+    fn what_is_kept_free_is_not_taken_ahead() {
+        let (dir, disk) = disk();
+        let free = disk.free_bytes().unwrap();
+        let disk = RealDisk::open(dir.path()).unwrap().keep_free(free + (1 << 40));
+        assert_eq!(disk.free_bytes().unwrap(), 0);
+        let file = disk.open("data", OpenMode::Create, true).unwrap();
+        let error = file.allocate(0, 1 << 20).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::StorageFull);
+        assert!(error.to_string().contains("MiB stay free"), "{error}");
+        disk.replace("node.json", b"one").unwrap();
+        file.write_at(0, &[1; 4096]).unwrap();
+        file.punch_hole(0, 4096).unwrap();
+        let disk = RealDisk::open(dir.path()).unwrap().keep_free(free / 2);
+        disk.open("more", OpenMode::Create, true).unwrap().allocate(0, 1 << 20).unwrap();
     }
 
     #[test]

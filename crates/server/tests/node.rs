@@ -8,8 +8,9 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
+use kera_env::{Disk, RealDisk};
 use kera_format::chunk::ChunkTarget;
-use kera_format::{ChunkBuilder, Compression, Durability, Record, StreamOptions};
+use kera_format::{ChunkBuilder, Compression, Durability, Record, StreamId, StreamOptions};
 use kera_protocol::{CreateStream, GetStream, NodeStatus, Status, WriteChunks};
 use kera_rpc::{ClientConfig, Connection, RpcError};
 use kera_server::Node;
@@ -150,6 +151,53 @@ impl SmallDisk {
     fn free(&self) {
         std::fs::remove_file(self.0.path().join("filler")).unwrap();
     }
+
+    fn free_bytes(&self) -> u64 {
+        RealDisk::open_buffered(self.0.path()).and_then(|disk| disk.free_bytes()).unwrap()
+    }
+
+    /// A node whose data is on it, in files that are small enough.
+    fn config(&self, dir: &Path) -> Config {
+        let mut config = config(dir);
+        config.node.data = self.0.path().join("data");
+        config.virtual_logs.file_bytes = Some(4 << 20);
+        config.virtual_logs.keep_bytes = 16 << 20;
+        config.storage.container_bytes = 16 << 20;
+        config
+    }
+}
+
+/// A client of a node, with a stream of durability `power`.
+struct Writer {
+    runtime: tokio::runtime::Runtime,
+    client: Connection,
+    stream: StreamId,
+}
+
+impl Writer {
+    fn new(node: &Node) -> Writer {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let address = node.address().to_string();
+        let client = runtime.block_on(Connection::connect(&address, ClientConfig::default())).unwrap();
+        let made = Writer::make(&runtime, &client, "a").unwrap();
+        Writer { runtime, client, stream: made }
+    }
+
+    fn make(runtime: &tokio::runtime::Runtime, client: &Connection, name: &str) -> Result<StreamId, RpcError> {
+        let options = StreamOptions { durability: Durability::Power, ..StreamOptions::default() };
+        let made = CreateStream { name: name.into(), options, if_not_exists: false };
+        Ok(runtime.block_on(client.call(&made))?.id)
+    }
+
+    /// Writes 200 KiB, acknowledged or not.
+    fn write(&self) {
+        let mut chunk = ChunkBuilder::default();
+        chunk.push(&Record::value(&[1; 200 << 10]));
+        let target = ChunkTarget { stream: self.stream, ..ChunkTarget::default() };
+        let chunks = chunk.seal(&target, Compression::None).unwrap().into();
+        let wanted = WriteChunks { timeout_ms: 50, chunk_count: 1, skips: Vec::new(), chunks };
+        let _ = self.runtime.block_on(self.client.call(&wanted));
+    }
 }
 
 impl Drop for SmallDisk {
@@ -166,34 +214,14 @@ fn a_node_with_a_full_disk_is_alive_and_not_ready_until_there_is_room() {
         return;
     };
     let dir = tempfile::tempdir().unwrap();
-    let mut config = config(dir.path());
-    config.node.data = disk.0.path().join("data");
-    config.virtual_logs.file_bytes = Some(4 << 20);
-    config.virtual_logs.keep_bytes = 16 << 20;
-    config.storage.container_bytes = 16 << 20;
-    let node = Node::start(&config).unwrap();
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let address = node.address().to_string();
-    let (client, stream) = runtime.block_on(async {
-        let client = Connection::connect(&address, ClientConfig::default()).await.unwrap();
-        let options = StreamOptions { durability: Durability::Power, ..StreamOptions::default() };
-        let made = client.call(&CreateStream { name: "a".into(), options, if_not_exists: false }).await.unwrap();
-        (client, made.id)
-    });
+    let node = Node::start(&disk.config(dir.path())).unwrap();
+    let writer = Writer::new(&node);
     assert_eq!(http(&node, "GET", "/readyz", "").0, 200);
-    let write = || {
-        let mut chunk = ChunkBuilder::default();
-        chunk.push(&Record::value(&[1; 200 << 10]));
-        let target = ChunkTarget { stream, ..ChunkTarget::default() };
-        let chunks = chunk.seal(&target, Compression::None).unwrap().into();
-        let _ =
-            runtime.block_on(client.call(&WriteChunks { timeout_ms: 50, chunk_count: 1, skips: Vec::new(), chunks }));
-    };
     // Files that are allocated ahead take some more.
     let (mut code, mut said) = (200, Value::Null);
     for _ in 0..2_000 {
         disk.fill();
-        write();
+        writer.write();
         (code, said) = http(&node, "GET", "/readyz", "");
         if code != 200 {
             break;
@@ -205,7 +233,7 @@ fn a_node_with_a_full_disk_is_alive_and_not_ready_until_there_is_room() {
     assert_eq!(http(&node, "GET", "/healthz", "").0, 200);
     disk.free();
     for _ in 0..600 {
-        write();
+        writer.write();
         code = http(&node, "GET", "/readyz", "").0;
         if code == 200 {
             break;
@@ -213,7 +241,37 @@ fn a_node_with_a_full_disk_is_alive_and_not_ready_until_there_is_room() {
         std::thread::sleep(Duration::from_millis(100));
     }
     assert_eq!(code, 200);
-    drop(client);
+    drop(writer);
+    node.stop();
+}
+
+/// Data stops in front of it, and what must be noted has room.
+#[test]
+fn the_last_of_a_disk_takes_no_data() {
+    let Some(disk) = SmallDisk::mount() else {
+        eprintln!("no right to mount: nothing to test");
+        return;
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let mut config = disk.config(dir.path());
+    config.storage.disk_free_min = Some(24 << 20);
+    let node = Node::start(&config).unwrap();
+    let writer = Writer::new(&node);
+    let (mut code, mut said) = (200, Value::Null);
+    for _ in 0..2_000 {
+        writer.write();
+        (code, said) = http(&node, "GET", "/readyz", "");
+        if code != 200 {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    assert!(code == 503 && said["error"].as_str().unwrap().contains("full"), "{code} {said}");
+    (0..20).for_each(|_| writer.write());
+    let free = disk.free_bytes();
+    assert!((20 << 20..40 << 20).contains(&free), "{free} bytes are free");
+    Writer::make(&writer.runtime, &writer.client, "b").expect("the catalog has room");
+    drop(writer);
     node.stop();
 }
 
