@@ -10,8 +10,8 @@ use crate::units::{GIB, MIB};
 const ARENA_AUTO_MAX: u64 = 2 * GIB;
 /// Sizes that `auto` picks are multiples of this.
 const ARENA_STEP: u64 = 16 * MIB;
-/// The most that stays free of a disk when nobody says, and at most one part in so many of it.
-const DISK_FREE_MIN_AUTO: u64 = 512 * MIB;
+/// The most that stays free of a disk, and at most one part in so many of it.
+const DISK_FREE_MIN: u64 = 512 * MIB;
 const DISK_FREE_SHARE: u64 = 50;
 
 /// Bytes of memory that the process may use: the machine's, or the limit of its control group.
@@ -54,9 +54,9 @@ pub(crate) fn arena_bytes_auto(dir: &Path) -> u64 {
     (wanted / ARENA_STEP * ARENA_STEP).max(ARENA_STEP)
 }
 
-/// What stays free of a disk when nobody says.
-pub(crate) fn disk_free_min_auto(root: &Path) -> u64 {
-    space(root).map_or(0, |(total, _)| DISK_FREE_MIN_AUTO.min(total / DISK_FREE_SHARE))
+/// Bytes of a disk that no data is written to: a node whose disk is full goes on to note what the cluster decides, and so does whatever else is on that disk.
+pub(crate) fn disk_free_min(root: &Path) -> u64 {
+    space(root).map_or(0, |(total, _)| DISK_FREE_MIN.min(total / DISK_FREE_SHARE))
 }
 
 #[cfg(test)]
@@ -70,7 +70,7 @@ mod tests {
         let (total, free) = space(Path::new("/")).unwrap();
         assert!(total >= free);
         let bytes = arena_bytes_auto(&std::env::temp_dir());
-        assert!(disk_free_min_auto(Path::new("/")) <= (total / DISK_FREE_SHARE).min(DISK_FREE_MIN_AUTO));
+        assert!(disk_free_min(Path::new("/")) <= (total / DISK_FREE_SHARE).min(DISK_FREE_MIN));
         assert!((ARENA_STEP..=ARENA_AUTO_MAX).contains(&bytes) && bytes.is_multiple_of(ARENA_STEP));
     }
 }

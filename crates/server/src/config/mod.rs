@@ -297,9 +297,6 @@ settings! {
         write_delay: u64 = Kind::Duration(range(0, HOUR_MS)), "2s", "write-delay";
         /// Percent of the arena that is kept free for writers by taking out segments that are on disk.
         free_percent_min: u64 = Kind::Count(range(0, 90)), "10", "free-percent-min";
-        /// Bytes of each disk that no data is written to, its own nor copies for other nodes: a node whose disk is full goes on to note what the cluster decides, and so does whatever else
-        /// is on that disk. `auto` is 512 MiB, and at most a fiftieth of the disk.
-        disk_free_min: Option<u64> = Kind::Bytes(range_or("auto", 0, TIB)), "auto", "disk-free-min";
         /// Threads that read from each disk.
         loaders_per_disk: u64 = Kind::Count(range(1, 64)), "2", "loaders-per-disk";
         /// How often all that is on the disks is read and verified, copies for other nodes included, so that what a disk has lost is found while others have it: 16 MiB

@@ -219,7 +219,7 @@ fn open_disks(config: &Config) -> Result<Vec<Arc<dyn Disk>>, Fatal> {
     let roots = std::iter::once(&config.node.data).chain(&config.node.disks);
     let open = |root: &PathBuf| -> Result<Arc<dyn Disk>, Fatal> {
         let disk = RealDisk::open(root).map_err(|error| Fatal::directory(root, error))?;
-        let disk = disk.keep_free(config.storage.disk_free_min.unwrap_or_else(|| machine::disk_free_min_auto(root)));
+        let disk = disk.keep_free(machine::disk_free_min(root));
         if let DirectIo::Buffered(reason) = disk.direct_io() {
             tracing::info!(path = %root.display(), reason, "disk I/O goes through the page cache");
         }
