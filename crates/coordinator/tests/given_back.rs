@@ -31,7 +31,7 @@ impl Cluster {
     }
 
     /// The same, as whoever has begun with a snapshot of it knows it.
-    fn from_snapshot(&self) -> Cluster {
+    fn in_snapshot(&self) -> Cluster {
         let mut state = ClusterState::default();
         self.state.snapshot().iter().for_each(|entry| state.restore(entry).unwrap());
         Cluster { state }
@@ -156,12 +156,12 @@ fn who_has_had_all_in_each_life_gets_it_back() {
 /// Who has followed the log from a snapshot on does not know how a streamlet was taken over before that, nor which lives of the node had all.
 #[test]
 fn who_has_not_seen_it_gives_nothing_back() {
-    let mut cluster = Cluster::lost(level::NEWEST).from_snapshot();
+    let mut cluster = Cluster::lost(level::NEWEST).in_snapshot();
     cluster.joins(1, true);
     assert!(!cluster.state.may_give_back(&cluster.asked(&cluster.may_get_back()[0])));
 
     // The node was lost after that: that its next life has all says it itself.
-    let mut cluster = Cluster::with_log(level::NEWEST).from_snapshot();
+    let mut cluster = Cluster::with_log(level::NEWEST).in_snapshot();
     cluster.lose(1, 1);
     cluster.joins(1, true);
     cluster.gives_back(&cluster.asked(&cluster.may_get_back()[0]));
@@ -170,7 +170,7 @@ fn who_has_not_seen_it_gives_nothing_back() {
     let mut cluster = Cluster::with_log(level::NEWEST);
     fence(&mut cluster.state, 1);
     cluster.joins(1, false);
-    let mut cluster = cluster.from_snapshot();
+    let mut cluster = cluster.in_snapshot();
     cluster.lose(1, 1);
     assert_eq!(cluster.may_get_back(), [], "it is lost");
     cluster.joins(1, true);
