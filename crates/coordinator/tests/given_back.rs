@@ -3,7 +3,7 @@
 #[path = "support/copied.rs"]
 mod copied;
 
-use copied::{begin_view, fence, join};
+use copied::{begin_view, fence};
 use kera_coordinator::cluster::{ClusterState, Held, Offerable};
 use kera_format::cluster::{ClusterEntry, LogName, NodeNumber};
 use kera_format::{StreamletId, level};
@@ -42,17 +42,11 @@ impl Cluster {
     }
 
     fn lose(&mut self, node: NodeNumber, epoch: u32) {
-        fence(&mut self.state, node);
-        let open: Vec<LogName> =
-            self.state.logs_of(node, epoch).filter(|(_, log)| log.end.is_none()).map(|(log, _)| log).collect();
-        open.into_iter().for_each(|log| self.apply(&[ClusterEntry::LogEnded { log, end: 5 }]));
-        let recovered = self.state.plan_recover(node, epoch).unwrap();
-        self.apply(&recovered);
+        copied::lose(&mut self.state, node, epoch);
     }
 
     fn joins(&mut self, node: NodeNumber, has_all: bool) {
-        let joined = self.state.plan_join(&join(node, has_all), 0).unwrap();
-        self.apply(&joined);
+        copied::joins(&mut self.state, node, has_all);
     }
 
     fn epoch(&self, node: NodeNumber) -> u32 {

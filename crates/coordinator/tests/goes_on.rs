@@ -3,7 +3,7 @@
 #[path = "support/copied.rs"]
 mod copied;
 
-use copied::{begin_view, fence, join};
+use copied::{begin_view, fence};
 use kera_coordinator::cluster::{AgreedEnd, ClusterState};
 use kera_format::cluster::{ClusterEntry, LogName, NodeNumber};
 use kera_format::vlog_replica::LogId;
@@ -45,8 +45,7 @@ impl Cluster {
     }
 
     fn joins(&mut self, node: NodeNumber, has_all: bool) {
-        let joined = self.state.plan_join(&join(node, has_all), 0).unwrap();
-        self.apply(&joined);
+        copied::joins(&mut self.state, node, has_all);
     }
 
     /// Streamlets of node 1 and the epochs of it that own them.

@@ -3,7 +3,7 @@
 #[path = "support/copied.rs"]
 mod copied;
 
-use copied::{begin_view, fence, join};
+use copied::{begin_view, fence};
 use kera_coordinator::cluster::{AgreedEnd, ClusterState};
 use kera_format::cluster::{ClusterEntry, LogName, NodeNumber};
 use kera_format::vlog_replica::LogId;
@@ -32,8 +32,7 @@ impl Cluster {
     }
 
     fn joins(&mut self, node: NodeNumber) {
-        let joined = self.state.plan_join(&join(node, false), 0).unwrap();
-        self.apply(&joined);
+        copied::joins(&mut self.state, node, false);
     }
 
     fn fences(&mut self, lost: &[NodeNumber]) {

@@ -203,6 +203,22 @@ impl Writer {
         let wanted = WriteChunks { timeout_ms: 50, chunk_count: 1, skips: Vec::new(), chunks };
         let _ = self.runtime.block_on(self.client.call(&wanted));
     }
+
+    /// Writes until the node says that its disk is full.
+    fn write_until_full(&self, node: &Node, before_each: impl Fn()) {
+        let (mut code, mut said) = (200, Value::Null);
+        for _ in 0..2_000 {
+            before_each();
+            self.write();
+            (code, said) = http(node, "GET", "/readyz", "");
+            if code != 200 {
+                break;
+            }
+            // The node looks at its disks once a second.
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        assert!(code == 503 && said["error"].as_str().unwrap().contains("full"), "{code} {said}");
+    }
 }
 
 impl Drop for SmallDisk {
@@ -223,18 +239,8 @@ fn a_node_with_a_full_disk_is_alive_and_not_ready_until_there_is_room() {
     let writer = Writer::new(&node);
     assert_eq!(http(&node, "GET", "/readyz", "").0, 200);
     // Files that are allocated ahead take some more.
-    let (mut code, mut said) = (200, Value::Null);
-    for _ in 0..2_000 {
-        disk.fill();
-        writer.write();
-        (code, said) = http(&node, "GET", "/readyz", "");
-        if code != 200 {
-            break;
-        }
-        // The node looks at its disks once a second.
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    assert!(code == 503 && said["error"].as_str().unwrap().contains("full"), "{code} {said}");
+    writer.write_until_full(&node, || disk.fill());
+    let mut code = 503;
     assert_eq!(http(&node, "GET", "/healthz", "").0, 200);
     disk.free();
     for _ in 0..600 {
@@ -261,16 +267,7 @@ fn the_last_of_a_disk_takes_no_data() {
     disk.fill_to(60 << 20);
     let node = Node::start(&disk.config(dir.path())).unwrap();
     let writer = Writer::new(&node);
-    let (mut code, mut said) = (200, Value::Null);
-    for _ in 0..2_000 {
-        writer.write();
-        (code, said) = http(&node, "GET", "/readyz", "");
-        if code != 200 {
-            break;
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    assert!(code == 503 && said["error"].as_str().unwrap().contains("full"), "{code} {said}");
+    writer.write_until_full(&node, || {});
     (0..20).for_each(|_| writer.write());
     let free = disk.free_bytes();
     assert!((4 << 20..16 << 20).contains(&free), "{free} bytes are free");

@@ -242,7 +242,7 @@ impl ClusterState {
         let goes_on = |owner: super::Owner| (owner.node, owner.epoch) == (node, epoch);
         let of = |(stream, streamlet): (StreamId, StreamletId)| {
             let keeps = tells && is_early(stream) && self.owner(stream, streamlet.0).is_some_and(goes_on);
-            let own_from = self.taken_in(stream, streamlet.0).filter(|_| keeps);
+            let own_from = self.seen.taken_in(stream, streamlet.0).filter(|_| keeps);
             ToBeCut { stream, streamlet, own_from }
         };
         self.not_gone_on_with(node, epoch).into_iter().map(of).collect()

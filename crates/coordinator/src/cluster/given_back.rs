@@ -12,7 +12,7 @@ use kera_protocol::GiveBack;
 
 use super::plan::Planned;
 use super::rules::{Refused, must};
-use super::{ClusterState, Offerable, Owner, Sources, StreamOwners};
+use super::{ClusterState, Held, NodeState, Offerable, Owned, Owner, Sources, StreamOwners};
 
 /// What a node has seen entries say that a snapshot does not tell. Nothing that nodes agree on depends on it.
 #[derive(Clone, Debug, Default)]
@@ -39,22 +39,32 @@ struct Lives {
     before: Option<u32>,
 }
 
+/// What is asked back, as its owner has it.
+pub fn asked_back(asked: &GiveBack) -> Owned {
+    (asked.stream, asked.streamlet, asked.owner_epoch)
+}
+
 impl Seen {
     /// An entry is about to become true of this state.
     pub(super) fn note(&mut self, entry: &ClusterEntry, known: &ClusterState) {
         match entry {
             ClusterEntry::OwnerChanged { stream, first, count, node, owner_epoch, reason, .. } => {
                 for at in *first..first + count {
-                    let taken = Taken { owner_epoch: *owner_epoch, from: known.had_all(*stream, at, *node) };
-                    match reason {
-                        OwnerReason::Recovered => drop(self.taken.insert((*stream, at), taken)),
-                        OwnerReason::Gathered => drop(self.taken.insert((*stream, at), Taken { from: None, ..taken })),
-                        _ => drop(self.taken.remove(&(*stream, at))),
-                    }
+                    let from = match reason {
+                        OwnerReason::Recovered => known.had_all(*stream, at, *node),
+                        OwnerReason::Gathered => None,
+                        _ => {
+                            self.taken.remove(&(*stream, at));
+                            continue;
+                        }
+                    };
+                    self.taken.insert((*stream, at), Taken { owner_epoch: *owner_epoch, from });
                 }
             }
             ClusterEntry::StreamletsRebuilt { stream, first, count, .. } => {
-                self.taken.retain(|(of, at), _| of != stream || !(*first..first + count).contains(at));
+                for at in *first..first + count {
+                    self.taken.remove(&(*stream, at));
+                }
             }
             ClusterEntry::NodeJoined { node, epoch, .. } => {
                 // Of a life that a snapshot tells of, what it had of those before it is not known.
@@ -77,7 +87,7 @@ impl Seen {
         self.taken.retain(|(of, _), _| *of != stream);
     }
 
-    /// In which owner epoch a streamlet that is being rebuilt was taken over.
+    /// In which owner epoch a streamlet that is being rebuilt was taken over, if that was seen.
     pub(super) fn taken_in(&self, stream: StreamId, streamlet: u32) -> Option<u32> {
         self.taken.get(&(stream, streamlet)).map(|taken| taken.owner_epoch)
     }
@@ -95,12 +105,8 @@ impl ClusterState {
     /// The owner of a streamlet, and its epoch, if it had all of it but what others are said to hold, and `next`, who is about to own it, holds nothing.
     fn had_all(&self, stream: StreamId, streamlet: u32, next: NodeNumber) -> Option<(NodeNumber, u32)> {
         let owner = self.owner(stream, streamlet).filter(|owner| !owner.rebuilding && owner.is_copied())?;
-        (!self.is_said_to_hold(next, stream, streamlet)).then_some((owner.node, owner.epoch))
-    }
-
-    fn is_said_to_hold(&self, node: NodeNumber, stream: StreamId, streamlet: u32) -> bool {
-        let mut held = self.owners.get(&stream).into_iter().flat_map(|of| of.held_of(streamlet));
-        held.any(|held| held.node == node)
+        let holds_some = self.held_of(stream, streamlet).any(|held| held.node == next);
+        (!holds_some).then_some((owner.node, owner.epoch))
     }
 
     /// A streamlet goes back to the node that it came from: the owner epoch that is given up is the one in force, so nobody else has taken it over since, and all that its
@@ -134,7 +140,7 @@ impl ClusterState {
         let Some(from) = owners.owner(streamlet).map(|owner| owner.node) else { return };
         let held: Vec<_> = owners.held_of(streamlet).filter(|held| held.node == from).collect();
         for one in held {
-            owners.hold(super::Held { first: streamlet, count: 1, node: to, lost: false, ..one });
+            owners.hold(Held { first: streamlet, count: 1, node: to, lost: false, ..one });
         }
     }
 
@@ -168,7 +174,8 @@ impl ClusterState {
     /// Streamlets that others have taken over from a node and rebuild: it may get back what these cannot open, if it has had all of it since.
     pub fn may_get_back(&self, node: NodeNumber, epoch: u32) -> BTreeSet<Offerable> {
         let mut found = BTreeSet::new();
-        if self.level() < level::GIVEN_BACK || !self.is_live_broker(node, epoch) {
+        let is_there = |known: &NodeState| known.epoch == epoch && known.is_live(Roles::BROKER);
+        if self.level() < level::GIVEN_BACK || !self.nodes.get(&node).is_some_and(is_there) {
             return found;
         }
         for (stream, run) in self.rebuilding() {
@@ -179,10 +186,6 @@ impl ClusterState {
             found.extend((run.first..run.end()).filter(is_its).map(of));
         }
         found
-    }
-
-    fn is_live_broker(&self, node: NodeNumber, epoch: u32) -> bool {
-        self.is_live(node, epoch) && self.nodes.get(&node).is_some_and(|known| known.roles.has(Roles::BROKER))
     }
 
     /// Whether the owner of a streamlet that it cannot open, and does not open from here on, may give it back: the node that asks has had all of it in all of its lives since.

@@ -12,7 +12,7 @@ use kera_protocol::{ReturnGroups, StreamletState, WholeLane};
 
 use super::plan::Planned;
 use super::rules::{Refused, must};
-use super::{ClusterState, Owner};
+use super::{ClusterState, Held, Owner};
 use crate::CoordinatorError;
 use crate::catalog::CLUSTER_PREFIX;
 
@@ -147,8 +147,12 @@ impl ClusterState {
 
     /// Whether a node holds older groups of a streamlet that another one owns.
     pub fn holds(&self, node: NodeNumber, stream: StreamId, streamlet: u32) -> bool {
-        let mut held = self.owners.get(&stream).into_iter().flat_map(|of| of.held_of(streamlet));
-        held.any(|held| held.node == node && !held.lost)
+        self.held_of(stream, streamlet).any(|held| held.node == node && !held.lost)
+    }
+
+    /// Groups of a streamlet that are not with its owner.
+    pub(super) fn held_of(&self, stream: StreamId, streamlet: u32) -> impl Iterator<Item = Held> + '_ {
+        self.owners.get(&stream).into_iter().flat_map(move |of| of.held_of(streamlet))
     }
 
     /// Groups are with a node that came back only instead of being rebuilt: all that are older than the owner that rebuilds them, and nobody else
@@ -173,8 +177,7 @@ impl ClusterState {
         must(is_users, || format!("stream {stream} is one of the system's"))?;
         let is_broker = self.nodes.get(&node).is_some_and(|known| known.roles.has(Roles::BROKER));
         must(is_broker, || format!("node {node} is no broker"))?;
-        let mut held = self.owners.get(&stream).into_iter().flat_map(|of| of.held_of(streamlet));
-        match held.find(|held| held.lost || held.node != owned_by) {
+        match self.held_of(stream, streamlet).find(|held| held.lost || held.node != owned_by) {
             Some(other) => Err(Refused(format!(
                 "groups of owner epoch {} of streamlet {streamlet} are with node {}, not with who rebuilds it",
                 other.owner_epoch, other.node

@@ -225,11 +225,6 @@ impl ClusterState {
         self.set(entry)
     }
 
-    /// In which owner epoch a streamlet that is being rebuilt was taken over, if this node knows: its owner may have been killed since, and have come back with later ones.
-    pub(super) fn taken_in(&self, stream: StreamId, streamlet: u32) -> Option<u32> {
-        self.seen.taken_in(stream, streamlet)
-    }
-
     /// Takes one entry of a snapshot.
     pub fn restore(&mut self, entry: &ClusterEntry) -> Result<(), Refused> {
         match entry {

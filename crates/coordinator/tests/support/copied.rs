@@ -69,3 +69,21 @@ pub(crate) fn fence(state: &mut ClusterState, node: NodeNumber) {
     let fenced = state.plan_fence(node, epoch).unwrap();
     apply(state, &fenced);
 }
+
+/// Fences a node, ends its logs of that epoch at block 5, and has others take over what it owned.
+#[allow(dead_code)] // Some do it step by step.
+pub(crate) fn lose(state: &mut ClusterState, node: NodeNumber, epoch: u32) {
+    fence(state, node);
+    let open: Vec<LogName> =
+        state.logs_of(node, epoch).filter(|(_, log)| log.end.is_none()).map(|(log, _)| log).collect();
+    open.into_iter().for_each(|log| apply(state, &[ClusterEntry::LogEnded { log, end: 5 }]));
+    let recovered = state.plan_recover(node, epoch).unwrap();
+    apply(state, &recovered);
+}
+
+/// A node comes back.
+#[allow(dead_code)] // Some plan it themselves.
+pub(crate) fn joins(state: &mut ClusterState, node: NodeNumber, has_all: bool) {
+    let joined = state.plan_join(&join(node, has_all), 0).unwrap();
+    apply(state, &joined);
+}

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use kera_backup::Backup;
 use kera_broker::{Broker, EndedLog, EndedView, HandedStates, Rebuild, RecoveryProgress};
-use kera_coordinator::cluster::{ClusterState, Offers, Owned};
+use kera_coordinator::cluster::{ClusterState, Offers, Owned, asked_back};
 use kera_format::cluster::{LogName, REBUILD_LOGS_MAX, REBUILD_RUNS_MAX, USED_ENDS_MAX};
 use kera_format::vlog_replica::LogId;
 use kera_format::{SegmentId, StreamId, StreamletId};
@@ -392,7 +392,7 @@ impl Recovery {
     /// A node has come back with a streamlet that this one has taken over, and gets it back if this one cannot open it.
     pub(super) fn ask_back(&self, asked: GiveBack) {
         let mut work = self.work.lock();
-        let is_unreadable = work.unreadable.contains(&owned_of(&asked));
+        let is_unreadable = work.unreadable.contains(&asked_back(&asked));
         let is_new = is_unreadable && !work.asked_back.contains(&asked);
         if is_new && self.group.read(|state| state.may_give_back(&asked)) {
             work.asked_back.push(asked);
@@ -415,7 +415,7 @@ impl Recovery {
                 Err(error) => tracing::debug!(%error, "a streamlet that cannot be opened is given back later"),
             }
         }
-        let owned = given.iter().map(owned_of).collect();
+        let owned = given.iter().map(asked_back).collect();
         self.work.lock().asked_back.append(&mut given);
         owned
     }
@@ -611,11 +611,6 @@ impl Recovery {
         let work = self.work.lock();
         work.rebuilding.iter().chain(&work.rebuilds).map(|taken| taken.left_bytes()).sum()
     }
-}
-
-/// What is asked back.
-fn owned_of(asked: &GiveBack) -> Owned {
-    (asked.stream, asked.streamlet, asked.owner_epoch)
 }
 
 /// All logs of incarnations that are over whose ends are decided. Who takes something over asks first whether it [waits](ClusterState::waits_for_ends)

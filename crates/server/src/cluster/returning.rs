@@ -65,6 +65,11 @@ impl ReturningRole {
     }
 }
 
+/// Whether a node offers nothing but the place of a streamlet, to get it back.
+fn is_nothing(offer: &OfferGroups) -> bool {
+    offer.lanes.is_empty() && offer.cut_off.is_empty()
+}
+
 impl Returning {
     /// Who came with all it had acknowledged has something to offer.
     pub(super) fn start(
@@ -129,9 +134,7 @@ impl Returning {
             let offer = OfferGroups { node, epoch, stream, streamlet, owner_epoch, lanes, cut_off, let_go };
             match self.offer(&of, &offer).await {
                 // It was there to be given back, and its owner has opened it.
-                Ok(answer) if offer.lanes.is_empty() && offer.cut_off.is_empty() && !answer.is_taken => {
-                    self.refused(of);
-                }
+                Ok(answer) if is_nothing(&offer) && !answer.is_taken => self.refused(of),
                 Ok(answer) => has_news |= self.answered(of, &answer),
                 Err(reason) => {
                     tracing::debug!(%stream, %streamlet, owner = of.owner, reason, "it is not decided yet whether older groups are held here again");
@@ -216,11 +219,10 @@ impl Returning {
             Ok(state) => state,
             Err(NotTaken::Later(why)) => return Err(why),
             Err(NotTaken::Lacking(lacking)) => return Ok(GroupsOffered { is_taken: false, lacking }),
-            Err(NotTaken::Never(_)) if offered.lanes.is_empty() && offered.cut_off.is_empty() => {
-                return Ok(GroupsOffered { is_taken: false, lacking: Vec::new() });
-            }
             Err(NotTaken::Never(why)) => {
-                tracing::info!(%stream, %streamlet, node = offered.node, why, "a node that came back does not have what is rebuilt");
+                if !is_nothing(offered) {
+                    tracing::info!(%stream, %streamlet, node = offered.node, why, "a node that came back does not have what is rebuilt");
+                }
                 return Ok(GroupsOffered { is_taken: false, lacking: Vec::new() });
             }
         };

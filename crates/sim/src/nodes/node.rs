@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use kera_backup::{Backup, BackupConfig, BackupError, StoreDone};
 use kera_broker::{Broker, BrokerConfig, EndedLog, EndedView, HandedStates, Moving, Rebuild};
 use kera_coordinator::balancer::{BalanceConfig, Balancer};
-use kera_coordinator::cluster::{ClusterState, Owned, Sources};
+use kera_coordinator::cluster::{ClusterState, Owned, Sources, asked_back};
 use kera_coordinator::detector::{Detector, LOST_AFTER_MS};
 use kera_env::{Clock, Disk, FaultyDisk, ManualClock, MemoryDisk, Random, SeededRandom};
 use kera_format::arena::BlockSize;
@@ -300,11 +300,8 @@ impl Recovery {
     }
 
     /// Whether a streamlet goes back to the node that it came from, or may.
-    fn is_given(&self, (stream, streamlet, owner_epoch): &Owned) -> bool {
-        let of = |asked: &GiveBack| {
-            (asked.stream, asked.streamlet, asked.owner_epoch) == (*stream, *streamlet, *owner_epoch)
-        };
-        self.given.iter().any(of)
+    fn is_given(&self, one: &Owned) -> bool {
+        self.given.iter().any(|asked| asked_back(asked) == *one)
     }
 
     /// What is taken over, and what was and is not known to be rebuilt.

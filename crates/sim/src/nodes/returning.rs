@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use kera_broker::NotTaken;
-use kera_coordinator::cluster::{ClusterState, Offerable};
+use kera_coordinator::cluster::{ClusterState, Offerable, asked_back};
 use kera_format::StreamletId;
 use kera_protocol::{GiveBack, OfferGroups, ReturnGroups, StreamletState, WholeLane};
 
@@ -125,7 +125,7 @@ impl World {
             return;
         }
         let Some(rebuild) = running.recovery.rebuild_of((stream, streamlet, owner_epoch)) else {
-            let is_unreadable = running.recovery.is_unreadable(&(stream, streamlet, owner_epoch));
+            let is_unreadable = running.recovery.is_unreadable(&asked_back(&asked));
             if is_unreadable && lock(&known).may_give_back(&asked) {
                 running.recovery.asked_back.push(asked);
             }
