@@ -388,12 +388,20 @@ fn delete_topics(door: &Door, version: i16, asked: &DeleteTopicsRequest) -> Dele
 }
 
 /// Whether new partitions of a topic may be where they are wanted.
-fn check_new<'a>(door: &Door, info: &StreamInfo, wanted: impl Iterator<Item = &'a [BrokerId]>) -> Result<(), Refusal> {
+fn check_new<'a>(
+    door: &Door,
+    info: &StreamInfo,
+    wanted: impl ExactSizeIterator<Item = &'a [BrokerId]> + Clone,
+) -> Result<(), Refusal> {
     let refuse = |why: String| Err((ResponseError::InvalidReplicaAssignment, why));
-    let (named, copies) = (assignments::check(door, wanted)?, Copies::of(door, info).in_the_end());
-    if door.is_in_cluster() && info.options.lanes > 1 {
-        let (partitions, name) = (info.options.lanes, &info.name);
-        return refuse(format!("{partitions} partitions of {name} are at one node; leave the assignment out"));
+    let (named, copies) = (assignments::check(door, wanted.clone())?, Copies::of(door, info).in_the_end());
+    // The partitions that a topic has are whole streamlets, so new ones begin with one.
+    let (firsts, lanes) = (wanted.map(|nodes| nodes.first()).collect::<Vec<_>>(), info.options.lanes.max(1) as usize);
+    if firsts.chunks(lanes).any(|together| together.iter().any(|first| *first != together[0])) {
+        let name = &info.name;
+        return refuse(format!(
+            "each {lanes} partitions of {name} share a streamlet: name the same first node for them"
+        ));
     }
     if door.is_in_cluster() && named != copies {
         return refuse(format!("{named} nodes are named for each partition, and the topic has {copies} copies"));

@@ -109,6 +109,8 @@ impl<'a> Leads<'a> {
     }
 
     /// Has a node lead a partition. `may_wait`: the partition may move for a moment because it gets its copies, and is moved then.
+    ///
+    /// Of partitions that share a streamlet the first has it move; for the others it is at that node, or on its way there.
     pub(crate) fn lead(
         &mut self,
         info: &StreamInfo,

@@ -4,12 +4,15 @@
 //! where the copies of what that node owns are. Which these are is the coordinators' business, for virtual logs have copies and partitions have none of
 //! their own. So a reassignment is taken if it names just them, and refused with their numbers otherwise: what a tool has been told stays true.
 //!
+//! Partitions that share a streamlet, lanes of it, move together: all of them have to be named then, with one first replica.
+//!
 //! With another number of nodes for each partition a topic gets as many copies. The number is the whole topic's, so all partitions have to be named. Where its copies will
 //! be nobody knows before they are made: of the others only their number counts then, and while that goes on.
 //!
 //! On the commands thread, for the leader of the coordinators is asked.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
 use kafka_protocol::ResponseError;
 use kafka_protocol::messages::alter_partition_reassignments_request::ReassignablePartition;
@@ -73,17 +76,24 @@ struct Reassigning<'a> {
     info: &'a StreamInfo,
     copies: Copies<'a>,
     nodes: Vec<i32>,
+    /// Who is to lead each partition that is named.
+    leaders: BTreeMap<i32, BrokerId>,
     /// Whether another number of copies may be named.
     may_change: bool,
 }
 
 impl<'a> Reassigning<'a> {
     fn of(door: &'a Door, info: &'a StreamInfo, may_change: bool) -> Reassigning<'a> {
-        Reassigning { door, info, copies: Copies::of(door, info), nodes: assignments::nodes(door), may_change }
+        let (copies, nodes) = (Copies::of(door, info), assignments::nodes(door));
+        Reassigning { door, info, copies, nodes, leaders: BTreeMap::new(), may_change }
     }
 
     /// Has partitions go where they are wanted, those that can be there. What became of each.
     fn run(mut self, leads: &mut Leads<'_>, partitions: &[ReassignablePartition]) -> Vec<Result<(), Refusal>> {
+        let first = |partition: &ReassignablePartition| {
+            Some((partition.partition_index, *partition.replicas.as_ref()?.first()?))
+        };
+        self.leaders = partitions.iter().filter_map(first).collect();
         let wanted: Vec<_> = partitions.iter().map(|partition| self.wanted(partition)).collect();
         let is_any = |is: fn(&Wanted) -> bool| wanted.iter().flatten().any(is);
         let called_off = match is_any(|of| matches!(of, Wanted::CalledOff)) {
@@ -120,10 +130,11 @@ impl<'a> Reassigning<'a> {
             return Err((ResponseError::NoReassignmentInProgress, why.to_owned()));
         };
         let leader = assignments::first_of(wanted, &self.nodes)?;
-        if self.door.is_in_cluster() && self.info.options.lanes > 1 {
-            let (partitions, name) = (self.info.options.lanes, &self.info.name);
+        let together = siblings(partition.partition_index, self.info.options.lanes);
+        if self.door.is_in_cluster() && together.clone().any(|at| self.leaders.get(&at) != Some(&leader)) {
+            let (first, last, name) = (together.start, together.end - 1, &self.info.name);
             return refuse(format!(
-                "{partitions} partitions of {name} move together: `kera streamlet move` moves them"
+                "partitions {first} to {last} of {name} share a streamlet and move together: name all of them, with the same first node"
             ));
         }
         let copies = if self.door.is_in_cluster() { self.copies.in_the_end() } else { 1 };
@@ -192,6 +203,13 @@ impl<'a> Reassigning<'a> {
         let asked = self.door.coordinator.alter_stream(&StreamRef::Id(self.info.id), &changes);
         asked.map(drop).map_err(|error| as_assignment(&error))
     }
+}
+
+/// The partitions that share a streamlet with one, itself among them.
+fn siblings(partition: i32, lanes: u32) -> Range<i32> {
+    let lanes = lanes.max(1).cast_signed();
+    let first = partition - partition % lanes;
+    first..first + lanes
 }
 
 /// Whether settings of a node are those by which tools bound what their reassignments copy.

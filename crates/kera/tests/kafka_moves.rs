@@ -217,6 +217,11 @@ fn partitions_are_reassigned_by_their_first_replica() {
         assert_eq!(reassign(&three, of, nodes), code, "{of:?} to {nodes:?}");
     }
     assert_eq!(three.leader(TOPIC, 0), (first + 2) % 3);
+    // Partitions that share a streamlet go together.
+    let to = (three.leader("wide", 0) + 1) % 3;
+    let nodes = [to, to + 1, to + 2].map(|at| (at % 3) as i32 + 1);
+    assert_eq!(reassign_all(&three, "wide", &[(0, Some(&nodes)), (1, Some(&nodes))]), [0, 0]);
+    eventually("both are led there", || (0..2).all(|at| three.leader("wide", at) == to));
     let asked = ListPartitionReassignmentsRequest::default().with_topics(None);
     let answer = three.until(0, &asked, || 0, |answer| answer.error_code);
     assert_eq!((answer.error_code, answer.topics.len()), (0, 0), "nothing moves any more");

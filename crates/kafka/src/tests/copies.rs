@@ -482,15 +482,44 @@ fn new_topics_are_led_where_they_are_assigned() {
 }
 
 #[test]
-fn partitions_that_share_a_streamlet_are_not_assigned() {
+fn partitions_that_share_a_streamlet_go_together() {
     let mut cluster = Cluster::new();
     let options = StreamOptions { streamlets: 2, lanes: 2, replication: 2, ..StreamOptions::default() };
     let create = CreateStream { name: "wide".into(), options, if_not_exists: false };
     cluster.world.running().door.coordinator.create_stream(&create).unwrap();
-    let three: &[i32] = &[1, 2, 3];
-    let told = cluster.reassign("wide", &[0, 1, 2, 3].map(|at| (at, Some(three))));
-    assert!(told.iter().all(|(code, why)| *code == BAD_ASSIGNMENT && why.contains("together")), "{told:?}");
-    assert_eq!(cluster.grow("wide", 6, &[&[1, 2], &[1, 2]], false), BAD_ASSIGNMENT);
+    let next = |node: i32| node % 3 + 1;
+    let all_led_by = |first: i32| [first, next(first), next(next(first))];
+    // They get another number of copies together.
+    let led: Vec<[i32; 3]> = cluster.replicas("wide").iter().map(|of| all_led_by(of[0])).collect();
+    assert!(led[0] == led[1] && led[2] == led[3], "{led:?}");
+    let all = [0, 1, 2, 3].map(|at| (at, Some(&led[at as usize][..])));
+    assert_eq!(cluster.codes("wide", &all), [0; 4]);
+    (0..2).for_each(|at| cluster.leader.make_copies("wide", at));
+    assert_eq!(cluster.replicas("wide"), led);
+
+    let (to, stays) = (all_led_by(next(led[0][0])), led[1]);
+    for wrong in [&[(0, Some(&to[..])), (1, Some(&stays))][..], &[(0, Some(&to))], &[(1, Some(&to))]] {
+        let told = cluster.reassign("wide", wrong);
+        let (code, why) = &told[0];
+        assert!(*code == BAD_ASSIGNMENT && why.contains("0 to 1 of wide"), "{wrong:?}: {told:?}");
+    }
     assert_eq!(cluster.listed(None), []);
-    assert_eq!(cluster.replicas("wide").len(), 4);
+    // One streamlet goes while the other, of which only one partition is named, stays.
+    let told = cluster.codes("wide", &[(1, Some(&to)), (0, Some(&to)), (3, Some(&to))]);
+    assert_eq!(told, [0, 0, BAD_ASSIGNMENT]);
+    assert_eq!(cluster.listed(None).iter().map(|(at, _)| *at).collect::<Vec<_>>(), [0, 1]);
+    cluster.finish_moves("wide", &[0]);
+    assert_eq!(cluster.replicas("wide"), [to, to, led[2], led[3]]);
+
+    // So do new ones.
+    for (wanted, code) in [(&[&[1, 2, 3][..], &[2, 3, 1]], BAD_ASSIGNMENT), (&[&[3, 1, 2], &[3, 1, 2]], 0)] {
+        for validate_only in [true, false] {
+            assert_eq!(cluster.grow("wide", 6, wanted, validate_only), code, "{wanted:?}");
+        }
+    }
+    let stream = cluster.leader.stream("wide");
+    if cluster.leader.read(|state| state.move_of(stream, 2)).is_some() {
+        cluster.finish_moves("wide", &[2]);
+    }
+    assert_eq!(cluster.replicas("wide")[4..].iter().map(|of| of[0]).collect::<Vec<_>>(), [3, 3]);
 }
