@@ -1,7 +1,8 @@
 //! Has what lacks copies copied again: records in blocks of which a backup is gone, old segments that hold back space at backups, and after
 //! a return what only the logs of earlier incarnations have, if those are not whole any more.
 //!
-//! One thread, which looks twice a second and is in no hurry: what is new goes first, and a node that is rebuilding does that before.
+//! One thread, which looks twice a second and is in no hurry: what is new goes first, and a node that is rebuilding does that before, for as long
+//! as it gets further.
 
 use std::cell::RefCell;
 use std::collections::{BTreeSet, HashMap, HashSet};
@@ -163,7 +164,8 @@ impl Copier {
         while self.pause(LOOK) {
             self.look_at_nodes(&mut memory);
             self.look_at_level(&mut memory);
-            if self.recovery.left_bytes() > 0 {
+            // Not while something is left to rebuild, which may be for good.
+            if self.recovery.comes_on() {
                 continue;
             }
             let logs = self.copies.all();

@@ -51,12 +51,32 @@ struct Taken {
     began: Instant,
     /// How far it is.
     progress: Arc<RecoveryProgress>,
+    /// What could be read of it when it failed last, if it has.
+    failed_at: Mutex<Option<u64>>,
 }
 
 impl Taken {
+    fn new(number: u64, rebuild: Arc<Rebuild>) -> Taken {
+        Taken { number, rebuild, began: Instant::now(), progress: Arc::default(), failed_at: Mutex::default() }
+    }
+
     /// Bytes that are still to be rebuilt.
     fn left_bytes(&self) -> u64 {
-        self.rebuild.bytes.saturating_sub(self.progress.bytes_readable.load(Ordering::Relaxed))
+        self.rebuild.bytes.saturating_sub(self.readable_bytes())
+    }
+
+    fn readable_bytes(&self) -> u64 {
+        self.progress.bytes_readable.load(Ordering::Relaxed)
+    }
+
+    fn has_failed(&self) {
+        *self.failed_at.lock() = Some(self.readable_bytes());
+    }
+
+    /// Whether there is something left of it, and it gets further: it has not failed, or more can be read than when it did. What only reads again
+    /// what it has read before does not.
+    fn comes_on(&self) -> bool {
+        self.left_bytes() > 0 && self.failed_at.lock().is_none_or(|failed_at| self.readable_bytes() > failed_at)
     }
 }
 
@@ -89,6 +109,20 @@ struct Work {
     not_taken: Option<String>,
     not_rebuilt: Option<String>,
     stopping: bool,
+}
+
+impl Work {
+    /// Whether a rebuild gets further: the one that is under way, for the others wait for that one; or else one that is about to begin.
+    ///
+    /// Not for as long as one is left. What is missing for a rebuild may be missing for days, until a person decides, and meanwhile all else of which a
+    /// backup is lost would have one copy less with each loss. The price is small: a rebuild that gets further after all finds at most the copies of
+    /// half a second before it, at a rate that is bounded.
+    fn comes_on(&self) -> bool {
+        match &self.rebuilding {
+            Some(taken) => taken.comes_on(),
+            None => self.rebuilds.iter().any(|taken| taken.comes_on()),
+        }
+    }
 }
 
 /// What holds something up that is tried many times a second, as it was logged last, and when.
@@ -498,8 +532,7 @@ impl Recovery {
         let number = work.next_taken;
         let logs = rebuild.needs.clone();
         work.needs.insert(number, Needs { streamlets: owned, logs, rebuild: rebuild.clone() });
-        let (began, progress) = (Instant::now(), Arc::default());
-        work.rebuilds.push_back(Arc::new(Taken { number, rebuild, began, progress }));
+        work.rebuilds.push_back(Arc::new(Taken::new(number, rebuild)));
         drop(work);
         self.changed.notify_all();
         Ok(())
@@ -549,6 +582,7 @@ impl Recovery {
                 if said.is_news(&failure) {
                     tracing::warn!(error = failure, "what a lost broker had is not rebuilt yet");
                 }
+                taken.has_failed();
                 let mut work = self.work.lock();
                 work.not_rebuilt = Some(failure);
                 // What is missing for this one may be there for another one.
@@ -610,6 +644,11 @@ impl Recovery {
     pub(super) fn left_bytes(&self) -> u64 {
         let work = self.work.lock();
         work.rebuilding.iter().chain(&work.rebuilds).map(|taken| taken.left_bytes()).sum()
+    }
+
+    /// Whether a rebuild gets further, so that what is in no hurry waits for it.
+    pub(super) fn comes_on(&self) -> bool {
+        self.work.lock().comes_on()
     }
 }
 
@@ -728,5 +767,80 @@ impl kera_broker::Copies for AskBackups {
                 BlocksRead::parse(&answer.into()).map_err(|error| error.to_string())
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A rebuild of so many bytes that waits for its turn.
+    fn taken(work: &mut Work, bytes: u64) -> Arc<Taken> {
+        let mut rebuild = Rebuild::default();
+        rebuild.bytes = bytes;
+        work.next_taken += 1;
+        work.rebuilds.push_back(Arc::new(Taken::new(work.next_taken, Arc::new(rebuild))));
+        work.rebuilds[work.rebuilds.len() - 1].clone()
+    }
+
+    /// Has the one that is next begin.
+    fn begins(work: &mut Work) -> Arc<Taken> {
+        work.rebuilding = work.rebuilds.pop_front();
+        work.rebuilding.clone().expect("it waits")
+    }
+
+    fn reads(taken: &Taken, bytes: u64) {
+        taken.progress.bytes_read.fetch_add(2 * bytes, Ordering::Relaxed);
+        taken.progress.bytes_readable.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    fn fails(work: &mut Work) {
+        let taken = work.rebuilding.take().expect("it is under way");
+        taken.has_failed();
+        work.rebuilds.push_back(taken);
+    }
+
+    #[test]
+    fn a_rebuild_that_gets_no_further_holds_up_no_copies() {
+        let mut work = Work::default();
+        assert!(!work.comes_on());
+        let stuck = taken(&mut work, 1000);
+        assert!(work.comes_on(), "it is about to begin");
+        begins(&mut work);
+        reads(&stuck, 900);
+        assert!(work.comes_on());
+        fails(&mut work);
+        assert!(!work.comes_on(), "the rest is nowhere");
+        begins(&mut work);
+        stuck.progress.bytes_read.fetch_add(5000, Ordering::Relaxed);
+        assert!(!work.comes_on(), "what was read was there already");
+        fails(&mut work);
+        assert!(!work.comes_on());
+        // Its backup is back.
+        begins(&mut work);
+        reads(&stuck, 50);
+        assert!(work.comes_on());
+        reads(&stuck, 50);
+        assert!(!work.comes_on(), "nothing is left of it");
+    }
+
+    #[test]
+    fn copies_wait_for_a_rebuild_that_gets_further_beside_one_that_does_not() {
+        let mut work = Work::default();
+        taken(&mut work, 1000);
+        let other = taken(&mut work, 1000);
+        begins(&mut work);
+        fails(&mut work);
+        assert!(work.comes_on(), "the other one is about to begin");
+        begins(&mut work);
+        reads(&other, 10);
+        assert!(work.comes_on());
+        reads(&other, 990);
+        work.rebuilding = None;
+        assert!(!work.comes_on());
+        // One more waits until this one has looked through all there is once more.
+        begins(&mut work);
+        taken(&mut work, 1000);
+        assert!(!work.comes_on());
     }
 }
