@@ -106,3 +106,17 @@ fn the_node_itself_comes_back_at_any_time() {
     let joined = state.plan_join(&Join { epoch_min: 2, ..join(3, true) }, 0).unwrap();
     assert!(matches!(joined[..], [ClusterEntry::NodeJoined { node: 3, epoch: 6, .. }]), "{joined:?}");
 }
+
+/// What has not been heard of yet may begin at any moment, or has begun.
+#[test]
+fn an_incarnation_is_over_that_is_fenced_followed_or_removed_and_not_one_that_comes_yet() {
+    let mut state = given_up(&[2, 3]);
+    let is_over = |state: &ClusterState, node, epochs: [u32; 3]| epochs.map(|epoch| state.is_over(node, epoch));
+    assert_eq!(is_over(&state, 3, [4, 5, 6]), [true, true, false]);
+    let joined = state.plan_join(&join(3, true), 0).unwrap();
+    apply(&mut state, &joined);
+    assert_eq!(is_over(&state, 3, [5, 6, 7]), [true, false, false]);
+    fence(&mut state, 3);
+    assert_eq!(is_over(&state, 3, [5, 6, 7]), [true, true, false]);
+    assert_eq!(is_over(&state, 9, [1, 2, 3]), [false; 3]);
+}

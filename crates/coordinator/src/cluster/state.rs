@@ -158,6 +158,15 @@ impl ClusterState {
         self.nodes.get(&node).is_some_and(|known| known.epoch == epoch && !known.fenced)
     }
 
+    /// Whether an incarnation is over for good: fenced, followed by another one, or removed with its node. One that this state has not heard of yet is
+    /// neither live nor over.
+    pub fn is_over(&self, node: NodeNumber, epoch: u32) -> bool {
+        match self.nodes.get(&node) {
+            Some(known) => known.epoch > epoch || (known.epoch == epoch && known.fenced),
+            None => self.epoch_before(node) >= epoch,
+        }
+    }
+
     /// The owners of a stream's streamlets.
     pub fn owners(&self, stream: StreamId) -> Option<&StreamOwners> {
         self.owners.get(&stream)

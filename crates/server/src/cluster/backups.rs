@@ -94,10 +94,15 @@ impl BackupRole {
             let service = service.clone();
             threads.push(spawn("kera-backup-ask", move || service.run())?);
         }
+        // First: of what is given up while the rest is looked through somebody is told.
+        let has_given_up = {
+            let group = Arc::downgrade(group);
+            Arc::new(move |log| group.upgrade().is_some_and(|group| group.read(|state| is_given_up(state, log))))
+        };
+        group.observe(Arc::new(Follow { backup: backup.clone(), has_given_up, runtime: runtime.clone() }));
         // Blocks of a log come after its first view was agreed to, and the node has joined since it stored its last one: what the
         // coordinators do not know now was given up.
         forget_given_up(&backup, group);
-        group.observe(Arc::new(Follow { backup: backup.clone(), runtime: runtime.clone() }));
         *self.running.lock() = Some(Running { service: service.clone(), threads });
         let _ = self.service.set(service);
         Ok(())
@@ -146,25 +151,39 @@ fn spawn(name: &'static str, work: impl FnOnce() + Send + 'static) -> Result<Joi
     std::thread::Builder::new().name(name.into()).stack_size(1 << 20).spawn(work).map_err(no_thread)
 }
 
+/// Before the backup serves.
 fn forget_given_up(backup: &Backup, group: &Group) {
+    each_log(backup, |log| {
+        let name = LogName::from(log);
+        let (is_known, is_live) =
+            group.read(|state| (state.logs().contains_key(&name), state.is_live(name.node, name.epoch)));
+        if !is_known {
+            forget(backup, log);
+        } else if !is_live {
+            backup.keep_whole(log);
+        }
+    });
+}
+
+fn each_log(backup: &Backup, mut each: impl FnMut(LogId)) {
     let mut after = None;
     loop {
         let page = backup.list(&ListReplicas { after, limit: 0 });
-        for replica in &page.replicas {
-            let name = LogName::from(replica.log);
-            let (is_known, is_live) =
-                group.read(|state| (state.logs().contains_key(&name), state.is_live(name.node, name.epoch)));
-            if !is_known {
-                forget(backup, replica.log);
-            } else if !is_live {
-                backup.keep_whole(replica.log);
-            }
-        }
+        page.replicas.iter().for_each(|replica| each(replica.log));
         after = page.replicas.last().map(|replica| replica.log);
         if !page.more {
             return;
         }
     }
+}
+
+/// Whether a log that a backup has was given up, by a state that may be behind what the backup was sent.
+///
+/// A block may come before this node knows that its log's first view was agreed to, so that a log is not in the state says nothing by itself. But who
+/// is over in this state gets no view from then on: all logs of that incarnation have been in the state, up to this one or in what a
+/// snapshot has passed over, and those that are not there any more were given up.
+fn is_given_up(state: &ClusterState, log: LogName) -> bool {
+    !state.logs().contains_key(&log) && state.is_over(log.node, log.epoch)
 }
 
 fn forget(backup: &Backup, log: LogId) {
@@ -177,14 +196,115 @@ fn forget(backup: &Backup, log: LogId) {
 /// Gives files back when a log is given up.
 struct Follow {
     backup: Arc<Backup>,
+    /// See [`is_given_up`].
+    has_given_up: Arc<dyn Fn(LogName) -> bool + Send + Sync>,
     runtime: Handle,
 }
 
 impl Observer for Follow {
     fn changed(&self, _index: u64, change: &Change) {
-        if let Change::Cluster(ClusterEntry::LogGivenUp { log }) = change {
-            let (backup, log) = (self.backup.clone(), LogId::from(*log));
-            self.runtime.spawn_blocking(move || forget(&backup, log));
+        let backup = self.backup.clone();
+        match change {
+            Change::Cluster(ClusterEntry::LogGivenUp { log }) => {
+                let log = LogId::from(*log);
+                self.runtime.spawn_blocking(move || forget(&backup, log));
+            }
+            // Nobody is told one by one of what was given up before it.
+            Change::Replaced => {
+                let has_given_up = self.has_given_up.clone();
+                self.runtime.spawn_blocking(move || {
+                    each_log(&backup, |log| {
+                        if has_given_up(log.into()) {
+                            forget(&backup, log);
+                        }
+                    });
+                });
+            }
+            _ => {}
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use kera_backup::{StoreDone, Taken};
+    use kera_env::{ManualClock, MemoryDisk, SeededRandom};
+    use kera_format::checksum::crc32c;
+    use kera_protocol::{BlockStored, StoreHead};
+    use parking_lot::RwLock;
+
+    use super::super::testing::{apply, joined};
+    use super::*;
+
+    struct Nobody;
+
+    impl StoreDone for Nobody {
+        fn stored(&self, _: u64, result: Result<BlockStored, kera_backup::BackupError>) {
+            result.expect("stored");
+        }
+        fn room(&self) {}
+    }
+
+    /// A backup that has a block of each of these logs.
+    fn with_logs(logs: &[LogId]) -> Arc<Backup> {
+        let disk: Arc<dyn Disk> = Arc::new(MemoryDisk::new());
+        let clock = Arc::new(ManualClock::new(1_000_000));
+        let config = BackupConfig::new([9; 16], 4);
+        let (backup, _) = Backup::open(config, vec![disk], clock, Arc::new(SeededRandom::new(1))).expect("open");
+        let done: Arc<dyn StoreDone> = Arc::new(Nobody);
+        for &log in logs {
+            let head = StoreHead {
+                cluster: [9; 16],
+                log,
+                view: 1,
+                view_first: 1,
+                block: 1,
+                written_ms: 7,
+                chunk_count: 0,
+                chunk_bytes: 0,
+                chunks_checksum: crc32c(&[]),
+                flags: 0,
+            };
+            assert_eq!(backup.store(&head, &[], &done, 1), Taken::Queued);
+        }
+        backup.run_once(0);
+        backup
+    }
+
+    fn has(backup: &Backup) -> Vec<LogId> {
+        let mut logs = Vec::new();
+        each_log(backup, |log| logs.push(log));
+        logs
+    }
+
+    #[test]
+    fn what_was_given_up_before_a_snapshot_goes_and_what_the_state_has_yet_to_hear_of_stays() {
+        let log = |node, epoch, vlog| LogId { node, epoch, vlog };
+        let needed = log(1, 7, 0);
+        // Node 1 is lost, node 2 was, and has come back, and node 3 is live. Of node 3 in another epoch, of its log and of a node 5 nothing is known yet.
+        let not_known_yet = [log(3, 7, 0), log(3, 8, 0), log(5, 9, 0)];
+        let given_up = [log(1, 7, 1), log(2, 6, 0)];
+        let all = [&[needed][..], &not_known_yet, &given_up].concat();
+        let backup = with_logs(&all);
+        let mut state = joined(4, 7);
+        apply(&mut state, &[ClusterEntry::ViewAgreed { log: needed.into(), view: 1, first: 1, backups: vec![4] }]);
+        apply(&mut state, &[ClusterEntry::NodeFenced { node: 1, epoch: 7 }]);
+        let state = Arc::new(RwLock::new(state));
+        let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+        let follow = Follow {
+            backup: backup.clone(),
+            has_given_up: Arc::new(move |log| is_given_up(&state.read(), log)),
+            runtime: runtime.handle().clone(),
+        };
+        assert_eq!(has(&backup).len(), all.len());
+        follow.changed(99, &Change::Replaced);
+        let until = Instant::now() + Duration::from_secs(60);
+        while has(&backup).len() > 4 && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        drop(runtime);
+        assert_eq!(has(&backup), [&[needed][..], &not_known_yet].concat());
     }
 }

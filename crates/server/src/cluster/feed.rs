@@ -108,7 +108,12 @@ impl Observer for Feed {
     fn changed(&self, index: u64, change: &Change) {
         let Some(group) = self.group.upgrade() else { return };
         match change {
-            Change::Replaced => self.everything(&group),
+            Change::Replaced => {
+                self.everything(&group);
+                // Nobody is told one by one of what others have rebuilt before it, and what was given up.
+                group.read(|state| leftovers::drop_rebuilt(self.broker.log(), state, self.node, self.epoch));
+                self.recovery.look();
+            }
             Change::Stream(StreamEvent::Deleted(info)) => {
                 self.broker.displace_stream(index, info.id);
             }
