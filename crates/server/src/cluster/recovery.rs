@@ -18,7 +18,7 @@ use kera_coordinator::cluster::{ClusterState, Offers, Owned, asked_back};
 use kera_format::cluster::{LogName, REBUILD_LOGS_MAX, REBUILD_RUNS_MAX, USED_ENDS_MAX};
 use kera_format::vlog_replica::LogId;
 use kera_format::{SegmentId, StreamId, StreamletId};
-use kera_log::{Stream, Streamlet};
+use kera_log::{Log, Stream, Streamlet};
 use kera_protocol::{
     BlocksRead, ChangeLog, GiveBack, LaneStateList, LaneStates, LogChange, Message, ReadBlocks, RebuildNeeds,
     RebuildRange, Status, StreamletState, StreamletsRebuilt, UseEnds, UsedEnd,
@@ -478,16 +478,9 @@ impl Recovery {
             ended_logs(state, self.node)
         });
         owned.retain(|one| !given.contains(one));
+        retain_settled(self.broker.log(), &mut owned);
         let mut is_all = owned.len() == all;
         if owned.is_empty() {
-            return false;
-        }
-        // What this node was answered for before it gathers what another one has lost must not be cut.
-        let is_settled = |(stream, streamlet, _): &Owned| {
-            let found = self.broker.log().stream(*stream);
-            found.is_none_or(|found| found.streamlet(*streamlet).is_none_or(|place| place.is_settled()))
-        };
-        if !owned.iter().all(is_settled) {
             return false;
         }
         let streams: BTreeSet<StreamId> = owned.iter().map(|(stream, ..)| *stream).collect();
@@ -666,6 +659,16 @@ fn ended_logs(state: &ClusterState, node: u32) -> Vec<EndedLog> {
     ended.collect()
 }
 
+/// Leaves out streamlets of which something that was appended here is not acknowledged yet: what this node was answered for before it gathers what another one has lost
+/// must not be cut. The others do not wait for them, since nothing of one streamlet is cut, or decided, with another one; and what one waits for may be long in
+/// coming, as a disk with room.
+fn retain_settled(log: &Log, owned: &mut Vec<Owned>) {
+    owned.retain(|(stream, streamlet, _)| {
+        let found = log.stream(*stream);
+        found.is_none_or(|found| found.streamlet(*streamlet).is_none_or(|place| place.is_settled()))
+    });
+}
+
 /// What a node says of its rebuilds. As much as there is room for: what is left out may need any log.
 pub(super) fn needs_of<'a>(node: u32, epoch: u32, taken: impl Iterator<Item = &'a Needs>) -> RebuildNeeds {
     let (mut streamlets, mut logs) = (Vec::new(), BTreeSet::new());
@@ -772,6 +775,10 @@ impl kera_broker::Copies for AskBackups {
 
 #[cfg(test)]
 mod tests {
+    use kera_format::chunk::ChunkTarget;
+    use kera_format::{ChunkBuilder, ChunkView, Compression, Durability, LaneId, Record, StreamOptions};
+    use kera_log::{Arena, ArenaConfig, ChunkReference, DurabilitySink, LogConfig, Observer, SinkError, Ticket};
+
     use super::*;
 
     /// A rebuild of so many bytes that waits for its turn.
@@ -842,5 +849,45 @@ mod tests {
         begins(&mut work);
         taken(&mut work, 1000);
         assert!(!work.comes_on());
+    }
+
+    /// Copies that are never made.
+    struct Never;
+
+    impl DurabilitySink for Never {
+        fn appended(&self, _: ChunkReference) -> Ticket {
+            1
+        }
+        fn durable_through(&self) -> Ticket {
+            0
+        }
+        fn wait(&self, _: Ticket, _: &Arc<dyn Observer>, _: u64) -> bool {
+            true
+        }
+        fn healthy(&self) -> Result<(), SinkError> {
+            Ok(())
+        }
+        fn segment_safe(&self, _: SegmentId) {}
+    }
+
+    #[test]
+    fn a_streamlet_whose_log_cannot_acknowledge_holds_up_no_other_one() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let config = ArenaConfig { path: dir.path().join("unit.arena"), bytes: 8 << 20, node: [3; 16] };
+        let (arena, _) = Arena::create_or_attach(config).expect("an arena");
+        let log = Log::new(LogConfig::default(), arena);
+        log.set_sinks(Arc::new(vec![Arc::new(Never) as Arc<dyn DurabilitySink>]));
+        let options = StreamOptions { streamlets: 3, durability: Durability::Power, ..StreamOptions::default() };
+        let stream = log.create_stream(StreamId(1), options).expect("a stream");
+        let target = ChunkTarget { stream: StreamId(1), streamlet: StreamletId(1), ..ChunkTarget::default() };
+        let mut builder = ChunkBuilder::default();
+        builder.push(&Record::value(b"under way"));
+        let chunk = builder.seal(&target, Compression::None).expect("a chunk");
+        let lane = stream.streamlet(StreamletId(1)).and_then(|place| place.lane(LaneId(0))).expect("a lane");
+        lane.append(&ChunkView::parse(&chunk).expect("a chunk"), 1).expect("appended");
+        let of = |stream, streamlet| (StreamId(stream), StreamletId(streamlet), 5);
+        let mut owned = vec![of(1, 0), of(1, 1), of(1, 2), of(2, 1)];
+        retain_settled(&log, &mut owned);
+        assert_eq!(owned, [of(1, 0), of(1, 2), of(2, 1)]);
     }
 }

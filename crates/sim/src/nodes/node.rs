@@ -834,11 +834,11 @@ impl Running {
             owned.retain(|one| !recovery.taken.contains(one) && !recovery.is_given(one));
             owned.retain(|one| waits_for_none || !waits(one.0, one.1.0));
             // What this node was answered for before it gathers what another one has lost must not be cut.
-            let is_settled = |(stream, streamlet, _): &Owned| {
+            owned.retain(|(stream, streamlet, _)| {
                 let found = self.log.stream(*stream);
                 found.is_none_or(|found| found.streamlet(*streamlet).is_none_or(|place| place.is_settled()))
-            };
-            if !owned.is_empty() && owned.iter().all(is_settled) {
+            });
+            if !owned.is_empty() {
                 // What one of them waits for does not hold up the others: the next one has its turn.
                 let mut parts = known.by_sources(owned);
                 let (mut sources, owned) = parts.swap_remove(recovery.turn % parts.len());
