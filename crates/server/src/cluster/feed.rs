@@ -112,7 +112,6 @@ impl Observer for Feed {
                 self.everything(&group);
                 // Nobody is told one by one of what others have rebuilt before it, and what was given up.
                 group.read(|state| leftovers::drop_rebuilt(self.broker.log(), state, self.node, self.epoch));
-                self.recovery.look();
             }
             Change::Stream(StreamEvent::Deleted(info)) => {
                 self.broker.displace_stream(index, info.id);
@@ -128,7 +127,6 @@ impl Observer for Feed {
             Change::Cluster(ClusterEntry::GroupsReturned { stream, streamlet, .. }) => {
                 self.place(&group, *stream);
                 self.returning.is_held(*stream, *streamlet);
-                self.recovery.look();
             }
             Change::Cluster(ClusterEntry::LaneBegins { stream, streamlet, lane, .. }) => {
                 // As it is now: what is told of older entries must not undo what newer ones said.
@@ -141,19 +139,19 @@ impl Observer for Feed {
             Change::Cluster(ClusterEntry::LogGivenUp { log }) if log.node == self.node => {
                 group.read(|state| leftovers::drop_rebuilt(self.broker.log(), state, self.node, self.epoch));
             }
-            // Something may be taken over, or logs of this node's earlier incarnations may go.
-            Change::Cluster(ClusterEntry::LogEnded { .. } | ClusterEntry::EndTakenBack { .. }) => self.recovery.look(),
             Change::Cluster(ClusterEntry::StreamletsRebuilt { stream, first, count, .. }) => {
                 let rebuilt = *first..first.saturating_add(*count);
                 group.read(|state| {
                     leftovers::drop_if_rebuilt(self.broker.log(), state, self.node, *stream, rebuilt);
                 });
-                self.recovery.look();
             }
             Change::Cluster(
                 ClusterEntry::NodeJoined { .. } | ClusterEntry::NodeFenced { .. } | ClusterEntry::NodeRemoved { .. },
             ) => self.nodes(&group),
             Change::Cluster(_) => {}
+        }
+        if may_be_waited_for(&group, change) {
+            self.recovery.look();
         }
         if let Change::Cluster(
             ClusterEntry::MoveNoted { .. }
@@ -165,5 +163,29 @@ impl Observer for Feed {
         {
             self.moves.look();
         }
+    }
+}
+
+/// Whether something may be taken over or rebuilt behind a change that could not before, or logs of this node's earlier incarnations may go.
+fn may_be_waited_for(group: &Group, change: &Change) -> bool {
+    match change {
+        Change::Cluster(
+            ClusterEntry::LogEnded { .. }
+            | ClusterEntry::EndTakenBack { .. }
+            | ClusterEntry::EndGivenUp { .. }
+            | ClusterEntry::LogGivenUp { .. }
+            | ClusterEntry::StreamletsRebuilt { .. }
+            | ClusterEntry::GroupsReturned { .. }
+            // Somebody may be back with what is missing.
+            | ClusterEntry::NodeJoined { .. }
+            | ClusterEntry::NodeFenced { .. }
+            | ClusterEntry::NodeRemoved { .. },
+        )
+        | Change::Replaced => true,
+        // A person has said that nobody has these blocks. Of logs that are written to it is their owners that need them no more.
+        Change::Cluster(ClusterEntry::ViewGivenUp { log, .. }) => {
+            !group.read(|state| state.is_live(log.node, log.epoch))
+        }
+        Change::Stream(_) | Change::Cluster(_) => false,
     }
 }

@@ -18,6 +18,7 @@ mod mender;
 mod moves;
 mod others;
 mod recovery;
+mod retries;
 mod returning;
 mod sessions;
 #[cfg(test)]

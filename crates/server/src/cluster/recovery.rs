@@ -5,7 +5,7 @@
 //! not hold the first one up when the next broker is lost. Both go on until the coordinators know that it is done, through errors and
 //! through the loss of backups; after a restart the state of the coordinators says what is left to do.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::ops::{Range, RangeInclusive};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -28,10 +28,11 @@ use parking_lot::{Condvar, Mutex};
 use tokio::runtime::Handle;
 
 use super::backups::BackupRole;
+use super::retries::Retries;
 use super::{Came, floors, wait, waiting};
 use crate::fatal::Fatal;
 
-/// Time until something that failed is tried again.
+/// Time until it is looked again for what may be tried again, and until the coordinators are told again.
 const RETRY: Duration = Duration::from_millis(100);
 /// Time until what holds a taking over up is logged again if it is still the same.
 const SAY_AGAIN: Duration = Duration::from_secs(5);
@@ -51,8 +52,8 @@ struct Taken {
     began: Instant,
     /// How far it is.
     progress: Arc<RecoveryProgress>,
-    /// What could be read of it when it failed last, if it has.
-    failed_at: Mutex<Option<u64>>,
+    /// What could be read of it when it failed last, if it has, and when it is tried again.
+    failed_at: Mutex<(Option<u64>, Retries)>,
 }
 
 impl Taken {
@@ -69,14 +70,26 @@ impl Taken {
         self.progress.bytes_readable.load(Ordering::Relaxed)
     }
 
-    fn has_failed(&self) {
-        *self.failed_at.lock() = Some(self.readable_bytes());
+    /// A try has failed that began when so much had been heard.
+    fn has_failed(&self, heard: u64, now: Instant) {
+        let (failed_at, retries) = &mut *self.failed_at.lock();
+        // Who has got further goes on as soon as who fails for the first time.
+        if failed_at.is_none_or(|failed_at| self.readable_bytes() > failed_at) {
+            *retries = Retries::default();
+        }
+        retries.failed(heard, now);
+        *failed_at = Some(self.readable_bytes());
+    }
+
+    /// When it is to be tried. `None`: at once.
+    fn due(&self, heard: u64) -> Option<Instant> {
+        self.failed_at.lock().1.due(heard)
     }
 
     /// Whether there is something left of it, and it gets further: it has not failed, or more can be read than when it did. What only reads again
     /// what it has read before does not.
     fn comes_on(&self) -> bool {
-        self.left_bytes() > 0 && self.failed_at.lock().is_none_or(|failed_at| self.readable_bytes() > failed_at)
+        self.left_bytes() > 0 && self.failed_at.lock().0.is_none_or(|failed_at| self.readable_bytes() > failed_at)
     }
 }
 
@@ -91,8 +104,12 @@ pub(super) struct Needs {
 struct Work {
     /// Somebody should look at the state of the coordinators.
     look: bool,
+    /// How often something was heard that may be what waits.
+    heard: u64,
     /// Those that are open.
     taken: HashSet<Owned>,
+    /// Those that could not be opened, and when that is tried again.
+    retries: HashMap<Owned, Retries>,
     /// Those that could not be opened when it was tried last, because nobody shows what they may have.
     unreadable: HashSet<Owned>,
     /// Those that nodes which have come back with them may have back: looked at before anything is opened, by the thread that opens.
@@ -112,6 +129,38 @@ struct Work {
 }
 
 impl Work {
+    /// The rebuild that has its turn. `Err`: none has before this moment, or before something is heard.
+    ///
+    /// What has failed waits, for longer and longer until something is heard: it reads all blocks that may have something of what it lacks, from every
+    /// backup, and what it waits for may be a person. What is missing for this one may be there for another one, which does not wait for it.
+    fn next_rebuild(&mut self, now: Instant) -> Result<Arc<Taken>, Option<Instant>> {
+        let due = |at: &usize| self.rebuilds[*at].due(self.heard);
+        let first = (0..self.rebuilds.len()).min_by_key(due).ok_or(None)?;
+        if let Some(at) = due(&first).filter(|at| *at > now) {
+            return Err(Some(at));
+        }
+        let taken = self.rebuilds.remove(first).ok_or(None)?;
+        self.rebuilding = Some(taken.clone());
+        Ok(taken)
+    }
+
+    /// The rebuild that is under way has failed. `heard`: what had been heard when it began.
+    fn rebuild_failed(&mut self, heard: u64, now: Instant, why: String) {
+        self.not_rebuilt = Some(why);
+        if let Some(taken) = self.rebuilding.take() {
+            taken.has_failed(heard, now);
+            self.rebuilds.push_back(taken);
+        }
+    }
+
+    /// Leaves out what has failed and is not to be tried yet. Whether that is anything.
+    fn retain_due(&self, owned: &mut Vec<Owned>, now: Instant) -> bool {
+        let before = owned.len();
+        let is_due = |one: &Owned| self.retries.get(one).is_none_or(|retries| retries.is_due(self.heard, now));
+        owned.retain(is_due);
+        owned.len() < before
+    }
+
     /// Whether a rebuild gets further: the one that is under way, for the others wait for that one; or else one that is about to begin.
     ///
     /// Not for as long as one is left. What is missing for a rebuild may be missing for days, until a person decides, and meanwhile all else of which a
@@ -221,7 +270,9 @@ impl Recovery {
 
     /// Something has changed that may be work. Never blocks.
     pub(super) fn look(&self) {
-        self.work.lock().look = true;
+        let mut work = self.work.lock();
+        (work.look, work.heard) = (true, work.heard + 1);
+        drop(work);
         self.changed.notify_all();
     }
 
@@ -251,7 +302,8 @@ impl Recovery {
             let mut tidied = Instant::now();
             while !self.is_stopping() && !self.take_all() {
                 self.tell_needs();
-                std::thread::sleep(PAUSE);
+                let has_failed = !self.work.lock().retries.is_empty();
+                std::thread::sleep(if has_failed { RETRY } else { PAUSE });
                 // What is waited for here may be another node that waits for this.
                 if tidied.elapsed() > TIDY {
                     self.give_up_old_logs();
@@ -456,7 +508,7 @@ impl Recovery {
 
     /// Takes over what is to be; false: something is left.
     fn take_all(&self) -> bool {
-        let given = self.give_back();
+        let (given, heard) = (self.give_back(), self.work.lock().heard);
         let owned = self.group.read(|state| state.to_rebuild(self.node, self.epoch));
         let mut owned: Vec<Owned> = {
             let work = self.work.lock();
@@ -464,7 +516,7 @@ impl Recovery {
         };
         if owned.is_empty() {
             let mut work = self.work.lock();
-            (work.not_taken, work.unreadable) = (None, HashSet::new());
+            (work.not_taken, work.unreadable, work.retries) = (None, HashSet::new(), HashMap::new());
             return true;
         }
         // The leader ends the logs of all that are lost, this node's earlier incarnations included: only then their blocks say all. The
@@ -479,6 +531,7 @@ impl Recovery {
         });
         owned.retain(|one| !given.contains(one));
         retain_settled(self.broker.log(), &mut owned);
+        let waits = self.work.lock().retain_due(&mut owned, Instant::now());
         let mut is_all = owned.len() == all;
         if owned.is_empty() {
             return false;
@@ -489,7 +542,9 @@ impl Recovery {
         let mut not_taken = None;
         for (sources, owned) in self.group.read(|state| state.by_sources(owned)) {
             let logs: Vec<EndedLog> = logs.iter().filter(|ended| sources.have(ended.log.into())).cloned().collect();
-            if let Err(reason) = self.take_part(owned, &logs) {
+            if let Err(reason) = self.take_part(&owned, &logs) {
+                let (now, mut work) = (Instant::now(), self.work.lock());
+                owned.into_iter().for_each(|one| work.retries.entry(one).or_default().failed(heard, now));
                 not_taken.get_or_insert(reason);
             }
         }
@@ -497,18 +552,17 @@ impl Recovery {
             self.say_not_yet(reason);
             is_all = false;
         }
-        let has_failed = not_taken.is_some();
-        self.work.lock().not_taken = not_taken;
-        if has_failed {
-            std::thread::sleep(RETRY);
+        // What waits to be tried again still waits for the same.
+        if not_taken.is_some() || !waits {
+            self.work.lock().not_taken = not_taken;
         }
         is_all
     }
 
     /// Takes over streamlets that may need something of these logs.
-    fn take_part(&self, owned: Vec<Owned>, logs: &[EndedLog]) -> Result<(), String> {
-        let (began, handed) = (Instant::now(), self.handed(&owned));
-        let rebuild = self.broker.take_over_moved(&owned, logs, &self.backups, &handed);
+    fn take_part(&self, owned: &[Owned], logs: &[EndedLog]) -> Result<(), String> {
+        let (began, handed) = (Instant::now(), self.handed(owned));
+        let rebuild = self.broker.take_over_moved(owned, logs, &self.backups, &handed);
         let is_unreadable = rebuild.as_ref().is_err_and(|failure| failure.status == Status::SegmentUnreadable);
         {
             let mut work = self.work.lock();
@@ -521,10 +575,11 @@ impl Recovery {
         tracing::info!(streamlets, bytes, took_ms, "streamlets of a lost broker were taken over");
         let mut work = self.work.lock();
         work.taken.extend(owned.iter().copied());
+        owned.iter().for_each(|one| _ = work.retries.remove(one));
         work.next_taken += 1;
         let number = work.next_taken;
         let logs = rebuild.needs.clone();
-        work.needs.insert(number, Needs { streamlets: owned, logs, rebuild: rebuild.clone() });
+        work.needs.insert(number, Needs { streamlets: owned.to_vec(), logs, rebuild: rebuild.clone() });
         work.rebuilds.push_back(Arc::new(Taken::new(number, rebuild)));
         drop(work);
         self.changed.notify_all();
@@ -554,20 +609,7 @@ impl Recovery {
     fn rebuild(&self) {
         let mut said = Said::default();
         loop {
-            let taken = {
-                let mut work = self.work.lock();
-                let taken = loop {
-                    if work.stopping {
-                        return;
-                    }
-                    if let Some(taken) = work.rebuilds.pop_front() {
-                        break taken;
-                    }
-                    self.changed.wait(&mut work);
-                };
-                work.rebuilding = Some(taken.clone());
-                taken
-            };
+            let Some((taken, heard)) = self.next_rebuild() else { return };
             let logs = self.group.read(|state| ended_logs(state, self.node));
             let done = self.broker.rebuild(&taken.rebuild, &logs, &self.backups, &taken.progress);
             if let Err(failure) = done {
@@ -575,14 +617,7 @@ impl Recovery {
                 if said.is_news(&failure) {
                     tracing::warn!(error = failure, "what a lost broker had is not rebuilt yet");
                 }
-                taken.has_failed();
-                let mut work = self.work.lock();
-                work.not_rebuilt = Some(failure);
-                // What is missing for this one may be there for another one.
-                work.rebuilding = None;
-                work.rebuilds.push_back(taken);
-                drop(work);
-                std::thread::sleep(RETRY);
+                self.work.lock().rebuild_failed(heard, Instant::now(), failure);
                 continue;
             }
             self.report(taken.number);
@@ -595,6 +630,19 @@ impl Recovery {
             let (bytes, read_bytes) = (taken.rebuild.bytes, taken.progress.bytes_read.load(Ordering::Relaxed));
             tracing::info!(bytes, read_bytes, took_ms, "what a lost broker had is rebuilt");
         }
+    }
+
+    /// Waits for the next rebuild, and says what has been heard by then. Nothing: it is to stop.
+    fn next_rebuild(&self) -> Option<(Arc<Taken>, u64)> {
+        let mut work = self.work.lock();
+        while !work.stopping {
+            match work.next_rebuild(Instant::now()) {
+                Ok(taken) => return Some((taken, work.heard)),
+                Err(Some(at)) => _ = self.changed.wait_until(&mut work, at),
+                Err(None) => self.changed.wait(&mut work),
+            }
+        }
+        None
     }
 
     /// Tells the coordinators of what was taken over together, until they have heard it.
@@ -790,10 +838,9 @@ mod tests {
         work.rebuilds[work.rebuilds.len() - 1].clone()
     }
 
-    /// Has the one that is next begin.
+    /// Has the one that is next begin, whenever that is.
     fn begins(work: &mut Work) -> Arc<Taken> {
-        work.rebuilding = work.rebuilds.pop_front();
-        work.rebuilding.clone().expect("it waits")
+        work.next_rebuild(Instant::now() + Duration::from_secs(1 << 20)).expect("it waits")
     }
 
     fn reads(taken: &Taken, bytes: u64) {
@@ -802,9 +849,7 @@ mod tests {
     }
 
     fn fails(work: &mut Work) {
-        let taken = work.rebuilding.take().expect("it is under way");
-        taken.has_failed();
-        work.rebuilds.push_back(taken);
+        work.rebuild_failed(work.heard, Instant::now(), "a backup is missing".into());
     }
 
     #[test]
@@ -889,5 +934,72 @@ mod tests {
         let mut owned = vec![of(1, 0), of(1, 1), of(1, 2), of(2, 1)];
         retain_settled(&log, &mut owned);
         assert_eq!(owned, [of(1, 0), of(1, 2), of(2, 1)]);
+    }
+
+    /// How often rebuilds begin in so many seconds, all of which fail at once.
+    fn tries(work: &mut Work, now: &mut Instant, seconds: u64) -> u32 {
+        let (mut tries, end) = (0, *now + Duration::from_secs(seconds));
+        while *now < end {
+            match work.next_rebuild(*now) {
+                Ok(_) => {
+                    work.rebuild_failed(work.heard, *now, "a backup is missing".into());
+                    tries += 1;
+                }
+                Err(at) => *now = at.expect("it waits").min(end),
+            }
+        }
+        tries
+    }
+
+    #[test]
+    fn a_rebuild_that_waits_for_a_person_does_not_read_everything_all_the_time() {
+        let (mut work, mut now) = (Work::default(), Instant::now());
+        taken(&mut work, 1000);
+        assert_eq!(tries(&mut work, &mut now, 1), 4, "what is soon there is soon found");
+        assert!(tries(&mut work, &mut now, 3600) < 370);
+        // A backup is back, but not with that.
+        work.heard += 1;
+        assert_eq!(tries(&mut work, &mut now, 1), 4);
+        // It gets further each time.
+        for _ in 0..5 {
+            begins(&mut work);
+            reads(work.rebuilding.as_ref().expect("it is under way"), 10);
+            work.rebuild_failed(work.heard, now, "the arena is full".into());
+            let at = work.next_rebuild(now).err().flatten().expect("it waits");
+            assert_eq!(at - now, RETRY);
+        }
+    }
+
+    #[test]
+    fn a_rebuild_that_waits_for_a_person_holds_up_no_other_one() {
+        let (mut work, mut now) = (Work::default(), Instant::now());
+        taken(&mut work, 1000);
+        tries(&mut work, &mut now, 3600);
+        let other = taken(&mut work, 1000);
+        assert_eq!(work.next_rebuild(now).expect("it has not failed").number, other.number);
+    }
+
+    #[test]
+    fn backups_are_not_asked_all_the_time_what_lanes_had_that_wait_for_a_person() {
+        let stuck: Owned = (StreamId(1), StreamletId(0), 5);
+        let other: Owned = (StreamId(1), StreamletId(1), 5);
+        let (mut work, mut now, mut asked) = (Work::default(), Instant::now(), 0);
+        let look = |work: &Work, now| {
+            let mut owned = vec![stuck, other];
+            let waits = work.retain_due(&mut owned, now);
+            assert!(owned.contains(&other) && waits != owned.contains(&stuck));
+            owned.contains(&stuck)
+        };
+        for _ in 0..36_000 {
+            if look(&work, now) {
+                work.retries.entry(stuck).or_default().failed(work.heard, now);
+                asked += 1;
+            }
+            now += RETRY;
+        }
+        assert!(asked < 370, "{asked} times in an hour");
+        now += RETRY;
+        work.heard += 1;
+        assert!(look(&work, now), "its backup may be back");
     }
 }
