@@ -303,7 +303,8 @@ impl Backup {
             }
             Fit::OnItsWay(run) => {
                 let run = &replica.runs[run];
-                let job = Job { head: *head, run: run.id, data: None, done: Arc::clone(done), token };
+                let taken_back = run.taken_back;
+                let job = Job { head: *head, run: run.id, taken_back, data: None, done: Arc::clone(done), token };
                 self.disks[run.disk].queue.push(job);
                 Some(Taken::Queued)
             }
@@ -357,6 +358,7 @@ impl Backup {
                     lost_behind: None,
                     begun: 0,
                     taken: before,
+                    taken_back: 0,
                     written: before,
                     synced: before,
                     answered: before,
@@ -370,7 +372,8 @@ impl Backup {
         let run = &mut replica.runs[at];
         let is_idle = run.taken == run.written && run.files.back().is_none_or(|part| !part.open);
         if is_idle {
-            // Nothing of it is on its way, so its blocks stay in order on whichever disk.
+            // Nothing of it is on its way, so its blocks stay in order on whichever disk. Those of a log that is to be synced are: all before a file are
+            // when it begins, and its own by the end of the turn in which they are written.
             state.runs[run.disk] -= 1;
             run.disk = choose(&self.disks, &state.runs, now_us).unwrap_or(run.disk);
             state.runs[run.disk] += 1;
@@ -381,8 +384,9 @@ impl Backup {
         run.taken = head.block;
         run.to_sync |= head.synced();
         self.queued_bytes.fetch_add(data.len(), Ordering::AcqRel);
-        let (disk, run) = (run.disk, run.id);
-        self.disks[disk].queue.push(Job { head: *head, run, data: Some(data), done: Arc::clone(done), token });
+        let (disk, run, taken_back) = (run.disk, run.id, run.taken_back);
+        let job = Job { head: *head, run, taken_back, data: Some(data), done: Arc::clone(done), token };
+        self.disks[disk].queue.push(job);
         Taken::Queued
     }
 
@@ -449,6 +453,10 @@ impl Backup {
     }
 
     /// Writes the blocks of a run, file by file. Gives those jobs back that are written; the others have been answered.
+    ///
+    /// None of them that was taken back since, although it may have the number that is next: behind a write that failed a run may go on at another disk, at
+    /// once, and what had been queued here meanwhile comes to its turn when it has. Two writers would have the run then. As long as nothing was
+    /// taken back it is here: with a block on its way a run stays where it is.
     fn write_group(
         &self,
         writer: &mut DiskWriter,
@@ -460,15 +468,17 @@ impl Backup {
         let mut done = Vec::with_capacity(jobs.len());
         let mut blocks = Vec::new();
         let mut failed: Option<BackupError> = None;
-        let mut next =
-            self.state.lock().logs.get_mut(&run.0).and_then(|log| log.run_mut(run.1)).map(|run| run.written + 1);
+        let mut state = self.state.lock();
+        let known = state.logs.get_mut(&run.0).and_then(|log| log.run_mut(run.1));
+        let mut next = known.map(|run| (run.written + 1, run.taken_back));
+        drop(state);
         for mut job in jobs {
             let Some(data) = job.data.take() else {
                 done.push(job);
                 continue;
             };
             self.queued_bytes.fetch_sub(data.len(), Ordering::AcqRel);
-            let follows = next == Some(job.head.block);
+            let follows = next == Some((job.head.block, job.taken_back));
             if failed.is_some() || !follows {
                 // What came before it was not written: whoever sent it sends that again first.
                 self.give_buffer(data);
@@ -491,7 +501,7 @@ impl Backup {
                     continue;
                 }
             }
-            next = Some(job.head.block + 1);
+            next = Some((job.head.block + 1, job.taken_back));
             blocks.push((job.head, data));
             done.push(job);
         }
@@ -500,7 +510,7 @@ impl Backup {
         }
         let Some(error) = failed else { return done };
         writer.leave(run);
-        self.roll_back(writer, run);
+        self.roll_back(writer, disk, run, |_| {});
         let written =
             self.state.lock().logs.get_mut(&run.0).and_then(|log| log.run_mut(run.1)).map_or(0, |run| run.written);
         let (done, lost): (Vec<Job>, Vec<Job>) = done.into_iter().partition(|job| job.head.block <= written);
@@ -593,11 +603,15 @@ impl Backup {
     }
 
     /// A write failed: blocks that were taken behind what is written are not on their way any more, and the next one begins a
-    /// file. Files without any that count go: when those around them are given back they would look like what is left behind a hole.
-    fn roll_back(&self, writer: &mut DiskWriter, run: RunKey) {
+    /// file. Files without any that count go: when those around them are given back they would look like what is left behind a hole. `first`: what is
+    /// noted before. Nothing if the run goes on at another disk by now.
+    fn roll_back(&self, writer: &mut DiskWriter, disk: usize, run: RunKey, first: impl FnOnce(&mut Run)) {
         let mut empty = Vec::new();
-        if let Some(run) = self.state.lock().logs.get_mut(&run.0).and_then(|log| log.run_mut(run.1)) {
-            run.taken = run.written;
+        let mut state = self.state.lock();
+        let known = state.logs.get_mut(&run.0).and_then(|log| log.run_mut(run.1));
+        if let Some(run) = known.filter(|run| run.disk == disk) {
+            first(run);
+            (run.taken, run.taken_back) = (run.written, run.taken_back + 1);
             if let Some(part) = run.files.back_mut() {
                 part.open = false;
             }
@@ -606,6 +620,7 @@ impl Backup {
                 run.files.pop_back();
             }
         }
+        drop(state);
         empty.into_iter().for_each(|sequence| writer.discard(sequence));
     }
 
@@ -633,24 +648,27 @@ impl Backup {
     fn sync(&self, writer: &mut DiskWriter, disk: usize, run: RunKey) -> Result<(), BackupError> {
         let synced = self.try_sync(writer, disk, run);
         if synced.is_err() {
-            if let Some(run) = self.state.lock().logs.get_mut(&run.0).and_then(|log| log.run_mut(run.1)) {
+            writer.abandon(run);
+            self.roll_back(writer, disk, run, |run| {
                 run.written = run.synced.max(run.answered);
                 let written = run.written;
                 run.files.iter_mut().for_each(|part| part.last = part.last.min(written));
-            }
-            writer.abandon(run);
-            self.roll_back(writer, run);
+            });
         }
         synced
     }
 
     /// Syncs a run and notes that it is. After an error nothing is changed: what that means is up to the caller.
+    ///
+    /// Nor if the run goes on at another disk by now: somebody waits here for a block that was taken back, and may be there, and not synced.
     fn try_sync(&self, writer: &mut DiskWriter, disk: usize, run: RunKey) -> Result<(), BackupError> {
         if let Err(error) = writer.sync(run) {
             let sequence = writer.open.get(&run).map_or(0, |open| open.header.file);
             return Err(self.disk_failed(disk, &error, sequence));
         }
-        if let Some(run) = self.state.lock().logs.get_mut(&run.0).and_then(|log| log.run_mut(run.1)) {
+        let mut state = self.state.lock();
+        let known = state.logs.get_mut(&run.0).and_then(|log| log.run_mut(run.1));
+        if let Some(run) = known.filter(|run| run.disk == disk) {
             run.synced = run.written;
         }
         Ok(())

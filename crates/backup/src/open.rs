@@ -563,6 +563,7 @@ fn replica(
             lost_behind: lost_behind(synced, through),
             begun,
             taken: through,
+            taken_back: 0,
             written: through,
             synced: through,
             answered: through,

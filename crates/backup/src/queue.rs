@@ -14,6 +14,8 @@ pub(crate) struct Job {
     pub(crate) head: StoreHead,
     /// The run of the log that it belongs to.
     pub(crate) run: u64,
+    /// How often blocks of it had been taken back when this one was taken.
+    pub(crate) taken_back: u64,
     /// Room for a block's header, the chunks, zeros up to whole pages. `None`: the block is on its way already.
     pub(crate) data: Option<AlignedBuffer>,
     pub(crate) done: Arc<dyn StoreDone>,

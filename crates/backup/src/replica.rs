@@ -42,6 +42,8 @@ pub(crate) struct Run {
     pub(crate) begun: u64,
     /// Up to here blocks were taken: they are written, or will be.
     pub(crate) taken: u64,
+    /// How often blocks that were taken were taken back: what was queued before does not follow what is written any more, whatever its number.
+    pub(crate) taken_back: u64,
     /// Up to here they are written: they survive a kill.
     pub(crate) written: u64,
     /// Up to here they are synced as well.
@@ -240,6 +242,7 @@ mod tests {
             lost_behind: None,
             begun: 0,
             taken,
+            taken_back: 0,
             written,
             synced: written,
             answered: 0,

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 
-use kera_backup::{Backup, BackupConfig, Ran, StoreDone, Taken};
+use kera_backup::{Backup, BackupConfig, BackupError, Ran, StoreDone, Taken};
 use kera_env::{
     Clock, DirectIo, Disk, DiskFile, FaultyDisk, ManualClock, MemoryDisk, OpenMode, ProcessorTimes, Processors,
     SeededRandom,
@@ -205,9 +205,17 @@ impl Gate {
 /// A disk that takes its time for what goes past the page cache, and on whose clock that is seen; or none at all.
 #[derive(Debug)]
 struct SlowDisk {
-    disk: MemoryDisk,
+    disk: Arc<dyn Disk>,
     clock: Arc<ManualClock>,
     gate: Arc<Gate>,
+    /// In front of syncs.
+    syncs: Arc<Gate>,
+}
+
+impl SlowDisk {
+    fn new(disk: impl Disk + 'static, clock: &Arc<ManualClock>) -> SlowDisk {
+        SlowDisk { disk: Arc::new(disk), clock: clock.clone(), gate: Arc::default(), syncs: Arc::default() }
+    }
 }
 
 #[derive(Debug)]
@@ -215,14 +223,15 @@ struct SlowFile {
     file: Arc<dyn DiskFile>,
     clock: Arc<ManualClock>,
     gate: Arc<Gate>,
+    syncs: Arc<Gate>,
     us_per_mib: u64,
 }
 
 impl Disk for SlowDisk {
     fn open(&self, path: &str, mode: OpenMode, direct: bool) -> io::Result<Arc<dyn DiskFile>> {
         let us_per_mib = if direct { 5_000 } else { 500 };
-        let (clock, gate) = (self.clock.clone(), self.gate.clone());
-        Ok(Arc::new(SlowFile { file: self.disk.open(path, mode, direct)?, clock, gate, us_per_mib }))
+        let (clock, gate, syncs) = (self.clock.clone(), self.gate.clone(), self.syncs.clone());
+        Ok(Arc::new(SlowFile { file: self.disk.open(path, mode, direct)?, clock, gate, syncs, us_per_mib }))
     }
     fn list(&self, dir: &str) -> io::Result<Vec<String>> {
         self.disk.list(dir)
@@ -261,6 +270,7 @@ impl DiskFile for SlowFile {
         self.file.read_at(offset, bytes)
     }
     fn sync_data(&self) -> io::Result<()> {
+        self.syncs.pass();
         self.file.sync_data()
     }
     fn set_len(&self, bytes: u64) -> io::Result<()> {
@@ -280,8 +290,8 @@ impl DiskFile for SlowFile {
 #[test]
 fn a_disk_that_stands_still_takes_no_more_logs_and_holds_up_nobody_who_looks() {
     let clock = Arc::new(ManualClock::new(1_000_000));
-    let gate = Arc::new(Gate::default());
-    let slow = SlowDisk { disk: MemoryDisk::new(), clock: clock.clone(), gate: gate.clone() };
+    let slow = SlowDisk::new(MemoryDisk::new(), &clock);
+    let gate = slow.gate.clone();
     let disks: Vec<Arc<dyn Disk>> = vec![Arc::new(slow), Arc::new(MemoryDisk::new())];
     let (backup, _) = Backup::open(config(), disks, clock.clone(), Arc::new(SeededRandom::new(1))).expect("open");
     let mut rig = Rig::over(backup);
@@ -330,7 +340,7 @@ impl Processors for HalfIdle {
 fn much_goes_through_the_page_cache_where_a_slow_disk_is_all_that_is_waited_for() {
     for knows in [false, true] {
         let clock = Arc::new(ManualClock::new(1_000_000));
-        let disk = Arc::new(SlowDisk { disk: MemoryDisk::new(), clock: clock.clone(), gate: Arc::default() });
+        let disk = Arc::new(SlowDisk::new(MemoryDisk::new(), &clock));
         let processors = knows.then(|| Arc::new(HalfIdle(AtomicU64::new(0))) as Arc<dyn Processors>);
         let large = BackupConfig { file_bytes: 32 << 20, queue_bytes_max: 4 << 20, processors, ..config() };
         let disks: Vec<Arc<dyn Disk>> = vec![disk.clone()];
@@ -379,4 +389,82 @@ fn a_block_in_front_of_what_a_torn_write_left_is_not_taken_for_given_back() {
         cut += u32::from(read.len() < 3);
     }
     assert!(cut > 300, "the power took something in {cut} of 1,000");
+}
+
+/// A backup with two disks, of which the first is about to fail, and the log's first block on that one.
+struct Failing {
+    rig: Rig,
+    faulty: FaultyDisk,
+    /// In front of writes to the first disk.
+    gate: Arc<Gate>,
+    /// In front of syncs of the other one.
+    syncs: Arc<Gate>,
+}
+
+fn failing(synced: bool) -> Failing {
+    let clock = Arc::new(ManualClock::new(1_000_000));
+    let faulty = FaultyDisk::new(Arc::new(MemoryDisk::new()));
+    let (first, other) = (SlowDisk::new(faulty.clone(), &clock), SlowDisk::new(MemoryDisk::new(), &clock));
+    let (gate, syncs) = (first.gate.clone(), other.syncs.clone());
+    let disks: Vec<Arc<dyn Disk>> = vec![Arc::new(first), Arc::new(other)];
+    let (backup, _) = Backup::open(config(), disks, clock, Arc::new(SeededRandom::new(1))).expect("open");
+    let mut rig = Rig::over(backup);
+    assert_eq!(rig.store(LOG, 1, 1, synced), Ok(stored(1)));
+    Failing { rig, faulty, gate, syncs }
+}
+
+impl Failing {
+    /// Block 2 is not written, and while it is tried another one is sent. The token of that one.
+    fn fails(&mut self, meanwhile: u64, synced: bool) -> u64 {
+        self.gate.set(true);
+        assert_eq!(self.rig.send(LOG, 2, 1, synced), Taken::Queued);
+        let (token, backup) = (self.rig.token, Arc::clone(&self.rig.backup));
+        let writer = std::thread::spawn(move || backup.run_once(0));
+        self.gate.until_somebody_waits();
+        assert_eq!(self.rig.send(LOG, meanwhile, 1, synced), Taken::Queued);
+        self.faulty.fail_write(1);
+        self.gate.set(false);
+        assert_eq!(writer.join().expect("no panic"), Ran::Answered(1));
+        assert!(self.answer(token).expect("it was tried").is_err());
+        self.rig.token
+    }
+
+    fn answer(&self, token: u64) -> Option<Result<BlockStored, BackupError>> {
+        self.rig.answers.all.lock().expect("no panic").get(&token).cloned()
+    }
+}
+
+#[test]
+fn what_was_queued_behind_a_write_that_failed_is_not_written_when_its_log_goes_on_at_another_disk() {
+    for synced in [false, true] {
+        let mut failing = failing(synced);
+        let behind = failing.fails(3, synced);
+        let rig = &mut failing.rig;
+        assert_eq!(rig.send(LOG, 2, 1, synced), Taken::Queued);
+        assert_eq!(rig.backup.run_once(1), Ran::Answered(1), "it goes on at the other one");
+        rig.backup.run_once(0);
+        for block in 3..=9 {
+            assert_eq!(rig.store(LOG, block, 1, synced), Ok(stored(block)));
+        }
+        assert_eq!(rig.read(LOG, 1, 9), Ok((1..=9).collect()));
+        assert!(failing.answer(behind).expect("it was answered").is_err(), "whoever sent it sends it again");
+    }
+}
+
+#[test]
+fn who_waits_at_a_disk_for_a_block_that_went_to_another_one_is_not_answered_before_that_is_synced() {
+    let mut failing = failing(true);
+    let waits = failing.fails(2, true);
+    let rig = &mut failing.rig;
+    assert_eq!(rig.send(LOG, 2, 1, true), Taken::Queued);
+    let (again, backup) = (rig.token, Arc::clone(&rig.backup));
+    failing.syncs.set(true);
+    let writer = std::thread::spawn(move || backup.run_once(1));
+    failing.syncs.until_somebody_waits();
+    failing.rig.backup.run_once(0);
+    assert!(failing.answer(waits).is_none_or(|answer| answer.is_err()), "it is written and not synced");
+    assert_eq!(failing.answer(again), None);
+    failing.syncs.set(false);
+    assert_eq!(writer.join().expect("no panic"), Ran::Answered(1));
+    assert_eq!(failing.answer(again), Some(Ok(stored(2))));
 }
