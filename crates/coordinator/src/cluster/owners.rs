@@ -109,6 +109,7 @@ impl Sources {
 pub struct StreamOwners {
     /// In order, without overlap; what is between them has no owner.
     runs: Vec<Run>,
+    /// In order. Of one owner epoch without overlap.
     held: Vec<Held>,
     /// Of streamlets that are being rebuilt, by node, without overlap of one and the same. Those of which nothing is here are rebuilt from any log.
     sources: Vec<RebuiltFrom>,
@@ -330,23 +331,33 @@ impl StreamOwners {
     }
 
     /// Notes who has groups; node 0: nobody any more.
+    ///
+    /// In place: when a node is lost that held groups of tens of thousands of streamlets, a thousand of these are noted in one go, by every node and by the
+    /// thread that says that it lives.
     pub(super) fn hold(&mut self, held: Held) {
         let end = held.first + held.count;
-        let mut kept = Vec::with_capacity(self.held.len() + 2);
-        for old in std::mem::take(&mut self.held) {
-            let old_end = old.first + old.count;
-            if old.owner_epoch != held.owner_epoch || old_end <= held.first || old.first >= end {
-                kept.push(old);
-                continue;
-            }
-            let left = outside((old.first, old_end), (held.first, end));
-            kept.extend(left.map(|(first, count)| Held { first, count, ..old }));
+        let meets =
+            |old: &Held| old.owner_epoch == held.owner_epoch && old.first < end && held.first < old.first + old.count;
+        let in_front = &self.held[..self.held.partition_point(|old| old.first < end)];
+        let met: Vec<usize> = (0..in_front.len()).filter(|at| meets(&in_front[*at])).collect();
+        // As nearly always: the same streamlets, and another node. Nothing else of that epoch is beside it in the order.
+        if let [at] = met[..]
+            && (self.held[at].first, self.held[at].count) == (held.first, held.count)
+            && held.node != 0
+        {
+            self.held[at] = held;
+            return;
         }
-        if held.node != 0 {
-            kept.push(held);
+        let mut come: Vec<Held> = Vec::from_iter((held.node != 0).then_some(held));
+        for at in met.into_iter().rev() {
+            let old = self.held.remove(at);
+            let left = outside((old.first, old.first + old.count), (held.first, end));
+            come.extend(left.map(|(first, count)| Held { first, count, ..old }));
         }
-        kept.sort_unstable();
-        self.held = kept;
+        for one in come {
+            let at = self.held.partition_point(|old| *old < one);
+            self.held.insert(at, one);
+        }
     }
 }
 
@@ -455,6 +466,39 @@ mod tests {
         let mut owners = StreamOwners::default();
         (0..100_000).for_each(|at| owners.set(at, 1, owner(1 + at / 33_334)));
         assert_eq!(owners.runs().len(), 3);
+    }
+
+    /// How it is noted who has groups, from the list as it is: as simple as can be.
+    fn hold_anew(list: &[Held], held: Held) -> Vec<Held> {
+        let end = held.first + held.count;
+        let mut kept = Vec::new();
+        for old in list {
+            let old_end = old.first + old.count;
+            if old.owner_epoch != held.owner_epoch || old_end <= held.first || old.first >= end {
+                kept.push(*old);
+                continue;
+            }
+            let left = outside((old.first, old_end), (held.first, end));
+            kept.extend(left.map(|(first, count)| Held { first, count, ..*old }));
+        }
+        kept.extend((held.node != 0).then_some(held));
+        kept.sort_unstable();
+        kept
+    }
+
+    proptest! {
+        #[test]
+        fn groups_that_are_noted_in_place_are_listed_as_if_all_were_noted_anew(
+            changes in proptest::collection::vec((0u32..20, 1u32..8, 1u32..4, 0u32..4, any::<bool>()), 0..60),
+        ) {
+            let (mut owners, mut list) = (StreamOwners::default(), Vec::new());
+            for (first, count, owner_epoch, node, lost) in changes {
+                let held = Held { first, count, owner_epoch, node, lost };
+                owners.hold(held);
+                list = hold_anew(&list, held);
+                prop_assert_eq!(owners.held(), &list[..]);
+            }
+        }
     }
 
     #[test]
