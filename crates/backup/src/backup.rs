@@ -43,7 +43,7 @@ pub struct BackupConfig {
     pub file_bytes: u64,
     /// Files of a disk that are kept to be used again, of as many bytes as a fifth of what is free at most.
     pub spares: usize,
-    /// Bytes of blocks that are taken and not written yet. Beyond it brokers wait.
+    /// Bytes of blocks that are taken and not written yet, those that writers are with included. Beyond it brokers wait.
     pub queue_bytes_max: usize,
     /// Bytes of memory for what is known about chunks in files that are not full. Beyond it the file with the most is closed.
     pub index_bytes_max: usize,
@@ -145,6 +145,7 @@ pub struct Backup {
     pub(crate) disks: Vec<BackupDisk>,
     pub(crate) state: Mutex<State>,
     next_file: AtomicU64,
+    /// Of blocks that no writer has begun with.
     queued_bytes: AtomicUsize,
     buffers: Mutex<(Vec<AlignedBuffer>, usize)>,
     pub(crate) positions: Positions,
@@ -245,7 +246,7 @@ impl Backup {
         }
         let bytes = pages(BLOCK_HEADER_BYTES + chunks.len());
         let queued = self.queued_bytes.load(Ordering::Acquire);
-        if queued > 0 && queued + bytes > self.config.queue_bytes_max {
+        if queued > 0 && queued + bytes > self.queue_share() {
             let mut state = self.state.lock();
             if !state.waiting.iter().any(|waiting| Arc::ptr_eq(waiting, done)) {
                 state.waiting.push(Arc::clone(done));
@@ -258,6 +259,12 @@ impl Backup {
             return Some(Taken::Full);
         }
         None
+    }
+
+    /// Bytes of blocks that may wait for writers. Each of these takes all that waits for it at a time, and is then with so many bytes at most, which do not count as
+    /// waiting: a disk that stands still with them would hold up the blocks for all others.
+    fn queue_share(&self) -> usize {
+        self.config.queue_bytes_max / (self.disks.len() + 1)
     }
 
     fn check(&self, head: &StoreHead, chunks: &[u8]) -> Result<(), BackupError> {
@@ -846,7 +853,7 @@ impl Backup {
     }
 
     fn tell_room(&self) {
-        if self.queued_bytes.load(Ordering::Acquire) > self.config.queue_bytes_max / 2 {
+        if self.queued_bytes.load(Ordering::Acquire) > self.queue_share() / 2 {
             return;
         }
         let waiting = std::mem::take(&mut self.state.lock().waiting);

@@ -13,6 +13,7 @@ use kera_env::{
     Clock, DirectIo, Disk, DiskFile, FaultyDisk, ManualClock, MemoryDisk, OpenMode, ProcessorTimes, Processors,
     SeededRandom,
 };
+use kera_format::vlog::{BLOCK_HEADER_BYTES, pages};
 use kera_format::vlog_replica::LogId;
 use kera_protocol::{BlockStored, ReleaseBlocks, Status, StoreOutcome};
 
@@ -467,4 +468,34 @@ fn who_waits_at_a_disk_for_a_block_that_went_to_another_one_is_not_answered_befo
     failing.syncs.set(false);
     assert_eq!(writer.join().expect("no panic"), Ran::Answered(1));
     assert_eq!(failing.answer(again), Some(Ok(stored(2))));
+}
+
+#[test]
+fn what_waits_for_a_writer_and_what_it_is_with_take_no_more_than_they_may_together() {
+    let clock = Arc::new(ManualClock::new(1_000_000));
+    let slow = SlowDisk::new(MemoryDisk::new(), &clock);
+    let (gate, config) = (slow.gate.clone(), BackupConfig { file_bytes: 8 << 20, ..config() });
+    let most = config.queue_bytes_max;
+    let (backup, _) = Backup::open(config, vec![Arc::new(slow)], clock, Arc::new(SeededRandom::new(1))).expect("open");
+    let mut rig = Rig::over(backup);
+    assert_eq!(rig.store(LOG, 1, 1, false), Ok(stored(1)));
+    let (mut next, mut held) = (2, 0);
+    let mut fill = |rig: &mut Rig| {
+        while rig.send(LOG, next, 1, false) == Taken::Queued {
+            held += pages(BLOCK_HEADER_BYTES + chunks(LOG, next).1.len());
+            next += 1;
+        }
+        (next, held)
+    };
+    fill(&mut rig);
+    gate.set(true);
+    let backup = Arc::clone(&rig.backup);
+    let writer = std::thread::spawn(move || backup.run_once(0));
+    gate.until_somebody_waits();
+    let (next, held) = fill(&mut rig);
+    assert!((most / 2..=most).contains(&held), "{held} bytes");
+    gate.set(false);
+    writer.join().expect("no panic");
+    rig.write();
+    assert_eq!(rig.store(LOG, next, 1, false), Ok(stored(next)));
 }
