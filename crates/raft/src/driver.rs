@@ -15,8 +15,10 @@ use kera_coordinator::detector::Detector;
 use kera_format::cluster::{LogName, NodeNumber, Roles};
 use openraft::ChangeMembers;
 use tokio::sync::watch;
+use tokio::task::JoinSet;
 
 use crate::group::Group;
+use crate::machine::Shared;
 use crate::network::Pending;
 
 /// Most coordinators that vote.
@@ -49,36 +51,122 @@ pub trait Backups: Send + Sync + 'static {
     ) -> Pending<Vec<(LogName, ToldEnd)>>;
 }
 
+/// Backups are asked the same question again after so long at first, and after twice as long each time, up to the second, in microseconds: each
+/// question has a live backup sync its fences on all its disks.
+const ASK_US_MIN: u64 = 100_000;
+const ASK_US_MAX: u64 = 2_000_000;
+
 /// Backups that have told of a log, each with the epoch in which it took part when it was asked.
 type ToldBy = Vec<(NodeNumber, u32)>;
+
+/// What a backup is asked about logs of an incarnation.
+#[derive(Clone, PartialEq, Eq)]
+struct Question {
+    of: (NodeNumber, u32),
+    backup: NodeNumber,
+    address: String,
+    logs: Vec<(LogName, u64)>,
+    /// In which epoch the backup takes part; `None`: it is known to be lost.
+    epoch: Option<u32>,
+    /// Whether the logs wait for it, if it does not answer and is not lost by then.
+    waits: bool,
+}
+
+/// An incarnation that is over, and how often was asked how far its logs go.
+struct Over {
+    since_us: u64,
+    asked: Vec<Question>,
+    /// When the same is asked again at the earliest, and how long that is after the time before.
+    again_us: u64,
+    pause_us: u64,
+}
+
+impl Over {
+    fn new(now_us: u64) -> Over {
+        Over { since_us: now_us, asked: Vec::new(), again_us: 0, pause_us: 0 }
+    }
+
+    /// Whether this is asked now. Something else is asked at once: a backup takes part again, is lost now or not waited for any more, or a log has its end.
+    fn is_due(&mut self, questions: &[Question], now_us: u64) -> bool {
+        if self.asked != questions {
+            (self.asked, self.pause_us) = (questions.to_vec(), 0);
+        } else if now_us < self.again_us {
+            return false;
+        } else {
+            self.pause_us = (self.pause_us * 2).clamp(ASK_US_MIN, ASK_US_MAX);
+        }
+        self.again_us = now_us + self.pause_us;
+        true
+    }
+}
 
 /// What a leader remembers of its waits.
 #[derive(Default)]
 struct Waits {
-    /// Since when it has known of incarnations that are over.
-    over: BTreeMap<(NodeNumber, u32), u64>,
+    /// Incarnations that it knows to be over.
+    over: BTreeMap<(NodeNumber, u32), Over>,
     /// Since when streamlets have waited to be opened, and how often backups were asked since then.
     opening: Option<(u64, u64)>,
 }
 
 impl Group {
     /// Does the leader's work while this node is the leader, until `stop` says so. To be run once.
+    ///
+    /// Three loops, of which none waits for another. The one that listens awaits nothing but its next turn, so that a turn which comes late says that this
+    /// process did not run: then nobody is to blame for having been silent ([`Detector::lost`]). If it waited for what others are asked, a backup
+    /// without power would look like that for as long as it is asked, and nobody would be fenced meanwhile. The one that fences waits for the log, and
+    /// not for backups.
     pub async fn drive(self: Arc<Self>, backups: Arc<dyn Backups>, mut stop: watch::Receiver<bool>) {
-        let timing = self.config.timing;
-        let mut detector = Detector::new(timing.lost_after_ms);
-        let (mut moves, mut waits) = (BTreeMap::new(), Waits::default());
+        let (silent, seen) = watch::channel(Vec::new());
+        tokio::select! {
+            _ = stop.wait_for(|stop| *stop) => {}
+            () = self.listen_always(&silent) => {}
+            () = self.fence_silent(seen) => {}
+            () = self.lead_always(&*backups) => {}
+        }
+    }
+
+    fn turns(&self) -> tokio::time::Interval {
+        let mut turn = tokio::time::interval(Duration::from_millis(self.config.timing.heartbeat_ms / 2));
+        turn.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        turn
+    }
+
+    /// Tells `silent` at each turn who is. Every coordinator hears all nodes, so that whoever leads next knows at once.
+    async fn listen_always(&self, silent: &watch::Sender<Vec<(NodeNumber, u32)>>) {
+        let (mut turn, mut detector) = (self.turns(), Detector::new(self.config.timing.lost_after_ms));
+        loop {
+            turn.tick().await;
+            silent.send_replace(self.listen(&mut detector));
+            self.remember_fenced();
+        }
+    }
+
+    /// Has those fenced who are silent, as long as this node leads.
+    async fn fence_silent(&self, mut silent: watch::Receiver<Vec<(NodeNumber, u32)>>) {
+        while silent.changed().await.is_ok() {
+            let lost = silent.borrow_and_update().clone();
+            for (node, epoch) in lost.into_iter().filter(|_| self.is_leader()) {
+                // The log may have kept it waiting, and the node has been heard since.
+                let is_silent = || silent.borrow().contains(&(node, epoch));
+                let plan =
+                    |state: &ClusterState| if is_silent() { state.plan_fence(node, epoch) } else { Ok(Vec::new()) };
+                if let Err(error) = self.commit(&mut *self.leading.lock().await, plan).await {
+                    tracing::debug!(%error, node, epoch, "a silent node cannot be fenced yet");
+                } else if !self.read(|state| state.is_live(node, epoch)) {
+                    // Not before: a leader that is cut off itself tries each time it looks, and fences nobody.
+                    tracing::warn!(node, epoch, "the node is silent; it is fenced");
+                }
+            }
+        }
+    }
+
+    async fn lead_always(&self, backups: &dyn Backups) {
+        let (mut turn, mut moves, mut waits) = (self.turns(), BTreeMap::new(), Waits::default());
         let after_us = self.config.balance_after_ms.map(|ms| ms * 1000);
         let mut balancer = Balancer::new(BalanceConfig { after_us });
-        let mut turn = tokio::time::interval(Duration::from_millis(timing.heartbeat_ms / 2));
-        turn.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
-            tokio::select! {
-                _ = stop.wait_for(|stop| *stop) => return,
-                _ = turn.tick() => {}
-            }
-            // Every coordinator hears all nodes, so that whoever leads next knows at once who is silent.
-            let lost = self.listen(&mut detector);
-            self.remember_fenced();
+            turn.tick().await;
             if !self.is_leader() {
                 moves.clear();
                 waits = Waits::default();
@@ -89,7 +177,7 @@ impl Group {
                 continue;
             }
             let late = self.late_moves(&mut moves);
-            if let Err(error) = self.lead(lost, late, &mut waits, &*backups).await {
+            if let Err(error) = self.lead(late, &mut waits, backups).await {
                 tracing::debug!(%error, "the leader's work waits");
             } else if let Err(error) = self.even_out(&mut balancer).await {
                 tracing::debug!(%error, "the evening out of nodes waits");
@@ -142,23 +230,10 @@ impl Group {
             .collect()
     }
 
-    async fn lead(
-        &self,
-        lost: Vec<(NodeNumber, u32)>,
-        late: Vec<u64>,
-        waits: &mut Waits,
-        backups: &dyn Backups,
-    ) -> Result<(), CoordinatorError> {
-        for (node, epoch) in lost {
-            self.commit(&mut *self.leading.lock().await, |state| state.plan_fence(node, epoch)).await?;
-            // Not before: a leader that is cut off itself tries each time it looks, and fences nobody.
-            tracing::warn!(node, epoch, "the node is silent; it is fenced");
-        }
+    async fn lead(&self, late: Vec<u64>, waits: &mut Waits, backups: &dyn Backups) -> Result<(), CoordinatorError> {
         let (over, now_us) = (self.read(ClusterState::lost), self.clock.monotonic_us());
-        waits.over.retain(|incarnation, _| over.contains(incarnation));
+        self.end_logs(&over, &mut waits.over, backups).await?;
         for (node, epoch) in over {
-            let since_us = *waits.over.entry((node, epoch)).or_insert(now_us);
-            self.end_logs((node, epoch), now_us.saturating_sub(since_us) < ANSWER_US_MAX, backups).await?;
             let is_over = |state: &ClusterState| state.logs_of(node, epoch).all(|(_, log)| log.end.is_some());
             let gives_some =
                 |state: &ClusterState| state.plan_recover(node, epoch).is_ok_and(|entries| !entries.is_empty());
@@ -219,20 +294,45 @@ impl Group {
         Ok(())
     }
 
-    /// Asks the backups of the newest views how far they have the logs of a fenced broker, and ends each log where all that answer have it
-    /// ([`ClusterState::end_told`]). `waits`: not those of which a backup has not answered that is not known to be lost.
+    /// Asks the backups of the newest views how far they have the logs of incarnations that are over, and ends each log where all that answer have it
+    /// ([`ClusterState::end_told`]). For a while it waits for those of which a backup has not answered that is not known to be lost.
     async fn end_logs(
         &self,
-        (node, epoch): (NodeNumber, u32),
-        waits: bool,
+        over: &[(NodeNumber, u32)],
+        known: &mut BTreeMap<(NodeNumber, u32), Over>,
         backups: &dyn Backups,
     ) -> Result<(), CoordinatorError> {
-        let asked = self.read(|state| state.ends_to_ask(node, epoch));
-        for (log, end, by) in self.ask_ends((node, epoch), asked, (waits, false), backups).await {
+        let now_us = self.clock.monotonic_us();
+        known.retain(|incarnation, _| over.contains(incarnation));
+        let mut asked = Vec::new();
+        for of in over {
+            let known = known.entry(*of).or_insert_with(|| Over::new(now_us));
+            let waits = now_us.saturating_sub(known.since_us) < ANSWER_US_MAX;
+            let questions = self.questions(*of, waits, ClusterState::ends_to_ask);
+            if known.is_due(&questions, now_us) {
+                asked.extend(questions);
+            }
+        }
+        for (log, end, by) in self.ask_ends(asked, false, backups).await {
             self.commit(&mut *self.leading.lock().await, |state| state.plan_end_log(log, end)).await?;
             self.looks.lock().told(log, by);
         }
         Ok(())
+    }
+
+    fn questions(
+        &self,
+        of: (NodeNumber, u32),
+        waits: bool,
+        ends: impl Fn(&ClusterState, NodeNumber, u32) -> Vec<EndsAsked>,
+    ) -> Vec<Question> {
+        self.read(|state| {
+            let asked = ends(state, of.0, of.1).into_iter().map(|(backup, address, logs)| {
+                let epoch = state.node(backup).filter(|known| !known.fenced).map(|known| known.epoch);
+                Question { of, backup, address, logs, epoch, waits }
+            });
+            asked.collect()
+        })
     }
 
     /// While streamlets wait to be opened, has ends of lost logs that nobody has used decided again by what backups tell now: one that told of more may
@@ -245,9 +345,7 @@ impl Group {
         backups: &dyn Backups,
     ) -> Result<(), CoordinatorError> {
         let wanted = self.looks.lock().wanted();
-        for of in wanted {
-            self.decide_again(of, false, backups).await?;
-        }
+        self.decide_again(wanted, false, backups).await?;
         let now_looked_us = self.clock.monotonic_us();
         self.read(|state| self.looks.lock().looked(state, now_looked_us));
         if !self.read(|state| state.takes_used_ends() && state.waits_to_be_opened()) {
@@ -261,21 +359,19 @@ impl Group {
         // The first time those are waited for that are not known to be lost.
         let waits = *times == 0;
         *times += 1;
-        for of in self.read(ClusterState::with_unused_ends) {
-            self.decide_again(of, waits, backups).await?;
-        }
-        Ok(())
+        self.decide_again(self.read(ClusterState::with_unused_ends), waits, backups).await
     }
 
-    /// Takes ends of an incarnation's logs back that nobody has used, if backups that are there have less. `waits`: as in [`Group::ask_ends`].
+    /// Takes ends of these incarnations' logs back that nobody has used, if backups that are there have less. `waits`: not those of which a backup has not
+    /// answered that is not known to be lost.
     async fn decide_again(
         &self,
-        (node, epoch): (NodeNumber, u32),
+        of: Vec<(NodeNumber, u32)>,
         waits: bool,
         backups: &dyn Backups,
     ) -> Result<(), CoordinatorError> {
-        let asked = self.read(|state| state.ends_to_ask_again(node, epoch));
-        for (log, told, by) in self.ask_ends((node, epoch), asked, (waits, true), backups).await {
+        let asked = of.into_iter().flat_map(|of| self.questions(of, waits, ClusterState::ends_to_ask_again)).collect();
+        for (log, told, by) in self.ask_ends(asked, true, backups).await {
             let (plan, end) = (|state: &ClusterState| state.plan_take_back(log, told), told.end);
             if self.read(|state| plan(state).is_ok_and(|entries| !entries.is_empty())) {
                 tracing::warn!(%log, end, "not all backups show a lost log to the end that was decided, and nobody has used that: it ends here now");
@@ -286,26 +382,47 @@ impl Group {
         Ok(())
     }
 
-    /// Where logs of a fenced broker end by what backups answer, and which. `waits`: not those of which a backup has not answered that is not known to be lost.
-    /// `is_again`: those that are known to be lost are not asked, since nobody waits for a fence any more.
+    /// Where logs of fenced brokers end by what backups answer, and which. All are asked at once, so that it takes as long as the slowest of them, and not
+    /// longer than a node may be silent.
+    ///
+    /// Those that are known to be lost are told to fence, and nobody waits for them, since what they say does not count
+    /// ([`ClusterState::ends_that_count`]). `is_again`: they are not even asked, the fence is an old one.
     async fn ask_ends(
         &self,
-        (node, epoch): (NodeNumber, u32),
-        asked: Vec<EndsAsked>,
-        (waits, is_again): (bool, bool),
+        questions: Vec<Question>,
+        is_again: bool,
         backups: &dyn Backups,
     ) -> Vec<(LogName, AgreedEnd, ToldBy)> {
+        let wait = Duration::from_millis(self.config.timing.lost_after_ms);
         let mut told: BTreeMap<LogName, (Vec<(NodeNumber, ToldEnd)>, usize)> = BTreeMap::new();
         let (mut waited_for, mut by): (BTreeSet<LogName>, BTreeMap<LogName, ToldBy>) = Default::default();
-        for (backup, address, logs) in asked {
-            logs.iter().for_each(|(log, _)| told.entry(*log).or_default().1 += 1);
-            if is_again && self.read(|state| state.node(backup).is_none_or(|known| known.fenced)) {
+        let mut asked = JoinSet::new();
+        for question in questions {
+            question.logs.iter().for_each(|(log, _)| told.entry(*log).or_default().1 += 1);
+            if is_again && question.epoch.is_none() {
                 continue;
             }
-            let wait = Duration::from_millis(self.config.timing.lost_after_ms);
-            let takes_part_in = self.read(|state| state.node(backup).map(|known| known.epoch));
-            let asked = tokio::time::timeout(wait, backups.fence(backup, &address, node, epoch, logs.clone())).await;
-            let ends = match asked.unwrap_or_else(|_| Err("it does not answer".into())) {
+            let ((node, epoch), logs) = (question.of, question.logs.clone());
+            let answer =
+                tokio::time::timeout(wait, backups.fence(question.backup, &question.address, node, epoch, logs));
+            let Some(takes_part_in) = question.epoch else {
+                tokio::spawn(answer);
+                continue;
+            };
+            let is_lost = until_lost(self.shared.clone(), question.backup, takes_part_in);
+            asked.spawn(async move {
+                let answer = tokio::select! {
+                    answer = answer => answer.unwrap_or_else(|_| Err("it does not answer".into())),
+                    () = is_lost => Err("it is lost".into()),
+                };
+                (question, takes_part_in, answer)
+            });
+        }
+        while let Some(answered) = asked.join_next().await {
+            let Ok((Question { of: (node, epoch), backup, logs, waits, .. }, takes_part_in, ends)) = answered else {
+                continue;
+            };
+            let ends = match ends {
                 Ok(ends) => ends,
                 Err(reason) => {
                     tracing::info!(backup, node, epoch, reason, "a backup does not fence yet");
@@ -316,7 +433,7 @@ impl Group {
                 }
             };
             for (log, end) in ends.into_iter().filter(|(log, _)| logs.iter().any(|(asked, _)| asked == log)) {
-                by.entry(log).or_default().extend(takes_part_in.map(|epoch| (backup, epoch)));
+                by.entry(log).or_default().push((backup, takes_part_in));
                 told.entry(log).or_default().0.push((backup, end));
             }
         }
@@ -386,6 +503,36 @@ impl Group {
     }
 }
 
+/// Waits until an incarnation is known to be lost.
+async fn until_lost(shared: Arc<Shared>, node: NodeNumber, epoch: u32) {
+    let mut followed = shared.followed.clone();
+    while shared.current.read().state.is_live(node, epoch) {
+        if followed.changed().await.is_err() {
+            return;
+        }
+    }
+}
+
 fn live_nodes(state: &ClusterState) -> Vec<(NodeNumber, u32)> {
     state.nodes().iter().filter(|(_, node)| !node.fenced).map(|(number, node)| (*number, node.epoch)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_same_is_asked_after_longer_and_longer_times_and_anything_else_at_once() {
+        let question = |epoch| {
+            let logs = vec![(LogName { node: 1, epoch: 1, log: 0 }, 1)];
+            vec![Question { of: (1, 1), backup: 2, address: "2".into(), logs, epoch, waits: true }]
+        };
+        let mut over = Over::new(0);
+        let mut asked = |question: &[Question], from_ms: u64, to_ms: u64| {
+            (from_ms..to_ms).step_by(50).filter(|ms| over.is_due(question, ms * 1000)).collect::<Vec<_>>()
+        };
+        assert_eq!(asked(&question(Some(3)), 0, 8_000), [0, 50, 150, 350, 750, 1_550, 3_150, 5_150, 7_150]);
+        assert_eq!(asked(&question(None), 8_000, 8_200), [8_000, 8_050, 8_150], "it is lost now");
+        assert_eq!(asked(&question(Some(4)), 8_200, 8_250), [8_200], "it takes part again");
+    }
 }

@@ -335,6 +335,37 @@ async fn an_end_is_used_although_a_backup_keeps_silent() {
     assert_eq!(end_of(&world, log), Some(9));
 }
 
+/// The backups of a log that has no end are machines without power, which are asked for it all the time.
+#[tokio::test]
+async fn who_falls_silent_while_backups_are_asked_that_do_not_answer_is_fenced_nevertheless() {
+    let mut world = World::cluster(16, 3, 3).await;
+    let mut made = 0;
+    while world.nodes[&1].group.read(|state| state.node(4).unwrap().streamlets) == 0 {
+        made += 1;
+        create(&world.nodes[&1].group, &format!("copied-{made}"), 3).await.unwrap();
+    }
+    let log = LogId { node: 4, epoch: world.nodes[&4].epoch, vlog: 0 };
+    let view = ChangeLog { log, change: LogChange::View, view: 1, first_block: 1, backups: vec![5] };
+    world.nodes[&4].group.ask(&view).await.unwrap();
+    let is_fenced = |world: &World, node: u32| {
+        world.nodes[&1].group.read(|state| state.node(node).is_some_and(|known| known.fenced))
+    };
+    world.backups.off.lock().insert(5);
+    world.kill(4, None).await;
+    world.until("the broker is fenced", |world| is_fenced(world, 4)).await;
+    world.kill(5, None).await;
+    world.until("its backup is fenced", |world| is_fenced(world, 5)).await;
+    world.kill(6, None).await;
+    world.until("a third one is fenced", |world| is_fenced(world, 6)).await;
+    assert_eq!(end_of(&world, log), None, "nobody can show the end");
+    // It is back, with its power, and tells.
+    world.backups.off.lock().clear();
+    world.start(5).await;
+    world.join(5, 3).await;
+    world.until("the log ends", |world| end_of(world, log) == Some(9)).await;
+    world.agree().await;
+}
+
 #[tokio::test]
 async fn a_node_that_is_refused_changes_nothing() {
     let mut world = World::cluster(9, 1, 0).await;

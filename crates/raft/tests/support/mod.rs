@@ -162,6 +162,8 @@ pub struct FakeBackups {
     pub end: u64,
     /// Those that do not answer.
     pub silent: Mutex<BTreeSet<NodeNumber>>,
+    /// Those of which nothing is heard, not even that they do not answer: their machines have no power.
+    pub off: Mutex<BTreeSet<NodeNumber>>,
 }
 
 impl Backups for FakeBackups {
@@ -174,6 +176,9 @@ impl Backups for FakeBackups {
         logs: Vec<(LogName, u64)>,
     ) -> Pending<Vec<(LogName, ToldEnd)>> {
         self.fenced.lock().push((backup, node, epoch));
+        if self.off.lock().contains(&backup) {
+            return Box::pin(std::future::pending());
+        }
         if self.silent.lock().contains(&backup) {
             return Box::pin(async { Err("it does not answer".into()) });
         }
