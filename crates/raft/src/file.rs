@@ -14,6 +14,8 @@ use kera_env::{Both, Disk, DiskFile, OpenMode, copy_path, read_twice, replace_tw
 use kera_format::cluster::RaftPlace;
 use kera_format::raft::{FILE_HEADER_BYTES, FileHeader, LogEntry, Record, encode_block, parse_block};
 
+use crate::room::is_full;
+
 /// Where the files are, below the data directory.
 pub const DIR: &str = "raft";
 /// The file with the node's number, in decimal digits.
@@ -125,7 +127,8 @@ pub(crate) struct LogFile {
     generation: u64,
     /// `None` after a failure: what comes next needs a new generation first.
     file: Option<Arc<dyn DiskFile>>,
-    /// `None` after a failure, and then there is a new generation as well.
+    /// `None` after a failure, and then the next write begins a new generation as well. If that gets no copy either it counts nevertheless, and the write
+    /// after it tries once more.
     copy: Option<Arc<dyn DiskFile>>,
     /// What of the file the copy does not have yet: its last bytes.
     not_copied: Vec<u8>,
@@ -245,15 +248,36 @@ impl LogFile {
     }
 
     /// Makes records true and durable, all or none of them.
+    ///
+    /// What fails in one file is tried once more in the next generation: that says what counts, so that it is all the same what the first try has left on
+    /// the disk. Otherwise whoever ends on the error and starts again would read what the system has in memory of that try, take it for durable, and
+    /// write behind it. A full disk is left to whoever waits for room.
     pub(crate) fn write(&mut self, records: Vec<Record>) -> io::Result<()> {
         let mut after = None;
         self.copy();
+        match self.append(&records) {
+            Err(error) if !is_full(&error) => {
+                tracing::warn!(%error, "the coordinators' log could not be written; it goes on in another file");
+                self.append(&records)?;
+            }
+            written => written?,
+        }
+        for record in records {
+            if let Err(reason) = self.contents.take(record) {
+                after = Some(reason);
+            }
+        }
+        after.map_or(Ok(()), |reason| Err(io::Error::other(reason)))
+    }
+
+    /// Has records on the disk, in the next generation if there has to be one.
+    fn append(&mut self, records: &[Record]) -> io::Result<()> {
         if self.file.is_none() || self.copy.is_none() || (self.end > FILE_BYTES_MIN && self.end > 4 * self.began) {
             self.begin()?;
         }
         let Some(file) = self.file.clone() else { return Err(io::Error::other("the log is not open")) };
         let mut bytes = Vec::new();
-        encode_block(self.sequence + 1, &records, &mut bytes);
+        encode_block(self.sequence + 1, records, &mut bytes);
         if let Err(error) = file.write_at(self.end, &bytes).and_then(|()| file.sync_data()) {
             // Nobody knows what is on the disk: the next generation says what counts.
             self.file = None;
@@ -262,12 +286,7 @@ impl LogFile {
         self.sequence += 1;
         self.end += bytes.len() as u64;
         self.not_copied = bytes;
-        for record in records {
-            if let Err(reason) = self.contents.take(record) {
-                after = Some(reason);
-            }
-        }
-        after.map_or(Ok(()), |reason| Err(io::Error::other(reason)))
+        Ok(())
     }
 
     /// Writes into the copy what it has not yet. Nobody waits for it, and nothing is synced.
@@ -304,15 +323,20 @@ impl LogFile {
         Ok(((both.file.len() + both.copy.len()) as u64, is_damaged))
     }
 
-    /// Goes on in the next generation, which begins with all that counts.
+    /// Goes on in the next generation, which begins with all that counts. It counts from when its file is there, with a copy or without one.
     fn begin(&mut self) -> io::Result<()> {
+        // If this fails the next one may be there all the same: nothing is written into this one any more.
+        (self.file, self.copy) = (None, None);
         self.generation += 1;
         let mut bytes = FileHeader { node: self.node, generation: self.generation }.encode().to_vec();
         encode_block(1, &self.contents.records(), &mut bytes);
         let path = self.path();
         self.disk.replace(&path, &bytes)?;
-        let copy = write_copy(&*self.disk, &path, &bytes)?;
-        (self.file, self.copy) = (Some(self.disk.open(&path, OpenMode::ReadWrite, false)?), Some(copy));
+        self.file = Some(self.disk.open(&path, OpenMode::ReadWrite, false)?);
+        match write_copy(&*self.disk, &path, &bytes) {
+            Ok(copy) => self.copy = Some(copy),
+            Err(error) => tracing::warn!(%error, "there is no copy of the coordinators' log; the next write makes one"),
+        }
         self.not_copied.clear();
         (self.end, self.began, self.sequence) = (bytes.len() as u64, bytes.len() as u64, 1);
         remove_before(&*self.disk, ".log", self.generation);
@@ -383,10 +407,12 @@ mod tests {
         let disk = Arc::new(FaultyDisk::new(memory.clone()));
         let mut log = LogFile::open(disk.clone(), [1; 16]).unwrap();
         log.write(vec![vote(3), entry(1)]).unwrap();
-        disk.fail_sync(1);
+        disk.set_broken(true);
         log.write(vec![entry(2)]).unwrap_err();
-        disk.tear_write(1);
+        disk.set_broken(false);
+        disk.set_space(Some(50));
         log.write(vec![entry(2)]).unwrap_err();
+        disk.set_space(None);
         assert_eq!(log.contents().last().map(|place| place.index), Some(1));
         // What lies behind the failed write is out of the way with the next that goes well.
         log.write(vec![Record::Appended(LogEntry {
@@ -397,6 +423,23 @@ mod tests {
         let before = log.contents().clone();
         drop(log);
         assert_eq!(LogFile::open(memory, [1; 16]).unwrap().contents(), &before);
+    }
+
+    #[test]
+    fn a_write_that_fails_once_is_made_in_the_next_file() {
+        for fail in [FaultyDisk::fail_sync, FaultyDisk::fail_write, FaultyDisk::tear_write] {
+            let memory = Arc::new(MemoryDisk::new());
+            let disk = Arc::new(FaultyDisk::new(memory.clone()));
+            let mut log = LogFile::open(disk.clone(), [1; 16]).unwrap();
+            log.write(vec![vote(3), entry(1)]).unwrap();
+            let first = log.path();
+            fail(&disk, 1);
+            log.write(vec![entry(2)]).unwrap();
+            assert_ne!(log.path(), first);
+            memory.crash(1);
+            let again = LogFile::open(memory, [1; 16]).unwrap();
+            assert_eq!((again.contents(), again.contents().entries.len()), (log.contents(), 2));
+        }
     }
 
     #[test]
@@ -533,5 +576,19 @@ mod tests {
         }
         let error = LogFile::open(disk, [1; 16]).unwrap_err().to_string();
         assert!(error.contains("damaged at byte 80"), "{error}");
+    }
+
+    #[test]
+    fn a_generation_whose_copy_cannot_be_written_is_one_without_a_copy() {
+        let memory = Arc::new(MemoryDisk::new());
+        let disk = Arc::new(FaultyDisk::new(memory.clone()));
+        let mut log = LogFile::open(disk.clone(), [1; 16]).unwrap();
+        log.write(vec![entry(1)]).unwrap();
+        disk.fail_write(2);
+        log.begin().unwrap();
+        log.write(vec![entry(2)]).unwrap();
+        log.copy();
+        assert!(read_twice(&*memory, &log.path(), 1 << 20).unwrap().are_same(), "the next write has made one");
+        assert_eq!(LogFile::open(memory, [1; 16]).unwrap().contents(), log.contents());
     }
 }

@@ -257,6 +257,8 @@ impl Group {
     /// The leader that the node knows of, with its address for other nodes.
     pub fn leader(&self) -> Option<(NodeNumber, String)> {
         let metrics = self.raft.metrics().borrow().clone();
+        // Who has ended knows of nothing that came later.
+        metrics.running_state.as_ref().ok()?;
         let leader = metrics.current_leader?;
         let address = metrics.membership_config.membership().get_node(&leader)?.addr.clone();
         Some((leader as NodeNumber, address))
@@ -276,6 +278,24 @@ impl Group {
     /// cluster stood still.
     pub(crate) fn stands_still(&self) -> bool {
         self.disk_wait_us() >= self.config.timing.stands_still_ms * 1000
+    }
+
+    /// Waits until the node's part in the coordinators' log has ended by itself, which it does when the log or a snapshot cannot be written or read, and tells
+    /// why. The node learns of nothing from then on, and its state stays as it is: it would answer as if it took part, hold on to what it should let go, and
+    /// never open what it is given. It has fallen silent, as one does that is gone, so that others take over what it owns; whoever runs it ends it.
+    ///
+    /// Stays without an answer if the node is [told to stop](Group::stop).
+    pub async fn ended(&self) -> String {
+        let mut metrics = self.raft.metrics();
+        loop {
+            let why = metrics.borrow_and_update().running_state.clone().err().map(|why| why.to_string());
+            let is_gone = why.is_none() && metrics.changed().await.is_err();
+            match why.or_else(|| is_gone.then(|| "it ended with a panic".into())) {
+                Some(_) if self.closing.load(Ordering::Acquire) => std::future::pending().await,
+                Some(why) => return why,
+                None => {}
+            }
+        }
     }
 
     /// For how long the write of the log that is under way has been, or what was noted of others, in microseconds; 0 if none is.
@@ -493,12 +513,15 @@ impl Group {
         NodeHeard { leader, live: self.read(|state| state.is_live(alive.node, alive.epoch)) }
     }
 
-    /// Sends a sign of life to all coordinators, unless its disk does not answer; the answer, the leader's, says whether the node is still part of the cluster.
+    /// Sends a sign of life to all coordinators, unless its disk does not answer or its part in the log [has ended](Group::ended); the answer, the leader's, says whether the node is still part of the cluster.
     pub async fn beat(&self, epoch: u32) -> Result<NodeHeard, String> {
         let stands_still = self.stands_still();
         self.set_silent(stands_still);
         if stands_still {
             return Err("its disk does not answer".into());
+        }
+        if self.raft.metrics().borrow().running_state.is_err() {
+            return Err("its part in the coordinators' log has ended".into());
         }
         let alive = NodeAlive { node: self.config.node, epoch, level_max: self.config.level_max };
         let leading = self.leader().map(|(leader, _)| leader);

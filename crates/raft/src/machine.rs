@@ -264,3 +264,40 @@ impl RaftSnapshotBuilder<TypeConfig> for Machine {
         Ok(Snapshot { meta, snapshot: Box::new(bytes) })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::Ordering;
+
+    use kera_env::MemoryDisk;
+    use openraft::{CommittedLeaderId, LogId};
+
+    use super::*;
+
+    /// A snapshot that is there no more because the next one is: who asks for the newest gets that.
+    #[test]
+    fn who_asks_for_the_newest_snapshot_gets_one_while_the_next_is_made() {
+        let disk = Arc::new(MemoryDisk::new());
+        let mut machine = Machine::open(disk, [1; 16], Arc::default()).unwrap();
+        let runtime = || tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let made = |machine: &mut Machine, index| {
+            let entry = Entry { log_id: LogId::new(CommittedLeaderId::new(1, 1), index), payload: EntryPayload::Blank };
+            runtime().block_on(async {
+                machine.apply([entry]).await.unwrap();
+                machine.build_snapshot().await.unwrap();
+            });
+        };
+        made(&mut machine, 1);
+        let (mut maker, is_over) = (machine.clone(), AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                (2..1_000).for_each(|index| made(&mut maker, index));
+                is_over.store(true, Ordering::Release);
+            });
+            while !is_over.load(Ordering::Acquire) {
+                let found = runtime().block_on(machine.get_current_snapshot()).unwrap();
+                assert!(found.is_some(), "there always is one");
+            }
+        });
+    }
+}

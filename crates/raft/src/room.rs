@@ -1,6 +1,6 @@
 //! A full disk is no reason to end. `openraft` gives a node up for good when its log cannot be written, and the node would live on as a
 //! coordinator that neither votes nor learns anything. So what finds no room waits until there is some: the node is slow then, as if its
-//! disk were, and others lead. All other errors are told at once, because nobody knows what they leave behind.
+//! disk were, and others lead. Of all other errors `openraft` is told, and the node's part ends with them: [`Group::ended`](crate::Group::ended).
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -38,6 +38,6 @@ pub(crate) fn when_there_is_room<T>(
     }
 }
 
-fn is_full(error: &io::Error) -> bool {
+pub(crate) fn is_full(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }

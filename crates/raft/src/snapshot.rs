@@ -3,7 +3,7 @@
 use std::io;
 
 use kera_coordinator::cluster::ClusterState;
-use kera_env::{Both, Disk, read_twice, replace_twice, write_copy};
+use kera_env::{Both, Disk, read_twice, write_copy};
 use kera_format::catalog::{Entry as CatalogEntry, FILE_HEADER_BYTES, FileHeader, FileKind};
 use kera_format::cluster::ClusterEntry;
 use kera_format::level;
@@ -11,6 +11,7 @@ use openraft::SnapshotMeta;
 
 pub(crate) use crate::file::DIR;
 use crate::file::{OpenError, number_of, remove_before};
+use crate::room::is_full;
 use crate::types::{Node, Place, StoredMembers, log_id, members, membership_entry, place_of};
 
 /// The largest snapshot that is read.
@@ -85,9 +86,17 @@ pub(crate) fn decode(bytes: &[u8]) -> Result<Loaded, String> {
     Ok(Loaded { state, applied, members: stored })
 }
 
-/// Writes a snapshot, twice, and removes older ones. Blocks.
+/// Writes a snapshot, twice, and removes older ones. Blocks. If only its copy cannot be written it counts nevertheless: whoever looks at the disk later
+/// makes one ([`look`]).
 pub(crate) fn write(disk: &dyn Disk, index: u64, bytes: &[u8]) -> io::Result<()> {
-    replace_twice(disk, &format!("{DIR}/{index:016}{SUFFIX}"), bytes)?;
+    let path = format!("{DIR}/{index:016}{SUFFIX}");
+    disk.replace(&path, bytes)?;
+    let copied = write_copy(disk, &path, bytes).and_then(|copy| copy.sync_data()).and_then(|()| disk.sync_dir(DIR));
+    match copied {
+        Err(error) if is_full(&error) => return Err(error),
+        Err(error) => tracing::warn!(path, %error, "a snapshot of the coordinators is there once"),
+        Ok(()) => {}
+    }
     remove_before(disk, SUFFIX, index);
     Ok(())
 }
@@ -99,10 +108,23 @@ fn newest_path(disk: &dyn Disk) -> io::Result<Option<String>> {
     Ok(newest.map(|index| format!("{DIR}/{index:016}{SUFFIX}")))
 }
 
-/// The newest snapshot with its bytes.
+/// The newest snapshot with its bytes. One that is made meanwhile has this one removed: it is there by then, and is read instead. Whoever writes is not waited
+/// for: that may wait for room on the disk.
 pub(crate) fn read_newest(disk: &dyn Disk) -> io::Result<Option<(Loaded, Vec<u8>)>> {
-    let Some(path) = newest_path(disk)? else { return Ok(None) };
-    let both = read_twice(disk, &path, BYTES_MAX)?;
+    let mut newest = newest_path(disk)?;
+    let both = loop {
+        let Some(path) = &newest else { return Ok(None) };
+        match read_twice(disk, path, BYTES_MAX) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                let next = newest_path(disk)?;
+                if next == newest {
+                    return Err(error);
+                }
+                newest = next;
+            }
+            read => break read?,
+        }
+    };
     let (loaded, is_copied) = both.read_back(0, decode, |_| true).map_err(io::Error::other)?;
     Ok(Some((loaded, if is_copied { both.copy } else { both.file })))
 }

@@ -193,3 +193,28 @@ async fn a_node_whose_disk_stands_still_is_taken_for_lost_and_not_all_of_them_at
         world.agree().await;
     }
 }
+
+/// What the coordinators say cannot be kept any more: the node takes no part in anything that is decided, and nobody must take it for one that does.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_whose_disk_refuses_the_log_falls_silent_and_others_go_on_without_it() {
+    let mut world = World::cluster(7, 3, 0).await;
+    for leads in [false, true] {
+        let leader = world.leader().expect("one leads");
+        let node = if leads { leader } else { (1..=3).find(|node| *node != leader).expect("three") };
+        let other = (1..=3).find(|other| *other != node).expect("three");
+        world.faulty[&node].set_broken(true);
+        made(&world.nodes[&other].group, &format!("while-{leads}")).await;
+        let is_fenced =
+            |world: &World| world.nodes[&other].group.read(|state| state.node(node).is_some_and(|node| node.fenced));
+        world.until("it is fenced", is_fenced).await;
+        let ended = tokio::time::timeout(Duration::from_secs(20), world.nodes[&node].group.ended()).await;
+        let why = ended.expect("whoever runs it is told");
+        assert!(why.contains("error"), "{why}");
+        made(&world.nodes[&other].group, &format!("without-{leads}")).await;
+        // It starts again when its disk is well.
+        world.kill(node, None).await;
+        world.start(node).await;
+        world.join(node, 3).await;
+        world.agree().await;
+    }
+}

@@ -181,6 +181,8 @@ impl Cluster {
         let started = Group::start(settings, disks[0].clone(), transport.clone(), clock.clone());
         let group = wait(&runtime, started).map_err(|error| Fatal::Data { message: error.to_string() })?;
         messages.knows(&group);
+        let stopping = Arc::new(AtomicBool::new(false));
+        runtime.spawn(end_with(group.clone(), stopping.clone()));
         check_level(&group)?;
         let (backup, moves) = (Arc::<BackupRole>::default(), Arc::<MovesRole>::default());
         let (kafka, returning) = (Arc::<KafkaRole>::default(), Arc::<ReturningRole>::default());
@@ -191,7 +193,7 @@ impl Cluster {
         let me = (node as u32, epoch);
         let may_lack_copies = group.read(|state| state.may_lack_copies(node as u32, epoch));
         let came = Came { node: node as u32, epoch, has_all, may_lack_copies };
-        let (stopping, broker) = (Arc::new(AtomicBool::new(false)), Arc::default());
+        let broker = Arc::default();
         // From here on it is missed. What follows takes as long as there is much to be opened.
         beat(&runtime, &group, me, stop.subscribe(), (&broker, &backup), &stopping);
         if identity.epoch != epoch {
@@ -475,6 +477,19 @@ fn beat(
             }
         }
     });
+}
+
+/// Ends the process when the node's part in the coordinators' log has ended, which an error of its disk does: see [`Group::ended`]. As after a kill, all that it has promised is
+/// there at its next start, which tells whether the disk can be read and written; that is left to whoever supervises it, because by itself it
+/// would begin a life a second on a disk that is broken.
+async fn end_with(group: Arc<Group>, stopping: Arc<AtomicBool>) {
+    let ended = Fatal::PartEnded { what: "the coordinators' log", reason: group.ended().await };
+    if stopping.load(Ordering::Acquire) {
+        tracing::info!(%ended, "the node stops all the same");
+        return;
+    }
+    tracing::error!(%ended, next_step = ended.next_step(), "this node ends, so that others take over what it owns");
+    std::process::exit(ended.exit_status().into());
 }
 
 /// Lets this thread, which sends signs of life, hears those of others and elects leaders, run before others of the machine: with builds
