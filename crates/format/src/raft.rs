@@ -16,6 +16,8 @@ pub const BLOCK_HEADER_BYTES: usize = 16;
 pub const RECORD_HEADER_BYTES: usize = 8;
 /// The largest block.
 pub const BLOCK_BYTES_MAX: usize = 64 << 20;
+/// With more than this records go into several blocks.
+const BLOCK_BYTES: usize = 16 << 20;
 /// The first four bytes of a file: "KRFT".
 pub const RAFT_MAGIC: u32 = u32::from_le_bytes(*b"KRFT");
 /// The version of these layouts.
@@ -205,7 +207,11 @@ pub fn encode_block(sequence: u64, records: &[Record], out: &mut Vec<u8>) {
     let start = out.len();
     out.extend_from_slice(&[0; BLOCK_HEADER_BYTES]);
     records.iter().for_each(|record| record.encode(out));
-    let block = &mut out[start..];
+    seal(sequence, &mut out[start..]);
+}
+
+/// Makes a block of a place for its header and records.
+fn seal(sequence: u64, block: &mut [u8]) {
     let block_bytes = block.len();
     debug_assert_eq!(align8(block_bytes), block_bytes, "records are whole words");
     put(block, 4, &(block_bytes as u32).to_le_bytes());
@@ -214,11 +220,44 @@ pub fn encode_block(sequence: u64, records: &[Record], out: &mut Vec<u8>) {
     put(block, 0, &crc.to_le_bytes());
 }
 
+/// Records as blocks, at least one, numbered from `sequence` on.
+///
+/// # Errors
+/// A record that is larger than a block may be: nobody could read it.
+pub fn encode_blocks(sequence: u64, records: &[Record]) -> Result<Vec<Vec<u8>>, FormatError> {
+    let (mut blocks, mut block) = (Vec::new(), vec![0; BLOCK_HEADER_BYTES]);
+    for record in records {
+        let at = block.len();
+        record.encode(&mut block);
+        let (value, limit) = ((block.len() - at) as u64, (BLOCK_BYTES_MAX - BLOCK_HEADER_BYTES) as u64);
+        if value > limit {
+            return Err(FormatError::OverLimit { field: "raft_record.record_bytes", value, limit });
+        }
+        if at > BLOCK_HEADER_BYTES && block.len() > BLOCK_BYTES {
+            let rest = block.split_off(at);
+            blocks.push(std::mem::replace(&mut block, vec![0; BLOCK_HEADER_BYTES]));
+            block.extend_from_slice(&rest);
+        }
+    }
+    blocks.push(block);
+    (sequence..).zip(&mut blocks).for_each(|(sequence, block)| seal(sequence, block));
+    Ok(blocks)
+}
+
 /// Reads and verifies the block at the start of `bytes`: its number, its records, and the bytes it takes.
 pub fn parse_block(bytes: &[u8]) -> Result<(u64, Vec<Record>, usize), FormatError> {
+    parse_block_within(BLOCK_BYTES_MAX, bytes)
+}
+
+/// The same of the first block of a file: earlier builds began one with all that counts in one block, however large it was.
+pub fn parse_first_block(bytes: &[u8]) -> Result<(u64, Vec<Record>, usize), FormatError> {
+    parse_block_within(usize::MAX, bytes)
+}
+
+fn parse_block_within(most: usize, bytes: &[u8]) -> Result<(u64, Vec<Record>, usize), FormatError> {
     FormatError::need("raft block header", BLOCK_HEADER_BYTES, bytes.len())?;
     let block_bytes = u32_at(bytes, 4) as usize;
-    if !(BLOCK_HEADER_BYTES..=BLOCK_BYTES_MAX).contains(&block_bytes) {
+    if !(BLOCK_HEADER_BYTES..=most).contains(&block_bytes) {
         let (field, value) = ("raft_block.block_bytes", block_bytes as u64);
         return Err(FormatError::BadField { field, value, allowed: "16 to 64 MiB" });
     }
@@ -274,6 +313,28 @@ mod tests {
             assert!(parse_block(&bytes).is_err(), "bit {bit}");
             bytes[bit / 8] ^= 1 << (bit % 8);
         }
+    }
+
+    #[test]
+    fn records_that_do_not_fit_into_a_block_are_in_several_and_one_that_fits_into_none_is_refused() {
+        let large = |index, bytes| {
+            let (stream, streamlet, owner_epoch) = (crate::StreamId(1), 0, 1);
+            let handed = ClusterEntry::StreamletHanded { stream, streamlet, owner_epoch, state: vec![0; bytes] };
+            let place = RaftPlace { term: 1, leader: 1, index };
+            Record::Appended(LogEntry { place, payload: Payload::Entries(vec![handed]) })
+        };
+        let records: Vec<Record> = (1..=600).map(|index| large(index, crate::cluster::HANDED_BYTES_MAX)).collect();
+        let blocks = encode_blocks(7, &records).unwrap();
+        assert!(blocks.len() > 1 && blocks.iter().all(|block| block.len() <= BLOCK_BYTES));
+        let parsed: Vec<_> = blocks.iter().map(|block| parse_block(block).unwrap()).collect();
+        assert_eq!(
+            parsed.iter().map(|(number, ..)| *number).collect::<Vec<_>>(),
+            (7..).take(blocks.len()).collect::<Vec<_>>()
+        );
+        assert_eq!(parsed.into_iter().flat_map(|(_, records, _)| records).collect::<Vec<_>>(), records);
+        assert_eq!(encode_blocks(1, &[]).unwrap().len(), 1);
+        let error = encode_blocks(1, &[large(1, BLOCK_BYTES_MAX)]).unwrap_err().to_string();
+        assert!(error.contains("the limit is"), "{error}");
     }
 
     #[test]

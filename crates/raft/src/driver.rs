@@ -164,9 +164,10 @@ impl Group {
     async fn lead_always(&self, backups: &dyn Backups) {
         let (mut turn, mut moves, mut waits) = (self.turns(), BTreeMap::new(), Waits::default());
         let after_us = self.config.balance_after_ms.map(|ms| ms * 1000);
-        let mut balancer = Balancer::new(BalanceConfig { after_us });
+        let (mut balancer, mut kept) = (Balancer::new(BalanceConfig { after_us }), (None, 0));
         loop {
             turn.tick().await;
+            self.keep_log_short(&mut kept).await;
             if !self.is_leader() {
                 moves.clear();
                 waits = Waits::default();
@@ -181,6 +182,21 @@ impl Group {
                 tracing::debug!(%error, "the leader's work waits");
             } else if let Err(error) = self.even_out(&mut balancer).await {
                 tracing::debug!(%error, "the evening out of nodes waits");
+            }
+        }
+    }
+
+    /// Has a snapshot made when the log has grown by many bytes since the last one, however few entries they are: what is not in a snapshot is in memory, and at the
+    /// beginning of each of the log's files, and a file that is too large is not read. `kept`: the snapshot, and what was written when it was seen.
+    async fn keep_log_short(&self, kept: &mut (Option<u64>, u64)) {
+        let written = self.writing.bytes();
+        let newest = self.raft.metrics().borrow().snapshot.map(|place| place.index);
+        if newest != kept.0 {
+            *kept = (newest, written);
+        } else if written - kept.1 > self.config.snapshot_bytes {
+            kept.1 = written;
+            if let Err(error) = self.raft.trigger().snapshot().await {
+                tracing::debug!(%error, "no snapshot is made");
             }
         }
     }

@@ -12,7 +12,9 @@ use std::sync::Arc;
 
 use kera_env::{Both, Disk, DiskFile, OpenMode, copy_path, read_twice, replace_twice, without_copy, write_copy};
 use kera_format::cluster::RaftPlace;
-use kera_format::raft::{FILE_HEADER_BYTES, FileHeader, LogEntry, Record, encode_block, parse_block};
+use kera_format::raft::{
+    FILE_HEADER_BYTES, FileHeader, LogEntry, Record, encode_blocks, parse_block, parse_first_block,
+};
 
 use crate::room::is_full;
 
@@ -20,10 +22,12 @@ use crate::room::is_full;
 pub const DIR: &str = "raft";
 /// The file with the node's number, in decimal digits.
 const NUMBER: &str = "node";
-/// The largest file that is read.
-const FILE_BYTES_MAX: usize = 1 << 30;
+/// The largest file that is read. Earlier builds had some of more than 1 GiB.
+const FILE_BYTES_MAX: usize = 4 << 30;
 /// A file that is larger, and has grown to four times what it began with, gives way to the next.
 const FILE_BYTES_MIN: u64 = 4 << 20;
+/// One that is larger than this does whatever it began with: it must not become one that is not read.
+const FILE_BYTES_LARGE: u64 = 512 << 20;
 
 /// Why the log cannot be opened. Nothing on the disk has been changed.
 #[derive(Debug, thiserror::Error)]
@@ -211,7 +215,8 @@ impl LogFile {
         let mut at = FILE_HEADER_BYTES;
         while at < both.end() {
             let next = self.sequence + 1;
-            let (sequence, records, size) = match both.read_back(at, parse_block, |(number, ..)| *number == next) {
+            let parse = if next == 1 { parse_first_block } else { parse_block };
+            let (sequence, records, size) = match both.read_back(at, parse, |(number, ..)| *number == next) {
                 Ok((parsed, is_copied)) => {
                     if is_copied {
                         tracing::warn!(
@@ -224,7 +229,10 @@ impl LogFile {
                     parsed
                 }
                 Err(error) => {
-                    if both.goes_on_behind(at, |bytes| parse_block(bytes).is_ok_and(|(number, ..)| number > next)) {
+                    // The first one was there before the file was.
+                    if next == 1
+                        || both.goes_on_behind(at, |bytes| parse_block(bytes).is_ok_and(|(number, ..)| number > next))
+                    {
                         return damaged(at, error.to_string());
                     }
                     let torn = both.end() - at;
@@ -247,46 +255,53 @@ impl LogFile {
         Ok(is_whole)
     }
 
-    /// Makes records true and durable, all or none of them.
+    /// Makes records true and durable, all or none of them; how many bytes that takes.
     ///
     /// What fails in one file is tried once more in the next generation: that says what counts, so that it is all the same what the first try has left on
     /// the disk. Otherwise whoever ends on the error and starts again would read what the system has in memory of that try, take it for durable, and
     /// write behind it. A full disk is left to whoever waits for room.
-    pub(crate) fn write(&mut self, records: Vec<Record>) -> io::Result<()> {
+    pub(crate) fn write(&mut self, records: Vec<Record>) -> io::Result<u64> {
         let mut after = None;
         self.copy();
-        match self.append(&records) {
+        let bytes = match self.append(&records) {
             Err(error) if !is_full(&error) => {
                 tracing::warn!(%error, "the coordinators' log could not be written; it goes on in another file");
-                self.append(&records)?;
+                self.append(&records)?
             }
             written => written?,
-        }
+        };
         for record in records {
             if let Err(reason) = self.contents.take(record) {
                 after = Some(reason);
             }
         }
-        after.map_or(Ok(()), |reason| Err(io::Error::other(reason)))
+        after.map_or(Ok(bytes), |reason| Err(io::Error::other(reason)))
     }
 
     /// Has records on the disk, in the next generation if there has to be one.
-    fn append(&mut self, records: &[Record]) -> io::Result<()> {
-        if self.file.is_none() || self.copy.is_none() || (self.end > FILE_BYTES_MIN && self.end > 4 * self.began) {
+    ///
+    /// Each block of them is synced before the next is written: one that reads back behind one that does not is damage. If not all get there the
+    /// next generation has none of them, and after a loss of power in the midst of it those that are there are as good as any that nobody was told of.
+    fn append(&mut self, records: &[Record]) -> io::Result<u64> {
+        let is_large = self.end > FILE_BYTES_MIN && self.end > FILE_BYTES_LARGE.min(4 * self.began);
+        if self.file.is_none() || self.copy.is_none() || is_large {
             self.begin()?;
         }
         let Some(file) = self.file.clone() else { return Err(io::Error::other("the log is not open")) };
-        let mut bytes = Vec::new();
-        encode_block(self.sequence + 1, records, &mut bytes);
-        if let Err(error) = file.write_at(self.end, &bytes).and_then(|()| file.sync_data()) {
-            // Nobody knows what is on the disk: the next generation says what counts.
-            self.file = None;
-            return Err(error);
+        let blocks = encode_blocks(self.sequence + 1, records).map_err(io::Error::other)?;
+        let mut end = self.end;
+        for block in &blocks {
+            if let Err(error) = file.write_at(end, block).and_then(|()| file.sync_data()) {
+                // Nobody knows what is on the disk: the next generation says what counts.
+                self.file = None;
+                return Err(error);
+            }
+            end += block.len() as u64;
         }
-        self.sequence += 1;
-        self.end += bytes.len() as u64;
-        self.not_copied = bytes;
-        Ok(())
+        let bytes = end - self.end;
+        (self.sequence, self.end) = (self.sequence + blocks.len() as u64, end);
+        self.not_copied = blocks.concat();
+        Ok(bytes)
     }
 
     /// Writes into the copy what it has not yet. Nobody waits for it, and nothing is synced.
@@ -329,7 +344,8 @@ impl LogFile {
         (self.file, self.copy) = (None, None);
         self.generation += 1;
         let mut bytes = FileHeader { node: self.node, generation: self.generation }.encode().to_vec();
-        encode_block(1, &self.contents.records(), &mut bytes);
+        let blocks = encode_blocks(1, &self.contents.records()).map_err(io::Error::other)?;
+        blocks.iter().for_each(|block| bytes.extend_from_slice(block));
         let path = self.path();
         self.disk.replace(&path, &bytes)?;
         self.file = Some(self.disk.open(&path, OpenMode::ReadWrite, false)?);
@@ -338,7 +354,7 @@ impl LogFile {
             Err(error) => tracing::warn!(%error, "there is no copy of the coordinators' log; the next write makes one"),
         }
         self.not_copied.clear();
-        (self.end, self.began, self.sequence) = (bytes.len() as u64, bytes.len() as u64, 1);
+        (self.end, self.began, self.sequence) = (bytes.len() as u64, bytes.len() as u64, blocks.len() as u64);
         remove_before(&*self.disk, ".log", self.generation);
         Ok(())
     }
@@ -364,7 +380,8 @@ pub(crate) fn number_of(name: &str, suffix: &str) -> Option<u64> {
 mod tests {
     use super::*;
     use kera_env::{FaultyDisk, MemoryDisk};
-    use kera_format::raft::Payload;
+    use kera_format::cluster::ClusterEntry;
+    use kera_format::raft::{Payload, encode_block};
 
     fn entry(index: u64) -> Record {
         let place = RaftPlace { term: 1, leader: 1, index };
@@ -387,7 +404,7 @@ mod tests {
                     term = index;
                 }
                 match log.write(vec![entry(answered + 1)]) {
-                    Ok(()) => answered += 1,
+                    Ok(_) => answered += 1,
                     Err(_) if disk.is_off() => break,
                     Err(error) => panic!("{error}"),
                 }
@@ -576,6 +593,67 @@ mod tests {
         }
         let error = LogFile::open(disk, [1; 16]).unwrap_err().to_string();
         assert!(error.contains("damaged at byte 80"), "{error}");
+    }
+
+    /// An entry that is as large as one can be.
+    fn large(index: u64) -> Record {
+        let (stream, streamlet, owner_epoch) = (kera_format::StreamId(1), index as u32, 1);
+        let mut state = vec![0; kera_format::cluster::HANDED_BYTES_MAX];
+        state[0] = index as u8;
+        let handed = ClusterEntry::StreamletHanded { stream, streamlet, owner_epoch, state };
+        let place = RaftPlace { term: 1, leader: 1, index };
+        Record::Appended(LogEntry { place, payload: Payload::Entries(vec![handed]) })
+    }
+
+    #[test]
+    fn a_log_with_more_than_a_block_takes_is_read_again_and_at_once_after_a_power_cut_too() {
+        let disk = Arc::new(MemoryDisk::new());
+        let mut log = LogFile::open(disk.clone(), [1; 16]).unwrap();
+        // More than a block takes, and they come at once.
+        log.write((1..=1200).map(large).collect()).unwrap();
+        assert_eq!(LogFile::open(disk.clone(), [1; 16]).unwrap().contents(), log.contents());
+        // A generation that begins with all of it.
+        log.begin().unwrap();
+        log.write(vec![vote(3)]).unwrap();
+        let before = log.contents().clone();
+        assert_eq!(LogFile::open(disk.clone(), [1; 16]).unwrap().contents(), &before);
+        log.begin().unwrap();
+        disk.crash(1);
+        assert_eq!(LogFile::open(disk, [1; 16]).unwrap().contents(), &before);
+    }
+
+    /// As an earlier build began its generations.
+    #[test]
+    fn a_generation_that_begins_with_one_block_of_any_size_is_read() {
+        let disk = Arc::new(MemoryDisk::new());
+        let mut log = LogFile::open(disk.clone(), [1; 16]).unwrap();
+        for part in 0..12 {
+            log.write((1..=100).map(|at| large(100 * part + at)).collect()).unwrap();
+        }
+        let before = log.contents().clone();
+        let generation = log.generation + 1;
+        let mut bytes = FileHeader { node: [1; 16], generation }.encode().to_vec();
+        encode_block(1, &before.records(), &mut bytes);
+        assert!(bytes.len() > kera_format::raft::BLOCK_BYTES_MAX);
+        for path in [format!("{DIR}/{generation:016}.log"), copy_path(&format!("{DIR}/{generation:016}.log"))] {
+            disk.replace(&path, &bytes).unwrap();
+        }
+        assert_eq!(LogFile::open(disk.clone(), [1; 16]).unwrap().contents(), &before);
+        assert_eq!(LogFile::open(disk, [1; 16]).unwrap().contents(), &before, "what the first start has begun");
+    }
+
+    #[test]
+    fn a_first_block_that_does_not_read_back_is_damage_also_if_none_follows() {
+        let disk = Arc::new(MemoryDisk::new());
+        let mut log = LogFile::open(disk.clone(), [1; 16]).unwrap();
+        log.write(vec![vote(3), entry(1)]).unwrap();
+        log.begin().unwrap();
+        let path = log.path();
+        for path in [path.clone(), copy_path(&path)] {
+            disk.flip_bit(&path, FILE_HEADER_BYTES as u64 + 20, 1).unwrap();
+        }
+        let error = LogFile::open(disk, [1; 16]).unwrap_err().to_string();
+        assert!(error.contains("damaged at byte 64"), "{error}");
     }
 
     #[test]

@@ -80,6 +80,8 @@ pub struct GroupConfig {
     pub copies_max: u32,
     /// Entries after which the next snapshot is made.
     pub snapshot_entries: u64,
+    /// Bytes of entries after which the next snapshot is made, however few entries these are.
+    pub snapshot_bytes: u64,
     /// How fast.
     pub timing: Timing,
     /// The highest [level](kera_format::level) that this node lets the cluster be raised to.
@@ -124,7 +126,7 @@ pub struct Group {
     looker: Mutex<Looker>,
     /// The node stops: nothing waits for room on its disk any more.
     closing: Arc<AtomicBool>,
-    writing: Arc<Writing>,
+    pub(crate) writing: Arc<Writing>,
     /// For how long what else the node writes has come no further, in microseconds.
     others_wait_us: AtomicU64,
     /// It has fallen silent because its disk stands still.

@@ -14,7 +14,7 @@ use crate::file::{OpenError, number_of, remove_before};
 use crate::room::is_full;
 use crate::types::{Node, Place, StoredMembers, log_id, members, membership_entry, place_of};
 
-/// The largest snapshot that is read.
+/// The largest snapshot: one that is larger is not read, and not written either.
 const BYTES_MAX: usize = 1 << 30;
 const SUFFIX: &str = ".snapshot";
 
@@ -89,6 +89,15 @@ pub(crate) fn decode(bytes: &[u8]) -> Result<Loaded, String> {
 /// Writes a snapshot, twice, and removes older ones. Blocks. If only its copy cannot be written it counts nevertheless: whoever looks at the disk later
 /// makes one ([`look`]).
 pub(crate) fn write(disk: &dyn Disk, index: u64, bytes: &[u8]) -> io::Result<()> {
+    if bytes.len() > BYTES_MAX {
+        // In its place would go what it is made of, and nobody could start any more. What was there before stays, with all entries since.
+        let message = format!(
+            "the state of the cluster takes {} bytes in a snapshot, the limit is {BYTES_MAX}; nothing is lost, and no start could read more: run a version of \
+             kera with a higher limit",
+            bytes.len()
+        );
+        return Err(io::Error::new(io::ErrorKind::InvalidData, message));
+    }
     let path = format!("{DIR}/{index:016}{SUFFIX}");
     disk.replace(&path, bytes)?;
     let copied = write_copy(disk, &path, bytes).and_then(|copy| copy.sync_data()).and_then(|()| disk.sync_dir(DIR));
@@ -170,4 +179,21 @@ pub(crate) fn of_catalog(catalog: &kera_coordinator::catalog::Catalog, level: u3
     let entries = catalog.snapshot().into_iter();
     let known = |entry: CatalogEntry| if level >= level::SETTINGS { entry } else { entry.without_settings() };
     entries.map(known).map(ClusterEntry::Catalog).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use kera_env::MemoryDisk;
+
+    use super::*;
+
+    #[test]
+    fn a_snapshot_that_nobody_would_read_is_not_written_and_the_one_before_stays() {
+        let disk = MemoryDisk::new();
+        disk.create_dir_all(DIR).unwrap();
+        write(&disk, 1, &[1]).unwrap();
+        let error = write(&disk, 2, &vec![0; BYTES_MAX + 1]).unwrap_err().to_string();
+        assert!(error.contains("the limit is 1073741824"), "{error}");
+        assert_eq!(disk.list(DIR).unwrap(), ["0000000000000001.snapshot", "0000000000000001.snapshot.copy"]);
+    }
 }

@@ -31,16 +31,17 @@ enum Done {
     Waiting(oneshot::Sender<io::Result<()>>),
 }
 
-/// For how long the write that is under way has been, with its sync. What waits for room is not under way.
+/// For how long the write that is under way has been, with its sync. What waits for room is not under way. And how many bytes were written since the start.
 pub(crate) struct Writing {
     clock: Arc<dyn Clock>,
     /// On the monotonic clock; 0: none is.
     since_us: AtomicU64,
+    bytes: AtomicU64,
 }
 
 impl Writing {
     pub(crate) fn new(clock: Arc<dyn Clock>) -> Writing {
-        Writing { clock, since_us: AtomicU64::new(0) }
+        Writing { clock, since_us: AtomicU64::new(0), bytes: AtomicU64::new(0) }
     }
 
     fn begins(&self) {
@@ -49,6 +50,10 @@ impl Writing {
 
     fn is_over(&self) {
         self.since_us.store(0, Ordering::Release);
+    }
+
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Acquire)
     }
 
     pub(crate) fn for_us(&self) -> u64 {
@@ -152,12 +157,13 @@ fn write(mut file: LogFile, jobs: &Receiver<Job>, closing: &AtomicBool, writing:
             writing.is_over();
             written
         });
-        if let Err(error) = &result {
-            tracing::error!(%error, "the coordinators' log cannot be written");
+        match &result {
+            Ok(bytes) => drop(writing.bytes.fetch_add(*bytes, Ordering::AcqRel)),
+            Err(error) => tracing::error!(%error, "the coordinators' log cannot be written"),
         }
         for one in done {
             let copy = match &result {
-                Ok(()) => Ok(()),
+                Ok(_) => Ok(()),
                 Err(error) => Err(io::Error::new(error.kind(), error.to_string())),
             };
             match one {

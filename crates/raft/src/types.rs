@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use kera_format::FormatError;
 use kera_format::cluster::{ClusterEntry, RaftPlace};
-use kera_format::raft::{LogEntry, Payload};
+use kera_format::raft::{LogEntry, Payload, Record, encode_blocks};
 use kera_protocol::RaftBallot;
 use openraft::{BasicNode, CommittedLeaderId, EntryPayload, LogId, Membership, StoredMembership, Vote};
 
@@ -81,8 +81,10 @@ pub(crate) fn to_format(entry: &Entry) -> LogEntry {
 pub(crate) fn check_readable(entries: &[ClusterEntry]) -> Result<(), FormatError> {
     let place = RaftPlace { term: 0, leader: 0, index: 0 };
     let mut bytes = Vec::new();
-    LogEntry { place, payload: Payload::Entries(entries.to_vec()) }.encode(&mut bytes);
-    LogEntry::parse(&bytes).map(drop)
+    let entry = LogEntry { place, payload: Payload::Entries(entries.to_vec()) };
+    entry.encode(&mut bytes);
+    LogEntry::parse(&bytes)?;
+    encode_blocks(1, &[Record::Appended(entry)]).map(drop)
 }
 
 pub(crate) fn from_format(entry: LogEntry) -> Entry {
@@ -112,5 +114,7 @@ mod tests {
         assert!(check_readable(&[handed(10), handed(HANDED_BYTES_MAX)]).is_ok());
         let error = check_readable(&[handed(10), handed(HANDED_BYTES_MAX + 1)]).unwrap_err();
         assert!(error.to_string().contains("cluster_entry.state is 65537, the limit is 65536"), "{error}");
+        let error = check_readable(&vec![handed(HANDED_BYTES_MAX); 1024]).unwrap_err();
+        assert!(error.to_string().contains("raft_record.record_bytes"), "{error}");
     }
 }

@@ -111,6 +111,23 @@ async fn all_lose_power_and_come_back_with_all_that_was_answered() {
 }
 
 #[tokio::test]
+async fn a_log_of_few_and_large_entries_gets_a_snapshot_too() {
+    let mut world = World::new(18);
+    world.snapshot_bytes = 10_000;
+    world.found(Catalog::default()).await;
+    world.start(2).await;
+    world.join(2, 1).await;
+    for number in 0..100 {
+        world.create(1, &format!("s{number}")).await.unwrap();
+    }
+    let has_one = |world: &World, node: u32| {
+        world.disks[&node].list("raft").unwrap().iter().any(|name| name.ends_with(".snapshot"))
+    };
+    world.until("both have a snapshot", |world| has_one(world, 1) && has_one(world, 2)).await;
+    world.agree().await;
+}
+
+#[tokio::test]
 async fn a_node_that_is_far_behind_gets_a_snapshot() {
     let mut world = World::cluster(5, 1, 0).await;
     world.kill(1, None).await;

@@ -207,6 +207,7 @@ pub struct World {
     /// What nodes that are gone were told.
     pub past: Vec<Arc<Told>>,
     pub snapshot_entries: u64,
+    pub snapshot_bytes: u64,
     /// Up to which level nodes that are started from here on let the cluster be raised.
     pub level_max: u32,
 }
@@ -231,6 +232,7 @@ impl World {
             backups: Arc::new(FakeBackups { end: 7, ..FakeBackups::default() }),
             past: Vec::new(),
             snapshot_entries: 1000,
+            snapshot_bytes: 32 << 20,
             level_max: kera_format::level::NEWEST,
         }
     }
@@ -283,6 +285,7 @@ impl World {
             streams_max: 100_000,
             copies_max: 16,
             snapshot_entries: self.snapshot_entries,
+            snapshot_bytes: self.snapshot_bytes,
             timing: TIMING,
             level_max: if self.net.is_old(node.into()) { 1 } else { self.level_max },
             balance_after_ms: None,

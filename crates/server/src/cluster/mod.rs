@@ -82,6 +82,8 @@ use transport::RpcTransport;
 const RETRY: Duration = Duration::from_millis(200);
 /// Entries of the log after which the next snapshot is made.
 const SNAPSHOT_ENTRIES: u64 = 5000;
+/// Bytes of the log after which it is made, however few entries they are.
+const SNAPSHOT_BYTES: u64 = 32 << 20;
 /// Most copies that a stream may ask for, its owner's included.
 const COPIES_MAX: u32 = 16;
 /// From a signal to the beginning of the stop: more than it takes.
@@ -142,6 +144,7 @@ fn group_config(config: &Config, identity: &Identity, node: u32) -> GroupConfig 
         streams_max: config.streams.streams_max as usize,
         copies_max: COPIES_MAX,
         snapshot_entries: SNAPSHOT_ENTRIES,
+        snapshot_bytes: SNAPSHOT_BYTES,
         timing: Timing::default(),
         level_max: config.cluster.level_max.map_or(u32::MAX, |most| most as u32).min(*level::spoken().end()),
         balance_after_ms: config.cluster.balance.then_some(config.cluster.balance_after),
