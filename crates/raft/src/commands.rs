@@ -1,5 +1,6 @@
 //! Commands: planned by the leader against the state, one at a time, and handed on to it by everybody else.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use kera_coordinator::CoordinatorError;
@@ -355,8 +356,16 @@ impl Group {
         }
     }
 
+    /// A node that is given up leaves the group first, with its vote. Afterwards would be too late: once nobody has the number another machine
+    /// may answer under it, which knows nothing of what the one before had agreed to, and its vote would count as that of the one before.
+    /// Who is taken out and then not given up, because this leader is lost, is let in again when it comes back.
     async fn change_node(&self, leading: &mut Leading, asked: &ChangeNode) -> Result<u64, CoordinatorError> {
         let ChangeNode { node, change } = *asked;
+        if change == NodeChange::Remove {
+            // Refused before anything changes.
+            self.commit(leading, |state| state.plan_remove(node).map(|_| Vec::new())).await?;
+            self.take_out(leading, BTreeSet::from([node.into()])).await?;
+        }
         let index = self.commit(leading, |state| match change {
             NodeChange::Drain => state.plan_drain(node, true),
             NodeChange::Use => state.plan_drain(node, false),
@@ -465,6 +474,10 @@ impl Group {
         // Refused before anything changes.
         self.commit(leading, |state| state.plan_join(&join, now_ms).map(|_| Vec::new())).await?;
         let (id, node) = (u64::from(join.node), BasicNode::new(&join.doors.cluster));
+        if self.read(|state| state.node(join.node).is_none()) {
+            // What is in the group under a number that nobody has is another machine: this one has nothing of the log, and begins as any that is new.
+            self.take_out(leading, BTreeSet::from([id])).await?;
+        }
         let known = self.shared.current.read().members.membership().get_node(&id).cloned();
         let changed = match known {
             Some(known) if known == node => Ok(None),

@@ -17,6 +17,7 @@ use openraft::ChangeMembers;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
+use crate::commands::Leading;
 use crate::group::Group;
 use crate::machine::Shared;
 use crate::network::Pending;
@@ -462,8 +463,8 @@ impl Group {
         })
     }
 
-    /// Takes nodes that were given up out of the group, with their votes. A number that joins just now is not in the state yet: nobody
-    /// joins while this looks.
+    /// Takes nodes out of the group that nobody knows of: whoever led when they joined or were given up has not come further. A number that joins just now
+    /// is not in the state yet: nobody joins while this looks.
     async fn let_leave(&self) -> Result<(), CoordinatorError> {
         let members = self.raft.metrics().borrow().membership_config.membership().clone();
         let is_gone = |state: &ClusterState, node: u64| {
@@ -475,9 +476,17 @@ impl Group {
         {
             return Ok(());
         }
-        let _alone = self.leading.lock().await;
+        let alone = self.leading.lock().await;
         let gone: BTreeSet<u64> =
             self.read(|state| members.nodes().map(|(id, _)| *id).filter(|id| is_gone(state, *id)).collect());
+        self.take_out(&alone, gone).await
+    }
+
+    /// Takes nodes out of the group, with their votes, as far as they are in it: all but this one.
+    pub(crate) async fn take_out(&self, _alone: &Leading, nodes: BTreeSet<u64>) -> Result<(), CoordinatorError> {
+        let (me, members) = (u64::from(self.config.node), self.shared.current.read().members.membership().clone());
+        let gone: BTreeSet<u64> =
+            members.nodes().map(|(id, _)| *id).filter(|id| nodes.contains(id) && *id != me).collect();
         let votes: BTreeSet<u64> = members.voter_ids().filter(|id| gone.contains(id)).collect();
         if gone.is_empty() {
             return Ok(());

@@ -7,7 +7,7 @@ use kera_coordinator::catalog::{Catalog, Limits};
 use kera_env::Disk;
 use kera_format::vlog_replica::LogId;
 use kera_format::{StreamOptions, level};
-use kera_protocol::{AllocateProducer, ChangeLog, CreateStream, LogChange, UseEnds, UsedEnd};
+use kera_protocol::{AllocateProducer, ChangeLog, ChangeNode, CreateStream, LogChange, NodeChange, UseEnds, UsedEnd};
 use support::{World, create};
 
 fn has(world: &World, at: u32, name: &str) -> bool {
@@ -380,6 +380,32 @@ async fn who_falls_silent_while_backups_are_asked_that_do_not_answer_is_fenced_n
     world.start(5).await;
     world.join(5, 3).await;
     world.until("the log ends", |world| end_of(world, log) == Some(9)).await;
+    world.agree().await;
+}
+
+/// The number of a coordinator is given up, and another machine has it at once.
+#[tokio::test]
+async fn another_machine_has_the_number_of_a_coordinator_that_was_given_up_a_moment_ago() {
+    let mut world = World::cluster(17, 3, 0).await;
+    let leader = world.leader().unwrap();
+    let gone = (1..=3).find(|node| *node != leader).unwrap();
+    world.kill(gone, None).await;
+    let is_fenced = |world: &World| world.nodes[&leader].group.read(|state| state.node(gone).unwrap().fenced);
+    world.until("it is fenced", is_fenced).await;
+    // It is there, with nothing, and waits to be let in.
+    world.disks.remove(&gone);
+    world.machines.insert(gone, 77);
+    world.start(gone).await;
+    world.nodes[&leader].group.ask(&ChangeNode { node: gone, change: NodeChange::Remove }).await.unwrap();
+    world.join(gone, 3).await;
+    world.create(leader, "behind").await.unwrap();
+    world.agree().await;
+    assert!(has(&world, gone, "behind"));
+    world
+        .until("all vote", |world| {
+            world.nodes.values().all(|node| node.group.describe().nodes.iter().filter(|node| node.votes).count() == 3)
+        })
+        .await;
     world.agree().await;
 }
 

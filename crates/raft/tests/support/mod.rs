@@ -45,6 +45,8 @@ pub struct Net {
     groups: Mutex<BTreeMap<u64, Arc<Group>>>,
     /// Nodes of an earlier version: they speak the first version of everything, and the first level.
     pub old: Mutex<BTreeSet<u64>>,
+    /// Which machine has a number.
+    uuids: Mutex<BTreeMap<u64, [u8; 16]>>,
 }
 
 impl Net {
@@ -65,6 +67,13 @@ impl Net {
 
     fn roll(&self, percent: u32) -> bool {
         percent > 0 && self.faults.lock().rng.random_range(0..100) < percent
+    }
+
+    /// Whether who sends knows of another machine under a number than the one that has it: nothing is sent to that one.
+    fn is_another(&self, from: u64, to: u64) -> bool {
+        let sender = self.groups.lock().get(&from).cloned();
+        let known = sender.and_then(|group| group.read(|state| state.node(to as NodeNumber).map(|node| node.uuid)));
+        known.is_some_and(|known| self.uuids.lock().get(&to).is_some_and(|uuid| *uuid != known))
     }
 
     fn is_parted(&self, from: u64, to: u64) -> bool {
@@ -108,7 +117,8 @@ impl Wire {
             let lose = net.faults.lock().lose;
             net.delay().await;
             let reached = net.groups.lock().get(&to).cloned();
-            let Some(group) = reached.filter(|_| !net.is_parted(from, to) && !net.roll(lose)) else {
+            let is_reached = |_: &Arc<Group>| !net.is_parted(from, to) && !net.is_another(from, to) && !net.roll(lose);
+            let Some(group) = reached.filter(is_reached) else {
                 let silent = net.faults.lock().silent;
                 tokio::time::sleep(if silent { SILENCE } else { Duration::from_millis(20) }).await;
                 return Err("lost".into());
@@ -210,6 +220,8 @@ pub struct World {
     pub snapshot_bytes: u64,
     /// Up to which level nodes that are started from here on let the cluster be raised.
     pub level_max: u32,
+    /// Numbers that are given to another machine: the byte of its uuid, which is the number otherwise.
+    pub machines: BTreeMap<NodeNumber, u8>,
 }
 
 fn roles(node: NodeNumber, voters: NodeNumber) -> Vec<Role> {
@@ -225,7 +237,12 @@ impl World {
         let rng = StdRng::seed_from_u64(seed);
         let faults = Faults { rng, lose: 0, double: 0, delay_ms_max: 0, parted: BTreeSet::new(), silent: false };
         World {
-            net: Arc::new(Net { faults: Mutex::new(faults), groups: Mutex::default(), old: Mutex::default() }),
+            net: Arc::new(Net {
+                faults: Mutex::new(faults),
+                groups: Mutex::default(),
+                old: Mutex::default(),
+                uuids: Mutex::default(),
+            }),
             nodes: BTreeMap::new(),
             disks: BTreeMap::new(),
             faulty: BTreeMap::new(),
@@ -234,7 +251,12 @@ impl World {
             snapshot_entries: 1000,
             snapshot_bytes: 32 << 20,
             level_max: kera_format::level::NEWEST,
+            machines: BTreeMap::new(),
         }
+    }
+
+    fn uuid(&self, node: NodeNumber) -> [u8; 16] {
+        [self.machines.get(&node).copied().unwrap_or(node as u8); 16]
     }
 
     /// A cluster of `voters` coordinators, all of them voting, and `others`.
@@ -280,7 +302,7 @@ impl World {
         let disk = self.disks.entry(node).or_insert_with(|| Arc::new(MemoryDisk::new())).clone();
         let config = GroupConfig {
             node,
-            uuid: [node as u8; 16],
+            uuid: self.uuid(node),
             address: node.to_string(),
             streams_max: 100_000,
             copies_max: 16,
@@ -299,6 +321,7 @@ impl World {
         group.observe(replaced.clone());
         let (stop, stopped) = watch::channel(false);
         tokio::spawn(group.clone().drive(self.backups.clone(), stopped));
+        self.net.uuids.lock().insert(node.into(), self.uuid(node));
         self.net.groups.lock().insert(node.into(), group.clone());
         self.nodes.insert(node, Node { group, told, replaced, epoch: 0, stop });
     }
@@ -321,7 +344,7 @@ impl World {
     pub fn join_message(&self, node: NodeNumber, voters: NodeNumber) -> JoinCluster {
         JoinCluster {
             node,
-            uuid: [node as u8; 16],
+            uuid: self.uuid(node),
             roles: roles(node, voters),
             rack: String::new(),
             cluster_address: node.to_string(),
