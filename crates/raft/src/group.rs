@@ -90,6 +90,19 @@ pub struct GroupConfig {
     pub balance_after_ms: Option<u64>,
 }
 
+/// A node of which coordinators say for so long that it takes no part, and none that it does, is lost, in microseconds. One that is behind says so of a node that has just
+/// joined, but not for long; and if it is cut off together with the node, the node serves nobody after as long anyway.
+const REFUSED_US_MAX: u64 = 5_000_000;
+
+/// What coordinators have answered to this node's signs of life, by when they were asked, on the monotonic clock.
+#[derive(Default)]
+struct Confirmed {
+    /// When they said last that it takes part.
+    at_us: BTreeMap<u64, u64>,
+    /// When the first and the last of them said that it does not, since one said that it does.
+    refused_us: Option<(u64, u64)>,
+}
+
 /// A snapshot that comes in parts.
 struct Incoming {
     ballot: RaftBallot,
@@ -109,8 +122,7 @@ pub struct Group {
     /// Up to which level nodes let the cluster be raised, with the epochs in which they have said so. Only heard, never written: below
     /// the level there is no entry for it, and above that nobody asks.
     levels: Mutex<BTreeMap<NodeNumber, (u32, u32)>>,
-    /// When coordinators were asked, on the monotonic clock, that said that this node takes part.
-    confirmed: Arc<Mutex<BTreeMap<u64, u64>>>,
+    confirmed: Arc<Mutex<Confirmed>>,
     /// Since when this node has known of incarnations that are fenced.
     pub(crate) fenced_us: Mutex<BTreeMap<(NodeNumber, u32), u64>>,
     /// Whom this node has asked how far lost logs go, as long as it leads.
@@ -559,12 +571,20 @@ impl Group {
     /// When a majority of the coordinators was asked, at the latest, that has said that this node takes part, on the monotonic clock; `None`:
     /// there has been none. Whoever fences the node needs a majority as well, so one of these knows of it then, or soon.
     pub fn confirmed_us(&self, epoch: u32) -> Option<u64> {
-        let (me, confirmed) = (u64::from(self.config.node), self.confirmed.lock().clone());
+        let (me, confirmed) = (u64::from(self.config.node), self.confirmed.lock().at_us.clone());
         let current = self.shared.current.read();
         let voters: Vec<u64> = current.members.membership().voter_ids().collect();
         let own = current.state.is_live(self.config.node, epoch).then(|| self.clock.monotonic_us());
         let asked = voters.iter().filter_map(|voter| if *voter == me { own } else { confirmed.get(voter).copied() });
         nth_latest(asked.collect(), voters.len() / 2)
+    }
+
+    /// Whether this node's incarnation is over: its own state says so, or the coordinators do. A node that is given up while it is cut off is told of nothing any more,
+    /// so that its state stays as it is.
+    pub fn is_over(&self, epoch: u32) -> bool {
+        let refused = self.confirmed.lock().refused_us;
+        !self.read(|state| state.is_live(self.config.node, epoch))
+            || refused.is_some_and(|(first, last)| last - first > REFUSED_US_MAX)
     }
 
     /// How the cluster is, as this node knows it.
@@ -622,11 +642,15 @@ impl Group {
 }
 
 /// A coordinator that was asked then has answered.
-fn confirm(confirmed: &Mutex<BTreeMap<u64, u64>>, coordinator: NodeNumber, heard: NodeHeard, asked_us: u64) {
+fn confirm(confirmed: &Mutex<Confirmed>, coordinator: NodeNumber, heard: NodeHeard, asked_us: u64) {
+    let mut confirmed = confirmed.lock();
     if heard.live {
-        let mut confirmed = confirmed.lock();
-        let at = confirmed.entry(coordinator.into()).or_insert(asked_us);
+        let at = confirmed.at_us.entry(coordinator.into()).or_insert(asked_us);
         *at = asked_us.max(*at);
+        confirmed.refused_us = None;
+    } else {
+        let (_, last) = confirmed.refused_us.get_or_insert((asked_us, asked_us));
+        *last = asked_us.max(*last);
     }
 }
 
@@ -690,6 +714,11 @@ mod tests {
         confirm(&confirmed, 2, NodeHeard { leader: 2, live: true }, 50);
         confirm(&confirmed, 2, NodeHeard { leader: 2, live: true }, 40);
         confirm(&confirmed, 2, NodeHeard { leader: 2, live: false }, 60);
-        assert_eq!(confirmed.lock().get(&2), Some(&50));
+        assert_eq!(confirmed.lock().at_us.get(&2), Some(&50));
+        assert_eq!(confirmed.lock().refused_us, Some((60, 60)));
+        confirm(&confirmed, 3, NodeHeard { leader: 2, live: false }, 70);
+        assert_eq!(confirmed.lock().refused_us, Some((60, 70)));
+        confirm(&confirmed, 2, NodeHeard { leader: 2, live: true }, 80);
+        assert_eq!(confirmed.lock().refused_us, None);
     }
 }

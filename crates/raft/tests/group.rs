@@ -409,6 +409,20 @@ async fn another_machine_has_the_number_of_a_coordinator_that_was_given_up_a_mom
     world.agree().await;
 }
 
+/// It is out of the group before it hears of anything again: its own state never says that it is lost.
+#[tokio::test]
+async fn a_node_that_is_given_up_while_it_is_cut_off_learns_of_it() {
+    let world = World::cluster(19, 3, 1).await;
+    let epoch = world.nodes[&4].epoch;
+    world.part(&[4], &[1, 2, 3]);
+    let is_fenced = |world: &World| world.nodes[&1].group.read(|state| state.node(4).unwrap().fenced);
+    world.until("it is fenced", is_fenced).await;
+    world.nodes[&1].group.ask(&ChangeNode { node: 4, change: NodeChange::Remove }).await.unwrap();
+    assert!(!world.nodes[&4].group.is_over(epoch), "it has heard of nothing");
+    world.heal();
+    world.until("it knows", |world| world.nodes[&4].group.is_over(epoch)).await;
+}
+
 #[tokio::test]
 async fn a_node_that_is_refused_changes_nothing() {
     let mut world = World::cluster(9, 1, 0).await;

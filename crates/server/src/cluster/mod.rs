@@ -198,7 +198,7 @@ impl Cluster {
         let came = Came { node: node as u32, epoch, has_all, may_lack_copies };
         let broker = Arc::default();
         // From here on it is missed. What follows takes as long as there is much to be opened.
-        beat(&runtime, &group, me, stop.subscribe(), (&broker, &backup), &stopping);
+        beat(&runtime, &group, epoch, stop.subscribe(), (&broker, &backup), &stopping);
         if identity.epoch != epoch {
             identity.epoch = epoch;
             identity.persist(&*disks[0])?;
@@ -454,7 +454,7 @@ fn copies_change(state: &ClusterState) -> usize {
 fn beat(
     runtime: &Handle,
     group: &Arc<Group>,
-    (node, epoch): (u32, u32),
+    epoch: u32,
     mut stopped: watch::Receiver<bool>,
     (broker, backup): (&Arc<OnceLock<Weak<Broker>>>, &Arc<BackupRole>),
     stopping: &Arc<AtomicBool>,
@@ -465,12 +465,11 @@ fn beat(
         let pause = Duration::from_millis(Timing::default().heartbeat_ms);
         loop {
             group.note_others(backup.stands_still_us());
-            // The answer says it soonest; the state must agree, because the one who answers may be behind.
             let _ = group.beat(epoch).await;
             if let (Some(at_us), Some(broker)) = (group.confirmed_us(epoch), broker.get().and_then(Weak::upgrade)) {
                 broker.confirmed(at_us);
             }
-            if !group.read(|state| state.is_live(node, epoch)) {
+            if group.is_over(epoch) {
                 restart("the coordinators took it for lost", &stopping);
                 return;
             }
