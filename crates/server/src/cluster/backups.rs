@@ -21,7 +21,7 @@ use crate::fatal::Fatal;
 /// Threads for what may wait for disks: fences go first, and one that reads for a recovery must not hold them up.
 const SERVICE_THREADS: usize = 2;
 
-/// Has backups fence, over the connections of the coordinators' log.
+/// Has backups fence, over connections that nothing else goes through.
 pub(super) struct RpcBackups(pub(super) Arc<dyn Transport>);
 
 impl Backups for RpcBackups {

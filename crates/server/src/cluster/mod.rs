@@ -190,7 +190,7 @@ impl Cluster {
         let (backup, moves) = (Arc::<BackupRole>::default(), Arc::<MovesRole>::default());
         let (kafka, returning) = (Arc::<KafkaRole>::default(), Arc::<ReturningRole>::default());
         let server = listen(config, identity, &group, (&backup, &moves, &kafka, &returning), &runtime, clock)?;
-        runtime.spawn(group.clone().drive(Arc::new(RpcBackups(transport.clone())), stop.subscribe()));
+        drive(&group, &runtime, stop.subscribe());
         let joining = Joining { config, identity, transport, has_all };
         let epoch = join(&group, &runtime, &joining, single)?;
         let me = (node as u32, epoch);
@@ -479,6 +479,16 @@ fn beat(
             }
         }
     });
+}
+
+/// Does what a leader does, whenever this node is the leader.
+///
+/// Fences have connections of their own: a backup that cannot answer them, because one of its disks stands still, reads no further when it has enough of
+/// them, and what the coordinators say to that node must not wait behind them.
+fn drive(group: &Arc<Group>, runtime: &Handle, stopped: watch::Receiver<bool>) {
+    let fencing = Arc::new(RpcTransport::new(runtime.clone()));
+    fencing.knows(group);
+    runtime.spawn(group.clone().drive(Arc::new(RpcBackups(fencing)), stopped));
 }
 
 /// Ends the process when the node's part in the coordinators' log has ended, which an error of its disk does: see [`Group::ended`]. As after a kill, all that it has promised is
