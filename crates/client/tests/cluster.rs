@@ -1,13 +1,15 @@
 //! Several real brokers in one process, on loopback, and a table of owners that the test changes: what clients see of moves, of
 //! cut connections and of nodes that do not know better.
 
+mod door;
+
 use std::collections::HashMap;
-use std::io::{Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+use door::Door;
 use kera_broker::{Broker, BrokerConfig, BrokerSession, applications_stream_options};
 use kera_client::{Client, ClientError, Consumer, Record, Start, Status};
 use kera_env::SystemClock;
@@ -23,46 +25,6 @@ use rand::Rng;
 const STREAM: StreamId = StreamId(17);
 const SYSTEM: StreamId = StreamId(1);
 const CLUSTER: [u8; 16] = *b"cluster-16-bytes";
-
-/// Stands in front of a node and can stop passing anything on, as a machine does that is gone: no connection closes, none is refused.
-struct Door {
-    address: SocketAddr,
-    frozen: Arc<AtomicBool>,
-}
-
-impl Door {
-    fn before(node: SocketAddr) -> Door {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let (address, frozen) = (listener.local_addr().unwrap(), Arc::new(AtomicBool::new(false)));
-        let seen = Arc::clone(&frozen);
-        std::thread::spawn(move || {
-            for client in listener.incoming() {
-                let Ok(client) = client else { return };
-                let Ok(server) = TcpStream::connect(node) else { continue };
-                let back = (server.try_clone().unwrap(), client.try_clone().unwrap());
-                for (from, to) in [(client, server), back] {
-                    let frozen = Arc::clone(&seen);
-                    std::thread::spawn(move || pass_on(from, to, &frozen));
-                }
-            }
-        });
-        Door { address, frozen }
-    }
-}
-
-fn pass_on(mut from: TcpStream, mut to: TcpStream, frozen: &AtomicBool) {
-    let mut bytes = [0; 16 << 10];
-    loop {
-        let read = from.read(&mut bytes).unwrap_or(0);
-        while frozen.load(Ordering::SeqCst) {
-            std::thread::sleep(Duration::from_millis(10));
-        }
-        if read == 0 || to.write_all(&bytes[..read]).is_err() {
-            let _ = (from.shutdown(Shutdown::Both), to.shutdown(Shutdown::Both));
-            return;
-        }
-    }
-}
 
 struct Node {
     broker: Arc<Broker>,

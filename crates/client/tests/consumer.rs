@@ -1,10 +1,12 @@
 //! The consumer against a broker that fails on purpose.
 
+mod door;
 mod fake;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use door::Door;
 use fake::{FakeServer, STREAM, numbered, run};
 use kera_client::{
     Batch, Client, ClientError, CommitMode, Compression, Consumer, ConsumerBuilder, GapPolicy, LaneId, Record, Start,
@@ -280,6 +282,70 @@ fn a_server_that_is_away_for_a_while_is_waited_for() {
         server.restart();
         fill(&server, 0, 0, 10..20);
         assert_eq!(read(&mut consumer, 10).await[&(0, 0)], numbered(10..20));
+    });
+}
+
+/// As behind a router that has forgotten its connections: nobody closes them.
+#[test]
+fn a_node_that_only_seems_to_be_there_is_connected_to_again() {
+    let server = FakeServer::start(1, 1);
+    let door = Door::before(server.address);
+    run(async {
+        fill(&server, 0, 0, 0..10);
+        // Nothing here may be saved by a time that is up.
+        let never = Duration::from_secs(600);
+        let client = Client::builder(door.address.to_string()).call_timeout(never).connect().await.unwrap();
+        let mut pushed = client.consumer(STREAM).build().await.unwrap();
+        let mut polled = client.consumer(STREAM).long_poll(true).build().await.unwrap();
+        read(&mut pushed, 10).await;
+        read(&mut polled, 10).await;
+        door.leave();
+        fill(&server, 0, 0, 10..20);
+        let (pushed, polled) = tokio::join!(read(&mut pushed, 10), read(&mut polled, 10));
+        assert_eq!((&pushed[&(0, 0)], &polled[&(0, 0)]), (&numbered(10..20), &numbered(10..20)));
+    });
+}
+
+#[test]
+fn a_connection_by_which_a_call_was_not_answered_is_not_used_for_the_next() {
+    let server = FakeServer::start(1, 1);
+    let door = Door::before(server.address);
+    run(async {
+        let client = Client::builder(door.address.to_string()).call_timeout(Duration::from_millis(300));
+        let admin = client.connect().await.unwrap().admin();
+        admin.stream(STREAM).await.unwrap();
+        door.leave();
+        let error = admin.stream(STREAM).await.expect_err("its connection is dead");
+        assert!(error.retryable(), "{error}");
+        admin.stream(STREAM).await.expect("the next one has another connection");
+    });
+}
+
+/// Connecting, the handshake and joining take longer than anybody waits for a batch.
+#[test]
+fn a_member_that_waits_shortly_each_time_connects_again_over_a_slow_path() {
+    let mut server = FakeServer::start(1, 1);
+    let door = Door::slow(server.address, Duration::from_millis(60));
+    run(async {
+        fill(&server, 0, 0, 0..10);
+        server.fake.state().members.heartbeat_ms = 1_000;
+        let client = Client::connect(door.address.to_string()).await.unwrap();
+        let mut consumer = member(client.consumer(STREAM)).build().await.unwrap();
+        read(&mut consumer, 10).await;
+        consumer.commit().await.unwrap();
+        server.crash();
+        server.fake.state().members.forget();
+        server.restart();
+        fill(&server, 0, 0, 10..20);
+        let mut all = Vec::new();
+        while all.len() < 10 {
+            let waited = tokio::time::timeout(Duration::from_millis(100), consumer.next_batch()).await;
+            if let Ok(batch) = waited {
+                all.extend(texts(&batch.unwrap().unwrap()));
+            }
+        }
+        assert_eq!(all, numbered(10..20));
+        assert_eq!(server.fake.state().members.members.len(), 1, "it joins once");
     });
 }
 

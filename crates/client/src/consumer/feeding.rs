@@ -14,9 +14,7 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::Consumer;
-use super::holders::{Happening, Holders};
 use super::link::{Event, Link};
-use super::membership::join;
 use super::track::{Piece, Track};
 use crate::ClientError;
 use crate::placement::HOME;
@@ -74,7 +72,7 @@ impl Consumer {
         if !self.is_alone() {
             return self.find_start_in_cluster(from).await;
         }
-        let Some(link) = &self.link else { return Ok(()) };
+        let Some(link) = self.holders.link(HOME) else { return Ok(()) };
         let connection = link.connection.clone();
         for lanes in self.lanes().chunks(LOOKUPS_AT_ONCE) {
             let mut calls = Vec::with_capacity(lanes.len());
@@ -160,46 +158,19 @@ impl Consumer {
         self.feed_at = Instant::now();
     }
 
-    /// Connects and joins once.
-    pub(super) async fn link_once(&mut self) -> Result<(), ClientError> {
-        let connection = self.client().dedicated().await?;
-        let mut link = Link::new(connection);
-        if let Some(message) = self.join_message(HOME) {
-            let joined = join(&link.connection, message).await?;
-            self.take_membership(HOME, &mut link, &joined);
-        }
-        self.link = Some(link);
-        self.back_off.reset();
-        Ok(())
-    }
-
-    /// Waits for something to happen, and deals with it; connects again first if that is needed.
-    pub(super) async fn work_once(&mut self) -> Result<(), ClientError> {
-        if self.is_alone() && self.link.as_ref().is_none_or(|link| link.connection.is_closed()) {
-            self.unlink();
-            match self.link_once().await {
-                Ok(()) => self.stats.reconnects += 1,
-                Err(e) if e.retryable() || matches!(e, ClientError::Rpc(RpcError::Connect { .. })) => {
-                    tokio::time::sleep(self.back_off.next(None)).await;
-                }
-                Err(e) => return Err(e),
-            }
-            return Ok(());
-        }
+    /// Waits for something to happen, and deals with it. Dropping the future loses nothing: all that takes time goes on in tasks, and what
+    /// they have come to is dealt with without waiting.
+    pub(super) async fn work_once(&mut self) {
         self.start_what_is_due();
         let until = self.next_timer();
-        let happening = {
-            let (link, holders) = (&mut self.link, &mut self.holders);
-            tokio::select! {
-                biased;
-                happening = std::future::poll_fn(|context| poll_links(link, holders, context)) => Some(happening),
-                () = tokio::time::sleep_until(until) => None,
-            }
+        let happening = tokio::select! {
+            biased;
+            happening = std::future::poll_fn(|context| self.holders.poll(context)) => Some(happening),
+            () = tokio::time::sleep_until(until) => None,
         };
         if let Some(happening) = happening {
             self.happened(happening);
         }
-        Ok(())
     }
 
     /// Deals with what has already happened, without waiting.
@@ -207,20 +178,13 @@ impl Consumer {
         let mut context = Context::from_waker(Waker::noop());
         // Bounded, so that a fast server does not keep the program from its records.
         for _ in 0..16 {
-            if self.is_alone() && self.link.is_none() {
-                return;
-            }
-            let polled = poll_links(&mut self.link, &mut self.holders, &mut context);
-            let Poll::Ready(happening) = polled else { break };
+            let Poll::Ready(happening) = self.holders.poll(&mut context) else { break };
             self.happened(happening);
         }
         self.start_what_is_due();
     }
 
     fn start_what_is_due(&mut self) {
-        if self.is_alone() && self.link.is_none() {
-            return;
-        }
         self.look_after_holders();
         let now = Instant::now();
         self.commit_if_due(now);
@@ -253,14 +217,11 @@ impl Consumer {
 
     /// Feeds the tracks that are not fed, each by the node that has what comes next.
     fn feed(&mut self, now: Instant) {
-        let feeds = self.link.iter().chain(self.holders.links()).map(Link::feeds_count).max();
+        let feeds = self.holders.links().map(Link::feeds_count).max();
         if feeds.is_some_and(|count| count >= FEEDS_MAX) {
             self.unfeed();
         }
         self.feed_at = now + Duration::from_secs(3600);
-        if self.is_alone() {
-            return self.feed_by(HOME);
-        }
         let mut nodes: Vec<u32> = self.tracks.values().filter_map(|track| self.to_feed(track)).collect();
         if self.settings.application.is_some() {
             nodes.extend(self.owners_to_join());
@@ -279,7 +240,7 @@ impl Consumer {
     /// Feeds the tracks that a node has to feed.
     fn feed_by(&mut self, node: u32) {
         let follow = if self.settings.application.is_some() { 0 } else { kera_protocol::read::ENTRY_FOLLOW_GROUPS };
-        let Some(link) = link_to(&mut self.link, &mut self.holders, node) else { return };
+        let Some(link) = self.holders.link(node) else { return };
         if self.settings.long_poll && link.is_polling() && node != HOME {
             // A poll that waits there does not know of tracks that have come from another node.
             link.drop_feeds();
@@ -300,7 +261,7 @@ impl Consumer {
             let (streamlet, lane, cursor) = (track.streamlet, track.lane, track.received);
             entries.push(ReadEntry { stream: self.stream.id, streamlet, lane, cursor, max_bytes: 0, flags: follow });
         }
-        let Some(link) = link_to(&mut self.link, &mut self.holders, node) else { return };
+        let Some(link) = self.holders.link(node) else { return };
         let credit = self.settings.credit_bytes;
         if self.settings.long_poll {
             link.poll(entries, ids, u32::try_from(credit / 2).unwrap_or(u32::MAX));
@@ -353,20 +314,14 @@ impl Consumer {
             Event::Release(leases) => self.take_release(node, &leases),
             Event::MemberGone => {
                 self.lose_membership(node);
-                match node {
-                    HOME => self.unlink(),
-                    node => self.unlink_holder(node),
-                }
+                self.unlink_holder(node);
             }
             Event::Broken(error) => {
                 if error.status().is_some() && !error.retryable() {
                     self.failed = Some(error.into());
                 }
                 tracing::debug!(stream = self.stream.name, node, "the consumer's connection is given up");
-                match node {
-                    HOME => self.unlink(),
-                    node => self.unlink_holder(node),
-                }
+                self.unlink_holder(node);
             }
         }
     }
@@ -481,14 +436,14 @@ impl Consumer {
 
     pub(super) fn credit(&mut self, credit: Option<(u32, u64, u64)>) {
         let Some((node, id, bytes)) = credit else { return };
-        if let Some(link) = link_to(&mut self.link, &mut self.holders, node) {
+        if let Some(link) = self.holders.link(node) {
             link.give_credit(id, bytes, false);
         }
     }
 
     /// Nothing is in line: whatever credit is owed goes back at once.
     pub(super) fn credit_all(&mut self) {
-        for link in self.link.iter_mut().chain(self.holders.links_mut()) {
+        for link in self.holders.links_mut() {
             link.give_credit(0, 0, true);
         }
         if self.settings.long_poll {
@@ -498,7 +453,7 @@ impl Consumer {
 
     /// Stops feeding all tracks; they are fed again from where they are.
     pub(super) fn unfeed(&mut self) {
-        for link in self.link.iter_mut().chain(self.holders.links_mut()) {
+        for link in self.holders.links_mut() {
             link.drop_feeds();
         }
         for track in self.tracks.values_mut() {
@@ -510,7 +465,7 @@ impl Consumer {
     /// Gives the connections up. Tracks go on from where they are when there are others.
     pub(super) fn unlink(&mut self) {
         self.unfeed();
-        for link in self.link.take().into_iter().chain(self.holders.give_up()) {
+        for link in self.holders.give_up() {
             link.connection.close();
         }
         self.may_have_more(|_| true);
@@ -519,19 +474,4 @@ impl Consumer {
             piece.credit = None;
         }
     }
-}
-
-/// The link to a node.
-pub(super) fn link_to<'a>(link: &'a mut Option<Link>, holders: &'a mut Holders, node: u32) -> Option<&'a mut Link> {
-    if node == HOME { link.as_mut() } else { holders.link(node) }
-}
-
-/// The next thing that happens on any connection.
-fn poll_links(link: &mut Option<Link>, holders: &mut Holders, context: &mut Context<'_>) -> Poll<Happening> {
-    if let Some(link) = link
-        && let Poll::Ready(event) = link.poll_event(context)
-    {
-        return Poll::Ready(Happening::Link(HOME, event));
-    }
-    holders.poll(context)
 }

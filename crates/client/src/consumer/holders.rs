@@ -1,6 +1,7 @@
-//! A consumer in a cluster: a link to each node that has what is read, made in the background, looked after while it is quiet, and
-//! given up alone when its node does not answer. Who has what is asked for again with every failure, as often as the back-off allows; a node
-//! that says who the next owner is is believed at once.
+//! A consumer's links: one to each node that has what is read, made in the background, looked after while it is quiet, and
+//! given up alone when its node does not answer. In a cluster, who has what is asked for again with every failure, as often as the back-off
+//! allows; a node that says who the next owner is is believed at once. A node that owns everything is [`HOME`], and who owns what is no
+//! question.
 
 use std::collections::HashMap;
 use std::pin::Pin;
@@ -9,7 +10,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use kera_format::{GroupId, StreamId, StreamletId};
-use kera_protocol::{Body, FindOwners, JoinedApplication, Owners};
+use kera_protocol::{Body, FindOwners, JoinApplication, JoinedApplication, Op, Owners};
 use kera_rpc::{Call, Connection, RpcError};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
@@ -18,9 +19,10 @@ use super::Consumer;
 use super::link::{Event, Link};
 use super::membership::join;
 use super::track::Track;
+use crate::Client;
 use crate::backoff::Backoff;
 use crate::client::ended;
-use crate::placement::{NOBODY, Placement};
+use crate::placement::{HOME, NOBODY, Placement};
 
 /// A node that has said nothing for so long is asked whether it is there: a machine that is gone closes no connection.
 const QUIET_MAX: Duration = Duration::from_secs(1);
@@ -33,7 +35,7 @@ const LATE: Duration = Duration::from_millis(500);
 /// After so long without a question for owners the next one is not held back by those before.
 const BACKOFF_FORGOTTEN: Duration = Duration::from_secs(5);
 
-/// The nodes of a cluster that a consumer reads from.
+/// The nodes that a consumer reads from.
 #[derive(Debug, Default)]
 pub(super) struct Holders {
     pub(super) placement: Arc<Placement>,
@@ -247,6 +249,8 @@ impl Holders {
                 newer |= match answer {
                     Ok(frame) => Owners::decode(frame.header.version, &frame.body)
                         .is_ok_and(|found| found.version > self.placement.version()),
+                    // It is there, and there is nobody else to ask.
+                    Err(RpcError::Status { .. }) if holder.node == HOME => false,
                     Err(error) => return Poll::Ready(Happening::Link(holder.node, Event::Broken(error))),
                 };
             }
@@ -275,7 +279,7 @@ impl Holders {
     /// Asks quiet nodes whether they are there. One that has not answered in time, if there is one.
     fn probe(&mut self, stream: StreamId, now: Instant) -> Option<u32> {
         let is_in_doubt = |holder: &Holder| holder.probe.as_ref().is_some_and(|(_, until)| doubted_at(*until) <= now);
-        if self.asking.is_none() && self.linked.iter().any(is_in_doubt) {
+        if !self.placement.is_alone() && self.asking.is_none() && self.linked.iter().any(is_in_doubt) {
             self.want_owners(now);
         }
         for holder in &mut self.linked {
@@ -284,6 +288,11 @@ impl Holders {
                 Some((_, until)) if *until <= now => return Some(holder.node),
                 Some(_) => {}
                 None if holder.heard_at + QUIET_MAX <= now => {
+                    if holder.link.connection.hello().common_version(Op::FindOwners).is_none() {
+                        // A node of an earlier version cannot be asked.
+                        holder.heard_at = now;
+                        continue;
+                    }
                     let asked = FindOwners { streams: vec![stream.into()], after: None, limit: 1 };
                     holder.probe = Some((holder.link.connection.request(&asked), now + PROBE_TIMEOUT));
                 }
@@ -292,6 +301,26 @@ impl Holders {
         }
         None
     }
+}
+
+/// Connects to a node, and joins there if there is a message for that.
+pub(super) async fn reach(
+    client: Client,
+    placement: Arc<Placement>,
+    node: u32,
+    message: Option<JoinApplication>,
+) -> Result<Reached, RpcError> {
+    let connection = client.dedicated_to(&placement, node).await?;
+    let joined = match message {
+        Some(message) => Some(join(&connection, message).await?),
+        None => None,
+    };
+    Ok((connection, joined))
+}
+
+/// Whether there is no sense in trying to reach a node again. Of a cluster's nodes others may know more than one that says something odd.
+fn is_final(node: u32, error: &RpcError) -> bool {
+    !error.retryable() && (node == HOME || error.status().is_some())
 }
 
 /// When a node that is asked whether it is there, and has `until` then to say so, is doubted.
@@ -304,23 +333,16 @@ impl Consumer {
         let now = Instant::now();
         match happening {
             Happening::Link(node, event) => self.handle(node, event),
-            Happening::Reached(node, Ok((connection, joined))) => {
-                let lost = self.holders.away.get_mut(&node).is_some_and(|away| std::mem::take(&mut away.lost));
-                self.stats.reconnects += u64::from(lost);
-                let mut link = Link::new(connection);
-                if let Some(joined) = joined {
-                    self.take_membership(node, &mut link, &joined);
-                }
-                self.holders.linked.push(Holder { node, link, heard_at: now, probe: None });
-                self.feed_at = now;
-            }
+            Happening::Reached(node, Ok(reached)) => self.reached(node, reached),
             Happening::Reached(node, Err(error)) => {
                 tracing::debug!(stream = self.stream.name, node, %error, "a node cannot be reached");
-                if error.status().is_some() && !error.retryable() {
+                if is_final(node, &error) {
                     self.failed = Some(error.into());
                 }
                 self.back_off_from(node, now);
-                self.holders.want_owners(now);
+                if node != HOME {
+                    self.holders.want_owners(now);
+                }
                 self.feed_at = now;
             }
             Happening::Owners(Ok(placement)) => self.take_owners(placement, now),
@@ -329,6 +351,19 @@ impl Consumer {
             }
             Happening::Doubt(at) => self.feed_at = self.feed_at.min(at),
         }
+    }
+
+    /// A node was connected to.
+    pub(super) fn reached(&mut self, node: u32, (connection, joined): Reached) {
+        let lost = self.holders.away.get_mut(&node).is_some_and(|away| std::mem::take(&mut away.lost));
+        self.stats.reconnects += u64::from(lost);
+        let mut link = Link::new(connection);
+        if let Some(joined) = joined {
+            self.take_membership(node, &mut link, &joined);
+        }
+        let now = Instant::now();
+        self.holders.linked.push(Holder { node, link, heard_at: now, probe: None });
+        self.feed_at = now;
     }
 
     /// Asks who has what if that is due, and whether quiet nodes are still there.
@@ -357,7 +392,7 @@ impl Consumer {
         let placement = Arc::clone(&self.holders.placement);
         let is_member = self.memberships.contains_key(&node) || placement.owners().contains(&node);
         let message = if is_member { self.join_message(node) } else { None };
-        if self.holders.is_down(node) && self.holders.asking.is_none() {
+        if node != HOME && self.holders.is_down(node) && self.holders.asking.is_none() {
             // Tries to reach it get rare, or take long, and its successor is to be heard of soon.
             self.holders.want_owners(now);
         }
@@ -373,15 +408,7 @@ impl Consumer {
         if away.not_before > now {
             return Some(away.not_before);
         }
-        let connecting = tokio::spawn(async move {
-            let connection = client.dedicated_to(&placement, node).await?;
-            let joined = match message {
-                Some(message) => Some(join(&connection, message).await?),
-                None => None,
-            };
-            Ok((connection, joined))
-        });
-        away.connecting = Some(Task(connecting));
+        away.connecting = Some(Task(tokio::spawn(reach(client, placement, node, message))));
         None
     }
 
@@ -407,7 +434,9 @@ impl Consumer {
         if let Some(away) = self.holders.away.get_mut(&node) {
             away.lost = true;
         }
-        self.holders.want_owners(now);
+        if node != HOME {
+            self.holders.want_owners(now);
+        }
         self.feed_at = now;
     }
 
@@ -446,7 +475,7 @@ impl Consumer {
     fn take_owners(&mut self, placement: Arc<Placement>, now: Instant) {
         self.holders.take_placement(placement);
         self.feed_at = now;
-        if self.link.is_some() && !self.is_alone() {
+        if !self.is_alone() && (self.holders.link(HOME).is_some() || self.holders.away.contains_key(&HOME)) {
             // The node has joined a cluster since.
             self.unlink();
         }
@@ -464,7 +493,7 @@ impl Consumer {
             }
         }
         let placement = &self.holders.placement;
-        self.holders.away.retain(|node, _| placement.address(*node).is_some());
+        self.holders.away.retain(|node, _| *node == HOME || placement.address(*node).is_some());
     }
 }
 

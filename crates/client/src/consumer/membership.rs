@@ -13,7 +13,6 @@ use kera_rpc::{Connection, RpcError};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use super::feeding::link_to;
 use super::link::Link;
 use super::track::{Lease, Track};
 use super::{CommitMode, Consumer};
@@ -174,7 +173,7 @@ impl Consumer {
         // It may be on its way back there with leases that are lost now.
         self.holders.stop_reaching(node);
         self.feed_at = Instant::now();
-        let link = link_to(&mut self.link, &mut self.holders, node);
+        let link = self.holders.link(node);
         if let (Some(Membership { application, member, .. }), Some(link)) = (membership, link) {
             link.end_membership();
             // The leases end by themselves if this does not arrive.
@@ -214,7 +213,7 @@ impl Consumer {
         let max_groups = room.div_ceil(self.memberships.len().max(1)) as u32;
         let max_wait_ms = if self.settings.until_end { LAST_GROUPS_WAIT_MS } else { GROUPS_WAIT_MS };
         for (node, membership) in &self.memberships {
-            let Some(link) = link_to(&mut self.link, &mut self.holders, *node) else { continue };
+            let Some(link) = self.holders.link(*node) else { continue };
             if now >= membership.groups_at && !link.is_asking_for_groups() {
                 let (application, member) = (membership.application, membership.member);
                 link.ask_for_groups(&NextGroups { application, member, max_groups, max_wait_ms });
@@ -270,7 +269,7 @@ impl Consumer {
     fn send_commit(&mut self, which: impl Fn(&Track) -> bool) {
         let (mut sent, now) = (false, Instant::now());
         for (node, membership) in &self.memberships {
-            let Some(link) = link_to(&mut self.link, &mut self.holders, *node) else { continue };
+            let Some(link) = self.holders.link(*node) else { continue };
             if link.is_committing() || now < membership.commits_at {
                 continue;
             }
@@ -351,7 +350,7 @@ impl Consumer {
             membership.nothing_left = false;
         }
         let tracks = &self.tracks;
-        for link in self.link.iter_mut().chain(self.holders.links_mut()) {
+        for link in self.holders.links_mut() {
             link.drop_idle_feeds(|track| tracks.contains_key(&track));
         }
         track
@@ -360,7 +359,7 @@ impl Consumer {
     /// Commits what is processed, and waits until the server has it.
     pub(super) async fn commit_settled(&mut self) -> Result<(), ClientError> {
         let is_left = |consumer: &Consumer| {
-            let committing = consumer.link.iter().chain(consumer.holders.links()).any(Link::is_committing);
+            let committing = consumer.holders.links().any(Link::is_committing);
             committing || consumer.tracks.values().any(Track::has_to_commit)
         };
         while self.settings.application.is_some() && is_left(self) {
@@ -368,7 +367,7 @@ impl Consumer {
                 return Err(error.clone());
             }
             self.send_commit(Track::has_to_commit);
-            self.work_once().await?;
+            self.work_once().await;
         }
         Ok(())
     }
@@ -377,7 +376,7 @@ impl Consumer {
     pub(super) async fn leave(&mut self) {
         let mut leaving = JoinSet::new();
         for (node, membership) in &self.memberships {
-            let Some(link) = link_to(&mut self.link, &mut self.holders, *node) else { continue };
+            let Some(link) = self.holders.link(*node) else { continue };
             let (connection, member) = (link.connection.clone(), membership.member);
             let leave = LeaveApplication { application: membership.application, member };
             // The leases end by themselves if this does not arrive.

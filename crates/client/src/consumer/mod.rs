@@ -9,6 +9,7 @@ mod membership;
 mod track;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::sync::Arc;
 use std::time::Duration;
 
 use kera_format::{Cursor, LaneId, StreamId, StreamletId};
@@ -18,10 +19,10 @@ use tokio::time::Instant;
 pub use batch::{Batch, BatchRecord, ConsumedRecord};
 
 use crate::backoff::Backoff;
+use crate::placement::HOME;
 use crate::{Client, ClientError};
 use batch::Unpacked;
-use holders::Holders;
-use link::Link;
+use holders::{Holders, reach};
 use membership::{Carried, Membership};
 use track::{Decoding, Piece, Track};
 
@@ -247,9 +248,7 @@ pub struct Consumer {
     /// The track of the batch that was returned last; it counts as processed when the program comes back.
     returned: Option<u64>,
     unpacked: Option<(u64, Unpacked)>,
-    /// To where the client was told, if one node owns everything: the membership, and what is read there.
-    link: Option<Link>,
-    /// The nodes of a cluster that have what is read.
+    /// The nodes that have what is read.
     holders: Holders,
     /// By node: one at each owner of streamlets.
     memberships: BTreeMap<u32, Membership>,
@@ -300,7 +299,6 @@ impl Consumer {
             queued_bytes: 0,
             returned: None,
             unpacked: None,
-            link: None,
             holders: Holders::new(),
             memberships: BTreeMap::new(),
             carried: HashMap::new(),
@@ -345,7 +343,7 @@ impl Consumer {
                 return Ok(None);
             }
             self.find_astray().await?;
-            self.work_once().await?;
+            self.work_once().await;
         }
     }
 
@@ -525,7 +523,8 @@ impl Consumer {
     async fn begin(&mut self) -> Result<(), ClientError> {
         self.holders.placement = self.client().placement(self.stream.id).await?;
         if self.is_alone() {
-            self.link_once().await?;
+            let reached = reach(self.client().clone(), Arc::default(), HOME, self.join_message(HOME)).await?;
+            self.reached(HOME, reached);
         }
         self.find_start().await
     }
