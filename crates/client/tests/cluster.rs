@@ -749,6 +749,34 @@ fn members_read_what_earlier_owners_have_kept() {
     });
 }
 
+/// Whether the stream has grown is asked by the connection for short calls, and that goes to the node that is gone.
+#[test]
+fn what_other_nodes_have_is_read_while_nobody_says_whether_the_stream_has_grown() {
+    let cluster = Cluster::start(3, 3, 1);
+    let doors = cluster.behind_doors();
+    run(async {
+        // Nothing here may be saved by a time that is up.
+        let never = Duration::from_secs(600);
+        let reading = Client::builder(doors[0].address.to_string()).call_timeout(never).connect().await.unwrap();
+        let mut reader = reading.consumer("moving").refresh(Duration::from_millis(100)).build().await.unwrap();
+        let writing = Client::connect(doors[1].address.to_string()).await.unwrap();
+        let mut producer = writing.producer("moving").chunk_bytes(512).build().await.unwrap();
+        for number in 0..40_u64 {
+            if number == 10 {
+                doors[0].frozen.store(true, Ordering::SeqCst);
+            }
+            // What the first node owns is left alone.
+            let streamlet = StreamletId(1 + number as u32 % 2);
+            producer.send_to(streamlet, &Record::value(number.to_string().as_bytes())).await.unwrap();
+            let record = reader.next().await.unwrap().unwrap();
+            assert_eq!((record.streamlet, record.view().value()), (streamlet, Some(number.to_string().as_bytes())));
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        producer.close().await.unwrap();
+    });
+    doors[0].frozen.store(false, Ordering::SeqCst);
+}
+
 #[test]
 fn members_go_on_at_whoever_takes_over_from_a_lost_node() {
     let cluster = Cluster::start(3, 6, 1);

@@ -7,13 +7,14 @@ use std::time::Duration;
 use bytes::Bytes;
 use kera_format::{Cursor, LaneId, StreamletId};
 use kera_protocol::{
-    Body, GetStream, Lookup, LookupResult, ReadAnswer, ReadChunksView, ReadEntry, Start, Status, limits,
+    Body, GetStream, Lookup, LookupResult, ReadAnswer, ReadChunksView, ReadEntry, Start, Status, StreamInfo, limits,
 };
 use kera_rpc::RpcError;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::Consumer;
+use super::holders::Task;
 use super::link::{Event, Link};
 use super::track::{Piece, Track};
 use crate::ClientError;
@@ -128,15 +129,20 @@ impl Consumer {
         settings.application.is_none() && settings.streamlets.is_none() && !settings.until_end
     }
 
-    /// Looks now and then whether the stream has grown, and reads what it has got from the beginning. What cannot be found out
-    /// now is found out the next time.
-    pub(super) async fn find_new_streamlets(&mut self) {
-        if !self.follows_growth() || Instant::now() < self.refresh_at {
+    /// Looks now and then whether the stream has grown. In a task: the node that is asked may be gone, and others have what is read.
+    /// What cannot be found out now is found out the next time.
+    fn look_for_growth(&mut self, now: Instant) {
+        if !self.follows_growth() || self.holders.growing.is_some() || now < self.refresh_at {
             return;
         }
-        self.refresh_at = Instant::now() + self.settings.refresh;
-        let found = self.client().call_for(&GetStream { stream: self.stream.id.into() }, REFRESH_RETRY).await;
-        let Ok(info) = found else { return };
+        self.refresh_at = now + self.settings.refresh;
+        let (client, asked) = (self.client().clone(), GetStream { stream: self.stream.id.into() });
+        let asking = async move { Ok(client.call_for(&asked, REFRESH_RETRY).await.ok()) };
+        self.holders.growing = Some(Task(tokio::spawn(asking)));
+    }
+
+    /// Reads what the stream has got from the beginning.
+    pub(super) fn follow_growth(&mut self, info: StreamInfo) {
         let before: HashSet<_> = self.lanes().into_iter().collect();
         self.stream = info;
         if self.settings.long_poll && self.lanes().len() > before.len() {
@@ -187,6 +193,7 @@ impl Consumer {
     fn start_what_is_due(&mut self) {
         self.look_after_holders();
         let now = Instant::now();
+        self.look_for_growth(now);
         self.commit_if_due(now);
         self.ask_for_groups_if_due(now);
         if now >= self.feed_at {
@@ -205,7 +212,7 @@ impl Consumer {
         if let Some(at) = self.holders.next_timer(now) {
             until = until.min(at);
         }
-        if self.follows_growth() {
+        if self.follows_growth() && self.holders.growing.is_none() {
             until = until.min(self.refresh_at.max(now));
         }
         let has_to_commit = !self.given_back.is_empty() || self.tracks.values().any(Track::has_to_commit);

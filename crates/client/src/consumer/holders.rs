@@ -10,7 +10,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use kera_format::{GroupId, StreamId, StreamletId};
-use kera_protocol::{Body, FindOwners, JoinApplication, JoinedApplication, Op, Owners};
+use kera_protocol::{Body, FindOwners, JoinApplication, JoinedApplication, Op, Owners, StreamInfo};
 use kera_rpc::{Call, Connection, RpcError};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
@@ -49,6 +49,8 @@ pub(super) struct Holders {
     asked_at: Option<Instant>,
     asking: Option<Task<Arc<Placement>>>,
     backoff: Backoff,
+    /// Whether the stream has grown is being asked; `None` if that could not be found out.
+    pub(super) growing: Option<Task<Option<StreamInfo>>>,
 }
 
 #[derive(Debug)]
@@ -74,7 +76,7 @@ pub(super) type Reached = (Connection, Option<JoinedApplication>);
 
 /// Work in the background that ends with its owner.
 #[derive(Debug)]
-struct Task<T>(JoinHandle<Result<T, RpcError>>);
+pub(super) struct Task<T>(pub(super) JoinHandle<Result<T, RpcError>>);
 
 impl<T> Drop for Task<T> {
     fn drop(&mut self) {
@@ -99,6 +101,8 @@ pub(super) enum Happening {
     Owners(Result<Arc<Placement>, RpcError>),
     /// A node knows of later owners: they are asked for, not before this.
     Doubt(Instant),
+    /// What the stream is by now, if that could be found out.
+    Stream(Option<StreamInfo>),
 }
 
 impl Holders {
@@ -273,6 +277,12 @@ impl Holders {
             self.asking = None;
             return Poll::Ready(Happening::Owners(found));
         }
+        if let Some(task) = &mut self.growing
+            && let Poll::Ready(found) = task.poll(context)
+        {
+            self.growing = None;
+            return Poll::Ready(Happening::Stream(found.ok().flatten()));
+        }
         Poll::Pending
     }
 
@@ -350,6 +360,11 @@ impl Consumer {
                 self.holders.want_owners(now);
             }
             Happening::Doubt(at) => self.feed_at = self.feed_at.min(at),
+            Happening::Stream(info) => {
+                if let Some(info) = info {
+                    self.follow_growth(info);
+                }
+            }
         }
     }
 

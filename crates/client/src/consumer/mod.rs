@@ -330,7 +330,6 @@ impl Consumer {
         self.settle();
         loop {
             self.look();
-            self.find_new_streamlets().await;
             if let Some(error) = &self.failed {
                 return Err(error.clone());
             }
