@@ -821,6 +821,32 @@ fn a_lease_that_is_asked_back_is_given_back_with_what_was_processed() {
 }
 
 #[test]
+fn a_member_whose_group_retention_has_taken_goes_on_with_the_next_one_under_its_own_lease() {
+    let server = FakeServer::start(1, 1);
+    run(async {
+        fill(&server, 0, 0, 0..20_000);
+        let mut consumer = build(&server, |b| member(b).credit_bytes(64 << 10)).await;
+        let first = consumer.next_batch().await.unwrap().unwrap();
+        let mut ordinals: Vec<u64> = first.records().map(|record| record.ordinal).collect();
+        let lease = server.fake.state().members.lanes[&(0, 0)].lease;
+        server.fake.state().logs.get_mut(&(0, 0)).unwrap().close_group();
+        fill(&server, 0, 0, 20_000..20_100);
+        server.fake.state().logs.get_mut(&(0, 0)).unwrap().first_kept = 2_000;
+        while ordinals.last() != Some(&20_099) {
+            let batch = consumer.next_batch().await.unwrap().unwrap();
+            ordinals.extend(batch.records().map(|record| record.ordinal));
+        }
+        assert!(ordinals.is_sorted_by(|one, next| one < next), "each is read once");
+        let next_group = ordinals.iter().filter(|ordinal| **ordinal >= 20_000);
+        assert!(next_group.copied().eq(20_000..20_100));
+        consumer.commit().await.unwrap();
+        assert_eq!(server.fake.state().members.done, [lease]);
+        consumer.close().await.unwrap();
+        assert_eq!(committed(&server, 0), 20_100);
+    });
+}
+
+#[test]
 fn a_lease_that_was_lost_is_dropped_and_counted() {
     let server = FakeServer::start(1, 1);
     run(async {

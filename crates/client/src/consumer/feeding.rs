@@ -381,6 +381,11 @@ impl Consumer {
     fn take_answer(&mut self, id: u64, answer: &ReadAnswer, data: Bytes, credit: Option<(u32, u64, u64)>) {
         let Some(track) = self.tracks.get_mut(&id) else { return };
         match answer.status() {
+            Some(Status::Ok) if track.is_leased_apart_from(answer.start.group) => {
+                self.end_of_leased(id);
+                self.credit(credit);
+            }
+            Some(Status::CursorGone) if track.is_leased_apart_from(answer.next.group) => self.end_of_leased(id),
             Some(Status::Ok) => {
                 (track.received, track.sent_around) = (answer.next, None);
                 track.durable = track.durable.max(answer.durable_ordinal);
@@ -439,6 +444,25 @@ impl Consumer {
                 self.failed = Some(RpcError::Status { status, message, retry_after: None }.into());
             }
         }
+    }
+
+    /// Retention has taken what was left of a leased group, and the server goes on with another one. That is not the lease's: its member commits
+    /// in no other group, and whoever leases it reads it too. So the lease ends where it is, behind what stands in line, as at the end
+    /// of its group: an empty piece says so in its turn, and the track stays fed until the lease is done, for there is no more to come. What
+    /// was taken counts as removed at whoever reads the next group.
+    fn end_of_leased(&mut self, id: u64) {
+        let Some(track) = self.tracks.get_mut(&id) else { return };
+        track.fed = true;
+        self.queue.push_back(Piece {
+            track: id,
+            data: Bytes::new(),
+            next: track.received,
+            end_of_group: true,
+            committed: false,
+            holes: false,
+            after_gone: false,
+            credit: None,
+        });
     }
 
     pub(super) fn credit(&mut self, credit: Option<(u32, u64, u64)>) {

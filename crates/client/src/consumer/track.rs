@@ -105,6 +105,11 @@ impl Track {
         Position { streamlet: self.streamlet, lane: self.lane, cursor, ordinal }
     }
 
+    /// Whether it is one leased group, and not this one.
+    pub(super) fn is_leased_apart_from(&self, group: GroupId) -> bool {
+        self.lease.is_some_and(|lease| lease.group != group)
+    }
+
     /// Whether a commit has something to tell: progress, the group's end, or that it is given back.
     pub(super) fn has_to_commit(&self) -> bool {
         self.lease.is_some_and(|lease| lease.releasing || self.done() || lease.committed != self.processed)

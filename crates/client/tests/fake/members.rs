@@ -22,6 +22,8 @@ pub struct Progress {
     pub done: bool,
     pub member: u64,
     pub lease: u64,
+    /// The group that is leased.
+    pub group: GroupId,
 }
 
 #[derive(Debug, Default)]
@@ -32,6 +34,8 @@ pub struct Members {
     /// Leases that the next heartbeats ask back.
     pub release: Vec<u64>,
     pub released: Vec<u64>,
+    /// Leases of groups that were read to their ends.
+    pub done: Vec<u64>,
     /// Lanes that nobody gets.
     pub reserved: std::collections::BTreeSet<(u32, u32)>,
     pub commits: u64,
@@ -96,6 +100,7 @@ pub fn next_groups(state: &mut State, request: &NextGroups) -> Option<Result<Lea
         }
         state.members.next_lease += 1;
         (progress.member, progress.lease) = (request.member, state.members.next_lease);
+        progress.group = start.group;
         groups.push(LeasedGroup {
             streamlet: StreamletId(streamlet),
             lane: LaneId(lane),
@@ -116,6 +121,11 @@ fn commit(state: &mut State, request: &CommitOffsets) -> CommitResult {
         if progress.lease != entry.lease {
             return Status::LeaseLost as u16;
         }
+        let is_done = entry.after == AfterCommit::Done;
+        let group = entry.cursor.group;
+        if group != progress.group && !(is_done && group > progress.group) {
+            return Status::InvalidArgument as u16;
+        }
         (progress.cursor, progress.ordinal) = (entry.cursor, entry.ordinal);
         if entry.after != AfterCommit::Keep {
             (progress.member, progress.lease) = (0, 0);
@@ -123,7 +133,10 @@ fn commit(state: &mut State, request: &CommitOffsets) -> CommitResult {
         if entry.after == AfterCommit::Release {
             members.released.push(entry.lease);
         }
-        progress.done = entry.after == AfterCommit::Done;
+        if is_done {
+            members.done.push(entry.lease);
+        }
+        progress.done = is_done;
         0
     });
     CommitResult { statuses: statuses.collect() }
