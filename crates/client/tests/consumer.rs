@@ -820,6 +820,130 @@ fn a_lease_that_is_asked_back_is_given_back_with_what_was_processed() {
     });
 }
 
+/// What a program has of a batch when its lease ends is all that it gets.
+#[test]
+fn a_member_that_commits_itself_gives_a_lease_back_where_it_has_committed_and_reads_no_more_of_it() {
+    let server = FakeServer::start(2, 1);
+    run(async {
+        fill(&server, 0, 0, 0..1_000);
+        fill(&server, 1, 0, 0..1_000);
+        let manual = |b: ConsumerBuilder| b.application("app").commit(CommitMode::Manual).credit_bytes(64 << 10);
+        let mut consumer = build(&server, manual).await;
+        let first = consumer.next().await.unwrap().unwrap();
+        let (asked, other) = (first.streamlet.0, 1 - first.streamlet.0);
+        let lease = server.fake.state().members.lanes[&(asked, 0)].lease;
+        let mut returned: BTreeMap<u32, Vec<u64>> = BTreeMap::from([(asked, vec![first.ordinal]), (other, vec![])]);
+        {
+            let mut state = server.fake.state();
+            state.members.release = vec![lease];
+            state.members.reserved.insert((asked, 0));
+        }
+        let told = server.fake.state().members.heartbeats;
+        server.until("it is asked back", |state| state.members.heartbeats > told + 2).await;
+        // In the middle of a batch, and of the next one.
+        while server.fake.state().members.released.is_empty() {
+            for _ in 0..7 {
+                let record = consumer.next().await.unwrap().unwrap();
+                returned.get_mut(&record.streamlet.0).unwrap().push(record.ordinal);
+            }
+            consumer.commit().await.unwrap();
+        }
+        let at = committed(&server, asked);
+        assert!((8..1_000).contains(&at), "given back at {at}");
+        while returned[&other].len() < 1_000 {
+            let record = consumer.next().await.unwrap().unwrap();
+            returned.get_mut(&record.streamlet.0).unwrap().push(record.ordinal);
+        }
+        assert_eq!(returned[&asked], (0..at).collect::<Vec<_>>(), "the next member reads from {at} on");
+        assert_eq!(consumer.stats().released, 1);
+        consumer.close().await.unwrap();
+    });
+}
+
+/// An idle member commits nothing, and what it has read is all committed.
+#[test]
+fn a_lease_of_a_member_that_commits_itself_is_given_back_at_once_if_all_is_committed() {
+    let server = FakeServer::start(1, 1);
+    run(async {
+        fill(&server, 0, 0, 0..10);
+        let manual = |b: ConsumerBuilder| b.application("app").commit(CommitMode::Manual);
+        let mut consumer = build(&server, manual).await;
+        read(&mut consumer, 10).await;
+        consumer.commit().await.unwrap();
+        {
+            let mut state = server.fake.state();
+            state.members.release = state.members.leases();
+            state.members.reserved.insert((0, 0));
+        }
+        while consumer.stats().released == 0 {
+            let _ = tokio::time::timeout(Duration::from_millis(10), consumer.next_batch()).await;
+        }
+        assert_eq!(committed(&server, 0), 10);
+        consumer.close().await.unwrap();
+    });
+}
+
+/// Others wait for it, and it may never commit.
+#[test]
+fn a_member_that_commits_itself_keeps_what_is_asked_back_no_longer_than_its_lease() {
+    let server = FakeServer::start(1, 1);
+    run(async {
+        fill(&server, 0, 0, 0..100);
+        let manual = |b: ConsumerBuilder| b.application("app").commit(CommitMode::Manual);
+        let mut consumer = build(&server, manual).await;
+        for _ in 0..10 {
+            consumer.next().await.unwrap().unwrap();
+        }
+        consumer.commit().await.unwrap();
+        consumer.next().await.unwrap().unwrap();
+        {
+            let mut state = server.fake.state();
+            state.members.release = state.members.leases();
+            state.members.reserved.insert((0, 0));
+        }
+        while consumer.stats().released == 0 {
+            let _ = tokio::time::timeout(Duration::from_millis(50), consumer.next_batch()).await;
+        }
+        assert_eq!(committed(&server, 0), 10, "what it has not committed is read again");
+        consumer.commit().await.unwrap();
+        assert_eq!(committed(&server, 0), 10);
+        consumer.close().await.unwrap();
+    });
+}
+
+#[test]
+fn nothing_more_is_returned_of_a_batch_whose_lease_is_lost() {
+    let server = FakeServer::start(1, 1);
+    run(async {
+        fill(&server, 0, 0, 0..100);
+        server.fake.state().logs.get_mut(&(0, 0)).unwrap().close_group();
+        let manual = |b: ConsumerBuilder| b.application("app").commit(CommitMode::Manual);
+        let mut consumer = build(&server, manual).await;
+        for _ in 0..5 {
+            consumer.next().await.unwrap().unwrap();
+        }
+        {
+            // Another member has it now.
+            let mut state = server.fake.state();
+            let progress = state.members.lanes.get_mut(&(0, 0)).unwrap();
+            (progress.lease, progress.member) = (99, 98);
+        }
+        consumer.commit().await.unwrap();
+        assert_eq!(consumer.stats().lost, 1);
+        let more = tokio::time::timeout(Duration::from_millis(100), consumer.next()).await;
+        assert!(more.is_err(), "the other member reads it");
+        {
+            // Or not.
+            let mut state = server.fake.state();
+            let progress = state.members.lanes.get_mut(&(0, 0)).unwrap();
+            (progress.lease, progress.member) = (0, 0);
+        }
+        server.fake.wake_all();
+        assert_eq!(consumer.next().await.unwrap().unwrap().ordinal, 5, "the rest of the group was not read");
+        consumer.close().await.unwrap();
+    });
+}
+
 #[test]
 fn a_member_whose_group_retention_has_taken_goes_on_with_the_next_one_under_its_own_lease() {
     let server = FakeServer::start(1, 1);

@@ -215,6 +215,9 @@ impl Consumer {
         if self.follows_growth() && self.holders.growing.is_none() {
             until = until.min(self.refresh_at.max(now));
         }
+        if let Some(at) = self.gives_back_at() {
+            until = until.min(at);
+        }
         let has_to_commit = !self.given_back.is_empty() || self.tracks.values().any(Track::has_to_commit);
         if !self.memberships.is_empty() && has_to_commit {
             until = until.min(waiting(self.commit_at));
@@ -300,7 +303,11 @@ impl Consumer {
         }
         if at.durable_ordinal < expected {
             let found = at.durable_ordinal;
+            let is_processed = track.processed == track.delivered;
             track.delivered = (at.cursor, found);
+            if is_processed {
+                track.processed = track.delivered;
+            }
             return Err(ClientError::Gap { streamlet, lane, expected, found });
         }
         Ok(())

@@ -1,7 +1,7 @@
 //! The part of a consumer that belongs to an application: joining, leases on groups, commits, leaving (promise 4: one
 //! that joins takes the next group, one that dies loses its lease, nobody else notices).
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use kera_format::{ApplicationId, Cursor};
@@ -46,6 +46,8 @@ pub(super) struct Carried {
 pub(super) struct Membership {
     application: ApplicationId,
     member: u64,
+    /// After how long without a sign of life its leases end.
+    lease: Duration,
     /// The last request for groups found none.
     pub(super) nothing_left: bool,
     /// Groups are not asked for before.
@@ -92,8 +94,9 @@ impl Consumer {
             self.lose_membership(node);
         }
         let (application, member) = (joined.application, joined.member);
-        let now = Instant::now();
-        let membership = Membership { application, member, nothing_left: false, groups_at: now, commits_at: now };
+        let (now, lease) = (Instant::now(), Duration::from_millis(joined.lease_ms.into()));
+        let membership =
+            Membership { application, member, lease, nothing_left: false, groups_at: now, commits_at: now };
         self.memberships.insert(node, membership);
         link.start_heartbeats(application, member, Duration::from_millis(joined.heartbeat_ms.into()));
     }
@@ -102,7 +105,6 @@ impl Consumer {
     /// that they come back before anybody else has moved them.
     pub(super) fn lose_membership(&mut self, node: u32) {
         let of_node = |track: &Track| track.lease.is_some_and(|lease| lease.node == node);
-        self.settle_all(of_node);
         if self.memberships.remove(&node).is_some() {
             self.lose_tracks(of_node);
         }
@@ -134,7 +136,6 @@ impl Consumer {
         let over: BTreeSet<(u32, u64)> =
             self.tracks.values().filter(|track| self.is_over(track)).filter_map(leases).collect();
         let is_over = |track: &Track| leases(track).is_some_and(|lease| over.contains(&lease));
-        self.settle_all(is_over);
         for track in self.tracks.values().filter(|track| is_over(track)) {
             if let Some(lease) = track.lease {
                 let (cursor, ordinal) = track.processed;
@@ -181,15 +182,11 @@ impl Consumer {
         }
     }
 
-    fn settle_all(&mut self, which: impl Fn(&Track) -> bool) {
-        let is_manual = self.settings.commit == CommitMode::Manual;
-        self.tracks.values_mut().filter(|track| is_manual && which(track)).for_each(settle);
-    }
-
-    /// What stands in line for them is passed over.
+    /// What stands in line for them is passed over, and so is what the program has not taken yet of their last batch.
     fn lose_tracks(&mut self, which: impl Fn(&Track) -> bool) {
-        let lost: Vec<Track> = self.tracks.extract_if(|_, track| which(track)).map(|(_, track)| track).collect();
-        lost.iter().for_each(|track| self.carry(track));
+        let lost: BTreeMap<u64, Track> = self.tracks.extract_if(|_, track| which(track)).collect();
+        self.drop_unpacked(|id| lost.contains_key(&id));
+        lost.values().for_each(|track| self.carry(track));
     }
 
     /// A lease is lost: where it comes back, as at the next owner of a streamlet that has moved, it goes on where it was.
@@ -235,22 +232,29 @@ impl Consumer {
             track.target = self.targets.get(&(group.streamlet, group.lane)).copied();
             // Retention may have gone past what was committed.
             track.may_have_gap = true;
-            let lease = Lease { node, id: group.lease, group: group.group, committed, releasing: false };
-            track.lease = Some(lease);
+            let (id, group) = (group.lease, group.group);
+            track.lease = Some(Lease { node, id, group, committed, asked_back: None, releasing: false });
             self.add_track(track);
         }
     }
 
+    /// Leases that the server wants back. Of one of which all that was returned is processed nothing more is returned, and it is given back.
+    /// A program that commits by itself goes on with what it has of others, for it alone knows what it has done; with its
+    /// next commit they are given back, or, since somebody waits for them, where it has committed last when a lease's time is up.
     pub(super) fn take_release(&mut self, node: u32, leases: &[u64]) {
+        let (now, manual) = (Instant::now(), self.settings.commit == CommitMode::Manual);
+        let Some(time) = self.memberships.get(&node).map(|membership| membership.lease) else { return };
         for track in self.tracks.values_mut() {
+            let is_processed = !manual || track.processed == track.delivered;
             if let Some(lease) = &mut track.lease
                 && lease.node == node
                 && leases.contains(&lease.id)
             {
-                lease.releasing = true;
+                lease.asked_back.get_or_insert(now + time);
+                lease.releasing |= is_processed;
             }
         }
-        self.commit_at = Instant::now();
+        self.commit_at = now;
     }
 
     pub(super) fn commit_if_due(&mut self, now: Instant) {
@@ -258,27 +262,42 @@ impl Consumer {
             return;
         }
         let manual = self.settings.commit == CommitMode::Manual;
-        let urgent = |track: &Track| track.lease.is_some_and(|lease| lease.releasing) || (!manual && track.done());
+        if manual {
+            let leases = self.tracks.values_mut().filter_map(|track| track.lease.as_mut());
+            leases.for_each(|lease| lease.releasing |= lease.asked_back.is_some_and(|until| until <= now));
+        }
+        let urgent = |track: &Track| track.done() || track.lease.is_some_and(|lease| lease.releasing);
         let due = now >= self.commit_at && !manual;
         if due || !self.given_back.is_empty() || self.tracks.values().any(urgent) {
             self.send_commit(|track| if manual { urgent(track) } else { track.has_to_commit() });
         }
     }
 
+    /// When the first of the leases that are asked back has its time up.
+    pub(super) fn gives_back_at(&self) -> Option<Instant> {
+        let leases = self.tracks.values().filter_map(|track| track.lease);
+        leases.filter(|lease| !lease.releasing).filter_map(|lease| lease.asked_back).min()
+    }
+
     /// Sends what there is to commit to the nodes that gave the leases, unless a commit is under way there.
+    ///
+    /// From here on nothing more is returned of a lease that is given back, not when the answer comes: the program may give up waiting for it,
+    /// and whoever gets the group next reads from the place that is told now.
     fn send_commit(&mut self, which: impl Fn(&Track) -> bool) {
         let (mut sent, now) = (false, Instant::now());
+        let unpacked = self.unpacked.as_ref().and_then(|(id, _)| self.tracks.get(id)).and_then(|track| track.lease);
+        if unpacked.is_some_and(|lease| lease.releasing) {
+            self.drop_unpacked(|_| true);
+        }
         for (node, membership) in &self.memberships {
             let Some(link) = self.holders.link(*node) else { continue };
             if link.is_committing() || now < membership.commits_at {
                 continue;
             }
             let of_node = |track: &Track| track.lease.filter(|lease| lease.node == *node && which(track));
-            let manual = self.settings.commit == CommitMode::Manual;
             let given_back =
                 self.given_back.range((*node, 0)..=(*node, u64::MAX)).map(|(_, entry)| (GIVEN_BACK, *entry));
-            let own =
-                self.tracks.iter().filter_map(|(id, track)| Some((*id, entry_of(track, &of_node(track)?, manual))));
+            let own = self.tracks.iter().filter_map(|(id, track)| Some((*id, entry_of(track, &of_node(track)?))));
             let (ids, entries): (Vec<u64>, Vec<CommitEntry>) =
                 given_back.chain(own).take(limits::COMMIT_ENTRIES_MAX).unzip();
             if !entries.is_empty() {
@@ -315,10 +334,7 @@ impl Consumer {
                     if !self.is_alone() {
                         self.holders.want_owners(Instant::now());
                     }
-                    if let Some(mut track) = self.forget(*id) {
-                        if self.settings.commit == CommitMode::Manual {
-                            settle(&mut track);
-                        }
+                    if let Some(track) = self.forget(*id) {
                         self.carry(&track);
                     }
                 }
@@ -344,6 +360,7 @@ impl Consumer {
 
     /// The lease is over.
     fn forget(&mut self, id: u64) -> Option<Track> {
+        self.drop_unpacked(|of| of == id);
         let track = self.tracks.remove(&id);
         let lease = track.as_ref().and_then(|track| track.lease);
         if let Some(membership) = lease.and_then(|lease| self.memberships.get_mut(&lease.node)) {
@@ -387,22 +404,14 @@ impl Consumer {
     }
 }
 
-/// What a program that commits by itself has not committed counts as not processed.
-fn settle(track: &mut Track) {
-    if let Some(lease) = track.lease {
-        track.processed = lease.committed;
-    }
-}
-
 /// What a commit says of a lease.
-fn entry_of(track: &Track, lease: &Lease, manual: bool) -> CommitEntry {
+fn entry_of(track: &Track, lease: &Lease) -> CommitEntry {
     let after = match lease.releasing {
         true => AfterCommit::Release,
         false if track.done() => AfterCommit::Done,
         false => AfterCommit::Keep,
     };
-    // A program that commits by itself has not vouched for more than its last commit.
-    let (cursor, ordinal) = if manual && lease.releasing { lease.committed } else { track.processed };
+    let (cursor, ordinal) = track.processed;
     CommitEntry { streamlet: track.streamlet, lane: track.lane, lease: lease.id, cursor, ordinal, after }
 }
 
@@ -428,13 +437,14 @@ mod tests {
         consumer.holders.placement = Arc::new(Placement::of_three(7, vec![owner(2, 4), owner(1, 1)]));
         for node in [1, 2] {
             let (application, member, now) = (ApplicationId(9), 5, Instant::now());
-            let membership = Membership { application, member, nothing_left: false, groups_at: now, commits_at: now };
+            let (lease, nothing_left) = (Duration::from_secs(10), false);
+            let membership = Membership { application, member, lease, nothing_left, groups_at: now, commits_at: now };
             consumer.memberships.insert(node, membership);
         }
         let committed = (Cursor { group, ..Cursor::default() }, 10);
         let mut track = Track::new(StreamletId(0), LaneId(0), committed.0, committed.1);
         track.processed.1 = 14;
-        track.lease = Some(Lease { node: 1, id: 3, group, committed, releasing: false });
+        track.lease = Some(Lease { node: 1, id: 3, group, committed, asked_back: None, releasing: false });
         consumer.add_track(track);
         consumer
     }
@@ -532,6 +542,10 @@ mod tests {
         let group = GroupId::new(5, 1);
         let mut consumer = member(group);
         consumer.settings.commit = CommitMode::Manual;
+        let track = consumer.tracks.values_mut().next().unwrap();
+        (track.delivered.1, track.processed) = (14, track.lease.unwrap().committed);
+        consumer.returned = consumer.tracks.keys().next().copied();
+        consumer.settle();
         let (id, entry) = (*consumer.tracks.keys().next().unwrap(), entry_of_first(&consumer));
         consumer.take_committed(1, &[(id, entry)], &[Status::LeaseLost as u16]);
         consumer.take_groups(2, leased(group, 8, 10));
@@ -551,6 +565,6 @@ mod tests {
 
     fn entry_of_first(consumer: &Consumer) -> CommitEntry {
         let track = consumer.tracks.values().next().unwrap();
-        entry_of(track, &track.lease.unwrap(), false)
+        entry_of(track, &track.lease.unwrap())
     }
 }

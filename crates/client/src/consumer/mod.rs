@@ -32,7 +32,8 @@ use track::{Decoding, Piece, Track};
 pub enum CommitMode {
     /// At least this often while there is something to commit, and on close.
     Interval(Duration),
-    /// Only when [`Consumer::commit`] is called.
+    /// Only when [`Consumer::commit`] is called. A group that the server asks back for another member is given back with the next commit, or,
+    /// if there is none for as long as a lease lasts, from the last one on: then what was returned since is read again.
     Manual,
 }
 
@@ -361,12 +362,29 @@ impl Consumer {
         }
     }
 
-    /// The program has come back: what was returned to it is processed.
+    /// The program has come back: what was returned to it is processed, unless it says so itself, by committing.
     fn settle(&mut self) {
-        let Some(id) = self.returned else { return };
+        if self.settings.commit != CommitMode::Manual
+            && let Some(id) = self.returned
+        {
+            self.settle_track(id);
+        }
+    }
+
+    /// What was returned of a track is processed.
+    fn settle_track(&mut self, id: u64) {
         let Some(track) = self.tracks.get_mut(&id) else { return };
         let within = self.unpacked.as_ref().filter(|(of, _)| *of == id).and_then(|(_, unpacked)| unpacked.position());
         track.processed = within.unwrap_or(track.delivered);
+    }
+
+    /// Returns nothing more of the batch that is being taken record by record if it is of one of these tracks: the next member reads it.
+    /// What was returned of it is all that was delivered, so it has not come to the end of its group, if the rest did.
+    fn drop_unpacked(&mut self, which: impl Fn(u64) -> bool) {
+        let Some((id, unpacked)) = self.unpacked.take_if(|(id, _)| which(*id)) else { return };
+        if let (Some(track), Some(position)) = (self.tracks.get_mut(&id), unpacked.position()) {
+            (track.delivered, track.ended) = (position, false);
+        }
     }
 
     /// Takes the next batch out of what was received.
@@ -384,6 +402,7 @@ impl Consumer {
                 self.credit(piece.credit);
                 continue;
             };
+            let delivered = track.delivered;
             let decoded = track::decode(track, &mut piece, how);
             self.queued_bytes -= before - piece.data.len();
             self.stats.removed_records += decoded.removed;
@@ -408,7 +427,10 @@ impl Consumer {
                 self.returned = Some(id);
                 return Ok(Some(decoded.batch));
             }
-            if let Some(track) = self.tracks.get_mut(&id) {
+            let is_manual = self.settings.commit == CommitMode::Manual;
+            if let Some(track) = self.tracks.get_mut(&id)
+                && (!is_manual || track.processed == delivered)
+            {
                 // Nothing in it for the program: nothing that it has to process.
                 track.processed = track.delivered;
             }
@@ -432,7 +454,8 @@ impl Consumer {
         }
         let owners = self.holders.placement.owners();
         let is_empty = |node: &u32| self.memberships.get(node).is_some_and(|membership| membership.nothing_left);
-        all && owners.iter().all(is_empty) && self.tracks.values().all(|track| !track.done())
+        // What follows a group is given only when its end is committed.
+        all && owners.iter().all(is_empty) && self.tracks.values().all(|track| !track.ended)
     }
 
     /// Goes on elsewhere in a lane. What was received ahead of it is thrown away. Not for applications.
@@ -487,8 +510,15 @@ impl Consumer {
     }
 
     /// Commits everything returned so far, and waits for the server to have it. Nothing to do without an application.
+    ///
+    /// What was returned of groups that this member has lost, or has given back meanwhile ([`CommitMode::Manual`]), is not committed: others
+    /// read it again. [`ConsumerStats::lost`] and [`ConsumerStats::released`] count these.
     pub async fn commit(&mut self) -> Result<(), ClientError> {
-        self.settle();
+        let ids: Vec<u64> = self.tracks.keys().copied().collect();
+        ids.into_iter().for_each(|id| self.settle_track(id));
+        // What the server wants back it gets now that the program has vouched for all that it has of it.
+        let leases = self.tracks.values_mut().filter_map(|track| track.lease.as_mut());
+        leases.for_each(|lease| lease.releasing |= lease.asked_back.is_some());
         self.commit_settled().await
     }
 

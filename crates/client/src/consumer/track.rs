@@ -1,7 +1,8 @@
 //! What a consumer knows of each lane or leased group that it reads, and how received bytes become batches.
 //!
 //! Owned by the consumer, on its task. Positions move in three steps: *received* (asked for no more), *delivered*
-//! (returned to the program) and *processed* (the program has come back for more); only the last is committed.
+//! (returned to the program) and *processed* (the program has come back for more, or has committed it if it does that by itself);
+//! only the last is committed.
 
 use std::time::Duration;
 
@@ -26,7 +27,9 @@ pub(super) struct Lease {
     pub(super) id: u64,
     pub(super) group: GroupId,
     pub(super) committed: (Cursor, u64),
-    /// The server wants it back.
+    /// The server wants it back, and the program has until then to commit what it has got of it.
+    pub(super) asked_back: Option<Instant>,
+    /// It is given back, from what is processed on: nothing more of it is returned to the program.
     pub(super) releasing: bool,
 }
 
