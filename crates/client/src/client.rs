@@ -219,6 +219,11 @@ impl Client {
         self.inner.config.retry_timeout
     }
 
+    /// How long something is waited for that is tried again.
+    pub(crate) fn patience(&self) -> Duration {
+        self.inner.config.rpc.call_timeout.max(self.inner.config.retry_timeout)
+    }
+
     /// Where to connect to: what the client was told, from the one that answered last on, then what nodes have told since.
     fn addresses(&self) -> Vec<String> {
         let told = &self.inner.addresses;

@@ -971,6 +971,23 @@ fn a_member_whose_group_retention_has_taken_goes_on_with_the_next_one_under_its_
 }
 
 #[test]
+fn a_member_closes_with_an_error_if_the_server_is_away() {
+    let mut server = FakeServer::start(1, 1);
+    run(async {
+        fill(&server, 0, 0, 0..10);
+        let client = server.client().call_timeout(Duration::from_millis(200)).connect().await.unwrap();
+        let mut consumer = member(client.consumer(STREAM)).build().await.unwrap();
+        for _ in 0..10 {
+            consumer.next().await.unwrap().unwrap();
+        }
+        server.crash();
+        let error = consumer.commit().await.expect_err("nobody takes the commit");
+        assert!(error.to_string().contains(&server.address.to_string()), "{error}");
+        consumer.close().await.expect_err("nobody takes the commit");
+    });
+}
+
+#[test]
 fn a_lease_that_was_lost_is_dropped_and_counted() {
     let server = FakeServer::start(1, 1);
     run(async {

@@ -245,6 +245,25 @@ fn following_sees_records_as_they_come_and_a_signal_commits() {
     assert_eq!(node.ok("consume flights --application report"), "");
 }
 
+/// It has something to commit, and there is nobody who takes it.
+#[test]
+fn a_consumer_that_is_stopped_twice_does_not_wait_for_a_node_that_is_away() {
+    let (_place, node) = with_stream("");
+    let (mut consumer, mut out) = follow(&node, "consume flights --application report --follow --from earliest");
+    node.ok(&format!("produce flights --file {}", sample("flights-sample.ndjson")));
+    assert!(out.next().is_some());
+    node.signal("STOP");
+    let mut exit = None;
+    while exit.is_none() {
+        let stopped = std::process::Command::new("kill").args(["-INT", &consumer.id().to_string()]).status().unwrap();
+        assert!(stopped.success());
+        std::thread::sleep(std::time::Duration::from_millis(300));
+        exit = consumer.try_wait().unwrap();
+    }
+    node.signal("CONT");
+    assert!(exit.is_some_and(|exit| !exit.success()), "it says that it has not committed");
+}
+
 #[test]
 fn a_closed_pipe_is_no_error() {
     let (_place, node) = with_stream("");

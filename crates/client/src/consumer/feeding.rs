@@ -323,6 +323,7 @@ impl Consumer {
             Event::CommitFailed(error) if error.retryable() => {
                 let wait = self.back_off.next(None);
                 self.commit_later(node, wait);
+                self.trouble = Some(error);
             }
             Event::CommitFailed(error) => self.failed = Some(error.into()),
             Event::Release(leases) => self.take_release(node, &leases),
@@ -331,10 +332,11 @@ impl Consumer {
                 self.unlink_holder(node);
             }
             Event::Broken(error) => {
-                if error.status().is_some() && !error.retryable() {
-                    self.failed = Some(error.into());
-                }
                 tracing::debug!(stream = self.stream.name, node, "the consumer's connection is given up");
+                match error.status().is_some() && !error.retryable() {
+                    true => self.failed = Some(error.into()),
+                    false => self.trouble = Some(error),
+                }
                 self.unlink_holder(node);
             }
         }

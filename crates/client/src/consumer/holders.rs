@@ -346,8 +346,9 @@ impl Consumer {
             Happening::Reached(node, Ok(reached)) => self.reached(node, reached),
             Happening::Reached(node, Err(error)) => {
                 tracing::debug!(stream = self.stream.name, node, %error, "a node cannot be reached");
-                if is_final(node, &error) {
-                    self.failed = Some(error.into());
+                match is_final(node, &error) {
+                    true => self.failed = Some(error.into()),
+                    false => self.trouble = Some(error),
                 }
                 self.back_off_from(node, now);
                 if node != HOME {

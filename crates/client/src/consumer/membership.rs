@@ -338,10 +338,15 @@ impl Consumer {
                         self.carry(&track);
                     }
                 }
-                status if status.retryable() => self.commit_later(node, Duration::from_millis(100)),
                 status => {
                     let message = format!("a commit was refused: {status}; {}", status.hint());
-                    self.failed = Some(RpcError::Status { status, message, retry_after: None }.into());
+                    let error = RpcError::Status { status, message, retry_after: None };
+                    if status.retryable() {
+                        self.commit_later(node, Duration::from_millis(100));
+                        self.trouble = Some(error);
+                    } else {
+                        self.failed = Some(error.into());
+                    }
                 }
             }
         }

@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use kera_format::{Cursor, LaneId, StreamId, StreamletId};
 use kera_protocol::{CommitEntry, Start, StreamInfo};
+use kera_rpc::RpcError;
 use tokio::time::Instant;
 
 pub use batch::{Batch, BatchRecord, ConsumedRecord};
@@ -260,6 +261,8 @@ pub struct Consumer {
     /// Where an application's lanes ended when it was built, if it is to stop there.
     targets: HashMap<(StreamletId, LaneId), u64>,
     failed: Option<ClientError>,
+    /// What went wrong last of what is tried again.
+    trouble: Option<RpcError>,
     paused: bool,
     back_off: Backoff,
     feed_at: Instant,
@@ -306,6 +309,7 @@ impl Consumer {
             given_back: BTreeMap::new(),
             targets: HashMap::new(),
             failed: None,
+            trouble: None,
             paused: false,
             back_off: Backoff::default(),
             feed_at: now,
@@ -513,13 +517,26 @@ impl Consumer {
     ///
     /// What was returned of groups that this member has lost, or has given back meanwhile ([`CommitMode::Manual`]), is not committed: others
     /// read it again. [`ConsumerStats::lost`] and [`ConsumerStats::released`] count these.
+    ///
+    /// A server that is away is waited for as long as for the answer to a call ([`ClientBuilder::call_timeout`](crate::ClientBuilder::call_timeout)), or as
+    /// long as calls are tried again if that is longer. Then the error is what went wrong last; the server may have got the commit nevertheless,
+    /// and the next commit is of all this and what is returned until then.
     pub async fn commit(&mut self) -> Result<(), ClientError> {
         let ids: Vec<u64> = self.tracks.keys().copied().collect();
         ids.into_iter().for_each(|id| self.settle_track(id));
         // What the server wants back it gets now that the program has vouched for all that it has of it.
         let leases = self.tracks.values_mut().filter_map(|track| track.lease.as_mut());
         leases.for_each(|lease| lease.releasing |= lease.asked_back.is_some());
-        self.commit_settled().await
+        self.trouble = None;
+        let patience = self.client().patience();
+        match tokio::time::timeout(patience, self.commit_settled()).await {
+            Ok(done) => done,
+            Err(_) => {
+                let address = self.client().address().to_owned();
+                let timeout = || RpcError::Timeout { address, after: patience };
+                Err(self.trouble.take().unwrap_or_else(timeout).into())
+            }
+        }
     }
 
     /// Records that can be read and have not been returned yet, as far as the server has told.
@@ -538,7 +555,8 @@ impl Consumer {
         self.stats
     }
 
-    /// Commits (unless commits are manual), gives the groups back and closes the connection.
+    /// Commits (unless commits are manual), gives the groups back and closes the connection. Waits no longer for a server that is away than
+    /// [`commit`](Consumer::commit) does, and some seconds; the error is that of the commit.
     pub async fn close(mut self) -> Result<(), ClientError> {
         let mut result = Ok(());
         if self.settings.commit != CommitMode::Manual {

@@ -93,7 +93,10 @@ impl Consuming {
                     tokio::select! {
                         next = self.consumer.next() => next,
                         () = sleep(pause) => {
-                            self.commit().await?;
+                            tokio::select! {
+                                done = self.commit_meanwhile() => done?,
+                                () = &mut stop => return Ok(()),
+                            }
                             continue;
                         }
                         () = &mut stop => return Ok(()),
@@ -105,13 +108,12 @@ impl Consuming {
             printed += 1;
             self.uncommitted += 1;
             if printed % LOOK_EVERY == 0 {
-                if self.committed.elapsed() >= COMMIT_EVERY {
-                    self.commit().await?;
-                }
+                let is_due = self.committed.elapsed() >= COMMIT_EVERY;
                 tokio::select! {
                     biased;
                     () = &mut stop => return Ok(()),
-                    () = tokio::task::yield_now() => {}
+                    done = self.commit_meanwhile(), if is_due => done?,
+                    () = tokio::task::yield_now(), if !is_due => {}
                 }
             }
         }
@@ -128,15 +130,40 @@ impl Consuming {
         Ok(())
     }
 
-    /// Commits what was printed, gives the groups back, and passes on how it went.
-    async fn finish(mut self, outcome: Result<(), CliError>) -> Result<(), CliError> {
-        let committed = match &outcome {
-            // Printed records that did not get through a closed pipe are not committed.
-            Err(error) if *error == CliError::pipe_closed() => Ok(()),
-            _ => self.commit().await,
+    /// Commits while there is more to come: a server that is away is no reason to stop, what was printed is committed when it is back.
+    async fn commit_meanwhile(&mut self) -> Result<(), CliError> {
+        self.out.flush().map_err(|error| write_error(&error))?;
+        let done = match self.commits && self.uncommitted > 0 {
+            true => self.consumer.commit().await,
+            false => Ok(()),
         };
-        let closed = self.consumer.close().await;
-        outcome.and(committed).and(closed.map_err(|error: ClientError| explain(&error)))
+        self.committed = Instant::now();
+        match done {
+            Err(error) if error.retryable() => return Ok(()),
+            done => done?,
+        }
+        self.uncommitted = 0;
+        Ok(())
+    }
+
+    /// Commits what was printed, gives the groups back, and passes on how it went. Whoever does not want to wait for a server that is away
+    /// stops it once more.
+    async fn finish(mut self, outcome: Result<(), CliError>) -> Result<(), CliError> {
+        // Printed records that did not get through a closed pipe are not committed.
+        let is_printed = outcome.as_ref().err() != Some(&CliError::pipe_closed());
+        let finished = async {
+            let committed = if is_printed { self.commit().await } else { Ok(()) };
+            let closed = self.consumer.close().await;
+            committed.and(closed.map_err(|error: ClientError| explain(&error)))
+        };
+        let finished = tokio::select! {
+            finished = finished => finished,
+            () = stop_signal() => {
+                let error = CliError::failure("stopped before what was printed last was committed");
+                Err(error.next("the application's next consumer prints it again"))
+            }
+        };
+        outcome.and(finished)
     }
 
     fn print(&mut self, record: &ConsumedRecord) -> io::Result<()> {
