@@ -37,6 +37,8 @@ const CARRIED_MAX: usize = 1 << 16;
 pub(super) struct Carried {
     /// Processed up to here.
     pub(super) at: (Cursor, u64),
+    /// The ordinal up to which it was committed: nobody starts in front of it unless the application was set back.
+    pub(super) committed: u64,
     /// That is its end: it has only to be said to whoever gives it again.
     pub(super) done: bool,
 }
@@ -193,12 +195,12 @@ impl Consumer {
     fn carry(&mut self, track: &Track) {
         if let Some(lease) = track.lease {
             self.stats.lost += 1;
-            let (at, done) = (track.processed, track.done());
+            let (at, committed, done) = (track.processed, lease.committed.1, track.done());
             if self.carried.len() >= CARRIED_MAX {
                 // Without it something is read again, as after the end of a program.
                 self.carried.clear();
             }
-            self.carried.insert((track.streamlet, track.lane, lease.group), Carried { at, done });
+            self.carried.insert((track.streamlet, track.lane, lease.group), Carried { at, committed, done });
         }
     }
 
@@ -224,8 +226,10 @@ impl Consumer {
         for group in leased.groups {
             let committed = (group.start, group.start_ordinal);
             let carried = self.carried.remove(&(group.streamlet, group.lane, group.group));
-            // Nobody has moved it since: what was processed and not committed need not be read again, nor its end.
-            let carried = carried.filter(|carried| carried.at.1 >= committed.1);
+            // Nobody has moved it since: what was processed and not committed need not be read again, nor its end. A position never moves
+            // back by itself: a start in front of what was committed is one to which the application was set back, to read all from there.
+            let is_between = |carried: &Carried| (carried.committed..=carried.at.1).contains(&committed.1);
+            let carried = carried.filter(is_between);
             let start = carried.map_or(committed, |carried| carried.at);
             let mut track = Track::new(group.streamlet, group.lane, start.0, start.1);
             track.ended = carried.is_some_and(|carried| carried.done);
@@ -566,6 +570,20 @@ mod tests {
         consumer.take_groups(2, leased(group, 8, 30));
         let track = consumer.tracks.values().next().unwrap();
         assert_eq!((track.processed.1, track.ended), (30, false));
+    }
+
+    /// A member that was cut off meanwhile skipped what was to be read again.
+    #[test]
+    fn where_the_application_was_set_back_it_goes_on_there() {
+        let group = GroupId::new(5, 1);
+        let mut consumer = member(group);
+        consumer.lose_membership(1);
+        consumer.take_groups(2, leased(group, 8, 0));
+        let track = consumer.tracks.values().next().unwrap();
+        assert_eq!(
+            (track.received, track.processed.1, track.delivered.1),
+            (Cursor { group, ..Cursor::default() }, 0, 0)
+        );
     }
 
     fn entry_of_first(consumer: &Consumer) -> CommitEntry {
