@@ -564,6 +564,36 @@ fn until_end_ends_at_what_was_the_end() {
 }
 
 #[test]
+fn until_end_ends_although_retention_takes_the_rest() {
+    for policy in [GapPolicy::Count, GapPolicy::Error] {
+        let server = FakeServer::start(1, 1);
+        run(async {
+            fill(&server, 0, 0, 0..20_000);
+            let mut consumer = build(&server, |b| b.credit_bytes(64 << 10).until_end(true).gaps(policy)).await;
+            let mut records = consumer.next_batch().await.unwrap().unwrap().len();
+            {
+                let mut state = server.fake.state();
+                let log = state.logs.get_mut(&(0, 0)).unwrap();
+                log.close_group();
+                log.first_kept = log.chunks.len();
+            }
+            let mut told = 0;
+            loop {
+                match consumer.next_batch().await {
+                    Ok(Some(batch)) => records += batch.len(),
+                    Ok(None) => break,
+                    Err(ClientError::Removed { records, .. }) => told += records,
+                    Err(e) => panic!("{e}"),
+                }
+            }
+            let removed = consumer.stats().removed_records;
+            assert_eq!(records + removed.max(told), 20_000);
+            assert_eq!(told > 0, policy == GapPolicy::Error);
+        });
+    }
+}
+
+#[test]
 fn seek_goes_back_and_forth_in_one_lane_only() {
     let server = FakeServer::start(2, 1);
     run(async {

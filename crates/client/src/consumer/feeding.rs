@@ -13,10 +13,10 @@ use kera_rpc::RpcError;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use super::Consumer;
 use super::holders::Task;
 use super::link::{Event, Link};
 use super::track::{Piece, Track};
+use super::{Consumer, GapPolicy};
 use crate::ClientError;
 use crate::placement::HOME;
 
@@ -295,6 +295,16 @@ impl Consumer {
         let Some(track) = self.tracks.get_mut(&id) else { return Ok(()) };
         tracing::debug!(%streamlet, %lane, expected, found = at.ordinal, "a cursor that points at nothing is replaced");
         (track.astray, track.received, track.may_have_gap) = (false, at.cursor, at.first_ordinal > expected);
+        let is_all_gone = track.target.is_some_and(|target| (expected + 1..=at.first_ordinal).contains(&target));
+        if track.lease.is_none() && is_all_gone {
+            // Retention has taken all that there was to read.
+            track.delivered = (at.cursor, at.first_ordinal);
+            let records = at.first_ordinal - expected;
+            if self.settings.gaps == GapPolicy::Error {
+                return Err(ClientError::Removed { streamlet, lane, records });
+            }
+            self.stats.removed_records += records;
+        }
         let elsewhere = track.lease.is_some_and(|lease| lease.group != at.cursor.group);
         self.feed_at = Instant::now();
         if elsewhere {
@@ -418,6 +428,8 @@ impl Consumer {
                 (track.received, track.fed) = (answer.next, false);
                 // What stands in line is still delivered before it.
                 track.received_gone = true;
+                // Perhaps everything up to where it is to stop was taken, and then nothing comes that would tell.
+                track.astray = track.lease.is_none() && track.target.is_some();
                 self.feed_at = Instant::now();
             }
             Some(Status::CursorUnknown | Status::NotAChunkBoundary | Status::UnknownGroup) => {
