@@ -640,6 +640,28 @@ fn a_paused_consumer_delivers_nothing() {
     });
 }
 
+#[test]
+fn what_waits_to_be_delivered_is_bounded_however_often_the_connection_is_made_again() {
+    for long_poll in [false, true] {
+        let mut server = FakeServer::start(1, 1);
+        run(async {
+            fill(&server, 0, 0, 0..40_000);
+            let credit = 256 << 10;
+            let mut consumer = build(&server, |b| b.credit_bytes(credit).long_poll(long_poll)).await;
+            consumer.pause();
+            for _ in 0..20 {
+                // All that is sent comes in.
+                assert!(tokio::time::timeout(Duration::from_millis(50), consumer.next_batch()).await.is_err());
+                server.restart();
+            }
+            let waiting = server.fake.state().pushed_bytes;
+            assert!(waiting < 2 * credit as u64, "{waiting} bytes were sent");
+            consumer.resume();
+            assert_eq!(read(&mut consumer, 40_000).await[&(0, 0)], numbered(0..40_000));
+        });
+    }
+}
+
 // Applications.
 
 fn member(builder: ConsumerBuilder) -> ConsumerBuilder {

@@ -194,6 +194,9 @@ impl Consumer {
         self.look_after_holders();
         let now = Instant::now();
         self.look_for_growth(now);
+        if self.is_full && self.queued_bytes < self.settings.credit_bytes {
+            (self.is_full, self.feed_at) = (false, now);
+        }
         self.commit_if_due(now);
         self.ask_for_groups_if_due(now);
         if now >= self.feed_at {
@@ -256,7 +259,11 @@ impl Consumer {
             link.drop_feeds();
             self.tracks.values_mut().filter(|track| track.node == node).for_each(|track| track.fed = false);
         }
-        if self.settings.long_poll && (link.is_polling() || self.queued_bytes >= self.settings.credit_bytes) {
+        if self.settings.long_poll && link.is_polling() {
+            return;
+        }
+        if self.queued_bytes >= self.settings.credit_bytes {
+            self.is_full = true;
             return;
         }
         let its_own = self.tracks.iter().filter(|(_, track)| self.to_feed(track) == Some(node));
@@ -278,8 +285,10 @@ impl Consumer {
             return;
         }
         let share = credit as u128 * entries.len() as u128 / self.tracks.len().max(1) as u128;
-        let credit = (share as usize).max(CREDIT_BYTES_MIN);
-        if let Err(error) = link.subscribe(entries, ids, credit as u64) {
+        let share = (share as usize).max(CREDIT_BYTES_MIN);
+        // What is in line came by others, which may be gone: nobody counts it but this. The rest of the credit follows as that is delivered.
+        let first = (credit - self.queued_bytes).max(CREDIT_BYTES_MIN).min(share);
+        if let Err(error) = link.subscribe(entries, ids, share as u64, first as u64) {
             self.handle(node, Event::Broken(error));
         }
     }

@@ -67,10 +67,18 @@ impl Link {
         Link { connection, feeds: Vec::new(), groups: None, commit: None, heartbeat: None }
     }
 
-    pub(super) fn subscribe(&mut self, entries: Vec<ReadEntry>, tracks: Vec<u64>, credit: u64) -> Result<(), RpcError> {
+    /// Has tracks fed within `credit`, of which the server gets `first` now; the rest is owed.
+    pub(super) fn subscribe(
+        &mut self,
+        entries: Vec<ReadEntry>,
+        tracks: Vec<u64>,
+        credit: u64,
+        first: u64,
+    ) -> Result<(), RpcError> {
         let push_bytes_max = u32::try_from(credit / 2).unwrap_or(u32::MAX).max(1);
-        let subscription = self.connection.subscribe(&Subscribe { credit_bytes: credit, push_bytes_max, entries })?;
-        self.feeds.push(Feed::Push { subscription, tracks: tracks.into(), credit_bytes: credit, owed: 0 });
+        let subscription = self.connection.subscribe(&Subscribe { credit_bytes: first, push_bytes_max, entries })?;
+        let (tracks, owed) = (tracks.into(), credit - first);
+        self.feeds.push(Feed::Push { subscription, tracks, credit_bytes: credit, owed });
         Ok(())
     }
 

@@ -247,6 +247,8 @@ pub struct Consumer {
     /// Received and not delivered.
     queue: VecDeque<Piece>,
     queued_bytes: usize,
+    /// Tracks wait to be fed until less is received and not delivered.
+    is_full: bool,
     /// The track of the batch that was returned last; it counts as processed when the program comes back.
     returned: Option<u64>,
     unpacked: Option<(u64, Unpacked)>,
@@ -301,6 +303,7 @@ impl Consumer {
             next_track: 0,
             queue: VecDeque::new(),
             queued_bytes: 0,
+            is_full: false,
             returned: None,
             unpacked: None,
             holders: Holders::new(),
