@@ -1,4 +1,4 @@
-//! How long to wait before trying again: longer each time, and never the same for all.
+//! How long to wait before trying again: longer each time, and never the same for all. And how long anything is waited for at most.
 
 use std::time::Duration;
 
@@ -13,6 +13,14 @@ const LONGEST: Duration = Duration::from_secs(1);
 const LONGEST_SOON: Duration = Duration::from_millis(100);
 /// So many questions are asked soon: for at least four seconds. After that more is wrong than one lost node.
 const SOON: u32 = 80;
+
+/// Longer than anybody waits, and short enough to be counted from now on.
+const LONGEST_SETTING: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
+
+/// A time that somebody has set. `Duration::MAX` is what one sets who means for ever, and no clock can add that to what it shows.
+pub(crate) fn within_reason(set: Duration) -> Duration {
+    set.min(LONGEST_SETTING)
+}
 
 /// Waits that double up to a second, each between half and all of its length, so that clients that failed together do not
 /// come back together.

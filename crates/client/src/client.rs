@@ -13,7 +13,7 @@ use tokio::sync::Mutex;
 use tokio::task::{JoinError, JoinSet};
 use tokio::time::Instant;
 
-use crate::backoff::Backoff;
+use crate::backoff::{Backoff, within_reason};
 use crate::lent::Lent;
 use crate::placement::{HOME, Placement, Placements};
 use crate::{Admin, ClientError, ConsumerBuilder, ProducerBuilder};
@@ -48,13 +48,13 @@ impl ClientBuilder {
 
     /// How long one try to connect may take; 10 s unless set.
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
-        self.rpc.connect_timeout = timeout;
+        self.rpc.connect_timeout = within_reason(timeout);
         self
     }
 
     /// How long one call waits for its answer; 30 s unless set.
     pub fn call_timeout(mut self, timeout: Duration) -> Self {
-        self.rpc.call_timeout = timeout;
+        self.rpc.call_timeout = within_reason(timeout);
         self
     }
 
@@ -62,7 +62,7 @@ impl ClientBuilder {
     /// reached or asks to come back later; zero, the default: not at all, or 3 s if there are several nodes, since another one may do it.
     /// A call that may have been carried out is not tried again, unless it does no more the second time.
     pub fn retry_timeout(mut self, timeout: Duration) -> Self {
-        self.retry_timeout = timeout;
+        self.retry_timeout = within_reason(timeout);
         self
     }
 

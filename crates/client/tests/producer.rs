@@ -744,3 +744,61 @@ fn streamlets_that_a_stream_gets_are_written_to() {
         producer.close().await.unwrap();
     });
 }
+
+#[test]
+fn a_producer_whose_task_has_panicked_gives_up_what_it_had_and_takes_nothing_more() {
+    let server = FakeServer::start(1, 1);
+    run(async {
+        let builder = client(&server).await.producer(STREAM).chunk_bytes(200).buffer_bytes(1_000);
+        let mut producer = builder.on_report(|_| panic!("a report that goes wrong")).build().await.unwrap();
+        let mut sent = Ok(());
+        for number in 0..1_000 {
+            // It waits for room that nobody makes any more.
+            sent = producer.send(&Record::value(format!("record {number}").as_bytes())).await;
+            if sent.is_err() {
+                break;
+            }
+        }
+        assert!(matches!(sent, Err(ClientError::Closed)), "{sent:?}");
+        let _ = producer.flush().await;
+        assert!(matches!(producer.deliver(&Record::value(b"more")).await, Err(ClientError::Closed)));
+        let _ = producer.close().await;
+    });
+}
+
+#[test]
+fn a_producer_whose_runtime_has_ended_says_so() {
+    let server = FakeServer::start(1, 1);
+    let other = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    server.fake.state().hold_writes = true;
+    let mut producer = other.block_on(async { client(&server).await.producer(STREAM).build().await.unwrap() });
+    other.block_on(producer.send(&Record::value(b"record"))).unwrap();
+    drop(other);
+    run(async {
+        assert!(matches!(producer.flush().await, Err(ClientError::Closed)));
+        assert!(matches!(producer.deliver(&Record::value(b"more")).await, Err(ClientError::Closed)));
+    });
+}
+
+#[test]
+fn times_without_an_end_are_taken() {
+    let server = FakeServer::start(1, 1);
+    run(async {
+        let never = Duration::MAX;
+        let client = server.client().retry_timeout(never).connect_timeout(never).call_timeout(never);
+        let client = client.connect().await.unwrap();
+        let producer = client.producer(STREAM).delivery_timeout(never).request_timeout(never).refresh(never);
+        let mut producer = producer.linger(never).build().await.unwrap();
+        let values = numbered(0..100);
+        send_all(&mut producer, &values).await;
+        producer.flush().await.unwrap();
+        assert_eq!(server.fake.values(0, 0), values);
+        producer.close().await.unwrap();
+        let mut all = client.consumer(STREAM).refresh(never).build().await.unwrap();
+        assert_eq!(all.next().await.unwrap().unwrap().ordinal, 0);
+        let member = client.consumer(STREAM).application("app").commit(kera_client::CommitMode::Interval(never));
+        let mut member = member.build().await.unwrap();
+        assert_eq!(member.next().await.unwrap().unwrap().ordinal, 0);
+        member.close().await.unwrap();
+    });
+}

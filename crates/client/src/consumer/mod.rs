@@ -19,7 +19,7 @@ use tokio::time::Instant;
 
 pub use batch::{Batch, BatchRecord, ConsumedRecord};
 
-use crate::backoff::Backoff;
+use crate::backoff::{Backoff, within_reason};
 use crate::placement::HOME;
 use crate::{Client, ClientError};
 use batch::Unpacked;
@@ -138,7 +138,10 @@ impl ConsumerBuilder {
 
     /// When to commit; every second unless set.
     pub fn commit(mut self, mode: CommitMode) -> Self {
-        self.commit = mode;
+        self.commit = match mode {
+            CommitMode::Interval(interval) => CommitMode::Interval(within_reason(interval)),
+            CommitMode::Manual => CommitMode::Manual,
+        };
         self
     }
 
@@ -188,7 +191,7 @@ impl ConsumerBuilder {
     /// How often a consumer of all streamlets looks whether the stream has got more, which it then reads from their first record
     /// on; every ten seconds unless set. Members of an application are given them without that.
     pub fn refresh(mut self, every: Duration) -> Self {
-        self.refresh = every;
+        self.refresh = within_reason(every);
         self
     }
 

@@ -872,6 +872,16 @@ impl Buffer {
         }
     }
 
+    /// Nobody settles anything any more. Chunks that a task had at hand when it panicked are lost; whoever waits for one of them has been told by
+    /// its end, and flushes are told here.
+    pub(super) fn settle_lost(&mut self, error: &ClientError) {
+        if self.settled_serial < self.next_serial {
+            self.failed.get_or_insert_with(|| error.clone());
+            self.settled.clear();
+            self.settled_serial = self.next_serial;
+        }
+    }
+
     /// Uses the chunk's memory again, if nobody else has it and chunks have buffers of one size.
     fn recycle(&mut self, bytes: ChunkBytes) {
         if self.whole

@@ -21,6 +21,7 @@ pub use buffer::BufferSettings;
 pub use front::Front;
 pub use report::{Delivered, DeliveryReport, ProducerStats};
 
+use crate::backoff::within_reason;
 use crate::placement::HOME;
 use crate::{Client, ClientError, Routing};
 use buffer::{Buffer, Waiter};
@@ -81,7 +82,7 @@ impl ProducerBuilder {
     /// How long a chunk that is not full waits for more records. Zero, the default: it leaves as soon as the connection
     /// can take it, so that chunks grow only while the server is busy.
     pub fn linger(mut self, linger: Duration) -> Self {
-        self.linger = linger;
+        self.linger = within_reason(linger);
         self
     }
 
@@ -124,25 +125,26 @@ impl ProducerBuilder {
 
     /// How long a record is tried to be delivered, across reconnects, before it is given up. 120 s unless set.
     pub fn delivery_timeout(mut self, timeout: Duration) -> Self {
-        self.delivery_timeout = timeout;
+        self.delivery_timeout = within_reason(timeout);
         self
     }
 
     /// How long a request waits for its answer before the connection is taken for dead and made again. 30 s unless set.
     pub fn request_timeout(mut self, timeout: Duration) -> Self {
-        self.request_timeout = timeout;
+        self.request_timeout = within_reason(timeout);
         self
     }
 
     /// How often a producer that sends looks whether the stream has got more streamlets, and then sends to these as well: records with
     /// a key may go to another streamlet from there on. Every ten seconds unless set.
     pub fn refresh(mut self, every: Duration) -> Self {
-        self.refresh = every;
+        self.refresh = within_reason(every);
         self
     }
 
     /// Has `report` called once for each chunk, when it is acknowledged or given up. It runs on the producer's background
-    /// task: it must be quick and must not block.
+    /// task: it must be quick and must not block. One that panics ends the task, and with it the producer: what is not acknowledged
+    /// is given up.
     pub fn on_report(self, report: impl Fn(&DeliveryReport) + Send + Sync + 'static) -> Self {
         self.on_reports(move |reports| reports.iter().for_each(&report))
     }

@@ -24,6 +24,7 @@ mod repair;
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -60,6 +61,8 @@ const BACKOFF_FORGOTTEN: Duration = Duration::from_secs(5);
 pub(super) struct Shared {
     buffer: Mutex<Buffer>,
     on_reports: Option<ReportFn>,
+    /// Nobody is told any more: what is called for that may be what went wrong.
+    is_silent: AtomicBool,
     /// There is something to do for the task.
     pub(super) work: Notify,
     /// Chunks were settled: whoever waits for room or a flush looks again.
@@ -68,12 +71,14 @@ pub(super) struct Shared {
 
 impl Shared {
     pub(super) fn new(buffer: Buffer, on_reports: Option<ReportFn>) -> Shared {
-        Shared { buffer: Mutex::new(buffer), on_reports, work: Notify::new(), progress: Notify::new() }
+        let (work, progress) = (Notify::new(), Notify::new());
+        Shared { buffer: Mutex::new(buffer), on_reports, is_silent: AtomicBool::new(false), work, progress }
     }
 
     /// Tells about settled chunks. Without holding the lock.
     pub(super) fn tell(&self, reports: &[DeliveryReport]) {
-        if let Some(on_reports) = self.on_reports.as_ref().filter(|_| !reports.is_empty()) {
+        let is_told = !reports.is_empty() && !self.is_silent.load(Ordering::Relaxed);
+        if let Some(on_reports) = self.on_reports.as_ref().filter(|_| is_told) {
             on_reports(reports);
         }
         self.progress.notify_waiters();
@@ -211,6 +216,17 @@ struct Spare {
     chunks: Vec<Vec<Sealed>>,
     copied: Vec<Vec<u8>>,
     reports: Vec<DeliveryReport>,
+}
+
+/// A task that ends otherwise than by [`Sender::end`] has panicked, as in a report that the program makes, or its runtime was shut down. Nobody else would
+/// ever settle what the producer has taken, and whoever waits for that, or for room, would wait for ever.
+impl Drop for Sender {
+    fn drop(&mut self) {
+        if !self.shared.buffer().ended {
+            self.shared.is_silent.store(true, Ordering::Relaxed);
+            self.give_up(&ClientError::Closed);
+        }
+    }
 }
 
 /// What is done with one chunk after its answer.
@@ -369,7 +385,7 @@ impl Sender {
                 return None;
             }
             chunks.iter_mut().for_each(|chunk| chunk.attempts += 1);
-            let timeout_ms = self.settings.request_timeout.as_millis() as u32 / 2;
+            let timeout_ms = u32::try_from(self.settings.request_timeout.as_millis()).unwrap_or(u32::MAX) / 2;
             let version = self.links[at].write_version;
             let memory = self.spare.copied.pop().unwrap_or_default();
             let (parts, copied) = parts(&mut chunks, version, timeout_ms, memory);
@@ -841,8 +857,13 @@ impl Sender {
         self.shared.tell(&reports);
     }
 
-    /// Gives everything up.
+    /// The producer is closed or fenced.
     fn end(mut self, error: ClientError) {
+        self.give_up(&error);
+    }
+
+    /// Gives everything up.
+    fn give_up(&mut self, error: &ClientError) {
         let mut requests = Vec::new();
         for link in &mut self.links {
             // Not closed: others may share it.
@@ -859,9 +880,11 @@ impl Sender {
             let mut chunks: Vec<Sealed> = requests.into_iter().flat_map(|request| request.chunks).collect();
             chunks.extend(buffer.take_all(now));
             buffer.ended = true;
+            buffer.fatal.get_or_insert_with(|| error.clone());
             for chunk in chunks {
                 reports.push(buffer.settle(chunk, Err(error.clone()), now, false));
             }
+            buffer.settle_lost(error);
         }
         self.shared.tell(&reports);
     }
