@@ -353,30 +353,48 @@ impl Client {
         self.ask_placement(stream, Some(seen)).await
     }
 
-    /// Asks until somebody knows something later than what is known: the node that short calls go to, and then others, each when the one
-    /// before it has failed, knows nothing new or takes long.
+    /// Finds out who owns what, unless something else than `seen` is known already.
     async fn ask_placement(&self, stream: StreamId, seen: Option<&Arc<Placement>>) -> Result<Arc<Placement>, RpcError> {
         let _asking = self.inner.asking.lock().await;
         let known = self.placements().get(stream);
         if let Some(known) = known.as_ref().filter(|known| seen.is_none_or(|seen| !Arc::ptr_eq(known, seen))) {
             return Ok(Arc::clone(known));
         }
+        self.ask_nodes(stream, known, ASK_TIMEOUT).await
+    }
+
+    /// Asks until somebody knows something later than what is known: the node that short calls go to, and then others, each when the one
+    /// before it has failed, knows nothing new or takes long.
+    ///
+    /// A node that is gone is not waited for when the others have answered, though they know nothing new: they may in a moment, and are not asked
+    /// again before this ends. It is not asked first the next time.
+    async fn ask_nodes(
+        &self,
+        stream: StreamId,
+        known: Option<Arc<Placement>>,
+        timeout: Duration,
+    ) -> Result<Arc<Placement>, RpcError> {
         let mut others = self.addresses();
         if others.len() == 1 {
             others.clear();
         }
         others.shuffle(&mut rand::rng());
         others.truncate(ASKED_MAX);
-        let mut others = others.into_iter();
+        let (has_others, mut others) = (!others.is_empty(), others.into_iter());
         let (mut best, mut asked) = (None, JoinSet::new());
-        let timeout = if others.len() == 0 { self.inner.config.rpc.call_timeout } else { ASK_TIMEOUT };
-        asked.spawn(self.clone().ask_at(None, stream, known.clone(), timeout));
+        let timeout = if others.len() == 0 { self.inner.config.rpc.call_timeout } else { timeout };
+        let home = self.inner.connection.try_lock().ok().and_then(|shared| shared.clone());
+        let asked_home = asked.spawn(self.clone().ask_at(None, stream, known.clone(), timeout));
         loop {
+            let has_answer = matches!(best, Some(Ok(_)));
             let found = match asked.is_empty() {
                 true => None,
-                false if others.len() == 0 => asked.join_next().await,
+                false if others.len() == 0 && !has_answer => asked.join_next().await,
                 false => tokio::time::timeout(ASK_HEDGE, asked.join_next()).await.ok().flatten(),
             };
+            if found.is_none() && others.len() == 0 && has_answer {
+                break;
+            }
             match found.map(|found| found.unwrap_or_else(|error| Err(ended(&error)))) {
                 Some(Ok(found)) if found.is_news(known.as_ref()) => {
                     best = Some(Ok(found));
@@ -394,6 +412,9 @@ impl Client {
                 None => {}
             }
         }
+        if let Some(home) = home.filter(|home| has_others && !home.is_closed() && !asked_home.is_finished()) {
+            self.turn_from(&home).await;
+        }
         let best = best.unwrap_or_else(|| Err(no_owner()));
         best.map(|found| self.placements().put(stream, found))
     }
@@ -407,7 +428,10 @@ impl Client {
         timeout: Duration,
     ) -> Result<Placement, RpcError> {
         let Some(address) = address else {
-            let connection = self.shared().await?;
+            let Ok(connection) = tokio::time::timeout(timeout, self.shared()).await else {
+                return Err(RpcError::Timeout { address: self.address().to_owned(), after: timeout });
+            };
+            let connection = connection?;
             let found = Placement::ask(&connection, stream, known.as_ref(), timeout).await;
             if found.as_ref().is_err_and(|error| matches!(error, RpcError::Timeout { .. })) {
                 connection.close();
@@ -522,4 +546,64 @@ fn is_repeatable(op: Op) -> bool {
             | Op::AllocateProducer
             | Op::FindOwners
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use kera_env::SystemClock;
+    use kera_protocol::{FrameHeader, Owners};
+    use kera_rpc::{Flow, Outbox, Peer, Server, ServerConfig, Session, SessionWaker};
+
+    use super::*;
+
+    const VERSION: u64 = 5;
+
+    /// A node that knows nothing new.
+    struct Behind;
+
+    impl Session for Behind {
+        fn on_frame(&mut self, header: &FrameHeader, _: &[u8], out: &mut Outbox) -> Flow {
+            let (nodes, streams) = (Vec::new(), Vec::new());
+            out.respond(header, &Owners { cluster: [1; 16], version: VERSION, node: 1, nodes, streams, more: false });
+            Flow::Done
+        }
+
+        fn on_wake(&mut self, _: &mut Outbox) {}
+    }
+
+    #[test]
+    fn a_node_that_does_not_answer_is_not_waited_for_when_others_know_nothing_new() {
+        let hello = HelloResponse {
+            server_name: "test".into(),
+            server_version: "1".into(),
+            node_id: [1; 16],
+            node_epoch: 1,
+            ops: HelloResponse::ops_spoken(),
+            frame_bytes_max: 8 << 20,
+            chunk_bytes_max: 4 << 20,
+            in_flight_bytes_max: 64 << 20,
+            in_flight_requests_max: 1_000,
+            subscriptions_max: 128,
+            idle_timeout_ms: 0,
+        };
+        let config = ServerConfig::new(([127, 0, 0, 1], 0).into(), hello, Arc::new(SystemClock::new()));
+        let factory = Arc::new(|_: Peer, _: SessionWaker| Box::new(Behind) as Box<dyn Session>);
+        let server = Server::start(config, factory).unwrap();
+        let gone = TcpListener::bind("127.0.0.1:0").unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            // Nothing here may be saved by a time that is up.
+            let never = Duration::from_secs(600);
+            let addresses = vec![gone.local_addr().unwrap().to_string(), server.local_addr().to_string()];
+            let client = Client::builder(addresses.join(",")).connect_timeout(never).unconnected(addresses);
+            let known = Arc::new(Placement::of_three(VERSION, Vec::new()));
+            let asking = client.ask_nodes(StreamId(7), Some(known), never);
+            let found = tokio::time::timeout(Duration::from_secs(60), asking)
+                .await
+                .expect("it waits for the node that is gone");
+            assert_eq!(found.unwrap().version(), VERSION);
+        });
+    }
 }
