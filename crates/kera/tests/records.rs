@@ -97,6 +97,57 @@ fn standard_input_lines_and_raw() {
     assert_eq!(last["value_hex"], "00ff0a0a");
 }
 
+/// Lines that a child writes to its standard error, as they come.
+fn said_by(child: &mut Child) -> std::sync::mpsc::Receiver<String> {
+    let (sender, receiver) = std::sync::mpsc::channel();
+    let lines = BufReader::new(child.stderr.take().unwrap()).lines();
+    std::thread::spawn(move || lines.map_while(Result::ok).try_for_each(|line| sender.send(line)));
+    receiver
+}
+
+#[test]
+fn producing_ends_with_the_first_record_that_is_given_up_though_the_input_goes_on() {
+    let (_place, node) = with_stream("");
+    let mut command = node.command("produce flights");
+    let mut child = command.stdin(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut input = child.stdin.take().unwrap();
+    input.write_all(b"one\ntwo\n").unwrap();
+    eventually("two records", || node.ok("consume flights") == "one\ntwo\n");
+    node.ok("stream delete flights --yes");
+    // The input stays open: the command ends by itself.
+    input.write_all(b"three\n").unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(1));
+    let said = said_by(&mut child).into_iter().collect::<Vec<_>>().join("\n");
+    for part in ["up to line 2 the stream has everything (2 records)", "of 1 record after that none was", "from line 3 on"] {
+        assert!(said.contains(part), "{part} in {said}");
+    }
+}
+
+#[test]
+fn producing_says_what_it_waits_for_and_that_it_goes_on() {
+    let (place, node) = with_stream("");
+    let address = node.address();
+    let mut command = node.command("produce flights");
+    let mut child = command.stdin(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut input = child.stdin.take().unwrap();
+    input.write_all(b"one\n").unwrap();
+    eventually("one record", || node.ok("consume flights") == "one\n");
+    node.kill();
+    input.write_all(b"two\n").unwrap();
+    let said = said_by(&mut child);
+    let waits = said.recv_timeout(std::time::Duration::from_secs(60)).unwrap();
+    assert!(waits.contains("waiting") && waits.contains(&address) && waits.contains("refused"), "{waits}");
+    let mut flags = place.flags();
+    let listen = flags.iter().position(|flag| flag == "--listen").unwrap() + 1;
+    flags[listen] = address;
+    let node = Node::start_flags(&flags);
+    let goes_on = said.recv_timeout(std::time::Duration::from_secs(60)).unwrap();
+    assert!(goes_on.contains("it goes on"), "{goes_on}");
+    drop(input);
+    assert!(child.wait().unwrap().success());
+    assert_eq!(node.ok("consume flights"), "one\ntwo\n");
+}
+
 #[test]
 fn a_malformed_line_is_named_with_file_line_and_field() {
     let (place, node) = with_stream("");

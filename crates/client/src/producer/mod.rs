@@ -346,6 +346,11 @@ impl Producer {
         ProducerStats { records: self.front.records(), ..self.shared.buffer().stats }
     }
 
+    /// What went wrong last in delivering: why it waits, while nothing is acknowledged. It may have been long ago, and be mended since.
+    pub fn last_error(&self) -> Option<String> {
+        self.shared.last_error()
+    }
+
     /// Takes a record when there is room.
     async fn wait_and_push(
         &mut self,

@@ -63,6 +63,8 @@ pub(super) struct Shared {
     on_reports: Option<ReportFn>,
     /// Nobody is told any more: what is called for that may be what went wrong.
     is_silent: AtomicBool,
+    /// What went wrong last, for errors of chunks that are given up and for who waits. Nothing yet: `None`.
+    last_error: Mutex<Option<String>>,
     /// There is something to do for the task.
     pub(super) work: Notify,
     /// Chunks were settled: whoever waits for room or a flush looks again.
@@ -71,8 +73,18 @@ pub(super) struct Shared {
 
 impl Shared {
     pub(super) fn new(buffer: Buffer, on_reports: Option<ReportFn>) -> Shared {
+        let (is_silent, last_error) = (AtomicBool::new(false), Mutex::default());
         let (work, progress) = (Notify::new(), Notify::new());
-        Shared { buffer: Mutex::new(buffer), on_reports, is_silent: AtomicBool::new(false), work, progress }
+        Shared { buffer: Mutex::new(buffer), on_reports, is_silent, last_error, work, progress }
+    }
+
+    /// What went wrong last, if anything has.
+    pub(super) fn last_error(&self) -> Option<String> {
+        self.last_error.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn set_last_error(&self, error: String) {
+        *self.last_error.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
     }
 
     /// Tells about settled chunks. Without holding the lock.
@@ -205,8 +217,6 @@ pub(super) struct Sender {
     repair_backoff: Backoff,
     /// The link whose node is asked first: those before have not answered.
     repair_from: usize,
-    /// What went wrong last, for errors of chunks that are given up.
-    last_error: String,
     spare: Spare,
 }
 
@@ -269,7 +279,6 @@ impl Sender {
             repair_at: None,
             repair_backoff: Backoff::default(),
             repair_from: 0,
-            last_error: "it was not sent yet".into(),
             spare: Spare::default(),
         };
         sender.learn_version(0);
@@ -632,7 +641,7 @@ impl Sender {
                 self.shared.buffer().stats.reconnects += 1;
             }
             Event::Connected(at, Err(error)) => {
-                self.last_error = error.to_string();
+                self.shared.set_last_error(error.to_string());
                 self.links[at].back_off(error.retry_after());
                 if !self.owners.placement.is_alone() {
                     self.want_owners();
@@ -650,7 +659,7 @@ impl Sender {
                 self.ask_owners_again();
             }
             Event::Owners(Err(error)) => {
-                self.last_error = error.to_string();
+                self.shared.set_last_error(error.to_string());
                 self.want_owners();
             }
             Event::Streamlets(streamlets) => {
@@ -686,14 +695,14 @@ impl Sender {
                 Err(e) => self.broken(at, request, e.to_string()),
             },
             Err(RpcError::Status { status, message, retry_after }) => {
-                self.last_error = format!("{status}: {message}");
+                self.shared.set_last_error(format!("{status}: {message}"));
                 if status.retryable() && status != Status::NotOwner {
                     self.links[at].back_off(retry_after);
                 }
                 self.judge(at, request, std::iter::repeat(ChunkResult::failed(status, 0)));
             }
             Err(RpcError::OverLimit { field, value, limit }) => {
-                self.last_error = format!("{field} is {value}, the limit is {limit}");
+                self.shared.set_last_error(format!("{field} is {value}, the limit is {limit}"));
                 self.judge(at, request, std::iter::repeat(ChunkResult::failed(Status::FrameTooLarge, 0)));
             }
             Err(error) => self.broken(at, request, error.to_string()),
@@ -709,7 +718,7 @@ impl Sender {
     /// Puts everything that was under way to a node back in order.
     fn disconnected(&mut self, at: usize, reason: String) {
         tracing::debug!(reason, node = self.links[at].node, "producer lost its connection");
-        self.last_error = reason;
+        self.shared.set_last_error(reason);
         let link = &mut self.links[at];
         if let Some(connection) = link.connection.take() {
             connection.close();
@@ -793,7 +802,7 @@ impl Sender {
 
     fn verdict(&mut self, at: usize, chunk: &Sealed, result: &ChunkResult, buffer: &mut Buffer) -> Verdict {
         let Some(status) = result.status() else {
-            self.last_error = format!("status {}, which this client does not know", result.status);
+            self.shared.set_last_error(format!("status {}, which this client does not know", result.status));
             return Verdict::Refused(Status::Internal);
         };
         let delivered = |base_ordinal| Delivered {
@@ -813,12 +822,12 @@ impl Sender {
             }
             Status::NotOwner => {
                 let (node, epoch) = ((result.base_ordinal >> 32) as u32, result.base_ordinal as u32);
-                self.last_error = format!("{status}: node {} does not own the streamlet", self.links[at].node);
+                self.shared.set_last_error(format!("{status}: node {} does not own the streamlet", self.links[at].node));
                 Verdict::Elsewhere(node, epoch)
             }
             Status::ChunkChecksum if chunk.attempts >= CHECKSUM_TRIES => Verdict::Refused(status),
             status if status.retryable() => {
-                self.last_error = format!("{status}: {}", status.hint());
+                self.shared.set_last_error(format!("{status}: {}", status.hint()));
                 if self.links[at].not_before.is_none() {
                     self.links[at].back_off(None);
                 }
@@ -848,7 +857,7 @@ impl Sender {
                 records: chunk.records.into(),
                 streamlet: StreamletId(chunk.streamlet),
                 after: self.settings.delivery_timeout,
-                reason: self.last_error.clone(),
+                reason: self.shared.last_error().unwrap_or_else(|| "it was not sent yet".into()),
             };
             self.given_up(&chunk, &error);
             reports.push(buffer.settle(chunk, Err(error), now, false));

@@ -2,20 +2,27 @@
 //!
 //! One thread reads and cuts the input into batches of rows; the main thread runs the producer and sends them. The
 //! batches are small while the sender keeps up (so that `tail -f` is not delayed) and large while it does not.
+//!
+//! The input may have no end, so nothing is left for its end. Whenever it pauses, and once a second while it does not, the
+//! command waits until all that was sent is acknowledged: how far the stream has the input in order is known to a second.
+//! With the first record that is given up the command ends, so that the stream gets no hole that nobody is told of: what comes
+//! behind it is not even read.
 
 use std::io::IsTerminal;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use kera_client::{Producer, Record};
+use kera_client::{ClientError, Producer, Record};
 use kera_server::units::{human_bytes, human_count};
 use serde_json::json;
 use tokio::sync::mpsc;
+use tokio::time::timeout;
 
 use crate::cli::{Globals, OnError, ProduceArgs};
+use crate::commands::consume::stop_signal;
 use crate::connect::{connect, explain, find_stream};
 use crate::error::CliError;
 use crate::output::{print, print_json};
@@ -27,6 +34,12 @@ const BATCH_BYTES: usize = 256 << 10;
 const BATCHES_AHEAD: usize = 4;
 /// Malformed records that are reported one by one when they are skipped.
 const REPORTED_MAX: u64 = 20;
+/// Time between two waits for all acknowledgements while input comes without a pause.
+const SETTLE_EVERY: Duration = Duration::from_secs(1);
+/// Time between two looks at how it goes while something is waited for.
+const LOOK_EVERY: Duration = Duration::from_millis(200);
+/// Without an acknowledgement for so long, what is waited for is said.
+const QUIET_MAX: Duration = Duration::from_secs(2);
 
 /// Rows on their way from the reader to the producer, in one buffer.
 #[derive(Default)]
@@ -70,15 +83,24 @@ pub async fn run(args: &ProduceArgs, globals: &Globals) -> Result<(), CliError> 
     let client = connect(globals).await?;
     let stream = find_stream(&client, &args.stream).await?;
     let Input { name, bytes, read, rows } = open_input(args, picks).await?;
+    let failed = FirstFailure::default();
+    let noting = failed.clone();
     let producer = client
         .producer(&stream.name)
         .chunk_bytes(args.chunk_bytes)
         .linger(Duration::from_millis(args.linger_ms))
         .compression(args.compression)
+        .on_report(move |report| {
+            if let Err(error) = &report.result {
+                noting.note(error);
+            }
+        })
         .build()
         .await?;
     let mut sending = Sending {
         producer,
+        failed,
+        address: globals.connect.clone(),
         source: name,
         on_error: args.on_error,
         max: args.max.unwrap_or(u64::MAX),
@@ -86,6 +108,9 @@ pub async fn run(args: &ProduceArgs, globals: &Globals) -> Result<(), CliError> 
         progress: Progress::start(bytes, read, args.quiet || globals.json),
         sent: 0,
         sent_bytes: 0,
+        last_line: 0,
+        settled: Settled::default(),
+        quiet: Quiet { acknowledged: 0, since: Instant::now(), said: false },
         skipped: 0,
         stopped: None,
     };
@@ -102,8 +127,45 @@ async fn open_input(args: &ProduceArgs, picks: Picks) -> Result<Input, CliError>
     opened.await.map_err(|error| CliError::failure(error.to_string()))?
 }
 
+/// The first error of a record that was given up. The producer's task notes it, the command looks for it.
+#[derive(Clone, Default)]
+struct FirstFailure(Arc<Mutex<Option<ClientError>>>);
+
+impl FirstFailure {
+    fn note(&self, error: &ClientError) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_with(|| error.clone());
+    }
+
+    fn get(&self) -> Option<ClientError> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+/// Up to where everything was acknowledged when it was last waited for.
+struct Settled {
+    records: u64,
+    line: u64,
+    at: Instant,
+}
+
+impl Default for Settled {
+    fn default() -> Settled {
+        Settled { records: 0, line: 0, at: Instant::now() }
+    }
+}
+
+/// For how long nothing was acknowledged although something waits.
+struct Quiet {
+    acknowledged: u64,
+    since: Instant,
+    /// It was said what is waited for.
+    said: bool,
+}
+
 struct Sending {
     producer: Producer,
+    failed: FirstFailure,
+    address: String,
     source: String,
     on_error: OnError,
     max: u64,
@@ -111,9 +173,22 @@ struct Sending {
     progress: Progress,
     sent: u64,
     sent_bytes: u64,
+    /// The line of the last record that was sent.
+    last_line: u64,
+    settled: Settled,
+    quiet: Quiet,
     skipped: u64,
     /// Why sending ended before the input did, if it did.
     stopped: Option<String>,
+}
+
+/// What there is to do next.
+enum Next {
+    Read(Option<Read>),
+    /// Nothing is at hand, and everything is acknowledged or something was given up.
+    Flushed(Result<(), ClientError>),
+    Look,
+    Stop,
 }
 
 impl Sending {
@@ -124,25 +199,30 @@ impl Sending {
             .name("kera-input".into())
             .spawn(move || read_rows(source, &sender))
             .map_err(|error| CliError::failure(format!("no thread to read the input: {error}")))?;
-        let interrupted = tokio::signal::ctrl_c();
-        tokio::pin!(interrupted);
+        let stop = stop_signal();
+        tokio::pin!(stop);
         loop {
+            let waits = self.settled.records < self.sent;
             let next = tokio::select! {
-                next = receiver.recv() => next,
-                _ = &mut interrupted => {
-                    self.stopped = Some("interrupted".into());
-                    return Ok(());
-                }
+                biased;
+                () = &mut stop => Next::Stop,
+                next = receiver.recv() => Next::Read(next),
+                // Dropped before it is done it has no effect but that what was open is sealed.
+                flushed = self.producer.flush(), if waits => Next::Flushed(flushed),
+                () = tokio::time::sleep(LOOK_EVERY), if waits => Next::Look,
             };
             match next {
-                None => return Ok(()),
-                Some(Read::Rows(rows)) => {
+                Next::Read(None) => return Ok(()),
+                Next::Read(Some(Read::Rows(rows))) => {
                     tokio::select! {
                         sent = self.send(&rows) => sent?,
-                        _ = &mut interrupted => self.stopped = Some("interrupted".into()),
+                        () = &mut stop => self.stopped = Some("interrupted".into()),
                     }
                 }
-                Some(Read::Malformed(error)) => self.malformed(&error)?,
+                Next::Read(Some(Read::Malformed(error))) => self.malformed(&error)?,
+                Next::Flushed(flushed) => self.flushed(flushed)?,
+                Next::Look => self.look()?,
+                Next::Stop => self.stopped = Some("interrupted".into()),
             }
             if self.stopped.is_some() || self.sent >= self.max {
                 return Ok(());
@@ -152,6 +232,9 @@ impl Sending {
     }
 
     async fn send(&mut self, rows: &Rows) -> Result<(), CliError> {
+        if self.settled.records == self.sent {
+            self.quiet.since = Instant::now();
+        }
         for row in &rows.rows {
             if self.sent >= self.max {
                 return Ok(());
@@ -164,15 +247,114 @@ impl Sending {
             let key = row.key.map(|(start, end)| [&rows.bytes[start..end]]);
             let keys: &[&[u8]] = key.as_ref().map_or(&[], |key| key);
             let record = Record { keys, value: Some(value), timestamp_ms: row.timestamp_ms, ..Record::default() };
-            if let Err(error) = self.producer.send(&record).await {
-                let mut explained = explain(&error);
-                explained.message = format!("{}, line {}: {}", self.source, row.line, explained.message);
-                return Err(explained);
-            }
+            self.push(&record, row.line).await?;
             self.sent += 1;
             self.sent_bytes += value.len() as u64;
+            self.last_line = row.line;
+            if self.settled.at.elapsed() >= SETTLE_EVERY {
+                self.settle().await?;
+            }
         }
         Ok(())
+    }
+
+    /// Has the producer take a record. It waits while there is no room, which is when nothing is acknowledged.
+    async fn push(&mut self, record: &Record<'_>, line: u64) -> Result<(), CliError> {
+        let failed = loop {
+            match self.producer.try_send(record) {
+                Ok(true) => return Ok(()),
+                Ok(false) => {}
+                Err(error) => break error,
+            }
+            // Dropped before it is done it has taken nothing.
+            match timeout(LOOK_EVERY, self.producer.send(record)).await {
+                Ok(Ok(())) => return Ok(()),
+                Ok(Err(error)) => break error,
+                Err(_) => self.look()?,
+            }
+        };
+        let mut explained = explain(&failed);
+        explained.message = format!("{}, line {line}: {}", self.source, explained.message);
+        Err(explained)
+    }
+
+    /// Waits until everything that was sent is acknowledged.
+    async fn settle(&mut self) -> Result<(), CliError> {
+        loop {
+            match timeout(LOOK_EVERY, self.producer.flush()).await {
+                Ok(flushed) => return self.flushed(flushed),
+                Err(_) => self.look()?,
+            }
+        }
+    }
+
+    fn flushed(&mut self, flushed: Result<(), ClientError>) -> Result<(), CliError> {
+        if let Err(error) = flushed {
+            self.failed.note(&error);
+        }
+        // That all is well is said here too, if it was said that it is not.
+        self.look()?;
+        self.settled = Settled { records: self.sent, line: self.last_line, at: Instant::now() };
+        Ok(())
+    }
+
+    /// Looks how it goes while something is waited for: ends with the first record that was given up, and says once that nothing is
+    /// acknowledged, and once that it goes on.
+    fn look(&mut self) -> Result<(), CliError> {
+        if let Some(error) = self.failed.get() {
+            return Err(self.given_up(&error));
+        }
+        let acknowledged = self.producer.stats().acknowledged_records;
+        if acknowledged != self.quiet.acknowledged || acknowledged == self.sent {
+            if self.quiet.said {
+                self.progress.line("it goes on: records are acknowledged again");
+            }
+            self.quiet = Quiet { acknowledged, since: Instant::now(), said: false };
+        } else if !self.quiet.said && self.quiet.since.elapsed() >= QUIET_MAX {
+            let why = self.producer.last_error();
+            let why = why.unwrap_or_else(|| format!("{} has not answered yet", self.address));
+            self.progress.line(&format!("waiting until records are acknowledged: {why}"));
+            self.quiet.said = true;
+        }
+        Ok(())
+    }
+
+    /// How the command ends when a record was given up.
+    fn given_up(&self, error: &ClientError) -> CliError {
+        let mut explained = explain(error);
+        explained.message = format!("{}; {}", self.how_far(), explained.message);
+        let again = self.send_again();
+        explained.next_step = match explained.next_step.as_str() {
+            "" => format!("see to it that the nodes of the stream run, then {again}"),
+            first => format!("{first}; then {again}"),
+        };
+        explained
+    }
+
+    /// How far the stream has the input for certain.
+    fn how_far(&self) -> String {
+        let acknowledged = self.producer.stats().acknowledged_records;
+        let Settled { records, line, .. } = self.settled;
+        let behind = self.sent.saturating_sub(records);
+        let of_these = match acknowledged.saturating_sub(records) {
+            0 => "none was".to_owned(),
+            1 => "1 was".to_owned(),
+            count => format!("{} were", human_count(count)),
+        };
+        let sent = records_of(behind);
+        match records {
+            0 => format!("{}: of {sent} {of_these} acknowledged", self.source),
+            _ => format!(
+                "{}: up to line {line} the stream has everything ({}); of {sent} after that {of_these} acknowledged",
+                self.source,
+                records_of(records)
+            ),
+        }
+    }
+
+    fn send_again(&self) -> String {
+        let line = self.settled.line + 1;
+        format!("send from line {line} on again; what of that has reached the stream will be there twice")
     }
 
     fn malformed(&mut self, error: &RowError) -> Result<(), CliError> {
@@ -201,24 +383,31 @@ impl Sending {
         started: Instant,
         globals: &Globals,
     ) -> Result<(), CliError> {
-        let flushed = self.producer.flush().await;
-        let stats = self.producer.stats();
+        // What was given up is told already, and nothing behind it is waited for.
+        let settled = match self.failed.get() {
+            Some(_) if outcome.is_err() => Ok(()),
+            _ => tokio::select! {
+                settled = self.settle() => settled,
+                () = stop_signal() => {
+                    let message = format!("{}; the command was stopped before the others were", self.how_far());
+                    Err(CliError::failure(message).next(self.send_again()))
+                }
+            },
+        };
         self.progress.end();
         if let Err(mut error) = outcome {
-            if flushed.is_ok() && self.sent > 0 {
-                let before = format!("the {} records before it were written; ", human_count(self.sent));
+            if let Err(worse) = settled {
+                let message = format!("{}; it ended with this: {}", worse.message, error.message);
+                return Err(CliError::failure(message).next(worse.next_step));
+            }
+            if self.failed.get().is_none() && self.sent > 0 {
+                let before = format!("the {} before it were written; ", records_of(self.sent));
                 error.next_step = before + &error.next_step;
             }
             return Err(error);
         }
-        if let Err(error) = flushed {
-            let mut explained = explain(&error);
-            explained.message = format!(
-                "{} of {} records were acknowledged: {}",
-                stats.acknowledged_records, self.sent, explained.message
-            );
-            return Err(explained);
-        }
+        settled?;
+        let stats = self.producer.stats();
         let seconds = started.elapsed().as_secs_f64().max(1e-9);
         let closed = self.producer.close().await;
         closed.map_err(|error| explain(&error))?;
@@ -242,6 +431,11 @@ impl Sending {
         }
         Ok(())
     }
+}
+
+/// A number of records, in words.
+fn records_of(count: u64) -> String {
+    format!("{} record{}", human_count(count), if count == 1 { "" } else { "s" })
 }
 
 /// Reads all rows into batches. Ends early when nobody wants them any more, or after an error that is fatal.

@@ -30,7 +30,7 @@ impl Sender {
     pub(super) fn gap(&mut self, at: usize, chunk: &Sealed, expected: u64, buffer: &mut Buffer) -> Verdict {
         let (streamlet, sequence) = (chunk.streamlet, chunk.sequence);
         if let Some(skips) = chunk.skips {
-            self.last_error = format!("{}: sequence {expected} was expected", Status::SequenceGap);
+            self.shared.set_last_error(format!("{}: sequence {expected} was expected", Status::SequenceGap));
             tracing::debug!(streamlet, ?skips, expected, "something has come since, or was forgotten");
             if skips.from == expected && self.links[at].not_before.is_none() {
                 // No server says so; one that does is not asked without end.
@@ -42,7 +42,7 @@ impl Sender {
         let has_hole = buffer.has_hole(streamlet, expected..sequence);
         // Otherwise the server misses chunks that it has acknowledged, or that were given up: it has lost them, or the producer.
         if !has_hole && !self.is_behind(at, chunk, buffer) && self.settings.producer_id.is_some() {
-            self.last_error = format!("{}: sequence {expected} was expected", Status::SequenceGap);
+            self.shared.set_last_error(format!("{}: sequence {expected} was expected", Status::SequenceGap));
             let forgotten = buffer.misses(streamlet, expected);
             if forgotten > 0 {
                 tracing::warn!(
@@ -99,7 +99,7 @@ impl Sender {
             }
             Err(RpcError::Status { status: Status::UnknownProducer, .. }) => self.repair = Repair::Identity,
             Err(error) => {
-                self.last_error = error.to_string();
+                self.shared.set_last_error(error.to_string());
                 self.repair_at = Some(Instant::now() + self.repair_backoff.next(error.retry_after()));
             }
         }
