@@ -12,7 +12,14 @@ use crate::error::CliError;
 /// It cannot be reached.
 pub async fn connect(globals: &Globals) -> Result<Client, CliError> {
     let client = Client::builder(&globals.connect).client_name("kera").connect().await;
-    client.map_err(|error| explain(&error))
+    client.map_err(|error| {
+        let explained = explain(&error);
+        match (error.status(), error.retryable()) {
+            (None, true) => explained
+                .next("start a node with `kera serve`, or name a running one with --connect HOST:PORT or KERA_CONNECT"),
+            _ => explained,
+        }
+    })
 }
 
 /// A stream by name, or an error with the name that was meant.
@@ -47,8 +54,10 @@ pub fn explain(error: &ClientError) -> CliError {
     let failure = CliError::failure(text.strip_prefix(&prefix).unwrap_or(&text));
     match (error, error.status()) {
         (_, Some(status)) => failure.next(next_step(status)),
-        (ClientError::Rpc(_), None) => failure
-            .next("start a node with `kera serve`, or name a running one with --connect HOST:PORT or KERA_CONNECT"),
+        // A node answered at first: this is another one of its cluster, or it has gone away meanwhile.
+        (ClientError::Rpc(error), None) if error.retryable() => {
+            failure.next("`kera status` shows which nodes are lost and what waits for them; start that one again")
+        }
         _ => failure,
     }
 }

@@ -2,15 +2,20 @@
 //!
 //! What was printed is committed, never what was not: output is flushed before every commit. So after a kill records may
 //! be printed twice, and none is left out.
+//!
+//! Streamlets whose node is lost do not keep the others from being printed. Without --follow the command says at its end which were left
+//! out, and fails; with it they are read as soon as the node is back.
 
 use std::future::ready;
 use std::io::{self, BufWriter, Stdout, Write};
 use std::time::{Duration, Instant};
 
-use kera_client::{ClientError, CommitMode, ConsumedRecord, Consumer, Start};
+use kera_client::{Client, ClientError, CommitMode, ConsumedRecord, Consumer, Start, StreamInfo};
 use serde_json::{Value, json};
+use tokio::time::timeout;
 
 use crate::cli::{ConsumeArgs, Globals, Show};
+use crate::commands::away::Away;
 use crate::connect::{connect, explain, find_stream};
 use crate::error::CliError;
 use crate::output::write_error;
@@ -20,6 +25,10 @@ use crate::when::{parse_start, show_instant};
 const COMMIT_EVERY: Duration = Duration::from_secs(1);
 /// Records between two looks at the clock while records come without a pause.
 const LOOK_EVERY: u64 = 256;
+/// How long a streamlet whose node is lost is waited for before the others are read without it: another node may be taking over.
+const TAKE_OVER_MAX: Duration = Duration::from_secs(4);
+/// When nothing has come for so long, it is looked for a reason.
+const WONDER_EVERY: Duration = Duration::from_secs(3);
 
 /// Runs the command.
 ///
@@ -33,16 +42,16 @@ pub async fn run(args: &ConsumeArgs, globals: &Globals) -> Result<(), CliError> 
         None if args.follow && args.application.is_none() => Start::Latest,
         None => Start::Earliest,
     };
-    let mut builder = client.consumer(&stream.name).from(from).until_end(!args.follow).commit(CommitMode::Manual);
-    if !args.streamlets.is_empty() {
-        builder = builder.streamlets(args.streamlets.iter().copied());
-    }
-    if let Some(application) = &args.application {
-        builder = builder.application(application).member_name(member_name());
-    }
     let format = if globals.json { Show::Json } else { args.format };
+    let source = Source { client, stream, from, args };
+    let (consumer, left_out) = source.begin().await?;
     let mut consuming = Consuming {
-        consumer: builder.build().await?,
+        source,
+        consumer,
+        late: None,
+        left_out,
+        said: String::new(),
+        wondered: Instant::now(),
         out: BufWriter::with_capacity(1 << 16, io::stdout()),
         format,
         commits: args.application.is_some(),
@@ -53,14 +62,91 @@ pub async fn run(args: &ConsumeArgs, globals: &Globals) -> Result<(), CliError> 
     consuming.finish(outcome).await
 }
 
+/// What is read, and from where on.
+struct Source<'a> {
+    client: Client,
+    stream: StreamInfo,
+    from: Start,
+    args: &'a ConsumeArgs,
+}
+
+impl Source<'_> {
+    /// A consumer of these streamlets; of all if none are named.
+    async fn consumer(&self, streamlets: &[u32]) -> Result<Consumer, ClientError> {
+        let args = self.args;
+        let builder = self.client.consumer(&self.stream.name).from(self.from);
+        let mut builder = builder.until_end(!args.follow).commit(CommitMode::Manual);
+        if !streamlets.is_empty() {
+            builder = builder.streamlets(streamlets.iter().copied());
+        }
+        if let Some(application) = &args.application {
+            builder = builder.application(application).member_name(member_name());
+        }
+        builder.build().await
+    }
+
+    /// Which of the streamlets that are wanted nobody can read at the moment.
+    async fn away(&self) -> Result<Away, ClientError> {
+        Ok(Away::of(&self.client, &self.stream).await?.among(&self.args.streamlets))
+    }
+
+    /// A consumer of what can be read, and what it leaves out. An application leaves nothing out: its members wait.
+    async fn begin(&self) -> Result<(Consumer, Away), CliError> {
+        let (wanted, begun) = (&self.args.streamlets, Instant::now());
+        let is_application = self.args.application.is_some();
+        let mut said = false;
+        loop {
+            let away = self.away().await?;
+            if away.is_nothing() || is_application {
+                match self.consumer(wanted).await {
+                    Ok(consumer) => return Ok((consumer, away)),
+                    // What it looked for may be at a node that is found to be lost by now.
+                    Err(error) if !error.retryable() || is_application || self.away().await?.is_nothing() => {
+                        return Err(error.into());
+                    }
+                    Err(_) => continue,
+                }
+            }
+            if begun.elapsed() >= TAKE_OVER_MAX {
+                let all: Vec<u32> = (0..self.stream.options.streamlets).collect();
+                let mut here = if wanted.is_empty() { all } else { wanted.clone() };
+                here.retain(|streamlet| !away.has(*streamlet));
+                if !std::mem::replace(&mut said, true) {
+                    eprintln!("{}", away.sentence());
+                }
+                match (here.is_empty(), self.args.follow) {
+                    (true, false) => return Err(left_out(&away)),
+                    (true, true) => {}
+                    (false, _) => return Ok((self.consumer(&here).await?, away)),
+                }
+            }
+            tokio::time::sleep(Duration::from_millis(500)).await;
+        }
+    }
+}
+
+/// Streamlets were left out.
+fn left_out(away: &Away) -> CliError {
+    let message = format!("{}: nothing of that was read", away.sentence());
+    CliError::failure(message).next("start that node again; `kera status` shows what is lost and what waits for it")
+}
+
 /// How the consumer is called in listings: host and process.
 fn member_name() -> String {
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     format!("{}-{}", host.trim(), std::process::id())
 }
 
-struct Consuming {
+struct Consuming<'a> {
+    source: Source<'a>,
     consumer: Consumer,
+    /// Of the streamlets that were left out, when their node is back.
+    late: Option<Consumer>,
+    left_out: Away,
+    /// What was said last about why nothing comes; empty: nothing, or that it goes on.
+    said: String,
+    /// When it was looked for a reason last, or a record came after a pause.
+    wondered: Instant,
     out: BufWriter<Stdout>,
     format: Show,
     commits: bool,
@@ -69,7 +155,7 @@ struct Consuming {
     committed: Instant,
 }
 
-impl Consuming {
+impl Consuming<'_> {
     async fn all(&mut self, max: u64) -> Result<(), CliError> {
         let stop = stop_signal();
         tokio::pin!(stop);
@@ -78,7 +164,7 @@ impl Consuming {
             // What is there is printed without looking at anything else; only a pause flushes.
             let at_hand = tokio::select! {
                 biased;
-                next = self.consumer.next() => Some(next),
+                next = next_of(&mut self.consumer, &mut self.late) => Some(next),
                 () = ready(()) => None,
             };
             let next = match at_hand {
@@ -90,8 +176,12 @@ impl Consuming {
                     } else {
                         Duration::MAX
                     };
+                    let wonder = WONDER_EVERY.saturating_sub(self.wondered.elapsed());
                     tokio::select! {
-                        next = self.consumer.next() => next,
+                        next = next_of(&mut self.consumer, &mut self.late) => {
+                            self.heard();
+                            next
+                        }
                         () = sleep(pause) => {
                             tokio::select! {
                                 done = self.commit_meanwhile() => done?,
@@ -99,15 +189,25 @@ impl Consuming {
                             }
                             continue;
                         }
+                        () = sleep(wonder) => {
+                            self.wonder().await?;
+                            continue;
+                        }
                         () = &mut stop => return Ok(()),
                     }
                 }
             };
-            let Some(record) = next? else { return Ok(()) };
+            let Some(record) = next? else {
+                return if self.left_out.is_nothing() { Ok(()) } else { Err(left_out(&self.left_out)) };
+            };
             self.print(&record).map_err(|error| write_error(&error))?;
             printed += 1;
             self.uncommitted += 1;
             if printed % LOOK_EVERY == 0 {
+                let may_be_back = self.source.args.follow && !self.left_out.is_nothing();
+                if may_be_back && self.wondered.elapsed() >= WONDER_EVERY {
+                    self.wonder().await?;
+                }
                 let is_due = self.committed.elapsed() >= COMMIT_EVERY;
                 tokio::select! {
                     biased;
@@ -117,6 +217,40 @@ impl Consuming {
                 }
             }
         }
+        Ok(())
+    }
+
+    /// A record has come after a pause.
+    fn heard(&mut self) {
+        if self.left_out.is_nothing() {
+            self.wondered = Instant::now();
+            self.said.clear();
+        }
+    }
+
+    /// Nothing has come for a while, or streamlets were left out: looks whether there is a reason, says it once, and reads what is back.
+    async fn wonder(&mut self) -> Result<(), CliError> {
+        let looked = timeout(WONDER_EVERY, self.source.away()).await;
+        self.wondered = Instant::now();
+        let (address, follow) = (self.source.client.address(), self.source.args.follow);
+        let reason = match looked {
+            Err(_) => format!("waiting for {address}: it does not answer"),
+            Ok(Err(error)) => format!("waiting for {address}: {}", explain(&error).message),
+            Ok(Ok(away)) => {
+                let back = self.left_out.streamlets();
+                if follow && !back.is_empty() && !back.iter().any(|streamlet| away.has(*streamlet)) {
+                    // If it goes away again at once, the next look is the next try.
+                    if let Ok(consumer) = self.source.consumer(&back).await {
+                        (self.late, self.left_out) = (Some(consumer), Away::default());
+                    }
+                }
+                away.sentence()
+            }
+        };
+        if !reason.is_empty() && reason != self.said && self.left_out.sentence() != reason {
+            eprintln!("{reason}");
+        }
+        self.said = reason;
         Ok(())
     }
 
@@ -179,6 +313,17 @@ impl Consuming {
                 self.out.write_all(b"\n")
             }
         }
+    }
+}
+
+/// The next record of either. Who of them has none yet loses nothing by being dropped.
+async fn next_of(one: &mut Consumer, late: &mut Option<Consumer>) -> Result<Option<ConsumedRecord>, ClientError> {
+    match late {
+        None => one.next().await,
+        Some(late) => tokio::select! {
+            next = one.next() => next,
+            next = late.next() => next,
+        },
     }
 }
 

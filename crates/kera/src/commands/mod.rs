@@ -1,6 +1,7 @@
 //! What each command does. One module per command, called once from `main` on the main thread.
 
 pub mod application;
+pub mod away;
 pub mod cluster;
 pub mod config;
 pub mod consume;

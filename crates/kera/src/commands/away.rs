@@ -1,0 +1,144 @@
+//! Which streamlets of a stream nobody can read at the moment, because what is in them is at a node that is lost. Asked by
+//! `kera consume` before it begins and when nothing comes.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use kera_client::{Client, ClientError, Status, StreamInfo};
+use kera_format::limits::STREAMLETS_MAX;
+use kera_protocol::{FindOwners, OwnerRun, Owners};
+
+/// More pages of owners than a stream can have.
+const PAGES_MAX: usize = 1_000;
+/// Streamlets that are named one by one.
+const NAMED_MAX: usize = 8;
+
+/// Streamlets by the node that they wait for; zero: nobody owns them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Away(BTreeMap<u32, BTreeSet<u32>>);
+
+impl Away {
+    /// What is away of a stream; nothing if there is one node.
+    ///
+    /// # Errors
+    /// Nobody can be asked.
+    pub async fn of(client: &Client, stream: &StreamInfo) -> Result<Away, ClientError> {
+        let (mut away, mut after) = (Away::default(), None);
+        let fenced: Vec<u32> = match client.admin().describe_cluster().await {
+            Ok(cluster) => cluster.nodes.iter().filter(|node| node.fenced).map(|node| node.node).collect(),
+            // A node of an earlier version, which is in no cluster.
+            Err(error) if error.status() == Some(Status::UnknownOperation) => return Ok(away),
+            Err(error) => return Err(error),
+        };
+        for _ in 0..PAGES_MAX {
+            let page = client.call(&FindOwners { streams: vec![stream.id.into()], after, limit: 0 }).await?;
+            if page.node == 0 {
+                break;
+            }
+            away.take(&page, &fenced);
+            let last = page.streams.iter().flat_map(|of| of.runs.iter().map(|run| (of.stream, run.first))).last();
+            if !page.more || last <= after {
+                break;
+            }
+            after = last;
+        }
+        Ok(away)
+    }
+
+    fn take(&mut self, page: &Owners, fenced: &[u32]) {
+        let is_there = |node: u32| page.nodes.iter().any(|known| known.node == node) && !fenced.contains(&node);
+        for run in page.streams.iter().flat_map(|of| &of.runs) {
+            let older = run.older.iter().map(|older| older.node);
+            if let Some(lost) = std::iter::once(run.node).chain(older).find(|node| !is_there(*node)) {
+                let lost = if lost == u32::MAX { 0 } else { lost };
+                self.0.entry(lost).or_default().extend(streamlets(run));
+            }
+        }
+    }
+
+    /// Only what a reader of these streamlets misses; none named: of all.
+    #[must_use]
+    pub fn among(mut self, wanted: &[u32]) -> Away {
+        if !wanted.is_empty() {
+            self.0.values_mut().for_each(|streamlets| streamlets.retain(|streamlet| wanted.contains(streamlet)));
+        }
+        self.0.retain(|_, streamlets| !streamlets.is_empty());
+        self
+    }
+
+    /// Whether nothing is.
+    pub fn is_nothing(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Whether a streamlet is.
+    pub fn has(&self, streamlet: u32) -> bool {
+        self.0.values().any(|streamlets| streamlets.contains(&streamlet))
+    }
+
+    /// The streamlets.
+    pub fn streamlets(&self) -> Vec<u32> {
+        let all: BTreeSet<u32> = self.0.values().flatten().copied().collect();
+        all.into_iter().collect()
+    }
+
+    /// As a sentence without its end: `streamlets 0, 3 wait for node 1, which is lost`.
+    pub fn sentence(&self) -> String {
+        let one = |(node, streamlets): (&u32, &BTreeSet<u32>)| {
+            let mut named: Vec<String> = streamlets.iter().take(NAMED_MAX).map(u32::to_string).collect();
+            if streamlets.len() > NAMED_MAX {
+                named.push(format!("and {} more", streamlets.len() - NAMED_MAX));
+            }
+            let (noun, verb) = if streamlets.len() == 1 { ("streamlet", "waits") } else { ("streamlets", "wait") };
+            let whom = match node {
+                0 => "a node that takes over".to_owned(),
+                node => format!("node {node}, which is lost"),
+            };
+            format!("{noun} {} {verb} for {whom}", named.join(", "))
+        };
+        self.0.iter().map(one).collect::<Vec<_>>().join("; ")
+    }
+}
+
+fn streamlets(run: &OwnerRun) -> Vec<u32> {
+    run.streamlets().map(|streamlet| streamlet.0).take_while(|streamlet| *streamlet < STREAMLETS_MAX).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kera_client::{StreamId, StreamletId};
+    use kera_protocol::{NodeInfo, OlderGroups, StreamOwners};
+
+    #[test]
+    fn streamlets_whose_owner_or_whose_older_records_are_at_a_lost_node_are_away() {
+        let node = |node| NodeInfo {
+            node,
+            node_epoch: 1,
+            address: String::new(),
+            kafka_address: String::new(),
+            http_address: String::new(),
+            rack: String::new(),
+            roles: vec![],
+        };
+        let run = |first, count, node, older: Option<u32>| OwnerRun {
+            first: StreamletId(first),
+            count,
+            step: 2,
+            node,
+            epoch: 4,
+            older: older.into_iter().map(|node| OlderGroups { first_epoch: 1, node }).collect(),
+        };
+        let runs = vec![run(0, 2, 1, None), run(1, 1, 2, None), run(3, 1, 2, Some(1)), run(4, 1, 0, None)];
+        let streams = vec![StreamOwners { stream: StreamId(7), streamlets: 5, runs }];
+        let page =
+            Owners { cluster: [1; 16], version: 3, node: 2, nodes: vec![node(1), node(2)], streams, more: false };
+        let mut away = Away::default();
+        away.take(&page, &[1]);
+        let said = "streamlet 4 waits for a node that takes over; streamlets 0, 2, 3 wait for node 1, which is lost";
+        assert_eq!(away.sentence(), said);
+        assert_eq!(away.streamlets(), [0, 2, 3, 4]);
+        assert!(away.has(3) && !away.has(1));
+        assert_eq!(away.clone().among(&[1, 3]).sentence(), "streamlet 3 waits for node 1, which is lost");
+        assert!(away.among(&[1]).is_nothing());
+    }
+}

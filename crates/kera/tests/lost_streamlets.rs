@@ -1,0 +1,45 @@
+//! Reading a stream some streamlets of which are at a node that is lost: the others are read, and it is said what is not.
+
+mod common;
+
+use std::collections::BTreeSet;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::process::Stdio;
+
+use common::eventually;
+use common::members::{cluster, free_ports, start_again, three_nodes};
+
+#[test]
+fn what_is_not_at_a_lost_node_is_read_and_the_rest_when_it_is_back() {
+    let ports = free_ports::<6>();
+    let (members, mut nodes) = three_nodes(&ports);
+    let node = nodes[1].as_ref().expect("it runs");
+    node.ok("stream create spread --streamlets 3");
+    let mut producing = node.command("produce spread --chunk-bytes 256B").stdin(Stdio::piped()).spawn().unwrap();
+    let written: BTreeSet<String> = (0..300).map(|number| format!("record number {number}")).collect();
+    let text: String = written.iter().map(|line| format!("{line}\n")).collect();
+    producing.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
+    assert!(producing.wait().unwrap().success());
+
+    nodes[0].take().expect("it runs").kill();
+    let node = nodes[1].as_ref().expect("it runs");
+    eventually("a loss that is known", || cluster(node)["nodes"][0]["state"] == "lost");
+    let output = node.run("consume spread");
+    let read: BTreeSet<String> = common::stdout(&output).lines().map(String::from).collect();
+    let said = common::stderr(&output);
+    assert!(!read.is_empty() && read.len() < 300 && read.is_subset(&written), "{read:?} {said}");
+    assert_eq!(output.status.code(), Some(1));
+    assert!(said.contains("waits for node 1, which is lost") && !said.contains("kera serve"), "{said}");
+
+    let following = node.command("consume spread --from earliest --follow --max 300").stdout(Stdio::piped()).spawn();
+    let mut following = following.unwrap();
+    let mut out = BufReader::new(following.stdout.take().unwrap());
+    let mut text = String::new();
+    for _ in 0..read.len() {
+        out.read_line(&mut text).unwrap();
+    }
+    nodes[0] = Some(start_again(&members[0]));
+    out.read_to_string(&mut text).unwrap();
+    assert!(following.wait().unwrap().success());
+    assert_eq!(text.lines().map(String::from).collect::<BTreeSet<_>>(), written);
+}
