@@ -70,6 +70,8 @@ fn next_step(status: Status) -> &'static str {
             "`kera application list` shows all; `kera consume STREAM --application` makes one"
         }
         Status::UnknownStream => "`kera stream list` shows all; `kera stream create` makes one",
+        // What is refused is not always a field, and the message says what would be right.
+        Status::InvalidArgument | Status::InvalidName => "",
         other => other.hint(),
     }
 }
@@ -77,5 +79,18 @@ fn next_step(status: Status) -> &'static str {
 impl From<ClientError> for CliError {
     fn from(error: ClientError) -> CliError {
         explain(&error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_refused_is_not_followed_by_advice_that_makes_no_sense() {
+        for status in [Status::InvalidArgument, Status::InvalidName] {
+            assert_eq!(next_step(status), "", "{status}");
+        }
+        assert!(!next_step(Status::DiskFull).is_empty());
     }
 }

@@ -185,6 +185,10 @@ fn unknown_names_come_with_what_was_meant() {
         assert_eq!(status, 1);
         assert!(said.contains("did you mean `flights`?"), "{command}: {said}");
     }
+    let (_, said) = node.fails("produce _kera.applications");
+    assert!(said.contains("only nodes write to it") && !said.contains("change the field"), "{said}");
+    let (_, said) = node.fails("node drain 1 --no-wait");
+    assert!(said.contains("alone") && !said.contains("change the field"), "{said}");
     let (_, said) = node.fails("consume payments");
     assert!(said.contains("kera stream create payments"), "{said}");
     let (_, said) = node.fails("stream create flights");

@@ -82,6 +82,10 @@ pub async fn run(args: &ProduceArgs, globals: &Globals) -> Result<(), CliError> 
     // The node is asked before the input is touched: a pipe cannot be read twice.
     let client = connect(globals).await?;
     let stream = find_stream(&client, &args.stream).await?;
+    if stream.name.starts_with("_kera.") {
+        let message = format!("`{}` is one of the system's own streams: only nodes write to it", stream.name);
+        return Err(CliError::failure(message).next("`kera stream list` shows those that can be written to"));
+    }
     let Input { name, bytes, read, rows } = open_input(args, picks).await?;
     let failed = FirstFailure::default();
     let noting = failed.clone();
