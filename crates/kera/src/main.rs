@@ -8,6 +8,7 @@ mod commands;
 mod connect;
 mod error;
 mod output;
+mod records;
 mod rows;
 mod settings;
 mod verify;

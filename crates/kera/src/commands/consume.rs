@@ -11,7 +11,6 @@ use std::io::{self, BufWriter, Stdout, Write};
 use std::time::{Duration, Instant};
 
 use kera_client::{Client, ClientError, CommitMode, ConsumedRecord, Consumer, Start, StreamInfo};
-use serde_json::{Value, json};
 use tokio::time::timeout;
 
 use crate::cli::{ConsumeArgs, Globals, Show};
@@ -19,7 +18,8 @@ use crate::commands::away::Away;
 use crate::connect::{connect, explain, find_stream};
 use crate::error::CliError;
 use crate::output::write_error;
-use crate::when::{parse_start, show_instant};
+use crate::records::RecordJson;
+use crate::when::parse_start;
 
 /// Time between commits while records come.
 const COMMIT_EVERY: Duration = Duration::from_secs(1);
@@ -309,7 +309,7 @@ impl Consuming<'_> {
                 self.out.write_all(b"\n")
             }
             Show::Json => {
-                serde_json::to_writer(&mut self.out, &record_json(record))?;
+                serde_json::to_writer(&mut self.out, &RecordJson::new(record, &view))?;
                 self.out.write_all(b"\n")
             }
         }
@@ -324,53 +324,6 @@ async fn next_of(one: &mut Consumer, late: &mut Option<Consumer>) -> Result<Opti
             next = one.next() => next,
             next = late.next() => next,
         },
-    }
-}
-
-/// A record as JSON. A value that is a JSON object or array is put in as such, other text as text, other bytes in
-/// hexadecimal under another name.
-fn record_json(record: &ConsumedRecord) -> Value {
-    let view = record.view();
-    let mut json = json!({
-        "streamlet": record.streamlet.0,
-        "lane": record.lane.0,
-        "ordinal": record.ordinal,
-        "appended": show_instant(record.append_time_ms),
-    });
-    let keys: Vec<Value> = view.keys().map(|key| bytes_json(key).1).collect();
-    match keys.len() {
-        0 => {}
-        1 => json["key"] = keys.into_iter().next().unwrap_or_default(),
-        _ => json["keys"] = Value::Array(keys),
-    }
-    if record.headers().len() > 0 {
-        let header = |(name, value): (&[u8], Option<&[u8]>)| {
-            json!([String::from_utf8_lossy(name), value.map(|value| bytes_json(value).1)])
-        };
-        json["headers"] = record.headers().map(header).collect();
-    }
-    if let Some(version) = view.version() {
-        json["version"] = version.into();
-    }
-    if let Some(ms) = view.timestamp_ms() {
-        json["timestamp"] = show_instant(ms).into();
-    }
-    match view.value() {
-        None => json["value"] = Value::Null,
-        Some(bytes) => {
-            let structured =
-                matches!(bytes.first(), Some(b'{' | b'[')).then(|| serde_json::from_slice(bytes).ok()).flatten();
-            let (name, value) = structured.map_or_else(|| bytes_json(bytes), |value| ("value", value));
-            json[name] = value;
-        }
-    }
-    json
-}
-
-fn bytes_json(bytes: &[u8]) -> (&'static str, Value) {
-    match std::str::from_utf8(bytes) {
-        Ok(text) => ("value", text.into()),
-        Err(_) => ("value_hex", bytes.iter().map(|b| format!("{b:02x}")).collect::<String>().into()),
     }
 }
 
