@@ -68,6 +68,10 @@ Examples:
   kera produce flights --file flights.csv.zst           header line gives the names; .zst is unpacked
   tail -f app.log | kera produce logs                   every line is a record
   kera produce flights --file flights.ndjson --rate 1000 --on-error skip
+  kera produce users --key-separator : --null-value null
+                                                        lines like ann:blue; after ann:null the key is gone
+  kera consume old --json | kera produce new --format records
+                                                        with keys and timestamps, but without headers
 
 Records with the same key go to the same streamlet, in order. Everything is acknowledged before the command ends well.")]
     Produce(ProduceArgs),
@@ -365,6 +369,12 @@ pub struct ProduceArgs {
     /// The field that becomes the timestamp: a time like 2026-01-31T12:00:00Z, or a number since 1970.
     #[arg(long, value_name = "FIELD")]
     pub timestamp_field: Option<String>,
+    /// Of lines: what stands between the key and the value, like : or \t for a tab.
+    #[arg(long, value_name = "TEXT", value_parser = separator)]
+    pub key_separator: Option<String>,
+    /// The value that stands for none, like null: such a record says that its key is gone. Of lines and ndjson.
+    #[arg(long, value_name = "TEXT")]
+    pub null_value: Option<String>,
     /// Records per second at most.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub rate: Option<u64>,
@@ -393,6 +403,10 @@ fn compression(text: &str) -> Result<Compression, String> {
         .into_iter()
         .find(|c| c.name() == text)
         .ok_or_else(|| format!("`{text}` is none of: none, lz4, zstd"))
+}
+
+fn separator(text: &str) -> Result<String, String> {
+    if text.is_empty() { Err("it is empty".into()) } else { Ok(text.replace("\\t", "\t")) }
 }
 
 fn chunk_bytes(text: &str) -> Result<usize, String> {
@@ -782,6 +796,7 @@ mod tests {
             "serve --data d --listen 127.0.0.1:1 --http-listen none --config f --log-format json",
             "stream create s --streamlets 4 --lanes 2 --segments-per-group 8 --replication 1 --durability power --order none \
              --retention-time 7d --retention-bytes 10GiB --cleanup compact --connect a:1 --json",
+            "produce s --format records --null-value null --key-separator :",
             "produce s --file f --format ndjson --key-field k --timestamp-field t --rate 5 --compression lz4 --chunk-bytes 1KiB \
              --linger-ms 5 --on-error skip",
             "consume s --application a --from earliest --max 3 --follow --format json",

@@ -97,6 +97,31 @@ fn standard_input_lines_and_raw() {
     assert_eq!(last["value_hex"], "00ff0a0a");
 }
 
+#[test]
+fn what_was_printed_as_json_is_written_again_as_it_was() {
+    let (place, node) = with_stream("");
+    let file = place.file("lines");
+    std::fs::write(&file, b"a:{\"b\":1,\"a\":1.50}\nb:null\n\xff:\xfe\n:\n").unwrap();
+    node.ok(&format!("produce flights --file {} --key-separator : --null-value null", file.display()));
+    node.ok("stream create copied");
+    let printed = node.ok("consume flights --json");
+    std::fs::write(&file, &printed).unwrap();
+    node.ok(&format!("produce copied --file {} --format records", file.display()));
+    let without_time = |text: &str| -> Vec<String> {
+        let line = |line: &str| {
+            let mut record: Value = serde_json::from_str(line).unwrap();
+            record["appended"].take();
+            record.to_string()
+        };
+        text.lines().map(line).collect()
+    };
+    assert_eq!(without_time(&node.ok("consume copied --json")), without_time(&printed));
+    let records: Vec<Value> = printed.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert!(printed.contains(r#""value":{"b":1,"a":1.50}"#), "{printed}");
+    assert_eq!((&records[1]["key"], &records[1]["value"]), (&json!("b"), &Value::Null));
+    assert_eq!((&records[2]["key_hex"], &records[2]["value_hex"]), (&json!("ff"), &json!("fe")));
+}
+
 /// Lines that a child writes to its standard error, as they come.
 fn said_by(child: &mut Child) -> std::sync::mpsc::Receiver<String> {
     let (sender, receiver) = std::sync::mpsc::channel();

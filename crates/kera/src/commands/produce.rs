@@ -50,21 +50,29 @@ struct Rows {
 
 struct RowSpan {
     line: u64,
-    key: Option<(usize, usize)>,
-    value: (usize, usize),
+    key: Option<Span>,
+    more_keys: Vec<Span>,
+    value: Option<Span>,
     timestamp_ms: Option<i64>,
+    version: Option<u64>,
+    headers: u64,
 }
+
+/// Where something is in the buffer.
+type Span = std::ops::Range<usize>;
 
 impl Rows {
     fn push(&mut self, row: &Row) {
         let mut span = |bytes: &[u8]| {
             let start = self.bytes.len();
             self.bytes.extend_from_slice(bytes);
-            (start, self.bytes.len())
+            start..self.bytes.len()
         };
         let key = row.key.as_deref().map(&mut span);
-        let value = span(&row.value);
-        self.rows.push(RowSpan { line: row.line, key, value, timestamp_ms: row.timestamp_ms });
+        let more_keys = row.more_keys.iter().map(|key| span(key)).collect();
+        let value = (!row.no_value).then(|| span(&row.value));
+        let Row { line, timestamp_ms, version, headers, .. } = *row;
+        self.rows.push(RowSpan { line, key, more_keys, value, timestamp_ms, version, headers });
     }
 }
 
@@ -78,7 +86,12 @@ enum Read {
 /// # Errors
 /// The input cannot be read or is malformed, or the node does not take it.
 pub async fn run(args: &ProduceArgs, globals: &Globals) -> Result<(), CliError> {
-    let picks = Picks { key: args.key_field.clone(), timestamp: args.timestamp_field.clone() };
+    let picks = Picks {
+        key: args.key_field.clone(),
+        timestamp: args.timestamp_field.clone(),
+        separator: args.key_separator.clone(),
+        null: args.null_value.clone(),
+    };
     // The node is asked before the input is touched: a pipe cannot be read twice.
     let client = connect(globals).await?;
     let stream = find_stream(&client, &args.stream).await?;
@@ -116,6 +129,7 @@ pub async fn run(args: &ProduceArgs, globals: &Globals) -> Result<(), CliError> 
         settled: Settled::default(),
         quiet: Quiet { acknowledged: 0, since: Instant::now(), said: false },
         skipped: 0,
+        headers: 0,
         stopped: None,
     };
     let started = Instant::now();
@@ -182,6 +196,8 @@ struct Sending {
     settled: Settled,
     quiet: Quiet,
     skipped: u64,
+    /// Headers that were left out.
+    headers: u64,
     /// Why sending ended before the input did, if it did.
     stopped: Option<String>,
 }
@@ -247,13 +263,21 @@ impl Sending {
                 pace.wait().await;
                 self.progress.show(self.sent);
             }
-            let value = &rows.bytes[row.value.0..row.value.1];
-            let key = row.key.map(|(start, end)| [&rows.bytes[start..end]]);
-            let keys: &[&[u8]] = key.as_ref().map_or(&[], |key| key);
-            let record = Record { keys, value: Some(value), timestamp_ms: row.timestamp_ms, ..Record::default() };
+            let value = row.value.clone().map(|span| &rows.bytes[span]);
+            let key = row.key.clone().map(|span| [&rows.bytes[span]]);
+            let mut keys: &[&[u8]] = key.as_ref().map_or(&[], |key| key);
+            let all_keys: Vec<&[u8]>;
+            if !row.more_keys.is_empty() {
+                let more = row.more_keys.iter().map(|span| &rows.bytes[span.clone()]);
+                all_keys = keys.iter().copied().chain(more).collect();
+                keys = &all_keys;
+            }
+            let (timestamp_ms, version) = (row.timestamp_ms, row.version);
+            let record = Record { keys, value, timestamp_ms, version, ..Record::default() };
             self.push(&record, row.line).await?;
             self.sent += 1;
-            self.sent_bytes += value.len() as u64;
+            self.sent_bytes += value.map_or(0, <[u8]>::len) as u64;
+            self.headers += row.headers;
             self.last_line = row.line;
             if self.settled.at.elapsed() >= SETTLE_EVERY {
                 self.settle().await?;
@@ -418,17 +442,21 @@ impl Sending {
         let rate = (self.sent as f64 / seconds) as u64;
         if globals.json {
             print_json(&json!({
-                "records": self.sent, "value_bytes": self.sent_bytes, "skipped": self.skipped,
+                "records": self.sent, "value_bytes": self.sent_bytes, "skipped": self.skipped, "headers_left_out": self.headers,
                 "seconds": seconds, "records_per_second": rate,
                 "interrupted": self.stopped.is_some(), "retried_chunks": stats.retried_chunks,
             }))?;
         } else {
             let skipped =
                 if self.skipped > 0 { format!(", {} skipped", human_count(self.skipped)) } else { String::new() };
+            let headers = match self.headers {
+                0 => String::new(),
+                count => format!(", {} headers left out", human_count(count)),
+            };
             let how = self.stopped.as_deref().map_or(String::new(), |why| format!(" ({why})"));
             print(&format!(
-                "{} records ({}) written and acknowledged in {seconds:.2} s, {} records/s{skipped}{how}\n",
-                human_count(self.sent),
+                "{} ({}) written and acknowledged in {seconds:.2} s, {} records/s{skipped}{headers}{how}\n",
+                records_of(self.sent),
                 human_bytes(self.sent_bytes),
                 human_count(rate),
             ))?;

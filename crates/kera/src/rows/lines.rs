@@ -8,11 +8,12 @@ pub(super) struct LineRows {
     input: Box<dyn BufRead + Send>,
     line: u64,
     whole: bool,
+    separator: Option<String>,
 }
 
 impl LineRows {
-    pub(super) fn new(input: Box<dyn BufRead + Send>, whole: bool) -> LineRows {
-        LineRows { input, line: 0, whole }
+    pub(super) fn new(input: Box<dyn BufRead + Send>, whole: bool, separator: Option<String>) -> LineRows {
+        LineRows { input, line: 0, whole, separator }
     }
 }
 
@@ -24,6 +25,9 @@ impl RowSource for LineRows {
             let more = read_line(&mut *self.input, self.line, &mut row.value)?;
             if row.value.last() == Some(&b'\r') {
                 row.value.pop();
+            }
+            if let Some(separator) = self.separator.as_ref().filter(|_| more) {
+                split(row, separator)?;
             }
             return Ok(more);
         }
@@ -39,4 +43,17 @@ impl RowSource for LineRows {
         }
         Ok(true)
     }
+}
+
+/// Takes the key, which is in front of the first separator, from the value.
+fn split(row: &mut Row, separator: &str) -> Result<(), RowError> {
+    let at = row.value.windows(separator.len().max(1)).position(|part| part == separator.as_bytes());
+    let Some(at) = at else {
+        let message = format!("there is no `{separator}`, which --key-separator names, between a key and a value");
+        return Err(RowError::new(row.line, None, message));
+    };
+    let value = row.value.split_off(at + separator.len());
+    row.value.truncate(at);
+    row.key = Some(std::mem::replace(&mut row.value, value));
+    Ok(())
 }

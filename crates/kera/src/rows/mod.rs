@@ -1,4 +1,4 @@
-//! Input files as records: NDJSON, CSV, JSON arrays, lines, or one raw record. Reads a file or standard input once,
+//! Input files as records: NDJSON, CSV, JSON arrays, lines, what `kera consume --json` prints, or one raw record. Reads a file or standard input once,
 //! from front to back, in bounded memory; a file that ends in `.zst` is unpacked on the way.
 //!
 //! Called by `kera produce` on its one thread. A row that is malformed is an error that names file, line and field, and
@@ -8,6 +8,7 @@ mod csv;
 mod fields;
 mod json;
 mod lines;
+mod records;
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
@@ -33,15 +34,22 @@ pub enum Format {
     Lines,
     /// The whole input is one value.
     Raw,
+    /// What `kera consume --json` prints: key or keys, value, timestamp and version are taken over, from `_hex` fields too;
+    /// "value": null is a record without a value. Headers, streamlet, lane, ordinal and time of append are not.
+    Records,
 }
 
-/// Which fields of a row become a record's key and timestamp.
+/// What of a row becomes a record's key and timestamp, and which records have no value.
 #[derive(Clone, Debug, Default)]
 pub struct Picks {
     /// The field whose value is the key.
     pub key: Option<String>,
     /// The field whose value is the timestamp.
     pub timestamp: Option<String>,
+    /// What stands between the key and the value of a line.
+    pub separator: Option<String>,
+    /// The value that stands for none.
+    pub null: Option<String>,
 }
 
 /// One record of input. Reused from row to row.
@@ -55,6 +63,14 @@ pub struct Row {
     pub timestamp_ms: Option<i64>,
     /// The value.
     pub value: Vec<u8>,
+    /// There is no value: the record says that its key is gone.
+    pub no_value: bool,
+    /// Keys behind the first one.
+    pub more_keys: Vec<Vec<u8>>,
+    /// The version, if there is one.
+    pub version: Option<u64>,
+    /// Headers that it has, which are left out.
+    pub headers: u64,
 }
 
 /// What is wrong with one row.
@@ -165,24 +181,67 @@ fn source(
         (Format::Auto, _, _) => Format::Lines,
         (format, _, _) => format,
     };
-    match format {
-        Format::Ndjson | Format::Auto => Ok(Box::new(json::JsonRows::new(input, first == Some(b'['), picks))),
+    check(format, &picks)?;
+    let null = picks.null.clone();
+    let rows: Box<dyn RowSource> = match format {
+        Format::Ndjson | Format::Auto => Box::new(json::JsonRows::new(input, first == Some(b'['), picks)),
         Format::Csv => {
             let delimiter = if extension == "tsv" { b'\t' } else { b',' };
-            Ok(Box::new(csv::CsvRows::new(input, delimiter, &picks)?))
+            Box::new(csv::CsvRows::new(input, delimiter, &picks)?)
         }
+        Format::Records => Box::new(records::RecordRows::new(input)),
         Format::Lines | Format::Raw => {
-            let flag = match (&picks.key, &picks.timestamp) {
-                (Some(_), _) => "--key-field",
-                (None, Some(_)) => "--timestamp-field",
-                (None, None) => return Ok(Box::new(lines::LineRows::new(input, format == Format::Raw))),
-            };
-            let message = format!("{flag} needs records with fields, and lines have none");
-            Err(CliError::usage(message).next("say what it is with --format ndjson or --format csv"))
+            Box::new(lines::LineRows::new(input, format == Format::Raw, picks.separator))
         }
-    }
+    };
+    Ok(match null {
+        Some(null) => Box::new(NullValues { rows, null: null.into_bytes() }),
+        None => rows,
+    })
 }
 
+/// Whether the flags make sense for the format.
+fn check(format: Format, picks: &Picks) -> Result<(), CliError> {
+    let fields = matches!(format, Format::Ndjson | Format::Auto | Format::Csv);
+    let flag = match picks {
+        Picks { key: Some(_), .. } if !fields => "--key-field",
+        Picks { timestamp: Some(_), .. } if !fields => "--timestamp-field",
+        Picks { separator: Some(_), .. } if format != Format::Lines => {
+            let message = "--key-separator is for lines";
+            return Err(CliError::usage(message).next("name the field with --key-field, or say --format lines"));
+        }
+        Picks { null: Some(_), .. } if !matches!(format, Format::Lines | Format::Ndjson) => {
+            let message = "--null-value is for lines and ndjson";
+            return Err(CliError::usage(message).next("--format records takes \"value\": null"));
+        }
+        _ => return Ok(()),
+    };
+    let (message, next) = match format {
+        Format::Records => (format!("{flag} makes no sense for records, which say what their keys and times are"), ""),
+        _ => (
+            format!("{flag} needs records with fields, and lines have none"),
+            "say what it is with --format ndjson or --format csv, or what is between key and value with --key-separator",
+        ),
+    };
+    Err(CliError::usage(message).next(next))
+}
+
+/// Rows some of which have no value: those with one that stands for none.
+struct NullValues {
+    rows: Box<dyn RowSource>,
+    null: Vec<u8>,
+}
+
+impl RowSource for NullValues {
+    fn next(&mut self, row: &mut Row) -> Result<bool, RowError> {
+        let more = self.rows.next(row)?;
+        row.no_value = row.value == self.null;
+        if row.no_value {
+            row.value.clear();
+        }
+        Ok(more)
+    }
+}
 /// The first byte that is no white space, without consuming anything but white space at the front of the first buffer.
 fn first_byte(input: &mut Box<dyn BufRead + Send>) -> io::Result<Option<u8>> {
     let buffer = input.fill_buf()?;

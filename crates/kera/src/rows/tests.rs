@@ -26,7 +26,7 @@ fn rows_of(
 
 fn picks(key: &str, timestamp: &str) -> Picks {
     let some = |name: &str| (!name.is_empty()).then(|| name.to_owned());
-    Picks { key: some(key), timestamp: some(timestamp) }
+    Picks { key: some(key), timestamp: some(timestamp), ..Picks::default() }
 }
 
 fn values(rows: &[Result<Row, RowError>]) -> Vec<String> {
@@ -149,4 +149,51 @@ fn lines_and_raw() {
 fn standard_input_is_recognised_by_its_first_byte() {
     assert_eq!(rows_of(" {\"a\":1}\n", "-", Format::Auto, picks("a", "")).unwrap().len(), 1);
     assert_eq!(values(&rows_of("hello\n", "-", Format::Auto, Picks::default()).unwrap()), ["hello"]);
+}
+
+#[test]
+fn a_key_stands_in_front_of_the_separator_and_a_value_can_stand_for_none() {
+    let picks = Picks { separator: Some("::".into()), null: Some("null".into()), ..Picks::default() };
+    let rows = rows_of("a::1::2\nb::null\nc\n::\n", "-", Format::Auto, picks.clone()).unwrap();
+    let shown = |row: &Row| (row.key.clone().unwrap(), (!row.no_value).then(|| row.value.clone()));
+    assert_eq!(shown(rows[0].as_ref().unwrap()), (b"a".to_vec(), Some(b"1::2".to_vec())));
+    assert_eq!(shown(rows[1].as_ref().unwrap()), (b"b".to_vec(), None));
+    assert!(rows[2].as_ref().unwrap_err().message.contains("`::`"));
+    assert_eq!(shown(rows[3].as_ref().unwrap()), (b"".to_vec(), Some(b"".to_vec())));
+    let picks = Picks { null: Some("null".into()), ..Picks::default() };
+    let rows = rows_of("null\n{}\n", "f.ndjson", Format::Auto, picks).unwrap();
+    assert_eq!(rows.iter().map(|row| row.as_ref().unwrap().no_value).collect::<Vec<_>>(), [true, false]);
+    for (format, separator, null) in [(Format::Csv, ":", ""), (Format::Records, "", "x"), (Format::Raw, "", "x")] {
+        let some = |text: &str| (!text.is_empty()).then(|| text.to_owned());
+        let picks = Picks { separator: some(separator), null: some(null), ..Picks::default() };
+        let error = rows_of("a,b\n", "-", format, picks).err().unwrap();
+        assert_eq!(error.exit, crate::error::EXIT_USAGE, "{format:?}");
+    }
+}
+
+#[test]
+fn records_are_taken_over_as_they_were_printed() {
+    let text = r#"{"ordinal":7,"key":"k","value":{"n":12345678901234567890123, "a":1e400},"timestamp":"2001-01-01T12:00:00.000Z"}
+{"key_hex":"fFfe","value_hex":"00ff","version":9}
+
+{"keys":["a","b"],"value":null,"headers":[["h","1"]]}
+{"value":"a \"text\""}
+{"key":"k"}
+{"value_hex":"0"}
+{"value":"x","timestamp":"soon"}
+"#;
+    let rows = rows_of(text, "-", Format::Records, Picks::default()).unwrap();
+    let row = |at: usize| rows[at].as_ref().unwrap();
+    assert_eq!(row(0).key.as_deref(), Some(&b"k"[..]));
+    assert_eq!(row(0).value, br#"{"n":12345678901234567890123, "a":1e400}"#);
+    assert_eq!(row(0).timestamp_ms, Some(978_350_400_000));
+    assert_eq!((row(1).key.as_deref(), row(1).version), (Some(&b"\xff\xfe"[..]), Some(9)));
+    assert_eq!((&row(1).value[..], row(1).timestamp_ms), (&b"\x00\xff"[..], None));
+    assert_eq!((row(2).no_value, row(2).headers, row(2).line), (true, 1, 4));
+    assert_eq!(row(2).more_keys, [b"b".to_vec()]);
+    assert_eq!((&row(3).value[..], row(3).no_value), (&br#"a "text""#[..], false));
+    let wrong = |at: usize| rows[at].as_ref().unwrap_err().report("f");
+    assert!(wrong(4).contains("line 6: there is no `value`"), "{}", wrong(4));
+    assert!(wrong(5).contains("field `value_hex`: `0` is not hexadecimal"), "{}", wrong(5));
+    assert!(wrong(6).contains("field `timestamp`: `soon` is no time"), "{}", wrong(6));
 }

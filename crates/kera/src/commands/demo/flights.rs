@@ -16,7 +16,7 @@ pub(super) const COUNT: u64 = 342_425;
 pub(super) fn flights() -> Result<Box<dyn RowSource>, CliError> {
     let decoder = zstd::stream::read::Decoder::new(FLIGHTS)
         .map_err(|error| CliError::failure(format!("the flights in the binary: {error}")))?;
-    let picks = Picks { key: Some("origin".into()), timestamp: Some("date".into()) };
+    let picks = Picks { key: Some("origin".into()), timestamp: Some("date".into()), ..Picks::default() };
     rows::csv_source(Box::new(BufReader::new(decoder)), &picks)
 }
 
