@@ -79,6 +79,7 @@ Records with the same key go to the same streamlet, in order. Everything is ackn
     #[command(after_help = "\
 Examples:
   kera consume flights --from earliest --max 10         look at the first ten
+  kera consume flights --last 10                        the last ten of each streamlet
   kera consume flights --application report --from earliest --follow
                                                         read on where `report` stopped, also after a crash
   kera consume flights --from 2h --format json | jq .   what came in the last two hours, with keys and ordinals
@@ -436,10 +437,14 @@ pub struct ConsumeArgs {
     /// The application to read as: its members share the stream and it goes on where it stopped.
     #[arg(long, short, value_name = "NAME")]
     pub application: Option<String>,
-    /// Where to start: earliest, latest, a time like 2026-01-31T12:00:00Z, or how long ago, like 2h. An application
+    /// Where to start: earliest, latest, a time like 2026-01-31T12:00:00Z, how long ago, like 2h, or ordinal:N, the record with
+    /// that number in each lane. Times are those at which nodes took records, whatever timestamps these have. An application
     /// starts there only where it has committed nothing yet. [default: earliest; latest with --follow and no application]
     #[arg(long, value_name = "WHEN")]
     pub from: Option<String>,
+    /// Start with the last N records of each lane; a streamlet has one lane unless the stream was made with more.
+    #[arg(long, value_name = "N", conflicts_with_all = ["from", "application"])]
+    pub last: Option<u64>,
     /// Stop after this many records.
     #[arg(long, value_name = "N")]
     pub max: Option<u64>,
@@ -501,7 +506,7 @@ Examples:
         /// Its stream; needed if several streams have an application of that name, or none has one yet.
         #[arg(long)]
         stream: Option<String>,
-        /// Where to: earliest, latest, a time, or how long ago, like 2h.
+        /// Where to: earliest, latest, a time at which nodes took records, how long ago, like 2h, or ordinal:N.
         #[arg(long, value_name = "WHEN")]
         to: String,
         /// Only these streamlets, like 0,3.
@@ -800,6 +805,8 @@ mod tests {
             "produce s --file f --format ndjson --key-field k --timestamp-field t --rate 5 --compression lz4 --chunk-bytes 1KiB \
              --linger-ms 5 --on-error skip",
             "consume s --application a --from earliest --max 3 --follow --format json",
+            "consume s --last 5 --follow",
+            "consume s --from ordinal:7",
             "application reset a --to latest",
             "stream list",
             "stream describe s",

@@ -1,4 +1,5 @@
-//! Points in time as people write them, and back: `2001-01-01 00:47`, `2026-01-01T12:00:00Z`, `1767225600000`, `2h`.
+//! Where readers start, as people write it: points in time, and back: `2001-01-01 00:47`, `2026-01-01T12:00:00Z`, `1767225600000`, `2h`; or the
+//! number of a record, `ordinal:1000`.
 //! Pure but for [`parse_start`], which takes "now" from the machine.
 
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -15,9 +16,11 @@ pub enum When {
     Latest,
     /// At the first record appended at or after this time, milliseconds since 1970.
     At(i64),
+    /// At the record with this number in each lane; at the first one there is if that is gone.
+    Ordinal(u64),
 }
 
-/// Reads `earliest`, `latest`, an instant, or a time span that is taken back from `now_ms`: `2h` is two hours ago.
+/// Reads `earliest`, `latest`, `ordinal:` and a number, an instant, or a time span that is taken back from `now_ms`: `2h` is two hours ago.
 ///
 /// # Errors
 /// What would be right, as a sentence.
@@ -27,6 +30,10 @@ pub fn parse_when(text: &str, now_ms: i64) -> Result<When, String> {
         "latest" => return Ok(When::Latest),
         _ => {}
     }
+    if let Some(number) = text.trim().strip_prefix("ordinal:") {
+        let wrong = |_| format!("`{text}` is no number of a record; it is like ordinal:1000");
+        return number.parse().map(When::Ordinal).map_err(wrong);
+    }
     if let Some(at) = parse_instant(text) {
         return Ok(When::At(at));
     }
@@ -35,7 +42,7 @@ pub fn parse_when(text: &str, now_ms: i64) -> Result<When, String> {
         Ok(ms) if span != "0" => Ok(When::At(now_ms.saturating_sub(i64::try_from(ms).unwrap_or(i64::MAX)))),
         _ => Err(format!(
             "`{text}` is no point in time; it is `earliest`, `latest`, a time like 2026-01-31T12:00:00Z, milliseconds \
-             since 1970, or how long ago, like 2h"
+             since 1970, how long ago, like 2h, or the number of a record, like ordinal:1000"
         )),
     }
 }
@@ -50,6 +57,7 @@ pub fn parse_start(text: &str) -> Result<Start, String> {
         When::Earliest => Start::Earliest,
         When::Latest => Start::Latest,
         When::At(ms) => Start::TimeMs(ms),
+        When::Ordinal(number) => Start::Ordinal(number),
     })
 }
 

@@ -377,6 +377,27 @@ fn time_and_latest_choose_where_to_start() {
 }
 
 #[test]
+fn the_last_records_and_those_from_a_number_on_are_read() {
+    let (place, node) = with_stream("--streamlets 2");
+    let file = place.file("lines");
+    std::fs::write(&file, (0..20).map(|number| format!("{number}:{number}\n")).collect::<String>()).unwrap();
+    node.ok(&format!("produce flights --file {} --key-separator :", file.display()));
+    let all = |flags: &str| sorted(lines(&node.ok(&format!("consume flights {flags}"))));
+    let by_streamlet = |streamlet: u32| lines(&node.ok(&format!("consume flights --streamlets {streamlet}")));
+    let (one, other) = (by_streamlet(0), by_streamlet(1));
+    assert!(one.len() > 3 && other.len() > 3, "{one:?} {other:?}");
+    let ends = |count: usize| sorted([&one[one.len() - count..], &other[other.len() - count..]].concat());
+    assert_eq!(all("--last 3"), ends(3));
+    assert_eq!(all("--last 100"), all("--from earliest"));
+    assert_eq!(all("--from ordinal:3"), sorted([&one[3..], &other[3..]].concat()));
+    assert_eq!(node.fails("consume flights --last 3 --application a").0, 2);
+    assert_eq!(node.fails("consume flights --from ordinal:x").0, 2);
+    node.ok("consume flights --application report");
+    let reset = node.json("application reset report --to ordinal:2");
+    assert!(reset["offsets"].as_array().unwrap().iter().all(|offset| offset["ordinal"] == 2), "{reset}");
+}
+
+#[test]
 fn a_rate_and_a_most_are_taken() {
     let (_place, node) = with_stream("");
     let file = sample("flights-sample.ndjson");

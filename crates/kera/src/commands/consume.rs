@@ -39,6 +39,7 @@ pub async fn run(args: &ConsumeArgs, globals: &Globals) -> Result<(), CliError> 
     let stream = find_stream(&client, &args.stream).await?;
     let from = match &args.from {
         Some(text) => parse_start(text).map_err(CliError::usage)?,
+        None if args.last.is_some() => Start::Latest,
         None if args.follow && args.application.is_none() => Start::Latest,
         None => Start::Earliest,
     };
@@ -82,7 +83,15 @@ impl Source<'_> {
         if let Some(application) = &args.application {
             builder = builder.application(application).member_name(member_name());
         }
-        builder.build().await
+        let mut consumer = builder.build().await?;
+        if let Some(last) = args.last {
+            // It begins where each lane ends, and goes back from there; the end that it stops at stays.
+            for at in consumer.positions() {
+                let from = Start::Ordinal(at.ordinal.saturating_sub(last));
+                consumer.seek(at.streamlet, at.lane, from).await?;
+            }
+        }
+        Ok(consumer)
     }
 
     /// Which of the streamlets that are wanted nobody can read at the moment.
