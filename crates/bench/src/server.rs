@@ -115,6 +115,8 @@ impl Server {
         }
         command.args(&config.flags).stdin(Stdio::null());
         end_with_parent(&mut command);
+        // Ctrl-C at a terminal is for the one who started it, who ends it in the right order.
+        std::os::unix::process::CommandExt::process_group(&mut command, 0);
         let streams = log.metadata().and_then(|before| Ok((before.len(), log.try_clone()?, log)));
         let (log_before, out, err) = streams.map_err(|e| BenchError::io("sharing the server's log", e))?;
         let started = Instant::now();

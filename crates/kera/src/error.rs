@@ -6,6 +6,8 @@ use std::fmt;
 pub const EXIT_FAILURE: u8 = 1;
 /// Exit status when the command was not understood; the same as clap's.
 pub const EXIT_USAGE: u8 = 2;
+/// Exit status when the user has ended a command before it could tell anything, as shells have it for Ctrl-C.
+pub const EXIT_INTERRUPTED: u8 = 130;
 
 /// Why a command ends without having done its work.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -15,7 +15,7 @@ use kera_format::{Durability, Order, StreamOptions};
 use kera_server::units::parse_bytes;
 
 use crate::bench::{ProgressLine, failed, finish};
-use crate::error::CliError;
+use crate::error::{CliError, EXIT_INTERRUPTED};
 use crate::output;
 
 /// Which part of the proof.
@@ -321,7 +321,13 @@ fn verdict_json(verdict: &Verdict) -> serde_json::Value {
 
 /// The node was of this command's own making: there is none to look for, but there may be a log to read.
 fn chaos_failed(error: BenchError) -> CliError {
+    let interrupted = "interrupted: nothing is proved";
     match error {
+        BenchError::Interrupted => CliError { exit: EXIT_INTERRUPTED, ..CliError::failure(format!("{interrupted}, and nothing is left of the run")) },
+        BenchError::Kept { error, dir } if matches!(*error, BenchError::Interrupted) => CliError {
+            exit: EXIT_INTERRUPTED,
+            ..CliError::failure(format!("{interrupted}; log and data are in {}", dir.display()))
+        },
         BenchError::Setting { .. } => failed(error),
         BenchError::Kept { error, dir } => CliError::failure(error.to_string()).next(format!(
             "{} says what the server did; its data is beside it, remove the directory when you are done",
@@ -364,6 +370,7 @@ fn run_chaos(args: &ChaosArgs, json: bool) -> Result<(), CliError> {
     if let Some(dir) = &args.dir {
         config.dir.clone_from(dir);
     }
+    config.stop.on_signals().map_err(failed)?;
     let mut line = ProgressLine::new();
     let report = chaos::run(&config, |what| {
         if !args.quiet {

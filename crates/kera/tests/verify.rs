@@ -69,6 +69,31 @@ fn three_kills_under_load_lose_nothing() {
     assert_eq!(report["faults"]["kill"], 3);
 }
 
+/// Directories of runs under shared memory that this process's child has made.
+fn arenas_of(pid: u32) -> usize {
+    let Ok(entries) = std::fs::read_dir("/dev/shm") else { return 0 };
+    let name = format!("kera-chaos-{pid}-");
+    entries.flatten().filter(|entry| entry.file_name().to_string_lossy().starts_with(&name)).count()
+}
+
+#[test]
+fn an_interrupted_torment_leaves_nothing_behind() {
+    let place = Place::new();
+    let dir = place.file("");
+    let line = format!("verify chaos --dir {} --rounds 1000 --rate 1000 --arena-bytes 32MiB --quiet", dir.display());
+    let mut child = common::kera(line.split_whitespace()).stderr(std::process::Stdio::piped()).spawn().unwrap();
+    let acknowledged = || std::fs::read_dir(&dir).unwrap().flatten().any(|run| run.path().join("acknowledged").exists());
+    common::eventually("a torment under way", acknowledged);
+    let sent = std::process::Command::new("kill").args(["-TERM", &child.id().to_string()]).status();
+    assert!(sent.unwrap().success());
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    let mut said = String::new();
+    std::io::Read::read_to_string(&mut child.stderr.take().unwrap(), &mut said).unwrap();
+    assert!(said.contains("interrupted: nothing is proved"), "{said}");
+    assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 0);
+    assert_eq!(arenas_of(child.id()), 0);
+}
+
 #[test]
 fn losing_memory_loses_nothing_that_was_to_survive_it() {
     must_hold("--rounds 3 --faults kill,power --durability power --order none --seed 8");

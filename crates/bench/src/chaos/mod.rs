@@ -31,6 +31,8 @@ use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use serde::Serialize;
 
+use crate::experiment::Stop;
+
 pub use run::run;
 
 /// Something that is done to the server.
@@ -121,6 +123,8 @@ pub struct ChaosConfig {
     pub disk_bytes: Option<u64>,
     /// Whether the directory stays although all went well.
     pub keep: bool,
+    /// Asked when the user has had enough: the server is ended then, and what was made for the run is deleted.
+    pub stop: Stop,
 }
 
 impl ChaosConfig {
@@ -148,6 +152,7 @@ impl ChaosConfig {
             recovery: Duration::from_secs(60),
             disk_bytes: None,
             keep: false,
+            stop: Stop::new(),
         }
     }
 

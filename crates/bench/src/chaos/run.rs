@@ -13,9 +13,11 @@ use super::disk::SmallDisk;
 use super::large::WrittenThrough;
 use super::{ChaosConfig, ChaosReport, Fault};
 use crate::BenchError;
+use crate::experiment::Stop;
 use crate::server::{Server, ServerConfig};
 use crate::verify::{
-    Checker, ConsumeConfig, ProduceConfig, ProduceProgress, ProduceReport, Verdict, acklog, collect, consume, produce,
+    Checker, ConsumeConfig, ProduceConfig, ProduceProgress, ProduceReport, Verdict, acklog, collect, consume_until,
+    produce,
 };
 
 const STREAM: &str = "chaos";
@@ -38,7 +40,14 @@ pub fn run(config: &ChaosConfig, mut progress: impl FnMut(&str)) -> Result<Chaos
     config.check()?;
     let started = Instant::now();
     let place = Workplace::make(config)?;
-    let outcome = torment(config, &place, &mut progress);
+    // Who has had enough interrupts, whatever else came of that: the server may have got the same signal.
+    let outcome = torment(config, &place, &mut progress).and_then(|report| config.stop.check().map(|()| report));
+    if let Err(interrupted) = config.stop.check() {
+        return Err(match place.leave(config.keep) {
+            Some(dir) => BenchError::Kept { error: Box::new(interrupted), dir },
+            None => interrupted,
+        });
+    }
     let mut report = match outcome {
         Ok(report) => report,
         Err(error) => {
@@ -124,7 +133,7 @@ fn torment(config: &ChaosConfig, place: &Workplace, progress: &mut dyn FnMut(&st
     std::thread::scope(|scope| {
         let producers = scope.spawn(|| produce(&writing, &address, &written));
         let mut application = None;
-        let outcome = wait_for_ack(&written, 0, config.recovery, &mut server, &mut || producers.is_finished())
+        let outcome = wait_for_ack(config, &written, 0, &mut server, &mut || producers.is_finished())
             .and_then(|_| {
                 application = Some(scope.spawn(|| collect(&reading, &address, &checker, &enough)));
                 let mut torment = Torment {
@@ -146,21 +155,18 @@ fn torment(config: &ChaosConfig, place: &Workplace, progress: &mut dyn FnMut(&st
             // Nobody waits for a server that is gone.
             enough.store(true, Relaxed);
             written.abandon.store(true, Relaxed);
-            let _ = server.kill();
+            // Who has had enough ends it last: members that leave wait for its answer.
+            if config.stop.check().is_ok() {
+                let _ = server.kill();
+            }
             return Err(if ended_on_their_own { why_ended(producers.join()) } else { error });
         }
         progress("waiting for the last acknowledgements");
-        let waiting = Instant::now();
-        while !producers.is_finished() {
-            if waiting.elapsed() > config.recovery && !written.abandon.swap(true, Relaxed) {
-                report.problems.push(format!("the last records were not acknowledged within {:?}", config.recovery));
-            }
-            std::thread::sleep(LOOK);
-        }
+        wait_for_the_last(config, &written, &mut report, &|| producers.is_finished());
         let produced = producers.join().unwrap_or(Err(BenchError::Thread { what: "the producers" }));
         note_produced(&mut report, produced);
         if let Some(application) = application {
-            let waited = wait_for_application(&writing.log, &checker, &enough, &|| application.is_finished());
+            let waited = wait_for_application(&writing.log, &checker, config.stop.asked(), &|| application.is_finished());
             enough.store(true, Relaxed);
             let read = application.join().unwrap_or(Err(BenchError::Thread { what: "the application" }));
             if let Err(error) = waited.and(read) {
@@ -169,9 +175,29 @@ fn torment(config: &ChaosConfig, place: &Workplace, progress: &mut dyn FnMut(&st
         }
         Ok(())
     })?;
+    config.stop.check()?;
     progress("reading everything");
-    judge(&mut report, &mut server, &writing.log, checker)?;
+    judge(&mut report, &mut server, &writing.log, checker, &config.stop)?;
     Ok(report)
+}
+
+/// Waits until the producers have got their last acknowledgements, or have been given up.
+fn wait_for_the_last(
+    config: &ChaosConfig,
+    written: &ProduceProgress,
+    report: &mut ChaosReport,
+    ended: &dyn Fn() -> bool,
+) {
+    let waiting = Instant::now();
+    while !ended() {
+        if config.stop.check().is_err() {
+            written.abandon.store(true, Relaxed);
+        }
+        if waiting.elapsed() > config.recovery && !written.abandon.swap(true, Relaxed) {
+            report.problems.push(format!("the last records were not acknowledged within {:?}", config.recovery));
+        }
+        std::thread::sleep(LOOK);
+    }
 }
 
 /// Why producers have ended that nobody told to: their own error says more than what was missed because of it.
@@ -241,7 +267,7 @@ impl Torment<'_> {
     /// Does the faults, each followed by the proof that acknowledgements go on.
     fn carry_out(&mut self) -> Result<(), BenchError> {
         for (round, (wait, fault)) in self.config.plan().into_iter().enumerate() {
-            std::thread::sleep(wait);
+            self.config.stop.sleep(wait)?;
             let round = format!("round {} of {}, {}", round + 1, self.config.rounds, fault.name());
             self.one_round(&round, fault).map_err(|error| match error {
                 BenchError::Setting { .. } => error,
@@ -264,8 +290,9 @@ impl Torment<'_> {
             Fault::Freeze => {
                 self.say(&format!("{round} for {} s", self.config.hold.as_secs()));
                 self.server.freeze()?;
-                std::thread::sleep(self.config.hold);
+                let held = self.config.stop.sleep(self.config.hold);
                 self.server.thaw()?;
+                held?;
                 None
             }
             Fault::FullDisk => {
@@ -291,7 +318,7 @@ impl Torment<'_> {
             self.through.end_life();
         }
         let at_end = self.acknowledged();
-        let again = wait_for_ack(self.written, at_end, self.config.recovery, self.server, self.ended)?;
+        let again = wait_for_ack(self.config, self.written, at_end, self.server, self.ended)?;
         self.report.recovery_ms.push(again.as_secs_f64() * 1e3);
         Ok(())
     }
@@ -315,7 +342,7 @@ impl Torment<'_> {
         let mut stopped = None;
         loop {
             filled += disk.fill()?;
-            std::thread::sleep(LOOK_AT_DISK);
+            config.stop.sleep(LOOK_AT_DISK)?;
             let now = Instant::now();
             still.look(self.acknowledged(), now);
             if stopped.is_none() && still.lasts(now) >= STOPPED {
@@ -373,14 +400,15 @@ impl Standstill {
 
 /// Waits until more than `before` records are acknowledged. Gives how long that took.
 fn wait_for_ack(
+    config: &ChaosConfig,
     written: &ProduceProgress,
     before: u64,
-    within: Duration,
     server: &mut Server,
     ended: &mut dyn FnMut() -> bool,
 ) -> Result<Duration, BenchError> {
-    let started = Instant::now();
+    let (started, within) = (Instant::now(), config.recovery);
     while written.acknowledged.load(Relaxed) <= before {
+        config.stop.check()?;
         if started.elapsed() > within {
             let message = format!("none within {within:?}{}", server.log_tail());
             return Err(BenchError::server("waiting for an acknowledgement", message));
@@ -437,11 +465,12 @@ fn judge(
     server: &mut Server,
     log: &Path,
     application: Mutex<Checker>,
+    stop: &Stop,
 ) -> Result<(), BenchError> {
     let acked = acklog::read(log)?;
     let given: Verdict = application.into_inner().finish(&acked);
     let free = ConsumeConfig { stream: STREAM.into(), log: log.to_owned(), ..ConsumeConfig::default() };
-    let kept = consume(&free, &server.address());
+    let kept = consume_until(&free, &server.address(), stop.asked());
     report.application = given.to_string();
     report.holds = given.holds();
     match kept {

@@ -36,6 +36,25 @@ impl Stop {
         Stop { asked: self.asked.clone(), until: self.until.map(|(_, longest)| (Instant::now() + longest, longest)) }
     }
 
+    /// Whether somebody has asked.
+    pub fn asked(&self) -> &AtomicBool {
+        &self.asked
+    }
+
+    /// Sleeps, but not when somebody has asked.
+    pub fn sleep(&self, time: Duration) -> Result<(), BenchError> {
+        const STEP: Duration = Duration::from_millis(50);
+        let until = Instant::now() + time;
+        loop {
+            self.check()?;
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(());
+            }
+            std::thread::sleep(left.min(STEP));
+        }
+    }
+
     /// An error once somebody has asked ([`BenchError::Interrupted`]), or when it has taken too long.
     pub fn check(&self) -> Result<(), BenchError> {
         if self.asked.load(Relaxed) {
@@ -68,7 +87,7 @@ impl Stop {
                         std::process::exit(130);
                     }
                     stop.ask();
-                    eprintln!("\nkera-bench: stopping what was started; once more to end at once");
+                    eprintln!("\nstopping what was started; once more to end at once");
                 }
             });
         };

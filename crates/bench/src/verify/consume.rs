@@ -75,13 +75,21 @@ impl ConsumeConfig {
 /// A free reader ends where the stream ends; an application ends when it has had everything that was acknowledged, or
 /// nothing for a while. Must not be called from within an async runtime.
 pub fn consume(config: &ConsumeConfig, address: &str) -> Result<Verdict, BenchError> {
+    consume_until(config, address, &AtomicBool::new(false))
+}
+
+/// The same; it ends early when `stop` is set, and then it has not seen everything.
+pub(crate) fn consume_until(
+    config: &ConsumeConfig,
+    address: &str,
+    stop: &AtomicBool,
+) -> Result<Verdict, BenchError> {
     config.check()?;
     let acked = acklog::read(&config.log)?;
     let ordered = config.application.is_none() || order_of(config, address)? == Order::Lane;
     let checker = Mutex::new(Checker::new(ordered));
-    let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        let reading = scope.spawn(|| collect(config, address, &checker, &stop));
+        let reading = scope.spawn(|| collect(config, address, &checker, stop));
         let mut last = (u64::MAX, Instant::now());
         while config.application.is_some() && !reading.is_finished() {
             let outstanding = checker.lock().outstanding(&acked);

@@ -9,6 +9,7 @@ mod produce;
 pub mod record;
 
 pub use checker::{Checker, Finding, Verdict};
+pub(crate) use consume::consume_until;
 pub use consume::{ConsumeConfig, collect, consume};
 pub(crate) use produce::{CHUNK_BYTES_MIN, THREADS_MAX, check_record_bytes};
 pub use produce::{ProduceConfig, ProduceProgress, ProduceReport, produce};
