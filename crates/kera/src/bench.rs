@@ -280,9 +280,18 @@ pub fn finish(done: Result<(), CliError>, json: bool) -> ExitCode {
 pub fn failed(error: kera_bench::BenchError) -> CliError {
     match error {
         kera_bench::BenchError::Setting { .. } => CliError::usage(error.to_string()),
-        kera_bench::BenchError::Server { .. } => CliError::failure(error.to_string()).next(
-            "is a node running there? `kera status` tells, `kera serve` starts one, --embedded uses one of its own",
-        ),
+        kera_bench::BenchError::Server { what, message } => {
+            let (message, next_step) = crate::connect::told(&message);
+            let is_away = message.starts_with("cannot connect");
+            let failure = CliError::failure(format!("{what}: {message}"));
+            match next_step {
+                Some(next_step) => failure.next(next_step),
+                None if is_away => failure.next(
+                    "is a node running there? `kera status` tells, `kera serve` starts one, --embedded uses one of its own",
+                ),
+                None => failure,
+            }
+        }
         other => CliError::failure(other.to_string()),
     }
 }

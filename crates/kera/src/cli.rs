@@ -37,11 +37,28 @@ pub struct Cli {
 pub struct Globals {
     /// The node to talk to; in a cluster any, or several with commas between, of which one must answer.
     #[arg(long, global = true, value_name = "HOST:PORT", env = "KERA_CONNECT", default_value = "127.0.0.1:7070")]
-    #[arg(hide_env_values = true, help_heading = "Everywhere")]
+    #[arg(hide_env_values = true, help_heading = "Everywhere", value_parser = addresses)]
     pub connect: String,
     /// Print JSON for programs instead of text for people.
     #[arg(long, global = true, help_heading = "Everywhere")]
     pub json: bool,
+}
+
+/// Addresses of nodes, with commas between.
+fn addresses(text: &str) -> Result<String, String> {
+    let has_port = |address: &str| {
+        let (host, port) = address.rsplit_once(':')?;
+        let is_host = !host.is_empty() && (!host.contains(':') || host.starts_with('[') && host.ends_with(']'));
+        port.parse::<u16>().ok().filter(|_| is_host)
+    };
+    let mut all = text.split(',').map(str::trim).filter(|address| !address.is_empty()).peekable();
+    if all.peek().is_none() {
+        return Err("name a node as HOST:PORT, like 127.0.0.1:7070, or several with commas between".into());
+    }
+    match all.find(|address| has_port(address).is_none()) {
+        Some(wrong) => Err(format!("`{wrong}` is not HOST:PORT; it is like 127.0.0.1:7070 or [::1]:7070")),
+        None => Ok(text.to_owned()),
+    }
 }
 
 /// What `kera` can do.
@@ -88,6 +105,9 @@ Without --application nothing is remembered. With it, records are committed afte
 may be printed again, none are left out. Several consumers with the same --application share the stream.")]
     Consume(ConsumeArgs),
     /// List, describe, delete and reset applications: who has read how far.
+    ///
+    /// Applications are those of KerA's own clients. Consumer groups of Kafka clients are kept apart from them, under the same names too: Kafka's
+    /// tools, like kafka-consumer-groups.sh, list, describe and reset them.
     #[command(subcommand)]
     Application(ApplicationCommand),
     /// Show how the node is, and the nodes of its cluster.
@@ -793,6 +813,16 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn an_address_has_a_host_and_a_port() {
+        for good in ["127.0.0.1:7070", "node-1:7070", "[::1]:7070", "a:1, b:2,"] {
+            assert_eq!(addresses(good), Ok(good.to_owned()));
+        }
+        for bad in ["", ",", "127.0.0.1", "localhost", ":7070", "a:port", "::1:7070", "a:70700", "a:1,b"] {
+            assert!(addresses(bad).is_err(), "{bad}");
+        }
     }
 
     #[test]

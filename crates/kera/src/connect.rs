@@ -14,9 +14,13 @@ pub async fn connect(globals: &Globals) -> Result<Client, CliError> {
     let client = Client::builder(&globals.connect).client_name("kera").connect().await;
     client.map_err(|error| {
         let explained = explain(&error);
-        match (error.status(), error.retryable()) {
-            (None, true) => explained
+        match (&error, error.status()) {
+            (ClientError::Rpc(error), None) if error.retryable() => explained
                 .next("start a node with `kera serve`, or name a running one with --connect HOST:PORT or KERA_CONNECT"),
+            (ClientError::Rpc(_), None) => explained.next(
+                "something else than a KerA node answers there, or its port for HTTP or Kafka: --connect names the one for clients, \
+                 7070 unless it was set",
+            ),
             _ => explained,
         }
     })
@@ -59,6 +63,18 @@ pub fn explain(error: &ClientError) -> CliError {
             failure.next("`kera status` shows which nodes are lost and what waits for them; start that one again")
         }
         _ => failure,
+    }
+}
+
+/// The message of a node without its status, which is for programs, and what to do next; for who has it only as text.
+pub fn told(text: &str) -> (&str, Option<&'static str>) {
+    let status = |status: &&Status| text.starts_with(&format!("{status:?}: "));
+    match Status::ALL.iter().find(status) {
+        Some(status) => {
+            let message = text.split_once(": ").map_or(text, |(_, message)| message);
+            (message, Some(next_step(*status)))
+        }
+        None => (text, None),
     }
 }
 

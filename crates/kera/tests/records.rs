@@ -210,6 +210,21 @@ fn unknown_names_come_with_what_was_meant() {
         assert_eq!(status, 1);
         assert!(said.contains("did you mean `flights`?"), "{command}: {said}");
     }
+    for command in ["application delete report --stream flights", "application describe report --stream flights"] {
+        let (_, said) = node.fails(command);
+        assert!(said.contains("stream `flights` has no application `report`") && said.contains("kafka-consumer-groups"), "{said}");
+    }
+    let (_, said) = node.fails("application reset report --to earliest");
+    assert!(said.contains("--stream makes a new one"), "{said}");
+    let reset = node.run("application reset report --stream flights --to earliest --dry-run");
+    assert!(reset.status.success() && common::stderr(&reset).contains("would be made"), "{}", common::stderr(&reset));
+    assert_eq!(node.json("application list"), json!([]));
+    let (_, said) = node.fails(&format!("stream list --connect {}", node.http()));
+    assert!(said.contains("port for HTTP"), "{said}");
+    let (status, said) = node.fails("stream list --connect 127.0.0.1");
+    assert!(status == 2 && said.contains("HOST:PORT"), "{said}");
+    let (_, said) = node.fails("verify consume --stream nothing --log /dev/null");
+    assert!(!said.contains("is a node running"), "{said}");
     let (_, said) = node.fails("produce _kera.applications");
     assert!(said.contains("only nodes write to it") && !said.contains("change the field"), "{said}");
     let (_, said) = node.fails("node drain 1 --no-wait");

@@ -1,14 +1,14 @@
 //! `kera application`: who reads which stream, and how far.
 
-use kera_client::{Client, Start, StreamInfo, StreamletId};
-use kera_protocol::{ApplicationSummary, CommittedOffsets};
+use kera_client::{Client, ClientError, LaneId, Start, Status, StreamInfo, StreamletId};
+use kera_protocol::{ApplicationSummary, CommittedOffset, CommittedOffsets};
 use kera_server::api::{ApplicationDetailsJson, ApplicationJson};
 use kera_server::suggest::nearest;
 use kera_server::units::human_count;
 use serde_json::{Value, json};
 
 use crate::cli::{ApplicationCommand, Globals};
-use crate::connect::{connect, find_stream};
+use crate::connect::{connect, explain, find_stream};
 use crate::error::CliError;
 use crate::output::{Table, facts, print, print_json};
 use crate::when::{parse_start, show_instant};
@@ -81,15 +81,31 @@ async fn stream_of(client: &Client, name: &str, stream: Option<&str>) -> Result<
         let error = CliError::failure(format!("there is no application `{name}`"));
         match nearest(name, applications.iter().map(|(a, _)| a.name.as_str())) {
             Some(meant) => error.next(format!("did you mean `{meant}`? `kera application list` shows all")),
-            None => error.next("`kera application list` shows all; a new one needs --stream"),
+            None => error.next(KAFKA_GROUPS),
         }
     })
+}
+
+/// What else a name may be that is not known here.
+const KAFKA_GROUPS: &str = "`kera application list` shows all of KerA's own clients; groups of Kafka clients are shown and reset by Kafka's tools, \
+                            like kafka-consumer-groups.sh";
+
+/// An error that says which stream has no such application; a node knows it by number.
+fn of_application(error: &ClientError, name: &str, stream: &StreamInfo) -> CliError {
+    match error.status() {
+        Some(Status::UnknownApplication) => {
+            let message = format!("stream `{}` has no application `{name}`", stream.name);
+            CliError::failure(message).next(KAFKA_GROUPS)
+        }
+        _ => explain(error),
+    }
 }
 
 async fn describe(name: &str, stream: Option<&str>, globals: &Globals) -> Result<(), CliError> {
     let client = connect(globals).await?;
     let stream = stream_of(&client, name, stream).await?;
-    let description = client.admin().application(stream.id, name).await?;
+    let described = client.admin().application(stream.id, name).await;
+    let description = described.map_err(|error| of_application(&error, name, &stream))?;
     if globals.json {
         return print_json(&ApplicationDetailsJson::new(&description, &stream.name));
     }
@@ -135,7 +151,8 @@ async fn describe(name: &str, stream: Option<&str>, globals: &Globals) -> Result
 async fn delete(name: &str, stream: Option<&str>, globals: &Globals) -> Result<(), CliError> {
     let client = connect(globals).await?;
     let stream = stream_of(&client, name, stream).await?;
-    client.admin().delete_application(stream.id, name).await?;
+    let deleted = client.admin().delete_application(stream.id, name).await;
+    deleted.map_err(|error| of_application(&error, name, &stream))?;
     if globals.json {
         return print_json(&json!({ "name": name, "stream": stream.name, "deleted": true }));
     }
@@ -151,26 +168,84 @@ async fn reset(
     globals: &Globals,
 ) -> Result<(), CliError> {
     let client = connect(globals).await?;
-    let stream = stream_of(&client, name, stream).await?;
-    let set = client.admin().reset_offsets(stream.id, name, streamlets, to, dry_run).await?;
+    let is_named = stream.is_some();
+    let stream = stream_of(&client, name, stream).await.map_err(|error| match is_named {
+        true => error,
+        false => {
+            let next = format!("{}; --stream makes a new one of that name", error.next_step);
+            error.next(next)
+        }
+    })?;
+    let is_new = match client.admin().application(stream.id, name).await {
+        Ok(_) => false,
+        Err(error) if error.status() == Some(Status::UnknownApplication) => true,
+        Err(error) => return Err(explain(&error)),
+    };
+    if is_new {
+        // A node knows nothing of a name that is only asked for, and makes it when it is set.
+        let would = if dry_run { "would be" } else { "is" };
+        eprintln!(
+            "`{name}` has read nothing of {} yet and {would} made as a new application; a group of Kafka clients of that name is \
+             something else, which kafka-consumer-groups.sh resets",
+            stream.name
+        );
+    }
+    let set = match is_new && dry_run {
+        true => would_be_set(&client, &stream, streamlets, to).await?,
+        false => client.admin().reset_offsets(stream.id, name, streamlets, to, dry_run).await.map(|set| set_of(&set))?,
+    };
     report_reset(name, &stream, &set, dry_run, globals)
+}
+
+/// Where an application would go on that there is not yet.
+async fn would_be_set(
+    client: &Client,
+    stream: &StreamInfo,
+    streamlets: Vec<StreamletId>,
+    to: Start,
+) -> Result<Vec<Set>, CliError> {
+    let all = || (0..stream.options.streamlets).map(StreamletId).collect();
+    let mut set = Vec::new();
+    for streamlet in if streamlets.is_empty() { all() } else { streamlets } {
+        for lane in (0..stream.options.lanes).map(LaneId) {
+            let at = client.admin().lookup(stream.id, streamlet, lane, to).await?;
+            let ordinal = match to {
+                Start::Ordinal(asked) => asked.clamp(at.ordinal, at.durable_ordinal.max(at.ordinal)),
+                _ => at.ordinal,
+            };
+            set.push(Set { streamlet, lane, ordinal });
+        }
+    }
+    Ok(set)
+}
+
+/// Where an application goes on in a lane.
+struct Set {
+    streamlet: StreamletId,
+    lane: LaneId,
+    ordinal: u64,
+}
+
+fn set_of(offsets: &CommittedOffsets) -> Vec<Set> {
+    let of = |o: &CommittedOffset| Set { streamlet: o.streamlet, lane: o.lane, ordinal: o.ordinal };
+    offsets.offsets.iter().map(of).collect()
 }
 
 fn report_reset(
     name: &str,
     stream: &StreamInfo,
-    set: &CommittedOffsets,
+    set: &[Set],
     dry_run: bool,
     globals: &Globals,
 ) -> Result<(), CliError> {
     if globals.json {
         let offsets =
-            set.offsets.iter().map(|o| json!({ "streamlet": o.streamlet.0, "lane": o.lane.0, "ordinal": o.ordinal }));
+            set.iter().map(|o| json!({ "streamlet": o.streamlet.0, "lane": o.lane.0, "ordinal": o.ordinal }));
         let offsets: Vec<Value> = offsets.collect();
         return print_json(&json!({ "name": name, "stream": stream.name, "dry_run": dry_run, "offsets": offsets }));
     }
     let mut table = Table::new(&["STREAMLET", "LANE", "GOES ON AT"]);
-    for o in &set.offsets {
+    for o in set {
         table.row([o.streamlet.to_string(), o.lane.to_string(), o.ordinal.to_string()]);
     }
     let what = if dry_run { "would go on" } else { "goes on" };
