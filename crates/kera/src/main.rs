@@ -17,15 +17,19 @@ mod when;
 use std::future::Future;
 use std::process::ExitCode;
 
+use clap::error::{ContextKind, ErrorKind};
 use clap::{CommandFactory, Parser};
 
 use cli::{Cli, Command};
 use error::CliError;
 
 fn main() -> ExitCode {
-    let Cli { globals, command } = Cli::parse();
+    let Cli { globals, command } = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return not_understood(error),
+    };
     let done = match command {
-        Command::Serve(args) => return commands::serve::run(&args),
+        Command::Serve(args) => return commands::serve::run(&args, globals.json),
         Command::Bench { command } => return bench::run(command, &globals.connect, globals.json),
         Command::Verify { command } => return verify::run(command, &globals.connect, globals.json),
         Command::Demo(args) => commands::demo::run(&args, &globals),
@@ -53,6 +57,33 @@ fn main() -> ExitCode {
     }
 }
 
+/// Help and versions, and command lines that make no sense: as JSON too, for programs that ask for it.
+fn not_understood(mut error: clap::Error) -> ExitCode {
+    // An argument that is not known is a flag with a slip, not a value: flags that are like it are named all the same.
+    if error.kind() == ErrorKind::UnknownArgument {
+        error.remove(ContextKind::Suggested);
+    }
+    let mut words = std::env::args_os().take_while(|word| word != "--");
+    if !error.use_stderr() || !words.any(|word| word == "--json") {
+        error.exit();
+    }
+    report(&usage_error(&error.render().to_string()), true);
+    ExitCode::from(error::EXIT_USAGE)
+}
+
+/// What clap says in several paragraphs, of which the usage and where to find help come last.
+fn usage_error(text: &str) -> CliError {
+    let (said, usage) = text.split_once("\n\nUsage: ").unwrap_or((text, ""));
+    let said = said.split("\n\nFor more information").next().unwrap_or(said);
+    let words = said.strip_prefix("error: ").unwrap_or(said).split_whitespace();
+    let message = words.collect::<Vec<_>>().join(" ");
+    let usage = usage.lines().next().unwrap_or("").trim();
+    match usage {
+        "" => CliError::usage(message).next("`kera --help` shows what there is"),
+        usage => CliError::usage(message).next(format!("it is used like this: {usage}")),
+    }
+}
+
 /// Runs a command on a runtime of this thread.
 fn wait(command: impl Future<Output = Result<(), CliError>>) -> Result<(), CliError> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
@@ -75,4 +106,29 @@ fn completions(shell: clap_complete::Shell) -> Result<(), CliError> {
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut Cli::command(), "kera", &mut script);
     output::print(&String::from_utf8_lossy(&script))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_line_that_makes_no_sense_has_a_message_and_a_next_step() {
+        let error = |line: &str| {
+            let words = std::iter::once("kera").chain(line.split_whitespace());
+            let error = Cli::try_parse_from(words).map(drop).unwrap_err();
+            usage_error(&error.render().to_string())
+        };
+        for (line, says, next) in [
+            ("--json nope", "unrecognized subcommand 'nope'", "kera"),
+            ("stream create --json", "required arguments were not provided: <NAME>", "kera stream create"),
+            ("consume s --max many", "invalid value 'many' for '--max <N>'", "--help"),
+        ] {
+            let error = error(line);
+            assert!(error.message.starts_with(says) || error.message.contains(says), "{}", error.message);
+            assert!(error.next_step.contains(next), "{}", error.next_step);
+            assert!(!error.message.contains("For more information"), "{}", error.message);
+            assert_eq!(error.exit, crate::error::EXIT_USAGE);
+        }
+    }
 }

@@ -221,6 +221,11 @@ fn unknown_names_come_with_what_was_meant() {
     assert_eq!(node.json("application list"), json!([]));
     let (_, said) = node.fails(&format!("stream list --connect {}", node.http()));
     assert!(said.contains("port for HTTP"), "{said}");
+    for command in ["--json nope", "--json serve --arena-bytes 1"] {
+        let output = common::run(command.split_whitespace());
+        let said: Value = serde_json::from_str(&common::stderr(&output)).unwrap();
+        assert_eq!(said["exit"].as_i64(), output.status.code().map(i64::from), "{said}");
+    }
     let (status, said) = node.fails("stream list --connect 127.0.0.1");
     assert!(status == 2 && said.contains("HOST:PORT"), "{said}");
     let (_, said) = node.fails("verify consume --stream nothing --log /dev/null");

@@ -7,13 +7,18 @@ use kera_server::fatal::Fatal;
 use kera_server::{logs, serve};
 
 use crate::cli::ServeArgs;
+use crate::error::CliError;
 
-/// Runs the node. Why it ended goes to standard error with what to do next; as a log line if those are for programs.
-pub fn run(args: &ServeArgs) -> ExitCode {
+/// Runs the node. Why it ended goes to standard error with what to do next; as a log line if those are for programs, as JSON if that is
+/// wanted.
+pub fn run(args: &ServeArgs, json: bool) -> ExitCode {
     let Err(fatal) = start(args) else { return ExitCode::SUCCESS };
     let (status, next_step) = (fatal.exit_status(), fatal.next_step());
     if logs::are_json() {
         tracing::error!(status, next_step, "{fatal}");
+    } else if json {
+        let error = CliError { message: fatal.to_string(), next_step: next_step.to_string(), exit: status };
+        eprintln!("{}", error.to_json());
     } else {
         eprintln!("error: {fatal}\n  next: {next_step}");
     }
