@@ -385,6 +385,17 @@ fn a_closed_pipe_is_no_error() {
 }
 
 #[test]
+fn following_ends_when_nobody_reads_any_more() {
+    let (_place, node) = with_stream("");
+    let file = sample("flights-sample.csv");
+    node.ok(&format!("produce flights --file {file} --max 1"));
+    let (mut child, mut out) = follow(&node, "consume flights --from earliest --follow");
+    assert!(out.next().is_some());
+    drop(out);
+    assert!(child.wait().unwrap().success(), "without another record");
+}
+
+#[test]
 fn time_and_latest_choose_where_to_start() {
     let (_place, node) = with_stream("");
     node.ok(&format!("produce flights --file {}", sample("flights-sample.ndjson")));

@@ -8,9 +8,12 @@
 
 use std::future::ready;
 use std::io::{self, BufWriter, Stdout, Write};
+use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use kera_client::{Client, ClientError, CommitMode, ConsumedRecord, Consumer, Start, StreamInfo};
+use tokio::io::Interest;
+use tokio::net::unix::pipe;
 use tokio::time::timeout;
 
 use crate::cli::{ConsumeArgs, Globals, Show};
@@ -109,11 +112,12 @@ impl Source<'_> {
             if away.is_nothing() || is_application {
                 match self.consumer(wanted).await {
                     Ok(consumer) => return Ok((consumer, away)),
+                    Err(error) if is_application || !error.retryable() => return Err(error.into()),
                     // What it looked for may be at a node that is found to be lost by now.
-                    Err(error) if !error.retryable() || is_application || self.away().await?.is_nothing() => {
-                        return Err(error.into());
-                    }
-                    Err(_) => continue,
+                    Err(error) => match self.away().await?.is_nothing() {
+                        true => return Err(error.into()),
+                        false => continue,
+                    },
                 }
             }
             if begun.elapsed() >= TAKE_OVER_MAX {
@@ -166,8 +170,8 @@ struct Consuming<'a> {
 
 impl Consuming<'_> {
     async fn all(&mut self, max: u64) -> Result<(), CliError> {
-        let stop = stop_signal();
-        tokio::pin!(stop);
+        let (stop, gone) = (stop_signal(), reader_gone());
+        tokio::pin!(stop, gone);
         let mut printed = 0;
         while printed < max {
             // What is there is printed without looking at anything else; only a pause flushes.
@@ -202,6 +206,7 @@ impl Consuming<'_> {
                             self.wonder().await?;
                             continue;
                         }
+                        () = &mut gone => return Err(CliError::pipe_closed()),
                         () = &mut stop => return Ok(()),
                     }
                 }
@@ -334,6 +339,18 @@ async fn next_of(one: &mut Consumer, late: &mut Option<Consumer>) -> Result<Opti
             next = late.next() => next,
         },
     }
+}
+
+/// Completes when nobody can read any more what is printed: of a pipe. Without it that would be found out with the next record.
+async fn reader_gone() {
+    // Unchecked: it is neither written to by this nor made not to block. Files cannot be waited for, and nobody goes away from them.
+    let out = io::stdout().as_fd().try_clone_to_owned().and_then(pipe::Sender::from_owned_fd_unchecked);
+    if let Ok(out) = out
+        && out.ready(Interest::ERROR).await.is_ok()
+    {
+        return;
+    }
+    std::future::pending().await
 }
 
 async fn sleep(pause: Duration) {

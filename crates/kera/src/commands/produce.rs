@@ -214,10 +214,11 @@ enum Next {
 impl Sending {
     async fn all(&mut self, source: Box<dyn rows::RowSource>) -> Result<(), CliError> {
         let (sender, mut receiver) = mpsc::channel(BATCHES_AHEAD);
+        let cut = Arc::clone(&self.progress.rows);
         // Detached: it may be waiting for standard input when sending is over.
         thread::Builder::new()
             .name("kera-input".into())
-            .spawn(move || read_rows(source, &sender))
+            .spawn(move || read_rows(source, &sender, &cut))
             .map_err(|error| CliError::failure(format!("no thread to read the input: {error}")))?;
         let stop = stop_signal();
         tokio::pin!(stop);
@@ -279,11 +280,11 @@ impl Sending {
             self.sent_bytes += value.map_or(0, <[u8]>::len) as u64;
             self.headers += row.headers;
             self.last_line = row.line;
-            if self.settled.at.elapsed() >= SETTLE_EVERY {
-                self.settle().await?;
+            if self.pace.is_some() {
+                self.settle_if_due().await?;
             }
         }
-        Ok(())
+        self.settle_if_due().await
     }
 
     /// Has the producer take a record. It waits while there is no room, which is when nothing is acknowledged.
@@ -304,6 +305,10 @@ impl Sending {
         let mut explained = explain(&failed);
         explained.message = format!("{}, line {line}: {}", self.source, explained.message);
         Err(explained)
+    }
+
+    async fn settle_if_due(&mut self) -> Result<(), CliError> {
+        if self.settled.at.elapsed() >= SETTLE_EVERY { self.settle().await } else { Ok(()) }
     }
 
     /// Waits until everything that was sent is acknowledged.
@@ -471,12 +476,13 @@ fn records_of(count: u64) -> String {
 }
 
 /// Reads all rows into batches. Ends early when nobody wants them any more, or after an error that is fatal.
-fn read_rows(mut source: Box<dyn rows::RowSource>, sender: &mpsc::Sender<Read>) {
+fn read_rows(mut source: Box<dyn rows::RowSource>, sender: &mpsc::Sender<Read>, cut: &AtomicU64) {
     let (mut row, mut batch) = (Row::default(), Rows::default());
     loop {
         let read = source.next(&mut row);
         if matches!(read, Ok(true)) {
             batch.push(&row);
+            cut.fetch_add(1, Ordering::Relaxed);
         }
         // A sender that waits gets what there is; a busy one gets full batches.
         let idle = sender.capacity() == BATCHES_AHEAD;
@@ -527,6 +533,8 @@ impl Pace {
 struct Progress {
     bar: ProgressBar,
     read: Arc<AtomicU64>,
+    /// Rows that were cut of what was read.
+    rows: Arc<AtomicU64>,
     shown: Instant,
 }
 
@@ -543,7 +551,7 @@ impl Progress {
         if let Ok(style) = ProgressStyle::with_template(template) {
             bar.set_style(style);
         }
-        Progress { bar, read, shown: Instant::now() }
+        Progress { bar, read, rows: Arc::default(), shown: Instant::now() }
     }
 
     fn show(&mut self, sent: u64) {
@@ -552,7 +560,10 @@ impl Progress {
         }
         self.shown = Instant::now();
         let seconds = self.bar.elapsed().as_secs_f64().max(1e-3);
-        self.bar.set_position(self.read.load(Ordering::Relaxed));
+        // The input is read ahead: of what was read only the part that was sent counts.
+        let rows = self.rows.load(Ordering::Relaxed).max(1);
+        let read = self.read.load(Ordering::Relaxed) as f64;
+        self.bar.set_position((read * (sent as f64 / rows as f64).min(1.0)) as u64);
         self.bar.set_message(format!(
             "{} records  {} records/s",
             human_count(sent),

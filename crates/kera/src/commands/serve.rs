@@ -17,7 +17,7 @@ pub fn run(args: &ServeArgs, json: bool) -> ExitCode {
     if logs::are_json() {
         tracing::error!(status, next_step, "{fatal}");
     } else if json {
-        let error = CliError { message: fatal.to_string(), next_step: next_step.to_string(), exit: status };
+        let error = CliError { message: fatal.to_string(), next_step, exit: status };
         eprintln!("{}", error.to_json());
     } else {
         eprintln!("error: {fatal}\n  next: {next_step}");
