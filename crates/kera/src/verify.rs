@@ -323,7 +323,10 @@ fn verdict_json(verdict: &Verdict) -> serde_json::Value {
 fn chaos_failed(error: BenchError) -> CliError {
     let interrupted = "interrupted: nothing is proved";
     match error {
-        BenchError::Interrupted => CliError { exit: EXIT_INTERRUPTED, ..CliError::failure(format!("{interrupted}, and nothing is left of the run")) },
+        BenchError::Interrupted => CliError {
+            exit: EXIT_INTERRUPTED,
+            ..CliError::failure(format!("{interrupted}, and nothing is left of the run"))
+        },
         BenchError::Kept { error, dir } if matches!(*error, BenchError::Interrupted) => CliError {
             exit: EXIT_INTERRUPTED,
             ..CliError::failure(format!("{interrupted}; log and data are in {}", dir.display()))

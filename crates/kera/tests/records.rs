@@ -143,7 +143,9 @@ fn producing_ends_with_the_first_record_that_is_given_up_though_the_input_goes_o
     input.write_all(b"three\n").unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(1));
     let said = said_by(&mut child).into_iter().collect::<Vec<_>>().join("\n");
-    for part in ["up to line 2 the stream has everything (2 records)", "of 1 record after that none was", "from line 3 on"] {
+    for part in
+        ["up to line 2 the stream has everything (2 records)", "of 1 record after that none was", "from line 3 on"]
+    {
         assert!(said.contains(part), "{part} in {said}");
     }
 }
@@ -212,7 +214,10 @@ fn unknown_names_come_with_what_was_meant() {
     }
     for command in ["application delete report --stream flights", "application describe report --stream flights"] {
         let (_, said) = node.fails(command);
-        assert!(said.contains("stream `flights` has no application `report`") && said.contains("kafka-consumer-groups"), "{said}");
+        assert!(
+            said.contains("stream `flights` has no application `report`") && said.contains("kafka-consumer-groups"),
+            "{said}"
+        );
     }
     let (_, said) = node.fails("application reset report --to earliest");
     assert!(said.contains("--stream makes a new one"), "{said}");

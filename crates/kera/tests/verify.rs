@@ -82,7 +82,8 @@ fn an_interrupted_torment_leaves_nothing_behind() {
     let dir = place.file("");
     let line = format!("verify chaos --dir {} --rounds 1000 --rate 1000 --arena-bytes 32MiB --quiet", dir.display());
     let mut child = common::kera(line.split_whitespace()).stderr(std::process::Stdio::piped()).spawn().unwrap();
-    let acknowledged = || std::fs::read_dir(&dir).unwrap().flatten().any(|run| run.path().join("acknowledged").exists());
+    let acknowledged =
+        || std::fs::read_dir(&dir).unwrap().flatten().any(|run| run.path().join("acknowledged").exists());
     common::eventually("a torment under way", acknowledged);
     let sent = std::process::Command::new("kill").args(["-TERM", &child.id().to_string()]).status();
     assert!(sent.unwrap().success());

@@ -133,21 +133,20 @@ fn torment(config: &ChaosConfig, place: &Workplace, progress: &mut dyn FnMut(&st
     std::thread::scope(|scope| {
         let producers = scope.spawn(|| produce(&writing, &address, &written));
         let mut application = None;
-        let outcome = wait_for_ack(config, &written, 0, &mut server, &mut || producers.is_finished())
-            .and_then(|_| {
-                application = Some(scope.spawn(|| collect(&reading, &address, &checker, &enough)));
-                let mut torment = Torment {
-                    config,
-                    place,
-                    server: &mut server,
-                    written: &written,
-                    report: &mut report,
-                    through: WrittenThrough::default(),
-                    progress,
-                    ended: &mut || producers.is_finished(),
-                };
-                torment.carry_out()
-            });
+        let outcome = wait_for_ack(config, &written, 0, &mut server, &mut || producers.is_finished()).and_then(|_| {
+            application = Some(scope.spawn(|| collect(&reading, &address, &checker, &enough)));
+            let mut torment = Torment {
+                config,
+                place,
+                server: &mut server,
+                written: &written,
+                report: &mut report,
+                through: WrittenThrough::default(),
+                progress,
+                ended: &mut || producers.is_finished(),
+            };
+            torment.carry_out()
+        });
         // Read before they are told to end.
         let ended_on_their_own = producers.is_finished();
         written.stop.store(true, Relaxed);
@@ -166,7 +165,8 @@ fn torment(config: &ChaosConfig, place: &Workplace, progress: &mut dyn FnMut(&st
         let produced = producers.join().unwrap_or(Err(BenchError::Thread { what: "the producers" }));
         note_produced(&mut report, produced);
         if let Some(application) = application {
-            let waited = wait_for_application(&writing.log, &checker, config.stop.asked(), &|| application.is_finished());
+            let waited =
+                wait_for_application(&writing.log, &checker, config.stop.asked(), &|| application.is_finished());
             enough.store(true, Relaxed);
             let read = application.join().unwrap_or(Err(BenchError::Thread { what: "the application" }));
             if let Err(error) = waited.and(read) {

@@ -428,7 +428,7 @@ impl fmt::Display for Verdict {
         for (count, what) in [
             (self.unacknowledged, "never acknowledged"),
             (self.redelivered, "delivered again"),
-            (self.foreign, "of others"),
+            (self.foreign, "that `kera verify produce` did not write"),
         ] {
             if count > 0 {
                 write!(f, ", {count} {what}")?;

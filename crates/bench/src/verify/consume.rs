@@ -79,11 +79,7 @@ pub fn consume(config: &ConsumeConfig, address: &str) -> Result<Verdict, BenchEr
 }
 
 /// The same; it ends early when `stop` is set, and then it has not seen everything.
-pub(crate) fn consume_until(
-    config: &ConsumeConfig,
-    address: &str,
-    stop: &AtomicBool,
-) -> Result<Verdict, BenchError> {
+pub(crate) fn consume_until(config: &ConsumeConfig, address: &str, stop: &AtomicBool) -> Result<Verdict, BenchError> {
     config.check()?;
     let acked = acklog::read(&config.log)?;
     let ordered = config.application.is_none() || order_of(config, address)? == Order::Lane;

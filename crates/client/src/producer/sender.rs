@@ -822,7 +822,8 @@ impl Sender {
             }
             Status::NotOwner => {
                 let (node, epoch) = ((result.base_ordinal >> 32) as u32, result.base_ordinal as u32);
-                self.shared.set_last_error(format!("{status}: node {} does not own the streamlet", self.links[at].node));
+                self.shared
+                    .set_last_error(format!("{status}: node {} does not own the streamlet", self.links[at].node));
                 Verdict::Elsewhere(node, epoch)
             }
             Status::ChunkChecksum if chunk.attempts >= CHECKSUM_TRIES => Verdict::Refused(status),

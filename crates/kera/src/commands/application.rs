@@ -192,7 +192,9 @@ async fn reset(
     }
     let set = match is_new && dry_run {
         true => would_be_set(&client, &stream, streamlets, to).await?,
-        false => client.admin().reset_offsets(stream.id, name, streamlets, to, dry_run).await.map(|set| set_of(&set))?,
+        false => {
+            client.admin().reset_offsets(stream.id, name, streamlets, to, dry_run).await.map(|set| set_of(&set))?
+        }
     };
     report_reset(name, &stream, &set, dry_run, globals)
 }
@@ -239,8 +241,7 @@ fn report_reset(
     globals: &Globals,
 ) -> Result<(), CliError> {
     if globals.json {
-        let offsets =
-            set.iter().map(|o| json!({ "streamlet": o.streamlet.0, "lane": o.lane.0, "ordinal": o.ordinal }));
+        let offsets = set.iter().map(|o| json!({ "streamlet": o.streamlet.0, "lane": o.lane.0, "ordinal": o.ordinal }));
         let offsets: Vec<Value> = offsets.collect();
         return print_json(&json!({ "name": name, "stream": stream.name, "dry_run": dry_run, "offsets": offsets }));
     }

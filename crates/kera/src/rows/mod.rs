@@ -190,9 +190,7 @@ fn source(
             Box::new(csv::CsvRows::new(input, delimiter, &picks)?)
         }
         Format::Records => Box::new(records::RecordRows::new(input)),
-        Format::Lines | Format::Raw => {
-            Box::new(lines::LineRows::new(input, format == Format::Raw, picks.separator))
-        }
+        Format::Lines | Format::Raw => Box::new(lines::LineRows::new(input, format == Format::Raw, picks.separator)),
     };
     Ok(match null {
         Some(null) => Box::new(NullValues { rows, null: null.into_bytes() }),
