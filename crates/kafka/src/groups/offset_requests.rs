@@ -27,6 +27,8 @@ use super::offsets::{Commit, Offsets};
 const FETCHED_MAX: usize = 1_000_000;
 /// From here on a commit for a group that is not there says so.
 const VERSION_COMMIT_NOT_FOUND: i16 = 9;
+/// From here on an answer to OffsetFetch has an error of its own.
+const VERSION_FETCH_ERROR: i16 = 2;
 /// From here on OffsetFetch names several groups.
 const VERSION_FETCH_MANY: i16 = 8;
 
@@ -235,8 +237,12 @@ impl Coordinator {
                 topics: named,
                 stable: request.require_stable,
             };
-            let (mark, answered) = self.fetch_group(now, &fetch, &mut left);
+            let (mark, mut answered) = self.fetch_group(now, &fetch, &mut left);
             after = mark;
+            // Who is told neither of an error nor of a partition takes it that nothing was committed, and starts over.
+            if caller.version < VERSION_FETCH_ERROR && answered.error_code != 0 {
+                answered.topics = fetch.refused(std::mem::take(&mut answered.error_code));
+            }
             response.error_code = answered.error_code;
             response.topics = answered.topics.into_iter().map(single).collect();
         }
@@ -351,13 +357,17 @@ impl Fetch<'_> {
 
     /// What is answered for a group that is not there: nothing has been committed.
     fn unknown(&self, left: &mut usize) -> Result<Vec<OffsetFetchResponseTopics>, Code> {
-        let named = self.topics.iter().flatten();
-        Fetch::take(left, named.clone().map(|(_, partitions)| partitions.len()).sum())?;
-        let answered = named.map(|(topic, partitions)| {
-            let partitions = partitions.iter().map(|partition| nothing(*partition)).collect();
+        Fetch::take(left, self.topics.iter().flatten().map(|(_, partitions)| partitions.len()).sum())?;
+        Ok(self.refused(0))
+    }
+
+    /// The error with each partition that is asked for.
+    fn refused(&self, error: i16) -> Vec<OffsetFetchResponseTopics> {
+        let answered = self.topics.iter().flatten().map(|(topic, partitions)| {
+            let partitions = partitions.iter().map(|partition| nothing(*partition).with_error_code(error)).collect();
             OffsetFetchResponseTopics::default().with_name(TopicName(text(topic))).with_partitions(partitions)
         });
-        Ok(answered.collect())
+        answered.collect()
     }
 
     fn topics(

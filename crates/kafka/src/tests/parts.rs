@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use kafka_protocol::messages::join_group_request::JoinGroupRequestProtocol;
 use kafka_protocol::messages::offset_commit_request::{OffsetCommitRequestPartition, OffsetCommitRequestTopic};
-use kafka_protocol::messages::offset_fetch_request::OffsetFetchRequestGroup;
+use kafka_protocol::messages::offset_fetch_request::{OffsetFetchRequestGroup, OffsetFetchRequestTopic};
 use kera_format::kafka_groups::{CommittedOffset, Entry, Fact, OffsetKey};
 use kera_format::{Cursor, StreamId, StreamOptions, StreamletId};
 use kera_protocol::placement::OlderGroups;
@@ -281,6 +281,38 @@ fn a_request_about_groups_of_several_parts_is_answered_once() {
     assert_eq!(deleted.results.iter().map(|one| one.error_code).collect::<Vec<_>>(), [0, 0, NOT_COORDINATOR]);
     assert_eq!(world.offsets(&[mine, second]), told([(mine, Ok(-1)), (second, Ok(-1))]));
     assert!(world.call(1, &DescribeGroupsRequest::default()).groups.is_empty());
+}
+
+/// The first version that groups are asked with has no error of its own: who is told of no partition takes it that nothing was committed.
+#[test]
+fn an_error_of_a_group_is_told_with_each_partition_where_there_is_no_other_place() {
+    let (mut world, _) = shared();
+    let loads = world.follow();
+    let groups = groups_of(&mut world);
+    let fetched = |world: &mut World, version: i16, group: &GroupId| {
+        let asked = ["t", "u"]
+            .map(|name| OffsetFetchRequestTopic::default().with_name(topic(name)).with_partition_indexes(vec![0, 1]));
+        let request = OffsetFetchRequest::default().with_group_id(group.clone()).with_topics(Some(asked.to_vec()));
+        let answer = world.call(version, &request);
+        let told = answer.topics.iter().flat_map(|topic| {
+            let partitions = topic.partitions.iter();
+            partitions.map(|of| (topic.name.to_string(), of.partition_index, of.committed_offset, of.error_code))
+        });
+        (answer.error_code, told.collect::<Vec<_>>())
+    };
+    let each = |code: i16| {
+        let of = |(name, at): (&str, i32)| (name.to_owned(), at, -1, code);
+        [("t", 0), ("t", 1), ("u", 0), ("u", 1)].map(of).to_vec()
+    };
+    let [mine, other] = [&groups[0][0], &groups[3][0]];
+    assert_eq!(fetched(&mut world, 1, mine), (0, each(LOADING)));
+    assert_eq!(fetched(&mut world, 1, other), (0, each(NOT_COORDINATOR)));
+    assert_eq!(fetched(&mut world, 2, other), (NOT_COORDINATOR, Vec::new()));
+    let door = world.running().door.clone();
+    for load in &loads {
+        door.groups.loaded(load, load.run(&door.broker, || door.others(), || true).expect("it is here"));
+    }
+    assert_eq!(fetched(&mut world, 1, mine), (0, each(0)));
 }
 
 /// It has not heard of the coordinators for so long that others may have its groups, and what it knows of them may be of the past.
