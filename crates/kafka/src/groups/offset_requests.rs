@@ -132,7 +132,7 @@ impl Coordinator {
             let producer = Some(request.producer_id.0);
             self.commit_checked(now, &request.group_id, producer, &commits, |kind, _| match kind {
                 Kind::Classic(classic) => classic.check_commit(member_id, instance, generation, true),
-                Kind::Consumer(consumer) => consumer.check_transactional_commit(member_id, generation),
+                Kind::Consumer(consumer) => consumer.check_transactional_commit(member_id, instance, generation),
             })
         });
         let (after, response) = self.txn_committed(request, committed);

@@ -103,8 +103,17 @@ impl ConsumerGroup {
         member.check_said(epoch)
     }
 
-    /// The same for a commit in a transaction.
-    pub(super) fn check_transactional_commit(&self, member_id: &str, epoch: i32) -> Result<(), Code> {
+    /// The same for a commit in a transaction. Whoever says nothing of a member is taken at its word, as in Kafka: the producer's epoch
+    /// fences it, and producers of old clients know of no members.
+    pub(super) fn check_transactional_commit(
+        &self,
+        member_id: &str,
+        instance: Option<&str>,
+        epoch: i32,
+    ) -> Result<(), Code> {
+        if epoch == -1 && member_id.is_empty() && instance.is_none() {
+            return Ok(());
+        }
         match self.check_commit(member_id, epoch, i16::MAX) {
             Err(Code::StaleMemberEpoch) => Err(Code::IllegalGeneration),
             other => other,

@@ -1,8 +1,12 @@
 //! Consumer groups: the coordinator assigns, members come to it one heartbeat after the other.
 
 use kafka_protocol::error::ResponseError as Code;
+use kafka_protocol::messages::txn_offset_commit_request::{
+    TxnOffsetCommitRequestPartition, TxnOffsetCommitRequestTopic,
+};
 use kafka_protocol::messages::{
-    ConsumerGroupDescribeRequest, ConsumerGroupHeartbeatRequest, ConsumerGroupHeartbeatResponse, GroupId,
+    ConsumerGroupDescribeRequest, ConsumerGroupHeartbeatRequest, ConsumerGroupHeartbeatResponse, GroupId, ProducerId,
+    TopicName, TxnOffsetCommitRequest,
 };
 use uuid::Uuid;
 
@@ -57,6 +61,35 @@ fn state(world: &mut World) -> String {
     let done = world.ask(|coordinator, now, token| coordinator.consumer_describe(now, token, &caller(1), &request));
     let Answer::ConsumerDescribe(response) = done.answer else { panic!("{:?}", done.answer) };
     response.groups[0].group_state.to_string()
+}
+
+/// What becomes of offsets that a producer commits for a member.
+fn txn_commit(world: &mut World, member_id: &str, instance: Option<&str>, epoch: i32) -> i16 {
+    let of = TxnOffsetCommitRequestPartition::default().with_partition_index(0).with_committed_offset(7);
+    let of = TxnOffsetCommitRequestTopic::default().with_name(TopicName(text("orders"))).with_partitions(vec![of]);
+    let request = TxnOffsetCommitRequest::default()
+        .with_group_id(group())
+        .with_producer_id(ProducerId(5))
+        .with_member_id(text(member_id))
+        .with_group_instance_id(instance.map(text))
+        .with_generation_id(epoch)
+        .with_topics(vec![of]);
+    let done = world.ask(|coordinator, now, token| coordinator.txn_commit(now, token, &caller(3), &request));
+    let Answer::TxnCommit(response) = done.answer else { panic!("{:?}", done.answer) };
+    response.topics[0].partitions[0].error_code
+}
+
+#[test]
+fn who_names_no_member_commits_in_a_transaction_while_there_are_members() {
+    let mut world = World::new();
+    let one = Client::join(&mut world, "one", &["orders"]);
+    assert_eq!(txn_commit(&mut world, "", None, -1), 0);
+    assert_eq!(txn_commit(&mut world, &one.id, None, one.epoch), 0);
+    let unknown = Code::UnknownMemberId.code();
+    assert_eq!(txn_commit(&mut world, "two", None, -1), unknown);
+    assert_eq!(txn_commit(&mut world, "", Some("i"), -1), unknown);
+    assert_eq!(txn_commit(&mut world, "", None, 1), unknown);
+    assert_eq!(world.commit(&commit("", -1, &[("orders", 0, 1)])).0, [unknown], "outside of a transaction");
 }
 
 #[test]
