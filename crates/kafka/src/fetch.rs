@@ -472,15 +472,16 @@ fn read(core: &mut Core, lane: &Arc<Lane>, asked: &FetchPartition, committed: bo
     let version = lane.version();
     let durable = lane.durable_ordinal();
     let transactions = core.door.transactions.partitions.get(lane.stream_id(), asked.partition);
+    let shared = Shared::of(&core.door, lane);
+    let log_start = start_of(core, lane, shared.as_ref()).min(durable);
     let stable = match transactions.as_ref().map_or(Some(durable), |of| stable_end(of, durable)) {
-        Some(stable) => stable,
+        // What is deleted of a transaction that runs holds nobody back.
+        Some(stable) => stable.max(log_start),
         // Its coordinators have not told yet. An answer without records would say that there is nothing more.
         None if committed => return Found::refused(ResponseError::NotLeaderOrFollower),
         None => durable,
     };
     let end = if committed { stable } else { durable };
-    let shared = Shared::of(&core.door, lane);
-    let log_start = start_of(core, lane, shared.as_ref()).min(durable);
     let mut found = Found {
         high_watermark: durable.cast_signed(),
         last_stable: stable.cast_signed(),

@@ -27,7 +27,7 @@ use kera_rpc::Outbox;
 use crate::batch;
 use crate::door::Door;
 use crate::epochs;
-use crate::floors::first_offset;
+use crate::floors::{first_offset, known_first};
 use crate::older::{Answer, Group, Shared, Step, Time};
 use crate::session::{Core, Request, encode};
 
@@ -132,7 +132,8 @@ impl Listing {
                     let end = if self.asked.isolation_level == READ_COMMITTED {
                         let partitions = &core.door.transactions.partitions;
                         match partitions.stable(lane.stream_id(), partition.partition_index, durable) {
-                            Some(stable) => stable,
+                            // What is deleted of a transaction that runs holds nobody back.
+                            Some(stable) => stable.max(known_first(lane).min(durable)),
                             None => break Told::Error(ResponseError::NotLeaderOrFollower),
                         }
                     } else {

@@ -10,6 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use kafka_protocol::ResponseError as Code;
 use kafka_protocol::messages::add_partitions_to_txn_request::AddPartitionsToTxnTopic;
 use kafka_protocol::messages::create_topics_request::{CreatableTopic, CreatableTopicConfig};
+use kafka_protocol::messages::delete_records_request::{DeleteRecordsPartition, DeleteRecordsTopic};
 use kafka_protocol::messages::list_offsets_request::{ListOffsetsPartition, ListOffsetsTopic};
 use kafka_protocol::messages::offset_fetch_request::OffsetFetchRequestTopic;
 use kafka_protocol::messages::produce_request::{PartitionProduceData, TopicProduceData};
@@ -327,7 +328,11 @@ impl World {
 
     /// The offsets that a client's reader of committed records gives out.
     fn committed(&mut self, name: &'static str, partition: i32) -> Vec<i64> {
-        let Fetched { mut aborted, batches, .. } = self.fetch(name, partition, 0, 1);
+        self.committed_from(name, partition, 0)
+    }
+
+    fn committed_from(&mut self, name: &'static str, partition: i32, from: i64) -> Vec<i64> {
+        let Fetched { mut aborted, batches, .. } = self.fetch(name, partition, from, 1);
         aborted.sort_unstable_by_key(|(_, first)| *first);
         let (mut given, mut passed_over) = (Vec::new(), BTreeSet::new());
         let mut aborted = aborted.into_iter().peekable();
@@ -348,6 +353,13 @@ impl World {
         let batches = self.fetch(name, partition, 0, 0).batches;
         let markers = batches.into_iter().filter(|(_, _, kind)| matches!(kind, Kind::Marker(..)));
         markers.map(|(offset, _, kind)| (offset, kind)).collect()
+    }
+
+    /// Deletes everything of a partition: where it begins now.
+    fn delete_all(&mut self, name: &str, partition: i32) -> i64 {
+        let one = DeleteRecordsPartition::default().with_partition_index(partition).with_offset(-1);
+        let one = DeleteRecordsTopic::default().with_name(topic(name)).with_partitions(vec![one]);
+        self.call(2, &DeleteRecordsRequest::default().with_topics(vec![one])).topics[0].partitions[0].low_watermark
     }
 
     fn list(&mut self, name: &str, partition: i32, timestamp: i64, isolation: i8) -> i64 {
@@ -453,6 +465,23 @@ fn readers_of_committed_records_wait_for_the_end_and_pass_over_what_is_aborted()
     assert!(world.go_on());
     assert_eq!(world.committed("t", 0), [0, 1, 2, 6]);
     assert_eq!(world.fetch("t", 0, 4, 1).aborted, [(two.0, 3)]);
+}
+
+#[test]
+fn what_is_deleted_of_a_transaction_that_runs_holds_no_reader_back() {
+    let mut world = World::new();
+    let one = world.init("a").unwrap();
+    assert_eq!(world.add("a", one, "t", 0), 0);
+    (0..10).for_each(|sequence| assert_eq!(world.write("a", one, "t", 0, sequence), (0, sequence.into())));
+    assert_eq!((world.list("t", 0, -1, 1), world.delete_all("t", 0)), (0, 10));
+    // Readers of committed records begin where the partition does, not in front of it.
+    assert_eq!((world.list("t", 0, -2, 1), world.list("t", 0, -1, 1)), (10, 10));
+    assert_eq!(world.fetch("t", 0, 10, 1), Fetched { stable: 10, aborted: vec![], batches: vec![] });
+    assert_eq!(world.write("a", one, "t", 0, 10), (0, 10));
+    assert_eq!((world.list("t", 0, -1, 1), world.fetch("t", 0, 10, 1).stable), (10, 10), "it still runs");
+    assert_eq!(world.end("a", one, true), 0);
+    world.finish();
+    assert_eq!((world.list("t", 0, -1, 1), world.committed_from("t", 0, 10)), (12, vec![10]));
 }
 
 #[test]
