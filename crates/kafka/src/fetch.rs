@@ -109,6 +109,9 @@ struct Found {
     aborted: Option<Vec<(i64, u64)>>,
     parts: Vec<Part>,
     bytes: usize,
+    /// What these bytes count for where it is asked whether there are enough: a read that has stopped although there is more for its reader
+    /// counts for all that it might have taken. Whole batches rarely fill that, and waiting would not bring more.
+    counts: usize,
     /// Where it waits for more.
     waits: Option<(Arc<Lane>, LaneVersion)>,
     /// What it waits for from disk.
@@ -125,6 +128,13 @@ impl Found {
         Found { aborted: Some(Vec::new()), ..Found::refused(error) }
     }
 
+    /// Notes how a read that has found something has ended. `version` is the lane's from before it was known how far it could go: where there is
+    /// nothing more, the fetch waits for what comes.
+    fn stopped(&mut self, lane: &Arc<Lane>, version: LaneVersion, has_more: bool, budget: usize) {
+        self.counts = if has_more { self.bytes.max(budget) } else { self.bytes };
+        self.waits = (!has_more).then(|| (Arc::clone(lane), version));
+    }
+
     fn told(&self) -> Told {
         let Found { error, high_watermark, log_start, .. } = *self;
         Told { error, high_watermark, log_start, has_records: self.bytes > 0 }
@@ -139,6 +149,8 @@ pub(crate) struct Fetching {
     mode: Result<Mode, ResponseError>,
     /// Data bytes of the whole answer.
     bytes_max: usize,
+    /// As many are waited for; no more than an answer can have.
+    bytes_min: usize,
     started_us: u64,
     deadline_us: u64,
     seen: Option<Seen>,
@@ -215,7 +227,8 @@ impl Fetching {
         let least = usize::try_from(asked.min_bytes).unwrap_or(0).min(most);
         let partitions = asked.topics.iter().map(|topic| topic.partitions.len()).sum();
         let bytes_max = core.pace.asked(now_us, partitions, most).max(least);
-        Fetching { request, asked, mode, bytes_max, started_us: now_us, deadline_us, seen: None }
+        let (bytes_min, started_us) = (least, now_us);
+        Fetching { request, asked, mode, bytes_max, bytes_min, started_us, deadline_us, seen: None }
     }
 
     pub(crate) fn started_us(&self) -> u64 {
@@ -249,7 +262,8 @@ impl Fetching {
             let bytes: usize = found.iter().map(|one| one.bytes).sum();
             let loads: usize = found.iter().map(|one| one.loads.bytes).sum();
             let awaited = Awaited::new(&core.door, (self.bytes_max / 2).saturating_sub(bytes).min(loads));
-            let enough = (bytes >= usize::try_from(self.asked.min_bytes).unwrap_or(0) && awaited.bytes == 0)
+            let counts: usize = found.iter().map(|one| one.counts).sum();
+            let enough = (counts >= self.bytes_min && awaited.bytes == 0)
                 || found.iter().any(|one| one.error != 0)
                 || found.is_empty()
                 || now_us >= self.deadline_us;
@@ -506,6 +520,7 @@ fn read(core: &mut Core, lane: &Arc<Lane>, asked: &FetchPartition, committed: bo
         match read_older(core, lane, &shared, version, offset..end, left, &mut found) {
             Older::Here(from) => offset = from,
             Older::Done(next_offset) => {
+                found.stopped(lane, version, next_offset < end, budget);
                 if let Some(of) = transactions.filter(|_| committed) {
                     found.aborted = Some(of.lock().aborted(offset, next_offset));
                 }
@@ -519,6 +534,7 @@ fn read(core: &mut Core, lane: &Arc<Lane>, asked: &FetchPartition, committed: bo
     let Some(cursor) = known.or_else(|| place_of(lane, offset, &mut found)) else { return found };
     match take(lane, version, cursor, offset..end, left, &mut found) {
         Ok(Some((next_offset, next))) => {
+            found.stopped(lane, version, next_offset < end, budget);
             if let Some(of) = transactions.filter(|_| committed) {
                 found.aborted = Some(of.lock().aborted(offset, next_offset));
             }

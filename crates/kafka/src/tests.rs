@@ -677,6 +677,7 @@ mod commits;
 mod copies;
 mod epochs;
 mod fetch_sessions;
+mod fetching;
 mod loading;
 mod partitions;
 mod parts;

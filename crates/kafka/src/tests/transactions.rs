@@ -265,7 +265,7 @@ impl World {
         answer.results_by_topic_v3_and_below[0].results_by_partition[0].partition_error_code
     }
 
-    fn produce_request(id: Option<&str>, name: &str, partition: i32, batch: Vec<u8>) -> ProduceRequest {
+    pub(super) fn produce_request(id: Option<&str>, name: &str, partition: i32, batch: Vec<u8>) -> ProduceRequest {
         let one = PartitionProduceData::default().with_index(partition).with_records(Some(batch.into()));
         let one = TopicProduceData::default().with_name(topic(name)).with_partition_data(vec![one]);
         ProduceRequest::default()
