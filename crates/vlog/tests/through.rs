@@ -57,10 +57,17 @@ impl Node {
         };
         let random = Arc::new(SeededRandom::new(epoch.into()));
         let as_clock = Arc::clone(&clock) as Arc<dyn Clock>;
-        let (store, found) =
-            DiskStore::open(own, vec![Arc::clone(&disk)], Arc::clone(&as_clock), random.clone()).expect("store");
         let arena = ArenaConfig { path: folder.join("arena"), bytes: 16 << 20, node: NODE };
         let (arena, attach) = Arena::create_or_attach(arena).expect("arena");
+        let disks = vec![Arc::clone(&disk)];
+        let (opened, attached) = match attach {
+            Attach::Attached { segments, .. } => {
+                let in_memory = segments.iter().map(|attached| attached.segment.id()).collect();
+                (DiskStore::open_after_kill(own, disks, as_clock.clone(), random.clone(), &in_memory), segments)
+            }
+            _ => (DiskStore::open(own, disks, as_clock.clone(), random.clone()), Vec::new()),
+        };
+        let (store, found) = opened.expect("store");
         let log = Log::new(LogConfig::default(), arena);
         log.set_store(store.clone());
         store.attach(&log);
@@ -71,10 +78,6 @@ impl Node {
             true => vlog.set_write_through(Arc::new(Liar(store.clone()))),
         }
         log.create_stream(STREAM, StreamOptions { durability: Durability::Power, ..options() }).expect("stream");
-        let attached = match attach {
-            Attach::Attached { segments, .. } => segments,
-            _ => Vec::new(),
-        };
         log.recover(found.segments, attached);
         let report = vlog.replay_into(&log).expect("replay");
         store.replayed();
@@ -139,6 +142,14 @@ impl Node {
     fn through_bytes(&self) -> u64 {
         self.vlog.stats().through_bytes
     }
+}
+
+/// What a kill leaves of memory. A copy of it: chunks that are on their way keep their lanes, and those all the rest.
+fn killed(node: Node, arena: &TempDir) -> TempDir {
+    let left = folder();
+    std::fs::copy(arena.path().join("arena"), left.path().join("arena")).expect("copied");
+    drop(node);
+    left
 }
 
 /// What a loss of power leaves: the disk.
@@ -575,5 +586,85 @@ fn a_stream_that_turns_to_durability_process_and_back_keeps_what_was_acknowledge
                 back.len()
             );
         }
+    }
+}
+
+/// Everything that was appended is durable and readable; then the power goes with all that was not synced.
+fn lose_what_is_not_synced(node: Node, arena: TempDir, memory: &MemoryDisk, seed: u64) {
+    let mut expected = node.all_readable();
+    while node.vlog.run_once() != Ran::Idle {}
+    for (streamlet, texts) in &mut expected {
+        // What readers saw at the start, and what was acknowledged since.
+        let again = node.readable(*streamlet);
+        assert!(again.starts_with(texts), "lane {streamlet}");
+        *texts = again;
+    }
+    drop((node, arena));
+    memory.crash(seed);
+    let (node, _arena) = restart(ALL, memory, 9);
+    assert_eq!(lengths(&node.all_readable()), lengths(&expected), "seed {seed}");
+    assert!(node.all_readable() == expected, "seed {seed}");
+}
+
+#[test]
+fn what_a_killed_process_had_written_to_an_extent_and_not_synced_is_synced_before_it_counts() {
+    for seed in 0..12 {
+        let memory = MemoryDisk::new();
+        let disk = FaultyDisk::new(Arc::new(memory.clone()));
+        let arena = folder();
+        let node = Node::start(ALL, Arc::new(disk.clone()), arena.path(), 1);
+        node.append(0, &"1".repeat(3_000));
+        assert!(matches!(node.vlog.run_once(), Ran::Wrote { chunks: 1, .. }));
+        // Written, and killed before the sync came back; nothing else of the commit has got anywhere.
+        node.append(0, &"2".repeat(3_000));
+        disk.fail_sync(1);
+        disk.fail_write(2);
+        assert!(matches!(node.vlog.run_once(), Ran::Stuck { .. }));
+        let arena = killed(node, &arena);
+        let node = Node::start(ALL, Arc::new(memory.clone()), arena.path(), 2);
+        assert_eq!(node.readable(0).len(), 2, "what is in the extent counts");
+        node.append(0, &"3".repeat(3_000));
+        lose_what_is_not_synced(node, arena, &memory, seed);
+    }
+}
+
+#[test]
+fn an_index_that_a_killed_process_had_written_and_not_synced_is_synced_before_its_segment_counts_as_stored() {
+    for seed in 0..12 {
+        let memory = MemoryDisk::new();
+        let disk = FaultyDisk::new(Arc::new(memory.clone()));
+        let arena = folder();
+        let kind = Kind { lanes: 1, ..ALL };
+        let node = Node::start(kind, Arc::new(disk.clone()), arena.path(), 1);
+        let append = |streamlet: u32, count: usize| {
+            for _ in 0..count {
+                node.append(streamlet, &streamlet.to_string().repeat(8_000));
+                assert!(matches!(node.vlog.run_once(), Ran::Wrote { chunks: 1, .. }));
+            }
+        };
+        // The trace of the first segment is in a file of the virtual log that nothing else will need.
+        append(0, 1);
+        append(1, 20);
+        node.clock.advance_ms(60_000);
+        node.store_away();
+        let stored = node.store.status().disks[0].counters.written_segments;
+        append(0, 8);
+        append(1, 20);
+        // Killed in between the index and its sync.
+        disk.fail_sync(1);
+        disk.fail_write(2);
+        node.clock.advance_ms(60_000);
+        node.store.step();
+        assert_eq!(node.store.status().disks[0].counters.written_segments, stored);
+        let arena = killed(node, &arena);
+        let node = Node::start(kind, Arc::new(memory.clone()), arena.path(), 2);
+        append_after(&node);
+        lose_what_is_not_synced(node, arena, &memory, seed);
+    }
+}
+
+fn append_after(node: &Node) {
+    for n in 0..4 {
+        node.append(n, &"after".repeat(1_000));
     }
 }

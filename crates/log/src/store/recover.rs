@@ -103,6 +103,9 @@ pub(crate) fn recover(node: [u8; 16], disks: &[&DiskContainers], in_memory: InMe
                 let path = disk.disk.root().join(container_path(container));
                 return Err(StoreError::Foreign { path, found: foreign, expected: node });
             }
+            if !scan.has_footer {
+                scan.sync().map_err(|error| failed("sync a container", error))?;
+            }
             found.recovery.containers += 1;
             found.recovery.unfinished += u64::from(!scan.has_footer);
             for (id, marker) in &scan.open {
@@ -426,6 +429,19 @@ impl Scan {
         Ok(true)
     }
 
+    /// Makes durable what was read of a file without a footer, before anything of it counts.
+    ///
+    /// A process that was killed may have written it and not synced it. From here on it is taken for what is on the disk: chunks of an
+    /// extent are durable, so that readers see them, a retry of them is a duplicate, and what is acknowledged next follows them; a segment with an index is stored, so
+    /// that the virtual log lets go of it. A loss of power that took it then would take what was acknowledged. In front of a
+    /// footer everything was synced. An arena that is not there says nothing about what the system has not written yet, so it
+    /// makes no difference here; and where there is nothing to write, this takes no time.
+    ///
+    /// A disk that refuses ends the start: to go on without what is in the file would be to lose it.
+    fn sync(&self) -> io::Result<()> {
+        self.file.sync_data()
+    }
+
     fn read(&self, at: u64, bytes: &mut [u8]) -> io::Result<usize> {
         read(&*self.file, at, bytes)
     }
@@ -577,13 +593,12 @@ impl Scan {
         (known, live.map(|(_, entry)| entry).collect())
     }
 
-    /// First what is torn is marked as released, and what is not is synced: a process that was killed may have written it and
-    /// not done so. Then the footer, which is believed, names everything.
+    /// First what is torn is marked as released; what is not is [synced](Scan::sync). Then the footer, which is believed, names everything.
     fn write_end(&self, known: &Container) -> io::Result<()> {
         if !self.torn.is_empty() {
             self.file.write_at(0, &known.first_page())?;
+            self.file.sync_data()?;
         }
-        self.file.sync_data()?;
         let entries: Vec<ContainerEntry> = self.entries.iter().map(|(_, entry)| entry.clone()).collect();
         write_footer(&*self.file, &self.header, self.end, &entries)?;
         self.file.sync_data()

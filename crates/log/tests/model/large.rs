@@ -574,10 +574,18 @@ impl World {
             _ => Lie::None,
         };
         let disk = Arc::new(Liar { disk: Arc::new(self.disk.clone()), lie }) as Arc<dyn Disk>;
-        let (store, found) = DiskStore::open(config, vec![Arc::clone(&disk)], Arc::clone(&clock), random.clone())
-            .map_err(|error| error.to_string())?;
         let arena = ArenaConfig { path: self.dir.path().join("arena"), bytes: ARENA_BYTES, node: NODE };
         let (arena, attach) = Arena::create_or_attach_with(arena, BlockSize::Roomy).unwrap();
+        let disks = vec![Arc::clone(&disk)];
+        let (opened, attached) = match attach {
+            Attach::Created => (DiskStore::open(config, disks, Arc::clone(&clock), random.clone()), Vec::new()),
+            Attach::Attached { segments, set_aside, same_boot, kept_bytes } => {
+                assert!(set_aside.is_empty() && same_boot && kept_bytes.is_none(), "{set_aside:?}");
+                let in_memory = segments.iter().map(|attached| attached.segment.id()).collect();
+                (DiskStore::open_after_kill(config, disks, Arc::clone(&clock), random.clone(), &in_memory), segments)
+            }
+        };
+        let (store, found) = opened.map_err(|error| error.to_string())?;
         let log =
             Log::new(LogConfig { segment_arena_share: 16, producers_kept_ms: 4_000, ..LogConfig::default() }, arena);
         log.set_store(store.clone());
@@ -598,13 +606,6 @@ impl World {
         for (&id, options) in &self.streams {
             log.create_stream(id, options.clone()).unwrap();
         }
-        let attached = match attach {
-            Attach::Created => Vec::new(),
-            Attach::Attached { segments, set_aside, same_boot, kept_bytes } => {
-                assert!(set_aside.is_empty() && same_boot && kept_bytes.is_none(), "{set_aside:?}");
-                segments
-            }
-        };
         let report = log.recover(found.segments, attached);
         let replayed = vlog.replay_into(&log).map_err(|error| {
             door.0.lock().unwrap().take();
