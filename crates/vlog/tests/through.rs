@@ -668,3 +668,24 @@ fn append_after(node: &Node) {
         node.append(n, &"after".repeat(1_000));
     }
 }
+
+#[test]
+fn of_two_extents_of_a_segment_the_one_counts_that_was_begun_anew() {
+    for seed in 0..12 {
+        let memory = MemoryDisk::new();
+        let disk = FaultyDisk::new(Arc::new(memory.clone()));
+        let arena = folder();
+        let node = Node::start(ALL, Arc::new(disk.clone()), arena.path(), 1);
+        node.append(1, "so that the virtual log has a file");
+        assert!(matches!(node.vlog.run_once(), Ran::Wrote { chunks: 1, .. }));
+        // Killed with the extent synced, and the trace of it nowhere: in front of the block are the container's first page and the extent.
+        node.append(0, &"1".repeat(3_000));
+        disk.fail_write(3);
+        assert!(matches!(node.vlog.run_once(), Ran::Stuck { .. }));
+        let arena = killed(node, &arena);
+        let node = Node::start(ALL, Arc::new(memory.clone()), arena.path(), 2);
+        node.append(0, &"2".repeat(3_000));
+        // The power goes before the space of the first extent is given back.
+        lose_what_is_not_synced(node, arena, &memory, seed);
+    }
+}

@@ -159,12 +159,19 @@ pub(crate) fn note(disk: &dyn Disk, name: &str, places: impl Iterator<Item = (u6
 }
 
 impl Found {
-    /// Adds a segment that was being written through. There is one for a segment; of two, which only bytes that have rotted
-    /// could pretend, the second is of nobody.
+    /// Adds a segment that was being written through. Of two extents of one segment the one counts that was begun last: its
+    /// container's number is higher, for the other one was there already.
+    ///
+    /// A life begins an extent only for a segment of which no replay has met the first chunk, and puts all of it there, from that chunk on.
+    /// So in an earlier one nothing was acknowledged: a process was killed before the trace of it was in a block, and the
+    /// space was not given back yet when the next one was gone too. What was acknowledged since is in the last alone.
     fn add_extent(&mut self, id: SegmentId, at: Location) {
-        match self.extents.entry(id) {
-            std::collections::hash_map::Entry::Vacant(vacant) => drop(vacant.insert(at)),
-            std::collections::hash_map::Entry::Occupied(_) => self.duplicates.push(at),
+        let begun = |at: &Location| (at.container, at.offset);
+        let before = self.extents.insert(id, at);
+        if let Some(before) = before {
+            let (first, last) = if begun(&before) < begun(&at) { (before, at) } else { (at, before) };
+            self.extents.insert(id, last);
+            self.duplicates.push(first);
         }
     }
 
