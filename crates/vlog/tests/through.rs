@@ -478,9 +478,8 @@ fn a_page_that_a_failed_write_has_damaged_takes_nothing_acknowledged_with_it() {
     assert_eq!(node.readable(0), expected);
 }
 
-/// What tells of large segments, in a container that was being filled when the process was killed, changed in one place each.
-#[test]
-fn no_byte_of_a_marker_or_an_index_is_needed_for_a_large_segment_that_is_closed() {
+/// Containers with large segments that are closed, as a process that was killed leaves them; the virtual log's files are not needed. What is in lane 0.
+fn closed_large_segments() -> (Vec<(String, Vec<u8>)>, Vec<String>) {
     let whole = MemoryDisk::new();
     let (node, arena) = restart(ALL, &whole, 1);
     for n in 0..24 {
@@ -491,16 +490,26 @@ fn no_byte_of_a_marker_or_an_index_is_needed_for_a_large_segment_that_is_closed(
     node.store_away();
     node.log.close_idle(node.clock.now_ms() + 1_000_000, 0);
     node.store_away();
-    // Nothing of it is kept twice: the virtual log has let go of the first chunks.
-    while node.vlog.run_once() != Ran::Idle {}
     let before = node.readable(0);
     assert_eq!(before.len(), 24);
     drop((node, arena));
-    let files = |dir: &str| {
-        let names = whole.list(dir).expect("list").into_iter().map(|name| format!("{dir}/{name}"));
-        names.map(|path| (path.clone(), whole.read_all(&path, 64 << 20).expect("read"))).collect::<Vec<_>>()
-    };
-    let containers = files("containers");
+    let names = whole.list("containers").expect("list").into_iter().map(|name| format!("containers/{name}"));
+    (names.map(|path| (path.clone(), whole.read_all(&path, 64 << 20).expect("read"))).collect(), before)
+}
+
+/// Starts on these containers, with a bit of one of them changed at each of some places.
+fn start_on_damaged(containers: &[(String, Vec<u8>)], path: &str, places: &[usize]) -> (Node, TempDir) {
+    let disk = MemoryDisk::new();
+    disk.create_dir_all("containers").expect("made");
+    containers.iter().for_each(|(path, bytes)| disk.replace(path, bytes).expect("written"));
+    places.iter().for_each(|place| disk.flip_bit(path, *place as u64, (place % 8) as u8).expect("flip"));
+    restart(ALL, &disk, 2)
+}
+
+/// What tells of large segments, in a container that was being filled when the process was killed, changed in one place each.
+#[test]
+fn no_byte_of_a_marker_or_an_index_is_needed_for_a_large_segment_that_is_closed() {
+    let (containers, before) = closed_large_segments();
     let (mut markers, mut indexes) = (0, 0);
     for (path, bytes) in containers.iter().filter(|(path, _)| path.ends_with(".kera")) {
         for at in (0..bytes.len()).step_by(4096) {
@@ -513,22 +522,38 @@ fn no_byte_of_a_marker_or_an_index_is_needed_for_a_large_segment_that_is_closed(
             markers += usize::from(bytes[at..].starts_with(b"KCEX"));
             indexes += usize::from(bytes[at..].starts_with(b"KCBA"));
             for place in places.step_by(3) {
-                let disk = MemoryDisk::new();
-                for dir in ["containers", "vlog"] {
-                    disk.create_dir_all(dir).expect("made");
-                }
-                files("vlog")
-                    .iter()
-                    .chain(&containers)
-                    .for_each(|(path, bytes)| disk.replace(path, bytes).expect("written"));
-                disk.flip_bit(path, (at + place) as u64, (place % 8) as u8).expect("flip");
-                let (node, _arena) = restart(ALL, &disk, 2);
+                let (node, _arena) = start_on_damaged(&containers, path, &[at + place]);
                 let found = node.readable(0);
                 assert!(found == before, "{path} {at} {place}: {} of {}", found.len(), before.len());
             }
         }
     }
     assert!(markers >= 2 && indexes >= 2, "{markers} markers and {indexes} indexes");
+}
+
+/// What cannot be read of a large segment is damaged, to be mended from copies: nobody takes it for a segment that was never finished.
+#[test]
+fn a_large_segment_that_is_closed_stays_one_whatever_its_image_has_become() {
+    let (containers, before) = closed_large_segments();
+    let found = |path: &str, places: &[usize]| {
+        let (node, _arena) = start_on_damaged(&containers, path, places);
+        node.clock.advance_ms(60_000);
+        node.store_away();
+        (node.lane(0).stats().next_ordinal, node.store.status().disks[0].segments)
+    };
+    let (path, bytes) = &containers[0];
+    let whole = found(path, &[]);
+    assert_eq!(whole.0, before.len() as u64);
+    let indexes = (0..bytes.len()).step_by(4096).filter(|at| bytes[*at..].starts_with(b"KCBA"));
+    let mut images = 0;
+    for index in indexes {
+        // Two pages behind it.
+        let image = index + 2 * 4096;
+        // The index, and a chunk that nobody has looked at.
+        assert_eq!(found(path, &[index + 70, image + 5_000]), whole, "{index}");
+        images += 1;
+    }
+    assert!(images >= 2, "{images} images");
 }
 
 fn is_within(few: &[String], many: &[String]) -> bool {

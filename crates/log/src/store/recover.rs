@@ -416,13 +416,10 @@ impl Scan {
             self.entries.extend((header.first..).zip(entries));
             return Ok(true);
         }
-        // Its first page was written with the index, and says where the image ends: of the two one is enough.
-        if let Ok(progress) = SegmentProgress::parse(first_page, marker.image_bytes)
-            && let end = marker.image_at() + pages(progress.head)
-            && let Some(entries) = self.images_up_to(marker.image_at(), end, 1)?
-            && !self.released.get(marker.number)
+        if !self.released.get(marker.number)
+            && let Some(entry) = self.closed_extent(&marker, first_page)?
         {
-            self.entries.extend((marker.number..).zip(entries));
+            self.entries.push((marker.number, entry));
             return Ok(true);
         }
         // A number is missing among the entries, so the container gets no footer.
@@ -434,6 +431,25 @@ impl Scan {
             }
         }
         Ok(true)
+    }
+
+    /// What the first page of an extent says, if it is that of a closed segment. It was written with the index, and says where the
+    /// image ends: of the two one is enough.
+    ///
+    /// All chunks were synced before. So an image that does not read back was changed by the disk since, and stays, to be
+    /// [mended](crate::Mender): nobody knows who wrote it, and that is said by no marks at all. No replay need ask for it, since the virtual log may have let go of
+    /// it: it is not given back with what is of nobody.
+    fn closed_extent(&self, marker: &ExtentMarker, first_page: &[u8]) -> io::Result<Option<ContainerEntry>> {
+        let header = SegmentHeader::parse(first_page);
+        let progress = SegmentProgress::parse(first_page, marker.image_bytes);
+        let (Ok(header), Ok(progress)) = (header, progress) else { return Ok(None) };
+        if progress.state == SegmentState::Open {
+            return Ok(None);
+        }
+        let at = marker.image_at();
+        let whole = self.images_up_to(at, at + pages(progress.head), 1)?.and_then(|mut entries| entries.pop());
+        let progress = SegmentProgress { durable_head: progress.head, ..progress };
+        Ok(Some(whole.unwrap_or(ContainerEntry { header, progress, at, marks: Vec::new() })))
     }
 
     /// Makes durable what was read of a file without a footer, before anything of it counts.
@@ -512,7 +528,7 @@ impl Scan {
             let Ok(header) = SegmentHeader::parse(&page[..read]) else { return Ok(None) };
             let Ok(progress) = SegmentProgress::parse(&page[..read], header.capacity_bytes) else { return Ok(None) };
             let bytes = pages(progress.head);
-            if header.is_compacted() || progress.state != SegmentState::Closed || at + bytes > end {
+            if header.is_compacted() || progress.state == SegmentState::Open || at + bytes > end {
                 return Ok(None);
             }
             let mut image = AlignedBuffer::zeroed(bytes as usize);

@@ -266,11 +266,13 @@ fn contents(id: SegmentId, bytes: usize) -> (Vec<u8>, SegmentHeader, SegmentProg
         ordinal += 1;
     }
     let head = image.len() as u64;
+    // Every other lane's segments are the last of their groups.
+    let state = if id.lane.0 % 2 == 1 { SegmentState::ClosedGroup } else { SegmentState::Closed };
     let progress = SegmentProgress {
         head,
         durable_head: head,
         next_ordinal: ordinal,
-        state: SegmentState::Closed,
+        state,
         chunk_count: (ordinal - 5) as u32,
         first_append_ms: 6,
         last_append_ms: 6,
