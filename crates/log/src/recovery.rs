@@ -84,6 +84,8 @@ pub(crate) struct Recovery {
     marks: HashMap<SegmentId, Vec<ProducerMark>>,
     /// Segments that the replay has changed: their marks are theirs to tell.
     restored: HashSet<SegmentId>,
+    /// Segments of which the replay has met the first chunk: they are in a virtual log.
+    logged: HashSet<SegmentId>,
 }
 
 impl Log {
@@ -217,6 +219,9 @@ impl Log {
         let mut state = lane.state.lock();
         let restored = lane.restore(&mut state, id, &view, &part);
         drop(state);
+        if part.position == FIRST_CHUNK && restored.is_ok() {
+            self.recovery.lock().logged.insert(id);
+        }
         match &restored {
             Ok(Restored::Restored) => {
                 self.recovery.lock().restored.insert(id);
@@ -387,8 +392,9 @@ impl Lane {
         let resumes = {
             let group = &state.chain.groups[last.group];
             let slot = &group.slots[last.slot];
-            let replayed = recovery.restored.contains(&self.segment_id(group.id, slot.index));
-            slot.open && !group.closed && !replayed && slot.index < options.segments_per_group
+            let id = self.segment_id(group.id, slot.index);
+            let goes_on = slot.open && !group.closed && !recovery.restored.contains(&id);
+            goes_on && slot.index < options.segments_per_group && self.is_durable_as_before(slot, id, recovery)
         };
         let groups = state.chain.groups.len();
         for (at, group) in state.chain.groups.iter_mut().enumerate() {
@@ -414,7 +420,8 @@ impl Lane {
             expected = Some((summary.next_ordinal, id.group.epoch()));
             state.last_append_ms = state.last_append_ms.max(summary.last_append_ms);
             self.recover_producers(state, here, id, recovery);
-            match self.recover_segment(state, here, resumes && here == last, self.home.is_logged()) {
+            let is_in_log = recovery.logged.contains(&id);
+            match self.recover_segment(state, here, resumes && here == last, is_in_log) {
                 Ok(ordinal) => not_durable = not_durable.or(ordinal),
                 Err(error) => problems.push(format!("segment {id} cannot be made durable: {error}")),
             }
@@ -426,6 +433,19 @@ impl Lane {
         state.next_ordinal = expected.map_or(0, |(next, _)| next);
         state.version += 1;
         self.durable_ordinal.store(not_durable.unwrap_or(state.next_ordinal), Ordering::Release);
+    }
+
+    /// Whether the durable chunks of a segment are durable in the way in which the next ones will be. A change of durability ends open groups, but a process may
+    /// be killed in between: then the stream's options say already what its open segments do not.
+    ///
+    /// A virtual log has a segment from its first chunk on or not at all. If it had only what comes from here on, a start after a loss
+    /// of power would find the end of a segment without its beginning, and take it for one that was dropped; if it had only what came
+    /// before, and then again what comes after another change, there would be a hole. A segment without a durable chunk is sent to the log as a whole. What is copied
+    /// to other nodes is in no log here: leaving ends its groups.
+    fn is_durable_as_before(&self, slot: &Slot, id: SegmentId, recovery: &Recovery) -> bool {
+        let has_durable = slot.memory.as_ref().is_some_and(|segment| segment.durable_head() > FIRST_CHUNK);
+        let is_copied = self.home.copies() > 1;
+        is_copied || !has_durable || recovery.logged.contains(&id) == self.home.is_logged()
     }
 
     /// Goes on with deduplication where the chunks of this segment left it.
@@ -455,14 +475,15 @@ impl Lane {
 
     /// Makes a segment in memory what it is from here on: the open one, or a closed one on its way to the store. The ordinal
     /// of its first chunk that is not durable yet, if there is one: that goes to the sink, with all behind it. It was
-    /// never acknowledged; but it may be a duplicate's original, so it must not be forgotten.
+    /// never acknowledged; but it may be a duplicate's original, so it must not be forgotten. Nor may the sink get it without what is in front of it, unless that `is_in_log`.
     fn recover_segment(
         self: &Arc<Self>,
         state: &mut LaneState,
         at: At,
         resume: bool,
-        is_logged: bool,
+        is_in_log: bool,
     ) -> Result<Option<u64>, crate::SinkError> {
+        let (is_logged, is_copied) = (self.home.is_logged(), self.home.copies() > 1);
         let slot = state.chain.slot_mut(at);
         let Some(segment) = slot.memory.clone() else { return Ok(None) };
         slot.refresh();
@@ -497,11 +518,12 @@ impl Lane {
         }
         let Some(sink) = sink.filter(|_| pending).transpose()? else { return Ok(None) };
         let mut first = None;
-        let mut position = segment.durable_head();
+        let durable_head = segment.durable_head();
+        let mut position = if is_in_log || is_copied { durable_head } else { FIRST_CHUNK };
         while position < segment.head() {
             let rest = segment.bytes(position, segment.head());
             let (Ok(header), Ok(part)) = (ChunkHeader::parse(rest), BrokerPart::parse(rest)) else { break };
-            first = first.or(Some(part.base_ordinal));
+            first = first.or((position >= durable_head).then_some(part.base_ordinal));
             let bytes = header.total_bytes() as u32;
             let next_ordinal = part.base_ordinal + u64::from(header.record_count);
             let (lane, segment) = (Arc::clone(self), Arc::clone(&segment));

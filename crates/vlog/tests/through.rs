@@ -35,10 +35,11 @@ struct Kind {
     lanes: usize,
     /// The fault that the tests must be able to find: extents are not synced, and say that they are.
     unsynced: bool,
+    durability: Durability,
 }
 
-const SOME: Kind = Kind { lanes: 2, unsynced: false };
-const ALL: Kind = Kind { lanes: 4, unsynced: false };
+const SOME: Kind = Kind { lanes: 2, unsynced: false, durability: Durability::Power };
+const ALL: Kind = Kind { lanes: 4, ..SOME };
 
 fn folder() -> TempDir {
     tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).expect("a folder")
@@ -77,7 +78,7 @@ impl Node {
             false => vlog.set_write_through(store.clone()),
             true => vlog.set_write_through(Arc::new(Liar(store.clone()))),
         }
-        log.create_stream(STREAM, StreamOptions { durability: Durability::Power, ..options() }).expect("stream");
+        log.create_stream(STREAM, StreamOptions { durability: kind.durability, ..options() }).expect("stream");
         log.recover(found.segments, attached);
         let report = vlog.replay_into(&log).expect("replay");
         store.replayed();
@@ -712,5 +713,47 @@ fn of_two_extents_of_a_segment_the_one_counts_that_was_begun_anew() {
         node.append(0, &"2".repeat(3_000));
         // The power goes before the space of the first extent is given back.
         lose_what_is_not_synced(node, arena, &memory, seed);
+    }
+}
+
+impl Node {
+    fn append_to(&self, streamlet: u32, text: &str) -> Option<u64> {
+        let bytes = chunk(streamlet, text);
+        let view = ChunkView::parse(&bytes).expect("chunk");
+        self.lane(streamlet).append(&view, self.clock.now_ms()).expect("appended").ticket
+    }
+}
+
+/// A kill between the change of a stream's durability and the end of its open groups.
+#[test]
+fn a_segment_that_is_not_in_the_virtual_log_from_its_first_chunk_on_is_not_gone_on_with() {
+    let process = Kind { durability: Durability::Process, ..ALL };
+    for before in [vec![process], vec![ALL, process]] {
+        for seed in 0..4 {
+            let (memory, arena) = (MemoryDisk::new(), folder());
+            let mut epoch = 0;
+            let mut start = |kind: Kind| {
+                epoch += 1;
+                Node::start(kind, Arc::new(memory.clone()), arena.path(), epoch)
+            };
+            for (n, kind) in before.iter().enumerate() {
+                let node = start(*kind);
+                assert_eq!(node.append_to(0, &format!("before {n}")).is_some(), kind.durability == Durability::Power);
+                while node.vlog.run_once() != Ran::Idle {}
+                assert_eq!(node.readable(0).len(), n + 1);
+            }
+            let node = start(ALL);
+            let ticket = node.append_to(0, "acknowledged").expect("a ticket");
+            while node.vlog.run_once() != Ran::Idle {}
+            assert!(ticket <= node.vlog.durable_through());
+            assert_eq!(node.readable(0).len(), before.len() + 1);
+            drop(node);
+            std::fs::remove_file(arena.path().join("arena")).expect("removed");
+            memory.crash(seed);
+            let node = start(ALL);
+            let back = node.readable(0);
+            assert!(back.contains(&"acknowledged".to_owned()), "seed {seed}: {back:?}");
+            assert!(before.len() == 1 || back[0] == "before 0", "seed {seed}: {back:?}");
+        }
     }
 }
