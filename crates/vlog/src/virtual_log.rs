@@ -276,6 +276,9 @@ impl VirtualLog {
             self.count_files(&writer);
         }
         if !writer.fill_batch(&self.backlog, self.config.block_bytes_max) {
+            // Who has counted too much may say so only when all of it is written. Then nothing is appended, so no block comes after which
+            // it would be taken back.
+            self.recovered(&writer);
             return Ran::Idle;
         }
         if let Some(retry_at_us) = writer.retry_at_us
@@ -368,7 +371,7 @@ impl VirtualLog {
         *self.trouble.lock() = Some(SinkError { kind, reason, retry_after_ms: self.config.retry_ms });
     }
 
-    /// A block was written: whatever was wrong is not any more, unless too much waits still.
+    /// A block was written, or nothing waits: whatever was wrong is not any more, unless too much waits still.
     fn recovered(&self, writer: &Writer) {
         if self.healthy.load(Ordering::Relaxed) {
             return;
@@ -418,5 +421,24 @@ impl DurabilitySink for VirtualLog {
 
     fn segment_safe(&self, id: SegmentId) {
         self.backlog.note_safe(id);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kera_env::{ManualClock, MemoryDisk, SeededRandom};
+
+    #[test]
+    fn who_says_late_that_too_much_waits_does_not_keep_the_log_from_taking_chunks() {
+        let disk: Arc<dyn Disk> = Arc::new(MemoryDisk::new());
+        let (clock, random) = (Arc::new(ManualClock::new(1)), Arc::new(SeededRandom::new(1)));
+        let vlog = VirtualLog::open(VirtualLogConfig::new(1, [7; 16]), disk, clock, random).expect("open");
+        vlog.replay(&mut |_| Ok(Restored::Restored)).expect("nothing is there");
+        // All that it had counted is written by now.
+        vlog.overrun(2);
+        assert!(vlog.healthy().is_err());
+        assert_eq!(vlog.run_once(), Ran::Idle);
+        assert_eq!(vlog.healthy(), Ok(()));
     }
 }
