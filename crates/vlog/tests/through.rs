@@ -548,8 +548,11 @@ fn a_large_segment_that_is_closed_stays_one_whatever_its_image_has_become() {
     let indexes = (0..bytes.len()).step_by(4096).filter(|at| bytes[*at..].starts_with(b"KCBA"));
     let mut images = 0;
     for index in indexes {
-        // Two pages behind it.
+        // Two pages behind the index. Its header and its progress, which the index has as well.
         let image = index + 2 * 4096;
+        for place in 0..128 {
+            assert_eq!(found(path, &[image + place]), whole, "{image} {place}");
+        }
         // The index, and a chunk that nobody has looked at.
         assert_eq!(found(path, &[index + 70, image + 5_000]), whole, "{index}");
         images += 1;

@@ -408,10 +408,14 @@ impl Scan {
         self.end = marker.end();
         let read = self.read(marker.image_at(), &mut page)?;
         let first_page = &page[..read];
+        // A power cut leaves the one or the other of the first page: what is neither was changed by the disk since, as anything in the
+        // image may have been, to be mended.
+        let is_other =
+            SegmentHeader::parse(first_page).is_ok() && SegmentProgress::parse(first_page, marker.image_bytes).is_ok();
         if let Some((header, entries)) = self.read_batch(marker.index_at(), file_bytes)?
             && entries.len() == 1
             && header.first == marker.number
-            && is_first_page(&entries[0], first_page)
+            && (!is_other || is_first_page(&entries[0], first_page))
         {
             self.entries.extend((header.first..).zip(entries));
             return Ok(true);
