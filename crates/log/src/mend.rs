@@ -324,6 +324,14 @@ impl Log {
         };
         goes.into_iter().flatten().for_each(|gone| self.shared.release_image(id, gone));
     }
+
+    /// The same of one that was in memory. It may have left that meanwhile, and be on its way from `was` for a reader: that load comes to nothing, and only then `was` is
+    /// given back; the reader asks once more, at `at`.
+    pub(crate) fn written_again(&self, id: SegmentId, was: Location, at: Location) {
+        let written = self.lane_of(id).and_then(|lane| lane.with_slot(id, |slot| slot.written_again(was, at)));
+        let gone = written.unwrap_or(Err(())).unwrap_or(Some(at));
+        gone.into_iter().for_each(|gone| self.shared.release_image(id, gone));
+    }
 }
 
 impl Slot {
@@ -335,5 +343,50 @@ impl Slot {
         }
         (self.failed, self.at) = (None, Some(at));
         Ok(())
+    }
+
+    /// See [`Log::written_again`]. What is to be given back now of where it was. An error: it is not there any more.
+    fn written_again(&mut self, was: Location, at: Location) -> Result<Option<Location>, ()> {
+        if self.at != Some(was) || self.stale.is_some() {
+            return Err(());
+        }
+        (self.failed, self.at) = (None, Some(at));
+        if self.loading {
+            self.stale = Some(was);
+            return Ok(None);
+        }
+        Ok(Some(was))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kera_format::{GroupId, LaneId, SegmentIndex, StreamId, StreamletId};
+
+    #[test]
+    fn what_is_loaded_from_a_place_while_it_is_written_to_another_is_not_there_before_it_has_come() {
+        let (stream, streamlet, lane) = (StreamId(1), StreamletId(0), LaneId(0));
+        let id = SegmentId { stream, streamlet, lane, group: GroupId::new(1, 1), index: SegmentIndex(0) };
+        let header = SegmentHeader { id, capacity_bytes: 65536, base_ordinal: 0, created_ms: 1, flags: 0 };
+        let was = Location { disk: 0, container: 1, offset: 4096, bytes: 128 };
+        let at = Location { container: 2, ..was };
+        let stored = || Slot::stored(0, Summary::stored(&header, &SegmentProgress::empty(0)), was);
+        let mut slot = stored();
+        assert_eq!(slot.written_again(was, at), Ok(Some(was)));
+        assert_eq!(slot.at, Some(at));
+        // It has left memory meanwhile, and a reader has asked for it.
+        let mut slot = stored();
+        slot.loading = true;
+        assert_eq!(slot.written_again(was, at), Ok(None));
+        assert!(slot.loading && slot.at == Some(at), "it is on its way");
+        assert_eq!(slot.has_come(), Err(was), "from where it was: not taken, and given back now");
+        // Another time it is asked for at its new place.
+        slot.loading = true;
+        assert_eq!(slot.has_come(), Ok(()));
+        // It was rewritten meanwhile.
+        let mut slot = stored();
+        slot.at = Some(Location { container: 3, ..was });
+        assert_eq!(slot.written_again(was, at), Err(()));
     }
 }

@@ -118,7 +118,7 @@ impl Log {
         let Some(store) = self.shared.store.get() else { return };
         match store.write_again(entry, &buffer, was.disk) {
             Ok(at) => {
-                self.moved(segment.id(), was, at);
+                self.written_again(segment.id(), was, at);
                 store.came_back(segment);
                 self.shared.segments_mended.fetch_add(1, Ordering::Relaxed);
             }
