@@ -48,6 +48,15 @@ impl TenureWord {
         self.0.store(u64::from(epoch) | (tenure as u64) << PHASE | shared, Ordering::Release);
     }
 
+    /// Changes nothing but whether others have groups, which they always may while it is not here. Others may let go of it at the same time.
+    fn set_shared(&self, shared: bool) {
+        let change = |word| {
+            let is_here = (word >> PHASE) & 3 == Tenure::Here as u64;
+            Some(if shared || !is_here { word | SHARED } else { word & !SHARED })
+        };
+        let _ = self.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, change);
+    }
+
     #[inline]
     pub(crate) fn is_here(&self) -> bool {
         (self.0.load(Ordering::Acquire) >> PHASE) & 3 == Tenure::Here as u64
@@ -232,7 +241,7 @@ impl Streamlet {
 
     /// Others have come to have groups of it, or have them no more. Nothing else changes.
     pub fn set_shared(&self, shared: bool) {
-        self.word().set(self.tenure(), self.owner_epoch(), shared || self.tenure() != Tenure::Here);
+        self.word().set_shared(shared);
     }
 
     /// From the return on nothing is appended; open groups are closed. What was appended becomes durable as always:
@@ -365,5 +374,49 @@ impl Lane {
         if !handover.forgot {
             self.state.lock().producers.fill_hole(handover.next_ordinal);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicBool;
+
+    use super::*;
+
+    #[test]
+    fn who_says_that_others_have_groups_does_not_take_back_what_becomes_of_the_streamlet_meanwhile() {
+        let word = TenureWord::new(Tenure::Here);
+        let (begins, ends) = (AtomicBool::new(false), AtomicBool::new(false));
+        let wrong = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !ends.load(Ordering::Relaxed) {
+                    word.set_shared(true);
+                    word.set_shared(false);
+                    begins.store(true, Ordering::Relaxed);
+                }
+            });
+            while !begins.load(Ordering::Relaxed) {
+                std::thread::yield_now();
+            }
+            let mut wrong = 0;
+            for epoch in 0..1_000_000 {
+                for tenure in [Tenure::LettingGo, Tenure::Here] {
+                    word.set(tenure, epoch, true);
+                    // Long enough for the other thread to store what it had read before.
+                    let is_so = (0..20).all(|_| (word.tenure(), word.epoch()) == (tenure, epoch));
+                    wrong += u64::from(!is_so);
+                }
+            }
+            ends.store(true, Ordering::Relaxed);
+            wrong
+        });
+        assert_eq!(wrong, 0);
+        word.set(Tenure::LettingGo, 1, true);
+        word.set_shared(false);
+        assert!(!word.is_plain());
+        word.set(Tenure::Here, 1, true);
+        assert!(!word.is_plain());
+        word.set_shared(false);
+        assert!(word.is_plain());
     }
 }
