@@ -32,7 +32,7 @@ pub struct RealDisk {
 impl RealDisk {
     /// Takes `root`, making it if it is not there, and tries out whether its file system does direct I/O.
     pub fn open(root: &Path) -> io::Result<RealDisk> {
-        fs::create_dir_all(root)?;
+        make(root)?;
         let direct = match probe(root) {
             Ok(()) => DirectIo::Direct,
             Err(e) if e.raw_os_error() == Some(Errno::INVAL.raw_os_error()) => {
@@ -45,7 +45,7 @@ impl RealDisk {
 
     /// Takes `root` as [`open`](RealDisk::open) does, and leaves everything to the page cache.
     pub fn open_buffered(root: &Path) -> io::Result<RealDisk> {
-        fs::create_dir_all(root)?;
+        make(root)?;
         Ok(RealDisk { root: root.to_owned(), direct: DirectIo::Buffered("it was asked for".to_owned()), kept_free: 0 })
     }
 
@@ -59,6 +59,17 @@ impl RealDisk {
         check_path(path)?;
         Ok(self.root.join(path))
     }
+}
+
+/// Makes a directory and those above it that are not there. Their names survive a power cut, as does what is synced below.
+fn make(root: &Path) -> io::Result<()> {
+    let missing: Vec<&Path> = root.ancestors().take_while(|dir| !dir.as_os_str().is_empty() && !dir.exists()).collect();
+    fs::create_dir_all(root)?;
+    for made in missing {
+        let above = made.parent().filter(|above| !above.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        File::open(above)?.sync_all()?;
+    }
+    Ok(())
 }
 
 /// Writes and reads one block with `O_DIRECT`; a file system may take the flag and refuse the I/O.
