@@ -72,7 +72,7 @@ Examples:
   kera serve --config kera.toml --log-format json
   KERA_LISTEN=0.0.0.0:7070 kera serve --http-listen none
 
-Ctrl-C or SIGTERM stops it gracefully; a second one stops it at once. What was acknowledged survives both, and kill -9.
+Ctrl-C or SIGTERM stops it gracefully; another one, a second or more later, stops it at once. What was acknowledged survives both, and kill -9.
 Every flag is also a setting in the file and a KERA_* variable; `kera config show` lists them with their values.")]
     Serve(ServeArgs),
     /// Create, list, describe, alter and delete streams.

@@ -124,6 +124,36 @@ fn a_second_node_on_the_same_directory_is_refused() {
     assert_eq!(node.stop(), 0);
 }
 
+/// As `timeout` ends what it has started: it signals its child, and then the group that the child is in.
+#[test]
+fn a_signal_that_comes_twice_in_a_moment_stops_a_node_gracefully() {
+    let place = Place::new();
+    let node = place.start();
+    node.ok("stream create flights --streamlets 4");
+    node.ok(&format!("produce flights --file {} --key-field origin", common::sample("flights-sample.ndjson")));
+    node.signal("TERM");
+    assert_eq!(node.stop(), 0);
+    assert_eq!(place.arena_files(), Vec::<std::path::PathBuf>::new());
+}
+
+/// A start that fails because of its ports leaves nothing behind that takes room.
+#[test]
+fn all_ports_that_are_taken_are_named_before_anything_is_made() {
+    let (place, other) = (Place::new(), Place::new());
+    let node = place.start();
+    let mut flags = other.flags();
+    for (flag, address) in [("--listen", node.address()), ("--http-listen", node.http())] {
+        let at = flags.iter().position(|known| known == flag).expect("it is there") + 1;
+        flags[at] = address;
+    }
+    let refused = run(&flags);
+    assert_eq!(refused.status.code(), Some(13));
+    let said = stderr(&refused);
+    assert!(said.contains(&node.address()) && said.contains(&node.http()), "{said}");
+    assert!(said.contains("--listen and --http-listen") && !said.contains("--kafka-listen"), "{said}");
+    assert!(!exists(&other.data()) && other.arena_files().is_empty(), "nothing was made");
+}
+
 #[test]
 fn a_port_in_use_is_named() {
     let (place, other) = (Place::new(), Place::new());

@@ -2,6 +2,7 @@
 
 use std::future::Future;
 use std::process;
+use std::time::{Duration, Instant};
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
@@ -12,8 +13,11 @@ use crate::node::Node;
 
 /// Exit status after a second signal, as shells report an interrupt.
 const EXIT_AT_ONCE: i32 = 130;
+/// What comes within this time of the first signal is the same wish: `timeout` signals its child and then the group that the child is in,
+/// and at a terminal Ctrl-C reaches a node and whoever stops it because of that.
+const SAME_WISH: Duration = Duration::from_secs(1);
 
-/// Runs a node until SIGINT or SIGTERM, then stops it gracefully. A second signal ends the process at once.
+/// Runs a node until SIGINT or SIGTERM, then stops it gracefully. Another signal, more than [`SAME_WISH`] later, ends the process at once.
 ///
 /// # Errors
 /// The node does not start, or signals cannot be waited for.
@@ -32,14 +36,14 @@ pub fn serve(config: &Config) -> Result<(), Fatal> {
         Err(error) => return Err(not_started(&runtime, &mut signals, error)),
     };
     let name = runtime.block_on(signals.next());
-    tracing::info!(signal = name, "stopping; a second signal stops at once");
+    tracing::info!(signal = name, "stopping; another signal, after a second, stops at once");
     let (done, stopped) = tokio::sync::oneshot::channel();
     let stopping = std::thread::Builder::new().name("kera-stop".into()).spawn(move || {
         node.stop();
         let _ = done.send(());
     });
     let stopping = stopping.map_err(cannot)?;
-    runtime.block_on(at_once_on(&mut signals, stopped));
+    runtime.block_on(at_once_on(&mut signals, stopped, Some(Instant::now() + SAME_WISH)));
     if stopping.join().is_err() {
         let reason = "it panicked".to_owned();
         return Err(Fatal::PartEnded { what: "the graceful stop", reason });
@@ -52,7 +56,7 @@ pub fn serve(config: &Config) -> Result<(), Fatal> {
 fn not_started(runtime: &tokio::runtime::Runtime, signals: &mut Signals, error: Fatal) -> Fatal {
     let Some(next) = again::next_try(again::this_try(), &error) else { return error };
     tracing::warn!(%error, next, "the next incarnation of this node does not start; it is tried again");
-    runtime.block_on(async { at_once_on(signals, tokio::time::sleep(again::PAUSE)).await });
+    runtime.block_on(async { at_once_on(signals, tokio::time::sleep(again::PAUSE), None).await });
     let cannot = again::execute(next);
     tracing::error!(error = %cannot, "the node cannot start again by itself; start it");
     error
@@ -72,18 +76,26 @@ fn start_unless_signalled(
         node
     });
     let starting = starting.map_err(|error| Fatal::Resources { what: "the start", error })?;
-    runtime.block_on(at_once_on(signals, started));
+    runtime.block_on(at_once_on(signals, started, None));
     let panicked = |_| Fatal::PartEnded { what: "the start", reason: "it panicked".to_owned() };
     starting.join().map_err(panicked)?
 }
 
-async fn at_once_on<T>(signals: &mut Signals, done: impl Future<Output = T>) {
-    tokio::select! {
-        biased;
-        _ = done => {}
-        name = signals.next() => {
-            tracing::warn!(signal = name, "stopped at once; the next start attaches the arena");
-            process::exit(EXIT_AT_ONCE);
+/// Ends the process at a signal that comes before something is done; one that comes before `from` is not a new one.
+async fn at_once_on<T>(signals: &mut Signals, done: impl Future<Output = T>, from: Option<Instant>) {
+    tokio::pin!(done);
+    loop {
+        tokio::select! {
+            biased;
+            _ = &mut done => return,
+            name = signals.next() => {
+                if from.is_some_and(|from| Instant::now() < from) {
+                    tracing::debug!(signal = name, "a signal that goes with the first one");
+                    continue;
+                }
+                tracing::warn!(signal = name, "stopped at once; the next start attaches the arena");
+                process::exit(EXIT_AT_ONCE);
+            }
         }
     }
 }
