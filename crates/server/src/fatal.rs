@@ -3,6 +3,7 @@
 //!
 //! Statuses 0, 1 and 2 belong to the command line (done, failed, not understood); a node's own start at 10.
 
+use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -30,19 +31,17 @@ pub enum Fatal {
         /// What the operating system says.
         error: io::Error,
     },
-    /// An address is taken.
-    #[error("{what} cannot listen on {address}: the port is in use")]
+    /// Addresses are taken.
+    #[error("{}", in_use(taken))]
     PortInUse {
-        /// Who wanted to listen.
-        what: &'static str,
-        /// Where.
-        address: String,
+        /// Who wanted to listen, and where.
+        taken: Vec<(Door, String)>,
     },
     /// An address cannot be used.
-    #[error("{what} cannot listen on {address}: {error}")]
+    #[error("{door} cannot listen on {address}: {error}")]
     Address {
         /// Who wanted to listen.
-        what: &'static str,
+        door: Door,
         /// Where.
         address: String,
         /// What the operating system says.
@@ -56,11 +55,19 @@ pub enum Fatal {
         /// What to do.
         next_step: String,
     },
-    /// Data on disk is damaged, or belongs to another node.
+    /// Data on disk is damaged.
     #[error("{message}")]
     Data {
         /// What is wrong, with the file.
         message: String,
+    },
+    /// What is on disk does not belong here, is not all there, or the cluster does not take the node as it is. Nothing is damaged.
+    #[error("{message}")]
+    NotHere {
+        /// What does not fit.
+        message: String,
+        /// What to do.
+        next_step: String,
     },
     /// Another build of KerA has left something that this one does not know. Nothing is damaged.
     #[error("{message}")]
@@ -86,6 +93,47 @@ pub enum Fatal {
     },
 }
 
+/// Who listens at a node, with the flag that says where.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Door {
+    /// Clients.
+    Native,
+    /// Health, metrics and the REST API.
+    Http,
+    /// Kafka clients.
+    Kafka,
+    /// Other nodes.
+    Cluster,
+}
+
+impl Door {
+    /// The flag that says where it listens.
+    pub fn flag(self) -> &'static str {
+        match self {
+            Door::Native => "--listen",
+            Door::Http => "--http-listen",
+            Door::Kafka => "--kafka-listen",
+            Door::Cluster => "--cluster-listen",
+        }
+    }
+}
+
+impl fmt::Display for Door {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Door::Native => "the node",
+            Door::Http => "HTTP",
+            Door::Kafka => "Kafka clients",
+            Door::Cluster => "other nodes",
+        })
+    }
+}
+
+fn in_use(taken: &[(Door, String)]) -> String {
+    let one = |(door, address): &(Door, String)| format!("{door} cannot listen on {address}: the port is in use");
+    taken.iter().map(one).collect::<Vec<_>>().join("; ")
+}
+
 fn holder(pid: Option<u32>) -> String {
     pid.map_or("another process".into(), |pid| format!("process {pid}"))
 }
@@ -100,7 +148,7 @@ impl Fatal {
             Fatal::PortInUse { .. } => 13,
             Fatal::Address { .. } => 14,
             Fatal::Arena { .. } => 15,
-            Fatal::Data { .. } => 16,
+            Fatal::Data { .. } | Fatal::NotHere { .. } => 16,
             Fatal::Resources { .. } => 17,
             Fatal::PartEnded { .. } => 18,
             Fatal::OtherBuild { .. } => 19,
@@ -117,15 +165,19 @@ impl Fatal {
             Fatal::Directory { .. } => {
                 "check owner, mode and free space, or choose another directory with --data".into()
             }
-            Fatal::PortInUse { .. } => {
-                "stop what listens there, or choose another port with --listen, --http-listen or --kafka-listen".into()
+            Fatal::PortInUse { taken } => {
+                let flags: Vec<&str> = taken.iter().map(|(door, _)| door.flag()).collect();
+                format!("stop what listens there, or choose another port with {}", flags.join(" and "))
             }
             Fatal::Address { error, .. } if error.kind() == io::ErrorKind::PermissionDenied => {
                 "ports below 1024 need privileges; choose a higher one".into()
             }
             Fatal::Address { .. } => "name an address of this machine; 0.0.0.0 is every IPv4 address it has".into(),
             Fatal::Arena { next_step, .. } => next_step.clone(),
-            Fatal::Data { .. } => "restore the file from a copy, or move the data directory away to start empty".into(),
+            Fatal::Data { .. } => {
+                "restore the file from a copy; only if what this node has may be lost, move the data directory away to start empty".into()
+            }
+            Fatal::NotHere { next_step, .. } => next_step.clone(),
             Fatal::OtherBuild { .. } => {
                 "start that build once more and stop it gracefully: then this one can go on; move nothing away".into()
             }
@@ -137,12 +189,17 @@ impl Fatal {
     }
 
     /// The error of a failed bind.
-    pub fn listen(what: &'static str, address: &str, error: io::Error) -> Fatal {
+    pub fn listen(door: Door, address: &str, error: io::Error) -> Fatal {
         let address = address.to_owned();
         match error.kind() {
-            io::ErrorKind::AddrInUse => Fatal::PortInUse { what, address },
-            _ => Fatal::Address { what, address, error },
+            io::ErrorKind::AddrInUse => Fatal::PortInUse { taken: vec![(door, address)] },
+            _ => Fatal::Address { door, address, error },
         }
+    }
+
+    /// What is on disk does not belong here, or is not all there.
+    pub fn not_here(message: impl Into<String>, next_step: impl Into<String>) -> Fatal {
+        Fatal::NotHere { message: message.into(), next_step: next_step.into() }
     }
 
     /// The error of a directory that cannot be used.
@@ -162,8 +219,8 @@ mod tests {
             Fatal::Config(Mistakes(Vec::new())),
             Fatal::DirectoryLocked { path: "d".into(), pid: Some(7) },
             Fatal::directory(Path::new("d"), io()),
-            Fatal::listen("x", "a:1", io::ErrorKind::AddrInUse.into()),
-            Fatal::listen("x", "a:1", io()),
+            Fatal::listen(Door::Http, "a:1", io::ErrorKind::AddrInUse.into()),
+            Fatal::listen(Door::Http, "a:1", io()),
             Fatal::Arena { message: "m".into(), next_step: "n".into() },
             Fatal::Data { message: "m".into() },
             Fatal::Resources { what: "x", error: io() },
@@ -176,5 +233,21 @@ mod tests {
         let guide = include_str!("../../../docs/guide.md");
         assert!(statuses.iter().all(|status| guide.contains(&format!("\n| {status} | "))), "the guide lists each");
         assert!(all[1].to_string().contains("process 7"));
+    }
+
+    #[test]
+    fn who_finds_ports_taken_is_told_of_all_of_them_and_of_their_flags_only() {
+        let taken = vec![(Door::Native, "a:1".to_owned()), (Door::Cluster, "a:2".to_owned())];
+        let fatal = Fatal::PortInUse { taken };
+        let said =
+            "the node cannot listen on a:1: the port is in use; other nodes cannot listen on a:2: the port is in use";
+        assert_eq!(fatal.to_string(), said);
+        assert!(fatal.next_step().ends_with("with --listen and --cluster-listen"), "{}", fatal.next_step());
+    }
+
+    #[test]
+    fn nobody_is_told_to_move_data_away_that_is_not_damaged() {
+        let fatal = Fatal::not_here("a disk is not mounted", "mount it");
+        assert_eq!((fatal.exit_status(), fatal.next_step().as_str()), (16, "mount it"));
     }
 }

@@ -36,7 +36,7 @@ use std::time::Duration;
 
 use kera_backup::Backup;
 use kera_broker::{AdaptiveConfig, Broker};
-use kera_coordinator::catalog::Catalog;
+use kera_coordinator::catalog::{Catalog, SYSTEM_PREFIX};
 use kera_coordinator::cluster::{ClusterState, Join};
 use kera_coordinator::{ClusterLog, Coordinator, CoordinatorError, LiveNode, StreamObserver};
 use kera_env::{Clock, Disk, Random, SystemRandom};
@@ -50,6 +50,7 @@ use kera_protocol::{
     Body, ClusterDescription, CopiesDescription, CopyChange, HelloResponse, JoinCluster, JoinedCluster,
     LogsDescription, Op, Role, SharedSetting, Status, StreamInfo,
 };
+use kera_raft::file::OpenError;
 use kera_raft::{Group, GroupConfig, Timing, Transport, in_versions};
 use kera_rpc::{RunningServer, Server, ServerConfig};
 use parking_lot::Mutex;
@@ -58,7 +59,7 @@ use tokio::sync::watch;
 
 use crate::again;
 use crate::config::{Config, Mistake, Mistakes, SETTINGS};
-use crate::fatal::Fatal;
+use crate::fatal::{Door, Fatal};
 use crate::identity::Identity;
 use crate::metrics::ClusterNumbers;
 use adaptive::Adapting;
@@ -182,7 +183,7 @@ impl Cluster {
         let transport: Arc<dyn Transport> = messages.clone();
         let settings = group_config(config, identity, node as u32);
         let started = Group::start(settings, disks[0].clone(), transport.clone(), clock.clone());
-        let group = wait(&runtime, started).map_err(|error| Fatal::Data { message: error.to_string() })?;
+        let group = wait(&runtime, started).map_err(|error| not_opened(config, error))?;
         messages.knows(&group);
         let stopping = Arc::new(AtomicBool::new(false));
         runtime.spawn(end_with(group.clone(), stopping.clone()));
@@ -534,6 +535,21 @@ fn restart(why: &str, stopping: &AtomicBool) {
     std::process::abort();
 }
 
+/// Why the coordinators' log of a node cannot be gone on with.
+fn not_opened(config: &Config, error: OpenError) -> Fatal {
+    match error {
+        OpenError::Disk { path, error } => Fatal::Directory { path: config.node.data.join(path), error },
+        OpenError::Number { ref path, .. } => {
+            let noted = std::fs::read_to_string(config.node.data.join(path)).unwrap_or_default();
+            let number =
+                noted.trim().parse::<u32>().map_or_else(|_| "and its number".to_owned(), |has| has.to_string());
+            let step = format!("start it with --node {number}, or choose another data directory with --data");
+            Fatal::not_here(error.to_string(), step)
+        }
+        damaged @ OpenError::Damaged { .. } => Fatal::Data { message: damaged.to_string() },
+    }
+}
+
 /// A node of a cluster that has gone on to a level which this build does not speak must not read on: it would be refused, and does not
 /// understand all of its own log.
 fn check_level(group: &Group) -> Result<(), Fatal> {
@@ -542,11 +558,11 @@ fn check_level(group: &Group) -> Result<(), Fatal> {
         return Ok(());
     }
     let message = format!(
-        "the cluster of this node is at level {level} and this version of kera speaks levels {} to {}; run one that speaks it",
+        "the cluster of this node is at level {level} and this version of kera speaks levels {} to {}",
         spoken.start(),
         spoken.end()
     );
-    Err(Fatal::Data { message })
+    Err(Fatal::not_here(message, "run a version that speaks it"))
 }
 
 /// Founds a cluster, joins one, or comes back to one: the epoch.
@@ -569,20 +585,30 @@ fn join(
             return Ok(joining.identity.epoch);
         }
     } else if seed.is_some() && !is_member {
-        let has = single()?.stream_count();
-        if has > 0 {
-            let message = format!(
-                "this node has {has} streams of its own, and only the first node of a cluster brings its streams along; \
-                 join with an empty data directory"
-            );
-            return Err(Fatal::Data { message });
-        }
+        check_empty(&single()?)?;
         check_reachable(joining.config)?;
     }
     let message = join_message(joining);
     let (asked, transport) = (group.clone(), joining.transport.clone());
     let joined = wait(runtime, async move { join_until(&asked, &*transport, seed, &message).await });
-    joined.map(|joined| joined.epoch).map_err(|message| Fatal::Data { message })
+    joined.map(|joined| joined.epoch).map_err(|message| {
+        Fatal::not_here(message, "correct what is named, and start the node again; what is on its disks stays as it is")
+    })
+}
+
+/// Only the first node of a cluster brings its streams along: one that has some of its own would lose them. That it has only those that
+/// each node makes for itself says nothing of what is in them.
+fn check_empty(catalog: &Catalog) -> Result<(), Fatal> {
+    let all = catalog.stream_count();
+    if all == 0 {
+        return Ok(());
+    }
+    let system = catalog.streams().filter(|info| info.name.starts_with(SYSTEM_PREFIX)).count();
+    let which = if system == all { " (those of the system, which a node that is alone makes for itself)" } else { "" };
+    let message = format!(
+        "this node was alone before and has {all} streams of its own{which}, and only the first node of a cluster brings its streams along"
+    );
+    Err(Fatal::not_here(message, "join with an empty data directory, named with --data; this one can stay"))
 }
 
 /// A node that tells a cluster of other machines to reach it at a loopback address would be in it, and nobody would reach it.
@@ -765,7 +791,7 @@ fn listen(
     clock: &Arc<dyn Clock>,
 ) -> Result<RunningServer, Fatal> {
     let address = &config.cluster.listen;
-    let failed = |error| Fatal::listen("other nodes", address, error);
+    let failed = |error| Fatal::listen(Door::Cluster, address, error);
     let hello = HelloResponse {
         server_name: "kera".into(),
         server_version: env!("CARGO_PKG_VERSION").into(),

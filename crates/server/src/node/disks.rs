@@ -84,7 +84,7 @@ impl KnownDisks {
             };
             if list.disks.iter().any(|other| other.disk == id) {
                 let message = format!("{} is named twice among the disks", disk.root().display());
-                return Err(Fatal::Data { message });
+                return Err(Fatal::not_here(message, "name each disk once with --disks"));
             }
             list.disks.push(Listed { disk: id, path: disk.root().to_owned() });
         }
@@ -194,27 +194,28 @@ fn damaged(disk: &dyn Disk, name: &str, reason: &str) -> Fatal {
 
 fn foreign(path: &Path, found: &str, node: &[u8; 16]) -> Fatal {
     let path = path.display();
-    Fatal::Data { message: format!("{path} is a disk of node {found}, and this is node {}", uuid_text(node)) }
+    let message = format!("{path} is a disk of node {found}, and this is node {}", uuid_text(node));
+    Fatal::not_here(message, "name this node's own disks with --disks, and its own data directory with --data")
 }
 
 fn given_up(path: &Path) -> Fatal {
     let path = path.display();
     let message = format!(
-        "{path} has segments or copies, and is not one of this node's disks, or not any more: what is on it others have rebuilt since. Empty it, or leave it out of --disks"
+        "{path} has segments or copies, and is not one of this node's disks, or not any more: what is on it others have rebuilt since"
     );
-    Fatal::Data { message }
+    Fatal::not_here(message, format!("empty {path}, or leave it out of --disks"))
 }
 
 fn missing(lost: &[PathBuf]) -> Fatal {
     let paths: Vec<String> = lost.iter().map(|path| path.display().to_string()).collect();
     let (what, them) = if lost.len() == 1 { ("a disk", "it") } else { ("disks", "them") };
-    Fatal::Data {
-        message: format!(
-            "{what} of this node, last at {}, cannot be found: mount {them}, and name {them} with --disks. What is gone for good is given up with --accept-damage true, for one \
-             start: a cluster has copies of all that has more than one, and rebuilds it",
-            paths.join(", ")
+    Fatal::not_here(
+        format!("{what} of this node, last at {}, cannot be found", paths.join(", ")),
+        format!(
+            "mount {them}, and name {them} with --disks. What is gone for good is given up with --accept-damage true, for one start: a cluster \
+             has copies of all that has more than one, and rebuilds it"
         ),
-    }
+    )
 }
 
 #[cfg(test)]
@@ -235,7 +236,7 @@ mod tests {
         let disks: Vec<Arc<dyn Disk>> = disks.iter().map(|disk| Arc::clone(disk)).collect();
         static SEED: AtomicU64 = AtomicU64::new(1);
         let random = SeededRandom::new(SEED.fetch_add(1, Ordering::Relaxed));
-        KnownDisks::look(&NODE, &disks, &random, accepts).map_err(|error| error.to_string())
+        KnownDisks::look(&NODE, &disks, &random, accepts).map_err(|error| format!("{error}; {}", error.next_step()))
     }
 
     #[test]
@@ -257,7 +258,7 @@ mod tests {
         // The old one may be used again once it is empty.
         c.create_dir_all("containers").unwrap();
         c.replace("containers/0000000000000001.kera", b"a segment").unwrap();
-        assert!(look(&[a, b, empty, c], false).unwrap_err().contains("Empty it"));
+        assert!(look(&[a, b, empty, c], false).unwrap_err().contains("; empty "));
         c.remove("containers/0000000000000001.kera").unwrap();
         assert!(look(&[a, b, empty, c], false).unwrap().lost.is_empty());
     }

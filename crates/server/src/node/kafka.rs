@@ -14,7 +14,7 @@ use super::Parts;
 use super::start::{resolve, server_config};
 use crate::cluster::Others;
 use crate::config::Config;
-use crate::fatal::Fatal;
+use crate::fatal::{Door as Listener, Fatal};
 
 /// A connection of a Kafka client that is silent for so long is closed, when the configuration does not say: as in Kafka,
 /// whose clients expect it and come back.
@@ -96,7 +96,7 @@ impl Kafka {
 
 /// Listens for Kafka clients; nothing if the port is taken and nobody asked for it.
 fn listen(config: &Config, parts: &Parts, address: &str, door: &Arc<Door>) -> Result<Option<RunningServer>, Fatal> {
-    let failed = |error| Fatal::listen("Kafka clients", address, error);
+    let failed = |error| Fatal::listen(Listener::Kafka, address, error);
     let network = &config.network;
     // Nobody says hello here, but the limits of a server are in it.
     let limits = HelloResponse {

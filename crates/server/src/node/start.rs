@@ -3,6 +3,7 @@
 //! | step | why here |
 //! | --- | --- |
 //! | lock the data directory | before anything in it is read: two nodes on one directory would destroy it |
+//! | look whether ports are free | before anything is made that a start which fails would leave behind |
 //! | HTTP | so that `/readyz` tells what the rest waits for |
 //! | identity, next epoch | synced while the rest is read, and before anything of this incarnation is written |
 //! | catalog, system streams | says which streams there are; segments of others are given back |
@@ -18,7 +19,7 @@
 //! | compaction | once that is known |
 //! | listen, for Kafka clients too | last: whoever connects is served |
 
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
@@ -45,7 +46,7 @@ use super::scrub::ScrubCounts;
 use super::{Node, Parts, orphans};
 use crate::cluster::{Cluster, Elsewhere, NodeSinks};
 use crate::config::Config;
-use crate::fatal::Fatal;
+use crate::fatal::{Door, Fatal};
 use crate::http::{HttpNode, HttpServer, HttpState};
 use crate::identity::Identity;
 use crate::machine;
@@ -69,9 +70,7 @@ struct Summary {
 pub(super) fn start(config: &Config) -> Result<Node, Fatal> {
     let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
     machine::raise_file_limit();
-    let data = &config.node.data;
-    std::fs::create_dir_all(data).map_err(|error| Fatal::directory(data, error))?;
-    let lock = lock(data)?;
+    let lock = begin_in(config)?;
     let readiness = Arc::new(Readiness::default());
     let http_state = Arc::new(HttpState { readiness: readiness.clone(), node: OnceLock::new() });
     let http = start_http(config, &http_state)?;
@@ -122,6 +121,42 @@ pub(super) fn start(config: &Config) -> Result<Node, Fatal> {
         Node { parts, address, http, kafka, commands, maintenance, compaction, scrub, writers, store_threads, lock };
     tell(&node, &summary);
     Ok(node)
+}
+
+/// Locks the data directory, and looks whether all ports are free: where they are not nothing has been made yet. Who has the directory is said
+/// first: a node that is started twice has both.
+fn begin_in(config: &Config) -> Result<DirLock, Fatal> {
+    let data = &config.node.data;
+    let is_known = data.exists();
+    if !is_known {
+        check_ports(config)?;
+    }
+    std::fs::create_dir_all(data).map_err(|error| Fatal::directory(data, error))?;
+    let lock = lock(data)?;
+    if is_known {
+        check_ports(config)?;
+    }
+    Ok(lock)
+}
+
+/// All ports that are taken, at once. Each is bound and given back: what takes one before it is listened on is told then.
+fn check_ports(config: &Config) -> Result<(), Fatal> {
+    let cluster = config.cluster.node.map(|_| &config.cluster.listen);
+    // A node that is alone does without a port for Kafka clients that nobody asked for.
+    let kafka = config.kafka.listen.as_ref().filter(|_| cluster.is_some() || !config.kafka_by_default);
+    let doors = [
+        (Door::Native, Some(&config.network.listen)),
+        (Door::Http, config.http.listen.as_ref()),
+        (Door::Kafka, kafka),
+        (Door::Cluster, cluster),
+    ];
+    let is_taken = |address: &str| {
+        let bound = resolve(address).and_then(TcpListener::bind);
+        bound.is_err_and(|error| error.kind() == std::io::ErrorKind::AddrInUse)
+    };
+    let asked = doors.into_iter().filter_map(|(door, address)| Some((door, address?.clone())));
+    let taken: Vec<(Door, String)> = asked.filter(|(_, address)| is_taken(address)).collect();
+    if taken.is_empty() { Ok(()) } else { Err(Fatal::PortInUse { taken }) }
 }
 
 /// A node whose log is whole.
@@ -211,7 +246,7 @@ fn no_thread(what: &'static str, error: std::io::Error) -> Fatal {
 fn start_http(config: &Config, state: &Arc<HttpState>) -> Result<Option<HttpServer>, Fatal> {
     let Some(address) = &config.http.listen else { return Ok(None) };
     let started = HttpServer::start(address, state.clone());
-    started.map(Some).map_err(|error| Fatal::listen("HTTP", address, error))
+    started.map(Some).map_err(|error| Fatal::listen(Door::Http, address, error))
 }
 
 /// The data directory first, then the extra disks.
@@ -263,8 +298,7 @@ fn join_cluster(
         // Its journal does not know what the cluster has done since, and what nobody knows is thrown away.
         return match disk.list(kera_raft::file::DIR) {
             Ok(files) if !files.is_empty() => {
-                let message = "this node is part of a cluster; start it with its number, --node".to_owned();
-                Err(Fatal::Data { message })
+                Err(Fatal::not_here("this node is part of a cluster", "start it with its number, --node"))
             }
             _ => Ok(None),
         };
@@ -495,7 +529,10 @@ fn store_error(data: &Path, error: StoreError) -> Fatal {
     match error {
         StoreError::Disk { path, error, .. } => Fatal::Directory { path, error },
         StoreError::Thread(error) => no_thread("a thread of the store", error),
-        StoreError::Foreign { .. } => Fatal::Data { message: error.to_string() },
+        StoreError::Foreign { .. } => Fatal::not_here(
+            error.to_string(),
+            "name this node's own disks with --disks, and its own data directory with --data",
+        ),
         other => Fatal::directory(data, std::io::Error::other(other.to_string())),
     }
 }
@@ -662,7 +699,7 @@ fn broker_config(config: &Config, identity: &Identity) -> BrokerConfig {
 
 fn listen(config: &Config, parts: &Parts, sessions: Arc<dyn SessionFactory>) -> Result<RunningServer, Fatal> {
     let address = &config.network.listen;
-    let socket_address = resolve(address).map_err(|error| Fatal::listen("the node", address, error))?;
+    let socket_address = resolve(address).map_err(|error| Fatal::listen(Door::Native, address, error))?;
     let broker = parts.broker.config();
     let hello = HelloResponse {
         server_name: "kera".into(),
@@ -678,7 +715,7 @@ fn listen(config: &Config, parts: &Parts, sessions: Arc<dyn SessionFactory>) -> 
         idle_timeout_ms: config.network.idle_timeout.map_or(0, |ms| u32::try_from(ms).unwrap_or(u32::MAX)),
     };
     let server = server_config(config, socket_address, hello, parts.clock.clone());
-    Server::start(server, sessions).map_err(|error| Fatal::listen("the node", address, error))
+    Server::start(server, sessions).map_err(|error| Fatal::listen(Door::Native, address, error))
 }
 
 /// What every door for clients may take of threads, connections and memory.
