@@ -330,3 +330,50 @@ fn who_has_the_address_of_a_lost_coordinator_does_not_vote_for_it() {
     child.wait().expect("it ends");
     assert_ne!(leader, 3, "one of three coordinators is left");
 }
+
+#[test]
+fn a_node_that_waits_for_a_majority_says_for_whom_and_one_that_has_moved_says_how_it_is_found() {
+    let ports = free_ports::<7>();
+    let (members, mut nodes) = three_nodes(&ports);
+    // The second one, without its address for other nodes: they would never find it.
+    nodes[1].take().expect("it runs").kill();
+    let moved = Member::new(2, ports[1], ports[6], None, &["--data", &members[1].place.data().display().to_string()]);
+    let refused = common::run(&moved.flags);
+    assert_eq!(refused.status.code(), Some(10));
+    let said = common::stderr(&refused);
+    let (known, now) = (format!("127.0.0.1:{}", ports[4]), format!("127.0.0.1:{}", ports[6]));
+    assert!(said.contains(&format!("at {known}")) && said.contains(&format!("at {now}")), "{said}");
+    let mut flags = moved.flags.clone();
+    flags.extend(["--join".into(), format!("127.0.0.1:{}", ports[5])]);
+    let mut found = Node::start_flags(&flags);
+    found.expect_warning("");
+    eventually("all are live", || live(&found) == 3);
+
+    // Alone it waits for one of the others, and says for whom.
+    nodes.clear();
+    found.kill();
+    let log = moved.place.file("log");
+    let out = std::fs::File::create(&log).expect("a log");
+    let mut alone = kera(&moved.flags).stderr(out).spawn().expect("the binary runs");
+    eventually("it says what it waits for", || {
+        let said = std::fs::read_to_string(&log).unwrap_or_default();
+        said.contains("2 votes of 3 are needed and 1 can be had, its own included")
+            && said.contains(&format!("node 1 at 127.0.0.1:{}", ports[3]))
+    });
+    alone.kill().expect("it runs");
+    alone.wait().expect("it ends");
+}
+
+#[test]
+fn a_node_that_is_started_with_another_number_is_told_its_own_and_nobody_is_told_to_move_data_away() {
+    let ports = free_ports::<4>();
+    let first = Member::new(1, ports[0], ports[2], None, &[]);
+    assert_eq!(first.start().stop(), 0);
+    let mut flags = first.flags.clone();
+    let at = flags.iter().position(|flag| flag == "--node").expect("it is there") + 1;
+    flags[at] = "5".into();
+    let refused = common::run(&flags);
+    assert_eq!(refused.status.code(), Some(16));
+    let said = common::stderr(&refused);
+    assert!(said.contains("start it with --node 1") && !said.contains("start empty"), "{said}");
+}

@@ -10,6 +10,7 @@ mod commands;
 mod driver;
 pub mod file;
 mod group;
+mod known;
 mod machine;
 mod network;
 mod room;
@@ -19,5 +20,6 @@ mod types;
 
 pub use driver::Backups;
 pub use group::{Group, GroupConfig, Timing};
+pub use known::KnownMember;
 pub use machine::{Change, Observer};
 pub use network::{Pending, Transport, ask, in_versions};

@@ -17,6 +17,7 @@ mod load;
 mod mender;
 mod moves;
 mod others;
+mod quorum;
 mod recovery;
 mod retries;
 mod returning;
@@ -574,11 +575,15 @@ fn join(
 ) -> Result<u32, Fatal> {
     let (seed, asked) = (joining.config.cluster.join.clone(), group.clone());
     let is_member = wait(runtime, async move { asked.is_member().await });
+    let node = joining.config.cluster.node.unwrap_or(0) as u32;
+    if seed.is_none() {
+        quorum::check_address(joining.config, node, &group.members())?;
+    }
     if seed.is_none() && group.read(|state| state.cluster()) == [0; 16] {
         let mut cluster = [0; 16];
         SystemRandom.fill(&mut cluster);
         let (asked, catalog, first) = (group.clone(), single()?, Join::from(&join_message(joining)));
-        let founding = async move { found_until(&asked, &catalog, cluster, &first).await };
+        let founding = async move { quorum::told(&asked, node, found_until(&asked, &catalog, cluster, &first)).await };
         let epoch = wait(runtime, founding).map_err(|error| Fatal::Data { message: error.to_string() })?;
         // Otherwise the cluster was founded at an earlier start, whose epoch is over.
         if epoch == Some(joining.identity.epoch) {
@@ -590,7 +595,8 @@ fn join(
     }
     let message = join_message(joining);
     let (asked, transport) = (group.clone(), joining.transport.clone());
-    let joined = wait(runtime, async move { join_until(&asked, &*transport, seed, &message).await });
+    let joined =
+        wait(runtime, async move { quorum::told(&asked, node, join_until(&asked, &*transport, seed, &message)).await });
     joined.map(|joined| joined.epoch).map_err(|message| {
         Fatal::not_here(message, "correct what is named, and start the node again; what is on its disks stays as it is")
     })
@@ -643,7 +649,7 @@ async fn found_until(
         match group.found(catalog, cluster, first).await {
             Ok(()) => break,
             Err(CoordinatorError::NoLeader(reason)) => {
-                tracing::info!(reason, "the node waits for the coordinators");
+                tracing::debug!(reason, "the node waits for the coordinators");
                 tokio::time::sleep(RETRY).await;
             }
             Err(error) => return Err(error),
@@ -697,7 +703,9 @@ async fn join_until(
                 return Err(reason[transport::REFUSED.len()..].to_owned());
             }
             Err(reason) => {
-                if tries.is_multiple_of(25) {
+                // That there is no leader of those that it knows is said by [`quorum::told`], and better.
+                let is_said = seed.is_none() && group.leader().is_none();
+                if tries.is_multiple_of(25) && !is_said {
                     tracing::warn!(reason, "the node cannot join yet; it goes on trying");
                 }
                 tries += 1;

@@ -1,0 +1,156 @@
+//! What a node says while it waits for a majority of the coordinators: whom it lacks, and where they are. And whether the others can find it.
+//!
+//! Used by a node that starts, on the runtime of the coordinators' log. Connects to coordinators to see whether they are there, and asks them
+//! nothing.
+
+use std::future::Future;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use kera_raft::{Group, KnownMember};
+use tokio::net::TcpStream;
+
+use crate::config::{Config, Mistake, Mistakes};
+use crate::fatal::Fatal;
+
+/// After this time without an answer a node says what it waits for.
+const SOON: Duration = Duration::from_secs(1);
+/// And again each time.
+const AGAIN: Duration = Duration::from_secs(10);
+/// How long a coordinator may take to answer a connection.
+const CONNECT: Duration = Duration::from_millis(500);
+
+/// Goes on with something, and says in the log what it waits for as long as there is no leader.
+pub(super) async fn told<T>(group: &Group, node: u32, done: impl Future<Output = T>) -> T {
+    let telling = async {
+        let mut pause = SOON;
+        loop {
+            tokio::time::sleep(pause).await;
+            pause = AGAIN;
+            if group.leader().is_some() {
+                continue;
+            }
+            let (voters, there) = who_is_there(&group.members(), node).await;
+            if let Some(said) = lacking(node, &voters, &there) {
+                tracing::warn!("{said}");
+            }
+        }
+    };
+    tokio::select! {
+        biased;
+        done = done => done,
+        never = telling => never,
+    }
+}
+
+/// Who votes, and which of them are there.
+async fn who_is_there(members: &[KnownMember], node: u32) -> (Vec<KnownMember>, Vec<u32>) {
+    let voters: Vec<KnownMember> = members.iter().filter(|member| member.votes).cloned().collect();
+    let mut asked = tokio::task::JoinSet::new();
+    for voter in voters.iter().filter(|voter| voter.node != node).cloned() {
+        asked.spawn(async move {
+            let connected = tokio::time::timeout(CONNECT, TcpStream::connect(&voter.address)).await;
+            matches!(connected, Ok(Ok(_))).then_some(voter.node)
+        });
+    }
+    let mut there: Vec<u32> = asked.join_all().await.into_iter().flatten().collect();
+    there.extend(voters.iter().map(|voter| voter.node).filter(|voter| *voter == node));
+    (voters, there)
+}
+
+/// What is said of it; nothing of a node that knows no coordinators yet.
+fn lacking(node: u32, voters: &[KnownMember], there: &[u32]) -> Option<String> {
+    if voters.is_empty() {
+        return None;
+    }
+    let needed = voters.len() / 2 + 1;
+    if there.len() >= needed {
+        return Some(format!(
+            "this node waits for the coordinators: {} of {} answer, and have not agreed on a leader yet",
+            there.len(),
+            voters.len()
+        ));
+    }
+    let at = |voter: &KnownMember| format!("node {} at {}", voter.node, voter.address);
+    let missing: Vec<String> = voters.iter().filter(|voter| !there.contains(&voter.node)).map(at).collect();
+    let counted = if there.contains(&node) { ", its own included" } else { "" };
+    Some(format!(
+        "this node waits for the majority of the coordinators: {needed} votes of {} are needed and {} can be had{counted}; start {}",
+        voters.len(),
+        there.len(),
+        missing.join(", or ")
+    ))
+}
+
+/// A node that was in the cluster before is heard of by the others where they know it. One that listens somewhere else is told of no leader, and
+/// its elections trouble those who have one. With `--join` it tells them where it is; alone it needs nobody to find it.
+pub(super) fn check_address(config: &Config, node: u32, members: &[KnownMember]) -> Result<(), Fatal> {
+    let others_vote = members.iter().any(|member| member.node != node && member.votes);
+    let Some(known) = members.iter().find(|member| member.node == node).filter(|_| others_vote) else {
+        return Ok(());
+    };
+    if is_reached_at(config, &known.address) {
+        return Ok(());
+    }
+    let (known, now) = (&known.address, config.cluster_address());
+    let message = format!(
+        "the other nodes know this one at {known}, and it is to be reached at {now}; pass --cluster-listen {known} (or --cluster-advertised), and its \
+         other addresses as before, or, if it has moved, --join with the address of a node that runs"
+    );
+    Err(Fatal::Config(Mistakes(vec![Mistake { place: String::new(), setting: "cluster.listen".into(), message }])))
+}
+
+fn is_reached_at(config: &Config, known: &str) -> bool {
+    if config.cluster_address() == known {
+        return true;
+    }
+    let at = |address: &str| crate::node::resolve(address).ok();
+    let (Some(known), Some(listens)) = (at(known), at(&config.cluster.listen)) else { return false };
+    let is_known = |found: SocketAddr| found == known;
+    at(config.cluster_address()).is_some_and(is_known)
+        || (listens.port() == known.port() && (listens.ip() == known.ip() || listens.ip().is_unspecified()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn three() -> Vec<KnownMember> {
+        let one = |node| KnownMember { node, address: format!("127.0.0.1:718{node}"), votes: true };
+        (1..=3).map(one).collect()
+    }
+
+    #[test]
+    fn who_waits_says_for_whom_and_how_many_votes_are_there_and_needed() {
+        assert_eq!(
+            lacking(1, &three(), &[1]).as_deref(),
+            Some(
+                "this node waits for the majority of the coordinators: 2 votes of 3 are needed and 1 can be had, its own included; start node 2 at \
+                 127.0.0.1:7182, or node 3 at 127.0.0.1:7183"
+            )
+        );
+        assert!(lacking(4, &three(), &[]).is_some_and(|said| said.contains("and 0 can be had; start node 1 at")));
+        assert!(lacking(1, &three(), &[1, 2]).is_some_and(|said| said.contains("2 of 3 answer")));
+        assert_eq!(lacking(1, &[], &[]), None);
+    }
+
+    #[test]
+    fn a_node_that_listens_elsewhere_than_the_others_know_is_told_so_unless_it_is_the_only_one() {
+        let mut config = Config::default();
+        config.cluster.listen = "127.0.0.1:7182".into();
+        assert!(check_address(&config, 2, &three()).is_ok());
+        config.cluster.listen = "0.0.0.0:7182".into();
+        assert!(check_address(&config, 2, &three()).is_ok());
+        config.cluster.listen = "127.0.0.1:7072".into();
+        let said = check_address(&config, 2, &three()).unwrap_err().to_string();
+        assert!(
+            said.contains("know this one at 127.0.0.1:7182") && said.contains("reached at 127.0.0.1:7072"),
+            "{said}"
+        );
+        config.cluster.advertised = Some("127.0.0.1:7182".into());
+        assert!(check_address(&config, 2, &three()).is_ok());
+        config.cluster.advertised = None;
+        assert!(check_address(&config, 2, &three()[1..2]).is_ok());
+        assert!(check_address(&config, 4, &three()).is_ok());
+    }
+}
