@@ -30,9 +30,9 @@ start_node() {
 
 # The ports are the process's own: several runs at once do not meet.
 start_cluster() {
-  local kera=$1 port=$((20000 + $$ % 1000 * 9))
+  local kera=$1 port=$((20000 + $$ % 1000 * 12))
   "$kera" cluster up --nodes 3 --data "$node_dir/data" --arena-bytes 256MiB --port "$port" --kafka-port $((port + 3)) \
-    --cluster-port $((port + 6)) >"$node_dir/log" 2>&1 &
+    --cluster-port $((port + 6)) --http-port $((port + 9)) >"$node_dir/log" 2>&1 &
   node=$!
   address=127.0.0.1:$((port + 3)),127.0.0.1:$((port + 4)),127.0.0.1:$((port + 5))
   for _ in $(seq 200); do

@@ -591,6 +591,9 @@ pub struct ClusterUpArgs {
     #[arg(long, value_name = "PORT", default_value_t = 7181, value_parser = clap::value_parser!(u16).range(1..))]
     pub cluster_port: u16,
     /// Memory of each node for streams.
+    /// The same for health, metrics and the REST API.
+    #[arg(long, value_name = "PORT", default_value_t = 7281, value_parser = clap::value_parser!(u16).range(1..))]
+    pub http_port: u16,
     #[arg(long, value_name = "BYTES", default_value = "256MiB")]
     pub arena_bytes: String,
 }

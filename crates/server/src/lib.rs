@@ -23,6 +23,8 @@ pub mod session;
 pub mod suggest;
 pub mod units;
 
+/// Where a node keeps its part of the coordinators' log, below its data directory.
+pub use kera_raft::file::DIR as COORDINATORS_DIR;
 pub use node::{Node, forget_arena};
 pub use run::serve;
 

@@ -1,12 +1,14 @@
 //! `kera cluster up`: a cluster on this machine to try things out, each node a process of its own.
 
 use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
 use std::net::TcpStream;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::cli::{ClusterUpArgs, Globals};
 use crate::error::CliError;
@@ -22,8 +24,40 @@ struct Member {
     number: u16,
     native: String,
     kafka: String,
+    http: String,
     log: String,
+    /// Where in the log begins what this process says.
+    log_from: u64,
+    /// What to type to start it again.
+    again: String,
     process: Child,
+}
+
+/// What ends the command. The terminal that goes away too: the nodes do not get its signals.
+struct Signals {
+    interrupt: Signal,
+    terminate: Signal,
+    hangup: Signal,
+}
+
+impl Signals {
+    fn new() -> Result<Signals, CliError> {
+        let wait_for =
+            |kind| signal(kind).map_err(|error| CliError::failure(format!("signals cannot be waited for: {error}")));
+        Ok(Signals {
+            interrupt: wait_for(SignalKind::interrupt())?,
+            terminate: wait_for(SignalKind::terminate())?,
+            hangup: wait_for(SignalKind::hangup())?,
+        })
+    }
+
+    async fn next(&mut self) {
+        tokio::select! {
+            _ = self.interrupt.recv() => {}
+            _ = self.terminate.recv() => {}
+            _ = self.hangup.recv() => {}
+        }
+    }
 }
 
 /// Starts the nodes, tells where they are, and stops them when it is told to.
@@ -31,77 +65,118 @@ struct Member {
 /// # Errors
 /// A node does not start, or ends by itself; the others are stopped then.
 pub async fn up(args: &ClusterUpArgs, globals: &Globals) -> Result<(), CliError> {
-    let cannot = |error| CliError::failure(format!("signals cannot be waited for: {error}"));
-    let mut interrupt = signal(SignalKind::interrupt()).map_err(cannot)?;
-    let mut terminate = signal(SignalKind::terminate()).map_err(cannot)?;
+    let mut signals = Signals::new()?;
     let mut members = Vec::new();
     let started = tokio::select! {
         started = start(args, &mut members) => started,
-        _ = interrupt.recv() => Err(CliError::failure("stopped before all nodes were there")),
-        _ = terminate.recv() => Err(CliError::failure("stopped before all nodes were there")),
+        () = signals.next() => Err(CliError::failure("stopped before all nodes were there")),
     };
-    let ran = match started {
-        Ok(()) => match tell(&members, globals) {
-            Ok(()) => tokio::select! {
-                _ = interrupt.recv() => Ok(()),
-                _ = terminate.recv() => Ok(()),
-                ended = first_end(&mut members) => Err(ended),
-            },
-            Err(error) => Err(error),
+    let ran = match started.and_then(|()| tell(&members, globals)) {
+        Ok(()) => tokio::select! {
+            () = signals.next() => Ok(()),
+            ended = first_end(&mut members) => Err(ended),
         },
         Err(error) => Err(error),
     };
-    stop(&mut members).await;
+    stop(&mut members, &mut signals).await;
     ran
 }
 
+/// Nodes that were in the cluster before are all started before any is waited for: none of them serves before a majority of them is there.
+/// The others join one after the other, each when those before it serve.
 async fn start(args: &ClusterUpArgs, members: &mut Vec<Member>) -> Result<(), CliError> {
     let program = std::env::current_exe().map_err(|error| CliError::failure(format!("this program: {error}")))?;
-    for number in 1..=args.nodes {
+    for number in (1..=args.nodes).filter(|number| was_member(args, *number)) {
         members.push(spawn(args, &program, number)?);
-        let began = Instant::now();
-        loop {
-            let member = members.last_mut().expect("just pushed");
-            if let Ok(Some(status)) = member.process.try_wait() {
-                return Err(ended(member, status));
-            }
-            if TcpStream::connect(&member.native).is_ok() {
-                break;
-            }
-            if began.elapsed() > START {
-                let message = format!("node {number} does not serve after {} s", START.as_secs());
-                return Err(CliError::failure(message).next(format!("look at {}", member.log)));
-            }
-            tokio::time::sleep(LOOK).await;
-        }
     }
+    for number in 1..=args.nodes {
+        let at = members.iter().position(|member| member.number == number);
+        let at = match at {
+            Some(at) => at,
+            None => {
+                members.push(spawn(args, &program, number)?);
+                members.len() - 1
+            }
+        };
+        serves(members, at).await?;
+    }
+    members.sort_by_key(|member| member.number);
     Ok(())
 }
 
+/// Waits until a node serves. One that ends meanwhile is told first: others may wait for it in vain.
+async fn serves(members: &mut [Member], at: usize) -> Result<(), CliError> {
+    let began = Instant::now();
+    loop {
+        for member in members.iter_mut() {
+            if let Ok(Some(status)) = member.process.try_wait() {
+                return Err(ended(member, status));
+            }
+        }
+        let member = &members[at];
+        if TcpStream::connect(&member.native).is_ok() {
+            return Ok(());
+        }
+        if began.elapsed() > START {
+            let message = format!("node {} does not serve after {} s", member.number, START.as_secs());
+            return Err(CliError::failure(message).next(format!("look at {}", member.log)));
+        }
+        tokio::time::sleep(LOOK).await;
+    }
+}
+
+fn data_of(args: &ClusterUpArgs, number: u16) -> std::path::PathBuf {
+    Path::new(&args.data).join(format!("node-{number}"))
+}
+
+/// Whether a node has a part of the coordinators' log.
+fn was_member(args: &ClusterUpArgs, number: u16) -> bool {
+    let files = std::fs::read_dir(data_of(args, number).join(kera_server::COORDINATORS_DIR));
+    files.is_ok_and(|mut files| files.next().is_some())
+}
+
 fn spawn(args: &ClusterUpArgs, program: &Path, number: u16) -> Result<Member, CliError> {
-    let data = Path::new(&args.data).join(format!("node-{number}"));
+    let data = data_of(args, number);
     let failed = |what: &Path, error: std::io::Error| CliError::failure(format!("{}: {error}", what.display()));
     std::fs::create_dir_all(&data).map_err(|error| failed(&data, error))?;
     let log_path = data.join("log.txt");
-    let log = File::options().create(true).append(true).open(&log_path).map_err(|error| failed(&log_path, error))?;
+    let mut log =
+        File::options().create(true).append(true).open(&log_path).map_err(|error| failed(&log_path, error))?;
+    let log_from = log.seek(SeekFrom::End(0)).map_err(|error| failed(&log_path, error))?;
     let port = |first: u16, of: u16| -> Result<String, CliError> {
         let port = first.checked_add(of - 1);
-        let port = port.ok_or_else(|| CliError::usage("--port, --kafka-port or --cluster-port is too high"))?;
+        let port =
+            port.ok_or_else(|| CliError::usage("--port, --kafka-port, --http-port or --cluster-port is too high"))?;
         Ok(format!("127.0.0.1:{port}"))
     };
     let (native, kafka) = (port(args.port, number)?, port(args.kafka_port, number)?);
-    let mut command = Command::new(program);
-    command.arg("serve").args(["--data".as_ref(), data.as_os_str()]);
-    command.args(["--node", &number.to_string(), "--listen", &native, "--kafka-listen", &kafka]);
-    command.args(["--cluster-listen", &port(args.cluster_port, number)?, "--http-listen", "none"]);
-    command.args(["--arena-bytes", &args.arena_bytes, "--rack", &format!("rack-{number}")]);
+    let http = port(args.http_port, number)?;
+    let mut words: Vec<String> = ["serve", "--data"].map(String::from).to_vec();
+    words.push(data.display().to_string());
+    let mut say = |flag: &str, value: &str| words.extend([flag.to_owned(), value.to_owned()]);
+    say("--node", &number.to_string());
+    say("--listen", &native);
+    say("--kafka-listen", &kafka);
+    say("--http-listen", &http);
+    say("--cluster-listen", &port(args.cluster_port, number)?);
+    say("--arena-bytes", &args.arena_bytes);
+    say("--rack", &format!("rack-{number}"));
     if number > 1 {
-        command.args(["--join", &port(args.cluster_port, 1)?]);
+        say("--join", &port(args.cluster_port, 1)?);
     }
     let out = log.try_clone().map_err(|error| failed(&log_path, error))?;
-    let process = command.stdin(Stdio::null()).stdout(out).stderr(log).spawn();
-    let process = process.map_err(|error| failed(program, error))?;
-    Ok(Member { number, native, kafka, log: log_path.display().to_string(), process })
+    let mut command = Command::new(program);
+    // A group of its own: Ctrl-C at the terminal is for this command, which stops the nodes, and would be a second signal to them.
+    command.args(&words).process_group(0).stdin(Stdio::null()).stdout(out).stderr(log);
+    let process = command.spawn().map_err(|error| failed(program, error))?;
+    let again = format!("kera {}", words.iter().map(|word| as_typed(word)).collect::<Vec<_>>().join(" "));
+    Ok(Member { number, native, kafka, http, log: log_path.display().to_string(), log_from, again, process })
+}
+
+/// A word as it is typed in a shell.
+fn as_typed(word: &str) -> String {
+    let is_plain = |c: char| c.is_alphanumeric() || "-_./:,=+".contains(c);
+    if word.chars().all(is_plain) { word.to_owned() } else { format!("'{}'", word.replace('\'', r"'\''")) }
 }
 
 fn tell(members: &[Member], globals: &Globals) -> Result<(), CliError> {
@@ -116,7 +191,9 @@ fn tell(members: &[Member], globals: &Globals) -> Result<(), CliError> {
                     "pid": member.process.id(),
                     "address": member.native,
                     "kafka": member.kafka,
+                    "http": member.http,
                     "log": member.log,
+                    "start_again": member.again,
                 })
             })
             .collect();
@@ -124,20 +201,21 @@ fn tell(members: &[Member], globals: &Globals) -> Result<(), CliError> {
     }
     let mut text = String::new();
     for member in members {
-        let Member { number, native, log, .. } = member;
-        text += &format!("node {number}  {native}  process {}  {log}\n", member.process.id());
+        let Member { number, native, http, log, .. } = member;
+        text += &format!("node {number}  {native}  http://{http}  process {}  {log}\n", member.process.id());
     }
     let copies = members.len().min(3);
     text += &format!(
         "\nexport KERA_CONNECT={}\nkera stream create events --streamlets 6 --replication {copies}\nkera status\n\
-         Kafka clients: {}\n\nkill -9 one of the processes while you write: the others go on. Ctrl-C stops all.\n",
+         Kafka clients: {}\n\nkill -9 one of the processes while you write: the others go on, and it is said here how to start it again. \
+         Ctrl-C stops all.\n",
         all.join(","),
         kafka.join(",")
     );
     output::print(&text)
 }
 
-/// Waits until a node that nobody has killed ends: one that is killed is what such a cluster is for.
+/// Waits until a node that nobody has killed ends: one that is killed is what such a cluster is for, and it is said how it is started again.
 async fn first_end(members: &mut [Member]) -> CliError {
     use std::os::unix::process::ExitStatusExt;
     let mut gone = vec![false; members.len()];
@@ -148,6 +226,10 @@ async fn first_end(members: &mut [Member]) -> CliError {
                     return ended(member, status);
                 }
                 *gone = true;
+                let Member { number, again, .. } = member;
+                eprintln!(
+                    "node {number} was killed; to start it again, in another terminal and in this folder:\n{again}"
+                );
             }
         }
         if gone.iter().all(|gone| *gone) {
@@ -157,15 +239,28 @@ async fn first_end(members: &mut [Member]) -> CliError {
     }
 }
 
+/// What a node that has ended has said last: its error, all lines of it.
 fn ended(member: &Member, status: std::process::ExitStatus) -> CliError {
-    let why = std::fs::read_to_string(&member.log).unwrap_or_default();
-    let last = why.lines().rev().find(|line| line.contains("error")).unwrap_or_default().trim().to_owned();
-    CliError::failure(format!("node {} has ended ({status}) {last}", member.number))
-        .next(format!("look at {}", member.log))
+    let said = said_since(&member.log, member.log_from).unwrap_or_default();
+    let why = said.rfind("error: ").map_or("", |at| &said[at + "error: ".len()..]);
+    let (why, next) = why.split_once("\n  next: ").unwrap_or((why, ""));
+    let what = format!("node {} has ended ({status})", member.number);
+    let message = if why.is_empty() { what } else { format!("{what}: {}", why.trim_end()) };
+    let next = if next.is_empty() { String::new() } else { format!("{}; ", next.trim_end()) };
+    CliError::failure(message).next(format!("{next}look at {}", member.log))
 }
 
-/// Stops all gracefully, the first node last; those that do not stop are killed.
-async fn stop(members: &mut [Member]) {
+/// What a log has from a place on.
+fn said_since(log: &str, from: u64) -> std::io::Result<String> {
+    let mut file = File::open(log)?;
+    file.seek(SeekFrom::Start(from))?;
+    let mut said = Vec::new();
+    file.read_to_end(&mut said)?;
+    Ok(String::from_utf8_lossy(&said).into_owned())
+}
+
+/// Stops all gracefully, the first node last; those that do not stop are killed, and all when it is asked for once more.
+async fn stop(members: &mut [Member], signals: &mut Signals) {
     for member in members.iter_mut().rev() {
         if matches!(member.process.try_wait(), Ok(None))
             && let Some(pid) = rustix::process::Pid::from_raw(member.process.id() as i32)
@@ -176,7 +271,10 @@ async fn stop(members: &mut [Member]) {
     }
     let began = Instant::now();
     while began.elapsed() < STOP && members.iter_mut().any(|member| matches!(member.process.try_wait(), Ok(None))) {
-        tokio::time::sleep(LOOK).await;
+        tokio::select! {
+            () = tokio::time::sleep(LOOK) => {}
+            () = signals.next() => break,
+        }
     }
     for member in members {
         let _ = member.process.kill();

@@ -1,0 +1,94 @@
+//! `kera cluster up` as somebody types it who tries a cluster out: started, stopped at the terminal, started again.
+
+mod common;
+
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+
+use common::{Place, eventually, kera, run, stderr, stdout};
+
+/// Ports next to one another that other runs of tests do not use.
+fn first_port() -> u16 {
+    20_000 + (std::process::id() % 700) as u16 * 16
+}
+
+struct Cluster {
+    place: Place,
+    port: u16,
+}
+
+impl Cluster {
+    fn flags(&self) -> Vec<String> {
+        let (data, port) = (self.place.data().display().to_string(), self.port);
+        let line = format!(
+            "cluster up --data {data} --arena-bytes 64MiB --port {port} --kafka-port {} --cluster-port {} --http-port {}",
+            port + 3,
+            port + 6,
+            port + 9
+        );
+        line.split_whitespace().map(String::from).collect()
+    }
+
+    /// In a process group of its own, as a shell starts it.
+    fn start(&self) -> Child {
+        let mut command = kera(self.flags());
+        command.env("KERA_ARENA_DIR", self.place.arena()).process_group(0);
+        let child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("the binary runs");
+        eventually("three nodes", || run(self.at("status --json")).status.success() && self.live() == 3);
+        child
+    }
+
+    fn at(&self, line: &str) -> Vec<String> {
+        let all: Vec<String> = (0..3).map(|node| format!("127.0.0.1:{}", self.port + node)).collect();
+        line.split_whitespace().map(String::from).chain(["--connect".into(), all.join(",")]).collect()
+    }
+
+    fn live(&self) -> usize {
+        let status: serde_json::Value =
+            serde_json::from_str(&stdout(&run(self.at("status --json")))).unwrap_or_default();
+        let nodes = status["cluster"]["nodes"].as_array().cloned().unwrap_or_default();
+        nodes.iter().filter(|node| node["state"] == "live").count()
+    }
+
+    /// Ctrl-C at a terminal: the whole group gets it.
+    fn interrupt(&self, mut child: Child) {
+        let sent = Command::new("kill").args(["-INT", "--", &format!("-{}", child.id())]).status();
+        assert!(sent.expect("kill runs").success());
+        let status = child.wait().expect("it ends");
+        assert!(status.success(), "{status}\n{}", self.logs());
+    }
+
+    fn logs(&self) -> String {
+        let log = |node| std::fs::read_to_string(self.place.data().join(format!("node-{node}/log.txt")));
+        (1..=3).map(|node| log(node).unwrap_or_default()).collect()
+    }
+}
+
+#[test]
+fn a_cluster_that_was_stopped_at_the_terminal_stopped_gracefully_and_starts_again_with_its_records() {
+    let cluster = Cluster { place: Place::new(), port: first_port() };
+    let first = cluster.start();
+    let done = run(cluster.at("stream create flights --streamlets 6 --replication 3"));
+    assert!(done.status.success(), "{}", stderr(&done));
+    let done = run(cluster.at(&format!("produce flights --file {}", common::sample("flights-sample.ndjson"))));
+    assert!(done.status.success(), "{}", stderr(&done));
+    cluster.interrupt(first);
+    assert!(!cluster.logs().contains("stopped at once"), "{}", cluster.logs());
+    assert_eq!(cluster.place.arena_files(), Vec::<std::path::PathBuf>::new());
+
+    let second = cluster.start();
+    let read = run(cluster.at("consume flights --max 200"));
+    assert_eq!(stdout(&read).lines().count(), 200, "{}", stderr(&read));
+    cluster.interrupt(second);
+}
+
+#[test]
+fn a_mistake_in_what_a_cluster_is_started_with_is_told_whole() {
+    let cluster = Cluster { place: Place::new(), port: first_port() + 12 };
+    let mut flags = cluster.flags();
+    flags.extend(["--nodes".into(), "1".into()]);
+    let at = flags.iter().position(|flag| flag == "--arena-bytes").expect("it is there") + 1;
+    flags[at] = "foo".into();
+    let said = stderr(&run(&flags));
+    assert!(said.contains("arena.bytes") && said.contains("foo"), "{said}");
+}
