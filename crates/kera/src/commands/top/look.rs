@@ -1,21 +1,32 @@
-//! What `kera top` sees: one look at the node, and the rates between two looks.
+//! What `kera top` sees: one look at the nodes, and the rates between two looks.
 
+use std::collections::{BTreeMap, HashMap};
 use std::time::Instant;
 
 use kera_client::Client;
-use kera_protocol::NodeStatusResponse;
+use kera_protocol::{MemberNode, NodeStatusResponse};
 
+use crate::commands::status::soon;
 use crate::error::CliError;
 
 /// Streams that are looked at; of more only the first by name.
 const STREAMS_MAX: usize = 200;
 
-/// The node at one moment.
+/// All nodes at one moment.
 pub(super) struct Look {
     at: Instant,
-    status: NodeStatusResponse,
+    nodes: Vec<NodeLook>,
     streams: Vec<StreamLook>,
     applications: Vec<ApplicationLook>,
+}
+
+/// A node, by its number; 0 is one that is alone.
+struct NodeLook {
+    number: u32,
+    state: &'static str,
+    streamlets: u64,
+    /// Nothing of one that is lost, or does not answer soon.
+    status: Option<NodeStatusResponse>,
 }
 
 struct StreamLook {
@@ -37,10 +48,65 @@ struct ApplicationLook {
     lag: u64,
 }
 
-/// Looks once.
-pub(super) async fn look(client: &Client) -> Result<Look, CliError> {
+/// Who looks: connections to all nodes of a cluster, which are kept from look to look.
+pub(super) struct Watch {
+    client: Client,
+    others: HashMap<String, Client>,
+}
+
+impl Watch {
+    pub(super) fn new(client: Client) -> Watch {
+        Watch { client, others: HashMap::new() }
+    }
+
+    /// Looks once.
+    pub(super) async fn look(&mut self) -> Result<Look, CliError> {
+        let nodes = self.nodes().await?;
+        look(&self.client, nodes).await
+    }
+
+    async fn nodes(&mut self) -> Result<Vec<NodeLook>, CliError> {
+        let members = self.client.admin().describe_cluster().await?.nodes;
+        if members.is_empty() {
+            let status = Some(self.client.admin().node_status().await?);
+            return Ok(vec![NodeLook { number: 0, state: "live", streamlets: 0, status }]);
+        }
+        let mut nodes = Vec::new();
+        let mut asked = tokio::task::JoinSet::new();
+        for member in &members {
+            let streamlets = member.streamlets;
+            let state = if member.fenced { "lost" } else { "silent" };
+            nodes.push(NodeLook { number: member.node, state, streamlets, status: None });
+            let Some(client) = self.client_of(member).await else { continue };
+            let number = member.node;
+            asked.spawn(async move { Some((number, soon(async { client.admin().node_status().await.ok() }).await??)) });
+        }
+        let mut said: BTreeMap<u32, NodeStatusResponse> = asked.join_all().await.into_iter().flatten().collect();
+        for node in &mut nodes {
+            node.status = said.remove(&node.number);
+            if node.status.is_some() {
+                node.state = "live";
+            }
+        }
+        Ok(nodes)
+    }
+
+    /// A connection to a node that is live.
+    async fn client_of(&mut self, member: &MemberNode) -> Option<Client> {
+        let address = &member.native_address;
+        if member.fenced || address.is_empty() {
+            return None;
+        }
+        if !self.others.contains_key(address) {
+            let client = soon(Client::builder(address).client_name("kera").connect()).await?.ok()?;
+            self.others.insert(address.clone(), client);
+        }
+        self.others.get(address).cloned()
+    }
+}
+
+async fn look(client: &Client, nodes: Vec<NodeLook>) -> Result<Look, CliError> {
     let admin = client.admin();
-    let status = admin.node_status().await?;
     let mut streams = Vec::new();
     for info in admin.streams("", false).await?.into_iter().take(STREAMS_MAX) {
         // A stream that was deleted a moment ago has no statistics.
@@ -72,10 +138,10 @@ pub(super) async fn look(client: &Client) -> Result<Look, CliError> {
         members: a.members,
         lag: a.lag,
     });
-    Ok(Look { at: Instant::now(), status, streams, applications: applications.collect() })
+    Ok(Look { at: Instant::now(), nodes, streams, applications: applications.collect() })
 }
 
-/// What is shown: the latest look with rates since the one before.
+/// What is shown: the latest look with rates since the one before. Figures that are no stream's are sums over the nodes that answer.
 pub(super) struct View {
     pub(super) arena_bytes: u64,
     pub(super) arena_used_bytes: u64,
@@ -83,8 +149,21 @@ pub(super) struct View {
     pub(super) in_bytes_s: u64,
     pub(super) out_bytes_s: u64,
     pub(super) problems: Vec<String>,
+    /// The nodes of a cluster; none of one that is alone.
+    pub(super) nodes: Vec<NodeView>,
     pub(super) streams: Vec<StreamView>,
     pub(super) applications: Vec<ApplicationView>,
+}
+
+pub(super) struct NodeView {
+    pub(super) node: u32,
+    pub(super) state: &'static str,
+    pub(super) streamlets: u64,
+    pub(super) in_bytes_s: u64,
+    pub(super) out_bytes_s: u64,
+    pub(super) connections: u64,
+    pub(super) arena_bytes: u64,
+    pub(super) arena_used_bytes: u64,
 }
 
 pub(super) struct StreamView {
@@ -154,15 +233,131 @@ impl View {
                 disk_bytes: s.disk_bytes,
             }
         });
+        let nodes: Vec<NodeView> = now
+            .nodes
+            .iter()
+            .map(|node| node_view(before.and_then(|before| before.node(node.number)), node, rate))
+            .collect();
+        let sum = |of: fn(&NodeView) -> u64| nodes.iter().map(of).sum();
         View {
-            arena_bytes: now.status.arena_bytes,
-            arena_used_bytes: now.status.arena_used_bytes,
-            connections: now.status.connections,
-            in_bytes_s: before.map_or(0, |b| rate(b.status.appended_bytes, now.status.appended_bytes)),
-            out_bytes_s: before.map_or(0, |b| rate(b.status.read_bytes, now.status.read_bytes)),
-            problems: now.status.problems.clone(),
+            arena_bytes: sum(|node| node.arena_bytes),
+            arena_used_bytes: sum(|node| node.arena_used_bytes),
+            connections: sum(|node| node.connections),
+            in_bytes_s: sum(|node| node.in_bytes_s),
+            out_bytes_s: sum(|node| node.out_bytes_s),
+            problems: problems(&now.nodes),
             streams: streams.collect(),
             applications: applications.into_iter().map(|(_, a)| a).collect(),
+            nodes: nodes.into_iter().filter(|node| node.node != 0).collect(),
         }
+    }
+}
+
+impl Look {
+    fn node(&self, number: u32) -> Option<&NodeLook> {
+        self.nodes.iter().find(|node| node.number == number)
+    }
+}
+
+/// What a node does since a look before. One that was started again since has begun to count at nothing.
+fn node_view(before: Option<&NodeLook>, now: &NodeLook, rate: impl Fn(u64, u64) -> u64) -> NodeView {
+    let status = now.status.as_ref();
+    let then = before.and_then(|before| before.status.as_ref());
+    let figure = |of: fn(&NodeStatusResponse) -> u64| status.map_or(0, of);
+    let grown = |of: fn(&NodeStatusResponse) -> u64| {
+        status
+            .zip(then)
+            .filter(|(now, then)| now.node_epoch == then.node_epoch)
+            .map_or(0, |(now, then)| rate(of(then), of(now)))
+    };
+    NodeView {
+        node: now.number,
+        state: now.state,
+        streamlets: now.streamlets,
+        in_bytes_s: grown(|status| status.appended_bytes),
+        out_bytes_s: grown(|status| status.read_bytes),
+        connections: figure(|status| status.connections),
+        arena_bytes: figure(|status| status.arena_bytes),
+        arena_used_bytes: figure(|status| status.arena_used_bytes),
+    }
+}
+
+/// What nodes say goes wrong, with their numbers; what several say, once.
+fn problems(nodes: &[NodeLook]) -> Vec<String> {
+    let mut saying: BTreeMap<&str, Vec<String>> = BTreeMap::new();
+    for (node, status) in nodes.iter().filter_map(|node| Some((node, node.status.as_ref()?))) {
+        for problem in &status.problems {
+            saying.entry(problem).or_default().push(node.number.to_string());
+        }
+    }
+    let is_alone = nodes.iter().any(|node| node.number == 0);
+    let told = saying.into_iter().map(|(problem, nodes)| match is_alone {
+        true => problem.to_owned(),
+        false => format!("node {}: {problem}", nodes.join(", ")),
+    });
+    let missing = nodes.iter().filter(|node| node.status.is_none());
+    let missing = missing.map(|node| match node.state {
+        "lost" => format!("node {} is lost", node.number),
+        _ => format!("node {} does not answer", node.number),
+    });
+    missing.chain(told).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn look(seconds: u64, nodes: Vec<NodeLook>) -> Look {
+        let at = Instant::now() + Duration::from_secs(seconds);
+        Look { at, nodes, streams: Vec::new(), applications: Vec::new() }
+    }
+
+    fn node(number: u32, appended: Option<u64>) -> NodeLook {
+        let status = appended.map(|appended_bytes| NodeStatusResponse {
+            node_id: [number as u8; 16],
+            node_epoch: 1,
+            version: String::new(),
+            roles: Vec::new(),
+            started_ms: 0,
+            uptime_ms: 0,
+            ready: true,
+            problems: vec!["the disk is full".into()],
+            arena_bytes: 100,
+            arena_used_bytes: 10,
+            streams: 0,
+            lanes: 0,
+            groups: 0,
+            segments: 0,
+            stored_bytes: 0,
+            connections: 2,
+            subscriptions: 0,
+            applications: 0,
+            appended_records: 0,
+            appended_bytes,
+            read_bytes: 0,
+            pending_bytes: 0,
+            disks: Vec::new(),
+        });
+        let state = if status.is_some() { "live" } else { "lost" };
+        NodeLook { number, state, streamlets: 1, status }
+    }
+
+    #[test]
+    fn the_head_is_the_sum_of_all_nodes_that_answer() {
+        let before = look(0, vec![node(1, Some(0)), node(2, Some(5000)), node(3, Some(7))]);
+        let now = look(10, vec![node(1, Some(1000)), node(2, Some(9000)), node(3, None)]);
+        let view = View::new(Some(&before), &now);
+        assert!((490..=500).contains(&view.in_bytes_s), "{}", view.in_bytes_s);
+        assert_eq!((view.connections, view.arena_bytes, view.arena_used_bytes), (4, 200, 20));
+        assert_eq!(view.problems, ["node 3 is lost", "node 1, 2: the disk is full"]);
+        assert_eq!(
+            view.nodes.iter().map(|node| (node.node, node.state)).collect::<Vec<_>>(),
+            [(1, "live"), (2, "live"), (3, "lost")]
+        );
+        let alone = View::new(None, &look(0, vec![node(0, Some(1))]));
+        assert!(alone.nodes.is_empty());
+        assert_eq!(alone.problems, ["the disk is full"]);
     }
 }

@@ -1,4 +1,4 @@
-//! `kera top`: streams and applications live. On a terminal a table that refreshes in place, else a line per stream and
+//! `kera top`: nodes, streams and applications live. On a terminal tables that refresh in place, else a line for each and
 //! look, with `--json` an object per look.
 
 mod look;
@@ -13,51 +13,97 @@ use crate::commands::consume::stop_signal;
 use crate::connect::connect;
 use crate::error::CliError;
 use crate::output::{on_terminal, print};
-use look::{Look, View, look};
+use look::{Look, View, Watch};
 
-/// Runs the command until it is stopped, or for as many looks as it was told.
+/// Runs the command until it is stopped, or for as many looks as it was told. A node that does not answer later is waited for: whoever watches
+/// wants to see it come back.
 ///
 /// # Errors
-/// The node cannot be reached, or is gone.
+/// The node cannot be reached at the beginning, or at the last of so many looks.
 pub async fn run(args: &TopArgs, globals: &Globals) -> Result<(), CliError> {
-    let client = connect(globals).await?;
+    let mut watch = Watch::new(connect(globals).await?);
     let interval = Duration::from_millis(args.interval_ms);
     let mut screen = if on_terminal() && !globals.json { Some(screen::Screen::open()?) } else { None };
     let stop = stop_signal();
     tokio::pin!(stop);
-    let mut before: Option<Look> = None;
+    let (mut before, mut shown): (Option<Look>, Option<View>) = (None, None);
     let mut looks = 0;
-    while args.count.is_none_or(|count| looks < count) {
-        let now = look(&client).await?;
-        let view = View::new(before.as_ref(), &now);
-        match &mut screen {
-            Some(screen) => screen.draw(&view, &globals.connect)?,
-            None if globals.json => print(&format!("{}\n", view_json(&view)))?,
-            None => print(&plain(&view))?,
-        }
-        before = Some(now);
+    loop {
+        let looked = tokio::select! {
+            looked = watch.look() => looked,
+            () = quit(&mut screen) => break,
+            () = &mut stop => break,
+        };
         looks += 1;
-        if args.count.is_some_and(|count| looks >= count) {
+        let is_last = args.count.is_some_and(|count| looks >= count);
+        match looked {
+            Ok(now) => {
+                let view = View::new(before.as_ref(), &now);
+                show(&view, &mut screen, globals)?;
+                (before, shown) = (Some(now), Some(view));
+            }
+            Err(error) => match &mut shown {
+                Some(view) if !is_last => wait_for(&error, view, &mut screen, globals)?,
+                _ => return Err(error),
+            },
+        }
+        if is_last {
             break;
         }
-        let quit = async {
-            match &mut screen {
-                Some(screen) => screen.quit().await,
-                None => std::future::pending().await,
-            }
-        };
         tokio::select! {
             () = tokio::time::sleep(interval) => {}
-            () = quit => break,
+            () = quit(&mut screen) => break,
             () = &mut stop => break,
         }
     }
     Ok(())
 }
 
-/// A line per stream and application: for logs and pipes.
+/// Completes when somebody at the terminal has had enough.
+async fn quit(screen: &mut Option<screen::Screen>) {
+    match screen {
+        Some(screen) => screen.quit().await,
+        None => std::future::pending().await,
+    }
+}
+
+fn show(view: &View, screen: &mut Option<screen::Screen>, globals: &Globals) -> Result<(), CliError> {
+    match screen {
+        Some(screen) => screen.draw(view, &globals.connect),
+        None if globals.json => print(&format!("{}\n", view_json(view))),
+        None => print(&plain(view)),
+    }
+}
+
+/// Says that nobody answers: on the terminal above what was seen last, otherwise where errors go.
+fn wait_for(
+    error: &CliError,
+    last: &mut View,
+    screen: &mut Option<screen::Screen>,
+    globals: &Globals,
+) -> Result<(), CliError> {
+    let said = format!("no answer, waiting: {}", error.message);
+    match screen {
+        Some(screen) => {
+            last.problems = vec![said];
+            screen.draw(last, &globals.connect)
+        }
+        None => {
+            eprintln!("{said}");
+            Ok(())
+        }
+    }
+}
+
+/// A line per node of a cluster, stream and application: for logs and pipes.
 fn plain(view: &View) -> String {
     let mut text = String::new();
+    for n in &view.nodes {
+        text.push_str(&format!(
+            "node {} state={} streamlets={} in_bytes_s={} out_bytes_s={} connections={}\n",
+            n.node, n.state, n.streamlets, n.in_bytes_s, n.out_bytes_s, n.connections
+        ));
+    }
     for s in &view.streams {
         text.push_str(&format!(
             "stream {} in_records_s={} in_bytes_s={} out_records_s={} records={} bytes={}\n",
@@ -70,7 +116,7 @@ fn plain(view: &View) -> String {
             a.name, a.stream, a.members, a.out_records_s, a.lag
         ));
     }
-    if text.is_empty() { "no streams yet\n".into() } else { text }
+    if view.streams.is_empty() { text + "no streams yet\n" } else { text }
 }
 
 fn view_json(view: &View) -> serde_json::Value {
@@ -80,6 +126,10 @@ fn view_json(view: &View) -> serde_json::Value {
         "connections": view.connections,
         "in_bytes_s": view.in_bytes_s,
         "out_bytes_s": view.out_bytes_s,
+        "nodes": view.nodes.iter().map(|n| json!({
+            "node": n.node, "state": n.state, "streamlets": n.streamlets, "in_bytes_s": n.in_bytes_s, "out_bytes_s": n.out_bytes_s,
+            "connections": n.connections, "arena_used_bytes": n.arena_used_bytes, "arena_bytes": n.arena_bytes,
+        })).collect::<Vec<_>>(),
         "streams": view.streams.iter().map(|s| json!({
             "name": s.name, "in_records_s": s.in_records_s, "in_bytes_s": s.in_bytes_s, "out_records_s": s.out_records_s,
             "records": s.records, "bytes": s.bytes, "memory_bytes": s.memory_bytes, "disk_bytes": s.disk_bytes,

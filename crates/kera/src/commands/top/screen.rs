@@ -12,7 +12,7 @@ use ratatui::text::Line;
 use ratatui::widgets::{Block, Borders, Cell, Gauge, Paragraph, Row, Table};
 use tokio::sync::mpsc;
 
-use super::look::View;
+use super::look::{ApplicationView, NodeView, StreamView, View};
 use crate::error::CliError;
 
 pub(super) struct Screen {
@@ -38,17 +38,24 @@ impl Screen {
         let drawn = self.terminal.draw(|frame| {
             let height = |rows: usize| u16::try_from(rows + 3).unwrap_or(u16::MAX);
             let (streams, applications) = (height(view.streams.len()), height(view.applications.len()));
+            let nodes = if view.nodes.is_empty() { 0 } else { height(view.nodes.len()) };
             let problems = view.problems.len() as u16;
-            let [head, arena, warnings, streams, below] = Layout::vertical([
+            let width = frame.area().width;
+            let [head, arena, warnings, nodes, streams, below] = Layout::vertical([
                 Constraint::Length(1),
                 Constraint::Length(1),
                 Constraint::Length(problems),
+                Constraint::Max(nodes),
                 Constraint::Max(streams),
                 Constraint::Max(applications),
             ])
             .areas(frame.area());
+            let who = match view.nodes.len() {
+                0 => format!("KerA at {address}"),
+                nodes => format!("KerA, {nodes} nodes"),
+            };
             let line = format!(
-                "KerA at {address}   in {}/s   out {}/s   {} connections   q quits",
+                "{who}   in {}/s   out {}/s   {} connections   q quits",
                 human_bytes(view.in_bytes_s),
                 human_bytes(view.out_bytes_s),
                 view.connections
@@ -62,8 +69,9 @@ impl Screen {
             let text: Vec<Line> =
                 view.problems.iter().map(|p| Line::styled(p.clone(), Style::new().fg(Color::Red))).collect();
             frame.render_widget(Paragraph::new(text), warnings);
-            frame.render_widget(streams_table(view), streams);
-            frame.render_widget(applications_table(view), below);
+            frame.render_widget(nodes_table(view, width), nodes);
+            frame.render_widget(streams_table(view, width), streams);
+            frame.render_widget(applications_table(view, width), below);
         });
         drawn.map(drop).map_err(|error| broken(&error))
     }
@@ -97,13 +105,70 @@ fn watch_keys(sender: &mpsc::Sender<()>) {
     }
 }
 
-fn table<'a>(title: &'a str, header: &[&'a str], rows: Vec<Row<'a>>) -> Table<'a> {
-    let names =
-        header.iter().enumerate().map(|(i, name)| if i == 0 { Cell::from(*name) } else { number((*name).into()) });
-    let widths =
-        header.iter().enumerate().map(|(i, _)| if i == 0 { Constraint::Min(16) } else { Constraint::Length(14) });
-    Table::new(rows, widths.collect::<Vec<_>>())
-        .header(Row::new(names).style(Style::new().add_modifier(Modifier::DIM)))
+/// A column: its name, and how soon it goes where there is no room for all; 0 stays.
+type Column = (&'static str, u8);
+
+const NODES: [Column; 7] =
+    [("NODE", 0), ("STATE", 0), ("STREAMLETS", 2), ("IN", 0), ("OUT", 0), ("CONNECTIONS", 3), ("ARENA", 1)];
+const STREAMS: [Column; 8] = [
+    ("STREAM", 0),
+    ("IN records/s", 0),
+    ("IN", 2),
+    ("OUT records/s", 1),
+    ("RECORDS", 0),
+    ("BYTES", 3),
+    ("IN MEMORY", 5),
+    ("ON DISK", 4),
+];
+const APPLICATIONS: [Column; 5] =
+    [("APPLICATION", 0), ("STREAM", 2), ("CONSUMERS", 3), ("OUT records/s", 1), ("LAG", 0)];
+/// The first column, a name, is cut rather than to leave out others.
+const NAME_MIN: usize = 12;
+/// And has so much if there is room.
+const NAME_MAX: usize = 40;
+
+/// The columns for which there is room, and how wide each is: as wide as its header and its widest cell, with one between.
+fn fitting(columns: &[Column], rows: &[Vec<String>], width: u16) -> Vec<(usize, u16)> {
+    let widest = |at: usize| {
+        let cells = rows.iter().filter_map(|row| row.get(at)).map(|cell| cell.chars().count()).max().unwrap_or(0);
+        let widest = cells.max(columns[at].0.chars().count());
+        if at == 0 { widest.clamp(NAME_MIN, NAME_MAX) } else { widest }
+    };
+    let widths: Vec<usize> = (0..columns.len()).map(widest).collect();
+    let mut kept: Vec<usize> = (0..columns.len()).collect();
+    let least = |kept: &[usize]| -> usize {
+        kept.iter().map(|at| if *at == 0 { NAME_MIN } else { widths[*at] }).sum::<usize>()
+            + kept.len().saturating_sub(1)
+    };
+    while least(&kept) > usize::from(width) {
+        let goes = kept.iter().enumerate().filter(|(_, at)| columns[**at].1 > 0).max_by_key(|(_, at)| columns[**at].1);
+        let Some((goes, _)) = goes else { break };
+        kept.remove(goes);
+    }
+    let spare = usize::from(width).saturating_sub(least(&kept));
+    let wide = |at: usize| if at == 0 { widths[0].min(NAME_MIN + spare) } else { widths[at] };
+    kept.into_iter().map(|at| (at, wide(at) as u16)).collect()
+}
+
+fn table(
+    title: &'static str,
+    columns: &[Column],
+    rows: &[Vec<String>],
+    width: u16,
+    style: impl Fn(usize, usize) -> Style,
+) -> Table<'static> {
+    let kept = fitting(columns, rows, width);
+    let cell = |at: usize, text: String| if at == 0 { Cell::from(text) } else { number(text) };
+    let names = kept.iter().map(|(at, _)| cell(*at, columns[*at].0.to_owned()));
+    let header = Row::new(names.collect::<Vec<_>>()).style(Style::new().add_modifier(Modifier::DIM));
+    let rows = rows.iter().enumerate().map(|(line, row)| {
+        let cells =
+            kept.iter().map(|(at, _)| cell(*at, row.get(*at).cloned().unwrap_or_default()).style(style(line, *at)));
+        Row::new(cells.collect::<Vec<_>>())
+    });
+    let widths = kept.iter().map(|(_, width)| Constraint::Length(*width));
+    Table::new(rows.collect::<Vec<_>>(), widths.collect::<Vec<_>>())
+        .header(header)
         .block(Block::new().borders(Borders::TOP).title(title))
 }
 
@@ -111,33 +176,78 @@ fn number(text: String) -> Cell<'static> {
     Cell::from(Line::from(text).right_aligned())
 }
 
-fn streams_table(view: &View) -> Table<'_> {
-    let rows = view.streams.iter().map(|s| {
-        Row::new([
-            Cell::from(s.name.as_str()),
-            number(human_count(s.in_records_s)),
-            number(format!("{}/s", human_bytes(s.in_bytes_s))),
-            number(human_count(s.out_records_s)),
-            number(human_count(s.records)),
-            number(human_bytes(s.bytes)),
-            number(human_bytes(s.memory_bytes)),
-            number(human_bytes(s.disk_bytes)),
-        ])
-    });
-    let header = ["STREAM", "IN records/s", "IN", "OUT records/s", "RECORDS", "BYTES", "IN MEMORY", "ON DISK"];
-    table(" streams ", &header, rows.collect())
+fn nodes_table(view: &View, width: u16) -> Table<'static> {
+    let row = |n: &NodeView| {
+        vec![
+            format!("node {}", n.node),
+            n.state.to_owned(),
+            n.streamlets.to_string(),
+            format!("{}/s", human_bytes(n.in_bytes_s)),
+            format!("{}/s", human_bytes(n.out_bytes_s)),
+            n.connections.to_string(),
+            format!("{} of {}", human_bytes(n.arena_used_bytes), human_bytes(n.arena_bytes)),
+        ]
+    };
+    let rows: Vec<Vec<String>> = view.nodes.iter().map(row).collect();
+    let lost = |line: usize, at: usize| match at == 1 && view.nodes.get(line).is_some_and(|node| node.state != "live") {
+        true => Style::new().fg(Color::Red),
+        false => Style::new(),
+    };
+    table(" nodes ", &NODES, &rows, width, lost)
 }
 
-fn applications_table(view: &View) -> Table<'_> {
-    let rows = view.applications.iter().map(|a| {
-        let lag = if a.lag > 0 { Style::new().fg(Color::Yellow) } else { Style::new() };
-        Row::new([
-            Cell::from(a.name.as_str()),
-            number(a.stream.clone()),
-            number(a.members.to_string()),
-            number(human_count(a.out_records_s)),
-            number(human_count(a.lag)).style(lag),
-        ])
-    });
-    table(" applications ", &["APPLICATION", "STREAM", "CONSUMERS", "OUT records/s", "LAG"], rows.collect())
+fn streams_table(view: &View, width: u16) -> Table<'static> {
+    let row = |s: &StreamView| {
+        vec![
+            s.name.clone(),
+            human_count(s.in_records_s),
+            format!("{}/s", human_bytes(s.in_bytes_s)),
+            human_count(s.out_records_s),
+            human_count(s.records),
+            human_bytes(s.bytes),
+            human_bytes(s.memory_bytes),
+            human_bytes(s.disk_bytes),
+        ]
+    };
+    let rows: Vec<Vec<String>> = view.streams.iter().map(row).collect();
+    table(" streams ", &STREAMS, &rows, width, |_, _| Style::new())
+}
+
+fn applications_table(view: &View, width: u16) -> Table<'static> {
+    let row = |a: &ApplicationView| {
+        vec![a.name.clone(), a.stream.clone(), a.members.to_string(), human_count(a.out_records_s), human_count(a.lag)]
+    };
+    let rows: Vec<Vec<String>> = view.applications.iter().map(row).collect();
+    let behind = |line: usize, at: usize| match at == 4 && view.applications.get(line).is_some_and(|a| a.lag > 0) {
+        true => Style::new().fg(Color::Yellow),
+        false => Style::new(),
+    };
+    table(" applications ", &APPLICATIONS, &rows, width, behind)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn at_eighty_columns_each_header_that_is_shown_is_whole() {
+        let rows: Vec<Vec<String>> = vec![
+            ["flights", "130,000", "12.7 MiB/s", "130,000", "12,345,678", "1.5 GiB", "288.0 MiB", "1.2 GiB"]
+                .map(String::from)
+                .to_vec(),
+        ];
+        for width in [30, 60, 80, 100, 200] {
+            let kept = fitting(&STREAMS, &rows, width);
+            let taken: usize = kept.iter().map(|(_, wide)| usize::from(*wide)).sum::<usize>() + kept.len() - 1;
+            assert!(taken <= usize::from(width.max(36)), "{width}: {kept:?}");
+            for (at, wide) in kept.iter().skip(1) {
+                assert!(usize::from(*wide) >= STREAMS[*at].0.len().max(rows[0][*at].len()), "{width}: {kept:?}");
+            }
+        }
+        let names =
+            |width| fitting(&STREAMS, &rows, width).into_iter().map(|(at, _)| STREAMS[at].0).collect::<Vec<_>>();
+        assert_eq!(names(200).len(), 8);
+        assert_eq!(names(80), ["STREAM", "IN records/s", "IN", "OUT records/s", "RECORDS", "BYTES", "ON DISK"]);
+        assert_eq!(names(10), ["STREAM", "IN records/s", "RECORDS"]);
+    }
 }
