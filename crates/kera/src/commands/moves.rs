@@ -169,6 +169,8 @@ fn said(globals: &Globals, node: u32, state: &str, text: &str) -> Result<(), Cli
 
 /// Says how far the draining of a node is, until it owns nothing.
 async fn drained(client: &Client, node: u32, no_wait: bool, globals: &Globals) -> Result<(), CliError> {
+    let known = client.admin().describe_cluster().await?;
+    let is_lost = known.nodes.iter().any(|of| of.node == node && of.fenced);
     let mut told = None;
     let left = loop {
         let described = client.admin().describe_moves().await?;
@@ -176,11 +178,14 @@ async fn drained(client: &Client, node: u32, no_wait: bool, globals: &Globals) -
         if !left.draining {
             return Err(CliError::failure(format!("node {node} is not drained any more: somebody has said `--undo`")));
         }
-        if left.streamlets == 0 || no_wait {
+        // Nothing moves from a node that is lost before it is back.
+        if left.streamlets == 0 || no_wait || is_lost {
             break left;
         }
         if told != Some(left.streamlets) && !globals.json {
-            eprintln!("node {node} owns {} streamlets, {} moves are under way", left.streamlets, described.under_way);
+            let (has, moves) = (counted(left.streamlets, "streamlet"), counted(described.under_way, "move"));
+            let are = if described.under_way == 1 { "is" } else { "are" };
+            eprintln!("node {node} owns {has}, {moves} {are} under way");
             told = Some(left.streamlets);
         }
         tokio::time::sleep(LOOK * 5).await;
@@ -193,7 +198,7 @@ async fn drained(client: &Client, node: u32, no_wait: bool, globals: &Globals) -
         );
     }
     let single = one_copy(client).await?;
-    print(&drained_text(&left, &single.iter().map(String::as_str).collect::<Vec<_>>()))
+    print(&drained_text(&left, is_lost, &single.iter().map(String::as_str).collect::<Vec<_>>()))
 }
 
 /// Streams with one copy.
@@ -202,9 +207,25 @@ async fn one_copy(client: &Client) -> Result<Vec<String>, CliError> {
     Ok(streams.into_iter().filter(|info| info.options.replication == 1).map(|info| info.name).collect())
 }
 
+fn counted(count: u64, what: &str) -> String {
+    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
+}
+
 /// What is left at a node that is drained, and what to do about it. `single`: streams with one copy.
-fn drained_text(left: &NodeHoldings, single: &[&str]) -> String {
+fn drained_text(left: &NodeHoldings, is_lost: bool, single: &[&str]) -> String {
     let node = left.node;
+    if is_lost {
+        return match left.streamlets {
+            0 => format!(
+                "node {node} is lost, owns no streamlets and gets none. If it does not come back: `kera node remove {node}`.\n"
+            ),
+            has => format!(
+                "node {node} is lost and owns {}, to be had when it is started; those with copies others take over as soon as they have \
+                 seen what it had. It gets no new ones.\n",
+                counted(has, "streamlet")
+            ),
+        };
+    }
     let rest = match (left.streamlets, left.held) {
         (0, 0) => {
             return format!(
@@ -212,12 +233,21 @@ fn drained_text(left: &NodeHoldings, single: &[&str]) -> String {
                  stop it, then `kera node remove {node}`.\n"
             );
         }
+        (0, held) if single.is_empty() => format!(
+            "node {node} owns no streamlets and gets none. It still serves what was written before of {}, of all of which others have copies: \
+             stop it when `kera status` names no blocks that have fewer copies than they should. Others rebuild what it held; when nothing is \
+             under OLDER for it any more, `kera node remove {node}`.\n",
+            counted(held, "streamlet")
+        ),
         (0, held) => format!(
-            "node {node} owns no streamlets and gets none. It still serves what was written before of {held} streamlets, until \
-             retention takes it; then stop it, and `kera node remove {node}`.\n"
+            "node {node} owns no streamlets and gets none. It still serves what was written before of {}. What has copies needs no waiting: \
+             others rebuild it when the node is stopped. What has one copy is there until retention takes it, or gets copies; then stop the node, \
+             and `kera node remove {node}` when nothing is under OLDER for it any more.\n",
+            counted(held, "streamlet")
         ),
         (has, _) => {
-            format!("node {node} owns {has} streamlets, which move by themselves; `kera status` shows how far it is\n")
+            let which = if has == 1 { "which moves by itself" } else { "which move by themselves" };
+            format!("node {node} owns {}, {which}; `kera status` shows how far it is\n", counted(has, "streamlet"))
         }
     };
     if single.is_empty() {
@@ -270,8 +300,14 @@ pub async fn rebalance(args: &RebalanceArgs, globals: &Globals) -> Result<(), Cl
     }
     print(&match moved.len() {
         0 => EVEN.to_owned(),
+        1 => "1 streamlet has moved\n".to_owned(),
         done => format!("{done} streamlets have moved\n"),
     })
+}
+
+fn to_be_done(moves: usize) -> String {
+    let them = if moves == 1 { "it" } else { "them" };
+    format!("{}; `kera rebalance` does {them}\n", counted(moves as u64, "move"))
 }
 
 /// Streamlets that a rebalance has moved.
@@ -340,8 +376,7 @@ fn tell_balance(plan: &BalancePlan, names: &HashMap<StreamId, String>, globals: 
         let takes = format!("{}/s", human_bytes(of.bytes_per_s));
         moves.row([format!("{}/{}", name(of), of.streamlet), of.from.to_string(), of.to.to_string(), takes]);
     }
-    let count = plan.moves.len();
-    print(&format!("{}\n{}{count} moves; `kera rebalance` does them\n", moves.text(), nodes.text()))
+    print(&format!("{}\n{}{}", moves.text(), nodes.text(), to_be_done(plan.moves.len())))
 }
 
 fn tell_plan(plan: &[MoveInfo], names: &HashMap<StreamId, String>, globals: &Globals) -> Result<(), CliError> {
@@ -363,7 +398,7 @@ fn tell_plan(plan: &[MoveInfo], names: &HashMap<StreamId, String>, globals: &Glo
     for of in plan {
         table.row([format!("{}/{}", name(of), of.streamlet), of.from.to_string(), of.to.to_string()]);
     }
-    print(&format!("{}{} moves; `kera rebalance` does them\n", table.text(), plan.len()))
+    print(&format!("{}{}", table.text(), to_be_done(plan.len())))
 }
 
 /// Does the moves of a plan, a few at a time; how many did not come to pass.
@@ -412,13 +447,17 @@ mod tests {
     #[test]
     fn what_is_left_at_a_drained_node_is_told_with_what_nobody_else_has() {
         let left = |streamlets, held| NodeHoldings { node: 2, draining: true, streamlets, logs: 0, held };
-        let empty = drained_text(&left(0, 0), &["flights"]);
+        let empty = drained_text(&left(0, 0), false, &["flights"]);
         assert!(empty.ends_with("stop it, then `kera node remove 2`.\n") && !empty.contains("one copy"), "{empty}");
-        let copied = drained_text(&left(0, 3), &[]);
+        let copied = drained_text(&left(0, 3), false, &[]);
         assert!(copied.contains("what was written before of 3 streamlets") && !copied.contains("one copy"), "{copied}");
+        assert!(!copied.contains("retention"), "what has copies is not waited for: {copied}");
         let single = "If it has something of streams with one copy (flights), nobody else has that: `kera stream alter NAME --replication 2` before \
                       it is stopped gives them copies.\n";
-        assert!(drained_text(&left(0, 3), &["flights"]).ends_with(single));
-        assert!(drained_text(&left(4, 0), &["flights"]).ends_with(single));
+        assert!(drained_text(&left(0, 3), false, &["flights"]).ends_with(single));
+        assert!(drained_text(&left(4, 0), false, &["flights"]).ends_with(single));
+        let lost = drained_text(&left(0, 3), true, &[]);
+        assert!(lost.starts_with("node 2 is lost") && !lost.contains("stop it"), "{lost}");
+        assert!(drained_text(&left(1, 0), true, &[]).contains("owns 1 streamlet, to be had when it is started"));
     }
 }
