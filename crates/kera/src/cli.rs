@@ -213,7 +213,7 @@ consumers work on one streamlet side by side, and give up the order between prod
         /// Options.
         #[command(flatten)]
         options: OptionArgs,
-        /// Say nothing if there is a stream of that name already.
+        /// It is no error if there is a stream of that name already; that one stays as it is.
         #[arg(long)]
         if_not_exists: bool,
     },
@@ -226,11 +226,11 @@ consumers work on one streamlet side by side, and give up the order between prod
         #[arg(long)]
         system: bool,
     },
-    /// Show a stream's options, how much is in it, and who reads it.
+    /// Show a stream's options, how much is in it, who reads it, and in a cluster which node owns which streamlet.
     Describe {
         /// Its name.
         name: String,
-        /// Also every lane.
+        /// Also every lane, and in a cluster the owners of all streamlets.
         #[arg(long)]
         lanes: bool,
     },
@@ -261,7 +261,7 @@ that it had: asking for that calls the change off, as long as nothing has come o
         /// Say nothing if there is no such stream.
         #[arg(long)]
         if_exists: bool,
-        /// Do not ask.
+        /// Do not ask. Without a terminal to ask at it is needed.
         #[arg(long)]
         yes: bool,
     },
@@ -630,7 +630,7 @@ Examples:
   kera streamlet move payments/3 --to 2 --no-wait
 
 No data is copied. Writers pause for a few milliseconds and go on at the new owner; what was written before stays at the
-old one, which serves it until retention takes it. `kera status` shows who has what.")]
+old one, which serves it until retention takes it. `kera stream describe payments` shows who owns what.")]
     Move {
         /// The streamlet, as STREAM/NUMBER.
         #[arg(value_name = "STREAM/NUMBER", value_parser = streamlet_name)]

@@ -153,7 +153,7 @@ impl House {
         let node = self.node(1);
         for (line, words) in [
             ("stream describe flights", "1 copy, to be 2: 4 of 6 streamlets have them; the rest waits for node 3"),
-            ("stream list", "1, to be 2: 4 of 6 streamlets have them"),
+            ("stream list", "flights: to have 2 copies, 4 of 6 streamlets have them"),
             ("status", "copies: flights has 1 copy, to be 2: 4 of 6 streamlets have them"),
             ("status", "PROBLEM  the copies of flights wait for node 3, which is lost: start it"),
         ] {

@@ -10,6 +10,7 @@ pub mod demo;
 pub mod level;
 pub mod logs;
 pub mod moves;
+pub mod owners;
 pub mod produce;
 pub mod serve;
 pub mod status;

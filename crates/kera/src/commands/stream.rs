@@ -8,10 +8,12 @@ use kera_format::{Cleanup, ReplicationMode};
 use kera_protocol::{ApplicationSummary, CopyChange, LaneStats};
 use kera_server::api::{StreamDetailsJson, StreamJson};
 use kera_server::units::{exact_bytes, human_bytes, human_count, human_duration};
+use serde::Serialize;
 use serde_json::json;
 
 use crate::cli::{Globals, Limit, OptionArgs, StreamCommand};
 use crate::commands::copies as changing;
+use crate::commands::owners::{self, Owned};
 use crate::connect::{connect, find_stream};
 use crate::error::CliError;
 use crate::output::{Table, facts, print, print_json};
@@ -78,6 +80,12 @@ async fn create(name: &str, args: &OptionArgs, if_not_exists: bool, globals: &Gl
     let options = args.changes().apply(&StreamOptions::default());
     check(&options)?;
     let client = connect(globals).await?;
+    if if_not_exists && let Some(info) = existing(&client, name).await? {
+        if globals.json {
+            return print_json(&StreamJson::from(&info));
+        }
+        return print(&format!("{} exists, with {}; its options stay as they are\n", info.name, shape(&info.options)));
+    }
     let info = if if_not_exists {
         client.admin().ensure_stream(name, options).await?
     } else {
@@ -88,6 +96,15 @@ async fn create(name: &str, args: &OptionArgs, if_not_exists: bool, globals: &Gl
     }
     let advice = if args.replication.is_none() { changing::advice(&client, &info).await } else { String::new() };
     print(&format!("created {} with {}\n{advice}", info.name, shape(&info.options)))
+}
+
+/// The stream of that name, if there is one.
+async fn existing(client: &Client, name: &str) -> Result<Option<StreamInfo>, CliError> {
+    match client.admin().stream(name).await {
+        Ok(info) => Ok(Some(info)),
+        Err(error) if error.status() == Some(Status::UnknownStream) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
 }
 
 async fn list(prefix: &str, system: bool, globals: &Globals) -> Result<(), CliError> {
@@ -112,22 +129,26 @@ async fn list(prefix: &str, system: bool, globals: &Globals) -> Result<(), CliEr
 fn list_text(streams: &[StreamInfo], changes: &[CopyChange]) -> String {
     let mut table =
         Table::new(&["NAME", "STREAMLETS", "LANES", "COPIES", "DURABILITY", "ORDER", "RETENTION", "CREATED"]);
+    let mut notes = String::new();
     for info in streams {
         let o = &info.options;
         let change = changing::of(changes, info.id);
-        let change = change.map(|of| format!(", to be {}: {}", of.wanted, changing::progress(of)));
+        if let Some(of) = change {
+            notes.push_str(&format!("{}: to have {} copies, {}\n", info.name, of.wanted, changing::progress(of)));
+        }
         table.row([
             info.name.clone(),
             o.streamlets.to_string(),
             o.lanes.to_string(),
-            format!("{}{}", o.replication, change.unwrap_or_default()),
+            change.map_or_else(|| o.replication.to_string(), |of| format!("{} of {}", o.replication, of.wanted)),
             o.durability.to_string(),
             o.order.to_string(),
             retention(o),
-            show_instant(info.created_ms),
+            // The day is enough here, and lets a row fit a terminal; `describe` and `--json` tell the rest.
+            show_instant(info.created_ms).split('T').next().unwrap_or_default().to_owned(),
         ]);
     }
-    table.text()
+    table.text() + &notes
 }
 
 async fn describe(name: &str, lanes: bool, globals: &Globals) -> Result<(), CliError> {
@@ -137,12 +158,72 @@ async fn describe(name: &str, lanes: bool, globals: &Globals) -> Result<(), CliE
     let applications = client.admin().applications(Some(info.id)).await?;
     let changes = changing::known(&client).await;
     let change = changing::of(&changes, info.id);
+    // Nodes of versions that do not know of owners refuse.
+    let owned = owners::of(&client, Some(info.id)).await.ok().flatten();
     if globals.json {
         let details = StreamDetailsJson::new(&info, &held.lanes, &applications);
         let stream = details.stream.clone().changing(change);
-        return print_json(&StreamDetailsJson { stream, unheard: held.unheard, ..details });
+        let details = StreamDetailsJson { stream, unheard: held.unheard, ..details };
+        return print_json(&Described { details, owners: owned });
     }
-    print(&describe_text(&info, change, &held, &applications, lanes))
+    let mut text = describe_text(&info, change, &held, &applications);
+    if let Some(owned) = &owned {
+        text.push_str(&owners_text(owned, if lanes { usize::MAX } else { OWNERS_SHOWN }));
+    }
+    if lanes && !held.lanes.is_empty() {
+        text.push_str(&lanes_text(&held.lanes, owned.as_deref()));
+    }
+    print(&text)
+}
+
+/// A stream as `--json` shows it.
+#[derive(Serialize)]
+struct Described {
+    #[serde(flatten)]
+    details: StreamDetailsJson,
+    /// Who owns what of it; nothing of a node that is alone.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    owners: Option<Vec<Owned>>,
+}
+
+/// Streamlets whose owners are shown without `--lanes`.
+const OWNERS_SHOWN: usize = 32;
+
+fn owners_text(owned: &[Owned], most: usize) -> String {
+    let mut table = Table::new(&["STREAMLET", "OWNER", "EARLIER OWNERS WITH RECORDS"]);
+    for of in owned.iter().take(most) {
+        table.row([of.streamlet.to_string(), owners::listed(&[of.owner]), owners::listed(&of.earlier)]);
+    }
+    let more = owned.len().saturating_sub(most);
+    let more = if more == 0 { String::new() } else { format!("and {more} more; --lanes shows all\n") };
+    format!("\n{}{more}", table.text())
+}
+
+/// Each lane that was written to, in a cluster with its streamlet's owner.
+fn lanes_text(stats: &[LaneStats], owned: Option<&[Owned]>) -> String {
+    let mut header = vec!["STREAMLET", "LANE", "FIRST", "END", "BYTES", "GROUPS", "SEGMENTS", "LAST WRITE"];
+    if owned.is_some() {
+        header.insert(1, "OWNER");
+    }
+    let owner = |streamlet: u32| owned?.iter().find(|of| of.streamlet == streamlet).map(|of| of.owner);
+    let mut table = Table::new(&header);
+    for l in stats {
+        let mut row = vec![
+            l.streamlet.to_string(),
+            l.lane.to_string(),
+            l.first_ordinal.to_string(),
+            l.durable_ordinal.to_string(),
+            l.bytes.to_string(),
+            l.groups.to_string(),
+            l.segments.to_string(),
+            show_instant(l.last_append_ms),
+        ];
+        if owned.is_some() {
+            row.insert(1, owners::listed(&[owner(l.streamlet.0).unwrap_or(0)]));
+        }
+        table.row(row);
+    }
+    format!("\n{}", table.text())
 }
 
 fn describe_text(
@@ -150,7 +231,6 @@ fn describe_text(
     change: Option<&CopyChange>,
     held: &StreamLanes,
     applications: &[ApplicationSummary],
-    lanes: bool,
 ) -> String {
     let stats = &held.lanes;
     let sum = |of: fn(&LaneStats) -> u64| stats.iter().map(of).sum::<u64>();
@@ -169,7 +249,7 @@ fn describe_text(
         (
             "bytes",
             format!(
-                "{}, of that in memory {} and on disk {}",
+                "{} of records; the segments that they are in take {} of memory and {} on disk",
                 human_bytes(sum(|l| l.bytes)),
                 human_bytes(sum(|l| l.memory_bytes)),
                 human_bytes(sum(|l| l.disk_bytes))
@@ -189,22 +269,6 @@ fn describe_text(
         let given: Vec<String> =
             o.settings.iter().map(|(name, value)| format!("{name}={}", value.escape_debug())).collect();
         text.push_str(&facts(&[("kept", format!("as Kafka clients have set it: {}", given.join(", ")))]));
-    }
-    if lanes && !stats.is_empty() {
-        let mut table = Table::new(&["STREAMLET", "LANE", "FIRST", "END", "BYTES", "GROUPS", "SEGMENTS", "LAST WRITE"]);
-        for l in stats {
-            table.row([
-                l.streamlet.to_string(),
-                l.lane.to_string(),
-                l.first_ordinal.to_string(),
-                l.durable_ordinal.to_string(),
-                l.bytes.to_string(),
-                l.groups.to_string(),
-                l.segments.to_string(),
-                show_instant(l.last_append_ms),
-            ]);
-        }
-        text.push_str(&format!("\n{}", table.text()));
     }
     if !applications.is_empty() {
         let mut table = Table::new(&["APPLICATION", "STATE", "CONSUMERS", "LAG"]);
@@ -255,22 +319,29 @@ async fn delete(name: &str, if_exists: bool, yes: bool, globals: &Globals) -> Re
         return report_delete(name, false, globals);
     }
     let info = find_stream(&client, name).await?;
-    if !yes && io::stdin().is_terminal() && !confirmed(&client, &info).await? {
-        return Err(CliError::failure(format!("{name} was not deleted")));
+    if !yes {
+        confirmed(&client, &info).await?;
     }
     client.admin().delete_stream(info.id).await?;
     report_delete(name, true, globals)
 }
 
-/// Asks on the terminal; scripts are not asked.
-async fn confirmed(client: &Client, info: &StreamInfo) -> Result<bool, CliError> {
+/// Asks on the terminal. Who is not at one must have said so: what is deleted does not come back.
+async fn confirmed(client: &Client, info: &StreamInfo) -> Result<(), CliError> {
     let held = client.admin().stream_stats(info.id).await?;
     let at_least = if held.unheard.is_empty() { "" } else { "at least " };
-    eprint!("delete {} with {at_least}{} records? [y/N] ", info.name, human_count(held.records()));
+    let all = format!("{} with {at_least}{} records", info.name, human_count(held.records()));
+    if !io::stdin().is_terminal() {
+        return Err(CliError::usage(format!("{all} would be gone for good")).next("pass --yes to say so"));
+    }
+    eprint!("delete {all}? [y/N] ");
     let mut answer = String::new();
     let read = io::stderr().flush().and_then(|()| io::stdin().lock().read_line(&mut answer));
     read.map_err(|error| CliError::failure(format!("standard input: {error}")))?;
-    Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
+    if matches!(answer.trim(), "y" | "Y" | "yes") {
+        return Ok(());
+    }
+    Err(CliError::failure(format!("{} was not deleted", info.name)))
 }
 
 fn report_delete(name: &str, deleted: bool, globals: &Globals) -> Result<(), CliError> {
@@ -365,7 +436,9 @@ mod tests {
              the copies are made in the background; `kera status` shows how far it is\n"
         );
         let lists = |info: &StreamInfo, changes: &[CopyChange]| list_text(std::slice::from_ref(info), changes);
-        assert!(lists(&before, &[change(&[])]).contains("  1, to be 3: 5 of 8 streamlets have them  "));
-        assert!(!lists(&after, &[]).contains("to be"));
+        let changing = lists(&before, &[change(&[])]);
+        assert!(changing.contains("  1 of 3  "), "{changing}");
+        assert!(changing.ends_with("\nflights: to have 3 copies, 5 of 8 streamlets have them\n"), "{changing}");
+        assert!(!lists(&after, &[]).contains("to have"));
     }
 }
