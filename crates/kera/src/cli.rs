@@ -115,8 +115,12 @@ may be printed again, none are left out. Several consumers with the same --appli
     /// Of the node: memory, disks, and PROBLEM for each thing that needs somebody. In a cluster then a line for each node: whether it is
     /// live, drained or lost, its EPOCH (one more each time it joined), whether it VOTES, how many STREAMLETS it owns, of how many it serves
     /// what was written before they moved (OLDER), and how much it KEEPS as copies for others; and what is moved or rebuilt just now, or gets
-    /// another number of copies, with how much is left.
-    Status,
+    /// another number of copies, with how much is left. What goes wrong in the cluster follows as PROBLEM too.
+    Status {
+        /// End with status 1 if there is a PROBLEM, for scripts and monitors.
+        #[arg(long)]
+        check: bool,
+    },
     /// Watch streams and applications live.
     Top(TopArgs),
     /// A cluster on this machine to try things out; the level of a cluster.
@@ -587,13 +591,13 @@ pub struct ClusterUpArgs {
     /// The same for Kafka clients.
     #[arg(long, value_name = "PORT", default_value_t = 9081, value_parser = clap::value_parser!(u16).range(1..))]
     pub kafka_port: u16,
+    /// The same for health, metrics and the REST API.
+    #[arg(long, value_name = "PORT", default_value_t = 7281, value_parser = clap::value_parser!(u16).range(1..))]
+    pub http_port: u16,
     /// The same for the nodes among themselves.
     #[arg(long, value_name = "PORT", default_value_t = 7181, value_parser = clap::value_parser!(u16).range(1..))]
     pub cluster_port: u16,
     /// Memory of each node for streams.
-    /// The same for health, metrics and the REST API.
-    #[arg(long, value_name = "PORT", default_value_t = 7281, value_parser = clap::value_parser!(u16).range(1..))]
-    pub http_port: u16,
     #[arg(long, value_name = "BYTES", default_value = "256MiB")]
     pub arena_bytes: String,
 }
@@ -850,6 +854,7 @@ mod tests {
             "log accept-loss 1/4/0 --gone 1,2,3 --yes",
             "log accept-loss 1 --gone 1",
             "--connect a:1 status",
+            "status --check --json",
             "top",
             "config check --config f",
         ] {

@@ -38,7 +38,7 @@ fn main() -> ExitCode {
         Command::Application(command) => wait(commands::application::run(command, &globals)),
         Command::Produce(args) => wait(commands::produce::run(&args, &globals)),
         Command::Consume(args) => wait(commands::consume::run(&args, &globals)),
-        Command::Status => wait(commands::status::run(&globals)),
+        Command::Status { check } => wait(commands::status::run(check, &globals)),
         Command::Top(args) => wait(commands::top::run(&args, &globals)),
         Command::Cluster(cli::ClusterCommand::Up(args)) => wait(commands::cluster::up(&args, &globals)),
         Command::Cluster(cli::ClusterCommand::Level) => wait(commands::level::run(&globals)),

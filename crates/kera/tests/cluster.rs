@@ -200,11 +200,11 @@ fn logs_from_before_a_restart_do_not_hold_back_the_space_of_what_was_deleted() {
     let of_lost = |node: &Node| gauge(node, "kera_backup_lost_files_bytes");
     assert!(nodes.iter().flatten().all(|node| of_lost(node) > 0), "what is kept of lives that are over is told");
     let said = node.ok("status");
-    assert!((1..=3).all(|number| said.contains(&format!("lost: node {number} keeps"))), "{said}");
+    assert!((1..=3).all(|number| said.contains(&format!("before: node {number} keeps"))), "{said}");
     node.ok("stream delete large --yes");
     eventually("the old logs are given up", || cluster(node)["logs"] == 3);
     eventually("nothing of them is kept", || nodes.iter().flatten().all(|node| of_lost(node) == 0));
-    assert!(!node.ok("status").contains("lost: "));
+    assert!(!node.ok("status").contains("before: "));
     let small = node.ok("consume small --max 2000 --json");
     assert_eq!(small.lines().count(), 2000);
 }

@@ -15,16 +15,17 @@ use kera_server::units::{human_bytes, human_count, human_duration};
 use crate::cli::Globals;
 use crate::commands::copies::{self, ChangeJson};
 use crate::commands::level::{self, Level};
+use crate::commands::owners::{self, Owned};
 use crate::connect::connect;
 use crate::error::CliError;
 use crate::output::{Table, facts, print, print_json};
 use serde::Serialize;
 
-/// Runs the command.
+/// Runs the command. `check`: a problem is an error.
 ///
 /// # Errors
-/// The node cannot be reached.
-pub async fn run(globals: &Globals) -> Result<(), CliError> {
+/// The node cannot be reached, or there is a problem and that was asked for.
+pub async fn run(check: bool, globals: &Globals) -> Result<(), CliError> {
     let client = connect(globals).await?;
     let status = client.admin().node_status().await?;
     let cluster = client.admin().describe_cluster().await?;
@@ -48,14 +49,52 @@ pub async fn run(globals: &Globals) -> Result<(), CliError> {
         Some(cluster) => soon(level::of(cluster)).await.flatten(),
         None => None,
     };
+    let waiting = match &cluster {
+        Some(cluster) if lost_owners(cluster).next().is_some() => {
+            soon(waiting(&client, cluster)).await.unwrap_or_default()
+        }
+        _ => Vec::new(),
+    };
     let own_problems = status.problems.clone();
-    let cluster = cluster.map(|cluster| Cluster { cluster, moves, changes, names, copies, own_problems, level });
+    let cluster =
+        cluster.map(|cluster| Cluster { cluster, moves, changes, names, copies, waiting, own_problems, level });
+    let problems = cluster.as_ref().map_or_else(Vec::new, problems);
+    let count = status.problems.len() + problems.len();
     if globals.json {
-        let cluster = cluster.as_ref().map(ClusterJson::from);
-        return print_json(&StatusJson { node: NodeJson::from(&status), cluster });
+        let mut node = NodeJson::from(&status);
+        node.problems.extend(problems);
+        print_json(&StatusJson { node, cluster: cluster.as_ref().map(ClusterJson::from) })?;
+    } else {
+        let own = status_text(&status, cluster.as_ref().map(|of| &of.cluster), &globals.connect);
+        let all =
+            cluster.map_or_else(String::new, |cluster| format!("\n{}{}", cluster_text(&cluster), lines(&problems)));
+        print(&(own + &all))?;
     }
-    let text = status_text(&status, &globals.connect);
-    print(&cluster.map_or(text.clone(), |cluster| text + "\n" + &cluster_text(&cluster)))
+    if check && count > 0 {
+        let are = if count == 1 { "there is a problem".to_owned() } else { format!("there are {count} problems") };
+        return Err(CliError::failure(are).next("see PROBLEM above, or `problems` with --json"));
+    }
+    Ok(())
+}
+
+fn lines(problems: &[String]) -> String {
+    problems.iter().map(|problem| format!("PROBLEM  {problem}\n")).collect()
+}
+
+/// Lost nodes that own streamlets.
+fn lost_owners(cluster: &ClusterDescription) -> impl Iterator<Item = &MemberNode> {
+    cluster.nodes.iter().filter(|node| node.fenced && node.streamlets > 0)
+}
+
+/// Streamlets that wait for lost nodes, as `STREAM/NUMBER`, with these nodes.
+async fn waiting(client: &Client, cluster: &ClusterDescription) -> Vec<(u32, String)> {
+    let owned = owners::of(client, None).await.ok().flatten().unwrap_or_default();
+    let names = client.admin().streams("", true).await.unwrap_or_default();
+    let names: HashMap<StreamId, String> = names.into_iter().map(|info| (info.id, info.name)).collect();
+    let is_lost = |node: u32| lost_owners(cluster).any(|lost| lost.node == node);
+    let name = |of: &Owned| names.get(&of.stream).cloned().unwrap_or_else(|| of.stream.to_string());
+    let those = owned.iter().filter(|of| is_lost(of.owner));
+    those.map(|of| (of.owner, format!("{}/{}", name(of), of.streamlet))).collect()
 }
 
 /// How long a node may take to say how its copies are, and the coordinators' leader what moves.
@@ -101,6 +140,8 @@ struct Cluster {
     changes: Vec<CopyChange>,
     names: HashMap<StreamId, String>,
     copies: BTreeMap<u32, Said>,
+    /// Streamlets that wait for lost nodes, with these, as far as they were told.
+    waiting: Vec<(u32, String)>,
     /// What the node that was asked first says goes wrong.
     own_problems: Vec<String>,
     /// Nothing while there is no leader that says.
@@ -321,42 +362,82 @@ fn cluster_text(whole: &Cluster) -> String {
         }
         if of.lost_log_bytes > 0 {
             let (bytes, logs) = (human_bytes(of.lost_log_bytes), of.lost_logs);
+            let logs = if logs == 1 { "a log".to_owned() } else { format!("{logs} logs") };
             text.push_str(&format!(
-                "lost: node {node} keeps {bytes} in {logs} logs of lost nodes until they are not needed\n"
+                "before: node {node} keeps {bytes} in {logs} from before nodes were started again or lost, until nobody needs them\n"
             ));
         }
-        if of.under_replicated_blocks > 0 {
-            let blocks = human_count(of.under_replicated_blocks);
-            text.push_str(&format!("PROBLEM  {blocks} blocks of node {node} have fewer copies than they should\n"));
-        }
     }
-    for lost in cluster.nodes.iter().filter(|node| node.fenced && node.streamlets > 0) {
-        let (waiting, node) = (lost.streamlets, lost.node);
-        text.push_str(&format!(
-            "PROBLEM  {waiting} streamlets wait for node {node}, which is lost: start it; those with copies wait until others have seen what it \
-             had\n"
-        ));
-    }
-    text + &problems_text(whole)
+    text
 }
 
-/// What other nodes than the one that was asked first say goes wrong: what several say, once.
-fn problems_text(whole: &Cluster) -> String {
+/// Streamlets that are named one by one where there may be many.
+const NAMED: usize = 5;
+
+/// What goes wrong in the cluster, a sentence each, but for what the node that was asked first says itself. What several nodes say is there once.
+fn problems(whole: &Cluster) -> Vec<String> {
+    let mut all = Vec::new();
+    if whole.cluster.leader == 0 {
+        all.push("no leader of the coordinators is known: no streams can be made and no owners change until a majority of them is up".to_owned());
+    }
+    for (node, Said { copies: of, .. }) in whole.copies.iter().filter(|(_, of)| of.copies.under_replicated_blocks > 0) {
+        all.push(match of.under_replicated_blocks {
+            1 => format!("1 block of node {node} has fewer copies than it should"),
+            blocks => format!("{} blocks of node {node} have fewer copies than they should", human_count(blocks)),
+        });
+    }
+    for lost in lost_owners(&whole.cluster) {
+        let those = whole.waiting.iter().filter(|(node, _)| *node == lost.node).map(|(_, name)| name.as_str());
+        all.push(waits_for(lost.node, lost.streamlets, &those.collect::<Vec<_>>()));
+    }
     let mut saying: BTreeMap<&str, Vec<String>> = BTreeMap::new();
     for (node, of) in &whole.copies {
         for problem in of.problems.iter().filter(|problem| !whole.own_problems.contains(problem)) {
             saying.entry(problem).or_default().push(node.to_string());
         }
     }
-    let line = |(problem, nodes): (&str, Vec<String>)| format!("PROBLEM  node {}: {problem}\n", nodes.join(", "));
-    saying.into_iter().map(line).collect()
+    all.extend(saying.into_iter().map(|(problem, nodes)| format!("node {}: {problem}", nodes.join(", "))));
+    all
 }
 
-fn status_text(s: &NodeStatusResponse, address: &str) -> String {
+/// That streamlets wait for a lost node: some by name.
+fn waits_for(node: u32, count: u64, names: &[&str]) -> String {
+    let wait = if count == 1 { "streamlet waits" } else { "streamlets wait" };
+    let mut named = names.iter().take(NAMED).copied().collect::<Vec<_>>().join(", ");
+    let more = count.saturating_sub(names.len().min(NAMED) as u64);
+    if more > 0 && !named.is_empty() {
+        named.push_str(&format!(" and {more} more"));
+    }
+    let named = if named.is_empty() { named } else { format!(" ({named})") };
+    let copied = if count == 1 { "if it has copies it waits" } else { "those with copies wait" };
+    format!(
+        "{count} {wait}{named} for node {node}, which is lost: start it; {copied} until others have seen what it had"
+    )
+}
+
+/// Which node it is that answers: of a cluster its number, and the address that it has there. Clients may name several.
+fn who(s: &NodeStatusResponse, cluster: Option<&ClusterDescription>, address: &str) -> String {
+    let member = cluster.and_then(|cluster| cluster.nodes.iter().find(|node| node.uuid == s.node_id));
+    match member {
+        Some(member) => {
+            format!(
+                "{} at {} ({}), version {}, start {}",
+                member.node,
+                member.native_address,
+                uuid_text(&s.node_id),
+                s.version,
+                s.node_epoch
+            )
+        }
+        None => format!("{} at {address}, version {}, start {}", uuid_text(&s.node_id), s.version, s.node_epoch),
+    }
+}
+
+fn status_text(s: &NodeStatusResponse, cluster: Option<&ClusterDescription>, address: &str) -> String {
     let roles: Vec<&str> = s.roles.iter().map(|role| role.name()).collect();
     let percent = (s.arena_used_bytes * 100).checked_div(s.arena_bytes).unwrap_or(0);
     let mut text = facts(&[
-        ("node", format!("{} at {address}, version {}, start {}", uuid_text(&s.node_id), s.version, s.node_epoch)),
+        ("node", who(s, cluster, address)),
         ("roles", roles.join(", ")),
         ("state", if s.ready { "ready".into() } else { "not ready".to_owned() }),
         ("up", human_duration(s.uptime_ms)),
@@ -391,8 +472,22 @@ fn status_text(s: &NodeStatusResponse, address: &str) -> String {
             (human_bytes(disk.used_bytes), human_bytes(disk.free_bytes), human_bytes(disk.total_bytes));
         text.push_str(&format!("disk     {}: {used} used, {free} free of {total}{problem}\n", disk.path));
     }
-    for problem in &s.problems {
-        text.push_str(&format!("PROBLEM  {problem}\n"));
+    text + &lines(&s.problems)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn streamlets_that_wait_are_named_and_those_that_are_too_many_counted() {
+        let names = ["a/0", "a/1", "b/0", "b/1", "b/2", "b/3"];
+        let said = waits_for(1, 7, &names);
+        assert!(
+            said.starts_with("7 streamlets wait (a/0, a/1, b/0, b/1, b/2 and 2 more) for node 1, which is lost"),
+            "{said}"
+        );
+        assert!(waits_for(1, 1, &names[..1]).starts_with("1 streamlet waits (a/0) for node 1"));
+        assert!(waits_for(1, 3, &[]).starts_with("3 streamlets wait for node 1"));
     }
-    text
 }
