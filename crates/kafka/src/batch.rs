@@ -321,6 +321,11 @@ pub(crate) fn first_at(batch: &[u8], wanted: i64, from: u32) -> Option<(u32, i64
     None
 }
 
+/// The largest time of a batch's records, as its header has it.
+pub(crate) fn newest(batch: &[u8]) -> Option<i64> {
+    batch.get(35..)?.first_chunk().map(|bytes| i64::from_be_bytes(*bytes))
+}
+
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;

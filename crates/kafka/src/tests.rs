@@ -682,6 +682,7 @@ mod loading;
 mod partitions;
 mod parts;
 mod settings;
+mod times;
 mod transactions;
 
 mod hostile {

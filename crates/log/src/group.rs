@@ -5,6 +5,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use kera_format::chunk::NO_TIMESTAMP;
 use kera_format::limits::SEGMENT_BYTES_MAX;
 use kera_format::segment::{SegmentHeader, SegmentProgress};
 use kera_format::{Cursor, GroupId, SegmentIndex};
@@ -76,6 +77,8 @@ pub(crate) struct Summary {
     pub(crate) next_ordinal: u64,
     pub(crate) first_append_ms: i64,
     pub(crate) last_append_ms: i64,
+    /// The largest timestamp of its records; [`NO_TIMESTAMP`] if none has one of its own.
+    pub(crate) max_timestamp_ms: i64,
     /// It was compacted: where its readers stop is its capacity, since positions in it are not places.
     pub(crate) is_compacted: bool,
     /// When it was compacted first and whole.
@@ -155,6 +158,7 @@ impl Slot {
             next_ordinal,
             first_append_ms: 0,
             last_append_ms: 0,
+            max_timestamp_ms: NO_TIMESTAMP,
             is_compacted,
             compacted_ms: None,
             rewrites: 0,
@@ -252,6 +256,7 @@ impl Summary {
             next_ordinal: segment.next_ordinal(),
             first_append_ms: segment.first_append_ms(),
             last_append_ms: segment.last_append_ms(),
+            max_timestamp_ms: segment.max_timestamp_ms(),
             is_compacted: segment.header().is_compacted(),
             compacted_ms: segment.header().compacted_ms(),
             rewrites: segment.header().rewrites(),
@@ -267,6 +272,7 @@ impl Summary {
             next_ordinal: progress.next_ordinal,
             first_append_ms: progress.first_append_ms,
             last_append_ms: progress.last_append_ms,
+            max_timestamp_ms: progress.max_timestamp_ms,
             is_compacted: header.is_compacted(),
             compacted_ms: header.compacted_ms(),
             rewrites: header.rewrites(),
@@ -517,6 +523,7 @@ mod tests {
             next_ordinal: next,
             first_append_ms,
             last_append_ms,
+            max_timestamp_ms: NO_TIMESTAMP,
             is_compacted: false,
             compacted_ms: None,
             rewrites: 0,

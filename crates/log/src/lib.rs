@@ -59,7 +59,7 @@ pub use cut_off::CutOffRoom;
 pub use group::{GroupInfo, SegmentInfo};
 pub use lane::{AppendError, Appended, Lane, LaneStats};
 pub use log::{Log, LogConfig, LogStats, StreamError};
-pub use lookup::Lookup;
+pub use lookup::{FoundTime, Lookup, newest_ms};
 pub use mend::{DamagedSegment, Gathering, Mender};
 pub use producers::{LaneProducer, ProducerMark, marks_of};
 pub use read::{Loading, ReadError, ReadOutcome};

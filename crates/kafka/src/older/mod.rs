@@ -45,7 +45,7 @@ pub(crate) struct Group {
     /// Behind its last record.
     pub(crate) end: u64,
     first_segment: SegmentIndex,
-    last_append_ms: i64,
+    pub(crate) last_append_ms: i64,
 }
 
 /// The groups of one owner in turn, as far as they are known.
@@ -77,11 +77,11 @@ pub(crate) enum Step {
 /// Where a time was found by another node.
 pub(crate) type Answer = Arc<Mutex<Option<Result<u64, String>>>>;
 
-/// Where records of a time begin.
+/// Where other nodes have records that were appended at a time or later.
 pub(crate) enum Time {
     At(u64),
+    Nowhere,
     Wait,
-    Failed(ReadError),
 }
 
 impl Shared {
@@ -154,30 +154,35 @@ impl Shared {
         }
     }
 
-    /// An offset that records of a time or later are not in front of. `answer` is the caller's own, and the same each time.
+    /// An offset that nothing of what other nodes have is in front of that was appended at a time or later. `answer` is the caller's own, and
+    /// the same each time.
     pub(crate) fn find_time(&self, door: &Door, lane: &Arc<Lane>, time_ms: i64, answer: &mut Option<Answer>) -> Time {
         let mut found = None;
         for run in self.runs(door, lane) {
             let Some(groups) = run else { return Time::Wait };
-            found = groups.into_iter().find(|group| group.last_append_ms >= time_ms);
+            found = groups.into_iter().find(|group| group.node != self.me && group.last_append_ms >= time_ms);
             if found.is_some() {
                 break;
             }
         }
-        if let Some(group) = found.filter(|group| group.node != self.me) {
-            let answer = answer.get_or_insert_with(|| door.older.ask_time(door, lane, group.node, time_ms));
-            return match &*answer.lock() {
-                Some(Ok(offset)) => Time::At((*offset).max(group.first)),
-                // What comes before such records is passed over.
-                Some(Err(_)) => Time::At(group.first),
-                None => Time::Wait,
-            };
+        let Some(group) = found else { return Time::Nowhere };
+        let answer = answer.get_or_insert_with(|| door.older.ask_time(door, lane, group.node, time_ms));
+        match &*answer.lock() {
+            Some(Ok(offset)) => Time::At((*offset).max(group.first)),
+            // What comes before such records is passed over.
+            Some(Err(_)) => Time::At(group.first),
+            None => Time::Wait,
         }
-        match lane.lookup_time(time_ms) {
-            Ok(Lookup::Found { ordinal, .. }) => Time::At(ordinal),
-            Ok(Lookup::Loading(_)) => Time::Wait,
-            Err(error) => Time::Failed(error),
+    }
+
+    /// The group of another node that was appended to last, if there is one; `None`: that is not known yet, and the lane is woken when it is.
+    pub(crate) fn last_elsewhere(&self, door: &Door, lane: &Arc<Lane>) -> Option<Option<Group>> {
+        let mut last: Option<Group> = None;
+        for run in self.runs(door, lane) {
+            let elsewhere = run?.into_iter().filter(|group| group.node != self.me);
+            last = last.into_iter().chain(elsewhere).max_by_key(|group| group.last_append_ms);
         }
+        Some(last)
     }
 }
 

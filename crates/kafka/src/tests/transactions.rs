@@ -109,7 +109,7 @@ pub(super) struct Running {
     taken: usize,
 }
 
-const NOW_MS: i64 = 1_700_000_000_000;
+pub(super) const NOW_MS: i64 = 1_700_000_000_000;
 const TIMEOUT_MS: i32 = 60_000;
 
 pub(super) fn text(text: &str) -> StrBytes {

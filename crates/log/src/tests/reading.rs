@@ -196,3 +196,83 @@ fn readers_of_what_is_new_are_counted_each() {
     assert_eq!((read(1), followed()), (30_096, 5 * 30_096), "half of a segment that is old");
     assert_eq!((read(1 << 20), followed()), (4 * 30_096, 7 * 30_096), "all of it, and one that is new");
 }
+
+/// A chunk of one record with a time of its own.
+fn timed(sequence: u64, timestamp_ms: i64) -> Vec<u8> {
+    let mut buffer = vec![0; CHUNK_HEADER_BYTES + 30_000];
+    let (producer_id, producer_epoch) = (ProducerId(7), ProducerEpoch(0));
+    let target = ChunkTarget { stream: STREAM, streamlet: StreamletId(0), producer_id, producer_epoch, sequence };
+    seal_in_place(&mut buffer, &target, PayloadKind::KafkaBatch, Compression::None, 1, timestamp_ms).unwrap();
+    buffer
+}
+
+/// The ordinal of the first chunk, from one on, that says to have a record with a time or later.
+fn find(lane: &Arc<Lane>, mut from: u64, time_ms: i64) -> Result<Option<u64>, LaneVersion> {
+    loop {
+        match lane.lookup_timestamp(from, time_ms).unwrap() {
+            FoundTime::Chunk { cursor, ordinal, next_ordinal } => {
+                assert_eq!(ordinals(&lane.read(cursor, 1, true).unwrap()), [ordinal]);
+                assert_eq!(next_ordinal, ordinal + 1);
+                return Ok(Some(ordinal));
+            }
+            FoundTime::Passed(next) if next > from => from = next,
+            FoundTime::Passed(next) => panic!("{next} is not behind {from}"),
+            FoundTime::Nothing => return Ok(None),
+            FoundTime::Loading(version) => return Err(version),
+        }
+    }
+}
+
+#[test]
+fn records_are_found_by_their_own_times_and_only_segments_that_have_them_come_from_disk() {
+    let (node, store) = node().with_store();
+    let lane = node.lane();
+    assert_eq!((find(&lane, 0, 0), lane.largest_timestamp(i64::MAX)), (Ok(None), Ok(None)));
+    // Two in each segment.
+    for (sequence, time) in [8, 5, 30, 20, 7, 7, 40].into_iter().enumerate() {
+        append(&lane, &timed(sequence as u64, time), 1_000).unwrap();
+    }
+    for (from, time, found) in [(0, 6, 0), (1, 6, 2), (0, 9, 2), (3, 9, 3), (3, 21, 6), (4, 9, 6), (0, 40, 6)] {
+        assert_eq!(find(&lane, from, time), Ok(Some(found)), "{time} from {from} on");
+    }
+    assert_eq!((find(&lane, 0, 41), find(&lane, 7, 1), find(&lane, 9, 1)), (Ok(None), Ok(None), Ok(None)));
+    let largest = |below| lane.largest_timestamp(below).unwrap();
+    assert_eq!([i64::MAX, 40, 30, 8, 7].map(largest), [Some(40), Some(30), Some(8), Some(7), None]);
+
+    let ids: Vec<SegmentId> = store.persist_all(&node.log).iter().map(|stored| stored.0.header.id).collect();
+    ids.iter().for_each(|&id| assert!(node.log.evict(id)));
+    assert_eq!((find(&lane, 4, 9), find(&lane, 0, 31), find(&lane, 0, 41)), (Ok(Some(6)), Ok(Some(6)), Ok(None)));
+    assert!(store.loads.lock().is_empty());
+    assert!(find(&lane, 0, 9).is_err());
+    assert_eq!(*store.loads.lock(), [ids[1]]);
+    assert_eq!(largest(40), Some(30));
+}
+
+#[test]
+fn records_without_a_time_have_that_of_their_append() {
+    let node = node();
+    let lane = node.lane();
+    append(&lane, &timed(0, 5), 100).unwrap();
+    append(&lane, &chunk(1, 16), 200).unwrap();
+    append(&lane, &timed(2, 6), 300).unwrap();
+    assert_eq!([5, 6, 200, 201].map(|time| find(&lane, 0, time)), [Ok(Some(0)), Ok(Some(1)), Ok(Some(1)), Ok(None)]);
+    let plain = node.lane_number(1);
+    fill(&plain, 0..3, 30_000);
+    assert_eq!((find(&plain, 0, 2), plain.largest_timestamp(i64::MAX)), (Ok(Some(2)), Ok(Some(2))));
+}
+
+#[test]
+fn a_time_that_is_not_durable_yet_is_not_found() {
+    let (node, sink) = power_node();
+    let lane = node.lane();
+    append(&lane, &timed(0, 5), 1).unwrap();
+    append(&lane, &timed(1, 9), 1).unwrap();
+    assert_eq!((find(&lane, 0, 5), lane.largest_timestamp(i64::MAX)), (Ok(None), Ok(Some(9))));
+    sink.sync();
+    assert_eq!((find(&lane, 0, 5), find(&lane, 0, 6)), (Ok(Some(0)), Ok(Some(1))));
+    append(&lane, &timed(2, 7), 1).unwrap();
+    assert_eq!((find(&lane, 2, 7), lane.floor_ordinal()), (Ok(None), 0));
+    sink.sync();
+    lane.raise_floor(2);
+    assert_eq!(find(&lane, 0, 5), Ok(Some(2)), "what is deleted does not count");
+}
