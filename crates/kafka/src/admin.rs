@@ -2,6 +2,8 @@
 //!
 //! [`answer`] runs on the I/O thread of the connection; what [`command`] makes runs on the door's thread for commands.
 
+use std::collections::HashMap;
+
 use kafka_protocol::ResponseError;
 use kafka_protocol::messages::alter_configs_response::AlterConfigsResourceResponse as Altered;
 use kafka_protocol::messages::create_partitions_request::CreatePartitionsTopic;
@@ -31,6 +33,7 @@ use crate::configs::{self, Described, Type};
 use crate::copies::Copies;
 use crate::door::{After, Command, Door, may_be_topic};
 use crate::numbering::partitions_of;
+use crate::once::once;
 use crate::reassignments;
 use crate::session::{Request, decode, encode};
 use crate::wire::Malformed;
@@ -302,8 +305,10 @@ pub(crate) fn create_topic(
 
 fn create_topics(door: &Door, asked: &CreateTopicsRequest) -> CreateTopicsResponse {
     let mut leads = Leads::new(door);
+    let mut times: HashMap<&TopicName, usize> = HashMap::new();
+    asked.topics.iter().for_each(|topic| *times.entry(&topic.name).or_default() += 1);
     let mut one = |topic: &CreatableTopic| -> Result<CreatableTopicResult, Refusal> {
-        if asked.topics.iter().filter(|other| other.name == topic.name).count() > 1 {
+        if times.get(&topic.name).is_some_and(|times| *times > 1) {
             return Err((ResponseError::InvalidRequest, "the topic is named twice".to_owned()));
         }
         if !name_is_valid(&topic.name) {
@@ -332,9 +337,7 @@ fn create_topics(door: &Door, asked: &CreateTopicsRequest) -> CreateTopicsRespon
             .with_configs(Some(configs.collect())))
     };
     // A topic that is named twice is told about once.
-    let is_first =
-        |(at, topic): &(usize, &CreatableTopic)| asked.topics[..*at].iter().all(|other| other.name != topic.name);
-    let topics = asked.topics.iter().enumerate().filter(is_first).map(|(_, topic)| {
+    let topics = once(&asked.topics, |topic| topic.name.clone()).map(|topic| {
         let result = one(topic).unwrap_or_else(|(error, why)| {
             CreatableTopicResult::default()
                 .with_error_code(error.code())
@@ -452,7 +455,8 @@ fn create_partitions(door: &Door, asked: &CreatePartitionsRequest) -> CreatePart
 }
 
 fn describe_configs(door: &Door, asked: DescribeConfigsRequest) -> DescribeConfigsResponse {
-    let results = asked.resources.into_iter().map(|resource| {
+    let of = |resource: &DescribeConfigsResource| (resource.resource_type, resource.resource_name.clone());
+    let results = once(asked.resources, of).map(|resource| {
         let answer = DescribeConfigsResult::default()
             .with_resource_type(resource.resource_type)
             .with_resource_name(resource.resource_name.clone());

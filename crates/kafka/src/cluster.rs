@@ -17,6 +17,7 @@ use kera_protocol::admin::StreamInfo;
 
 use crate::door::Door;
 use crate::numbering::partitions_of;
+use crate::once::once;
 
 /// Kinds of elections: the preferred leader, or whoever is there.
 const PREFERRED: i8 = 0;
@@ -132,9 +133,9 @@ pub(crate) fn describe_quorum(door: &Door, version: i16, asked: DescribeQuorumRe
         let replica = |node: &u32| ReplicaState::default().with_replica_id(BrokerId(*node as i32));
         nodes.iter().map(replica).collect::<Vec<_>>()
     };
-    let topics = asked.topics.into_iter().map(|topic| {
+    let topics = once(asked.topics, |topic| topic.topic_name.clone()).map(|topic| {
         let is_known = &*topic.topic_name.0 == METADATA_TOPIC;
-        let partitions = topic.partitions.iter().map(|partition| {
+        let partitions = once(&topic.partitions, |partition| partition.partition_index).map(|partition| {
             let answer = PartitionData::default().with_partition_index(partition.partition_index);
             if !is_known || partition.partition_index != 0 {
                 return answer.with_error_code(ResponseError::UnknownTopicOrPartition.code());

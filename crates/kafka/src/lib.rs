@@ -11,7 +11,7 @@
 //! | `produce`, `batch` | record batches into lanes |
 //! | `fetch`, `fetch_sessions`, `offsets` | lanes as record batches; what a client goes on fetching; times to offsets |
 //! | `admin`, `metadata`, `configs`, `access` | topics and what the node says about itself |
-//! | `counts` | numbers for metrics |
+//! | `counts`, `once` | numbers for metrics; what requests name again and again |
 //! | `older` | what other nodes have of partitions that moved here |
 //! | `epochs` | epochs of leaders |
 //! | `cluster`, `copies` | who leads and votes; where copies are |
@@ -53,6 +53,7 @@ mod node_requests;
 mod numbering;
 mod offsets;
 mod older;
+mod once;
 mod pace;
 mod partitions;
 mod produce;

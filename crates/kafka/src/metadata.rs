@@ -23,6 +23,7 @@ use crate::access::{CLUSTER_OPERATIONS, TOPIC_OPERATIONS, told_if};
 use crate::copies::Copies;
 use crate::door::{Door, may_be_topic};
 use crate::numbering::partitions_of;
+use crate::once::once;
 
 /// From this version on a topic that is named by its id need not have a name in the answer.
 const VERSION_NO_NAME: i16 = 12;
@@ -37,7 +38,7 @@ fn names_all(version: i16, asked: &MetadataRequest) -> bool {
 /// The names that are asked for, are not there, and could be made.
 fn missing<'a>(door: &'a Door, asked: &'a MetadataRequest) -> impl Iterator<Item = &'a str> {
     let named = asked.topics.iter().flatten().filter_map(|topic| topic.name.as_ref()).map(|name| &***name);
-    named.filter(|name| may_be_topic(name) && door.info(name).is_none())
+    once(named.filter(|name| may_be_topic(name) && door.info(name).is_none()), |name| *name)
 }
 
 /// Whether answering makes a topic.
@@ -71,7 +72,7 @@ pub(crate) fn answer(door: &Door, version: i16, asked: MetadataRequest) -> Metad
     let mut topics: Vec<MetadataResponseTopic> = if names_all(version, &asked) {
         door.catalog.infos().iter().map(|info| topic(door, info)).collect()
     } else {
-        let named = asked.topics.unwrap_or_default().into_iter();
+        let named = once(asked.topics.unwrap_or_default(), |wanted| (wanted.name.clone(), wanted.topic_id));
         named.map(|wanted| asked_for(door, version, wanted.name, wanted.topic_id)).collect()
     };
     // Of a name that is not there, too, as Kafka does; of an id that is not there nothing can be told.

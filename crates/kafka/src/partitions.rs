@@ -22,11 +22,14 @@ use kera_log::Tenure;
 use crate::door::{After, Door};
 use crate::floors::{NotRaised, first_offset, known_first};
 use crate::older::Shared;
+use crate::once::once;
 
 /// The offset that means a partition's end.
 const END: i64 = -1;
 /// Producers of one partition that are told.
 const PRODUCERS_MAX: usize = 10_000;
+/// Producers of all partitions in one answer.
+const PRODUCERS_TOLD_MAX: usize = 500_000;
 /// A number of bytes that is not told.
 const UNKNOWN_BYTES: i64 = -1;
 
@@ -70,9 +73,18 @@ pub(crate) fn describe_log_dirs(door: &Door, asked: DescribeLogDirsRequest) -> D
 
 /// DescribeProducers: who has written to partitions lately, and where the transactions begin that run.
 pub(crate) fn describe_producers(door: &Door, asked: &DescribeProducersRequest) -> DescribeProducersResponse {
-    let topics = asked.topics.iter().map(|asked| {
-        let topic = door.info(&asked.name).and_then(|info| door.topic(&info));
-        let partitions = asked.partition_indexes.iter().map(|index| {
+    let mut left = PRODUCERS_TOLD_MAX;
+    let mut wanted: Vec<(&TopicName, Vec<i32>)> = Vec::new();
+    let named = asked.topics.iter().flat_map(|topic| topic.partition_indexes.iter().map(move |of| (&topic.name, *of)));
+    for (name, index) in once(named, |of| *of) {
+        match wanted.last_mut().filter(|(last, _)| *last == name) {
+            Some((_, indexes)) => indexes.push(index),
+            None => wanted.push((name, vec![index])),
+        }
+    }
+    let topics = wanted.into_iter().map(|(name, indexes)| {
+        let topic = door.info(name).and_then(|info| door.topic(&info));
+        let partitions = indexes.iter().map(|index| {
             let answer = PartitionResponse::default().with_partition_index(*index);
             let Some(lane) = topic.as_ref().and_then(|topic| topic.lane(*index)) else {
                 return answer.with_error_code(ResponseError::UnknownTopicOrPartition.code());
@@ -85,7 +97,15 @@ pub(crate) fn describe_producers(door: &Door, asked: &DescribeProducersRequest) 
                 return answer.with_error_code(ResponseError::NotLeaderOrFollower.code());
             }
             let open: BTreeMap<i64, u64> = of.map(|of| of.lock().producers().collect()).unwrap_or_default();
-            let producers = lane.producers(PRODUCERS_MAX).into_iter().map(|known| {
+            let known = lane.producers(PRODUCERS_MAX);
+            let Some(fewer) = left.checked_sub(known.len()) else {
+                let why =
+                    format!("one answer tells of at most {PRODUCERS_TOLD_MAX} producers: ask for fewer partitions");
+                let answer = answer.with_error_code(ResponseError::PolicyViolation.code());
+                return answer.with_error_message(Some(StrBytes::from_string(why)));
+            };
+            left = fewer;
+            let producers = known.into_iter().map(|known| {
                 let id = known.producer_id.0.cast_signed();
                 ProducerState::default()
                     .with_producer_id(ProducerId(id))
@@ -97,7 +117,7 @@ pub(crate) fn describe_producers(door: &Door, asked: &DescribeProducersRequest) 
             });
             answer.with_active_producers(producers.collect())
         });
-        TopicResponse::default().with_name(asked.name.clone()).with_partitions(partitions.collect())
+        TopicResponse::default().with_name(name.clone()).with_partitions(partitions.collect())
     });
     DescribeProducersResponse::default().with_topics(topics.collect())
 }

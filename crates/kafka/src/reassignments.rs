@@ -247,23 +247,22 @@ pub(crate) fn list(door: &Door, asked: &ListPartitionReassignmentsRequest) -> Li
             return answer.with_error_code(error.code()).with_error_message(Some(StrBytes::from_string(why)));
         }
     };
+    let mut wanted: BTreeMap<&str, BTreeSet<i32>> = BTreeMap::new();
+    for topic in asked.topics.iter().flatten() {
+        wanted.entry(&topic.name).or_default().extend(&topic.partition_indexes);
+    }
     let infos = match &asked.topics {
-        Some(topics) => topics.iter().filter_map(|topic| door.info(&topic.name)).collect(),
+        Some(_) => wanted.keys().filter_map(|name| door.info(name)).collect(),
         None => door.catalog.infos(),
     };
     let mut topics: Vec<OngoingTopicReassignment> = Vec::new();
     for info in infos {
-        let name = TopicName(StrBytes::from_string(info.name.clone()));
-        if topics.iter().any(|topic| topic.name == name) {
-            continue;
-        }
         let mut found = of_topic(door, &info, moves.iter().filter(|one| one.stream == info.id));
-        if let Some(wanted) = &asked.topics {
-            let mut asked = wanted.iter().filter(|topic| topic.name == name).flat_map(|topic| &topic.partition_indexes);
-            let is_asked: BTreeSet<i32> = asked.by_ref().copied().collect();
-            found.retain(|partition, _| is_asked.contains(partition));
+        if let Some(asked) = wanted.get(&*info.name) {
+            found.retain(|partition, _| asked.contains(partition));
         }
         if !found.is_empty() {
+            let name = TopicName(StrBytes::from_string(info.name));
             let partitions = found.into_values().collect();
             topics.push(OngoingTopicReassignment::default().with_name(name).with_partitions(partitions));
         }

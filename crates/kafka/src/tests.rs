@@ -681,6 +681,7 @@ mod fetching;
 mod loading;
 mod partitions;
 mod parts;
+mod repeats;
 mod settings;
 mod times;
 mod transactions;

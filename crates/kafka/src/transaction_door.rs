@@ -37,6 +37,7 @@ use crate::floors::known_first;
 use crate::groups::{AppendFailed, Mark, Now};
 use crate::node_requests::{Awaited, NodeRequests, Replying, Served};
 use crate::numbering::{has, place_of};
+use crate::once::once;
 use crate::session::{Request, decode, encode};
 use crate::state_log::{Edge, StateLog};
 use crate::state_parts::stream_options;
@@ -399,7 +400,7 @@ impl TransactionDoor {
 
     /// DescribeTransactions: each id is described, or not, by the part that it belongs to.
     fn describe(&self, asked: &DescribeTransactionsRequest) -> DescribeTransactionsResponse {
-        let states = asked.transactional_ids.iter().take(DESCRIBED_MAX).flat_map(|id| {
+        let states = once(&asked.transactional_ids, |id| (*id).clone()).take(DESCRIBED_MAX).flat_map(|id| {
             let one = DescribeTransactionsRequest::default().with_transactional_ids(vec![id.clone()]);
             self.parts.find(id).state.lock().all.describe(&one).transaction_states
         });

@@ -15,6 +15,7 @@ use super::api::{Answer, Caller, Done, Mark, Now};
 use super::coordinator::Coordinator;
 use super::group::{Group, Kind, text};
 use crate::access::{GROUP_OPERATIONS, told_if};
+use crate::once::once;
 
 /// Groups that one request may name.
 const GROUPS_MAX: usize = 10_000;
@@ -64,7 +65,7 @@ impl Coordinator {
             let is_known = group.error_code == 0;
             if is_known { group.with_authorized_operations(operations) } else { group }
         };
-        let groups = request.groups.iter().take(GROUPS_MAX).map(told).collect();
+        let groups = once(&request.groups, |id| (*id).clone()).take(GROUPS_MAX).map(told).collect();
         let response = DescribeGroupsResponse::default().with_groups(groups);
         self.finish(Done { token, after: None, answer: Answer::Describe(response) });
     }
@@ -97,7 +98,7 @@ impl Coordinator {
             let is_known = group.error_code == 0;
             if is_known { group.with_authorized_operations(operations) } else { group }
         };
-        let groups = request.group_ids.iter().take(GROUPS_MAX).map(told).collect();
+        let groups = once(&request.group_ids, |id| (*id).clone()).take(GROUPS_MAX).map(told).collect();
         let response = ConsumerGroupDescribeResponse::default().with_groups(groups);
         self.finish(Done { token, after: None, answer: Answer::ConsumerDescribe(response) });
     }
@@ -106,7 +107,7 @@ impl Coordinator {
     pub fn delete(&mut self, _now: Now, token: u64, _caller: &Caller, request: &DeleteGroupsRequest) {
         let mut after = None;
         let mut results = Vec::new();
-        for id in request.groups_names.iter().take(GROUPS_MAX) {
+        for id in once(&request.groups_names, |id| (*id).clone()).take(GROUPS_MAX) {
             let code = match self.delete_group(id) {
                 Ok(mark) => {
                     after = after.max(mark);

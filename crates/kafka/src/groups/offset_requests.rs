@@ -22,9 +22,12 @@ use super::api::{Answer, AppendFailed, Caller, Done, Mark, Now, Topics};
 use super::coordinator::Coordinator;
 use super::group::{Group, Kind, Turn, code, text};
 use super::offsets::{Commit, Offsets};
+use crate::once::once;
 
 /// Partitions that one answer to OffsetFetch may tell about: a short request can ask for all offsets many times.
 const FETCHED_MAX: usize = 1_000_000;
+/// As many bytes of what was committed with an offset count there for a partition more.
+const METADATA_BYTES: usize = 256;
 /// From here on a commit for a group that is not there says so.
 const VERSION_COMMIT_NOT_FOUND: i16 = 9;
 /// From here on an answer to OffsetFetch has an error of its own.
@@ -363,8 +366,9 @@ impl Fetch<'_> {
 
     /// The error with each partition that is asked for.
     fn refused(&self, error: i16) -> Vec<OffsetFetchResponseTopics> {
-        let answered = self.topics.iter().flatten().map(|(topic, partitions)| {
-            let partitions = partitions.iter().map(|partition| nothing(*partition).with_error_code(error)).collect();
+        let topics = self.topics.as_deref().unwrap_or_default();
+        let answered = distinct(topics).into_iter().map(|(topic, partitions)| {
+            let partitions = partitions.into_iter().map(|of| nothing(of).with_error_code(error)).collect();
             OffsetFetchResponseTopics::default().with_name(TopicName(text(topic))).with_partitions(partitions)
         });
         answered.collect()
@@ -376,29 +380,26 @@ impl Fetch<'_> {
         offsets: &Offsets,
         left: &mut usize,
     ) -> Result<Vec<OffsetFetchResponseTopics>, Code> {
-        let keys: Vec<OffsetKey> = match &self.topics {
+        let mut answered: BTreeMap<&str, Vec<OffsetFetchResponsePartitions>> = BTreeMap::new();
+        match &self.topics {
             None => {
                 Fetch::take(left, offsets.len())?;
-                offsets.keys().filter(|of| offsets.get(turn, of).is_some()).cloned().collect()
+                for of in offsets.keys().filter(|of| offsets.get(turn, of).is_some()) {
+                    let partition = self.partition(turn, offsets, of, left)?;
+                    answered.entry(&of.topic).or_default().push(partition);
+                }
             }
             Some(topics) => {
-                Fetch::take(left, topics.iter().map(|(_, partitions)| partitions.len()).sum())?;
-                let of = |(topic, partitions): &(&str, &[i32])| {
-                    let topic = topic.to_string();
-                    partitions
-                        .iter()
-                        .map(move |&partition| OffsetKey { topic: topic.clone(), partition })
-                        .collect::<Vec<_>>()
-                };
-                topics.iter().flat_map(of).collect()
+                for (topic, partitions) in distinct(topics) {
+                    Fetch::take(left, partitions.len())?;
+                    let mut of = OffsetKey { topic: topic.to_owned(), partition: 0 };
+                    let told = answered.entry(topic).or_default();
+                    for partition in partitions {
+                        of.partition = partition;
+                        told.push(self.partition(turn, offsets, &of, left)?);
+                    }
+                }
             }
-        };
-        let mut answered: BTreeMap<&str, Vec<OffsetFetchResponsePartitions>> = BTreeMap::new();
-        for (topic, _) in self.topics.iter().flatten() {
-            answered.entry(topic).or_default();
-        }
-        for of in &keys {
-            answered.entry(&of.topic).or_default().push(self.partition(turn, offsets, of));
         }
         let answered = answered.into_iter().map(|(topic, partitions)| {
             OffsetFetchResponseTopics::default().with_name(TopicName(text(topic))).with_partitions(partitions)
@@ -406,19 +407,34 @@ impl Fetch<'_> {
         Ok(answered.collect())
     }
 
-    fn partition(&self, turn: &Turn<'_>, offsets: &Offsets, of: &OffsetKey) -> OffsetFetchResponsePartitions {
+    fn partition(
+        &self,
+        turn: &Turn<'_>,
+        offsets: &Offsets,
+        of: &OffsetKey,
+        left: &mut usize,
+    ) -> Result<OffsetFetchResponsePartitions, Code> {
         let answered = nothing(of.partition);
         if self.stable && offsets.is_unstable(of) {
-            return answered.with_error_code(Code::UnstableOffsetCommit.code());
+            return Ok(answered.with_error_code(Code::UnstableOffsetCommit.code()));
         }
-        match offsets.get(turn, of) {
-            None => answered,
-            Some(offset) => answered
-                .with_committed_offset(offset.offset)
-                .with_committed_leader_epoch(offset.leader_epoch)
-                .with_metadata(Some(text(&offset.metadata))),
-        }
+        let Some(offset) = offsets.get(turn, of) else { return Ok(answered) };
+        Fetch::take(left, offset.metadata.len() / METADATA_BYTES)?;
+        Ok(answered
+            .with_committed_offset(offset.offset)
+            .with_committed_leader_epoch(offset.leader_epoch)
+            .with_metadata(Some(text(&offset.metadata))))
     }
+}
+
+/// The topics that are asked for, each partition once.
+fn distinct<'a>(topics: &[(&'a str, &'a [i32])]) -> BTreeMap<&'a str, Vec<i32>> {
+    let mut all: BTreeMap<&str, Vec<i32>> = topics.iter().map(|(topic, _)| (*topic, Vec::new())).collect();
+    let named = topics.iter().flat_map(|(topic, partitions)| partitions.iter().map(move |of| (*topic, *of)));
+    for (topic, partition) in once(named, |of| *of) {
+        all.entry(topic).or_default().push(partition);
+    }
+    all
 }
 
 fn nothing(partition: i32) -> OffsetFetchResponsePartitions {
