@@ -8,9 +8,10 @@
 //! With the first record that is given up the command ends, so that the stream gets no hole that nobody is told of: what comes
 //! behind it is not even read.
 
+use std::collections::VecDeque;
 use std::io::IsTerminal;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -18,7 +19,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use kera_client::{ClientError, Producer, Record};
 use kera_server::units::{human_bytes, human_count};
 use serde_json::json;
-use tokio::sync::mpsc;
+use tokio::sync::Notify;
 use tokio::time::timeout;
 
 use crate::cli::{Globals, OnError, ProduceArgs};
@@ -30,6 +31,8 @@ use crate::rows::{self, Input, Picks, Row, RowError};
 
 /// Bytes of values after which a batch is full.
 const BATCH_BYTES: usize = 256 << 10;
+/// Rows after which it is.
+const BATCH_ROWS: usize = 4096;
 /// Batches that are read ahead.
 const BATCHES_AHEAD: usize = 4;
 /// Malformed records that are reported one by one when they are skipped.
@@ -73,6 +76,10 @@ impl Rows {
         let value = (!row.no_value).then(|| span(&row.value));
         let Row { line, timestamp_ms, version, headers, .. } = *row;
         self.rows.push(RowSpan { line, key, more_keys, value, timestamp_ms, version, headers });
+    }
+
+    fn is_full(&self) -> bool {
+        self.bytes.len() >= BATCH_BYTES || self.rows.len() >= BATCH_ROWS
     }
 }
 
@@ -213,13 +220,19 @@ enum Next {
 
 impl Sending {
     async fn all(&mut self, source: Box<dyn rows::RowSource>) -> Result<(), CliError> {
-        let (sender, mut receiver) = mpsc::channel(BATCHES_AHEAD);
-        let cut = Arc::clone(&self.progress.rows);
+        let ahead = Arc::new(Ahead::default());
+        let (read_ahead, cut) = (Arc::clone(&ahead), Arc::clone(&self.progress.rows));
         // Detached: it may be waiting for standard input when sending is over.
         thread::Builder::new()
             .name("kera-input".into())
-            .spawn(move || read_rows(source, &sender, &cut))
+            .spawn(move || read_rows(source, &read_ahead, &cut))
             .map_err(|error| CliError::failure(format!("no thread to read the input: {error}")))?;
+        let outcome = self.all_of(&ahead).await;
+        ahead.close();
+        outcome
+    }
+
+    async fn all_of(&mut self, ahead: &Ahead) -> Result<(), CliError> {
         let stop = stop_signal();
         tokio::pin!(stop);
         loop {
@@ -227,7 +240,7 @@ impl Sending {
             let next = tokio::select! {
                 biased;
                 () = &mut stop => Next::Stop,
-                next = receiver.recv() => Next::Read(next),
+                next = ahead.next() => Next::Read(next),
                 // Dropped before it is done it has no effect but that what was open is sealed.
                 flushed = self.producer.flush(), if waits => Next::Flushed(flushed),
                 () = tokio::time::sleep(LOOK_EVERY), if waits => Next::Look,
@@ -475,34 +488,119 @@ fn records_of(count: u64) -> String {
     format!("{} record{}", human_count(count), if count == 1 { "" } else { "s" })
 }
 
-/// Reads all rows into batches. Ends early when nobody wants them any more, or after an error that is fatal.
-fn read_rows(mut source: Box<dyn rows::RowSource>, sender: &mpsc::Sender<Read>, cut: &AtomicU64) {
-    let (mut row, mut batch) = (Row::default(), Rows::default());
-    loop {
-        let read = source.next(&mut row);
-        if matches!(read, Ok(true)) {
-            batch.push(&row);
-            cut.fetch_add(1, Ordering::Relaxed);
-        }
-        // A sender that waits gets what there is; a busy one gets full batches.
-        let idle = sender.capacity() == BATCHES_AHEAD;
-        let full = batch.bytes.len() >= BATCH_BYTES || batch.rows.len() >= 4096;
-        let ended = !matches!(read, Ok(true));
-        if (idle || full || ended)
-            && !batch.rows.is_empty()
-            && sender.blocking_send(Read::Rows(std::mem::take(&mut batch))).is_err()
-        {
-            return;
-        }
-        match read {
-            Ok(true) => {}
-            Ok(false) => return,
-            Err(error) => {
-                let fatal = error.fatal;
-                if sender.blocking_send(Read::Malformed(error)).is_err() || fatal {
-                    return;
+/// What was read ahead, in batches that grow while nobody takes them. The reader keeps nothing to itself: it may wait for input at any time,
+/// and what came before must not wait with it.
+#[derive(Default)]
+struct Ahead {
+    queue: Mutex<Queue>,
+    more: Notify,
+    room: Condvar,
+}
+
+#[derive(Default)]
+struct Queue {
+    reads: VecDeque<Read>,
+    /// Nothing more comes.
+    is_over: bool,
+    /// Nobody takes anything any more.
+    is_closed: bool,
+}
+
+impl Ahead {
+    fn queue(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What was read next; nothing at the end. Dropped before it is done it has taken nothing.
+    async fn next(&self) -> Option<Read> {
+        loop {
+            {
+                let mut queue = self.queue();
+                if let Some(read) = queue.reads.pop_front() {
+                    self.room.notify_one();
+                    return Some(read);
+                }
+                if queue.is_over {
+                    return None;
                 }
             }
+            // Who has added something since has left a permit.
+            self.more.notified().await;
+        }
+    }
+
+    /// Adds a row to the last batch, or a batch; waits while there is no room. Whether somebody wants it.
+    fn push(&self, row: &Row) -> bool {
+        self.add(|reads| {
+            if let Some(Read::Rows(rows)) = reads.back_mut()
+                && !rows.is_full()
+            {
+                rows.push(row);
+                return true;
+            }
+            let has_room = reads.len() < BATCHES_AHEAD;
+            if has_room {
+                let mut rows = Rows::default();
+                rows.push(row);
+                reads.push_back(Read::Rows(rows));
+            }
+            has_room
+        })
+    }
+
+    /// The same for a row that is malformed.
+    fn push_malformed(&self, error: &RowError) -> bool {
+        self.add(|reads| {
+            let has_room = reads.len() < BATCHES_AHEAD;
+            if has_room {
+                reads.push_back(Read::Malformed(error.clone()));
+            }
+            has_room
+        })
+    }
+
+    fn add(&self, mut add: impl FnMut(&mut VecDeque<Read>) -> bool) -> bool {
+        let mut queue = self.queue();
+        while !queue.is_closed {
+            let was_empty = queue.reads.is_empty();
+            if add(&mut queue.reads) {
+                if was_empty {
+                    self.more.notify_one();
+                }
+                return true;
+            }
+            queue = self.room.wait(queue).unwrap_or_else(PoisonError::into_inner);
+        }
+        false
+    }
+
+    /// Nothing more comes.
+    fn end(&self) {
+        self.queue().is_over = true;
+        self.more.notify_one();
+    }
+
+    /// Nobody takes anything any more.
+    fn close(&self) {
+        self.queue().is_closed = true;
+        self.room.notify_one();
+    }
+}
+
+/// Reads all rows. Ends early when nobody wants them any more, or after an error that is fatal.
+fn read_rows(mut source: Box<dyn rows::RowSource>, ahead: &Ahead, cut: &AtomicU64) {
+    let mut row = Row::default();
+    loop {
+        let goes_on = match source.next(&mut row) {
+            Ok(true) => {
+                cut.fetch_add(1, Ordering::Relaxed);
+                ahead.push(&row)
+            }
+            Ok(false) => false,
+            Err(error) => ahead.push_malformed(&error) && !error.fatal,
+        };
+        if !goes_on {
+            return ahead.end();
         }
     }
 }
