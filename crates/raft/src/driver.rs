@@ -14,7 +14,7 @@ use kera_coordinator::cluster::{AgreedEnd, ClusterState, EndLooks, EndsAsked, To
 use kera_coordinator::detector::Detector;
 use kera_format::cluster::{LogName, NodeNumber, Roles};
 use openraft::ChangeMembers;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 
 use crate::commands::Leading;
@@ -118,12 +118,12 @@ impl Group {
     /// without power would look like that for as long as it is asked, and nobody would be fenced meanwhile. The one that fences waits for the log, and
     /// not for backups.
     pub async fn drive(self: Arc<Self>, backups: Arc<dyn Backups>, mut stop: watch::Receiver<bool>) {
-        let (silent, seen) = watch::channel(Vec::new());
+        let ((silent, seen), fenced) = (watch::channel(Vec::new()), Notify::new());
         tokio::select! {
             _ = stop.wait_for(|stop| *stop) => {}
             () = self.listen_always(&silent) => {}
-            () = self.fence_silent(seen) => {}
-            () = self.lead_always(&*backups) => {}
+            () = self.fence_silent(seen, &fenced) => {}
+            () = self.lead_always(&fenced, &*backups) => {}
         }
     }
 
@@ -143,8 +143,8 @@ impl Group {
         }
     }
 
-    /// Has those fenced who are silent, as long as this node leads.
-    async fn fence_silent(&self, mut silent: watch::Receiver<Vec<(NodeNumber, u32)>>) {
+    /// Has those fenced who are silent, as long as this node leads. `fenced`: at once there is something to do for who leads.
+    async fn fence_silent(&self, mut silent: watch::Receiver<Vec<(NodeNumber, u32)>>, fenced: &Notify) {
         while silent.changed().await.is_ok() {
             let lost = silent.borrow_and_update().clone();
             for (node, epoch) in lost.into_iter().filter(|_| self.is_leader()) {
@@ -157,17 +157,21 @@ impl Group {
                 } else if !self.read(|state| state.is_live(node, epoch)) {
                     // Not before: a leader that is cut off itself tries each time it looks, and fences nobody.
                     tracing::warn!(node, epoch, "the node is silent; it is fenced");
+                    fenced.notify_one();
                 }
             }
         }
     }
 
-    async fn lead_always(&self, backups: &dyn Backups) {
+    async fn lead_always(&self, fenced: &Notify, backups: &dyn Backups) {
         let (mut turn, mut moves, mut waits) = (self.turns(), BTreeMap::new(), Waits::default());
         let after_us = self.config.balance_after_ms.map(|ms| ms * 1000);
         let (mut balancer, mut kept) = (Balancer::new(BalanceConfig { after_us }), (None, 0));
         loop {
-            turn.tick().await;
+            tokio::select! {
+                _ = turn.tick() => {}
+                () = fenced.notified() => {}
+            }
             self.keep_log_short(&mut kept).await;
             if !self.is_leader() {
                 moves.clear();

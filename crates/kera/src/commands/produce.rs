@@ -41,6 +41,8 @@ const REPORTED_MAX: u64 = 20;
 const SETTLE_EVERY: Duration = Duration::from_secs(1);
 /// Time between two looks at how it goes while something is waited for.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
+/// When no input has come for so long, what is there is sent.
+const PAUSE: Duration = Duration::from_millis(20);
 /// Without an acknowledgement for so long, what is waited for is said.
 const QUIET_MAX: Duration = Duration::from_secs(2);
 
@@ -218,6 +220,13 @@ enum Next {
     Stop,
 }
 
+/// Waits until everything is acknowledged, once nothing has come for a moment: input that comes in small parts is not sent in chunks as small.
+/// Dropped before it is done it has no effect but that what was open is sealed.
+async fn flush_after_pause(producer: &mut Producer) -> Result<(), ClientError> {
+    tokio::time::sleep(PAUSE).await;
+    producer.flush().await
+}
+
 impl Sending {
     async fn all(&mut self, source: Box<dyn rows::RowSource>) -> Result<(), CliError> {
         let ahead = Arc::new(Ahead::default());
@@ -241,8 +250,7 @@ impl Sending {
                 biased;
                 () = &mut stop => Next::Stop,
                 next = ahead.next() => Next::Read(next),
-                // Dropped before it is done it has no effect but that what was open is sealed.
-                flushed = self.producer.flush(), if waits => Next::Flushed(flushed),
+                flushed = flush_after_pause(&mut self.producer), if waits => Next::Flushed(flushed),
                 () = tokio::time::sleep(LOOK_EVERY), if waits => Next::Look,
             };
             match next {
