@@ -514,8 +514,7 @@ fn read(core: &mut Core, lane: &Arc<Lane>, asked: &FetchPartition, committed: bo
     if budget == 0 {
         return found;
     }
-    let left = Left { bytes: budget, ..left };
-    let mut offset = offset;
+    let (mut offset, left) = (offset, Left { bytes: budget, ..left });
     if let Some(shared) = shared.filter(|shared| offset < shared.present_first(lane)) {
         match read_older(core, lane, &shared, version, offset..end, left, &mut found) {
             Older::Here(from) => offset = from,

@@ -22,7 +22,6 @@ use super::api::{Answer, AppendFailed, Caller, Done, Mark, Now, Topics};
 use super::coordinator::Coordinator;
 use super::group::{Group, Kind, Turn, code, text};
 use super::offsets::{Commit, Offsets};
-use crate::once::once;
 
 /// Partitions that one answer to OffsetFetch may tell about: a short request can ask for all offsets many times.
 const FETCHED_MAX: usize = 1_000_000;
@@ -367,7 +366,7 @@ impl Fetch<'_> {
     /// The error with each partition that is asked for.
     fn refused(&self, error: i16) -> Vec<OffsetFetchResponseTopics> {
         let topics = self.topics.as_deref().unwrap_or_default();
-        let answered = distinct(topics).into_iter().map(|(topic, partitions)| {
+        let answered = by_topic(topics).into_iter().map(|(topic, partitions)| {
             let partitions = partitions.into_iter().map(|of| nothing(of).with_error_code(error)).collect();
             OffsetFetchResponseTopics::default().with_name(TopicName(text(topic))).with_partitions(partitions)
         });
@@ -390,7 +389,7 @@ impl Fetch<'_> {
                 }
             }
             Some(topics) => {
-                for (topic, partitions) in distinct(topics) {
+                for (topic, partitions) in by_topic(topics) {
                     Fetch::take(left, partitions.len())?;
                     let mut of = OffsetKey { topic: topic.to_owned(), partition: 0 };
                     let told = answered.entry(topic).or_default();
@@ -427,13 +426,10 @@ impl Fetch<'_> {
     }
 }
 
-/// The topics that are asked for, each partition once.
-fn distinct<'a>(topics: &[(&'a str, &'a [i32])]) -> BTreeMap<&'a str, Vec<i32>> {
-    let mut all: BTreeMap<&str, Vec<i32>> = topics.iter().map(|(topic, _)| (*topic, Vec::new())).collect();
-    let named = topics.iter().flat_map(|(topic, partitions)| partitions.iter().map(move |of| (*topic, *of)));
-    for (topic, partition) in once(named, |of| *of) {
-        all.entry(topic).or_default().push(partition);
-    }
+/// The topics that are asked for, with the partitions of each. Those that are named twice are told twice, as by Kafka: each counts.
+fn by_topic<'a>(topics: &[(&'a str, &'a [i32])]) -> BTreeMap<&'a str, Vec<i32>> {
+    let mut all: BTreeMap<&str, Vec<i32>> = BTreeMap::new();
+    topics.iter().for_each(|(topic, partitions)| all.entry(topic).or_default().extend(*partitions));
     all
 }
 
