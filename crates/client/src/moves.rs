@@ -67,13 +67,13 @@ impl Admin {
         loop {
             let asked = FindOwners { streams: vec![stream.into()], after, limit: 0 };
             let page = self.client.call(&asked).await?;
-            let runs = || page.streams.iter().flat_map(|of| &of.runs);
-            if let Some(run) = runs().find(|run| run.streamlets().any(|one| one == streamlet)) {
+            let mut runs = page.streams.iter().flat_map(|of| &of.runs);
+            if let Some(run) = runs.find(|run| run.streamlets().any(|one| one == streamlet)) {
                 return Ok(run.node);
             }
-            match runs().last() {
-                Some(last) if page.more => after = Some((stream, last.first)),
-                _ => return Ok(0),
+            after = page.next_page();
+            if after.is_none() {
+                return Ok(0);
             }
         }
     }

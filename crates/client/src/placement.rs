@@ -202,17 +202,16 @@ impl Placement {
                 return Ok(Some(Placement { version: page.version, ..Placement::default() }));
             }
             let placement = placement.get_or_insert_with(|| Placement::of_nodes(&page, connection.address()));
-            let last =
-                page.streams.iter().flat_map(|found| found.runs.iter().map(|run| (found.stream, run.first))).last();
+            let next = page.next_page();
             // A page that does not go on would be asked for again and again.
-            if placement.version != page.version || (page.more && last <= after) {
+            if placement.version != page.version || (page.more && next <= after) {
                 return Ok(None);
             }
             placement.take(&page, stream);
             if !page.more {
                 return Ok(Some(std::mem::take(placement)));
             }
-            after = last;
+            after = next;
         }
     }
 

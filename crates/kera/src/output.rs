@@ -51,6 +51,11 @@ pub fn have_typed(word: &str, question: &str, lost: impl FnOnce() -> String) -> 
     Ok(())
 }
 
+/// So many of something, in words: `1 streamlet`, `2 streamlets`.
+pub fn counted(count: u64, what: &str) -> String {
+    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
+}
+
 /// Whether standard output is a terminal.
 pub fn on_terminal() -> bool {
     io::stdout().is_terminal()

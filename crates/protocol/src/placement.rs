@@ -191,6 +191,14 @@ wire_struct! {
 }
 responses!(StreamletState);
 
+impl Owners {
+    /// What to ask for the next page with, [`FindOwners::after`]: its last run. Nothing if there is no more, or none that this page says where to find.
+    pub fn next_page(&self) -> Option<(StreamId, StreamletId)> {
+        let runs = self.streams.iter().flat_map(|found| found.runs.iter().map(|run| (found.stream, run.first)));
+        if self.more { runs.last() } else { None }
+    }
+}
+
 impl OwnerRun {
     /// Its streamlets, in order. Nothing of a run that no streamlet can be in.
     pub fn streamlets(&self) -> impl Iterator<Item = StreamletId> + '_ {

@@ -35,11 +35,11 @@ impl Away {
                 break;
             }
             away.take(&page, &fenced);
-            let last = page.streams.iter().flat_map(|of| of.runs.iter().map(|run| (of.stream, run.first))).last();
-            if !page.more || last <= after {
+            let next = page.next_page();
+            if next <= after {
                 break;
             }
-            after = last;
+            after = next;
         }
         Ok(away)
     }

@@ -14,7 +14,7 @@ use crate::cli::{Globals, NodeCommand, RebalanceArgs, StreamletCommand, Streamle
 use crate::commands::copies::named;
 use crate::connect::{connect, find_stream};
 use crate::error::CliError;
-use crate::output::{Table, have_typed, print, print_json};
+use crate::output::{Table, counted, have_typed, print, print_json};
 
 /// How often it is looked how far things are.
 const LOOK: Duration = Duration::from_millis(20);
@@ -205,10 +205,6 @@ async fn drained(client: &Client, node: u32, no_wait: bool, globals: &Globals) -
 async fn one_copy(client: &Client) -> Result<Vec<String>, CliError> {
     let streams = client.admin().streams("", false).await?;
     Ok(streams.into_iter().filter(|info| info.options.replication == 1).map(|info| info.name).collect())
-}
-
-fn counted(count: u64, what: &str) -> String {
-    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }
 
 /// What is left at a node that is drained, and what to do about it. `single`: streams with one copy.

@@ -40,12 +40,11 @@ pub async fn of(client: &Client, stream: Option<StreamId>) -> Result<Option<Vec<
                 break;
             }
             found.extend(page.streams.iter().flat_map(|of| of.runs.iter().flat_map(|run| owned(of.stream, run))));
-            let last = page.streams.iter().rev().find_map(|of| Some((of.stream, of.runs.last()?.first)));
-            if !page.more || last.is_none() {
+            after = page.next_page();
+            if after.is_none() {
                 found.sort_by_key(|of: &Owned| (of.stream, of.streamlet));
                 return Ok(Some(found));
             }
-            after = last;
         }
     }
     Err(CliError::failure("owners of streamlets change all the time").next("try again"))

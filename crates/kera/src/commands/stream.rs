@@ -16,7 +16,7 @@ use crate::commands::copies as changing;
 use crate::commands::owners::{self, Owned};
 use crate::connect::{connect, find_stream};
 use crate::error::CliError;
-use crate::output::{Table, facts, print, print_json};
+use crate::output::{Table, counted, facts, print, print_json};
 use crate::when::show_instant;
 
 /// Runs the command.
@@ -367,8 +367,7 @@ fn copies_with(o: &StreamOptions, change: Option<&CopyChange>) -> String {
 }
 
 fn shape(o: &StreamOptions) -> String {
-    let plural = |n: u32, what: &str| format!("{n} {what}{}", if n == 1 { "" } else { "s" });
-    format!("{} of {}", plural(o.streamlets, "streamlet"), plural(o.lanes, "lane"))
+    format!("{} of {}", counted(o.streamlets.into(), "streamlet"), counted(o.lanes.into(), "lane"))
 }
 
 /// How many records there are: of a compacted stream nobody has counted them.
