@@ -143,9 +143,13 @@ fn producing_ends_with_the_first_record_that_is_given_up_though_the_input_goes_o
     input.write_all(b"three\n").unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(1));
     let said = said_by(&mut child).into_iter().collect::<Vec<_>>().join("\n");
-    for part in
+    // The records were readable before the command heard that they are acknowledged: it may have sent the third by then.
+    let parts = if said.contains("up to line") {
         ["up to line 2 the stream has everything (2 records)", "of 1 record after that none was", "from line 3 on"]
-    {
+    } else {
+        ["of 3 records", "acknowledged", "from line 1 on"]
+    };
+    for part in parts {
         assert!(said.contains(part), "{part} in {said}");
     }
 }

@@ -274,7 +274,8 @@ impl Sending {
     }
 
     async fn send(&mut self, rows: &Rows) -> Result<(), CliError> {
-        if self.settled.records == self.sent {
+        if self.producer.stats().acknowledged_records == self.sent {
+            self.has_settled();
             self.quiet.since = Instant::now();
         }
         for row in &rows.rows {
@@ -348,8 +349,13 @@ impl Sending {
         }
         // That all is well is said here too, if it was said that it is not.
         self.look()?;
-        self.settled = Settled { records: self.sent, line: self.last_line, at: Instant::now() };
+        self.has_settled();
         Ok(())
+    }
+
+    /// Everything that was sent is acknowledged.
+    fn has_settled(&mut self) {
+        self.settled = Settled { records: self.sent, line: self.last_line, at: Instant::now() };
     }
 
     /// Looks how it goes while something is waited for: ends with the first record that was given up, and says once that nothing is
