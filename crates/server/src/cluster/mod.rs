@@ -4,6 +4,7 @@
 //! One thread runs the log's runtime and another the connections of other nodes, so that neither waits for clients.
 
 mod adaptive;
+mod ask_backups;
 mod backups;
 mod changing;
 mod copier;

@@ -12,21 +12,20 @@ use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use kera_backup::Backup;
 use kera_broker::{Broker, EndedLog, EndedView, HandedStates, Rebuild, RecoveryProgress};
 use kera_coordinator::cluster::{ClusterState, Offers, Owned, asked_back};
-use kera_format::cluster::{LogName, REBUILD_LOGS_MAX, REBUILD_RUNS_MAX, USED_ENDS_MAX};
+use kera_format::cluster::{LogName, REBUILD_LOGS_MAX, REBUILD_RUNS_MAX};
 use kera_format::vlog_replica::LogId;
 use kera_format::{SegmentId, StreamId, StreamletId};
 use kera_log::{Log, Stream, Streamlet};
 use kera_protocol::{
-    BlocksRead, ChangeLog, GiveBack, LaneStateList, LaneStates, LogChange, Message, ReadBlocks, RebuildNeeds,
-    RebuildRange, Status, StreamletState, StreamletsRebuilt, UseEnds, UsedEnd,
+    ChangeLog, GiveBack, LogChange, Message, RebuildNeeds, RebuildRange, Status, StreamletState, StreamletsRebuilt,
 };
-use kera_raft::{Group, Transport, in_versions};
+use kera_raft::{Group, Transport};
 use parking_lot::{Condvar, Mutex};
 use tokio::runtime::Handle;
 
+use super::ask_backups::AskBackups;
 use super::backups::BackupRole;
 use super::retries::Retries;
 use super::{Came, floors, wait, waiting};
@@ -247,14 +246,7 @@ impl Recovery {
             epoch,
             group: group.clone(),
             broker: broker.clone(),
-            backups: AskBackups {
-                group: group.clone(),
-                me: (node, epoch),
-                own,
-                transport,
-                links,
-                runtime: runtime.clone(),
-            },
+            backups: AskBackups::new(group, (node, epoch), own, (transport, links), runtime),
             runtime: runtime.clone(),
             work: Mutex::default(),
             changed: Condvar::new(),
@@ -745,80 +737,6 @@ fn owned_ranges(owned: &[Owned]) -> Vec<RebuildRange> {
         }
     }
     ranges
-}
-
-/// Asks backups: this node's own without a message, others over connections to their nodes.
-struct AskBackups {
-    group: Arc<Group>,
-    /// Number and epoch of this node.
-    me: (u32, u32),
-    own: Arc<BackupRole>,
-    transport: Arc<dyn Transport>,
-    /// Where connections to backups run.
-    links: Handle,
-    /// Where the coordinators' log runs.
-    runtime: Handle,
-}
-
-impl AskBackups {
-    /// The backup with this number if it is this node's, and runs.
-    fn own(&self, backup: u32) -> Option<&Backup> {
-        self.own.backup().filter(|_| backup == self.me.0)
-    }
-
-    fn ask<M: Message>(&self, backup: u32, asked: &M) -> Result<M::Response, String> {
-        let (version, answer) = self.call(backup, asked)?;
-        kera_protocol::Body::decode(version, &answer).map_err(|error: kera_protocol::ProtocolError| error.to_string())
-    }
-
-    /// The answer's body and its version.
-    fn call<M: Message>(&self, backup: u32, asked: &M) -> Result<(u8, Vec<u8>), String> {
-        let address = self.group.read(|state| state.node(backup).map(|node| node.doors.cluster.clone()));
-        let address = address.ok_or("it is not in the cluster any more")?;
-        let (transport, bodies) = (self.transport.clone(), in_versions(asked));
-        wait(&self.links, async move { transport.call_versions(backup.into(), &address, M::OP, bodies).await })
-    }
-}
-
-impl kera_broker::Copies for AskBackups {
-    /// What is read of the state here is as new as the ends at least: where these were decided below the level, its raising has settled them.
-    fn opens_with(&self, ends: &[(LogId, u64)]) -> Result<(), String> {
-        if !self.group.read(ClusterState::takes_used_ends) {
-            return Ok(());
-        }
-        for part in ends.chunks(USED_ENDS_MAX) {
-            let ends = part.iter().map(|(log, end)| UsedEnd { log: *log, end: *end }).collect();
-            let said = UseEnds { node: self.me.0, epoch: self.me.1, ends };
-            // These ends stay already.
-            let is_known = |state: &ClusterState| state.plan_use_ends(&said).is_ok_and(|entries| entries.is_empty());
-            if !self.group.read(is_known) {
-                let group = self.group.clone();
-                wait(&self.runtime, async move { group.ask(&said).await }).map_err(|error| error.to_string())?;
-            }
-        }
-        Ok(())
-    }
-
-    fn is_there(&self, backup: u32) -> bool {
-        backup == self.me.0 || self.group.read(|state| state.node(backup).is_some_and(|known| !known.fenced))
-    }
-
-    fn lane_states(&self, backup: u32, asked: &LaneStates) -> Result<LaneStateList, String> {
-        match self.own(backup) {
-            Some(own) => own.lane_states(asked).map_err(|error| error.to_string()),
-            None => self.ask(backup, asked),
-        }
-    }
-
-    fn read_blocks(&self, backup: u32, asked: &ReadBlocks) -> Result<BlocksRead, String> {
-        match self.own(backup) {
-            Some(own) => own.read_blocks(asked).map_err(|error| error.to_string()),
-            None => {
-                let (_, answer) = self.call(backup, asked)?;
-                BlocksRead::parse(&answer.into()).map_err(|error| error.to_string())
-            }
-        }
-    }
 }
 
 #[cfg(test)]

@@ -16,6 +16,9 @@ use kera_format::vlog_replica::LogId;
 use kera_log::{DamagedSegment, Log};
 use kera_protocol::{BlocksRead, LaneStateList, LaneStates, ReadBlocks};
 
+/// What is said of a backup that has not answered in time.
+pub(super) const SILENCE: &str = "it does not answer";
+
 /// What is asked of a backup.
 #[derive(Clone, Debug)]
 pub(super) enum Question {
@@ -55,7 +58,7 @@ pub(super) struct Worker {
 }
 
 impl Worker {
-    /// Takes streamlets over. `live`: nodes that are not known to be lost.
+    /// Takes streamlets over. `live`: nodes that are not known to be lost when it begins.
     pub(super) fn take_over(
         broker: &Arc<Broker>,
         owned: Vec<Owned>,
@@ -102,7 +105,7 @@ impl Worker {
         let (replies, replied) = channel();
         let (want, wants) = channel();
         let run = move || {
-            let asks = Asks { want: want.clone(), replied: Mutex::new(replied), live };
+            let asks = Asks { want: want.clone(), replied: Mutex::new(replied), live: Mutex::new(live) };
             // Nothing happens before the world says so.
             if asks.replied().recv().is_err() {
                 return;
@@ -152,7 +155,8 @@ impl Drop for Worker {
 struct Asks {
     want: Sender<Wants>,
     replied: Mutex<Receiver<Reply>>,
-    live: BTreeSet<u32>,
+    /// Whom it takes to be there: who has kept silent is asked after others.
+    live: Mutex<BTreeSet<u32>>,
 }
 
 impl Asks {
@@ -169,10 +173,19 @@ impl Asks {
     }
 }
 
+impl Asks {
+    fn noting<T>(&self, backup: u32, answer: Result<T, String>) -> Result<T, String> {
+        if answer.as_ref().is_err_and(|why| why == SILENCE) {
+            self.live.lock().unwrap_or_else(PoisonError::into_inner).remove(&backup);
+        }
+        answer
+    }
+}
+
 impl Copies for Asks {
     fn lane_states(&self, backup: u32, asked: &LaneStates) -> Result<LaneStateList, String> {
         match self.ask(Wants::Backup(backup, Question::Lanes(asked.clone()))) {
-            Reply::Lanes(answer) => answer,
+            Reply::Lanes(answer) => self.noting(backup, answer),
             other => panic!("lanes were asked for, and {other:?} came"),
         }
     }
@@ -181,7 +194,7 @@ impl Copies for Asks {
         // Small answers, so that a rebuild takes many and a lot happens between them.
         let asked = ReadBlocks { max_bytes: 32 << 10, ..asked.clone() };
         match self.ask(Wants::Backup(backup, Question::Blocks(asked))) {
-            Reply::Blocks(answer) => answer,
+            Reply::Blocks(answer) => self.noting(backup, answer),
             other => panic!("blocks were asked for, and {other:?} came"),
         }
     }
@@ -194,7 +207,7 @@ impl Copies for Asks {
     }
 
     fn is_there(&self, backup: u32) -> bool {
-        self.live.contains(&backup)
+        self.live.lock().unwrap_or_else(PoisonError::into_inner).contains(&backup)
     }
 
     fn threads(&self) -> usize {

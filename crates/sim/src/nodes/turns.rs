@@ -12,7 +12,7 @@ use super::copies::{Out, lock};
 use super::network::Packet;
 use super::packets::answer_of;
 use super::plan::Planted;
-use super::recovering::{Question, Reply, Wants};
+use super::recovering::{Question, Reply, SILENCE, Wants};
 use super::world::{ASK_US, BEAT_US, Event, PAUSE_US, World};
 use crate::cluster::truth::Violation;
 
@@ -229,7 +229,7 @@ impl World {
         self.look_at_cut(node)?;
         match wants {
             Wants::Backup(backup, question) => {
-                let late = || "it does not answer".to_owned();
+                let late = || SILENCE.to_owned();
                 let late = match &question {
                     Question::Lanes(_) => Reply::Lanes(Err(late())),
                     Question::Blocks(_) => Reply::Blocks(Err(late())),
