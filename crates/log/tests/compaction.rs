@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
-use kera_env::{Clock, Disk, FaultyDisk, ManualClock, MemoryDisk, SeededRandom};
+use kera_env::{Clock, Disk, FaultyDisk, ManualClock, MemoryDisk, OpenMode, SeededRandom};
 use kera_format::checksum::crc32c;
 use kera_format::chunk::{ChunkTarget, Chunks, NO_TIMESTAMP, PayloadKind, seal_in_place};
 use kera_format::kafka_batch::{KafkaBatchView, KafkaRecords, put_varint};
@@ -167,14 +167,17 @@ impl World {
         let disks: Vec<Arc<dyn Disk>> = vec![Arc::new(self.disk.clone())];
         let clock: Arc<dyn Clock> = self.clock.clone();
         let random = Arc::new(SeededRandom::new(self.epoch.into()));
-        let (store, recovery) = DiskStore::open(config, disks, Arc::clone(&clock), random.clone()).unwrap();
-        assert_eq!(recovery.problems, Vec::<String>::new());
         let path = self.dir.path().join("arena");
         let (arena, attach) = Arena::create_or_attach(ArenaConfig { path, bytes: 8 << 20, node: NODE }).unwrap();
-        let attached = match attach {
-            Attach::Created => Vec::new(),
-            Attach::Attached { segments, .. } => segments,
+        let (opened, attached) = match attach {
+            Attach::Created => (DiskStore::open(config, disks, Arc::clone(&clock), random.clone()), Vec::new()),
+            Attach::Attached { segments, .. } => {
+                let in_memory = segments.iter().map(|attached| attached.segment.id()).collect();
+                (DiskStore::open_after_kill(config, disks, Arc::clone(&clock), random.clone(), &in_memory), segments)
+            }
         };
+        let (store, recovery) = opened.unwrap();
+        assert_eq!((recovery.problems, recovery.lacks), (Vec::new(), Vec::new()));
         let log = Log::new(LogConfig { segment_arena_share: 64, ..LogConfig::default() }, arena);
         log.set_store(store.clone());
         store.attach(&log);
@@ -641,6 +644,37 @@ fn a_power_cut_at_any_step_of_a_pass_loses_nothing() {
         world.check();
         world.check_is_whole();
     }
+}
+
+/// The write of an image is cut off anywhere behind its index, and the arena says nothing of the segment, which was read from the disk.
+#[test]
+fn a_kill_in_the_middle_of_writing_an_image_leaves_the_segment_as_it_was() {
+    let mut world = prepared();
+    world.evict_all();
+    let ends = |world: &World| -> BTreeMap<String, u64> {
+        let names = world.memory.list("containers").unwrap().into_iter().map(|name| format!("containers/{name}"));
+        let end = |path: &String| world.memory.open(path, OpenMode::Read, false).unwrap().len().unwrap();
+        names.map(|path| (path.clone(), end(&path))).collect()
+    };
+    let before = ends(&world);
+    let compactor = world.compactor.as_ref().unwrap();
+    compactor.step(&mut || compactor.stats().segments == 0);
+    assert_eq!(compactor.stats().segments, 1);
+    let after = ends(&world);
+    let grown = after.iter().filter(|(path, end)| before.get(*path) != Some(end));
+    let [(path, end)] = grown.collect::<Vec<_>>()[..] else { panic!("{before:?} {after:?}") };
+    let start = before.get(path).copied().unwrap_or(4096) + 4096;
+    assert!(end - start > 2 * 4096, "an image of several pages lies from {start} to {end} in {path}");
+    world.memory.open(path, OpenMode::ReadWrite, false).unwrap().set_len((start + end) / 2 / 4096 * 4096).unwrap();
+    for _ in 0..2 {
+        world.kill();
+        world.check();
+    }
+    world.settle();
+    assert!(compact_all(&world) > 0);
+    world.kill();
+    world.check();
+    world.check_is_whole();
 }
 
 #[test]

@@ -113,7 +113,7 @@ pub(crate) fn recover(node: [u8; 16], disks: &[&DiskContainers], in_memory: InMe
             }
             let (known, entries) = scan.finish(&*disk.disk, container, &mut found.recovery.problems);
             for entry in entries {
-                found.add(&mut by_id, number as u16, container, entry);
+                found.add(&mut by_id, disks, (number as u16, container), entry);
             }
             disk.containers.lock().insert(container, known);
         }
@@ -181,14 +181,22 @@ impl Found {
             (segment.at.disk, segment.at.container, segment.at.offset) == (lack.disk, lack.container, lack.at)
         };
         let Some(segment) = self.recovery.segments.iter().find(is_there) else { return false };
-        let mut image = AlignedBuffer::zeroed(pages(segment.at.bytes) as usize);
-        let read = disk.read(lack.container, lack.at, &mut [io::IoSliceMut::new(&mut image)]);
-        read.is_err() || verify_image(&image).is_err()
+        !is_whole(disk, segment)
     }
 
     /// Adds a segment; of two copies the one rewritten more often stays. Of those that never were the longer stays, of others
     /// the one written later, whatever a write that failed has left of it before; then the one on the first disk.
-    fn add(&mut self, by_id: &mut HashMap<SegmentId, usize>, disk: u16, container: u64, entry: ContainerEntry) {
+    ///
+    /// That one may be half there: a process was killed while it compacted a segment that had left memory, so that the arena does not tell of it, or
+    /// the disk has changed it since. The other is there because the space of what was replaced is given back behind the sync of what replaces it: it has
+    /// every record that a reader may ask for, unless it is shorter. So it stays if it reads back and the first does not.
+    fn add(
+        &mut self,
+        by_id: &mut HashMap<SegmentId, usize>,
+        disks: &[&DiskContainers],
+        (disk, container): (u16, u64),
+        entry: ContainerEntry,
+    ) {
         let at = Location { disk, container, offset: entry.at, bytes: entry.image_bytes() };
         let marks = entry.marks.iter().map(|mark| ProducerMark {
             producer_id: mark.producer_id,
@@ -206,12 +214,16 @@ impl Found {
             }
             std::collections::hash_map::Entry::Occupied(occupied) => {
                 let kept = &mut segments[*occupied.get()];
-                let rank = |s: &StoredSegment| {
-                    let rewrites = s.header.rewrites();
-                    let bytes = if rewrites == 0 { s.at.bytes } else { 0 };
-                    (rewrites, bytes, s.at.container, u16::MAX - s.at.disk)
-                };
-                if rank(&segment) > rank(kept) {
+                let is_first = rank(&segment) > rank(kept);
+                let (first, other) = if is_first { (&segment, &*kept) } else { (&*kept, &segment) };
+                let is_whole = |segment: &StoredSegment| is_whole(disks[usize::from(segment.at.disk)], segment);
+                let is_other =
+                    first.progress.next_ordinal == other.progress.next_ordinal && !is_whole(first) && is_whole(other);
+                if is_other {
+                    let (id, at) = (first.header.id, first.at);
+                    tracing::warn!(segment = %id, ?at, "a segment does not read back; what it was to replace does");
+                }
+                if is_first != is_other {
                     self.duplicates.push(kept.at);
                     *kept = segment;
                 } else {
@@ -220,6 +232,21 @@ impl Found {
             }
         }
     }
+}
+
+/// Which of two copies of a segment counts: the higher one.
+fn rank(segment: &StoredSegment) -> (u32, u64, u64, u16) {
+    let rewrites = segment.header.rewrites();
+    let bytes = if rewrites == 0 { segment.at.bytes } else { 0 };
+    (rewrites, bytes, segment.at.container, u16::MAX - segment.at.disk)
+}
+
+/// Whether what is on disk of a segment is what its entry tells of.
+fn is_whole(disk: &DiskContainers, segment: &StoredSegment) -> bool {
+    let mut image = AlignedBuffer::zeroed(pages(segment.at.bytes) as usize);
+    let read = disk.read(segment.at.container, segment.at.offset, &mut [io::IoSliceMut::new(&mut image)]);
+    let verified = read.ok().and_then(|()| verify_image(&image).ok());
+    verified.is_some_and(|(header, progress)| header == segment.header && progress.head == segment.progress.head)
 }
 
 /// One container, as it was found.
@@ -336,7 +363,8 @@ impl Scan {
 
     /// Follows the batches, then verifies the images of the last one.
     ///
-    /// After a kill nothing can be torn that is not in memory: a segment leaves that when its batch is synced. Then an image that is not what it should be was
+    /// After a kill nothing can be torn that is not in memory, where a segment stays until its batch is synced, but for what was to
+    /// take the place of another image, which is [there still](Found::add). Then an image that is not what it should be was
     /// changed by the disk, and stays, to be [mended](crate::Mender).
     fn read_batches(
         &mut self,
