@@ -9,7 +9,10 @@ use std::path::Path;
 use std::sync::Arc;
 
 use kera_env::{Clock, Disk, FaultyDisk, ManualClock, MemoryDisk, Random, SeededRandom};
-use kera_format::{ChunkView, Durability, LaneId, SegmentId, StreamOptions, StreamletId};
+use kera_format::chunk::ChunkTarget;
+use kera_format::{
+    ChunkBuilder, ChunkView, Compression, Durability, LaneId, ProducerId, Record, SegmentId, StreamOptions, StreamletId,
+};
 use kera_log::store::{DiskStore, Step, StoreConfig};
 use kera_log::{
     Arena, ArenaConfig, Attach, DurabilitySink, Extent, Lane, Log, LogConfig, ReplayExtentError, RestoreError,
@@ -348,6 +351,46 @@ fn a_large_segment_is_written_once_and_is_a_segment_of_a_container_when_it_is_cl
     disk.crash(9);
     let (node, _arena) = restart(ALL, &disk, 2);
     assert_eq!(node.report.restored, 0, "all of it is in containers");
+    assert_eq!(node.readable(0), before);
+}
+
+/// An index has room for the last chunks of some fifty producers. There were more since this one was silent.
+#[test]
+fn after_a_restart_no_producer_of_a_large_segment_is_forgotten_however_many_there_were() {
+    let disk = MemoryDisk::new();
+    let (node, arena) = restart(ALL, &disk, 1);
+    let send = |node: &Node, producer: u64, sequence: u64| {
+        let target =
+            ChunkTarget { stream: STREAM, producer_id: ProducerId(producer), sequence, ..ChunkTarget::default() };
+        let mut builder = ChunkBuilder::default();
+        builder.push(&Record::value(b"one of many"));
+        let bytes = builder.seal(&target, Compression::None).expect("sealed");
+        node.lane(0).append(&ChunkView::parse(&bytes).expect("chunk"), node.clock.now_ms())
+    };
+    let first = send(&node, 1, 0).expect("appended").base_ordinal;
+    for sequence in 0..5 {
+        (2..62).for_each(|producer| assert!(!send(&node, producer, sequence).expect("appended").duplicate));
+        assert!(matches!(node.vlog.run_once(), Ran::Wrote { .. }));
+    }
+    assert!(node.through_bytes() > 0);
+    // The next one in the same container has few.
+    node.log.close_idle(node.clock.now_ms() + 1, 0);
+    node.append(0, &"x".repeat(9_000));
+    assert!(matches!(node.vlog.run_once(), Ran::Wrote { .. }));
+    node.log.close_idle(node.clock.now_ms() + 1, 0);
+    for _ in 0..2 {
+        node.clock.advance_ms(5_000);
+        node.store_away();
+    }
+    let (before, status) = (node.readable(0), node.store.status());
+    assert_eq!((before.len(), status.dirty_segments, status.disks[0].segments), (302, 0, 2), "{status:?}");
+    drop((node, arena));
+    disk.crash(3);
+    let (node, _arena) = restart(ALL, &disk, 2);
+    assert_eq!(node.report.restored, 0, "all of it is in containers");
+    let again = send(&node, 1, 0).expect("known");
+    assert!(again.duplicate && again.base_ordinal == first, "{again:?}");
+    assert!((2..62).all(|producer| send(&node, producer, 4).expect("known").duplicate));
     assert_eq!(node.readable(0), before);
 }
 

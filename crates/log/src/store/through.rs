@@ -18,8 +18,8 @@ use kera_env::{AlignedBuffer, DISK_ALIGNMENT, DiskFile, OpenMode};
 use kera_format::SegmentId;
 use kera_format::chunk::Chunks;
 use kera_format::container::{
-    BatchHeader, CONTAINER_HEADER_BYTES, CONTAINER_SEGMENTS_MAX, ContainerEntry, ContainerHeader, footer_bytes,
-    index_bytes, pages,
+    BatchHeader, CONTAINER_HEADER_BYTES, CONTAINER_SEGMENTS_MAX, ContainerEntry, ContainerHeader, ProducerMark,
+    footer_bytes, index_bytes, pages,
 };
 use kera_format::extent::{ExtentMarker, walk_image};
 use kera_format::segment::{SEGMENT_HEADER_BYTES, SegmentProgress};
@@ -28,14 +28,14 @@ use parking_lot::Mutex;
 use super::container::{CONTAINER_DIR, Container, Slot, allocate, container_path, write_footer};
 use super::core::Core;
 use super::host::{Host, Image};
-use super::persist::marks_of;
+use super::persist::{BATCH_MARKS_MAX, marks_of};
 use super::queue::{Dirty, LaneKey, lane_of};
 use super::status::{DiskState, count};
 use crate::recovery::{RestoreError, Restored};
 use crate::segment::Segment;
 use crate::storage::{Extent, Location, ReplayExtentError};
 
-/// Marks of a segment at most: with them its index takes two pages.
+/// Marks of a segment at most: with them its index takes two pages. One that has more is written once more, as a batch.
 const MARKS_MAX: usize = 249;
 const INDEX_BYTES: u64 = index_bytes(1, MARKS_MAX as u32);
 const PAGE: usize = DISK_ALIGNMENT;
@@ -278,15 +278,24 @@ impl<H: Host> Core<H> {
         (written, to_write, behind)
     }
 
-    /// Writes index and first page of a segment that was written through, and syncs them. `None` if it was not.
+    /// Writes index and first page of a segment that was written through, and syncs them. `None` if it was not, or its index has no room for
+    /// all its marks: a lane without some of them would take an older chunk for a producer's last.
     fn finish_extent(&self, image: &H::Image) -> Option<io::Result<Location>> {
+        if !self.through.is_whole(image.id()) {
+            return None;
+        }
+        let marks = marks_of(image, BATCH_MARKS_MAX);
+        if marks.len() > MARKS_MAX {
+            self.leave_through(image.id());
+            return None;
+        }
         let (container, marker, room) = {
             let mut places = self.through.places.lock();
             let (container, marker) = places.get(&image.id())?.whole.clone()?;
             // From here on it is a segment like any other: who drops it finds it with its place, once that is told.
             (container, marker, places.remove(&image.id())?.at)
         };
-        let entry = entry_of(image, &marker);
+        let entry = entry_of(image, &marker, marks);
         let at = Location { bytes: entry.image_bytes(), ..room };
         let result = container.write_index(&marker, &entry, &image.padded()[..PAGE]);
         {
@@ -336,6 +345,14 @@ impl<H: Host> Core<H> {
             state.unfinished -= 1;
         }
         self.forget_lane(&container);
+        self.finish_container(&container);
+    }
+
+    /// A closed segment is written elsewhere, though all of it is in its extent, which stays until then. Others go on in the container.
+    fn leave_through(&self, id: SegmentId) {
+        let container = self.through.places.lock().get_mut(&id).and_then(|place| place.whole.take());
+        let Some((container, _)) = container else { return };
+        container.state.lock().unfinished -= 1;
         self.finish_container(&container);
     }
 
@@ -399,13 +416,13 @@ impl<H: Host> Core<H> {
     }
 }
 
-fn entry_of(image: &impl Image, marker: &ExtentMarker) -> ContainerEntry {
+fn entry_of(image: &impl Image, marker: &ExtentMarker, marks: Vec<ProducerMark>) -> ContainerEntry {
     let progress = image.progress();
     ContainerEntry {
         header: image.header(),
         progress: SegmentProgress { durable_head: progress.head, ..progress },
         at: marker.image_at(),
-        marks: marks_of(image, MARKS_MAX),
+        marks,
     }
 }
 
