@@ -5,10 +5,11 @@ mod support;
 
 use std::collections::BTreeMap;
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use kera_env::{Clock, Disk, FaultyDisk, ManualClock, MemoryDisk, Random, SeededRandom};
+use kera_env::{Clock, Disk, FaultyDisk, ManualClock, MemoryDisk, Random, RealDisk, SeededRandom};
 use kera_format::chunk::ChunkTarget;
 use kera_format::{
     ChunkBuilder, ChunkView, Compression, Durability, LaneId, ProducerId, Record, SegmentId, StreamOptions, StreamletId,
@@ -392,6 +393,36 @@ fn after_a_restart_no_producer_of_a_large_segment_is_forgotten_however_many_ther
     assert!(again.duplicate && again.base_ordinal == first, "{again:?}");
     assert!((2..62).all(|producer| send(&node, producer, 4).expect("known").duplicate));
     assert_eq!(node.readable(0), before);
+}
+
+/// Bytes that the disk keeps for the containers in a folder, and bytes that are in them.
+fn kept_for_containers(folder: &Path) -> (u64, u64) {
+    let files = std::fs::read_dir(folder.join("containers")).expect("listed").map(|file| file.expect("a file"));
+    let known = files.map(|file| file.metadata().expect("known")).map(|known| (known.blocks() * 512, known.len()));
+    known.fold((0, 0), |(kept, bytes), (kept_for_one, bytes_of_one)| (kept + kept_for_one, bytes + bytes_of_one))
+}
+
+/// Space that was taken ahead is given back by who sees first that nothing more comes: the start behind a kill, or the node that runs.
+#[test]
+fn a_container_with_an_extent_that_is_not_finished_keeps_no_space_for_more() {
+    let (folder, memory) = (folder(), folder());
+    let disk = FaultyDisk::new(Arc::new(RealDisk::open(folder.path()).expect("a disk")));
+    let node = Node::start(ALL, Arc::new(disk.clone()), memory.path(), 1);
+    node.append(0, &"1".repeat(9_000));
+    assert!(matches!(node.vlog.run_once(), Ran::Wrote { .. }) && node.through_bytes() > 0);
+    let left = killed(node, &memory);
+    let node = Node::start(ALL, Arc::new(disk.clone()), left.path(), 2);
+    let (kept, bytes) = kept_for_containers(folder.path());
+    assert!(bytes > 0 && kept <= bytes, "{kept} bytes are kept for {bytes}");
+    let before = bytes;
+    node.append(1, &"2".repeat(9_000));
+    assert!(matches!(node.vlog.run_once(), Ran::Wrote { .. }));
+    node.append(1, &"3".repeat(9_000));
+    disk.fail_write(1);
+    assert!(matches!(node.vlog.run_once(), Ran::Wrote { chunks: 1, .. }), "it goes into a block");
+    let (kept, bytes) = kept_for_containers(folder.path());
+    assert!(bytes > before && kept <= bytes, "{kept} bytes are kept for {bytes}");
+    assert_eq!((node.readable(0).len(), node.readable(1).len()), (1, 2));
 }
 
 #[test]

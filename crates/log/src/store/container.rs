@@ -288,6 +288,12 @@ pub(crate) fn allocate(file: &dyn DiskFile, most: u64, least: u64) -> io::Result
     }
 }
 
+/// Gives back what was allocated ahead behind the end of a file that nothing is appended to any more. All that is in it stays: cutting a file where
+/// it ends takes that alone.
+pub(crate) fn give_back_ahead(file: &dyn DiskFile) -> io::Result<()> {
+    file.set_len(file.len()?)
+}
+
 /// Whether an error says that there is no room, and not that something is broken.
 pub(crate) fn is_full(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)

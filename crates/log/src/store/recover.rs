@@ -22,7 +22,7 @@ use kera_format::{LaneId, SegmentId, StreamId, StreamletId};
 
 use super::StoreError;
 use super::container::{
-    CONTAINER_DIR, Container, DiskContainers, Slot, container_number, container_path, write_footer,
+    CONTAINER_DIR, Container, DiskContainers, Slot, container_number, container_path, give_back_ahead, write_footer,
 };
 use super::persist::BATCH_MARKS_MAX;
 use super::queue::lane_of;
@@ -629,9 +629,11 @@ impl Scan {
             known.released = Some(self.released.clone());
         }
         if !self.has_footer && known.live_segments > 0 {
-            // With a batch missing in the middle the numbers of the segments would change, so it stays as it is.
-            let finished = if self.has_gap { Ok(()) } else { self.write_end(&known) };
-            if let Err(error) = finished {
+            // With a batch missing in the middle the numbers of the segments would change, so it stays as it is. Not being able to give
+            // back what was for more is no reason to say anything: the next start tries again.
+            if self.has_gap {
+                let _ = give_back_ahead(&*self.file);
+            } else if let Err(error) = self.write_end(&known) {
                 // What is left of it looks like a batch that does not read back.
                 let _ = self.file.set_len(self.end);
                 let path = disk.root().join(container_path(number));

@@ -25,7 +25,7 @@ use kera_format::extent::{ExtentMarker, walk_image};
 use kera_format::segment::{SEGMENT_HEADER_BYTES, SegmentProgress};
 use parking_lot::Mutex;
 
-use super::container::{CONTAINER_DIR, Container, Slot, allocate, container_path, write_footer};
+use super::container::{CONTAINER_DIR, Container, Slot, allocate, container_path, give_back_ahead, write_footer};
 use super::core::Core;
 use super::host::{Host, Image};
 use super::persist::{BATCH_MARKS_MAX, marks_of};
@@ -239,6 +239,8 @@ impl<H: Host> Core<H> {
             if let Err(error) = write_footer(&*container.file, &container.header, end, &entries) {
                 tracing::warn!(container = container.header.container, %error, "container has no footer");
             }
+        } else if let Err(error) = give_back_ahead(&*container.file) {
+            tracing::warn!(container = container.header.container, %error, "container keeps space for more");
         }
         let containers = &self.disks[container.disk].containers;
         containers.closed(container.header.container);
