@@ -596,13 +596,28 @@ impl Scan {
         Ok(None)
     }
 
-    /// Whether something is behind the last batch that is none: all that follows is zeros otherwise, or a footer whose end does not read back.
+    /// Whether something is behind the last batch that is none: all that follows is zeros otherwise, a footer whose end does not read back, or what was
+    /// never written to its end.
     fn has_more(&self, file_bytes: u64) -> io::Result<bool> {
         let mut page = AlignedBuffer::zeroed(PAGE_BYTES);
         let mut is_lost = false;
         let lost = &mut |_| is_lost = true;
         let read = if self.end < file_bytes { read_readable(&*self.file, self.end, &mut page, lost)? } else { 0 };
-        Ok(is_lost || page[..read].iter().any(|byte| *byte != 0) && !page.starts_with(&SEGMENT_MAGIC.to_le_bytes()))
+        let page = &page[..read];
+        let is_nothing = page.iter().all(|byte| *byte == 0)
+            || page.starts_with(&SEGMENT_MAGIC.to_le_bytes())
+            || self.is_cut_off(page, file_bytes);
+        Ok(is_lost || !is_nothing)
+    }
+
+    /// Whether a page begins a batch whose write a kill has cut off, in the middle of its index. Bytes go into a file from the first to the last: one that was
+    /// synced has all of them, whatever the disk has changed of them since, and of one that was not nothing counts.
+    fn is_cut_off(&self, page: &[u8], file_bytes: u64) -> bool {
+        let is_mine = |batch: &BatchHeader| {
+            (batch.container, batch.key, batch.at) == (self.header.container, self.header.key, self.end)
+        };
+        let batch = BatchHeader::parse(page).ok().filter(is_mine);
+        batch.is_some_and(|batch| file_bytes < batch.at.saturating_add(batch.batch_bytes))
     }
 
     /// Whether a segment's image is on disk as it was in memory.

@@ -279,6 +279,40 @@ fn what_images_cannot_tell_is_lost_and_said_to_be() {
     }
 }
 
+/// Everything is in memory, since nothing of a batch leaves it before all of it is synced. A file that has the whole batch is no such file: there a disk has changed
+/// what tells of segments.
+#[test]
+fn an_index_that_a_kill_has_cut_off_tells_of_nothing_that_is_lost() {
+    let disk = MemoryDisk::new();
+    let config = StoreConfig { batch_bytes: 1 << 20, container_bytes: 4 << 20, ..config() };
+    let (mut bench, _) = Bench::open(config.clone(), as_disks(std::slice::from_ref(&disk))).unwrap();
+    bench.close(id(1, 0), 10_000);
+    bench.settle();
+    (0..40).for_each(|n| bench.close(id(0, n), 200));
+    bench.settle();
+    let (path, index) = (container_path(1), 4096 + 4096 + 12288);
+    let bytes = disk.read_all(&path, 1 << 20).unwrap();
+    assert!(bytes[index..].starts_with(b"KCBA") && bytes.len() == index + 2 * 4096 + 40 * 4096);
+    let in_memory = bench.persisted().into_iter().collect();
+    let found = |bytes: &[u8], changed: Option<usize>| {
+        let disk = disk_with(&path, bytes);
+        changed.into_iter().for_each(|at| disk.flip_bit(&path, at as u64, 3).unwrap());
+        let (disks, clock) = (as_disks(&[disk]), Arc::new(ManualClock::new(1)));
+        let random = Arc::new(SeededRandom::new(1));
+        let (_, recovery) = Core::<Arc<FakeLog>>::open(config.clone(), disks, clock, random, Some(&in_memory)).unwrap();
+        assert_eq!(recovery.problems.len(), recovery.lacks.len(), "{:?}", recovery.problems);
+        (recovery.segments.len(), recovery.lacks.len())
+    };
+    assert_eq!(found(&bytes, None), (41, 0));
+    assert_eq!(found(&bytes[..index + 4096], None), (1, 0), "in the middle of the index");
+    assert_eq!(found(&bytes[..index + 5 * 4096], None), (4, 0), "behind it");
+    for changed in [index + 10, index + 100, index + 4096 + 10] {
+        assert_eq!(found(&bytes, Some(changed)), (1, 1), "all was written, and byte {changed} has changed since");
+    }
+    // Nobody can tell any more what this was.
+    assert_eq!(found(&bytes[..index + 4096], Some(index + 10)), (1, 1));
+}
+
 #[test]
 fn two_copies_of_a_segment_are_one_after_a_start() {
     let disk = MemoryDisk::new();
