@@ -85,7 +85,6 @@ pub(crate) fn recover(node: [u8; 16], disks: &[&DiskContainers], in_memory: InMe
         let failed = |action, error| StoreError::Disk { path: disk.disk.root().to_owned(), action, error };
         disk.disk.create_dir_all(CONTAINER_DIR).map_err(|e| failed("make the directory of containers", e))?;
         let names = disk.disk.list(CONTAINER_DIR).map_err(|e| failed("list its containers", e))?;
-        let before = found.recovery.lacks.len();
         for container in names.iter().filter_map(|name| container_number(name)) {
             found.container_next = found.container_next.max(container.saturating_add(1));
             let scan = match Scan::of((number as u16, &*disk.disk), node, container, in_memory, &mut found.recovery) {
@@ -117,15 +116,15 @@ pub(crate) fn recover(node: [u8; 16], disks: &[&DiskContainers], in_memory: InMe
             }
             disk.containers.lock().insert(container, known);
         }
-        let lost =
-            noted(&*disk.disk, LOST).into_iter().map(|(container, at)| Lack { disk: number as u16, container, at });
+        let (lost, known) = (noted(&*disk.disk, LOST), noted(&*disk.disk, KNOWN));
+        // A container may be gone and its note still there: another one of its number would pass for known when it does not read back.
+        let last = lost.iter().chain(&known).map(|(container, _)| *container).max().unwrap_or(0);
+        found.container_next = found.container_next.max(last.saturating_add(1));
+        let lost = lost.into_iter().map(|(container, at)| Lack { disk: number as u16, container, at });
         let lost: Vec<Lack> = lost.filter(|lack| found.is_lost(disk, lack)).collect();
         found.recovery.lacks.extend(lost);
-        if found.recovery.lacks.len() > before {
-            let known = noted(&*disk.disk, KNOWN);
-            let lacks = &mut found.recovery.lacks;
-            lacks.retain(|lack| usize::from(lack.disk) < number || !known.contains(&(lack.container, lack.at)));
-        }
+        let lacks = &mut found.recovery.lacks;
+        lacks.retain(|lack| usize::from(lack.disk) < number || !known.contains(&(lack.container, lack.at)));
     }
     Ok(found)
 }

@@ -5,6 +5,7 @@ use kera_env::FaultyDisk;
 use super::*;
 use crate::store::DiskState;
 use crate::store::container::container_path;
+use crate::store::recover::{KNOWN, LOST, note};
 
 fn faulty(count: usize) -> Vec<FaultyDisk> {
     memory_disks(count).into_iter().map(|disk| FaultyDisk::new(Arc::new(disk))).collect()
@@ -311,6 +312,20 @@ fn an_index_that_a_kill_has_cut_off_tells_of_nothing_that_is_lost() {
     }
     // Nobody can tell any more what this was.
     assert_eq!(found(&bytes[..index + 4096], Some(index + 10)), (1, 1));
+}
+
+/// A later container with the number would pass for one that others have already when it does not read back.
+#[test]
+fn the_number_of_a_container_that_others_know_to_be_lacking_is_not_given_out_again() {
+    for name in [KNOWN, LOST] {
+        let disks = as_disks(&memory_disks(2));
+        drop(Bench::fresh(disks.clone()));
+        note(&*disks[1], name, [(7, 4096), (3, 0)].into_iter()).unwrap();
+        let mut bench = Bench::fresh(disks);
+        bench.close(id(0, 0), 10_000);
+        bench.settle();
+        assert_eq!(bench.location(id(0, 0)).unwrap().container, 8, "{name}");
+    }
 }
 
 #[test]
