@@ -19,7 +19,7 @@
 //! Of a producer that the lane does not know, only number 0 is appended: otherwise chunk 1 could overtake a failed chunk 0,
 //! whose retry would then pass for a duplicate. The exception is a lane that has forgotten producers, because there were too
 //! many or because it came back without its oldest segments, or without some in between: there an unknown producer may be a forgotten one,
-//! and goes on at any number. So does one whose last chunk is in front of what is missing: it may have written some of that, in this epoch
+//! and goes on at any number. After a start that is one, too, that knows as many as it may: what it had forgotten may be gone from it. So does one whose last chunk is in front of what is missing: it may have written some of that, in this epoch
 //! or in a later one. Where what is missing ends goes along when the streamlet moves.
 //!
 //! # Producers of Kafka batches
@@ -514,6 +514,12 @@ impl Producers {
     /// The lane has lost chunks whose producers it may not know.
     pub(crate) fn set_forgot(&mut self) {
         self.forgot = true;
+    }
+
+    /// All chunks that a start has found were noted. A lane that knows as many as it may have thrown out others before, whose chunks compaction
+    /// took since it did not know them any more.
+    pub(crate) fn set_forgot_if_full(&mut self, limit: usize) {
+        self.forgot |= self.all.len() >= limit;
     }
 
     /// The lane has lost chunks in front of this ordinal. A power cut can bring back some of what retention had taken and not the rest:

@@ -430,6 +430,7 @@ impl Lane {
         if state.chain.first().is_some_and(|at| state.chain.slot(at).summary().base_ordinal > 0) {
             state.producers.set_forgot();
         }
+        state.producers.set_forgot_if_full(self.log().config.producers_per_lane_max);
         state.next_ordinal = expected.map_or(0, |(next, _)| next);
         state.version += 1;
         self.durable_ordinal.store(not_durable.unwrap_or(state.next_ordinal), Ordering::Release);

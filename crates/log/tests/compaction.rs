@@ -21,8 +21,8 @@ use kera_format::{
 use kera_log::compact::{CompactionConfig, Compactor, Holder, Others, Run, Stepped};
 use kera_log::store::{DiskStore, Step, StoreConfig};
 use kera_log::{
-    Appended, Arena, ArenaConfig, Attach, AwaitedSegment, Lane, LaneHandover, Log, LogConfig, Lookup, LostLane,
-    Rebuilt, Restored, Streamlet, Visibility,
+    AppendError, Appended, Arena, ArenaConfig, Attach, AwaitedSegment, Lane, LaneHandover, Log, LogConfig, Lookup,
+    LostLane, Rebuilt, Restored, Streamlet, Visibility,
 };
 
 const NODE: [u8; 16] = *b"a node for tests";
@@ -79,6 +79,8 @@ struct World {
     is_quiet: bool,
     /// The ids of producers are above it.
     producers_from: u64,
+    /// So many producers a lane remembers.
+    producers_max: usize,
     sequences: BTreeMap<u64, u64>,
     last_sent: BTreeMap<u64, (Vec<u8>, u64)>,
     bookmarks: Vec<(Cursor, u64)>,
@@ -136,6 +138,7 @@ impl World {
             transactions: Arc::default(),
             is_quiet: false,
             producers_from: 0,
+            producers_max: LogConfig::default().producers_per_lane_max,
             sequences: BTreeMap::new(),
             last_sent: BTreeMap::new(),
             bookmarks: Vec::new(),
@@ -178,7 +181,9 @@ impl World {
         };
         let (store, recovery) = opened.unwrap();
         assert_eq!((recovery.problems, recovery.lacks), (Vec::new(), Vec::new()));
-        let log = Log::new(LogConfig { segment_arena_share: 64, ..LogConfig::default() }, arena);
+        let producers_per_lane_max = self.producers_max;
+        let config = LogConfig { segment_arena_share: 64, producers_per_lane_max, ..LogConfig::default() };
+        let log = Log::new(config, arena);
         log.set_store(store.clone());
         store.attach(&log);
         let options = StreamOptions {
@@ -792,6 +797,37 @@ fn a_disk_that_takes_nothing_is_told_from_a_lane_that_cannot_be_compacted() {
     world.check();
 }
 
+/// Its lane has thrown it out, since others came, and compaction has taken all that it had sent.
+#[test]
+fn a_producer_that_was_forgotten_goes_on_after_a_start_too() {
+    let mut world = World::new(5);
+    (world.is_quiet, world.producers_max) = (true, 3);
+    world.kill();
+    let value = "x".repeat(3_000);
+    let again = [("again", Some(&*value))];
+    (1..=4).for_each(|producer| assert!(world.send(producer, 0, &again).is_ok()));
+    (1..100).for_each(|sequence| assert!(world.send(4, sequence, &again).is_ok()));
+    world.log.as_ref().unwrap().close_idle(world.clock.now_ms() + 1, 0);
+    world.settle();
+    assert!(compact_all(&world) > 0);
+    world.check();
+    world.power_cut();
+    assert!(world.send(1, 1, &again).is_ok(), "nobody can say that anything in front of it is missing");
+    // Of one that is known nothing may be left out.
+    assert!(matches!(world.send(4, 101, &again), Err(AppendError::SequenceGap { expected: 100, .. })));
+    world.check();
+}
+
+/// A lane that has known all its producers takes nothing out of turn, compacted or not.
+#[test]
+fn a_lane_that_has_forgotten_nobody_does_so_by_no_start() {
+    let mut world = prepared();
+    assert!(compact_all(&world) > 0);
+    world.kill();
+    let refused = world.send(1_000, 1, &[("again", None)]);
+    assert!(matches!(refused, Err(AppendError::SequenceGap { expected: 0, .. })), "{refused:?}");
+}
+
 /// Other nodes, as a test wants them.
 #[derive(Default)]
 struct Neighbours {
@@ -870,6 +906,18 @@ impl World {
         let of = |(key, value): &(&str, Option<&str>)| (Some(bytes(key)), value.map(bytes));
         let written = records.iter().map(of).map(|(key, value)| Written { key, value, aborted: false, at_ms });
         self.written.extend(written);
+    }
+
+    /// A chunk of a producer; what it appends is noted.
+    fn send(&mut self, producer: u64, sequence: u64, records: &[(&str, Option<&str>)]) -> Result<(), AppendError> {
+        let mut builder = ChunkBuilder::default();
+        for (key, value) in records {
+            builder.push(&Record { keys: &[key.as_bytes()], value: value.map(str::as_bytes), ..Record::default() });
+        }
+        let chunk = builder.seal(&self.target(producer, sequence), Compression::None).unwrap();
+        self.lane().append(&ChunkView::parse(&chunk).unwrap(), self.clock.now_ms())?;
+        self.note(records);
+        Ok(())
     }
 
     fn write(&mut self, records: &[(&str, Option<&str>)]) {
