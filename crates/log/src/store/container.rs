@@ -405,7 +405,8 @@ impl DiskContainers {
         }
     }
 
-    /// Gives the space of segments back. Returns those whose turn has to come again, and the error that was met.
+    /// Gives the space of segments back. Returns those whose turn has to come again, and the first error that was met: a container
+    /// that fails keeps no other one's space.
     ///
     /// That a segment is released is synced before its image becomes a hole: a start never takes a hole for a segment.
     /// Whole containers go at once, without that.
@@ -414,24 +415,23 @@ impl DiskContainers {
         for at in releases {
             by_container.entry(at.container).or_default().push(at);
         }
-        let mut removed = false;
-        let mut freed_bytes = 0;
-        while let Some((container, places)) = by_container.pop_first() {
+        let (mut freed_bytes, mut removed, mut again, mut failed) = (0, false, Vec::new(), None);
+        for (container, places) in by_container {
             match self.release_in(container, &places) {
                 Ok((bytes, gone)) => {
                     removed |= gone;
                     freed_bytes += bytes;
                 }
                 Err(error) => {
-                    let rest = by_container.into_values().flatten();
-                    return Err((places.into_iter().chain(rest).collect(), error));
+                    again.extend(places);
+                    failed.get_or_insert(error);
                 }
             }
         }
-        if removed {
-            self.disk.sync_dir(CONTAINER_DIR).map_err(|error| (Vec::new(), error))?;
+        if removed && let Err(error) = self.disk.sync_dir(CONTAINER_DIR) {
+            failed.get_or_insert(error);
         }
-        Ok(freed_bytes)
+        failed.map_or(Ok(freed_bytes), |error| Err((again, error)))
     }
 
     /// The bytes given back, and whether the file went.
@@ -455,7 +455,12 @@ impl DiskContainers {
         if slots.is_empty() {
             return Ok((0, false));
         }
-        let file = self.file(container)?;
+        let file = match self.file(container) {
+            Ok(file) => file,
+            // Somebody has removed it: there is nothing to give back, and no start finds its segments.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok((bytes, false)),
+            Err(error) => return Err(error),
+        };
         file.write_at(0, &page)?;
         file.sync_data()?;
         for (at, bytes) in runs(slots) {

@@ -205,30 +205,30 @@ impl<H: Host> Core<H> {
             std::mem::take(&mut releases.waiting)
         };
         let many = waiting.len() as u64;
-        match part.containers.release(waiting) {
-            Ok(_) => {
-                count(&part.counters.released_segments, many);
-                // There is room again: whoever waits for it need not wait for the next try.
-                let mut health = part.health.lock();
-                if health.state == DiskState::Full {
-                    health.retry_at_us = now_us;
-                }
-                Step::Again
-            }
-            Err((again, error)) => {
-                count(&part.counters.release_errors, 1);
-                count(&part.counters.released_segments, many.saturating_sub(again.len() as u64));
-                tracing::warn!(
-                    disk = %part.containers.disk.root().display(),
-                    %error,
-                    "space of released segments could not be given back; it is tried again"
-                );
-                let mut releases = part.releases.lock();
-                releases.waiting.extend(again);
-                releases.due_us = now_us + self.config.retry_ms * 1000;
-                Step::Until(releases.due_us)
+        let (again, error) = match part.containers.release(waiting) {
+            Ok(_) => (Vec::new(), None),
+            Err((again, error)) => (again, Some(error)),
+        };
+        let released = many.saturating_sub(again.len() as u64);
+        count(&part.counters.released_segments, released);
+        if released > 0 {
+            // There is room again: whoever waits for it need not wait for the next try.
+            let mut health = part.health.lock();
+            if health.state == DiskState::Full {
+                health.retry_at_us = now_us;
             }
         }
+        let Some(error) = error else { return Step::Again };
+        count(&part.counters.release_errors, 1);
+        tracing::warn!(
+            disk = %part.containers.disk.root().display(),
+            %error,
+            "space of released segments could not be given back; it is tried again"
+        );
+        let mut releases = part.releases.lock();
+        releases.waiting.extend(again);
+        releases.due_us = now_us + self.config.retry_ms * 1000;
+        Step::Until(releases.due_us)
     }
 
     /// Writes everything that is closed, syncs it, and ends the open containers with footers. Errors if something could

@@ -364,3 +364,34 @@ fn failed_release_is_tried_again() {
     let (_, recovery) = Bench::open(config(), as_disks(&disks)).unwrap();
     assert_eq!(recovery.segments.len(), 2);
 }
+
+#[test]
+fn a_container_whose_space_cannot_be_given_back_holds_up_no_other() {
+    let disks = faulty(1);
+    let mut bench = Bench::fresh(as_disks(&disks));
+    (0..40).for_each(|n| bench.close(id(0, n), 20_000));
+    bench.core.flush_all().unwrap();
+    let container = |bench: &Bench, n: u32| bench.location(id(0, n)).unwrap().container;
+    assert!(container(&bench, 0) < container(&bench, 39));
+    // The first page of the first container is written first.
+    disks[0].fail_write(1);
+    [0, 39].into_iter().for_each(|n| bench.release(id(0, n)));
+    bench.settle();
+    let counts = bench.core.status().disks[0].counters;
+    assert_eq!((counts.released_segments, counts.release_errors), (1, 1));
+    bench.clock.advance_ms(1_001);
+    bench.settle();
+    assert_eq!(bench.core.status().disks[0].counters.released_segments, 2);
+    // A file that somebody has removed has nothing to give back.
+    let (bench, recovery) = Bench::open(config(), as_disks(&disks)).unwrap();
+    assert_eq!(recovery.segments.len(), 38);
+    disks[0].remove(&container_path(container(&bench, 1))).unwrap();
+    [1, 38].into_iter().for_each(|n| bench.release(id(0, n)));
+    bench.settle();
+    let counts = bench.core.status().disks[0].counters;
+    assert_eq!((counts.released_segments, counts.release_errors), (2, 0));
+    let (_, recovery) = Bench::open(config(), as_disks(&disks)).unwrap();
+    let mut left: Vec<_> = recovery.segments.iter().map(|segment| segment.header.id).collect();
+    left.sort();
+    assert!(!left.is_empty() && !left.contains(&id(0, 38)));
+}
