@@ -2,7 +2,7 @@
 
 use std::io::{self, IoSlice};
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rustix::io::Errno;
@@ -17,6 +17,7 @@ const SECTOR_BYTES: u64 = 512;
 pub struct FaultyDisk {
     inner: Arc<dyn Disk>,
     plan: Arc<Mutex<Plan>>,
+    stuck: Arc<Condvar>,
 }
 
 #[derive(Debug, Default)]
@@ -33,6 +34,9 @@ struct Plan {
     flips: Vec<(String, u64, u8)>,
     unreadable: Vec<(String, u64)>,
     slow: Option<Duration>,
+    is_stuck: bool,
+    /// Reads, writes and syncs that wait because it is.
+    waiting: u64,
 }
 
 fn eio() -> io::Error {
@@ -46,7 +50,7 @@ fn enospc() -> io::Error {
 impl FaultyDisk {
     /// A disk that does what `inner` does until something is planned.
     pub fn new(inner: Arc<dyn Disk>) -> FaultyDisk {
-        FaultyDisk { inner, plan: Arc::default() }
+        FaultyDisk { inner, plan: Arc::default(), stuck: Arc::default() }
     }
 
     /// From now on only this many bytes can be written, wherever they go, until space is set again; `None` lifts the
@@ -106,12 +110,25 @@ impl FaultyDisk {
     pub fn heal(&self) {
         let mut plan = self.plan();
         let (writes, syncs, reads) = (plan.writes, plan.syncs, plan.reads);
-        *plan = Plan { writes, syncs, reads, ..Plan::default() };
+        *plan = Plan { writes, syncs, reads, waiting: plan.waiting, ..Plan::default() };
+        self.stuck.notify_all();
     }
 
     /// Every read, write and sync takes this much longer.
     pub fn set_slow(&self, by: Option<Duration>) {
         self.plan().slow = by;
+    }
+
+    /// While it is stuck, no read, write or sync comes to its end.
+    pub fn set_stuck(&self, stuck: bool) {
+        self.plan().is_stuck = stuck;
+        self.stuck.notify_all();
+    }
+
+    /// Blocks until a read, a write or a sync waits because the disk is stuck.
+    pub fn wait_until_stuck(&self) {
+        let waits = self.stuck.wait_while(self.plan(), |plan| plan.waiting == 0);
+        drop(waits.unwrap_or_else(PoisonError::into_inner));
     }
 
     /// Writes, syncs and reads so far, those that failed included.
@@ -132,6 +149,13 @@ impl FaultyDisk {
         let slow = self.plan().slow;
         if let Some(by) = slow {
             std::thread::sleep(by);
+        }
+        let mut plan = self.plan();
+        if plan.is_stuck {
+            plan.waiting += 1;
+            self.stuck.notify_all();
+            let plan = self.stuck.wait_while(plan, |plan| plan.is_stuck);
+            plan.unwrap_or_else(PoisonError::into_inner).waiting -= 1;
         }
     }
 }

@@ -73,6 +73,11 @@ impl Begins {
         !self.is_told.swap(true, Ordering::AcqRel)
     }
 
+    /// Whether [`write`](Begins::write) has something to write now.
+    pub(crate) fn is_due(&self, now_us: u64) -> bool {
+        self.is_told.load(Ordering::Acquire) && self.file.lock().retry_at_us <= now_us
+    }
+
     /// Writes what was told. `has`: whether there is such a lane still. When it is to be tried again, in microseconds, if it failed.
     pub(crate) fn write(&self, now_us: u64, has: impl Fn(&LaneKey) -> bool) -> Option<u64> {
         if !self.is_told.load(Ordering::Acquire) {

@@ -33,7 +33,7 @@ impl<H: Host> Core<H> {
         let part = &self.disks[disk];
         let mut writer = part.writer.lock();
         let now_us = self.now_us();
-        let released = self.step_release(part, now_us).or(self.step_begins(disk, now_us));
+        let released = self.step_release(disk, now_us).or(self.step_begins(disk, now_us));
         if let Some(retry_at_us) = part.is_set_aside(now_us) {
             return released.or(Step::Until(retry_at_us));
         }
@@ -65,11 +65,24 @@ impl<H: Host> Core<H> {
 
     /// Notes on the first disk what lanes have let go of.
     fn step_begins(&self, disk: usize, now_us: u64) -> Step {
-        let has = |lane: &LaneKey| self.host().is_none_or(|host| host.has_stream(lane.0));
-        match disk {
-            0 => self.begins.write(now_us, has).map_or(Step::Idle, Step::Until),
-            _ => Step::Idle,
+        if disk != 0 {
+            return Step::Idle;
         }
+        let has = |lane: &LaneKey| self.host().is_none_or(|host| host.has_stream(lane.0));
+        let write = || self.begins.write(now_us, has);
+        let retry_at_us = if self.begins.is_due(now_us) { self.hold_up(disk, write) } else { write() };
+        retry_at_us.map_or(Step::Idle, Step::Until)
+    }
+
+    /// Does something else with a disk than writing segments that wait, which takes as long as the disk likes: meanwhile its turn is not waited
+    /// for, and the others are told. With the disk's writer held.
+    pub(crate) fn hold_up<T>(&self, disk: usize, work: impl FnOnce() -> T) -> T {
+        if self.queue.lock().set_held_up(disk, true) {
+            self.notify_writers();
+        }
+        let done = work();
+        self.queue.lock().set_held_up(disk, false);
+        done
     }
 
     fn batch_bytes(&self) -> u64 {
@@ -193,7 +206,8 @@ impl<H: Host> Core<H> {
     }
 
     /// Gives space back that is due, many segments at a time.
-    fn step_release(&self, part: &DiskPart, now_us: u64) -> Step {
+    fn step_release(&self, disk: usize, now_us: u64) -> Step {
+        let part = &self.disks[disk];
         let waiting = {
             let mut releases = part.releases.lock();
             if releases.waiting.is_empty() {
@@ -205,7 +219,7 @@ impl<H: Host> Core<H> {
             std::mem::take(&mut releases.waiting)
         };
         let many = waiting.len() as u64;
-        let (again, error) = match part.containers.release(waiting) {
+        let (again, error) = match self.hold_up(disk, || part.containers.release(waiting)) {
             Ok(_) => (Vec::new(), None),
             Err((again, error)) => (again, Some(error)),
         };
@@ -240,7 +254,10 @@ impl<H: Host> Core<H> {
             part.health.lock().retry_at_us = 0;
         }
         let result = self.flush();
-        self.step_begins(0, self.now_us());
+        {
+            let _writer = self.disks[0].writer.lock();
+            self.step_begins(0, self.now_us());
+        }
         self.keeper.is_flushing.store(false, Ordering::Relaxed);
         result
     }
@@ -264,9 +281,9 @@ impl<H: Host> Core<H> {
             }
         }
         self.end_through();
-        for part in &self.disks {
+        for (disk, part) in self.disks.iter().enumerate() {
             let mut writer = part.writer.lock();
-            let _ = self.step_release(part, self.now_us());
+            let _ = self.step_release(disk, self.now_us());
             if let Err(error) = writer.finish(&part.containers) {
                 // The segments are synced; only the next start takes a little longer.
                 tracing::warn!(disk = %part.containers.disk.root().display(), %error, "container has no footer");

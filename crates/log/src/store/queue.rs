@@ -61,7 +61,10 @@ pub(crate) struct Ask {
 /// is passed over.
 struct Turn {
     is_usable: bool,
+    /// It writes a batch.
     is_busy: bool,
+    /// Whoever holds its writer does something else with the disk, which may take long.
+    is_held_up: bool,
     /// Bytes given to it so far, divided by its share of the free space.
     pass: u64,
     /// Free mebibytes, at least 1.
@@ -85,7 +88,7 @@ const PASS_SCALE: u64 = 1 << 10;
 
 impl<S: Image> Queue<S> {
     pub(crate) fn new(disks: usize) -> Queue<S> {
-        let turn = || Turn { is_usable: true, is_busy: false, pass: 0, weight: 1 };
+        let turn = || Turn { is_usable: true, is_busy: false, is_held_up: false, pass: 0, weight: 1 };
         Queue {
             waiting: VecDeque::new(),
             waiting_bytes: 0,
@@ -131,7 +134,7 @@ impl<S: Image> Queue<S> {
             return Work::Until(due_us);
         }
         let mine = &self.turns[ask.disk];
-        let others = self.turns.iter().filter(|turn| turn.is_usable && !turn.is_busy);
+        let others = self.turns.iter().filter(|turn| turn.is_usable && !turn.is_busy && !turn.is_held_up);
         if mine.is_busy || others.into_iter().any(|turn| turn.pass < mine.pass) {
             return Work::Nothing;
         }
@@ -194,6 +197,12 @@ impl<S: Image> Queue<S> {
             turn.pass = most;
         }
         turn.is_usable = usable;
+    }
+
+    /// A disk's turn is not waited for from here on, or it is again. True if something is waiting that others may write now.
+    pub(crate) fn set_held_up(&mut self, disk: usize, held_up: bool) -> bool {
+        self.turns[disk].is_held_up = held_up;
+        !self.waiting.is_empty()
     }
 
     /// Tells how much room a disk has.

@@ -48,8 +48,8 @@ impl<H: Host> Core<H> {
             return Err(io::Error::other("the disk is not written to now"));
         }
         let mut batch = Batch { entries: vec![entry], images: vec![image] };
-        let container = writer
-            .write(&part.containers, &mut batch, || self.new_container())
+        let container = self
+            .hold_up(disk.into(), || writer.write(&part.containers, &mut batch, || self.new_container()))
             .inspect_err(|_| count(&part.counters.write_errors, 1))?;
         let entry = &batch.entries[0];
         count(&part.counters.batches, 1);

@@ -20,6 +20,12 @@ impl Signal {
         }
     }
 
+    /// Whether a wait would end at once, which the next one would not any more.
+    #[cfg(test)]
+    pub(crate) fn was_raised(&self) -> bool {
+        std::mem::take(&mut *self.raised.lock())
+    }
+
     /// Waits for a notification, at most this long.
     pub(crate) fn wait(&self, at_most: Option<Duration>) {
         let mut raised = self.raised.lock();

@@ -1,6 +1,7 @@
 //! Disks that are full, broken, tear writes and flip bits.
 
 use kera_env::FaultyDisk;
+use kera_format::container::ContainerEntry;
 
 use super::*;
 use crate::store::DiskState;
@@ -394,4 +395,62 @@ fn a_container_whose_space_cannot_be_given_back_holds_up_no_other() {
     let mut left: Vec<_> = recovery.segments.iter().map(|segment| segment.header.id).collect();
     left.sort();
     assert!(!left.is_empty() && !left.contains(&id(0, 38)));
+}
+
+/// Two disks, of which the first one's turn it is, with a segment on each.
+fn in_turns(disks: &[FaultyDisk]) -> Bench {
+    disks.iter().for_each(|disk| disk.set_space(Some(64 << 20)));
+    let mut bench = Bench::fresh(as_disks(disks));
+    for (disk, bytes) in [(0, 5_000), (1, 40_000)] {
+        bench.close(id(disk, 0), bytes);
+        bench.core.step_write(disk as usize);
+        assert_eq!(bench.location(id(disk, 0)).unwrap().disk, disk as u16);
+    }
+    bench
+}
+
+/// Does something that the first disk does not come to the end of. The other one is woken, and takes what waits.
+fn is_not_waited_for(bench: &Bench, disks: &[FaultyDisk], work: impl FnOnce() + Send) {
+    let other = &bench.core.disks[1].write_signal;
+    other.was_raised();
+    assert_eq!((bench.core.step_write(1), bench.core.status().dirty_segments), (Step::Idle, 1), "not its turn");
+    disks[0].set_stuck(true);
+    std::thread::scope(|scope| {
+        let working = scope.spawn(work);
+        disks[0].wait_until_stuck();
+        let done = (other.was_raised(), bench.core.step_write(1), bench.core.status().dirty_segments);
+        disks[0].set_stuck(false);
+        working.join().unwrap();
+        assert_eq!(done, (true, Step::Again, 0));
+    });
+}
+
+#[test]
+fn a_disk_that_does_not_come_to_the_end_of_giving_space_back_is_not_waited_for() {
+    let disks = faulty(2);
+    let mut bench = in_turns(&disks);
+    bench.close(id(2, 0), 5_000);
+    bench.release(id(0, 0));
+    is_not_waited_for(&bench, &disks, || _ = bench.core.step_write(0));
+    assert_eq!(bench.location(id(2, 0)).unwrap().disk, 1);
+    bench.settle();
+    assert_eq!(bench.core.status().disks[0].counters.released_segments, 1);
+}
+
+#[test]
+fn a_disk_that_does_not_come_to_the_end_of_a_rewritten_segment_is_not_waited_for() {
+    let disks = faulty(2);
+    let mut bench = in_turns(&disks);
+    bench.close(id(2, 0), 5_000);
+    let (entry, image) = image_of(id(3, 0), 5_000);
+    is_not_waited_for(&bench, &disks, || _ = bench.core.write_image(0, entry, &image).unwrap());
+    assert_eq!(bench.location(id(2, 0)).unwrap().disk, 1);
+}
+
+/// A segment that was rewritten, as it is given to a disk.
+fn image_of(id: SegmentId, bytes: usize) -> (ContainerEntry, AlignedBuffer) {
+    let (contents, header, progress) = contents(id, bytes);
+    let mut image = AlignedBuffer::zeroed(pages(contents.len() as u64) as usize);
+    image[..contents.len()].copy_from_slice(&contents);
+    (ContainerEntry { header, progress, at: 0, marks: Vec::new() }, image)
 }
