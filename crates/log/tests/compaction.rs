@@ -67,6 +67,8 @@ struct World {
     seeded: SeededRandom,
     memory: MemoryDisk,
     disk: FaultyDisk,
+    /// A second one, which no power cut changes.
+    second: Option<FaultyDisk>,
     dir: tempfile::TempDir,
     clock: Arc<ManualClock>,
     log: Option<Arc<Log>>,
@@ -128,6 +130,7 @@ impl World {
             seeded: SeededRandom::new(seed),
             disk: FaultyDisk::new(Arc::new(memory.clone())),
             memory,
+            second: None,
             dir: dir.unwrap(),
             clock: Arc::new(ManualClock::new(1_000_000)),
             log: None,
@@ -167,7 +170,8 @@ impl World {
             release_delay_ms: 0,
             ..StoreConfig::default()
         };
-        let disks: Vec<Arc<dyn Disk>> = vec![Arc::new(self.disk.clone())];
+        let disks = [Some(&self.disk), self.second.as_ref()].into_iter().flatten();
+        let disks = disks.map(|disk| Arc::new(disk.clone()) as Arc<dyn Disk>).collect();
         let clock: Arc<dyn Clock> = self.clock.clone();
         let random = Arc::new(SeededRandom::new(self.epoch.into()));
         let path = self.dir.path().join("arena");
@@ -609,6 +613,11 @@ fn what_is_left_says_what_everything_said() {
 /// A lane with much to remove, all of it stored.
 fn prepared() -> World {
     let mut world = World::new(77);
+    fill(&mut world);
+    world
+}
+
+fn fill(world: &mut World) {
     world.is_quiet = true;
     for _ in 0..6 {
         (0..60).for_each(|_| world.append());
@@ -617,7 +626,6 @@ fn prepared() -> World {
         world.log.as_ref().unwrap().close_idle(world.clock.now_ms(), 0);
         world.settle();
     }
-    world
 }
 
 fn compact_all(world: &World) -> u64 {
@@ -755,24 +763,29 @@ fn records_are_left_alone_for_as_long_as_the_stream_wants() {
     world.check();
 }
 
-#[test]
-fn a_lane_that_cannot_be_compacted_is_in_nobodys_way() {
-    let mut world = prepared();
+/// Another stream, with one lane of batches with these attributes.
+fn add_lane(world: &World, attributes: i16) {
     let log = world.log.as_ref().unwrap();
     let other = StreamId(2);
     log.create_stream(other, (*log.stream(STREAM).unwrap().options()).clone()).unwrap();
-    // Of the other lane nobody knows how its transactions ended.
     let stream = log.stream(other).unwrap();
     let lane = Arc::clone(stream.streamlet(StreamletId(0)).unwrap().lane(LaneId(0)).unwrap());
     let record = Written { key: Some(b"k".to_vec()), value: Some(vec![7; 9_000]), aborted: false, at_ms: 0 };
     for _ in 0..12 {
         let mut chunk = vec![0; CHUNK_HEADER_BYTES];
-        chunk.extend_from_slice(&batch(std::slice::from_ref(&record), KafkaCodec::None, 16, (5, -1)));
+        chunk.extend_from_slice(&batch(std::slice::from_ref(&record), KafkaCodec::None, attributes, (5, -1)));
         let target = ChunkTarget { stream: other, ..ChunkTarget::default() };
         seal_in_place(&mut chunk, &target, PayloadKind::KafkaBatch, Compression::None, 1, NO_TIMESTAMP).unwrap();
         lane.append(&ChunkView::parse(&chunk).unwrap(), world.clock.now_ms()).unwrap();
     }
     world.settle();
+}
+
+#[test]
+fn a_lane_that_cannot_be_compacted_is_in_nobodys_way() {
+    let mut world = prepared();
+    // Nobody knows how its transactions ended.
+    add_lane(&world, 16);
     let compactor = world.compactor.as_ref().unwrap();
     let mut steps = Vec::new();
     while steps.last() != Some(&Stepped::Rested) {
@@ -787,13 +800,17 @@ fn a_lane_that_cannot_be_compacted_is_in_nobodys_way() {
 }
 
 #[test]
-fn a_disk_that_takes_nothing_is_told_from_a_lane_that_cannot_be_compacted() {
+fn disks_that_take_nothing_are_told_from_a_lane_that_cannot_be_compacted_and_each_lane_gets_its_turn() {
     let mut world = prepared();
-    world.disk.fail_write(1);
+    add_lane(&world, 0);
+    world.disk.set_space(Some(0));
     let step = |world: &World| world.compactor.as_ref().unwrap().step(&mut || true);
-    assert_eq!(step(&world), Stepped::DiskFailed);
+    assert_eq!((step(&world), step(&world), step(&world)), (Stepped::DiskFailed, Stepped::DiskFailed, Stepped::Rested));
+    assert_eq!(world.compactor.as_ref().unwrap().stats().failing_lanes, 2);
+    world.disk.set_space(None);
+    world.clock.advance_ms(RETRY_MS);
+    assert!(compact_all(&world) > 1);
     assert_eq!(world.compactor.as_ref().unwrap().stats().failing_lanes, 0);
-    assert_eq!(step(&world), Stepped::Passed);
     world.check();
 }
 
@@ -826,6 +843,24 @@ fn a_lane_that_has_forgotten_nobody_does_so_by_no_start() {
     world.kill();
     let refused = world.send(1_000, 1, &[("again", None)]);
     assert!(matches!(refused, Err(AppendError::SequenceGap { expected: 0, .. })), "{refused:?}");
+}
+
+#[test]
+fn what_a_full_disk_does_not_take_goes_to_another_one() {
+    let mut world = World::new(78);
+    world.second = Some(FaultyDisk::new(Arc::new(MemoryDisk::new())));
+    world.kill();
+    fill(&mut world);
+    world.disk.set_space(Some(0));
+    assert!(compact_all(&world) > 0);
+    let stats = world.compactor.as_ref().unwrap().stats();
+    assert!((stats.failures, stats.failing_lanes) == (0, 0) && stats.removed_records > 500, "{stats:?}");
+    world.settle();
+    world.check();
+    // The images that the full disk could not give back are still there, and the others count.
+    world.kill();
+    world.check();
+    world.check_is_whole();
 }
 
 /// Other nodes, as a test wants them.

@@ -37,7 +37,7 @@ use crate::lane::{Lane, LaneState};
 use crate::log::Log;
 use crate::producers::marks_of;
 use crate::segment::{FIRST_CHUNK, Segment};
-use crate::storage::Location;
+use crate::storage::{Location, SegmentStore};
 use crate::store::DiskStore;
 use crate::tenure::Tenure;
 use crate::visibility::Visibility;
@@ -96,7 +96,7 @@ pub enum Stepped {
     Rested,
     /// A lane could not be compacted; it is left alone for a while, and others may be worth it.
     Failed,
-    /// A disk takes nothing at the moment: to be tried again after a while.
+    /// No disk takes what is left of a segment at the moment. Its lane is left alone for a while, too: another one may need less room.
     DiskFailed,
 }
 
@@ -324,20 +324,24 @@ impl Compactor {
             Err(Ended::Told) => Stepped::Rested,
             Err(Ended::Overtaken) => Stepped::Passed,
             Err(Ended::Failed(error)) => {
-                self.counters.failures.fetch_add(1, Ordering::Relaxed);
-                let until_ms = self.clock.now_ms().saturating_add_unsigned(self.config.retry_ms);
-                if self.failing.lock().failed(&lane, until_ms, &error) {
+                if self.failed(&lane, &error) {
                     tracing::warn!(?lane, error, "a lane is not compacted any further; it is tried again");
                 }
-                *self.counters.last_error.lock() = Some(error);
                 Stepped::Failed
             }
             Err(Ended::DiskFailed(error)) => {
-                self.counters.failures.fetch_add(1, Ordering::Relaxed);
-                *self.counters.last_error.lock() = Some(error);
+                self.failed(&lane, &error);
                 Stepped::DiskFailed
             }
         }
+    }
+
+    /// A lane is left alone for a while. True if the error is news.
+    fn failed(&self, lane: &Lane, error: &str) -> bool {
+        self.counters.failures.fetch_add(1, Ordering::Relaxed);
+        *self.counters.last_error.lock() = Some(error.to_owned());
+        let until_ms = self.clock.now_ms().saturating_add_unsigned(self.config.retry_ms);
+        self.failing.lock().failed(lane, until_ms, error)
     }
 
     /// The lane that is worth a pass most.
@@ -498,7 +502,7 @@ impl Compactor {
         // What is written is what a start must be able to read.
         verify_image(&buffer).map_err(|error| piece.failed(&error))?;
         let entry = ContainerEntry { header, progress, at: 0, marks };
-        let at = self.store.write_image(piece.at.disk, entry, &buffer);
+        let at = self.store.write_again(entry, &buffer, piece.at.disk);
         let at = at.map_err(|error| Ended::DiskFailed(format!("segment {}: {error}", piece.id)))?;
         if self.log.replace(piece.id, piece.at, Summary::stored(&header, &progress), at) {
             self.counters.segments.fetch_add(1, Ordering::Relaxed);

@@ -160,7 +160,7 @@ impl<H: Host> Core<H> {
         }
     }
 
-    fn has_worked(&self, disk: usize, batch: &Batch<'_>) {
+    pub(crate) fn has_worked(&self, disk: usize, batch: &Batch<'_>) {
         let part = &self.disks[disk];
         count(&part.counters.batches, 1);
         count(&part.counters.written_segments, batch.entries.len() as u64);
@@ -180,7 +180,7 @@ impl<H: Host> Core<H> {
         }
     }
 
-    fn has_failed(&self, disk: usize, error: &io::Error) {
+    pub(crate) fn has_failed(&self, disk: usize, error: &io::Error) {
         let part = &self.disks[disk];
         count(&part.counters.write_errors, 1);
         let is_full = is_full(error);
@@ -304,7 +304,7 @@ impl<H: Host> Core<H> {
 
 impl DiskPart {
     /// When a disk that failed is tried again, if it is not time yet.
-    fn is_set_aside(&self, now_us: u64) -> Option<u64> {
+    pub(crate) fn is_set_aside(&self, now_us: u64) -> Option<u64> {
         let health = self.health.lock();
         (health.state != DiskState::Working && health.retry_at_us > now_us).then_some(health.retry_at_us)
     }

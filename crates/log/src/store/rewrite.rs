@@ -25,7 +25,8 @@ impl<H: Host> Core<H> {
         Ok(image)
     }
 
-    /// Writes an image to a disk, or to the next one that takes it. A start that finds it beside the damaged one takes either.
+    /// Writes an image to a disk, or to the next one that takes it. A start that finds it beside a damaged one takes either, and beside one
+    /// that was rewritten less often takes it, whichever disks they are on.
     pub(crate) fn write_again(&self, entry: ContainerEntry, image: &AlignedBuffer, disk: u16) -> io::Result<Location> {
         let mut entry = entry;
         entry.marks.drain(..entry.marks.len().saturating_sub(BATCH_MARKS_MAX));
@@ -40,21 +41,31 @@ impl<H: Host> Core<H> {
         result
     }
 
-    /// Writes an image, in whole pages, to a disk and syncs it: after `Ok` it survives a power cut. The log is not told.
+    /// Writes an image, in whole pages, to a disk and syncs it: after `Ok` it survives a power cut. The log is not told. A disk that was set aside is
+    /// tried when its time has come, and is written to again if it takes the image: nothing else may be there that tells.
     pub(crate) fn write_image(&self, disk: u16, entry: ContainerEntry, image: &AlignedBuffer) -> io::Result<Location> {
         let part = self.disks.get(usize::from(disk)).ok_or_else(|| io::Error::other("there is no such disk"))?;
         let mut writer = part.writer.lock();
-        if part.health.lock().state != DiskState::Working {
+        if part.is_set_aside(self.now_us()).is_some() {
             return Err(io::Error::other("the disk is not written to now"));
         }
+        let was_set_aside = part.health.lock().state != DiskState::Working;
         let mut batch = Batch { entries: vec![entry], images: vec![image] };
-        let container = self
-            .hold_up(disk.into(), || writer.write(&part.containers, &mut batch, || self.new_container()))
-            .inspect_err(|_| count(&part.counters.write_errors, 1))?;
+        let number = usize::from(disk);
+        let written = self.hold_up(number, || writer.write(&part.containers, &mut batch, || self.new_container()));
+        let container = match written {
+            Ok(container) => container,
+            Err(error) => {
+                match was_set_aside {
+                    true => self.has_failed(number, &error),
+                    // Closed segments tell whether it takes them, and when it does again.
+                    false => count(&part.counters.write_errors, 1),
+                }
+                return Err(error);
+            }
+        };
+        self.has_worked(number, &batch);
         let entry = &batch.entries[0];
-        count(&part.counters.batches, 1);
-        count(&part.counters.written_segments, 1);
-        count(&part.counters.written_bytes, entry.image_bytes());
         Ok(Location { disk, container, offset: entry.at, bytes: entry.image_bytes() })
     }
 }
@@ -63,10 +74,5 @@ impl DiskStore {
     /// See [`Core::read_image`].
     pub(crate) fn read_image(&self, at: Location) -> io::Result<AlignedBuffer> {
         self.core.read_image(at)
-    }
-
-    /// See [`Core::write_image`].
-    pub(crate) fn write_image(&self, disk: u16, entry: ContainerEntry, image: &AlignedBuffer) -> io::Result<Location> {
-        self.core.write_image(disk, entry, image)
     }
 }

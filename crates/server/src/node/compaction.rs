@@ -18,7 +18,7 @@ use super::background::Background;
 
 /// Between two looks whether a lane is worth a pass.
 const REST: Duration = Duration::from_secs(1);
-/// After a disk has refused a segment.
+/// After all disks have refused a segment.
 const DISK_REST: Duration = Duration::from_secs(30);
 
 /// Starts the thread, unless it is turned off. Transactions of Kafka clients must be known.
@@ -41,12 +41,13 @@ fn run(parts: &Parts, percent: u64, stopped: &Receiver<()>) {
     let mut is_refused = false;
     loop {
         let stepped = parts.compactor.step(&mut pace);
-        let was_refused = std::mem::replace(&mut is_refused, stepped == Stepped::DiskFailed);
-        if is_refused && !was_refused {
+        if stepped == Stepped::DiskFailed && !is_refused {
             let error = parts.compactor.stats().last_error.unwrap_or_default();
-            tracing::warn!(error, "compaction waits for a disk that takes nothing at the moment");
-        } else if was_refused && stepped == Stepped::Passed {
+            tracing::warn!(error, "compaction waits for disks that take nothing at the moment");
+            is_refused = true;
+        } else if stepped == Stepped::Passed && is_refused {
             tracing::info!("compaction goes on");
+            is_refused = false;
         }
         let rest = match stepped {
             Stepped::Passed => Duration::ZERO,

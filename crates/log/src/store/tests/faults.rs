@@ -454,3 +454,26 @@ fn image_of(id: SegmentId, bytes: usize) -> (ContainerEntry, AlignedBuffer) {
     image[..contents.len()].copy_from_slice(&contents);
     (ContainerEntry { header, progress, at: 0, marks: Vec::new() }, image)
 }
+
+#[test]
+fn a_full_disk_that_has_room_again_is_known_to_by_a_rewritten_segment_too() {
+    let disks = faulty(1);
+    let mut bench = Bench::fresh(as_disks(&disks));
+    disks[0].set_space(Some(0));
+    bench.close(id(0, 0), 10_000);
+    bench.settle();
+    assert_eq!(bench.core.status().disks[0].state, DiskState::Full);
+    // Retention takes what waits: nothing else is to be written.
+    bench.log.segments.lock().remove(&id(0, 0));
+    bench.core.dropped(id(0, 0));
+    let (entry, image) = image_of(id(1, 0), 10_000);
+    let write = || bench.core.write_image(0, entry.clone(), &image);
+    bench.clock.advance_ms(1_001);
+    assert!(write().is_err(), "it is tried and is still full");
+    disks[0].set_space(None);
+    assert!(write().is_err(), "it is left alone for a while");
+    bench.clock.advance_ms(1_001);
+    assert_eq!(write().unwrap().disk, 0);
+    let disk = &bench.core.status().disks[0];
+    assert_eq!((disk.state, disk.segments, disk.counters.write_errors), (DiskState::Working, 1, 2));
+}
