@@ -103,6 +103,8 @@ pub(crate) struct Slot {
     pub(crate) failed: Option<Box<str>>,
     /// What is on its way is from here, where the segment was before it was compacted: not taken, and given back then.
     pub(crate) stale: Option<Location>,
+    /// Nothing is left of it but its last chunk, without a record: no pass of compaction changes it any more. Known once one has seen that.
+    pub(crate) is_emptied: bool,
     /// Of a compacted segment: to which sink it was given again, by its address, and as of which rewriting.
     pub(crate) copied: Option<(usize, u32)>,
     /// It was rebuilt since this process began, so its copies are in logs of today, or will be before those go that it was rebuilt from.
@@ -124,6 +126,7 @@ impl Slot {
             was_loaded: false,
             failed: None,
             stale: None,
+            is_emptied: false,
             copied: None,
             is_rebuilt: false,
         }
@@ -141,6 +144,7 @@ impl Slot {
             was_loaded: false,
             failed: None,
             stale: None,
+            is_emptied: false,
             copied: None,
             is_rebuilt: false,
         }
@@ -173,6 +177,7 @@ impl Slot {
             was_loaded: false,
             failed: None,
             stale: None,
+            is_emptied: false,
             copied: None,
             is_rebuilt: true,
         }
@@ -224,7 +229,7 @@ impl Slot {
 
     /// The segment was rewritten and is here now. Where it was, and what was in memory of it.
     pub(crate) fn replace(&mut self, closed: Summary, at: Location) -> (Option<Location>, Option<Arc<Segment>>) {
-        (self.closed, self.failed) = (closed, None);
+        (self.closed, self.failed, self.is_emptied) = (closed, None, false);
         let (was, memory) = (self.at.replace(at), self.memory.take());
         if self.loading && self.stale.is_none() {
             self.stale = was;

@@ -863,6 +863,26 @@ fn what_a_full_disk_does_not_take_goes_to_another_one() {
     world.check_is_whole();
 }
 
+#[test]
+fn a_pass_does_not_read_what_nothing_is_left_of() {
+    let mut world = World::new(5);
+    world.is_quiet = true;
+    world.write(&[("stays", Some("1"))]);
+    let mut read = Vec::new();
+    for _ in 0..12 {
+        let before = world.compactor.as_ref().unwrap().stats().read_bytes;
+        world.pass();
+        read.push(world.compactor.as_ref().unwrap().stats().read_bytes - before);
+    }
+    assert!(read[4..].iter().all(|bytes| *bytes == read[4]), "{read:?}");
+    world.check();
+    // The next life finds out by itself.
+    world.kill();
+    world.pass();
+    world.check();
+    world.check_is_whole();
+}
+
 /// Other nodes, as a test wants them.
 #[derive(Default)]
 struct Neighbours {

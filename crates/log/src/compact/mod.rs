@@ -31,8 +31,8 @@ pub use self::elsewhere::{Holder, Others, Run};
 
 use self::elsewhere::{Goes, Tombstones};
 use self::map::{KeyHash, OrdinalMap};
-use self::rewrite::{Rewritten, Rules, note_keys, rewrite};
-use crate::group::Summary;
+use self::rewrite::{Rewritten, Rules, is_emptied, note_keys, rewrite};
+use crate::group::{At, Group, Summary};
 use crate::lane::{Lane, LaneState};
 use crate::log::Log;
 use crate::producers::marks_of;
@@ -123,7 +123,7 @@ struct Piece {
     next_ordinal: u64,
 }
 
-/// What of a lane can be compacted: from its first segment on, in order.
+/// What of a lane can be compacted: from its first segment on, in order, without those of which nothing is left.
 #[derive(Debug, Default)]
 pub(crate) struct Compactable {
     pieces: Vec<Piece>,
@@ -163,11 +163,15 @@ impl Lane {
         let state = self.state.lock();
         let (clean_to, joined_to, reshaped) = (state.compacted_to, state.joined_to, state.reshaped);
         let mut found = Compactable { clean_to, joined_to, reshaped, ..Compactable::default() };
-        let has_records = |at: &_| state.chain.slot(*at).summary().head > FIRST_CHUNK;
-        let last = state.chain.from(state.chain.first()).filter(has_records).last();
+        let last_of = |group: &Group| group.slots.iter().rposition(|slot| slot.summary().head > FIRST_CHUNK);
+        let mut groups = state.chain.groups.iter().enumerate().rev();
+        let last = groups.find_map(|(group, of)| Some(At { group, slot: last_of(of)? }));
         let mut is_clean = true;
         for here in state.chain.from(state.chain.first()).take_while(|here| Some(*here) != last) {
             let slot = state.chain.slot(here);
+            if slot.is_emptied {
+                continue;
+            }
             let Summary { head, base_ordinal, next_ordinal, compacted_ms, .. } = slot.summary();
             let is_old = slot.summary().last_append_ms <= before_ms;
             let Some(at) = slot.at.filter(|_| !slot.open && is_old && next_ordinal <= limit) else { break };
@@ -430,9 +434,12 @@ impl Compactor {
             is_fresh: false,
         };
         for piece in work.pieces.iter().take_while(|piece| piece.base_ordinal < map_end) {
-            self.with_image(piece, |image, _| {
-                let rewritten = self.rewrite((piece, image), lane, &mut rules, &mut tombstones, pace)?;
-                rewritten.map_or(Ok(()), |rewritten| self.replace(piece, rewritten))
+            self.with_image(piece, |image, progress| {
+                match self.rewrite((piece, image), lane, &mut rules, &mut tombstones, pace)? {
+                    Some(rewritten) => self.replace(lane, piece, rewritten)?,
+                    None => note_emptied(lane, piece.id, piece.at, (image, &progress)),
+                }
+                Ok(())
             })?;
             go_on(pace)?;
         }
@@ -494,7 +501,7 @@ impl Compactor {
     }
 
     /// Writes what takes the place of a segment, and then lets it do so.
-    fn replace(&self, piece: &Piece, rewritten: Rewritten) -> Result<(), Ended> {
+    fn replace(&self, lane: &Lane, piece: &Piece, rewritten: Rewritten) -> Result<(), Ended> {
         let Rewritten { image, header, progress, records_removed } = rewritten;
         let marks = marks_of(&image[SEGMENT_HEADER_BYTES..]).iter().map(Into::into).collect();
         let mut buffer = AlignedBuffer::zeroed(pages(image.len() as u64) as usize);
@@ -509,8 +516,16 @@ impl Compactor {
             self.counters.segment_bytes.fetch_add(piece.at.bytes, Ordering::Relaxed);
             self.counters.removed_bytes.fetch_add(piece.at.bytes.saturating_sub(at.bytes), Ordering::Relaxed);
             self.counters.removed_records.fetch_add(records_removed, Ordering::Relaxed);
+            note_emptied(lane, piece.id, at, (&image, &progress));
         }
         Ok(())
+    }
+}
+
+/// A segment, as it is at a place, is not looked at again if nothing is left of it.
+fn note_emptied(lane: &Lane, id: SegmentId, at: Location, (image, progress): (&[u8], &SegmentProgress)) {
+    if is_emptied(image, progress) {
+        lane.with_slot(id, |slot| slot.is_emptied = slot.at == Some(at));
     }
 }
 

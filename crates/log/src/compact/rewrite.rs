@@ -12,7 +12,7 @@ use kera_format::kafka_codec::KafkaCodec;
 use kera_format::limits::CHUNK_UNCOMPRESSED_BYTES_MAX;
 use kera_format::record::REMOVED_RECORD;
 use kera_format::segment::{SEGMENT_HEADER_BYTES, SegmentHeader, SegmentProgress};
-use kera_format::{BrokerPart, CHUNK_HEADER_BYTES, ChunkView, Compression, FormatError, Records};
+use kera_format::{BrokerPart, CHUNK_HEADER_BYTES, ChunkView, Compression, FormatError, RecordView, Records};
 
 use super::elsewhere::Goes;
 use super::map::OrdinalMap;
@@ -259,6 +259,19 @@ pub(crate) fn rewrite(image: &[u8], rules: &mut Rules<'_>) -> Result<Option<Rewr
     Ok(Some(Rewritten { image: out, header, progress, records_removed }))
 }
 
+/// Whether nothing is left of a segment but its last chunk, without a record. That chunk stays, whatever is known of keys and transactions: the segment
+/// hides nothing, nothing hides it, and [`rewrite`] leaves it as it is for ever.
+pub(crate) fn is_emptied(image: &[u8], progress: &SegmentProgress) -> bool {
+    let mut chunks = Chunks::new(&image[SEGMENT_HEADER_BYTES..progress.head as usize]);
+    let (Some(Ok(chunk)), None) = (chunks.next(), chunks.next()) else { return false };
+    if chunk.header().kind == PayloadKind::KafkaBatch {
+        let batch = KafkaBatchView::parse(chunk.payload());
+        return batch.is_ok_and(|batch| batch.is_control() || batch.records_count() == 0);
+    }
+    let is_removed = |record: Result<RecordView<'_>, FormatError>| record.is_ok_and(|record| record.is_removed());
+    chunk.uncompressed().is_ok_and(|payload| Records::new(&payload).all(is_removed))
+}
+
 fn fate(
     chunk: &ChunkView<'_>,
     part: &BrokerPart,
@@ -426,6 +439,11 @@ mod tests {
         assert_eq!((left.progress.chunk_count, left.progress.next_ordinal), (2, 14));
         assert_eq!((left.header.rewrites(), left.header.compacted_ms()), (1, Some(NOW_MS)));
         assert!(compacted(&left.image, &map, end, false, NOW_MS + 1).is_none(), "it is as it should be");
+        assert!(!is_emptied(&left.image, &left.progress), "two records are left");
+        assert!(map.note(b"a", 91) && map.note(b"b", 92));
+        let left = compacted(&left.image, &map, 93, false, NOW_MS + 1).unwrap();
+        assert_eq!((keys(&left.image).len(), left.progress.chunk_count), (0, 1));
+        assert!(is_emptied(&left.image, &left.progress));
     }
 
     #[test]
