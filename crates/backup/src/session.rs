@@ -124,6 +124,12 @@ impl Session for BackupSession {
         match Op::from_u16(header.op) {
             Some(Op::StoreBlock) => self.store(header, body, out),
             Some(op) if BackupService::serves(op) => {
+                if self.commands >= COMMANDS_MAX && op == Op::ReleaseBlocks {
+                    // A broker's blocks come behind it, and are not to wait for what others have the service read. The next one covers it.
+                    let reason = "too much is under way; blocks are given back with the next request of the log";
+                    out.error(header, Status::Overloaded, &ErrorBody::new(reason));
+                    return Flow::Done;
+                }
                 if self.commands >= COMMANDS_MAX {
                     return Flow::Blocked;
                 }
@@ -165,5 +171,56 @@ impl Session for BackupSession {
 
     fn is_busy(&self) -> bool {
         self.blocks + self.commands > 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kera_env::{Disk, ManualClock, MemoryDisk, SeededRandom};
+    use kera_format::checksum::crc32c;
+    use kera_format::vlog_replica::LogId;
+    use kera_protocol::codec::Wire;
+    use kera_protocol::{Body, ReleaseBlocks};
+
+    use super::*;
+    use crate::BackupConfig;
+
+    /// Nobody runs the service: its threads are with something else.
+    #[test]
+    fn blocks_do_not_wait_behind_what_is_given_back() {
+        let (log, clock) = (LogId { node: 1, epoch: 7, vlog: 0 }, Arc::new(ManualClock::new(1_000_000)));
+        let disks: Vec<Arc<dyn Disk>> = vec![Arc::new(MemoryDisk::new())];
+        let config = BackupConfig::new([9; 16], 4);
+        let (backup, _) = Backup::open(config, disks, clock, Arc::new(SeededRandom::new(1))).expect("open");
+        let mut session = BackupSession::new(BackupService::new(backup.clone()), SessionWaker::detached());
+        let mut out = Outbox::new(1 << 20);
+        let header =
+            |op: Op, correlation| FrameHeader { op: op as u16, version: 1, correlation, ..FrameHeader::default() };
+        let mut body = Vec::new();
+        ReleaseBlocks { log, through_block: 1 }.encode(1, &mut body);
+        for correlation in 0..COMMANDS_MAX as u64 {
+            assert_eq!(session.on_frame(&header(Op::ReleaseBlocks, correlation), &body, &mut out), Flow::Done);
+        }
+        assert!(out.is_empty(), "they wait");
+        assert_eq!(session.on_frame(&header(Op::ReleaseBlocks, 99), &body, &mut out), Flow::Done);
+        assert!(!out.is_empty(), "it is told that it does not");
+        let mut block = Vec::new();
+        StoreHead {
+            cluster: [9; 16],
+            log,
+            view: 1,
+            view_first: 1,
+            block: 1,
+            written_ms: 7,
+            chunk_count: 0,
+            chunk_bytes: 0,
+            chunks_checksum: crc32c(&[]),
+            flags: 0,
+        }
+        .put(&mut block);
+        assert_eq!(session.on_frame(&header(Op::StoreBlock, 100), &block, &mut out), Flow::Done);
+        assert_eq!(session.blocks, 1, "it is on its way");
+        // What somebody waits for waits for its turn.
+        assert_eq!(session.on_frame(&header(Op::LaneStates, 101), &[], &mut out), Flow::Blocked);
     }
 }
