@@ -719,6 +719,34 @@ fn writes_wait_when_there_are_too_few_copies_and_say_so() {
     assert!(world.replicated.healthy().is_ok());
 }
 
+/// They take all blocks, and never come to an answer: what was sent again ten times a second was kept for as long, at both ends.
+#[test]
+fn backups_that_never_answer_and_that_nobody_can_replace_are_sent_to_less_and_less_often() {
+    let mut world = World::new(3, config());
+    world.loses = false;
+    world.net.said().candidates = vec![1, 2];
+    while world.to_backups.len() < 6 {
+        world.append();
+        world.turn();
+    }
+    assert_eq!(world.to_backups.len(), 6, "three blocks to each of two");
+    let mut rounds = 0;
+    for _ in 0..1200 {
+        world.to_backups.clear();
+        world.clock.advance_ms(50);
+        world.turn();
+        rounds += world.to_backups.iter().filter(|(to, head, _)| *to == 1 && head.block == 1).count();
+    }
+    assert!((10..=20).contains(&rounds), "{rounds} in a minute");
+    // Then they do.
+    world.to_backups.clear();
+    world.clock.advance_ms(5050);
+    world.turn();
+    world.heal();
+    assert_eq!(world.replicated.durable_through(), world.tickets.last().expect("one").0);
+    assert_eq!(world.coordinator.views.len(), 1);
+}
+
 #[test]
 fn who_waits_for_copies_while_nothing_is_on_its_way_is_called_when_there_are_enough() {
     let mut world = World::new(3, config());

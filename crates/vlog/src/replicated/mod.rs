@@ -86,7 +86,7 @@ pub struct ReplicatedConfig {
     pub stretch_bytes: u64,
     /// A backup that has stored nothing for so long, with something to store, is replaced.
     pub late_us: u64,
-    /// A block that was sent and not answered for so long is sent again.
+    /// A block that was sent and not answered for so long is sent again, and the next times after twice as long each, up to five seconds.
     pub resend_us: u64,
     /// A backup that is busy is left alone for so long.
     pub busy_us: u64,

@@ -19,6 +19,9 @@ use super::{Answer, BackupId, Block, Event, ReplicatedConfig, View, ViewAnswer};
 
 /// Time until it is logged again that a backup is to be replaced, and why.
 const SAY_AGAIN_US: u64 = 5_000_000;
+/// What was sent to a backup that says nothing is sent again after twice as long each time, up to so long: it may take all of it and never come
+/// to an answer.
+const RESEND_US_MAX: u64 = 5_000_000;
 
 /// A backup of the current view.
 #[derive(Clone, Debug)]
@@ -33,8 +36,10 @@ pub(crate) struct Peer {
     sent: u64,
     /// When it last stored something, or was sent something while it had nothing to do.
     progress_us: u64,
-    /// When something was sent last.
+    /// When something was sent last, or it stored something.
     sent_us: u64,
+    /// How often what it has not stored was sent again since it has answered, or its connection broke.
+    tries: u32,
     /// Nothing is sent before.
     hold_until_us: u64,
     /// Why it is to be replaced.
@@ -48,8 +53,19 @@ impl Peer {
         let (stored, next) = (first - 1, first);
         let times = (now_us, now_us);
         let (progress_us, sent_us) = times;
-        let (life, hold_until_us, trouble, lost) = (0, 0, None, false);
-        Peer { stored, life, next, sent: stored, progress_us, sent_us, hold_until_us, trouble, lost }
+        let (life, tries, hold_until_us, trouble, lost) = (0, 0, 0, None, false);
+        Peer { stored, life, next, sent: stored, progress_us, sent_us, tries, hold_until_us, trouble, lost }
+    }
+
+    /// Whether it has said nothing for so long that all it has not stored is to be sent again.
+    fn is_silent(&self, now_us: u64, resend_us: u64) -> bool {
+        let after_us = resend_us.saturating_mul(1 << self.tries.min(16)).min(RESEND_US_MAX.max(resend_us));
+        now_us.saturating_sub(self.sent_us) > after_us
+    }
+
+    /// What it has not stored is sent again as soon as anything is.
+    fn begin_again(&mut self) {
+        (self.next, self.tries) = (self.stored + 1, 0);
     }
 }
 
@@ -217,6 +233,7 @@ impl Core {
                 if let Some(choice) = &mut self.choice {
                     choice.told(backup, false);
                 }
+                self.peers.get_mut(&backup).into_iter().for_each(Peer::begin_again);
                 self.trouble(backup, why, now_us);
             }
             Event::View(answer) => self.view_answered(answer, now_us),
@@ -264,6 +281,10 @@ impl Core {
                 return self.lost(backup, through + 1, now_us);
             }
         }
+        // That it answers questions says nothing of blocks: its disk may stand still.
+        if !Block::asks(number) {
+            peer.tries = 0;
+        }
         match answer {
             // It has all blocks up to there from the first one of the view in which this was sent; that view began no later than the
             // current one, or this backup is new in the current one. That it has the block itself says less: a loss of power, with durability
@@ -271,7 +292,7 @@ impl Core {
             Answer::Stored(_) => {
                 let through = told.map_or(0, |through| through.min(self.next_block - 1));
                 if through > peer.stored {
-                    (peer.stored, peer.progress_us) = (through, now_us);
+                    (peer.stored, peer.progress_us, peer.sent_us) = (through, now_us, now_us);
                 }
             }
             // Looked at above; it has taken nothing, and nothing is to be sent again.
@@ -286,10 +307,13 @@ impl Core {
                 }
             }
             Answer::Busy(_) => {
-                peer.next = peer.stored + 1;
+                peer.begin_again();
                 peer.hold_until_us = now_us + self.config.busy_us;
             }
-            Answer::Refused(why) => self.trouble(backup, why, now_us),
+            Answer::Refused(why) => {
+                peer.begin_again();
+                self.trouble(backup, why, now_us);
+            }
         }
     }
 
@@ -504,9 +528,9 @@ impl Core {
         backups.sort_unstable();
         self.choose_after_us = now_us + self.config.ask_again_us;
         if !self.is_another(&backups) {
-            // The ones there are may come back: they are sent to again, and counted if they answer.
+            // The ones there are may come back: they are sent to again, the later the longer they have said nothing, and counted if they answer.
             for peer in self.peers.values_mut().filter(|peer| peer.trouble.is_some() && !peer.lost) {
-                (peer.trouble, peer.progress_us, peer.next) = (None, now_us, peer.stored + 1);
+                (peer.trouble, peer.progress_us) = (None, now_us);
             }
             return;
         }
@@ -596,9 +620,8 @@ impl Core {
             if peer.trouble.is_some() || now_us < peer.hold_until_us {
                 continue;
             }
-            let silent = now_us.saturating_sub(peer.sent_us.max(peer.progress_us)) > self.config.resend_us;
-            if peer.stored < last && peer.next > last && silent {
-                peer.next = peer.stored + 1;
+            if peer.stored < last && peer.next > last && peer.is_silent(now_us, self.config.resend_us) {
+                (peer.next, peer.tries) = (peer.stored + 1, peer.tries + 1);
                 self.resent += 1;
             }
             peer.next = peer.next.max(first_here);
