@@ -3,7 +3,7 @@
 //!
 //! Logs are made when the first stream needs them: one pool for all streams with the same number of copies and the same durability, and
 //! some of its own for a stream that asks for them, and a few for single streamlets that fill one alone (`adaptive`). Each has a thread; all share one connection to each backup and one thread for all
-//! connections.
+//! connections. A log lives as long as the process: those of a stream that is gone serve the next one that asks for such.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Weak};
@@ -19,7 +19,7 @@ use kera_format::vlog_replica::LogId;
 use kera_format::{Durability, SegmentId, StreamId, StreamOptions, StreamletId};
 use kera_link::{LinkConfig, RpcLinks};
 use kera_log::{DurabilitySink, Log, SinkDirectory};
-use kera_protocol::{ChangeLog, LogChange};
+use kera_protocol::{ChangeLog, LogChange, StreamRef};
 use kera_raft::Group;
 use kera_vlog::{BackupId, ReplicatedConfig, ReplicatedLog, ReplicatedStats, View, ViewAnswer, Views};
 use parking_lot::Mutex;
@@ -48,6 +48,22 @@ struct Logs {
     pools: HashMap<Pool, Vec<Arc<ReplicatedLog>>>,
     all: Vec<(LogId, Arc<ReplicatedLog>)>,
     threads: Vec<JoinHandle<()>>,
+}
+
+impl Logs {
+    /// Takes up to `most` logs of this kind from streams that are gone. What is left of those in them goes when its segments do, as in a log that
+    /// streams share.
+    fn left_over(&mut self, kind: Pool, most: usize, is_gone: &dyn Fn(StreamId) -> bool) -> Vec<Arc<ReplicatedLog>> {
+        let mut found = Vec::new();
+        let is_left = |pool: &Pool| *pool == Pool { stream: pool.stream, ..kind } && pool.stream.is_some_and(is_gone);
+        self.pools.retain(|pool, logs| {
+            if is_left(pool) {
+                found.extend(logs.drain(..logs.len().min(most - found.len())));
+            }
+            !logs.is_empty()
+        });
+        found
+    }
 }
 
 /// What the node's configuration says about them.
@@ -143,6 +159,16 @@ impl Copies {
 
     /// The log that a streamlet is in if it was not put into one of its own, made if it is the first of its kind.
     pub(super) fn log(&self, stream: StreamId, streamlet: StreamletId, options: &StreamOptions) -> Arc<ReplicatedLog> {
+        self.log_after(stream, streamlet, options, &|stream| self.views.is_gone(stream))
+    }
+
+    fn log_after(
+        &self,
+        stream: StreamId,
+        streamlet: StreamletId,
+        options: &StreamOptions,
+        is_gone: &dyn Fn(StreamId) -> bool,
+    ) -> Arc<ReplicatedLog> {
         let own = (options.virtual_logs > 0).then_some(stream);
         let (copies, synced) = Copies::kind(options);
         let pool = Pool { copies, synced, stream: own, own: None };
@@ -153,7 +179,11 @@ impl Copies {
         };
         let mut logs = self.logs.lock();
         if !logs.pools.contains_key(&pool) {
-            let made: Vec<_> = (0..wanted).map(|_| self.open(&mut logs, pool)).collect();
+            let mut made = match own {
+                Some(_) => logs.left_over(pool, wanted as usize, is_gone),
+                None => Vec::new(),
+            };
+            made.extend((made.len()..wanted as usize).map(|_| self.open(&mut logs, pool)).collect::<Vec<_>>());
             logs.pools.insert(pool, made);
         }
         let pool = &logs.pools[&pool];
@@ -248,6 +278,16 @@ struct GroupViews {
     fenced: Arc<dyn Fn() + Send + Sync>,
 }
 
+impl GroupViews {
+    /// Whether a stream was there and is not any more.
+    fn is_gone(&self, stream: StreamId) -> bool {
+        let is_gone = |state: &ClusterState| {
+            stream < state.catalog.next_stream() && state.catalog.find(&StreamRef::Id(stream)).is_err()
+        };
+        self.group.upgrade().is_some_and(|group| group.read(is_gone))
+    }
+}
+
 impl Views for GroupViews {
     fn candidates(&self, log: LogId) -> Vec<(BackupId, Rack)> {
         let group = self.group.upgrade();
@@ -339,5 +379,73 @@ impl SinkDirectory for NodeSinks {
     fn sinks(&self) -> Vec<Arc<dyn DurabilitySink>> {
         let copies = self.copies.iter().flat_map(|copies| copies.all()).map(|(_, log)| log as Arc<dyn DurabilitySink>);
         self.own.iter().cloned().chain(copies).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kera_env::SystemClock;
+
+    use super::*;
+
+    /// Of a node that nobody has told of a cluster.
+    fn copies(runtime: &Handle) -> Copies {
+        let me = LogId { node: 1, epoch: 7, vlog: 0 };
+        let views = GroupViews {
+            node: me.node,
+            epoch: me.epoch,
+            group: Weak::new(),
+            runtime: runtime.clone(),
+            logs: Mutex::default(),
+            asking: Arc::default(),
+            fenced: Arc::new(|| {}),
+        };
+        let nobody = |_: BackupId| None::<(String, [u8; 16])>;
+        let config = LinkConfig { cluster: [9; 16], synced: false, connect_timeout: CONNECT };
+        let link = || RpcLinks::new(config.clone(), runtime.clone(), Arc::new(nobody));
+        Copies {
+            me,
+            settings: CopiesSettings { shared_logs: 2, lag_bytes_max: 1 << 20, lag_us_max: 1_000 },
+            clock: Arc::new(SystemClock::new()),
+            views: Arc::new(views),
+            links: [link(), link()],
+            logs: Mutex::default(),
+            runtime: runtime.clone(),
+            stop: watch::channel(false).0,
+            thread: Mutex::new(None),
+        }
+    }
+
+    #[test]
+    fn the_logs_of_a_stream_that_is_gone_serve_the_next_one() {
+        let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+        let copies = copies(runtime.handle());
+        let options = |virtual_logs, replication| StreamOptions {
+            streamlets: 8,
+            virtual_logs,
+            replication,
+            ..StreamOptions::default()
+        };
+        let logs_of = |stream: u64, options: &StreamOptions, gone: &dyn Fn(StreamId) -> bool| {
+            let of = |streamlet| copies.log_after(StreamId(stream), StreamletId(streamlet), options, gone).id().vlog;
+            (0..8).map(of).collect::<std::collections::BTreeSet<u32>>()
+        };
+        // One that stays, and one without logs of its own.
+        let stays = logs_of(1, &options(3, 3), &|_| false);
+        let shared = logs_of(2, &options(0, 3), &|_| false);
+        assert_eq!((stays.len(), shared.len(), copies.all().len()), (3, 2, 5));
+        for stream in 3..53 {
+            let is_gone = |of: StreamId| of.0 > 2 && of.0 < stream;
+            let logs = logs_of(stream, &options(4, 3), &is_gone);
+            assert_eq!(logs.len(), 4);
+            assert!(logs.is_disjoint(&stays) && logs.is_disjoint(&shared), "stream {stream}: {logs:?}");
+        }
+        assert_eq!(copies.all().len(), 9);
+        // Of another kind, and more of this one than are left.
+        let is_gone = |of: StreamId| of.0 > 2 && of.0 < 53;
+        assert_eq!((logs_of(53, &options(2, 2), &is_gone).len(), copies.all().len()), (2, 11));
+        assert_eq!((logs_of(54, &options(6, 3), &is_gone).len(), copies.all().len()), (6, 13));
+        assert_eq!(logs_of(1, &options(3, 3), &is_gone), stays);
+        copies.stop();
     }
 }
