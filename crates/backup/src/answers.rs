@@ -313,9 +313,7 @@ impl Backup {
         gone.sort_by_key(|part| (part.disk, part.sequence));
         gone.dedup_by_key(|part| (part.disk, part.sequence));
         for part in gone {
-            let mut writer = self.disks[part.disk].writer.lock();
-            writer.open.retain(|_, open| open.header.file != part.sequence);
-            writer.remove(part.sequence);
+            self.disks[part.disk].writer.lock().remove(part.sequence);
             released.files += 1;
             released.bytes += part.bytes;
         }

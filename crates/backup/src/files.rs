@@ -439,8 +439,13 @@ impl DiskWriter {
         }
     }
 
-    /// Gives a file back that nobody has open.
+    /// Gives a file back. What is open of it here is closed: the disk has its space back with the last handle.
     pub(crate) fn remove(&mut self, sequence: u64) {
+        self.open.retain(|_, open| open.header.file != sequence);
+        self.unsynced.retain(|_, files| {
+            files.retain(|unsynced| unsynced.sequence != sequence);
+            !files.is_empty()
+        });
         let kept = self.spares.len() < self.config.spares
             && self.has_free(self.spares.len() + 1)
             && self.disk.rename(&path(sequence), &spare_path(sequence)).is_ok();

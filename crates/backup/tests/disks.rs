@@ -392,6 +392,28 @@ fn a_block_in_front_of_what_a_torn_write_left_is_not_taken_for_given_back() {
     assert!(cut > 300, "the power took something in {cut} of 1,000");
 }
 
+/// With durability `process`: nobody has synced them.
+#[test]
+fn what_was_given_back_is_not_open_any_more() {
+    let clock = Arc::new(ManualClock::new(1_000_000));
+    let slow = SlowDisk::new(MemoryDisk::new(), &clock);
+    let gate = slow.gate.clone();
+    let handles = || Arc::strong_count(&gate) - 2;
+    let (backup, _) =
+        Backup::open(config(), vec![Arc::new(slow)], clock, Arc::new(SeededRandom::new(1))).expect("open");
+    let mut rig = Rig::over(backup);
+    let mut last = 0;
+    while rig.backup.stats().files < 4 {
+        last += 1;
+        assert_eq!(rig.store(LOG, last, 1, false), Ok(stored(last)));
+    }
+    assert_eq!(handles(), 4, "three are full and not synced");
+    release(&rig, LOG, last);
+    assert_eq!(handles(), 1, "the last one takes more");
+    release(&rig, LOG, u64::MAX);
+    assert_eq!(handles(), 0);
+}
+
 /// A backup with two disks, of which the first is about to fail, and the log's first block on that one.
 struct Failing {
     rig: Rig,
