@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::io;
+use std::time::Duration;
 
 use bytes::Bytes;
 use kera_env::OpenMode;
@@ -25,6 +26,9 @@ use crate::scan::Source;
 
 /// Bytes of chunks in one answer at most, but for a single block that is larger.
 const READ_BYTES_MAX: usize = 16 << 20;
+
+/// How long what is known about an open file is waited for before its blocks are read instead.
+const FOOTER_WAIT: Duration = Duration::from_millis(500);
 
 /// Where recent reads ended, so that the next one need not look for its block from the file's start on.
 #[derive(Default)]
@@ -149,8 +153,9 @@ impl Backup {
     fn footer(&self, log: LogId, part: &FilePart, from: u64, through: u64) -> Result<Footer, BackupError> {
         let whole = from <= part.first && part.last <= through;
         if whole && part.open {
-            let writer = self.disks[part.disk].writer.lock();
-            let mut open = writer.open.values();
+            // A writer whose disk stands still has its lock for as long; what it has written can be read.
+            let writer = self.disks[part.disk].writer.try_lock_for(FOOTER_WAIT);
+            let mut open = writer.iter().flat_map(|writer| writer.open.values());
             // It may have got more blocks since, or a footer.
             if let Some(open) = open.find(|open| open.header.file == part.sequence && open.last <= through) {
                 return Ok(open.index.footer(log.vlog, part.sequence, part.key, open.last));

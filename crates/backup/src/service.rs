@@ -1,4 +1,6 @@
-//! What connections ask for that may wait for a disk: done one after the other on threads of its own, apart from the blocks.
+//! What connections ask for that may wait for a disk: done one after the other on threads of its own, apart from the blocks. A disk of several that does
+//! not answer holds up those who fence, for a fence is on all of them, and those who give back what is on it, and nobody else: each kind has its own
+//! threads.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -20,24 +22,54 @@ pub(crate) struct Command {
     pub(crate) reply: Arc<Mailbox>,
 }
 
+/// What a thread of the service does.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ServiceThread {
+    /// Fences: producers wait for them.
+    Fences,
+    /// What recoveries and owners ask for.
+    Answers,
+    /// Gives files back.
+    Releases,
+}
+
+impl ServiceThread {
+    fn of(op: u16) -> ServiceThread {
+        match Op::from_u16(op) {
+            Some(Op::FenceNode) => ServiceThread::Fences,
+            Some(Op::ReleaseBlocks) => ServiceThread::Releases,
+            _ => ServiceThread::Answers,
+        }
+    }
+}
+
 #[derive(Default)]
-struct Commands {
-    fences: VecDeque<Command>,
-    others: VecDeque<Command>,
+struct Waiting {
+    commands: VecDeque<Command>,
     stopping: bool,
 }
 
-/// See the module. Connections bound what they have under way, so the queue is bounded with them.
-pub struct BackupService {
-    backup: Arc<Backup>,
-    commands: Mutex<Commands>,
+/// What waits for the threads of one kind.
+#[derive(Default)]
+struct Commands {
+    waiting: Mutex<Waiting>,
     arrived: Condvar,
 }
 
+/// See the module. Connections bound what they have under way, so the queues are bounded with them.
+pub struct BackupService {
+    backup: Arc<Backup>,
+    commands: [Commands; 3],
+}
+
 impl BackupService {
-    /// A service for the sessions of a backup. Needs a thread or two in [`run`](BackupService::run).
+    /// Threads that it needs in [`run`](BackupService::run). Two answer: one that reads for a recovery must not hold up the others.
+    pub const THREADS: [ServiceThread; 4] =
+        [ServiceThread::Fences, ServiceThread::Answers, ServiceThread::Answers, ServiceThread::Releases];
+
+    /// A service for the sessions of a backup.
     pub fn new(backup: Arc<Backup>) -> Arc<BackupService> {
-        Arc::new(BackupService { backup, commands: Mutex::default(), arrived: Condvar::new() })
+        Arc::new(BackupService { backup, commands: Default::default() })
     }
 
     /// Whose service it is.
@@ -50,34 +82,27 @@ impl BackupService {
         matches!(op, Op::FenceNode | Op::ListReplicas | Op::LaneStates | Op::ReadBlocks | Op::ReleaseBlocks)
     }
 
-    /// A fence goes before all others: producers wait for it.
     pub(crate) fn push(&self, command: Command) {
-        let mut commands = self.commands.lock();
-        match Op::from_u16(command.header.op) {
-            Some(Op::FenceNode) => commands.fences.push_back(command),
-            _ => commands.others.push_back(command),
-        }
-        drop(commands);
-        self.arrived.notify_one();
+        let commands = &self.commands[ServiceThread::of(command.header.op) as usize];
+        commands.waiting.lock().commands.push_back(command);
+        commands.arrived.notify_one();
     }
 
-    /// Does what comes until [`stop`](BackupService::stop): the main function of its threads.
-    pub fn run(&self) {
+    /// Does what comes of a kind until [`stop`](BackupService::stop): the main function of its [threads](BackupService::THREADS).
+    pub fn run(&self, thread: ServiceThread) {
+        let commands = &self.commands[thread as usize];
         loop {
-            let mut commands = self.commands.lock();
+            let mut waiting = commands.waiting.lock();
             let command = loop {
-                if let Some(command) = commands.fences.pop_front() {
+                if let Some(command) = waiting.commands.pop_front() {
                     break command;
                 }
-                if let Some(command) = commands.others.pop_front() {
-                    break command;
-                }
-                if commands.stopping {
+                if waiting.stopping {
                     return;
                 }
-                self.arrived.wait(&mut commands);
+                commands.arrived.wait(&mut waiting);
             };
-            drop(commands);
+            drop(waiting);
             let mut frame = Vec::new();
             self.answer(&command.header, &command.body, &mut frame);
             command.reply.frame(frame);
@@ -86,8 +111,10 @@ impl BackupService {
 
     /// Has its threads return when nothing is left.
     pub fn stop(&self) {
-        self.commands.lock().stopping = true;
-        self.arrived.notify_all();
+        for commands in &self.commands {
+            commands.waiting.lock().stopping = true;
+            commands.arrived.notify_all();
+        }
     }
 
     /// Does one request and appends its whole answer to `out`: for [`run`](BackupService::run), tests and a simulator.

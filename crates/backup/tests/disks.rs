@@ -8,14 +8,17 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 
-use kera_backup::{Backup, BackupConfig, BackupError, Ran, StoreDone, Taken};
+use kera_backup::{Backup, BackupConfig, BackupError, BackupService, BackupSession, Ran, StoreDone, Taken};
 use kera_env::{
     Clock, DirectIo, Disk, DiskFile, FaultyDisk, ManualClock, MemoryDisk, OpenMode, ProcessorTimes, Processors,
     SeededRandom,
 };
 use kera_format::vlog::{BLOCK_HEADER_BYTES, pages};
 use kera_format::vlog_replica::LogId;
-use kera_protocol::{BlockStored, ReleaseBlocks, Status, StoreOutcome};
+use kera_protocol::{
+    BlockStored, FenceNode, FrameHeader, LaneStates, Message, Op, ReadBlocks, ReleaseBlocks, Status, StoreOutcome,
+};
+use kera_rpc::{Flow, Outbox, Session, SessionWaker};
 
 use common::*;
 
@@ -325,6 +328,83 @@ fn a_disk_that_stands_still_takes_no_more_logs_and_holds_up_nobody_who_looks() {
     assert_eq!(ask(&rig, LOG), next(3));
     assert_eq!(rig.read(LOG, 1, 2), Ok(vec![1, 2]));
     assert_eq!(rig.backup.stats().blocks, 3);
+}
+
+/// What has been answered since, by operations.
+fn answers(out: &mut Outbox) -> Vec<u16> {
+    let (bytes, mut ops, mut at) = (std::mem::replace(out, Outbox::new(1 << 20)).to_vec(), Vec::new(), 0);
+    while at < bytes.len() {
+        let header = FrameHeader::parse(&bytes[at..], 1 << 20).expect("a frame");
+        assert_eq!(header.status, 0, "operation {}", header.op);
+        ops.push(header.op);
+        at += header.frame_bytes as usize;
+    }
+    ops
+}
+
+/// Two owners give back what is on it, and one is fenced: each of them waits for the disk.
+#[test]
+fn what_waits_for_a_disk_that_stands_still_holds_up_nobody_who_asks_for_what_is_on_another_one() {
+    let clock = Arc::new(ManualClock::new(1_000_000));
+    let slow = SlowDisk::new(MemoryDisk::new(), &clock);
+    let gate = slow.gate.clone();
+    let disks: Vec<Arc<dyn Disk>> = vec![Arc::new(slow), Arc::new(MemoryDisk::new())];
+    let (backup, _) = Backup::open(config(), disks, clock, Arc::new(SeededRandom::new(1))).expect("open");
+    let mut rig = Rig::over(backup.clone());
+    let mut last = 0;
+    while rig.backup.stats().files < 3 {
+        last += 1;
+        assert_eq!(rig.store(LOG, last, 1, false), Ok(stored(last)));
+    }
+    let (other, beside) = (LogId { node: 2, ..LOG }, LogId { node: 3, ..LOG });
+    for log in [other, beside] {
+        assert_eq!(rig.store(log, 1, 1, false), Ok(stored(1)), "at the other disk, and at that one");
+    }
+    let service = BackupService::new(backup.clone());
+    let mut threads: Vec<_> = BackupService::THREADS
+        .into_iter()
+        .map(|thread| {
+            let service = service.clone();
+            std::thread::spawn(move || service.run(thread))
+        })
+        .collect();
+    gate.set(true);
+    assert_eq!(rig.send(LOG, last + 1, 1, false), Taken::Queued);
+    threads.push(std::thread::spawn(move || assert_eq!(backup.run_once(0), Ran::Answered(1))));
+    gate.until_somebody_waits();
+    let waker = SessionWaker::detached();
+    let (mut session, mut out) = (BackupSession::new(service.clone(), waker.clone()), Outbox::new(1 << 20));
+    fn ask<M: Message>(session: &mut BackupSession, message: &M, out: &mut Outbox) {
+        let (mut body, op) = (Vec::new(), M::OP as u16);
+        message.encode(1, &mut body);
+        assert_eq!(session.on_frame(&FrameHeader { op, version: 1, ..FrameHeader::default() }, &body, out), Flow::Done);
+    }
+    for through_block in [last - 2, last - 1] {
+        ask(&mut session, &ReleaseBlocks { log: LOG, through_block }, &mut out);
+    }
+    ask(&mut session, &FenceNode { node: 9, epoch: 1, logs: Vec::new() }, &mut out);
+    // Also for what is on that one: what is known about an open file is the writer's, and what was written can be read.
+    for log in [beside, other] {
+        let asked = LaneStates { log, from_block: 1, through_block: 1, streamlets: Vec::new() };
+        ask(&mut session, &asked, &mut out);
+    }
+    let asked = ReadBlocks { log: other, from_block: 1, through_block: 1, streamlets: Vec::new(), max_bytes: 1 << 20 };
+    ask(&mut session, &asked, &mut out);
+    let mut answered = Vec::new();
+    while answered.len() < 3 {
+        while !waker.take() {
+            std::thread::yield_now();
+        }
+        session.on_wake(&mut out);
+        answered.extend(answers(&mut out));
+    }
+    answered.sort_unstable();
+    assert_eq!(answered, [Op::LaneStates as u16, Op::LaneStates as u16, Op::ReadBlocks as u16]);
+    gate.set(false);
+    service.stop();
+    threads.into_iter().for_each(|thread| thread.join().expect("no panic"));
+    session.on_wake(&mut out);
+    assert_eq!(answers(&mut out).len(), 3, "and all others when it answers");
 }
 
 #[derive(Debug)]

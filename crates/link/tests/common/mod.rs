@@ -205,8 +205,12 @@ impl Cluster {
         };
         let server = Server::start(config, Arc::new(factory)).expect("a server");
         self.addresses.lock().insert(number, server.local_addr().to_string());
-        let (writer, commands) = (Arc::clone(&backup), Arc::clone(&service));
-        let threads = vec![std::thread::spawn(move || writer.run(0)), std::thread::spawn(move || commands.run())];
+        let writer = Arc::clone(&backup);
+        let mut threads = vec![std::thread::spawn(move || writer.run(0))];
+        threads.extend(BackupService::THREADS.map(|thread| {
+            let service = Arc::clone(&service);
+            std::thread::spawn(move || service.run(thread))
+        }));
         self.nodes.insert(number, Node { backup, service, server: Some(server), threads });
         report
     }

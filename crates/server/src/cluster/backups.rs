@@ -18,9 +18,6 @@ use tokio::runtime::Handle;
 
 use crate::fatal::Fatal;
 
-/// Threads for what may wait for disks: fences go first, and one that reads for a recovery must not hold them up.
-const SERVICE_THREADS: usize = 2;
-
 /// Has backups fence, over connections that nothing else goes through.
 pub(super) struct RpcBackups(pub(super) Arc<dyn Transport>);
 
@@ -90,9 +87,9 @@ impl BackupRole {
             threads.push(spawn("kera-backup", move || writes.run(disk))?);
             threads.push(spawn("kera-backup-sync", move || syncs.run_syncs(disk))?);
         }
-        for _ in 0..SERVICE_THREADS {
+        for thread in BackupService::THREADS {
             let service = service.clone();
-            threads.push(spawn("kera-backup-ask", move || service.run())?);
+            threads.push(spawn("kera-backup-ask", move || service.run(thread))?);
         }
         // First: of what is given up while the rest is looked through somebody is told.
         let has_given_up = {
