@@ -12,8 +12,8 @@ use kera_format::chunk::Chunks;
 use kera_format::vlog_replica::{Footer, LogId, ReplicaMark, SegmentRun};
 use kera_protocol::limits::PAGE_ITEMS_MAX;
 use kera_protocol::{
-    BlockHead, BlocksRead, BlocksReleased, LaneStateList, LaneStates, ListReplicas, ProducerPlace, ReadBlocks,
-    ReleaseBlocks, ReplicaInfo, ReplicaList, ReplicatedLane, SegmentPart, Status, StreamletRef,
+    BlockHead, BlockRange, BlocksRead, BlocksReleased, LaneStateList, LaneStates, ListReplicas, ProducerPlace,
+    ReadBlocks, ReleaseBlocks, ReplicaInfo, ReplicaList, ReplicatedLane, SegmentPart, Status, StreamletRef,
 };
 use parking_lot::Mutex;
 
@@ -21,7 +21,7 @@ use crate::backup::Backup;
 use crate::disks::FOLDER;
 use crate::error::BackupError;
 use crate::index::{FileIndex, LaneKey, MARKS};
-use crate::replica::{FilePart, Run};
+use crate::replica::{FilePart, Replica, Run};
 use crate::scan::Source;
 
 /// Bytes of chunks in one answer at most, but for a single block that is larger.
@@ -66,7 +66,7 @@ impl Backup {
         };
         let state = self.state.lock();
         let behind = state.logs.iter().filter(|(log, _)| asked.after.is_none_or(|after| **log > after));
-        let info = |(log, replica): (&LogId, &crate::replica::Replica)| {
+        let info = |(log, replica): (&LogId, &Replica)| {
             let parts = replica.runs.iter().flat_map(|run| &run.files);
             ReplicaInfo {
                 log: *log,
@@ -274,7 +274,7 @@ impl Backup {
     /// Of a log that is fenced, or that a recovery has asked about, only all goes: an owner that was declared lost and does not know it yet may have
     /// nothing to do with what retention takes, but who took over from it waits for each segment that it was told of.
     pub fn release(&self, asked: &ReleaseBlocks) -> BlocksReleased {
-        let mut released = BlocksReleased { files: 0, bytes: 0 };
+        let released = BlocksReleased { files: 0, bytes: 0 };
         let mut gone: Vec<FilePart> = Vec::new();
         if asked.through_block < u64::MAX {
             if self.state.lock().is_over(asked.log) {
@@ -310,11 +310,48 @@ impl Backup {
                     run.first = run.files.front().map_or(run.first, |part| part.first);
                 }
             }
-            let kept: HashSet<(usize, u64)> =
-                replica.runs.iter().flat_map(|run| &run.files).map(|part| (part.disk, part.sequence)).collect();
+            let kept = files_of(replica);
             gone.retain(|part| !kept.contains(&(part.disk, part.sequence)));
         }
         drop(state);
+        self.give_back(gone)
+    }
+
+    /// Forgets the rows of a log that reach into none of these ranges, and gives their files back. `needed`: the blocks of all views that anybody may ask
+    /// for yet, those of the newest one without an end.
+    ///
+    /// A backup that was replaced and is back begins a row each time, of which the last file stays: without it a start would not know of the row, and who asks for
+    /// blocks that were given back would take them for lost. Of a view that was given up nobody asks, and where the log ends the newest one says. A row that
+    /// may have gone on behind what is known of it may have reached into that, and stays.
+    pub fn forget_rows(&self, log: LogId, needed: &[BlockRange]) -> BlocksReleased {
+        let mut state = self.state.lock();
+        let state_now = &mut *state;
+        let is_over = state_now.is_over(log);
+        let Some(replica) = state_now.logs.get_mut(&log).filter(|_| !is_over) else {
+            return BlocksReleased { files: 0, bytes: 0 };
+        };
+        let is_needed = |run: &Run| needed.iter().any(|range| range.first <= run.written && run.origin <= range.last);
+        let is_known = |run: &Run| {
+            run.taken == run.written && !run.doubtful && run.lost_behind.is_none() && run.begun <= run.written
+        };
+        let (gone, kept): (Vec<Run>, Vec<Run>) =
+            replica.runs.drain(..).partition(|run| is_known(run) && !is_needed(run) && run.origin <= run.written);
+        replica.runs = kept;
+        for run in &gone {
+            state_now.runs[run.disk] = state_now.runs[run.disk].saturating_sub(1);
+        }
+        let kept = files_of(replica);
+        if replica.runs.is_empty() {
+            state_now.logs.remove(&log);
+        }
+        let gone = gone.into_iter().flat_map(|run| run.files);
+        let gone = gone.filter(|part| !kept.contains(&(part.disk, part.sequence))).collect();
+        drop(state);
+        self.give_back(gone)
+    }
+
+    fn give_back(&self, mut gone: Vec<FilePart>) -> BlocksReleased {
+        let mut released = BlocksReleased { files: 0, bytes: 0 };
         gone.sort_by_key(|part| (part.disk, part.sequence));
         gone.dedup_by_key(|part| (part.disk, part.sequence));
         for part in gone {
@@ -324,6 +361,11 @@ impl Backup {
         }
         released
     }
+}
+
+/// Disk and number of each file of a log.
+fn files_of(replica: &Replica) -> HashSet<(usize, u64)> {
+    replica.runs.iter().flat_map(|run| &run.files).map(|part| (part.disk, part.sequence)).collect()
 }
 
 impl Backup {

@@ -539,6 +539,9 @@ impl Backup {
             is_new: run.files.is_empty(),
         });
         let row = row.unwrap_or(Row { first_block: head.block, synced: head.synced(), is_new: true });
+        if row.is_new {
+            self.close_others(writer, disk, run);
+        }
         let open = match writer.begin(run, head, sequence, row) {
             Ok(open) => open,
             Err(error) => return Err(self.disk_failed(disk, &error, sequence)),
@@ -559,6 +562,13 @@ impl Backup {
             run.files.push_back(part);
         }
         Ok(())
+    }
+
+    /// The log comes in another view than before: what its other runs have open here takes no more, and would keep its handle and the space that is
+    /// reserved for it until the log ends. A late block of theirs begins a file of its own.
+    fn close_others(&self, writer: &mut DiskWriter, disk: usize, run: RunKey) {
+        let others: Vec<RunKey> = writer.open.keys().filter(|of| of.0 == run.0 && **of != run).copied().collect();
+        others.into_iter().for_each(|other| self.close_file(writer, disk, other));
     }
 
     fn close_file(&self, writer: &mut DiskWriter, disk: usize, run: RunKey) {

@@ -30,7 +30,8 @@ pub(crate) const SLICES_MAX: usize = 512;
 /// Files of a run that are full and not synced yet when the next one begins, if nobody asks for syncs. A start after a loss of power reads
 /// that many of each run.
 pub(crate) const UNSYNCED_MAX: usize = 16;
-/// Full files of a run that nobody hurries to sync: they may be given back first.
+/// Full files of a run that nobody hurries to sync: they may be given back first. Not of one that has no file open: nothing more may ever come of
+/// it, and they would stay open.
 const UNSYNCED_LEFT: usize = 1;
 /// Writes of at least so many bytes are much: they go past the page cache, or [through it](Way).
 const MUCH_BYTES: usize = 256 << 10;
@@ -390,7 +391,9 @@ impl DiskWriter {
     /// The oldest full file of the run that has most of those that are not synced, to be synced without the writer, which goes on.
     pub(crate) fn next_full(&mut self) -> Option<FullFile> {
         loop {
-            let late = self.unsynced.iter().filter(|(_, files)| files.len() > UNSYNCED_LEFT && !files[0].failed);
+            let left = |run| if self.open.contains_key(run) { UNSYNCED_LEFT } else { 0 };
+            let late = self.unsynced.iter().filter(|(run, files)| files.len() > left(run));
+            let late = late.filter(|(_, files)| !files[0].failed);
             let (run, files) = late.max_by_key(|(run, files)| (files.len(), std::cmp::Reverse(**run)))?;
             let (run, opened) = (*run, self.full_file(*run, files[0].sequence, self.names_to_sync()));
             let files = self.unsynced.get_mut(&run)?;

@@ -16,7 +16,8 @@ use kera_env::{
 use kera_format::vlog::{BLOCK_HEADER_BYTES, pages};
 use kera_format::vlog_replica::LogId;
 use kera_protocol::{
-    BlockStored, FenceNode, FrameHeader, LaneStates, Message, Op, ReadBlocks, ReleaseBlocks, Status, StoreOutcome,
+    BlockRange, BlockStored, FenceNode, FrameHeader, LaneStates, Message, Op, ReadBlocks, ReleaseBlocks, Status,
+    StoreOutcome,
 };
 use kera_rpc::{Flow, Outbox, Session, SessionWaker};
 
@@ -470,6 +471,60 @@ fn a_block_in_front_of_what_a_torn_write_left_is_not_taken_for_given_back() {
         cut += u32::from(read.len() < 3);
     }
     assert!(cut > 300, "the power took something in {cut} of 1,000");
+}
+
+/// It was replaced again and again, and came back each time: it has what it missed meanwhile nowhere.
+#[test]
+fn a_log_that_comes_back_in_many_views_keeps_one_file_open_and_only_what_is_asked_for() {
+    const VIEWS: u64 = 200;
+    let clock = Arc::new(ManualClock::new(1_000_000));
+    let disk = MemoryDisk::new();
+    let slow = SlowDisk::new(disk.clone(), &clock);
+    let gate = slow.gate.clone();
+    let handles = || Arc::strong_count(&gate) - 2;
+    let (backup, _) =
+        Backup::open(config(), vec![Arc::new(slow)], clock, Arc::new(SeededRandom::new(1))).expect("open");
+    let mut rig = Rig::over(backup);
+    for view in 1..=VIEWS {
+        let first = 10 * view;
+        assert_eq!(rig.store(LOG, first, first, false), Ok(stored(first)));
+        assert_eq!(rig.store(LOG, first + 1, first, false), Ok(stored(first + 1)));
+        while rig.backup.sync_full(0) {}
+    }
+    assert_eq!(handles(), 1);
+    // A header, two blocks, a footer and its mark, of a page each; the last one has its space reserved.
+    let (most, told) = ((VIEWS - 1) * 5 * 4096 + config().file_bytes, rig.backup.stats().file_bytes);
+    assert!(disk.used_bytes() <= told && told <= most, "{} bytes, and {told} are told", disk.used_bytes());
+    // What is closed is there, and goes on if something comes late.
+    assert_eq!(rig.store(LOG, 12, 10, false), Ok(stored(12)));
+    assert_eq!(rig.read(LOG, 10, 12), Ok(vec![10, 11, 12]));
+    assert_eq!(rig.ranges(LOG).len() as u64, VIEWS);
+    // Of a row its last file stays for as long as somebody may ask for one of its views.
+    release(&rig, LOG, 10 * VIEWS);
+    assert_eq!((rig.backup.stats().files, rig.ranges(LOG).len() as u64), (VIEWS, VIEWS));
+    let (newest, needed) = (10 * VIEWS, BlockRange { first: 501, last: 519 });
+    rig.backup.forget_rows(LOG, &[needed, BlockRange { first: newest, last: u64::MAX }]);
+    let left = [500, 510, newest].map(|first| BlockRange { first, last: first + 1 });
+    assert_eq!((&rig.ranges(LOG)[..], rig.backup.stats().files), (&left[..], 3));
+    assert_eq!(rig.store(LOG, newest + 2, newest, false), Ok(stored(newest + 2)));
+    rig.backup.fence(LOG.node, LOG.epoch, &[]).expect("fenced");
+    assert_eq!(rig.backup.forget_rows(LOG, &[]).files, 0, "others take over from it");
+}
+
+/// The power may have taken what was behind them.
+#[test]
+fn rows_that_may_have_gone_on_are_not_forgotten() {
+    let disk = MemoryDisk::new();
+    let open: &dyn Fn() -> Arc<dyn Disk> = &|| Arc::new(disk.clone());
+    let mut rig = boots(open, 1);
+    for first in [10, 20] {
+        assert_eq!(rig.store(LOG, first, first, false), Ok(stored(first)));
+    }
+    drop(rig);
+    let rig = boots(open, 2);
+    let newest = [BlockRange { first: 30, last: u64::MAX }];
+    assert_eq!(rig.backup.forget_rows(LOG, &newest).files, 0);
+    assert!(!rig.backup.end_now(LOG, 30).certain, "block 30 may have been there");
 }
 
 /// With durability `process`: nobody has synced them.

@@ -10,7 +10,7 @@ use kera_env::{Clock, Disk, MachineProcessors, SystemRandom, boot_id};
 use kera_format::cluster::{ClusterEntry, LogName, NodeNumber};
 use kera_format::vlog_replica::LogId;
 use kera_log::store::FirstWrites;
-use kera_protocol::{Body, FenceNode, ListReplicas, LogView, NodeFenced, Op, ReleaseBlocks};
+use kera_protocol::{BlockRange, Body, FenceNode, ListReplicas, LogView, NodeFenced, Op, ReleaseBlocks};
 use kera_raft::{Backups, Change, Group, Observer, Pending, Transport, in_versions};
 use kera_rpc::SessionWaker;
 use parking_lot::Mutex;
@@ -92,11 +92,11 @@ impl BackupRole {
             threads.push(spawn("kera-backup-ask", move || service.run(thread))?);
         }
         // First: of what is given up while the rest is looked through somebody is told.
-        let has_given_up = {
+        let needed = {
             let group = Arc::downgrade(group);
-            Arc::new(move |log| group.upgrade().is_some_and(|group| group.read(|state| is_given_up(state, log))))
+            Arc::new(move |log| group.upgrade().map_or(Needed::All, |group| group.read(|state| needed(state, log))))
         };
-        group.observe(Arc::new(Follow { backup: backup.clone(), has_given_up, runtime: runtime.clone() }));
+        group.observe(Arc::new(Follow { backup: backup.clone(), needed, runtime: runtime.clone() }));
         // Blocks of a log come after its first view was agreed to, and the node has joined since it stored its last one: what the
         // coordinators do not know now was given up.
         forget_given_up(&backup, group);
@@ -158,6 +158,8 @@ fn forget_given_up(backup: &Backup, group: &Group) {
             forget(backup, log);
         } else if !is_live {
             backup.keep_whole(log);
+        } else {
+            forget_unneeded(backup, log, &group.read(|state| needed(state, name)));
         }
     });
 }
@@ -174,13 +176,45 @@ fn each_log(backup: &Backup, mut each: impl FnMut(LogId)) {
     }
 }
 
-/// Whether a log that a backup has was given up, by a state that may be behind what the backup was sent.
+/// What of a log may be asked for yet.
+enum Needed {
+    /// It was given up.
+    Nothing,
+    /// The blocks of the views that were not given up; those of the newest one have no end.
+    Blocks(Vec<BlockRange>),
+    /// Others take over from it, or nothing is known of it yet.
+    All,
+}
+
+/// What is needed of a log that a backup has, by a state that may be behind what the backup was sent.
 ///
 /// A block may come before this node knows that its log's first view was agreed to, so that a log is not in the state says nothing by itself. But who
 /// is over in this state gets no view from then on: all logs of that incarnation have been in the state, up to this one or in what a
 /// snapshot has passed over, and those that are not there any more were given up.
-fn is_given_up(state: &ClusterState, log: LogName) -> bool {
-    !state.logs().contains_key(&log) && state.is_over(log.node, log.epoch)
+///
+/// A view that this node does not know yet begins no earlier than the newest one that it knows, and is in the blocks of that. Who recovers a log asks for the
+/// views of a state in which its owner is over, so behind all that the owner gave up while it was live.
+fn needed(state: &ClusterState, log: LogName) -> Needed {
+    let Some(known) = state.logs().get(&log) else {
+        return if state.is_over(log.node, log.epoch) { Needed::Nothing } else { Needed::All };
+    };
+    if !state.is_live(log.node, log.epoch) {
+        return Needed::All;
+    }
+    let nexts = known.views.iter().skip(1).map(|view| view.first - 1).chain([u64::MAX]);
+    let blocks = known.views.iter().zip(nexts).map(|(view, last)| (view, BlockRange { first: view.first, last }));
+    Needed::Blocks(blocks.filter(|(view, _)| !view.backups.is_empty()).map(|(_, blocks)| blocks).collect())
+}
+
+fn forget_unneeded(backup: &Backup, log: LogId, needed: &Needed) {
+    match needed {
+        Needed::Nothing => forget(backup, log),
+        Needed::Blocks(blocks) => {
+            let released = backup.forget_rows(log, blocks);
+            tracing::debug!(%log, files = released.files, bytes = released.bytes, "copies of older views were given back");
+        }
+        Needed::All => {}
+    }
 }
 
 fn forget(backup: &Backup, log: LogId) {
@@ -190,31 +224,30 @@ fn forget(backup: &Backup, log: LogId) {
     }
 }
 
-/// Gives files back when a log is given up.
+/// Gives files back when a log is given up, or an older view of one.
 struct Follow {
     backup: Arc<Backup>,
-    /// See [`is_given_up`].
-    has_given_up: Arc<dyn Fn(LogName) -> bool + Send + Sync>,
+    /// See [`needed`].
+    needed: Arc<dyn Fn(LogName) -> Needed + Send + Sync>,
     runtime: Handle,
 }
 
 impl Observer for Follow {
     fn changed(&self, _index: u64, change: &Change) {
-        let backup = self.backup.clone();
+        let (backup, needed) = (self.backup.clone(), self.needed.clone());
         match change {
             Change::Cluster(ClusterEntry::LogGivenUp { log }) => {
                 let log = LogId::from(*log);
                 self.runtime.spawn_blocking(move || forget(&backup, log));
             }
+            Change::Cluster(ClusterEntry::ViewGivenUp { log, .. }) => {
+                let log = *log;
+                self.runtime.spawn_blocking(move || forget_unneeded(&backup, log.into(), &needed(log)));
+            }
             // Nobody is told one by one of what was given up before it.
             Change::Replaced => {
-                let has_given_up = self.has_given_up.clone();
                 self.runtime.spawn_blocking(move || {
-                    each_log(&backup, |log| {
-                        if has_given_up(log.into()) {
-                            forget(&backup, log);
-                        }
-                    });
+                    each_log(&backup, |log| forget_unneeded(&backup, log, &needed(log.into())));
                 });
             }
             _ => {}
@@ -279,20 +312,20 @@ mod tests {
     #[test]
     fn what_was_given_up_before_a_snapshot_goes_and_what_the_state_has_yet_to_hear_of_stays() {
         let log = |node, epoch, vlog| LogId { node, epoch, vlog };
-        let needed = log(1, 7, 0);
+        let lost = log(1, 7, 0);
         // Node 1 is lost, node 2 was, and has come back, and node 3 is live. Of node 3 in another epoch, of its log and of a node 5 nothing is known yet.
         let not_known_yet = [log(3, 7, 0), log(3, 8, 0), log(5, 9, 0)];
         let given_up = [log(1, 7, 1), log(2, 6, 0)];
-        let all = [&[needed][..], &not_known_yet, &given_up].concat();
+        let all = [&[lost][..], &not_known_yet, &given_up].concat();
         let backup = with_logs(&all);
         let mut state = joined(4, 7);
-        apply(&mut state, &[ClusterEntry::ViewAgreed { log: needed.into(), view: 1, first: 1, backups: vec![4] }]);
+        apply(&mut state, &[ClusterEntry::ViewAgreed { log: lost.into(), view: 1, first: 1, backups: vec![4] }]);
         apply(&mut state, &[ClusterEntry::NodeFenced { node: 1, epoch: 7 }]);
         let state = Arc::new(RwLock::new(state));
         let runtime = tokio::runtime::Runtime::new().expect("a runtime");
         let follow = Follow {
             backup: backup.clone(),
-            has_given_up: Arc::new(move |log| is_given_up(&state.read(), log)),
+            needed: Arc::new(move |log| needed(&state.read(), log)),
             runtime: runtime.handle().clone(),
         };
         assert_eq!(has(&backup).len(), all.len());
@@ -302,6 +335,21 @@ mod tests {
             std::thread::sleep(Duration::from_millis(1));
         }
         drop(runtime);
-        assert_eq!(has(&backup), [&[needed][..], &not_known_yet].concat());
+        assert_eq!(has(&backup), [&[lost][..], &not_known_yet].concat());
+    }
+
+    #[test]
+    fn what_may_be_asked_for_are_the_blocks_of_views_that_were_not_given_up() {
+        let log: LogName = LogId { node: 1, epoch: 7, vlog: 0 }.into();
+        let mut state = joined(4, 7);
+        assert!(matches!(needed(&state, log), Needed::All), "its first view may be on its way");
+        for (view, first) in (1..=4).zip([1, 11, 11, 21]) {
+            apply(&mut state, &[ClusterEntry::ViewAgreed { log, view, first, backups: vec![view + 1 - view / 4] }]);
+        }
+        apply(&mut state, &[1, 3].map(|view| ClusterEntry::ViewGivenUp { log, view }));
+        let Needed::Blocks(blocks) = needed(&state, log) else { panic!("it goes on") };
+        assert_eq!(blocks, [BlockRange { first: 11, last: 10 }, BlockRange { first: 21, last: u64::MAX }]);
+        apply(&mut state, &[ClusterEntry::NodeFenced { node: 1, epoch: 7 }]);
+        assert!(matches!(needed(&state, log), Needed::All), "others take over from it");
     }
 }

@@ -75,11 +75,11 @@ struct Change {
     asked_us: u64,
 }
 
-/// A view that another one has followed.
+/// A view that another one has followed, and that somebody needs yet.
 struct Older {
     view: View,
-    /// Nobody needs its blocks, and the coordinator was told.
-    given_up: bool,
+    /// The block in front of the next view's first one.
+    last: u64,
     /// All its backups are there and have all of it, as was seen last.
     complete: bool,
     /// One of them does not have all of it, as was seen last.
@@ -590,7 +590,7 @@ impl Core {
     fn use_view(&mut self, view: View, now_us: u64) {
         let before = std::mem::replace(&mut self.view, view);
         if before.number > 0 {
-            self.older.push(Older { view: before, given_up: false, complete: false, lacking: false });
+            self.older.push(Older { view: before, last: self.view.first - 1, complete: false, lacking: false });
         }
         self.view_since_us = now_us;
         // Somebody was lost, and may be in any of them.
@@ -655,26 +655,25 @@ impl Core {
 
     /// The blocks of each older view that are not given back, as far as they are acknowledged.
     fn older_blocks(&self) -> impl Iterator<Item = (&Older, RangeInclusive<u64>)> {
-        let nexts = self.older.iter().skip(1).map(|older| older.view.first).chain([self.view.first]);
-        let blocks = self.older.iter().zip(nexts).map(|(older, next)| {
+        let blocks = self.older.iter().map(|older| {
             let first = older.view.first.max(self.kept.released() + 1);
-            (older, first..=(next - 1).min(self.acknowledged))
+            (older, first..=older.last.min(self.acknowledged))
         });
-        blocks.filter(|(older, blocks)| !older.given_up && !blocks.is_empty())
+        blocks.filter(|(_, blocks)| !blocks.is_empty())
     }
 
     /// See [`blocks_of`](super::ReplicatedLog::blocks_of). Blocks that were under way when a view began are in a stretch with those before, and at its backups.
     pub(crate) fn blocks_of(&self, segment: SegmentId) -> Vec<(RangeInclusive<u64>, Vec<BackupId>)> {
-        let views: Vec<&View> = self.older.iter().map(|older| &older.view).chain([&self.view]).collect();
+        let older = self.older.iter().map(|older| (&older.view, older.last));
+        let views: Vec<(&View, u64)> = older.chain([(&self.view, u64::MAX)]).collect();
         let mut found = Vec::new();
         for stretch in self.kept.blocks_of(segment) {
-            let mut behind = self.acknowledged + 1;
-            for view in views.iter().rev() {
-                let blocks = view.first.max(*stretch.start())..=(*stretch.end()).min(behind - 1);
+            for (view, last) in views.iter().rev() {
+                let through = (*last).min(*stretch.end()).min(self.acknowledged);
+                let blocks = view.first.max(*stretch.start())..=through;
                 if !blocks.is_empty() {
                     found.push((blocks, view.backups.clone()));
                 }
-                behind = behind.min(view.first);
             }
         }
         found
@@ -739,21 +738,38 @@ impl Core {
         self.kept.to_copy_again(&lacking, most, without)
     }
 
-    /// Has the coordinator told of older views in whose blocks nothing lives.
+    /// Has the coordinator told of older views in whose blocks nothing lives, and forgets them: nobody asks where those blocks are.
     pub(crate) fn give_up_views(&mut self) {
-        let nexts: Vec<u64> =
-            self.older.iter().skip(1).map(|older| older.view.first).chain([self.view.first]).collect();
-        for (older, next) in self.older.iter_mut().zip(nexts) {
-            let blocks = older.view.first..=next - 1;
-            if !older.given_up && next - 1 <= self.acknowledged && self.kept.needed(&blocks) == 0 {
-                older.given_up = true;
-                self.effects.push(Effect::GiveUpView(older.view.number));
+        let Core { older, kept, effects, acknowledged, .. } = self;
+        older.retain(|older| {
+            let is_needed = older.last > *acknowledged || kept.needed(&(older.view.first..=older.last)) > 0;
+            if !is_needed {
+                effects.push(Effect::GiveUpView(older.view.number));
             }
-        }
+            is_needed
+        });
     }
 
     /// When a turn is due although nothing happens.
     pub(crate) fn wait_us(&self) -> u64 {
         self.config.resend_us.min(self.config.ask_again_us).min(self.config.late_us) / 2
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn views_that_were_given_up_are_forgotten() {
+        let log = LogId { node: 1, epoch: 7, vlog: 0 };
+        let view = |number| View { number, first: 1, backups: vec![number] };
+        let mut core = Core::new(ReplicatedConfig::new(log, 2), view(1), 0);
+        for number in 2..=200 {
+            core.use_view(view(number), 0);
+            core.give_up_views();
+            assert!(core.older.is_empty(), "nothing lives in view {}", number - 1);
+        }
+        assert_eq!(core.effects.len(), 199);
     }
 }
