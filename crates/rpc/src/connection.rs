@@ -6,6 +6,7 @@
 use std::collections::HashMap;
 use std::future::Future;
 use std::io::{self, IoSlice};
+use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Poll};
@@ -19,8 +20,9 @@ use kera_protocol::{
 #[cfg(target_os = "linux")]
 use socket2::SockRef;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, Interest};
-use tokio::net::TcpStream;
+use tokio::net::{TcpStream, lookup_host};
 use tokio::sync::{Notify, mpsc, oneshot};
+use tokio::task::JoinSet;
 
 use crate::RpcError;
 use crate::outbox::{Outbox, SLICES_MAX};
@@ -33,6 +35,8 @@ const BLOCK_BYTES_MAX: usize = 4 << 20;
 const READ_BYTES_MIN: usize = 32 << 10;
 /// Bytes read or written before other tasks of the runtime have their turn.
 const TURN_BYTES: usize = 1 << 20;
+/// How long one of several addresses of a name may take before the next one is tried beside it.
+const HEDGE: Duration = Duration::from_millis(300);
 
 /// How a client connects. [`Default`] works.
 #[derive(Clone, Debug)]
@@ -185,16 +189,28 @@ impl Shared {
 }
 
 impl Connection {
-    /// Connects to `address` (`host:port`) and does the handshake. To be called on a tokio runtime with I/O and time
-    /// enabled, which then also runs the connection's task.
+    /// Connects to `address` (`host:port`) and does the handshake; of a host with several addresses with whichever greets first. To be
+    /// called on a tokio runtime with I/O and time enabled, which then also runs the connection's task.
     pub async fn connect(address: &str, config: ClientConfig) -> Result<Connection, RpcError> {
-        let failed = |reason: String| RpcError::Connect { address: address.into(), reason };
-        let timeout = config.connect_timeout;
-        let greeted = tokio::time::timeout(timeout, greet(address, &config)).await;
-        let (stream, hello) = match greeted {
-            Ok(greeted) => greeted?,
-            Err(_) => return Err(failed(format!("no handshake within {} ms", timeout.as_millis()))),
+        let (timeout, mut failed) = (config.connect_timeout, Vec::new());
+        let greeting = async {
+            match lookup_host(address).await {
+                Ok(found) => greet_any(address, &found.collect::<Vec<_>>(), &config, &mut failed).await,
+                Err(error) => {
+                    failed.push(RpcError::Connect { address: address.into(), reason: error.to_string() });
+                    None
+                }
+            }
         };
+        let greeted = match tokio::time::timeout(timeout, greeting).await {
+            Ok(greeted) => greeted,
+            Err(_) => {
+                let reason = format!("no handshake within {} ms", timeout.as_millis());
+                failed.push(RpcError::Connect { address: address.into(), reason });
+                None
+            }
+        };
+        let Some((stream, hello)) = greeted else { return Err(why_not(address, failed)) };
         let shared = Arc::new(Shared {
             address: address.into(),
             config,
@@ -364,10 +380,61 @@ impl Connection {
     }
 }
 
-/// Connects and shakes hands.
-async fn greet(address: &str, config: &ClientConfig) -> Result<(TcpStream, HelloResponse), RpcError> {
+/// A connection over which hands were shaken, and what the server said about itself.
+type Greeted = (TcpStream, HelloResponse);
+
+/// Connects to whichever of a host's addresses greets first: each is tried when the one before it has failed or takes long, since one may be
+/// that of a machine that is gone, or of a process that accepts and says nothing. `None`: none of them does, and `failed` says why.
+async fn greet_any(
+    host: &str,
+    addresses: &[SocketAddr],
+    config: &ClientConfig,
+    failed: &mut Vec<RpcError>,
+) -> Option<Greeted> {
+    let (mut waiting, mut trying) = (addresses.iter().copied(), JoinSet::new());
+    loop {
+        match waiting.next() {
+            Some(at) => {
+                let (host, config) = (host.to_owned(), config.clone());
+                trying.spawn(async move { greet(&host, at, &config).await });
+            }
+            None if trying.is_empty() => return None,
+            None => {}
+        }
+        let tried = match waiting.len() {
+            0 => trying.join_next().await,
+            _ => tokio::time::timeout(HEDGE, trying.join_next()).await.ok().flatten(),
+        };
+        match tried {
+            Some(Ok(Ok(greeted))) => return Some(greeted),
+            Some(Ok(Err(error))) => failed.push(error),
+            Some(Err(_)) => failed.push(gone(host)),
+            None => {}
+        }
+    }
+}
+
+/// Why there is no connection. What a server has said tells more than that others could not be reached.
+fn why_not(address: &str, mut failed: Vec<RpcError>) -> RpcError {
+    if let Some(at) = failed.iter().position(|error| !matches!(error, RpcError::Connect { .. })) {
+        return failed.swap_remove(at);
+    }
+    let reasons = failed.into_iter().filter_map(|error| match error {
+        RpcError::Connect { reason, .. } => Some(reason),
+        _ => None,
+    });
+    let mut reasons: Vec<String> = reasons.collect();
+    reasons.dedup();
+    if reasons.is_empty() {
+        reasons.push("the host has no address".into());
+    }
+    RpcError::Connect { address: address.into(), reason: reasons.join("; ") }
+}
+
+/// Connects to one of the addresses of `address` and shakes hands.
+async fn greet(address: &str, at: SocketAddr, config: &ClientConfig) -> Result<Greeted, RpcError> {
     let failed = |reason: String| RpcError::Connect { address: address.into(), reason };
-    let mut stream = TcpStream::connect(address).await.map_err(|e| failed(e.to_string()))?;
+    let mut stream = TcpStream::connect(at).await.map_err(|e| failed(e.to_string()))?;
     stream.set_nodelay(true).map_err(|e| failed(e.to_string()))?;
     #[cfg(target_os = "linux")]
     SockRef::from(&stream).set_tcp_user_timeout(config.unnoticed_timeout).map_err(|e| failed(e.to_string()))?;
@@ -679,5 +746,78 @@ impl Task {
 impl Drop for Task {
     fn drop(&mut self) {
         self.end("the runtime that it ran on is gone");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use kera_env::SystemClock;
+
+    use super::*;
+    use crate::{Flow, Peer, RunningServer, Server, ServerConfig, Session, SessionWaker};
+
+    /// It shakes hands and says nothing else.
+    struct Greeter;
+
+    impl Session for Greeter {
+        fn on_frame(&mut self, _: &FrameHeader, _: &[u8], _: &mut Outbox) -> Flow {
+            Flow::Done
+        }
+
+        fn on_wake(&mut self, _: &mut Outbox) {}
+    }
+
+    fn server(connections_max: usize) -> RunningServer {
+        let hello = HelloResponse {
+            server_name: "greeter".into(),
+            server_version: "1".into(),
+            node_id: [1; 16],
+            node_epoch: 1,
+            ops: HelloResponse::ops_spoken(),
+            frame_bytes_max: 8 << 20,
+            chunk_bytes_max: 1 << 20,
+            in_flight_bytes_max: 64 << 20,
+            in_flight_requests_max: 1_000,
+            subscriptions_max: 10,
+            idle_timeout_ms: 0,
+        };
+        let mut config = ServerConfig::new(([127, 0, 0, 1], 0).into(), hello, Arc::new(SystemClock::new()));
+        config.connections_max = connections_max;
+        let factory = Arc::new(|_: Peer, _: SessionWaker| Box::new(Greeter) as Box<dyn Session>);
+        Server::start(config, factory).unwrap()
+    }
+
+    /// Greets whoever is at these addresses; there is a limit that only a hanging test reaches.
+    fn greet_all(addresses: &[SocketAddr]) -> Result<Greeted, RpcError> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let (config, mut failed) = (ClientConfig::default(), Vec::new());
+            let greeting = greet_any("host", addresses, &config, &mut failed);
+            let greeted = tokio::time::timeout(Duration::from_secs(60), greeting).await.expect("the test hangs");
+            greeted.ok_or_else(|| why_not("host", failed))
+        })
+    }
+
+    #[test]
+    fn an_address_that_says_nothing_is_left_for_the_next_one_of_its_host() {
+        let (silent, server) = (TcpListener::bind("127.0.0.1:0").unwrap(), server(10));
+        let (_, hello) = greet_all(&[silent.local_addr().unwrap(), server.local_addr()]).unwrap();
+        assert_eq!(hello.server_name, "greeter");
+    }
+
+    #[test]
+    fn what_a_server_has_said_is_told_and_not_that_another_address_is_dead() {
+        let server = server(1);
+        let dead = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let _only_one = greet_all(&[server.local_addr()]).unwrap();
+        for addresses in [[dead, server.local_addr()], [server.local_addr(), dead]] {
+            let error = greet_all(&addresses).unwrap_err();
+            assert_eq!(error.status(), Some(Status::Overloaded), "{error}");
+        }
+        let error = greet_all(&[dead, dead]).unwrap_err();
+        assert!(error.retryable() && error.to_string().contains("host: "), "{error}");
+        assert!(greet_all(&[]).unwrap_err().to_string().contains("no address"));
     }
 }
