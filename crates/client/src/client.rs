@@ -219,6 +219,11 @@ impl Client {
         self.inner.config.retry_timeout
     }
 
+    /// How long a call waits for its answer.
+    pub(crate) fn call_timeout(&self) -> Duration {
+        self.inner.config.rpc.call_timeout
+    }
+
     /// How long something is waited for that is tried again.
     pub(crate) fn patience(&self) -> Duration {
         self.inner.config.rpc.call_timeout.max(self.inner.config.retry_timeout)

@@ -13,6 +13,7 @@ use kera_client::{
     StreamletId,
 };
 use kera_protocol::{Op, Status};
+use kera_rpc::RpcError;
 
 async fn client(server: &FakeServer) -> Client {
     server.client().connect().await.unwrap()
@@ -318,6 +319,23 @@ fn a_connection_by_which_a_call_was_not_answered_is_not_used_for_the_next() {
         let error = admin.stream(STREAM).await.expect_err("its connection is dead");
         assert!(error.retryable(), "{error}");
         admin.stream(STREAM).await.expect("the next one has another connection");
+    });
+}
+
+#[test]
+fn a_node_that_does_not_say_where_lanes_begin_is_not_waited_for_without_end() {
+    let server = FakeServer::start(2, 1);
+    run(async {
+        fill(&server, 0, 0, 0..10);
+        server.fake.state().mutes = vec![Op::Lookup];
+        let client = server.client().call_timeout(Duration::from_millis(100));
+        let error =
+            client.clone().connect().await.unwrap().consumer(STREAM).build().await.expect_err("it says nothing");
+        assert!(matches!(&error, ClientError::Rpc(RpcError::Timeout { .. })), "{error}");
+        server.fake.state().mutes = vec![Op::Lookup];
+        let patient = client.retry_timeout(Duration::from_secs(30)).connect().await.unwrap();
+        let mut consumer = patient.consumer(STREAM).build().await.expect("it says so when it is asked again");
+        assert_eq!(read(&mut consumer, 10).await[&(0, 0)], numbered(0..10));
     });
 }
 

@@ -74,7 +74,7 @@ impl Consumer {
             return self.find_start_in_cluster(from).await;
         }
         let Some(link) = self.holders.link(HOME) else { return Ok(()) };
-        let connection = link.connection.clone();
+        let (connection, timeout) = (link.connection.clone(), self.client().call_timeout());
         for lanes in self.lanes().chunks(LOOKUPS_AT_ONCE) {
             let mut calls = Vec::with_capacity(lanes.len());
             for (streamlet, lane) in lanes {
@@ -82,7 +82,8 @@ impl Consumer {
                 calls.push((*streamlet, *lane, call));
             }
             for (streamlet, lane, call) in calls {
-                let frame = call.await?;
+                let late = |_| RpcError::Timeout { address: connection.address().into(), after: timeout };
+                let frame = tokio::time::timeout(timeout, call).await.map_err(late)??;
                 let at = LookupResult::decode(frame.header.version, &frame.body)
                     .map_err(|source| RpcError::Protocol { address: connection.address().into(), source })?;
                 self.start_lane(streamlet, lane, from, &at);
