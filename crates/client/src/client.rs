@@ -16,6 +16,7 @@ use tokio::time::Instant;
 use crate::backoff::{Backoff, within_reason};
 use crate::lent::Lent;
 use crate::placement::{HOME, Placement, Placements};
+use crate::turn::InTurn;
 use crate::{Admin, ClientError, ConsumerBuilder, ProducerBuilder};
 
 /// How long connecting to a node may take before the next one is tried beside it.
@@ -88,8 +89,8 @@ impl ClientBuilder {
             config: self,
             addresses,
             turn: AtomicUsize::new(0),
-            connection: Mutex::new(None),
-            nodes: Mutex::default(),
+            connection: InTurn::default(),
+            nodes: std::sync::Mutex::default(),
             placements: std::sync::Mutex::default(),
             asking: Mutex::new(()),
             lent: Lent::default(),
@@ -113,9 +114,9 @@ struct ClientInner {
     /// Which of them is tried first, modulo their number.
     turn: AtomicUsize,
     /// A connection to one of them.
-    connection: Mutex<Option<Connection>>,
+    connection: InTurn<Option<Connection>>,
     /// Connections to nodes of a cluster, by address.
-    nodes: Mutex<HashMap<String, Connection>>,
+    nodes: std::sync::Mutex<HashMap<String, Arc<InTurn<Option<Connection>>>>>,
     placements: std::sync::Mutex<Placements>,
     /// Held by whoever asks for owners, so that those who come meanwhile take what it finds.
     asking: Mutex<()>,
@@ -264,13 +265,7 @@ impl Client {
 
     /// The connection for short calls.
     pub(crate) async fn shared(&self) -> Result<Connection, RpcError> {
-        let mut shared = self.inner.connection.lock().await;
-        if let Some(connection) = shared.as_ref().filter(|connection| !connection.is_closed()) {
-            return Ok(connection.clone());
-        }
-        let connection = self.dedicated().await?;
-        *shared = Some(connection.clone());
-        Ok(connection)
+        self.inner.connection.get(open, self.dedicated(), keep).await
     }
 
     /// The node that short calls go to could not be asked, or cannot do what others perhaps can: the next one has its turn.
@@ -287,14 +282,20 @@ impl Client {
         let Some(address) = placement.address(node) else {
             return if node == HOME { self.shared().await } else { Err(no_owner()) };
         };
-        if let Some(connection) = self.inner.nodes.lock().await.get(address).filter(|known| !known.is_closed()) {
-            return Ok(connection.clone());
+        let node = self.node_at(address);
+        node.get(open, Connection::connect(address, self.inner.config.rpc.clone()), keep).await
+    }
+
+    /// Where the shared connection to a node is, or will be.
+    fn node_at(&self, address: &str) -> Arc<InTurn<Option<Connection>>> {
+        let mut nodes = self.inner.nodes.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        if !nodes.contains_key(address) {
+            let is_used = |node: &Arc<InTurn<_>>| {
+                Arc::strong_count(node) > 1 || node.try_lock().is_some_and(|mut shared| open(&mut shared).is_some())
+            };
+            nodes.retain(|_, node| is_used(node));
         }
-        let connection = Connection::connect(address, self.inner.config.rpc.clone()).await?;
-        let mut nodes = self.inner.nodes.lock().await;
-        nodes.retain(|_, known| !known.is_closed());
-        nodes.insert(address.to_owned(), connection.clone());
-        Ok(connection)
+        Arc::clone(nodes.entry(address.to_owned()).or_default())
     }
 
     /// Who owns the streamlets of a stream as a node knows it, whatever others know.
@@ -388,7 +389,7 @@ impl Client {
         let (has_others, mut others) = (!others.is_empty(), others.into_iter());
         let (mut best, mut asked) = (None, JoinSet::new());
         let timeout = if others.len() == 0 { self.inner.config.rpc.call_timeout } else { timeout };
-        let home = self.inner.connection.try_lock().ok().and_then(|shared| shared.clone());
+        let home = self.inner.connection.try_lock().and_then(|shared| shared.clone());
         let asked_home = asked.spawn(self.clone().ask_at(None, stream, known.clone(), timeout));
         loop {
             let has_answer = matches!(best, Some(Ok(_)));
@@ -454,6 +455,16 @@ impl Client {
         connection.close();
         found
     }
+}
+
+/// A shared connection, if there is one that can be used.
+fn open(shared: &mut Option<Connection>) -> Option<Connection> {
+    shared.clone().filter(|connection| !connection.is_closed())
+}
+
+/// A connection is shared from here on.
+fn keep(shared: &mut Option<Connection>, made: &Connection) {
+    *shared = Some(made.clone());
 }
 
 /// How long something is tried.

@@ -8,10 +8,10 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use kera_rpc::{Connection, RpcError, WeakConnection};
-use tokio::sync::Mutex;
 
 use crate::Client;
 use crate::placement::Placement;
+use crate::turn::InTurn;
 
 /// Connections to a node that a client's producers have at most.
 const LENT_MAX: usize = 16;
@@ -41,11 +41,11 @@ impl ToNode {
 /// What a client's producers have borrowed.
 #[derive(Debug, Default)]
 pub(crate) struct Lent {
-    nodes: std::sync::Mutex<HashMap<Of, Arc<Mutex<ToNode>>>>,
+    nodes: std::sync::Mutex<HashMap<Of, Arc<InTurn<ToNode>>>>,
 }
 
 impl Lent {
-    fn node(&self, of: Of) -> Arc<Mutex<ToNode>> {
+    fn node(&self, of: Of) -> Arc<InTurn<ToNode>> {
         let mut nodes = self.nodes.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         if !nodes.contains_key(&of) {
             // An earlier incarnation has no connections any more.
@@ -59,12 +59,7 @@ impl Client {
     /// A connection for a producer to a node, one try. To be dropped, not closed, by who has no more use for it: others may share it.
     pub(crate) async fn lend(&self, placement: &Placement, node: u32) -> Result<Connection, RpcError> {
         let to_node = self.lent().node((node, placement.node_epoch(node)));
-        let mut to_node = to_node.lock().await;
-        if let Some(connection) = to_node.next() {
-            return Ok(connection);
-        }
-        let connection = self.dedicated_to(placement, node).await?;
-        to_node.connections.push(connection.downgrade());
-        Ok(connection)
+        let keep = |to_node: &mut ToNode, made: &Connection| to_node.connections.push(made.downgrade());
+        to_node.get(ToNode::next, self.dedicated_to(placement, node), keep).await
     }
 }

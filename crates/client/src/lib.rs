@@ -66,6 +66,7 @@ mod placement;
 mod places;
 mod producer;
 pub mod routing;
+mod turn;
 
 pub use admin::Admin;
 pub use client::{Client, ClientBuilder};

@@ -50,6 +50,8 @@ struct Cluster {
     secretive: Arc<AtomicBool>,
     /// How often nodes were asked who owns what.
     asked: Arc<AtomicU64>,
+    /// Connections that nodes have taken.
+    opened: Arc<AtomicU64>,
 }
 
 /// A node's session: its broker's, and as much of a coordinator as clients need.
@@ -138,6 +140,7 @@ impl Cluster {
             producers: Arc::new(AtomicU64::new(1)),
             secretive: Arc::default(),
             asked: Arc::default(),
+            opened: Arc::default(),
         };
         (0..nodes as usize).for_each(|at| cluster.serve(at));
         let infos: Vec<NodeInfo> = (1..).zip(cluster.nodes.lock().iter()).map(|(n, node)| node_info(n, node)).collect();
@@ -167,7 +170,9 @@ impl Cluster {
         let config = ServerConfig::new(node.address, hello, Arc::new(SystemClock::new()));
         let (broker, info, producers) = (Arc::clone(&node.broker), self.info.clone(), Arc::clone(&self.producers));
         let (secretive, asked) = (Arc::clone(&self.secretive), Arc::clone(&self.asked));
+        let opened = Arc::clone(&self.opened);
         let factory = Arc::new(move |peer: Peer, waker: SessionWaker| {
+            opened.fetch_add(1, Ordering::SeqCst);
             let broker = broker.session(peer.address, waker);
             let (producers, secretive, asked) = (Arc::clone(&producers), Arc::clone(&secretive), Arc::clone(&asked));
             Box::new(NodeSession { broker, info: info.clone(), producers, secretive, asked }) as Box<dyn Session>
@@ -632,6 +637,17 @@ fn an_address_where_nobody_answers_holds_nobody_up() {
         let client = Client::builder(all).connect_timeout(Duration::from_secs(600)).connect().await.unwrap();
         write(&client, 0, 5).await;
         assert_eq!(first_from(&client, Start::Earliest).await, 0);
+    });
+}
+
+#[test]
+fn lanes_that_are_looked_up_at_one_time_share_their_nodes_connections() {
+    let cluster = Cluster::start(2, 64, 1);
+    run(async {
+        let client = Client::connect(cluster.address(0)).await.unwrap();
+        client.consumer("moving").build().await.unwrap();
+        let opened = cluster.opened.load(Ordering::SeqCst);
+        assert!(opened <= 8, "{opened} connections");
     });
 }
 
