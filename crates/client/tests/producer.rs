@@ -5,6 +5,7 @@
 
 mod fake;
 
+use std::net::TcpListener;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -332,6 +333,30 @@ fn records_that_cannot_be_delivered_in_time_are_given_up() {
         send_all(&mut producer, &later).await;
         producer.flush().await.unwrap();
         assert_eq!(server.fake.values(0, 0)[10..], later);
+    });
+}
+
+/// As with a machine that drops packets: a connection to it takes as long to fail as the client has patience, and all producers of a client want one.
+#[test]
+fn records_for_a_node_that_never_greets_are_given_up_in_their_time() {
+    let mut server = FakeServer::start(1, 1);
+    run(async {
+        // Nothing here may be saved by a connection that has failed.
+        let client = server.client().connect_timeout(Duration::from_secs(600)).connect().await.unwrap();
+        let mut producers = Vec::new();
+        for _ in 0..20 {
+            let builder = client.producer(STREAM).delivery_timeout(Duration::from_secs(2));
+            producers.push(builder.build().await.unwrap());
+        }
+        server.crash();
+        let _silent = TcpListener::bind(server.address).unwrap();
+        for producer in &mut producers {
+            send_all(producer, &numbered(0..1)).await;
+        }
+        for producer in &mut producers {
+            let error = producer.flush().await.expect_err("nobody is there");
+            assert!(matches!(error, ClientError::DeliveryTimeout { .. }), "{error}");
+        }
     });
 }
 

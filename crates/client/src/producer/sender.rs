@@ -583,7 +583,7 @@ impl Sender {
             }
         }
         if is_idle
-            && self.links.iter().any(|link| link.not_before.is_some())
+            && self.links.iter().any(|link| link.not_before.is_some() || link.connecting.is_some())
             && let Some(at) = self.shared.buffer().expires_at()
         {
             by(at);
