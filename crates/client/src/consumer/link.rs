@@ -245,7 +245,8 @@ fn broken(error: RpcError) -> Event {
 /// Keeps a membership alive, whatever the program is doing.
 #[derive(Debug)]
 struct HeartbeatTask {
-    events: mpsc::UnboundedReceiver<Event>,
+    /// One that has not been looked at yet, at most.
+    events: mpsc::Receiver<Event>,
     task: JoinHandle<()>,
 }
 
@@ -257,23 +258,87 @@ impl Drop for HeartbeatTask {
 
 impl HeartbeatTask {
     fn start(connection: Connection, heartbeat: Heartbeat, every: Duration) -> HeartbeatTask {
-        let (sender, events) = mpsc::unbounded_channel();
+        let (sender, events) = mpsc::channel(1);
         let task = tokio::spawn(async move {
             let every = every.max(Duration::from_millis(10));
             loop {
                 tokio::time::sleep(every).await;
                 // An answer that takes longer than several heartbeats means a dead server, or a lost lease.
-                let event = match connection.call_within(&heartbeat, every * 4).await {
-                    Ok(answer) if answer.release.is_empty() => continue,
-                    Ok(answer) => Event::Release(answer.release),
-                    Err(e) => broken(e),
-                };
-                let last = !matches!(event, Event::Release(_));
-                if sender.send(event).is_err() || last {
-                    return;
+                match connection.call_within(&heartbeat, every * 4).await {
+                    Ok(answer) if answer.release.is_empty() => {}
+                    // What there is no room for comes again: each answer names all leases that are asked back.
+                    Ok(answer) => drop(sender.try_send(Event::Release(answer.release))),
+                    Err(e) => return drop(sender.send(broken(e)).await),
                 }
             }
         });
         HeartbeatTask { events, task }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use kera_env::SystemClock;
+    use kera_protocol::{ErrorBody, FrameHeader, HeartbeatResponse, HelloResponse};
+    use kera_rpc::{ClientConfig, Flow, Outbox, Peer, Server, ServerConfig, Session, SessionWaker};
+
+    use super::*;
+
+    /// So many heartbeats are answered, each with a lease that is asked back; then the member is not known any more.
+    const ANSWERED: u64 = 5;
+
+    struct Asking {
+        heartbeats: Arc<AtomicU64>,
+    }
+
+    impl Session for Asking {
+        fn on_frame(&mut self, header: &FrameHeader, _: &[u8], out: &mut Outbox) -> Flow {
+            match self.heartbeats.fetch_add(1, Ordering::SeqCst) {
+                0..ANSWERED => out.respond(header, &HeartbeatResponse { release: vec![7], leases: 1 }),
+                _ => out.error(header, Status::UnknownMember, &ErrorBody::new("it is forgotten")),
+            }
+            Flow::Done
+        }
+
+        fn on_wake(&mut self, _: &mut Outbox) {}
+    }
+
+    #[test]
+    fn what_heartbeats_tell_does_not_pile_up_while_the_program_is_busy() {
+        let hello = HelloResponse {
+            server_name: "test".into(),
+            server_version: "1".into(),
+            node_id: [1; 16],
+            node_epoch: 1,
+            ops: HelloResponse::ops_spoken(),
+            frame_bytes_max: 8 << 20,
+            chunk_bytes_max: 4 << 20,
+            in_flight_bytes_max: 64 << 20,
+            in_flight_requests_max: 1_000,
+            subscriptions_max: 128,
+            idle_timeout_ms: 0,
+        };
+        let config = ServerConfig::new(([127, 0, 0, 1], 0).into(), hello, Arc::new(SystemClock::new()));
+        let heartbeats = Arc::new(AtomicU64::new(0));
+        let counted = Arc::clone(&heartbeats);
+        let factory = Arc::new(move |_: Peer, _: SessionWaker| {
+            Box::new(Asking { heartbeats: Arc::clone(&counted) }) as Box<dyn Session>
+        });
+        let server = Server::start(config, factory).unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let address = server.local_addr().to_string();
+            let connection = Connection::connect(&address, ClientConfig::default()).await.unwrap();
+            let heartbeat = Heartbeat { application: ApplicationId(1), member: 2 };
+            let mut task = HeartbeatTask::start(connection, heartbeat, Duration::from_millis(10));
+            while heartbeats.load(Ordering::SeqCst) <= ANSWERED {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            assert!(matches!(task.events.recv().await, Some(Event::Release(leases)) if leases == [7]));
+            assert!(matches!(task.events.recv().await, Some(Event::MemberGone)), "nothing else stands in front of it");
+            assert!(task.events.recv().await.is_none());
+        });
     }
 }
