@@ -227,6 +227,26 @@ fn records_come_one_by_one_with_everything_they_have() {
 }
 
 #[test]
+fn records_that_compress_well_are_not_all_unpacked_at_once() {
+    let server = FakeServer::start(1, 1);
+    run(async {
+        let mut producer = client(&server).await.producer(STREAM).compression(Compression::Zstd).build().await.unwrap();
+        let value = vec![7; 1 << 20];
+        for _ in 0..40 {
+            producer.deliver(&Record::value(&value)).await.unwrap();
+        }
+        let mut consumer = build(&server, |b| b.until_end(true)).await;
+        let (mut ordinal, mut largest) = (0, 0);
+        while let Some(batch) = consumer.next_batch().await.unwrap() {
+            assert_eq!(batch.base_ordinal(), ordinal);
+            (ordinal, largest) = (ordinal + batch.len(), largest.max(batch.len()));
+        }
+        assert_eq!(ordinal, 40);
+        assert!(largest <= 4, "{largest} MiB were unpacked at once");
+    });
+}
+
+#[test]
 fn the_server_never_sends_more_than_there_is_credit_for() {
     let server = FakeServer::start(2, 1);
     run(async {

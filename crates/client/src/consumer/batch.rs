@@ -11,7 +11,8 @@ use kera_format::{Cursor, GroupId, LaneId, RecordView, Records, StreamletId};
 
 use super::kafka::KafkaPart;
 
-/// Consecutive records of one lane, as they came in one read. Holds on to the memory they came in.
+/// Consecutive records of one lane, as they came in one read; of compressed ones as many as unpack to a few MiB. Holds on to the memory they
+/// came in.
 #[derive(Clone, Debug)]
 pub struct Batch {
     pub(super) streamlet: StreamletId,
@@ -49,6 +50,12 @@ impl BatchChunk {
 
     fn headers(&self, index: u32) -> KafkaHeaders<'_> {
         self.kafka.as_ref().map_or_else(KafkaHeaders::default, |kafka| kafka.headers(index))
+    }
+
+    /// Bytes that its records take beside `data`, which it was decoded from.
+    pub(super) fn unpacked_bytes(&self, data: &Bytes) -> usize {
+        let beside = |part: &Bytes| if data.as_ptr_range().contains(&part.as_ptr()) { 0 } else { part.len() };
+        beside(&self.payload) + self.kafka.as_ref().map_or(0, |kafka| beside(kafka.records()))
     }
 }
 

@@ -32,6 +32,11 @@ impl KafkaPart {
         self.deltas.partition_point(|at| *at < delta) as u32
     }
 
+    /// The records as they were written, without their compression.
+    pub(super) fn records(&self) -> &Bytes {
+        &self.records
+    }
+
     pub(super) fn headers(&self, index: u32) -> KafkaHeaders<'_> {
         let place = self.headers.get(index as usize);
         place.map_or_else(KafkaHeaders::default, |(at, count)| KafkaHeaders::new(&self.records[*at as usize..], *count))

@@ -158,7 +158,8 @@ impl ConsumerBuilder {
         self
     }
 
-    /// Bytes that the server may send ahead of what was asked for; 8 MiB unless set. This bounds the consumer's memory.
+    /// Bytes that the server may send ahead of what was asked for; 8 MiB unless set. This bounds the consumer's memory, but for what the
+    /// records of the last batch have been unpacked to: a few MiB, or one chunk.
     pub fn credit_bytes(mut self, bytes: usize) -> Self {
         self.credit_bytes = bytes;
         self
@@ -430,6 +431,7 @@ impl Consumer {
                         track.delivered.1 = *expected;
                     }
                 }
+                None if !piece.data.is_empty() => self.queue.push_front(piece),
                 None => self.credit(piece.credit),
             }
             if !decoded.batch.chunks.is_empty() {

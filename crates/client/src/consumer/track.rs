@@ -16,6 +16,9 @@ use super::{GapPolicy, Position, kafka};
 use crate::ClientError;
 use crate::placement::HOME;
 
+/// So many bytes of records are unpacked for one batch, and then what is left of a chunk. Records that compress well are a thousand times what came
+/// in, which is all that credit bounds.
+const UNPACKED_BYTES_MAX: usize = 4 << 20;
 /// Nodes that send a reader on do so again within this.
 const SENT_AROUND_PAUSE: Duration = Duration::from_secs(5);
 
@@ -166,8 +169,8 @@ pub(super) struct Decoded {
     pub(super) error: Option<ClientError>,
 }
 
-/// Turns the data of `piece` into a batch and moves `track.delivered`. At a chunk that cannot be delivered it stops and
-/// leaves the rest in `piece`.
+/// Turns the data of `piece` into a batch and moves `track.delivered`. At a chunk that cannot be delivered, and when much was unpacked, it stops
+/// and leaves the rest in `piece`.
 pub(super) fn decode(track: &mut Track, piece: &mut Piece, how: Decoding) -> Decoded {
     let mut out = Decoded {
         batch: Batch { streamlet: track.streamlet, lane: track.lane, chunks: Vec::new() },
@@ -175,7 +178,7 @@ pub(super) fn decode(track: &mut Track, piece: &mut Piece, how: Decoding) -> Dec
         bytes: 0,
         error: None,
     };
-    let mut offset = 0;
+    let (mut offset, mut unpacked_bytes) = (0, 0);
     track.holes |= piece.holes;
     if std::mem::take(&mut piece.after_gone) {
         (track.may_have_gap, track.sent_on) = (true, true);
@@ -219,11 +222,15 @@ pub(super) fn decode(track: &mut Track, piece: &mut Piece, how: Decoding) -> Dec
         );
         decoded.skip = decoded.records_before(expected);
         if decoded.skip < decoded.record_count {
+            unpacked_bytes += decoded.unpacked_bytes(&piece.data);
             out.batch.chunks.push(decoded);
+        }
+        if unpacked_bytes >= UNPACKED_BYTES_MAX {
+            break;
         }
     }
     piece.data = piece.data.slice(offset..);
-    if out.error.is_none() {
+    if out.error.is_none() && piece.data.is_empty() {
         // Of a piece with holes the last one may be behind its last chunk.
         track.holes = piece.holes || (track.holes && out.bytes == 0);
         track.delivered.0 = piece.next;
@@ -414,6 +421,37 @@ mod tests {
         assert!(matches!(decoded.error, Some(ClientError::Gap { expected: 9, found: 7, .. })));
         let decoded = decode(&mut track, &mut piece, how(GapPolicy::Count));
         assert_eq!((decoded.batch.base_ordinal(), decoded.batch.len()), (7, 4));
+    }
+
+    #[test]
+    fn what_compresses_well_comes_in_several_batches() {
+        let large = |base_ordinal: u64, position: u32, compression| {
+            let mut builder = ChunkBuilder::default();
+            builder.push(&Record::value(&vec![7; 3 << 20]));
+            let mut bytes = builder.seal(&ChunkTarget::default(), compression).expect("it is small");
+            BrokerPart { group: GroupId::new(1, 1), base_ordinal, position, ..BrokerPart::default() }.stamp(&mut bytes);
+            bytes
+        };
+        let (mut track, mut chunks, mut position) = (track(0), Vec::new(), 128);
+        for ordinal in 0..5 {
+            chunks.push(large(ordinal, position, Compression::Zstd));
+            position += chunks.last().map_or(0, Vec::len) as u32;
+        }
+        let mut last = piece(&chunks);
+        last.end_of_group = true;
+        let (group, committed) = (GroupId::new(1, 1), (Cursor::default(), 0));
+        track.lease = Some(Lease { node: HOME, id: 1, group, committed, asked_back: None, releasing: false });
+        for (behind, is_whole) in [(2, false), (4, false), (5, true)] {
+            let decoded = decode(&mut track, &mut last, how(GapPolicy::Error));
+            assert!(decoded.error.is_none());
+            assert_eq!((decoded.batch.end_ordinal(), track.delivered.1), (behind, behind));
+            assert_eq!((last.data.is_empty(), track.ended), (is_whole, is_whole));
+            let position = 128 + chunks[..behind as usize].concat().len() as u32;
+            assert_eq!(track.delivered.0.position, if is_whole { last.next.position } else { position });
+        }
+        // What was not compressed takes no memory of its own.
+        let chunks = [5, 6, 7].map(|ordinal| large(ordinal, 128, Compression::None));
+        assert_eq!(decode(&mut track, &mut piece(&chunks), how(GapPolicy::Error)).batch.len(), 3);
     }
 
     #[test]
