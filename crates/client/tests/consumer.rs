@@ -580,6 +580,44 @@ fn a_cursor_that_points_at_nothing_is_looked_up_again() {
     });
 }
 
+/// The node that is asked does not answer for long, and the program never waits for long.
+#[test]
+fn a_lane_whose_place_is_being_found_holds_nothing_up() {
+    let mut server = FakeServer::start(2, 1);
+    run(async {
+        fill(&server, 0, 0, 0..100);
+        fill(&server, 1, 0, 0..100);
+        let mut consumer = build(&server, |b| b).await;
+        read(&mut consumer, 200).await;
+        server.crash();
+        {
+            let mut state = server.fake.state();
+            let log = state.logs.get_mut(&(0, 0)).unwrap();
+            log.chunks.truncate(8);
+            log.next_ordinal = 80;
+            state.lookups_left = Some(0);
+        }
+        server.restart();
+        while server.fake.state().lookups_held == 0 {
+            let nothing = tokio::time::timeout(Duration::from_millis(20), consumer.next_batch()).await;
+            assert!(nothing.is_err(), "{nothing:?}");
+        }
+        fill(&server, 1, 0, 100..110);
+        assert_eq!(read(&mut consumer, 10).await[&(1, 0)], numbered(100..110));
+        // The first question is answered and no other one.
+        server.fake.state().lookups_left = Some(1);
+        server.fake.wake_all();
+        let error = loop {
+            if let Ok(told) = tokio::time::timeout(Duration::from_millis(20), consumer.next_batch()).await {
+                break told.unwrap_err();
+            }
+        };
+        assert!(matches!(error, ClientError::Gap { expected: 100, found: 80, .. }), "{error}");
+        fill(&server, 0, 0, 80..100);
+        assert_eq!(read(&mut consumer, 20).await[&(0, 0)], numbered(80..100));
+    });
+}
+
 #[test]
 fn until_end_ends_at_what_was_the_end() {
     for long_poll in [false, true] {

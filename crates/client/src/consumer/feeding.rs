@@ -13,7 +13,7 @@ use kera_rpc::RpcError;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use super::holders::Task;
+use super::holders::{Finding, Task};
 use super::link::{Event, Link};
 use super::track::{Piece, Track};
 use super::{Consumer, GapPolicy};
@@ -294,30 +294,46 @@ impl Consumer {
         }
     }
 
-    /// Finds a new place for a lane whose cursor points at nothing, once all that was received of it is delivered.
-    pub(super) async fn find_astray(&mut self) -> Result<(), ClientError> {
+    /// Has new places found for lanes whose cursors point at nothing, of each once all that was received of it is delivered. In tasks: a node that
+    /// does not answer may hold up one lane, and not the others.
+    pub(super) fn find_astray(&mut self) {
         let in_line = |id: u64| self.queue.iter().any(|piece| piece.track == id);
-        let astray = self.tracks.iter().find(|(id, track)| track.astray && !in_line(**id));
-        let Some((id, track)) = astray.map(|(id, track)| (*id, track)) else { return Ok(()) };
-        let (streamlet, lane, expected) = (track.streamlet, track.lane, track.delivered.1);
-        let lookup = self.lookup(streamlet, lane, Start::Ordinal(expected));
-        let at = self.client().find_place(&lookup, LOOKUP_RETRY).await?;
-        let Some(track) = self.tracks.get_mut(&id) else { return Ok(()) };
+        let is_found = |id: u64| self.holders.finding.contains_key(&id);
+        let astray = self.tracks.iter().filter(|(id, track)| track.astray && !is_found(**id) && !in_line(**id));
+        let places = astray.map(|(id, track)| (*id, track.streamlet, track.lane, track.delivered.1));
+        let room = LOOKUPS_AT_ONCE.saturating_sub(self.holders.finding.len());
+        for (id, streamlet, lane, expected) in places.take(room).collect::<Vec<_>>() {
+            let (client, lookup) = (self.client().clone(), self.lookup(streamlet, lane, Start::Ordinal(expected)));
+            let task = Task(tokio::spawn(async move { Ok(client.find_place(&lookup, LOOKUP_RETRY).await) }));
+            self.holders.finding.insert(id, Finding { expected, task });
+        }
+    }
+
+    /// A place was found for a lane whose cursor pointed at nothing when it had come to the ordinal `expected`, or none.
+    pub(super) fn found_place(&mut self, id: u64, expected: u64, found: Result<LookupResult, ClientError>) {
+        let Some(track) = self.tracks.get_mut(&id).filter(|track| track.astray && track.delivered.1 == expected) else {
+            // It is not read any more, or has been set back meanwhile.
+            return;
+        };
+        let at = match found {
+            Ok(at) => at,
+            Err(error) => return self.to_tell.push_back((id, error)),
+        };
+        let (streamlet, lane) = (track.streamlet, track.lane);
         tracing::debug!(%streamlet, %lane, expected, found = at.ordinal, "a cursor that points at nothing is replaced");
         (track.astray, track.received, track.may_have_gap) = (false, at.cursor, at.first_ordinal > expected);
         let is_all_gone = track.target.is_some_and(|target| (expected + 1..=at.first_ordinal).contains(&target));
+        self.feed_at = Instant::now();
         if track.lease.is_none() && is_all_gone {
             // Retention has taken all that there was to read.
             track.delivered = (at.cursor, at.first_ordinal);
             let records = at.first_ordinal - expected;
             if self.settings.gaps == GapPolicy::Error {
-                return Err(ClientError::Removed { streamlet, lane, records });
+                return self.to_tell.push_back((id, ClientError::Removed { streamlet, lane, records }));
             }
             self.stats.removed_records += records;
         }
-        let elsewhere = track.lease.is_some_and(|lease| lease.group != at.cursor.group);
-        self.feed_at = Instant::now();
-        if elsewhere {
+        if track.lease.is_some_and(|lease| lease.group != at.cursor.group) {
             // The rest of the leased group is lost; what follows it is leased with its next group.
             track.ended = true;
         }
@@ -328,9 +344,8 @@ impl Consumer {
             if is_processed {
                 track.processed = track.delivered;
             }
-            return Err(ClientError::Gap { streamlet, lane, expected, found });
+            self.to_tell.push_back((id, ClientError::Gap { streamlet, lane, expected, found }));
         }
-        Ok(())
     }
 
     pub(super) fn handle(&mut self, node: u32, event: Event) {

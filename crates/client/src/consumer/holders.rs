@@ -10,7 +10,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use kera_format::{GroupId, StreamId, StreamletId};
-use kera_protocol::{Body, FindOwners, JoinApplication, JoinedApplication, Op, Owners, StreamInfo};
+use kera_protocol::{Body, FindOwners, JoinApplication, JoinedApplication, LookupResult, Op, Owners, StreamInfo};
 use kera_rpc::{Call, Connection, RpcError};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
@@ -19,10 +19,10 @@ use super::Consumer;
 use super::link::{Event, Link};
 use super::membership::join;
 use super::track::Track;
-use crate::Client;
 use crate::backoff::Backoff;
 use crate::client::ended;
 use crate::placement::{HOME, NOBODY, Placement};
+use crate::{Client, ClientError};
 
 /// A node that has said nothing for so long is asked whether it is there: a machine that is gone closes no connection.
 const QUIET_MAX: Duration = Duration::from_secs(1);
@@ -51,6 +51,16 @@ pub(super) struct Holders {
     backoff: Backoff,
     /// Whether the stream has grown is being asked; `None` if that could not be found out.
     pub(super) growing: Option<Task<Option<StreamInfo>>>,
+    /// New places are being found for tracks, by their numbers.
+    pub(super) finding: HashMap<u64, Finding>,
+}
+
+/// A place is being found for a track.
+#[derive(Debug)]
+pub(super) struct Finding {
+    /// The ordinal that it had come to.
+    pub(super) expected: u64,
+    pub(super) task: Task<Result<LookupResult, ClientError>>,
 }
 
 #[derive(Debug)]
@@ -103,6 +113,8 @@ pub(super) enum Happening {
     Doubt(Instant),
     /// What the stream is by now, if that could be found out.
     Stream(Option<StreamInfo>),
+    /// Where a track goes on that had come to an ordinal.
+    Found(u64, u64, Result<LookupResult, ClientError>),
 }
 
 impl Holders {
@@ -283,6 +295,14 @@ impl Holders {
             self.growing = None;
             return Poll::Ready(Happening::Stream(found.ok().flatten()));
         }
+        let found = self.finding.iter_mut().find_map(|(id, finding)| match finding.task.poll(context) {
+            Poll::Ready(found) => Some((*id, finding.expected, found)),
+            Poll::Pending => None,
+        });
+        if let Some((id, expected, found)) = found {
+            self.finding.remove(&id);
+            return Poll::Ready(Happening::Found(id, expected, found.unwrap_or_else(|error| Err(error.into()))));
+        }
         Poll::Pending
     }
 
@@ -366,6 +386,7 @@ impl Consumer {
                     self.follow_growth(info);
                 }
             }
+            Happening::Found(id, expected, found) => self.found_place(id, expected, found),
         }
     }
 

@@ -267,6 +267,8 @@ pub struct Consumer {
     /// Where an application's lanes ended when it was built, if it is to stop there.
     targets: HashMap<(StreamletId, LaneId), u64>,
     failed: Option<ClientError>,
+    /// What the program has to be told of tracks, once; then they go on.
+    to_tell: VecDeque<(u64, ClientError)>,
     /// What went wrong last of what is tried again.
     trouble: Option<RpcError>,
     paused: bool,
@@ -316,6 +318,7 @@ impl Consumer {
             given_back: BTreeMap::new(),
             targets: HashMap::new(),
             failed: None,
+            to_tell: VecDeque::new(),
             trouble: None,
             paused: false,
             back_off: Backoff::default(),
@@ -345,6 +348,9 @@ impl Consumer {
             if let Some(error) = &self.failed {
                 return Err(error.clone());
             }
+            if let Some((_, error)) = self.to_tell.pop_front() {
+                return Err(error);
+            }
             if !self.paused
                 && let Some(batch) = self.deliver()?
             {
@@ -353,7 +359,7 @@ impl Consumer {
             if self.at_end() {
                 return Ok(None);
             }
-            self.find_astray().await?;
+            self.find_astray();
             self.work_once().await;
         }
     }
@@ -487,6 +493,8 @@ impl Consumer {
         let (dropped, kept) = self.queue.drain(..).partition::<VecDeque<_>, _>(|piece| piece.track == id);
         self.queue = kept;
         self.queued_bytes -= dropped.iter().map(|piece| piece.data.len()).sum::<usize>();
+        self.holders.finding.remove(&id);
+        self.to_tell.retain(|(of, _)| *of != id);
         if let Some(track) = self.tracks.get_mut(&id) {
             let target = track.target;
             *track = Track { target, durable: at.durable_ordinal, ..Track::new(streamlet, lane, at.cursor, ordinal) };

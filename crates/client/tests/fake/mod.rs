@@ -161,6 +161,9 @@ pub struct State {
     pub breaks: Vec<Op>,
     /// Requests that are not answered, once for each.
     pub mutes: Vec<Op>,
+    /// So many more lookups are answered, the others wait until there is no such number. And how often one had to wait.
+    pub lookups_left: Option<u32>,
+    pub lookups_held: u64,
     /// So many more times the stream is not known.
     pub unheard: u32,
     /// Chunks of each write request that came in, as streamlet and sequence.
@@ -330,6 +333,8 @@ impl FakeServer {
             skipped: 0,
             breaks: Vec::new(),
             mutes: Vec::new(),
+            lookups_left: None,
+            lookups_held: 0,
             unheard: 0,
             requests: Vec::new(),
             epochs: HashMap::new(),

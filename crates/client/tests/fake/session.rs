@@ -331,6 +331,15 @@ impl Session for FakeSession {
         if once(&mut state.mutes, op) {
             return Flow::Done;
         }
+        if op == Op::Lookup
+            && let Some(left) = state.lookups_left
+        {
+            let Some(left) = left.checked_sub(1) else {
+                state.lookups_held += 1;
+                return Flow::Blocked;
+            };
+            state.lookups_left = Some(left);
+        }
         let flow = match op {
             Op::GetStream => {
                 let found = match GetStream::decode(1, body).unwrap().stream {
