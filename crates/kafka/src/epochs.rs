@@ -55,6 +55,10 @@ pub(crate) fn at(lane: &Lane, offset: i64, older: &[Group]) -> i32 {
 
 /// Where an epoch ends, and the last one up to it that has records; nothing if it is later than the current one. While not all `older` groups
 /// are known it may be told to end later than it does: no client goes back for that, and none is to.
+///
+/// An epoch that is earlier than all that there is may be one of which retention has taken everything, or the 0 that a node that was alone told
+/// of records which carry epochs since it founded a cluster. Readers of these stand anywhere, and in front of the end nothing was given
+/// away again: the end is told, for with any earlier offset clients go back to that.
 pub(crate) fn end_of(lane: &Lane, epoch: i32, older: &[Group]) -> Option<(i32, i64)> {
     let (current, durable) = (current(lane), lane.durable_ordinal());
     if epoch < 0 || epoch > current {
@@ -65,7 +69,7 @@ pub(crate) fn end_of(lane: &Lane, epoch: i32, older: &[Group]) -> Option<(i32, i
     }
     let groups = groups(lane, older);
     let behind = groups.partition_point(|(id, ..)| of_group(lane, *id) <= epoch);
+    let Some((last, ..)) = groups[..behind].last() else { return Some((epoch, durable.cast_signed())) };
     let end = groups.get(behind).map_or(durable, |(_, first, _)| (*first).min(durable));
-    let known = groups[..behind].last().map_or(epoch, |(id, ..)| of_group(lane, *id));
-    Some((known, end.cast_signed()))
+    Some((of_group(lane, *last), end.cast_signed()))
 }

@@ -135,7 +135,9 @@ impl ClusterLog for Leader {
         match op {
             Op::CreateStream => {
                 let asked = CreateStream::decode(version, body)?;
-                self.apply(|state| state.plan_create_stream(&asked, &MOST, 0, system))?;
+                if !asked.if_not_exists || find(&asked.name.as_str().into()).is_err() {
+                    self.apply(|state| state.plan_create_stream(&asked, &MOST, 0, system))?;
+                }
                 Ok(answered::<CreateStream>(version, &find(&asked.name.as_str().into())?))
             }
             Op::AlterStream => {
