@@ -257,49 +257,45 @@ impl Fetching {
         if let Some(seen) = &mut self.seen {
             seen.awaited.release();
         }
-        loop {
-            let (found, fresh) = self.look(core);
-            let bytes: usize = found.iter().map(|one| one.bytes).sum();
-            let loads: usize = found.iter().map(|one| one.loads.bytes).sum();
-            let awaited = Awaited::new(&core.door, (self.bytes_max / 2).saturating_sub(bytes).min(loads));
-            let counts: usize = found.iter().map(|one| one.counts).sum();
-            let enough = (counts >= self.bytes_min && awaited.bytes == 0)
-                || found.iter().any(|one| one.error != 0)
-                || found.is_empty()
-                || now_us >= self.deadline_us;
-            if enough {
-                let errors = found.iter().filter(|one| one.error != 0).count();
-                if errors > 0 {
-                    core.door.counts.fetch_errors(errors as u64);
-                }
-                let (session, shown) = self.tell_session(core, &found, now_us);
-                self.send(0, session, &found, shown.as_deref(), out);
-                core.pace.answered(now_us, bytes);
-                return true;
+        let (found, fresh) = self.look(core);
+        let bytes: usize = found.iter().map(|one| one.bytes).sum();
+        let loads: usize = found.iter().map(|one| one.loads.bytes).sum();
+        let awaited = Awaited::new(&core.door, (self.bytes_max / 2).saturating_sub(bytes).min(loads));
+        let counts: usize = found.iter().map(|one| one.counts).sum();
+        let enough = (counts >= self.bytes_min && awaited.bytes == 0)
+            || found.iter().any(|one| one.error != 0)
+            || found.is_empty()
+            || now_us >= self.deadline_us;
+        if enough {
+            let errors = found.iter().filter(|one| one.error != 0).count();
+            if errors > 0 {
+                core.door.counts.fetch_errors(errors as u64);
             }
-            let (moved, observer) = match self.seen.take() {
-                Some(Seen { moved, observer, .. }) => (moved, observer),
-                None => {
-                    let moved = Arc::new(Moved { places: Mutex::default(), session: Arc::clone(&core.observer) });
-                    (Arc::clone(&moved), moved as _)
-                }
-            };
-            let seen = self.seen.insert(Seen { found: Vec::new(), moved, observer, awaited });
-            // Where nothing has moved since, it is still registered.
-            let mut all = true;
-            for place in fresh {
-                if let Some((lane, version)) = &found[place].waits {
-                    all &= lane.wait(*version, &seen.observer, place as u64);
-                }
-            }
-            seen.found = found;
-            seen.found.iter_mut().filter(|one| one.bytes > 0).for_each(|one| one.parts.clear());
-            // If a lane has moved since it was looked at, it is looked at again at once.
-            if all {
-                return false;
-            }
-            self.seen = None;
+            let (session, shown) = self.tell_session(core, &found, now_us);
+            self.send(0, session, &found, shown.as_deref(), out);
+            core.pace.answered(now_us, bytes);
+            return true;
         }
+        let (moved, observer) = match self.seen.take() {
+            Some(Seen { moved, observer, .. }) => (moved, observer),
+            None => {
+                let moved = Arc::new(Moved { places: Mutex::default(), session: Arc::clone(&core.observer) });
+                (Arc::clone(&moved), moved as _)
+            }
+        };
+        let seen = self.seen.insert(Seen { found: Vec::new(), moved, observer, awaited });
+        // Where nothing has moved since, it is still registered. Where something has, it is looked at in the next turn: of many lanes some
+        // always move, and without a turn in between nobody would see that the time is up, nor would others have the thread.
+        for place in fresh {
+            if let Some((lane, version)) = &found[place].waits
+                && !lane.wait(*version, &seen.observer, place as u64)
+            {
+                seen.observer.advanced(place as u64);
+            }
+        }
+        seen.found = found;
+        seen.found.iter_mut().filter(|one| one.bytes > 0).for_each(|one| one.parts.clear());
+        false
     }
 
     /// What every partition has now, and the places of those that were looked at.
@@ -314,6 +310,7 @@ impl Fetching {
         again.extend(found.iter().enumerate().filter(|(_, one)| one.bytes > 0).map(|(place, _)| place));
         again.sort_unstable();
         again.dedup();
+        let mut taken: usize = found.iter().map(|one| one.bytes).sum();
         let mut first = 0;
         let mut places = again.iter().copied().peekable();
         for topic in &self.asked.topics {
@@ -321,10 +318,10 @@ impl Fetching {
             let mut known = None;
             while let Some(place) = places.next_if(|place| *place < end) {
                 let known = known.get_or_insert_with(|| self.topic(core, topic)).as_ref();
-                found[place] = Found::default();
-                let taken: usize = found.iter().map(|one| one.bytes).sum();
+                taken -= std::mem::take(&mut found[place]).bytes;
                 let left = Left { bytes: self.bytes_max.saturating_sub(taken), may_load: true };
                 found[place] = self.look_at(core, known, &topic.partitions[place - first], left);
+                taken += found[place].bytes;
             }
             first = end;
         }

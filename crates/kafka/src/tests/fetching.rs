@@ -1,5 +1,9 @@
 //! How much a fetch waits for.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::channel;
+use std::time::Duration;
+
 use super::transactions::{World, topic};
 use super::*;
 
@@ -49,4 +53,55 @@ fn a_reader_that_has_found_something_waits_for_more_at_the_same_place() {
     world.sink.release();
     let answer = world.answer::<FetchRequest>(11).expect("there is enough");
     assert!(answer.responses[0].partitions[0].records.as_ref().is_some_and(|records| records.len() > 20_000));
+}
+
+/// As under transactions that run for long: lanes move, and there is nothing to read for readers of committed records.
+#[test]
+fn a_fetch_of_lanes_one_of_which_always_moves_lets_others_have_the_thread_and_ends_in_time() {
+    const PARTITIONS: i32 = 64;
+    let mut world = World::new();
+    let many = create_topics_request::CreatableTopic::default()
+        .with_name(topic("many"))
+        .with_num_partitions(PARTITIONS)
+        .with_replication_factor(1);
+    let made = world.call(5, &CreateTopicsRequest::default().with_topics(vec![many]).with_timeout_ms(1_000));
+    assert_eq!(made.topics[0].error_code, 0);
+    let (door, clock) = (world.running().door.clone(), world.clock.clone());
+    let topic_of = door.topic(&door.info("many").unwrap()).unwrap();
+    let lanes: Vec<_> = (0..PARTITIONS).map(|at| topic_of.lane(at).unwrap().clone()).collect();
+    let is_over = Arc::new(AtomicBool::new(false));
+    let movers = [0, 1].map(|_| {
+        let (lanes, is_over) = (lanes.clone(), is_over.clone());
+        std::thread::spawn(move || {
+            while !is_over.load(Ordering::Relaxed) {
+                lanes.iter().for_each(|lane| lane.wake());
+            }
+        })
+    });
+
+    let (told, answers) = channel();
+    std::thread::spawn(move || {
+        let open = |connection| {
+            let peer = Peer { address: "127.0.0.1:9".parse().unwrap(), connection, io_thread: 0 };
+            let session = KafkaSessions(door.clone()).open(peer, SessionWaker::detached());
+            (session, Outbox::new(1 << 20))
+        };
+        let ((mut reader, mut read), (mut other, mut answered)) = (open(2), open(3));
+        let partition = |at| fetch_request::FetchPartition::default().with_partition(at);
+        let partitions = (0..PARTITIONS).map(|at| partition(at).with_partition_max_bytes(1 << 20)).collect();
+        let one = fetch_request::FetchTopic::default().with_topic(topic("many")).with_partitions(partitions);
+        let asked = FetchRequest::default().with_max_wait_ms(100).with_min_bytes(1).with_max_bytes(1 << 20);
+        let asked = frame(ApiKey::Fetch, 11, 7, &asked.with_isolation_level(1).with_topics(vec![one]));
+        assert_eq!(reader.on_frame(&FrameHeader::default(), &asked, &mut read), Flow::Done);
+        assert!(read.to_vec().is_empty(), "there is nothing");
+        let asked = frame(ApiKey::ApiVersions, 0, 8, &ApiVersionsRequest::default());
+        assert_eq!(other.on_frame(&FrameHeader::default(), &asked, &mut answered), Flow::Done);
+        clock.advance_ms(100);
+        reader.on_wake(&mut read);
+        told.send([read, answered].map(|out| !out.to_vec().is_empty()))
+    });
+    let answers = answers.recv_timeout(Duration::from_secs(60));
+    is_over.store(true, Ordering::Relaxed);
+    movers.into_iter().for_each(|mover| mover.join().unwrap());
+    assert_eq!(answers.expect("the fetch lets go of the thread"), [true, true]);
 }
