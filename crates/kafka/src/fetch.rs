@@ -499,7 +499,9 @@ fn read(core: &mut Core, lane: &Arc<Lane>, asked: &FetchPartition, committed: bo
         log_start: log_start.cast_signed(),
         ..Found::default()
     };
-    let Some(offset) = u64::try_from(asked.fetch_offset).ok().filter(|at| (log_start..=durable).contains(at)) else {
+    // A producer that does not wait for copies knows of offsets that are not durable yet: who asks for them waits.
+    let is_there = |at: &u64| *at >= log_start && (*at <= durable || *at <= lane.next_ordinal());
+    let Some(offset) = u64::try_from(asked.fetch_offset).ok().filter(is_there) else {
         return Found::refused(ResponseError::OffsetOutOfRange);
     };
     found.aborted = committed.then(Vec::new);

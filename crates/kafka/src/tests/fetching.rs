@@ -55,6 +55,22 @@ fn a_reader_that_has_found_something_waits_for_more_at_the_same_place() {
     assert!(answer.responses[0].partitions[0].records.as_ref().is_some_and(|records| records.len() > 20_000));
 }
 
+#[test]
+fn an_offset_that_is_appended_and_not_durable_yet_is_waited_for() {
+    let mut world = World::new();
+    let produce = World::produce_request(None, "safe", 0, batch(&[b"x"], (-1, -1, -1))).with_acks(0);
+    world.send(9, &produce);
+    let at = |world: &mut World, offset| {
+        let answer = world.call(11, &fetch_request("safe", 0, offset, 0));
+        let one = &answer.responses[0].partitions[0];
+        (one.error_code, one.high_watermark, one.records.as_ref().is_some_and(|records| !records.is_empty()))
+    };
+    assert_eq!((at(&mut world, 0), at(&mut world, 1)), ((0, 0, false), (0, 0, false)));
+    assert_eq!(at(&mut world, 2), (ResponseError::OffsetOutOfRange.code(), -1, false), "nobody has been told of it");
+    world.sink.release();
+    assert_eq!((at(&mut world, 0), at(&mut world, 1)), ((0, 1, true), (0, 1, false)));
+}
+
 /// As under transactions that run for long: lanes move, and there is nothing to read for readers of committed records.
 #[test]
 fn a_fetch_of_lanes_one_of_which_always_moves_lets_others_have_the_thread_and_ends_in_time() {

@@ -242,6 +242,11 @@ impl Lane {
         self.durable_ordinal.load(Ordering::Acquire)
     }
 
+    /// The ordinal of the record that is appended next, whether or not those in front of it are durable.
+    pub fn next_ordinal(&self) -> u64 {
+        self.state.lock().next_ordinal
+    }
+
     /// Records below this are deleted. What is left of a segment can still be read: who shows the lane to others sees to it.
     #[inline]
     pub fn floor_ordinal(&self) -> u64 {
