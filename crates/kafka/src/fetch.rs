@@ -513,38 +513,71 @@ fn read(core: &mut Core, lane: &Arc<Lane>, asked: &FetchPartition, committed: bo
     if budget == 0 {
         return found;
     }
-    let (mut offset, left) = (offset, Left { bytes: budget, ..left });
+    let (mut offset, left, mut next) = (offset, Left { bytes: budget, ..left }, None);
     if let Some(shared) = shared.filter(|shared| offset < shared.present_first(lane)) {
         match read_older(core, lane, &shared, version, offset..end, left, &mut found) {
             Older::Here(from) => offset = from,
-            Older::Done(next_offset) => {
-                found.stopped(lane, version, next_offset < end, budget);
-                if let Some(of) = transactions.filter(|_| committed) {
-                    found.aborted = Some(of.lock().aborted(offset, next_offset));
-                }
-                return found;
-            }
+            Older::Done(next_offset) => next = Some(next_offset),
             Older::Nothing => return found,
         }
     }
-    let (stream, partition) = (lane.stream_id().0, asked.partition);
-    let known = core.places.get(&(stream, partition)).filter(|(at, _)| *at == offset).map(|(_, cursor)| *cursor);
-    let Some(cursor) = known.or_else(|| place_of(lane, offset, &mut found)) else { return found };
-    match take(lane, version, cursor, offset..end, left, &mut found) {
-        Ok(Some((next_offset, next))) => {
-            found.stopped(lane, version, next_offset < end, budget);
-            if let Some(of) = transactions.filter(|_| committed) {
-                found.aborted = Some(of.lock().aborted(offset, next_offset));
-            }
-            core.remember(stream, partition, next_offset, next);
-        }
-        Ok(None) => {}
-        Err(error) => {
-            core.places.remove(&(stream, partition));
-            found.error = read_error(&error);
+    let next = next.or_else(|| read_present(core, lane, asked.partition, version, offset..end, left, &mut found));
+    if let Some(next) = next {
+        found.stopped(lane, version, next < end, budget);
+        if let Some(of) = transactions.filter(|_| committed) {
+            found.aborted = Some(of.lock().aborted(offset, next));
         }
     }
     found
+}
+
+/// Reads offsets in `range` of what this node has, from where the reader was the last time if it goes on there; the offset behind what was
+/// found. `version` is the lane's from before the range was known.
+fn read_present(
+    core: &mut Core,
+    lane: &Arc<Lane>,
+    partition: i32,
+    version: LaneVersion,
+    range: Range<u64>,
+    left: Left,
+    found: &mut Found,
+) -> Option<u64> {
+    let key = (lane.stream_id().0, partition);
+    let known = core.places.get(&key).filter(|(at, _)| *at == range.start).map(|(_, cursor)| *cursor);
+    match take_known(lane, version, known, range, left, found) {
+        Ok(Some((next_offset, next))) => {
+            core.remember(key.0, key.1, next_offset, next);
+            return Some(next_offset);
+        }
+        Ok(None) => {}
+        Err(error) => {
+            core.places.remove(&key);
+            found.error = read_error(&error);
+        }
+    }
+    None
+}
+
+/// Takes chunks from where the range is known to begin, or from where it is looked up. What is known may be the end of a segment that has gone
+/// since: the offset, which is what the reader asks for, may be there all the same.
+fn take_known(
+    lane: &Arc<Lane>,
+    version: LaneVersion,
+    known: Option<Cursor>,
+    range: Range<u64>,
+    left: Left,
+    found: &mut Found,
+) -> Result<Option<(u64, Cursor)>, ReadError> {
+    if let Some(cursor) = known {
+        match take(lane, version, cursor, range.clone(), left, found) {
+            Err(ReadError::Gone { .. } | ReadError::Unknown(_)) => {}
+            taken => return taken,
+        }
+    }
+    match place_of(lane, range.start, found) {
+        Some(cursor) => take(lane, version, cursor, range, left, found),
+        None => Ok(None),
+    }
 }
 
 /// Where an offset is in a lane; if that is not known now, where to wait.
@@ -754,10 +787,7 @@ mod tests {
         cursor
     }
 
-    /// Whoever may read up to a place, and finds that the next batch lies behind it, waits until the lane moves: that is where a
-    /// transaction ends.
-    #[test]
-    fn a_reader_that_finds_only_what_lies_beyond_its_end_waits_at_the_lane() {
+    fn lane() -> (Arc<Lane>, tempfile::TempDir) {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("unit.arena");
         let (arena, _) = Arena::create_or_attach(ArenaConfig { path, bytes: 16 << 20, node: [3; 16] }).unwrap();
@@ -765,6 +795,29 @@ mod tests {
         let stream = log.create_stream(StreamId(7), StreamOptions::default()).unwrap();
         let lane = Arc::clone(stream.streamlet(StreamletId(0)).unwrap().lane(LaneId(0)).unwrap());
         (0..3).for_each(|_| append(&lane));
+        (lane, dir)
+    }
+
+    #[test]
+    fn who_remembers_a_place_that_is_not_there_any_more_finds_the_offset_where_it_is() {
+        let (lane, _dir) = lane();
+        let left = Left { bytes: 1 << 20, may_load: true };
+        let there = place(&lane, 1);
+        let next_group = Cursor { group: kera_format::GroupId(there.group.0 + 1), ..there };
+        for known in [None, Some(there), Some(next_group)] {
+            let mut found = Found::default();
+            let taken = take_known(&lane, lane.version(), known, 1..3, left, &mut found).unwrap();
+            assert_eq!((taken.map(|(next, _)| next), found.parts.len(), found.error), (Some(3), 2, 0), "{known:?}");
+        }
+        let mut found = Found::default();
+        assert!(take(&lane, lane.version(), next_group, 1..3, left, &mut found).is_err(), "nothing is there");
+    }
+
+    /// Whoever may read up to a place, and finds that the next batch lies behind it, waits until the lane moves: that is where a
+    /// transaction ends.
+    #[test]
+    fn a_reader_that_finds_only_what_lies_beyond_its_end_waits_at_the_lane() {
+        let (lane, _dir) = lane();
         // As behind a hole that ends where the reader may read to.
         let (version, mut found) = (lane.version(), Found::default());
         let left = Left { bytes: 1 << 20, may_load: true };
