@@ -32,6 +32,8 @@ const WAIT_MS: u32 = 1_000;
 const ASKS_MAX: usize = 16;
 /// After so long groups are asked for again: retention takes them.
 const GROUPS_AGE_US: u64 = 10_000_000;
+/// Groups that nobody has asked for since they were old go after so long: whoever reads has them asked for again and again.
+const HELD_AGE_US: u64 = 60_000_000;
 /// How soon a node is asked again that could not be, or had nothing.
 const RETRY_US: u64 = 200_000;
 /// Pieces that nobody has used for so long go.
@@ -147,6 +149,14 @@ impl State {
             let oldest = *oldest;
             self.remove(&oldest);
         }
+    }
+
+    /// Lets go of what nobody has used for long.
+    fn let_go(&mut self, now_us: u64) {
+        let unused = self.pieces.iter().filter(|(_, piece)| piece.used_us + PIECE_AGE_US < now_us);
+        let unused: Vec<_> = unused.map(|(key, _)| *key).collect();
+        unused.iter().for_each(|key| self.remove(key));
+        self.held.retain(|_, held| held.asking || held.old_us + HELD_AGE_US >= now_us);
     }
 
     /// The piece with an offset.
@@ -302,7 +312,7 @@ impl Older {
         } else {
             // Retention may have taken it, or another node has it by now.
             if let Some(held) = state.held.get_mut(&(ask.node, place)) {
-                held.old_us = 0;
+                held.old_us = held.old_us.min(now_us);
             }
             state.retry(place, now_us + RETRY_US);
         }
@@ -355,9 +365,7 @@ impl Older {
         let mut state = self.state.lock();
         let due: Vec<Place> = state.retries.iter().filter(|(_, at)| **at <= now_us).map(|(place, _)| *place).collect();
         state.retries.retain(|_, at| *at > now_us);
-        let unused = state.pieces.iter().filter(|(_, piece)| piece.used_us + PIECE_AGE_US < now_us);
-        let unused: Vec<_> = unused.map(|(key, _)| *key).collect();
-        unused.iter().for_each(|key| state.remove(key));
+        state.let_go(now_us);
         drop(state);
         due.into_iter().for_each(|place| wake(door, place));
     }
@@ -431,4 +439,31 @@ fn cut(data: &Bytes, offset: u64, max_bytes: usize) -> Bytes {
         to += bytes;
     }
     data.slice(from..to)
+}
+
+#[cfg(test)]
+mod tests {
+    use kera_format::{StreamId, StreamletId};
+
+    use super::*;
+
+    #[test]
+    fn groups_that_nobody_asks_for_any_more_are_let_go_of() {
+        let mut state = State::default();
+        let place = |stream| (2, (StreamId(stream), StreamletId(0)));
+        let known = || Some(HashMap::new());
+        let held = |old_us, asking| Held { epoch: 9, groups: known(), old_us, asking };
+        state.held.insert(place(1), held(GROUPS_AGE_US, false));
+        state.held.insert(place(2), held(GROUPS_AGE_US, true));
+        state.held.insert(place(3), held(HELD_AGE_US, false));
+        let mut left = |now_us| {
+            state.let_go(now_us);
+            let mut left: Vec<u64> = state.held.keys().map(|(_, (stream, _))| stream.0).collect();
+            left.sort_unstable();
+            left
+        };
+        assert_eq!(left(GROUPS_AGE_US + HELD_AGE_US), [1, 2, 3]);
+        assert_eq!(left(GROUPS_AGE_US + HELD_AGE_US + 1), [2, 3], "the answer to one is still to come");
+        assert_eq!(left(2 * HELD_AGE_US + 1), [2]);
+    }
 }
