@@ -172,26 +172,19 @@ fn run_after<R: Encodable + 'static>(
     })
 }
 
+/// What clients are told of an error, whether it is this node's or comes from the leader of the coordinators. While nobody leads them clients
+/// are to ask again, as those of Kafka do while it has no controller.
 pub(crate) fn refusal(error: &CoordinatorError) -> Refusal {
-    let code = match error {
-        CoordinatorError::StreamExists { .. } => ResponseError::TopicAlreadyExists,
-        CoordinatorError::NoSuchStream { .. } => ResponseError::UnknownTopicOrPartition,
-        CoordinatorError::BadName { .. } => ResponseError::InvalidTopicException,
-        CoordinatorError::BadOptions { .. } => ResponseError::InvalidConfig,
-        CoordinatorError::Limit { .. } => ResponseError::PolicyViolation,
-        CoordinatorError::NoSuchProducer(_) => ResponseError::UnknownProducerId,
-        CoordinatorError::Disk(_) => ResponseError::KafkaStorageError,
-        CoordinatorError::Protocol(_) => ResponseError::InvalidRequest,
-        CoordinatorError::Refused(_) => ResponseError::PolicyViolation,
-        CoordinatorError::NoLeader(_) => ResponseError::CoordinatorNotAvailable,
-        CoordinatorError::Leader { status, .. } => match status {
-            Status::StreamExists => ResponseError::TopicAlreadyExists,
-            Status::UnknownStream => ResponseError::UnknownTopicOrPartition,
-            Status::InvalidName => ResponseError::InvalidTopicException,
-            Status::InvalidOptions => ResponseError::InvalidConfig,
-            Status::UnknownProducer => ResponseError::UnknownProducerId,
-            _ => ResponseError::PolicyViolation,
-        },
+    let code = match (error, error.status()) {
+        (CoordinatorError::Protocol(_), _) => ResponseError::InvalidRequest,
+        (_, Status::StreamExists) => ResponseError::TopicAlreadyExists,
+        (_, Status::UnknownStream) => ResponseError::UnknownTopicOrPartition,
+        (_, Status::InvalidName) => ResponseError::InvalidTopicException,
+        (_, Status::InvalidOptions) => ResponseError::InvalidConfig,
+        (_, Status::UnknownProducer) => ResponseError::UnknownProducerId,
+        (_, Status::DiskFull | Status::DiskFailed) => ResponseError::KafkaStorageError,
+        (_, Status::NotReady) => ResponseError::NotController,
+        _ => ResponseError::PolicyViolation,
     };
     (code, error.to_string())
 }
@@ -439,7 +432,7 @@ fn create_partitions(door: &Door, asked: &CreatePartitionsRequest) -> CreatePart
         let changes = StreamChanges { streamlets: Some(count / info.options.lanes), ..StreamChanges::default() };
         let grown = match door.coordinator.alter_stream(&StreamRef::Id(info.id), &changes) {
             Ok(grown) => grown,
-            Err(CoordinatorError::BadOptions { mistakes }) => return refuse(mistakes.join("; ")),
+            Err(error) if error.status() == Status::InvalidOptions => return refuse(error.to_string()),
             Err(error) => return Err(refusal(&error)),
         };
         let assigned = topic.assignments.iter().flatten();
@@ -636,6 +629,8 @@ fn init_producer(door: &Door, version: i16, asked: &InitProducerIdRequest) -> (I
         Ok(AllocatedProducer { producer_id, producer_epoch }) => InitProducerIdResponse::default()
             .with_producer_id(ProducerId(producer_id.0.cast_signed()))
             .with_producer_epoch(producer_epoch.0.cast_signed()),
+        // There is no controller in it that a producer could look for: as Kafka's brokers while they have no ids.
+        Err(error) if error.status() == Status::NotReady => failed(ResponseError::CoordinatorLoadInProgress),
         Err(error) => failed(refusal(&error).0),
     };
     (answer, None)

@@ -678,6 +678,7 @@ mod copies;
 mod epochs;
 mod fetch_sessions;
 mod fetching;
+mod leading;
 mod loading;
 mod partitions;
 mod parts;

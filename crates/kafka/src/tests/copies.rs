@@ -25,10 +25,14 @@ const BAD_FACTOR: i16 = 38;
 const BAD_ASSIGNMENT: i16 = 39;
 const NOTHING_MOVES: i16 = 85;
 
+/// What is answered in place of the leader; `None`: it answers itself.
+type Instead = dyn Fn() -> Option<CoordinatorError> + Send + Sync;
+
 /// The coordinators' log of three nodes, where everybody knows at once what is in it.
-struct Leader {
+pub(super) struct Leader {
     state: Mutex<(u64, ClusterState)>,
     broker: Arc<Broker>,
+    instead: Mutex<Option<Arc<Instead>>>,
 }
 
 impl Leader {
@@ -48,8 +52,8 @@ impl Leader {
         }
     }
 
-    fn begin(broker: &Arc<Broker>, until: u32) -> Arc<Leader> {
-        let leader = Leader { state: Mutex::default(), broker: broker.clone() };
+    pub(super) fn begin(broker: &Arc<Broker>, until: u32) -> Arc<Leader> {
+        let leader = Leader { state: Mutex::default(), broker: broker.clone(), instead: Mutex::default() };
         leader.apply(|state| state.plan_found([9; 16], &Leader::join(1), 0)).unwrap();
         (2..=NODES).for_each(|node| leader.apply(|state| state.plan_join(&Leader::join(node), 0)).unwrap());
         let low = leader.state.lock().1.level();
@@ -57,6 +61,11 @@ impl Leader {
         broker.join_cluster([9; 16], 1);
         broker.set_nodes(1, leader.state.lock().1.node_infos());
         Arc::new(leader)
+    }
+
+    /// Nobody leads the coordinators from here on, or their leader refuses what it is asked.
+    pub(super) fn answer_instead(&self, instead: impl Fn() -> Option<CoordinatorError> + Send + Sync + 'static) {
+        *self.instead.lock() = Some(Arc::new(instead));
     }
 
     /// Makes true what is planned, and tells the broker.
@@ -129,8 +138,8 @@ fn answered<M: Message>(version: u8, of: &M::Response) -> Vec<u8> {
     body
 }
 
-impl ClusterLog for Leader {
-    fn request(&self, op: Op, version: u8, body: &[u8], system: bool) -> Result<Vec<u8>, CoordinatorError> {
+impl Leader {
+    fn execute(&self, op: Op, version: u8, body: &[u8], system: bool) -> Result<Vec<u8>, CoordinatorError> {
         let find = |stream: &kera_protocol::StreamRef| self.read(|state| state.catalog.find(stream).cloned());
         match op {
             Op::CreateStream => {
@@ -158,6 +167,18 @@ impl ClusterLog for Leader {
             }
             other => panic!("{other} is not asked for"),
         }
+    }
+}
+
+impl ClusterLog for Leader {
+    fn request(&self, op: Op, version: u8, body: &[u8], system: bool) -> Result<Vec<u8>, CoordinatorError> {
+        let instead = self.instead.lock().clone();
+        let refused = instead.and_then(|instead| instead());
+        refused.map_or_else(|| self.execute(op, version, body, system), Err).map_err(|error| match error {
+            CoordinatorError::NoLeader(_) => error,
+            // What it refuses comes from another node.
+            error => CoordinatorError::Leader { status: error.status(), body: error.body() },
+        })
     }
     fn level(&self) -> u32 {
         self.read(ClusterState::level)
@@ -209,9 +230,9 @@ impl OtherNodes for Next {
     }
 }
 
-struct Cluster {
-    world: World,
-    leader: Arc<Leader>,
+pub(super) struct Cluster {
+    pub(super) world: World,
+    pub(super) leader: Arc<Leader>,
 }
 
 type Replicas = Vec<Vec<i32>>;
@@ -225,7 +246,7 @@ fn brokers(ids: &[i32]) -> Vec<BrokerId> {
 }
 
 impl Cluster {
-    fn new() -> Cluster {
+    pub(super) fn new() -> Cluster {
         Cluster::at(level::NEWEST)
     }
 
@@ -240,7 +261,13 @@ impl Cluster {
     }
 
     /// Makes a topic, or only asks whether it could be made, with these nodes for its partitions: the error and a sentence.
-    fn create(&mut self, name: &str, factor: i16, assigned: &[&[i32]], validate_only: bool) -> (i16, String) {
+    pub(super) fn create(
+        &mut self,
+        name: &str,
+        factor: i16,
+        assigned: &[&[i32]],
+        validate_only: bool,
+    ) -> (i16, String) {
         let of = |(at, nodes): (i32, &&[i32])| {
             CreatableReplicaAssignment::default().with_partition_index(at).with_broker_ids(brokers(nodes))
         };
@@ -253,7 +280,7 @@ impl Cluster {
         (one.error_code, one.error_message.clone().unwrap_or_default().to_string())
     }
 
-    fn grow(&mut self, name: &str, count: i32, assigned: &[&[i32]], validate_only: bool) -> i16 {
+    pub(super) fn grow(&mut self, name: &str, count: i32, assigned: &[&[i32]], validate_only: bool) -> i16 {
         let of = |nodes: &&[i32]| CreatePartitionsAssignment::default().with_broker_ids(brokers(nodes));
         let assigned = assigned.iter().map(of).collect();
         let one = CreatePartitionsTopic::default().with_name(topic(name)).with_count(count);
@@ -291,7 +318,7 @@ impl Cluster {
         told.map(|of| (of.error_code, of.error_message.clone().unwrap_or_default().to_string())).collect()
     }
 
-    fn codes(&mut self, name: &str, wanted: &[(i32, Option<&[i32]>)]) -> Vec<i16> {
+    pub(super) fn codes(&mut self, name: &str, wanted: &[(i32, Option<&[i32]>)]) -> Vec<i16> {
         self.reassign(name, wanted).into_iter().map(|(code, _)| code).collect()
     }
 
