@@ -619,10 +619,13 @@ fn init_producer(door: &Door, version: i16, asked: &InitProducerIdRequest) -> (I
     }
     let known = (asked.producer_id.0 > 0).then(|| LogProducerId(asked.producer_id.0.cast_unsigned()));
     let mut allocated = door.coordinator.allocate_producer(known);
-    if matches!(&allocated, Ok(one) if i16::try_from(one.producer_epoch.0).is_err())
-        || matches!(&allocated, Err(CoordinatorError::NoSuchProducer(_)))
-    {
-        // Kafka's epochs are signed, so half of them are there; and an id of another cluster is replaced.
+    let is_over = match &allocated {
+        // Kafka's epochs are signed, so half of them are there.
+        Ok(one) => i16::try_from(one.producer_epoch.0).is_err(),
+        // An id of another cluster, or no more epochs are kept: a new id does as well, and clients ask again for ever otherwise.
+        Err(error) => known.is_some() && matches!(error.status(), Status::UnknownProducer | Status::LimitReached),
+    };
+    if is_over {
         allocated = door.coordinator.allocate_producer(None);
     }
     let answer = match allocated {

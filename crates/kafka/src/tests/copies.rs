@@ -8,10 +8,11 @@ use kera_coordinator::catalog::{Catalog, Limits};
 use kera_coordinator::cluster::{ClusterState, Join};
 use kera_coordinator::{ClusterLog, CoordinatorError, LiveNode};
 use kera_format::cluster::{ClusterEntry, Doors, Roles};
-use kera_format::{Cursor, StreamId, StreamletId, level};
+use kera_format::{Cursor, ProducerEpoch, ProducerId, StreamId, StreamletId, level};
 use kera_protocol::codec::bytes_of;
 use kera_protocol::{
-    AlterStream, Body, CopiesMade, DescribeMoves, Message, MoveStreamlet, MovesDescription, Op, StreamletState,
+    AllocateProducer, AllocatedProducer, AlterStream, Body, CopiesMade, DescribeMoves, Message, MoveStreamlet,
+    MovesDescription, Op, StreamletState,
 };
 use parking_lot::Mutex;
 
@@ -24,6 +25,8 @@ const MOST: Limits = Limits { streams: 100, nodes: 16 };
 const BAD_FACTOR: i16 = 38;
 const BAD_ASSIGNMENT: i16 = 39;
 const NOTHING_MOVES: i16 = 85;
+/// The producer that the leader gives out.
+pub(super) const FRESH_PRODUCER: u64 = 3_000;
 
 /// What is answered in place of the leader; `None`: it answers itself.
 type Instead = dyn Fn() -> Option<CoordinatorError> + Send + Sync;
@@ -164,6 +167,14 @@ impl Leader {
                 let moves: Vec<_> = self.read(|state| state.move_infos().collect());
                 let (under_way, nodes) = (moves.len() as u64, Vec::new());
                 Ok(answered::<DescribeMoves>(version, &MovesDescription { moves, under_way, nodes }))
+            }
+            Op::AllocateProducer => {
+                let known = AllocateProducer::decode(version, body)?.producer_id;
+                // As the leader that has given out ids below this one.
+                let given = ProducerId(FRESH_PRODUCER);
+                known.map_or(Ok(None), |known| self.read(|state| state.catalog.plan_raise(known, given)))?;
+                let answer = AllocatedProducer { producer_id: given, producer_epoch: ProducerEpoch(0) };
+                Ok(answered::<AllocateProducer>(version, &answer))
             }
             other => panic!("{other} is not asked for"),
         }

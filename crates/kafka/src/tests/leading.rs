@@ -1,10 +1,11 @@
 //! What clients are told while nobody leads the coordinators, and of what their leader refuses.
 
 use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use kera_coordinator::CoordinatorError;
 
-use super::copies::Cluster;
+use super::copies::{Cluster, FRESH_PRODUCER};
 use super::transactions::topic;
 use super::*;
 
@@ -46,4 +47,20 @@ fn what_the_leader_of_the_coordinators_refuses_is_told_as_if_this_node_did() {
     assert_eq!(cluster.create("new", 1, &[], false).0, ResponseError::InvalidConfig.code());
     cluster.leader.answer_instead(|| Some(CoordinatorError::Disk(io::ErrorKind::StorageFull.into())));
     assert_eq!(cluster.create("new", 1, &[], false).0, ResponseError::KafkaStorageError.code());
+}
+
+/// A producer of a cluster that is no more, or one too many of those whose epochs are kept.
+#[test]
+fn a_producer_that_cannot_keep_its_id_gets_another_one() {
+    let mut cluster = Cluster::new();
+    let mut told = |instead: Option<fn() -> CoordinatorError>| {
+        let first = AtomicBool::new(true);
+        cluster.leader.answer_instead(move || instead.filter(|_| first.swap(false, Ordering::Relaxed)).map(|of| of()));
+        let asked = init().with_producer_id(ProducerId(1_000_000_000_000));
+        let answer = cluster.world.call(4, &asked.with_producer_epoch(0));
+        (answer.error_code, answer.producer_id.0, answer.producer_epoch)
+    };
+    let fresh = (0, FRESH_PRODUCER.cast_signed(), 0);
+    assert_eq!(told(None), fresh);
+    assert_eq!(told(Some(|| CoordinatorError::Limit { what: "producers", limit: 1, advice: "" })), fresh);
 }
