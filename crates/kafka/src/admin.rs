@@ -189,6 +189,22 @@ pub(crate) fn refusal(error: &CoordinatorError) -> Refusal {
     (code, error.to_string())
 }
 
+/// Leaves the rest of a request undone when nobody leads the coordinators: each question to them waits for a leader for seconds, and other commands
+/// wait behind it.
+#[derive(Default)]
+struct Unled(Option<Refusal>);
+
+impl Unled {
+    fn or<T>(&mut self, ask: impl FnOnce() -> Result<T, Refusal>) -> Result<T, Refusal> {
+        if let Some(refused) = &self.0 {
+            return Err(refused.clone());
+        }
+        let done = ask();
+        self.0 = done.as_ref().err().filter(|(error, _)| *error == ResponseError::NotController).cloned();
+        done
+    }
+}
+
 /// What was done as answers tell it: the error's code, 0 for none, and a sentence.
 pub(crate) fn told(done: Result<(), Refusal>) -> (i16, Option<StrBytes>) {
     match done {
@@ -297,7 +313,7 @@ pub(crate) fn create_topic(
 }
 
 fn create_topics(door: &Door, asked: &CreateTopicsRequest) -> CreateTopicsResponse {
-    let mut leads = Leads::new(door);
+    let (mut leads, mut unled) = (Leads::new(door), Unled::default());
     let mut times: HashMap<&TopicName, usize> = HashMap::new();
     asked.topics.iter().for_each(|topic| *times.entry(&topic.name).or_default() += 1);
     let mut one = |topic: &CreatableTopic| -> Result<CreatableTopicResult, Refusal> {
@@ -331,7 +347,7 @@ fn create_topics(door: &Door, asked: &CreateTopicsRequest) -> CreateTopicsRespon
     };
     // A topic that is named twice is told about once.
     let topics = once(&asked.topics, |topic| topic.name.clone()).map(|topic| {
-        let result = one(topic).unwrap_or_else(|(error, why)| {
+        let result = unled.or(|| one(topic)).unwrap_or_else(|(error, why)| {
             CreatableTopicResult::default()
                 .with_error_code(error.code())
                 .with_error_message(Some(text(why)))
@@ -345,40 +361,33 @@ fn create_topics(door: &Door, asked: &CreateTopicsRequest) -> CreateTopicsRespon
 }
 
 fn delete_topics(door: &Door, version: i16, asked: &DeleteTopicsRequest) -> DeleteTopicsResponse {
-    let delete = |info: Option<StreamInfo>, unknown: ResponseError| {
+    let mut unled = Unled::default();
+    let mut delete = |info: Option<StreamInfo>, unknown: ResponseError| {
         let answer = DeletableTopicResult::default();
         let Some(info) = info else {
             return answer.with_error_code(unknown.code()).with_error_message(Some(text("there is no such topic")));
         };
         let name = TopicName(text(info.name.clone()));
         let answer = answer.with_name(Some(name)).with_topic_id(door.topic_id(info.id));
-        match door.coordinator.delete_stream(&StreamRef::Id(info.id)) {
+        let by_id = StreamRef::Id(info.id);
+        match unled.or(|| door.coordinator.delete_stream(&by_id).map_err(|error| refusal(&error))) {
             Ok(_) => {
                 door.groups.topic_deleted(&info.name);
                 answer
             }
-            Err(error) => {
-                let (code, why) = refusal(&error);
-                answer.with_error_code(code.code()).with_error_message(Some(text(why)))
-            }
+            Err((code, why)) => answer.with_error_code(code.code()).with_error_message(Some(text(why))),
         }
     };
-    let by_name = |name: &TopicName| {
-        delete(door.info(name), ResponseError::UnknownTopicOrPartition).with_name(Some(name.clone()))
-    };
+    let by_name = ResponseError::UnknownTopicOrPartition;
     let responses = if version >= 6 {
-        asked
-            .topics
-            .iter()
-            .map(|topic| match &topic.name {
-                Some(name) => by_name(name),
-                None => {
-                    delete(door.info_of(topic.topic_id), ResponseError::UnknownTopicId).with_topic_id(topic.topic_id)
-                }
-            })
-            .collect()
+        let topics = asked.topics.iter().map(|topic| match &topic.name {
+            Some(name) => delete(door.info(name), by_name).with_name(Some(name.clone())),
+            None => delete(door.info_of(topic.topic_id), ResponseError::UnknownTopicId).with_topic_id(topic.topic_id),
+        });
+        topics.collect()
     } else {
-        asked.topic_names.iter().map(by_name).collect()
+        let topics = asked.topic_names.iter();
+        topics.map(|name| delete(door.info(name), by_name).with_name(Some(name.clone()))).collect()
     };
     DeleteTopicsResponse::default().with_responses(responses)
 }
@@ -406,7 +415,7 @@ fn check_new<'a>(
 }
 
 fn create_partitions(door: &Door, asked: &CreatePartitionsRequest) -> CreatePartitionsResponse {
-    let mut leads = Leads::new(door);
+    let (mut leads, mut unled) = (Leads::new(door), Unled::default());
     let mut grow = |topic: &CreatePartitionsTopic| -> Result<(), Refusal> {
         let (name, count) = (&topic.name, topic.count);
         let unknown = || (ResponseError::UnknownTopicOrPartition, "there is no such topic".to_owned());
@@ -440,7 +449,7 @@ fn create_partitions(door: &Door, asked: &CreatePartitionsRequest) -> CreatePart
         Ok(())
     };
     let results = asked.topics.iter().map(|topic| {
-        let (error, why) = told(grow(topic));
+        let (error, why) = told(unled.or(|| grow(topic)));
         let answer = CreatePartitionsTopicResult::default().with_name(topic.name.clone());
         answer.with_error_code(error).with_error_message(why)
     });
@@ -555,14 +564,15 @@ fn alter(
 }
 
 fn alter_configs(door: &Door, asked: AlterConfigsRequest) -> AlterConfigsResponse {
-    let validate_only = asked.validate_only;
+    let (validate_only, mut unled) = (asked.validate_only, Unled::default());
     let responses = asked.resources.into_iter().map(|resource| {
-        let done = alter(door, resource.resource_type, &resource.resource_name, validate_only, |options| {
+        let change = |options: &mut StreamOptions| {
             // What is not named goes back to its default.
             configs::unset_all(options);
             let mut all = resource.configs.iter();
             all.try_for_each(|one| configs::set(options, &one.name, one.value.as_deref()))
-        });
+        };
+        let done = unled.or(|| alter(door, resource.resource_type, &resource.resource_name, validate_only, change));
         let (error, why) = told(done);
         Altered::default()
             .with_resource_type(resource.resource_type)
@@ -574,7 +584,7 @@ fn alter_configs(door: &Door, asked: AlterConfigsRequest) -> AlterConfigsRespons
 }
 
 fn incremental_alter_configs(door: &Door, asked: IncrementalAlterConfigsRequest) -> IncrementalAlterConfigsResponse {
-    let validate_only = asked.validate_only;
+    let (validate_only, mut unled) = (asked.validate_only, Unled::default());
     let responses = asked.resources.into_iter().map(|resource| {
         let names = resource.configs.iter().map(|one| &*one.name);
         let bounds_copies = resource.resource_type == BROKER && reassignments::are_limits(names);
@@ -592,7 +602,7 @@ fn incremental_alter_configs(door: &Door, asked: IncrementalAlterConfigsRequest)
         };
         let (error, why) = told(match bounds_copies {
             true => reassignments::limit(door, &resource.resource_name),
-            false => alter(door, resource.resource_type, &resource.resource_name, validate_only, change),
+            false => unled.or(|| alter(door, resource.resource_type, &resource.resource_name, validate_only, change)),
         });
         AlteredOne::default()
             .with_resource_type(resource.resource_type)

@@ -101,11 +101,13 @@ pub(crate) fn as_assignment(error: &CoordinatorError) -> Refusal {
 pub(crate) struct Leads<'a> {
     door: &'a Door,
     retries: u32,
+    /// That nobody leads the coordinators. They are not asked again: each question waits for a leader for seconds.
+    unled: Option<Refusal>,
 }
 
 impl<'a> Leads<'a> {
     pub(crate) fn new(door: &'a Door) -> Leads<'a> {
-        Leads { door, retries: RETRIES_MAX }
+        Leads { door, retries: RETRIES_MAX, unled: None }
     }
 
     /// Has a node lead a partition. `may_wait`: the partition may move for a moment because it gets its copies, and is moved then.
@@ -124,6 +126,9 @@ impl<'a> Leads<'a> {
         if !self.door.is_in_cluster() || owner.is_some_and(|owner| owner.node == to) {
             return Ok(());
         }
+        if let Some(refused) = &self.unled {
+            return Err(refused.clone());
+        }
         let message = MoveStreamlet { stream: StreamRef::Id(info.id), streamlet, to };
         loop {
             let error = match self.door.coordinator.move_streamlet(&message) {
@@ -132,7 +137,9 @@ impl<'a> Leads<'a> {
             };
             let is_refused = matches!(error, CoordinatorError::Refused(_) | CoordinatorError::Leader { .. });
             if !may_wait || !is_refused || self.retries == 0 {
-                return Err(as_assignment(&error));
+                let refused = as_assignment(&error);
+                self.unled = matches!(error, CoordinatorError::NoLeader(_)).then(|| refused.clone());
+                return Err(refused);
             }
             self.retries -= 1;
             std::thread::sleep(RETRY);

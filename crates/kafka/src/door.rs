@@ -42,7 +42,7 @@ use crate::transaction_parts;
 /// The id of a broker that is alone, in the eyes of Kafka clients; in a cluster it is the node's number.
 const ALONE_ID: i32 = 1;
 
-/// How often groups are looked at: how late a session ends, or a generation begins.
+/// How often what time brings is looked at while there are no commands.
 const TICK: Duration = Duration::from_millis(50);
 
 /// Limits and defaults of the door. [`Default`] works; `node` is the node's id.
@@ -199,6 +199,10 @@ impl ReplySlot {
     pub(crate) fn take(&self) -> Option<(Vec<u8>, Vec<After>)> {
         self.body.lock().take()
     }
+    /// Whether somebody else has it, too: its session, which is there for as long as its connection.
+    fn is_awaited(reply: &Reply) -> bool {
+        Arc::strong_count(reply) > 1
+    }
 }
 
 /// Something that waits for a disk, done on the commands thread: makes the body of an answer, and says what it waits for.
@@ -277,7 +281,7 @@ pub struct Door {
     is_closing: AtomicBool,
 }
 
-/// The threads of a door: one runs commands and keeps time for groups, one ends transactions, and in a cluster one follows which
+/// The threads of a door: one runs commands, one keeps time for groups, one ends transactions, and in a cluster one follows which
 /// groups and transactions are this node's, and one answers others. They end when the door and its sessions are gone.
 pub struct DoorThread {
     threads: Vec<JoinHandle<()>>,
@@ -327,7 +331,9 @@ impl Door {
         let named = |name: &str| std::thread::Builder::new().name(name.into()).stack_size(1 << 20);
         let commands = named("kera-kafka").spawn(move || work(&weak, &commands))?;
         let ends = named("kera-kafka-ends").spawn(move || endings::work(&weak_too, &events, endings))?;
-        let mut threads = vec![commands, ends];
+        let weak = Arc::downgrade(&door);
+        let time = named("kera-kafka-time").spawn(move || group_door::keep_time(&weak))?;
+        let mut threads = vec![commands, ends, time];
         if door.is_in_cluster() {
             let weak = Arc::downgrade(&door);
             threads.push(named("kera-kafka-groups").spawn(move || group_door::follow(&weak))?);
@@ -568,19 +574,21 @@ pub(crate) fn may_be_topic(name: &str) -> bool {
     name_is_valid(name) && !name.starts_with(SYSTEM_PREFIX)
 }
 
-fn work(door: &std::sync::Weak<Door>, receiver: &Receiver<(Command, Reply)>) {
+/// The thread for commands: one that waits for a leader of the coordinators holds up those behind it, and nothing else. Commands of connections
+/// that have ended meanwhile are left out: nobody has been told of them, and clients that come again ask anew.
+fn work(door: &Weak<Door>, receiver: &Receiver<(Command, Reply)>) {
     loop {
         let received = receiver.recv_timeout(TICK);
         let Some(door) = door.upgrade() else { return };
         match received {
-            Ok((command, reply)) => {
+            Ok((command, reply)) if ReplySlot::is_awaited(&reply) => {
                 let (body, after) = command(&door);
                 reply.put_after(body, after);
             }
+            Ok(_) => {}
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return,
         }
-        door.groups.tick();
         door.floors.tick();
     }
 }

@@ -1,6 +1,6 @@
 //! The group coordinator behind the door: its lock, its clock, its answers on their way back to the connections that wait.
 //!
-//! Requests come in on I/O threads, time passes on the door's own thread. Whoever has called the coordinator takes what is
+//! Requests come in on I/O threads, time passes on a thread for it. Whoever has called the coordinator takes what is
 //! answered and hands it to the connections it is for; an answer that rests on what was recorded waits there until that is
 //! durable. Each [part](crate::group_parts) of the groups has a coordinator of its own; a request about groups of several is answered once.
 
@@ -51,6 +51,8 @@ const COPY_STEP_BYTES: usize = 256 << 10;
 const COPY_CHUNK_BYTES: usize = 1 << 20;
 /// How long what the coordinator knows of topics may be old.
 const TOPICS_MS: i64 = 1_000;
+/// How often groups are looked at: how late a session ends, or a generation begins.
+const TICK: Duration = Duration::from_millis(50);
 /// How often it is looked at whose the groups are.
 const FOLLOW: Duration = Duration::from_millis(20);
 /// Copies of what a cluster keeps of its groups, where there are so many nodes.
@@ -677,6 +679,16 @@ pub(crate) fn copy(log: &StateLog<Entry>, coordinator: &Coordinator) {
     }
     if log.append_edge(Edge::End).is_ok() {
         log.end_copy(from, added);
+    }
+}
+
+/// The thread that keeps time for groups. It waits for nothing else, for members wait for it: to be let in, or to be told that another one has
+/// not come. It ends when the door is gone.
+pub(crate) fn keep_time(door: &Weak<Door>) {
+    while let Some(door) = door.upgrade() {
+        door.groups.tick();
+        drop(door);
+        std::thread::sleep(TICK);
     }
 }
 

@@ -23,7 +23,7 @@
 //! | `transaction_parts`, `far_endings`, `node_requests`, `transaction_founding` | the same in a cluster: whose ids are whose, markers of other nodes, what nodes ask each other, and what comes from a node that was alone |
 //!
 //! Sessions run on the I/O threads of a [`kera_rpc::Server`] with [`kera_rpc::Framing::Prefixed`] and never wait; commands that
-//! wait for a disk have a thread of their own. Nothing from the network is believed: requests are walked along their shape
+//! wait for a disk or for other nodes have a thread of their own. Nothing from the network is believed: requests are walked along their shape
 //! before memory is taken for them.
 
 mod access;

@@ -47,7 +47,8 @@ pub(crate) fn creates(door: &Door, version: i16, asked: &MetadataRequest) -> boo
     wanted && missing(door, asked).next().is_some()
 }
 
-/// Makes the topics that are asked for and not there. Waits for the disk.
+/// Makes the topics that are asked for and not there. Waits for the disk, or the coordinators; for these once, not for each name, if nobody
+/// leads them.
 pub(crate) fn create(door: &Door, asked: &MetadataRequest) {
     let (streamlets, replication) = (door.config.partitions_default, crate::admin::copies_default(door));
     let options = StreamOptions { streamlets, replication, ..StreamOptions::default() };
@@ -55,6 +56,9 @@ pub(crate) fn create(door: &Door, asked: &MetadataRequest) {
         // Somebody else may have been quicker; what is there in the end is told.
         if let Err((error, why)) = crate::admin::create_topic(door, name, options.clone(), false) {
             tracing::debug!(topic = name, ?error, why, "a topic was not made on request");
+            if error == ResponseError::NotController {
+                break;
+            }
         }
     }
 }

@@ -55,14 +55,20 @@ impl Leader {
         }
     }
 
-    pub(super) fn begin(broker: &Arc<Broker>, until: u32) -> Arc<Leader> {
+    fn begin(broker: &Arc<Broker>, until: u32) -> Arc<Leader> {
+        let leader = Leader::found(broker, until);
+        broker.join_cluster([9; 16], 1);
+        broker.set_nodes(1, leader.state.lock().1.node_infos());
+        leader
+    }
+
+    /// The same, of which the broker is not told: it serves as one that is alone.
+    pub(super) fn found(broker: &Arc<Broker>, until: u32) -> Arc<Leader> {
         let leader = Leader { state: Mutex::default(), broker: broker.clone(), instead: Mutex::default() };
         leader.apply(|state| state.plan_found([9; 16], &Leader::join(1), 0)).unwrap();
         (2..=NODES).for_each(|node| leader.apply(|state| state.plan_join(&Leader::join(node), 0)).unwrap());
         let low = leader.state.lock().1.level();
         (low + 1..=until).for_each(|level| leader.apply(|_| Ok(vec![ClusterEntry::LevelRaised { level }])).unwrap());
-        broker.join_cluster([9; 16], 1);
-        broker.set_nodes(1, leader.state.lock().1.node_infos());
         Arc::new(leader)
     }
 

@@ -1,12 +1,17 @@
 //! What clients are told while nobody leads the coordinators, and of what their leader refuses.
 
 use std::io;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
 
+use kafka_protocol::messages::join_group_request::JoinGroupRequestProtocol;
 use kera_coordinator::CoordinatorError;
+use kera_format::level;
+use parking_lot::Mutex;
 
-use super::copies::{Cluster, FRESH_PRODUCER};
-use super::transactions::topic;
+use super::copies::{Cluster, FRESH_PRODUCER, Leader};
+use super::transactions::{Held, World, text, topic};
 use super::*;
 
 fn no_leader() -> CoordinatorError {
@@ -35,6 +40,119 @@ fn clients_ask_again_while_nobody_leads_the_coordinators() {
     let producer = world.call(2, &init());
     let loading = ResponseError::CoordinatorLoadInProgress.code();
     assert_eq!((producer.error_code, producer.producer_id.0), (loading, -1));
+}
+
+#[test]
+fn the_coordinators_are_asked_once_for_a_request_while_nobody_leads_them() {
+    let mut cluster = Cluster::new();
+    assert_eq!(cluster.create("t", 1, &[&[1], &[2], &[3]], false).0, 0);
+    let asked = Arc::new(AtomicU32::new(0));
+    let counted = asked.clone();
+    cluster.leader.answer_instead(move || {
+        counted.fetch_add(1, Ordering::Relaxed);
+        Some(no_leader())
+    });
+    let times = || asked.swap(0, Ordering::Relaxed);
+    let names = ["a", "b", "c"].map(topic);
+    let wanted = names.clone().map(|name| metadata_request::MetadataRequestTopic::default().with_name(Some(name)));
+    let told = cluster
+        .world
+        .call(5, &MetadataRequest::default().with_topics(Some(wanted.to_vec())).with_allow_auto_topic_creation(true));
+    let unknown = ResponseError::UnknownTopicOrPartition.code();
+    assert!(told.topics.iter().all(|topic| topic.error_code == unknown), "{told:?}");
+    assert_eq!(times(), 1);
+    let wanted =
+        names.map(|name| create_topics_request::CreatableTopic::default().with_name(name).with_num_partitions(1));
+    let wanted = wanted.map(|topic| topic.with_replication_factor(1));
+    let told = cluster.world.call(5, &CreateTopicsRequest::default().with_topics(wanted.to_vec()));
+    let unled = ResponseError::NotController.code();
+    assert_eq!(told.topics.iter().map(|topic| topic.error_code).collect::<Vec<_>>(), [unled; 3]);
+    assert_eq!(times(), 1);
+    let elsewhere = [(0, Some(&[2][..])), (1, Some(&[3][..])), (2, Some(&[1][..]))];
+    assert_eq!((cluster.codes("t", &elsewhere), times()), (vec![unled; 3], 1));
+}
+
+/// A connection of its own; what its answers wait for becomes durable.
+struct Connection {
+    sink: Arc<Held>,
+    session: Box<dyn Session>,
+    waker: SessionWaker,
+    out: Outbox,
+}
+
+impl Connection {
+    fn open(door: &Arc<Door>, sink: &Arc<Held>, connection: u64) -> Connection {
+        let waker = SessionWaker::detached();
+        let peer = Peer { address: "127.0.0.1:9".parse().unwrap(), connection, io_thread: 0 };
+        let session = KafkaSessions(door.clone()).open(peer, waker.clone());
+        Connection { sink: sink.clone(), session, waker, out: Outbox::new(1 << 20) }
+    }
+
+    fn send<R: Encodable>(&mut self, key: ApiKey, version: i16, request: &R) {
+        let frame = frame(key, version, 7, request);
+        assert_eq!(self.session.on_frame(&FrameHeader::default(), &frame, &mut self.out), Flow::Done);
+    }
+
+    /// Waits for an answer that another thread makes, whose error comes behind so many bytes.
+    fn wait_error(&mut self, at: usize) -> i16 {
+        let started = Instant::now();
+        while self.out.to_vec().is_empty() {
+            assert!(started.elapsed() < Duration::from_secs(60), "no answer comes");
+            self.sink.release();
+            match self.waker.take() {
+                true => self.session.on_wake(&mut self.out),
+                false => std::thread::yield_now(),
+            }
+        }
+        let answer = self.out.to_vec();
+        i16::from_be_bytes([answer[8 + at], answer[9 + at]])
+    }
+}
+
+#[test]
+fn members_join_while_a_command_waits_for_a_leader_and_who_has_gone_does_not_wait() {
+    let mut leader = None;
+    let world = World::with(|broker, clock| {
+        let made = leader.insert(Leader::found(broker, level::NEWEST));
+        Arc::new(Coordinator::of_cluster(made.clone(), clock.clone()))
+    });
+    let (broker, coordinator) = world.parts();
+    let config = DoorConfig { node: [3; 16], ..DoorConfig::default() };
+    let (door, threads) =
+        Door::start(config, broker, coordinator, world.clock.clone(), Arc::new(SystemRandom)).unwrap();
+    let ((came, comes), (opens, gate)) = (channel(), channel::<()>());
+    let gate = Mutex::new(gate);
+    leader.expect("it is made").answer_instead(move || {
+        came.send(()).unwrap();
+        // Until the gate is open.
+        let _ = gate.lock().recv();
+        Some(no_leader())
+    });
+    let [mut first, mut gone, mut last, mut member] = [2, 3, 4, 5].map(|of| Connection::open(&door, &world.sink, of));
+    first.send(ApiKey::InitProducerId, 1, &init());
+    comes.recv_timeout(Duration::from_secs(60)).expect("it is asked");
+    gone.send(ApiKey::InitProducerId, 1, &init());
+    last.send(ApiKey::InitProducerId, 1, &init());
+    drop(gone);
+
+    let protocol = JoinGroupRequestProtocol::default().with_name(text("range")).with_metadata("m".into());
+    let join = JoinGroupRequest::default()
+        .with_group_id(GroupId(text("g")))
+        .with_session_timeout_ms(10_000)
+        .with_rebalance_timeout_ms(10_000)
+        .with_protocol_type(text("consumer"))
+        .with_protocols(vec![protocol]);
+    member.send(ApiKey::JoinGroup, 3, &join);
+    world.clock.advance_ms(5_000);
+    // Behind the time for which it is held back.
+    assert_eq!(member.wait_error(4), 0);
+
+    drop(opens);
+    let loading = ResponseError::CoordinatorLoadInProgress.code();
+    assert_eq!((first.wait_error(4), last.wait_error(4)), (loading, loading));
+    assert_eq!(comes.try_iter().count(), 1, "for the last one");
+    drop((first, last, member, door, world));
+    threads.join();
 }
 
 #[test]
