@@ -214,10 +214,13 @@ pub(crate) fn told(done: Result<(), Refusal>) -> (i16, Option<StrBytes>) {
 }
 
 fn describe_cluster(door: &Door, asked: &DescribeClusterRequest) -> DescribeClusterResponse {
-    let brokers = door.brokers();
+    let live = door.live();
+    let mut brokers = door.brokers();
+    brokers.retain(|(id, ..)| asked.include_fenced_brokers || live.has(*id));
     let controller = door.controller_id(&brokers);
     let brokers = brokers.into_iter().map(|(id, host, port)| {
-        DescribeClusterBroker::default().with_broker_id(BrokerId(id)).with_host(text(host)).with_port(port)
+        let broker = DescribeClusterBroker::default().with_broker_id(BrokerId(id)).with_is_fenced(!live.has(id));
+        broker.with_host(text(host)).with_port(port)
     });
     DescribeClusterResponse::default()
         .with_endpoint_type(asked.endpoint_type)

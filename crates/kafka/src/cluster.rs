@@ -48,7 +48,8 @@ pub(crate) fn elect_leaders(door: &Door, asked: ElectLeadersRequest) -> ElectLea
         UNCLEAN => (ResponseError::EligibleLeadersNotAvailable, "no live node has all that was acknowledged"),
         _ => return no_such_election(asked),
     };
-    let is_led = |info: &StreamInfo, partition: i32| door.leader_of(info, partition).0 >= 0;
+    let live = door.live();
+    let is_led = |info: &StreamInfo, partition: i32| live.leader(door.leader_of(info, partition)).0 >= 0;
     let Some(wanted) = asked.topic_partitions else {
         let topics = door.catalog.infos().into_iter().filter_map(|info| {
             let partitions = 0..partitions_of(&info.options).cast_signed();

@@ -12,8 +12,8 @@ use std::time::Duration;
 
 use kafka_protocol::messages::BrokerId;
 use kera_broker::Broker;
-use kera_coordinator::Coordinator;
 use kera_coordinator::catalog::SYSTEM_PREFIX;
+use kera_coordinator::{Coordinator, LiveNode};
 use kera_env::{Clock, Random};
 use kera_format::limits::name_is_valid;
 use kera_format::{Cursor, StreamId, StreamletId};
@@ -227,6 +227,36 @@ pub struct Coordinators {
     pub observers: Vec<u32>,
 }
 
+/// The nodes that take part now. Clients are told of no others, as Kafka tells of no fenced brokers: whoever asks each node that it is told of would
+/// wait for those that are lost.
+pub(crate) struct Live {
+    me: i32,
+    nodes: Option<Vec<LiveNode>>,
+}
+
+impl Live {
+    /// Whether a node is one of them. This one, which answers, always is; and so are all where there are no coordinators to say.
+    pub(crate) fn has(&self, node: i32) -> bool {
+        let told = |nodes: &Vec<LiveNode>| nodes.iter().any(|of| of.node.cast_signed() == node);
+        node == self.me || self.nodes.as_ref().is_none_or(told)
+    }
+
+    /// Who leads a partition [of an owner](Door::leader_of), and in which epoch: nobody, if the owner is lost.
+    pub(crate) fn leader(&self, (owner, epoch): (i32, i32)) -> (i32, i32) {
+        if self.has(owner) { (owner, epoch) } else { (-1, epochs::UNKNOWN) }
+    }
+
+    /// Those of the nodes that have records which take part.
+    pub(crate) fn of(&self, nodes: &[BrokerId]) -> Vec<BrokerId> {
+        nodes.iter().copied().filter(|node| self.has(node.0)).collect()
+    }
+
+    /// Those of the nodes that are to have records which are lost.
+    pub(crate) fn without(&self, nodes: &[BrokerId]) -> Vec<BrokerId> {
+        nodes.iter().copied().filter(|node| !self.has(node.0)).collect()
+    }
+}
+
 /// What a door asks the node about the others of its cluster.
 pub trait OtherNodes: Send + Sync {
     /// The coordinator that leads, if that is known. Asked for every Metadata.
@@ -423,7 +453,7 @@ impl Door {
         }
     }
 
-    /// The nodes that serve Kafka clients, by their ids: with host and port.
+    /// The nodes that serve Kafka clients, by their ids: with host and port. Those that are lost are among them.
     pub(crate) fn brokers(&self) -> Vec<(i32, String, i32)> {
         let me = self.node_id();
         let (host, port) = self.advertised();
@@ -437,6 +467,11 @@ impl Door {
         brokers.push((me, host, port));
         brokers.sort_unstable();
         brokers
+    }
+
+    /// Which nodes take part now, as far as this one has heard.
+    pub(crate) fn live(&self) -> Live {
+        Live { me: self.node_id(), nodes: self.coordinator.live_nodes() }
     }
 
     /// The node that clients are told is the controller: the coordinator that leads, if it serves them, as they look for its address among
@@ -453,7 +488,7 @@ impl Door {
         self.others.get().map_or_else(alone, |known| known.coordinators())
     }
 
-    /// Who leads a partition, and in which epoch: its streamlet's owner; -1 if there is none. A node that has not heard from the coordinators
+    /// Who leads a partition, and in which epoch: its streamlet's owner, unless that is [lost](Live::leader); -1 if there is none. A node that has not heard from the coordinators
     /// for so long that it does not serve its partitions does not name itself: others know better.
     pub(crate) fn leader_of(&self, info: &StreamInfo, partition: i32) -> (i32, i32) {
         let streamlet = streamlet_of(partition.cast_unsigned(), &info.options);

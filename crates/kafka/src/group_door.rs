@@ -765,14 +765,14 @@ fn now(clock: &dyn Clock) -> Now {
 
 /// A node that is alone coordinates everything; in a cluster the owner of the streamlet of a group, or of a transactional id, does.
 pub(crate) fn find_coordinator(door: &Door, version: i16, asked: FindCoordinatorRequest) -> FindCoordinatorResponse {
-    let brokers = door.brokers();
+    let (brokers, live) = (door.brokers(), door.live());
     let find = |key: &str| {
         let node = match asked.key_type {
             GROUP => door.groups.node_of(door, key)?,
             TRANSACTION => door.transactions.node_of(door, key)?,
             _ => return Err(ResponseError::InvalidRequest),
         };
-        let known = brokers.iter().find(|(id, ..)| *id == node).cloned();
+        let known = brokers.iter().find(|(id, ..)| *id == node && live.has(node)).cloned();
         known.ok_or(ResponseError::CoordinatorNotAvailable)
     };
     let find = |key: &str| match find(key) {

@@ -1,6 +1,6 @@
 //! Metadata: which topics there are, with which partitions, and where. A node that is alone leads them all, in a cluster the owner of
 //! its streamlet leads a partition, in the owner's epoch, and the nodes that have copies of its logs are replicas: as many as the partition has now,
-//! also while its topic gets another number.
+//! also while its topic gets another number. Nodes that are lost are told as replicas that are offline, and otherwise not.
 
 use kafka_protocol::ResponseError;
 use kafka_protocol::messages::describe_topic_partitions_response::{
@@ -21,7 +21,7 @@ use uuid::Uuid;
 
 use crate::access::{CLUSTER_OPERATIONS, TOPIC_OPERATIONS, told_if};
 use crate::copies::Copies;
-use crate::door::{Door, may_be_topic};
+use crate::door::{Door, Live, may_be_topic};
 use crate::numbering::partitions_of;
 use crate::once::once;
 
@@ -65,7 +65,9 @@ pub(crate) fn create(door: &Door, asked: &MetadataRequest) {
 
 /// The answer.
 pub(crate) fn answer(door: &Door, version: i16, asked: MetadataRequest) -> MetadataResponse {
-    let brokers = door.brokers();
+    let live = door.live();
+    let mut brokers = door.brokers();
+    brokers.retain(|(id, ..)| live.has(*id));
     let controller = door.controller_id(&brokers);
     let brokers = brokers.into_iter().map(|(id, host, port)| {
         let broker = MetadataResponseBroker::default().with_node_id(BrokerId(id));
@@ -74,10 +76,10 @@ pub(crate) fn answer(door: &Door, version: i16, asked: MetadataRequest) -> Metad
     let (tells_topics, tells_cluster) =
         (asked.include_topic_authorized_operations, asked.include_cluster_authorized_operations);
     let mut topics: Vec<MetadataResponseTopic> = if names_all(version, &asked) {
-        door.catalog.infos().iter().map(|info| topic(door, info)).collect()
+        door.catalog.infos().iter().map(|info| topic(door, &live, info)).collect()
     } else {
         let named = once(asked.topics.unwrap_or_default(), |wanted| (wanted.name.clone(), wanted.topic_id));
-        named.map(|wanted| asked_for(door, version, wanted.name, wanted.topic_id)).collect()
+        named.map(|wanted| asked_for(door, &live, version, wanted.name, wanted.topic_id)).collect()
     };
     // Of a name that is not there, too, as Kafka does; of an id that is not there nothing can be told.
     let has_name = |topic: &&mut MetadataResponseTopic| topic.error_code != ResponseError::UnknownTopicId.code();
@@ -92,16 +94,16 @@ pub(crate) fn answer(door: &Door, version: i16, asked: MetadataRequest) -> Metad
         .with_topics(topics)
 }
 
-fn asked_for(door: &Door, version: i16, name: Option<TopicName>, id: Uuid) -> MetadataResponseTopic {
+fn asked_for(door: &Door, live: &Live, version: i16, name: Option<TopicName>, id: Uuid) -> MetadataResponseTopic {
     let refuse = |error: ResponseError| MetadataResponseTopic::default().with_error_code(error.code());
     match name {
         Some(name) => match door.info(&name) {
-            Some(info) => topic(door, &info),
+            Some(info) => topic(door, live, &info),
             None if name_is_valid(&name) => refuse(ResponseError::UnknownTopicOrPartition).with_name(Some(name)),
             None => refuse(ResponseError::InvalidTopicException).with_name(Some(name)),
         },
         None => match door.info_of(id) {
-            Some(info) => topic(door, &info),
+            Some(info) => topic(door, live, &info),
             None => {
                 let name = (version < VERSION_NO_NAME).then(TopicName::default);
                 refuse(ResponseError::UnknownTopicId).with_topic_id(id).with_name(name)
@@ -110,19 +112,21 @@ fn asked_for(door: &Door, version: i16, name: Option<TopicName>, id: Uuid) -> Me
     }
 }
 
-fn topic(door: &Door, info: &StreamInfo) -> MetadataResponseTopic {
+fn topic(door: &Door, live: &Live, info: &StreamInfo) -> MetadataResponseTopic {
     let mut copies = Copies::of(door, info);
     let partitions = (0..partitions_of(&info.options) as i32).map(|index| {
-        let (leader, epoch) = door.leader_of(info, index);
+        let owner = door.leader_of(info, index);
+        let (leader, epoch) = live.leader(owner);
         let error = if leader < 0 { ResponseError::LeaderNotAvailable.code() } else { 0 };
-        let (replicas, in_sync) = copies.replicas(index, leader);
+        let (replicas, in_sync) = copies.replicas(index, owner.0);
         MetadataResponsePartition::default()
             .with_error_code(error)
             .with_partition_index(index)
             .with_leader_id(BrokerId(leader))
             .with_leader_epoch(epoch)
+            .with_offline_replicas(live.without(&replicas))
             .with_replica_nodes(replicas)
-            .with_isr_nodes(in_sync)
+            .with_isr_nodes(live.of(&in_sync))
     });
     MetadataResponseTopic::default()
         .with_name(Some(TopicName(StrBytes::from_string(info.name.clone()))))
@@ -146,7 +150,7 @@ pub(crate) fn describe_partitions(
     names.dedup();
     names.retain(|name| *name >= after);
     let mut answer = DescribeTopicPartitionsResponse::default();
-    let mut left = limit.max(1);
+    let (mut left, live) = (limit.max(1), door.live());
     for name in names {
         let wire_name = TopicName(StrBytes::from_string(name.clone()));
         let from = if name == after { first.max(0) } else { 0 };
@@ -169,14 +173,16 @@ pub(crate) fn describe_partitions(
         let until = partitions.min(from.saturating_add(left as i32));
         let mut copies = Copies::of(door, &info);
         let described = (from..until).map(|index| {
-            let (leader, epoch) = door.leader_of(&info, index);
-            let (replicas, in_sync) = copies.replicas(index, leader);
+            let owner = door.leader_of(&info, index);
+            let (leader, epoch) = live.leader(owner);
+            let (replicas, in_sync) = copies.replicas(index, owner.0);
             DescribeTopicPartitionsResponsePartition::default()
                 .with_partition_index(index)
                 .with_leader_id(BrokerId(leader))
                 .with_leader_epoch(epoch)
+                .with_offline_replicas(live.without(&replicas))
                 .with_replica_nodes(replicas)
-                .with_isr_nodes(in_sync)
+                .with_isr_nodes(live.of(&in_sync))
                 // Java's client takes them for lists.
                 .with_eligible_leader_replicas(Some(Vec::new()))
                 .with_last_known_elr(Some(Vec::new()))

@@ -359,6 +359,52 @@ impl Cluster {
     }
 }
 
+/// As Kafka tells of no fenced brokers: tools that ask each node that there is wait for the lost one, and clients for a leader that is none.
+#[test]
+fn a_lost_node_is_told_as_an_offline_replica_and_otherwise_not() {
+    let mut cluster = Cluster::new();
+    assert_eq!(cluster.create("t", 1, &[&[1], &[2], &[3]], false).0, 0);
+    let stream = cluster.leader.stream("t");
+    for at in 0..3 {
+        if cluster.leader.read(|state| state.move_of(stream, at)).is_some() {
+            cluster.leader.finish_move("t", at);
+        }
+    }
+    // The brokers, those that are told on request, and each partition's error, leader, replicas, those in sync, and those that are lost.
+    type Partition = (i16, i32, [Vec<i32>; 3]);
+    let told = |world: &mut World| {
+        let wanted = metadata_request::MetadataRequestTopic::default().with_name(Some(topic("t")));
+        let metadata = world.call(9, &MetadataRequest::default().with_topics(Some(vec![wanted])));
+        let of = |of: &metadata_response::MetadataResponsePartition| {
+            (
+                of.error_code,
+                of.leader_id.0,
+                [&of.replica_nodes, &of.isr_nodes, &of.offline_replicas].map(|nodes| ids(nodes)),
+            )
+        };
+        let partitions: Vec<Partition> = metadata.topics[0].partitions.iter().map(of).collect();
+        let brokers: Vec<i32> = metadata.brokers.iter().map(|broker| broker.node_id.0).collect();
+        let described = world.call(1, &DescribeClusterRequest::default());
+        assert_eq!(described.brokers.iter().map(|broker| broker.broker_id.0).collect::<Vec<_>>(), brokers);
+        let described = world.call(2, &DescribeClusterRequest::default().with_include_fenced_brokers(true));
+        let all: Vec<_> = described.brokers.iter().map(|broker| (broker.broker_id.0, broker.is_fenced)).collect();
+        (brokers, all, partitions)
+    };
+    let led = |node: i32| (0, node, [vec![node], vec![node], vec![]]);
+    let (brokers, all, partitions) = told(&mut cluster.world);
+    assert_eq!((brokers, all), (vec![1, 2, 3], vec![(1, false), (2, false), (3, false)]));
+    assert_eq!(partitions, [led(1), led(2), led(3)]);
+
+    cluster.leader.apply(|state| state.plan_fence(2, state.node(2).unwrap().epoch)).unwrap();
+    let (brokers, all, partitions) = told(&mut cluster.world);
+    assert_eq!((brokers, all), (vec![1, 3], vec![(1, false), (2, true), (3, false)]));
+    let unled = (ResponseError::LeaderNotAvailable.code(), -1, [vec![2], vec![], vec![2]]);
+    assert_eq!(partitions, [led(1), unled, led(3)]);
+    // This one answers, whatever the coordinators think of it.
+    cluster.leader.apply(|state| state.plan_fence(1, state.node(1).unwrap().epoch)).unwrap();
+    assert_eq!(told(&mut cluster.world).0, [1, 3]);
+}
+
 #[test]
 fn a_topic_gets_another_number_of_copies_partition_by_partition() {
     let mut cluster = Cluster::new();
