@@ -502,8 +502,27 @@ impl Group {
         changed.map(drop).map_err(|error| crate::group::no_leader(&error))
     }
 
+    /// Ends a change of who votes that is half done. It takes two entries, and between them two lists count: nothing is decided without a majority of each, and
+    /// of the first that may be one node. Whoever began it may not lead any more.
+    async fn end_change_of_votes(&self) -> Result<(), CoordinatorError> {
+        let is_half_done = || self.shared.current.read().members.membership().get_joint_config().len() > 1;
+        if !is_half_done() {
+            return Ok(());
+        }
+        let _alone = self.leading.lock().await;
+        // This node may have been between the two itself.
+        if !is_half_done() {
+            return Ok(());
+        }
+        tracing::info!("a change of who votes was half done; it is ended");
+        // Nobody more than those of the last list, which alone counts then.
+        let changed = self.raft.change_membership(ChangeMembers::AddVoterIds(BTreeSet::new()), true).await;
+        changed.map(drop).map_err(|error| crate::group::no_leader(&error))
+    }
+
     /// Gives votes to coordinators that follow closely, so that their number is odd: one, three or five.
     async fn give_votes(&self) -> Result<(), CoordinatorError> {
+        self.end_change_of_votes().await?;
         self.let_leave().await?;
         let metrics = self.raft.metrics().borrow().clone();
         let Some(replication) = &metrics.replication else { return Ok(()) };

@@ -1,6 +1,6 @@
 //! One node's part of the coordinators' group.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -591,14 +591,16 @@ impl Group {
     pub fn describe(&self) -> ClusterDescription {
         let metrics = self.raft.metrics().borrow().clone();
         let current = self.shared.current.read();
-        let voters: BTreeSet<u64> = current.members.membership().voter_ids().collect();
+        let lists = current.members.membership().get_joint_config();
+        // While one list of voters gives way to another, those of both.
+        let votes = |node: NodeNumber| !lists.is_empty() && lists.iter().all(|list| list.contains(&node.into()));
         let state = &current.state;
         let nodes = state.nodes().iter().map(|(number, node)| MemberNode {
             node: *number,
             epoch: node.epoch,
             uuid: node.uuid,
             fenced: node.fenced,
-            votes: voters.contains(&u64::from(*number)),
+            votes: votes(*number),
             roles: roles_of(node.roles),
             rack: node.rack.clone(),
             cluster_address: node.doors.cluster.clone(),

@@ -89,6 +89,8 @@ async fn torment(seed: u64, voters: u32, others: u32) {
     }
     world.heal();
     world.agree().await;
+    let all: Vec<u32> = (1..=voters).collect();
+    assert!(world.nodes.keys().all(|at| world.voters(*at) == all), "one list of voters counts, with all of them");
     let acknowledged = acknowledged.lock().clone();
     assert!(!acknowledged.is_empty(), "nothing was acknowledged");
     for (number, node) in &world.nodes {

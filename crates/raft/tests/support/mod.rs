@@ -11,9 +11,10 @@ use kera_coordinator::cluster::{Join, ToldEnd};
 use kera_env::{Disk as _, FaultyDisk, MemoryDisk, SystemClock};
 use kera_format::StreamOptions;
 use kera_format::cluster::{ClusterEntry, Doors, LogName, NodeNumber, Roles};
+use kera_format::raft::{LogEntry, Payload};
 use kera_protocol::{
-    Body, CreateStream, ErrorBody, ForwardCommand, ForwardedCommand, JoinCluster, JoinedCluster, Message, Op, Role,
-    Status, StreamInfo,
+    Body, CreateStream, ErrorBody, ForwardCommand, ForwardedCommand, JoinCluster, JoinedCluster, Message, Op,
+    RaftAppend, Role, Status, StreamInfo,
 };
 use kera_raft::{Backups, Change, Group, GroupConfig, Observer, Pending, Timing, Transport};
 use parking_lot::Mutex;
@@ -27,6 +28,9 @@ pub const TIMING: Timing =
 /// Longer than any command waits.
 const SILENCE: Duration = Duration::from_secs(60);
 
+/// Whether a message, with its version, is the last that a leader has to do with.
+pub type IsLast = fn(Op, u8, &[u8]) -> bool;
+
 /// What the network does to messages.
 pub struct Faults {
     pub rng: StdRng,
@@ -38,6 +42,22 @@ pub struct Faults {
     pub parted: BTreeSet<(u64, u64)>,
     /// What is sent to who is not reached stands for long, as by a connection that nobody has closed.
     pub silent: bool,
+    /// What each KiB of a message takes on the way, in microseconds.
+    pub us_per_kib: u64,
+    /// The leader is cut off behind the first message like this: it has come, and its answer does not.
+    pub last: Option<IsLast>,
+}
+
+/// Whether a message has the first half of a change of who votes: two lists that both count.
+pub fn has_half_of_votes(op: Op, version: u8, body: &[u8]) -> bool {
+    let is_half = |entry: &LogEntry| match &entry.payload {
+        Payload::Entries(entries) => {
+            entries.iter().any(|entry| matches!(entry, ClusterEntry::Membership { voters, .. } if voters.len() > 1))
+        }
+        Payload::Blank => false,
+    };
+    let entries = |message: RaftAppend| message.entries.into_iter().map(|bytes| LogEntry::parse(&bytes).expect("one"));
+    op == Op::RaftAppend && entries(RaftAppend::decode(version, body).expect("one")).any(|entry| is_half(&entry))
 }
 
 pub struct Net {
@@ -81,6 +101,15 @@ impl Net {
         parted.contains(&(from, to)) || parted.contains(&(to, from))
     }
 
+    fn cut_leader(&self, leader: u64, op: Op, version: u8, body: &[u8]) {
+        let others: Vec<u64> = self.groups.lock().keys().copied().filter(|node| *node != leader).collect();
+        let faults = &mut *self.faults.lock();
+        if faults.last.is_some_and(|is_last| is_last(op, version, body)) {
+            faults.last = None;
+            faults.parted.extend(others.into_iter().map(|other| (leader, other)));
+        }
+    }
+
     async fn delay(&self) {
         let ms = {
             let mut faults = self.faults.lock();
@@ -114,8 +143,12 @@ impl Wire {
     fn send(&self, to: u64, op: Op, version: u8, body: Vec<u8>) -> Pending<Vec<u8>> {
         let (net, from) = (self.net.clone(), self.from);
         Box::pin(async move {
-            let lose = net.faults.lock().lose;
+            let (lose, us_per_kib) = {
+                let faults = net.faults.lock();
+                (faults.lose, faults.us_per_kib)
+            };
             net.delay().await;
+            tokio::time::sleep(Duration::from_micros(us_per_kib * (body.len() as u64 >> 10))).await;
             let reached = net.groups.lock().get(&to).cloned();
             let is_reached = |_: &Arc<Group>| !net.is_parted(from, to) && !net.is_another(from, to) && !net.roll(lose);
             let Some(group) = reached.filter(is_reached) else {
@@ -137,6 +170,7 @@ impl Wire {
                 });
             }
             let answer = group.handle(op, version, &body).await.map_err(|(status, _)| status.name().to_owned());
+            net.cut_leader(if op == Op::ForwardCommand { to } else { from }, op, version, &body);
             net.delay().await;
             if net.is_parted(from, to) || net.roll(lose) { Err("the answer is lost".into()) } else { answer }
         })
@@ -235,7 +269,16 @@ fn roles(node: NodeNumber, voters: NodeNumber) -> Vec<Role> {
 impl World {
     pub fn new(seed: u64) -> World {
         let rng = StdRng::seed_from_u64(seed);
-        let faults = Faults { rng, lose: 0, double: 0, delay_ms_max: 0, parted: BTreeSet::new(), silent: false };
+        let faults = Faults {
+            rng,
+            lose: 0,
+            double: 0,
+            delay_ms_max: 0,
+            parted: BTreeSet::new(),
+            silent: false,
+            us_per_kib: 0,
+            last: None,
+        };
         World {
             net: Arc::new(Net {
                 faults: Mutex::new(faults),
@@ -267,16 +310,15 @@ impl World {
             world.start(node).await;
             world.join(node, voters).await;
         }
-        let want = voters as usize;
+        let all: Vec<NodeNumber> = (1..=voters).collect();
+        world.until("all coordinators vote", |world| world.nodes.keys().all(|at| world.voters(*at) == all)).await;
         world
-            .until("all coordinators vote", |world| {
-                world
-                    .nodes
-                    .values()
-                    .all(|node| node.group.describe().nodes.iter().filter(|node| node.votes).count() == want)
-            })
-            .await;
-        world
+    }
+
+    /// Who votes, as a node knows it.
+    pub fn voters(&self, at: NodeNumber) -> Vec<NodeNumber> {
+        let nodes = self.nodes[&at].group.describe().nodes;
+        nodes.iter().filter(|node| node.votes).map(|node| node.node).collect()
     }
 
     pub async fn found(&mut self, catalog: Catalog) {
@@ -357,6 +399,13 @@ impl World {
             level_min: 1,
             level_max: kera_format::level::NEWEST,
         }
+    }
+
+    /// Has a node join through the group of another one, whatever the network is like.
+    pub async fn join_at(&mut self, at: NodeNumber, node: NodeNumber, voters: NodeNumber) {
+        let joined = self.nodes[&at].group.ask(&self.join_message(node, voters)).await.unwrap();
+        self.nodes.get_mut(&node).unwrap().epoch = joined.epoch;
+        self.beat(node);
     }
 
     /// Has a node join through any other.
