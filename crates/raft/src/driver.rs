@@ -21,9 +21,8 @@ use crate::commands::Leading;
 use crate::group::Group;
 use crate::machine::Shared;
 use crate::network::Pending;
+use crate::votes::{Coordinator, who_votes};
 
-/// Most coordinators that vote.
-const VOTERS_MAX: usize = 5;
 /// A coordinator that is so many entries behind gets no vote yet.
 const VOTER_LAG_MAX: u64 = 100;
 
@@ -520,33 +519,40 @@ impl Group {
         changed.map(drop).map_err(|error| crate::group::no_leader(&error))
     }
 
-    /// Gives votes to coordinators that follow closely, so that their number is odd: one, three or five.
-    async fn give_votes(&self) -> Result<(), CoordinatorError> {
-        self.end_change_of_votes().await?;
-        self.let_leave().await?;
+    /// Who is to vote, if others do than should ([`who_votes`]).
+    fn other_votes(&self) -> Option<BTreeSet<u64>> {
         let metrics = self.raft.metrics().borrow().clone();
-        let Some(replication) = &metrics.replication else { return Ok(()) };
-        let members = metrics.membership_config.membership();
-        let voters: Vec<u64> = members.voter_ids().collect();
-        let last = metrics.last_log_index.unwrap_or(0);
+        let (replication, last) = (metrics.replication.as_ref()?, metrics.last_log_index.unwrap_or(0));
         let is_close = |node: &u64| {
             replication.get(node).is_some_and(|at| at.is_some_and(|place| place.index + VOTER_LAG_MAX >= last))
         };
-        let coordinators = self.read(|state| {
-            let live = state.nodes().iter().filter(|(_, node)| node.is_live(Roles::COORDINATOR));
-            live.map(|(number, _)| u64::from(*number)).collect::<Vec<_>>()
-        });
-        let ready: Vec<u64> =
-            coordinators.into_iter().filter(|node| !voters.contains(node) && is_close(node)).collect();
-        // An even number is what is left when one was given up.
-        let wanted = 1 + voters.len() % 2;
-        if ready.len() < wanted || voters.len() + wanted > VOTERS_MAX || members.get_joint_config().len() > 1 {
+        let current = self.shared.current.read();
+        let members = current.members.membership();
+        let voters: BTreeSet<u64> = members.voter_ids().collect();
+        let mut known: Vec<Coordinator> = Vec::new();
+        for (node, _) in members.nodes() {
+            let (votes, state) = (voters.contains(node), current.state.node(*node as NodeNumber));
+            let live = state.is_some_and(|state| state.is_live(Roles::COORDINATOR));
+            let draining = state.is_some_and(|state| state.draining);
+            if votes || live && !draining && is_close(node) {
+                known.push(Coordinator { node: *node, votes, live, draining });
+            }
+        }
+        let wanted = who_votes(self.config.node.into(), &known);
+        (wanted != voters && members.get_joint_config().len() == 1).then_some(wanted)
+    }
+
+    /// Has those vote who should.
+    async fn give_votes(&self) -> Result<(), CoordinatorError> {
+        self.end_change_of_votes().await?;
+        self.let_leave().await?;
+        if self.other_votes().is_none() {
             return Ok(());
         }
         let _alone = self.leading.lock().await;
-        let more = ready[..wanted].iter().copied().collect();
-        tracing::info!(voters = ?ready[..wanted], "coordinators get votes");
-        let changed = self.raft.change_membership(ChangeMembers::AddVoterIds(more), true).await;
+        let Some(voters) = self.other_votes() else { return Ok(()) };
+        tracing::info!(?voters, "other coordinators vote from now on");
+        let changed = self.raft.change_membership(ChangeMembers::ReplaceAllVoters(voters), true).await;
         changed.map(drop).map_err(|error| crate::group::no_leader(&error))
     }
 }

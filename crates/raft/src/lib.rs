@@ -17,6 +17,7 @@ mod room;
 mod snapshot;
 mod store;
 mod types;
+mod votes;
 
 pub use driver::Backups;
 pub use group::{Group, GroupConfig, Timing};

@@ -431,6 +431,46 @@ async fn a_change_of_who_votes_that_is_half_done_is_ended_by_whoever_leads_next(
     world.agree().await;
 }
 
+/// Two that both vote are lost with either of them.
+#[tokio::test]
+async fn who_is_left_of_three_votes_alone_and_goes_on_without_the_other_one() {
+    let mut world = World::cluster(21, 3, 0).await;
+    let leader = world.leader().unwrap();
+    let others: Vec<u32> = (1..=3).filter(|node| *node != leader).collect();
+    world.kill(others[0], None).await;
+    let is_fenced = |world: &World| world.nodes[&leader].group.read(|state| state.node(others[0]).unwrap().fenced);
+    world.until("it is fenced", is_fenced).await;
+    world.nodes[&leader].group.ask(&ChangeNode { node: others[0], change: NodeChange::Remove }).await.unwrap();
+    world.until("one votes", |world| world.voters(leader) == [leader]).await;
+    world.kill(others[1], None).await;
+    world.create(leader, "alone").await.unwrap();
+    // And with the other one there may be three again.
+    world.start(others[1]).await;
+    world.join(others[1], 3).await;
+    world.disks.remove(&others[0]);
+    world.machines.insert(others[0], 77);
+    world.start(others[0]).await;
+    world.join(others[0], 3).await;
+    world.until("all vote", |world| (1..=3).all(|at| world.voters(at) == [1, 2, 3])).await;
+    world.agree().await;
+}
+
+#[tokio::test]
+async fn the_only_one_that_votes_gives_its_vote_away_when_it_is_drained() {
+    let mut world = World::cluster(22, 1, 0).await;
+    world.start(2).await;
+    world.join(2, 2).await;
+    world.nodes[&2].group.ask(&ChangeNode { node: 1, change: NodeChange::Drain }).await.unwrap();
+    world.until("the other one votes", |world| (1..=2).all(|at| world.voters(at) == [2])).await;
+    world.create(1, "both").await.unwrap();
+    world.kill(1, None).await;
+    world.create(2, "alone").await.unwrap();
+    let is_fenced = |world: &World| world.nodes[&2].group.read(|state| state.node(1).unwrap().fenced);
+    world.until("it is fenced", is_fenced).await;
+    // What it owned waits for it, for streams here have one copy.
+    world.agree().await;
+}
+
 /// It is out of the group before it hears of anything again: its own state never says that it is lost.
 #[tokio::test]
 async fn a_node_that_is_given_up_while_it_is_cut_off_learns_of_it() {
