@@ -11,6 +11,8 @@ use openraft::Snapshot;
 use openraft::error::{RPCError, RaftError, ReplicationClosed, StreamingError, Unreachable};
 use openraft::network::{Backoff, RPCOption, RaftNetwork, RaftNetworkFactory};
 use openraft::raft::{AppendEntriesRequest, AppendEntriesResponse, SnapshotResponse, VoteRequest, VoteResponse};
+use parking_lot::Mutex;
+use tokio::time::Instant;
 
 use crate::types::{Ballot, Node, Place, TypeConfig, ballot_of, from_format, log_id, place_of, to_format, vote};
 
@@ -18,6 +20,8 @@ use crate::types::{Ballot, Node, Place, TypeConfig, ballot_of, from_format, log_
 const PART_BYTES: usize = 4 << 20;
 /// Time between two tries to reach a node that cannot be reached.
 const RETRY: Duration = Duration::from_millis(200);
+/// Entries that are under way are waited for for so long, and for as long again for each MiB of them, before they are sent once more.
+const UNDER_WAY: Duration = Duration::from_secs(1);
 
 /// An answer on its way.
 pub type Pending<T> = Pin<Box<dyn Future<Output = Result<T, String>> + Send>>;
@@ -61,7 +65,7 @@ impl RaftNetworkFactory<TypeConfig> for Links {
     type Network = Link;
 
     async fn new_client(&mut self, target: u64, node: &Node) -> Link {
-        Link { transport: self.0.clone(), to: target, address: node.addr.clone() }
+        Link { transport: self.0.clone(), to: target, address: node.addr.clone(), sent: Mutex::new(None) }
     }
 }
 
@@ -70,6 +74,18 @@ pub(crate) struct Link {
     transport: Arc<dyn Transport>,
     to: u64,
     address: String,
+    /// Entries that are under way.
+    sent: Mutex<Option<Sent>>,
+}
+
+/// Entries that were sent and have not been answered.
+struct Sent {
+    /// What is in front of them, and the last of them.
+    before: Option<Place>,
+    last: Place,
+    /// From when on they are sent once more.
+    until: Instant,
+    answer: Pending<RaftAppended>,
 }
 
 fn unreachable(reason: String) -> Unreachable {
@@ -79,6 +95,34 @@ fn unreachable(reason: String) -> Unreachable {
 impl Link {
     async fn ask<M: Message>(&self, message: &M) -> Result<M::Response, Unreachable> {
         ask(&*self.transport, self.to, &self.address, message).await.map_err(unreachable)
+    }
+
+    /// Sends entries, or goes on waiting for the answer to those that were sent before.
+    ///
+    /// `openraft` gives up waiting when the next sign of life is due, and then wants the same sent again: what takes longer on the way would never be answered in
+    /// time, and each time there would be one copy more of it under way. So what was sent stays, and its answer is taken for that to whatever is
+    /// to follow the same place: a link belongs to one term of one leader, which changes nothing that is in its log, so the ones are the beginning of the others.
+    async fn send(&mut self, request: &AppendEntriesRequest<TypeConfig>, last: Place) -> Result<RaftAppended, String> {
+        let (before, slot) = (request.prev_log_id, self.sent.get_mut());
+        slot.take_if(|sent| sent.before != before || sent.last > last || sent.until < Instant::now());
+        let sent = slot.get_or_insert_with(|| {
+            let message = append_message(request);
+            let bytes: usize = message.entries.iter().map(Vec::len).sum();
+            let until = Instant::now() + UNDER_WAY + UNDER_WAY * (bytes >> 20) as u32;
+            let (transport, to, address) = (self.transport.clone(), self.to, self.address.clone());
+            let answer = Box::pin(async move { ask(&*transport, to, &address, &message).await });
+            Sent { before, last, until, answer }
+        });
+        let (answer, through) = ((&mut sent.answer).await, sent.last);
+        *slot = None;
+        let answer = answer?;
+        // There are more of them by now.
+        Ok(match answer.outcome {
+            RaftOutcome::All if through < last => {
+                RaftAppended { outcome: RaftOutcome::Part, through: Some(place_of(&through)), ..answer }
+            }
+            _ => answer,
+        })
     }
 }
 
@@ -90,7 +134,12 @@ impl RaftNetwork<TypeConfig> for Link {
         request: AppendEntriesRequest<TypeConfig>,
         _option: RPCOption,
     ) -> Result<AppendEntriesResponse<u64>, Failed> {
-        Ok(appended(&self.ask(&append_message(&request)).await?))
+        let answer = match request.entries.last().map(|entry| entry.log_id) {
+            Some(last) => self.send(&request, last).await.map_err(unreachable)?,
+            // A sign of life does not wait for what is under way.
+            None => self.ask(&append_message(&request)).await?,
+        };
+        Ok(appended(&answer))
     }
 
     async fn vote(&mut self, request: VoteRequest<u64>, _option: RPCOption) -> Result<VoteResponse<u64>, Failed> {

@@ -23,6 +23,10 @@ use crate::types::{Ballot, Entry, Place, TypeConfig, ballot_of, from_format, log
 /// Most records that one sync makes durable.
 const RECORDS_MAX: usize = 4096;
 
+/// Most bytes of entries that are sent to a node at a time, unless one alone has more: they are to be there, on its disk, and answered in the time between two
+/// signs of life.
+const SENT_BYTES_MAX: usize = 1 << 20;
+
 type Failed = StorageError<u64>;
 
 /// Who is told that records are durable.
@@ -184,6 +188,18 @@ impl RaftLogReader<TypeConfig> for LogStore {
     ) -> Result<Vec<Entry>, Failed> {
         Ok(self.entries.read().range(range).map(|(_, entry)| entry.clone()).collect())
     }
+
+    async fn limited_get_log_entries(&mut self, start: u64, end: u64) -> Result<Vec<Entry>, Failed> {
+        let (mut bytes, mut taken) = (Vec::new(), Vec::new());
+        for (_, entry) in self.entries.read().range(start..end) {
+            to_format(entry).encode(&mut bytes);
+            if !taken.is_empty() && bytes.len() > SENT_BYTES_MAX {
+                break;
+            }
+            taken.push(entry.clone());
+        }
+        Ok(taken)
+    }
 }
 
 impl RaftLogStorage<TypeConfig> for LogStore {
@@ -242,5 +258,37 @@ impl RaftLogStorage<TypeConfig> for LogStore {
         }
         self.purged = Some(through);
         self.wait(Record::Purged { place: place_of(&through) }).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kera_env::{MemoryDisk, SystemClock};
+    use kera_format::StreamId;
+    use kera_format::cluster::{ClusterEntry, HANDED_BYTES_MAX, RaftPlace};
+    use kera_format::raft::{LogEntry, Payload};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn no_more_is_sent_at_a_time_than_comes_there_between_two_signs_of_life() {
+        let file = LogFile::open(Arc::new(MemoryDisk::new()), [1; 16]).unwrap();
+        let writing = Arc::new(Writing::new(Arc::new(SystemClock::new())));
+        let mut store = LogStore::start(file, Arc::default(), writing).unwrap();
+        let (stream, state) = (StreamId(1), vec![0; HANDED_BYTES_MAX]);
+        for index in 1..=300 {
+            // One that is large by itself, and then many.
+            let handed = ClusterEntry::StreamletHanded { stream, streamlet: 0, owner_epoch: 1, state: state.clone() };
+            let payload = Payload::Entries(vec![handed; if index == 1 { 20 } else { 1 }]);
+            let entry = LogEntry { place: RaftPlace { term: 1, leader: 1, index }, payload };
+            store.entries.write().insert(index, from_format(entry));
+        }
+        let mut sent = Vec::new();
+        while sent.iter().sum::<usize>() < 300 {
+            let from = 1 + sent.iter().sum::<usize>() as u64;
+            sent.push(store.limited_get_log_entries(from, 301).await.unwrap().len());
+        }
+        assert_eq!(sent[..3], [1, 15, 15]);
+        assert_eq!(store.limited_get_log_entries(300, 301).await.unwrap().len(), 1);
     }
 }

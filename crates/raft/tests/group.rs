@@ -216,6 +216,25 @@ async fn the_first_node_brings_its_catalog_along() {
     assert!(has(&world, 2, "old") && !has(&world, 2, "gone"));
 }
 
+/// It is one entry of the log, which takes several times as long on the way as there is between two signs of life.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_catalog_that_is_long_on_the_way_comes_to_a_node_that_joins() {
+    let mut catalog = Catalog::default();
+    let settings = [("segment.bytes".to_owned(), "1".repeat(4000))].into();
+    let options = StreamOptions { settings, ..StreamOptions::default() };
+    for number in 0..2000 {
+        let request = CreateStream { name: format!("s{number}"), options: options.clone(), if_not_exists: false };
+        let entry = catalog.plan_create(&request, &Limits { streams: 9999, nodes: 1 }, 5, false).unwrap();
+        catalog.apply(&entry).unwrap();
+    }
+    let mut world = World::new(23);
+    world.found(catalog).await;
+    world.net.faults.lock().us_per_kib = 20;
+    world.start(2).await;
+    world.join(2, 1).await;
+    world.until("it has all of it", |world| has(world, 2, "s1999")).await;
+}
+
 /// Settings come along to a cluster whose level knows them, and are left behind by one that is held back below it.
 #[tokio::test]
 async fn settings_come_along_as_far_as_the_level_knows_them() {
