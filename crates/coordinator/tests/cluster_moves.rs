@@ -5,7 +5,7 @@ mod finishing;
 
 use finishing::finishes;
 use kera_coordinator::catalog::Limits;
-use kera_coordinator::cluster::{ClusterState, Join, LogView, MOVES_MAX};
+use kera_coordinator::cluster::{CalledOff, ClusterState, Join, LogView, MOVES_MAX, Move};
 use kera_format::cluster::{ClusterEntry, Doors, LogName, NodeNumber, Roles};
 use kera_format::{LaneId, StreamId, StreamOptions, StreamletId, level};
 use kera_protocol::limits::FLOORS_MAX;
@@ -91,7 +91,7 @@ fn a_drained_node_gives_its_streamlets_away_a_few_at_a_time_and_gets_none() {
     assert_eq!(cluster.0.plan_drain(2, true).unwrap(), [], "asking twice is answered like asking once");
     let mut turns = 0;
     while cluster.0.node(2).unwrap().streamlets > 0 {
-        let noted = cluster.0.plan_drain_moves().unwrap();
+        let noted = cluster.0.plan_drain_moves(&CalledOff::default(), 0).unwrap();
         cluster.apply(&noted);
         assert!(cluster.0.moves().len() <= MOVES_MAX, "{}", cluster.0.moves().len());
         let first = *cluster.0.moves().keys().next().expect("something moves");
@@ -99,7 +99,7 @@ fn a_drained_node_gives_its_streamlets_away_a_few_at_a_time_and_gets_none() {
         turns += 1;
     }
     assert_eq!(turns, 6);
-    assert_eq!(cluster.0.plan_drain_moves().unwrap(), []);
+    assert_eq!(cluster.0.plan_drain_moves(&CalledOff::default(), 0).unwrap(), []);
     let has = |node| cluster.0.node(node).unwrap().streamlets;
     assert_eq!([has(1), has(2), has(3)], [9, 0, 9]);
     assert!((0..18).all(|at| cluster.owner(stream, at) != 2));
@@ -116,6 +116,41 @@ fn a_drained_node_gives_its_streamlets_away_a_few_at_a_time_and_gets_none() {
     let used = cluster.0.plan_drain(2, false).unwrap();
     cluster.apply(&used);
     cluster.move_to(stream, 0, 2);
+}
+
+/// As many as move at a time, in front of one that could.
+#[test]
+fn streamlets_that_cannot_be_moved_do_not_keep_others_from_leaving_a_drained_node() {
+    let mut cluster = Cluster::new(3);
+    let (stuck, other) = (cluster.stream("a", 12, 1), cluster.stream("b", 3, 1));
+    let drain = cluster.0.plan_drain(2, true).unwrap();
+    cluster.apply(&drain);
+    let mut called_off = CalledOff::default();
+    let noted = cluster.0.plan_drain_moves(&called_off, 0).unwrap();
+    cluster.apply(&noted);
+    let moves: Vec<_> = cluster.0.moves().iter().map(|(number, of)| (*number, *of)).collect();
+    assert_eq!((moves.len(), moves.iter().all(|(_, of)| of.stream == stuck)), (MOVES_MAX, true));
+    for (number, of) in moves {
+        called_off.note(&of, 10_000_000);
+        let entries = cluster.0.plan_call_off(number).unwrap();
+        cluster.apply(&entries);
+    }
+    let noted = cluster.0.plan_drain_moves(&called_off, 10_000_000).unwrap();
+    assert!(matches!(noted[..], [ClusterEntry::MoveNoted { stream, .. }] if stream == other), "{noted:?}");
+    assert_eq!(cluster.0.plan_drain_moves(&called_off, 70_000_000).unwrap().len(), MOVES_MAX, "they are tried again");
+}
+
+#[test]
+fn others_leave_a_drained_node_for_where_no_move_was_called_off() {
+    let mut cluster = Cluster::new(3);
+    let stream = cluster.stream("a", 60, 1);
+    let drain = cluster.0.plan_drain(2, true).unwrap();
+    cluster.apply(&drain);
+    let mut called_off = CalledOff::default();
+    let at = (0..60).find(|at| cluster.owner(stream, *at) == 2).expect("it has some");
+    called_off.note(&Move { stream, streamlet: at, from: 2, to: 1 }, 0);
+    let noted = cluster.0.plan_drain_moves(&called_off, 1).unwrap();
+    assert!(noted.iter().all(|entry| matches!(entry, ClusterEntry::MoveNoted { to: 3, .. })), "{noted:?}");
 }
 
 #[test]

@@ -10,7 +10,7 @@ use std::time::Duration;
 use kera_coordinator::CoordinatorError;
 use kera_coordinator::balancer::{BalanceConfig, Balancer};
 use kera_coordinator::catalog::Limits;
-use kera_coordinator::cluster::{AgreedEnd, ClusterState, EndLooks, EndsAsked, ToldEnd};
+use kera_coordinator::cluster::{AgreedEnd, CalledOff, ClusterState, EndLooks, EndsAsked, ToldEnd};
 use kera_coordinator::detector::Detector;
 use kera_format::cluster::{LogName, NodeNumber, Roles};
 use openraft::ChangeMembers;
@@ -107,6 +107,8 @@ struct Waits {
     over: BTreeMap<(NodeNumber, u32), Over>,
     /// Since when streamlets have waited to be opened, and how often backups were asked since then.
     opening: Option<(u64, u64)>,
+    /// Moves that it has called off.
+    called_off: CalledOff,
 }
 
 impl Group {
@@ -263,13 +265,18 @@ impl Group {
         }
         self.take_ends_back(&mut waits.opening, now_us, backups).await?;
         for number in late {
-            tracing::warn!(number, "a move takes too long and is called off");
+            let Some(of) = self.read(|state| state.moves().get(&number).copied()) else { continue };
+            waits.called_off.note(&of, now_us);
+            let (stream, streamlet, from, to) = (of.stream, of.streamlet, of.from, of.to);
+            tracing::warn!(number, %stream, streamlet, from, to, "a move takes too long and is called off");
             self.commit(&mut *self.leading.lock().await, |state| state.plan_call_off(number)).await?;
         }
-        for plan in [ClusterState::plan_gather, ClusterState::plan_drain_moves] {
-            if self.read(|state| plan(state).is_ok_and(|entries| !entries.is_empty())) {
-                self.commit(&mut *self.leading.lock().await, plan).await?;
-            }
+        if self.read(|state| state.plan_gather().is_ok_and(|entries| !entries.is_empty())) {
+            self.commit(&mut *self.leading.lock().await, ClusterState::plan_gather).await?;
+        }
+        let drain = |state: &ClusterState| state.plan_drain_moves(&waits.called_off, now_us);
+        if self.read(|state| drain(state).is_ok_and(|entries| !entries.is_empty())) {
+            self.commit(&mut *self.leading.lock().await, drain).await?;
         }
         let now_ms = self.clock.now_ms();
         if self.read(|state| state.plan_say_copies(now_ms).is_ok_and(|entries| !entries.is_empty())) {

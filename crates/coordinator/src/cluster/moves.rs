@@ -10,11 +10,32 @@ use kera_protocol::{GroupsGone, HeldGroups, LaneFloor, MoveInfo, NodeHoldings, S
 
 use super::plan::{OWNER_RUNS_MAX, Planned};
 use super::rules::{Refused, check_handed_bytes};
-use super::{ClusterState, Held, LogState, Owner};
+use super::{ClusterState, Held, LogState, Move, Owner};
 use crate::CoordinatorError;
 
 /// Moves that are under way at a time for nodes that are drained.
 pub const MOVES_MAX: usize = 4;
+
+/// A streamlet of a drained node whose move was called off stays where it is for so long, in microseconds: its writers wait each time.
+const CALLED_OFF_US: u64 = 60_000_000;
+
+/// Moves that a leader has called off lately. It alone remembers them, and whoever leads next tries them anew.
+#[derive(Clone, Debug, Default)]
+pub struct CalledOff(BTreeMap<(StreamId, u32), (NodeNumber, u64)>);
+
+impl CalledOff {
+    /// Notes that a move is called off.
+    pub fn note(&mut self, of: &Move, now_us: u64) {
+        self.0.retain(|_, (_, at_us)| now_us.saturating_sub(*at_us) < CALLED_OFF_US);
+        self.0.insert((of.stream, of.streamlet), (of.to, now_us));
+    }
+
+    /// What is not tried again yet, and where it was to go.
+    fn lately(&self, now_us: u64) -> BTreeMap<(StreamId, u32), NodeNumber> {
+        let lately = self.0.iter().filter(|(_, (_, at_us))| now_us.saturating_sub(*at_us) < CALLED_OFF_US);
+        lately.map(|(what, (to, _))| (*what, *to)).collect()
+    }
+}
 
 fn refused(reason: impl Into<String>) -> CoordinatorError {
     CoordinatorError::Refused(Refused(reason.into()))
@@ -185,8 +206,9 @@ impl ClusterState {
         self.one(ClusterEntry::NodeDraining { node, draining })
     }
 
-    /// The next moves away from nodes that are drained, a few at a time.
-    pub fn plan_drain_moves(&self) -> Planned {
+    /// The next moves away from nodes that are drained, a few at a time. What was `called_off` lately waits: a few streamlets that cannot be moved would be all
+    /// that is ever tried. And where it was to go others go last, for that may be why.
+    pub fn plan_drain_moves(&self, called_off: &CalledOff, now_us: u64) -> Planned {
         let mut room = MOVES_MAX.saturating_sub(self.moves.len());
         let is_one = |node: &super::NodeState| node.draining && node.streamlets > 0 && node.is_live(Roles::BROKER);
         if room == 0 || !self.nodes.values().any(is_one) {
@@ -195,6 +217,11 @@ impl ClusterState {
         let mut load = self.loads(&[]);
         load.retain(|node, _| self.nodes.get(node).is_some_and(|node| !node.draining));
         self.moves.values().for_each(|of| *load.entry(of.to).or_default() += 1);
+        let rest = called_off.lately(now_us);
+        let weight = 1 + load.values().max().copied().unwrap_or(0) / MOVES_MAX as u64;
+        rest.values().for_each(|to| {
+            load.entry(*to).and_modify(|has| *has += weight);
+        });
         let mut entries = Vec::new();
         for info in self.catalog.streams() {
             for run in self.owners.get(&info.id).into_iter().flat_map(|of| of.runs()) {
@@ -209,7 +236,8 @@ impl ClusterState {
                     if room == 0 {
                         return Ok(entries);
                     }
-                    if self.check_may_move((info.id, streamlet), from, to).is_ok() {
+                    let rests = rest.contains_key(&(info.id, streamlet));
+                    if !rests && self.check_may_move((info.id, streamlet), from, to).is_ok() {
                         let (number, stream) = (self.next_move.max(1) + entries.len() as u64, info.id);
                         entries.push(ClusterEntry::MoveNoted { number, stream, streamlet, from, to });
                         *load.entry(to).or_default() += 1;

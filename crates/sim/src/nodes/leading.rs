@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use kera_coordinator::cluster::{AgreedEnd, ClusterState, EndLooks, EndsAsked, Rates, ToldEnd};
+use kera_coordinator::cluster::{AgreedEnd, CalledOff, ClusterState, EndLooks, EndsAsked, Rates, ToldEnd};
 use kera_env::Clock;
 use kera_format::cluster::{ClusterEntry, LogName, NodeNumber};
 use kera_protocol::LogView;
@@ -121,6 +121,7 @@ impl World {
         if !self.leads(node) {
             if let Some(process) = &mut self.node_mut(node).process {
                 process.moves_seen.clear();
+                process.called_off = CalledOff::default();
                 process.balancer.forget();
                 process.opening = None;
             }
@@ -178,12 +179,20 @@ impl World {
 
     /// Moves that take too long, and those that nodes which are drained want; what is gathered, and whether numbers of copies have changed.
     fn look_after_moves(&mut self, node: u32) -> Result<(), Violation> {
+        let now_us = self.now_us();
+        let mut called_off = self.node(node).process.as_ref().map(|of| of.called_off.clone()).unwrap_or_default();
         for number in self.late_moves(node) {
+            if let Some(of) = self.coordinators.state.moves().get(&number) {
+                called_off.note(of, now_us);
+            }
             *self.events_of.entry("called off").or_default() += 1;
             self.commit(node, |state| state.plan_call_off(number))?;
         }
         self.commit(node, ClusterState::plan_gather)?;
-        self.commit(node, ClusterState::plan_drain_moves)?;
+        self.commit(node, |state| state.plan_drain_moves(&called_off, now_us))?;
+        if let Some(process) = &mut self.node_mut(node).process {
+            process.called_off = called_off;
+        }
         let now_ms = self.clock.now_ms();
         self.commit(node, |state| state.plan_say_copies(now_ms))
     }

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use kera_backup::{Backup, BackupConfig, BackupError, StoreDone};
 use kera_broker::{Broker, BrokerConfig, EndedLog, EndedView, HandedStates, Moving, Rebuild};
 use kera_coordinator::balancer::{BalanceConfig, Balancer};
-use kera_coordinator::cluster::{ClusterState, Owned, Sources, asked_back};
+use kera_coordinator::cluster::{CalledOff, ClusterState, Owned, Sources, asked_back};
 use kera_coordinator::detector::{Detector, LOST_AFTER_MS};
 use kera_env::{Clock, Disk, FaultyDisk, ManualClock, MemoryDisk, Random, SeededRandom};
 use kera_format::arena::BlockSize;
@@ -134,6 +134,8 @@ pub(super) struct Process {
     pub(super) pending: BTreeMap<u64, Pending>,
     /// Since when it has known of moves, as long as it leads.
     pub(super) moves_seen: BTreeMap<u64, u64>,
+    /// Which moves it has called off, as a leader.
+    pub(super) called_off: CalledOff,
     /// What evens out the nodes, as long as it leads.
     pub(super) balancer: Balancer,
     /// Since when streamlets have waited to be opened, as long as it leads, and how often backups were asked for ends again since then.
@@ -374,6 +376,7 @@ impl Node {
             detector: Detector::new(LOST_AFTER_MS),
             pending: BTreeMap::new(),
             moves_seen: BTreeMap::new(),
+            called_off: CalledOff::default(),
             balancer: Balancer::new(BalanceConfig { after_us: Some(BALANCE_AFTER_US) }),
             opening: None,
             stopping: None,
