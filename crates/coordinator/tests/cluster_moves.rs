@@ -381,6 +381,22 @@ fn a_node_that_comes_back_with_its_memory_goes_on_holding_and_one_without_does_n
     }
 }
 
+/// There may be as many as there are streamlets, and each entry is one more walk through them on every node.
+#[test]
+fn what_a_node_has_lost_of_neighbours_is_said_in_one_entry() {
+    let mut cluster = Cluster::new(3);
+    let stream = cluster.stream("moved", 12, 2);
+    let own: Vec<u32> = (0..12).filter(|at| cluster.owner(stream, *at) == 1).collect();
+    assert_eq!(own.len(), 4);
+    own.iter().for_each(|at| cluster.move_to(stream, *at, 2));
+    let joined = cluster.0.plan_join(&join(1, false), 0).unwrap();
+    let lost: Vec<_> = joined.iter().filter(|entry| matches!(entry, ClusterEntry::GroupsLost { .. })).collect();
+    assert!(matches!(lost[..], [ClusterEntry::GroupsLost { count: 4, .. }]), "{lost:?}");
+    cluster.apply(&joined);
+    let held = cluster.0.owners(stream).unwrap().held();
+    assert_eq!((held.len(), held.iter().all(|held| held.lost)), (4, true));
+}
+
 #[test]
 fn a_node_that_holds_groups_of_several_epochs_of_a_streamlet_comes_back_with_it_once() {
     let mut cluster = Cluster::new(3);

@@ -268,12 +268,7 @@ impl ClusterState {
         let at = streamlet.0;
         let is_with_others =
             |owner: super::Owner| owner.node != node && !(owner.rebuilding && self.passes_over_the_living());
-        let holds = || {
-            self.owners(stream).is_some_and(|owners| {
-                let mut held = owners.held().iter().filter(|held| held.node == node);
-                held.any(|held| (held.first..held.first + held.count).contains(&at))
-            })
-        };
+        let holds = || self.held_of(stream, at).any(|held| held.node == node);
         self.owner(stream, at).is_none_or(is_with_others) && !holds()
     }
 

@@ -256,11 +256,19 @@ impl ClusterState {
     /// owned, in however many lives in which it went on with them: backups may not have answered for the end of that. It cuts that off
     /// now, and whoever takes the streamlets over may find it in the logs and serve it, behind what would be said to be here.
     pub(super) fn plan_lose_held(&self, node: NodeNumber, has_all: bool) -> Vec<ClusterEntry> {
-        let mut entries = Vec::new();
+        let mut lost: BTreeMap<(StreamId, u32), Vec<(u32, u32)>> = BTreeMap::new();
+        let mut lose = |stream, owner_epoch, first, count| {
+            // Neighbours in one entry, for there may be as many as there are streamlets.
+            let ranges = lost.entry((stream, owner_epoch)).or_default();
+            match ranges.last_mut() {
+                Some((from, has)) if *from + *has == first => *has += count,
+                _ => ranges.push((first, count)),
+            }
+        };
         for (stream, held) in self.held_copied().filter(|(_, held)| held.node == node && !held.lost) {
             let Held { first, count, owner_epoch, .. } = held;
             if !has_all {
-                entries.push(ClusterEntry::GroupsLost { stream, first, count, owner_epoch });
+                lose(stream, owner_epoch, first, count);
                 continue;
             }
             let owners = &self.owners[&stream];
@@ -268,16 +276,15 @@ impl ClusterState {
                 // What another node held or lost behind it joins what was decided before it.
                 let is_last =
                     |at: &u32| owners.held_of(*at).all(|other| other.owner_epoch <= owner_epoch || other.node == node);
-                let lost: Vec<u32> = (run.first..run.end()).filter(|at| run.owner.rebuilding || is_last(at)).collect();
-                entries.extend(lost.chunk_by(|one, next| one + 1 == *next).map(|range| ClusterEntry::GroupsLost {
-                    stream,
-                    first: range[0],
-                    count: range.len() as u32,
-                    owner_epoch,
-                }));
+                let is_lost = |at: &u32| run.owner.rebuilding || is_last(at);
+                (run.first..run.end()).filter(is_lost).for_each(|at| lose(stream, owner_epoch, at, 1));
             }
         }
-        entries
+        let entries = lost.into_iter().flat_map(|((stream, owner_epoch), ranges)| {
+            let one = move |(first, count)| ClusterEntry::GroupsLost { stream, first, count, owner_epoch };
+            ranges.into_iter().map(one)
+        });
+        entries.collect()
     }
 
     /// Has present owners rebuild groups that nodes held for them and have lost: each gets a new owner epoch, and the groups. Nothing
@@ -330,7 +337,7 @@ impl ClusterState {
     pub fn plan_groups_gone(&self, gone: &GroupsGone) -> Planned {
         let mut entries = Vec::new();
         for HeldGroups { stream, first, count, owner_epoch } in gone.groups.iter().copied() {
-            let held = self.owners.get(&stream).into_iter().flat_map(|of| of.held());
+            let held = self.owners.get(&stream).into_iter().flat_map(|of| of.held_within(first, count));
             let is_its = |held: &&Held| {
                 held.node == gone.node
                     && held.owner_epoch == owner_epoch

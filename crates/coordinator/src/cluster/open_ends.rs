@@ -174,9 +174,8 @@ impl ClusterState {
         let is_source =
             |run: &Run| owners.is_noted(log, run) || run.owner.node == log.node && owners.may_be_rebuilt_from(log, run);
         let may = |run: Run| owns(&run) || passes_over && run.owner.rebuilding && is_source(&run);
-        let meets = |held: &Held| held.first < first + count && first < held.first + held.count;
-        let holds = |held: &Held| held.node == log.node && meets(held) && self.counts(held);
-        owners.within(first, count).any(may) || owners.held().iter().any(holds)
+        let holds = |held: &Held| held.node == log.node && self.counts(held);
+        owners.within(first, count).any(may) || owners.held_within(first, count).any(holds)
     }
 
     fn open_ends(&self) -> impl Iterator<Item = LogName> + '_ {

@@ -105,15 +105,27 @@ impl Sources {
 }
 
 /// The owners of one stream.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct StreamOwners {
     /// In order, without overlap; what is between them has no owner.
     runs: Vec<Run>,
     /// In order. Of one owner epoch without overlap.
     held: Vec<Held>,
+    /// None of these has more streamlets than that, so those that meet a range begin not far in front of it. Nearly always they have one each: there may be as many as
+    /// there are streamlets, and whoever looks for those of each streamlet must not look through all of them.
+    widest: u32,
     /// Of streamlets that are being rebuilt, by node, without overlap of one and the same. Those of which nothing is here are rebuilt from any log.
     sources: Vec<RebuiltFrom>,
 }
+
+impl PartialEq for StreamOwners {
+    fn eq(&self, other: &StreamOwners) -> bool {
+        // `widest` depends on what there was before.
+        (&self.runs, &self.held, &self.sources) == (&other.runs, &other.held, &other.sources)
+    }
+}
+
+impl Eq for StreamOwners {}
 
 impl StreamOwners {
     /// The runs, in order. What is between them has no owner.
@@ -193,7 +205,7 @@ impl StreamOwners {
         let whole = vec![(run.first, run.end())];
         let known = if run.owner.rebuilding { self.with_sources(run.first, run.end()) } else { whole };
         for (from, to) in known {
-            let held = self.held.iter().filter(|held| holders(held));
+            let held = self.held_within(from, to - from).filter(|held| holders(held));
             let held = held.map(|held| (held.node, held.first.max(from), (held.first + held.count).min(to)));
             let held: Vec<_> = held.filter(|(_, first, end)| first < end).collect();
             for (node, first, end) in counts.then_some((run.owner.node, from, to)).into_iter().chain(held) {
@@ -301,23 +313,37 @@ impl StreamOwners {
         inside.into_iter().for_each(|run| self.set(run.first, run.count, change(run.owner)));
     }
 
+    /// Where in the list those are that meet a range, with few others.
+    fn near(&self, first: u32, end: u32) -> std::ops::Range<usize> {
+        let from = self.held.partition_point(|held| held.first.saturating_add(self.widest) <= first);
+        from..self.held.partition_point(|held| held.first < end)
+    }
+
+    /// Groups of some of these streamlets that are not with the owner.
+    pub(super) fn held_within(&self, first: u32, count: u32) -> impl Iterator<Item = &Held> {
+        let near = &self.held[self.near(first, first.saturating_add(count))];
+        near.iter().filter(move |held| first < held.first + held.count)
+    }
+
     /// Groups of a streamlet that are not with the owner, by their owner epochs.
     pub fn held_of(&self, streamlet: u32) -> impl Iterator<Item = Held> + '_ {
-        let is_of = move |held: &&Held| (held.first..held.first + held.count).contains(&streamlet);
-        self.held.iter().filter(is_of).copied()
+        self.held_within(streamlet, 1).copied()
     }
 
     /// Notes that groups are lost where they are held.
     pub(super) fn lose(&mut self, first: u32, count: u32, owner_epoch: u32) {
-        let end = first + count;
-        let meets = |held: &&Held| {
-            held.owner_epoch == owner_epoch && held.first < end && first < held.first + held.count && !held.lost
-        };
-        let lost: Vec<Held> = self.held.iter().filter(meets).copied().collect();
-        for held in lost {
+        let (end, near, mut cut) = (first + count, self.near(first, first + count), Vec::new());
+        let meets = |held: &&mut Held| held.owner_epoch == owner_epoch && first < held.first + held.count && !held.lost;
+        for held in self.held[near].iter_mut().filter(meets) {
             let (from, to) = (held.first.max(first), (held.first + held.count).min(end));
-            self.hold(Held { first: from, count: to - from, lost: true, ..held });
+            if to - from == held.count {
+                // Its place in the order stays: no other one is of the same streamlets and epoch.
+                held.lost = true;
+            } else {
+                cut.push(Held { first: from, count: to - from, lost: true, ..*held });
+            }
         }
+        cut.into_iter().for_each(|held| self.hold(held));
     }
 
     /// All groups of a streamlet from before its owner are with a node that has come back.
@@ -338,8 +364,7 @@ impl StreamOwners {
         let end = held.first + held.count;
         let meets =
             |old: &Held| old.owner_epoch == held.owner_epoch && old.first < end && held.first < old.first + old.count;
-        let in_front = &self.held[..self.held.partition_point(|old| old.first < end)];
-        let met: Vec<usize> = (0..in_front.len()).filter(|at| meets(&in_front[*at])).collect();
+        let met: Vec<usize> = self.near(held.first, end).filter(|at| meets(&self.held[*at])).collect();
         // As nearly always: the same streamlets, and another node. Nothing else of that epoch is beside it in the order.
         if let [at] = met[..]
             && (self.held[at].first, self.held[at].count) == (held.first, held.count)
@@ -349,6 +374,7 @@ impl StreamOwners {
             return;
         }
         let mut come: Vec<Held> = Vec::from_iter((held.node != 0).then_some(held));
+        self.widest = self.widest.max(held.count);
         for at in met.into_iter().rev() {
             let old = self.held.remove(at);
             let left = outside((old.first, old.first + old.count), (held.first, end));
@@ -498,6 +524,46 @@ mod tests {
                 list = hold_anew(&list, held);
                 prop_assert_eq!(owners.held(), &list[..]);
             }
+            for at in 0..32 {
+                let of = list.iter().filter(|held| (held.first..held.first + held.count).contains(&at)).copied();
+                prop_assert_eq!(owners.held_of(at).collect::<Vec<_>>(), of.collect::<Vec<_>>());
+            }
+        }
+
+        #[test]
+        fn groups_are_lost_where_and_only_where_that_was_said(
+            held in proptest::collection::vec((0u32..20, 1u32..8, 1u32..4, 1u32..4), 0..20),
+            lost in proptest::collection::vec((0u32..20, 1u32..8, 1u32..4), 0..6),
+        ) {
+            let (mut owners, mut table) = (StreamOwners::default(), BTreeMap::new());
+            for (first, count, owner_epoch, node) in held {
+                owners.hold(Held { first, count, owner_epoch, node, lost: false });
+                table.extend((first..first + count).map(|at| ((at, owner_epoch), (node, false))));
+            }
+            for (first, count, owner_epoch) in lost {
+                owners.lose(first, count, owner_epoch);
+                let of = |(at, epoch): &(u32, u32)| *epoch == owner_epoch && (first..first + count).contains(at);
+                table.iter_mut().filter(|(what, _)| of(what)).for_each(|(_, (_, lost))| *lost = true);
+                prop_assert!(owners.held().is_sorted());
+            }
+            let singles = owners.held().iter().flat_map(|held| {
+                (held.first..held.first + held.count).map(|at| ((at, held.owner_epoch), (held.node, held.lost)))
+            });
+            prop_assert_eq!(singles.collect::<BTreeMap<_, _>>(), table);
+        }
+    }
+
+    /// Whoever walks through all of them for each of them takes a minute for it.
+    #[test]
+    fn a_node_may_hold_groups_of_as_many_streamlets_as_there_are() {
+        let (mut owners, count) = (StreamOwners::default(), 50_000);
+        for first in 0..count {
+            owners.hold(Held { first, count: 1, owner_epoch: 1 + first % 2, node: 1, lost: false });
+        }
+        for at in 0..count {
+            owners.lose(at, 1, 1 + at % 2);
+            owners.hold(Held { first: at, count: 1, owner_epoch: 1 + at % 2, node: 2, lost: true });
+            assert_eq!(owners.held_of(at).map(|held| (held.node, held.lost)).collect::<Vec<_>>(), [(2, true)]);
         }
     }
 

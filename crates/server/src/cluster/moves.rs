@@ -228,7 +228,10 @@ impl Moves {
 
     /// Tells the coordinators of groups that this node holds and that retention has taken.
     async fn tell_gone(&self) {
-        let mut gone = self.broker.gone_groups(self.group.read(|state| state.held_by(self.node)));
+        let (group, broker, node) = (self.group.clone(), self.broker.clone(), self.node);
+        // It may hold some of each streamlet that there is, and this runtime is the one that says that the node lives.
+        let look = move || broker.gone_groups(group.read(|state| state.held_by(node)));
+        let Ok(mut gone) = self.runtime.spawn_blocking(look).await else { return };
         gone.truncate(GONE_MAX);
         if gone.is_empty() {
             return;
