@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use kera_coordinator::CoordinatorError;
 use kera_coordinator::catalog::Limits;
-use kera_coordinator::cluster::{Join, LogView, Refused, move_info};
+use kera_coordinator::cluster::{ClusterState, Join, LogView, Refused, move_info};
 use kera_format::cluster::{ClusterEntry, LogName, NodeNumber};
 use kera_format::{ProducerEpoch, ProducerId};
 use kera_protocol::limits::PAGE_ITEMS_MAX;
@@ -60,6 +60,15 @@ fn answered(op: Op, (from, to): (u8, u8), body: Vec<u8>) -> Result<Vec<u8>, Coor
     }
 }
 
+/// The stream that a command makes or deletes.
+fn stream_of(op: Op, version: u8, body: &[u8]) -> Option<StreamRef> {
+    match op {
+        Op::CreateStream => CreateStream::decode(version, body).ok().map(|asked| StreamRef::Name(asked.name)),
+        Op::DeleteStream => DeleteStream::decode(version, body).ok().map(|asked| asked.stream),
+        _ => None,
+    }
+}
+
 /// How many of a listing are told.
 fn told_at_most(limit: u32) -> usize {
     if limit == 0 { PAGE_ITEMS_MAX } else { PAGE_ITEMS_MAX.min(limit as usize) }
@@ -76,18 +85,21 @@ pub(crate) struct Leading {
 
 impl Group {
     /// Has the leader do what a request asks for; the answer's body. Returns when this node knows of it, observers included.
-    /// Waits for a leader, and tries the next one if one is lost, for as long as [`Timing`](crate::Timing) says.
+    /// Waits for a leader, and tries the next one if one is lost, for as long as [`Timing`](crate::Timing) says. The one that is lost may have done it nevertheless:
+    /// what the next one finds done then is [taken for that](Group::done_before).
     pub async fn request(&self, op: Op, version: u8, body: &[u8], system: bool) -> Result<Vec<u8>, CoordinatorError> {
         let mut command = ForwardCommand { op: op as u16, version, system, body: body.to_vec() };
         let deadline = tokio::time::Instant::now() + Duration::from_millis(self.config.timing.command_ms);
-        let mut last = "there is none".to_owned();
+        let (mut last, mut is_again) = ("there is none".to_owned(), false);
+        let stream = stream_of(op, version, body);
+        let was_there = stream.as_ref().is_some_and(|stream| self.read(|state| state.catalog.find(stream).is_ok()));
         while tokio::time::Instant::now() < deadline {
             let forwarded = match self.leader() {
                 Some((leader, _)) if leader == self.config.node => self.execute_forwarded(&command).await,
                 Some((leader, address)) => match self.ask_leader(leader, &address, &command).await {
                     Ok(forwarded) => forwarded,
                     Err(reason) => {
-                        last = reason;
+                        (last, is_again) = (reason, true);
                         tokio::time::sleep(RETRY).await;
                         continue;
                     }
@@ -105,18 +117,64 @@ impl Group {
                 Some(Status::NotReady) => {
                     last =
                         ErrorBody::decode(&forwarded.body).map_or_else(|error| error.to_string(), |body| body.message);
+                    is_again = true;
                     tokio::time::sleep(RETRY).await;
                 }
                 // A leader of an earlier version: it is asked again as its like would ask it.
                 Some(Status::UnsupportedVersion) if command.version > 1 => earlier(op, &mut command)?,
                 status => {
                     let status = status.unwrap_or(Status::Internal);
+                    if is_again && let Some(done) = self.done_before(op, version, body, (status, was_there)).await {
+                        return Ok(done);
+                    }
                     let body = ErrorBody::decode(&forwarded.body)?;
                     return Err(CoordinatorError::Leader { status, body });
                 }
             }
         }
         Err(CoordinatorError::NoLeader(format!("the coordinators have no leader that answers ({last})")))
+    }
+
+    /// The answer to a command that was given again and is refused because it has been done: a stream that is to be made is there, with what was asked for, or one that
+    /// is to be deleted is not. By an earlier try of which no answer has come, for before the first one that was not so, as far as this node knew (`was_there`). Somebody
+    /// else may have done the same meanwhile; then that is as good.
+    async fn done_before(
+        &self,
+        op: Op,
+        version: u8,
+        body: &[u8],
+        (status, was_there): (Status, bool),
+    ) -> Option<Vec<u8>> {
+        let answer = match (op, status, was_there) {
+            (Op::CreateStream, Status::StreamExists, false) => {
+                let asked = CreateStream::decode(version, body).ok()?;
+                let name = StreamRef::Name(asked.name.clone());
+                let made = self.known_of(|state| state.catalog.find(&name).ok().cloned()).await?;
+                let is_it = [true, false].iter().any(|kept| made.options == asked.with_settings_if(*kept).options);
+                is_it.then(|| encoded(&made, version))?
+            }
+            (Op::DeleteStream, Status::UnknownStream, true) => {
+                let DeleteStream { stream } = DeleteStream::decode(version, body).ok()?;
+                self.known_of(|state| state.catalog.find(&stream).is_err().then_some(())).await?;
+                encoded(&Empty, version)
+            }
+            _ => return None,
+        };
+        self.wait_followed(self.applied()).await.is_ok().then_some(answer)
+    }
+
+    /// Waits until this node's state has something that a leader's has.
+    async fn known_of<T>(&self, find: impl Fn(&ClusterState) -> Option<T>) -> Option<T> {
+        let mut followed = self.shared.followed.clone();
+        let known = async {
+            loop {
+                if let Some(found) = self.read(&find) {
+                    return Some(found);
+                }
+                followed.changed().await.ok()?;
+            }
+        };
+        tokio::time::timeout(Duration::from_millis(self.config.timing.command_ms), known).await.ok()?
     }
 
     /// Has another node do it. A machine that is gone, or cut off, closes no connection, and its answer is waited for long: who follows another
@@ -446,7 +504,7 @@ impl Group {
             let below = leading.next_producer;
             let raised = self.read(|state| state.catalog.plan_raise(producer_id, below))?.is_some();
             if raised {
-                let plan = |state: &kera_coordinator::cluster::ClusterState| {
+                let plan = |state: &ClusterState| {
                     Ok(state.catalog.plan_raise(producer_id, below)?.map_or(Vec::new(), catalog))
                 };
                 let index = self.commit(leading, plan).await?;

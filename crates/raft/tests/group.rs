@@ -7,7 +7,9 @@ use kera_coordinator::catalog::{Catalog, Limits};
 use kera_env::Disk;
 use kera_format::vlog_replica::LogId;
 use kera_format::{StreamOptions, level};
-use kera_protocol::{AllocateProducer, ChangeLog, ChangeNode, CreateStream, LogChange, NodeChange, UseEnds, UsedEnd};
+use kera_protocol::{
+    AllocateProducer, ChangeLog, ChangeNode, CreateStream, DeleteStream, LogChange, NodeChange, Op, UseEnds, UsedEnd,
+};
 use support::{World, create, has_half_of_votes};
 
 fn has(world: &World, at: u32, name: &str) -> bool {
@@ -86,6 +88,34 @@ async fn who_waits_for_a_leader_that_is_silent_asks_the_next_one() {
     world.heal();
     world.agree().await;
     assert!(others.iter().all(|at| has(&world, old, &format!("from-{at}"))));
+}
+
+/// It has done it, and is cut off before it says so: the next one finds it done.
+#[tokio::test]
+async fn what_a_leader_has_done_that_could_not_say_so_is_not_refused_by_the_next_one() {
+    let world = World::cluster(24, 3, 1).await;
+    let group = &world.nodes[&4].group;
+    let options = StreamOptions { streamlets: 3, ..StreamOptions::default() };
+    let made = CreateStream { name: "made".into(), options, if_not_exists: false };
+    let deleted = DeleteStream { stream: "made".into() };
+    world.net.faults.lock().last = Some(|op, _, _| op == Op::ForwardCommand);
+    let info = group.ask(&made).await.expect("it is made");
+    assert_eq!((info.name.as_str(), info.options.streamlets), ("made", 3));
+    world.heal();
+    world.agree().await;
+    // Who has it refused at once has not made it.
+    assert!(group.ask(&made).await.unwrap_err().to_string().contains("exists"));
+    world.net.faults.lock().last = Some(|op, _, _| op == Op::ForwardCommand);
+    let other = CreateStream { options: StreamOptions { streamlets: 2, ..made.options.clone() }, ..made.clone() };
+    assert!(group.ask(&other).await.is_err(), "another one was there before");
+    world.heal();
+    world.agree().await;
+    world.net.faults.lock().last = Some(|op, _, _| op == Op::ForwardCommand);
+    group.ask(&deleted).await.expect("it is deleted");
+    assert!(!has(&world, 4, "made"));
+    world.heal();
+    world.agree().await;
+    assert!(group.ask(&deleted).await.is_err());
 }
 
 #[tokio::test]
