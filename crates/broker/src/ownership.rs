@@ -112,7 +112,7 @@ impl Ownership {
     }
 
     /// Whether a stream may be there of which the node has not heard yet: numbers rise.
-    pub(crate) fn may_hear_of(&self, stream: StreamId) -> bool {
+    pub fn may_hear_of(&self, stream: StreamId) -> bool {
         let before = self.heard_before.load(Ordering::Relaxed);
         before > 0 && stream.0 >= before
     }

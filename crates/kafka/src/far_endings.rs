@@ -125,8 +125,9 @@ impl FarEnding {
                 continue;
             }
             let Ok(info) = door.coordinator.stream(&StreamRef::Id(marker.stream)) else {
-                // The topic is gone, and with it what the transaction has written.
-                marker.step = Step::Done;
+                // The topic is gone, and with it what the transaction has written; or it is so new that this node has not heard of it.
+                let is_unheard = door.broker.ownership().may_hear_of(marker.stream);
+                marker.step = if is_unheard { Step::ToDo(now_ms + RETRY_MS) } else { Step::Done };
                 continue;
             };
             marker.streamlet = streamlet_of(marker.partition, &info.options).0;

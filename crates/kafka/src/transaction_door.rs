@@ -590,8 +590,14 @@ impl TransactionDoor {
         };
         let mut lanes = HashMap::new();
         for of in &asked.streamlets {
-            let info = self.catalog.coordinator.stream(&StreamRef::Id(of.stream)).ok();
-            lanes.extend(info.map(|info| (of.stream, info.options.lanes.max(1))));
+            match self.catalog.coordinator.stream(&StreamRef::Id(of.stream)) {
+                Ok(info) => _ = lanes.insert(of.stream, info.options.lanes.max(1)),
+                // Its owner has heard of it before this node, and so may producers that have claimed it here.
+                Err(_) if self.broker.ownership().may_hear_of(of.stream) => {
+                    return Served::Later(format!("this node has not heard of stream {} yet", of.stream));
+                }
+                Err(_) => {}
+            }
         }
         let mut state = part.state.lock();
         if part.is_closed() {
@@ -817,7 +823,11 @@ impl TransactionDoor {
         }
         self.own.state.lock().all.count_aborted(ranges);
         if self.own_is_shared() {
-            let is_there = |stream| self.catalog.coordinator.stream(&StreamRef::Id(stream)).is_ok();
+            // What this node has not heard of is not gone.
+            let is_there = |stream| {
+                let is_known = self.catalog.coordinator.stream(&StreamRef::Id(stream)).is_ok();
+                is_known || self.broker.ownership().may_hear_of(stream)
+            };
             for part in self.parts.here() {
                 let mut state = part.state.lock();
                 let ranges = state.left.keep(is_there);
@@ -832,6 +842,12 @@ impl TransactionDoor {
     pub(crate) fn part_of(&self, id: &str) -> (StreamId, u32) {
         let (stream, streamlet) = self.parts.streamlet_of(id).unwrap();
         (stream.id(), streamlet.0)
+    }
+
+    /// A part that is here.
+    #[cfg(test)]
+    pub(crate) fn part(&self, number: u32) -> Arc<TransactionPart> {
+        self.parts.part(number)
     }
 
     #[cfg(test)]

@@ -2,6 +2,7 @@
 //! and how often, and what the next coordinator goes on with. The owners are the test's.
 
 use kera_format::{ProducerEpoch, StreamId, StreamOptions, StreamletId};
+use kera_protocol::admin::{CreateStream, StreamRef};
 use kera_protocol::{
     AbortedRecords, Body, ClaimPartition, EndInGroup, EndInPartitions, GroupEnded, OwnedStreamlet, PartitionClaimed,
     PartitionEnded, PartitionsEnded, TransactionsHeld, TransactionsIn,
@@ -82,14 +83,25 @@ impl World {
     }
 
     fn send_claim(&mut self, producer: (i64, i16), from_offset: u64, adds: bool) -> Answer {
+        let stream = self.running().door.transactions.stream_of("t");
+        self.send_claim_of(("t", stream), producer, from_offset, adds)
+    }
+
+    fn send_claim_of(
+        &mut self,
+        (topic, stream): (&str, StreamId),
+        producer: (i64, i16),
+        from_offset: u64,
+        adds: bool,
+    ) -> Answer {
         let door = self.running().door.clone();
         let claim = ClaimPartition {
             id: ID.to_owned(),
             producer_id: kera_format::ProducerId(producer.0 as u64),
             producer_epoch: ProducerEpoch(producer.1 as u16),
-            topic: "t".to_owned(),
+            topic: topic.to_owned(),
             partition: 0,
-            stream: door.transactions.stream_of("t"),
+            stream,
             from_offset,
             adds,
         };
@@ -110,16 +122,21 @@ impl World {
 
     /// What the coordinator of the id tells whoever owns partition 0 in that epoch.
     fn known(&mut self, owner_epoch: u32) -> TransactionsHeld {
+        let stream = self.running().door.transactions.stream_of("t");
+        self.known_of(stream, owner_epoch).unwrap()
+    }
+
+    fn known_of(&mut self, stream: StreamId, owner_epoch: u32) -> Result<TransactionsHeld, String> {
         let door = self.running().door.clone();
         let (_, part) = door.transactions.part_of(ID);
-        let of = OwnedStreamlet { stream: door.transactions.stream_of("t"), streamlet: StreamletId(0), owner_epoch };
+        let of = OwnedStreamlet { stream, streamlet: StreamletId(0), owner_epoch };
         let (told, done) = answer();
         let asked = TransactionsIn { part, streamlets: vec![of] };
         door.answer(kera_protocol::Op::TransactionsIn, 1, bytes(&asked).unwrap(), done);
         self.sink.release();
         self.nodes();
-        let told = told.lock().take().expect("it is answered").unwrap();
-        TransactionsHeld::decode(1, &told).unwrap()
+        let told = told.lock().take().expect("it is answered");
+        told.map(|told| TransactionsHeld::decode(1, &told).unwrap())
     }
 
     /// What was decided is carried out as far as it can be: the markers that are asked for.
@@ -213,6 +230,89 @@ fn a_marker_of_an_owner_before_the_last_that_asked_is_written_again() {
     world.nodes();
     assert!(world.go_on());
     assert_eq!((world.state(ID), world.known(OWNER + 1).open.len()), ("CompleteCommit".to_owned(), 0));
+}
+
+/// The owners of a topic hear of it before this node does, and so do producers, whose claims name it.
+#[test]
+fn a_topic_that_the_coordinator_has_not_heard_of_is_waited_for_and_one_that_is_gone_is_not() {
+    let (mut world, asked) = coordinating();
+    let (broker, coordinator) = world.parts();
+    let last = coordinator.streams().iter().map(|info| info.id.0).max().unwrap();
+    let new = StreamId(last + 1);
+    let end = |world: &mut World, commit| {
+        let producer = world.init(ID).unwrap();
+        let told = world.send_claim_of(("new", new), producer, 0, true);
+        world.sink.release();
+        world.nodes();
+        let told = PartitionClaimed::decode(1, &told.lock().take().expect("it is answered").unwrap()).unwrap();
+        assert_eq!((told.error, world.end(ID, producer, commit)), (0, 0));
+        producer
+    };
+    let producer = end(&mut world, false);
+    assert!(world.markers_asked(&asked).is_empty());
+    world.clock.advance_ms(60);
+    assert!(world.markers_asked(&asked).is_empty());
+    assert_eq!(world.state(ID), "PrepareAbort");
+    assert!(world.known_of(new, OWNER).is_err(), "it may be one that has ended");
+
+    let options = StreamOptions { replication: 1, virtual_logs: 0, ..StreamOptions::default() };
+    let made =
+        coordinator.create_stream(&CreateStream { name: "new".to_owned(), options, if_not_exists: false }).unwrap();
+    assert_eq!(made.id, new);
+    let mark = |world: &mut World| {
+        world.clock.advance_ms(60);
+        let (marker, done) = world.markers_asked(&asked).pop().expect("its owner is asked");
+        assert_eq!((marker.partitions[0].stream, marker.partitions[0].owner_epoch), (new, OWNER));
+        done
+    };
+    broker.place_stream(1, new, vec![owner(OTHER, OWNER)]).unwrap();
+    let done = mark(&mut world);
+    assert_eq!(world.known_of(new, OWNER).unwrap().open.len(), 1);
+    done(written(new, Some((producer.0, 0))));
+    world.nodes();
+    assert!(world.go_on());
+    assert_eq!(world.state(ID), "CompleteAbort");
+    assert_eq!(world.known_of(new, OWNER).unwrap().aborted.len(), 1);
+
+    end(&mut world, true);
+    coordinator.delete_stream(&StreamRef::Id(new)).unwrap();
+    world.sink.release();
+    // Nobody has it any more who could wait for a marker.
+    world.running().door.transactions.trim_partitions();
+    assert!(world.go_on());
+    assert_eq!(world.state(ID), "CompleteCommit");
+    let known = world.known_of(new, OWNER).unwrap();
+    assert_eq!((known.open, known.aborted), (vec![], vec![]));
+}
+
+/// What is told of aborted records is not forgotten by a node that starts, and has heard of nothing.
+#[test]
+fn what_is_left_in_a_topic_that_the_coordinator_has_not_heard_of_is_kept() {
+    let (mut world, _) = coordinating();
+    let (broker, _) = world.parts();
+    let door = world.running().door.clone();
+    let (_, part) = door.transactions.part_of(ID);
+    let part = door.transactions.part(part);
+    let new = StreamId(1_000);
+    let range = AbortedRange {
+        stream: new,
+        partition: 0,
+        producer_id: 4,
+        first_offset: 1,
+        marker_offset: 3,
+        stable_offset: 4,
+        epoch: 0,
+    };
+    part.state.lock().left.put(range);
+    part.state.lock().asked.insert((new, 0), OWNER);
+    let kept = || {
+        door.transactions.trim_partitions();
+        let state = part.state.lock();
+        (state.left.all().count(), state.asked.len())
+    };
+    assert_eq!(kept(), (1, 1));
+    broker.heard_of_streams(StreamId(new.0 + 1));
+    assert_eq!(kept(), (0, 0), "it is gone");
 }
 
 #[test]
