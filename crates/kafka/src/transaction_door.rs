@@ -814,8 +814,10 @@ impl TransactionDoor {
                         Tenure::Elsewhere => lane.earliest().1,
                         Tenure::Here | Tenure::LettingGo => known_first(&lane),
                     };
+                    let durable = lane.durable_ordinal();
                     let mut of = of.lock();
                     of.trim(first);
+                    of.take_out_ended(durable);
                     ranges += of.ranges().len();
                 }
                 None => drop(self.partitions.0.write().remove(&(stream, partition))),

@@ -468,6 +468,28 @@ fn readers_of_committed_records_wait_for_the_end_and_pass_over_what_is_aborted()
 }
 
 #[test]
+fn what_has_ended_is_forgotten_where_nobody_reads() {
+    let mut world = World::new();
+    let one = world.init("a").unwrap();
+    assert_eq!((world.add("a", one, "t", 0), world.write("a", one, "t", 0, 0)), (0, (0, 0)));
+    assert_eq!(world.end("a", one, true), 0);
+    world.finish();
+    let door = world.running().door.clone();
+    let of = door.transactions.partitions.get(door.transactions.stream_of("t"), 0).unwrap();
+    for producer in 0..10_000 {
+        let mut of = of.lock();
+        of.wrote(producer, 0);
+        of.ended((producer, 0), true, 1);
+    }
+    // The marker of one more is not durable.
+    of.lock().wrote(one.0, 2);
+    of.lock().ended(one, true, 3);
+    door.transactions.trim_partitions();
+    assert_eq!(of.lock().ending_count(), 1);
+    assert_eq!(of.lock().stable(2), 2);
+}
+
+#[test]
 fn what_is_deleted_of_a_transaction_that_runs_holds_no_reader_back() {
     let mut world = World::new();
     let one = world.init("a").unwrap();

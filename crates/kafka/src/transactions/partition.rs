@@ -233,10 +233,21 @@ impl PartitionTransactions {
         if self.loading.is_some() {
             return 0;
         }
-        self.ending.retain(|(_, marker)| *marker >= durable);
+        self.take_out_ended(durable);
         let open = self.firsts.first().map(|(first, _)| *first);
         let ending = self.ending.iter().map(|(first, _)| *first);
         ending.chain(open).fold(durable, u64::min)
+    }
+
+    /// Forgets where transactions were whose markers are durable; `durable` is the partition's durable end. Also where nobody reads.
+    pub fn take_out_ended(&mut self, durable: u64) {
+        self.ending.retain(|(_, marker)| *marker >= durable);
+    }
+
+    /// Those that have ended and were not taken out.
+    #[cfg(test)]
+    pub(crate) fn ending_count(&self) -> usize {
+        self.ending.len()
     }
 
     /// The transactions whose records in `from..to` a reader passes over: producer and first offset. It does so until the
