@@ -114,6 +114,8 @@ pub(crate) enum Wait {
 
 /// The groups of a node.
 pub(crate) struct GroupDoor {
+    /// What a node that is or was alone keeps for itself: transactions that have begun there end there.
+    own: Option<Arc<Part>>,
     parts: Parts,
     /// Who waits for which answer, by token.
     waiting: Mutex<HashMap<u64, Waiting>>,
@@ -180,11 +182,18 @@ impl GroupDoor {
         let making =
             Making { catalog: Arc::clone(catalog), topics: Arc::new(topics), random, clock: Arc::clone(clock) };
         let parts = Parts::new(making, broker);
-        if catalog.info_of_groups().is_none() && broker.ownership().nodes().len() < 2 {
+        let unread = |error: kera_log::ReadError| io::Error::other(error.to_string());
+        let own = if catalog.info_of_groups().is_none() && broker.ownership().nodes().len() < 2 {
             let log = StateLog::open(GROUPS_STREAM, catalog, broker, clock)?;
-            parts.set_alone(parts.making.read(log).map_err(|error| io::Error::other(error.to_string()))?);
-        }
+            let own = parts.making.read(log).map_err(unread)?;
+            parts.set_alone(Arc::clone(&own));
+            Some(own)
+        } else {
+            let log = StateLog::find(GROUPS_STREAM, catalog, broker, clock);
+            log.map(|log| parts.making.read_pending(log)).transpose().map_err(unread)?
+        };
         Ok(GroupDoor {
+            own,
             parts,
             waiting: Mutex::default(),
             tokens: AtomicU64::new(1),
@@ -408,20 +417,21 @@ impl GroupDoor {
         ended.map(|mark| part.after(mark)).map_err(|AppendFailed| ResponseError::RequestTimedOut)
     }
 
-    /// A transaction has ended: what its producer committed for a group counts, or never did. What is returned must be durable
-    /// before the transaction is over.
+    /// A transaction of a node that is or was alone has ended: what its producer committed for a group counts, or never did. What is
+    /// returned must be durable before the transaction is over.
     pub(crate) fn end_transaction(
         &self,
         group: &str,
         producer_id: i64,
         commit: bool,
     ) -> Result<Option<After>, AppendFailed> {
-        let part = self.parts.find(group);
+        // Not where the group is by now: what is pending does not come along until it has ended here.
+        let Some(part) = &self.own else { return Ok(None) };
         let mut coordinator = part.coordinator.lock();
         let ended = coordinator.end_transaction(now(self.clock.as_ref()), group, producer_id, commit);
         let done = coordinator.take_done();
         drop(coordinator);
-        self.deliver(&part, done);
+        self.deliver(part, done);
         ended.map(|mark| part.after(mark))
     }
 
@@ -436,7 +446,7 @@ impl GroupDoor {
             }
             let is_made = stream.is_some();
             if is_made || self.parts.is_alone() {
-                self.parts.set_shared(stream).iter().for_each(|part| self.close(part));
+                self.parts.set_shared(stream).iter().for_each(|own| self.close(own, Coordinator::wind_down));
             }
             if !is_made {
                 self.make_stream(catalog, nodes);
@@ -444,7 +454,7 @@ impl GroupDoor {
             }
         }
         let (left, loads) = self.parts.follow();
-        left.iter().for_each(|part| self.close(part));
+        left.iter().for_each(|part| self.close(part, Coordinator::close));
         loads
     }
 
@@ -490,9 +500,9 @@ impl GroupDoor {
     }
 
     /// A part is this node's no more: nothing of it is served, and who waits for others is told.
-    fn close(&self, part: &Arc<Part>) {
+    fn close(&self, part: &Arc<Part>, close: impl FnOnce(&mut Coordinator, ResponseError)) {
         let code = ResponseError::NotCoordinator;
-        part.coordinator.lock().close(code);
+        close(&mut part.coordinator.lock(), code);
         let mut refused = Vec::new();
         self.waiting.lock().retain(|_, waiting| {
             let Waiting { request, reply, part: of } = waiting;

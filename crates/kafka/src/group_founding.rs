@@ -3,7 +3,8 @@
 //! The node's groups are in its own `_kera.groups`, those of the cluster in `_kera.cluster.groups`, whose streamlets any node may own. Who reads a
 //! streamlet that nobody has ever written to asks all nodes for what they have in a stream of their own, and takes over what belongs to the
 //! streamlet, before it serves: one of them was alone, the others have nothing. A record that says nothing ends that, so that it is done
-//! once. Offsets of transactions that had not ended do not come along.
+//! once. What producers have pending is waited for: the node that was alone aborts the transactions that run, and carries out what it has
+//! decided ([`crate::transaction_founding`]), so nothing is pending when it is done.
 //!
 //! On a thread of its own for each streamlet, which may block.
 
@@ -17,7 +18,7 @@ use crate::group_parts::{Load, Part};
 use crate::groups::{Coordinator, GroupConfig};
 use crate::state_parts::streamlet_of;
 
-/// How long nodes are waited for that cannot be asked.
+/// How long a node is waited for that cannot be asked, or that has transactions which do not end.
 const PATIENCE_US: u64 = 30_000_000;
 /// Entries of one chunk.
 const STEP_ENTRIES: usize = 8_192;
@@ -40,10 +41,14 @@ pub(crate) fn take_over(door: &Door, load: &Load, part: &Part, go_on: impl Fn() 
         };
         while go_on() {
             let each = |entry| wanted(&mut before, entry);
-            let Err(error) = log.read_before(door, node.node, (GROUPS_STREAM, info.id), each, go_on) else { break };
+            let why = match log.read_before(door, node.node, (GROUPS_STREAM, info.id), each, go_on) {
+                Ok(()) if !before.has_pending() => break,
+                Ok(()) => "its transactions have not ended".to_owned(),
+                Err(error) => error,
+            };
             if door.clock.monotonic_us() > until_us {
                 let node = node.node;
-                tracing::warn!(node, %error, "what Kafka groups had committed there does not come along");
+                tracing::warn!(node, why, "not all that Kafka groups had committed there comes along");
                 break;
             }
             log.rest();
@@ -53,7 +58,7 @@ pub(crate) fn take_over(door: &Door, load: &Load, part: &Part, go_on: impl Fn() 
         return;
     }
     let mut entries = before.snapshot(None, usize::MAX).0;
-    // Members have not heard of this coordinator: they join it.
+    // Members have not heard of this coordinator: they join it. And what is pending now is of transactions that do not end.
     entries.retain(|entry| !matches!(entry.fact, Fact::Pending(..) | Fact::Member(..)));
     for entry in &mut entries {
         if let Fact::Offset(_, Some(offset)) = &mut entry.fact

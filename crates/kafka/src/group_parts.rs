@@ -154,6 +154,15 @@ impl Making {
         tracing::info!(groups, records, passed_over, "Kafka groups are open");
         Ok(Part::new(coordinator, Some(log)))
     }
+
+    /// The same of a node that is one of several by now: its part serves nobody, and transactions that were decided end there. Blocks the
+    /// thread in the same way.
+    pub(crate) fn read_pending(&self, log: Arc<StateLog<Entry>>) -> Result<Arc<Part>, kera_log::ReadError> {
+        let mut coordinator = self.coordinator(GroupConfig::default(), Some(Arc::clone(&log)));
+        log.replay(|entry| coordinator.replay(entry))?;
+        coordinator.wind_down(Code::NotCoordinator);
+        Ok(Part::new(coordinator, Some(log)))
+    }
 }
 
 /// The parts of a node.

@@ -15,6 +15,7 @@ use kera_format::{
     StreamletId,
 };
 use kera_log::{DurabilitySink, Lane, Observer, ReadError, Stream, Tenure, Ticket};
+use kera_protocol::admin::StreamRef;
 use parking_lot::{Condvar, Mutex};
 
 use crate::door::{Catalog, Door};
@@ -154,6 +155,17 @@ impl<E: Kept> StateLog<E> {
         let stream = stream.ok_or_else(|| io::Error::other(format!("{name} is not in the log")))?;
         let log = StateLog::of(name, &stream, StreamletId(0), clock);
         log.ok_or_else(|| io::Error::other(format!("{name} has no lane")))
+    }
+
+    /// The same, if the stream is there.
+    pub(crate) fn find(
+        name: &'static str,
+        catalog: &Catalog,
+        broker: &Broker,
+        clock: &Arc<dyn Clock>,
+    ) -> Option<Arc<StateLog<E>>> {
+        let info = catalog.coordinator.stream(&StreamRef::Name(name.to_owned())).ok()?;
+        StateLog::of(name, &*broker.log().stream(info.id)?, StreamletId(0), clock)
     }
 
     /// The log in a streamlet of a system stream; `None` if it has no such streamlet.

@@ -138,6 +138,23 @@ impl Coordinator {
         self.member_bytes = 0;
     }
 
+    /// The same; but what producers have pending is kept, and nothing else, so that transactions which are decided can still
+    /// [end](Coordinator::end_transaction).
+    pub fn wind_down(&mut self, code: Code) {
+        let groups = std::mem::take(&mut self.groups);
+        self.close(code);
+        for (id, group) in groups.into_iter().filter(|(_, group)| group.offsets.has_pending()) {
+            let Group { offsets, .. } = group;
+            let left = Group { offsets, ..Group::new(&id, Now::default()) };
+            self.groups.insert(id, left);
+        }
+    }
+
+    /// Whether producers have offsets pending.
+    pub fn has_pending(&self) -> bool {
+        self.groups.values().any(|group| group.offsets.has_pending())
+    }
+
     /// The answer of a closed coordinator to a request that waits for others: to join, or for an assignment.
     pub fn refused(key: ApiKey, version: i16, code: Code) -> Option<Answer> {
         match key {

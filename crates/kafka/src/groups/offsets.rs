@@ -68,6 +68,10 @@ impl Offsets {
         self.committed.is_empty() && self.pending.is_empty()
     }
 
+    pub(super) fn has_pending(&self) -> bool {
+        !self.pending.is_empty()
+    }
+
     /// Takes what the journal says.
     pub(super) fn replay(&mut self, fact: Fact) {
         match fact {

@@ -9,7 +9,7 @@ use super::*;
 use crate::Answered;
 use crate::door::{Coordinators, OtherNodes};
 use crate::node_requests::Served;
-use crate::{group_parts, state_parts, transaction_parts};
+use crate::{group_founding, group_parts, state_parts, transaction_parts};
 
 const PARTS: u32 = 16;
 const OWNER: u32 = 3;
@@ -154,5 +154,55 @@ fn transactions_of_a_node_that_was_alone_come_along() {
         loads.iter().for_each(|load| door.transactions.read(&door, load, || true));
         world.sink.release();
         assert_eq!(world.init("runs"), Ok((runs.0, runs.1 + 3)));
+    }
+}
+
+#[test]
+fn offsets_of_a_transaction_that_was_decided_come_along() {
+    for restarts in [false, true] {
+        let mut world = World::new();
+        let (decided, _) = written(&mut world, "decided");
+        let (runs, _) = written(&mut world, "runs");
+        for (id, producer, group) in [("decided", decided, "done"), ("runs", runs, "undone")] {
+            assert_eq!(world.add_group(id, producer, group), 0);
+            assert_eq!(world.commit_offset(id, producer, group, 7), 0);
+        }
+        assert_eq!(world.end("decided", decided, true), 0);
+
+        found(&mut world);
+        if restarts {
+            world.restart();
+        }
+        let door = world.running().door.clone();
+        door.set_others(Arc::new(Nothing));
+        let loads = door.groups.follow(&door.catalog, &door.broker);
+        assert_eq!(loads.len(), PARTS as usize);
+        door.transactions.follow();
+        let reading = {
+            let door = door.clone();
+            std::thread::spawn(move || {
+                for load in loads {
+                    let part = load.run(&door.broker, || door.others(), || true).unwrap();
+                    group_founding::take_over(&door, &load, &part, || true);
+                    door.groups.loaded(&load, part);
+                }
+            })
+        };
+        for _ in 0..20 {
+            world.sink.release();
+            std::thread::sleep(WAIT);
+        }
+        assert!(!reading.is_finished(), "groups have not heard of what is decided");
+        for _ in 0..3_000 {
+            world.sink.release();
+            world.go_on();
+            if reading.is_finished() {
+                break;
+            }
+            std::thread::sleep(WAIT);
+        }
+        assert!(reading.is_finished(), "nothing comes along");
+        reading.join().unwrap();
+        assert_eq!((world.offset("done"), world.offset("undone")), (Ok(7), Ok(-1)));
     }
 }
