@@ -668,19 +668,8 @@ pub(crate) fn copy(log: &StateLog<Entry>, coordinator: &Coordinator) {
     let mut behind = None;
     loop {
         let (entries, next) = coordinator.snapshot(behind.as_deref(), COPY_STEP_BYTES);
-        // A group with many members takes more than one chunk.
-        let mut rest = &entries[..];
-        while !rest.is_empty() {
-            let mut bytes = 0;
-            let fits = |entry: &&Entry| {
-                bytes += entry.bytes();
-                bytes <= COPY_CHUNK_BYTES
-            };
-            let (piece, after) = rest.split_at(rest.iter().take_while(fits).count().max(1));
-            if log.append(piece).is_err() {
-                return;
-            }
-            rest = after;
+        if pieces(&entries).any(|piece| log.append(piece).is_err()) {
+            return;
         }
         behind = next;
         if behind.is_none() {
@@ -700,6 +689,21 @@ pub(crate) fn keep_time(door: &Weak<Door>) {
         drop(door);
         std::thread::sleep(TICK);
     }
+}
+
+/// Entries in pieces of which each fits into a chunk: a group with many members takes more than one, and so does much metadata.
+pub(crate) fn pieces(entries: &[Entry]) -> impl Iterator<Item = &[Entry]> {
+    let mut rest = entries;
+    std::iter::from_fn(move || {
+        let mut bytes = 0;
+        let fits = |entry: &&Entry| {
+            bytes += entry.bytes();
+            bytes <= COPY_CHUNK_BYTES
+        };
+        let (piece, after) = rest.split_at_checked(rest.iter().take_while(fits).count().max(1))?;
+        rest = after;
+        Some(piece)
+    })
 }
 
 /// The thread that follows whose the groups are. It ends when the door is gone, and so do those that read for it.

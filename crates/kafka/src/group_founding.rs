@@ -1,9 +1,9 @@
 //! What Kafka groups had committed at a node that was alone comes along when it founds a cluster.
 //!
 //! The node's groups are in its own `_kera.groups`, those of the cluster in `_kera.cluster.groups`, whose streamlets any node may own. Who reads a
-//! streamlet that nobody has ever written to asks all nodes for what they have in a stream of their own, and takes over what belongs to the
-//! streamlet, before it serves: one of them was alone, the others have nothing. A record that says nothing ends that, so that it is done
-//! once. What producers have pending is waited for: the node that was alone aborts the transactions that run, and carries out what it has
+//! streamlet that nobody has ever served asks all nodes for what they have in a stream of their own, and takes over what belongs to the
+//! streamlet, before it serves: one of them was alone, the others have nothing. Records that say nothing begin and end that, so that it is done
+//! once, and again by the next owner if it breaks off. What producers have pending is waited for: the node that was alone aborts the transactions that run, and carries out what it has
 //! decided ([`crate::transaction_founding`]), so nothing is pending when it is done.
 //!
 //! On a thread of its own for each streamlet, which may block.
@@ -13,19 +13,17 @@ use kera_format::kafka_groups::{Entry, Fact};
 use kera_protocol::admin::StreamRef;
 
 use crate::door::Door;
-use crate::group_door::GROUPS_STREAM;
+use crate::group_door::{GROUPS_STREAM, pieces};
 use crate::group_parts::{Load, Part};
 use crate::groups::{Coordinator, GroupConfig};
 use crate::state_parts::streamlet_of;
 
 /// How long a node is waited for that cannot be asked, or that has transactions which do not end.
 const PATIENCE_US: u64 = 30_000_000;
-/// Entries of one chunk.
-const STEP_ENTRIES: usize = 8_192;
 /// The group of the record that says nothing. No client can make it: a topic of the system is not committed for.
 const NOBODY: &str = "_kera.founded";
 
-/// Fills the groups of a streamlet that nobody has ever written to.
+/// Fills the groups of a streamlet that nobody has ever served.
 pub(crate) fn take_over(door: &Door, load: &Load, part: &Part, go_on: impl Fn() -> bool) {
     let Some(log) = part.log.as_ref().filter(|log| log.is_new()) else { return };
     let go_on = || go_on() && log.is_ours();
@@ -69,7 +67,7 @@ pub(crate) fn take_over(door: &Door, load: &Load, part: &Part, go_on: impl Fn() 
         }
     }
     entries.push(Entry { group: NOBODY.to_owned(), fact: Fact::Group(None) });
-    if !log.append_all(&entries, STEP_ENTRIES, go_on) {
+    if !log.found(pieces(&entries), go_on) {
         return;
     }
     let (streamlet, groups) = (load.number(), before.group_count());

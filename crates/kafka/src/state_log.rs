@@ -5,6 +5,7 @@
 use std::io;
 use std::marker::PhantomData;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use kera_broker::{Broker, Reading, applications_stream_options};
@@ -123,6 +124,8 @@ pub(crate) struct StateLog<E> {
     /// The owner epoch in which it may be appended to; in a later one somebody else has been its owner.
     epoch: u32,
     clock: Arc<dyn Clock>,
+    /// What is in it is a part of what it begins with.
+    is_broken_off: AtomicBool,
     state: Mutex<State>,
     entries: PhantomData<fn(E)>,
 }
@@ -178,8 +181,8 @@ impl<E: Kept> StateLog<E> {
         stream.keep_room();
         let lane = Arc::clone(stream.streamlet(streamlet)?.lane(LaneId(0))?);
         let (stream, clock, epoch) = (stream.id(), Arc::clone(clock), lane.owner_epoch());
-        let (state, entries) = (Mutex::default(), PhantomData);
-        Some(Arc::new(StateLog { name, stream, streamlet, lane, epoch, clock, state, entries }))
+        let (is_broken_off, state, entries) = (AtomicBool::new(false), Mutex::default(), PhantomData);
+        Some(Arc::new(StateLog { name, stream, streamlet, lane, epoch, clock, is_broken_off, state, entries }))
     }
 
     /// Gives out what is in the stream, oldest first. Blocks the thread while segments come from disk. How many records were
@@ -254,9 +257,14 @@ impl<E: Kept> StateLog<E> {
         self.state.lock().added_bytes = 0;
     }
 
-    /// Whether nobody has ever appended anything to it.
+    /// Whether nobody has ever served what is in it: nothing was appended to it, or a part of what it begins with.
     pub(crate) fn is_new(&self) -> bool {
-        self.lane.stats().next_ordinal == 0
+        self.lane.stats().next_ordinal == 0 || self.is_broken_off.load(Ordering::Relaxed)
+    }
+
+    /// Whoever filled it to begin with left before its end, or has not.
+    pub(crate) fn set_broken_off(&self, is_broken_off: bool) {
+        self.is_broken_off.store(is_broken_off, Ordering::Relaxed);
     }
 
     /// Whether it may still be appended to: nobody else has become its owner.
@@ -369,20 +377,6 @@ impl<E: Kept> StateLog<E> {
         }
     }
 
-    /// Appends entries, so many in one chunk, and waits for as long as there are too few nodes to copy them to. False if nobody wants
-    /// it any more. Blocks the thread.
-    pub(crate) fn append_all(&self, entries: &[E], step: usize, go_on: impl Fn() -> bool) -> bool {
-        for entries in entries.chunks(step) {
-            while self.append(entries).is_err() {
-                (0..RESTS).for_each(|_| self.rest());
-                if !go_on() {
-                    return false;
-                }
-            }
-        }
-        true
-    }
-
     /// Whether it is time to write everything anew, since `bytes_min` and at least as much as a copy takes were added: where
     /// the copy will start, and what was added until then. Under the coordinator's lock.
     pub(crate) fn begin_copy(&self, bytes_min: u64) -> Option<(Cursor, u64)> {
@@ -414,6 +408,26 @@ impl<E: Bounded> StateLog<E> {
     /// Says that a copy begins or ends here.
     pub(crate) fn append_edge(&self, edge: Edge) -> Result<Mark, AppendFailed> {
         self.append(&[E::forgotten(edge.name().to_owned())])
+    }
+
+    /// Appends what it begins with, each piece in one chunk, and waits for as long as there are too few nodes to copy it to. Like a copy it
+    /// says where it begins and ends, so that a part of it does not count. False if nobody wants it any more. Blocks the thread.
+    pub(crate) fn found<'a>(&self, mut pieces: impl Iterator<Item = &'a [E]>, go_on: impl Fn() -> bool) -> bool
+    where
+        E: 'a,
+    {
+        let until_done = |append: &dyn Fn() -> Result<Mark, AppendFailed>| {
+            while append().is_err() {
+                (0..RESTS).for_each(|_| self.rest());
+                if !go_on() {
+                    return false;
+                }
+            }
+            true
+        };
+        until_done(&|| self.append_edge(Edge::Begin))
+            && pieces.all(|piece| until_done(&|| self.append(piece)))
+            && until_done(&|| self.append_edge(Edge::End))
     }
 }
 

@@ -191,7 +191,7 @@ pub(crate) struct Coming<E> {
 
 impl<E: Bounded> Coming<E> {
     /// Reads it into what `begin` makes, entry by entry, and from the beginning again if that fails; what older owners have comes from
-    /// `others`. What stands in front of a whole copy of everything does not count. With what was filled, how many records were read and how many passed over. Blocks the thread while they come from
+    /// `others`. What stands in front of a whole copy of everything does not count, nor does a part of what it [begins with](StateLog::found). With what was filled, how many records were read and how many passed over. Blocks the thread while they come from
     /// disk or from other nodes; `None` if the streamlet is not this node's any more, or when nobody wants it. `what` is said of
     /// failures.
     pub(crate) fn read<T>(
@@ -214,22 +214,33 @@ impl<E: Bounded> Coming<E> {
             }
             // With a copy on the way: what is there if it is whole.
             let (mut filled, mut copied) = (begin(), None);
-            let take = |entry: E| match entry.edge() {
-                Some(Edge::Begin) => copied = Some(begin()),
-                Some(Edge::End) => {
-                    if let Some(whole) = copied.take() {
-                        filled = whole;
+            let (mut first, mut is_whole) = (None, false);
+            let take = |entry: E| {
+                let edge = entry.edge();
+                first.get_or_insert(edge);
+                match edge {
+                    Some(Edge::Begin) => copied = Some(begin()),
+                    Some(Edge::End) => {
+                        if let Some(whole) = copied.take() {
+                            (filled, is_whole) = (whole, true);
+                        }
                     }
-                }
-                None => {
-                    if let Some(copied) = &mut copied {
-                        each(copied, entry.clone());
+                    None => {
+                        if let Some(copied) = &mut copied {
+                            each(copied, entry.clone());
+                        }
+                        each(&mut filled, entry);
                     }
-                    each(&mut filled, entry);
                 }
             };
             match self.log.replay_while(broker, take, elsewhere, is_mine) {
-                Ok(read) => return read.map(|(records, passed_over)| (filled, records, passed_over)),
+                Ok(read) => {
+                    // Who serves copies everything later: then something stands in front of a copy, or it is whole.
+                    let is_broken_off = first == Some(Some(Edge::Begin)) && !is_whole;
+                    self.log.set_broken_off(is_broken_off);
+                    let filled = if is_broken_off { begin() } else { filled };
+                    return read.map(|(records, passed_over)| (filled, records, passed_over));
+                }
                 Err(error) => {
                     // Of all streamlets at once, and for as long as a node is gone.
                     if tries.is_multiple_of(TRIES_TOLD) {

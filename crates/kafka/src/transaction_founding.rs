@@ -3,7 +3,7 @@
 //! The node's ids are in its own `_kera.transactions`, those of the cluster in `_kera.cluster.transactions`, whose streamlets any node may own. A node
 //! that is one of several begins no transaction any more, aborts what runs there and carries out what is decided
 //! ([`Transactions::wind_down`]); when nothing is left to do it records that ([`wound_down`]). Who reads a streamlet that nobody has ever
-//! written to asks all nodes for what they have in a stream of their own, waits for that record, and takes over the ids that belong to the
+//! served asks all nodes for what they have in a stream of their own, waits for that record, and takes over the ids that belong to the
 //! streamlet, and its share of what aborted transactions have left, before it serves. So producers go on with the ids and epochs that
 //! they have, but for those whose transaction ran: they are fenced, as if their time had been up.
 //!
@@ -69,7 +69,7 @@ impl Before {
     }
 }
 
-/// Fills the ids of a streamlet that nobody has ever written to.
+/// Fills the ids of a streamlet that nobody has ever served.
 pub(crate) fn take_over(door: &Door, part: &TransactionPart, go_on: impl Fn() -> bool) {
     let Some(log) = part.log.as_ref().filter(|log| log.is_new()) else { return };
     let go_on = || go_on() && log.is_ours();
@@ -100,7 +100,7 @@ pub(crate) fn take_over(door: &Door, part: &TransactionPart, go_on: impl Fn() ->
         }
     }
     entries.push(wound_down());
-    if !log.append_all(&entries, STEP_ENTRIES, go_on) {
+    if !log.found(entries.chunks(STEP_ENTRIES), go_on) {
         return;
     }
     let mut state = part.state.lock();

@@ -1,6 +1,9 @@
 //! What becomes of the transactions of a node that was alone when it is one of several: producers go on, what ran is aborted, what was
 //! decided is carried out, and coordinators know what is left.
 
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use kera_format::kafka_groups::{self, CommittedOffset, Fact, OffsetKey};
 use kera_format::{Cursor, StreamId, StreamOptions, StreamletId};
 use kera_protocol::{OwnedStreamlet, TransactionsIn};
 
@@ -9,6 +12,7 @@ use super::*;
 use crate::Answered;
 use crate::door::{Coordinators, OtherNodes};
 use crate::node_requests::Served;
+use crate::state_log::{Edge, StateLog};
 use crate::{group_founding, group_parts, state_parts, transaction_parts};
 
 const PARTS: u32 = 16;
@@ -65,6 +69,47 @@ fn found(world: &mut World) -> StreamId {
         own(coordinator.system_stream(name, &options).unwrap().id, PARTS);
     }
     stream
+}
+
+/// Groups that have come to the node are taken over and served. False if that broke off.
+fn read_groups(world: &mut World) -> bool {
+    let door = world.running().door.clone();
+    door.set_others(Arc::new(Nothing));
+    let loads = door.groups.follow(&door.catalog, &door.broker);
+    assert_eq!(loads.len(), PARTS as usize);
+    loads.into_iter().all(|load| {
+        let part = load.run(&door.broker, || door.others(), || true).unwrap();
+        // It goes on as long as something is read, and not as long as something cannot be appended.
+        let looks = AtomicU32::new(0);
+        group_founding::take_over(&door, &load, &part, || looks.fetch_add(1, Ordering::Relaxed) < 50);
+        let is_founded = looks.load(Ordering::Relaxed) < 50;
+        door.groups.loaded(&load, part);
+        is_founded
+    })
+}
+
+/// What the node commits for groups while it is alone, with so much metadata; each group is of the first streamlet.
+fn committed(world: &mut World, count: usize, metadata: usize) -> Vec<String> {
+    let names = (0..).map(|number| format!("g{number}"));
+    let names: Vec<String> =
+        names.filter(|name| state_parts::streamlet_of(name, PARTS as usize) == 0).take(count).collect();
+    let door = world.running().door.clone();
+    let log = StateLog::find("_kera.groups", &door.catalog, &door.broker, &door.clock).unwrap();
+    let of = OffsetKey { topic: "t".to_owned(), partition: 0 };
+    let offset = CommittedOffset {
+        offset: 7,
+        leader_epoch: -1,
+        committed_ms: NOW_MS,
+        expires_ms: None,
+        topic_id: 0,
+        metadata: "m".repeat(metadata),
+    };
+    for name in &names {
+        let fact = Fact::Offset(of.clone(), Some(offset.clone()));
+        log.append(&[kafka_groups::Entry { group: name.clone(), fact }]).unwrap();
+    }
+    world.sink.release();
+    names
 }
 
 /// Reads what has come, on a thread, while the endings go on.
@@ -205,4 +250,67 @@ fn offsets_of_a_transaction_that_was_decided_come_along() {
         reading.join().unwrap();
         assert_eq!((world.offset("done"), world.offset("undone")), (Ok(7), Ok(-1)));
     }
+}
+
+#[test]
+fn groups_with_more_metadata_than_a_chunk_takes_come_along() {
+    let mut world = World::new();
+    let groups = committed(&mut world, 1_100, 4_000);
+    found(&mut world);
+    assert!(read_groups(&mut world), "they cannot be recorded");
+    for group in [&groups[0], &groups[1_099]] {
+        assert_eq!(world.offset(group), Ok(7));
+    }
+    // The next owner reads what the first one has recorded.
+    world.sink.release();
+    world.restart();
+    assert!(read_groups(&mut world));
+    assert_eq!(world.offset(&groups[1_099]), Ok(7));
+}
+
+/// The node that takes over what another one has kept is killed in the middle.
+#[test]
+fn what_came_along_in_part_comes_along_as_a_whole() {
+    let mut world = World::new();
+    let groups = committed(&mut world, 2, 0);
+    let (fails, gone) = written(&mut world, "fails");
+    assert_eq!(world.end("fails", fails, false), 0);
+    world.finish();
+    world.sink.release();
+    let stream = found(&mut world);
+    world.restart();
+    let door = world.running().door.clone();
+    let info = door.catalog.info_of_groups().unwrap();
+    let place = door.broker.log().stream(info.id).unwrap();
+    let log = StateLog::of(group_parts::STREAM, &place, StreamletId(0), &door.clock).unwrap();
+    log.append_edge(Edge::Begin).unwrap();
+    let state = kafka_groups::Fact::Offset(OffsetKey { topic: "t".to_owned(), partition: 1 }, None);
+    log.append(&[kafka_groups::Entry { group: groups[0].clone(), fact: state }]).unwrap();
+    let info = door.catalog.info_of_transactions().unwrap();
+    let place = door.broker.log().stream(info.id).unwrap();
+    for part in 0..PARTS {
+        let log: Arc<StateLog<Entry>> =
+            StateLog::of(transaction_parts::STREAM, &place, StreamletId(part), &door.clock).unwrap();
+        log.append_edge(Edge::Begin).unwrap();
+    }
+    world.sink.release();
+
+    assert!(read_groups(&mut world));
+    let door = world.running().door.clone();
+    let loads = door.transactions.follow();
+    door.transactions.tick();
+    world.sink.release();
+    loads.iter().for_each(|load| door.transactions.read(&door, load, || true));
+    world.sink.release();
+    assert_eq!((world.offset(&groups[0]), world.offset(&groups[1])), (Ok(7), Ok(7)));
+    assert_eq!(left(&mut world, stream), BTreeSet::from([(fails.0, gone)]));
+    // It is whole now: what changes is not undone by who owns it next.
+    assert_eq!(world.init("fails"), Ok((fails.0, fails.1 + 1)));
+    world.restart();
+    let door = world.running().door.clone();
+    let loads = door.transactions.follow();
+    world.sink.release();
+    loads.iter().for_each(|load| door.transactions.read(&door, load, || true));
+    world.sink.release();
+    assert_eq!(world.init("fails"), Ok((fails.0, fails.1 + 2)));
 }
