@@ -106,6 +106,8 @@ pub(crate) struct TransactionDoor {
     own: Arc<TransactionPart>,
     /// It is recorded that nothing begins there any more.
     wound_down: AtomicBool,
+    /// There is something that the coordinators of the cluster are to know.
+    has_kept: AtomicBool,
     parts: TransactionParts,
     pub(crate) partitions: Partitions,
     ids: Arc<Mutex<StockedIds>>,
@@ -255,6 +257,7 @@ impl TransactionDoor {
         let transactions = TransactionDoor {
             own,
             wound_down: AtomicBool::new(wound_down),
+            has_kept: AtomicBool::new(false),
             parts,
             partitions: Partitions::default(),
             ids,
@@ -662,6 +665,14 @@ impl TransactionDoor {
         owner.map(|owner| owner.node as i32).ok_or(ResponseError::CoordinatorNotAvailable)
     }
 
+    /// Has coordinators made of a cluster to which this node has brought transactions, before any partition moves: its next owner learns from them alone
+    /// what was aborted there.
+    pub(crate) fn bring_along(&self, door: &Door) {
+        if self.has_kept.load(Ordering::Relaxed) && self.are_served(door) {
+            self.wanted_ms.lock().get_or_insert_with(|| self.now().mono_ms);
+        }
+    }
+
     /// Looks at whose the transactional ids are now: what is to be read. In a cluster, on one thread; blocks while the coordinators of
     /// the cluster make the stream.
     pub(crate) fn follow(&self) -> Vec<TransactionLoad> {
@@ -688,6 +699,9 @@ impl TransactionDoor {
     /// The node is one of several: what it has kept for itself comes to its end, and then belongs to the coordinators of the cluster
     /// ([`crate::transaction_founding`]).
     fn wind_down(&self) {
+        let has_ids = !self.own.state.lock().all.is_empty();
+        let has_some = has_ids || self.partitions.all().iter().any(|(_, of)| !of.lock().ranges().is_empty());
+        self.has_kept.store(has_some, Ordering::Relaxed);
         self.call(&self.own, |all, now| all.wind_down(now, ResponseError::NotCoordinator));
     }
 
@@ -846,6 +860,12 @@ impl TransactionDoor {
         (stream.id(), streamlet.0)
     }
 
+    /// Whether the cluster is to have a stream of transactions.
+    #[cfg(test)]
+    pub(crate) fn is_wanted(&self) -> bool {
+        self.wanted_ms.lock().is_some()
+    }
+
     /// A part that is here.
     #[cfg(test)]
     pub(crate) fn part(&self, number: u32) -> Arc<TransactionPart> {
@@ -895,6 +915,7 @@ fn copy_ids(log: &StateLog<Entry>, all: &Transactions) -> Result<usize, AppendFa
 pub(crate) fn follow(door: &Weak<Door>) {
     let mut readers: Vec<JoinHandle<()>> = Vec::new();
     while let Some(strong) = door.upgrade().filter(|door| !door.is_closing()) {
+        strong.transactions.bring_along(&strong);
         for load in strong.transactions.follow() {
             let weak = Weak::clone(door);
             let thread = std::thread::Builder::new().name("kera-kafka-load".into()).stack_size(1 << 20);

@@ -6,10 +6,13 @@
 //! batch of a producer's transaction has its coordinator asked, once, whether it belongs to one; and markers are written when the
 //! coordinator says so.
 //!
+//! A cluster has coordinators once somebody wants them, and streamlets may have come to this node before: with what was aborted at a node that
+//! was alone, which no coordinator told. So those are remembered, and asked about when there are coordinators.
+//!
 //! Called on I/O threads, on the thread for what other nodes ask and on the one that follows owners; never waits. Order of locks: a
 //! partition's, then those here.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Weak};
 
 use kafka_protocol::ResponseError;
@@ -46,6 +49,8 @@ type Place = (StreamId, StreamletId);
 #[derive(Default)]
 pub(crate) struct TransactionOwner {
     loads: Mutex<Loads>,
+    /// Streamlets that have come with records while the cluster had no coordinators.
+    early: Mutex<BTreeSet<Place>>,
     /// The highest owner epoch that was heard of, by streamlet of the coordinators' stream.
     epochs: Mutex<HashMap<u32, u32>>,
     /// Sessions that are to look again a little later.
@@ -126,6 +131,7 @@ impl Opening for Watch {
         if let Some(door) = self.0.upgrade()
             && let Some(stream) = door.broker.log().stream(stream)
             && may_have_transactions(&door, &stream)
+            && !door.owner.is_early(&door, stream.id(), streamlet)
         {
             door.owner.begin(&door, &stream, streamlet, epoch, false);
         }
@@ -139,10 +145,45 @@ impl TransactionOwner {
         for stream in door.broker.log().streams().iter().filter(|stream| may_have_transactions(door, stream)) {
             for number in 0..stream.streamlet_count() {
                 let Some(streamlet) = stream.streamlet(StreamletId(number)) else { continue };
-                let epoch = if streamlet.tenure() == Tenure::Elsewhere { 0 } else { streamlet.owner_epoch() };
-                door.owner.begin(door, stream, streamlet, epoch, true);
+                if !door.owner.is_early(door, stream.id(), streamlet) {
+                    let epoch = if streamlet.tenure() == Tenure::Elsewhere { 0 } else { streamlet.owner_epoch() };
+                    door.owner.begin(door, stream, streamlet, epoch, true);
+                }
             }
         }
+    }
+
+    /// Whether a streamlet comes before there are coordinators; it is remembered. Under the lock, so that whoever finds that there are some finds it.
+    fn is_early(&self, door: &Door, stream: StreamId, streamlet: &Streamlet) -> bool {
+        let mut early = self.early.lock();
+        let is_early = coordinators(door).is_none();
+        if is_early && streamlet.lanes().any(|lane| lane.stats().next_ordinal > 0) {
+            early.insert((stream, streamlet.id()));
+        }
+        is_early
+    }
+
+    /// Whether a streamlet came early, and is not asked about yet: what happens in it meanwhile would be taken for all that there is.
+    fn came_early(&self, lane: &Lane) -> bool {
+        self.early.lock().contains(&(lane.stream_id(), lane.streamlet_id()))
+    }
+
+    /// The cluster may have coordinators now: they are asked about the streamlets that came before.
+    fn look_at_early(&self, door: &Door) {
+        let early = self.early.lock().clone();
+        if early.is_empty() || coordinators(door).is_none() {
+            return;
+        }
+        for (stream, streamlet) in &early {
+            let Some(place) = door.broker.log().stream(*stream) else { continue };
+            let Some(found) = place.streamlet(*streamlet) else { continue };
+            // By who owns it, for it may just be coming once more.
+            let owner = door.broker.ownership().owner(*stream, *streamlet);
+            let epoch =
+                owner.filter(|owner| owner.node == door.broker.ownership().node()).map_or(0, |owner| owner.epoch);
+            self.begin(door, &place, found, epoch, true);
+        }
+        self.early.lock().retain(|place| !early.contains(place));
     }
 
     /// A streamlet comes to this node, or is here at its start: nothing is shown of it until coordinators have told what they know.
@@ -170,6 +211,7 @@ impl TransactionOwner {
         for observer in std::mem::take(&mut *self.later.lock()) {
             observer.advanced(0);
         }
+        self.look_at_early(door);
         let mut loads = self.loads.lock();
         loads.looks = loads.looks.wrapping_add(1);
         if loads.looks.is_multiple_of(REFRESH_LOOKS) {
@@ -286,7 +328,7 @@ fn held_open(door: &Door) -> Vec<Place> {
     held
 }
 
-/// Whether coordinators may know something of a stream: not of one of the system, in which there are no transactions. The coordinators' own would wait for themselves,
+/// Whether coordinators may know something of a stream, once there are some: not of one of the system, in which there are no transactions. The coordinators' own would wait for themselves,
 /// where a node holds what others have to read before they can tell. By its name, since which streams have room kept for them is known only once this node has
 /// had something of them.
 fn may_have_transactions(door: &Door, stream: &Stream) -> bool {
@@ -294,7 +336,7 @@ fn may_have_transactions(door: &Door, stream: &Stream) -> bool {
         let info = door.coordinator.stream(&StreamRef::Id(stream.id()));
         stream.is_system() || info.is_ok_and(|info| info.name.starts_with(SYSTEM_PREFIX))
     };
-    coordinators(door).is_some() && !is_of_system()
+    !is_of_system()
 }
 
 /// The coordinators' stream and how many there are, once the cluster has it.
@@ -415,7 +457,8 @@ pub(crate) fn may_write(
         *question = None;
         return MayWrite::Yes;
     }
-    let Some((part, node)) = coordinator_of(door, wish.id) else {
+    let coordinator = coordinator_of(door, wish.id).filter(|_| !door.owner.came_early(lane));
+    let Some((part, node)) = coordinator else {
         *question = None;
         return MayWrite::No(ResponseError::NotEnoughReplicas);
     };
@@ -512,7 +555,7 @@ impl Door {
         let of = self.transactions.partitions.get_or_make(*stream, *partition);
         only_committed(&lane, &of);
         let mut of = of.lock();
-        if of.is_loading() {
+        if of.is_loading() || self.owner.came_early(&lane) {
             return Err(ResponseError::CoordinatorLoadInProgress);
         }
         if of.is_late(producer_id, *from_offset) {

@@ -180,6 +180,11 @@ impl Transactions {
         }
     }
 
+    /// Whether no id is known.
+    pub fn is_empty(&self) -> bool {
+        self.transactions.is_empty()
+    }
+
     /// Whether nothing runs and nothing is being ended; of a coordinator that winds down that stays so.
     pub fn is_at_rest(&self) -> bool {
         self.transactions.values().all(|held| is_at_rest(&held.is))

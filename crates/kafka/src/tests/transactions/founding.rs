@@ -314,3 +314,26 @@ fn what_came_along_in_part_comes_along_as_a_whole() {
     world.sink.release();
     assert_eq!(world.init("fails"), Ok((fails.0, fails.1 + 2)));
 }
+
+/// Where its partitions go nobody but the coordinators tells what was aborted in them.
+#[test]
+fn a_cluster_gets_coordinators_for_the_transactions_that_it_is_founded_with() {
+    for (has_some, restarts) in [(false, false), (true, false), (true, true)] {
+        let mut world = World::new();
+        assert_eq!(world.plain("t", 0), 0);
+        if has_some {
+            let (fails, _) = written(&mut world, "fails");
+            assert_eq!(world.end("fails", fails, false), 0);
+            world.finish();
+        }
+        together(&world);
+        if restarts {
+            world.restart();
+        }
+        let door = world.running().door.clone();
+        door.set_others(Arc::new(Nothing));
+        door.transactions.follow();
+        door.transactions.bring_along(&door);
+        assert_eq!(door.transactions.is_wanted(), has_some);
+    }
+}

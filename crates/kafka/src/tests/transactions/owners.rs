@@ -261,6 +261,58 @@ fn nothing_is_shown_for_committed_before_all_coordinators_have_told() {
     assert_eq!((world.error(1), native(4)), (0, 4));
 }
 
+/// A partition of a node that was alone moves before anybody asks for a coordinator of the cluster.
+#[test]
+fn what_came_before_there_were_coordinators_is_asked_of_them() {
+    for restarts in [false, true] {
+        let mut world = World::new();
+        (0..3).for_each(|at| assert_eq!(world.plain("t", 0), at));
+        let stream = world.running().door.transactions.stream_of("t");
+        let (broker, coordinator) = together(&world);
+        world.restart();
+        broker.place_stream(1, stream, vec![owner(ME, OWNER); 2]).unwrap();
+        (0..2).for_each(|at| broker.open_streamlet(stream, StreamletId(at), OWNER, None).unwrap());
+        if restarts {
+            world.restart();
+        }
+        let asked = Arc::new(Asked::default());
+        let door = world.running().door.clone();
+        door.set_others(asked.clone());
+        door.transactions.follow();
+        door.owner.follow(&door);
+        assert!(asked.0.lock().is_empty(), "there is nobody to ask");
+        assert_eq!((world.error(1), world.committed("t", 0)), (0, vec![0, 1, 2]));
+
+        let options = StreamOptions { replication: 1, virtual_logs: 0, ..state_parts::stream_options(1) };
+        let coordinators = coordinator.system_stream(transaction_parts::STREAM, &options).unwrap().id;
+        broker.place_stream(1, coordinators, vec![owner(OTHER, COORDINATORS); PARTS as usize]).unwrap();
+        door.transactions.follow();
+        let late = world.end_at(P, false, 0, (COORDINATORS, OWNER));
+        assert_eq!(late.error, Code::CoordinatorLoadInProgress.code() as u16, "others may have ended here");
+        let range = AbortedRecords {
+            stream,
+            partition: 0,
+            producer_id: kera_format::ProducerId(78),
+            producer_epoch: ProducerEpoch(0),
+            first_offset: 0,
+            marker_offset: 2,
+            stable_offset: 3,
+        };
+        door.owner.follow(&door);
+        assert_eq!(world.error(1), Code::NotLeaderOrFollower.code(), "they have not told");
+        let questions = asked.take::<TransactionsIn>();
+        let of = &questions[0].0.streamlets;
+        assert_eq!((of.len(), of[0].stream, of[0].owner_epoch), (1, stream, OWNER), "one streamlet has records");
+        let mut some = Some(TransactionsHeld { aborted: vec![range], ..held() });
+        questions.into_iter().for_each(|(_, done)| done(bytes(&some.take().unwrap_or_else(held))));
+        world.nodes();
+        assert_eq!(world.fetch("t", 0, 0, 1).aborted, [(78, 0)]);
+        assert_eq!(world.end_at(P, true, 3, (COORDINATORS, OWNER)).error, 0);
+        door.owner.follow(&door);
+        assert!(asked.0.lock().is_empty(), "they are asked once");
+    }
+}
+
 #[test]
 fn a_coordinator_is_asked_once_for_each_transaction() {
     let (mut world, asked) = owning();
