@@ -35,6 +35,7 @@ use crate::node_requests::{self, Answered, NodeRequests, NodeWork};
 use crate::numbering::{place_of, streamlet_of};
 use crate::older::Older;
 use crate::session::KafkaSession;
+use crate::starts::Starts;
 use crate::transaction_door::{self, TransactionDoor};
 use crate::transaction_owner::TransactionOwner;
 use crate::transaction_parts;
@@ -296,6 +297,7 @@ pub struct Door {
     pub(crate) groups: GroupDoor,
     pub(crate) transactions: TransactionDoor,
     pub(crate) owner: TransactionOwner,
+    pub(crate) starts: Starts,
     pub(crate) fetch_sessions: FetchSessions,
     pub(crate) floors: Floors,
     pub(crate) older: Older,
@@ -403,6 +405,7 @@ impl Door {
             groups,
             transactions,
             owner: TransactionOwner::default(),
+            starts: Starts::default(),
             fetch_sessions,
             floors,
             older,

@@ -18,6 +18,7 @@ use crate::batch::{self, CHECKED_FROM};
 use crate::door::{After, Calls, Door, first_of};
 use crate::far_endings::{FarEnding, Told};
 use crate::groups::AppendFailed;
+use crate::starts;
 use crate::transaction_parts::TransactionPart;
 use crate::transactions::Ending;
 
@@ -25,6 +26,8 @@ use crate::transactions::Ending;
 const TICK: Duration = Duration::from_millis(50);
 /// How often partitions are looked at for what retention has taken, in ticks.
 const TRIM_TICKS: u32 = 200;
+/// How often owners are asked where partitions begin, in ticks.
+const STARTS_TICKS: u32 = 6_000;
 
 /// What the thread is woken by.
 pub(crate) enum Event {
@@ -232,6 +235,9 @@ pub(crate) fn work(door: &Weak<Door>, receiver: &Receiver<Event>, mut endings: E
             ticks = ticks.wrapping_add(1);
             if ticks.is_multiple_of(TRIM_TICKS) {
                 door.transactions.trim_partitions();
+            }
+            if ticks.is_multiple_of(STARTS_TICKS) {
+                starts::look(&door);
             }
         }
     }

@@ -61,6 +61,7 @@ mod reassignments;
 mod request;
 mod session;
 mod shape;
+mod starts;
 mod state_log;
 mod state_parts;
 #[cfg(test)]

@@ -5,7 +5,7 @@
 //! catalog's disk. What is decided is carried out by [`crate::endings`], on a thread of its own. Order of locks: a partition's
 //! or the groups', then the coordinator's; whoever holds the coordinator's takes none of the others.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
@@ -851,6 +851,17 @@ impl TransactionDoor {
                 state.all.count_aborted(ranges);
             }
         }
+    }
+
+    /// The partitions in which transactions of the parts that are here have left something.
+    pub(crate) fn left_in(&self) -> BTreeSet<(StreamId, u32)> {
+        let parts = self.parts.here();
+        parts.iter().flat_map(|part| part.state.lock().left.partitions().collect::<Vec<_>>()).collect()
+    }
+
+    /// A partition starts at `start` now.
+    pub(crate) fn trim_left(&self, stream: StreamId, partition: u32, start: u64) {
+        self.parts.here().iter().for_each(|part| part.state.lock().left.trim(stream, partition, start));
     }
 
     /// The streamlet of an id in a cluster.

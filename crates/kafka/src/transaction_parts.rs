@@ -75,6 +75,11 @@ impl Left {
         self.0.values().map(BTreeMap::len).sum()
     }
 
+    /// Where something is left.
+    pub(crate) fn partitions(&self) -> impl Iterator<Item = (StreamId, u32)> {
+        self.0.keys().copied()
+    }
+
     /// What is left in partitions `first..end` of a stream.
     pub(crate) fn of(&self, stream: StreamId, first: u32, end: u32) -> impl Iterator<Item = &AbortedRange> {
         self.0.range((stream, first)..(stream, end)).flat_map(|(_, of)| of.values())

@@ -1,18 +1,20 @@
 //! The coordinator of transactions whose partitions and groups other nodes own: what it records before it grants, whom it has write markers
 //! and how often, and what the next coordinator goes on with. The owners are the test's.
 
-use kera_format::{ProducerEpoch, StreamId, StreamOptions, StreamletId};
+use kera_format::{LaneId, ProducerEpoch, SegmentIndex, StreamId, StreamOptions, StreamletId};
 use kera_protocol::admin::{CreateStream, StreamRef};
+use kera_protocol::placement::OlderGroups;
 use kera_protocol::{
-    AbortedRecords, Body, ClaimPartition, EndInGroup, EndInPartitions, GroupEnded, OwnedStreamlet, PartitionClaimed,
-    PartitionEnded, PartitionsEnded, TransactionsHeld, TransactionsIn,
+    AbortedRecords, AvailableGroups, Body, ClaimPartition, EndInGroup, EndInPartitions, GroupEnded, GroupInfo,
+    GroupList, OwnedStreamlet, Owner, PartitionClaimed, PartitionEnded, PartitionsEnded, TransactionsHeld,
+    TransactionsIn,
 };
 
 use super::super::parts::{ME, OTHER, owner, together};
 use super::owners::{Asked, bytes};
 use super::*;
 use crate::Answered;
-use crate::{group_parts, state_parts, transaction_parts};
+use crate::{group_parts, starts, state_parts, transaction_parts};
 
 const PARTS: u32 = 16;
 /// The owner epochs of this node as the coordinator and of the partitions' owner.
@@ -313,6 +315,65 @@ fn what_is_left_in_a_topic_that_the_coordinator_has_not_heard_of_is_kept() {
     assert_eq!(kept(), (1, 1));
     broker.heard_of_streams(StreamId(new.0 + 1));
     assert_eq!(kept(), (0, 0), "it is gone");
+}
+
+/// No id of this node writes to the partition any more, so that no marker tells where it begins.
+#[test]
+fn what_retention_has_taken_is_forgotten_once_the_only_owner_has_told_so_twice() {
+    let (mut world, asked) = coordinating();
+    let (broker, _) = world.parts();
+    let door = world.running().door.clone();
+    let stream = door.transactions.stream_of("t");
+    let (_, part) = door.transactions.part_of(ID);
+    let part = door.transactions.part(part);
+    for (partition, marker_offset) in [(0, 3), (0, 8), (1, 3)] {
+        let range = AbortedRange {
+            stream,
+            partition,
+            producer_id: 4,
+            first_offset: marker_offset - 1,
+            marker_offset,
+            stable_offset: marker_offset + 1,
+            epoch: 0,
+        };
+        part.state.lock().left.put(range);
+    }
+    // Each of the two partitions is a streamlet.
+    let mut tell = |first_ordinal: u64| {
+        starts::look(&door);
+        let questions = asked.take::<AvailableGroups>();
+        let count = questions.len();
+        for (of, done) in questions {
+            let first_ordinal = if of.streamlet == StreamletId(0) { first_ordinal } else { 2 };
+            let group = GroupInfo {
+                group: kera_format::GroupId::new(OWNER, 1),
+                lane: LaneId(0),
+                first_segment: SegmentIndex(0),
+                last_segment: SegmentIndex(0),
+                first_ordinal,
+                durable_ordinal: 20,
+                bytes: 0,
+                closed: false,
+                first_append_ms: 0,
+                last_append_ms: 0,
+            };
+            let later = GroupInfo { group: kera_format::GroupId::new(OWNER, 2), first_ordinal: 15, ..group };
+            done(bytes(&GroupList { groups: vec![group, later], more: false }));
+        }
+        world.nodes();
+        door.transactions.trim_partitions();
+        (count, part.state.lock().left.all().count())
+    };
+    assert_eq!(tell(6), (2, 3), "it may not be the only one that has something");
+    let older = vec![OlderGroups { first_epoch: 1, node: ME }];
+    broker.set_owner(2, stream, StreamletId(0), Owner { older, ..owner(OTHER, OWNER) }).unwrap();
+    assert_eq!(tell(6), (1, 3), "it is not");
+    broker.set_owner(3, stream, StreamletId(0), owner(OTHER, OWNER + 1)).unwrap();
+    assert_eq!(tell(6), (2, 3), "it is another one");
+    assert_eq!(tell(2), (2, 3), "what it had and what it has");
+    assert_eq!(tell(6), (2, 3));
+    assert_eq!(tell(9), (2, 2));
+    assert_eq!(tell(9), (2, 1));
 }
 
 #[test]

@@ -45,8 +45,11 @@ impl OtherNodes for Asked {
         assert_eq!(node, OTHER);
         self.0.lock().push((op, body, done));
     }
-    fn ask_native(&self, _: u32, _: kera_protocol::Op, _: Vec<u8>, done: crate::Answered) {
-        done(Err("nobody is there".into()));
+    fn ask_native(&self, node: u32, op: kera_protocol::Op, body: Vec<u8>, done: crate::Answered) {
+        match op {
+            kera_protocol::Op::AvailableGroups => self.ask(node, op, body, done),
+            _ => done(Err("nobody is there".into())),
+        }
     }
     fn serves_transactions(&self) -> bool {
         true
