@@ -269,7 +269,7 @@ pub fn finish(done: Result<(), CliError>, json: bool) -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             if !error.message.is_empty() {
-                if json { eprintln!("{}", error.to_json()) } else { eprintln!("{error}") }
+                if json { output::say(error.to_json()) } else { output::say(&error) }
             }
             ExitCode::from(error.exit)
         }

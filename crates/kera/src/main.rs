@@ -1,6 +1,7 @@
 //! The `kera` binary: command line only. A node is `kera_server`, everything else talks to one through `kera_client`.
 
 #![allow(unreachable_pub, reason = "this is a binary: `pub` is for other modules of it")]
+#![warn(clippy::print_stdout, clippy::print_stderr, reason = "they panic when nobody reads; `output` does not")]
 
 mod bench;
 mod cli;
@@ -99,7 +100,7 @@ fn report(error: &CliError, json: bool) {
     if error.message.is_empty() {
         return;
     }
-    if json { eprintln!("{}", error.to_json()) } else { eprintln!("{error}") }
+    if json { output::say(error.to_json()) } else { output::say(error) }
 }
 
 fn completions(shell: clap_complete::Shell) -> Result<(), CliError> {

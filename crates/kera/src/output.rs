@@ -1,5 +1,6 @@
 //! What commands print: tables for people, JSON for programs, and a pipe that may close at any time.
 
+use std::fmt::Display;
 use std::io::{self, ErrorKind, IsTerminal, Write};
 
 use serde::Serialize;
@@ -13,6 +14,12 @@ use crate::error::CliError;
 pub fn print(text: &str) -> Result<(), CliError> {
     let mut out = io::stdout().lock();
     out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(|error| write_error(&error))
+}
+
+/// Says something on standard error, on a line of its own. If nobody takes it, or the disk that it goes to is full, it is not said, and that is all:
+/// whatever is being done goes on, and ends with its own status.
+pub fn say(text: impl Display) {
+    let _ = writeln!(io::stderr(), "{text}");
 }
 
 /// The error of a write to standard output.
@@ -41,14 +48,22 @@ pub fn have_typed(word: &str, question: &str, lost: impl FnOnce() -> String) -> 
     if !io::stdin().is_terminal() {
         return Err(CliError::usage(lost()).next("pass --yes to say so"));
     }
-    eprint!("{question}");
-    let _ = io::stderr().flush();
-    let mut typed = String::new();
-    let read = io::stdin().read_line(&mut typed);
-    if read.is_err() || typed.trim() != word {
-        return Err(CliError::failure("nothing was changed"));
+    match ask(question) {
+        Ok(typed) if typed.trim() == word => Ok(()),
+        _ => Err(CliError::failure("nothing was changed")),
     }
-    Ok(())
+}
+
+/// The line that a person types when asked.
+///
+/// # Errors
+/// The question cannot be put, or nobody can answer.
+pub fn ask(question: &str) -> io::Result<String> {
+    let mut errors = io::stderr().lock();
+    errors.write_all(question.as_bytes()).and_then(|()| errors.flush())?;
+    let mut typed = String::new();
+    io::stdin().read_line(&mut typed)?;
+    Ok(typed)
 }
 
 /// So many of something, in words: `1 streamlet`, `2 streamlets`.

@@ -2,6 +2,11 @@
 
 mod common;
 
+use std::fs::File;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+
+use common::members::free_ports;
 use common::{Node, Place, change_a_bit, eventually, exists, files, run, stderr, stdout};
 
 #[test]
@@ -267,4 +272,38 @@ fn http_tells_how_it_is() {
     assert!(node.ok("stream list").contains("made-by-http"));
     assert!(node.get("/openapi.json").1.contains("/v1/applications/{stream}/{application}/reset"));
     assert_eq!(node.stop(), 0);
+}
+
+/// Whoever collects the log may be gone, and the disk that it is on full: what cannot be said ends neither a node nor a command.
+#[test]
+fn what_cannot_be_written_to_standard_error_ends_nothing() {
+    let place = Place::new();
+    let [http] = free_ports();
+    let mut flags = place.flags();
+    let at = flags.iter().position(|flag| flag == "--http-listen").expect("it is there");
+    flags[at + 1] = format!("127.0.0.1:{http}");
+    let full = || File::options().write(true).open("/dev/full").expect("Linux has it");
+    let mut node = common::kera(&flags).stderr(full()).spawn().expect("the binary runs");
+    let answers = || {
+        let mut answer = String::new();
+        let asked = TcpStream::connect(("127.0.0.1", http)).and_then(|mut stream| {
+            stream.write_all(b"GET /readyz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")?;
+            stream.read_to_string(&mut answer)
+        });
+        asked.is_ok() && answer.starts_with("HTTP/1.1 200")
+    };
+    eventually("it ends or serves", || answers() || node.try_wait().expect("it is a child").is_some());
+    assert_eq!(node.try_wait().expect("it is a child"), None, "it serves");
+    let stopped = std::process::Command::new("kill").arg(node.id().to_string()).status();
+    assert!(stopped.expect("kill runs").success());
+    assert_eq!(node.wait().expect("it ends").code(), Some(0));
+
+    for flags in
+        [&["stream", "list", "--connect", "127.0.0.1:1"][..], &["status", "--json", "--connect", "127.0.0.1:1"]]
+    {
+        let failed = common::kera(flags).stderr(full()).status().expect("the binary runs");
+        assert_eq!(failed.code(), Some(1), "{flags:?}");
+    }
+    let refused = common::kera(["serve", "--arena-bytes", "1"]).stderr(full()).status().expect("the binary runs");
+    assert_eq!(refused.code(), Some(10));
 }

@@ -3,6 +3,8 @@
 //! Called by the command line only. It owns every thread and every file of the process; the roles it puts together
 //! own none.
 
+#![warn(clippy::print_stdout, clippy::print_stderr, reason = "they panic when nobody reads; log lines do not")]
+
 mod again;
 pub mod api;
 mod cluster;

@@ -27,7 +27,9 @@ pub fn start(config: &Config) -> Result<(), Mistakes> {
         let message = format!("`{}` is no level: {error}; it is error, warn, info, debug or trace", config.logs.level);
         Mistakes(vec![Mistake { place: String::new(), setting: "logs.level".into(), message }])
     })?;
-    let lines = fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    // A line that cannot be written (who collected them is gone, the disk is full) is lost, and no more is: to say so on standard error, as the
+    // library would, panics there.
+    let lines = fmt().with_env_filter(filter).with_writer(std::io::stderr).log_internal_errors(false);
     // Only a second call can fail, in a process with several nodes: the first one's choice stays.
     let json = config.logs.format == "json";
     JSON.store(json, Ordering::Relaxed);

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use crate::cli::{ApplicationCommand, Globals};
 use crate::connect::{connect, explain, find_stream};
 use crate::error::CliError;
-use crate::output::{Table, facts, print, print_json};
+use crate::output::{Table, facts, print, print_json, say};
 use crate::when::{parse_start, show_instant};
 
 /// Runs the command.
@@ -184,11 +184,11 @@ async fn reset(
     if is_new {
         // A node knows nothing of a name that is only asked for, and makes it when it is set.
         let would = if dry_run { "would be" } else { "is" };
-        eprintln!(
+        say(format_args!(
             "`{name}` has read nothing of {} yet and {would} made as a new application; a group of Kafka clients of that name is \
              something else, which kafka-consumer-groups.sh resets",
             stream.name
-        );
+        ));
     }
     let set = match is_new && dry_run {
         true => would_be_set(&client, &stream, streamlets, to).await?,

@@ -227,9 +227,9 @@ async fn first_end(members: &mut [Member]) -> CliError {
                 }
                 *gone = true;
                 let Member { number, again, .. } = member;
-                eprintln!(
+                output::say(format_args!(
                     "node {number} was killed; to start it again, in another terminal and in this folder:\n{again}"
-                );
+                ));
             }
         }
         if gone.iter().all(|gone| *gone) {

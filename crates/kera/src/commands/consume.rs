@@ -20,7 +20,7 @@ use crate::cli::{ConsumeArgs, Globals, Show};
 use crate::commands::away::Away;
 use crate::connect::{connect, explain, find_stream};
 use crate::error::CliError;
-use crate::output::write_error;
+use crate::output::{say, write_error};
 use crate::records::RecordJson;
 use crate::when::parse_start;
 
@@ -125,7 +125,7 @@ impl Source<'_> {
                 let mut here = if wanted.is_empty() { all } else { wanted.clone() };
                 here.retain(|streamlet| !away.has(*streamlet));
                 if !std::mem::replace(&mut said, true) {
-                    eprintln!("{}", away.sentence());
+                    say(away.sentence());
                 }
                 match (here.is_empty(), self.args.follow) {
                     (true, false) => return Err(left_out(&away)),
@@ -262,7 +262,7 @@ impl Consuming<'_> {
             }
         };
         if !reason.is_empty() && reason != self.said && self.left_out.sentence() != reason {
-            eprintln!("{reason}");
+            say(&reason);
         }
         self.said = reason;
         Ok(())

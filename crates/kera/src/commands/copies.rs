@@ -9,6 +9,7 @@ use serde::Serialize;
 use crate::cli::Globals;
 use crate::commands::status::soon;
 use crate::error::CliError;
+use crate::output::say;
 
 /// How often it is looked how far it is.
 const LOOK: Duration = Duration::from_millis(200);
@@ -153,7 +154,7 @@ pub async fn wait(
         let now = (change.there, change.waits_for.clone());
         if told.as_ref() != Some(&now) && !globals.json {
             let waits = waits(&change).map_or_else(String::new, |waits| format!("; the rest {waits}"));
-            eprintln!("{} is to have {}: {}{waits}", change.name, copies(wanted), progress(&change));
+            say(format_args!("{} is to have {}: {}{waits}", change.name, copies(wanted), progress(&change)));
             told = Some(now);
         }
         tokio::time::sleep(LOOK).await;

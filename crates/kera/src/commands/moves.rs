@@ -14,7 +14,7 @@ use crate::cli::{Globals, NodeCommand, RebalanceArgs, StreamletCommand, Streamle
 use crate::commands::copies::named;
 use crate::connect::{connect, find_stream};
 use crate::error::CliError;
-use crate::output::{Table, counted, have_typed, print, print_json};
+use crate::output::{Table, counted, have_typed, print, print_json, say};
 
 /// How often it is looked how far things are.
 const LOOK: Duration = Duration::from_millis(20);
@@ -185,7 +185,7 @@ async fn drained(client: &Client, node: u32, no_wait: bool, globals: &Globals) -
         if told != Some(left.streamlets) && !globals.json {
             let (has, moves) = (counted(left.streamlets, "streamlet"), counted(described.under_way, "move"));
             let are = if described.under_way == 1 { "is" } else { "are" };
-            eprintln!("node {node} owns {has}, {moves} {are} under way");
+            say(format_args!("node {node} owns {has}, {moves} {are} under way"));
             told = Some(left.streamlets);
         }
         tokio::time::sleep(LOOK * 5).await;
@@ -428,7 +428,8 @@ async fn carry_out(
             moved.insert((of.stream, of.streamlet));
             if !globals.json {
                 let stream = names.get(&of.stream).cloned().unwrap_or_default();
-                eprintln!("{stream}/{} has moved from node {} to node {}", of.streamlet, of.from, of.to);
+                let (streamlet, from, to) = (of.streamlet, of.from, of.to);
+                say(format_args!("{stream}/{streamlet} has moved from node {from} to node {to}"));
             }
         }
         tokio::time::sleep(LOOK).await;

@@ -26,7 +26,7 @@ use crate::cli::{Globals, OnError, ProduceArgs};
 use crate::commands::consume::stop_signal;
 use crate::connect::{connect, explain, find_stream};
 use crate::error::CliError;
-use crate::output::{print, print_json};
+use crate::output::{print, print_json, say};
 use crate::rows::{self, Input, Picks, Row, RowError};
 
 /// Bytes of values after which a batch is full.
@@ -684,7 +684,7 @@ impl Progress {
     }
 
     fn line(&self, text: &str) {
-        self.bar.suspend(|| eprintln!("{text}"));
+        self.bar.suspend(|| say(text));
     }
 
     fn end(&self) {

@@ -8,6 +8,7 @@ use kera_server::{logs, serve};
 
 use crate::cli::ServeArgs;
 use crate::error::CliError;
+use crate::output::say;
 
 /// Runs the node. Why it ended goes to standard error with what to do next; as a log line if those are for programs, as JSON if that is
 /// wanted.
@@ -18,9 +19,9 @@ pub fn run(args: &ServeArgs, json: bool) -> ExitCode {
         tracing::error!(status, next_step, "{fatal}");
     } else if json {
         let error = CliError { message: fatal.to_string(), next_step, exit: status };
-        eprintln!("{}", error.to_json());
+        say(error.to_json());
     } else {
-        eprintln!("error: {fatal}\n  next: {next_step}");
+        say(format_args!("error: {fatal}\n  next: {next_step}"));
     }
     ExitCode::from(status)
 }

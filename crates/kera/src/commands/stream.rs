@@ -1,7 +1,7 @@
 //! `kera stream`: create, list, describe, alter and delete streams.
 
 use std::collections::BTreeMap;
-use std::io::{self, BufRead, IsTerminal, Write};
+use std::io::{self, IsTerminal};
 
 use kera_client::{Client, Status, StreamChanges, StreamInfo, StreamLanes, StreamOptions};
 use kera_format::{Cleanup, ReplicationMode};
@@ -16,7 +16,7 @@ use crate::commands::copies as changing;
 use crate::commands::owners::{self, Owned};
 use crate::connect::{connect, find_stream};
 use crate::error::CliError;
-use crate::output::{Table, counted, facts, print, print_json};
+use crate::output::{Table, ask, counted, facts, print, print_json};
 use crate::when::show_instant;
 
 /// Runs the command.
@@ -334,10 +334,8 @@ async fn confirmed(client: &Client, info: &StreamInfo) -> Result<(), CliError> {
     if !io::stdin().is_terminal() {
         return Err(CliError::usage(format!("{all} would be gone for good")).next("pass --yes to say so"));
     }
-    eprint!("delete {all}? [y/N] ");
-    let mut answer = String::new();
-    let read = io::stderr().flush().and_then(|()| io::stdin().lock().read_line(&mut answer));
-    read.map_err(|error| CliError::failure(format!("standard input: {error}")))?;
+    let answer = ask(&format!("delete {all}? [y/N] "));
+    let answer = answer.map_err(|error| CliError::failure(format!("standard input: {error}")))?;
     if matches!(answer.trim(), "y" | "Y" | "yes") {
         return Ok(());
     }

@@ -302,7 +302,7 @@ impl Drop for Node {
 }
 
 /// Waits until `holds` does.
-pub fn eventually(what: &str, holds: impl Fn() -> bool) {
+pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     let started = Instant::now();
     while !holds() {
         assert!(started.elapsed() < PATIENCE, "{what} did not come");

@@ -12,7 +12,7 @@ use crate::cli::{Globals, TopArgs};
 use crate::commands::consume::stop_signal;
 use crate::connect::connect;
 use crate::error::CliError;
-use crate::output::{on_terminal, print};
+use crate::output::{on_terminal, print, say};
 use look::{Look, View, Watch};
 
 /// Runs the command until it is stopped, or for as many looks as it was told. A node that does not answer later is waited for: whoever watches
@@ -89,7 +89,7 @@ fn wait_for(
             screen.draw(last, &globals.connect)
         }
         None => {
-            eprintln!("{said}");
+            say(said);
             Ok(())
         }
     }
