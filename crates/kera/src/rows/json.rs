@@ -1,6 +1,10 @@
-//! JSON input: a value per line, or one array of values. Values are stored as they are written.
+//! JSON input: a value per line, or one array of values. Values are stored as they are written, but for line ends within an element of an
+//! array, which become spaces.
+//!
+//! What begins with `[` may be either: lines of which the first is an array, or one array. It is lines if the array ends on the line on which it begins and
+//! there is more behind that line.
 
-use std::io::BufRead;
+use std::io::{BufRead, Cursor, Read, empty};
 
 use super::fields::{key_bytes, names, pick, text};
 use super::{Picks, ROW_BYTES_MAX, Row, RowError, RowSource, read_line};
@@ -10,34 +14,103 @@ pub(super) struct JsonRows {
     input: Box<dyn BufRead + Send>,
     picks: Picks,
     line: u64,
-    array: Option<Array>,
+    shape: Shape,
+}
+
+enum Shape {
+    /// It begins with `[`, and what that is has not been looked at yet.
+    Open,
+    Lines,
+    Array(Array),
 }
 
 impl JsonRows {
-    pub(super) fn new(input: Box<dyn BufRead + Send>, is_array: bool, picks: Picks) -> JsonRows {
-        JsonRows { input, picks, line: 1, array: is_array.then(Array::default) }
+    /// `opens`: the first byte is `[`.
+    pub(super) fn new(input: Box<dyn BufRead + Send>, opens: bool, picks: Picks) -> JsonRows {
+        JsonRows { input, picks, line: 1, shape: if opens { Shape::Open } else { Shape::Lines } }
     }
+
+    /// Finds out what begins with `[`. Of lines the first one is in `row` then, of an array nothing was taken. May have to wait for a second line: a
+    /// first one alone could be all there is.
+    fn look(&mut self, row: &mut Row) -> Result<bool, RowError> {
+        let mut first = Vec::new();
+        while first.trim_ascii_start().is_empty() {
+            self.line += u64::from(first.ends_with(b"\n"));
+            first.clear();
+            let most = ROW_BYTES_MAX as u64 + 2;
+            let read = (&mut self.input).take(most).read_until(b'\n', &mut first);
+            if read.map_err(|e| RowError::io(self.line, &e))? == 0 {
+                break;
+            }
+        }
+        let lines_behind = match is_closed(&first) {
+            true => self.empty_lines()?,
+            false => None,
+        };
+        if let Some(empty) = lines_behind {
+            self.shape = Shape::Lines;
+            row.line = self.line;
+            row.value = first;
+            self.line += 1 + empty;
+            return Ok(true);
+        }
+        self.shape = Shape::Array(Array::default());
+        let rest = std::mem::replace(&mut self.input, Box::new(empty()));
+        self.input = Box::new(Cursor::new(first).chain(rest));
+        Ok(false)
+    }
+
+    /// The text of the next element, or of the next line that has any; false at the end.
+    fn gather(&mut self, row: &mut Row) -> Result<bool, RowError> {
+        row.line = self.line;
+        if let Shape::Array(array) = &mut self.shape {
+            return array.next(&mut *self.input, &mut self.line, row);
+        }
+        loop {
+            row.line = self.line;
+            let more = read_line(&mut *self.input, self.line, &mut row.value)?;
+            self.line += 1;
+            if !more || !row.value.trim_ascii().is_empty() {
+                return Ok(more);
+            }
+        }
+    }
+
+    /// Passes over white space: how many lines ended in it, if there is something behind it.
+    fn empty_lines(&mut self) -> Result<Option<u64>, RowError> {
+        let mut lines = 0;
+        loop {
+            let buffer = self.input.fill_buf().map_err(|e| RowError::io(self.line, &e))?;
+            if buffer.is_empty() {
+                return Ok(None);
+            }
+            let white = buffer.iter().take_while(|byte| byte.is_ascii_whitespace()).count();
+            lines += buffer[..white].iter().filter(|byte| **byte == b'\n').count() as u64;
+            let is_over = white < buffer.len();
+            self.input.consume(white);
+            if is_over {
+                return Ok(Some(lines));
+            }
+        }
+    }
+}
+
+/// Whether a whole line has the end of the array that begins it.
+fn is_closed(line: &[u8]) -> bool {
+    let Some(elements) = line.trim_ascii_start().strip_prefix(b"[") else { return false };
+    let mut scan = Scan::default();
+    line.ends_with(b"\n") && elements.iter().any(|byte| matches!(scan.step(*byte), Step::ArrayEnds))
 }
 
 impl RowSource for JsonRows {
     fn next(&mut self, row: &mut Row) -> Result<bool, RowError> {
-        loop {
-            row.line = self.line;
-            let more = match &mut self.array {
-                Some(array) => array.next(&mut *self.input, &mut self.line, row)?,
-                None => {
-                    let more = read_line(&mut *self.input, self.line, &mut row.value)?;
-                    self.line += 1;
-                    more
-                }
-            };
-            if !more {
-                return Ok(false);
-            }
-            trim(&mut row.value);
-            if !row.value.is_empty() {
-                break;
-            }
+        let has_first = matches!(self.shape, Shape::Open) && self.look(row)?;
+        if !has_first && !self.gather(row)? {
+            return Ok(false);
+        }
+        trim(&mut row.value);
+        if row.value.is_empty() {
+            return Err(RowError::new(row.line, None, "an element of the JSON array is empty"));
         }
         fill(row, &self.picks)?;
         Ok(true)
@@ -98,7 +171,10 @@ struct Array {
 enum ArrayState {
     #[default]
     Before,
-    Inside,
+    /// In front of the first element, or of the end of an array that has none.
+    First,
+    /// In front of an element that there must be.
+    Next,
     Done,
 }
 
@@ -112,7 +188,7 @@ struct Scan {
 
 enum Step {
     Keep,
-    Skip,
+    LineEnds,
     ElementEnds,
     ArrayEnds,
 }
@@ -134,7 +210,7 @@ impl Scan {
             b'"' => self.in_string = true,
             b'{' | b'[' => self.depth += 1,
             b'}' | b']' => self.depth = self.depth.saturating_sub(1),
-            b'\n' | b'\r' => return Step::Skip,
+            b'\n' | b'\r' => return Step::LineEnds,
             _ => {}
         }
         Step::Keep
@@ -154,24 +230,15 @@ impl Array {
             for &byte in buffer {
                 used += 1;
                 *line += u64::from(byte == b'\n');
-                if self.state == ArrayState::Before {
-                    self.state = if byte == b'[' { ArrayState::Inside } else { ArrayState::Before };
-                    continue;
-                }
-                if self.state == ArrayState::Done {
-                    continue;
-                }
-                if row.value.iter().all(u8::is_ascii_whitespace) {
-                    row.line = *line;
-                }
-                match scan.step(byte) {
-                    Step::Keep => row.value.push(byte),
-                    Step::Skip => {}
-                    Step::ElementEnds => finished = true,
-                    Step::ArrayEnds => {
-                        self.state = ArrayState::Done;
-                        finished = !row.value.iter().all(u8::is_ascii_whitespace);
+                match self.state {
+                    ArrayState::Before if byte == b'[' => self.state = ArrayState::First,
+                    ArrayState::Before => {}
+                    ArrayState::Done if byte.is_ascii_whitespace() => {}
+                    ArrayState::Done => {
+                        let message = "there is something behind the `]` that ends the JSON array";
+                        return Err(RowError { fatal: true, ..RowError::new(*line, None, message) });
                     }
+                    ArrayState::First | ArrayState::Next => finished = self.take(byte, *line, &mut scan, row),
                 }
                 if finished {
                     break;
@@ -184,6 +251,33 @@ impl Array {
             }
             if finished {
                 return Ok(true);
+            }
+        }
+    }
+
+    /// Takes a byte of an element. Whether that ends it: an empty one too, but for that of an array without any.
+    fn take(&mut self, byte: u8, line: u64, scan: &mut Scan, row: &mut Row) -> bool {
+        if row.value.is_empty() {
+            row.line = line;
+        }
+        match scan.step(byte) {
+            Step::Keep | Step::LineEnds if row.value.is_empty() && byte.is_ascii_whitespace() => false,
+            Step::Keep => {
+                row.value.push(byte);
+                false
+            }
+            Step::LineEnds => {
+                row.value.push(b' ');
+                false
+            }
+            Step::ElementEnds => {
+                self.state = ArrayState::Next;
+                true
+            }
+            Step::ArrayEnds => {
+                let is_element = self.state == ArrayState::Next || !row.value.is_empty();
+                self.state = ArrayState::Done;
+                is_element
             }
         }
     }

@@ -26,7 +26,7 @@ pub const ROW_BYTES_MAX: usize = 15 << 20;
 pub enum Format {
     /// By the file's name, or its first byte: `.ndjson .jsonl .json .csv .tsv`, else lines.
     Auto,
-    /// A JSON value per line, or one JSON array of values. The value is stored as it is written.
+    /// A JSON value per line, or one JSON array of values. The value is stored as it is written. An array that is a line, with more lines behind it, is a value.
     Ndjson,
     /// A header line, then a row per record; stored as a JSON object with the header's names.
     Csv,

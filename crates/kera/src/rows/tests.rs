@@ -98,6 +98,42 @@ fn a_json_array_that_does_not_end_is_an_error() {
 }
 
 #[test]
+fn an_array_on_a_line_with_more_lines_behind_it_is_a_value() {
+    let text = "\n [\"x\",1] \n\n  \n[\"y\",\n[\"z\",[3]]\n{}";
+    for path in ["f.ndjson", "f.json"] {
+        let rows = rows_of(text, path, Format::Auto, Picks::default()).unwrap();
+        let wrong = "! f, line 5: this is no JSON: EOF while parsing a value (column 5)";
+        assert_eq!(values(&rows), ["[\"x\",1]", wrong, "[\"z\",[3]]", "{}"]);
+        let lines: Vec<u64> =
+            rows.iter().map(|row| row.as_ref().map_or_else(|error| error.line, |row| row.line)).collect();
+        assert_eq!(lines, [2, 5, 6, 7]);
+    }
+    let rows = rows_of("[1]\n[2]\n", "-", Format::Ndjson, Picks::default()).unwrap();
+    assert_eq!(values(&rows), ["[1]", "[2]"]);
+    for alone in ["[1,[2]]", "\n[1,[2]]\n\n ", "[1\n,[2]]\n"] {
+        let rows = rows_of(alone, "f.ndjson", Format::Auto, Picks::default()).unwrap();
+        assert_eq!(values(&rows), ["1", "[2]"], "{alone:?}");
+    }
+}
+
+#[test]
+fn nothing_of_a_json_array_is_left_out_or_joined() {
+    let values = |text| values(&rows_of(text, "f.json", Format::Auto, Picks::default()).unwrap());
+    assert_eq!(
+        values("[1\n2,\n{\n\"a\":\r\n1}]"),
+        ["! f, line 1: this is no JSON: trailing characters (column 3)", "{ \"a\":  1}"]
+    );
+    let empty = |line: u64| format!("! f, line {line}: an element of the JSON array is empty");
+    assert_eq!(values("[1,\n , 2]"), ["1", &empty(2), "2"]);
+    assert_eq!(values("[1,\n]"), ["1", &empty(2)]);
+    assert_eq!(values("[,]"), [empty(1), empty(1)]);
+    assert_eq!(values("[ \n ]\n"), Vec::<String>::new());
+    let behind = |line: u64| format!("! f, line {line}: there is something behind the `]` that ends the JSON array");
+    assert_eq!(values("[1,\n2]\n\n [3]\n[4]"), ["1", "2", &behind(4)]);
+    assert_eq!(values("[1] 2"), ["1", &behind(1)]);
+}
+
+#[test]
 fn csv_rows_become_json_objects() {
     let text = "name, size ,note\nx,12,\"a \"\"b\"\"\"\ny,007,\n";
     let rows = rows_of(text, "f.csv", Format::Auto, picks("name", "")).unwrap();
