@@ -6,7 +6,7 @@ use std::fmt;
 pub const EXIT_FAILURE: u8 = 1;
 /// Exit status when the command was not understood; the same as clap's.
 pub const EXIT_USAGE: u8 = 2;
-/// Exit status when the user has ended a command before it could tell anything, as shells have it for Ctrl-C.
+/// Exit status when the user has ended a command before it could tell anything, or had done what it was to do, as shells have it for Ctrl-C.
 pub const EXIT_INTERRUPTED: u8 = 130;
 
 /// Why a command ends without having done its work.

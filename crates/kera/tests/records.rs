@@ -445,6 +445,31 @@ fn a_rate_and_a_most_are_taken() {
     assert_eq!(summary["records"], 40);
 }
 
+/// A script that loads a file must not take half of it for all.
+#[test]
+fn a_file_that_is_not_read_to_its_end_is_an_interrupted_one_and_says_where_to_go_on() {
+    let (place, node) = with_stream("");
+    let file = place.file("lines");
+    std::fs::write(&file, (1..=1_000_000).map(|line| format!("{line}\n")).collect::<String>()).unwrap();
+    let line = format!("produce flights --rate 1000 --file {}", file.display());
+    let child = node.command(&line).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    eventually("records", || node.json("status")["appended_records"].as_u64() > Some(0));
+    assert!(std::process::Command::new("kill").arg(child.id().to_string()).status().unwrap().success());
+    let output = child.wait_with_output().unwrap();
+    let (told, said) = (common::stdout(&output), common::stderr(&output));
+    assert_eq!(output.status.code(), Some(130), "{told}{said}");
+    let written = node.ok("consume flights").lines().count();
+    assert!(told.contains("(interrupted)") && said.contains(&format!("line {written}")), "{written}: {told}{said}");
+    assert!(said.contains(&format!("from line {} on", written + 1)), "{said}");
+
+    let mut child = node.command("produce flights").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+    let mut input = child.stdin.take().unwrap();
+    writeln!(input, "what comes from elsewhere ends so").unwrap();
+    eventually("the line", || node.ok("consume flights").lines().count() > written);
+    assert!(std::process::Command::new("kill").arg(child.id().to_string()).status().unwrap().success());
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+}
+
 #[test]
 fn streams_are_described_altered_listed_and_deleted() {
     let (_place, node) =

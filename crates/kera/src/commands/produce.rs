@@ -25,7 +25,7 @@ use tokio::time::timeout;
 use crate::cli::{Globals, OnError, ProduceArgs};
 use crate::commands::consume::stop_signal;
 use crate::connect::{connect, explain, find_stream};
-use crate::error::CliError;
+use crate::error::{CliError, EXIT_INTERRUPTED};
 use crate::output::{print, print_json, say};
 use crate::rows::{self, Input, Picks, Row, RowError};
 
@@ -128,6 +128,7 @@ pub async fn run(args: &ProduceArgs, globals: &Globals) -> Result<(), CliError> 
         failed,
         address: globals.connect.clone(),
         source: name,
+        has_end: bytes.is_some(),
         on_error: args.on_error,
         max: args.max.unwrap_or(u64::MAX),
         pace: args.rate.map(Pace::new),
@@ -194,6 +195,8 @@ struct Sending {
     failed: FirstFailure,
     address: String,
     source: String,
+    /// It is a file: who stops the command has kept it from the rest. Other input may have no end, and is ended so.
+    has_end: bool,
     on_error: OnError,
     max: u64,
     pace: Option<Pace>,
@@ -436,6 +439,18 @@ impl Sending {
         Ok(())
     }
 
+    /// How the command ends when it was stopped before its input ended.
+    fn interrupted(&self) -> CliError {
+        let (message, next) = match self.last_line {
+            0 => (format!("{}: interrupted before the first record was written", self.source), "send it again".into()),
+            line => (
+                format!("{}: interrupted; the stream has everything up to the record of line {line}", self.source),
+                format!("go on with what is behind that record, from line {} on if it is one line", line + 1),
+            ),
+        };
+        CliError { exit: EXIT_INTERRUPTED, ..CliError::failure(message).next(next) }
+    }
+
     /// Waits for every acknowledgement, and tells how it went.
     async fn finish(
         mut self,
@@ -467,6 +482,7 @@ impl Sending {
             return Err(error);
         }
         settled?;
+        let cut_short = (self.has_end && self.stopped.is_some()).then(|| self.interrupted());
         let stats = self.producer.stats();
         let seconds = started.elapsed().as_secs_f64().max(1e-9);
         let closed = self.producer.close().await;
@@ -493,7 +509,10 @@ impl Sending {
                 human_count(rate),
             ))?;
         }
-        Ok(())
+        match cut_short {
+            Some(error) => Err(error),
+            None => Ok(()),
+        }
     }
 }
 
