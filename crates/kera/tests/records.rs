@@ -373,6 +373,39 @@ fn a_consumer_that_is_stopped_twice_does_not_wait_for_a_node_that_is_away() {
     assert!(exit.is_some_and(|exit| !exit.success()), "it says that it has not committed");
 }
 
+/// Its reader stands still: a consumer with an application commits nothing of what nobody has taken.
+#[test]
+fn a_consumer_that_is_stopped_does_not_wait_for_its_reader() {
+    let (place, node) = with_stream("");
+    let file = place.file("lines");
+    let written: Vec<String> = (0..100_000).map(|line| format!("line number {line}")).collect();
+    std::fs::write(&file, written.join("\n")).unwrap();
+    node.ok(&format!("produce flights --file {}", file.display()));
+    for (flags, status) in [("--from earliest --follow", 0), ("--application report --follow", 1)] {
+        let mut command = node.command(&format!("consume flights {flags}"));
+        let mut consumer = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+        let out = consumer.stdout.take().unwrap();
+        // No more goes into a pipe unless somebody has made it larger.
+        eventually("a full pipe", || rustix::io::ioctl_fionread(&out).unwrap() >= 60 << 10);
+        assert!(std::process::Command::new("kill").arg(consumer.id().to_string()).status().unwrap().success());
+        let mut ended = None;
+        eventually("its end", || {
+            ended = consumer.try_wait().unwrap();
+            ended.is_some()
+        });
+        assert_eq!(ended.unwrap().code(), Some(status), "{flags}");
+        let mut seen: Vec<String> = BufReader::new(out).lines().map_while(Result::ok).collect();
+        assert!(seen.len() < written.len());
+        if status == 1 {
+            // The last line may be cut.
+            seen.pop();
+            seen.extend(lines(&node.ok("consume flights --application report")));
+            let seen: std::collections::HashSet<String> = seen.into_iter().collect();
+            assert!(written.iter().all(|line| seen.contains(line)), "what nobody has read is read by the next one");
+        }
+    }
+}
+
 #[test]
 fn a_closed_pipe_is_no_error() {
     let (_place, node) = with_stream("");

@@ -1,13 +1,14 @@
 //! `kera consume`: records of a stream onto standard output.
 //!
 //! What was printed is committed, never what was not: output is flushed before every commit. So after a kill records may
-//! be printed twice, and none is left out.
+//! be printed twice, and none is left out. Output is written by a thread of its own ([`Printing`]): a reader that stands still keeps the
+//! command neither from signals nor from its leases.
 //!
 //! Streamlets whose node is lost do not keep the others from being printed. Without --follow the command says at its end which were left
 //! out, and fails; with it they are read as soon as the node is back.
 
 use std::future::ready;
-use std::io::{self, BufWriter, Stdout, Write};
+use std::io;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
@@ -18,9 +19,10 @@ use tokio::time::timeout;
 
 use crate::cli::{ConsumeArgs, Globals, Show};
 use crate::commands::away::Away;
+use crate::commands::printing::Printing;
 use crate::connect::{connect, explain, find_stream};
 use crate::error::CliError;
-use crate::output::{say, write_error};
+use crate::output::say;
 use crate::records::RecordJson;
 use crate::when::parse_start;
 
@@ -32,6 +34,9 @@ const LOOK_EVERY: u64 = 256;
 const TAKE_OVER_MAX: Duration = Duration::from_secs(4);
 /// When nothing has come for so long, it is looked for a reason.
 const WONDER_EVERY: Duration = Duration::from_secs(3);
+
+/// How long whoever stops the command waits for a reader to take what was printed, so that it can be committed.
+const READER_MAX: Duration = Duration::from_secs(1);
 
 /// Runs the command.
 ///
@@ -56,13 +61,16 @@ pub async fn run(args: &ConsumeArgs, globals: &Globals) -> Result<(), CliError> 
         left_out,
         said: String::new(),
         wondered: Instant::now(),
-        out: BufWriter::with_capacity(1 << 16, io::stdout()),
+        out: Printing::start()?,
         format,
         commits: args.application.is_some(),
         uncommitted: 0,
         committed: Instant::now(),
     };
-    let outcome = consuming.all(args.max.unwrap_or(u64::MAX)).await;
+    let outcome = tokio::select! {
+        outcome = consuming.all(args.max.unwrap_or(u64::MAX)) => Some(outcome),
+        () = stop_signal() => None,
+    };
     consuming.finish(outcome).await
 }
 
@@ -160,7 +168,7 @@ struct Consuming<'a> {
     said: String,
     /// When it was looked for a reason last, or a record came after a pause.
     wondered: Instant,
-    out: BufWriter<Stdout>,
+    out: Printing,
     format: Show,
     commits: bool,
     /// Records printed since the last commit.
@@ -169,9 +177,10 @@ struct Consuming<'a> {
 }
 
 impl Consuming<'_> {
+    /// Prints everything. Dropped before it is done, as by a signal, it has lost nothing that was not printed.
     async fn all(&mut self, max: u64) -> Result<(), CliError> {
-        let (stop, gone) = (stop_signal(), reader_gone());
-        tokio::pin!(stop, gone);
+        let gone = reader_gone();
+        tokio::pin!(gone);
         let mut printed = 0;
         while printed < max {
             // What is there is printed without looking at anything else; only a pause flushes.
@@ -183,7 +192,7 @@ impl Consuming<'_> {
             let next = match at_hand {
                 Some(next) => next,
                 None => {
-                    self.out.flush().map_err(|error| write_error(&error))?;
+                    self.out.hand_over().await?;
                     let pause = if self.uncommitted > 0 {
                         COMMIT_EVERY.saturating_sub(self.committed.elapsed())
                     } else {
@@ -196,10 +205,7 @@ impl Consuming<'_> {
                             next
                         }
                         () = sleep(pause) => {
-                            tokio::select! {
-                                done = self.commit_meanwhile() => done?,
-                                () = &mut stop => return Ok(()),
-                            }
+                            self.commit_meanwhile().await?;
                             continue;
                         }
                         () = sleep(wonder) => {
@@ -207,27 +213,26 @@ impl Consuming<'_> {
                             continue;
                         }
                         () = &mut gone => return Err(CliError::pipe_closed()),
-                        () = &mut stop => return Ok(()),
                     }
                 }
             };
             let Some(record) = next? else {
                 return if self.left_out.is_nothing() { Ok(()) } else { Err(left_out(&self.left_out)) };
             };
-            self.print(&record).map_err(|error| write_error(&error))?;
+            self.print(&record)?;
             printed += 1;
             self.uncommitted += 1;
+            if self.out.is_full() {
+                self.out.hand_over().await?;
+            }
             if printed % LOOK_EVERY == 0 {
                 let may_be_back = self.source.args.follow && !self.left_out.is_nothing();
                 if may_be_back && self.wondered.elapsed() >= WONDER_EVERY {
                     self.wonder().await?;
                 }
-                let is_due = self.committed.elapsed() >= COMMIT_EVERY;
-                tokio::select! {
-                    biased;
-                    () = &mut stop => return Ok(()),
-                    done = self.commit_meanwhile(), if is_due => done?,
-                    () = tokio::task::yield_now(), if !is_due => {}
+                match self.committed.elapsed() >= COMMIT_EVERY {
+                    true => self.commit_meanwhile().await?,
+                    false => tokio::task::yield_now().await,
                 }
             }
         }
@@ -268,19 +273,9 @@ impl Consuming<'_> {
         Ok(())
     }
 
-    async fn commit(&mut self) -> Result<(), CliError> {
-        self.out.flush().map_err(|error| write_error(&error))?;
-        if self.commits && self.uncommitted > 0 {
-            self.consumer.commit().await?;
-        }
-        self.uncommitted = 0;
-        self.committed = Instant::now();
-        Ok(())
-    }
-
     /// Commits while there is more to come: a server that is away is no reason to stop, what was printed is committed when it is back.
     async fn commit_meanwhile(&mut self) -> Result<(), CliError> {
-        self.out.flush().map_err(|error| write_error(&error))?;
+        self.out.flush().await?;
         let done = match self.commits && self.uncommitted > 0 {
             true => self.consumer.commit().await,
             false => Ok(()),
@@ -294,39 +289,62 @@ impl Consuming<'_> {
         Ok(())
     }
 
-    /// Commits what was printed, gives the groups back, and passes on how it went. Whoever does not want to wait for a server that is away
-    /// stops it once more.
-    async fn finish(mut self, outcome: Result<(), CliError>) -> Result<(), CliError> {
-        // Printed records that did not get through a closed pipe are not committed.
-        let is_printed = outcome.as_ref().err() != Some(&CliError::pipe_closed());
+    /// Commits what was printed, gives the groups back, and passes on how it went; nothing: somebody has stopped it. Whoever does not want to
+    /// wait for a server that is away, or for a reader, stops it once more.
+    async fn finish(mut self, outcome: Option<Result<(), CliError>>) -> Result<(), CliError> {
+        let cut_off = self.cut_off();
+        let is_stopped = outcome.is_none();
+        let outcome = outcome.unwrap_or(Ok(()));
         let finished = async {
-            let committed = if is_printed { self.commit().await } else { Ok(()) };
+            let committed = match &outcome {
+                // Printed records that did not get through a closed pipe are not committed.
+                Err(error) if *error == CliError::pipe_closed() => Ok(()),
+                _ if is_stopped => match timeout(READER_MAX, self.out.flush()).await {
+                    Ok(_) => self.commit().await,
+                    Err(_) => cut_off.clone(),
+                },
+                _ => self.commit().await,
+            };
             let closed = self.consumer.close().await;
             committed.and(closed.map_err(|error: ClientError| explain(&error)))
         };
         let finished = tokio::select! {
             finished = finished => finished,
-            () = stop_signal() => {
-                let error = CliError::failure("stopped before what was printed last was committed");
-                Err(error.next("the application's next consumer prints it again"))
-            }
+            () = stop_signal() => cut_off,
         };
         outcome.and(finished)
     }
 
-    fn print(&mut self, record: &ConsumedRecord) -> io::Result<()> {
-        let view = record.view();
-        match self.format {
-            Show::Raw => self.out.write_all(view.value().unwrap_or_default()),
-            Show::Value => {
-                self.out.write_all(view.value().unwrap_or_default())?;
-                self.out.write_all(b"\n")
-            }
-            Show::Json => {
-                serde_json::to_writer(&mut self.out, &RecordJson::new(record, &view))?;
-                self.out.write_all(b"\n")
-            }
+    /// Commits what was printed, once it is out.
+    async fn commit(&mut self) -> Result<(), CliError> {
+        self.out.flush().await?;
+        if self.commits && self.uncommitted > 0 {
+            self.consumer.commit().await?;
         }
+        Ok(())
+    }
+
+    /// How it ends when what was printed last is not committed.
+    fn cut_off(&self) -> Result<(), CliError> {
+        if !self.commits || self.uncommitted == 0 {
+            return Ok(());
+        }
+        let error = CliError::failure("stopped before what was printed last was committed");
+        Err(error.next("the application's next consumer prints it again"))
+    }
+
+    fn print(&mut self, record: &ConsumedRecord) -> Result<(), CliError> {
+        let view = record.view();
+        let out = self.out.gathered();
+        match self.format {
+            Show::Raw | Show::Value => out.extend_from_slice(view.value().unwrap_or_default()),
+            Show::Json => serde_json::to_writer(&mut *out, &RecordJson::new(record, &view))
+                .map_err(|error| CliError::failure(error.to_string()))?,
+        }
+        if self.format != Show::Raw {
+            out.push(b'\n');
+        }
+        Ok(())
     }
 }
 

@@ -11,6 +11,7 @@ pub mod level;
 pub mod logs;
 pub mod moves;
 pub mod owners;
+pub mod printing;
 pub mod produce;
 pub mod serve;
 pub mod status;
