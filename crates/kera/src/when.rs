@@ -52,13 +52,17 @@ pub fn parse_when(text: &str, now_ms: i64) -> Result<When, String> {
 /// # Errors
 /// What would be right, as a sentence.
 pub fn parse_start(text: &str) -> Result<Start, String> {
-    let now_ms = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as i64);
-    Ok(match parse_when(text, now_ms)? {
+    Ok(match parse_when(text, now_ms())? {
         When::Earliest => Start::Earliest,
         When::Latest => Start::Latest,
         When::At(ms) => Start::TimeMs(ms),
         When::Ordinal(number) => Start::Ordinal(number),
     })
+}
+
+/// Now, in milliseconds since 1970.
+pub fn now_ms() -> i64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as i64)
 }
 
 /// Reads an instant as milliseconds since 1970: a date with or without time (`-` or `/` between its numbers, `T` or a

@@ -3,11 +3,22 @@
 mod common;
 
 use std::collections::BTreeSet;
+use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 
-use common::eventually;
 use common::members::{cluster, free_ports, start_again, three_nodes};
+use common::{Node, eventually};
+
+/// Writes these to all streamlets.
+fn produce(node: &Node, numbers: std::ops::Range<u32>) -> BTreeSet<String> {
+    let mut producing = node.command("produce spread --chunk-bytes 256B").stdin(Stdio::piped()).spawn().unwrap();
+    let written: BTreeSet<String> = numbers.map(|number| format!("record number {number}")).collect();
+    let text: String = written.iter().map(|line| format!("{line}\n")).collect();
+    producing.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
+    assert!(producing.wait().unwrap().success());
+    written
+}
 
 #[test]
 fn what_is_not_at_a_lost_node_is_read_and_the_rest_when_it_is_back() {
@@ -15,11 +26,7 @@ fn what_is_not_at_a_lost_node_is_read_and_the_rest_when_it_is_back() {
     let (members, mut nodes) = three_nodes(&ports);
     let node = nodes[1].as_ref().expect("it runs");
     node.ok("stream create spread --streamlets 3");
-    let mut producing = node.command("produce spread --chunk-bytes 256B").stdin(Stdio::piped()).spawn().unwrap();
-    let written: BTreeSet<String> = (0..300).map(|number| format!("record number {number}")).collect();
-    let text: String = written.iter().map(|line| format!("{line}\n")).collect();
-    producing.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
-    assert!(producing.wait().unwrap().success());
+    let written = produce(node, 0..300);
 
     nodes[0].take().expect("it runs").kill();
     let node = nodes[1].as_ref().expect("it runs");
@@ -41,5 +48,45 @@ fn what_is_not_at_a_lost_node_is_read_and_the_rest_when_it_is_back() {
     nodes[0] = Some(start_again(&members[0]));
     out.read_to_string(&mut text).unwrap();
     assert!(following.wait().unwrap().success());
+    assert_eq!(text.lines().map(String::from).collect::<BTreeSet<_>>(), written);
+}
+
+/// Where streamlets ended that were left out, nobody could say when it began. It stands still while they are back and are written to.
+#[test]
+fn who_follows_gets_what_was_written_before_it_has_noticed_that_a_node_is_back() {
+    let ports = free_ports::<6>();
+    let (members, mut nodes) = three_nodes(&ports);
+    let node = nodes[1].as_ref().expect("it runs");
+    node.ok("stream create spread --streamlets 3");
+    produce(node, 0..300);
+    nodes[0].take().expect("it runs").kill();
+    let node = nodes[1].as_ref().expect("it runs");
+    eventually("a loss that is known", || cluster(node)["nodes"][0]["state"] == "lost");
+
+    let subscriptions = || -> u64 {
+        let of = |node: &Node| node.json("status")["subscriptions"].as_u64().expect("a number");
+        nodes.iter().flatten().map(of).sum()
+    };
+    let before = subscriptions();
+    let followed = members[0].place.file("followed");
+    let mut command = node.command("consume spread --follow --max 300");
+    let mut following = command.stdout(File::create(&followed).unwrap()).spawn().unwrap();
+    eventually("its subscriptions", || subscriptions() > before);
+    let number = following.id().to_string();
+    let signal = |name: &str| {
+        let sent = Command::new("kill").args([name, &number]).status();
+        assert!(sent.expect("kill runs").success());
+    };
+    signal("-STOP");
+    nodes[0] = Some(start_again(&members[0]));
+    let written = produce(nodes[1].as_ref().expect("it runs"), 300..600);
+    signal("-CONT");
+    let mut ended = None;
+    eventually("its end", || {
+        ended = following.try_wait().unwrap();
+        ended.is_some()
+    });
+    assert!(ended.unwrap().success());
+    let text = std::fs::read_to_string(&followed).unwrap();
     assert_eq!(text.lines().map(String::from).collect::<BTreeSet<_>>(), written);
 }

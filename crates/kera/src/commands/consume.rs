@@ -24,7 +24,7 @@ use crate::connect::{connect, explain, find_stream};
 use crate::error::CliError;
 use crate::output::say;
 use crate::records::RecordJson;
-use crate::when::parse_start;
+use crate::when::{now_ms, parse_start};
 
 /// Time between commits while records come.
 const COMMIT_EVERY: Duration = Duration::from_secs(1);
@@ -52,7 +52,7 @@ pub async fn run(args: &ConsumeArgs, globals: &Globals) -> Result<(), CliError> 
         None => Start::Earliest,
     };
     let format = if globals.json { Show::Json } else { args.format };
-    let source = Source { client, stream, from, args };
+    let source = Source { client, stream, from, begun_ms: now_ms(), args };
     let (consumer, left_out) = source.begin().await?;
     let mut consuming = Consuming {
         source,
@@ -79,14 +79,23 @@ struct Source<'a> {
     client: Client,
     stream: StreamInfo,
     from: Start,
+    /// When the command began, in milliseconds since 1970.
+    begun_ms: i64,
     args: &'a ConsumeArgs,
 }
 
 impl Source<'_> {
+    /// A consumer of streamlets that were left out and are back. Where they ended when the command began nobody could say: what they have taken
+    /// since is read.
+    async fn late_consumer(&self, streamlets: &[u32]) -> Result<Consumer, ClientError> {
+        let from = if self.from == Start::Latest { Start::TimeMs(self.begun_ms) } else { self.from };
+        self.consumer(streamlets, from).await
+    }
+
     /// A consumer of these streamlets; of all if none are named.
-    async fn consumer(&self, streamlets: &[u32]) -> Result<Consumer, ClientError> {
+    async fn consumer(&self, streamlets: &[u32], from: Start) -> Result<Consumer, ClientError> {
         let args = self.args;
-        let builder = self.client.consumer(&self.stream.name).from(self.from);
+        let builder = self.client.consumer(&self.stream.name).from(from);
         let mut builder = builder.until_end(!args.follow).commit(CommitMode::Manual);
         if !streamlets.is_empty() {
             builder = builder.streamlets(streamlets.iter().copied());
@@ -96,7 +105,7 @@ impl Source<'_> {
         }
         let mut consumer = builder.build().await?;
         if let Some(last) = args.last {
-            // It begins where each lane ends, and goes back from there; the end that it stops at stays.
+            // It begins where each lane ends, or ended when the command began, and goes back from there; the end that it stops at stays.
             for at in consumer.positions() {
                 let from = Start::Ordinal(at.ordinal.saturating_sub(last));
                 consumer.seek(at.streamlet, at.lane, from).await?;
@@ -118,7 +127,7 @@ impl Source<'_> {
         loop {
             let away = self.away().await?;
             if away.is_nothing() || is_application {
-                match self.consumer(wanted).await {
+                match self.consumer(wanted, self.from).await {
                     Ok(consumer) => return Ok((consumer, away)),
                     Err(error) if is_application || !error.retryable() => return Err(error.into()),
                     // What it looked for may be at a node that is found to be lost by now.
@@ -138,7 +147,7 @@ impl Source<'_> {
                 match (here.is_empty(), self.args.follow) {
                     (true, false) => return Err(left_out(&away)),
                     (true, true) => {}
-                    (false, _) => return Ok((self.consumer(&here).await?, away)),
+                    (false, _) => return Ok((self.consumer(&here, self.from).await?, away)),
                 }
             }
             tokio::time::sleep(Duration::from_millis(500)).await;
@@ -259,7 +268,7 @@ impl Consuming<'_> {
                 let back = self.left_out.streamlets();
                 if follow && !back.is_empty() && !back.iter().any(|streamlet| away.has(*streamlet)) {
                     // If it goes away again at once, the next look is the next try.
-                    if let Ok(consumer) = self.source.consumer(&back).await {
+                    if let Ok(consumer) = self.source.late_consumer(&back).await {
                         (self.late, self.left_out) = (Some(consumer), Away::default());
                     }
                 }
