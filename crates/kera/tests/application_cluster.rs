@@ -12,6 +12,41 @@ use serde_json::Value;
 
 const RECORDS: u64 = 30_000;
 
+/// A node knows of an application what is in its own streamlets: what it did to that alone, it would have said of all.
+#[test]
+fn over_http_a_node_changes_no_part_of_an_application_and_says_what_is_at_others() {
+    let ports = free_ports::<6>();
+    let (members, nodes) = three_nodes(&ports);
+    let node = nodes[0].as_ref().expect("it runs");
+    let file = members[0].place.file("lines");
+    std::fs::write(&file, (0..300).map(|number| format!("{number}:{number}\n")).collect::<String>()).expect("a file");
+    node.ok("stream create spread --streamlets 6");
+    node.ok(&format!("produce spread --key-separator : --file {}", file.display()));
+    assert_eq!(node.ok("consume spread --application audit").lines().count(), 300);
+
+    let at = "/v1/applications/spread/audit";
+    let (status, said) = node.http_request("POST", &format!("{at}/reset"), "{\"to\":\"earliest\"}");
+    assert!(status == 501 && said.contains("`kera application reset` asks all owners"), "{status} {said}");
+    let (status, said) = node.http_request("DELETE", at, "");
+    assert!(status == 501 && said.contains("`kera application delete` asks all owners"), "{status} {said}");
+    let described: Value = serde_json::from_str(&node.get(at).1).expect("an answer");
+    assert_eq!(described["unheard"], serde_json::json!([2, 3]), "{described}");
+    assert_eq!(node.json("application list")[0]["lag"], 0, "nothing was reset");
+    let whole = node.json("application describe audit");
+    assert_eq!((whole["lanes"].as_array().map(Vec::len), whole.get("unheard")), (Some(6), None), "{whole}");
+
+    // What it owns itself it resets, and whatever is there when it owns all.
+    let own = described["lanes"][0]["streamlet"].as_u64().expect("a number");
+    let reset = format!("{{\"to\":\"earliest\",\"streamlets\":[{own}]}}");
+    let (status, said) = node.http_request("POST", &format!("{at}/reset"), &reset);
+    assert_eq!(status, 200, "{said}");
+    assert!(node.json("application list")[0]["lag"].as_u64() > Some(0));
+    node.ok("application reset audit --to earliest");
+    assert_eq!(node.json("application list")[0]["lag"], 300);
+    node.ok("application delete audit");
+    assert_eq!(node.json("application list"), serde_json::json!([]));
+}
+
 /// How far the application is in each streamlet, as the owners tell; nothing while one of them cannot be asked.
 fn committed(node: &Node) -> Option<BTreeMap<u64, u64>> {
     let output = node.run("application describe audit --stream copied --json");

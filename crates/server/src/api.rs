@@ -349,6 +349,9 @@ pub struct ApplicationDetailsJson {
     pub members: Vec<MemberJson>,
     /// How far it is in each lane.
     pub lanes: Vec<ProgressJson>,
+    /// Nodes that own other streamlets of the stream and were not asked: how far it is in these is not told, nor which consumers it has there.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unheard: Vec<u32>,
 }
 
 /// A consumer of an application.
@@ -409,6 +412,7 @@ impl ApplicationDetailsJson {
             lag: d.lag,
             members: members.collect(),
             lanes: lanes.collect(),
+            unheard: Vec::new(),
         }
     }
 }

@@ -1,12 +1,14 @@
 //! The admin API: the node, streams and applications, under `/v1`. Every handler asks the node what a client would ask.
 
+use std::collections::BTreeSet;
+
 use axum::Json;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use kera_format::{StreamId, StreamOptions, StreamletId};
 use kera_protocol::{
-    AlterStream, CreateStream, DeleteApplication, DeleteStream, DescribeApplication, GetStream, LaneStats,
-    ListApplications, ListStreams, NodeStatus, ResetOffsets, Start, StreamInfo, StreamRef, StreamStats,
+    AlterStream, CreateStream, DeleteApplication, DeleteStream, DescribeApplication, FindOwners, GetStream, LaneStats,
+    ListApplications, ListStreams, NodeStatus, ResetOffsets, Start, Status, StreamInfo, StreamRef, StreamStats,
 };
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
@@ -179,6 +181,37 @@ pub(super) async fn delete_stream(
     Ok(StatusCode::NO_CONTENT)
 }
 
+/// Nodes but this one that own streamlets of a stream (of these, of all if none are named), as this node knows it; 0: nobody owns one at the moment.
+/// Owners keep what applications have read of their streamlets, so what this node says of an application is not all of it then.
+async fn other_owners(inside: &Inside, stream: StreamId, streamlets: &[u32]) -> Result<BTreeSet<u32>, HttpError> {
+    let (mut others, mut after) = (BTreeSet::new(), None);
+    loop {
+        let page = inside.call(&FindOwners { streams: vec![stream.into()], after, limit: 0 }).await?;
+        if page.node == 0 {
+            return Ok(others);
+        }
+        let is_meant = |streamlet: StreamletId| streamlets.is_empty() || streamlets.contains(&streamlet.0);
+        let runs = page.streams.iter().flat_map(|of| &of.runs);
+        let those = runs.filter(|run| run.node != page.node && run.streamlets().any(is_meant));
+        others.extend(those.map(|run| run.node));
+        let next = page.next_page();
+        if next <= after {
+            return Ok(others);
+        }
+        after = next;
+    }
+}
+
+/// Refuses what would be done to this node's part of an application only. `command`: what does it to all of it.
+async fn only_owner(inside: &Inside, info: &StreamInfo, streamlets: &[u32], command: &str) -> Result<(), HttpError> {
+    if other_owners(inside, info.id, streamlets).await?.is_empty() {
+        return Ok(());
+    }
+    let error =
+        format!("other nodes own streamlets of `{}`, and over HTTP a node is asked for what it owns itself", info.name);
+    Err(HttpError::not_here(error, format!("`{command}` asks all owners")))
+}
+
 /// Which applications to list.
 #[derive(Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
@@ -189,7 +222,7 @@ pub(super) struct ApplicationsQuery {
     stream: Option<String>,
 }
 
-/// Applications: who has read how far.
+/// Applications: who has read how far, of the streamlets that this node owns. In a cluster `kera application list` asks all nodes.
 #[utoipa::path(get, path = "/v1/applications", tag = "applications", params(ApplicationsQuery), responses(
     (status = 200, description = "All of them", body = Vec<ApplicationJson>),
     (status = 404, description = "There is no stream of that name", body = ErrorJson),
@@ -209,14 +242,20 @@ pub(super) async fn list_applications(
     for application in &applications {
         let name = match &only {
             Some(stream) => stream.name.clone(),
-            None => inside.call(&GetStream { stream: StreamRef::Id(application.stream) }).await?.name,
+            None => match inside.call(&GetStream { stream: StreamRef::Id(application.stream) }).await {
+                Ok(stream) => stream.name,
+                // Deleted since it was listed, and its applications with it.
+                Err(refusal) if refusal.status == Status::UnknownStream => continue,
+                Err(refusal) => return Err(refusal.into()),
+            },
         };
         all.push(ApplicationJson::new(application, &name));
     }
     Ok(Json(all))
 }
 
-/// An application's consumers, and how far it is in each lane.
+/// An application's consumers, and how far it is in each lane, of the streamlets that this node owns: `unheard` are the nodes that own others. In a cluster
+/// `kera application describe` asks all of them.
 #[utoipa::path(get, path = "/v1/applications/{stream}/{application}", tag = "applications", params(
     ("stream" = String, Path, description = "The stream's name"), ("application" = String, Path, description = "Its name")), responses(
     (status = 200, description = "The application", body = ApplicationDetailsJson),
@@ -230,15 +269,19 @@ pub(super) async fn get_application(
     let inside = door.inside()?;
     let info = find(&inside, &stream).await?;
     let description = inside.call(&DescribeApplication { application, stream: info.id }).await?;
-    Ok(Json(ApplicationDetailsJson::new(&description, &info.name)))
+    let others = other_owners(&inside, info.id, &[]).await?;
+    let unheard = others.into_iter().filter(|node| *node != 0).collect();
+    Ok(Json(ApplicationDetailsJson { unheard, ..ApplicationDetailsJson::new(&description, &info.name) }))
 }
 
-/// Forgets an application and what it has read. It must have no consumers.
+/// Forgets an application and what it has read. It must have no consumers, and the node must own all of the stream: in a cluster
+/// `kera application delete` asks all owners.
 #[utoipa::path(delete, path = "/v1/applications/{stream}/{application}", tag = "applications", params(
     ("stream" = String, Path, description = "The stream's name"), ("application" = String, Path, description = "Its name")), responses(
     (status = 204, description = "It is gone"),
     (status = 404, description = "There is no such stream or application", body = ErrorJson),
     (status = 409, description = "It has consumers", body = ErrorJson),
+    (status = 501, description = "Other nodes own streamlets of the stream", body = ErrorJson),
     (status = 503, description = "The node still starts", body = ErrorJson),
 ))]
 pub(super) async fn delete_application(
@@ -247,6 +290,7 @@ pub(super) async fn delete_application(
 ) -> Result<StatusCode, HttpError> {
     let inside = door.inside()?;
     let info = find(&inside, &stream).await?;
+    only_owner(&inside, &info, &[], "kera application delete").await?;
     inside.call(&DeleteApplication { application, stream: info.id }).await?;
     Ok(StatusCode::NO_CONTENT)
 }
@@ -286,13 +330,15 @@ pub(super) struct ResetPlace {
     ordinal: u64,
 }
 
-/// Sets where an application goes on. It must have no consumers.
+/// Sets where an application goes on. It must have no consumers, and the node must own all streamlets that are meant: in a cluster
+/// `kera application reset` asks all owners.
 #[utoipa::path(post, path = "/v1/applications/{stream}/{application}/reset", tag = "applications", request_body = ResetRequest, params(
     ("stream" = String, Path, description = "The stream's name"), ("application" = String, Path, description = "Its name")), responses(
     (status = 200, description = "Where it goes on", body = Vec<ResetPlace>),
     (status = 400, description = "The place makes no sense", body = ErrorJson),
     (status = 404, description = "There is no such stream", body = ErrorJson),
     (status = 409, description = "It has consumers", body = ErrorJson),
+    (status = 501, description = "Other nodes own some of the streamlets", body = ErrorJson),
     (status = 503, description = "The node still starts", body = ErrorJson),
 ))]
 pub(super) async fn reset_application(
@@ -312,6 +358,7 @@ pub(super) async fn reset_application(
     };
     let inside = door.inside()?;
     let info = find(&inside, &stream).await?;
+    only_owner(&inside, &info, &streamlets, "kera application reset").await?;
     let streamlets = streamlets.into_iter().map(StreamletId).collect();
     let set = inside.call(&ResetOffsets { application, stream: info.id, streamlets, to, dry_run }).await?;
     let place = |o: &kera_protocol::CommittedOffset| ResetPlace {

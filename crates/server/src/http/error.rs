@@ -37,6 +37,11 @@ impl HttpError {
         HttpError::field(&field, text, "/openapi.json describes what is asked for")
     }
 
+    /// It is not done by this node alone.
+    pub(super) fn not_here(error: String, next_step: String) -> HttpError {
+        HttpError { code: StatusCode::NOT_IMPLEMENTED, body: ErrorJson { error, next_step, ..ErrorJson::default() } }
+    }
+
     /// The node is not far enough.
     pub(super) fn not_ready(reason: String) -> HttpError {
         let body = ErrorJson { error: reason, next_step: "try again in a moment".into(), ..ErrorJson::default() };
@@ -79,8 +84,8 @@ impl From<Refusal> for HttpError {
     fn from(refusal: Refusal) -> HttpError {
         use Status::{
             ApplicationActive, DiskFull, InvalidArgument, InvalidName, InvalidOptions, LimitReached, Malformed,
-            NotReady, NotSupported, Overloaded, ShuttingDown, StreamExists, Timeout, UnknownApplication, UnknownStream,
-            UnknownStreamlet,
+            NotOwner, NotReady, NotSupported, Overloaded, ShuttingDown, StreamExists, Timeout, UnknownApplication,
+            UnknownStream, UnknownStreamlet,
         };
         let code = match refusal.status {
             UnknownStream | UnknownStreamlet | UnknownApplication => StatusCode::NOT_FOUND,
@@ -88,7 +93,7 @@ impl From<Refusal> for HttpError {
             InvalidName | InvalidOptions | InvalidArgument | Malformed => StatusCode::BAD_REQUEST,
             LimitReached => StatusCode::TOO_MANY_REQUESTS,
             NotSupported => StatusCode::NOT_IMPLEMENTED,
-            NotReady | ShuttingDown | Overloaded => StatusCode::SERVICE_UNAVAILABLE,
+            NotOwner | NotReady | ShuttingDown | Overloaded => StatusCode::SERVICE_UNAVAILABLE,
             DiskFull => StatusCode::INSUFFICIENT_STORAGE,
             Timeout => StatusCode::GATEWAY_TIMEOUT,
             _ => StatusCode::INTERNAL_SERVER_ERROR,
