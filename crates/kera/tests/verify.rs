@@ -38,6 +38,13 @@ fn a_record_that_is_missing_is_found_and_the_exit_status_says_so() {
     std::fs::write(&log, format!("{text}ack {run} 0 0 {records} {} - -\n", records + 10)).unwrap();
     let (status, says) = node.fails(&format!("verify consume --log {path}"));
     assert_eq!(status, 1, "{says}");
+    node.ok("stream create other");
+    let (status, says) = node.fails(&format!("verify consume --stream other --log {path}"));
+    assert!(status == 1 && says.contains("acknowledged of `verify`, and `other` is read"), "{says}");
+    let empty = place.file("empty");
+    std::fs::write(&empty, "").unwrap();
+    let (status, says) = node.fails(&format!("verify consume --log {}", empty.display()));
+    assert!(status == 1 && says.contains("proves nothing"), "{says}");
     let output = node.run(&format!("verify consume --log {path}"));
     assert!(stdout(&output).contains("records 2000 to 2009 were acknowledged and never came"), "{}", stdout(&output));
     node.stop();

@@ -10,7 +10,7 @@
 //! lost-hope RUN PRODUCER STREAMLET FROM END                 given up: they may be in the stream or not
 //! ```
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, Write};
 use std::ops::Range;
@@ -48,12 +48,29 @@ pub struct AckedRecords {
 pub struct Acked {
     /// By who wrote it and where it went.
     pub records: BTreeMap<(Source, StreamletId), AckedRecords>,
+    /// The streams that its runs wrote to.
+    pub streams: BTreeSet<String>,
 }
 
 impl Acked {
     /// How many records were acknowledged.
     pub fn count(&self) -> u64 {
         self.records.values().map(|records| records.numbers.count()).sum()
+    }
+
+    /// Refuses a log that proves nothing of a stream: it says of no record that it was acknowledged, or is about another one.
+    pub fn check(&self, path: &Path, stream: &str) -> Result<(), BenchError> {
+        if let Some(other) = self.streams.iter().find(|of| *of != stream) {
+            let message = format!(
+                "it says what was acknowledged of `{other}`, and `{stream}` is read: name that with --stream, or its log"
+            );
+            return Err(BenchError::server(path.display().to_string(), message));
+        }
+        if self.count() == 0 {
+            let message = "it says of no record that it was acknowledged, so it proves nothing";
+            return Err(BenchError::server(path.display().to_string(), message));
+        }
+        Ok(())
     }
 
     /// Adds an acknowledgement.
@@ -156,7 +173,10 @@ pub fn read(path: &Path) -> Result<Acked, BenchError> {
 fn parse_line(line: &str, acked: &mut Acked) -> Option<()> {
     let fields: Vec<&str> = line.split(' ').collect();
     match *fields.first()? {
-        "kera-verify" => (fields.len() == 4 && fields[1] == "1").then_some(()),
+        "kera-verify" if fields.len() == 4 && fields[1] == "1" => {
+            acked.streams.insert(fields[3].to_owned());
+            Some(())
+        }
         kind @ ("ack" | "lost-hope") if fields.len() == if kind == "ack" { 8 } else { 6 } => {
             let source = Source { run: u64::from_str_radix(fields[1], 16).ok()?, producer: fields[2].parse().ok()? };
             let streamlet = StreamletId(fields[3].parse().ok()?);
@@ -203,6 +223,20 @@ mod tests {
         assert!(records.numbers.iter().eq(std::iter::once(0..15)));
         assert_eq!(records.places, [(0..10, place)]);
         assert_eq!(records.given_up.count(), 5);
+    }
+
+    #[test]
+    fn a_log_without_acknowledgements_or_of_another_stream_proves_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("acks");
+        let said = |stream: &str| read(&path).unwrap().check(&path, stream).map_err(|error| error.to_string());
+        std::fs::write(&path, "").unwrap();
+        assert!(said("s").unwrap_err().contains("proves nothing"));
+        std::fs::write(&path, "kera-verify 1 0abc s\nlost-hope abc 2 1 0 5\n").unwrap();
+        assert!(said("s").unwrap_err().contains("proves nothing"));
+        std::fs::write(&path, "kera-verify 1 0abc s\nack abc 2 1 0 5 - -\n").unwrap();
+        assert_eq!(said("s"), Ok(()));
+        assert!(said("t").unwrap_err().contains("acknowledged of `s`, and `t` is read"));
     }
 
     #[test]

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
-use super::acklog;
+use super::acklog::{self, Acked};
 use super::checker::{Checker, Place, Verdict};
 use super::produce::{SECONDS_MAX, THREADS_MAX, patient_client, whole_seconds};
 use crate::BenchError;
@@ -75,20 +75,26 @@ impl ConsumeConfig {
 /// A free reader ends where the stream ends; an application ends when it has had everything that was acknowledged, or
 /// nothing for a while. Must not be called from within an async runtime.
 pub fn consume(config: &ConsumeConfig, address: &str) -> Result<Verdict, BenchError> {
-    consume_until(config, address, &AtomicBool::new(false))
-}
-
-/// The same; it ends early when `stop` is set, and then it has not seen everything.
-pub(crate) fn consume_until(config: &ConsumeConfig, address: &str, stop: &AtomicBool) -> Result<Verdict, BenchError> {
     config.check()?;
     let acked = acklog::read(&config.log)?;
+    acked.check(&config.log, &config.stream)?;
+    compare(config, &acked, address, &AtomicBool::new(false))
+}
+
+/// The same, also with a log that says nothing; it ends early when `stop` is set, and then it has not seen everything.
+pub(crate) fn consume_until(config: &ConsumeConfig, address: &str, stop: &AtomicBool) -> Result<Verdict, BenchError> {
+    config.check()?;
+    compare(config, &acklog::read(&config.log)?, address, stop)
+}
+
+fn compare(config: &ConsumeConfig, acked: &Acked, address: &str, stop: &AtomicBool) -> Result<Verdict, BenchError> {
     let ordered = config.application.is_none() || order_of(config, address)? == Order::Lane;
     let checker = Mutex::new(Checker::new(ordered));
     std::thread::scope(|scope| {
         let reading = scope.spawn(|| collect(config, address, &checker, stop));
         let mut last = (u64::MAX, Instant::now());
         while config.application.is_some() && !reading.is_finished() {
-            let outstanding = checker.lock().outstanding(&acked);
+            let outstanding = checker.lock().outstanding(acked);
             if outstanding != last.0 {
                 last = (outstanding, Instant::now());
             }
@@ -99,7 +105,7 @@ pub(crate) fn consume_until(config: &ConsumeConfig, address: &str, stop: &Atomic
         }
         reading.join().unwrap_or(Err(BenchError::Thread { what: "a verifying consumer" }))
     })?;
-    Ok(checker.into_inner().finish(&acked))
+    Ok(checker.into_inner().finish(acked))
 }
 
 /// The order that the stream promises to applications.
