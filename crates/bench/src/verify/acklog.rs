@@ -14,6 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, Write};
 use std::ops::Range;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use kera_format::{LaneId, StreamletId};
@@ -103,9 +104,17 @@ impl AckLog {
     pub fn append(path: &Path, run: u64, stream: &str) -> Result<AckLog, BenchError> {
         let mut file = OpenOptions::new()
             .create(true)
+            .read(true)
             .append(true)
             .open(path)
             .map_err(|e| BenchError::io_at("opening the log of acknowledgements", path, e))?;
+        let torn = torn_line(&file).map_err(|e| BenchError::io_at("reading the log of acknowledgements", path, e))?;
+        if let Some((at, line)) = torn {
+            if !KINDS.iter().any(|kind| line.starts_with(kind.as_bytes()) || kind.as_bytes().starts_with(&line)) {
+                return Err(BenchError::server(path.display().to_string(), "its last line is none of such a log"));
+            }
+            file.set_len(at).map_err(|e| BenchError::io_at("writing the log of acknowledgements", path, e))?;
+        }
         writeln!(file, "kera-verify 1 {run:016x} {stream}")
             .map_err(|e| BenchError::io_at("writing the log of acknowledgements", path, e))?;
         let state = State { file, line: Vec::with_capacity(128), error: None };
@@ -146,6 +155,23 @@ impl AckLog {
             None => Ok(()),
         }
     }
+}
+
+/// How lines begin.
+const KINDS: [&str; 3] = ["kera-verify ", "ack ", "lost-hope "];
+/// More than a line has.
+const LINE_BYTES_MAX: u64 = 4096;
+
+/// A last line that does not end, and where it begins: its writer was killed. Nobody was told of it, so it can go; the next run's first line would
+/// become its end.
+fn torn_line(file: &File) -> std::io::Result<Option<(u64, Vec<u8>)>> {
+    let bytes = file.metadata()?.len();
+    let from = bytes.saturating_sub(LINE_BYTES_MAX);
+    let mut tail = vec![0; (bytes - from) as usize];
+    file.read_exact_at(&mut tail, from)?;
+    let start = tail.iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1);
+    let line = tail.split_off(start);
+    Ok((!line.is_empty()).then_some((from + start as u64, line)))
 }
 
 /// Reads a log. An incomplete last line is left out: its writer was killed, and nobody was told of that line.
@@ -248,5 +274,22 @@ mod tests {
         std::fs::write(&path, "ack abc 2 1 0\n").unwrap();
         assert!(read(&path).unwrap_err().to_string().contains("line 1"));
         assert!(read(&dir.path().join("none")).is_err());
+    }
+
+    #[test]
+    fn the_next_run_goes_on_behind_a_torn_line_and_touches_no_other_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("acks");
+        for torn in ["ack abc 2 1 5 99", "ack abc 2 1 5 9 0 7", "kera-ver", "l"] {
+            std::fs::write(&path, format!("kera-verify 1 0abc s\nack abc 2 1 0 5 - -\n{torn}")).unwrap();
+            let log = AckLog::append(&path, 1, "s").unwrap();
+            log.acknowledged(Source { run: 1, producer: 0 }, StreamletId(0), 0..1, None);
+            assert_eq!(read(&path).unwrap().count(), 6, "{torn}");
+        }
+        for other in ["a text without an end", "one\ntwo"] {
+            std::fs::write(&path, other).unwrap();
+            assert!(AckLog::append(&path, 1, "s").is_err());
+            assert_eq!(std::fs::read_to_string(&path).unwrap(), other);
+        }
     }
 }
