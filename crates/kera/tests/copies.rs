@@ -173,5 +173,9 @@ impl House {
         }
         assert_eq!(cluster(node)["copy_changes"][0]["waits_for"], json!([3]));
         assert!(node.get("/metrics").1.contains("kera_cluster_copy_changes 1\n"));
+        let problems = node.json("status")["problems"].clone();
+        let said = json!("the copies of flights wait for node 3, which is lost: start it");
+        assert!(problems.as_array().is_some_and(|all| all.contains(&said)), "{problems}");
+        assert_eq!(node.fails("status --check").0, 1);
     }
 }

@@ -83,7 +83,7 @@ fn copies(number: u32) -> String {
     if number == 1 { "1 copy".to_owned() } else { format!("{number} copies") }
 }
 
-/// A line for each of the first ones, and a problem for each lost node that some of them wait for.
+/// A line for each of the first ones.
 pub fn status_text(changes: &[CopyChange], shown: usize) -> String {
     let mut text = String::new();
     for of in changes.iter().take(shown) {
@@ -93,15 +93,20 @@ pub fn status_text(changes: &[CopyChange], shown: usize) -> String {
     if changes.len() > shown {
         text.push_str(&format!("and {} more streams get another number of copies\n", changes.len() - shown));
     }
+    text
+}
+
+/// What goes wrong: a sentence for each lost node that some of them wait for.
+pub fn problems(changes: &[CopyChange]) -> Vec<String> {
     let mut lost: Vec<u32> = changes.iter().flat_map(|of| of.waits_for.iter().copied()).collect();
     lost.sort_unstable();
     lost.dedup();
-    for node in lost {
+    let of_node = |node: u32| {
         let waiting = changes.iter().filter(|of| of.waits_for.contains(&node)).map(|of| of.name.as_str());
         let streams = named(&waiting.collect::<Vec<_>>());
-        text.push_str(&format!("PROBLEM  the copies of {streams} wait for node {node}, which is lost: start it\n"));
-    }
-    text
+        format!("the copies of {streams} wait for node {node}, which is lost: start it")
+    };
+    lost.into_iter().map(of_node).collect()
 }
 
 /// What to know of a stream that was made with one copy because nobody has said how many; nothing where there is no other node that could have one.
@@ -196,9 +201,14 @@ mod tests {
             status_text(&changes, 2),
             "copies: flights has 1 copy, to be 3: 5 of 8 streamlets have them\n\
              copies: payments has 2 copies, to be 3: 5 of 8 streamlets have them\n\
-             and 1 more streams get another number of copies\n\
-             PROBLEM  the copies of orders wait for node 1, which is lost: start it\n\
-             PROBLEM  the copies of payments, orders wait for node 2, which is lost: start it\n"
+             and 1 more streams get another number of copies\n"
+        );
+        assert_eq!(
+            problems(&changes),
+            [
+                "the copies of orders wait for node 1, which is lost: start it",
+                "the copies of payments, orders wait for node 2, which is lost: start it"
+            ]
         );
         assert_eq!(status_text(&[], 2), "");
         assert_eq!(waits(&changes[0]), None);

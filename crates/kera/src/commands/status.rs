@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
-use kera_client::{Client, StreamId};
+use kera_client::{Client, ClientError, StreamId};
 use kera_protocol::{
     ClusterDescription, CopiesDescription, CopyChange, LogsDescription, MemberNode, MoveInfo, MovesDescription,
     NodeHoldings, NodeStatusResponse, OwnLog,
@@ -36,9 +36,9 @@ pub async fn run(check: bool, globals: &Globals) -> Result<(), CliError> {
         None => None,
     };
     let changes = if moves.is_some() { copies::known(&client).await } else { Vec::new() };
-    let copies = match &cluster {
+    let (copies, silent) = match &cluster {
         Some(cluster) => copies(cluster).await,
-        None => BTreeMap::new(),
+        None => (BTreeMap::new(), Vec::new()),
     };
     let mut names = HashMap::new();
     if moves.as_ref().is_some_and(|moves| !moves.moves.is_empty()) || copies.values().any(|of| !of.logs.own.is_empty())
@@ -57,7 +57,7 @@ pub async fn run(check: bool, globals: &Globals) -> Result<(), CliError> {
     };
     let own_problems = status.problems.clone();
     let cluster =
-        cluster.map(|cluster| Cluster { cluster, moves, changes, names, copies, waiting, own_problems, level });
+        cluster.map(|cluster| Cluster { cluster, moves, changes, names, copies, silent, waiting, own_problems, level });
     let problems = cluster.as_ref().map_or_else(Vec::new, problems);
     let count = status.problems.len() + problems.len();
     if globals.json {
@@ -105,24 +105,42 @@ pub async fn soon<T>(asked: impl Future<Output = T>) -> Option<T> {
     tokio::time::timeout(ASKED_FOR, asked).await.ok()
 }
 
-/// What each live node says of its copies; one that does not answer soon is left out.
-async fn copies(cluster: &ClusterDescription) -> BTreeMap<u32, Said> {
+/// What each live node says of its copies, and those that do not answer soon. One of an earlier version, which has no copies, is neither.
+async fn copies(cluster: &ClusterDescription) -> (BTreeMap<u32, Said>, Vec<u32>) {
     let mut asked = tokio::task::JoinSet::new();
     for node in cluster.nodes.iter().filter(|node| !node.fenced && !node.native_address.is_empty()) {
         let (number, address) = (node.node, node.native_address.clone());
-        asked.spawn(async move {
-            let ask = async {
-                let client = Client::builder(&address).client_name("kera").connect().await.ok()?;
-                let copies = client.admin().describe_copies().await.ok()?;
-                // Nodes of earlier versions have none and refuse.
-                let logs = client.admin().describe_logs().await.unwrap_or_default();
-                let problems = client.admin().node_status().await.map_or_else(|_| Vec::new(), |status| status.problems);
-                Some(Said { copies, logs, problems })
-            };
-            Some((number, tokio::time::timeout(ASKED_FOR, ask).await.ok()??))
-        });
+        asked.spawn(async move { (number, soon(said_by(&address)).await.unwrap_or(Err(Silent))) });
     }
-    asked.join_all().await.into_iter().flatten().collect()
+    let (mut said, mut silent) = (BTreeMap::new(), Vec::new());
+    for (node, answer) in asked.join_all().await {
+        match answer {
+            Ok(Some(of)) => drop(said.insert(node, of)),
+            Ok(None) => {}
+            Err(Silent) => silent.push(node),
+        }
+    }
+    silent.sort_unstable();
+    (said, silent)
+}
+
+/// A node has not answered.
+struct Silent;
+
+async fn said_by(address: &str) -> Result<Option<Said>, Silent> {
+    let refused = |error: ClientError| if error.status().is_some() { Ok(None) } else { Err(Silent) };
+    let client = match Client::builder(address).client_name("kera").connect().await {
+        Ok(client) => client,
+        Err(error) => return refused(error),
+    };
+    let copies = match client.admin().describe_copies().await {
+        Ok(copies) => copies,
+        Err(error) => return refused(error),
+    };
+    // Nodes of earlier versions have none and refuse.
+    let logs = client.admin().describe_logs().await.unwrap_or_default();
+    let problems = client.admin().node_status().await.map_or_else(|_| Vec::new(), |status| status.problems);
+    Ok(Some(Said { copies, logs, problems }))
 }
 
 /// What a node says of itself.
@@ -140,6 +158,8 @@ struct Cluster {
     changes: Vec<CopyChange>,
     names: HashMap<StreamId, String>,
     copies: BTreeMap<u32, Said>,
+    /// Nodes that are live and do not answer.
+    silent: Vec<u32>,
     /// Streamlets that wait for lost nodes, with these, as far as they were told.
     waiting: Vec<(u32, String)>,
     /// What the node that was asked first says goes wrong.
@@ -390,6 +410,8 @@ fn problems(whole: &Cluster) -> Vec<String> {
         let those = whole.waiting.iter().filter(|(node, _)| *node == lost.node).map(|(_, name)| name.as_str());
         all.push(waits_for(lost.node, lost.streamlets, &those.collect::<Vec<_>>()));
     }
+    all.extend(copies::problems(&whole.changes));
+    all.extend(whole.silent.iter().map(|node| silent(*node)));
     let mut saying: BTreeMap<&str, Vec<String>> = BTreeMap::new();
     for (node, of) in &whole.copies {
         for problem in of.problems.iter().filter(|problem| !whole.own_problems.contains(problem)) {
@@ -398,6 +420,14 @@ fn problems(whole: &Cluster) -> Vec<String> {
     }
     all.extend(saying.into_iter().map(|(problem, nodes)| format!("node {}: {problem}", nodes.join(", "))));
     all
+}
+
+/// That a node which the others hear does not answer, so that nobody knows what goes wrong there.
+fn silent(node: u32) -> String {
+    format!(
+        "node {node} is live and has not answered within {} s, so what goes wrong there is not known",
+        ASKED_FOR.as_secs()
+    )
 }
 
 /// That streamlets wait for a lost node: some by name.
@@ -478,6 +508,61 @@ fn status_text(s: &NodeStatusResponse, cluster: Option<&ClusterDescription>, add
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn a_live_node_that_does_not_answer_and_copies_that_wait_are_problems() {
+        // It takes connections and says nothing.
+        let mute = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let node = MemberNode {
+            node: 3,
+            epoch: 1,
+            uuid: [3; 16],
+            fenced: false,
+            votes: true,
+            roles: vec![],
+            rack: String::new(),
+            cluster_address: String::new(),
+            native_address: mute.local_addr().unwrap().to_string(),
+            streamlets: 2,
+            level_max: 1,
+        };
+        let cluster = ClusterDescription {
+            cluster: [1; 16],
+            leader: 1,
+            term: 1,
+            applied: 1,
+            nodes: vec![node],
+            logs: 0,
+            waiting_streamlets: 0,
+            level: 1,
+        };
+        let (copies, silent) = copies(&cluster).await;
+        assert_eq!((copies.len(), &silent[..]), (0, &[3][..]));
+        let change = CopyChange {
+            stream: StreamId(7),
+            name: "orders".into(),
+            copies: 1,
+            wanted: 2,
+            streamlets: 2,
+            there: 1,
+            waits_for: vec![2],
+        };
+        let whole = Cluster {
+            cluster,
+            moves: None,
+            changes: vec![change],
+            names: HashMap::new(),
+            copies,
+            silent,
+            waiting: Vec::new(),
+            own_problems: Vec::new(),
+            level: None,
+        };
+        let said = problems(&whole);
+        assert_eq!(said[0], "the copies of orders wait for node 2, which is lost: start it");
+        assert!(said[1].starts_with("node 3 is live and has not answered within 1 s"), "{said:?}");
+        assert_eq!(said.len(), 2);
+    }
 
     #[test]
     fn streamlets_that_wait_are_named_and_those_that_are_too_many_counted() {
