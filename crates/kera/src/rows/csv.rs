@@ -1,14 +1,14 @@
 //! CSV input: a header line with names, then a row per record. A record's value is a JSON object with the header's
 //! names; what is written like a JSON number is one, everything else is text.
 
-use std::io::{BufRead, Write};
+use std::io::{self, BufRead, Read, Write};
 
 use super::{Picks, ROW_BYTES_MAX, Row, RowError, RowSource};
 use crate::error::CliError;
 use crate::when::parse_instant;
 
 pub(super) struct CsvRows {
-    reader: ::csv::Reader<Box<dyn BufRead + Send>>,
+    reader: ::csv::Reader<Bounded>,
     record: ::csv::ByteRecord,
     /// Names as JSON texts with a colon behind.
     labels: Vec<String>,
@@ -16,8 +16,43 @@ pub(super) struct CsvRows {
     timestamp: Option<(usize, String)>,
 }
 
+/// Bytes that the reader may take from the input in front of the end of a row.
+const AHEAD_BYTES: usize = 64 << 10;
+
+/// Input of which a row gets no more than it may have: the reader gathers a row before anybody sees how long it is, and a quote that is not closed
+/// makes a row of all the rest.
+struct Bounded {
+    input: Box<dyn BufRead + Send>,
+    left: usize,
+}
+
+impl Bounded {
+    /// The next row begins.
+    fn renew(&mut self) {
+        self.left = ROW_BYTES_MAX + AHEAD_BYTES;
+    }
+}
+
+impl Read for Bounded {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        if self.left == 0 {
+            return Err(io::Error::other(too_long()));
+        }
+        let most = buffer.len().min(self.left);
+        let count = self.input.read(&mut buffer[..most])?;
+        self.left -= count;
+        Ok(count)
+    }
+}
+
+fn too_long() -> String {
+    format!("the row is longer than {ROW_BYTES_MAX} bytes, the limit of one record")
+}
+
 impl CsvRows {
     pub(super) fn new(input: Box<dyn BufRead + Send>, delimiter: u8, picks: &Picks) -> Result<CsvRows, CliError> {
+        let mut input = Bounded { input, left: 0 };
+        input.renew();
         let mut reader = ::csv::ReaderBuilder::new().delimiter(delimiter).flexible(true).from_reader(input);
         let header =
             reader.headers().map_err(|error| CliError::failure(format!("line 1: the header is no CSV: {error}")))?;
@@ -59,8 +94,7 @@ impl CsvRows {
         }
         out.push(b'}');
         if out.len() > ROW_BYTES_MAX {
-            let message = format!("the row is longer than {ROW_BYTES_MAX} bytes, the limit of one record");
-            return Err(RowError::new(line, None, message));
+            return Err(RowError::new(line, None, too_long()));
         }
         Ok(())
     }
@@ -69,9 +103,14 @@ impl CsvRows {
 impl RowSource for CsvRows {
     fn next(&mut self, row: &mut Row) -> Result<bool, RowError> {
         let here = self.reader.position().line();
+        self.reader.get_mut().renew();
         match self.reader.read_byte_record(&mut self.record) {
             Ok(false) => return Ok(false),
             Ok(true) => {}
+            Err(_) if self.reader.get_ref().left == 0 => {
+                let message = format!("{}; is a quote not closed?", too_long());
+                return Err(RowError { fatal: true, ..RowError::new(here, None, message) });
+            }
             Err(error) => {
                 return Err(RowError { fatal: true, ..RowError::new(here, None, format!("this is no CSV: {error}")) });
             }

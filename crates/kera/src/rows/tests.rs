@@ -145,6 +145,31 @@ fn csv_rows_become_json_objects() {
 }
 
 #[test]
+fn a_quote_that_is_not_closed_does_not_take_all_the_rest_into_memory() {
+    let read = Arc::new(AtomicU64::new(0));
+    for header in ["a,b\n1,2\n", ""] {
+        let text = format!("{header}\"x,y\n").into_bytes();
+        let inner = Box::new(io::Cursor::new(text).chain(io::repeat(b'z').take(8 * ROW_BYTES_MAX as u64)));
+        let before = read.load(Ordering::Relaxed);
+        let input = Box::new(BufReader::new(Counted { inner, read: read.clone() }));
+        let opened = source(input, "f.csv", Format::Auto, Picks::default());
+        let said = match opened {
+            Err(error) => error.message,
+            Ok(mut rows) => {
+                let mut row = Row::default();
+                assert_eq!(rows.next(&mut row), Ok(true));
+                let error = rows.next(&mut row).unwrap_err();
+                assert!(error.fatal);
+                error.report("f")
+            }
+        };
+        let line = if header.is_empty() { "line 1: the header is no CSV" } else { "f, line 3" };
+        assert!(said.contains(line) && said.contains("longer than 15728640 bytes"), "{said}");
+        assert!(read.load(Ordering::Relaxed) - before < 2 * ROW_BYTES_MAX as u64);
+    }
+}
+
+#[test]
 fn csv_names_line_and_field() {
     let text = "a,b\n1,2\n3\n4,x\n,5\n";
     let rows = rows_of(text, "f.csv", Format::Auto, picks("a", "b")).unwrap();
