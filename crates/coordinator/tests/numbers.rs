@@ -120,3 +120,19 @@ fn an_incarnation_is_over_that_is_fenced_followed_or_removed_and_not_one_that_co
     assert_eq!(is_over(&state, 3, [5, 6, 7]), [true, true, false]);
     assert_eq!(is_over(&state, 9, [1, 2, 3]), [false; 3]);
 }
+
+/// As a snapshot of its machine that somebody has gone back to: what it acknowledged since is not on it.
+#[test]
+fn a_node_with_an_older_copy_of_its_disks_is_told_so() {
+    let (mut state, _) = cluster(4, 2, level::NEWEST);
+    let of_epoch = |epoch_min| Join { epoch_min, ..join(3, true) };
+    assert!(state.check_disks(&of_epoch(1)).is_ok(), "it has joined, and may have ended before it did anything");
+    begin_view(&mut state, LogName { node: 3, epoch: 1, log: 0 }, 1, vec![1, 2]);
+    let said = state.check_disks(&of_epoch(1)).unwrap_err().0;
+    assert!(said.contains("up to epoch 0, and it has written in epoch 1 since"), "{said}");
+    assert!(state.check_disks(&of_epoch(2)).is_ok());
+    // Another machine has another name.
+    assert!(state.check_disks(&Join { uuid: [33; 16], ..of_epoch(1) }).is_ok());
+    fence(&mut state, 3);
+    assert!(state.check_disks(&of_epoch(1)).is_err(), "it is the same while its log is there");
+}

@@ -377,3 +377,34 @@ fn a_node_that_is_started_with_another_number_is_told_its_own_and_nobody_is_told
     let said = common::stderr(&refused);
     assert!(said.contains("start it with --node 1") && !said.contains("start empty"), "{said}");
 }
+
+/// As when somebody goes back to a snapshot of its machine: what it acknowledged since is not there, and it would say that it has all that it had.
+#[test]
+fn a_node_with_an_older_copy_of_its_disks_is_refused() {
+    let ports = free_ports::<6>();
+    let (members, mut nodes) = three_nodes(&ports);
+    let lines = members[0].place.file("lines");
+    std::fs::write(&lines, (0..100).map(|at| format!("{at}\n")).collect::<String>()).expect("there is room");
+    // Each node has the log of some of its streamlets.
+    let write = |node: &Node, stream: &str| {
+        node.ok(&format!("stream create {stream} --streamlets 6 --replication 3"));
+        node.ok(&format!("produce {stream} --file {}", lines.display()));
+    };
+    let first = nodes[0].take().expect("it runs");
+    write(&first, "before");
+    assert_eq!(nodes[2].take().expect("it runs").stop(), 0);
+    let (data, older) = (members[2].place.data(), members[2].place.file("older"));
+    let copied = std::process::Command::new("cp").arg("-a").args([&data, &older]).status().expect("cp is there");
+    assert!(copied.success());
+    nodes[2] = Some(start_again(&members[2]));
+    eventually("it is live again", || live(&first) == 3);
+    write(&first, "since");
+    assert_eq!(nodes[2].take().expect("it runs").stop(), 0);
+
+    std::fs::remove_dir_all(&data).expect("nobody uses it");
+    std::fs::rename(&older, &data).expect("nobody uses it");
+    let refused = common::run(&members[2].flags);
+    let said = common::stderr(&refused);
+    assert!(!refused.status.success() && said.contains("the disks of node 3 are an older copy"), "{said}");
+    assert!(said.contains("start it with the disks that it had"), "{said}");
+}

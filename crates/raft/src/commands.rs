@@ -530,7 +530,11 @@ impl Group {
     ) -> Result<JoinedCluster, CoordinatorError> {
         let join = Join::from(request);
         // Refused before anything changes.
-        self.commit(leading, |state| state.plan_join(&join, now_ms).map(|_| Vec::new())).await?;
+        let refused = |state: &kera_coordinator::cluster::ClusterState| {
+            state.check_disks(&join).map_err(CoordinatorError::Refused)
+        };
+        self.commit(leading, |state| refused(state).and_then(|()| state.plan_join(&join, now_ms)).map(|_| Vec::new()))
+            .await?;
         let (id, node) = (u64::from(join.node), BasicNode::new(&join.doors.cluster));
         if self.read(|state| state.node(join.node).is_none()) {
             // What is in the group under a number that nobody has is another machine: this one has nothing of the log, and begins as any that is new.

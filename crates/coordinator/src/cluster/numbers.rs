@@ -23,7 +23,7 @@
 use kera_format::cluster::{ClusterEntry, LogName, NodeNumber};
 
 use super::plan::Join;
-use super::{ClusterState, LogState, NodeState};
+use super::{ClusterState, LogState, NodeState, Refused};
 use crate::CoordinatorError;
 
 impl ClusterState {
@@ -52,6 +52,25 @@ impl ClusterState {
             "{log} may have its end, or blocks that nobody else has, at the node that was number {node} before, and this machine has nothing of that: it \
              joins when that is settled (`kera log list`), or under a number of its own (--node)"
         )))
+    }
+
+    /// Refuses a node whose disks are an older copy of those that it had, as a snapshot of its machine that was gone back to, if anything tells: a log of it from an epoch that its
+    /// disks do not know of. An epoch is on its disks before the node does anything in it, and only then does it ask for views of its logs.
+    ///
+    /// Nobody else would notice: what it acknowledged since is not on these disks, and it would say that it has all that it had; as a coordinator it would have forgotten
+    /// to whom it gave its vote.
+    pub fn check_disks(&self, join: &Join) -> Result<(), Refused> {
+        let node = join.node;
+        let known = self.nodes.get(&node).or_else(|| self.removed.get(&node));
+        let of_it = self.logs.keys().filter(|log| log.node == node).map(|log| log.epoch);
+        match of_it.max().filter(|used| *used >= join.epoch_min) {
+            Some(used) if known.is_some_and(|known| known.uuid == join.uuid) => Err(Refused(format!(
+                "the disks of node {node} are an older copy: they know of its starts up to epoch {}, and it has written in epoch {used} since, which is not on them; \
+                 start it with the disks that it had, or give it up (`kera node remove {node}`) and start it with an empty data directory",
+                join.epoch_min.saturating_sub(1)
+            ))),
+            _ => Ok(()),
+        }
     }
 
     /// Whether a node would be asked for the end of a log, now or when its broker is lost, and others could be asked instead of it; or whether it would be taken to have

@@ -160,7 +160,10 @@ impl Coordinators {
     pub(super) fn execute(&mut self, command: &Command, now_ms: i64) -> Result<Told, Violation> {
         match command {
             Command::Join(join) if self.forgets_numbers => self.commit(|state| forgetful(state, join, now_ms)),
-            Command::Join(join) => self.commit(|state| state.plan_join(join, now_ms)),
+            Command::Join(join) => self.commit(|state| {
+                state.check_disks(join).map_err(CoordinatorError::Refused)?;
+                state.plan_join(join, now_ms)
+            }),
             Command::View(view) => self.commit(|state| state.plan_view(view)),
             Command::GiveUp(log, by) => self.commit(|state| state.plan_give_up_old_log(*log, *by)),
             Command::GiveUpView(log, view) => self.commit(|state| state.plan_give_up_view(*log, *view)),
