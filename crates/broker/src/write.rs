@@ -50,8 +50,8 @@ pub(crate) struct Writer {
     space_armed: bool,
 }
 
-/// A chunk, and which numbers its producer skips in front of it.
-type Coming<'a> = (ChunkView<'a>, Option<Skip>);
+/// A chunk, and which numbers its producer skips in front of it if it can.
+type Coming<'a> = (ChunkView<'a>, Option<Option<Skip>>);
 
 /// Whether a chunk was dealt with.
 enum Append {
@@ -66,6 +66,8 @@ impl Writer {
         let now_us = core.clock.monotonic_us();
         let view = match WriteChunksView::parse(request.version, body) {
             Ok(view) => view,
+            // What is refused stands in line as well.
+            Err(_) if !self.has_turn(core, body.len()) => return Flow::Blocked,
             Err(error) => return self.refuse_malformed(core, request, &error, out),
         };
         let mut partial = match self.partial.take() {
@@ -152,7 +154,7 @@ impl Writer {
         let now_ms = core.clock.now_ms();
         let mut chunks = view.chunks_from(partial.index, partial.offset);
         while let Some(Ok(chunk)) = chunks.next() {
-            let coming = (chunk, view.skip(partial.index));
+            let coming = (chunk, view.can_skip().then(|| view.skip(partial.index)));
             match self.append(core, &coming, now_ms, partial) {
                 Append::Done(result) => partial.answer.body.extend_from_slice(&result.to_bytes()),
                 Append::Full(status) => {
@@ -185,7 +187,11 @@ impl Writer {
         };
         let lane = streamlet.lane_of(header.producer_id);
         for _ in 0..SPACE_TRIES {
-            match lane.append_skipping(chunk, now_ms, *skips) {
+            let appended = match *skips {
+                Some(skips) => lane.append_skipping(chunk, now_ms, skips),
+                None => lane.append(chunk, now_ms),
+            };
+            match appended {
                 Ok(appended) => {
                     if appended.base_ordinal == 0 && !appended.duplicate {
                         broker.lane_started(lane);
@@ -222,10 +228,14 @@ impl Writer {
                 }
                 Err(error) => {
                     let (status, detail) = append_status(&error);
-                    if let AppendError::SinkUnhealthy(error) = error {
-                        partial.disk = (partial.disk.0 + 1, Some(error));
+                    if let AppendError::SinkUnhealthy(error) = &error {
+                        partial.disk = (partial.disk.0 + 1, Some(error.clone()));
                     }
-                    return refused(counts, status, detail);
+                    let forgot = matches!(error, AppendError::SequenceGap { forgot: true, .. });
+                    return match refused(counts, status, detail) {
+                        Append::Done(result) => Append::Done(ChunkResult { forgot, ..result }),
+                        full => full,
+                    };
                 }
             }
         }
@@ -369,6 +379,7 @@ fn appended_result(lane: &Arc<Lane>, appended: &Appended) -> ChunkResult {
     ChunkResult {
         status: if known { Status::Ok } else { Status::SequenceTooOld } as u16,
         duplicate: appended.duplicate,
+        forgot: false,
         lane: lane.id(),
         cursor: appended.cursor,
         base_ordinal: appended.base_ordinal,

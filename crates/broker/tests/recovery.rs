@@ -14,13 +14,13 @@ use common::*;
 use kera_broker::{Copies, EndedLog, EndedView, HandedStates, Rebuild, RecoveryProgress};
 use kera_env::Clock;
 use kera_format::checksum::crc32c;
-use kera_format::chunk::Chunks;
+use kera_format::chunk::{Chunks, Skip};
 use kera_format::vlog_replica::LogId;
 use kera_format::{ChunkView, Cursor, GroupId, LaneId, SegmentId, SegmentIndex, StreamId, StreamOptions, StreamletId};
 use kera_log::{Log, LogStats};
 use kera_protocol::{
     BlocksRead, LaneStateList, LaneStates, Lookup, LookupResult, ReadBlocks, ReadChunksResponse, ReleaseBlocks, Start,
-    Status, StoreHead,
+    Status, StoreHead, WriteChunks,
 };
 use kera_rpc::Flow;
 use kera_vlog::Answer;
@@ -74,9 +74,15 @@ fn chunks_in(log: &Log, streamlet: StreamletId, lane: u32) -> Vec<Vec<u8>> {
 }
 
 fn write_at(house: &House, producer: u64, sequence: u64) -> (Status, u64, bool) {
+    write_behind(house, producer, sequence, None)
+}
+
+/// The same from a producer that skips what is in front, from a sequence on.
+fn write_behind(house: &House, producer: u64, sequence: u64, from: Option<u64>) -> (Status, u64, bool) {
     let chunk = chunk_of(target(STREAM, 0, producer, sequence), 2, bytes_of(sequence) / 2);
     let mut peer = house.peer();
-    peer.send(&write_request(&[chunk], 0));
+    let skips = from.map(|from| (0, Skip { from })).into_iter().collect();
+    peer.send(&WriteChunks { skips, ..write_request(&[chunk], 0) });
     house.sink.sync();
     peer.run(house);
     let result = peer.frame().decode::<kera_protocol::WriteChunksResponse>().results[0];
@@ -597,7 +603,7 @@ fn held_since_a_move(goes_on: bool, front_is_gone: bool) {
 /// Of a streamlet that has moved retention took at its second owner, which is then lost, what a producer wrote last, and the first owner has either
 /// let go of what it had or not.
 #[test]
-fn a_producer_that_wrote_last_where_nothing_is_left_goes_on_with_any_number() {
+fn a_producer_that_wrote_last_where_nothing_is_left_skips_what_it_knows_to_be_there() {
     for holds in [false, true] {
         let cloud = Cloud::new(1);
         let first = house(1, &lost_options(1));
@@ -621,7 +627,13 @@ fn a_producer_that_wrote_last_where_nothing_is_left_goes_on_with_any_number() {
         next.broker.set_owner(4, STREAM, X, owner(number, 4, older)).unwrap();
         let handed = HandedStates::from([((STREAM, X), state)]);
         next.broker.take_over_moved(&[(STREAM, X, 4)], &logs, &*cloud, &handed).unwrap();
-        assert_eq!(write_at(&next, 5, 5), (Status::Ok, 38, false), "{holds}: nobody knows what it sent last");
+        let expected = if holds { 4 } else { 0 };
+        assert_eq!(
+            write_at(&next, 5, 5),
+            (Status::SequenceGap, expected, false),
+            "{holds}: nobody knows what it sent last"
+        );
+        assert_eq!(write_behind(&next, 5, 5, Some(expected)), (Status::Ok, 38, false), "{holds}");
         assert!(write_at(&next, 2, 13).2, "{holds}");
         assert_eq!(write_at(&next, 2, 15).0, Status::SequenceGap, "{holds}: it is known");
     }

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use common::*;
 use kera_format::chunk::Skip;
 use kera_format::{Cursor, ProducerEpoch, ReplicationMode, StreamId, StreamOptions};
-use kera_log::SinkErrorKind;
+use kera_log::{LogConfig, SinkErrorKind};
 use kera_protocol::{Op, Status, WriteChunks, WriteChunksResponse};
 use kera_rpc::Flow;
 
@@ -131,6 +131,36 @@ fn a_gap_and_a_fenced_producer_are_told_with_what_is_expected() {
     let answer = peer.write(&[chunk_of(later, 1, 8), chunk_of(target(STREAM, 0, 5, 1), 1, 8)]);
     assert_eq!(statuses(&answer), [Status::Ok, Status::StaleEpoch]);
     assert_eq!(answer.results[1].base_ordinal, 3);
+}
+
+/// The lane cannot tell who was forgotten from who has overtaken its own first chunk. Whoever can skip is asked; whoever cannot goes on.
+#[test]
+fn a_lane_that_has_forgotten_producers_takes_no_chunk_in_front_of_one_that_was_refused() {
+    let house = House::new();
+    house.stream(STREAM, options(1, 1));
+    let mut peer = house.peer();
+    let of = |producer, sequence| chunk_of(target(STREAM, 0, producer, sequence), 1, 8);
+    let many = LogConfig::default().producers_per_lane_max as u64 + 1;
+    for first in (1..=many).step_by(1_000) {
+        let chunks: Vec<_> = (first..(first + 1_000).min(many + 1)).map(|producer| of(producer, 0)).collect();
+        assert!(statuses(&peer.write(&chunks)).iter().all(|status| *status == Status::Ok));
+    }
+    // Its first chunk was damaged on the way.
+    let mut damaged = of(many + 1, 0);
+    *damaged.last_mut().unwrap() ^= 1;
+    let answer = peer.write(&[damaged, of(many + 1, 1)]);
+    assert_eq!(statuses(&answer), [Status::ChunkChecksum, Status::SequenceGap]);
+    assert_eq!((answer.results[1].base_ordinal, answer.results[1].forgot), (0, true));
+    let answer = peer.write(&[of(many + 1, 0), of(many + 1, 1), of(many + 1, 3)]);
+    assert_eq!(statuses(&answer), [Status::Ok, Status::Ok, Status::SequenceGap]);
+    assert_eq!(answer.results.iter().map(|result| result.forgot).collect::<Vec<_>>(), [false; 3]);
+    // The first one was forgotten for it, and says behind what it goes on.
+    assert_eq!(statuses(&peer.write(&[of(1, 1)])), [Status::SequenceGap]);
+    peer.send(&WriteChunks { skips: vec![(0, Skip { from: 0 })], ..write_request(&[of(1, 1)], 0) });
+    let answer: WriteChunksResponse = peer.frame().decode();
+    assert_eq!(statuses(&answer), [Status::Ok]);
+    // One that speaks version 1 cannot.
+    assert_eq!(statuses(&peer.write_in(1, &[of(2, 7)])), [Status::Ok]);
 }
 
 /// Two chunks of two streamlets, of which one skips what is missing.

@@ -214,6 +214,37 @@ fn what_is_there_behind_a_refused_chunk_keeps_its_number() {
     }
 }
 
+/// What a lane that has forgotten producers would take behind a refused chunk, the refused one comes first all the same; and nothing is said to be lost.
+#[test]
+fn a_lane_that_may_have_forgotten_the_producer_gets_all_in_order() {
+    for written_before in [0, 20] {
+        let server = FakeServer::start(1, 1);
+        run(async {
+            let (mut producer, _) = small_chunks(&server, |b| b.in_flight(3).request_bytes(1)).await;
+            let value = |at: u32| format!("{at} {}", "x".repeat(100));
+            let send = async |producer: &mut Producer, at: u32| {
+                producer.send_to(StreamletId(0), &Record::value(value(at).as_bytes())).await.unwrap();
+            };
+            for at in 0..written_before {
+                send(&mut producer, at).await;
+            }
+            producer.flush().await.unwrap();
+            server.fake.fail([Fault::Forget, Fault::Pass, Fault::FirstChunk(Status::ArenaFull)]);
+            if written_before == 0 {
+                server.fake.state().faults.pop_front();
+            }
+            server.fake.state().tells_forgot = true;
+            for at in written_before..40 {
+                send(&mut producer, at).await;
+            }
+            producer.flush().await.unwrap();
+            assert_eq!(server.fake.values(0, 0), (0..40).map(value).collect::<Vec<_>>());
+            assert_eq!(server.fake.state().skipped, u64::from(written_before > 0));
+            assert_eq!(producer.stats().forgotten_chunks, 0);
+        });
+    }
+}
+
 #[test]
 fn a_server_that_forgot_acknowledged_chunks_gets_those_behind_them() {
     for is_old in [false, true] {

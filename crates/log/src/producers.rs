@@ -19,8 +19,12 @@
 //! Of a producer that the lane does not know, only number 0 is appended: otherwise chunk 1 could overtake a failed chunk 0,
 //! whose retry would then pass for a duplicate. The exception is a lane that has forgotten producers, because there were too
 //! many or because it came back without its oldest segments, or without some in between: there an unknown producer may be a forgotten one,
-//! and goes on at any number. After a start that is one, too, that knows as many as it may: what it had forgotten may be gone from it. So does one whose last chunk is in front of what is missing: it may have written some of that, in this epoch
+//! and goes on at any number. After a start that is one, too, that knows as many as it may: what it had forgotten may be gone from it. So may one whose last chunk is in front of what is missing: it may have written some of that, in this epoch
 //! or in a later one. Where what is missing ends goes along when the streamlet moves.
+//!
+//! But there, too, its next chunk may only have overtaken one that was refused for a moment, and the lane cannot tell; the producer can. So one that
+//! can skip is told what would be expected, and that it may be forgotten ([`Admission::Forgotten`]): as soon as nothing in front of its chunk is under way any more, it
+//! says that it skips what it knows to be settled. Only those who cannot say so go on at once, with a chunk that has overtaken another one as well.
 //!
 //! # Producers of Kafka batches
 //!
@@ -212,6 +216,8 @@ pub(crate) enum Admission {
     Duplicate(Option<Place>),
     /// This number is missing.
     Gap { expected: u64 },
+    /// This number is missing, or what came from it on is forgotten.
+    Forgotten { expected: u64 },
     /// This is the producer's epoch.
     Stale { current: u16 },
 }
@@ -314,24 +320,26 @@ impl Producers {
         let numbers = Numbers::of(header);
         let is_next = |expected: u64| numbers.first == expected || skips.is_some_and(|skips| skips.from == expected);
         let Some(at) = self.find(id) else {
-            let may_begin = is_next(0) || numbers.anywhere || self.forgot;
-            return if may_begin { Admission::Next } else { Admission::Gap { expected: 0 } };
+            return match is_next(0) || numbers.anywhere {
+                true => Admission::Next,
+                false if self.forgot => Admission::Forgotten { expected: 0 },
+                false => Admission::Gap { expected: 0 },
+            };
         };
         let producer = &self.all[at as usize];
         let epoch = header.producer_epoch.0;
         // What is missing may be the rest of its epoch, or the beginning of this one.
-        let may_have_gone_on = || producer.last_ordinal().is_some_and(|last| last < self.hole_end);
+        let misses = |expected| match producer.last_ordinal().is_some_and(|last| last < self.hole_end) {
+            true => Admission::Forgotten { expected },
+            false => Admission::Gap { expected },
+        };
         if epoch == producer.epoch {
             let expected = (numbers.next)(producer.sequence);
             if numbers.first == expected {
                 return Admission::Next;
             }
             if !(numbers.behind)(numbers.first, expected) {
-                return if is_next(expected) || may_have_gone_on() {
-                    Admission::Next
-                } else {
-                    Admission::Gap { expected }
-                };
+                return if is_next(expected) { Admission::Next } else { misses(expected) };
             }
             return match producer.place_of(header.sequence) {
                 None if numbers.anywhere => Admission::Gap { expected },
@@ -341,7 +349,7 @@ impl Producers {
         if epoch < producer.epoch {
             return Admission::Stale { current: producer.epoch };
         }
-        if is_next(0) || may_have_gone_on() { Admission::Next } else { Admission::Gap { expected: 0 } }
+        if is_next(0) { Admission::Next } else { misses(0) }
     }
 
     /// Notes a chunk that was admitted as [`Admission::Next`] and appended, or that a restart found.
@@ -658,11 +666,19 @@ mod tests {
         producers.note(ProducerId(2), ProducerEpoch(0), 7, place(20), 9);
         assert_eq!(producers.admit(&header(2, 0, 9), None), Admission::Gap { expected: 8 }, "nothing of it is missing");
         assert_eq!(producers.admit(&header(1, 0, 4), None), Admission::Duplicate(Some(place(10))));
-        assert_eq!(producers.admit(&header(1, 0, 9), None), Admission::Next);
-        assert_eq!(producers.admit(&header(1, 3, 6), None), Admission::Next, "its later epochs may be missing as well");
+        assert_eq!(producers.admit(&header(1, 0, 9), None), Admission::Forgotten { expected: 5 });
+        assert_eq!(
+            producers.admit(&header(1, 3, 6), None),
+            Admission::Forgotten { expected: 0 },
+            "its later epochs may be missing as well"
+        );
         assert_eq!(producers.admit(&header(2, 3, 6), None), Admission::Gap { expected: 0 });
         let (mut before, _) = producers.before(25, 9);
-        assert_eq!(before.admit(&header(1, 0, 9), None), Admission::Next, "what is cut off behind does not fill it");
+        assert_eq!(
+            before.admit(&header(1, 0, 9), None),
+            Admission::Forgotten { expected: 5 },
+            "what is cut off behind does not fill it"
+        );
         producers.note(ProducerId(1), ProducerEpoch(0), 9, place(30), 9);
         assert_eq!(producers.admit(&header(1, 0, 11), None), Admission::Gap { expected: 10 });
     }
@@ -762,7 +778,7 @@ mod tests {
                                 (sent, skips_from) = (sent - 1, None);
                             }
                             // All behind it say the same. Each is answered in its turn: that is as if the connection were a new one.
-                            Admission::Gap { expected } => {
+                            Admission::Gap { expected } | Admission::Forgotten { expected } => {
                                 connections.push(Default::default());
                                 (sent, skips_from) = (0, Some(expected));
                                 told[2] += u32::from(skips.is_some());
@@ -863,14 +879,18 @@ mod tests {
         let mut producers = Producers::default();
         producers.note(ProducerId(8), ProducerEpoch(0), 3, place(3), 9);
         producers.receive(&[told(7, 0, 8..=12)], false, Reach::Apart, 9);
-        assert_eq!(producers.admit(&header(7, 0, 31), None), Admission::Next, "it may have sent those before");
+        assert_eq!(
+            producers.admit(&header(7, 0, 31), None),
+            Admission::Forgotten { expected: 0 },
+            "it may have sent those before"
+        );
         assert_eq!(producers.admit(&header(8, 0, 5), None), Admission::Gap { expected: 4 }, "it is known");
         // With as many as there may be, whoever is missing was thrown out.
         let mut producers = Producers::default();
         producers.note(ProducerId(8), ProducerEpoch(0), 3, place(3), 1);
         producers.receive(&[told(7, 0, 8..=12)], false, Reach::Joined, 1);
         assert_eq!((producers.knows(ProducerId(8)), producers.knows(ProducerId(7))), (true, false));
-        assert_eq!(producers.admit(&header(7, 0, 31), None), Admission::Next);
+        assert_eq!(producers.admit(&header(7, 0, 31), None), Admission::Forgotten { expected: 0 });
         producers.receive(&[told(7, 0, 8..=12)], false, Reach::Further, 1);
         assert_eq!((producers.knows(ProducerId(8)), producers.knows(ProducerId(7))), (false, true));
     }
@@ -881,7 +901,8 @@ mod tests {
         producers.receive(&[told(7, 0, 1..=2), told(8, 0, 3..=4)], false, Reach::Further, 9);
         producers.forget_others(&[told(8, 0, 9..=9)], 9);
         assert_eq!((producers.knows(ProducerId(7)), producers.knows(ProducerId(8))), (false, true));
-        assert_eq!(producers.admit(&header(7, 0, 31), None), Admission::Next);
+        assert_eq!(producers.admit(&header(7, 0, 31), None), Admission::Forgotten { expected: 0 });
+        assert_eq!(producers.admit(&header(7, 0, 31), skipping(0)), Admission::Next);
         assert_eq!(producers.remembered(), HashSet::from([30, 40]));
         assert!(
             producers.remembers_any(40..41) && !producers.remembers_any(31..40) && !producers.remembers_any(41..99)
@@ -934,7 +955,8 @@ mod tests {
         append(&mut producers, 4, 0, 0, 3);
         assert_eq!(producers.all.len(), 3);
         assert_eq!(append(&mut producers, 1, 0, 1, 3), Admission::Duplicate(Some(place(1))), "1 was used last");
-        assert_eq!(append(&mut producers, 2, 0, 5, 3), Admission::Next, "2 was forgotten");
+        assert_eq!(append(&mut producers, 2, 0, 5, 3), Admission::Forgotten { expected: 0 }, "2 was forgotten");
+        assert_eq!(producers.admit(&header(2, 0, 5), skipping(0)), Admission::Next);
     }
 
     #[test]

@@ -3,7 +3,6 @@
 //! here runs in a server.
 
 use crate::codec::Wire;
-use crate::write::RESULT_DUPLICATE;
 use crate::{
     Body, ChunkResult, DescribeCluster, DescribeCopies, DescribeLogs, Empty, NodeStatus, ReadAnswer,
     ReadChunksResponse, WriteChunks, WriteChunksResponse,
@@ -248,7 +247,7 @@ impl Specified for WriteChunksResponse {
         for (i, result) in self.results.iter().enumerate() {
             let name = |field: &str| format!("results[{i}].{field}");
             trace.inside(&name("status"), &result.status);
-            trace.inside(&name("flags"), &if result.duplicate { RESULT_DUPLICATE } else { 0 });
+            trace.inside(&name("flags"), &result.flags());
             trace.inside(&name("lane"), &result.lane);
             trace.inside(&name("group"), &result.cursor.group);
             trace.inside(&name("base_ordinal"), &result.base_ordinal);
@@ -261,6 +260,8 @@ impl Specified for WriteChunksResponse {
         let result = |source: &mut Source<'_>| ChunkResult {
             status: u16::sample(source),
             duplicate: bool::sample(source),
+            // Only whoever asks in version 2 is told; what it stands in is the same.
+            forgot: false,
             lane: LaneId::sample(source),
             cursor: Cursor::sample(source),
             base_ordinal: u64::sample(source),

@@ -22,14 +22,15 @@
 //! result
 //! offset  bytes  field
 //!      0      2  status
-//!      2      2  flags         1: was there already, from an earlier try
+//!      2      2  flags         1: was there already, from an earlier try; 2: what is missing may be forgotten
 //!      4      4  lane
 //!      8      8  group
 //!     16      8  base_ordinal  of the chunk's first record
 //!     24      4  segment
 //!     28      4  position      where the chunk starts in the segment
 //! ```
-//! With status `SequenceGap`, `base_ordinal` is the sequence that is expected; with `StaleEpoch`, the current epoch.
+//! With status `SequenceGap`, `base_ordinal` is the sequence that is expected; with `StaleEpoch`, the current epoch. Flag 2 comes with `SequenceGap` only, in answers
+//! to version 2 and later, and nobody needs to look at it.
 
 use crate::{Body, Message, Op, ProtocolError, Status};
 use bytes::Bytes;
@@ -50,6 +51,8 @@ pub const RESULTS_HEAD_BYTES: usize = 8;
 pub const RESULT_BYTES: usize = 32;
 /// Result flag: the chunk was appended by an earlier try; the result is that one's.
 pub const RESULT_DUPLICATE: u16 = 1;
+/// Result flag: what is missing may be forgotten.
+const RESULT_FORGOT: u16 = 2;
 
 /// The body's first 8 bytes, for a request whose chunks follow in buffers of their own.
 #[inline]
@@ -118,6 +121,7 @@ fn skipping(bytes: &[u8; SKIP_BYTES]) -> Skipping {
 pub struct WriteChunksView<'a> {
     chunk_count: u32,
     timeout_ms: u32,
+    can_skip: bool,
     skips: &'a [[u8; SKIP_BYTES]],
     chunks: &'a [u8],
 }
@@ -141,7 +145,7 @@ impl<'a> WriteChunksView<'a> {
             let field = "WriteChunks.chunk_count";
             return Err(ProtocolError::Count { field, count: chunk_count.into(), fits: fits as u64 });
         }
-        Ok(WriteChunksView { chunk_count, timeout_ms, skips, chunks })
+        Ok(WriteChunksView { chunk_count, timeout_ms, can_skip: version >= 2, skips, chunks })
     }
 
     /// How many chunks it announces.
@@ -155,6 +159,12 @@ impl<'a> WriteChunksView<'a> {
     #[inline]
     pub fn timeout_ms(&self) -> u32 {
         self.timeout_ms
+    }
+
+    /// Whether whoever asks knows how sequences are skipped.
+    #[inline]
+    pub fn can_skip(&self) -> bool {
+        self.can_skip
     }
 
     /// Which sequences the producer of a chunk skips in front of it, if it does.
@@ -246,6 +256,8 @@ pub struct ChunkResult {
     pub status: u16,
     /// Whether it had been appended by an earlier try; the place is that one's.
     pub duplicate: bool,
+    /// With [`Status::SequenceGap`]: the lane may have had the sequences that are missing, and have forgotten them, as it does when retention has taken them.
+    pub forgot: bool,
     /// The lane it was appended to.
     pub lane: LaneId,
     /// Where it is; zero when it was not appended.
@@ -260,10 +272,16 @@ impl ChunkResult {
         ChunkResult {
             status: status as u16,
             duplicate: false,
+            forgot: false,
             lane: LaneId(0),
             cursor: Cursor::default(),
             base_ordinal: detail,
         }
+    }
+
+    pub(crate) fn flags(&self) -> u16 {
+        let flag = |is_set, flag| if is_set { flag } else { 0 };
+        flag(self.duplicate, RESULT_DUPLICATE) | flag(self.forgot, RESULT_FORGOT)
     }
 
     /// The status, if this build knows it.
@@ -275,7 +293,7 @@ impl ChunkResult {
     /// The 32 bytes.
     #[inline]
     pub fn to_bytes(&self) -> [u8; RESULT_BYTES] {
-        let flags = if self.duplicate { RESULT_DUPLICATE } else { 0 };
+        let flags = self.flags();
         let first = u64::from(self.status) | u64::from(flags) << 16 | u64::from(self.lane.0) << 32;
         let last = u64::from(self.cursor.segment.0) | u64::from(self.cursor.position) << 32;
         let mut out = [0; RESULT_BYTES];
@@ -293,6 +311,7 @@ impl ChunkResult {
         ChunkResult {
             status: first as u16,
             duplicate: (first >> 16) as u16 & RESULT_DUPLICATE != 0,
+            forgot: (first >> 16) as u16 & RESULT_FORGOT != 0,
             lane: LaneId((first >> 32) as u32),
             cursor: Cursor {
                 group: GroupId(word(1)),

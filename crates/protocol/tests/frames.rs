@@ -244,11 +244,13 @@ fn results_of_a_write_follow_a_header_in_the_same_buffer() {
     let result = ChunkResult {
         status: 0,
         duplicate: true,
+        forgot: false,
         lane: LaneId(3),
         cursor: Cursor { group: GroupId::new(1, 2), segment: SegmentIndex(4), position: 128 },
         base_ordinal: 77,
     };
-    let failed = ChunkResult::failed(Status::SequenceGap, 41);
+    let failed = ChunkResult { forgot: true, ..ChunkResult::failed(Status::SequenceGap, 41) };
+    assert_eq!((failed.to_bytes()[2..4], result.to_bytes()[2..4]), ([2, 0], [1, 0]), "flags");
     let mut out = Vec::new();
     let start = begin_frame(&request().response(0), &mut out);
     let mut results = ChunkResults::begin(&mut out, 2);

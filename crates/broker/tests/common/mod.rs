@@ -300,12 +300,16 @@ pub struct Peer {
 impl Peer {
     /// Feeds a body as a request of `op`.
     pub fn raw(&mut self, op: Op, body: &[u8]) -> Flow {
+        self.raw_in(op.version_max(), op, body)
+    }
+
+    fn raw_in(&mut self, version: u8, op: Op, body: &[u8]) -> Flow {
         assert!(self.blocked.is_none(), "a server offers no other frame while one is blocked");
         self.correlation += 1;
         let header = FrameHeader {
             frame_bytes: (FRAME_HEADER_BYTES + body.len()) as u32,
             op: op as u16,
-            version: op.version_max(),
+            version,
             correlation: self.correlation,
             ..FrameHeader::default()
         };
@@ -400,6 +404,14 @@ impl Peer {
     }
 
     /// Reads a lane from a cursor, without waiting.
+    /// The same in another version of the request.
+    pub fn write_in(&mut self, version: u8, chunks: &[Vec<u8>]) -> WriteChunksResponse {
+        let mut body = Vec::new();
+        write_request(chunks, 0).encode(version, &mut body);
+        self.raw_in(version, Op::WriteChunks, &body);
+        self.frame().decode()
+    }
+
     pub fn read(&mut self, stream: StreamId, cursor: Cursor) -> ReadChunksResponse {
         self.call(&read_request(&[entry(stream, 0, 0, cursor)], 0))
     }

@@ -720,11 +720,12 @@ impl Buffer {
         all
     }
 
-    /// The server misses chunks of a streamlet from `expected` on, which are acknowledged or given up: they are skipped. How many of them were acknowledged.
-    pub(super) fn misses(&mut self, streamlet: u32, expected: u64) -> u64 {
+    /// The server misses chunks of a streamlet from `expected` on, which are acknowledged or given up: they are skipped. How many were acknowledged and are
+    /// not there; none if the server may only not remember them.
+    pub(super) fn misses(&mut self, streamlet: u32, expected: u64, may_be_there: bool) -> u64 {
         let streamlet = &mut self.streamlets[streamlet as usize];
         let known = streamlet.skips_from.replace(expected).unwrap_or(u64::MAX).min(streamlet.settled_sequence);
-        let forgotten = known.saturating_sub(expected);
+        let forgotten = if may_be_there { 0 } else { known.saturating_sub(expected) };
         self.stats.forgotten_chunks += forgotten;
         forgotten
     }

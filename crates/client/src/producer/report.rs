@@ -54,7 +54,7 @@ pub struct ProducerStats {
     pub duplicate_chunks: u64,
     /// Chunks that were acknowledged and that the server does not have any more: with a stream that is replicated asynchronously the
     /// last ones before the loss of a node, with durability `process` those before a loss of power. Only those are counted behind which the
-    /// producer sends something to the same streamlet.
+    /// producer sends something to the same streamlet, and none of which the server may only have forgotten whose they were.
     pub forgotten_chunks: u64,
     /// Requests sent.
     pub requests: u64,

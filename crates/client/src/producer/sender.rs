@@ -815,7 +815,7 @@ impl Sender {
             Status::Ok => Verdict::Done(delivered((result.base_ordinal != u64::MAX).then_some(result.base_ordinal))),
             Status::SequenceTooOld => Verdict::Done(Delivered { duplicate: true, lane: LaneId(0), ..delivered(None) }),
             Status::StaleEpoch => Verdict::Fenced(result.base_ordinal),
-            Status::SequenceGap => self.gap(at, chunk, result.base_ordinal, buffer),
+            Status::SequenceGap => self.gap(at, chunk, result, buffer),
             Status::UnknownProducer => {
                 self.require(Repair::Identity);
                 Verdict::Again

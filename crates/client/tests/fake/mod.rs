@@ -147,6 +147,8 @@ pub struct State {
     pub faults: VecDeque<Fault>,
     /// Lanes have forgotten producers: they take any number of one that they do not know.
     pub forgot: bool,
+    /// The same, but whoever can skip is told so, and asked for a skip.
+    pub tells_forgot: bool,
     /// Of writes without a fault: each chunk is treated by chance, and answers are late.
     pub mood: Option<Mood>,
     /// With a mood: connections fall silent. What came by them is not lost, but comes when nobody reckons with it any more.
@@ -240,6 +242,10 @@ impl State {
         let log = self.logs.entry((header.streamlet.0, lane.0)).or_default();
         if header.producer_id.0 != 0 {
             let epoch = header.producer_epoch.0;
+            let is_known = log.producers.contains_key(&header.producer_id.0);
+            if self.tells_forgot && !is_known && header.sequence > 0 && skips.is_none_or(|skips| skips.from > 0) {
+                return ChunkResult { forgot: true, ..ChunkResult::failed(Status::SequenceGap, 0) };
+            }
             let first = if self.forgot { header.sequence } else { 0 };
             let known = log.producers.entry(header.producer_id.0).or_insert((epoch, first, VecDeque::new()));
             if epoch < known.0 {
@@ -260,7 +266,7 @@ impl State {
                     return ChunkResult::failed(Status::SequenceTooOld, 0);
                 };
                 let cursor = Cursor::default();
-                return ChunkResult { status: 0, duplicate: true, lane, cursor, base_ordinal: *base };
+                return ChunkResult { status: 0, duplicate: true, forgot: false, lane, cursor, base_ordinal: *base };
             }
             known.1 += 1;
             known.2.push_back((header.sequence, log.next_ordinal));
@@ -283,7 +289,7 @@ impl State {
         let base_ordinal = log.next_ordinal;
         log.chunks.push(StoredChunk { cursor, base_ordinal, records: header.record_count, bytes: bytes.into() });
         log.next_ordinal += u64::from(header.record_count);
-        ChunkResult { status: 0, duplicate: false, lane, cursor, base_ordinal }
+        ChunkResult { status: 0, duplicate: false, forgot: false, lane, cursor, base_ordinal }
     }
 
     /// Treats the next request of a silent connection. There is nobody who could be told what became of it. Whether there was one.
@@ -326,6 +332,7 @@ impl FakeServer {
             logs: BTreeMap::new(),
             faults: VecDeque::new(),
             forgot: false,
+            tells_forgot: false,
             mood: None,
             lingers: false,
             lingering: Vec::new(),

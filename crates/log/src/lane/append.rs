@@ -67,6 +67,8 @@ pub enum AppendError {
         found: u64,
         /// The one that comes next.
         expected: u64,
+        /// Those from there on may have been here and be forgotten. A producer that knows them to be settled skips them.
+        forgot: bool,
     },
     /// A later incarnation of the producer has written. Stop: this one is fenced.
     #[error("producer {producer} wrote with epoch {found}, its current epoch is {current}")]
@@ -102,23 +104,40 @@ impl Lane {
     ///
     /// With durability `process` it is readable, and may be acknowledged, on return. With `power` it is appended, and
     /// readable and acknowledged when its ticket is durable. An error leaves no trace.
+    ///
+    /// It is of a producer that cannot skip numbers: if the lane may have forgotten it, it goes on at any number.
     #[inline]
     pub fn append(self: &Arc<Self>, chunk: &impl Chunk, now_ms: i64) -> Result<Appended, AppendError> {
-        self.append_skipping(chunk, now_ms, None)
+        self.append_if(chunk, now_ms, None, |admission| match admission {
+            Admission::Forgotten { .. } => Admission::Next,
+            other => other,
+        })
     }
 
-    /// [Appends](Lane::append) a chunk in front of which its producer may skip numbers. If these are not what is missing it is refused with
+    /// [Appends](Lane::append) a chunk in front of which its producer may skip numbers. If these are not what is missing, or may be, it is refused with
     /// [`AppendError::SequenceGap`], which says what is.
+    #[inline]
     pub fn append_skipping(
         self: &Arc<Self>,
         chunk: &impl Chunk,
         now_ms: i64,
         skips: Option<Skip>,
     ) -> Result<Appended, AppendError> {
+        self.append_if(chunk, now_ms, skips, |admission| admission)
+    }
+
+    #[inline]
+    fn append_if(
+        self: &Arc<Self>,
+        chunk: &impl Chunk,
+        now_ms: i64,
+        skips: Option<Skip>,
+        takes: impl FnOnce(Admission) -> Admission,
+    ) -> Result<Appended, AppendError> {
         let header = chunk.header();
         self.check_target(header)?;
         let mut guard = self.state.lock();
-        let admission = guard.producers.admit(header, skips);
+        let admission = takes(guard.producers.admit(header, skips));
         if admission != Admission::Next || guard.deleted || !self.home.tenure.is_here() {
             return self.not_appended(&guard, chunk, admission);
         }
@@ -240,8 +259,10 @@ impl Lane {
         chunk.verify()?;
         let (producer, epoch, sequence) =
             (chunk.header().producer_id.0, chunk.header().producer_epoch.0, chunk.header().sequence);
+        let gap = |expected, forgot| AppendError::SequenceGap { producer, found: sequence, expected, forgot };
         match admission {
-            Admission::Gap { expected } => Err(AppendError::SequenceGap { producer, found: sequence, expected }),
+            Admission::Gap { expected } => Err(gap(expected, false)),
+            Admission::Forgotten { expected } => Err(gap(expected, true)),
             Admission::Stale { current } => Err(AppendError::StaleEpoch { producer, found: epoch, current }),
             Admission::Duplicate(place) => {
                 self.duplicates.fetch_add(1, Ordering::Relaxed);

@@ -251,7 +251,10 @@ fn what_is_on_disk_is_enough_after_a_loss_of_power() {
     assert!(node.log.finish_recovery(2).is_empty());
     let lane = node.lane();
     assert!(append(&lane, &chunk(5, 30_000), 0).unwrap().duplicate, "deduplication goes on from the stored marks");
-    assert_eq!(append(&lane, &chunk(7, 10), 0), Err(AppendError::SequenceGap { producer: 7, found: 7, expected: 6 }));
+    assert_eq!(
+        append(&lane, &chunk(7, 10), 0),
+        Err(AppendError::SequenceGap { producer: 7, found: 7, expected: 6, forgot: false })
+    );
     let next = append(&lane, &chunk(6, 10), 0).unwrap();
     assert_eq!((next.base_ordinal, next.cursor.group), (6, GroupId::new(2, 1)), "never into a group of before");
 }

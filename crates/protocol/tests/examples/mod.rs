@@ -389,6 +389,7 @@ examples! {
     WriteChunksResponse => WriteChunksResponse { results: vec![ChunkResult {
         status: 0,
         duplicate: false,
+        forgot: false,
         lane: LaneId(0),
         cursor: cursor(0, 128),
         base_ordinal: 42,

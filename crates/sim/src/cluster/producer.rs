@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use kera_format::chunk::ChunkTarget;
+use kera_format::chunk::{ChunkTarget, Skip};
 use kera_format::{ChunkBuilder, Compression, ProducerEpoch, ProducerId, Record, StreamId, StreamletId};
 use kera_protocol::{AllocateProducer, AllocatedProducer, Status, WriteChunks, WriteChunksResponse};
 
@@ -36,6 +36,8 @@ struct Streamlet {
     /// Records made.
     made: u64,
     next_sequence: u64,
+    /// The lane may have forgotten what came from this one on, all of which is acknowledged: the next chunk skips it.
+    skips_from: Option<u64>,
     /// Something came back unwritten: nothing more leaves until all that is under way has come back, so that the order stays.
     is_held: bool,
 }
@@ -127,13 +129,18 @@ impl Producer {
                 self.make(at, around);
             }
         }
-        let (mut chosen, mut bytes) = (Vec::new(), Vec::new());
+        let (mut chosen, mut bytes, mut skips) = (Vec::new(), Vec::new(), Vec::new());
         for (at, streamlet) in self.streamlets.iter_mut().enumerate() {
-            if streamlet.is_held && streamlet.chunks.iter().any(|chunk| chunk.state != State::Waits) {
+            let is_alone = streamlet.is_held || streamlet.skips_from.is_some();
+            if is_alone && streamlet.chunks.iter().any(|chunk| chunk.state != State::Waits) {
                 continue;
             }
             streamlet.is_held = false;
-            let most = 1 + around.below(UNDER_WAY as u64) as usize;
+            let mut most = 1 + around.below(UNDER_WAY as u64) as usize;
+            if let Some(from) = streamlet.skips_from.filter(|_| !streamlet.chunks.is_empty()) {
+                skips.push((chosen.len() as u32, Skip { from }));
+                most = 1;
+            }
             for chunk in streamlet.chunks.iter_mut().filter(|chunk| chunk.state == State::Waits).take(most) {
                 bytes.extend_from_slice(&chunk.bytes);
                 chosen.push((at, chunk.sequence));
@@ -143,8 +150,7 @@ impl Producer {
             return;
         }
         let (timeout_ms, chunk_count) = (WRITE_TIMEOUT_MS, chosen.len() as u32);
-        let correlation =
-            around.send(&WriteChunks { timeout_ms, chunk_count, skips: Vec::new(), chunks: bytes.into() });
+        let correlation = around.send(&WriteChunks { timeout_ms, chunk_count, skips, chunks: bytes.into() });
         for (at, sequence) in &chosen {
             self.chunk(*at, *sequence).expect("it was chosen just now").state = State::UnderWay(correlation);
         }
@@ -180,6 +186,7 @@ impl Producer {
             let status = result.status().expect("a status of this build");
             match status {
                 Status::Ok | Status::SequenceTooOld => {
+                    self.streamlets[*at].skips_from = None;
                     let chunks = &mut self.streamlets[*at].chunks;
                     let Some(found) = chunks.iter().position(|chunk| chunk.sequence == *sequence) else { continue };
                     let chunk = chunks.remove(found).expect("it was found");
@@ -188,7 +195,13 @@ impl Producer {
                         around.truth.acknowledged_at(place, result.base_ordinal, &chunk.records)?;
                     }
                 }
-                Status::SequenceGap => self.back(*at, *sequence),
+                Status::SequenceGap => {
+                    let front = self.streamlets[*at].chunks.front();
+                    if result.forgot && front.is_some_and(|chunk| chunk.sequence == *sequence) {
+                        self.streamlets[*at].skips_from = Some(result.base_ordinal);
+                    }
+                    self.back(*at, *sequence);
+                }
                 status if status.retryable() => {
                     self.last_problem = status.name().to_owned();
                     self.back(*at, *sequence);

@@ -298,7 +298,7 @@ impl Producer {
                     self.last_problem = status.name().to_owned();
                     let is_first = self.streamlets[at].chunks.front().is_some_and(|chunk| chunk.sequence == sequence);
                     let may_forget = self.is_async || around.told.losses.has_some_of(self.stream.0, at as u32);
-                    if status == Status::SequenceGap && self.is_impatient {
+                    if status == Status::SequenceGap && (self.is_impatient || result.forgot) {
                         self.back(&[(at, sequence)]);
                         if request.skips || is_first {
                             let what = ["skipped chunks", "told that something else is missing"];

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use kera_format::ProducerId;
-use kera_protocol::{AllocateProducer, AllocatedProducer, Status};
+use kera_protocol::{AllocateProducer, AllocatedProducer, ChunkResult, Status};
 use kera_rpc::RpcError;
 use tokio::time::Instant;
 
@@ -27,8 +27,9 @@ pub(super) enum Repair {
 
 impl Sender {
     /// A chunk came too early, as the server says: it expects another one.
-    pub(super) fn gap(&mut self, at: usize, chunk: &Sealed, expected: u64, buffer: &mut Buffer) -> Verdict {
+    pub(super) fn gap(&mut self, at: usize, chunk: &Sealed, result: &ChunkResult, buffer: &mut Buffer) -> Verdict {
         let (streamlet, sequence) = (chunk.streamlet, chunk.sequence);
+        let (expected, may_be_there) = (result.base_ordinal, result.forgot);
         if let Some(skips) = chunk.skips {
             self.shared.set_last_error(format!("{}: sequence {expected} was expected", Status::SequenceGap));
             tracing::debug!(streamlet, ?skips, expected, "something has come since, or was forgotten");
@@ -36,14 +37,14 @@ impl Sender {
                 // No server says so; one that does is not asked without end.
                 self.links[at].back_off(None);
             }
-            buffer.misses(streamlet, expected);
+            buffer.misses(streamlet, expected, may_be_there);
             return Verdict::Again;
         }
         let has_hole = buffer.has_hole(streamlet, expected..sequence);
         // Otherwise the server misses chunks that it has acknowledged, or that were given up: it has lost them, or the producer.
         if !has_hole && !self.is_behind(at, chunk, buffer) && self.settings.producer_id.is_some() {
             self.shared.set_last_error(format!("{}: sequence {expected} was expected", Status::SequenceGap));
-            let forgotten = buffer.misses(streamlet, expected);
+            let forgotten = buffer.misses(streamlet, expected, may_be_there);
             if forgotten > 0 {
                 tracing::warn!(
                     streamlet,
@@ -53,7 +54,7 @@ impl Sender {
                     "the server has forgotten acknowledged chunks; the producer goes on behind them"
                 );
             } else {
-                tracing::debug!(streamlet, sequence, expected, "chunks that were given up are not there");
+                tracing::debug!(streamlet, sequence, expected, may_be_there, "goes on behind chunks that are settled");
             }
         }
         Verdict::Again
