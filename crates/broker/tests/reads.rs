@@ -6,7 +6,7 @@ use common::*;
 use kera_broker::BrokerConfig;
 use kera_format::{Cursor, GroupId, LaneId, StreamId, StreamOptions, StreamletId};
 use kera_protocol::{
-    AvailableGroups, AvailableSegments, Credit, Empty, GroupList, Lookup, NextSegments, Op, ReadAnswer,
+    AvailableGroups, AvailableSegments, Credit, Empty, GroupList, Lookup, NextSegments, Op, ReadAnswer, ReadChunks,
     ReadChunksResponse, ReadEntry, SegmentList, Start, Status, StreamStats, Subscribe, Subscribed, Unsubscribe,
 };
 use kera_rpc::Flow;
@@ -118,6 +118,22 @@ fn min_bytes_are_waited_for_over_several_wakes() {
     writer.write(&[chunk(100)]);
     reader.run(&house);
     let answer: ReadChunksResponse = reader.frame().decode();
+    assert_eq!(ordinals(&answer.answers[0].1), [0, 1, 2]);
+}
+
+/// The next chunk does not fit any more: nothing that comes later would make it more.
+#[test]
+fn as_much_as_fits_is_enough() {
+    let house = House::new();
+    house.stream(STREAM, options(1, 1));
+    let mut peer = house.peer();
+    for _ in 0..5 {
+        peer.write(&[chunk(30_000)]);
+    }
+    let bytes = 100_000;
+    let request = read_request(&[entry(STREAM, 0, 0, Cursor::default())], 10_000);
+    peer.send(&ReadChunks { min_bytes: bytes, max_bytes: bytes, ..request });
+    let answer: ReadChunksResponse = peer.frame().decode();
     assert_eq!(ordinals(&answer.answers[0].1), [0, 1, 2]);
 }
 
