@@ -450,6 +450,8 @@ impl BrokerSession {
         self.core.counts.other_requests += 1;
         let now_us = self.core.clock.monotonic_us();
         let timeout_ms = self.core.broker.config.write_timeout_ms_default;
+        // Answers may be many times as long as what asks for them.
+        let bytes = bytes + answer.body.len();
         self.writer.acks.push(header, answer, None, bytes, now_us + u64::from(timeout_ms) * 1000);
         self.writer.complete(&mut self.core, now_us, out);
     }
@@ -478,7 +480,7 @@ fn touch(waiters: &mut Waiters, watch: Watch, touched: &mut Vec<u32>) {
 /// Whether an operation is answered when what was recorded so far, by it or before it, is durable.
 fn is_recorded(op: Op) -> bool {
     let changes = matches!(op, Op::JoinApplication | Op::CommitOffsets | Op::DeleteApplication | Op::ResetOffsets);
-    changes || matches!(op, Op::NextGroups | Op::FetchOffsets)
+    changes || matches!(op, Op::NextGroups | Op::FetchOffsets | Op::DescribeApplication)
 }
 
 fn shutting_down() -> Failure {
