@@ -290,7 +290,8 @@ impl Broker {
     pub fn let_go(&self, stream: StreamId, streamlet: StreamletId) -> Result<(), Failure> {
         let place = self.streamlet_to_move(stream, streamlet)?;
         self.applications.check_known(self, stream, streamlet)?;
-        self.applications.check_size(stream, streamlet)?;
+        let progress = self.applications.check_size(stream, streamlet)?;
+        handover::check_lanes(stream, &place, progress)?;
         place.let_go().map_err(refused)
     }
 

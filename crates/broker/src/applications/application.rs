@@ -216,11 +216,11 @@ impl Application {
     }
 
     /// What was recorded of a streamlet.
-    pub(super) fn take_replayed(&self, replayed: Replayed, of: StreamletId) {
+    pub(super) fn take_replayed(&self, replayed: Replayed, of: &Streamlet) {
         let mut state = self.state.lock();
-        state.known.insert(of);
-        for (key, positions) in replayed.lanes.into_iter().filter(|(key, _)| key.streamlet == of) {
-            let Some(lane) = self.lane(key) else { continue };
+        state.known.insert(of.id());
+        for (key, positions) in replayed.lanes.into_iter().filter(|(key, _)| key.streamlet == of.id()) {
+            let Some(lane) = of.lane(key.lane) else { continue };
             state.line_up(key, Some(lane));
             if let Some(progress) = state.lanes.get_mut(&key) {
                 (progress.base, progress.committed) = (positions.base, positions.base.is_some());

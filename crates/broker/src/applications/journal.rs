@@ -64,6 +64,8 @@ struct Open {
     /// Bytes appended since the last copy, and what that copy took.
     added_bytes: u64,
     copy_bytes: u64,
+    /// Somebody writes a copy.
+    is_copying: bool,
     /// A copy that is written and not yet durable: where it starts, its last ticket.
     copied: Option<(Cursor, Option<InLog>)>,
     copy_wanted: bool,
@@ -126,15 +128,17 @@ impl Journal {
         }
     }
 
-    /// Whether it is time to write everything anew: where the copy will start, if so.
+    /// Whether it is time to write everything anew: where the copy will start, if so. Who is told so [ends](Journal::end_copy) the copy or
+    /// [gives it up](Journal::give_up_copy); until then nobody else is: several threads look.
     pub(super) fn begin_copy(&self, bytes_min: u64) -> Option<Cursor> {
-        let guard = self.open.lock();
-        let open = guard.as_ref()?;
+        let mut guard = self.open.lock();
+        let open = guard.as_mut()?;
         let is_long = open.added_bytes > bytes_min.max(open.copy_bytes);
-        let due = open.copied.is_none() && (is_long || open.copy_wanted);
+        let due = open.copied.is_none() && !open.is_copying && (is_long || open.copy_wanted);
         if !due {
             return None;
         }
+        open.is_copying = true;
         let Some(lane) = open.place.used() else { return Some(Cursor::default()) };
         if matches!(open.place, Place::Progress(_)) {
             // Only whole groups can go.
@@ -148,7 +152,14 @@ impl Journal {
         if let Some(open) = self.open.lock().as_mut() {
             open.copied = Some((from, open.last_ticket));
             open.copy_bytes = open.added_bytes - bytes_before;
-            (open.added_bytes, open.copy_wanted) = (0, false);
+            (open.added_bytes, open.copy_wanted, open.is_copying) = (0, false, false);
+        }
+    }
+
+    /// The copy could not be written to its end. The next one is due at once.
+    pub(super) fn give_up_copy(&self) {
+        if let Some(open) = self.open.lock().as_mut() {
+            (open.copy_wanted, open.is_copying) = (true, false);
         }
     }
 
@@ -218,7 +229,8 @@ impl Open {
     fn new(stream: StreamId, place: Place, bytes: u64) -> Open {
         let (added_bytes, copy_bytes, last_ticket) = (bytes, 0, None);
         let (buffer, copied, copy_wanted) = (Vec::new(), None, false);
-        Open { stream, place, buffer, last_ticket, added_bytes, copy_bytes, copied, copy_wanted }
+        let is_copying = false;
+        Open { stream, place, buffer, last_ticket, added_bytes, copy_bytes, is_copying, copied, copy_wanted }
     }
 
     fn append(&mut self, chunk: ChunkBuilder, now_ms: i64) -> Result<(), Failure> {

@@ -287,16 +287,21 @@ impl Keepers {
 
     /// All of a streamlet's progress was read: what changes is recorded from here on. False: it is this node's no more. `reading` was
     /// taken out of it under its lock.
-    pub(super) fn all_read(&self, stream: StreamId, one: &Arc<Kept>, bytes: u64) -> bool {
+    pub(super) fn open_read(&self, stream: StreamId, one: &Arc<Kept>, bytes: u64) -> bool {
         let kept = self.kept.write();
-        let is_current =
-            kept.get(&stream).and_then(|of| of.get(&one.place.id())).is_some_and(|now| Arc::ptr_eq(now, one));
+        let is_current = is_current(&kept, stream, one);
         if is_current {
             one.journal.open_progress(stream, &one.place, bytes);
-            one.is_read.store(true, Ordering::Release);
-            self.unread.fetch_sub(1, Ordering::AcqRel);
         }
         is_current
+    }
+
+    /// Each application has what was read: from here on it is served.
+    pub(super) fn serve(&self, stream: StreamId, one: &Arc<Kept>) {
+        let kept = self.kept.write();
+        if is_current(&kept, stream, one) && !one.is_read.swap(true, Ordering::AcqRel) {
+            self.unread.fetch_sub(1, Ordering::AcqRel);
+        }
     }
 
     /// Refuses while nothing can be recorded.
@@ -341,15 +346,28 @@ impl Keepers {
 
     /// Has an answer wait for everything that was recorded so far of some streamlets, also by others: what a request repeats may not be
     /// durable yet. A node that is alone waits for all that it has recorded.
-    pub(super) fn wait_for(&self, answer: &mut Answer, stream: StreamId, of: impl Fn(StreamletId) -> bool) {
+    ///
+    /// `before`: those that were this node's when the request was begun. One that has left since still has what the request recorded with it, and if that never
+    /// becomes durable the request is not answered as if it had.
+    pub(super) fn wait_for(
+        &self,
+        answer: &mut Answer,
+        before: &[Arc<Kept>],
+        stream: StreamId,
+        of: impl Fn(StreamletId) -> bool,
+    ) {
         if !self.is_in_cluster() {
             return self.node.wait_for_all(answer);
         }
-        let kept = self.kept.read();
-        for (_, one) in kept.get(&stream).into_iter().flatten().filter(|(streamlet, _)| of(**streamlet)) {
+        let now = self.of_stream(stream);
+        for one in before.iter().chain(&now).filter(|one| of(one.place.id())) {
             one.journal.wait_for_all(answer);
         }
     }
+}
+
+fn is_current(kept: &BTreeMap<StreamId, BTreeMap<StreamletId, Arc<Kept>>>, stream: StreamId, one: &Arc<Kept>) -> bool {
+    kept.get(&stream).and_then(|of| of.get(&one.place.id())).is_some_and(|now| Arc::ptr_eq(now, one))
 }
 
 /// The streamlet that an entry is about; `None`: it is about the application.

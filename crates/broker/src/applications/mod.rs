@@ -13,6 +13,8 @@ mod keepers;
 mod progress;
 mod replay;
 mod requests;
+#[cfg(test)]
+mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -267,7 +269,14 @@ impl Applications {
     fn remove(&self, application: &Application, now_ms: i64) -> Result<(), Failure> {
         let mut registry = self.registry.write();
         let meta = &application.meta;
+        let kept = self.keepers.of_stream(meta.stream);
+        // One that has come since whoever asks has looked would bring the application back.
+        if let Some(unread) = kept.iter().find(|kept| !kept.is_read()) {
+            return Err(still_read(meta.stream, unread.place.id()));
+        }
         if let Some(failure) = self.keepers.record(&meta.name, meta.stream, &[Entry::Deleted], now_ms).failure {
+            // It lives on, also where the record was taken: whoever reads that begins with what is written behind it.
+            kept.iter().for_each(|kept| kept.journal.want_copy());
             return Err(failure);
         }
         registry.by_id.remove(&meta.id.0);
@@ -386,6 +395,7 @@ impl Applications {
         let now_ms = broker.clock.now_ms();
         for application in self.all() {
             if let Some(failure) = application.write_copy(&self.keepers.node, None, now_ms).failure {
+                self.keepers.node.give_up_copy();
                 tracing::warn!(%failure, "committed offsets could not be written anew; tried again later");
                 return;
             }
@@ -475,15 +485,16 @@ impl Applications {
         if is_unknown() { Err(still_read(stream, streamlet)) } else { Ok(()) }
     }
 
-    /// Refuses if more is known of how far applications are in a streamlet than the coordinators keep, so that it cannot be handed over.
-    pub(crate) fn check_size(&self, stream: StreamId, streamlet: StreamletId) -> Result<(), Failure> {
+    /// Refuses if more is known of how far applications are in a streamlet than the coordinators keep, so that it cannot be handed over. How many bytes
+    /// they keep of it at most.
+    pub(crate) fn check_size(&self, stream: StreamId, streamlet: StreamletId) -> Result<usize, Failure> {
         let progress = self.handed_over(stream, streamlet)?;
         if progress.len() <= PROGRESS_BYTES_MAX {
-            return Ok(());
+            return Ok(progress.len());
         }
         let bytes = compressed(stream, streamlet, &progress)?.len();
         if bytes <= PROGRESS_BYTES_MAX {
-            return Ok(());
+            return Ok(bytes);
         }
         let message = format!(
             "positions of applications in streamlet {streamlet} of stream {stream} take {bytes} bytes, compressed, and {PROGRESS_BYTES_MAX} at \
@@ -560,17 +571,24 @@ impl Applications {
     }
 
     /// All that is recorded of a streamlet is read: its applications go on from there.
+    ///
+    /// It is served when each of them has what was read, and not before: who looks at a lane of which it has no position yet begins
+    /// where that is, and a commit there would pass over what is unread in front of it.
     fn take_read(&self, broker: &Broker, stream: StreamId, kept: &Arc<Kept>, mut replay: Replay) {
         let Some(place) = broker.log.stream(stream) else { return };
         let streamlet = kept.place.id();
         let now_ms = broker.clock.now_ms();
         // Held to the end: no application is made or deleted while it is not known here.
         let mut registry = self.registry.write();
-        if !self.keepers.all_read(stream, kept, replay.report.bytes) {
+        if !self.keepers.open_read(stream, kept, replay.report.bytes) {
             return;
         }
+        let prune = || {
+            let owner = broker.ownership.owner(stream, streamlet).unwrap_or_default();
+            kept.prune_older(&owner, broker.ownership.node());
+        };
         kept.join_older(std::mem::take(&mut replay.older));
-        kept.prune_older(&broker.ownership.owner(stream, streamlet).unwrap_or_default(), broker.ownership.node());
+        prune();
         let is_new = replay.report.records == 0;
         if is_new {
             // Nothing was ever recorded with the streamlet: what the node kept while it was alone is what there is.
@@ -597,7 +615,7 @@ impl Applications {
                 made.push(Arc::clone(&application));
                 application
             });
-            application.take_replayed(replayed, streamlet);
+            application.take_replayed(replayed, &kept.place);
         }
         for application in registry.of_stream(stream) {
             take_streamlet(&application, kept, is_new, now_ms);
@@ -607,6 +625,10 @@ impl Applications {
         for other in served.iter().filter(|other| other.is_read() && other.place.id() != streamlet) {
             made.iter().for_each(|application| take_streamlet(application, other, false, now_ms));
         }
+        self.keepers.serve(stream, kept);
+        // Who changes what is elsewhere tells applications itself from here on; what changed meanwhile nobody has told them.
+        prune();
+        registry.of_stream(stream).iter().for_each(|application| application.set_older(kept));
         drop(registry);
         if !is_new {
             kept.journal.want_copy();
@@ -651,7 +673,7 @@ impl Applications {
             .map(|application| application.write_copy(&kept.journal, Some(kept.place.id()), now_ms));
         for written in std::iter::once(older).chain(copies) {
             if let Some(failure) = written.failure {
-                kept.journal.want_copy();
+                kept.journal.give_up_copy();
                 return Err(failure);
             }
         }

@@ -252,8 +252,15 @@ impl Progress {
         let ahead = self.ahead.remove(&group.id);
         let known = if base.cursor.group == group.id { base } else { ahead.unwrap_or(base) };
         let base = Position { done: true, ..known };
-        self.base = Some(base);
+        self.set_base(base);
         base
+    }
+
+    /// Everything in front of it is done, or gone.
+    fn set_base(&mut self, base: Position) {
+        self.base = Some(base);
+        // What was done ahead of it and retention has taken is never looked at again.
+        self.ahead = self.ahead.split_off(&GroupId(base.cursor.group.0.saturating_add(1)));
     }
 
     fn offer_group(&mut self, base: Position, group: &GroupInfo, joined: bool, lost: &mut Lost) -> Offer {
@@ -271,8 +278,7 @@ impl Progress {
             self.skipped = true;
             let moved = Position { cursor: first, ordinal: group.first_ordinal, done: false, ..known.unwrap_or(base) };
             if joined {
-                self.ahead.remove(&group.id);
-                self.base = Some(moved);
+                self.set_base(moved);
             } else {
                 self.ahead.insert(group.id, moved);
             }

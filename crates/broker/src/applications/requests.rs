@@ -16,6 +16,7 @@ use kera_rpc::Outbox;
 use super::application::{Application, Ask, heartbeat_ms};
 use super::commit::{Committer, Reset};
 use super::describe::{offset, wanted};
+use super::keepers::Kept;
 use super::still_read;
 use crate::acks::Answer;
 use crate::failure::Failure;
@@ -41,17 +42,22 @@ pub(crate) fn attempt(core: &mut Core, request: Request<'_>, out: &mut Outbox) -
     }
 }
 
-/// An answer that waits until everything recorded so far is durable: in a cluster what was recorded with these streamlets.
+/// With what a request begins that records something of a stream: what it is recorded with, in a cluster, even if that leaves this node meanwhile.
+fn begin(core: &Core, stream: StreamId) -> Vec<Arc<Kept>> {
+    core.broker.applications.keepers.of_stream(stream)
+}
+
+/// An answer that waits until everything recorded so far is durable: in a cluster what was recorded with these streamlets. `before`: see [`begin`].
 fn durable<B: Body>(
     core: &Core,
     request: Request<'_>,
     body: &B,
-    stream: StreamId,
+    (stream, before): (StreamId, &[Arc<Kept>]),
     of: impl Fn(StreamletId) -> bool,
 ) -> Attempt {
     let mut answer = Answer::default();
     body.encode(request.header.version, &mut answer.body);
-    core.broker.applications.keepers.wait_for(&mut answer, stream, of);
+    core.broker.applications.keepers.wait_for(&mut answer, before, stream, of);
     Attempt::Durable(answer)
 }
 
@@ -93,6 +99,7 @@ fn join(core: &mut Core, request: Request<'_>, out: &mut Outbox) -> Result<Attem
     if applications.is_system_stream(stream.id()) {
         return Err(Failure::argument("stream is the system's own, it has no applications"));
     }
+    let before = begin(core, stream.id());
     let (application, made) = applications.find_or_create(&broker, &message.application, &stream, message.start)?;
     let config = &broker.config;
     let asked = if message.lease_ms == 0 { config.lease_ms_default } else { message.lease_ms };
@@ -127,7 +134,7 @@ fn join(core: &mut Core, request: Request<'_>, out: &mut Outbox) -> Result<Attem
         order: application.order(),
     };
     if made {
-        return Ok(durable(core, request, &joined, stream.id(), |_| true));
+        return Ok(durable(core, request, &joined, (stream.id(), &before), |_| true));
     }
     out.respond(request.header, &joined);
     Ok(Attempt::Answered)
@@ -151,6 +158,7 @@ fn next_groups(core: &mut Core, request: Request<'_>) -> Result<Attempt, Failure
     let application = core.broker.applications.by_id(message.application)?;
     let (now_us, now_ms) = (core.clock.monotonic_us(), core.clock.now_ms());
     let wait_ms = message.max_wait_ms.min(WAIT_MS_MAX);
+    let before = begin(core, application.meta.stream);
     let lanes = core.broker.applications.read_on(&core.broker, Some(application.meta.stream));
     // Registered before looking, so that nothing is missed in between.
     if let Some(waiter) = request.waiter.filter(|_| !request.last) {
@@ -186,7 +194,7 @@ fn next_groups(core: &mut Core, request: Request<'_>) -> Result<Attempt, Failure
     }
     let leased = LeasedGroups { groups: given.groups };
     let given = |of: StreamletId| leased.groups.iter().any(|group| group.streamlet == of);
-    Ok(durable(core, request, &leased, application.meta.stream, given))
+    Ok(durable(core, request, &leased, (application.meta.stream, &before), given))
 }
 
 fn commit(core: &mut Core, request: Request<'_>) -> Result<Attempt, Failure> {
@@ -200,6 +208,7 @@ fn commit(core: &mut Core, request: Request<'_>) -> Result<Attempt, Failure> {
     let application = applications.by_id(message.application)?;
     let by = Committer { member: message.member, now_us: core.clock.monotonic_us(), now_ms: core.clock.now_ms() };
     core.counts.members_expired += application.expire(&mut application.state.lock(), by.now_us);
+    let before = begin(core, application.meta.stream);
     let committed = application.commit(by, &message.entries)?;
     core.counts.offsets_committed += committed.accepted;
     core.counts.offsets_fenced += committed.fenced;
@@ -209,7 +218,7 @@ fn commit(core: &mut Core, request: Request<'_>) -> Result<Attempt, Failure> {
         _ => {
             let of_commit: BTreeSet<StreamletId> = message.entries.iter().map(|entry| entry.streamlet).collect();
             let result = CommitResult { statuses: committed.statuses };
-            Ok(durable(core, request, &result, application.meta.stream, |of| of_commit.contains(&of)))
+            Ok(durable(core, request, &result, (application.meta.stream, &before), |of| of_commit.contains(&of)))
         }
     }
 }
@@ -250,8 +259,9 @@ fn delete(core: &mut Core, request: Request<'_>) -> Result<Attempt, Failure> {
     let applications = &core.broker.applications;
     let application = applications.by_name(&message.application, message.stream)?;
     check_idle(&mut core.counts, &application, core.clock.monotonic_us())?;
+    let before = begin(core, message.stream);
     applications.remove(&application, core.clock.now_ms())?;
-    Ok(durable(core, request, &Empty, message.stream, |_| true))
+    Ok(durable(core, request, &Empty, (message.stream, &before), |_| true))
 }
 
 fn reset(core: &mut Core, request: Request<'_>, out: &mut Outbox) -> Result<Attempt, Failure> {
@@ -268,6 +278,7 @@ fn reset(core: &mut Core, request: Request<'_>, out: &mut Outbox) -> Result<Atte
     if let Some(unknown) = message.streamlets.iter().find(|id| stream.streamlet(**id).is_none()) {
         return Err(Failure::unknown_streamlet(stream.id(), *unknown, stream.options().streamlets));
     }
+    let before = begin(core, message.stream);
     let application = if message.dry_run {
         applications.by_name(&message.application, message.stream)?
     } else {
@@ -294,7 +305,7 @@ fn reset(core: &mut Core, request: Request<'_>, out: &mut Outbox) -> Result<Atte
         out.respond(request.header, &answer);
         return Ok(Attempt::Answered);
     }
-    Ok(durable(core, request, &answer, message.stream, |_| true))
+    Ok(durable(core, request, &answer, (message.stream, &before), |_| true))
 }
 
 fn fetch(core: &mut Core, request: Request<'_>) -> Result<Attempt, Failure> {
@@ -303,6 +314,7 @@ fn fetch(core: &mut Core, request: Request<'_>) -> Result<Attempt, Failure> {
     if let Some(wait) = all_known(core, message.stream)? {
         return Ok(wait);
     }
+    let before = begin(core, message.stream);
     let application = core.broker.applications.by_name(&message.application, message.stream)?;
     let answer = application.committed(wanted(&message.streamlets));
     let limit = items_max::<kera_protocol::CommittedOffset>(core);
@@ -312,7 +324,7 @@ fn fetch(core: &mut Core, request: Request<'_>) -> Result<Attempt, Failure> {
         return Err(Failure::new(Status::LimitReached, message));
     }
     // What is committed and not durable yet could be taken back by a loss of power, and must not be told before.
-    Ok(durable(core, request, &answer, message.stream, |_| true))
+    Ok(durable(core, request, &answer, (message.stream, &before), |_| true))
 }
 
 fn list(core: &mut Core, request: Request<'_>, out: &mut Outbox) -> Result<Attempt, Failure> {
@@ -323,6 +335,7 @@ fn list(core: &mut Core, request: Request<'_>, out: &mut Outbox) -> Result<Attem
 
 fn describe(core: &mut Core, request: Request<'_>, out: &mut Outbox) -> Result<Attempt, Failure> {
     let message: DescribeApplication = request.message()?;
+    let before = begin(core, message.stream);
     let application = core.broker.applications.by_name(&message.application, message.stream)?;
     let (now_us, now_ms) = (core.clock.monotonic_us(), core.clock.now_ms());
     core.counts.members_expired += application.expire(&mut application.state.lock(), now_us);
@@ -330,7 +343,7 @@ fn describe(core: &mut Core, request: Request<'_>, out: &mut Outbox) -> Result<A
     let description = application.describe(lanes_max, now_us, now_ms);
     if core.broker.applications.keepers.is_in_cluster() {
         // An owner that is lost may never have made it durable: it is told when nothing can take it back.
-        return Ok(durable(core, request, &description, message.stream, |_| true));
+        return Ok(durable(core, request, &description, (message.stream, &before), |_| true));
     }
     out.respond(request.header, &description);
     Ok(Attempt::Answered)

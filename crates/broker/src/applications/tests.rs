@@ -1,0 +1,185 @@
+//! What threads that work at the same time find of a streamlet's applications.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use kera_env::{Clock, ManualClock};
+use kera_format::applications::{Entry, LaneKey};
+use kera_format::chunk::ChunkTarget;
+use kera_format::{
+    ChunkBuilder, ChunkView, Compression, Durability, GroupId, LaneId, ProducerEpoch, ProducerId, Record, SegmentId,
+    StreamId, StreamOptions, StreamletId,
+};
+use kera_log::{Arena, ArenaConfig, ChunkReference, DurabilitySink, Log, LogConfig, Observer, SinkError, Ticket};
+use kera_protocol::{Owner, Start, Status};
+
+use super::journal::Journal;
+use crate::acks::Answer;
+use crate::broker::Broker;
+use crate::config::BrokerConfig;
+
+const STREAM: StreamId = StreamId(7);
+
+/// A disk that has everything at once, or nothing ever.
+#[derive(Default)]
+struct Disk {
+    appended: AtomicU64,
+    stands_still: AtomicBool,
+}
+
+impl DurabilitySink for Disk {
+    fn appended(&self, _: ChunkReference) -> Ticket {
+        self.appended.fetch_add(1, Ordering::Relaxed) + 1
+    }
+    fn durable_through(&self) -> Ticket {
+        if self.stands_still.load(Ordering::Relaxed) { 0 } else { self.appended.load(Ordering::Relaxed) }
+    }
+    fn wait(&self, _: Ticket, _: &Arc<dyn Observer>, _: u64) -> bool {
+        true
+    }
+    fn healthy(&self) -> Result<(), SinkError> {
+        Ok(())
+    }
+    fn segment_safe(&self, _: SegmentId) {}
+}
+
+struct Node {
+    disk: Arc<Disk>,
+    log: Arc<Log>,
+    broker: Arc<Broker>,
+    _dir: tempfile::TempDir,
+}
+
+impl Node {
+    /// Number 1 of a cluster, with a stream of two streamlets that it owns, of which it has opened the first.
+    fn new() -> Node {
+        let dir = tempfile::tempdir().expect("a directory");
+        let arena = ArenaConfig { path: dir.path().join("arena"), bytes: 16 << 20, node: [7; 16] };
+        let (arena, _) = Arena::create_or_attach(arena).expect("an arena");
+        let log = Log::new(LogConfig { segment_arena_share: 1 << 20, ..LogConfig::default() }, arena);
+        let disk = Arc::new(Disk::default());
+        log.set_sinks(Arc::new(vec![disk.clone() as Arc<dyn DurabilitySink>]));
+        let clock = Arc::new(ManualClock::new(1_000_000)) as Arc<dyn Clock>;
+        let broker = Broker::new(BrokerConfig::default(), Arc::clone(&log), clock);
+        let durability = Durability::Power;
+        let options = StreamOptions { streamlets: 2, lanes: 1, durability, ..StreamOptions::default() };
+        broker.stream_created(STREAM, options).expect("a stream");
+        broker.join_cluster([1; 16], 1);
+        let mine = Owner { node: 1, epoch: 1, older: Vec::new() };
+        broker.place_stream(1, STREAM, vec![mine.clone(), mine]).expect("a stream");
+        let node = Node { disk, log, broker, _dir: dir };
+        node.open(0);
+        node
+    }
+
+    fn open(&self, streamlet: u32) {
+        self.broker.open_streamlet(STREAM, StreamletId(streamlet), 1, None).expect("a streamlet");
+    }
+
+    fn append(&self, streamlet: u32, sequence: u64) {
+        let mut chunk = ChunkBuilder::default();
+        chunk.push(&Record::value(b"a record"));
+        let target = ChunkTarget {
+            stream: STREAM,
+            streamlet: StreamletId(streamlet),
+            producer_id: ProducerId(2),
+            producer_epoch: ProducerEpoch(0),
+            sequence,
+        };
+        let chunk = chunk.seal(&target, Compression::None).expect("it fits");
+        let stream = self.log.stream(STREAM).expect("a stream");
+        let lane = stream.streamlet(StreamletId(streamlet)).and_then(|of| of.lane(LaneId(0))).expect("a lane");
+        lane.append(&ChunkView::parse(&chunk).expect("a chunk"), 5).expect("appended");
+    }
+}
+
+#[test]
+fn a_copy_is_written_by_one_thread_at_a_time() {
+    let node = Node::new();
+    let stream = node.log.stream(STREAM).expect("a stream");
+    let journal = Journal::default();
+    journal.open_progress(STREAM, stream.streamlet(StreamletId(0)).expect("a streamlet"), 0);
+    let append = || assert!(journal.append("a", STREAM, &[Entry::Deleted], 5).failure.is_none());
+    append();
+    journal.want_copy();
+    let from = journal.begin_copy(u64::MAX).expect("it is wanted");
+    let before = journal.added_bytes();
+    append();
+    assert!(journal.begin_copy(0).is_none(), "somebody writes it");
+    journal.end_copy(from, before);
+    assert!(journal.begin_copy(0).is_none(), "it has not replaced anything yet");
+    assert!(journal.trim());
+    assert_eq!(journal.added_bytes(), 0);
+    (0..2).for_each(|_| append());
+    assert!(journal.begin_copy(0).is_some(), "more was added than the copy took");
+    journal.give_up_copy();
+    assert!(journal.begin_copy(u64::MAX).is_some(), "one that was given up is due");
+}
+
+/// Whoever looks at one of its lanes before the application has its position there would begin somewhere else.
+#[test]
+fn a_streamlet_is_served_when_all_its_applications_have_what_was_read() {
+    let node = Node::new();
+    let (broker, applications) = (&node.broker, &node.broker.applications);
+    let stream = node.log.stream(STREAM).expect("a stream");
+    let (application, _) = applications.find_or_create(broker, "a", &stream, Start::Earliest).expect("an application");
+    let second = StreamletId(1);
+    // The application is busy while what is known of it in the second streamlet is read.
+    let state = application.state.lock();
+    std::thread::scope(|scope| {
+        let opening = scope.spawn(|| node.open(1));
+        let kept = loop {
+            match applications.keepers.get(STREAM, second) {
+                Some(kept) if kept.journal.check_open().is_ok() => break kept,
+                _ => std::thread::yield_now(),
+            }
+        };
+        assert!(!applications.keepers.serves(STREAM, second) && !kept.is_read());
+        drop(state);
+        opening.join().expect("it is open");
+        assert!(applications.keepers.serves(STREAM, second) && kept.is_read());
+    });
+    assert!(application.state.lock().known.contains(&second));
+    assert!(!applications.keepers.has_unread());
+}
+
+/// The streamlet leaves between what a commit records and its answer: that waits for the record all the same.
+#[test]
+fn what_was_recorded_with_a_streamlet_that_has_left_is_waited_for() {
+    let node = Node::new();
+    let keepers = &node.broker.applications.keepers;
+    let before = keepers.of_stream(STREAM);
+    let lane = LaneKey { streamlet: StreamletId(0), lane: LaneId(0) };
+    let kept = super::kept_entry(
+        lane,
+        &kera_protocol::placement::KeptGroup { group: GroupId::new(1, 1), first_ordinal: 0, next_ordinal: 1 },
+    );
+    assert!(keepers.record("a", STREAM, &[kept], 5).failure.is_none());
+    node.disk.stands_still.store(true, Ordering::Relaxed);
+    node.broker.applications.streamlet_left(STREAM, StreamletId(0));
+    let waits = |before: &[_]| {
+        let mut answer = Answer::default();
+        keepers.wait_for(&mut answer, before, STREAM, |_| true);
+        !answer.tickets.is_empty()
+    };
+    assert!(waits(&before) && !waits(&[]));
+}
+
+/// A streamlet that has come since its owner has looked would bring the application back.
+#[test]
+fn an_application_is_not_deleted_while_a_streamlet_is_unread() {
+    let node = Node::new();
+    let (broker, applications) = (&node.broker, &node.broker.applications);
+    let stream = node.log.stream(STREAM).expect("a stream");
+    let (application, _) = applications.find_or_create(broker, "a", &stream, Start::Earliest).expect("an application");
+    node.append(0, 0);
+    let second = stream.streamlet(StreamletId(1)).expect("a streamlet");
+    second.open(1, false).expect("nobody else owns it");
+    assert!(applications.keepers.add(STREAM, second, None));
+    let failure = applications.remove(&application, 5).expect_err("it is not read yet");
+    assert_eq!(failure.status, Status::NotReady);
+    assert!(!application.is_deleted());
+    applications.read_on(broker, Some(STREAM));
+    applications.remove(&application, 5).expect("all is read");
+    assert!(application.is_deleted());
+}
