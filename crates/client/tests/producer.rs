@@ -391,6 +391,26 @@ fn records_for_a_node_that_never_greets_are_given_up_in_their_time() {
     });
 }
 
+/// Nothing takes from open chunks while there is no connection.
+#[test]
+fn records_in_open_chunks_are_given_up_in_their_time() {
+    let mut server = FakeServer::start(1, 1);
+    run(async {
+        let builder = client(&server).await.producer(STREAM).delivery_timeout(Duration::from_millis(300));
+        let mut producer = builder.build().await.unwrap();
+        server.crash();
+        for _ in 0..3 {
+            let record = Record::value(b"a record");
+            let given_up = tokio::time::timeout(Duration::from_secs(60), producer.deliver(&record)).await;
+            let error = given_up.expect("its time is up long ago").expect_err("nobody is there");
+            assert!(matches!(error, ClientError::DeliveryTimeout { .. }), "{error}");
+        }
+        server.restart();
+        producer.deliver(&Record::value(b"the last one")).await.unwrap();
+        assert_eq!(server.fake.values(0, 0), ["the last one"]);
+    });
+}
+
 /// Whoever gives up a chunk that was sent does not know whether it is there; the server does.
 #[test]
 fn a_chunk_that_was_given_up_after_it_was_sent_is_skipped_if_it_is_not_there() {

@@ -685,8 +685,14 @@ impl Buffer {
         }
     }
 
-    /// Chunks whose time is up, out of everything that waits to be sent.
+    /// Chunks whose time is up, out of everything that waits to be sent. A connection that is not there takes nothing from open ones, whose time comes all the same.
     pub(super) fn take_expired(&mut self, now: Instant) -> Vec<Sealed> {
+        for route in 0..self.routes.len() {
+            while let Some((number, opened_at)) = self.oldest_open(route)
+                && opened_at + self.settings.delivery_timeout <= now
+                && self.steal(number, now)
+            {}
+        }
         let mut expired = Vec::new();
         for number in self.routes.iter().flat_map(|route| &route.ready) {
             let sealed = &mut self.streamlets[*number as usize].sealed;
@@ -703,7 +709,27 @@ impl Buffer {
     pub(super) fn expires_at(&self) -> Option<Instant> {
         let ready = self.routes.iter().flat_map(|route| &route.ready);
         let fronts = ready.filter_map(|number| self.streamlets[*number as usize].sealed.front());
-        fronts.map(|chunk| chunk.opened_at + self.settings.delivery_timeout).min()
+        let open = (0..self.routes.len()).filter_map(|route| Some(self.oldest_open(route)?.1));
+        let first = fronts.map(|chunk| chunk.opened_at).chain(open).min();
+        first.map(|opened_at| opened_at + self.settings.delivery_timeout)
+    }
+
+    /// The first open chunk with something in it that waits for a route, and since when. Of one that was stolen from, that is when it was.
+    fn oldest_open(&self, route: usize) -> Option<(u32, Instant)> {
+        let has_more = |opening: u64, number: u32| {
+            let streamlet = &self.streamlets[number as usize];
+            let open = streamlet.open.as_ref().filter(|open| open.opening == opening);
+            open.filter(|open| streamlet.wanted as usize == route && open.has_more(&self.slots[number as usize]))
+        };
+        let opened = self.routes[route]
+            .opened
+            .iter()
+            .find_map(|&(opening, number)| has_more(opening, number).map(|open| (number, open.opened_at)));
+        let again = self.routes[route]
+            .again
+            .iter()
+            .find_map(|&(at, opening, number)| has_more(opening, number).map(|_| (number, at)));
+        [opened, again].into_iter().flatten().min_by_key(|(_, since)| *since)
     }
 
     /// Takes everything: nothing of it will be sent. Open chunks are stolen from.

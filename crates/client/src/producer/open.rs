@@ -225,6 +225,11 @@ impl OpenChunk {
         self.memory[CHUNK_HEADER_BYTES..].as_mut_ptr()
     }
 
+    /// The task's side: whether something was published since the last theft.
+    pub(super) fn has_more(&self, slot: &Slot) -> bool {
+        Filled::unpack(slot.published.load(Acquire)) != self.taken
+    }
+
     /// The task's side: a chunk to seal, with a copy of what was published since the last theft, in memory for so many
     /// bytes; and the producer is told. `None`: there was nothing.
     pub(super) fn steal(&mut self, slot: &Slot, memory: impl FnOnce(usize) -> Vec<u8>) -> Option<(Vec<u8>, Part)> {
