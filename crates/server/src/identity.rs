@@ -78,6 +78,15 @@ impl Identity {
         self.write(disk, false)
     }
 
+    /// Takes an epoch back in which nothing was done, as the cluster refuses the node: the disk says again what it said before. A cluster tells by it that the disks are
+    /// an older copy of those that the node had, at the next start as well.
+    ///
+    /// # Errors
+    /// The file cannot be replaced.
+    pub fn take_back(&self, disk: &dyn Disk) -> Result<(), Fatal> {
+        Identity { epoch: self.epoch.saturating_sub(1), ..*self }.write(disk, self.stopped)
+    }
+
     /// Puts on disk that this incarnation has stopped and that everything it had is on disk.
     ///
     /// # Errors
@@ -213,6 +222,20 @@ mod tests {
         assert_eq!(start(), Identity { epoch: 3, stopped: true, ..second });
         assert!(!start().stopped, "it may have been killed since");
         assert_eq!(parse_uuid(&first.node_text()), Some(first.node));
+    }
+
+    #[test]
+    fn an_epoch_in_which_nothing_was_done_is_begun_once_more() {
+        let (disk, random) = (MemoryDisk::new(), SeededRandom::new(1));
+        let begin = || Identity::begin(&disk, &random).unwrap();
+        begin().persist(&disk).unwrap();
+        for stopped in [false, true] {
+            begin().write(&disk, stopped).unwrap();
+            let refused = begin();
+            refused.persist(&disk).unwrap();
+            refused.take_back(&disk).unwrap();
+            assert_eq!((begin(), refused.stopped), (refused, stopped));
+        }
     }
 
     #[test]

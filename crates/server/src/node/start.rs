@@ -274,8 +274,15 @@ fn open_coordinator(
     clock: &Arc<dyn Clock>,
     readiness: &Readiness,
 ) -> Result<OpenCoordinator, Fatal> {
-    let disk = &disks[0];
-    let cluster = join_cluster(config, &mut identity, has_all, disks, clock, readiness)?;
+    let (disk, before) = (&disks[0], identity);
+    let joined = join_cluster(config, &mut identity, has_all, disks, clock, readiness);
+    if let Err(Fatal::NotHere { .. }) = &joined
+        && identity == before
+        && !before.first_start
+    {
+        before.take_back(&**disk)?;
+    }
+    let cluster = joined?;
     let coordinator = match &cluster {
         Some(cluster) => cluster.coordinator(clock),
         None => open_catalog(config, &identity, disk, clock)?,
