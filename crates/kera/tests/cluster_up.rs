@@ -2,6 +2,7 @@
 
 mod common;
 
+use std::io::{BufRead, BufReader};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 
@@ -33,7 +34,10 @@ impl Cluster {
     fn start(&self) -> Child {
         let mut command = kera(self.flags());
         command.env("KERA_ARENA_DIR", self.place.arena()).process_group(0);
-        let child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("the binary runs");
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the binary runs");
+        // It may hear later than others that all nodes are there; a signal before that has it fail.
+        let mut lines = BufReader::new(child.stdout.take().expect("it is piped")).lines().map_while(Result::ok);
+        assert!(lines.any(|line| line.contains("Ctrl-C stops all")), "{}", self.logs());
         eventually("three nodes", || run(self.at("status --json")).status.success() && self.live() == 3);
         child
     }
