@@ -226,17 +226,7 @@ impl Writer {
                     let hint = broker.ownership.hint(header.stream, header.streamlet);
                     return refused(counts, Status::NotOwner, hint);
                 }
-                Err(error) => {
-                    let (status, detail) = append_status(&error);
-                    if let AppendError::SinkUnhealthy(error) = &error {
-                        partial.disk = (partial.disk.0 + 1, Some(error.clone()));
-                    }
-                    let forgot = matches!(error, AppendError::SequenceGap { forgot: true, .. });
-                    return match refused(counts, status, detail) {
-                        Append::Done(result) => Append::Done(ChunkResult { forgot, ..result }),
-                        full => full,
-                    };
-                }
+                Err(error) => return not_appended(counts, partial, &error),
             }
         }
         // Blocks come back, but others are quicker: let them run and try again.
@@ -395,6 +385,20 @@ fn count_appended(counts: &mut BrokerCounts, chunk: &ChunkView<'_>, appended: &A
     counts.chunks_appended += 1;
     counts.records_appended += u64::from(chunk.header().record_count);
     counts.bytes_appended += chunk.as_bytes().len() as u64;
+}
+
+/// A chunk that its lane does not take.
+#[cold]
+fn not_appended(counts: &mut BrokerCounts, partial: &mut Partial, error: &AppendError) -> Append {
+    let (status, detail) = append_status(error);
+    if let AppendError::SinkUnhealthy(error) = error {
+        partial.disk = (partial.disk.0 + 1, Some(error.clone()));
+    }
+    let forgot = matches!(error, AppendError::SequenceGap { forgot: true, .. });
+    match refused(counts, status, detail) {
+        Append::Done(result) => Append::Done(ChunkResult { forgot, ..result }),
+        full @ Append::Full(_) => full,
+    }
 }
 
 #[cold]
