@@ -39,7 +39,9 @@ class Member:
             self.errors.seek(0)
             raise AssertionError(f"a member ended by itself: {self.errors.read()[-150:]}")
         at = os.fstat(self.out.fileno()).st_size
-        return os.pread(self.out.fileno(), at, 0).decode().splitlines()
+        # The last one may be on its way.
+        whole = os.pread(self.out.fileno(), at, 0).rpartition(b"\n")[0]
+        return whole.decode().splitlines()
 
     def values(self):
         return [line.split(" ", 1)[1] for line in self.lines()]
