@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use kera_format::StreamId;
 use kera_protocol::{FindOwners, GetStream, HelloResponse, Message, NodeInfo, Op, Role, Status, StreamInfo, StreamRef};
-use kera_rpc::{Connection, RpcError};
+use kera_rpc::{Connection, RpcError, first_of};
 use rand::seq::SliceRandom;
 use tokio::sync::Mutex;
 use tokio::task::{JoinError, JoinSet};
@@ -19,8 +19,6 @@ use crate::placement::{HOME, Placement, Placements};
 use crate::turn::InTurn;
 use crate::{Admin, ClientError, ConsumerBuilder, ProducerBuilder};
 
-/// How long connecting to a node may take before the next one is tried beside it.
-const HEDGE: Duration = Duration::from_millis(300);
 /// How long a node may take to say who owns what before another one is asked too: any of them answers from memory.
 const ASK_HEDGE: Duration = Duration::from_millis(100);
 /// How long a node may take to say who owns what, if there are others to ask.
@@ -496,29 +494,18 @@ async fn connect_any(addresses: &[String], rpc: &kera_rpc::ClientConfig) -> Resu
     if let [address] = addresses {
         return Connection::connect(address, rpc.clone()).await;
     }
-    let (mut waiting, mut trying, mut failed) = (addresses.iter(), JoinSet::new(), Vec::new());
-    loop {
-        match waiting.next() {
-            Some(address) => {
-                let (address, rpc) = (address.clone(), rpc.clone());
-                trying.spawn(async move { Connection::connect(&address, rpc).await.map_err(|error| (address, error)) });
-            }
-            None if trying.is_empty() => break,
-            None => {}
-        }
-        let tried = match waiting.len() {
-            0 => trying.join_next().await,
-            _ => tokio::time::timeout(HEDGE, trying.join_next()).await.ok().flatten(),
-        };
-        match tried {
-            Some(Ok(Ok(connection))) => return Ok(connection),
-            Some(Ok(Err((address, error)))) => failed.push(match error {
-                RpcError::Connect { address, reason } => format!("{address}: {reason}"),
-                error => format!("{address}: {error}"),
-            }),
-            Some(Err(error)) => failed.push(error.to_string()),
-            None => {}
-        }
+    let connecting = addresses.iter().cloned().map(|address| {
+        let rpc = rpc.clone();
+        async move { Connection::connect(&address, rpc).await.map_err(|error| (address, error)) }
+    });
+    let mut failed = Vec::new();
+    let why = |error: Result<(String, RpcError), JoinError>| match error {
+        Ok((_, RpcError::Connect { address, reason })) => format!("{address}: {reason}"),
+        Ok((address, error)) => format!("{address}: {error}"),
+        Err(ended) => ended.to_string(),
+    };
+    if let Some(connection) = first_of(connecting, |error| failed.push(why(error))).await {
+        return Ok(connection);
     }
     Err(RpcError::Connect { address: addresses.join(", "), reason: failed.join("; ") })
 }

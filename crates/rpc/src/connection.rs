@@ -22,9 +22,9 @@ use socket2::SockRef;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, Interest};
 use tokio::net::{TcpStream, lookup_host};
 use tokio::sync::{Notify, mpsc, oneshot};
-use tokio::task::JoinSet;
 
 use crate::RpcError;
+use crate::hedge::first_of;
 use crate::outbox::{Outbox, SLICES_MAX};
 
 /// Bytes of a read buffer; frames share it until they are dropped.
@@ -35,8 +35,6 @@ const BLOCK_BYTES_MAX: usize = 4 << 20;
 const READ_BYTES_MIN: usize = 32 << 10;
 /// Bytes read or written before other tasks of the runtime have their turn.
 const TURN_BYTES: usize = 1 << 20;
-/// How long one of several addresses of a name may take before the next one is tried beside it.
-const HEDGE: Duration = Duration::from_millis(300);
 
 /// How a client connects. [`Default`] works.
 #[derive(Clone, Debug)]
@@ -391,27 +389,11 @@ async fn greet_any(
     config: &ClientConfig,
     failed: &mut Vec<RpcError>,
 ) -> Option<Greeted> {
-    let (mut waiting, mut trying) = (addresses.iter().copied(), JoinSet::new());
-    loop {
-        match waiting.next() {
-            Some(at) => {
-                let (host, config) = (host.to_owned(), config.clone());
-                trying.spawn(async move { greet(&host, at, &config).await });
-            }
-            None if trying.is_empty() => return None,
-            None => {}
-        }
-        let tried = match waiting.len() {
-            0 => trying.join_next().await,
-            _ => tokio::time::timeout(HEDGE, trying.join_next()).await.ok().flatten(),
-        };
-        match tried {
-            Some(Ok(Ok(greeted))) => return Some(greeted),
-            Some(Ok(Err(error))) => failed.push(error),
-            Some(Err(_)) => failed.push(gone(host)),
-            None => {}
-        }
-    }
+    let greetings = addresses.iter().copied().map(|at| {
+        let (host, config) = (host.to_owned(), config.clone());
+        async move { greet(&host, at, &config).await }
+    });
+    first_of(greetings, |error| failed.push(error.unwrap_or_else(|_| gone(host)))).await
 }
 
 /// Why there is no connection. What a server has said tells more than that others could not be reached.

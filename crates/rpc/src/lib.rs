@@ -10,6 +10,7 @@
 
 mod connection;
 mod error;
+mod hedge;
 mod input;
 mod outbox;
 mod server;
@@ -18,6 +19,7 @@ mod session;
 
 pub use connection::{Call, ClientConfig, Connection, Frame, Subscription, WeakConnection};
 pub use error::RpcError;
+pub use hedge::first_of;
 pub use outbox::{FrameWriter, Outbox};
 pub use server::{RunningServer, Server, ServerConfig, ServerStats};
 pub use session::{Flow, Framing, Peer, Place, Session, SessionFactory, SessionWaker};
