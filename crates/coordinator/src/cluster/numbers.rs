@@ -35,7 +35,12 @@ impl ClusterState {
 
     /// Below which epoch a node may not begin that is in the cluster, or had its number before.
     pub(super) fn epoch_before(&self, node: NodeNumber) -> u32 {
-        self.nodes.get(&node).or_else(|| self.removed.get(&node)).map_or(0, |known| known.epoch)
+        self.last_with(node).map_or(0, |known| known.epoch)
+    }
+
+    /// The node with a number, or the one that had it last.
+    fn last_with(&self, node: NodeNumber) -> Option<&NodeState> {
+        self.nodes.get(&node).or_else(|| self.removed.get(&node))
     }
 
     /// Whether a machine may join under its number by now: see the module. If not it may try again soon.
@@ -61,7 +66,7 @@ impl ClusterState {
     /// to whom it gave its vote.
     pub fn check_disks(&self, join: &Join) -> Result<(), Refused> {
         let node = join.node;
-        let known = self.nodes.get(&node).or_else(|| self.removed.get(&node));
+        let known = self.last_with(node);
         let of_it = self.logs.keys().filter(|log| log.node == node).map(|log| log.epoch);
         match of_it.max().filter(|used| *used >= join.epoch_min) {
             Some(used) if known.is_some_and(|known| known.uuid == join.uuid) => Err(Refused(format!(
