@@ -275,14 +275,15 @@ fn open_coordinator(
     readiness: &Readiness,
 ) -> Result<OpenCoordinator, Fatal> {
     let (disk, before) = (&disks[0], identity);
-    let joined = join_cluster(config, &mut identity, has_all, disks, clock, readiness);
-    if let Err(Fatal::NotHere { .. }) = &joined
-        && identity == before
-        && !before.first_start
-    {
-        before.take_back(&**disk)?;
-    }
-    let cluster = joined?;
+    let cluster = match join_cluster(config, &mut identity, has_all, disks, clock, readiness) {
+        Err(refused @ Fatal::NotHere { .. }) if identity == before && !before.first_start => {
+            // One writes the file at a time, and what is written last stays.
+            persisting.finish()?;
+            before.take_back(&**disk)?;
+            return Err(refused);
+        }
+        joined => joined?,
+    };
     let coordinator = match &cluster {
         Some(cluster) => cluster.coordinator(clock),
         None => open_catalog(config, &identity, disk, clock)?,
