@@ -743,7 +743,8 @@ impl Backup {
     }
 
     /// Takes nothing from `node` in `epoch` and before any more, and tells how far its logs of that epoch are here. When it
-    /// returns the fence is on every disk; after an error it holds as long as the process lives, and no end is told.
+    /// returns the fence is on the first disk, which no start does without; after an error it holds as long as the process lives, and no end
+    /// is told. Other disks are not waited for: one that stands still would keep everybody from taking over what a lost node had.
     ///
     /// The ends hold for good: a block that is written later is answered as fenced, so nobody counts it. A log with damage in it gets no end
     /// from here: what a disk has changed may be all that is left, and to cut it there is for a person to decide.
@@ -755,18 +756,14 @@ impl Backup {
         state.fences.insert(node, highest);
         let fences = Fences { entries: state.fences.iter().map(|(node, epoch)| (*node, *epoch)).collect() };
         drop(state);
-        let bytes = fences.encode();
-        for (disk, number) in self.disks.iter().zip(0..) {
-            let path = format!("{FOLDER}/fences");
-            if let Err(error) = disk.disk.replace(&path, &bytes) {
-                self.counts.failures.fetch_add(1, Ordering::Relaxed);
-                let retry_at_us = self.clock.monotonic_us() + RETRY_US;
-                return Err(self.disks[number as usize].failed(&error, &path, retry_at_us));
-            }
-            // Whoever fences waits for the file, and nobody for its copy.
-            if let Err(error) = write_copy(&*disk.disk, &path, &bytes) {
-                tracing::warn!(path, %error, "the fences are there once; the next ones are written twice");
-            }
+        let (bytes, path, first) = (fences.encode(), format!("{FOLDER}/fences"), &self.disks[0]);
+        if let Err(error) = first.disk.replace(&path, &bytes) {
+            self.counts.failures.fetch_add(1, Ordering::Relaxed);
+            return Err(first.failed(&error, &path, self.clock.monotonic_us() + RETRY_US));
+        }
+        // Whoever fences waits for the file, and nobody for its copy.
+        if let Err(error) = write_copy(&*first.disk, &path, &bytes) {
+            tracing::warn!(path, %error, "the fences are there once; the next ones are written twice");
         }
         let mut state = self.state.lock();
         let asked = logs.iter().map(|view| LogId { node, epoch, vlog: view.vlog });

@@ -105,21 +105,21 @@ pub(crate) fn open(
     Ok(Opened { fences, logs, headless, writers, next_file, report })
 }
 
-/// Every disk has all fences, for one is answered when all have it: any that reads back will do, and of each disk the file or its copy.
+/// The first disk has all fences, in a file or its copy, one of which has to read back if there is one. Builds before this one wrote them to all disks: what others
+/// still have counts as well.
 fn read_fences(disks: &[Arc<dyn Disk>]) -> Result<BTreeMap<u32, u32>, OpenError> {
-    let (mut fences, mut found, mut unreadable) = (BTreeMap::new(), false, None);
+    let mut fences = BTreeMap::new();
     let path = format!("{FOLDER}/fences");
     let failed = |error| OpenError::Disk { path: path.clone(), error };
-    let mut changed = Vec::new();
-    for disk in disks {
+    let mut first_changed = false;
+    for (number, disk) in disks.iter().enumerate() {
+        let (mut found, mut unreadable) = (false, None);
         let both = match read_twice(&**disk, &path, 16 + 8 * FENCES_MAX) {
             Ok(both) => both,
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
             Err(error) => return Err(failed(error)),
         };
-        if !both.are_same() {
-            changed.push(disk);
-        }
+        first_changed |= number == 0 && !both.are_same();
         for bytes in [both.file, both.copy].iter().filter(|bytes| !bytes.is_empty()) {
             match Fences::parse(bytes) {
                 Ok(read) => {
@@ -132,16 +132,13 @@ fn read_fences(disks: &[Arc<dyn Disk>]) -> Result<BTreeMap<u32, u32>, OpenError>
                 Err(error) => unreadable = Some(error.to_string()),
             }
         }
-    }
-    if let Some(reason) = unreadable.filter(|_| !found) {
-        return Err(OpenError::Fences { path, reason });
+        if let Some(reason) = unreadable.filter(|_| number == 0 && !found) {
+            return Err(OpenError::Fences { path, reason });
+        }
     }
     let entries = fences.iter().map(|(node, epoch)| (*node, *epoch)).collect();
-    let bytes = Fences { entries }.encode();
-    for disk in changed {
-        if let Err(error) = replace_twice(&**disk, &path, &bytes) {
-            tracing::warn!(path, %error, "the fences are there once; the next ones are written twice");
-        }
+    if first_changed && let Err(error) = replace_twice(&*disks[0], &path, &Fences { entries }.encode()) {
+        tracing::warn!(path, %error, "the fences are there once; the next ones are written twice");
     }
     Ok(fences)
 }

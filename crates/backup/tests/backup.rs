@@ -232,11 +232,18 @@ fn no_byte_of_the_fences_is_needed_that_is_in_their_copy() {
             assert!(read_twice(&disk, &path, 9999).expect("read").are_same(), "{file} {at}");
         }
     }
-    // Of both.
+    // What an earlier build has written to another disk counts, and does not stand for all that the first one had.
+    let (empty, earlier) = (MemoryDisk::new(), MemoryDisk::new());
+    earlier.create_dir_all("replicas").expect("made");
+    earlier.replace(&path, &files[0].1).expect("written");
+    let two = |first: &MemoryDisk| [disks(first), disks(&earlier)].concat();
+    assert_eq!(open(&two(&empty), 2).1.fences, 2);
     files.iter().for_each(|(path, _)| whole.flip_bit(path, 20, 1).expect("flip"));
-    let clock = Arc::new(ManualClock::new(1_000_000));
-    let opened = Backup::open(config(), disks(&whole), clock, Arc::new(SeededRandom::new(3)));
-    assert!(matches!(opened.err(), Some(OpenError::Fences { .. })));
+    for disks in [disks(&whole), two(&whole)] {
+        let clock = Arc::new(ManualClock::new(1_000_000));
+        let opened = Backup::open(config(), disks, clock, Arc::new(SeededRandom::new(3)));
+        assert!(matches!(opened.err(), Some(OpenError::Fences { .. })));
+    }
 }
 
 #[test]

@@ -486,7 +486,7 @@ fn beat(
 
 /// Does what a leader does, whenever this node is the leader.
 ///
-/// Fences have connections of their own: a backup that cannot answer them, because one of its disks stands still, reads no further when it has enough of
+/// Fences have connections of their own: a backup that cannot answer them, because its first disk stands still, reads no further when it has enough of
 /// them, and what the coordinators say to that node must not wait behind them.
 fn drive(group: &Arc<Group>, runtime: &Handle, stopped: watch::Receiver<bool>) {
     let fencing = Arc::new(RpcTransport::new(runtime.clone()));
