@@ -4,6 +4,15 @@
 //! `kera-client`, as users do. It reads clocks, starts threads and, where it is asked to, starts and kills servers; no
 //! server ever depends on it.
 
+#![cfg_attr(
+    not(test),
+    warn(
+        clippy::print_stdout,
+        clippy::print_stderr,
+        reason = "they panic when nobody reads, and leave what was started"
+    )
+)]
+
 pub mod chaos;
 pub mod clock;
 mod error;

@@ -76,7 +76,7 @@ Ctrl-C or SIGTERM stops it gracefully; another one, a second or more later, stop
 Every flag is also a setting in the file and a KERA_* variable; `kera config show` lists them with their values.")]
     Serve(ServeArgs),
     /// Create, list, describe, alter and delete streams.
-    #[command(subcommand)]
+    #[command(subcommand, aliases = ["streams", "topic", "topics"])]
     Stream(StreamCommand),
     /// Write records from a file or standard input to a stream.
     #[command(after_help = "\
@@ -100,6 +100,7 @@ Examples:
   kera consume flights --application report --from earliest --follow
                                                         read on where `report` stopped, also after a crash
   kera consume flights --from 2h --format json | jq .   what came in the last two hours, with keys and ordinals
+  kera consume users --key-separator :                  lines like ann:blue, which kera produce reads with the same flag
 
 Without --application nothing is remembered. With it, records are committed after they were printed: after a kill -9 some
 may be printed again, none are left out. Several consumers with the same --application share the stream.")]
@@ -108,7 +109,7 @@ may be printed again, none are left out. Several consumers with the same --appli
     ///
     /// Applications are those of KerA's own clients. Consumer groups of Kafka clients are kept apart from them, under the same names too: Kafka's
     /// tools, like kafka-consumer-groups.sh, list, describe and reset them.
-    #[command(subcommand)]
+    #[command(subcommand, aliases = ["applications"])]
     Application(ApplicationCommand),
     /// Show how the node is, and the nodes of its cluster.
     ///
@@ -222,6 +223,7 @@ consumers work on one streamlet side by side, and give up the order between prod
         if_not_exists: bool,
     },
     /// List streams.
+    #[command(alias = "ls")]
     List {
         /// Only names that start so.
         #[arg(default_value = "")]
@@ -275,7 +277,7 @@ that it had: asking for that calls the change off, as long as nothing has come o
 #[derive(Args, Clone, Debug, Default)]
 pub struct OptionArgs {
     /// Partitions; each is owned by one broker [default: 1]
-    #[arg(long, value_name = "M")]
+    #[arg(long, alias = "partitions", value_name = "M")]
     pub streamlets: Option<u32>,
     /// Append positions per streamlet; producer p writes to lane p mod Q [default: 1]
     #[arg(long, value_name = "Q")]
@@ -287,7 +289,7 @@ pub struct OptionArgs {
     #[arg(long, value_name = "BYTES", value_parser = segment_bytes)]
     pub segment_bytes: Option<u32>,
     /// Copies on different nodes [default: 1]
-    #[arg(long, value_name = "R")]
+    #[arg(long, alias = "replication-factor", value_name = "R")]
     pub replication: Option<u32>,
     /// Whether producers are answered when all copies have what they wrote, or when its owner has [default: sync]
     #[arg(long, value_name = "sync|async", value_parser = replication_mode)]
@@ -459,7 +461,7 @@ pub struct ConsumeArgs {
     /// The stream.
     pub stream: String,
     /// The application to read as: its members share the stream and it goes on where it stopped.
-    #[arg(long, short, value_name = "NAME")]
+    #[arg(long, short, alias = "group", short_alias = 'g', value_name = "NAME")]
     pub application: Option<String>,
     /// Where to start: earliest, latest, a time like 2026-01-31T12:00:00Z, how long ago, like 2h, or ordinal:N, the record with
     /// that number in each lane. Times are those at which nodes took records, whatever timestamps these have. An application
@@ -469,8 +471,11 @@ pub struct ConsumeArgs {
     /// Start with the last N records of each lane; a streamlet has one lane unless the stream was made with more.
     #[arg(long, value_name = "N", conflicts_with_all = ["from", "application"])]
     pub last: Option<u64>,
+    /// What Kafka's tool calls `--from earliest`.
+    #[arg(long, hide = true, conflicts_with_all = ["from", "last"])]
+    pub from_beginning: bool,
     /// Stop after this many records.
-    #[arg(long, value_name = "N")]
+    #[arg(long, alias = "max-messages", short_alias = 'n', value_name = "N")]
     pub max: Option<u64>,
     /// Wait for more at the end of the stream.
     #[arg(long)]
@@ -478,6 +483,9 @@ pub struct ConsumeArgs {
     /// How a record is printed.
     #[arg(long, value_name = "FORMAT", default_value = "value")]
     pub format: Show,
+    /// Print keys too: what stands between the key and the value, like : or \t for a tab. A record without a key is printed without it.
+    #[arg(long, value_name = "TEXT", value_parser = separator, conflicts_with = "format")]
+    pub key_separator: Option<String>,
     /// Only these streamlets, like 0,3. Not with --application.
     #[arg(long, value_name = "N,…", value_delimiter = ',', conflicts_with = "application")]
     pub streamlets: Vec<u32>,

@@ -97,7 +97,11 @@ impl Table {
         let columns = self.rows[0].len();
         let width = |c: usize| self.rows.iter().filter_map(|row| row.get(c)).map(|cell| cell.chars().count()).max();
         let widths: Vec<usize> = (0..columns).map(|c| width(c).unwrap_or(0)).collect();
-        let is_number = |cell: &str| cell.starts_with(|c: char| c.is_ascii_digit() || c == '-');
+        // Neither a date nor an address.
+        let is_number = |cell: &str| {
+            cell.starts_with(|c: char| c.is_ascii_digit() || c == '-')
+                && !cell.chars().skip(1).any(|c| ":-".contains(c))
+        };
         let right: Vec<bool> = (0..columns)
             .map(|c| {
                 self.rows.len() > 1 && self.rows[1..].iter().all(|row| row.get(c).is_some_and(|cell| is_number(cell)))
@@ -136,6 +140,10 @@ mod tests {
         table.row(["flights".into(), "1,234".into(), String::new()]);
         table.row(["o".into(), "5".into(), "x".into()]);
         assert_eq!(table.text(), "NAME     RECORDS  NOTE\nflights    1,234\no              5  x\n");
+        let mut table = Table::new(&["SINCE", "AT"]);
+        table.row(["2026-11-28".into(), "127.0.0.1:7070".into()]);
+        table.row(["2026-1-2".into(), "127.0.0.1:70".into()]);
+        assert_eq!(table.text(), "SINCE       AT\n2026-11-28  127.0.0.1:7070\n2026-1-2    127.0.0.1:70\n");
         assert_eq!(facts(&[("a", "1".into()), ("bcd", "2".into())]), "a    1\nbcd  2\n");
     }
 }

@@ -37,7 +37,7 @@ impl Cluster {
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the binary runs");
         // It may hear later than others that all nodes are there; a signal before that has it fail.
         let mut lines = BufReader::new(child.stdout.take().expect("it is piped")).lines().map_while(Result::ok);
-        assert!(lines.any(|line| line.contains("Ctrl-C stops all")), "{}", self.logs());
+        assert!(lines.any(|line| line.contains("Ctrl-C stops all that were started here")), "{}", self.logs());
         eventually("three nodes", || run(self.at("status --json")).status.success() && self.live() == 3);
         child
     }

@@ -90,3 +90,47 @@ fn who_follows_gets_what_was_written_before_it_has_noticed_that_a_node_is_back()
     let text = std::fs::read_to_string(&followed).unwrap();
     assert_eq!(text.lines().map(String::from).collect::<BTreeSet<_>>(), written);
 }
+
+/// It owns all that there is, so nothing can be begun with until it is back; and the stream grows behind that.
+#[test]
+fn who_follows_a_stream_of_which_all_was_lost_gets_all_that_comes_since() {
+    let ports = free_ports::<6>();
+    let (members, mut nodes) = three_nodes(&ports);
+    let node = nodes[1].as_ref().expect("it runs");
+    node.ok("stream create spread --streamlets 1");
+    let owner =
+        cluster(node)["nodes"].as_array().unwrap().iter().position(|node| node["streamlets"] == 1).expect("an owner");
+    let asked = (owner + 1) % 3;
+    nodes[owner].take().expect("it runs").kill();
+    let node = nodes[asked].as_ref().expect("it runs");
+    eventually("a loss that is known", || cluster(node)["nodes"][owner]["state"] == "lost");
+    let followed = members[asked].place.file("followed");
+    let said = members[asked].place.file("said");
+    let mut command = node.command("consume spread --follow --max 600");
+    let command = command.stdout(File::create(&followed).unwrap()).stderr(File::create(&said).unwrap());
+    let mut following = command.spawn().unwrap();
+    eventually("what it waits for", || std::fs::read_to_string(&said).unwrap().contains("streamlet 0 waits"));
+    // It looks twice a second: it stands still while the node is back and takes what it has to show.
+    let signal = |name: &str| {
+        let sent = Command::new("kill").args([name, &following.id().to_string()]).status();
+        assert!(sent.unwrap().success());
+    };
+    signal("-STOP");
+    nodes[owner] = Some(start_again(&members[owner]));
+    let mut written = produce(nodes[owner].as_ref().unwrap(), 0..300);
+    signal("-CONT");
+    eventually("what came before it has noticed", || {
+        std::fs::read_to_string(&followed).unwrap().lines().count() == 300
+    });
+    let node = nodes[asked].as_ref().expect("it runs");
+    node.ok("stream alter spread --streamlets 4");
+    written.extend(produce(node, 300..600));
+    let mut ended = None;
+    eventually("its end", || {
+        ended = following.try_wait().unwrap();
+        ended.is_some()
+    });
+    assert!(ended.unwrap().success());
+    let text = std::fs::read_to_string(&followed).unwrap();
+    assert_eq!(text.lines().map(String::from).collect::<BTreeSet<_>>(), written);
+}

@@ -406,6 +406,68 @@ fn a_consumer_that_is_stopped_does_not_wait_for_its_reader() {
     }
 }
 
+fn end_of(child: &mut Child) -> Option<i32> {
+    let mut ended = None;
+    eventually("its end", || {
+        ended = child.try_wait().unwrap();
+        ended.is_some()
+    });
+    ended.and_then(|status| status.code())
+}
+
+/// As while its output is looked at in a pager: it lives, so that its leases do not end by themselves.
+#[test]
+fn a_member_whose_reader_stands_still_gives_groups_to_those_that_join() {
+    let place = Place::new();
+    let node = place.start_with(&["--lease", "1s"]);
+    node.ok("stream create flights --streamlets 4");
+    let file = place.file("lines");
+    std::fs::write(&file, (0..100_000).map(|line| format!("line number {line}\n")).collect::<String>()).unwrap();
+    node.ok(&format!("produce flights --chunk-bytes 1KiB --file {}", file.display()));
+    let consume = |more: &str| {
+        let mut command = node.command(&format!("consume flights --application report --follow {more}"));
+        command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap()
+    };
+    let mut first = consume("");
+    let out = first.stdout.take().unwrap();
+    eventually("a full pipe", || rustix::io::ioctl_fionread(&out).unwrap() >= 60 << 10);
+    let mut second = consume("--max 1");
+    assert_eq!(end_of(&mut second), Some(0));
+    assert_eq!(first.try_wait().unwrap(), None);
+    first.kill().unwrap();
+    first.wait().unwrap();
+}
+
+/// A script must not take a part for all.
+#[test]
+fn a_consumer_that_is_stopped_before_the_end_is_an_interrupted_one() {
+    let (place, node) = with_stream("");
+    let file = place.file("lines");
+    std::fs::write(&file, (0..100_000).map(|line| format!("line number {line}\n")).collect::<String>()).unwrap();
+    node.ok(&format!("produce flights --file {}", file.display()));
+    for flags in ["", "--application report"] {
+        let mut command = node.command(&format!("consume flights {flags}"));
+        let mut consumer = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let out = consumer.stdout.take().unwrap();
+        eventually("a full pipe", || rustix::io::ioctl_fionread(&out).unwrap() >= 60 << 10);
+        assert!(std::process::Command::new("kill").arg(consumer.id().to_string()).status().unwrap().success());
+        assert_eq!(end_of(&mut consumer), Some(130), "{flags}");
+        let said = std::io::read_to_string(consumer.stderr.take().unwrap()).unwrap();
+        let lacking = if flags.is_empty() { "interrupted after" } else { "before what was printed last was committed" };
+        assert!(said.contains(lacking), "{said}");
+    }
+}
+
+#[test]
+fn keys_are_printed_as_they_are_read() {
+    let (place, node) = with_stream("");
+    let file = place.file("lines");
+    std::fs::write(&file, "ann:blue\nbob:red:dark\n").unwrap();
+    node.ok(&format!("produce flights --key-separator : --file {}", file.display()));
+    assert_eq!(node.ok("consume flights --key-separator :"), "ann:blue\nbob:red:dark\n");
+    assert_eq!(node.ok("consume flights --from-beginning -n 1"), "blue\n");
+}
+
 #[test]
 fn a_closed_pipe_is_no_error() {
     let (_place, node) = with_stream("");
@@ -494,6 +556,14 @@ fn a_file_that_is_not_read_to_its_end_is_an_interrupted_one_and_says_where_to_go
     let written = node.ok("consume flights").lines().count();
     assert!(told.contains("(interrupted)") && said.contains(&format!("line {written}")), "{written}: {told}{said}");
     assert!(said.contains(&format!("from line {} on", written + 1)), "{said}");
+
+    // Ctrl-C ends all of a pipeline, and whoever keeps what it says may be gone first.
+    let mut child = node.command(&line).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    drop(child.stdout.take());
+    eventually("records", || node.ok("consume flights").lines().count() > written);
+    assert!(std::process::Command::new("kill").arg(child.id().to_string()).status().unwrap().success());
+    assert_eq!(end_of(&mut child), Some(130));
+    let written = node.ok("consume flights").lines().count();
 
     let mut child = node.command("produce flights").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
     let mut input = child.stdin.take().unwrap();

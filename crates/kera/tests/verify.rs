@@ -41,6 +41,8 @@ fn a_record_that_is_missing_is_found_and_the_exit_status_says_so() {
     node.ok("stream create other");
     let (status, says) = node.fails(&format!("verify consume --stream other --log {path}"));
     assert!(status == 1 && says.contains("acknowledged of `verify`, and `other` is read"), "{says}");
+    let (status, says) = node.fails(&format!("verify produce --stream other --records 10 --log {path}"));
+    assert!(status == 1 && says.contains("acknowledged of `verify`, and would prove nothing of `other`"), "{says}");
     let empty = place.file("empty");
     std::fs::write(&empty, "").unwrap();
     let (status, says) = node.fails(&format!("verify consume --log {}", empty.display()));

@@ -1,6 +1,7 @@
 //! Ctrl-C, and the time that a measurement may take: a flag that everybody who waits looks at. Whoever started something ends it on the
 //! way out, by its process id.
 
+use std::io::Write;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -87,7 +88,8 @@ impl Stop {
                         std::process::exit(130);
                     }
                     stop.ask();
-                    eprintln!("\nstopping what was started; once more to end at once");
+                    // Who hears it may be gone, and `eprintln!` would end this process with what it has started.
+                    let _ = writeln!(std::io::stderr(), "\nstopping what was started; once more to end at once");
                 }
             });
         };

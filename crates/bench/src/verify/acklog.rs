@@ -12,7 +12,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{File, OpenOptions};
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -102,6 +102,7 @@ struct State {
 impl AckLog {
     /// Opens the log for appending and notes that `run` starts.
     pub fn append(path: &Path, run: u64, stream: &str) -> Result<AckLog, BenchError> {
+        refuse_other_stream(path, stream)?;
         let mut file = OpenOptions::new()
             .create(true)
             .read(true)
@@ -154,6 +155,28 @@ impl AckLog {
             Some(e) => Err(BenchError::io_at("writing the log of acknowledgements", &self.path, e)),
             None => Ok(()),
         }
+    }
+}
+
+/// Refuses to go on with a log that is about another stream: it would prove nothing of either.
+fn refuse_other_stream(path: &Path, stream: &str) -> Result<(), BenchError> {
+    let begins = |line: &str| line.strip_prefix(KINDS[0])?.splitn(3, ' ').nth(2).map(str::to_owned);
+    let file = match File::open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(BenchError::io_at("reading the log of acknowledgements", path, error)),
+    };
+    let mut first = String::new();
+    // What is no text is refused as no line of such a log.
+    let _ = BufReader::new(file.take(LINE_BYTES_MAX)).read_line(&mut first);
+    match begins(first.trim_end()).filter(|other| other != stream) {
+        Some(other) => {
+            let message = format!(
+                "it says what was acknowledged of `{other}`, and would prove nothing of `{stream}`: name another file with --log, or delete it"
+            );
+            Err(BenchError::server(path.display().to_string(), message))
+        }
+        None => Ok(()),
     }
 }
 

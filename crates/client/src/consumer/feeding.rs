@@ -55,7 +55,8 @@ impl Consumer {
         let streamlets = streamlets.unwrap_or_else(|| (0..options.streamlets).map(StreamletId).collect());
         let lanes = self.settings.lanes.clone();
         let lanes = lanes.unwrap_or_else(|| (0..options.lanes).map(LaneId).collect());
-        streamlets.iter().flat_map(|streamlet| lanes.iter().map(|lane| (*streamlet, *lane))).collect()
+        let read = streamlets.iter().filter(|streamlet| !self.settings.without.contains(streamlet));
+        read.flat_map(|streamlet| lanes.iter().map(|lane| (*streamlet, *lane))).collect()
     }
 
     pub(super) fn lookup(&self, streamlet: StreamletId, lane: LaneId, at: Start) -> Lookup {

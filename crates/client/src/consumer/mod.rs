@@ -69,6 +69,7 @@ pub struct ConsumerBuilder {
     stream: String,
     from: Start,
     streamlets: Option<Vec<StreamletId>>,
+    without: Vec<StreamletId>,
     lanes: Option<Vec<LaneId>>,
     application: Option<String>,
     member_name: String,
@@ -90,6 +91,7 @@ impl ConsumerBuilder {
             stream,
             from: Start::Earliest,
             streamlets: None,
+            without: Vec::new(),
             lanes: None,
             application: None,
             member_name: String::new(),
@@ -114,6 +116,12 @@ impl ConsumerBuilder {
     /// Reads only these streamlets. Not for applications.
     pub fn streamlets(mut self, streamlets: impl IntoIterator<Item = u32>) -> Self {
         self.streamlets = Some(streamlets.into_iter().map(StreamletId).collect());
+        self
+    }
+
+    /// Reads all streamlets but these, and those that the stream will get. Not for applications.
+    pub fn without_streamlets(mut self, streamlets: impl IntoIterator<Item = u32>) -> Self {
+        self.without = streamlets.into_iter().map(StreamletId).collect();
         self
     }
 
@@ -223,9 +231,11 @@ impl ConsumerBuilder {
     }
 
     fn check(&self) -> Result<(), ClientError> {
-        if self.application.is_some() && (self.streamlets.is_some() || self.lanes.is_some()) {
+        let is_part = self.streamlets.is_some() || !self.without.is_empty() || self.lanes.is_some();
+        if self.application.is_some() && is_part {
             let allowed = "left out: the members of an application share all of the stream";
-            return Err(ClientError::invalid("consumer.streamlets and consumer.lanes", "set", allowed));
+            let what = "consumer.streamlets, consumer.without_streamlets and consumer.lanes";
+            return Err(ClientError::invalid(what, "set", allowed));
         }
         if !(1..=65_536).contains(&self.groups_max) {
             return Err(ClientError::invalid("consumer.groups_max", self.groups_max, "1 to 65536"));
@@ -376,6 +386,17 @@ impl Consumer {
             let Some(batch) = self.next_batch().await? else { return Ok(None) };
             let track = self.returned.unwrap_or_default();
             self.unpacked = Some((track, Unpacked::new(batch)));
+        }
+    }
+
+    /// For a program that cannot take records just now, as while its own reader stands still: does everything but return some. Never ends;
+    /// dropping the future loses nothing.
+    ///
+    /// A member that only waited would go on telling that it lives, and would never hear that groups are asked back for other members.
+    pub async fn idle(&mut self) -> std::convert::Infallible {
+        loop {
+            self.look();
+            self.work_once().await;
         }
     }
 

@@ -65,6 +65,13 @@ impl Away {
         self
     }
 
+    /// These too, each with the node that it waits for or has waited for.
+    pub fn add(&mut self, others: &Away) {
+        for (node, streamlets) in &others.0 {
+            self.0.entry(*node).or_default().extend(streamlets);
+        }
+    }
+
     /// Whether nothing is.
     pub fn is_nothing(&self) -> bool {
         self.0.is_empty()

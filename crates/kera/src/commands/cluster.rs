@@ -1,17 +1,18 @@
 //! `kera cluster up`: a cluster on this machine to try things out, each node a process of its own.
 
 use std::fs::File;
-use std::io::{Read, Seek, SeekFrom};
+use std::io::{IsTerminal, Read, Seek, SeekFrom};
 use std::net::TcpStream;
 use std::os::unix::process::CommandExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::mpsc;
 
 use crate::cli::{ClusterUpArgs, Globals};
-use crate::error::CliError;
+use crate::error::{CliError, EXIT_INTERRUPTED};
 use crate::output;
 
 /// How long a node may take to serve.
@@ -31,6 +32,7 @@ struct Member {
     /// What to type to start it again.
     again: String,
     process: Child,
+    is_gone: bool,
 }
 
 /// What ends the command. The terminal that goes away too: the nodes do not get its signals.
@@ -69,12 +71,14 @@ pub async fn up(args: &ClusterUpArgs, globals: &Globals) -> Result<(), CliError>
     let mut members = Vec::new();
     let started = tokio::select! {
         started = start(args, &mut members) => started,
-        () = signals.next() => Err(CliError::failure("stopped before all nodes were there")),
+        () = signals.next() => {
+            Err(CliError { exit: EXIT_INTERRUPTED, ..CliError::failure("stopped before all nodes were there") })
+        }
     };
     let ran = match started.and_then(|()| tell(&members, globals)) {
         Ok(()) => tokio::select! {
             () = signals.next() => Ok(()),
-            ended = first_end(&mut members) => Err(ended),
+            ended = first_end(args, &mut members) => Err(ended),
         },
         Err(error) => Err(error),
     };
@@ -85,7 +89,7 @@ pub async fn up(args: &ClusterUpArgs, globals: &Globals) -> Result<(), CliError>
 /// Nodes that were in the cluster before are all started before any is waited for: none of them serves before a majority of them is there.
 /// The others join one after the other, each when those before it serve.
 async fn start(args: &ClusterUpArgs, members: &mut Vec<Member>) -> Result<(), CliError> {
-    let program = std::env::current_exe().map_err(|error| CliError::failure(format!("this program: {error}")))?;
+    let program = this_program()?;
     for number in (1..=args.nodes).filter(|number| was_member(args, *number)) {
         members.push(spawn(args, &program, number)?);
     }
@@ -102,6 +106,10 @@ async fn start(args: &ClusterUpArgs, members: &mut Vec<Member>) -> Result<(), Cl
     }
     members.sort_by_key(|member| member.number);
     Ok(())
+}
+
+fn this_program() -> Result<PathBuf, CliError> {
+    std::env::current_exe().map_err(|error| CliError::failure(format!("this program: {error}")))
 }
 
 /// Waits until a node serves. One that ends meanwhile is told first: others may wait for it in vain.
@@ -125,7 +133,7 @@ async fn serves(members: &mut [Member], at: usize) -> Result<(), CliError> {
     }
 }
 
-fn data_of(args: &ClusterUpArgs, number: u16) -> std::path::PathBuf {
+fn data_of(args: &ClusterUpArgs, number: u16) -> PathBuf {
     Path::new(&args.data).join(format!("node-{number}"))
 }
 
@@ -151,6 +159,11 @@ fn spawn(args: &ClusterUpArgs, program: &Path, number: u16) -> Result<Member, Cl
     };
     let (native, kafka) = (port(args.port, number)?, port(args.kafka_port, number)?);
     let http = port(args.http_port, number)?;
+    // What answers there now would be taken for the node.
+    if TcpStream::connect(&native).is_ok() {
+        let message = format!("node {number}: {native} is in use, perhaps by a node of an earlier `kera cluster up`");
+        return Err(CliError::failure(message).next("stop that one, or choose other ports with --port"));
+    }
     let mut words: Vec<String> = ["serve", "--data"].map(String::from).to_vec();
     words.push(data.display().to_string());
     let mut say = |flag: &str, value: &str| words.extend([flag.to_owned(), value.to_owned()]);
@@ -170,7 +183,17 @@ fn spawn(args: &ClusterUpArgs, program: &Path, number: u16) -> Result<Member, Cl
     command.args(&words).process_group(0).stdin(Stdio::null()).stdout(out).stderr(log);
     let process = command.spawn().map_err(|error| failed(program, error))?;
     let again = format!("kera {}", words.iter().map(|word| as_typed(word)).collect::<Vec<_>>().join(" "));
-    Ok(Member { number, native, kafka, http, log: log_path.display().to_string(), log_from, again, process })
+    Ok(Member {
+        number,
+        native,
+        kafka,
+        http,
+        log: log_path.display().to_string(),
+        log_from,
+        again,
+        process,
+        is_gone: false,
+    })
 }
 
 /// A word as it is typed in a shell.
@@ -208,35 +231,85 @@ fn tell(members: &[Member], globals: &Globals) -> Result<(), CliError> {
     text += &format!(
         "\nexport KERA_CONNECT={}\nkera stream create events --streamlets 6 --replication {copies}\nkera status\n\
          Kafka clients: {}\n\nkill -9 one of the processes while you write: the others go on, and it is said here how to start it again. \
-         Ctrl-C stops all.\n",
+         Ctrl-C stops all that were started here.\n",
         all.join(","),
         kafka.join(",")
     );
     output::print(&text)
 }
 
-/// Waits until a node that nobody has killed ends: one that is killed is what such a cluster is for, and it is said how it is started again.
-async fn first_end(members: &mut [Member]) -> CliError {
+/// Waits until a node ends that nobody has stopped: one that is killed, or told to stop, is what such a cluster is for. It is started again when
+/// somebody asks for it, at a terminal; elsewhere it is said how.
+async fn first_end(args: &ClusterUpArgs, members: &mut [Member]) -> CliError {
     use std::os::unix::process::ExitStatusExt;
-    let mut gone = vec![false; members.len()];
+    let mut lines = lines_typed();
     loop {
-        for (member, gone) in members.iter_mut().zip(&mut gone).filter(|(_, gone)| !**gone) {
+        for member in members.iter_mut().filter(|member| !member.is_gone) {
             if let Ok(Some(status)) = member.process.try_wait() {
-                if status.signal().is_none() {
+                if status.signal().is_none() && !status.success() {
                     return ended(member, status);
                 }
-                *gone = true;
+                member.is_gone = true;
                 let Member { number, again, .. } = member;
-                output::say(format_args!(
-                    "node {number} was killed; to start it again, in another terminal and in this folder:\n{again}"
-                ));
+                let what = if status.success() { "was stopped" } else { "was killed" };
+                output::say(match &lines {
+                    Some(_) => format!("node {number} {what}; press Enter to start it again"),
+                    None => format!(
+                        "node {number} {what}; to start it again, in another terminal and in this folder:\n{again}"
+                    ),
+                });
             }
         }
-        if gone.iter().all(|gone| *gone) {
+        if lines.is_none() && members.iter().all(|member| member.is_gone) {
             return CliError::failure("all nodes are gone");
         }
-        tokio::time::sleep(LOOK * 5).await;
+        let typed = async {
+            match &mut lines {
+                Some(typed) => typed.recv().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            () = tokio::time::sleep(LOOK * 5) => {}
+            typed = typed => match typed {
+                Some(()) => {
+                    if let Err(error) = start_again(args, members) {
+                        return error;
+                    }
+                }
+                // Nobody types any more.
+                None => lines = None,
+            },
+        }
     }
+}
+
+/// Starts again what is gone.
+fn start_again(args: &ClusterUpArgs, members: &mut [Member]) -> Result<(), CliError> {
+    let program = this_program()?;
+    for member in members.iter_mut().filter(|member| member.is_gone) {
+        *member = spawn(args, &program, member.number)?;
+        output::say(format_args!("node {} starts, process {}", member.number, member.process.id()));
+    }
+    Ok(())
+}
+
+/// Tells of each line that is typed, if there is a terminal at which they can be.
+fn lines_typed() -> Option<mpsc::Receiver<()>> {
+    let (typed, lines) = mpsc::channel(1);
+    let read = move || {
+        let mut line = String::new();
+        while std::io::stdin().read_line(&mut line).is_ok_and(|bytes| bytes > 0) {
+            line.clear();
+            if typed.blocking_send(()).is_err() {
+                return;
+            }
+        }
+    };
+    // Detached: it waits for a line until the process ends.
+    let is_read =
+        std::io::stdin().is_terminal() && std::thread::Builder::new().name("kera-typed".into()).spawn(read).is_ok();
+    is_read.then_some(lines)
 }
 
 /// What a node that has ended has said last: its error, all lines of it.

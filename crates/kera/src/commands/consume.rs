@@ -5,7 +5,7 @@
 //! command neither from signals nor from its leases.
 //!
 //! Streamlets whose node is lost do not keep the others from being printed. Without --follow the command says at its end which were left
-//! out, and fails; with it they are read as soon as the node is back.
+//! out, and fails; with it they are read as soon as the node is back, with what they have taken before that was noticed.
 
 use std::future::ready;
 use std::io;
@@ -13,6 +13,7 @@ use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use kera_client::{Client, ClientError, CommitMode, ConsumedRecord, Consumer, Start, StreamInfo};
+use kera_server::units::human_count;
 use tokio::io::Interest;
 use tokio::net::unix::pipe;
 use tokio::time::timeout;
@@ -21,7 +22,7 @@ use crate::cli::{ConsumeArgs, Globals, Show};
 use crate::commands::away::Away;
 use crate::commands::printing::Printing;
 use crate::connect::{connect, explain, find_stream};
-use crate::error::CliError;
+use crate::error::{CliError, EXIT_INTERRUPTED};
 use crate::output::say;
 use crate::records::RecordJson;
 use crate::when::{now_ms, parse_start};
@@ -47,23 +48,25 @@ pub async fn run(args: &ConsumeArgs, globals: &Globals) -> Result<(), CliError> 
     let stream = find_stream(&client, &args.stream).await?;
     let from = match &args.from {
         Some(text) => parse_start(text).map_err(CliError::usage)?,
+        None if args.from_beginning => Start::Earliest,
         None if args.last.is_some() => Start::Latest,
         None if args.follow && args.application.is_none() => Start::Latest,
         None => Start::Earliest,
     };
     let format = if globals.json { Show::Json } else { args.format };
     let source = Source { client, stream, from, begun_ms: now_ms(), args };
-    let (consumer, left_out) = source.begin().await?;
+    let Begun { consumer, late, left_out } = source.begin().await?;
     let mut consuming = Consuming {
         source,
         consumer,
-        late: None,
+        late,
         left_out,
         said: String::new(),
         wondered: Instant::now(),
         out: Printing::start()?,
         format,
         commits: args.application.is_some(),
+        printed: 0,
         uncommitted: 0,
         committed: Instant::now(),
     };
@@ -72,6 +75,14 @@ pub async fn run(args: &ConsumeArgs, globals: &Globals) -> Result<(), CliError> 
         () = stop_signal() => None,
     };
     consuming.finish(outcome).await
+}
+
+/// How it begins.
+struct Begun {
+    consumer: Consumer,
+    /// Of streamlets that were away and are back.
+    late: Option<Consumer>,
+    left_out: Away,
 }
 
 /// What is read, and from where on.
@@ -85,21 +96,26 @@ struct Source<'a> {
 }
 
 impl Source<'_> {
-    /// A consumer of streamlets that were left out and are back. Where they ended when the command began nobody could say: what they have taken
-    /// since is read.
+    /// A consumer of streamlets that were left out and are back.
     async fn late_consumer(&self, streamlets: &[u32]) -> Result<Consumer, ClientError> {
-        let from = if self.from == Start::Latest { Start::TimeMs(self.begun_ms) } else { self.from };
-        self.consumer(streamlets, from).await
+        self.consumer(streamlets, &[], self.from_when_back()).await
     }
 
-    /// A consumer of these streamlets; of all if none are named.
-    async fn consumer(&self, streamlets: &[u32], from: Start) -> Result<Consumer, ClientError> {
+    /// From where on streamlets are read that nobody could read when the command began. Where they ended then nobody could say: what they have
+    /// taken since is read.
+    fn from_when_back(&self) -> Start {
+        if self.from == Start::Latest { Start::TimeMs(self.begun_ms) } else { self.from }
+    }
+
+    /// A consumer of these streamlets; of all but `without` if none are named, and then also of those that the stream will get.
+    async fn consumer(&self, streamlets: &[u32], without: &[u32], from: Start) -> Result<Consumer, ClientError> {
         let args = self.args;
         let builder = self.client.consumer(&self.stream.name).from(from);
         let mut builder = builder.until_end(!args.follow).commit(CommitMode::Manual);
-        if !streamlets.is_empty() {
-            builder = builder.streamlets(streamlets.iter().copied());
-        }
+        builder = match streamlets.is_empty() {
+            true => builder.without_streamlets(without.iter().copied()),
+            false => builder.streamlets(streamlets.iter().copied()),
+        };
         if let Some(application) = &args.application {
             builder = builder.application(application).member_name(member_name());
         }
@@ -119,16 +135,45 @@ impl Source<'_> {
         Ok(Away::of(&self.client, &self.stream).await?.among(&self.args.streamlets))
     }
 
+    /// A consumer of all that is wanted but these. Nothing if they are all.
+    async fn consumer_of_others(&self, out: &Away) -> Result<Option<Consumer>, ClientError> {
+        let is_out = |streamlet: &u32| out.has(*streamlet);
+        let all: Vec<u32> = (0..self.stream.options.streamlets).collect();
+        let wanted = if self.args.streamlets.is_empty() { &all } else { &self.args.streamlets };
+        let (out, here): (Vec<u32>, Vec<u32>) = wanted.iter().copied().partition(is_out);
+        let here = match self.args.streamlets.is_empty() {
+            _ if here.is_empty() => return Ok(None),
+            // It reads what the stream gets, too.
+            true => Vec::new(),
+            false => here,
+        };
+        self.consumer(&here, &out, self.from).await.map(Some)
+    }
+
+    /// Begins when nothing is away. What has been since the command began has taken records meanwhile that a follower is to see, wherever the others are
+    /// read from.
+    async fn begin_with_all(&self, been_away: &Away) -> Result<Begun, ClientError> {
+        let (wanted, left_out, back) = (&self.args.streamlets, Away::default(), been_away.streamlets());
+        if back.is_empty() || !self.args.follow {
+            return Ok(Begun { consumer: self.consumer(wanted, &[], self.from).await?, late: None, left_out });
+        }
+        let (consumer, late) = match self.consumer_of_others(been_away).await? {
+            Some(others) => (others, Some(self.late_consumer(&back).await?)),
+            None => (self.consumer(wanted, &[], self.from_when_back()).await?, None),
+        };
+        Ok(Begun { consumer, late, left_out })
+    }
+
     /// A consumer of what can be read, and what it leaves out. An application leaves nothing out: its members wait.
-    async fn begin(&self) -> Result<(Consumer, Away), CliError> {
-        let (wanted, begun) = (&self.args.streamlets, Instant::now());
+    async fn begin(&self) -> Result<Begun, CliError> {
+        let begun = Instant::now();
         let is_application = self.args.application.is_some();
-        let mut said = false;
+        let (mut said, mut been_away) = (false, Away::default());
         loop {
             let away = self.away().await?;
             if away.is_nothing() || is_application {
-                match self.consumer(wanted, self.from).await {
-                    Ok(consumer) => return Ok((consumer, away)),
+                match self.begin_with_all(&been_away).await {
+                    Ok(begun) => return Ok(begun),
                     Err(error) if is_application || !error.retryable() => return Err(error.into()),
                     // What it looked for may be at a node that is found to be lost by now.
                     Err(error) => match self.away().await?.is_nothing() {
@@ -137,17 +182,17 @@ impl Source<'_> {
                     },
                 }
             }
+            been_away.add(&away);
             if begun.elapsed() >= TAKE_OVER_MAX {
-                let all: Vec<u32> = (0..self.stream.options.streamlets).collect();
-                let mut here = if wanted.is_empty() { all } else { wanted.clone() };
-                here.retain(|streamlet| !away.has(*streamlet));
                 if !std::mem::replace(&mut said, true) {
                     say(away.sentence());
                 }
-                match (here.is_empty(), self.args.follow) {
-                    (true, false) => return Err(left_out(&away)),
-                    (true, true) => {}
-                    (false, _) => return Ok((self.consumer(&here, self.from).await?, away)),
+                // A follower reads what is back already with the rest of what was left out.
+                let left_out = if self.args.follow { been_away.clone() } else { away };
+                match self.consumer_of_others(&left_out).await? {
+                    Some(consumer) => return Ok(Begun { consumer, late: None, left_out }),
+                    None if self.args.follow => {}
+                    None => return Err(left_out_error(&left_out)),
                 }
             }
             tokio::time::sleep(Duration::from_millis(500)).await;
@@ -156,7 +201,7 @@ impl Source<'_> {
 }
 
 /// Streamlets were left out.
-fn left_out(away: &Away) -> CliError {
+fn left_out_error(away: &Away) -> CliError {
     let message = format!("{}: nothing of that was read", away.sentence());
     CliError::failure(message).next("start that node again; `kera status` shows what is lost and what waits for it")
 }
@@ -180,6 +225,7 @@ struct Consuming<'a> {
     out: Printing,
     format: Show,
     commits: bool,
+    printed: u64,
     /// Records printed since the last commit.
     uncommitted: u64,
     committed: Instant,
@@ -190,8 +236,7 @@ impl Consuming<'_> {
     async fn all(&mut self, max: u64) -> Result<(), CliError> {
         let gone = reader_gone();
         tokio::pin!(gone);
-        let mut printed = 0;
-        while printed < max {
+        while self.printed < max {
             // What is there is printed without looking at anything else; only a pause flushes.
             let at_hand = tokio::select! {
                 biased;
@@ -201,7 +246,7 @@ impl Consuming<'_> {
             let next = match at_hand {
                 Some(next) => next,
                 None => {
-                    self.out.hand_over().await?;
+                    self.hand_over().await?;
                     let pause = if self.uncommitted > 0 {
                         COMMIT_EVERY.saturating_sub(self.committed.elapsed())
                     } else {
@@ -226,15 +271,15 @@ impl Consuming<'_> {
                 }
             };
             let Some(record) = next? else {
-                return if self.left_out.is_nothing() { Ok(()) } else { Err(left_out(&self.left_out)) };
+                return if self.left_out.is_nothing() { Ok(()) } else { Err(left_out_error(&self.left_out)) };
             };
             self.print(&record)?;
-            printed += 1;
+            self.printed += 1;
             self.uncommitted += 1;
             if self.out.is_full() {
-                self.out.hand_over().await?;
+                self.hand_over().await?;
             }
-            if printed % LOOK_EVERY == 0 {
+            if self.printed % LOOK_EVERY == 0 {
                 let may_be_back = self.source.args.follow && !self.left_out.is_nothing();
                 if may_be_back && self.wondered.elapsed() >= WONDER_EVERY {
                     self.wonder().await?;
@@ -246,6 +291,24 @@ impl Consuming<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Hands over what was printed. While its reader stands still groups that are asked back for other members are given to these.
+    async fn hand_over(&mut self) -> Result<(), CliError> {
+        tokio::select! {
+            biased;
+            done = self.out.hand_over() => done,
+            never = self.consumer.idle() => match never {},
+        }
+    }
+
+    /// Waits until what was printed is out; see [`hand_over`](Consuming::hand_over).
+    async fn flush(&mut self) -> Result<(), CliError> {
+        tokio::select! {
+            biased;
+            done = self.out.flush() => done,
+            never = self.consumer.idle() => match never {},
+        }
     }
 
     /// A record has come after a pause.
@@ -284,7 +347,7 @@ impl Consuming<'_> {
 
     /// Commits while there is more to come: a server that is away is no reason to stop, what was printed is committed when it is back.
     async fn commit_meanwhile(&mut self) -> Result<(), CliError> {
-        self.out.flush().await?;
+        self.flush().await?;
         let done = match self.commits && self.uncommitted > 0 {
             true => self.consumer.commit().await,
             false => Ok(()),
@@ -303,7 +366,7 @@ impl Consuming<'_> {
     async fn finish(mut self, outcome: Option<Result<(), CliError>>) -> Result<(), CliError> {
         let cut_off = self.cut_off();
         let is_stopped = outcome.is_none();
-        let outcome = outcome.unwrap_or(Ok(()));
+        let outcome = outcome.unwrap_or_else(|| self.interrupted());
         let finished = async {
             let committed = match &outcome {
                 // Printed records that did not get through a closed pipe are not committed.
@@ -321,22 +384,39 @@ impl Consuming<'_> {
             finished = finished => finished,
             () = stop_signal() => cut_off,
         };
-        outcome.and(finished)
+        match (outcome, finished) {
+            // What is not committed matters more than that it was stopped.
+            (Err(stopped), Err(lacking)) if is_stopped => Err(CliError { exit: stopped.exit, ..lacking }),
+            (outcome, finished) => outcome.and(finished),
+        }
+    }
+
+    /// How it ends when somebody has stopped it: well if it would have gone on for ever.
+    fn interrupted(&self) -> Result<(), CliError> {
+        if self.source.args.follow && self.source.args.max.is_none() {
+            return Ok(());
+        }
+        let message = format!("interrupted after {} records, before the end", human_count(self.printed));
+        let next = match self.commits {
+            true => "run it again: the application goes on behind what was printed".to_owned(),
+            false => String::new(),
+        };
+        Err(CliError { exit: EXIT_INTERRUPTED, ..CliError::failure(message).next(next) })
     }
 
     /// Commits what was printed, once it is out.
     async fn commit(&mut self) -> Result<(), CliError> {
-        self.out.flush().await?;
+        self.flush().await?;
         if self.commits && self.uncommitted > 0 {
             self.consumer.commit().await?;
         }
         Ok(())
     }
 
-    /// How it ends when what was printed last is not committed.
+    /// How it ends when what was printed last may not be out, and is not committed.
     fn cut_off(&self) -> Result<(), CliError> {
         if !self.commits || self.uncommitted == 0 {
-            return Ok(());
+            return self.interrupted();
         }
         let error = CliError::failure("stopped before what was printed last was committed");
         Err(error.next("the application's next consumer prints it again"))
@@ -345,6 +425,12 @@ impl Consuming<'_> {
     fn print(&mut self, record: &ConsumedRecord) -> Result<(), CliError> {
         let view = record.view();
         let out = self.out.gathered();
+        if let (Some(separator), Some(key), false) =
+            (&self.source.args.key_separator, view.key(), self.format == Show::Json)
+        {
+            out.extend_from_slice(key);
+            out.extend_from_slice(separator.as_bytes());
+        }
         match self.format {
             Show::Raw | Show::Value => out.extend_from_slice(view.value().unwrap_or_default()),
             Show::Json => serde_json::to_writer(&mut *out, &RecordJson::new(record, &view))

@@ -488,12 +488,12 @@ impl Sending {
         let closed = self.producer.close().await;
         closed.map_err(|error| explain(&error))?;
         let rate = (self.sent as f64 / seconds) as u64;
-        if globals.json {
+        let told = if globals.json {
             print_json(&json!({
                 "records": self.sent, "value_bytes": self.sent_bytes, "skipped": self.skipped, "headers_left_out": self.headers,
                 "seconds": seconds, "records_per_second": rate,
                 "interrupted": self.stopped.is_some(), "retried_chunks": stats.retried_chunks,
-            }))?;
+            }))
         } else {
             let skipped =
                 if self.skipped > 0 { format!(", {} skipped", human_count(self.skipped)) } else { String::new() };
@@ -507,11 +507,12 @@ impl Sending {
                 records_of(self.sent),
                 human_bytes(self.sent_bytes),
                 human_count(rate),
-            ))?;
-        }
+            ))
+        };
+        // Ctrl-C ends whoever reads this, too, and then nothing can be told: that it was cut short is the status all the same.
         match cut_short {
             Some(error) => Err(error),
-            None => Ok(()),
+            None => told,
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
-use kera_client::{Client, ClientError, StreamId};
+use kera_client::{Client, ClientError, Status, StreamId};
 use kera_protocol::{
     ClusterDescription, CopiesDescription, CopyChange, LogsDescription, MemberNode, MoveInfo, MovesDescription,
     NodeHoldings, NodeStatusResponse, OwnLog,
@@ -16,7 +16,7 @@ use crate::cli::Globals;
 use crate::commands::copies::{self, ChangeJson};
 use crate::commands::level::{self, Level};
 use crate::commands::owners::{self, Owned};
-use crate::connect::connect;
+use crate::connect::{connect, explain};
 use crate::error::CliError;
 use crate::output::{Table, facts, print, print_json};
 use serde::Serialize;
@@ -105,30 +105,36 @@ pub async fn soon<T>(asked: impl Future<Output = T>) -> Option<T> {
     tokio::time::timeout(ASKED_FOR, asked).await.ok()
 }
 
-/// What each live node says of its copies, and those that do not answer soon. One of an earlier version, which has no copies, is neither.
-async fn copies(cluster: &ClusterDescription) -> (BTreeMap<u32, Said>, Vec<u32>) {
+/// What each live node says of its copies, and those that do not, with the reason. One of an earlier version, which has no copies, is neither.
+async fn copies(cluster: &ClusterDescription) -> (BTreeMap<u32, Said>, Vec<(u32, String)>) {
     let mut asked = tokio::task::JoinSet::new();
     for node in cluster.nodes.iter().filter(|node| !node.fenced && !node.native_address.is_empty()) {
         let (number, address) = (node.node, node.native_address.clone());
-        asked.spawn(async move { (number, soon(said_by(&address)).await.unwrap_or(Err(Silent))) });
+        let late = || Err(format!("has not answered within {} s", ASKED_FOR.as_secs()));
+        asked.spawn(async move { (number, soon(said_by(&address)).await.unwrap_or_else(late)) });
     }
     let (mut said, mut silent) = (BTreeMap::new(), Vec::new());
     for (node, answer) in asked.join_all().await {
         match answer {
             Ok(Some(of)) => drop(said.insert(node, of)),
             Ok(None) => {}
-            Err(Silent) => silent.push(node),
+            Err(why) => silent.push((node, why)),
         }
     }
-    silent.sort_unstable();
+    silent.sort();
     (said, silent)
 }
 
-/// A node has not answered.
-struct Silent;
-
-async fn said_by(address: &str) -> Result<Option<Said>, Silent> {
-    let refused = |error: ClientError| if error.status().is_some() { Ok(None) } else { Err(Silent) };
+/// What the node at an address says of itself; nothing if it is of an earlier version. The error is why it does not, as the end of a sentence.
+async fn said_by(address: &str) -> Result<Option<Said>, String> {
+    let failed = |error: ClientError| format!("has not answered at {address} ({})", explain(&error).message);
+    let is_earlier = |error: &ClientError| {
+        let status = error.status();
+        status.is_some_and(|status| {
+            matches!(status, Status::UnknownOperation | Status::UnsupportedVersion | Status::NotSupported)
+        })
+    };
+    let refused = |error: ClientError| if is_earlier(&error) { Ok(None) } else { Err(failed(error)) };
     let client = match Client::builder(address).client_name("kera").connect().await {
         Ok(client) => client,
         Err(error) => return refused(error),
@@ -139,7 +145,7 @@ async fn said_by(address: &str) -> Result<Option<Said>, Silent> {
     };
     // Nodes of earlier versions have none and refuse.
     let logs = client.admin().describe_logs().await.unwrap_or_default();
-    let problems = client.admin().node_status().await.map_or_else(|_| Vec::new(), |status| status.problems);
+    let problems = client.admin().node_status().await.map_err(failed)?.problems;
     Ok(Some(Said { copies, logs, problems }))
 }
 
@@ -158,8 +164,8 @@ struct Cluster {
     changes: Vec<CopyChange>,
     names: HashMap<StreamId, String>,
     copies: BTreeMap<u32, Said>,
-    /// Nodes that are live and do not answer.
-    silent: Vec<u32>,
+    /// Nodes that are live and do not answer, with the reason.
+    silent: Vec<(u32, String)>,
     /// Streamlets that wait for lost nodes, with these, as far as they were told.
     waiting: Vec<(u32, String)>,
     /// What the node that was asked first says goes wrong.
@@ -411,7 +417,10 @@ fn problems(whole: &Cluster) -> Vec<String> {
         all.push(waits_for(lost.node, lost.streamlets, &those.collect::<Vec<_>>()));
     }
     all.extend(copies::problems(&whole.changes));
-    all.extend(whole.silent.iter().map(|node| silent(*node)));
+    let lost = whole.cluster.nodes.iter().filter(|node| node.fenced && node.streamlets == 0);
+    all.extend(lost.map(|node| is_lost(node, &whole.cluster)));
+    let silent = whole.silent.iter();
+    all.extend(silent.map(|(node, why)| format!("node {node} is live and {why}: what goes wrong there is not known")));
     let mut saying: BTreeMap<&str, Vec<String>> = BTreeMap::new();
     for (node, of) in &whole.copies {
         for problem in of.problems.iter().filter(|problem| !whole.own_problems.contains(problem)) {
@@ -422,12 +431,16 @@ fn problems(whole: &Cluster) -> Vec<String> {
     all
 }
 
-/// That a node which the others hear does not answer, so that nobody knows what goes wrong there.
-fn silent(node: u32) -> String {
-    format!(
-        "node {node} is live and has not answered within {} s, so what goes wrong there is not known",
-        ASKED_FOR.as_secs()
-    )
+/// That a node is lost of which nothing waits any more: the next loss is not as harmless.
+fn is_lost(node: &MemberNode, cluster: &ClusterDescription) -> String {
+    let number = node.node;
+    let votes = || cluster.nodes.iter().filter(|node| node.votes);
+    let (all, left) = (votes().count(), votes().filter(|node| !node.fenced).count());
+    let last = match node.votes && left <= all / 2 + 1 {
+        true => "; of the nodes that vote all are needed that are left",
+        false => "",
+    };
+    format!("node {number} is lost: start it, or give it up with `kera node remove {number}`{last}")
 }
 
 /// That streamlets wait for a lost node: some by name.
@@ -537,7 +550,7 @@ mod tests {
             level: 1,
         };
         let (copies, silent) = copies(&cluster).await;
-        assert_eq!((copies.len(), &silent[..]), (0, &[3][..]));
+        assert_eq!((copies.len(), silent[0].0), (0, 3));
         let change = CopyChange {
             stream: StreamId(7),
             name: "orders".into(),
@@ -562,6 +575,45 @@ mod tests {
         assert_eq!(said[0], "the copies of orders wait for node 2, which is lost: start it");
         assert!(said[1].starts_with("node 3 is live and has not answered within 1 s"), "{said:?}");
         assert_eq!(said.len(), 2);
+    }
+
+    #[tokio::test]
+    async fn a_node_that_turns_clients_away_is_not_taken_for_one_of_an_earlier_version() {
+        let gone = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+        let Err(why) = said_by(&gone).await else { panic!("nobody is there") };
+        assert!(why.starts_with(&format!("has not answered at {gone} (")), "{why}");
+    }
+
+    #[test]
+    fn a_lost_node_is_a_problem_also_when_nothing_waits_for_it() {
+        let node = |number: u32, fenced: bool| MemberNode {
+            node: number,
+            epoch: 1,
+            uuid: [number as u8; 16],
+            fenced,
+            votes: number < 4,
+            roles: vec![],
+            rack: String::new(),
+            cluster_address: String::new(),
+            native_address: String::new(),
+            streamlets: 0,
+            level_max: 1,
+        };
+        let nodes = vec![node(1, false), node(2, false), node(3, true), node(4, true)];
+        let cluster = ClusterDescription {
+            cluster: [1; 16],
+            leader: 1,
+            term: 1,
+            applied: 1,
+            nodes,
+            logs: 0,
+            waiting_streamlets: 0,
+            level: 1,
+        };
+        let said = "node 3 is lost: start it, or give it up with `kera node remove 3`; of the nodes that vote all are needed that are left";
+        assert_eq!(is_lost(&cluster.nodes[2], &cluster), said);
+        let said = "node 4 is lost: start it, or give it up with `kera node remove 4`";
+        assert_eq!(is_lost(&cluster.nodes[3], &cluster), said);
     }
 
     #[test]

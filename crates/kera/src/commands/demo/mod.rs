@@ -18,7 +18,7 @@ use serde_json::json;
 
 use crate::cli::{DemoArgs, Globals};
 use crate::commands::consume::stop_signal;
-use crate::error::CliError;
+use crate::error::{CliError, EXIT_INTERRUPTED};
 use crate::output::{print, print_json};
 use story::{Outcome, Story};
 
@@ -46,7 +46,7 @@ pub fn run(args: &DemoArgs, globals: &Globals) -> Result<(), CliError> {
         let mut stop = Box::pin(stop_signal());
         let outcome = tokio::select! {
             outcome = Story::run(&address, args, globals.json) => outcome?,
-            () = &mut stop => return Err(CliError::failure("the demo was interrupted")),
+            () = &mut stop => return Err(CliError { exit: EXIT_INTERRUPTED, ..CliError::failure("the demo was interrupted") }),
         };
         tell(&outcome, args, globals, &node)?;
         if args.keep {
