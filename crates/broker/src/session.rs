@@ -265,13 +265,16 @@ impl BrokerSession {
         self.core.broker.config.entries_max.saturating_sub(self.waiters.entries())
     }
 
+    /// Whether one more request may wait. That one cannot passes, as soon as one of the others is answered: who took it for final, as with a limit of another kind,
+    /// could never read a stream of which more lanes begin on disk than may wait.
     fn check_waiting(&self) -> Result<(), Failure> {
         let (waiting, limit) = (self.waiters.waiting(), self.core.broker.config.waiting_max);
         if waiting < limit {
-            Ok(())
-        } else {
-            Err(Failure::limit("requests that wait on this connection", waiting, limit))
+            return Ok(());
         }
+        let message =
+            format!("{waiting} requests of this connection wait already, and no more may (reads.waiting_max)");
+        Err(Failure::later(Status::LoadPressure, message))
     }
 
     fn find_owners(&mut self, header: &FrameHeader, body: &[u8], out: &mut Outbox) -> Result<(), Failure> {

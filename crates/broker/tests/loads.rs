@@ -111,6 +111,28 @@ fn a_lookup_waits_for_the_disk_and_not_for_ever() {
 }
 
 #[test]
+fn whoever_asks_for_more_from_disk_than_may_wait_comes_again() {
+    let house = House::stored();
+    house.stream(STREAM, options(1, 1));
+    let mut peer = house.peer();
+    for _ in 0..8 {
+        peer.write(&[chunk_of(target(STREAM, 0, 0, 0), 10, 2_000)]);
+    }
+    house.store.evict_all(&house.log);
+    let lookup = Lookup { stream: STREAM, streamlet: StreamletId(0), lane: LaneId(0), at: Start::Ordinal(15) };
+    for _ in 0..house.config.waiting_max {
+        peer.send(&lookup);
+    }
+    assert!(peer.frames().is_empty());
+    let refused = peer.refused(&lookup);
+    assert!(refused.retryable(), "{refused}");
+    assert_eq!(house.store.bring(&house.log), 1);
+    peer.run(&house);
+    assert_eq!(peer.frames().len(), house.config.waiting_max);
+    assert_eq!(peer.call(&lookup).ordinal, 10);
+}
+
+#[test]
 fn a_member_gets_its_first_group_when_its_start_is_found() {
     let house = House::stored();
     house.stream(STREAM, options(1, 1));

@@ -9,7 +9,7 @@ use kera_format::StreamId;
 use kera_protocol::{FindOwners, GetStream, HelloResponse, Message, NodeInfo, Op, Role, Status, StreamInfo, StreamRef};
 use kera_rpc::{Connection, RpcError, first_of};
 use rand::seq::SliceRandom;
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, Semaphore};
 use tokio::task::{JoinError, JoinSet};
 use tokio::time::Instant;
 
@@ -29,6 +29,10 @@ const ASKED_MAX: usize = 3;
 const HEARD_OF: Duration = Duration::from_secs(1);
 /// For how long, at least, short calls are tried at other nodes, if there are any.
 const OTHERS_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// Lookups under way by one connection. What they are for may have to come from disk, and of one connection a node has 64 requests wait, unless it was told
+/// otherwise; earlier versions refuse one more as if it were one for good.
+const LOOKUPS_MAX: usize = 32;
 
 /// How to reach a server or a cluster. Made by [`Client::builder`].
 #[derive(Clone, Debug)]
@@ -112,13 +116,46 @@ struct ClientInner {
     /// Which of them is tried first, modulo their number.
     turn: AtomicUsize,
     /// A connection to one of them.
-    connection: InTurn<Option<Connection>>,
+    connection: InTurn<Option<Shared>>,
     /// Connections to nodes of a cluster, by address.
-    nodes: std::sync::Mutex<HashMap<String, Arc<InTurn<Option<Connection>>>>>,
+    nodes: std::sync::Mutex<HashMap<String, Arc<InTurn<Option<Shared>>>>>,
     placements: std::sync::Mutex<Placements>,
     /// Held by whoever asks for owners, so that those who come meanwhile take what it finds.
     asking: Mutex<()>,
     lent: Lent,
+}
+
+/// A connection for short calls of whoever has some.
+#[derive(Clone, Debug)]
+struct Shared {
+    connection: Connection,
+    /// A permit for each lookup that may be under way. Closed once one was not answered.
+    lookups: Arc<Semaphore>,
+}
+
+impl Shared {
+    fn new(connection: Connection) -> Shared {
+        Shared { connection, lookups: Arc::new(Semaphore::new(LOOKUPS_MAX)) }
+    }
+
+    /// Asks once. A lookup has its turn first.
+    ///
+    /// Nobody waits for that without end: those in front have as long as any call has. When one of them was not answered in that time, all that are in line
+    /// have failed with it, as if they had been under way too: each [`LOOKUPS_MAX`] of them would take as long again, at a node that may be gone.
+    async fn call<M: Message>(&self, message: &M) -> Result<M::Response, RpcError> {
+        if M::OP != Op::Lookup {
+            return self.connection.call(message).await;
+        }
+        let Ok(_turn) = self.lookups.acquire().await else {
+            let reason = "a lookup in front of this one was not answered".to_owned();
+            return Err(RpcError::Closed { address: self.connection.address().to_owned(), reason, sent: false });
+        };
+        let answer = self.connection.call(message).await;
+        if matches!(answer, Err(RpcError::Timeout { .. })) {
+            self.lookups.close();
+        }
+        answer
+    }
 }
 
 impl Client {
@@ -195,14 +232,14 @@ impl Client {
         let retry_for = if has_others { retry_for.max(OTHERS_TIMEOUT) } else { retry_for };
         let mut tries = Tries::new(retry_for);
         loop {
-            let error = match self.shared().await {
-                Ok(connection) => match connection.call(message).await {
+            let error = match self.for_calls().await {
+                Ok(shared) => match shared.call(message).await {
                     Ok(answer) => return Ok(answer),
                     Err(error) => {
                         // One that is alone may only seem to be there: the next call makes another connection.
                         let is_silent = matches!(error, RpcError::Timeout { .. });
                         if is_silent || (has_others && is_for_others(&error)) {
-                            self.turn_from(&connection).await;
+                            self.turn_from(&shared.connection).await;
                         }
                         error
                     }
@@ -216,11 +253,6 @@ impl Client {
     /// How long what fails is tried again.
     pub(crate) fn retry_timeout(&self) -> Duration {
         self.inner.config.retry_timeout
-    }
-
-    /// How long a call waits for its answer.
-    pub(crate) fn call_timeout(&self) -> Duration {
-        self.inner.config.rpc.call_timeout
     }
 
     /// How long something is waited for that is tried again.
@@ -263,29 +295,35 @@ impl Client {
 
     /// The connection for short calls.
     pub(crate) async fn shared(&self) -> Result<Connection, RpcError> {
-        self.inner.connection.get(open, self.dedicated(), keep).await
+        Ok(self.for_calls().await?.connection)
+    }
+
+    async fn for_calls(&self) -> Result<Shared, RpcError> {
+        let make = async { self.dedicated().await.map(Shared::new) };
+        self.inner.connection.get(open, make, keep).await
     }
 
     /// The node that short calls go to could not be asked, or cannot do what others perhaps can: the next one has its turn.
     async fn turn_from(&self, failed: &Connection) {
         let mut shared = self.inner.connection.lock().await;
-        if shared.as_ref().is_some_and(|connection| connection.address() == failed.address()) {
+        if shared.as_ref().is_some_and(|shared| shared.connection.address() == failed.address()) {
             *shared = None;
             self.inner.turn.fetch_add(1, Ordering::Relaxed);
         }
     }
 
     /// The shared connection to a node.
-    async fn shared_to(&self, placement: &Placement, node: u32) -> Result<Connection, RpcError> {
+    async fn shared_to(&self, placement: &Placement, node: u32) -> Result<Shared, RpcError> {
         let Some(address) = placement.address(node) else {
-            return if node == HOME { self.shared().await } else { Err(no_owner()) };
+            return if node == HOME { self.for_calls().await } else { Err(no_owner()) };
         };
         let node = self.node_at(address);
-        node.get(open, Connection::connect(address, self.inner.config.rpc.clone()), keep).await
+        let make = async { Connection::connect(address, self.inner.config.rpc.clone()).await.map(Shared::new) };
+        node.get(open, make, keep).await
     }
 
     /// Where the shared connection to a node is, or will be.
-    fn node_at(&self, address: &str) -> Arc<InTurn<Option<Connection>>> {
+    fn node_at(&self, address: &str) -> Arc<InTurn<Option<Shared>>> {
         let mut nodes = self.inner.nodes.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         if !nodes.contains_key(address) {
             let is_used = |node: &Arc<InTurn<_>>| {
@@ -303,8 +341,8 @@ impl Client {
         node: u32,
         stream: StreamId,
     ) -> Result<Placement, RpcError> {
-        let connection = self.shared_to(placement, node).await?;
-        Placement::ask(&connection, stream, None, self.inner.config.rpc.call_timeout).await
+        let shared = self.shared_to(placement, node).await?;
+        Placement::ask(&shared.connection, stream, None, self.inner.config.rpc.call_timeout).await
     }
 
     /// Asks one node, once.
@@ -314,11 +352,11 @@ impl Client {
         node: u32,
         message: &M,
     ) -> Result<M::Response, RpcError> {
-        let connection = self.shared_to(placement, node).await?;
-        let answer = connection.call(message).await;
+        let shared = self.shared_to(placement, node).await?;
+        let answer = shared.call(message).await;
         if matches!(answer, Err(RpcError::Timeout { .. })) {
             // It may only seem to be there: the next call makes another one.
-            connection.close();
+            shared.connection.close();
         }
         answer
     }
@@ -387,7 +425,7 @@ impl Client {
         let (has_others, mut others) = (!others.is_empty(), others.into_iter());
         let (mut best, mut asked) = (None, JoinSet::new());
         let timeout = if others.len() == 0 { self.inner.config.rpc.call_timeout } else { timeout };
-        let home = self.inner.connection.try_lock().and_then(|shared| shared.clone());
+        let home = self.inner.connection.try_lock().and_then(|shared| Some(shared.as_ref()?.connection.clone()));
         let asked_home = asked.spawn(self.clone().ask_at(None, stream, known.clone(), timeout));
         loop {
             let has_answer = matches!(best, Some(Ok(_)));
@@ -456,12 +494,12 @@ impl Client {
 }
 
 /// A shared connection, if there is one that can be used.
-fn open(shared: &mut Option<Connection>) -> Option<Connection> {
-    shared.clone().filter(|connection| !connection.is_closed())
+fn open(shared: &mut Option<Shared>) -> Option<Shared> {
+    shared.clone().filter(|shared| !shared.connection.is_closed() && !shared.lookups.is_closed())
 }
 
 /// A connection is shared from here on.
-fn keep(shared: &mut Option<Connection>, made: &Connection) {
+fn keep(shared: &mut Option<Shared>, made: &Shared) {
     *shared = Some(made.clone());
 }
 

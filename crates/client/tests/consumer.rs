@@ -359,6 +359,37 @@ fn a_node_that_does_not_say_where_lanes_begin_is_not_waited_for_without_end() {
     });
 }
 
+/// Those of a client share a connection, of which a node has a bounded number of requests wait.
+#[test]
+fn no_more_lookups_are_under_way_by_a_connection_than_a_node_has_wait() {
+    const STREAMLETS: u32 = 300;
+    for in_cluster in [false, true] {
+        let mut server = FakeServer::start(STREAMLETS, 1);
+        run(async {
+            (0..STREAMLETS).for_each(|streamlet| fill(&server, streamlet, 0, 0..20));
+            {
+                let mut state = server.fake.state();
+                (state.is_on_disk, state.in_cluster) = (true, in_cluster);
+            }
+            let client = client(&server).await;
+            let build = || client.consumer(STREAM).from(Start::TimeMs(0)).build();
+            let (consumer, other) = tokio::join!(build(), build());
+            let (mut consumer, _) = (consumer.unwrap(), other.unwrap());
+            read(&mut consumer, 20 * STREAMLETS as usize).await;
+            server.crash();
+            for log in server.fake.state().logs.values_mut() {
+                log.chunks.truncate(1);
+                log.next_ordinal = 10;
+            }
+            server.restart();
+            for _ in 0..STREAMLETS {
+                let error = consumer.next_batch().await.expect_err("the end of each lane is lost");
+                assert!(matches!(error, ClientError::Gap { expected: 20, found: 10, .. }), "{error}");
+            }
+        });
+    }
+}
+
 /// Connecting, the handshake and joining take longer than anybody waits for a batch.
 #[test]
 fn a_member_that_waits_shortly_each_time_connects_again_over_a_slow_path() {

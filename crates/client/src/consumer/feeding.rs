@@ -7,7 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use kera_format::{Cursor, LaneId, StreamletId};
 use kera_protocol::{
-    Body, GetStream, Lookup, LookupResult, ReadAnswer, ReadChunksView, ReadEntry, Start, Status, StreamInfo, limits,
+    GetStream, Lookup, LookupResult, ReadAnswer, ReadChunksView, ReadEntry, Start, Status, StreamInfo, limits,
 };
 use kera_rpc::RpcError;
 use tokio::task::JoinSet;
@@ -20,7 +20,7 @@ use super::{Consumer, GapPolicy};
 use crate::ClientError;
 use crate::placement::HOME;
 
-/// Lookups under way at one time when a consumer finds where to start.
+/// Lookups that a consumer has under way, or in line behind others at the nodes that they are for.
 const LOOKUPS_AT_ONCE: usize = 256;
 /// How long a lookup is tried again while a consumer is under way.
 const LOOKUP_RETRY: Duration = Duration::from_secs(60);
@@ -64,37 +64,13 @@ impl Consumer {
     }
 
     /// Finds where each lane starts (unless an application's leases will tell), and where it ends now if that is where
-    /// to stop.
+    /// to stop. The nodes are asked that have the lanes, by connections that short calls share.
     pub(super) async fn find_start(&mut self) -> Result<(), ClientError> {
         let application = self.settings.application.is_some();
         if application && !self.settings.until_end {
             return Ok(());
         }
         let from = if application { Start::Latest } else { self.settings.from };
-        if !self.is_alone() {
-            return self.find_start_in_cluster(from).await;
-        }
-        let Some(link) = self.holders.link(HOME) else { return Ok(()) };
-        let (connection, timeout) = (link.connection.clone(), self.client().call_timeout());
-        for lanes in self.lanes().chunks(LOOKUPS_AT_ONCE) {
-            let mut calls = Vec::with_capacity(lanes.len());
-            for (streamlet, lane) in lanes {
-                let call = connection.request(&self.lookup(*streamlet, *lane, from));
-                calls.push((*streamlet, *lane, call));
-            }
-            for (streamlet, lane, call) in calls {
-                let late = |_| RpcError::Timeout { address: connection.address().into(), after: timeout };
-                let frame = tokio::time::timeout(timeout, call).await.map_err(late)??;
-                let at = LookupResult::decode(frame.header.version, &frame.body)
-                    .map_err(|source| RpcError::Protocol { address: connection.address().into(), source })?;
-                self.start_lane(streamlet, lane, from, &at);
-            }
-        }
-        Ok(())
-    }
-
-    /// Finds the lanes' places at the nodes that have them.
-    async fn find_start_in_cluster(&mut self, from: Start) -> Result<(), ClientError> {
         for lanes in self.lanes().chunks(LOOKUPS_AT_ONCE) {
             let mut finding = JoinSet::new();
             for (streamlet, lane) in lanes.iter().copied() {

@@ -28,6 +28,8 @@ pub use members::Members;
 
 pub const STREAM: &str = "fake";
 const FIRST_POSITION: u32 = 128;
+/// As brokers have it unless they are told otherwise.
+const WAITING_MAX: usize = 64;
 
 /// What happens to the next write requests, one each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -166,6 +168,10 @@ pub struct State {
     /// So many more lookups are answered, the others wait until there is no such number. And how often one had to wait.
     pub lookups_left: Option<u32>,
     pub lookups_held: u64,
+    /// What lookups are for has to come from disk first: they wait a moment for it, [so many](WAITING_MAX) of a connection.
+    pub is_on_disk: bool,
+    /// It says that it is node 1 of a cluster, and owns everything.
+    pub in_cluster: bool,
     /// So many more times the stream is not known.
     pub unheard: u32,
     /// Chunks of each write request that came in, as streamlet and sequence.
@@ -342,6 +348,8 @@ impl FakeServer {
             mutes: Vec::new(),
             lookups_left: None,
             lookups_held: 0,
+            is_on_disk: false,
+            in_cluster: false,
             unheard: 0,
             requests: Vec::new(),
             epochs: HashMap::new(),

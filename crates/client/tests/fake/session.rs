@@ -4,16 +4,17 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use kera_env::Clock;
-use kera_format::Cursor;
+use kera_format::{Cursor, StreamletId};
 use kera_protocol::read::{ANSWER_END_OF_GROUP, ENTRY_FOLLOW_GROUPS, write_answers};
 use kera_protocol::{
     AllocateProducer, AllocatedProducer, Body, ChunkResult, ChunkResults, Credit, Empty, ErrorBody, FrameHeader,
-    GetStream, LaneStats, LeasedGroups, Lookup, LookupResult, NodeInfo, Op, Owners, ReadAnswer, ReadChunks, ReadEntry,
-    Status, StreamRef, StreamStats, StreamStatsResponse, Subscribe, Subscribed, Unsubscribe, WriteChunksView,
+    GetStream, LaneStats, LeasedGroups, Lookup, LookupResult, NodeInfo, Op, OwnerRun, Owners, ReadAnswer, ReadChunks,
+    ReadEntry, Status, StreamOwners, StreamRef, StreamStats, StreamStatsResponse, Subscribe, Subscribed, Unsubscribe,
+    WriteChunksView,
 };
 use kera_rpc::{Flow, Outbox, Session};
 
-use super::{Fake, Fault, STREAM, State};
+use super::{Fake, Fault, STREAM, State, WAITING_MAX};
 
 pub struct FakeSession {
     fake: Arc<Fake>,
@@ -22,6 +23,8 @@ pub struct FakeSession {
     next_groups: Vec<(FrameHeader, kera_protocol::NextGroups, u64)>,
     /// Answers to writes that are late, in their order, and when they come.
     late: VecDeque<(u64, FrameHeader, Vec<ChunkResult>)>,
+    /// Lookups that wait for the disk, and when that has given back what they are for.
+    loading: VecDeque<(u64, FrameHeader, Lookup)>,
     /// It answers nothing any more; which of the lingering ones it is.
     silent: Option<usize>,
     clock: Arc<kera_env::SystemClock>,
@@ -44,6 +47,7 @@ impl FakeSession {
             polls: Vec::new(),
             next_groups: Vec::new(),
             late,
+            loading: VecDeque::new(),
             silent: None,
             clock,
         }
@@ -145,6 +149,25 @@ impl FakeSession {
         {
             let (_, header, results) = self.late.pop_front().expect("it is there");
             tell(&header, &results, out);
+        }
+    }
+
+    /// A lookup that has to wait for the disk. As in earlier versions one too many is refused for good.
+    fn load(&mut self, header: &FrameHeader, asked: Lookup, out: &mut Outbox) -> Flow {
+        if self.loading.len() >= WAITING_MAX {
+            return self.answer::<Empty>(header, out, Err(Status::LimitReached));
+        }
+        self.loading.push_back((self.clock.monotonic_us() + 2_000, *header, asked));
+        Flow::Done
+    }
+
+    fn tell_loaded(&mut self, out: &mut Outbox) {
+        while let Some((at_us, ..)) = self.loading.front()
+            && *at_us <= self.clock.monotonic_us()
+        {
+            let (_, header, asked) = self.loading.pop_front().expect("it is there");
+            let found = lookup(&self.fake.state(), &asked);
+            self.answer(&header, out, found);
         }
     }
 
@@ -305,6 +328,25 @@ fn stats(state: &State) -> StreamStatsResponse {
     StreamStatsResponse { lanes: lanes.collect(), more: false }
 }
 
+/// It is alone, or the only node of a cluster.
+fn owners(state: &State) -> Owners {
+    let node = u32::from(state.in_cluster);
+    let info = NodeInfo {
+        node,
+        node_epoch: 1,
+        address: String::new(),
+        kafka_address: String::new(),
+        http_address: String::new(),
+        rack: String::new(),
+        roles: Vec::new(),
+    };
+    let (stream, streamlets) = (state.info.id, state.info.options.streamlets);
+    let all = OwnerRun { first: StreamletId(0), count: streamlets, step: 1, node, epoch: 1, older: Vec::new() };
+    let streams = state.in_cluster.then(|| StreamOwners { stream, streamlets, runs: vec![all] });
+    let streams = streams.into_iter().collect();
+    Owners { cluster: [node as u8; 16], version: node.into(), node, nodes: vec![info], streams, more: false }
+}
+
 fn lookup(state: &State, lookup: &Lookup) -> Result<LookupResult, Status> {
     let options = &state.info.options;
     if lookup.streamlet.0 >= options.streamlets || lookup.lane.0 >= options.lanes {
@@ -360,23 +402,14 @@ impl Session for FakeSession {
                 self.answer(header, out, Ok(AllocatedProducer { producer_id, producer_epoch }))
             }
             Op::FindOwners => {
-                let node = NodeInfo {
-                    node: 0,
-                    node_epoch: 1,
-                    address: String::new(),
-                    kafka_address: String::new(),
-                    http_address: String::new(),
-                    rack: String::new(),
-                    roles: Vec::new(),
-                };
-                let nodes = vec![node];
-                let alone = Owners { cluster: [0; 16], version: 0, node: 0, nodes, streams: Vec::new(), more: false };
-                self.answer(header, out, Ok(alone))
+                let found = owners(&state);
+                self.answer(header, out, Ok(found))
             }
             Op::StreamStats => {
                 StreamStats::decode(1, body).unwrap();
                 self.answer(header, out, Ok(stats(&state)))
             }
+            Op::Lookup if state.is_on_disk => self.load(header, Lookup::decode(1, body).unwrap(), out),
             Op::Lookup => self.answer(header, out, lookup(&state, &Lookup::decode(1, body).unwrap())),
             Op::ReadChunks => {
                 state.polls += 1;
@@ -435,11 +468,13 @@ impl Session for FakeSession {
 
     fn on_wake(&mut self, out: &mut Outbox) {
         self.tell_late(out);
+        self.tell_loaded(out);
         self.push(out);
     }
 
     fn deadline_us(&self) -> Option<u64> {
         let late = self.late.front().map(|(at_us, ..)| *at_us);
-        self.next_groups.iter().map(|(.., until_us)| *until_us).chain(late).min()
+        let loading = self.loading.front().map(|(at_us, ..)| *at_us);
+        self.next_groups.iter().map(|(.., until_us)| *until_us).chain(late).chain(loading).min()
     }
 }
