@@ -246,6 +246,8 @@ pub(super) struct Buffer {
     streamlets: Vec<Streamlet>,
     /// One for each connection.
     routes: Vec<Route>,
+    /// No sealed chunk of a streamlet that is in line was opened before, so that not all of them are looked at each time. None is in line: `None`.
+    oldest: Option<Instant>,
     openings: u64,
     free: Free,
     /// Whether there is room for a whole buffer for each streamlet.
@@ -328,6 +330,7 @@ impl Buffer {
             slots: (0..streamlets).map(|_| Slot::default()).collect(),
             streamlets: (0..streamlets).map(|_| Streamlet::counting_in(producer_epoch)).collect(),
             routes: vec![Route::default()],
+            oldest: None,
             openings: 0,
             free,
             whole,
@@ -408,12 +411,15 @@ impl Buffer {
         true
     }
 
-    /// Keeps the list of open chunks as long as there are streamlets, about: chunks that were sealed since are not on it.
+    /// Keeps the lists of open chunks as long as there are streamlets, about: chunks that were sealed since are not on them.
     fn forget_sealed(&mut self) {
         let streamlets = &self.streamlets;
         for route in &mut self.routes {
             if route.opened.len() > 64 + 4 * streamlets.len() {
                 route.opened.retain(|&(opening, number)| streamlets[number as usize].is_open(opening));
+            }
+            if route.again.len() > 64 + 4 * streamlets.len() {
+                route.again.retain(|&(_, opening, number)| streamlets[number as usize].is_open(opening));
             }
         }
     }
@@ -446,7 +452,8 @@ impl Buffer {
         let Some((copy, part)) = open.steal(&self.slots[number as usize], |bytes| free.copy(bytes)) else {
             return false;
         };
-        let (opening, opened_at) = (open.opening, open.opened_at);
+        // What is left, or has been on its way, came after what was stolen.
+        let (opening, opened_at) = (open.opening, std::mem::replace(&mut open.opened_at, now));
         // The producer opens another chunk before it takes more than one record.
         self.stats.buffered_bytes -= std::mem::take(&mut open.charged) as u64;
         let route = self.streamlets[number as usize].wanted;
@@ -497,6 +504,10 @@ impl Buffer {
         if !streamlet.is_ready && streamlet.route == streamlet.wanted && !streamlet.sealed.is_empty() {
             streamlet.is_ready = true;
             self.routes[streamlet.route as usize].ready.push_back(number);
+        }
+        // All that comes into line does so here, also if the streamlet was there already.
+        if let Some(front) = streamlet.sealed.front().filter(|_| streamlet.is_ready) {
+            self.oldest = Some(self.oldest.map_or(front.opened_at, |oldest| oldest.min(front.opened_at)));
         }
     }
 
@@ -624,7 +635,7 @@ impl Buffer {
                 }
                 continue;
             }
-            match self.steal_due(route, now) {
+            match self.steal_due(route, self.settings.linger, now) {
                 Ok(true) => {}
                 Ok(false) => return taken,
                 Err(due_at) => {
@@ -635,8 +646,9 @@ impl Buffer {
         }
     }
 
-    /// Steals from an open chunk that is due. `Ok(false)`: there is none; `Err`: when the next one will be due.
-    fn steal_due(&mut self, route: usize, now: Instant) -> Result<bool, Instant> {
+    /// Steals from an open chunk that is due: one that has waited so long, or is to be looked at once more. `Ok(false)`: there is none; `Err`: when the next one
+    /// will be due. What is due leaves its line.
+    fn steal_due(&mut self, route: usize, wait: Duration, now: Instant) -> Result<bool, Instant> {
         let mut due = None;
         while let Some(&(opening, number)) = self.routes[route].opened.front() {
             let wanted = self.streamlets[number as usize].wanted as usize;
@@ -646,7 +658,7 @@ impl Buffer {
                 continue;
             }
             let open = self.streamlets[number as usize].open.as_ref();
-            let due_at = open.filter(|open| open.opening == opening).map(|open| open.opened_at + self.settings.linger);
+            let due_at = open.filter(|open| open.opening == opening).map(|open| open.opened_at + wait);
             if due_at.is_some_and(|due_at| due_at > now) {
                 due = due_at;
                 break;
@@ -685,51 +697,45 @@ impl Buffer {
         }
     }
 
-    /// Chunks whose time is up, out of everything that waits to be sent. A connection that is not there takes nothing from open ones, whose time comes all the same.
-    pub(super) fn take_expired(&mut self, now: Instant) -> Vec<Sealed> {
+    /// Chunks whose time is up, out of everything that waits to be sent, and when the next may have its time up: later than `now`.
+    ///
+    /// A connection that is not there takes nothing from open chunks, whose time comes all the same: they leave their lines here as they do there, and are looked at
+    /// once more likewise. So the lines of a node that is away are no longer than those of another one, and each chunk is looked at once or twice.
+    pub(super) fn take_expired(&mut self, now: Instant) -> (Vec<Sealed>, Option<Instant>) {
+        let timeout = self.settings.delivery_timeout;
+        let mut next = None;
         for route in 0..self.routes.len() {
-            while let Some((number, opened_at)) = self.oldest_open(route)
-                && opened_at + self.settings.delivery_timeout <= now
-                && self.steal(number, now)
-            {}
+            let due_at = loop {
+                match self.steal_due(route, timeout, now) {
+                    Ok(true) => {}
+                    Ok(false) => break None,
+                    Err(due_at) => break Some(due_at),
+                }
+            };
+            next = [next, due_at].into_iter().flatten().min();
         }
         let mut expired = Vec::new();
-        for number in self.routes.iter().flat_map(|route| &route.ready) {
-            let sealed = &mut self.streamlets[*number as usize].sealed;
-            while let Some(front) = sealed.front()
-                && front.opened_at + self.settings.delivery_timeout <= now
-            {
-                expired.extend(sealed.pop_front());
+        if self.oldest.is_some_and(|opened_at| opened_at + timeout <= now) {
+            let mut oldest = None;
+            for number in self.routes.iter().flat_map(|route| &route.ready) {
+                let sealed = &mut self.streamlets[*number as usize].sealed;
+                while let Some(front) = sealed.front()
+                    && front.opened_at + timeout <= now
+                {
+                    expired.extend(sealed.pop_front());
+                }
+                oldest = [oldest, sealed.front().map(|front| front.opened_at)].into_iter().flatten().min();
             }
+            self.oldest = oldest;
         }
-        expired
+        let next = [next, self.oldest.map(|opened_at| opened_at + timeout)].into_iter().flatten().min();
+        (expired, next)
     }
 
-    /// When the first of the chunks that wait to be sent has its time up.
-    pub(super) fn expires_at(&self) -> Option<Instant> {
-        let ready = self.routes.iter().flat_map(|route| &route.ready);
-        let fronts = ready.filter_map(|number| self.streamlets[*number as usize].sealed.front());
-        let open = (0..self.routes.len()).filter_map(|route| Some(self.oldest_open(route)?.1));
-        let first = fronts.map(|chunk| chunk.opened_at).chain(open).min();
-        first.map(|opened_at| opened_at + self.settings.delivery_timeout)
-    }
-
-    /// The first open chunk with something in it that waits for a route, and since when. Of one that was stolen from, that is when it was.
-    fn oldest_open(&self, route: usize) -> Option<(u32, Instant)> {
-        let has_more = |opening: u64, number: u32| {
-            let streamlet = &self.streamlets[number as usize];
-            let open = streamlet.open.as_ref().filter(|open| open.opening == opening);
-            open.filter(|open| streamlet.wanted as usize == route && open.has_more(&self.slots[number as usize]))
-        };
-        let opened = self.routes[route]
-            .opened
-            .iter()
-            .find_map(|&(opening, number)| has_more(opening, number).map(|open| (number, open.opened_at)));
-        let again = self.routes[route]
-            .again
-            .iter()
-            .find_map(|&(at, opening, number)| has_more(opening, number).map(|_| (number, at)));
-        [opened, again].into_iter().flatten().min_by_key(|(_, since)| *since)
+    /// Open chunks in lines, and those that were.
+    #[cfg(test)]
+    pub(super) fn in_line(&self) -> usize {
+        self.routes.iter().map(|route| route.opened.len() + route.again.len()).sum()
     }
 
     /// Takes everything: nothing of it will be sent. Open chunks are stolen from.

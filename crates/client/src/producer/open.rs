@@ -179,6 +179,7 @@ pub(super) struct OpenChunk {
     memory: Vec<u8>,
     /// Counts openings of the producer: tells a chunk from the next one of its streamlet.
     pub(super) opening: u64,
+    /// When it was opened, or stolen from.
     pub(super) opened_at: Instant,
     /// What was stolen of it.
     pub(super) taken: Filled,
@@ -223,11 +224,6 @@ impl OpenChunk {
 
     fn payload(&mut self) -> *mut u8 {
         self.memory[CHUNK_HEADER_BYTES..].as_mut_ptr()
-    }
-
-    /// The task's side: whether something was published since the last theft.
-    pub(super) fn has_more(&self, slot: &Slot) -> bool {
-        Filled::unpack(slot.published.load(Acquire)) != self.taken
     }
 
     /// The task's side: a chunk to seal, with a copy of what was published since the last theft, in memory for so many

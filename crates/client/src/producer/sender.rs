@@ -417,9 +417,7 @@ impl Sender {
         }
         self.links[at].back_off(None);
         self.want_owners();
-        let now = Instant::now();
-        let expired = self.shared.buffer().take_expired(now);
-        self.expire(expired, now);
+        self.give_up_expired(Instant::now());
     }
 
     fn connect(&mut self, at: usize) {
@@ -582,11 +580,8 @@ impl Sender {
                 }
             }
         }
-        if is_idle
-            && self.links.iter().any(|link| link.not_before.is_some() || link.connecting.is_some())
-            && let Some(at) = self.shared.buffer().expires_at()
-        {
-            by(at);
+        if is_idle && self.links.iter().any(|link| link.not_before.is_some() || link.connecting.is_some()) {
+            until = [until, self.give_up_expired(now)].into_iter().flatten().min();
         }
         let shared = Arc::clone(&self.shared);
         let timer = async {
@@ -646,8 +641,7 @@ impl Sender {
                 if !self.owners.placement.is_alone() {
                     self.want_owners();
                 }
-                let expired = self.shared.buffer().take_expired(Instant::now());
-                self.expire(expired, Instant::now());
+                self.give_up_expired(Instant::now());
             }
             Event::Owners(Ok(placement)) => {
                 if placement.version() > self.owners.placement.version() {
@@ -680,8 +674,7 @@ impl Sender {
             }
         }
         if self.links.iter().all(|link| link.in_flight.is_empty()) {
-            let expired = self.shared.buffer().take_expired(now);
-            self.expire(expired, now);
+            self.give_up_expired(now);
         }
     }
 
@@ -843,6 +836,14 @@ impl Sender {
         if !chunk.may_be_there(error) {
             self.require(Repair::Renumber);
         }
+    }
+
+    /// Gives up what waits to be sent and has its time up. When to look again: at once if there was something, since what it leaves may have to be repaired.
+    fn give_up_expired(&mut self, now: Instant) -> Option<Instant> {
+        let (expired, next) = self.shared.buffer().take_expired(now);
+        let again_at = if expired.is_empty() { next } else { Some(now) };
+        self.expire(expired, now);
+        again_at
     }
 
     /// Chunks whose time is up are given up. One that was sent may be in the stream nevertheless.

@@ -355,3 +355,71 @@ fn only_the_way_that_something_is_to_leave_by_is_wanted() {
     shared.buffer().put_back(taken);
     assert_eq!(wanted(&shared), [false, true, false]);
 }
+
+/// As with a node that is away, which takes nothing, while the program goes on.
+#[test]
+fn what_stands_in_line_for_a_lost_node_does_not_grow_each_time_that_records_are_given_up() {
+    let (mut front, shared) = front(settings());
+    let timeout = settings().delivery_timeout;
+    let give_up = |now: Instant| {
+        let mut buffer = shared.buffer();
+        let (expired, next) = buffer.take_expired(now);
+        assert!(next.is_none_or(|next| next > now), "it would be looked again and again");
+        let records: u32 = expired.iter().map(|chunk| chunk.records).sum();
+        for chunk in expired {
+            buffer.settle(chunk, Err(ClientError::Closed), now, false);
+        }
+        (records, next)
+    };
+    for number in 0..1_000 {
+        push(&mut front, number);
+        assert_eq!(give_up(Instant::now() + timeout).0, 1, "record {number}");
+        assert!(shared.buffer().in_line() < 10, "record {number}: {} in line", shared.buffer().in_line());
+    }
+    // The chunk of the last one is open yet. It is looked at once more, and then nothing is to leave.
+    assert!(shared.buffer().wants(0));
+    assert_eq!(give_up(Instant::now() + timeout + LOOK_AGAIN), (0, None));
+    assert!(!shared.buffer().wants(0));
+}
+
+#[test]
+fn a_record_that_was_missed_when_those_before_it_were_given_up_has_its_own_time() {
+    let (mut front, shared) = front(settings());
+    let timeout = settings().delivery_timeout;
+    push(&mut front, 0);
+    let now = Instant::now() + timeout;
+    let (expired, next) = shared.buffer().take_expired(now);
+    assert_eq!((expired.len(), next), (1, Some(now + LOOK_AGAIN)), "it is looked for");
+    front.push_unseen(&Record::value(&1_u64.to_le_bytes()));
+    let mut looks = vec![now + LOOK_AGAIN];
+    let expired = loop {
+        let (expired, next) = shared.buffer().take_expired(looks[looks.len() - 1]);
+        match expired.is_empty() {
+            true => looks.push(next.expect("something waits")),
+            false => break expired,
+        }
+    };
+    assert_eq!(expired.len(), 1);
+    assert_eq!(looks, [now + LOOK_AGAIN, now + 2 * LOOK_AGAIN, now + timeout]);
+}
+
+/// Whoever looks for what has expired does not look at all that waits each time.
+#[test]
+fn what_is_put_back_into_line_is_given_up_in_its_own_time() {
+    let (mut front, shared) = front(settings());
+    let timeout = settings().delivery_timeout;
+    push(&mut front, 0);
+    front.flush();
+    let begun = Instant::now();
+    let first = shared.buffer().take(0, begun, 4_000, Vec::new()).chunks;
+    std::thread::sleep(Duration::from_millis(2));
+    push(&mut front, 1);
+    front.flush();
+    // What is known of those that wait is of before the first one has come back.
+    let (expired, next) = shared.buffer().take_expired(begun + timeout);
+    assert_eq!(expired.len(), 0);
+    assert!(next.is_some_and(|at| at > begun + timeout));
+    shared.buffer().put_back(first);
+    let (expired, _) = shared.buffer().take_expired(begun + timeout);
+    assert_eq!(expired.iter().map(|chunk| chunk.sequence).collect::<Vec<_>>(), [0]);
+}

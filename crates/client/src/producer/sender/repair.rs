@@ -77,8 +77,7 @@ impl Sender {
 
     /// Nothing is under way: gives the chunks that wait the sequences with which they can go on.
     pub(super) async fn repair(&mut self, now: Instant) {
-        let expired = self.shared.buffer().take_expired(now);
-        self.expire(expired, now);
+        self.give_up_expired(now);
         if self.repair == Repair::Renumber {
             self.shared.buffer().renumber(Sequences::Same);
             self.repair = Repair::None;
