@@ -188,7 +188,12 @@ impl Cluster {
 
     /// A door before each node, by which clients reach it from here on.
     fn behind_doors(&self) -> Vec<Door> {
-        let doors: Vec<Door> = self.nodes.lock().iter().map(|node| Door::before(node.address)).collect();
+        self.behind(Door::before)
+    }
+
+    /// The same with doors of another kind.
+    fn behind(&self, door: impl Fn(SocketAddr) -> Door) -> Vec<Door> {
+        let doors: Vec<Door> = self.nodes.lock().iter().map(|node| door(node.address)).collect();
         let nodes = self.nodes.lock();
         let infos: Vec<NodeInfo> = (1..)
             .zip(nodes.iter())
@@ -625,6 +630,43 @@ fn consumers_ask_for_a_successor_more_often_than_they_try_a_lost_node() {
         a_successor_is_asked_for(&cluster).await;
         write(&client, 1, 2).await;
         reading.await.unwrap();
+    });
+}
+
+/// A connection to the one is being made for as long as the client has patience, and a request to the other is under way at any time.
+#[test]
+fn records_for_a_node_that_never_greets_are_given_up_in_their_time_while_another_node_is_busy() {
+    let cluster = Cluster::start(2, 2, 1);
+    let doors = cluster.behind(|node| Door::slow(node, Duration::from_millis(100)));
+    run(async {
+        let client = Client::builder(cluster.address(0)).connect_timeout(Duration::from_secs(600));
+        let client = client.connect().await.unwrap();
+        let given_up = Arc::new(Mutex::new(None));
+        let told = Arc::clone(&given_up);
+        let mut producer = client
+            .producer("moving")
+            .chunk_bytes(512)
+            .delivery_timeout(Duration::from_secs(2))
+            .on_report(move |report| {
+                if let Err(error) = &report.result {
+                    told.lock().get_or_insert((report.streamlet, error.clone()));
+                }
+            })
+            .build()
+            .await
+            .unwrap();
+        doors[1].frozen.store(true, Ordering::SeqCst);
+        producer.send_to(StreamletId(1), &Record::value(b"for nobody")).await.unwrap();
+        let giving_up = async {
+            while given_up.lock().is_none() {
+                producer.send_to(StreamletId(0), &Record::value(b"for the other")).await.unwrap();
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(60), giving_up).await.expect("its time is up long ago");
+        let (streamlet, error) = given_up.lock().take().unwrap();
+        assert_eq!(streamlet, StreamletId(1));
+        assert!(matches!(error, ClientError::DeliveryTimeout { .. }), "{error}");
     });
 }
 

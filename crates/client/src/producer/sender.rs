@@ -568,19 +568,19 @@ impl Sender {
         let (request_timeout, is_alone) = (self.settings.request_timeout, self.owners.placement.is_alone());
         let mut until = until;
         let mut by = |at: Instant| until = Some(until.map_or(at, |until: Instant| until.min(at)));
-        let mut is_idle = true;
         let now = Instant::now();
         for link in &self.links {
             if let Some(front) = link.in_flight.front() {
                 by(front.sent_at + request_timeout);
-                is_idle = false;
                 // Then it is doubted; after that owners are asked for again and again.
                 if !is_alone && !link.is_late(now) {
                     by(front.sent_at + LATE);
                 }
             }
         }
-        if is_idle && self.links.iter().any(|link| link.not_before.is_some() || link.connecting.is_some()) {
+        // Nothing is taken by such a link, so nobody else sees that a time is up. Here that is seen in each turn, whatever is under way by the others and however
+        // soon they answer. What expires behind a chunk that is under way does so as it would where the next ones are taken.
+        if self.links.iter().any(|link| link.not_before.is_some() || link.connecting.is_some()) {
             until = [until, self.give_up_expired(now)].into_iter().flatten().min();
         }
         let shared = Arc::clone(&self.shared);
@@ -664,7 +664,7 @@ impl Sender {
         }
     }
 
-    /// A time has come: is an answer overdue, is anything to be given up?
+    /// A time has come: is an answer overdue?
     fn late(&mut self, now: Instant) {
         for at in 0..self.links.len() {
             let front = self.links[at].in_flight.front();
@@ -672,9 +672,6 @@ impl Sender {
                 let timeout_ms = self.settings.request_timeout.as_millis();
                 self.disconnected(at, format!("no answer within {timeout_ms} ms"));
             }
-        }
-        if self.links.iter().all(|link| link.in_flight.is_empty()) {
-            self.give_up_expired(now);
         }
     }
 
