@@ -138,7 +138,8 @@ wire_struct! {
 
 wire_struct! {
     /// Reads from lanes. Answered as soon as `min_bytes` can be read, a lane has something else to tell (the end of its
-    /// group, an error), or the time is up.
+    /// group, an error), there is some data and a lane has more that does not come with it (the next chunk does not fit, or
+    /// is only on disk), or the time is up.
     pub struct ReadChunks {
         /// How long to wait for `min_bytes`, in milliseconds; zero: answer at once. Cut to
         /// [`crate::limits::WAIT_MS_MAX`].
