@@ -47,6 +47,9 @@ pub(crate) struct Counters {
     pub(crate) disk_us_max: AtomicU64,
     pub(crate) files: AtomicU64,
     pub(crate) file_bytes: AtomicU64,
+    /// What the writer has taken of the backlog and not written yet.
+    pub(crate) held_references: AtomicU64,
+    pub(crate) held_bytes: AtomicU64,
 }
 
 impl Counters {

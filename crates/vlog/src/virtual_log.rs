@@ -281,6 +281,7 @@ impl VirtualLog {
             self.recovered(&writer);
             return Ran::Idle;
         }
+        self.count_held(&writer);
         if let Some(retry_at_us) = writer.retry_at_us
             && self.clock.monotonic_us() < retry_at_us
             && !self.backlog.is_stopping()
@@ -290,6 +291,7 @@ impl VirtualLog {
         match writer.write_batch(self.config.id, &*self.clock) {
             Ok(written) => {
                 writer.finish_batch(&self.backlog);
+                self.count_held(&writer);
                 writer.retry_at_us = None;
                 self.counters.wrote(&written);
                 self.recovered(&writer);
@@ -314,16 +316,23 @@ impl VirtualLog {
         self.backlog.stop();
     }
 
-    /// Counters and sizes. Waits for a block that is on its way.
+    /// Counters and sizes. Waits for nothing: a disk that stands still must not hold up whoever looks at them.
     pub fn stats(&self) -> VirtualLogStats {
-        let (held, held_bytes) = self.writer.lock().held();
+        let held = self.counters.held_references.load(Ordering::Relaxed);
+        let held_bytes = self.counters.held_bytes.load(Ordering::Relaxed);
         let depth = self.backlog.depth();
         VirtualLogStats {
-            pending_references: (held + depth.references) as u64,
+            pending_references: held + depth.references as u64,
             pending_bytes: held_bytes + depth.bytes,
             healthy: self.healthy.load(Ordering::Relaxed),
             ..self.counters.snapshot()
         }
+    }
+
+    fn count_held(&self, writer: &Writer) {
+        let (references, bytes) = writer.held();
+        self.counters.held_references.store(references as u64, Ordering::Relaxed);
+        self.counters.held_bytes.store(bytes, Ordering::Relaxed);
     }
 
     fn count_files(&self, writer: &Writer) {

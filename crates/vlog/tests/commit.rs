@@ -44,6 +44,25 @@ fn one_sync_serves_all_lanes() {
     assert_eq!(rig.readable(1), ["1", "5", "9", "13", "17"]);
 }
 
+/// Whoever looks at them serves others besides, and is to say that the disk stands still.
+#[test]
+fn counters_are_told_while_the_disk_stands_still() {
+    let disk = FaultyDisk::new(memory());
+    let rig = Rig::with(Arc::new(disk.clone()), config(), 1).expect("open");
+    rig.append(0, "first");
+    rig.vlog.run_once();
+    rig.append(0, "second");
+    disk.set_stuck(true);
+    thread::scope(|scope| {
+        let writing = scope.spawn(|| rig.vlog.run_once());
+        disk.wait_until_stuck();
+        assert_eq!(rig.vlog.stats().pending_references, 1);
+        disk.set_stuck(false);
+        assert!(matches!(writing.join().expect("no panic"), Ran::Wrote { chunks: 1, .. }));
+    });
+    assert_eq!((rig.vlog.stats().pending_references, rig.vlog.stats().pending_bytes), (0, 0));
+}
+
 #[test]
 fn what_does_not_fit_into_a_block_goes_into_the_next() {
     let rig = Rig::new(memory());

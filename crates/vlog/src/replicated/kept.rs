@@ -33,9 +33,14 @@ impl Stretch {
     }
 }
 
-/// See the module. Takes about 70 bytes for each segment and stretch that it has chunks in.
+/// See the module. Takes about 80 bytes for each segment and stretch that it has chunks in, and as many for each segment.
 pub(crate) struct KeptBlocks {
     stretches: VecDeque<Stretch>,
+    /// How many stretches came before the first one.
+    gone_stretches: u64,
+    /// The numbers of the stretches that a segment is in, in order. A log that lives long has tens of thousands of stretches, and every log of a
+    /// node is told of each segment that goes: who looks through all of them holds up what is to be acknowledged.
+    places: HashMap<SegmentId, Vec<u64>>,
     stretch_bytes: u64,
     /// The newest stretch takes no more.
     sealed: bool,
@@ -44,7 +49,20 @@ pub(crate) struct KeptBlocks {
 
 impl KeptBlocks {
     pub(crate) fn new(stretch_bytes: u64) -> KeptBlocks {
-        KeptBlocks { stretches: VecDeque::new(), stretch_bytes, sealed: false, released: 0 }
+        KeptBlocks {
+            stretches: VecDeque::new(),
+            gone_stretches: 0,
+            places: HashMap::new(),
+            stretch_bytes,
+            sealed: false,
+            released: 0,
+        }
+    }
+
+    /// The stretches that a segment is in, the newest first.
+    fn with(&self, segment: SegmentId) -> impl Iterator<Item = &Stretch> {
+        let numbers = self.places.get(&segment).into_iter().flatten().rev();
+        numbers.filter_map(|number| self.stretches.get((number - self.gone_stretches) as usize))
     }
 
     /// A block was made.
@@ -57,10 +75,15 @@ impl KeptBlocks {
         if is_full || std::mem::take(&mut self.sealed) {
             self.stretches.push_back(Stretch { first: number, ..Stretch::default() });
         }
+        let newest = self.gone_stretches + self.stretches.len() as u64 - 1;
         let Some(stretch) = self.stretches.back_mut() else { return };
         (stretch.last, stretch.bytes) = (number, stretch.bytes + bytes);
         for (segment, bytes) in segments {
-            *stretch.segments.entry(segment).or_default() += bytes;
+            let of_segment = stretch.segments.entry(segment).or_insert_with(|| {
+                self.places.entry(segment).or_default().push(newest);
+                0
+            });
+            *of_segment += bytes;
         }
     }
 
@@ -71,18 +94,21 @@ impl KeptBlocks {
 
     /// Segments are gone for good.
     pub(crate) fn gone(&mut self, segments: &[SegmentId]) {
-        for stretch in &mut self.stretches {
-            for id in segments {
-                stretch.segments.remove(id);
+        for id in segments {
+            for number in self.places.remove(id).into_iter().flatten() {
+                if let Some(stretch) = self.stretches.get_mut((number - self.gone_stretches) as usize) {
+                    stretch.segments.remove(id);
+                }
             }
         }
     }
 
     /// Compaction has left so much of segments, which is what a copy of them takes.
     pub(crate) fn smaller(&mut self, segments: &[(SegmentId, u64)]) {
-        for stretch in &mut self.stretches {
-            for (id, left) in segments {
-                if let Some(bytes) = stretch.segments.get_mut(id) {
+        for (id, left) in segments {
+            for number in self.places.get(id).into_iter().flatten() {
+                let stretch = self.stretches.get_mut((number - self.gone_stretches) as usize);
+                if let Some(bytes) = stretch.and_then(|stretch| stretch.segments.get_mut(id)) {
                     *bytes = (*left).min(*bytes);
                 }
             }
@@ -91,8 +117,16 @@ impl KeptBlocks {
 
     /// All of a segment's chunks were appended again, to blocks from `since` on, and are acknowledged there.
     pub(crate) fn copied_again(&mut self, segment: SegmentId, since: u64) {
-        for stretch in self.stretches.iter_mut().take_while(|stretch| stretch.last < since) {
-            stretch.segments.remove(&segment);
+        let Some(places) = self.places.get_mut(&segment) else { return };
+        places.retain(|number| match self.stretches.get_mut((number - self.gone_stretches) as usize) {
+            Some(stretch) if stretch.last < since => {
+                stretch.segments.remove(&segment);
+                false
+            }
+            stretch => stretch.is_some(),
+        });
+        if places.is_empty() {
+            self.places.remove(&segment);
         }
     }
 
@@ -132,8 +166,7 @@ impl KeptBlocks {
 
     /// Blocks that may have chunks of a segment: by whole stretches, the newest first.
     pub(crate) fn blocks_of(&self, segment: SegmentId) -> impl Iterator<Item = RangeInclusive<u64>> {
-        let with = self.stretches.iter().rev().filter(move |stretch| stretch.segments.contains_key(&segment));
-        with.map(|stretch| stretch.first..=stretch.last)
+        self.with(segment).map(|stretch| stretch.first..=stretch.last)
     }
 
     /// Blocks of a range that something still lives in, about: by whole stretches.
@@ -156,6 +189,7 @@ impl KeptBlocks {
         {
             self.released = oldest.last;
             self.stretches.pop_front();
+            self.gone_stretches += 1;
         }
         (self.released > before).then_some(self.released)
     }
@@ -163,5 +197,84 @@ impl KeptBlocks {
     /// Up to here blocks were given back.
     pub(crate) fn released(&self) -> u64 {
         self.released
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kera_env::{Random, SeededRandom};
+    use kera_format::{GroupId, LaneId, SegmentIndex, StreamId, StreamletId};
+
+    use super::*;
+
+    fn segment(number: u64) -> SegmentId {
+        SegmentId {
+            stream: StreamId(number),
+            streamlet: StreamletId(0),
+            lane: LaneId(0),
+            group: GroupId::new(1, 1),
+            index: SegmentIndex(0),
+        }
+    }
+
+    /// What a log knows that looks through all of its stretches.
+    #[derive(Default)]
+    struct Plain(Vec<(u64, HashMap<SegmentId, u64>)>);
+
+    #[test]
+    fn what_is_found_by_segment_is_what_a_look_through_all_stretches_finds() {
+        let random = SeededRandom::new(7);
+        let below = |most: u64| {
+            let mut bytes = [0; 8];
+            random.fill(&mut bytes);
+            u64::from_le_bytes(bytes) % most
+        };
+        // Each block is a stretch.
+        let (mut kept, mut plain) = (KeptBlocks::new(1), Plain::default());
+        for block in 1..=4000 {
+            let of: Vec<(SegmentId, u64)> =
+                (0..below(4)).map(|_| (segment(block / 16 + below(8)), 1 + below(9))).collect();
+            kept.note_all(block, 1, of.iter().copied());
+            let mut all = HashMap::new();
+            of.iter().for_each(|(id, bytes)| *all.entry(*id).or_default() += bytes);
+            plain.0.push((block, all));
+            let of = segment((block / 16).saturating_sub(below(24)));
+            match below(6) {
+                0 => {
+                    kept.gone(&[of, segment(1 << 40)]);
+                    plain.0.iter_mut().for_each(|(_, all)| {
+                        all.remove(&of);
+                    });
+                }
+                1 => {
+                    kept.smaller(&[(of, 3)]);
+                    plain.0.iter_mut().flat_map(|(_, all)| all.get_mut(&of)).for_each(|bytes| *bytes = 3.min(*bytes));
+                }
+                2 => {
+                    let since = block - below(40).min(block - 1);
+                    kept.copied_again(of, since);
+                    let before = plain.0.iter_mut().filter(|(last, _)| *last < since);
+                    before.for_each(|(_, all)| {
+                        all.remove(&of);
+                    });
+                }
+                3 => {
+                    kept.release(block - 1);
+                    while plain.0.len() > 1 && plain.0[0].1.is_empty() && plain.0[0].0 < block {
+                        plain.0.remove(0);
+                    }
+                    assert_eq!(kept.released(), plain.0[0].0 - 1);
+                }
+                _ => {}
+            }
+            let with = plain.0.iter().rev().filter(|(_, all)| all.contains_key(&of)).map(|(block, _)| *block..=*block);
+            assert_eq!(kept.blocks_of(of).collect::<Vec<_>>(), with.collect::<Vec<_>>(), "block {block}");
+        }
+        assert!(kept.released() > 1000, "{}", kept.released());
+        let left: Vec<_> = kept.stretches.iter().map(|stretch| stretch.segments.clone()).collect();
+        assert_eq!(left, plain.0.into_iter().map(|(_, all)| all).collect::<Vec<_>>());
+        let places: usize = kept.places.values().map(Vec::len).sum();
+        assert_eq!(places, left.iter().map(HashMap::len).sum::<usize>());
+        assert!(kept.places.values().all(|places| !places.is_empty()));
     }
 }
