@@ -240,7 +240,8 @@ impl Group {
         .map(drop)
     }
 
-    /// Reads the state. Keep it short: nothing becomes true meanwhile.
+    /// Reads the state. Keep it short: nothing becomes true meanwhile. In there wait for nobody who may want to read it as well, nor for a lock that such a one may
+    /// hold: once somebody waits to change it, who comes later waits behind that.
     pub fn read<T>(&self, read: impl FnOnce(&ClusterState) -> T) -> T {
         read(&self.shared.current.read().state)
     }

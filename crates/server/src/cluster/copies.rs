@@ -43,26 +43,36 @@ struct Pool {
     own: Option<u8>,
 }
 
+/// The logs of a pool.
+struct Serving {
+    logs: Vec<Arc<ReplicatedLog>>,
+    /// The pool's stream is known to be gone.
+    is_left: bool,
+}
+
 #[derive(Default)]
 struct Logs {
-    pools: HashMap<Pool, Vec<Arc<ReplicatedLog>>>,
+    pools: HashMap<Pool, Serving>,
     all: Vec<(LogId, Arc<ReplicatedLog>)>,
     threads: Vec<JoinHandle<()>>,
 }
 
 impl Logs {
-    /// Takes up to `most` logs of this kind from streams that are gone. What is left of those in them goes when its segments do, as in a log that
-    /// streams share.
-    fn left_over(&mut self, kind: Pool, most: usize, is_gone: &dyn Fn(StreamId) -> bool) -> Vec<Arc<ReplicatedLog>> {
+    /// Takes up to `most` logs of this kind from streams that are known to be gone. What is left of those in them goes when its segments do, as in
+    /// a log that streams share.
+    fn left_over(&mut self, kind: Pool, most: usize) -> Vec<Arc<ReplicatedLog>> {
         let mut found = Vec::new();
-        let is_left = |pool: &Pool| *pool == Pool { stream: pool.stream, ..kind } && pool.stream.is_some_and(is_gone);
-        self.pools.retain(|pool, logs| {
-            if is_left(pool) {
-                found.extend(logs.drain(..logs.len().min(most - found.len())));
+        self.pools.retain(|pool, serving| {
+            if serving.is_left && *pool == (Pool { stream: pool.stream, ..kind }) {
+                found.extend(serving.logs.drain(..serving.logs.len().min(most - found.len())));
             }
-            !logs.is_empty()
+            !serving.logs.is_empty()
         });
         found
+    }
+
+    fn serve(&mut self, pool: Pool, logs: Vec<Arc<ReplicatedLog>>) {
+        self.pools.insert(pool, Serving { logs, is_left: false });
     }
 }
 
@@ -144,11 +154,11 @@ impl Copies {
     pub(super) fn own_log(&self, number: u8, (copies, synced): LogKind) -> Arc<ReplicatedLog> {
         let pool = Pool { copies, synced, stream: None, own: Some(number) };
         let mut logs = self.logs.lock();
-        if let Some(log) = logs.pools.get(&pool).and_then(|logs| logs.first()) {
+        if let Some(log) = logs.pools.get(&pool).and_then(|serving| serving.logs.first()) {
             return Arc::clone(log);
         }
         let made = self.open(&mut logs, pool);
-        logs.pools.insert(pool, vec![made.clone()]);
+        logs.serve(pool, vec![made.clone()]);
         made
     }
 
@@ -158,17 +168,10 @@ impl Copies {
     }
 
     /// The log that a streamlet is in if it was not put into one of its own, made if it is the first of its kind.
+    ///
+    /// Called under a lane's lock, so nobody is asked here what the coordinators' state says: behind somebody who waits to change that all wait who want to
+    /// look at it, and who is looking may wait for a lane, or for the logs. Which streams are gone was [looked for](Copies::look_for_gone) before.
     pub(super) fn log(&self, stream: StreamId, streamlet: StreamletId, options: &StreamOptions) -> Arc<ReplicatedLog> {
-        self.log_after(stream, streamlet, options, &|stream| self.views.is_gone(stream))
-    }
-
-    fn log_after(
-        &self,
-        stream: StreamId,
-        streamlet: StreamletId,
-        options: &StreamOptions,
-        is_gone: &dyn Fn(StreamId) -> bool,
-    ) -> Arc<ReplicatedLog> {
         let own = (options.virtual_logs > 0).then_some(stream);
         let (copies, synced) = Copies::kind(options);
         let pool = Pool { copies, synced, stream: own, own: None };
@@ -180,14 +183,34 @@ impl Copies {
         let mut logs = self.logs.lock();
         if !logs.pools.contains_key(&pool) {
             let mut made = match own {
-                Some(_) => logs.left_over(pool, wanted as usize, is_gone),
+                Some(_) => logs.left_over(pool, wanted as usize),
                 None => Vec::new(),
             };
             made.extend((made.len()..wanted as usize).map(|_| self.open(&mut logs, pool)).collect::<Vec<_>>());
-            logs.pools.insert(pool, made);
+            logs.serve(pool, made);
         }
-        let pool = &logs.pools[&pool];
-        Arc::clone(&pool[(at % pool.len() as u64) as usize])
+        let of = &logs.pools[&pool].logs;
+        Arc::clone(&of[(at % of.len() as u64) as usize])
+    }
+
+    /// Looks which streams are gone of those that have logs of their own: these serve the next ones that ask for such. For who follows the coordinators, whenever
+    /// a stream was deleted; not under a lock.
+    ///
+    /// Logs that a last append makes for a stream that is gone already are found the next time.
+    pub(super) fn look_for_gone(&self) {
+        self.leave_logs_of(|stream| self.views.is_gone(stream));
+    }
+
+    /// Nobody is asked while the logs are locked: see [`log`](Copies::log).
+    fn leave_logs_of(&self, is_gone: impl Fn(StreamId) -> bool) {
+        let served: HashSet<StreamId> = {
+            let logs = self.logs.lock();
+            logs.pools.iter().filter(|(_, serving)| !serving.is_left).filter_map(|(pool, _)| pool.stream).collect()
+        };
+        let gone: HashSet<StreamId> = served.into_iter().filter(|stream| is_gone(*stream)).collect();
+        for (pool, serving) in &mut self.logs.lock().pools {
+            serving.is_left |= pool.stream.is_some_and(|stream| gone.contains(&stream));
+        }
     }
 
     /// Makes a log. It has no view yet: it asks for its first one by itself, and takes nothing before.
@@ -426,26 +449,33 @@ mod tests {
             replication,
             ..StreamOptions::default()
         };
-        let logs_of = |stream: u64, options: &StreamOptions, gone: &dyn Fn(StreamId) -> bool| {
-            let of = |streamlet| copies.log_after(StreamId(stream), StreamletId(streamlet), options, gone).id().vlog;
+        let logs_of = |stream: u64, options: &StreamOptions| {
+            let of = |streamlet| copies.log(StreamId(stream), StreamletId(streamlet), options).id().vlog;
             (0..8).map(of).collect::<std::collections::BTreeSet<u32>>()
         };
+        let are_gone = |below: u64| {
+            copies.leave_logs_of(|stream| {
+                // Who says what is gone may have to wait for somebody who asks for a log.
+                assert!(copies.logs.try_lock().is_some(), "nobody is asked while logs are kept from others");
+                2 < stream.0 && stream.0 < below
+            });
+        };
         // One that stays, and one without logs of its own.
-        let stays = logs_of(1, &options(3, 3), &|_| false);
-        let shared = logs_of(2, &options(0, 3), &|_| false);
+        let stays = logs_of(1, &options(3, 3));
+        let shared = logs_of(2, &options(0, 3));
         assert_eq!((stays.len(), shared.len(), copies.all().len()), (3, 2, 5));
         for stream in 3..53 {
-            let is_gone = |of: StreamId| of.0 > 2 && of.0 < stream;
-            let logs = logs_of(stream, &options(4, 3), &is_gone);
+            are_gone(stream);
+            let logs = logs_of(stream, &options(4, 3));
             assert_eq!(logs.len(), 4);
             assert!(logs.is_disjoint(&stays) && logs.is_disjoint(&shared), "stream {stream}: {logs:?}");
         }
         assert_eq!(copies.all().len(), 9);
         // Of another kind, and more of this one than are left.
-        let is_gone = |of: StreamId| of.0 > 2 && of.0 < 53;
-        assert_eq!((logs_of(53, &options(2, 2), &is_gone).len(), copies.all().len()), (2, 11));
-        assert_eq!((logs_of(54, &options(6, 3), &is_gone).len(), copies.all().len()), (6, 13));
-        assert_eq!(logs_of(1, &options(3, 3), &is_gone), stays);
+        are_gone(53);
+        assert_eq!((logs_of(53, &options(2, 2)).len(), copies.all().len()), (2, 11));
+        assert_eq!((logs_of(54, &options(6, 3)).len(), copies.all().len()), (6, 13));
+        assert_eq!(logs_of(1, &options(3, 3)), stays);
         copies.stop();
     }
 }

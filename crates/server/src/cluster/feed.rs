@@ -12,6 +12,7 @@ use kera_raft::{Change, Group, Observer};
 use parking_lot::Mutex;
 
 use super::adaptive::Adapting;
+use super::copies::Copies;
 use super::moves::Moves;
 use super::recovery::Recovery;
 use super::returning::Returning;
@@ -33,16 +34,18 @@ pub(super) struct Feed {
     adapting: Arc<Adapting>,
     /// Leaves what it rebuilds to nodes that come back with it.
     returning: Arc<Returning>,
+    /// Has logs of streams that are gone serve others.
+    copies: Arc<Copies>,
 }
 
 impl Feed {
     pub(super) fn new(
         (node, epoch): (NodeNumber, u32),
-        broker: Arc<Broker>,
+        (broker, copies): (Arc<Broker>, Arc<Copies>),
         group: Weak<Group>,
         (recovery, moves, adapting, returning): (Arc<Recovery>, Arc<Moves>, Arc<Adapting>, Arc<Returning>),
     ) -> Feed {
-        Feed { node, epoch, broker, group, placing: Mutex::default(), recovery, moves, adapting, returning }
+        Feed { node, epoch, broker, group, placing: Mutex::default(), recovery, moves, adapting, returning, copies }
     }
 
     /// Tells all that is known, and from then on what changes.
@@ -96,6 +99,11 @@ impl Feed {
         }
     }
 
+    fn drop_rebuilt(&self, group: &Group) {
+        let rebuilt = group.read(|state| state.rebuilt_by_others(self.node, self.epoch));
+        leftovers::drop_rebuilt(self.broker.log(), rebuilt);
+    }
+
     /// Whether this node takes writes of it in this owner epoch already.
     fn is_open(&self, stream: StreamId, streamlet: StreamletId, epoch: u32) -> bool {
         let found = self.broker.log().stream(stream);
@@ -111,10 +119,11 @@ impl Observer for Feed {
             Change::Replaced => {
                 self.everything(&group);
                 // Nobody is told one by one of what others have rebuilt before it, and what was given up.
-                group.read(|state| leftovers::drop_rebuilt(self.broker.log(), state, self.node, self.epoch));
+                self.drop_rebuilt(&group);
             }
             Change::Stream(StreamEvent::Deleted(info)) => {
                 self.broker.displace_stream(index, info.id);
+                self.copies.look_for_gone();
             }
             Change::Stream(StreamEvent::Altered { after: info, .. } | StreamEvent::Created(info)) => {
                 self.place(&group, info.id);
@@ -137,13 +146,15 @@ impl Observer for Feed {
             }
             Change::Cluster(ClusterEntry::OwnerReturned { .. }) => self.everything(&group),
             Change::Cluster(ClusterEntry::LogGivenUp { log }) if log.node == self.node => {
-                group.read(|state| leftovers::drop_rebuilt(self.broker.log(), state, self.node, self.epoch));
+                self.drop_rebuilt(&group);
             }
             Change::Cluster(ClusterEntry::StreamletsRebuilt { stream, first, count, .. }) => {
-                let rebuilt = *first..first.saturating_add(*count);
-                group.read(|state| {
-                    leftovers::drop_if_rebuilt(self.broker.log(), state, self.node, *stream, rebuilt);
+                let rebuilt = group.read(|state| {
+                    let all = (*first..first.saturating_add(*count)).map(StreamletId);
+                    let rebuilt = all.filter(|at| state.is_rebuilt_by_others(self.node, *stream, *at));
+                    rebuilt.map(|at| (*stream, at)).collect()
                 });
+                leftovers::drop_rebuilt(self.broker.log(), rebuilt);
             }
             Change::Cluster(
                 ClusterEntry::NodeJoined { .. } | ClusterEntry::NodeFenced { .. } | ClusterEntry::NodeRemoved { .. },

@@ -5,11 +5,10 @@
 //! never acknowledged, must not get into any log again: others have given its ordinals away since. What it has before is the same as
 //! what its successor rebuilds, and is kept until all of that is done: until then it may be the only other copy.
 
-use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kera_coordinator::cluster::{ClusterState, ToBeCut};
+use kera_coordinator::cluster::ToBeCut;
 use kera_format::{StreamId, StreamletId};
 use kera_log::{CutOffRoom, Log, Streamlet};
 
@@ -49,17 +48,10 @@ pub(super) fn cut(log: &Log, others: &[ToBeCut], keeps: bool) -> Result<CutOff, 
 }
 
 /// Drops groups that others have with all their copies: nothing of what this node has of them is needed any more.
-pub(super) fn drop_rebuilt(log: &Log, state: &ClusterState, node: u32, epoch: u32) {
-    drop_all(log, state.rebuilt_by_others(node, epoch));
-}
-
-/// The same of some streamlets.
-pub(super) fn drop_if_rebuilt(log: &Log, state: &ClusterState, node: u32, stream: StreamId, streamlets: Range<u32>) {
-    let rebuilt = streamlets.map(StreamletId).filter(|at| state.is_rebuilt_by_others(node, stream, *at));
-    drop_all(log, rebuilt.map(|at| (stream, at)));
-}
-
-fn drop_all(log: &Log, rebuilt: impl IntoIterator<Item = (StreamId, StreamletId)>) {
+///
+/// Not under the look at the coordinators' state that has named them, which whoever changes it waits for: this waits for lanes, and may for a disk. Nothing of
+/// them is opened here meanwhile, whatever becomes true: the thread that tells the broker what it owns is the one that is here, and at a start nothing runs yet.
+pub(super) fn drop_rebuilt(log: &Log, rebuilt: Vec<(StreamId, StreamletId)>) {
     for place in rebuilt.into_iter().filter_map(|other| of(log, other)) {
         place.forget_groups(|_| false);
     }

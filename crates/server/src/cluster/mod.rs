@@ -246,7 +246,7 @@ impl Cluster {
         let others = self.group.read(|state| state.to_be_cut(self.node, self.epoch));
         *self.cut_off.lock() =
             leftovers::cut(log, &others, self.came.has_all).map_err(|message| Fatal::Data { message })?;
-        self.group.read(|state| leftovers::drop_rebuilt(log, state, self.node, self.epoch));
+        leftovers::drop_rebuilt(log, self.group.read(|state| state.rebuilt_by_others(self.node, self.epoch)));
         Ok(())
     }
 
@@ -297,7 +297,8 @@ impl Cluster {
         // It has just joined.
         broker.confirmed(self.clock.monotonic_us());
         let _ = self.broker.set(Arc::downgrade(broker));
-        let feed = Arc::new(Feed::new(me, broker.clone(), Arc::downgrade(&self.group), followers));
+        let feed =
+            Arc::new(Feed::new(me, (broker.clone(), self.copies.clone()), Arc::downgrade(&self.group), followers));
         self.moves.set(moves);
         self.returning.set(returning);
         *self.recovery.lock() = Some(recovering);
