@@ -235,10 +235,11 @@ impl<H: Host> Core<H> {
     }
 
     pub(crate) fn closed(&self, image: Arc<H::Image>) {
+        let extent_disk = self.through.disk_of(image.id());
         // What is on disk but for its index need not wait for others.
-        let closed_us = if self.through.is_whole(image.id()) { 0 } else { self.now_us() };
-        let was_empty = self.queue.lock().push(Dirty { image, closed_us });
-        if was_empty {
+        let closed_us = if extent_disk.is_some() { 0 } else { self.now_us() };
+        let is_news = self.queue.lock().push(Dirty { image, closed_us, extent_disk });
+        if is_news {
             self.notify_writers();
         }
         self.keeper.signal.notify();

@@ -33,7 +33,7 @@ impl<H: Host> Core<H> {
         let part = &self.disks[disk];
         let mut writer = part.writer.lock();
         let now_us = self.now_us();
-        let released = self.step_release(disk, now_us).or(self.step_begins(disk, now_us));
+        let released = self.step_release(disk, now_us).or(self.step_ends(disk)).or(self.step_begins(disk, now_us));
         if let Some(retry_at_us) = part.is_set_aside(now_us) {
             return released.or(Step::Until(retry_at_us));
         }
@@ -55,8 +55,9 @@ impl<H: Host> Core<H> {
         };
         self.notify_writers();
         batch.sort_by_key(|dirty| dirty.image.id());
-        let (written, again) = self.write_batch(disk, &mut writer, &batch);
+        let (written, mut again) = self.write_batch(disk, &mut writer, &batch);
         self.tell(&written);
+        again.iter_mut().for_each(|dirty| dirty.extent_disk = self.through.disk_of(dirty.image.id()));
         self.queue.lock().done(disk, &batch, &again);
         self.notify_writers();
         self.keeper.signal.notify();
@@ -109,7 +110,7 @@ impl<H: Host> Core<H> {
             |dirty: &&Dirty<H::Image>| self.host().is_some_and(|host| host.segment(dirty.image.id()).is_some());
         let (dirty, gone): (Vec<&Dirty<H::Image>>, Vec<_>) = dirty.iter().partition(wanted);
         gone.iter().for_each(|gone| self.release_through(gone.image.id()));
-        let (mut written, mut dirty, behind) = self.finish_through(dirty);
+        let (mut written, mut dirty, behind) = self.finish_through(disk, dirty);
         let entries = entries_of(&dirty);
         let later = dirty.split_off(entries.len()).into_iter().chain(behind).cloned().collect();
         if dirty.is_empty() {
@@ -283,6 +284,7 @@ impl<H: Host> Core<H> {
         self.end_through();
         for (disk, part) in self.disks.iter().enumerate() {
             let mut writer = part.writer.lock();
+            self.step_ends(disk);
             let _ = self.step_release(disk, self.now_us());
             if let Err(error) = writer.finish(&part.containers) {
                 // The segments are synced; only the next start takes a little longer.

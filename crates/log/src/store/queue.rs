@@ -3,8 +3,12 @@
 //! Filled under lanes' locks, emptied by the disks' writer threads. A lane's segments are written one after the other:
 //! while one disk writes some of them no other disk takes the lane's next ones, so that what is on disk of a lane is a
 //! prefix of it at every moment (decision 0007).
+//!
+//! A segment that was written through is for the disk that has its extent, as long as that can be written to, whosever turn it is: to finish it is to write
+//! there, and a writer waits for no disk but its own. So a disk that stands still keeps what only it could finish, and nothing else. If it
+//! fails, another one writes all of the segment once more.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
 use kera_format::{LaneId, SegmentId, StreamId, StreamletId};
@@ -22,11 +26,13 @@ pub(crate) fn lane_of(id: SegmentId) -> LaneKey {
 pub(crate) struct Dirty<S> {
     pub(crate) image: Arc<S>,
     pub(crate) closed_us: u64,
+    /// The disk that has all of it but its index in an extent.
+    pub(crate) extent_disk: Option<usize>,
 }
 
 impl<S> Clone for Dirty<S> {
     fn clone(&self) -> Self {
-        Dirty { image: Arc::clone(&self.image), closed_us: self.closed_us }
+        Dirty { image: Arc::clone(&self.image), closed_us: self.closed_us, extent_disk: self.extent_disk }
     }
 }
 
@@ -65,6 +71,8 @@ struct Turn {
     is_busy: bool,
     /// Whoever holds its writer does something else with the disk, which may take long.
     is_held_up: bool,
+    /// Segments that wait and have their extents on it.
+    extents: u64,
     /// Bytes given to it so far, divided by its share of the free space.
     pass: u64,
     /// Free mebibytes, at least 1.
@@ -78,6 +86,8 @@ pub(crate) struct Queue<S> {
     writing_segments: u64,
     writing_bytes: u64,
     turns: Vec<Turn>,
+    /// Some disk has been told since the last segment came that nothing waits which it could write, and looks at no clock.
+    is_asked_in_vain: bool,
 }
 
 /// Waiting segments that are looked through for one that was dropped.
@@ -88,7 +98,7 @@ const PASS_SCALE: u64 = 1 << 10;
 
 impl<S: Image> Queue<S> {
     pub(crate) fn new(disks: usize) -> Queue<S> {
-        let turn = || Turn { is_usable: true, is_busy: false, is_held_up: false, pass: 0, weight: 1 };
+        let turn = || Turn { is_usable: true, is_busy: false, is_held_up: false, extents: 0, pass: 0, weight: 1 };
         Queue {
             waiting: VecDeque::new(),
             waiting_bytes: 0,
@@ -96,15 +106,32 @@ impl<S: Image> Queue<S> {
             writing_segments: 0,
             writing_bytes: 0,
             turns: (0..disks).map(|_| turn()).collect(),
+            is_asked_in_vain: false,
         }
     }
 
-    /// Adds a segment. True if nothing was waiting before.
+    /// Adds a segment. True if the disks are to be told: nothing was waiting before, or nothing that some of them could write, or it is for one of
+    /// them, which may have been told that it is not its turn.
     pub(crate) fn push(&mut self, dirty: Dirty<S>) -> bool {
-        let was_empty = self.waiting.is_empty();
-        self.waiting_bytes += dirty.image.block_bytes();
+        let is_asked_in_vain = std::mem::take(&mut self.is_asked_in_vain);
+        let is_news = self.waiting.is_empty() || is_asked_in_vain || dirty.extent_disk.is_some();
+        self.waits(&dirty, true);
         self.waiting.push_back(dirty);
-        was_empty
+        is_news
+    }
+
+    /// Counts a segment that waits from here on, or does not any more.
+    fn waits(&mut self, dirty: &Dirty<S>, waits: bool) {
+        let (bytes, sign) = (dirty.image.block_bytes(), if waits { 1 } else { -1 });
+        self.waiting_bytes = self.waiting_bytes.saturating_add_signed(sign * bytes as i64);
+        if let Some(disk) = dirty.extent_disk {
+            self.turns[disk].extents = self.turns[disk].extents.saturating_add_signed(sign);
+        }
+    }
+
+    /// The disk that alone takes a segment, if one does.
+    fn only_disk(&self, dirty: &Dirty<S>) -> Option<usize> {
+        dirty.extent_disk.filter(|disk| self.turns[*disk].is_usable)
     }
 
     /// The log has dropped a segment: its memory is not to wait until a disk would have its turn. It is looked for among the
@@ -112,7 +139,7 @@ impl<S: Image> Queue<S> {
     pub(crate) fn forget(&mut self, id: SegmentId) -> Option<Dirty<S>> {
         let at = self.waiting.iter().take(FORGET_SCAN_MAX).position(|dirty| dirty.image.id() == id)?;
         let dirty = self.waiting.remove(at)?;
-        self.waiting_bytes = self.waiting_bytes.saturating_sub(dirty.image.block_bytes());
+        self.waits(&dirty, false);
         Some(dirty)
     }
 
@@ -128,22 +155,29 @@ impl<S: Image> Queue<S> {
 
     /// Takes what the disk should write now.
     pub(crate) fn take(&mut self, ask: &Ask) -> Work<S> {
-        let Some(front) = self.waiting.front() else { return Work::Nothing };
+        let may_be_its = |dirty: &&Dirty<S>| self.only_disk(dirty).is_none_or(|disk| disk == ask.disk);
+        let Some(front) = self.waiting.iter().find(may_be_its) else {
+            self.is_asked_in_vain = true;
+            return Work::Nothing;
+        };
         let due_us = front.closed_us.saturating_add(ask.delay_us);
         if due_us > ask.now_us && !ask.at_once {
             return Work::Until(due_us);
         }
         let mine = &self.turns[ask.disk];
-        let others = self.turns.iter().filter(|turn| turn.is_usable && !turn.is_busy && !turn.is_held_up);
-        if mine.is_busy || others.into_iter().any(|turn| turn.pass < mine.pass) {
+        let mut others = self.turns.iter().filter(|turn| turn.is_usable && !turn.is_busy && !turn.is_held_up);
+        let is_its_turn = !others.any(|turn| turn.pass < mine.pass);
+        if mine.is_busy || (!is_its_turn && mine.extents == 0) {
             return Work::Nothing;
         }
-        let batch = self.take_batch(ask);
+        let batch = self.take_batch(ask, is_its_turn);
+        self.is_asked_in_vain |= batch.is_empty() && is_its_turn;
         if batch.is_empty() { Work::Nothing } else { Work::Batch(batch) }
     }
 
-    fn take_batch(&mut self, ask: &Ask) -> Vec<Dirty<S>> {
-        let (mut batch, mut bytes, mut passed_over) = (Vec::new(), 0, VecDeque::new());
+    /// What follows a segment that is passed over waits with it if it is of the same lane.
+    fn take_batch(&mut self, ask: &Ask, is_its_turn: bool) -> Vec<Dirty<S>> {
+        let (mut batch, mut bytes, mut passed_over, mut lanes) = (Vec::new(), 0, VecDeque::new(), HashSet::new());
         while let Some(front) = self.waiting.front() {
             let image_bytes = front.image.progress().head;
             let is_full = bytes + image_bytes > ask.limits.bytes && !batch.is_empty();
@@ -152,10 +186,14 @@ impl<S: Image> Queue<S> {
             }
             let Some(dirty) = self.waiting.pop_front() else { break };
             let lane = lane_of(dirty.image.id());
-            if self.writing.get(&lane).is_some_and(|disk| *disk != ask.disk) {
+            let is_its = self.only_disk(&dirty).map_or(is_its_turn, |disk| disk == ask.disk);
+            let is_written = self.writing.get(&lane).is_some_and(|disk| *disk != ask.disk);
+            if !is_its || is_written || lanes.contains(&lane) {
+                lanes.insert(lane);
                 passed_over.push_back(dirty);
                 continue;
             }
+            self.waits(&dirty, false);
             self.writing.insert(lane, ask.disk);
             bytes += image_bytes;
             batch.push(dirty);
@@ -165,7 +203,6 @@ impl<S: Image> Queue<S> {
         }
         if !batch.is_empty() {
             let memory_bytes: u64 = batch.iter().map(|dirty| dirty.image.block_bytes()).sum();
-            self.waiting_bytes = self.waiting_bytes.saturating_sub(memory_bytes);
             self.writing_bytes += memory_bytes;
             self.writing_segments += batch.len() as u64;
             let turn = &mut self.turns[ask.disk];
@@ -184,7 +221,7 @@ impl<S: Image> Queue<S> {
         self.writing.retain(|_, by| *by != disk);
         self.turns[disk].is_busy = false;
         for dirty in again.iter().rev() {
-            self.waiting_bytes += dirty.image.block_bytes();
+            self.waits(dirty, true);
             self.waiting.push_front(dirty.clone());
         }
     }

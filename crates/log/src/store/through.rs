@@ -5,6 +5,9 @@
 //! other, which only adds index and header. What a start finds without them is put back chunk by chunk when the virtual
 //! log's replay meets the segment's first chunk.
 //!
+//! The container may be on another disk than what else the one who closes, drops or stores a segment of it has to do with. So only that
+//! disk's writer finishes segments in it ([`super::queue`]) and ends it when nothing more comes.
+//!
 //! An extent counts as a segment of its container from the beginning, so that its space is given back in the same way.
 //! Locks here are held for look-ups only, never while the disk or the log is called.
 //!
@@ -30,6 +33,7 @@ use super::core::Core;
 use super::host::{Host, Image};
 use super::persist::{BATCH_MARKS_MAX, marks_of};
 use super::queue::{Dirty, LaneKey, lane_of};
+use super::signal::Step;
 use super::status::{DiskState, count};
 use crate::recovery::{RestoreError, Restored};
 use crate::segment::Segment;
@@ -50,6 +54,8 @@ pub(crate) struct Through {
     places: Mutex<HashMap<SegmentId, Place>>,
     /// Extents that the start has found and no replay has asked for.
     found: Mutex<HashMap<SegmentId, Location>>,
+    /// Containers that get nothing more and that their disks' writers have not ended yet.
+    full: Mutex<Vec<Arc<LaneContainer>>>,
 }
 
 /// Where an extent is.
@@ -106,12 +112,13 @@ pub(crate) fn location(disk: u16, marker: &ExtentMarker) -> Location {
 
 impl Through {
     pub(crate) fn new(found: HashMap<SegmentId, Location>) -> Through {
-        Through { lanes: Mutex::default(), places: Mutex::default(), found: Mutex::new(found) }
+        Through { lanes: Mutex::default(), places: Mutex::default(), found: Mutex::new(found), full: Mutex::default() }
     }
 
-    /// Whether all chunks of a segment, once it is closed and durable, are in its extent.
-    pub(crate) fn is_whole(&self, id: SegmentId) -> bool {
-        self.places.lock().get(&id).is_some_and(|place| place.whole.is_some())
+    /// The disk that has all chunks of a segment, once it is closed and durable, in an extent.
+    pub(crate) fn disk_of(&self, id: SegmentId) -> Option<usize> {
+        let places = self.places.lock();
+        places.get(&id)?.whole.as_ref().map(|(container, _)| container.disk)
     }
 }
 
@@ -218,17 +225,37 @@ impl<H: Host> Core<H> {
     }
 
     /// Nothing more goes into a container. It gets its footer when its last extent is a closed segment.
-    fn end_container(&self, container: &LaneContainer) {
+    fn end_container(&self, container: &Arc<LaneContainer>) {
         container.state.lock().is_full = true;
         self.finish_container(container);
     }
 
-    fn finish_container(&self, container: &LaneContainer) {
+    /// Leaves a container that is over to the writer of its disk. Whoever finds that it is may be the writer of another disk, or hold what others wait for, and the
+    /// disk may stand still. Nothing waits for the end: without it a start reads the extents.
+    fn finish_container(&self, container: &Arc<LaneContainer>) {
+        let is_over = {
+            let state = container.state.lock();
+            state.is_full && state.unfinished == 0
+        };
+        if is_over {
+            self.through.full.lock().push(Arc::clone(container));
+            self.disks[container.disk].write_signal.notify();
+        }
+    }
+
+    /// Ends the containers of a disk that are over. With the disk's writer held.
+    pub(crate) fn step_ends(&self, disk: usize) -> Step {
+        let over: Vec<_> = self.through.full.lock().extract_if(.., |container| container.disk == disk).collect();
+        if over.is_empty() {
+            return Step::Idle;
+        }
+        self.hold_up(disk, || over.iter().for_each(|container| self.write_end(container)));
+        Step::Again
+    }
+
+    fn write_end(&self, container: &LaneContainer) {
         let (end, mut entries, extents) = {
             let state = container.state.lock();
-            if !state.is_full || state.unfinished > 0 {
-                return;
-            }
             let extents = if state.has_failed { u32::MAX } else { state.extents };
             (state.end, state.entries.clone(), extents)
         };
@@ -253,22 +280,23 @@ impl<H: Host> Core<H> {
         lanes.iter().for_each(|container| self.end_container(container));
     }
 
-    /// Of segments that were closed, in the order of their lanes: makes those that were written through segments of their
-    /// containers.
+    /// Of segments that were closed, in the order of their lanes: makes those that were written through to this disk segments of their
+    /// containers. Those of another disk are written once more here: that one is not written to at present.
     ///
     /// What is stored of a lane is a prefix of it at every moment (decision 0007), a power cut included. So each index is
     /// synced before the next of the lane is written; and behind a segment of the lane that is still to be written
     /// elsewhere none is finished: its turn comes again when that one is stored.
-    pub(crate) fn finish_through<'a>(&self, dirty: Vec<&'a Dirty<H::Image>>) -> Finished<'a, H::Image> {
+    pub(crate) fn finish_through<'a>(&self, disk: usize, dirty: Vec<&'a Dirty<H::Image>>) -> Finished<'a, H::Image> {
         let (mut written, mut to_write, mut behind) = (Vec::new(), Vec::<&Dirty<H::Image>>::new(), Vec::new());
         for dirty in dirty {
             let lane = lane_of(dirty.image.id());
             let is_of = |other: Option<&&Dirty<H::Image>>| other.is_some_and(|o| lane_of(o.image.id()) == lane);
-            if is_of(behind.last()) || (is_of(to_write.last()) && self.through.is_whole(dirty.image.id())) {
+            let is_here = self.through.disk_of(dirty.image.id()) == Some(disk);
+            if is_of(behind.last()) || (is_of(to_write.last()) && is_here) {
                 behind.push(dirty);
                 continue;
             }
-            match self.finish_extent(&*dirty.image) {
+            match self.finish_extent(disk, &*dirty.image) {
                 Some(Ok(at)) => written.push((Arc::clone(&dirty.image), at)),
                 Some(Err(error)) => {
                     tracing::warn!(segment = %dirty.image.id(), %error, "a segment that was written through is written again");
@@ -280,14 +308,12 @@ impl<H: Host> Core<H> {
         (written, to_write, behind)
     }
 
-    /// Writes index and first page of a segment that was written through, and syncs them. `None` if it was not, or its index has no room for
+    /// Writes index and first page of a segment that was written through to this disk, and syncs them. `None` if it was not, or its index has no room for
     /// all its marks: a lane without some of them would take an older chunk for a producer's last.
-    fn finish_extent(&self, image: &H::Image) -> Option<io::Result<Location>> {
-        if !self.through.is_whole(image.id()) {
-            return None;
-        }
+    fn finish_extent(&self, disk: usize, image: &H::Image) -> Option<io::Result<Location>> {
+        let extent_disk = self.through.disk_of(image.id())?;
         let marks = marks_of(image, BATCH_MARKS_MAX);
-        if marks.len() > MARKS_MAX {
+        if extent_disk != disk || marks.len() > MARKS_MAX {
             self.leave_through(image.id());
             return None;
         }

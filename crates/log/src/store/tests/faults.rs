@@ -1,9 +1,14 @@
 //! Disks that are full, broken, tear writes and flip bits.
 
+use std::sync::mpsc::channel;
+use std::time::Duration;
+
 use kera_env::FaultyDisk;
 use kera_format::container::ContainerEntry;
 
 use super::*;
+use crate::arena::{Arena, Purpose};
+use crate::segment::{FIRST_CHUNK, Segment};
 use crate::store::DiskState;
 use crate::store::container::container_path;
 use crate::store::recover::{KNOWN, LOST, note};
@@ -445,6 +450,101 @@ fn a_disk_that_does_not_come_to_the_end_of_a_rewritten_segment_is_not_waited_for
     let (entry, image) = image_of(id(3, 0), 5_000);
     is_not_waited_for(&bench, &disks, || _ = bench.core.write_image(0, entry, &image).unwrap());
     assert_eq!(bench.location(id(2, 0)).unwrap().disk, 1);
+}
+
+/// Writes segments through to the disk with the most room, one of each lane, as a virtual log does.
+fn write_through(bench: &mut Bench, segments: &[(SegmentId, usize)]) -> Vec<Arc<FakeSegment>> {
+    let dir = tempfile::tempdir().unwrap();
+    let (arena, _) = Arena::create_or_attach(crate::tests::arena_config(&dir, 8 << 20)).unwrap();
+    let mut put = Vec::new();
+    for (id, bytes) in segments {
+        let segment = bench.put(*id, *bytes);
+        let block = arena.allocate(64 << 10, Purpose::Write).unwrap();
+        let chunks = &segment.image()[FIRST_CHUNK as usize..];
+        let open = Segment::copy_of(block, segment.header(), chunks, &segment.progress());
+        let mut extent = bench.core.begin_through(&open).expect("there is room for its lane");
+        extent.write(&open, open.head()).unwrap();
+        extent.sync().unwrap();
+        put.push(segment);
+    }
+    put
+}
+
+fn with_large_lanes(disks: &[FaultyDisk]) -> Bench {
+    Bench::open(StoreConfig { through_segment_bytes_min: 1, ..config() }, as_disks(disks)).unwrap().0
+}
+
+#[test]
+fn a_disk_that_stands_still_with_what_was_written_through_to_it_holds_up_no_other_one() {
+    let disks = faulty(2);
+    disks[1].set_space(Some(1 << 20));
+    let mut bench = with_large_lanes(&disks);
+    let large = write_through(&mut bench, &[(id(0, 0), 9_000), (id(1, 0), 9_000)]);
+    disks[0].set_stuck(true);
+    // The last one goes while it waits for that disk.
+    for segment in large {
+        bench.core.closed(segment);
+    }
+    bench.close(id(2, 0), 5_000);
+    bench.log.segments.lock().remove(&id(1, 0));
+    std::thread::scope(|scope| {
+        let (done, is_done) = channel();
+        let core = &bench.core;
+        scope.spawn(move || {
+            let step = core.step_write(1);
+            let _ = done.send(step);
+        });
+        let step = is_done.recv_timeout(Duration::from_secs(20));
+        disks[0].set_stuck(false);
+        assert_eq!(step, Ok(Step::Again), "it waits for the other disk");
+    });
+    assert_eq!(bench.location(id(2, 0)).unwrap().disk, 1);
+    assert_eq!(bench.location(id(0, 0)), None, "that is for the disk that has it");
+    bench.settle();
+    assert_eq!(bench.location(id(0, 0)).unwrap().disk, 0);
+    assert_eq!(bench.core.status().disks[0].counters.released_segments, 1, "of what is gone");
+    bench.evict_all();
+    [(0, 9_000), (2, 5_000)].into_iter().for_each(|(lane, bytes)| bench.check(id(lane, 0), bytes));
+}
+
+#[test]
+fn what_was_written_through_to_a_disk_that_fails_since_is_written_to_another_one() {
+    let disks = faulty(2);
+    disks[1].set_space(Some(1 << 20));
+    let mut bench = with_large_lanes(&disks);
+    let large = write_through(&mut bench, &[(id(0, 0), 9_000), (id(1, 0), 9_000)]);
+    disks[0].set_broken(true);
+    // Of one it finds that out, and of the other one it is known.
+    for segment in large {
+        let of = segment.id();
+        bench.core.closed(segment);
+        [0, 1].into_iter().for_each(|disk| _ = bench.core.step_write(disk));
+        assert_eq!(bench.location(of).unwrap().disk, 1, "{of}");
+    }
+    disks[0].set_broken(false);
+    bench.settle();
+    bench.evict_all();
+    (0..2).for_each(|lane| bench.check(id(lane, 0), 9_000));
+}
+
+#[test]
+fn a_disk_is_told_of_each_segment_when_nothing_else_waits_that_it_could_write() {
+    let disks = faulty(2);
+    (0..2).for_each(|disk| disks[disk].set_space(Some((4 << 20) >> disk)));
+    let mut bench = with_large_lanes(&disks);
+    bench.close(id(3, 0), 40_000);
+    bench.core.step_write(0);
+    let large = write_through(&mut bench, &[(id(0, 0), 9_000)]);
+    let other = |bench: &Bench| bench.core.disks[1].write_signal.was_raised();
+    large.into_iter().for_each(|segment| bench.core.closed(segment));
+    other(&bench);
+    assert_eq!(bench.core.step_write(1), Step::Idle, "all that waits is for the first disk");
+    bench.close(id(2, 0), 5_000);
+    assert!(other(&bench), "nobody else says so");
+    assert_eq!((bench.core.step_write(1), bench.location(id(2, 0)).unwrap().disk), (Step::Again, 1));
+    // It is not the first disk's turn, which takes what it alone can finish.
+    assert_eq!(bench.core.step_write(0), Step::Again);
+    assert_eq!(bench.location(id(0, 0)).unwrap().disk, 0);
 }
 
 /// A segment that was rewritten, as it is given to a disk.

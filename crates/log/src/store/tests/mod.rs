@@ -334,6 +334,12 @@ impl Bench {
 
     /// Puts a closed segment of about so many bytes into the log and hands it to the store.
     pub(super) fn close(&mut self, id: SegmentId, bytes: usize) {
+        let segment = self.put(id, bytes);
+        self.core.closed(segment);
+    }
+
+    /// Puts a closed segment of about so many bytes into the log.
+    pub(super) fn put(&mut self, id: SegmentId, bytes: usize) -> Arc<FakeSegment> {
         let (contents, header, progress) = contents(id, bytes);
         let mut memory = Charged::new(contents.len() as u64, &self.log.used);
         memory.bytes[..contents.len()].copy_from_slice(&contents);
@@ -341,7 +347,7 @@ impl Bench {
         let known = Known { memory: Some(Arc::clone(&segment)), ..Known::default() };
         self.log.segments.lock().insert(id, known);
         self.sizes.insert(id, bytes);
-        self.core.closed(segment);
+        segment
     }
 
     /// Steps until there is nothing to do.
