@@ -66,6 +66,8 @@ pub(crate) struct Found {
     pub(crate) recovery: StoreRecovery,
     /// Copies of segments that are there twice: their space is given back.
     pub(crate) duplicates: Vec<Location>,
+    /// Copies that a kill has cut off, beside what they were to replace.
+    torn: Vec<Location>,
     /// Segments that were being written through, and where.
     pub(crate) extents: HashMap<SegmentId, Location>,
     /// The next container's number.
@@ -77,10 +79,11 @@ pub(crate) fn recover(node: [u8; 16], disks: &[&DiskContainers], in_memory: InMe
     let mut found = Found {
         recovery: StoreRecovery::default(),
         duplicates: Vec::new(),
+        torn: Vec::new(),
         extents: HashMap::new(),
         container_next: 1,
     };
-    let mut by_id: HashMap<SegmentId, usize> = HashMap::new();
+    let (mut by_id, mut unsure) = (ById::new(), Vec::new());
     for (number, disk) in disks.iter().enumerate() {
         let failed = |action, error| StoreError::Disk { path: disk.disk.root().to_owned(), action, error };
         disk.disk.create_dir_all(CONTAINER_DIR).map_err(|e| failed("make the directory of containers", e))?;
@@ -110,9 +113,17 @@ pub(crate) fn recover(node: [u8; 16], disks: &[&DiskContainers], in_memory: InMe
             for (id, marker) in &scan.open {
                 found.add_extent(*id, location(number as u16, marker));
             }
+            if !scan.unsure.is_empty() {
+                for (of, entry) in scan.live() {
+                    let is_unsure = scan.unsure.contains(of);
+                    found.add(&mut by_id, disks, (number as u16, container), (entry.clone(), is_unsure));
+                }
+                unsure.push((number, container, scan));
+                continue;
+            }
             let (known, entries) = scan.finish(&*disk.disk, container, &mut found.recovery.problems);
             for entry in entries {
-                found.add(&mut by_id, disks, (number as u16, container), entry);
+                found.add(&mut by_id, disks, (number as u16, container), (entry, false));
             }
             disk.containers.lock().insert(container, known);
         }
@@ -126,8 +137,12 @@ pub(crate) fn recover(node: [u8; 16], disks: &[&DiskContainers], in_memory: InMe
         let lacks = &mut found.recovery.lacks;
         lacks.retain(|lack| usize::from(lack.disk) < number || !known.contains(&(lack.container, lack.at)));
     }
+    found.finish_unsure(disks, unsure);
     Ok(found)
 }
+
+/// Where each segment is in the list of those that were found, and whether a kill may have cut it off.
+type ById = HashMap<SegmentId, (usize, bool)>;
 
 /// Files of lines with a container and a place in it: what others have, and what was found lost while the node ran.
 pub(crate) const KNOWN: &str = "lacks";
@@ -180,21 +195,22 @@ impl Found {
             (segment.at.disk, segment.at.container, segment.at.offset) == (lack.disk, lack.container, lack.at)
         };
         let Some(segment) = self.recovery.segments.iter().find(is_there) else { return false };
-        !is_whole(disk, segment)
+        !reads_back(disk, segment).unwrap_or(false)
     }
 
     /// Adds a segment; of two copies the one rewritten more often stays. Of those that never were the longer stays, of others
     /// the one written later, whatever a write that failed has left of it before; then the one on the first disk.
     ///
-    /// That one may be half there: a process was killed while it compacted a segment that had left memory, so that the arena does not tell of it, or
-    /// the disk has changed it since. The other is there because the space of what was replaced is given back behind the sync of what replaces it: it has
-    /// every record that a reader may ask for, unless it is shorter. So it stays if it reads back and the first does not.
+    /// That one may be half there if it is [unsure](Scan::unsure): a process was killed while it compacted a segment that had left memory, so that the arena does not
+    /// tell of it. The other is there because the space of what was replaced is given back behind the sync of what replaces it: it has
+    /// every record that a reader may ask for, unless it is shorter. So it stays if it reads back and the first does not. Any other first one was synced,
+    /// and readers have seen it: the older one may show what was deleted since, so the first stays, to be [mended](crate::Mender) if the disk has changed it.
     fn add(
         &mut self,
-        by_id: &mut HashMap<SegmentId, usize>,
+        by_id: &mut ById,
         disks: &[&DiskContainers],
         (disk, container): (u16, u64),
-        entry: ContainerEntry,
+        (entry, is_unsure): (ContainerEntry, bool),
     ) {
         let at = Location { disk, container, offset: entry.at, bytes: entry.image_bytes() };
         let marks = entry.marks.iter().map(|mark| ProducerMark {
@@ -208,27 +224,47 @@ impl Found {
         let segments = &mut self.recovery.segments;
         match by_id.entry(segment.header.id) {
             std::collections::hash_map::Entry::Vacant(vacant) => {
-                vacant.insert(segments.len());
+                vacant.insert((segments.len(), is_unsure));
                 segments.push(segment);
             }
-            std::collections::hash_map::Entry::Occupied(occupied) => {
-                let kept = &mut segments[*occupied.get()];
+            std::collections::hash_map::Entry::Occupied(mut occupied) => {
+                let (place, is_kept_unsure) = *occupied.get();
+                let kept = &mut segments[place];
                 let is_first = rank(&segment) > rank(kept);
                 let (first, other) = if is_first { (&segment, &*kept) } else { (&*kept, &segment) };
-                let is_whole = |segment: &StoredSegment| is_whole(disks[usize::from(segment.at.disk)], segment);
-                let is_other =
-                    first.progress.next_ordinal == other.progress.next_ordinal && !is_whole(first) && is_whole(other);
-                if is_other {
+                let reads_back = |segment: &StoredSegment| reads_back(disks[usize::from(segment.at.disk)], segment);
+                // What the disk does not give was not cut off by a kill.
+                let is_torn = (if is_first { is_unsure } else { is_kept_unsure })
+                    && first.progress.next_ordinal == other.progress.next_ordinal
+                    && reads_back(first).is_ok_and(|reads_back| !reads_back)
+                    && reads_back(other).is_ok_and(|reads_back| reads_back);
+                if is_torn {
                     let (id, at) = (first.header.id, first.at);
-                    tracing::warn!(segment = %id, ?at, "a segment does not read back; what it was to replace does");
+                    tracing::warn!(segment = %id, ?at, "a segment was cut off by a kill; what it was to replace is there");
                 }
-                if is_first != is_other {
-                    self.duplicates.push(kept.at);
-                    *kept = segment;
-                } else {
-                    self.duplicates.push(at);
+                let mut gone = at;
+                if is_first != is_torn {
+                    gone = std::mem::replace(kept, segment).at;
+                    occupied.insert((place, is_unsure));
                 }
+                if is_torn { self.torn.push(gone) } else { self.duplicates.push(gone) }
             }
+        }
+    }
+
+    /// Finishes containers of which something was unsure until all copies were seen. With a footer nothing in them is: so what turned out to be torn is marked
+    /// as released before it is written, like anything else that is.
+    fn finish_unsure(&mut self, disks: &[&DiskContainers], unsure: Vec<(usize, u64, Scan)>) {
+        for (number, container, mut scan) in unsure {
+            let is_torn = |entry: &ContainerEntry| {
+                let is_it = |at: &Location| (at.disk, at.container, at.offset) == (number as u16, container, entry.at);
+                self.torn.iter().any(is_it)
+            };
+            let torn = scan.entries.iter().filter(|(_, entry)| is_torn(entry)).map(|(of, _)| *of);
+            let torn: Vec<u32> = torn.collect();
+            scan.torn.extend(torn);
+            let (known, _) = scan.finish(&*disks[number].disk, container, &mut self.recovery.problems);
+            disks[number].containers.lock().insert(container, known);
         }
     }
 }
@@ -240,12 +276,17 @@ fn rank(segment: &StoredSegment) -> (u32, u64, u64, u16) {
     (rewrites, bytes, segment.at.container, u16::MAX - segment.at.disk)
 }
 
-/// Whether what is on disk of a segment is what its entry tells of.
-fn is_whole(disk: &DiskContainers, segment: &StoredSegment) -> bool {
+/// Whether what is on disk of a segment is what its entry tells of. An error: the disk does not give it.
+fn reads_back(disk: &DiskContainers, segment: &StoredSegment) -> io::Result<bool> {
     let mut image = AlignedBuffer::zeroed(pages(segment.at.bytes) as usize);
-    let read = disk.read(segment.at.container, segment.at.offset, &mut [io::IoSliceMut::new(&mut image)]);
-    let verified = read.ok().and_then(|()| verify_image(&image).ok());
-    verified.is_some_and(|(header, progress)| header == segment.header && progress.head == segment.progress.head)
+    match disk.read(segment.at.container, segment.at.offset, &mut [io::IoSliceMut::new(&mut image)]) {
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(false),
+        read => read?,
+    }
+    let is_it = |(header, progress): (SegmentHeader, SegmentProgress)| {
+        header == segment.header && progress.head == segment.progress.head
+    };
+    Ok(verify_image(&image).is_ok_and(is_it))
 }
 
 /// One container, as it was found.
@@ -259,6 +300,8 @@ struct Scan {
     open: Vec<(SegmentId, ExtentMarker)>,
     /// Numbers of segments whose images did not reach the disk, or that follow one of those in their lane.
     torn: Vec<u32>,
+    /// Numbers of segments that a kill may have torn though the arena does not tell of them: those of the last batch, without a footer behind it.
+    unsure: Vec<u32>,
     /// Its first page is as it was written, but for the map.
     has_header: bool,
     has_footer: bool,
@@ -320,6 +363,7 @@ impl Scan {
             entries: Vec::new(),
             open: Vec::new(),
             torn: Vec::new(),
+            unsure: Vec::new(),
             has_header,
             has_footer: false,
             has_gap: false,
@@ -412,9 +456,12 @@ impl Scan {
                 None => torn_lanes.contains(&lane_of(id)) || !self.is_whole(entry),
                 Some(in_memory) => in_memory.contains(&id) && !self.is_whole(entry),
             };
+            let is_unsure = in_memory.is_some_and(|in_memory| !in_memory.contains(&id));
             if !is_released && is_torn {
                 torn_lanes.insert(lane_of(id));
                 self.torn.push(*number);
+            } else if !is_released && is_unsure {
+                self.unsure.push(*number);
             }
         }
         Ok(())
@@ -624,6 +671,11 @@ impl Scan {
         let mut image = AlignedBuffer::zeroed(pages(entry.image_bytes()) as usize);
         let verified = self.file.read_at(entry.at, &mut image).ok().and_then(|read| verify_image(&image[..read]).ok());
         verified.is_some_and(|(header, progress)| header == entry.header && progress.head == entry.progress.head)
+    }
+
+    /// Segments that were not released.
+    fn live(&self) -> impl Iterator<Item = &(u32, ContainerEntry)> {
+        self.entries.iter().filter(|(number, _)| !self.released.get(*number) && !self.torn.contains(number))
     }
 
     /// Gives the file a footer if it has none and nothing stands against it, and returns what is in it.

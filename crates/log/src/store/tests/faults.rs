@@ -1,9 +1,10 @@
 //! Disks that are full, broken, tear writes and flip bits.
 
+use std::collections::HashSet;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use kera_env::FaultyDisk;
+use kera_env::{FaultyDisk, OpenMode};
 use kera_format::container::ContainerEntry;
 
 use super::*;
@@ -352,6 +353,62 @@ fn two_copies_of_a_segment_are_one_after_a_start() {
     bench.settle();
     assert_eq!(bench.core.status().disks[0].segments, 2, "the other copy is given back");
     (0..2).for_each(|n| bench.check(id(0, n), 10_000));
+}
+
+/// What is in front of a footer was synced, so no kill has torn it. The older one may have what was deleted since, and would come back with it.
+#[test]
+fn an_image_that_a_disk_has_changed_is_not_taken_for_one_that_a_kill_has_cut_off() {
+    for is_readable in [true, false] {
+        let disks = faulty(1);
+        let mut bench = Bench::fresh(as_disks(&disks));
+        bench.close(id(0, 0), 10_000);
+        bench.core.flush_all().unwrap();
+        let (mut entry, mut image) = image_of(id(0, 0), 10_000);
+        entry.header = entry.header.rewritten(7, true).unwrap();
+        entry.header.write(&mut image);
+        let newer = bench.core.write_image(0, entry, &image).unwrap();
+        bench.core.flush_all().unwrap();
+        let path = container_path(newer.container);
+        match is_readable {
+            true => disks[0].flip_bit_on_read(&path, newer.offset + 5_000, 3),
+            false => disks[0].set_unreadable(&path, newer.offset + 5_000),
+        }
+        for _ in 0..2 {
+            let (bench, recovery) = Bench::open(config(), as_disks(&disks)).unwrap();
+            assert_eq!(recovery.unfinished, 0, "all have footers");
+            assert_eq!(bench.location(id(0, 0)), Some(newer), "it is there to be mended");
+            bench.settle();
+            assert_eq!(bench.core.status().disks[0].segments, 1, "the other one is given back");
+        }
+    }
+}
+
+/// The arena has outlived the process, and says nothing of a segment that was read from the disk. Nothing is given back between the starts.
+#[test]
+fn what_a_kill_has_cut_off_is_not_taken_by_a_later_start_for_what_was_synced() {
+    for is_cut_off in [true, false] {
+        let disks = memory_disks(1);
+        let mut bench = Bench::fresh(as_disks(&disks));
+        bench.close(id(0, 0), 10_000);
+        bench.core.flush_all().unwrap();
+        let older = bench.location(id(0, 0)).unwrap();
+        let (mut entry, mut image) = image_of(id(0, 0), 10_000);
+        entry.header = entry.header.rewritten(7, true).unwrap();
+        entry.header.write(&mut image);
+        let newer = bench.core.write_image(0, entry, &image).unwrap();
+        if is_cut_off {
+            let file = disks[0].open(&container_path(newer.container), OpenMode::ReadWrite, false).unwrap();
+            file.write_at(newer.offset + 4096, &[0; 4096]).unwrap();
+        }
+        for unfinished in [1, 0, 0] {
+            let (clock, random) = (Arc::new(ManualClock::new(1)), Arc::new(SeededRandom::new(1)));
+            let in_memory = HashSet::new();
+            let opened = Core::<Arc<FakeLog>>::open(config(), as_disks(&disks), clock, random, Some(&in_memory));
+            let recovery = opened.unwrap().1;
+            let found: Vec<_> = recovery.segments.iter().map(|segment| segment.at).collect();
+            assert_eq!((found, recovery.unfinished), (vec![if is_cut_off { older } else { newer }], unfinished));
+        }
+    }
 }
 
 #[test]
