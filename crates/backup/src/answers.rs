@@ -124,6 +124,15 @@ impl Backup {
     /// Blocks are read only of files that the range asked for cuts. An error names the file that does not read back, or a block that was
     /// found missing at the start and was not given back.
     pub fn lane_states(&self, asked: &LaneStates) -> Result<LaneStateList, BackupError> {
+        let mut gathering = self.begin_lane_states(asked)?;
+        while gathering.disk().is_some() {
+            self.gather(&mut gathering)?;
+        }
+        Ok(gathering.finish())
+    }
+
+    /// The same one file after the other, for who must know of which disk each is.
+    pub(crate) fn begin_lane_states(&self, asked: &LaneStates) -> Result<Gathering, BackupError> {
         {
             let mut state = self.state.lock();
             if state.logs.contains_key(&asked.log) {
@@ -131,22 +140,31 @@ impl Backup {
             }
         }
         self.is_whole(asked.log, asked.from_block, asked.through_block)?;
-        let wanted: HashSet<StreamletRef> = asked.streamlets.iter().copied().collect();
-        let mut lanes: BTreeMap<LaneKey, Lane> = BTreeMap::new();
-        for part in self.parts(asked.log, asked.from_block, asked.through_block) {
-            let footer = self.footer(asked.log, &part, asked.from_block, asked.through_block)?;
-            let is_wanted =
-                |stream, streamlet| wanted.is_empty() || wanted.contains(&StreamletRef { stream, streamlet });
-            for run in footer.segments.into_iter().filter(|run| is_wanted(run.stream, run.streamlet)) {
-                let key = LaneKey { stream: run.stream, streamlet: run.streamlet, lane: run.lane };
-                lanes.entry(key).or_default().runs.push(run);
-            }
-            for mark in footer.producers.into_iter().filter(|mark| is_wanted(mark.stream, mark.streamlet)) {
-                let key = LaneKey { stream: mark.stream, streamlet: mark.streamlet, lane: mark.lane };
-                lanes.entry(key).or_default().marks.push(mark);
-            }
+        Ok(Gathering {
+            log: asked.log,
+            blocks: (asked.from_block, asked.through_block),
+            wanted: asked.streamlets.iter().copied().collect(),
+            left: self.parts(asked.log, asked.from_block, asked.through_block).into(),
+            lanes: BTreeMap::new(),
+        })
+    }
+
+    /// Takes what the next file says.
+    pub(crate) fn gather(&self, gathering: &mut Gathering) -> Result<(), BackupError> {
+        let Some(part) = gathering.left.pop_front() else { return Ok(()) };
+        let (from, through) = gathering.blocks;
+        let footer = self.footer(gathering.log, &part, from, through)?;
+        let Gathering { wanted, lanes, .. } = gathering;
+        let is_wanted = |stream, streamlet| wanted.is_empty() || wanted.contains(&StreamletRef { stream, streamlet });
+        for run in footer.segments.into_iter().filter(|run| is_wanted(run.stream, run.streamlet)) {
+            let key = LaneKey { stream: run.stream, streamlet: run.streamlet, lane: run.lane };
+            lanes.entry(key).or_default().runs.push(run);
         }
-        Ok(LaneStateList { lanes: lanes.into_iter().map(|(key, lane)| lane.finish(key)).collect() })
+        for mark in footer.producers.into_iter().filter(|mark| is_wanted(mark.stream, mark.streamlet)) {
+            let key = LaneKey { stream: mark.stream, streamlet: mark.streamlet, lane: mark.lane };
+            lanes.entry(key).or_default().marks.push(mark);
+        }
+        Ok(())
     }
 
     /// What a file holds, as far as it is in a range of blocks.
@@ -220,44 +238,72 @@ impl Backup {
     /// Reads blocks, whole or only the chunks of some streamlets, each verified. A block that does not read back is an error
     /// which names it; what is behind it can be asked for.
     pub fn read_blocks(&self, asked: &ReadBlocks) -> Result<BlocksRead, BackupError> {
-        let most = (asked.max_bytes as usize).min(READ_BYTES_MAX);
-        let wanted: HashSet<StreamletRef> = asked.streamlets.iter().copied().collect();
+        let mut reading = self.begin_read(asked);
+        while self.disk_of(&mut reading)?.is_some() {
+            self.read_on(&mut reading)?;
+        }
+        Ok(reading.read)
+    }
+
+    /// The same one file after the other, for who must know of which disk each is.
+    pub(crate) fn begin_read(&self, asked: &ReadBlocks) -> Reading {
         // Of a row that went on behind the range all blocks in it may have been given back: it had them.
         let begins = self.kept_from(asked.log, asked.from_block).min(asked.through_block.saturating_add(1));
-        let mut read = BlocksRead { next_block: begins.max(asked.from_block), blocks: Vec::new() };
-        let mut bytes = 0;
-        for part in self.parts(asked.log, asked.from_block, asked.through_block) {
-            if part.first > read.next_block && read.next_block == asked.from_block && read.blocks.is_empty() {
-                self.is_whole(asked.log, read.next_block, part.first)?;
+        Reading {
+            log: asked.log,
+            blocks: (asked.from_block, asked.through_block),
+            wanted: asked.streamlets.iter().copied().collect(),
+            bytes_max: (asked.max_bytes as usize).min(READ_BYTES_MAX),
+            left: self.parts(asked.log, asked.from_block, asked.through_block).into(),
+            read: BlocksRead { next_block: begins.max(asked.from_block), blocks: Vec::new() },
+            bytes: 0,
+        }
+    }
+
+    /// The disk that the next block is read from; `None`: nothing more is read.
+    pub(crate) fn disk_of(&self, reading: &mut Reading) -> Result<Option<usize>, BackupError> {
+        let Reading { log, blocks: (from, _), left, read, .. } = reading;
+        while let Some(part) = left.front() {
+            if part.first > read.next_block && read.next_block == *from && read.blocks.is_empty() {
+                self.is_whole(*log, read.next_block, part.first)?;
                 // What is before the first block that is here was given back.
                 read.next_block = part.first;
             }
-            if part.last < read.next_block || part.first > read.next_block {
-                if part.first > read.next_block {
-                    break;
-                }
-                continue;
+            if part.first > read.next_block {
+                return Ok(None);
             }
-            let mut source = self.source(asked.log, &part)?;
-            let known = self.positions.find(asked.log, &part, read.next_block);
-            let (mut at, mut block) = self.skip_to(&mut source, &part, known, read.next_block)?;
-            while block <= part.last.min(asked.through_block) {
-                let header = self.whole_block(&mut source, &part, at, block)?;
-                if bytes > 0 && bytes + header.chunk_bytes as usize > most {
-                    self.positions.note(asked.log, &part, block, at);
-                    return Ok(read);
-                }
-                read.next_block = block + 1;
-                let (head, chunks) = answered(&header, source.chunks(), &wanted);
-                if head.chunk_count > 0 || wanted.is_empty() {
-                    bytes += chunks.len();
-                    read.blocks.push((head, chunks));
-                }
-                at += header.total_bytes() as u64;
-                block += 1;
+            if part.last >= read.next_block {
+                return Ok(Some(part.disk));
             }
+            left.pop_front();
         }
-        Ok(read)
+        Ok(None)
+    }
+
+    /// Reads what is wanted of the next file.
+    pub(crate) fn read_on(&self, reading: &mut Reading) -> Result<(), BackupError> {
+        let Some(part) = reading.left.pop_front() else { return Ok(()) };
+        let Reading { log, blocks: (_, through), wanted, bytes_max, left, read, bytes } = reading;
+        let mut source = self.source(*log, &part)?;
+        let known = self.positions.find(*log, &part, read.next_block);
+        let (mut at, mut block) = self.skip_to(&mut source, &part, known, read.next_block)?;
+        while block <= part.last.min(*through) {
+            let header = self.whole_block(&mut source, &part, at, block)?;
+            if *bytes > 0 && *bytes + header.chunk_bytes as usize > *bytes_max {
+                self.positions.note(*log, &part, block, at);
+                left.clear();
+                return Ok(());
+            }
+            read.next_block = block + 1;
+            let (head, chunks) = answered(&header, source.chunks(), wanted);
+            if head.chunk_count > 0 || wanted.is_empty() {
+                *bytes += chunks.len();
+                read.blocks.push((head, chunks));
+            }
+            at += header.total_bytes() as u64;
+            block += 1;
+        }
+        Ok(())
     }
 
     /// The node and epoch of a log were declared lost, as the coordinators say: a recovery may have asked about it before this process began, and
@@ -397,6 +443,39 @@ impl Backup {
         }
         Ok(())
     }
+}
+
+/// Lanes' states, as far as the files have been looked at that say them.
+pub(crate) struct Gathering {
+    log: LogId,
+    /// The first and the last one.
+    blocks: (u64, u64),
+    wanted: HashSet<StreamletRef>,
+    left: VecDeque<FilePart>,
+    lanes: BTreeMap<LaneKey, Lane>,
+}
+
+impl Gathering {
+    /// The disk of the next file; `None`: all have been looked at.
+    pub(crate) fn disk(&self) -> Option<usize> {
+        self.left.front().map(|part| part.disk)
+    }
+
+    pub(crate) fn finish(self) -> LaneStateList {
+        LaneStateList { lanes: self.lanes.into_iter().map(|(key, lane)| lane.finish(key)).collect() }
+    }
+}
+
+/// Blocks, as far as they have been read.
+pub(crate) struct Reading {
+    log: LogId,
+    /// The first and the last one.
+    blocks: (u64, u64),
+    wanted: HashSet<StreamletRef>,
+    bytes_max: usize,
+    left: VecDeque<FilePart>,
+    pub(crate) read: BlocksRead,
+    bytes: usize,
 }
 
 /// The error of a block that does not read back: nothing of it is given out.

@@ -6,7 +6,7 @@
 //! | store a block | [`Backup::store`], never blocks | I/O threads |
 //! | write what was taken | [`Backup::run`], or [`Backup::run_once`] for a simulator | one writer thread per disk |
 //! | fence, and what a recovery asks | [`Backup::fence`], [`Backup::lane_states`], [`Backup::read_blocks`] | a thread that may wait for disks |
-//! | serve all of it over connections | [`BackupSession`], and [`BackupService::run`] on [threads](BackupService::THREADS) that may wait | I/O threads |
+//! | serve all of it over connections | [`BackupSession`], and [`BackupService::run`] on [threads](BackupService::threads) that may wait | I/O threads |
 //! | look whether what is there still reads back | [`BackupScrubber`] | a thread that may wait for disks |
 //! | sync what is full | [`Backup::run_syncs`]; writers do it themselves where nobody else does | one more thread per disk |
 //! | stop | [`Backup::stop`], then join the threads | the stopping thread |

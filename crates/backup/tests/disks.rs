@@ -7,6 +7,8 @@ use std::io::{self, IoSlice};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use kera_backup::{Backup, BackupConfig, BackupError, BackupService, BackupSession, Ran, StoreDone, Taken};
 use kera_env::{
@@ -16,8 +18,8 @@ use kera_env::{
 use kera_format::vlog::{BLOCK_HEADER_BYTES, pages};
 use kera_format::vlog_replica::LogId;
 use kera_protocol::{
-    BlockRange, BlockStored, FenceNode, FrameHeader, LaneStates, Message, Op, ReadBlocks, ReleaseBlocks, Status,
-    StoreOutcome,
+    BlockRange, BlockStored, FenceNode, FrameHeader, LaneStates, ListReplicas, Message, Op, ReadBlocks, ReleaseBlocks,
+    Status, StoreOutcome,
 };
 use kera_rpc::{Flow, Outbox, Session, SessionWaker};
 
@@ -343,6 +345,40 @@ fn answers(out: &mut Outbox) -> Vec<u16> {
     ops
 }
 
+fn serves(service: &Arc<BackupService>) -> Vec<JoinHandle<()>> {
+    let thread = |thread| {
+        let service = service.clone();
+        std::thread::spawn(move || service.run(thread))
+    };
+    service.threads().into_iter().map(thread).collect()
+}
+
+fn ask<M: Message>(session: &mut BackupSession, message: &M, out: &mut Outbox) {
+    let (mut body, op) = (Vec::new(), M::OP as u16);
+    message.encode(1, &mut body);
+    assert_eq!(session.on_frame(&FrameHeader { op, version: 1, ..FrameHeader::default() }, &body, out), Flow::Done);
+}
+
+/// Operations that are answered until there are so many, or nothing more comes for long. In order.
+fn until(session: &mut BackupSession, waker: &SessionWaker, out: &mut Outbox, count: usize) -> Vec<u16> {
+    let (mut answered, since) = (Vec::new(), Instant::now());
+    while answered.len() < count && since.elapsed() < Duration::from_secs(20) {
+        if waker.take() {
+            session.on_wake(out);
+            answered.extend(answers(out));
+        }
+        std::thread::yield_now();
+    }
+    answered.sort_unstable();
+    answered
+}
+
+fn ops<const N: usize>(ops: [Op; N]) -> Vec<u16> {
+    let mut ops = ops.map(|op| op as u16).to_vec();
+    ops.sort_unstable();
+    ops
+}
+
 /// Two owners give back what is on it: each of them waits for the disk. Nobody does who fences, for that is on the first one.
 #[test]
 fn what_waits_for_a_disk_that_stands_still_holds_up_nobody_who_asks_for_what_is_on_another_one() {
@@ -363,24 +399,13 @@ fn what_waits_for_a_disk_that_stands_still_holds_up_nobody_who_asks_for_what_is_
         assert_eq!(rig.store(log, 1, 1, false), Ok(stored(1)), "at the first disk, and at that one");
     }
     let service = BackupService::new(backup.clone());
-    let mut threads: Vec<_> = BackupService::THREADS
-        .into_iter()
-        .map(|thread| {
-            let service = service.clone();
-            std::thread::spawn(move || service.run(thread))
-        })
-        .collect();
+    let mut threads = serves(&service);
     gate.set(true);
     assert_eq!(rig.send(LOG, last + 1, 1, false), Taken::Queued);
     threads.push(std::thread::spawn(move || assert_eq!(backup.run_once(1), Ran::Answered(1))));
     gate.until_somebody_waits();
     let waker = SessionWaker::detached();
     let (mut session, mut out) = (BackupSession::new(service.clone(), waker.clone()), Outbox::new(1 << 20));
-    fn ask<M: Message>(session: &mut BackupSession, message: &M, out: &mut Outbox) {
-        let (mut body, op) = (Vec::new(), M::OP as u16);
-        message.encode(1, &mut body);
-        assert_eq!(session.on_frame(&FrameHeader { op, version: 1, ..FrameHeader::default() }, &body, out), Flow::Done);
-    }
     for through_block in [last - 2, last - 1] {
         ask(&mut session, &ReleaseBlocks { log: LOG, through_block }, &mut out);
     }
@@ -392,23 +417,65 @@ fn what_waits_for_a_disk_that_stands_still_holds_up_nobody_who_asks_for_what_is_
     }
     let asked = ReadBlocks { log: other, from_block: 1, through_block: 1, streamlets: Vec::new(), max_bytes: 1 << 20 };
     ask(&mut session, &asked, &mut out);
-    let mut answered = Vec::new();
-    while answered.len() < 4 {
-        while !waker.take() {
-            std::thread::yield_now();
-        }
-        session.on_wake(&mut out);
-        answered.extend(answers(&mut out));
-    }
-    answered.sort_unstable();
-    let mut all = [Op::LaneStates, Op::LaneStates, Op::ReadBlocks, Op::FenceNode].map(|op| op as u16);
-    all.sort_unstable();
-    assert_eq!(answered, all);
+    let answered = until(&mut session, &waker, &mut out, 4);
     gate.set(false);
+    assert_eq!(answered, ops([Op::LaneStates, Op::LaneStates, Op::ReadBlocks, Op::FenceNode]));
     service.stop();
     threads.into_iter().for_each(|thread| thread.join().expect("no panic"));
     session.on_wake(&mut out);
     assert_eq!(answers(&mut out).len(), 2, "and all others when it answers");
+}
+
+/// Recoveries read what is on it, alone and with what is on the other one.
+#[test]
+fn who_reads_what_is_on_a_disk_that_stands_still_holds_up_nobody_who_reads_from_another_one() {
+    let clock = Arc::new(ManualClock::new(1_000_000));
+    let faulty = [0, 1].map(|_| FaultyDisk::new(Arc::new(MemoryDisk::new())));
+    let disks = faulty.iter().map(|disk| Arc::new(disk.clone()) as Arc<dyn Disk>).collect();
+    let (backup, _) = Backup::open(config(), disks, clock, Arc::new(SeededRandom::new(1))).expect("open");
+    let mut rig = Rig::over(backup.clone());
+    let (beside, of_both) = (LogId { node: 2, ..LOG }, LogId { node: 3, ..LOG });
+    for log in [LOG, beside, of_both] {
+        assert_eq!(rig.store(log, 1, 1, false), Ok(stored(1)), "at the first disk, at the other one, and at the first");
+    }
+    faulty[0].fail_write(1);
+    assert!(rig.store(of_both, 2, 1, false).is_err());
+    for block in [2, 3] {
+        assert_eq!(rig.store(of_both, block, 1, false), Ok(stored(block)), "at the other one");
+    }
+    let service = BackupService::new(backup);
+    let threads = serves(&service);
+    let waker = SessionWaker::detached();
+    let (mut session, mut out) = (BackupSession::new(service.clone(), waker.clone()), Outbox::new(1 << 20));
+    let read = |log, through_block| ReadBlocks {
+        log,
+        from_block: 1,
+        through_block,
+        streamlets: Vec::new(),
+        max_bytes: 1 << 20,
+    };
+    faulty[1].set_stuck(true);
+    let states = |log, through_block| LaneStates { log, from_block: 1, through_block, streamlets: Vec::new() };
+    for _ in 0..2 {
+        ask(&mut session, &read(beside, 1), &mut out);
+        ask(&mut session, &states(of_both, 2), &mut out);
+    }
+    faulty[1].wait_until_stuck();
+    ask(&mut session, &read(LOG, 1), &mut out);
+    ask(&mut session, &states(LOG, 1), &mut out);
+    ask(&mut session, &read(of_both, 2), &mut out);
+    ask(&mut session, &ListReplicas { after: None, limit: 0 }, &mut out);
+    let answered = until(&mut session, &waker, &mut out, 4);
+    faulty[1].set_stuck(false);
+    assert_eq!(
+        answered,
+        ops([Op::ReadBlocks, Op::LaneStates, Op::ReadBlocks, Op::ListReplicas]),
+        "one of them in part"
+    );
+    let rest = ops([Op::ReadBlocks, Op::LaneStates, Op::ReadBlocks, Op::LaneStates]);
+    assert_eq!(until(&mut session, &waker, &mut out, 4), rest, "when it answers");
+    service.stop();
+    threads.into_iter().for_each(|thread| thread.join().expect("no panic"));
 }
 
 #[derive(Debug)]

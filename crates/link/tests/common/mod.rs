@@ -207,7 +207,7 @@ impl Cluster {
         self.addresses.lock().insert(number, server.local_addr().to_string());
         let writer = Arc::clone(&backup);
         let mut threads = vec![std::thread::spawn(move || writer.run(0))];
-        threads.extend(BackupService::THREADS.map(|thread| {
+        threads.extend(service.threads().into_iter().map(|thread| {
             let service = Arc::clone(&service);
             std::thread::spawn(move || service.run(thread))
         }));

@@ -87,7 +87,7 @@ impl BackupRole {
             threads.push(spawn("kera-backup", move || writes.run(disk))?);
             threads.push(spawn("kera-backup-sync", move || syncs.run_syncs(disk))?);
         }
-        for thread in BackupService::THREADS {
+        for thread in service.threads() {
             let service = service.clone();
             threads.push(spawn("kera-backup-ask", move || service.run(thread))?);
         }
