@@ -7,7 +7,8 @@
 //! coordinator says so.
 //!
 //! A cluster has coordinators once somebody wants them, and streamlets may have come to this node before: with what was aborted at a node that
-//! was alone, which no coordinator told. So those are remembered, and asked about when there are coordinators.
+//! was alone, which no coordinator told. So those are remembered, and asked about when there are coordinators. What was shown of them stays
+//! shown meanwhile ([`TransactionOwner::look_at_early`]).
 //!
 //! Called on I/O threads, on the thread for what other nodes ask and on the one that follows owners; never waits. Order of locks: a
 //! partition's, then those here.
@@ -49,12 +50,19 @@ type Place = (StreamId, StreamletId);
 #[derive(Default)]
 pub(crate) struct TransactionOwner {
     loads: Mutex<Loads>,
-    /// Streamlets that have come with records while the cluster had no coordinators.
-    early: Mutex<BTreeSet<Place>>,
+    early: Mutex<Early>,
     /// The highest owner epoch that was heard of, by streamlet of the coordinators' stream.
     epochs: Mutex<HashMap<u32, u32>>,
     /// Sessions that are to look again a little later.
     later: Mutex<Vec<Arc<dyn Observer>>>,
+}
+
+/// Streamlets that have come with records while the cluster had no coordinators, until these have told what they know of them.
+#[derive(Default)]
+struct Early {
+    places: BTreeSet<Place>,
+    /// There are coordinators now, and they are to be asked: no more come.
+    are_asked: bool,
 }
 
 #[derive(Default)]
@@ -133,7 +141,11 @@ impl Opening for Watch {
             && may_have_transactions(&door, &stream)
             && !door.owner.is_early(&door, stream.id(), streamlet)
         {
-            door.owner.begin(&door, &stream, streamlet, epoch, false);
+            // From here on it is as any that comes. Until it is loading it stays early: nothing begins or ends in it in between.
+            let place = (stream.id(), streamlet.id());
+            let was_early = door.owner.early.lock().places.contains(&place);
+            door.owner.begin(&door, &stream, streamlet, epoch, was_early);
+            door.owner.early.lock().places.remove(&place);
         }
     }
 }
@@ -158,32 +170,44 @@ impl TransactionOwner {
         let mut early = self.early.lock();
         let is_early = coordinators(door).is_none();
         if is_early && streamlet.lanes().any(|lane| lane.stats().next_ordinal > 0) {
-            early.insert((stream, streamlet.id()));
+            early.places.insert((stream, streamlet.id()));
         }
         is_early
     }
 
-    /// Whether a streamlet came early, and is not asked about yet: what happens in it meanwhile would be taken for all that there is.
+    /// Whether a streamlet came early, and coordinators have not told of it yet: what happens in it meanwhile would be taken for all that there is.
     fn came_early(&self, lane: &Lane) -> bool {
-        self.early.lock().contains(&(lane.stream_id(), lane.streamlet_id()))
+        self.early.lock().places.contains(&(lane.stream_id(), lane.streamlet_id()))
     }
 
     /// The cluster may have coordinators now: they are asked about the streamlets that came before.
+    ///
+    /// What was shown of these stays shown until the coordinators have told, for the first producer with a transaction would hold back all
+    /// readers of all streams otherwise, for as long as it takes to found coordinators, of whom some wait for nodes that are lost. Nothing
+    /// is shown by that which was not shown before: no coordinator has granted anything in them, since claims are refused where a
+    /// streamlet came early, so the cluster's transactions have written nothing there. What a node that was alone has open is hidden at that node by its own
+    /// journal, as is what was aborted there; where such a streamlet has gone by now it was shown without it ever since it came, and a cluster that is
+    /// founded with transactions has coordinators before anything moves by itself. Markers wait like claims: one that is written before what
+    /// was told is taken in would look like the first that there is.
     fn look_at_early(&self, door: &Door) {
-        let early = self.early.lock().clone();
-        if early.is_empty() || coordinators(door).is_none() {
+        let mut early = self.early.lock();
+        if early.are_asked || coordinators(door).is_none() {
             return;
         }
-        for (stream, streamlet) in &early {
-            let Some(place) = door.broker.log().stream(*stream) else { continue };
-            let Some(found) = place.streamlet(*streamlet) else { continue };
+        early.are_asked = true;
+        let ownership = door.broker.ownership();
+        let mut loads = self.loads.lock();
+        for place in &early.places {
             // By who owns it, for it may just be coming once more.
-            let owner = door.broker.ownership().owner(*stream, *streamlet);
-            let epoch =
-                owner.filter(|owner| owner.node == door.broker.ownership().node()).map_or(0, |owner| owner.epoch);
-            self.begin(door, &place, found, epoch, true);
+            let owner = ownership.owner(place.0, place.1).filter(|owner| owner.node == ownership.node());
+            loads.queue.insert(*place, owner.map_or(0, |owner| owner.epoch));
         }
-        self.early.lock().retain(|place| !early.contains(place));
+    }
+
+    /// How many are early.
+    #[cfg(test)]
+    pub(crate) fn early_count(&self) -> usize {
+        self.early.lock().places.len()
     }
 
     /// A streamlet comes to this node, or is here at its start: nothing is shown of it until coordinators have told what they know.
@@ -288,7 +312,10 @@ impl TransactionOwner {
         drop(loads);
         if !failed {
             let known = Known::new(told);
-            streamlets.iter().for_each(|of| take_in(door, of, &known));
+            for of in &streamlets {
+                take_in(door, of, &known);
+                self.early.lock().places.remove(&(of.stream, of.streamlet));
+            }
         }
     }
 
@@ -399,11 +426,21 @@ fn take_in(door: &Door, of: &OwnedStreamlet, known: &Known) {
     let lanes = stream.options().lanes.max(1);
     for lane in streamlet.lanes() {
         let number = partition_at((of.streamlet, lane.id()), lanes);
-        let Written { open, aborted } = known.0.get(&(of.stream, number)).cloned().unwrap_or_default();
-        let Some(partition) = door.transactions.partitions.get(of.stream, number.cast_signed()) else { continue };
-        let mut partition = partition.lock();
+        let told = known.0.get(&(of.stream, number)).cloned();
+        // What came early was shown without: where nothing is told nothing is to be known.
+        let is_early = door.owner.came_early(lane);
+        let shared = match door.transactions.partitions.get(of.stream, number.cast_signed()) {
+            Some(shared) => shared,
+            None if is_early && told.is_some() => door.transactions.partitions.get_or_make(of.stream, number),
+            None => continue,
+        };
+        let Written { open, aborted } = told.unwrap_or_default();
+        let mut partition = shared.lock();
         let is_held = of.owner_epoch == 0 && lane.tenure() == Tenure::Elsewhere;
-        if is_held && !partition.is_loading() {
+        if is_early && !partition.is_loading() {
+            partition.learn(open, aborted);
+            only_committed(lane, &shared);
+        } else if is_held && !partition.is_loading() {
             partition.refresh(open, aborted);
         } else if !partition.load(of.owner_epoch, open, aborted) {
             continue;

@@ -30,8 +30,8 @@ pub struct PartitionTransactions {
     /// Claims that a coordinator was asked for: producer, a number that no other has, and the node. A marker ends them.
     asked: Vec<(i64, u64, u32)>,
     asked_last: u64,
-    /// Open by the journal of a node that was alone, which goes on with them: loads do not tell of them.
-    alone: BTreeMap<i64, u64>,
+    /// Open by the journal of a node that was alone, which goes on with them: loads do not tell of them. As it was before coordinators told anything.
+    alone: Option<BTreeMap<i64, u64>>,
 }
 
 /// What a coordinator has answered for a producer.
@@ -56,7 +56,7 @@ impl PartitionTransactions {
             claims: BTreeMap::new(),
             asked: Vec::new(),
             asked_last: 0,
-            alone: BTreeMap::new(),
+            alone: None,
         }
     }
 
@@ -67,8 +67,14 @@ impl PartitionTransactions {
         self.claims.clear();
         self.asked.clear();
         if keeps {
-            self.alone = self.open.clone();
+            self.keep_alone();
         }
+    }
+
+    /// What is open now is what a node that was alone knows of. Once: later there is in it what coordinators have told.
+    fn keep_alone(&mut self) {
+        let open = &self.open;
+        self.alone.get_or_insert_with(|| open.clone());
     }
 
     /// Whether what coordinators know is not here yet.
@@ -101,10 +107,23 @@ impl PartitionTransactions {
         self.open.clear();
         self.firsts.clear();
         self.ending.clear();
-        for (producer_id, first) in std::mem::take(&mut self.alone) {
-            self.wrote(producer_id, first);
-            self.alone.insert(producer_id, first);
-        }
+        let alone = self.alone.take();
+        alone.iter().flatten().for_each(|(producer_id, first)| self.wrote(*producer_id, *first));
+        self.alone = alone;
+        self.add(open, aborted);
+    }
+
+    /// The same of a partition that was shown until now by what is known of it here, in which coordinators have ended nothing yet: that stays.
+    pub fn learn(
+        &mut self,
+        open: impl IntoIterator<Item = (i64, u64)>,
+        aborted: impl IntoIterator<Item = AbortedRange>,
+    ) {
+        self.keep_alone();
+        self.add(open, aborted);
+    }
+
+    fn add(&mut self, open: impl IntoIterator<Item = (i64, u64)>, aborted: impl IntoIterator<Item = AbortedRange>) {
         open.into_iter().for_each(|(producer_id, first)| self.wrote(producer_id, first));
         let known = std::mem::take(&mut self.aborted);
         let all = known.into_iter().chain(aborted).map(|range| ((range.producer_id, range.first_offset), range));
@@ -188,7 +207,9 @@ impl PartitionTransactions {
     ) -> Option<AbortedRange> {
         self.claims.remove(&producer_id);
         self.asked.retain(|(asked, ..)| *asked != producer_id);
-        self.alone.remove(&producer_id);
+        if let Some(alone) = &mut self.alone {
+            alone.remove(&producer_id);
+        }
         let first_offset = self.open.remove(&producer_id)?;
         self.firsts.remove(&(first_offset, producer_id));
         self.ending.push((first_offset, marker_offset));
@@ -366,6 +387,27 @@ mod tests {
         let (_, from) = of.ask(3, 16, 2);
         assert_eq!(from, 5, "what is open began there");
         assert!(of.is_late(3, 4) && !of.is_late(3, 5));
+    }
+
+    #[test]
+    fn what_coordinators_tell_comes_to_what_a_node_that_was_alone_knows() {
+        let mut of = none();
+        (1..3).for_each(|producer| of.wrote(producer, 4 + producer as u64));
+        let range = of.ended((2, 0), false, 9).unwrap();
+        let told = AbortedRange { producer_id: 3, first_offset: 1, marker_offset: 3, stable_offset: 4, ..range };
+        of.learn([(4, 12)], [told]);
+        // The marker at 9 is not durable yet.
+        assert_eq!((of.stable(9), of.ranges(), of.begun(1), of.begun(4)), (5, &[told, range][..], Some(5), Some(12)));
+        // The partition leaves, and what the coordinators tell has ended; it comes once more.
+        of.refresh([], []);
+        assert_eq!((of.begun(1), of.begun(4), of.stable(20)), (Some(5), None, 5));
+        of.learn([(4, 12)], []);
+        of.begin_load(7, true);
+        assert!(of.load(7, [], []));
+        assert_eq!((of.begun(1), of.begun(4)), (Some(5), None), "it was told of");
+        of.ended((1, 0), true, 20);
+        of.refresh([], []);
+        assert_eq!((of.stable(30), of.ranges()), (30, &[told, range][..]));
     }
 
     /// A record of the log, and what a reader of committed records makes of it.

@@ -302,7 +302,12 @@ fn what_came_before_there_were_coordinators_is_asked_of_them() {
             stable_offset: 3,
         };
         door.owner.follow(&door);
-        assert_eq!(world.error(1), Code::NotLeaderOrFollower.code(), "they have not told");
+        let lane = door.transactions.lane(stream, 0).unwrap();
+        let native = |durable| lane.visibility().map_or(durable, |seen| seen.end(durable));
+        assert_eq!((world.error(1), native(3)), (0, 3), "what was shown stays shown while they are asked");
+        assert_eq!(world.committed("t", 0), [0, 1, 2]);
+        let late = world.end_at(P, false, 0, (COORDINATORS, OWNER));
+        assert_eq!(late.error, Code::CoordinatorLoadInProgress.code() as u16, "they have not told");
         let questions = asked.take::<TransactionsIn>();
         let of = &questions[0].0.streamlets;
         assert_eq!((of.len(), of[0].stream, of[0].owner_epoch), (1, stream, OWNER), "one streamlet has records");
@@ -310,10 +315,40 @@ fn what_came_before_there_were_coordinators_is_asked_of_them() {
         questions.into_iter().for_each(|(_, done)| done(bytes(&some.take().unwrap_or_else(held))));
         world.nodes();
         assert_eq!(world.fetch("t", 0, 0, 1).aborted, [(78, 0)]);
+        assert_eq!(lane.visibility().unwrap().hidden(0, 3), [(78, 0)]);
         assert_eq!(world.end_at(P, true, 3, (COORDINATORS, OWNER)).error, 0);
         door.owner.follow(&door);
         assert!(asked.0.lock().is_empty(), "they are asked once");
     }
+}
+
+/// What runs at a node that was alone when the cluster gets coordinators is aborted there.
+#[test]
+fn what_a_node_that_was_alone_has_open_stays_hidden_until_it_has_ended() {
+    let mut world = World::new();
+    assert_eq!(world.plain("t", 0), 0);
+    let producer = world.init("id").unwrap();
+    assert_eq!((world.add("id", producer, "t", 0), world.write("id", producer, "t", 0, 0)), (0, (0, 1)));
+    let stream = world.running().door.transactions.stream_of("t");
+    let (broker, coordinator) = together(&world);
+    world.restart();
+    broker.place_stream(1, stream, vec![owner(ME, OWNER); 2]).unwrap();
+    (0..2).for_each(|at| broker.open_streamlet(stream, StreamletId(at), OWNER, None).unwrap());
+    let options = StreamOptions { replication: 1, virtual_logs: 0, ..state_parts::stream_options(1) };
+    let coordinators = coordinator.system_stream(transaction_parts::STREAM, &options).unwrap().id;
+    broker.place_stream(1, coordinators, vec![owner(OTHER, COORDINATORS); PARTS as usize]).unwrap();
+    let asked = Arc::new(Asked::default());
+    let door = world.running().door.clone();
+    door.set_others(asked.clone());
+    door.transactions.follow();
+    door.owner.follow(&door);
+    assert_eq!((world.fetch("t", 0, 0, 1).stable, world.committed("t", 0)), (1, vec![0]), "they are being asked");
+    asked.take::<TransactionsIn>().into_iter().for_each(|(_, done)| done(bytes(&held())));
+    world.nodes();
+    assert_eq!((world.fetch("t", 0, 0, 1).stable, door.owner.early_count()), (1, 0), "they know nothing of it");
+    world.finish();
+    let seen = world.fetch("t", 0, 0, 1);
+    assert_eq!((seen.stable, seen.aborted), (3, vec![(producer.0, 1)]));
 }
 
 #[test]
