@@ -235,6 +235,7 @@ pub(crate) fn work(door: &Weak<Door>, receiver: &Receiver<Event>, mut endings: E
             ticks = ticks.wrapping_add(1);
             if ticks.is_multiple_of(TRIM_TICKS) {
                 door.transactions.trim_partitions();
+                door.owner.trim_early(&door);
             }
             if ticks.is_multiple_of(STARTS_TICKS) {
                 starts::look(&door);

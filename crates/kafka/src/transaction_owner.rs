@@ -20,7 +20,7 @@ use kafka_protocol::ResponseError;
 use kera_broker::Opening;
 use kera_coordinator::catalog::SYSTEM_PREFIX;
 use kera_format::kafka_transactions::AbortedRange;
-use kera_format::{ProducerEpoch, ProducerId, StreamId, StreamletId};
+use kera_format::{GroupId, ProducerEpoch, ProducerId, StreamId, StreamletId};
 use kera_log::{AppendError, Lane, Observer, Stream, Streamlet, Tenure};
 use kera_protocol::admin::{StreamInfo, StreamRef};
 use kera_protocol::{
@@ -202,6 +202,19 @@ impl TransactionOwner {
             let owner = ownership.owner(place.0, place.1).filter(|owner| owner.node == ownership.node());
             loads.queue.insert(*place, owner.map_or(0, |owner| owner.epoch));
         }
+    }
+
+    /// Forgets the early ones of which nothing is here any more: nobody reads them here, and if they come again that is noticed. Whoever owns one keeps
+    /// it, since it may just be coming.
+    pub(crate) fn trim_early(&self, door: &Door) {
+        let ownership = door.broker.ownership();
+        self.early.lock().places.retain(|(stream, number)| {
+            let Some(stream) = door.broker.log().stream(*stream) else { return false };
+            let Some(streamlet) = stream.streamlet(*number) else { return false };
+            let is_mine = ownership.owner(stream.id(), *number).is_none_or(|owner| owner.node == ownership.node());
+            let has_some = |lane: &Arc<Lane>| !lane.groups(GroupId::NONE, 1).is_empty();
+            is_mine || streamlet.tenure() != Tenure::Elsewhere || streamlet.lanes().any(has_some)
+        });
     }
 
     /// How many are early.

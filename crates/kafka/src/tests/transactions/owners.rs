@@ -352,6 +352,32 @@ fn what_a_node_that_was_alone_has_open_stays_hidden_until_it_has_ended() {
 }
 
 #[test]
+fn what_came_early_is_forgotten_when_nothing_of_it_is_here() {
+    let mut world = World::new();
+    assert_eq!((world.plain("t", 0), world.plain("u", 0)), (0, 0));
+    let streams = ["t", "u"].map(|name| world.running().door.transactions.stream_of(name));
+    let (broker, _) = together(&world);
+    world.restart();
+    for stream in streams {
+        broker.place_stream(1, stream, vec![owner(ME, OWNER); 2]).unwrap();
+        (0..2).for_each(|at| broker.open_streamlet(stream, StreamletId(at), OWNER, None).unwrap());
+    }
+    let door = world.running().door.clone();
+    let count = || {
+        door.owner.trim_early(&door);
+        door.owner.early_count()
+    };
+    assert_eq!(count(), 2, "those with records");
+    broker.set_owner(2, streams[0], StreamletId(0), owner(OTHER, OWNER + 1)).unwrap();
+    assert_eq!(count(), 2, "what is left here is read");
+    let left = broker.log().stream(streams[0]).unwrap();
+    left.streamlet(StreamletId(0)).unwrap().forget_groups(|_| false);
+    assert_eq!(count(), 1);
+    let deleted = world.call(1, &DeleteTopicsRequest::default().with_topic_names(vec![topic("u")]));
+    assert_eq!((deleted.responses[0].error_code, count()), (0, 0));
+}
+
+#[test]
 fn a_coordinator_is_asked_once_for_each_transaction() {
     let (mut world, asked) = owning();
     world.load(&asked, held());
