@@ -612,7 +612,8 @@ pub(crate) fn may_be_topic(name: &str) -> bool {
     name_is_valid(name) && !name.starts_with(SYSTEM_PREFIX)
 }
 
-/// The thread for commands: one that waits for a leader of the coordinators holds up those behind it, and nothing else. Commands of connections
+/// The thread for commands: one that waits for a leader of the coordinators holds up those behind it, and nothing else. What a node wants of the coordinators
+/// without a command is asked for on [another thread](transaction_door::follow). Commands of connections
 /// that have ended meanwhile are left out: nobody has been told of them, and clients that come again ask anew.
 fn work(door: &Weak<Door>, receiver: &Receiver<(Command, Reply)>) {
     loop {

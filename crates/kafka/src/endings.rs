@@ -232,6 +232,10 @@ pub(crate) fn work(door: &Weak<Door>, receiver: &Receiver<Event>, mut endings: E
         if now_ms >= next_tick_ms {
             next_tick_ms = now_ms + TICK.as_millis() as u64;
             door.transactions.tick();
+            if !door.is_in_cluster() {
+                // From this node's own disk; a cluster's come from a leader, for whom another thread waits.
+                door.transactions.stock_wanted();
+            }
             ticks = ticks.wrapping_add(1);
             if ticks.is_multiple_of(TRIM_TICKS) {
                 door.transactions.trim_partitions();

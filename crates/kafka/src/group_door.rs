@@ -435,8 +435,7 @@ impl GroupDoor {
         ended.map(|mark| part.after(mark))
     }
 
-    /// Looks at whose the groups are now: what is to be read. In a cluster, on one thread; blocks while the coordinators of the cluster
-    /// make the stream of groups.
+    /// Looks at whose the groups are now: what is to be read. In a cluster, on one thread; waits for nobody.
     pub(crate) fn follow(&self, catalog: &Catalog, broker: &Broker) -> Vec<Load> {
         let nodes = broker.ownership().nodes().len();
         if self.parts.stream().is_none() {
@@ -449,7 +448,6 @@ impl GroupDoor {
                 self.parts.set_shared(stream).iter().for_each(|own| self.close(own, Coordinator::wind_down));
             }
             if !is_made {
-                self.make_stream(catalog, nodes);
                 return Vec::new();
             }
         }
@@ -458,7 +456,14 @@ impl GroupDoor {
         loads
     }
 
-    /// Has the stream of the cluster's groups made if somebody wants it, in as many copies as there are nodes for.
+    /// Has the stream of the cluster's groups made if there is none and somebody wants it. Blocks while the coordinators of the cluster make it.
+    pub(crate) fn make_wanted(&self, catalog: &Catalog, broker: &Broker) {
+        if self.parts.stream().is_none() && !self.parts.is_alone() {
+            self.make_stream(catalog, broker.ownership().nodes().len());
+        }
+    }
+
+    /// In as many copies as there are nodes for.
     fn make_stream(&self, catalog: &Catalog, nodes: usize) {
         let Some(since_ms) = *self.wanted_ms.lock() else { return };
         let waited_ms = now(self.clock.as_ref()).mono_ms.saturating_sub(since_ms);
@@ -706,7 +711,9 @@ pub(crate) fn pieces(entries: &[Entry]) -> impl Iterator<Item = &[Entry]> {
     })
 }
 
-/// The thread that follows whose the groups are. It ends when the door is gone, and so do those that read for it.
+/// The thread that follows whose the groups are, and what coordinators and earlier owners have told of partitions. It waits for nobody, for readers wait
+/// for it: what asks the coordinators of the cluster is on [another one](crate::transaction_door::follow). It ends when the door is gone, and so do
+/// those that read for it.
 pub(crate) fn follow(door: &Weak<Door>) {
     let mut readers: Vec<JoinHandle<()>> = Vec::new();
     let (mut topics, mut looks) = (BTreeSet::new(), 0_u32);
@@ -719,6 +726,7 @@ pub(crate) fn follow(door: &Weak<Door>) {
         }
         looks = looks.wrapping_add(1);
         strong.owner.follow(&strong);
+        strong.older.tick(&strong);
         for load in strong.groups.follow(&strong.catalog, &strong.broker) {
             let (weak, broker) = (Weak::clone(door), Arc::clone(&strong.broker));
             let thread = std::thread::Builder::new().name("kera-kafka-load".into()).stack_size(1 << 20);

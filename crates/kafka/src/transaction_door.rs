@@ -744,7 +744,8 @@ impl TransactionDoor {
         }
     }
 
-    /// What time brings: transactions that ran too long, ids that nobody uses, a copy of the log when it has grown.
+    /// What time brings: transactions that ran too long, ids that nobody uses, a copy of the log when it has grown. Waits for nobody: markers are
+    /// written on the same thread.
     pub(crate) fn tick(&self) {
         let is_due = |all: &Transactions, now: Now| all.next_deadline_ms().is_some_and(|at| at <= now.mono_ms);
         let act = |part: &Arc<TransactionPart>| {
@@ -766,6 +767,11 @@ impl TransactionDoor {
         }
         let late_ms = self.now().mono_ms.saturating_sub(CLAIM_WAIT_MS);
         self.claim_again(|claim| claim.since_ms <= late_ms, false);
+    }
+
+    /// Has an id for a producer ready if somebody has found none. Blocks while it comes from the catalog: of a cluster that has no leader, for ten
+    /// seconds, and again at once.
+    pub(crate) fn stock_wanted(&self) {
         let wanted = self.ids.lock().wanted;
         if wanted {
             self.stock_ids();
@@ -877,6 +883,12 @@ impl TransactionDoor {
         self.wanted_ms.lock().is_some()
     }
 
+    /// Somebody has found no id.
+    #[cfg(test)]
+    pub(crate) fn want_id(&self) {
+        self.ids.lock().wanted = true;
+    }
+
     /// A part that is here.
     #[cfg(test)]
     pub(crate) fn part(&self, number: u32) -> Arc<TransactionPart> {
@@ -922,7 +934,9 @@ fn copy_ids(log: &StateLog<Entry>, all: &Transactions) -> Result<usize, AppendFa
     }
 }
 
-/// The thread that follows whose the transactional ids are. It ends when the door is gone, and so do those that read for it.
+/// The thread that follows whose the transactional ids are, and asks the cluster's coordinators for what the node wants without a command: streams to keep
+/// groups and transactions in, ids for producers. Each of these waits for a leader, and holds up that ids are read which have come just before; readers
+/// do not wait here ([`crate::group_door::follow`]). It ends when the door is gone, and so do those that read for it.
 pub(crate) fn follow(door: &Weak<Door>) {
     let mut readers: Vec<JoinHandle<()>> = Vec::new();
     while let Some(strong) = door.upgrade().filter(|door| !door.is_closing()) {
@@ -940,7 +954,8 @@ pub(crate) fn follow(door: &Weak<Door>) {
                 Err(error) => tracing::error!(%error, "no thread to read Kafka transactions with; restart the node"),
             }
         }
-        strong.older.tick(&strong);
+        strong.groups.make_wanted(&strong.catalog, &strong.broker);
+        strong.transactions.stock_wanted();
         drop(strong);
         readers.retain(|reader| !reader.is_finished());
         std::thread::sleep(FOLLOW);

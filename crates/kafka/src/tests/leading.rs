@@ -155,6 +155,45 @@ fn members_join_while_a_command_waits_for_a_leader_and_who_has_gone_does_not_wai
     threads.join();
 }
 
+/// Whoever reads what is committed waits for markers, and a leader may be waited for over and over.
+#[test]
+fn the_thread_that_ends_transactions_asks_nobody_for_ids() {
+    let cluster = Cluster::new();
+    let asked = Arc::new(AtomicU32::new(0));
+    let counted = asked.clone();
+    cluster.leader.answer_instead(move || {
+        counted.fetch_add(1, Ordering::Relaxed);
+        Some(no_leader())
+    });
+    let mut world = cluster.world;
+    let door = world.running().door.clone();
+    door.transactions.want_id();
+    door.transactions.tick();
+    assert_eq!(asked.load(Ordering::Relaxed), 0);
+    door.transactions.stock_wanted();
+    assert_eq!(asked.load(Ordering::Relaxed), 1);
+}
+
+/// Partitions that come to a node are hidden until it has asked what it has to know of them.
+#[test]
+fn the_thread_that_follows_owners_asks_nobody_for_a_stream() {
+    let cluster = Cluster::new();
+    let asked = Arc::new(AtomicU32::new(0));
+    let counted = asked.clone();
+    cluster.leader.answer_instead(move || {
+        counted.fetch_add(1, Ordering::Relaxed);
+        Some(no_leader())
+    });
+    let mut world = cluster.world;
+    let door = world.running().door.clone();
+    assert_eq!(door.groups.owner_of(&door.broker, "g"), None);
+    assert!(door.groups.is_wanted());
+    door.owner.follow(&door);
+    assert_eq!((door.groups.follow(&door.catalog, &door.broker).len(), asked.load(Ordering::Relaxed)), (0, 0));
+    door.groups.make_wanted(&door.catalog, &door.broker);
+    assert_eq!(asked.load(Ordering::Relaxed), 1);
+}
+
 #[test]
 fn what_the_leader_of_the_coordinators_refuses_is_told_as_if_this_node_did() {
     let mut cluster = Cluster::new();

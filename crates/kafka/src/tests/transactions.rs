@@ -986,7 +986,7 @@ mod counted {
                 Ok(next) => break next,
                 Err(code) => assert_eq!(code, Code::CoordinatorNotAvailable),
             }
-            world.running().door.transactions.tick();
+            world.running().door.transactions.stock_wanted();
         };
         assert_eq!((next.0 != id, next.1), (true, 0));
         assert_eq!(world.end_and_count("a", of, true), Err(Code::ConcurrentTransactions));
