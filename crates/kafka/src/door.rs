@@ -390,12 +390,13 @@ impl Door {
         let catalog = Arc::new(Catalog { node: config.node, coordinator: Arc::clone(&coordinator) });
         let (sessions, partitions) = (config.fetch_sessions_max, config.fetch_session_partitions_max);
         let fetch_sessions = FetchSessions::new(sessions, partitions, Arc::clone(&random));
-        let groups = GroupDoor::open(&catalog, &broker, &clock, random)?;
+        let (groups, unread) = GroupDoor::open(&catalog, &broker, &clock, random)?;
         let older = Older::new(config.older_bytes_max);
         let floors = Floors::open(&catalog, &broker, &clock)?;
         let endings = Endings::new(events.clone());
         let (node_requests, node_work) = NodeRequests::new();
         let transactions = TransactionDoor::open(&catalog, &broker, &clock, events, node_requests.clone())?;
+        group_door::may_do_without(unread, transactions.own_is_at_rest())?;
         let address = OnceLock::new();
         let door = Door {
             config,

@@ -23,7 +23,7 @@ use kera_broker::Broker;
 use kera_env::{Clock, Random};
 use kera_format::kafka_groups::Entry;
 use kera_format::{ProducerEpoch, ProducerId};
-use kera_log::Observer;
+use kera_log::{Observer, ReadError};
 use kera_protocol::{ClaimGroup, EndInGroup, GroupEnded};
 use parking_lot::Mutex;
 use uuid::Uuid;
@@ -169,37 +169,40 @@ impl Topics for KnownTopics {
 }
 
 impl GroupDoor {
-    /// Opens the stream of groups and reads what is in it, unless the groups are a cluster's. Blocks the thread while segments come
-    /// from disk.
+    /// Opens the stream of groups and reads what is in it, unless the groups are a cluster's. Of these it reads what is pending at a node that was
+    /// alone; where that cannot be read the error comes along, for [`may_do_without`] to judge. Blocks the thread while segments come from disk.
     pub(crate) fn open(
         catalog: &Arc<Catalog>,
         broker: &Arc<Broker>,
         clock: &Arc<dyn Clock>,
         random: Arc<dyn Random>,
-    ) -> io::Result<GroupDoor> {
+    ) -> io::Result<(GroupDoor, Option<ReadError>)> {
         let topics =
             KnownTopics { catalog: Arc::clone(catalog), clock: Arc::clone(clock), seen: Mutex::new((i64::MIN / 2, 0)) };
         let making =
             Making { catalog: Arc::clone(catalog), topics: Arc::new(topics), random, clock: Arc::clone(clock) };
         let parts = Parts::new(making, broker);
-        let unread = |error: kera_log::ReadError| io::Error::other(error.to_string());
-        let own = if catalog.info_of_groups().is_none() && broker.ownership().nodes().len() < 2 {
+        let (own, unread) = if catalog.info_of_groups().is_none() && broker.ownership().nodes().len() < 2 {
             let log = StateLog::open(GROUPS_STREAM, catalog, broker, clock)?;
-            let own = parts.making.read(log).map_err(unread)?;
+            let own = parts.making.read(log).map_err(|error| io::Error::other(error.to_string()))?;
             parts.set_alone(Arc::clone(&own));
-            Some(own)
+            (Some(own), None)
         } else {
             let log = StateLog::find(GROUPS_STREAM, catalog, broker, clock);
-            log.map(|log| parts.making.read_pending(log)).transpose().map_err(unread)?
+            match log.map(|log| parts.making.read_pending(log)).transpose() {
+                Ok(own) => (own, None),
+                Err(error) => (None, Some(error)),
+            }
         };
-        Ok(GroupDoor {
+        let door = GroupDoor {
             own,
             parts,
             waiting: Mutex::default(),
             tokens: AtomicU64::new(1),
             clock: Arc::clone(clock),
             wanted_ms: Mutex::default(),
-        })
+        };
+        Ok((door, unread))
     }
 
     /// Calls a coordinator for a request, whose answer comes through its reply.
@@ -543,6 +546,29 @@ impl GroupDoor {
         // It may be another one by now than this node has heard of.
         let owner = owner.filter(|_| door.broker.is_confirmed());
         owner.map(|(node, _)| node as i32).ok_or(ResponseError::CoordinatorNotAvailable)
+    }
+}
+
+/// Whether a node that is one of several starts without what it kept of groups when it was alone, where that cannot be read. `is_at_rest`: none of the
+/// transactions that began then is without its end.
+///
+/// Nothing but those transactions wants it: what they have pending is told their outcome there, and an end is recorded when that is durable. So where none
+/// is without its end nothing is pending, as is so a moment after the node became one of several, and for good. Before that a commit that was
+/// acknowledged would be taken for told, and its offsets be lost: then the node has to be started again when the stream can be read. What groups had
+/// committed is asked for by [`crate::group_founding`], which waits for it and says if it does not come along.
+///
+/// # Errors
+/// Something may be pending.
+pub(crate) fn may_do_without(unread: Option<ReadError>, is_at_rest: bool) -> io::Result<()> {
+    match unread {
+        None => Ok(()),
+        Some(error) if is_at_rest => {
+            tracing::warn!(%error, "{GROUPS_STREAM} cannot be read; nothing that is in it is needed by this node");
+            Ok(())
+        }
+        Some(error) => Err(io::Error::other(format!(
+            "{GROUPS_STREAM} cannot be read, in which offsets of transactions that are not over may be pending; start the node again when its disk can be read: {error}"
+        ))),
     }
 }
 

@@ -705,6 +705,11 @@ impl TransactionDoor {
         self.call(&self.own, |all, now| all.wind_down(now, ResponseError::NotCoordinator));
     }
 
+    /// Whether all transactions of a node that is or was alone are over: recorded as such, and so told to their groups.
+    pub(crate) fn own_is_at_rest(&self) -> bool {
+        self.own.state.lock().all.is_at_rest()
+    }
+
     /// Records that nothing is left to do there, once that is so.
     fn record_wound_down(&self) {
         if self.wound_down.load(Ordering::Relaxed) {

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use kera_format::kafka_groups::{self, CommittedOffset, Fact, OffsetKey};
 use kera_format::{Cursor, StreamId, StreamOptions, StreamletId};
+use kera_log::ReadError;
 use kera_protocol::{OwnedStreamlet, TransactionsIn};
 
 use super::super::parts::{ME, owner, together};
@@ -13,7 +14,7 @@ use crate::Answered;
 use crate::door::{Coordinators, OtherNodes};
 use crate::node_requests::Served;
 use crate::state_log::{Edge, StateLog};
-use crate::{group_founding, group_parts, state_parts, transaction_parts};
+use crate::{group_door, group_founding, group_parts, state_parts, transaction_parts};
 
 const PARTS: u32 = 16;
 const OWNER: u32 = 3;
@@ -250,6 +251,27 @@ fn offsets_of_a_transaction_that_was_decided_come_along() {
         reading.join().unwrap();
         assert_eq!((world.offset("done"), world.offset("undone")), (Ok(7), Ok(-1)));
     }
+}
+
+/// What a node kept of groups when it was alone cannot be read any more.
+#[test]
+fn a_node_starts_without_old_groups_unless_offsets_may_be_pending_in_them() {
+    let mut world = World::new();
+    let producer = world.init("id").unwrap();
+    assert_eq!(world.add_group("id", producer, "g"), 0);
+    assert_eq!(world.commit_offset("id", producer, "g", 7), 0);
+    found(&mut world);
+    let is_refused = |world: &mut World| {
+        world.restart();
+        let unread = ReadError::LoadFailed("the disk does not give it".to_owned());
+        group_door::may_do_without(Some(unread), world.running().door.transactions.own_is_at_rest()).is_err()
+    };
+    assert!(is_refused(&mut world), "it is aborted, and the group has not heard of it");
+    world.go_on();
+    assert!(is_refused(&mut world), "that is not durable");
+    world.finish();
+    world.sink.release();
+    assert!(!is_refused(&mut world));
 }
 
 #[test]
