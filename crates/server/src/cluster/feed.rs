@@ -161,6 +161,9 @@ impl Observer for Feed {
             ) => self.nodes(&group),
             Change::Cluster(_) => {}
         }
+        if let Change::Stream(event) = change {
+            heard_of(&self.broker, event);
+        }
         if may_be_waited_for(&group, change) {
             self.recovery.look();
         }
@@ -175,6 +178,14 @@ impl Observer for Feed {
             self.moves.look();
         }
     }
+}
+
+/// The broker has heard of a stream, whatever became of it. Changes come in order, and what they have made of the state is there before: so all streams with
+/// lower numbers are placed that are still there. One that was made and is gone by the time that this node hears of its making is never placed; were it not
+/// said here that it was heard of, a transaction that has written to it would wait for it without end.
+fn heard_of(broker: &Broker, event: &StreamEvent) {
+    let (StreamEvent::Created(info) | StreamEvent::Deleted(info) | StreamEvent::Altered { after: info, .. }) = event;
+    broker.heard_of_streams(StreamId(info.id.0.saturating_add(1)));
 }
 
 /// Whether something may be taken over or rebuilt behind a change that could not before, or logs of this node's earlier incarnations may go.
@@ -198,5 +209,34 @@ fn may_be_waited_for(group: &Group, change: &Change) -> bool {
             !group.read(|state| state.is_live(log.node, log.epoch))
         }
         Change::Stream(_) | Change::Cluster(_) => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kera_broker::BrokerConfig;
+    use kera_env::ManualClock;
+    use kera_format::StreamOptions;
+    use kera_log::{Arena, ArenaConfig, Log, LogConfig};
+    use kera_protocol::admin::StreamInfo;
+
+    use super::*;
+
+    /// It was deleted by the time that this node heard of its making.
+    #[test]
+    fn a_stream_that_came_and_went_is_not_waited_for() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let config = ArenaConfig { path: dir.path().join("feed.arena"), bytes: 16 << 20, node: [1; 16] };
+        let (arena, _) = Arena::create_or_attach(config).expect("an arena");
+        let log = Log::new(LogConfig::default(), arena);
+        let broker = Broker::new(BrokerConfig::default(), log, Arc::new(ManualClock::new(0)));
+        let may_come = |stream| broker.ownership().may_hear_of(StreamId(stream));
+        broker.heard_of_streams(StreamId(50));
+        assert!(may_come(50));
+        let info = StreamInfo { id: StreamId(50), name: "t".into(), created_ms: 0, options: StreamOptions::default() };
+        heard_of(&broker, &StreamEvent::Created(info.clone()));
+        assert_eq!([50, 51].map(may_come), [false, true]);
+        heard_of(&broker, &StreamEvent::Deleted(StreamInfo { id: StreamId(60), ..info }));
+        assert_eq!([60, 61].map(may_come), [false, true], "of its making nothing was told");
     }
 }
