@@ -140,6 +140,38 @@ fn streamlets_that_cannot_be_moved_do_not_keep_others_from_leaving_a_drained_nod
     assert_eq!(cluster.0.plan_drain_moves(&called_off, 70_000_000).unwrap().len(), MOVES_MAX, "they are tried again");
 }
 
+/// So many that the first of them have rested before all were tried.
+#[test]
+fn each_streamlet_of_a_drained_node_has_its_turn_before_any_has_another_one() {
+    let mut cluster = Cluster::new(3);
+    let (stuck, other) = (cluster.stream("a", 120, 1), cluster.stream("b", 3, 1));
+    let drain = cluster.0.plan_drain(2, true).unwrap();
+    cluster.apply(&drain);
+    let of_it = (0..120).filter(|at| cluster.owner(stuck, *at) == 2).count();
+    assert_eq!(of_it, 40);
+    let (mut called_off, mut tried) = (CalledOff::default(), Vec::new());
+    for round in 0.. {
+        let now_us = round * 10_000_000;
+        let noted = cluster.0.plan_drain_moves(&called_off, now_us).unwrap();
+        cluster.apply(&noted);
+        let moves: Vec<_> = cluster.0.moves().iter().map(|(number, of)| (*number, *of)).collect();
+        assert_eq!(moves.len(), MOVES_MAX);
+        tried.extend(moves.iter().map(|(_, of)| (of.stream, of.streamlet)));
+        if moves.iter().any(|(_, of)| of.stream == other) {
+            break;
+        }
+        assert!(tried.len() <= of_it, "tried so far: {tried:?}");
+        for (number, of) in moves {
+            called_off.note(&of, now_us + 10_000_000);
+            let entries = cluster.0.plan_call_off(number).unwrap();
+            cluster.apply(&entries);
+        }
+    }
+    // Beside it come those that have waited longest.
+    let again: Vec<_> = tried[of_it..].iter().filter(|(stream, _)| *stream == stuck).collect();
+    assert_eq!(again, tried.iter().take(MOVES_MAX - 1).collect::<Vec<_>>());
+}
+
 #[test]
 fn others_leave_a_drained_node_for_where_no_move_was_called_off() {
     let mut cluster = Cluster::new(3);

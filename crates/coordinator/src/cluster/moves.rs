@@ -19,21 +19,32 @@ pub const MOVES_MAX: usize = 4;
 /// A streamlet of a drained node whose move was called off stays where it is for so long, in microseconds: its writers wait each time.
 const CALLED_OFF_US: u64 = 60_000_000;
 
-/// Moves that a leader has called off lately. It alone remembers them, and whoever leads next tries them anew.
+/// So long it is remembered that one was, in microseconds: a few are tried at a time, so that as many of them as are in a day wait for each other.
+const REMEMBERED_US: u64 = 24 * 60 * CALLED_OFF_US;
+
+/// Moves that a leader has called off, and when. It alone remembers them, and whoever leads next tries them anew.
 #[derive(Clone, Debug, Default)]
 pub struct CalledOff(BTreeMap<(StreamId, u32), (NodeNumber, u64)>);
 
 impl CalledOff {
     /// Notes that a move is called off.
     pub fn note(&mut self, of: &Move, now_us: u64) {
-        self.0.retain(|_, (_, at_us)| now_us.saturating_sub(*at_us) < CALLED_OFF_US);
+        self.0.retain(|_, (_, at_us)| now_us.saturating_sub(*at_us) < REMEMBERED_US);
         self.0.insert((of.stream, of.streamlet), (of.to, now_us));
     }
 
-    /// What is not tried again yet, and where it was to go.
-    fn lately(&self, now_us: u64) -> BTreeMap<(StreamId, u32), NodeNumber> {
-        let lately = self.0.iter().filter(|(_, (_, at_us))| now_us.saturating_sub(*at_us) < CALLED_OFF_US);
-        lately.map(|(what, (to, _))| (*what, *to)).collect()
+    /// Where that was to go which is not tried again yet.
+    fn lately(&self, now_us: u64) -> impl Iterator<Item = NodeNumber> + '_ {
+        let lately = self.0.values().filter(move |(_, at_us)| now_us.saturating_sub(*at_us) < CALLED_OFF_US);
+        lately.map(|(to, _)| *to)
+    }
+
+    /// What is tried again by now, those first that have waited longest.
+    fn rested(&self, now_us: u64) -> Vec<(StreamId, u32)> {
+        let rested = self.0.iter().filter(|(_, (_, at_us))| now_us.saturating_sub(*at_us) >= CALLED_OFF_US);
+        let mut rested: Vec<(u64, (StreamId, u32))> = rested.map(|(what, (_, at_us))| (*at_us, *what)).collect();
+        rested.sort_unstable();
+        rested.into_iter().map(|(_, what)| what).collect()
     }
 }
 
@@ -206,8 +217,9 @@ impl ClusterState {
         self.one(ClusterEntry::NodeDraining { node, draining })
     }
 
-    /// The next moves away from nodes that are drained, a few at a time. What was `called_off` lately waits: a few streamlets that cannot be moved would be all
-    /// that is ever tried. And where it was to go others go last, for that may be why.
+    /// The next moves away from nodes that are drained, a few at a time. Those of which no move was `called_off` are first, and then those whose was
+    /// called off longest ago, when they have rested. So each streamlet has its turn before any has another one, and however many cannot be moved, the others
+    /// are tried. And where it was to go others go last, for that may be why.
     pub fn plan_drain_moves(&self, called_off: &CalledOff, now_us: u64) -> Planned {
         let mut room = MOVES_MAX.saturating_sub(self.moves.len());
         let is_one = |node: &super::NodeState| node.draining && node.streamlets > 0 && node.is_live(Roles::BROKER);
@@ -217,32 +229,32 @@ impl ClusterState {
         let mut load = self.loads(&[]);
         load.retain(|node, _| self.nodes.get(node).is_some_and(|node| !node.draining));
         self.moves.values().for_each(|of| *load.entry(of.to).or_default() += 1);
-        let rest = called_off.lately(now_us);
         let weight = 1 + load.values().max().copied().unwrap_or(0) / MOVES_MAX as u64;
-        rest.values().for_each(|to| {
-            load.entry(*to).and_modify(|has| *has += weight);
+        called_off.lately(now_us).for_each(|to| {
+            load.entry(to).and_modify(|has| *has += weight);
+        });
+        let drained = |from: NodeNumber| self.nodes.get(&from).is_some_and(is_one);
+        let runs = self.catalog.streams().filter_map(|info| Some((info.id, self.owners.get(&info.id)?)));
+        let runs = runs.flat_map(|(stream, of)| of.runs().iter().map(move |run| (stream, run)));
+        let all = runs.filter(|(_, run)| drained(run.owner.node)).flat_map(|(stream, run)| {
+            let from = run.owner.node;
+            (run.first..run.end()).map(move |streamlet| ((stream, streamlet), from))
+        });
+        let first = all.filter(|(what, _)| !called_off.0.contains_key(what));
+        let again = called_off.rested(now_us).into_iter().filter_map(|what| {
+            let from = self.owner(what.0, what.1)?.node;
+            drained(from).then_some((what, from))
         });
         let mut entries = Vec::new();
-        for info in self.catalog.streams() {
-            for run in self.owners.get(&info.id).into_iter().flat_map(|of| of.runs()) {
-                let from = run.owner.node;
-                if !self.nodes.get(&from).is_some_and(is_one) {
-                    continue;
-                }
-                for streamlet in run.first..run.end() {
-                    let Some(to) = self.best_of(&info.name, &load) else {
-                        return Ok(entries);
-                    };
-                    if room == 0 {
-                        return Ok(entries);
-                    }
-                    let rests = rest.contains_key(&(info.id, streamlet));
-                    if !rests && self.check_may_move((info.id, streamlet), from, to).is_ok() {
-                        let (number, stream) = (self.next_move.max(1) + entries.len() as u64, info.id);
-                        entries.push(ClusterEntry::MoveNoted { number, stream, streamlet, from, to });
-                        *load.entry(to).or_default() += 1;
-                        room -= 1;
-                    }
+        for (what @ (stream, streamlet), from) in first.chain(again) {
+            let Some(to) = self.best_of(self.name_of(stream), &load) else { break };
+            if self.check_may_move(what, from, to).is_ok() {
+                let number = self.next_move.max(1) + entries.len() as u64;
+                entries.push(ClusterEntry::MoveNoted { number, stream, streamlet, from, to });
+                *load.entry(to).or_default() += 1;
+                room -= 1;
+                if room == 0 {
+                    break;
                 }
             }
         }
