@@ -27,6 +27,17 @@ fn given_up(newest: &[NodeNumber]) -> ClusterState {
     state
 }
 
+/// Its leader may have been lost before it could say so, and the next one is asked again.
+#[test]
+fn a_node_that_was_given_up_is_given_up_once_more_by_whoever_asks_again() {
+    let mut state = given_up(&[2, 3]);
+    assert_eq!(state.plan_remove(3).unwrap(), []);
+    assert!(state.plan_remove(9).unwrap_err().to_string().contains("there is no node 9"));
+    let joined = state.plan_join(&Join { epoch_min: 6, ..join(3, true) }, 0).unwrap();
+    apply(&mut state, &joined);
+    assert!(state.plan_remove(3).unwrap_err().to_string().contains("is not lost"), "somebody has the number");
+}
+
 fn another() -> Join {
     Join { uuid: [33; 16], ..join(3, false) }
 }

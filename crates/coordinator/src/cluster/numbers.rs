@@ -33,6 +33,11 @@ impl ClusterState {
         self.removed.extend(known.map(|known| (node, known)));
     }
 
+    /// Whether somebody had this number who was given up, and nobody has it since.
+    pub(super) fn is_given_up(&self, node: NodeNumber) -> bool {
+        !self.nodes.contains_key(&node) && self.removed.contains_key(&node)
+    }
+
     /// Below which epoch a node may not begin that is in the cluster, or had its number before.
     pub(super) fn epoch_before(&self, node: NodeNumber) -> u32 {
         self.last_with(node).map_or(0, |known| known.epoch)

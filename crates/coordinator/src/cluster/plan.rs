@@ -189,8 +189,12 @@ impl ClusterState {
         if is_over { Ok(Vec::new()) } else { self.one(ClusterEntry::NodeFenced { node, epoch }) }
     }
 
-    /// The end of a node that is lost for good.
+    /// The end of a node that is lost for good. Asked again while nobody has the number since, nothing is to do: a leader may have done it and been lost before
+    /// it could say so.
     pub fn plan_remove(&self, node: NodeNumber) -> Planned {
+        if self.is_given_up(node) {
+            return Ok(Vec::new());
+        }
         self.one(ClusterEntry::NodeRemoved { node })
     }
 
