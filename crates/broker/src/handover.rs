@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use kera_format::cluster::HANDED_BYTES_MAX;
 use kera_format::{Cursor, GroupId, ProducerEpoch, ProducerId, StreamId, StreamletId};
-use kera_log::{ChunkPlace, GroupInfo, LaneHandover, ProducerHandover, Streamlet};
+use kera_log::{ChunkPlace, GroupInfo, Lane, LaneHandover, ProducerHandover, Streamlet};
 use kera_protocol::placement::{ChunkMark, KeptGroup, LaneState, Memory, ProducerState};
 use kera_protocol::{Status, StreamletState};
 
@@ -86,22 +86,29 @@ pub(crate) fn from_state(state: &StreamletState) -> Vec<LaneHandover> {
     state.lanes.iter().map(lane).collect()
 }
 
-/// Bytes of a lane of a [`StreamletState`] of which neither producers nor groups are told.
-const LANE_BYTES: usize = 29;
-/// Bytes of one without lanes and progress, at most.
-const STATE_BYTES: usize = 64;
-
-/// Refuses if a streamlet has so many lanes that the coordinators would not keep what is to be told of them: writers would wait for a move that cannot be. `progress`:
-/// bytes of what is told of applications.
-pub(crate) fn check_lanes(stream: StreamId, streamlet: &Streamlet, progress: usize) -> Result<(), Failure> {
-    let (lanes, most) =
-        (streamlet.lanes().count(), HANDED_BYTES_MAX.saturating_sub(STATE_BYTES + progress) / LANE_BYTES);
-    if lanes <= most {
+/// Refuses if the coordinators would not keep what is to be told of a streamlet: writers would wait for a move that cannot be. `progress`: what is told of
+/// applications. Producers go along as far as there is room, so what [`kept_state`] makes of a state without any is the least there can be, and it alone
+/// knows how short that gets. Of lanes those count that are [handed over](Streamlet::hand_over): whoever reads looks at all others too.
+pub(crate) fn check_fits(stream: StreamId, streamlet: &Streamlet, progress: Vec<u8>) -> Result<(), Failure> {
+    let lane = |lane: &Arc<Lane>| LaneState {
+        lane: lane.id(),
+        next_ordinal: lane.next_ordinal(),
+        last_append_ms: 0,
+        memory: Memory::Forgotten,
+        producers: Vec::new(),
+        groups: Vec::new(),
+    };
+    let lanes: Vec<LaneState> = streamlet.all_lanes().map(lane).filter(|lane| lane.next_ordinal > 0).collect();
+    let count = lanes.len();
+    let state = StreamletState { stream, streamlet: streamlet.id(), epoch: streamlet.owner_epoch(), lanes, progress };
+    let bytes = kept_state(&state, HANDED_BYTES_MAX).len();
+    if bytes <= HANDED_BYTES_MAX {
         return Ok(());
     }
     let message = format!(
-        "streamlet {} of stream {stream} has {lanes} lanes that were written to, and {most} at most go along when it moves; it stays where it is: \
-         make a stream with more streamlets and fewer lanes, and write to that",
+        "streamlet {} of stream {stream} has {count} lanes that were written to, which take {bytes} bytes with the positions of applications, compressed, and \
+         {HANDED_BYTES_MAX} at most go along when it moves; it stays where it is: delete applications that are not used any more, or make a stream \
+         with more streamlets and fewer lanes, and write to that",
         streamlet.id()
     );
     Err(Failure::new(Status::LimitReached, message))
@@ -208,17 +215,6 @@ mod tests {
             Some(ProducerId(5_000)),
             "the newest stay"
         );
-    }
-
-    #[test]
-    fn what_a_lane_takes_of_a_state_is_known() {
-        let of = |lanes: usize| {
-            let lane = LaneState { producers: Vec::new(), groups: Vec::new(), ..state(0).lanes[0].clone() };
-            let state = StreamletState { lanes: vec![lane; lanes], ..state(0) };
-            kera_protocol::codec::bytes_of(&state).len()
-        };
-        assert_eq!(of(10) - of(9), LANE_BYTES);
-        assert!(of(0) <= STATE_BYTES, "{}", of(0));
     }
 
     #[test]

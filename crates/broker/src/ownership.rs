@@ -291,7 +291,7 @@ impl Broker {
         let place = self.streamlet_to_move(stream, streamlet)?;
         self.applications.check_known(self, stream, streamlet)?;
         let progress = self.applications.check_size(stream, streamlet)?;
-        handover::check_lanes(stream, &place, progress)?;
+        handover::check_fits(stream, &place, progress)?;
         place.let_go().map_err(refused)
     }
 

@@ -17,6 +17,7 @@ use kera_format::{Cursor, GroupId, LaneId, SegmentId, SegmentIndex, StreamOption
 use kera_log::Lane;
 use kera_protocol::application::AfterCommit::{Done, Keep, Release};
 use kera_protocol::application::LeaveApplication;
+use kera_protocol::placement::LaneState;
 use kera_protocol::{
     BlockStored, BlocksRead, Body, CommitEntry, CommitOffsets, CommittedOffset, CommittedOffsets, DeleteApplication,
     FetchOffsets, JoinedApplication, LaneStateList, LaneStates, LeasedGroup, LeasedGroups, NextGroups, OfferGroups,
@@ -547,6 +548,55 @@ fn a_streamlet_of_more_applications_than_can_go_along_stays_and_serves() {
     assert_eq!(refused.status, Status::LimitReached);
     assert!(refused.to_string().contains("delete applications"), "{refused}");
     write(&mut house.peer());
+}
+
+/// Whoever reads a streamlet looks at each of its lanes.
+#[test]
+fn lanes_that_nobody_has_written_to_do_not_keep_a_streamlet_where_it_is() {
+    let house = first_owner(1, &options(1, 4096));
+    let place = house.log.stream(STREAM).unwrap().streamlet(X).unwrap().clone();
+    (0..4096).for_each(|lane| assert!(place.lane(LaneId(lane)).is_some()));
+    write(&mut house.peer());
+    house.broker.let_go(STREAM, X).unwrap();
+    let state = house.broker.handed_over(STREAM, X).unwrap().expect("all is durable");
+    assert_eq!(state.lanes.len(), 1);
+}
+
+#[test]
+fn a_streamlet_moves_if_what_is_told_of_its_lanes_and_applications_fits_in_its_shortest_form() {
+    let name = |number: u32| format!("an-application-with-a-rather-long-name-as-they-are-made-by-programs-{number}");
+    let first = owner_with_applications((0..150).map(name));
+    first.broker.let_go(STREAM, X).unwrap();
+    let told = first.broker.handed_over(STREAM, X).unwrap().expect("all is durable");
+    // With so many lanes.
+    let state = |lanes: u32| {
+        let lane = |lane: u32| LaneState { lane: LaneId(lane), producers: Vec::new(), ..told.lanes[0].clone() };
+        let lane = |at: u32| LaneState { groups: Vec::new(), ..lane(at) };
+        StreamletState { lanes: (0..lanes).map(lane).collect(), ..told.clone() }
+    };
+    let plain = |state: &StreamletState| kera_protocol::codec::bytes_of(state).len();
+    let kept = |state: &StreamletState| kera_broker::kept_state(state, HANDED_BYTES_MAX).len();
+    let mut both = [0, 0];
+    for lanes in [1, 1_000, 2_000, 2_100, 2_200, 2_300, 4_096] {
+        let next = node(2, &options(1, 4096));
+        next.broker.set_owner(3, STREAM, X, owner(2, 3)).unwrap();
+        next.broker.open_streamlet(STREAM, X, 3, Some(&state(lanes))).unwrap();
+        let fits = kept(&state(lanes)) <= HANDED_BYTES_MAX;
+        both[usize::from(fits)] += 1;
+        match next.broker.let_go(STREAM, X) {
+            Ok(()) => {
+                let state = next.broker.handed_over(STREAM, X).unwrap().expect("all is durable");
+                assert!(fits && kept(&state) <= HANDED_BYTES_MAX, "{lanes}: {} bytes", kept(&state));
+            }
+            Err(refused) => {
+                assert!(!fits, "{lanes} lanes fit: {refused}");
+                assert_eq!(refused.status, Status::LimitReached);
+                assert!(refused.to_string().contains("delete applications"), "{refused}");
+            }
+        }
+    }
+    assert!(both[0] > 1 && both[1] > 1, "{both:?}");
+    assert!(plain(&state(2_000)) > HANDED_BYTES_MAX, "these need the shortest form");
 }
 
 /// A commit of where retention has put an application moves nothing here; the next owner must know it all the same.

@@ -485,16 +485,16 @@ impl Applications {
         if is_unknown() { Err(still_read(stream, streamlet)) } else { Ok(()) }
     }
 
-    /// Refuses if more is known of how far applications are in a streamlet than the coordinators keep, so that it cannot be handed over. How many bytes
-    /// they keep of it at most.
-    pub(crate) fn check_size(&self, stream: StreamId, streamlet: StreamletId) -> Result<usize, Failure> {
+    /// Refuses if more is known of how far applications are in a streamlet than the coordinators keep, so that it cannot be handed over. What is known, as
+    /// it is [handed over](Applications::handed_over).
+    pub(crate) fn check_size(&self, stream: StreamId, streamlet: StreamletId) -> Result<Vec<u8>, Failure> {
         let progress = self.handed_over(stream, streamlet)?;
         if progress.len() <= PROGRESS_BYTES_MAX {
-            return Ok(progress.len());
+            return Ok(progress);
         }
         let bytes = compressed(stream, streamlet, &progress)?.len();
         if bytes <= PROGRESS_BYTES_MAX {
-            return Ok(bytes);
+            return Ok(progress);
         }
         let message = format!(
             "positions of applications in streamlet {streamlet} of stream {stream} take {bytes} bytes, compressed, and {PROGRESS_BYTES_MAX} at \
