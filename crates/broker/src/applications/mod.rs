@@ -578,7 +578,8 @@ impl Applications {
         let Some(place) = broker.log.stream(stream) else { return };
         let streamlet = kept.place.id();
         let now_ms = broker.clock.now_ms();
-        // Held to the end: no application is made or deleted while it is not known here.
+        // Held to the end: no application is made or deleted while it is not known here. And none is told that a lane starts, which it is told once, before the
+        // streamlet is served: it would find no such lane, and never look again. Who looked for applications before has used the lane, so it is lined up below.
         let mut registry = self.registry.write();
         if !self.keepers.open_read(stream, kept, replay.report.bytes) {
             return;

@@ -62,7 +62,7 @@ impl Node {
         let clock = Arc::new(ManualClock::new(1_000_000)) as Arc<dyn Clock>;
         let broker = Broker::new(BrokerConfig::default(), Arc::clone(&log), clock);
         let durability = Durability::Power;
-        let options = StreamOptions { streamlets: 2, lanes: 1, durability, ..StreamOptions::default() };
+        let options = StreamOptions { streamlets: 2, lanes: 2, durability, ..StreamOptions::default() };
         broker.stream_created(STREAM, options).expect("a stream");
         broker.join_cluster([1; 16], 1);
         let mine = Owner { node: 1, epoch: 1, older: Vec::new() };
@@ -77,6 +77,10 @@ impl Node {
     }
 
     fn append(&self, streamlet: u32, sequence: u64) {
+        self.append_in(streamlet, LaneId(0), sequence);
+    }
+
+    fn append_in(&self, streamlet: u32, lane: LaneId, sequence: u64) {
         let mut chunk = ChunkBuilder::default();
         chunk.push(&Record::value(b"a record"));
         let target = ChunkTarget {
@@ -88,8 +92,12 @@ impl Node {
         };
         let chunk = chunk.seal(&target, Compression::None).expect("it fits");
         let stream = self.log.stream(STREAM).expect("a stream");
-        let lane = stream.streamlet(StreamletId(streamlet)).and_then(|of| of.lane(LaneId(0))).expect("a lane");
+        let lane = stream.streamlet(StreamletId(streamlet)).and_then(|of| of.lane(lane)).expect("a lane");
+        let first = lane.next_ordinal() == 0;
         lane.append(&ChunkView::parse(&chunk).expect("a chunk"), 5).expect("appended");
+        if first {
+            self.broker.lane_started(lane);
+        }
     }
 }
 
@@ -141,6 +149,40 @@ fn a_streamlet_is_served_when_all_its_applications_have_what_was_read() {
     });
     assert!(application.state.lock().known.contains(&second));
     assert!(!applications.keepers.has_unread());
+}
+
+/// A lane says once that it starts. Who looks for it while its streamlet is not served does not find it.
+#[test]
+fn a_lane_that_starts_while_its_streamlet_is_read_is_lined_up_in_all_applications() {
+    let node = Node::new();
+    let (broker, applications) = (&node.broker, &node.broker.applications);
+    let stream = node.log.stream(STREAM).expect("a stream");
+    let [first, second] = ["a", "b"]
+        .map(|name| applications.find_or_create(broker, name, &stream, Start::Earliest).expect("an application").0);
+    let key = LaneKey { streamlet: StreamletId(1), lane: LaneId(1) };
+    let lane = || stream.streamlet(key.streamlet).and_then(|of| of.lane(key.lane)).expect("a lane");
+    // The second one is busy when the first one has what is known of the streamlet.
+    let state = second.state.lock();
+    std::thread::scope(|scope| {
+        let opening = scope.spawn(|| node.open(1));
+        while !first.state.lock().known.contains(&key.streamlet) {
+            std::thread::yield_now();
+        }
+        let starting = scope.spawn(|| node.append_in(1, key.lane, 0));
+        while lane().next_ordinal() == 0 {
+            first.take_moved(&mut first.state.lock());
+            std::thread::yield_now();
+        }
+        first.take_moved(&mut first.state.lock());
+        drop(state);
+        opening.join().expect("it is open");
+        starting.join().expect("it is there");
+    });
+    for application in [first, second] {
+        let mut state = application.state.lock();
+        application.take_moved(&mut state);
+        assert!(state.lanes.contains_key(&key), "`{}` does not know the lane", application.meta.name);
+    }
 }
 
 /// The streamlet leaves between what a commit records and its answer: that waits for the record all the same.
