@@ -406,6 +406,15 @@ fn a_node_with_an_older_copy_of_its_disks_is_refused() {
 
     std::fs::remove_dir_all(&data).expect("nobody uses it");
     std::fs::rename(&older, &data).expect("nobody uses it");
+    // A start that ends before the cluster is asked is none either: one with a disk of another node.
+    let foreign = members[2].place.file("foreign");
+    std::fs::create_dir_all(&foreign).expect("there is room");
+    let uuid = |digit: &str| [8, 4, 4, 4, 12].map(|digits| digit.repeat(digits)).join("-");
+    let mark = format!("{{\"version\":1,\"node\":\"{}\",\"disk\":\"{}\"}}", uuid("a"), uuid("b"));
+    std::fs::write(foreign.join("disk.json"), mark).expect("there is room");
+    let with_it = members[2].flags.iter().cloned().chain(["--disks".into(), foreign.display().to_string()]);
+    let said = common::stderr(&common::run(with_it));
+    assert!(said.contains("is a disk of node aaaaaaaa"), "{said}");
     // Whoever starts it again and again changes nothing.
     for _ in 0..2 {
         let refused = common::run(&members[2].flags);
@@ -413,4 +422,39 @@ fn a_node_with_an_older_copy_of_its_disks_is_refused() {
         assert!(!refused.status.success() && said.contains("the disks of node 3 are an older copy"), "{said}");
         assert!(said.contains("start it with the disks that it had"), "{said}");
     }
+}
+
+/// A start that ends before the node is in its cluster is none: without what its disk says of the stop before, others would rebuild all that it has.
+#[test]
+fn a_node_that_is_told_to_stop_while_it_waits_for_its_cluster_was_stopped_with_everything_on_disk_all_the_same() {
+    let ports = free_ports::<6>();
+    let (members, mut nodes) = three_nodes(&ports);
+    let lines = members[0].place.file("lines");
+    std::fs::write(&lines, (0..100).map(|at| format!("{at}:{at}\n")).collect::<String>()).expect("there is room");
+    let first = nodes[0].as_ref().expect("it runs");
+    first.ok("stream create copied --streamlets 3 --replication 3");
+    first.ok(&format!("produce copied --key-separator : --file {}", lines.display()));
+    assert_eq!(nodes[2].take().expect("it runs").stop(), 0);
+    nodes.clear();
+    let identity = || std::fs::read_to_string(members[2].place.data().join("node.json")).expect("it is there");
+    let before = identity();
+    assert!(before.contains("\"stopped\": true"), "{before}");
+
+    let log = members[2].place.file("log");
+    let out = std::fs::File::create(&log).expect("a log");
+    let mut waits = kera(&members[2].flags).stderr(out).spawn().expect("the binary runs");
+    let said = || std::fs::read_to_string(&log).unwrap_or_default();
+    eventually("it says what it waits for", || said().contains("2 votes of 3 are needed"));
+    let pid = rustix::process::Pid::from_child(&waits);
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("it runs");
+    assert_eq!(waits.wait().expect("it ends").code(), Some(130));
+    assert!(said().contains("the next start finds all that there was"), "{}", said());
+    assert_eq!(identity(), before);
+
+    let nodes: Vec<Node> = std::thread::scope(|scope| {
+        let starts: Vec<_> = members.iter().map(|member| scope.spawn(|| start_again(member))).collect();
+        starts.into_iter().map(|start| start.join().expect("it starts")).collect()
+    });
+    assert!(identity().contains("\"version\": 2"), "it runs: {}", identity());
+    assert_eq!(nodes[2].ok("consume copied --max 100 --json").lines().count(), 100);
 }

@@ -17,6 +17,11 @@ const EXIT_AT_ONCE: i32 = 130;
 /// and at a terminal Ctrl-C reaches a node and whoever stops it because of that.
 const SAME_WISH: Duration = Duration::from_secs(1);
 
+/// What is said of a node that had started: its arena is there.
+const ATTACHES: &str = "the next start attaches the arena";
+/// What is said of one that had not: there may be no arena, and its records are wherever they were.
+const GOES_ON: &str = "the next start finds all that there was before this one";
+
 /// Runs a node until SIGINT or SIGTERM, then stops it gracefully. Another signal, more than [`SAME_WISH`] later, ends the process at once.
 ///
 /// # Errors
@@ -43,7 +48,7 @@ pub fn serve(config: &Config) -> Result<(), Fatal> {
         let _ = done.send(());
     });
     let stopping = stopping.map_err(cannot)?;
-    runtime.block_on(at_once_on(&mut signals, stopped, Some(Instant::now() + SAME_WISH)));
+    runtime.block_on(at_once_on(&mut signals, stopped, (Some(Instant::now() + SAME_WISH), ATTACHES)));
     if stopping.join().is_err() {
         let reason = "it panicked".to_owned();
         return Err(Fatal::PartEnded { what: "the graceful stop", reason });
@@ -56,7 +61,7 @@ pub fn serve(config: &Config) -> Result<(), Fatal> {
 fn not_started(runtime: &tokio::runtime::Runtime, signals: &mut Signals, error: Fatal) -> Fatal {
     let Some(next) = again::next_try(again::this_try(), &error) else { return error };
     tracing::warn!(%error, next, "the next incarnation of this node does not start; it is tried again");
-    runtime.block_on(async { at_once_on(signals, tokio::time::sleep(again::PAUSE), None).await });
+    runtime.block_on(async { at_once_on(signals, tokio::time::sleep(again::PAUSE), (None, GOES_ON)).await });
     let cannot = again::execute(next);
     tracing::error!(error = %cannot, "the node cannot start again by itself; start it");
     error
@@ -76,13 +81,17 @@ fn start_unless_signalled(
         node
     });
     let starting = starting.map_err(|error| Fatal::Resources { what: "the start", error })?;
-    runtime.block_on(at_once_on(signals, started, None));
+    runtime.block_on(at_once_on(signals, started, (None, GOES_ON)));
     let panicked = |_| Fatal::PartEnded { what: "the start", reason: "it panicked".to_owned() };
     starting.join().map_err(panicked)?
 }
 
-/// Ends the process at a signal that comes before something is done; one that comes before `from` is not a new one.
-async fn at_once_on<T>(signals: &mut Signals, done: impl Future<Output = T>, from: Option<Instant>) {
+/// Ends the process at a signal that comes before something is done, and says what the next start does; one that comes before `from` is not a new one.
+async fn at_once_on<T>(
+    signals: &mut Signals,
+    done: impl Future<Output = T>,
+    (from, next): (Option<Instant>, &'static str),
+) {
     tokio::pin!(done);
     loop {
         tokio::select! {
@@ -93,7 +102,7 @@ async fn at_once_on<T>(signals: &mut Signals, done: impl Future<Output = T>, fro
                     tracing::debug!(signal = name, "a signal that goes with the first one");
                     continue;
                 }
-                tracing::warn!(signal = name, "stopped at once; the next start attaches the arena");
+                tracing::warn!(signal = name, "stopped at once; {next}");
                 process::exit(EXIT_AT_ONCE);
             }
         }

@@ -166,7 +166,7 @@ struct Came {
 }
 
 impl Cluster {
-    /// Starts the node's part and returns when the cluster has given it an epoch, which is in `identity` then. Blocks for as long
+    /// Starts the node's part and returns when the cluster has given it an epoch, which is in `identity` and on disk then. Blocks for as long
     /// as there is no majority of coordinators. `has_all`: the node still has all that it has acknowledged; `single` reads the
     /// catalog of a node that was alone so far.
     pub(crate) fn start(
@@ -202,10 +202,9 @@ impl Cluster {
         let broker = Arc::default();
         // From here on it is missed. What follows takes as long as there is much to be opened.
         beat(&runtime, &group, epoch, stop.subscribe(), (&broker, &backup), &stopping);
-        if identity.epoch != epoch {
-            identity.epoch = epoch;
-            identity.persist(&*disks[0])?;
-        }
+        // Nothing was done in it so far: see [`crate::node`]'s start.
+        identity.epoch = epoch;
+        identity.persist(&*disks[0])?;
         if roles(config).contains(&Role::Backup) {
             backup.start(&group, node as u32, disks, clock, &runtime)?;
         }

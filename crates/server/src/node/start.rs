@@ -5,7 +5,7 @@
 //! | lock the data directory | before anything in it is read: two nodes on one directory would destroy it |
 //! | look whether ports are free | before anything is made that a start which fails would leave behind |
 //! | HTTP | so that `/readyz` tells what the rest waits for |
-//! | identity, next epoch | synced while the rest is read, and before anything of this incarnation is written |
+//! | identity, next epoch | synced while the rest is read, and before anything of this incarnation is written; in a cluster once that has given the epoch |
 //! | catalog, system streams | says which streams there are; segments of others are given back |
 //! | containers | what is on disk; read before the arena, so that what is in both is known to be safe |
 //! | arena | what the process before left in memory |
@@ -176,11 +176,11 @@ fn open(
     summary: &mut Summary,
 ) -> Result<Opened, Fatal> {
     let disks = open_disks(config)?;
-    let (identity, persisting) = begin(config, &disks[0])?;
+    check_is_named(config, &disks[0])?;
+    let (mut identity, persisting) = begin(config, &disks[0])?;
     let kept = open_kept(config, &identity, &disks, clock, readiness, summary)?;
     readiness.enter(Phase::Starting("reading the catalog"));
-    let (identity, persisting, cluster, coordinator) =
-        open_coordinator(config, (identity, persisting), kept.has_all, &disks, clock, readiness)?;
+    let (cluster, coordinator) = open_coordinator(config, &mut identity, kept.has_all, &disks, clock, readiness)?;
     kept.others_know()?;
     let applications_stream = coordinator
         .system_stream(APPLICATIONS_STREAM, &applications_stream_options())
@@ -263,58 +263,38 @@ fn open_disks(config: &Config) -> Result<Vec<Arc<dyn Disk>>, Fatal> {
     roots.map(open).collect()
 }
 
-type OpenCoordinator = (Identity, Persisting, Option<Arc<Cluster>>, Arc<Coordinator>);
+/// A node of a cluster that is started without its number is refused: its journal does not know what the cluster has done since, and what nobody knows is
+/// thrown away. Before its epoch begins, so that its disk says what it said before.
+fn check_is_named(config: &Config, disk: &Arc<dyn Disk>) -> Result<(), Fatal> {
+    let is_member = || disk.list(kera_raft::file::DIR).is_ok_and(|files| !files.is_empty());
+    if config.cluster.node.is_none() && is_member() {
+        return Err(Fatal::not_here("this node is part of a cluster", "start it with its number, --node"));
+    }
+    Ok(())
+}
+
+type OpenCoordinator = (Option<Arc<Cluster>>, Arc<Coordinator>);
 
 /// Who knows the node's streams: its own catalog, or the cluster that it has a number in, which gives the epoch too. `has_all`: nothing is missing of what it had.
 fn open_coordinator(
-    config: &Config,
-    (mut identity, persisting): (Identity, Persisting),
-    has_all: bool,
-    disks: &[Arc<dyn Disk>],
-    clock: &Arc<dyn Clock>,
-    readiness: &Readiness,
-) -> Result<OpenCoordinator, Fatal> {
-    let (disk, before) = (&disks[0], identity);
-    let cluster = match join_cluster(config, &mut identity, has_all, disks, clock, readiness) {
-        Err(refused @ Fatal::NotHere { .. }) if identity == before && !before.first_start => {
-            // One writes the file at a time, and what is written last stays.
-            persisting.finish()?;
-            before.take_back(&**disk)?;
-            return Err(refused);
-        }
-        joined => joined?,
-    };
-    let coordinator = match &cluster {
-        Some(cluster) => cluster.coordinator(clock),
-        None => open_catalog(config, &identity, disk, clock)?,
-    };
-    Ok((identity, persisting, cluster, coordinator))
-}
-
-/// Becomes part of the cluster that the node has a number in; nothing of it otherwise. Before anything else: the cluster gives the
-/// epoch, and knows the streams.
-fn join_cluster(
     config: &Config,
     identity: &mut Identity,
     has_all: bool,
     disks: &[Arc<dyn Disk>],
     clock: &Arc<dyn Clock>,
     readiness: &Readiness,
-) -> Result<Option<Arc<Cluster>>, Fatal> {
+) -> Result<OpenCoordinator, Fatal> {
     let disk = &disks[0];
     if config.cluster.node.is_none() {
-        // Its journal does not know what the cluster has done since, and what nobody knows is thrown away.
-        return match disk.list(kera_raft::file::DIR) {
-            Ok(files) if !files.is_empty() => {
-                Err(Fatal::not_here("this node is part of a cluster", "start it with its number, --node"))
-            }
-            _ => Ok(None),
-        };
+        return Ok((None, open_catalog(config, identity, disk, clock)?));
     }
+    // Before anything else: the cluster gives the epoch, and knows the streams.
     readiness.enter(Phase::Starting("waiting for the cluster"));
     let alone = *identity;
     let single = || Ok(open_catalog(config, &alone, disk, clock)?.catalog());
-    Cluster::start(config, identity, disks, clock, has_all, single).map(Some)
+    let cluster = Cluster::start(config, identity, disks, clock, has_all, single)?;
+    let coordinator = cluster.coordinator(clock);
+    Ok((Some(cluster), coordinator))
 }
 
 fn open_catalog(
@@ -342,12 +322,20 @@ impl Persisting {
     }
 }
 
-/// Reads the identity. A node that is started again syncs its epoch while it reads everything else; one that never was
-/// must be known by its name before any file carries it, and the epoch that a cluster gives is written after this one.
+/// Reads the identity. A node that is alone and started again syncs its epoch while it reads everything else; one that never was must be known by its
+/// name before any file carries it.
+///
+/// One that comes back to its cluster has its epoch on disk when the cluster has let it in, which is [`Cluster::start`]'s part: a start that ends before
+/// that, because it waits for others and is told to stop or because a disk is missing, leaves what the disk says. It says whether the node was stopped with
+/// everything on disk, without which others rebuild all that it has, and which starts of it these disks know, by which the cluster tells an older copy of
+/// them. Nothing carries an epoch before that: the arena and the files that are opened until then are named for the node, and whoever is let in gets an
+/// epoch above every one that it was given before, whether its disk knows of that or not.
 fn begin(config: &Config, disk: &Arc<dyn Disk>) -> Result<(Identity, Persisting), Fatal> {
     let identity = Identity::begin(&**disk, &SystemRandom)?;
-    if identity.first_start || config.cluster.node.is_some() {
+    if identity.first_start {
         identity.persist(&**disk)?;
+    }
+    if identity.first_start || config.cluster.node.is_some() {
         return Ok((identity, Persisting(None)));
     }
     let disk = disk.clone();
