@@ -45,6 +45,23 @@ fn over_http_a_node_changes_no_part_of_an_application_and_says_what_is_at_others
     assert_eq!(node.json("application list")[0]["lag"], 300);
     node.ok("application delete audit");
     assert_eq!(node.json("application list"), serde_json::json!([]));
+
+    // Of a stream that it owns nothing of it does not know who reads it, or whether anybody does.
+    node.ok("stream create lone --streamlets 1");
+    node.ok(&format!("produce lone --key-separator : --file {}", file.display()));
+    assert_eq!(node.ok("consume lone --application audit").lines().count(), 300);
+    let told = |name: &str| {
+        let at = format!("/v1/applications/lone/{name}");
+        let mut told: Vec<(u16, String)> = nodes.iter().flatten().map(|node| node.get(&at)).collect();
+        told.sort();
+        told
+    };
+    for (name, of_owner) in [("audit", 200), ("nobody", 404)] {
+        let told = told(name);
+        let codes: Vec<u16> = told.iter().map(|(status, _)| *status).collect();
+        assert_eq!(codes, [of_owner, 501, 501], "{told:?}");
+        assert!(told[1].1.contains("`kera application describe` asks all owners"), "{told:?}");
+    }
 }
 
 /// How far the application is in each streamlet, as the owners tell; nothing while one of them cannot be asked.

@@ -204,12 +204,18 @@ async fn other_owners(inside: &Inside, stream: StreamId, streamlets: &[u32]) -> 
 
 /// Refuses what would be done to this node's part of an application only. `command`: what does it to all of it.
 async fn only_owner(inside: &Inside, info: &StreamInfo, streamlets: &[u32], command: &str) -> Result<(), HttpError> {
-    if other_owners(inside, info.id, streamlets).await?.is_empty() {
-        return Ok(());
+    let others = other_owners(inside, info.id, streamlets).await?;
+    if others.is_empty() { Ok(()) } else { Err(at_others(&info.name, &others, command)) }
+}
+
+/// What a node says of which it has a part at most. That nobody owns some of the streamlets passes; then it may be this node that does.
+fn at_others(stream: &str, others: &BTreeSet<u32>, command: &str) -> HttpError {
+    if others.iter().all(|node| *node == 0) {
+        return HttpError::not_ready(format!("nobody owns some streamlets of `{stream}` at the moment"));
     }
     let error =
-        format!("other nodes own streamlets of `{}`, and over HTTP a node is asked for what it owns itself", info.name);
-    Err(HttpError::not_here(error, format!("`{command}` asks all owners")))
+        format!("other nodes own streamlets of `{stream}`, and over HTTP a node is asked for what it owns itself");
+    HttpError::not_here(error, format!("`{command}` asks all owners"))
 }
 
 /// Which applications to list.
@@ -254,13 +260,14 @@ pub(super) async fn list_applications(
     Ok(Json(all))
 }
 
-/// An application's consumers, and how far it is in each lane, of the streamlets that this node owns: `unheard` are the nodes that own others. In a cluster
-/// `kera application describe` asks all of them.
+/// An application's consumers, and how far it is in each lane, of the streamlets that this node owns: `unheard` are the nodes that own others. One that owns none of
+/// them, or has not heard of the application, does not know whether there is one. In a cluster `kera application describe` asks all owners.
 #[utoipa::path(get, path = "/v1/applications/{stream}/{application}", tag = "applications", params(
     ("stream" = String, Path, description = "The stream's name"), ("application" = String, Path, description = "Its name")), responses(
     (status = 200, description = "The application", body = ApplicationDetailsJson),
     (status = 404, description = "There is no such stream or application", body = ErrorJson),
-    (status = 503, description = "The node still starts", body = ErrorJson),
+    (status = 501, description = "This node knows none of that name, and other nodes own streamlets of the stream", body = ErrorJson),
+    (status = 503, description = "The node still starts, or nobody owns some of the streamlets at the moment", body = ErrorJson),
 ))]
 pub(super) async fn get_application(
     State(door): State<Door>,
@@ -268,8 +275,14 @@ pub(super) async fn get_application(
 ) -> Answer<ApplicationDetailsJson> {
     let inside = door.inside()?;
     let info = find(&inside, &stream).await?;
-    let description = inside.call(&DescribeApplication { application, stream: info.id }).await?;
+    let described = inside.call(&DescribeApplication { application, stream: info.id }).await;
     let others = other_owners(&inside, info.id, &[]).await?;
+    let description = match described {
+        Err(refusal) if refusal.status == Status::UnknownApplication && !others.is_empty() => {
+            return Err(at_others(&info.name, &others, "kera application describe"));
+        }
+        described => described?,
+    };
     let unheard = others.into_iter().filter(|node| *node != 0).collect();
     Ok(Json(ApplicationDetailsJson { unheard, ..ApplicationDetailsJson::new(&description, &info.name) }))
 }
@@ -282,7 +295,7 @@ pub(super) async fn get_application(
     (status = 404, description = "There is no such stream or application", body = ErrorJson),
     (status = 409, description = "It has consumers", body = ErrorJson),
     (status = 501, description = "Other nodes own streamlets of the stream", body = ErrorJson),
-    (status = 503, description = "The node still starts", body = ErrorJson),
+    (status = 503, description = "The node still starts, or nobody owns some of the streamlets at the moment", body = ErrorJson),
 ))]
 pub(super) async fn delete_application(
     State(door): State<Door>,
@@ -339,7 +352,7 @@ pub(super) struct ResetPlace {
     (status = 404, description = "There is no such stream", body = ErrorJson),
     (status = 409, description = "It has consumers", body = ErrorJson),
     (status = 501, description = "Other nodes own some of the streamlets", body = ErrorJson),
-    (status = 503, description = "The node still starts", body = ErrorJson),
+    (status = 503, description = "The node still starts, or nobody owns some of the streamlets at the moment", body = ErrorJson),
 ))]
 pub(super) async fn reset_application(
     State(door): State<Door>,
@@ -367,4 +380,16 @@ pub(super) async fn reset_application(
         ordinal: o.ordinal,
     };
     Ok(Json(set.offsets.iter().map(place).collect()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn that_nobody_owns_a_streamlet_passes_and_that_others_do_does_not() {
+        let said = |nodes: &[u32]| at_others("a", &nodes.iter().copied().collect(), "kera application delete");
+        assert_eq!(said(&[0]).code, StatusCode::SERVICE_UNAVAILABLE);
+        assert_eq!((said(&[2]).code, said(&[0, 2]).code), (StatusCode::NOT_IMPLEMENTED, StatusCode::NOT_IMPLEMENTED));
+    }
 }
