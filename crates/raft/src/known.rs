@@ -1,5 +1,7 @@
 //! Who is in the cluster as this node's own log has it, committed or not: all that a node knows that starts and has heard of nobody yet.
 
+use std::collections::BTreeSet;
+
 use kera_format::cluster::NodeNumber;
 
 use crate::group::Group;
@@ -28,5 +30,12 @@ impl Group {
             votes: votes(*node),
         };
         membership.nodes().map(one).collect()
+    }
+
+    /// Who votes, by number: while a change of that is half done two lists, and nothing is decided without a majority of each.
+    pub fn voters(&self) -> Vec<BTreeSet<NodeNumber>> {
+        let metrics = self.raft.metrics().borrow().clone();
+        let lists = metrics.membership_config.membership().get_joint_config();
+        lists.iter().map(|list| list.iter().map(|node| *node as NodeNumber).collect()).collect()
     }
 }

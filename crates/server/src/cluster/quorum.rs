@@ -3,6 +3,7 @@
 //! Used by a node that starts, on the runtime of the coordinators' log. Connects to coordinators to see whether they are there, and asks them
 //! nothing.
 
+use std::collections::BTreeSet;
 use std::future::Future;
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -31,7 +32,7 @@ pub(super) async fn told<T>(group: &Group, node: u32, done: impl Future<Output =
                 continue;
             }
             let (voters, there) = who_is_there(&group.members(), node).await;
-            if let Some(said) = lacking(node, &voters, &there) {
+            if let Some(said) = lacking(node, &voters, &group.voters(), &there) {
                 tracing::warn!("{said}");
             }
         }
@@ -58,26 +59,30 @@ async fn who_is_there(members: &[KnownMember], node: u32) -> (Vec<KnownMember>, 
     (voters, there)
 }
 
-/// What is said of it; nothing of a node that knows no coordinators yet.
-fn lacking(node: u32, voters: &[KnownMember], there: &[u32]) -> Option<String> {
+/// What is said of it; nothing of a node that knows no coordinators yet. `lists`: who votes, in two lists while that is being changed. A majority of each is
+/// needed then, so it is the list without one that is told.
+fn lacking(node: u32, voters: &[KnownMember], lists: &[BTreeSet<u32>], there: &[u32]) -> Option<String> {
     if voters.is_empty() {
         return None;
     }
-    let needed = voters.len() / 2 + 1;
-    if there.len() >= needed {
+    let answer = |list: &BTreeSet<u32>| there.iter().filter(|voter| list.contains(voter)).count();
+    let needed = |list: &BTreeSet<u32>| list.len() / 2 + 1;
+    let Some(list) = lists.iter().find(|list| answer(list) < needed(list)) else {
         return Some(format!(
             "this node waits for the coordinators: {} of {} answer, and have not agreed on a leader yet",
             there.len(),
             voters.len()
         ));
-    }
+    };
     let at = |voter: &KnownMember| format!("node {} at {}", voter.node, voter.address);
-    let missing: Vec<String> = voters.iter().filter(|voter| !there.contains(&voter.node)).map(at).collect();
-    let counted = if there.contains(&node) { ", its own included" } else { "" };
+    let is_missing = |voter: &&KnownMember| list.contains(&voter.node) && !there.contains(&voter.node);
+    let missing: Vec<String> = voters.iter().filter(is_missing).map(at).collect();
+    let counted = if list.contains(&node) && there.contains(&node) { ", its own included" } else { "" };
     Some(format!(
-        "this node waits for the majority of the coordinators: {needed} votes of {} are needed and {} can be had{counted}; start {}",
-        voters.len(),
-        there.len(),
+        "this node waits for the majority of the coordinators: {} votes of {} are needed and {} can be had{counted}; start {}",
+        needed(list),
+        list.len(),
+        answer(list),
         missing.join(", or ")
     ))
 }
@@ -123,15 +128,26 @@ mod tests {
     #[test]
     fn who_waits_says_for_whom_and_how_many_votes_are_there_and_needed() {
         assert_eq!(
-            lacking(1, &three(), &[1]).as_deref(),
+            lacking(1, &three(), &[1..=3].map(BTreeSet::from_iter), &[1]).as_deref(),
             Some(
                 "this node waits for the majority of the coordinators: 2 votes of 3 are needed and 1 can be had, its own included; start node 2 at \
                  127.0.0.1:7182, or node 3 at 127.0.0.1:7183"
             )
         );
-        assert!(lacking(4, &three(), &[]).is_some_and(|said| said.contains("and 0 can be had; start node 1 at")));
-        assert!(lacking(1, &three(), &[1, 2]).is_some_and(|said| said.contains("2 of 3 answer")));
-        assert_eq!(lacking(1, &[], &[]), None);
+        let all = [BTreeSet::from([1, 2, 3])];
+        assert!(lacking(4, &three(), &all, &[]).is_some_and(|said| said.contains("and 0 can be had; start node 1 at")));
+        assert!(lacking(1, &three(), &all, &[1, 2]).is_some_and(|said| said.contains("2 of 3 answer")));
+        assert_eq!(lacking(1, &[], &[], &[]), None);
+    }
+
+    /// Most of all are there, and the one that voted alone before is not.
+    #[test]
+    fn who_waits_while_a_change_of_who_votes_is_half_done_says_whose_votes_are_missing_of_the_list_that_lacks_them() {
+        let lists = [BTreeSet::from([3]), BTreeSet::from([1, 2, 3])];
+        let said = lacking(1, &three(), &lists, &[1, 2]).expect("it waits");
+        assert!(said.ends_with("1 votes of 1 are needed and 0 can be had; start node 3 at 127.0.0.1:7183"), "{said}");
+        let said = lacking(3, &three(), &lists, &[3]).expect("it waits");
+        assert!(said.contains("2 votes of 3 are needed and 1 can be had, its own included"), "{said}");
     }
 
     #[test]
