@@ -28,6 +28,31 @@ pub(super) fn start(parts: &Arc<Parts>) -> io::Result<Option<Background>> {
     Background::start(names, parts, move |parts, stopped| run(parts, percent, stopped)).map(Some)
 }
 
+/// Whether disks take nothing of what compaction leaves. That they do again is known when one has taken something: a pass also ends, and is no failure, because
+/// retention came in between or because there was nothing to write.
+#[derive(Default)]
+struct Refused {
+    /// How many segments they had taken when they last refused one.
+    at: Option<u64>,
+}
+
+/// What has become of that.
+#[derive(PartialEq, Eq, Debug)]
+enum News {
+    Waits,
+    GoesOn,
+}
+
+impl Refused {
+    /// A step was made, and so many segments have been rewritten by now.
+    fn stepped(&mut self, stepped: Stepped, segments: u64) -> Option<News> {
+        if stepped == Stepped::DiskFailed {
+            return self.at.replace(segments).is_none().then_some(News::Waits);
+        }
+        self.at.take_if(|at| segments > *at).map(|_| News::GoesOn)
+    }
+}
+
 fn run(parts: &Parts, percent: u64, stopped: &Receiver<()>) {
     let mut taken_before_us = taken_us();
     // Sleeps for what was taken since the last time. False: it is time to end.
@@ -38,16 +63,17 @@ fn run(parts: &Parts, percent: u64, stopped: &Receiver<()>) {
         let rest = Duration::from_micros(rest_us(more_us, percent));
         stopped.recv_timeout(rest) == Err(RecvTimeoutError::Timeout)
     };
-    let mut is_refused = false;
+    let mut refused = Refused::default();
     loop {
         let stepped = parts.compactor.step(&mut pace);
-        if stepped == Stepped::DiskFailed && !is_refused {
-            let error = parts.compactor.stats().last_error.unwrap_or_default();
-            tracing::warn!(error, "compaction waits for disks that take nothing at the moment");
-            is_refused = true;
-        } else if stepped == Stepped::Passed && is_refused {
-            tracing::info!("compaction goes on");
-            is_refused = false;
+        let stats = parts.compactor.stats();
+        match refused.stepped(stepped, stats.segments) {
+            Some(News::Waits) => {
+                let error = stats.last_error.unwrap_or_default();
+                tracing::warn!(error, "compaction waits for disks that take nothing at the moment");
+            }
+            Some(News::GoesOn) => tracing::info!("compaction goes on"),
+            None => {}
         }
         let rest = match stepped {
             Stepped::Passed => Duration::ZERO,
@@ -83,6 +109,19 @@ mod tests {
             assert!(share.abs_diff(percent) <= 1, "{share} instead of {percent}");
         }
         assert_eq!((rest_us(5_000, 100), rest_us(0, 10)), (0, 0));
+    }
+
+    #[test]
+    fn compaction_goes_on_when_a_disk_has_taken_something_and_not_when_a_pass_was_overtaken() {
+        let mut refused = Refused::default();
+        let mut said = |stepped, segments| refused.stepped(stepped, segments);
+        assert_eq!(said(Stepped::Passed, 1), None);
+        assert_eq!(said(Stepped::DiskFailed, 3), Some(News::Waits));
+        assert_eq!(said(Stepped::Passed, 3), None, "it had nothing to write, or was overtaken");
+        assert_eq!(said(Stepped::DiskFailed, 4), None, "it is known");
+        assert_eq!(said(Stepped::Rested, 4), None);
+        assert_eq!(said(Stepped::Passed, 5), Some(News::GoesOn));
+        assert_eq!(said(Stepped::Passed, 6), None);
     }
 
     #[test]
