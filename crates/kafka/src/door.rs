@@ -267,18 +267,11 @@ pub trait OtherNodes: Send + Sync {
     /// The nodes that are to have what `owner` writes to streams with so many `copies`, and those of them that have it, the owner
     /// first in both.
     fn copies_of(&self, owner: u32, copies: u32) -> (Vec<u32>, Vec<u32>);
-    /// Chunks of lane 0 of a streamlet from a cursor on that another node has, and where to go on: at the same place if there is nothing
-    /// now. Blocks.
+    /// Chunks of lane 0 of a streamlet from a cursor on that another node has. Blocks.
     ///
     /// # Errors
     /// The node cannot be reached, or says why not, in words.
-    fn read(
-        &self,
-        node: u32,
-        stream: StreamId,
-        streamlet: StreamletId,
-        from: Cursor,
-    ) -> Result<(Vec<u8>, Cursor), String>;
+    fn read(&self, node: u32, stream: StreamId, streamlet: StreamletId, from: Cursor) -> Result<Given, String>;
     /// Asks the Kafka door of another node, which [answers](Door::answer). `done` is called on some thread, with why there is no answer
     /// otherwise, and must not block.
     fn ask(&self, node: u32, op: Op, body: Vec<u8>, done: Answered);
@@ -286,6 +279,17 @@ pub trait OtherNodes: Send + Sync {
     fn ask_native(&self, node: u32, op: Op, body: Vec<u8>, done: Answered);
     /// Whether all nodes know how to coordinate transactions together.
     fn serves_transactions(&self) -> bool;
+}
+
+/// What another node has given of a lane.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Given {
+    /// Whole chunks.
+    pub data: Vec<u8>,
+    /// Where to go on: at the same place if it could give nothing just then.
+    pub next: Cursor,
+    /// Ordinal behind the last record that it has; 0 if it did not say.
+    pub durable_ordinal: u64,
 }
 
 /// The Kafka door of a node.

@@ -75,7 +75,7 @@ mod visibility;
 mod wire;
 
 pub use counts::DoorStats;
-pub use door::{Coordinators, Door, DoorConfig, DoorThread, KafkaSessions, OtherNodes};
+pub use door::{Coordinators, Door, DoorConfig, DoorThread, Given, KafkaSessions, OtherNodes};
 pub use node_requests::Answered;
 pub use request::read_request;
 pub use wire::Malformed;

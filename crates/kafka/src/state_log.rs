@@ -292,14 +292,19 @@ impl<E: Kept> StateLog<E> {
             return log.replay_while(&door.broker, each, nowhere, go_on).map(drop);
         }
         let others = door.others().ok_or("the node does not reach others yet")?;
-        let mut at = Cursor::default();
+        let (mut at, mut reached) = (Cursor::default(), 0);
         while go_on() {
-            let (data, next) = others.read(node, stream, StreamletId(0), at)?;
-            self.take(&data, &mut each, &mut (0, 0));
-            if data.is_empty() && next == at {
-                break;
+            let given = others.read(node, stream, StreamletId(0), at)?;
+            self.take(&given.data, &mut each, &mut (0, 0));
+            reached = end_of(&given.data).unwrap_or(reached);
+            if given.data.is_empty() && given.next == at {
+                // Nothing comes also while a disk takes its time: half of it would be taken for all.
+                return match reached < given.durable_ordinal {
+                    true => Err(format!("node {node} has not given all of it yet")),
+                    false => Ok(()),
+                };
             }
-            at = next;
+            at = given.next;
         }
         Ok(())
     }
@@ -454,4 +459,10 @@ impl Observer for Nudge {
         *self.told.lock() = true;
         self.changed.notify_all();
     }
+}
+
+/// The ordinal behind the last chunk.
+fn end_of(data: &[u8]) -> Option<u64> {
+    let last = Chunks::new(data).filter_map(Result::ok).last()?;
+    Some(last.broker().ok()?.base_ordinal + u64::from(last.header().record_count))
 }

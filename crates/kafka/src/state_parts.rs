@@ -204,7 +204,8 @@ impl<E: Bounded> Coming<E> {
     ) -> Option<(T, u64, u64)> {
         let elsewhere = |node, from| {
             let others = others().ok_or("the node does not reach others yet")?;
-            others.read(node, self.stream, self.streamlet.id(), from)
+            let given = others.read(node, self.stream, self.streamlet.id(), from)?;
+            Ok((given.data, given.next))
         };
         let is_mine =
             || self.streamlet.tenure() != Tenure::Elsewhere && self.streamlet.owner_epoch() == self.epoch && go_on();

@@ -233,7 +233,7 @@ impl OtherNodes for Next {
         let all: Vec<u32> = (owner..owner + copies).map(|node| (node - 1) % NODES + 1).collect();
         (all.clone(), all)
     }
-    fn read(&self, _: u32, _: StreamId, _: StreamletId, _: Cursor) -> Result<(Vec<u8>, Cursor), String> {
+    fn read(&self, _: u32, _: StreamId, _: StreamletId, _: Cursor) -> Result<crate::Given, String> {
         Err("nobody is there".into())
     }
     fn ask(&self, _: u32, _: Op, _: Vec<u8>, done: crate::Answered) {

@@ -140,7 +140,7 @@ impl OtherNodes for Nobody {
     fn copies_of(&self, owner: u32, copies: u32) -> (Vec<u32>, Vec<u32>) {
         ((owner..owner + copies).collect(), vec![owner])
     }
-    fn read(&self, _: u32, stream: StreamId, at: StreamletId, _: Cursor) -> Result<(Vec<u8>, Cursor), String> {
+    fn read(&self, _: u32, stream: StreamId, at: StreamletId, _: Cursor) -> Result<crate::Given, String> {
         self.asked.lock().insert((stream, at));
         Err("nobody is there".into())
     }
@@ -424,7 +424,7 @@ impl OtherNodes for Older {
     fn copies_of(&self, owner: u32, _: u32) -> (Vec<u32>, Vec<u32>) {
         (vec![owner], vec![owner])
     }
-    fn read(&self, node: u32, _: StreamId, at: StreamletId, from: Cursor) -> Result<(Vec<u8>, Cursor), String> {
+    fn read(&self, node: u32, _: StreamId, at: StreamletId, from: Cursor) -> Result<crate::Given, String> {
         assert_eq!((node, at, from.group.epoch()), (OTHER, StreamletId(0), 7));
         if self.failures.fetch_sub(1, Ordering::Relaxed) > 1 {
             return Err("it is not there".into());
@@ -432,7 +432,7 @@ impl OtherNodes for Older {
         self.failures.store(1, Ordering::Relaxed);
         let outcome = self.lane.read(Cursor::default(), 1 << 20, true).unwrap();
         let next = Cursor { group: kera_format::GroupId::new(9, 0), ..Cursor::default() };
-        Ok((outcome.data.concat(), next))
+        Ok(crate::Given { data: outcome.data.concat(), next, durable_ordinal: 0 })
     }
     fn ask(&self, _: u32, _: kera_protocol::Op, _: Vec<u8>, done: crate::Answered) {
         done(Err("it is not there".into()));

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use kera_coordinator::cluster::{ClusterState, LogState};
 use kera_format::cluster::{Doors, Rack, Roles};
 use kera_format::{Cursor, LaneId, StreamId, StreamletId};
-use kera_kafka::{Answered, Coordinators, OtherNodes};
+use kera_kafka::{Answered, Coordinators, Given, OtherNodes};
 use kera_protocol::read::{ENTRY_FOLLOW_GROUPS, ENTRY_UNCOMMITTED};
 use kera_protocol::{Body, MemberNode, Op, ReadChunks, ReadChunksResponse, ReadEntry, Status};
 use kera_raft::Transport;
@@ -65,13 +65,7 @@ impl OtherNodes for Others {
         self.cluster.group.read(|state| known(state, owner, copies))
     }
 
-    fn read(
-        &self,
-        node: u32,
-        stream: StreamId,
-        streamlet: StreamletId,
-        from: Cursor,
-    ) -> Result<(Vec<u8>, Cursor), String> {
+    fn read(&self, node: u32, stream: StreamId, streamlet: StreamletId, from: Cursor) -> Result<Given, String> {
         let address = self.cluster.group.read(|state| state.node(node).map(|node| node.doors.native.clone()));
         let address = address.ok_or_else(|| format!("node {node} is not in the cluster any more"))?;
         // Nobody writes to it in transactions, and what is committed may be known only once this is read.
@@ -84,10 +78,14 @@ impl OtherNodes for Others {
         let answer = wait(&self.cluster.runtime, answer)?;
         let read = ReadChunksResponse::decode(Op::ReadChunks.version_max(), &answer);
         let read = read.map_err(|error: kera_protocol::ProtocolError| error.to_string())?;
-        let Some((head, data)) = read.answers.into_iter().next() else { return Ok((Vec::new(), from)) };
+        let Some((head, data)) = read.answers.into_iter().next() else {
+            return Ok(Given { next: from, ..Given::default() });
+        };
         match head.status() {
             // What another node has next, or what retention has left.
-            Some(Status::Ok | Status::NotOwner | Status::CursorGone) => Ok((data.to_vec(), head.next)),
+            Some(Status::Ok | Status::NotOwner | Status::CursorGone) => {
+                Ok(Given { data: data.to_vec(), next: head.next, durable_ordinal: head.durable_ordinal })
+            }
             status => Err(format!("node {node} does not give older groups: {status:?}")),
         }
     }

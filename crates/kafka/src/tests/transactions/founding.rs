@@ -33,8 +33,8 @@ impl OtherNodes for Nothing {
     fn copies_of(&self, owner: u32, _: u32) -> (Vec<u32>, Vec<u32>) {
         (vec![owner], vec![owner])
     }
-    fn read(&self, _: u32, _: StreamId, _: StreamletId, at: Cursor) -> Result<(Vec<u8>, Cursor), String> {
-        Ok((Vec::new(), at))
+    fn read(&self, _: u32, _: StreamId, _: StreamletId, at: Cursor) -> Result<crate::Given, String> {
+        Ok(crate::Given { next: at, ..crate::Given::default() })
     }
     fn ask(&self, _: u32, _: kera_protocol::Op, _: Vec<u8>, done: Answered) {
         done(Err("it says nothing".into()));
@@ -358,4 +358,61 @@ fn a_cluster_gets_coordinators_for_the_transactions_that_it_is_founded_with() {
         door.transactions.bring_along(&door);
         assert_eq!(door.transactions.is_wanted(), has_some);
     }
+}
+
+/// The other node: it gives one after the other.
+struct Gives(parking_lot::Mutex<std::collections::VecDeque<crate::Given>>);
+
+impl OtherNodes for Gives {
+    fn leading_coordinator(&self) -> Option<u32> {
+        None
+    }
+    fn coordinators(&self) -> Coordinators {
+        Coordinators::default()
+    }
+    fn copies_of(&self, owner: u32, _: u32) -> (Vec<u32>, Vec<u32>) {
+        (vec![owner], vec![owner])
+    }
+    fn read(&self, _: u32, _: StreamId, _: StreamletId, at: Cursor) -> Result<crate::Given, String> {
+        let given = self.0.lock().pop_front().ok_or("it has been asked too often")?;
+        Ok(if given.data.is_empty() { crate::Given { next: at, ..given } } else { given })
+    }
+    fn ask(&self, _: u32, _: kera_protocol::Op, _: Vec<u8>, done: Answered) {
+        done(Err("it says nothing".into()));
+    }
+    fn ask_native(&self, _: u32, _: kera_protocol::Op, _: Vec<u8>, done: Answered) {
+        done(Err("it says nothing".into()));
+    }
+    fn serves_transactions(&self) -> bool {
+        true
+    }
+}
+
+/// Its disk took longer than it waits with an answer: what groups had committed in the rest would have been gone.
+#[test]
+fn what_another_node_has_not_given_yet_is_not_taken_for_its_end() {
+    let mut world = World::new();
+    committed(&mut world, 3, 10);
+    let door = world.running().door.clone();
+    let log = StateLog::find("_kera.groups", &door.catalog, &door.broker, &door.clock).unwrap();
+    let stream = door.coordinator.stream(&kera_protocol::StreamRef::Name("_kera.groups".to_owned())).unwrap().id;
+    let lane = door.broker.log().stream(stream).unwrap();
+    let lane = lane.streamlet(StreamletId(0)).unwrap().lane(kera_format::LaneId(0)).unwrap();
+    let outcome = lane.read(Cursor::default(), 1 << 20, true).unwrap();
+    let (data, durable_ordinal) = (outcome.data.concat(), lane.durable_ordinal());
+    let first = kera_format::chunk::Chunks::new(&data).next().unwrap().unwrap().header().total_bytes() as usize;
+    let give = |data: &[u8]| crate::Given { data: data.to_vec(), next: outcome.next, durable_ordinal };
+    let other = Arc::new(Gives(parking_lot::Mutex::default()));
+    door.set_others(other.clone());
+    let read = |given: Vec<crate::Given>| {
+        *other.0.lock() = given.into();
+        let mut count = 0;
+        let each = |_: kafka_groups::Entry| count += 1;
+        let read = log.read_before(&door, 9, ("_kera.groups", stream), each, || true);
+        (read.is_ok(), count)
+    };
+    let nothing = give(&[]);
+    assert_eq!(read(vec![give(&data[..first]), nothing.clone()]), (false, 1));
+    assert_eq!(read(vec![give(&data[..first]), give(&data[first..]), nothing.clone()]), (true, 3));
+    assert_eq!(read(vec![crate::Given { durable_ordinal: 0, ..nothing }]), (true, 0), "it has none");
 }

@@ -38,8 +38,8 @@ impl OtherNodes for Asked {
     fn copies_of(&self, owner: u32, _: u32) -> (Vec<u32>, Vec<u32>) {
         (vec![owner], vec![owner])
     }
-    fn read(&self, _: u32, _: StreamId, _: StreamletId, at: Cursor) -> Result<(Vec<u8>, Cursor), String> {
-        Ok((Vec::new(), at))
+    fn read(&self, _: u32, _: StreamId, _: StreamletId, at: Cursor) -> Result<crate::Given, String> {
+        Ok(crate::Given { next: at, ..crate::Given::default() })
     }
     fn ask(&self, node: u32, op: kera_protocol::Op, body: Vec<u8>, done: Answered) {
         assert_eq!(node, OTHER);
