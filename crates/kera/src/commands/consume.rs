@@ -98,12 +98,12 @@ struct Source<'a> {
 impl Source<'_> {
     /// A consumer of streamlets that were left out and are back.
     async fn late_consumer(&self, streamlets: &[u32]) -> Result<Consumer, ClientError> {
-        self.consumer(streamlets, &[], self.from_when_back()).await
+        self.consumer(streamlets, &[], self.start_when_back()).await
     }
 
     /// From where on streamlets are read that nobody could read when the command began. Where they ended then nobody could say: what they have
     /// taken since is read.
-    fn from_when_back(&self) -> Start {
+    fn start_when_back(&self) -> Start {
         if self.from == Start::Latest { Start::TimeMs(self.begun_ms) } else { self.from }
     }
 
@@ -159,7 +159,7 @@ impl Source<'_> {
         }
         let (consumer, late) = match self.consumer_of_others(been_away).await? {
             Some(others) => (others, Some(self.late_consumer(&back).await?)),
-            None => (self.consumer(wanted, &[], self.from_when_back()).await?, None),
+            None => (self.consumer(wanted, &[], self.start_when_back()).await?, None),
         };
         Ok(Begun { consumer, late, left_out })
     }
@@ -279,7 +279,7 @@ impl Consuming<'_> {
             if self.out.is_full() {
                 self.hand_over().await?;
             }
-            if self.printed % LOOK_EVERY == 0 {
+            if self.printed.is_multiple_of(LOOK_EVERY) {
                 let may_be_back = self.source.args.follow && !self.left_out.is_nothing();
                 if may_be_back && self.wondered.elapsed() >= WONDER_EVERY {
                     self.wonder().await?;

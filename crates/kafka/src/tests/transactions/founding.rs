@@ -400,7 +400,7 @@ fn what_another_node_has_not_given_yet_is_not_taken_for_its_end() {
     let lane = lane.streamlet(StreamletId(0)).unwrap().lane(kera_format::LaneId(0)).unwrap();
     let outcome = lane.read(Cursor::default(), 1 << 20, true).unwrap();
     let (data, durable_ordinal) = (outcome.data.concat(), lane.durable_ordinal());
-    let first = kera_format::chunk::Chunks::new(&data).next().unwrap().unwrap().header().total_bytes() as usize;
+    let first = kera_format::chunk::Chunks::new(&data).next().unwrap().unwrap().header().total_bytes();
     let give = |data: &[u8]| crate::Given { data: data.to_vec(), next: outcome.next, durable_ordinal };
     let other = Arc::new(Gives(parking_lot::Mutex::default()));
     door.set_others(other.clone());
