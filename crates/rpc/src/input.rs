@@ -26,6 +26,8 @@ pub(crate) const POOL_BUFFER_BYTES: usize = 256 << 10;
 /// Bytes of a buffer that is not counted: for control traffic when memory is short, and for the start of a frame whose
 /// rest does not come.
 pub(crate) const SMALL_BUFFER_BYTES: usize = 4 << 10;
+/// Of what follows a frame in large memory no more is read with it: it fits into a small buffer, with a header.
+const AHEAD_BYTES: usize = SMALL_BUFFER_BYTES - FRAME_HEADER_BYTES;
 /// Bytes of free buffers that a thread keeps, oldest out.
 const FREE_BYTES_KEPT: usize = 8 << 20;
 /// A read is not worth a system call for less room than this, if moving what is in the buffer makes more.
@@ -36,6 +38,11 @@ const PLACED_BYTES_MIN: usize = 64 << 10;
 /// The bound on what all buffers of a server hold: half of it for shared buffers, half for frames that are larger. They
 /// are apart because a connection holds a shared buffer while it waits for a large one: in one pot, connections that all
 /// wait for more could hold everything.
+///
+/// Nobody hangs: shared memory is never waited for, and who waits for large memory holds none
+/// ([`make_room`](Input::make_room) gives back what is there first). So all large memory that is taken belongs to connections
+/// that wait for something else, their peer or the session, which have time limits of their own; it comes back, and the line
+/// of those that wait moves on, as the largest frame fits into the whole pot.
 #[derive(Clone, Debug)]
 pub(crate) struct Budget {
     shared: Pot,
@@ -178,6 +185,10 @@ pub(crate) struct Input {
     /// Where the first byte is that is not handled.
     at: usize,
     permit: Option<OwnedSemaphorePermit>,
+    /// The buffer is large memory.
+    is_large: bool,
+    /// A frame was in this buffer that is handled: the one that it was got for.
+    is_used: bool,
     framing: Framing,
     /// The first frame, if it has a place of its own. Nothing behind it is in the buffer then.
     placed: Option<Placed>,
@@ -193,7 +204,9 @@ impl Drop for Input {
 
 impl Input {
     pub(crate) fn new(pool: Rc<BufferPool>, framing: Framing) -> Input {
-        Input { pool, buffer: Vec::new(), at: 0, permit: None, framing, placed: None, reads_little: false }
+        let (buffer, placed) = (Vec::new(), None);
+        let (permit, is_large, is_used, reads_little) = (None, false, false, false);
+        Input { pool, buffer, at: 0, permit, is_large, is_used, framing, placed, reads_little }
     }
 
     /// What is not handled yet.
@@ -262,6 +275,7 @@ impl Input {
     pub(crate) fn consume(&mut self, frame_bytes: usize) {
         let placed = self.placed.take();
         self.reads_little = placed.is_some();
+        self.is_used = true;
         self.at += placed.map_or(frame_bytes, |placed| placed.front);
         debug_assert!(self.at <= self.buffer.len());
         if self.at == self.buffer.len() {
@@ -298,17 +312,32 @@ impl Input {
         if self.reads_little && self.bytes().len() < SMALL_BUFFER_BYTES {
             room = room.min(SMALL_BUFFER_BYTES);
         }
+        if self.is_large {
+            room = room.min((wanted + AHEAD_BYTES).saturating_sub(self.bytes().len()));
+        }
         came(stream.try_read_buf(&mut (&mut self.buffer).limit(room)))
     }
 
     /// Makes room for the rest of a frame of `wanted` bytes, and if possible for more. `Err`: how many bytes are missing in
     /// the server's budget.
+    ///
+    /// Large memory that is too small for the frame is given back before more is asked for: connections that each wait for more
+    /// and keep what they have could hold everything, one connection even by itself. What is in it fits into a small buffer: it
+    /// was got for a frame that is handled, and with one no more than [`AHEAD_BYTES`] of what follows are read. The same is done
+    /// if what follows is not large, because it would be read in small pieces; but never before the frame is handled that
+    /// memory was got for, or nobody of those who take turns with it would come any further.
     fn make_room(&mut self, wanted: usize) -> Result<(), usize> {
+        let is_known = self.bytes().len() >= 4;
+        let fits = wanted > POOL_BUFFER_BYTES && wanted <= self.buffer.capacity();
+        if self.is_large && self.is_used && is_known && !fits {
+            debug_assert!(self.bytes().len() <= SMALL_BUFFER_BYTES);
+            self.settle();
+        }
         if self.buffer.capacity() < POOL_BUFFER_BYTES {
             if let Some(permit) = self.pool.budget.shared.try_take(POOL_BUFFER_BYTES) {
-                self.move_to(self.pool.take(POOL_BUFFER_BYTES), Some(permit));
+                self.move_to(self.pool.take(POOL_BUFFER_BYTES), Some(permit), false);
             } else if self.buffer.capacity() < SMALL_BUFFER_BYTES {
-                self.move_to(Vec::with_capacity(SMALL_BUFFER_BYTES), None);
+                self.move_to(Vec::with_capacity(SMALL_BUFFER_BYTES), None, false);
             }
         }
         if self.buffer.capacity() < wanted {
@@ -325,11 +354,12 @@ impl Input {
         Ok(())
     }
 
-    fn move_to(&mut self, mut buffer: Vec<u8>, permit: Option<OwnedSemaphorePermit>) {
+    fn move_to(&mut self, mut buffer: Vec<u8>, permit: Option<OwnedSemaphorePermit>, is_large: bool) {
         buffer.extend_from_slice(self.bytes());
         self.pool.give_back(std::mem::replace(&mut self.buffer, buffer));
         self.at = 0;
         self.permit = permit;
+        (self.is_large, self.is_used) = (is_large, false);
     }
 
     /// Waits in line for so many bytes of memory; to be followed by [`grant`](Input::grant).
@@ -338,9 +368,9 @@ impl Input {
         permits.acquire_many_owned(Pot::units(bytes)).await.expect("the semaphore is never closed")
     }
 
-    /// Uses memory that was taken from the budget.
+    /// Uses large memory that was taken from the budget.
     pub(crate) fn grant(&mut self, bytes: usize, permit: OwnedSemaphorePermit) {
-        self.move_to(self.pool.take(bytes), Some(permit));
+        self.move_to(self.pool.take(bytes), Some(permit), true);
     }
 
     /// Nothing is coming at the moment: holds on to no more than is needed for what is there.
@@ -350,8 +380,9 @@ impl Input {
             self.pool.give_back(std::mem::take(&mut self.buffer));
             self.at = 0;
             self.permit = None;
+            self.is_large = false;
         } else if bytes <= SMALL_BUFFER_BYTES && self.permit.is_some() {
-            self.move_to(Vec::with_capacity(SMALL_BUFFER_BYTES), None);
+            self.move_to(Vec::with_capacity(SMALL_BUFFER_BYTES), None, false);
         }
     }
 }

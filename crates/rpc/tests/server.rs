@@ -6,7 +6,7 @@ use std::io::Write;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
-use common::{Raw, frame, hello_frame, start};
+use common::{Raw, Script, frame, hello_frame, start};
 use kera_protocol::frame::FLAG_RESPONSE;
 use kera_protocol::{FrameHeader, Op, Status};
 
@@ -348,6 +348,107 @@ fn places_are_bounded_as_buffers_are_and_end_with_their_connection() {
     drop(second);
     script.until("all are gone", |s| s.opened.load(SeqCst) == s.closed.load(SeqCst));
     assert_eq!(server.stats().inflight_bytes, 0);
+}
+
+/// Writes a frame that its session holds back, of `first` bytes, and behind it the start of one of `second`: what is left to
+/// write of that.
+fn one_behind_the_other(raw: &mut Raw, (first, second): (usize, usize), script: &Script) -> Vec<u8> {
+    let offered = script.offered.load(SeqCst);
+    raw.write(&frame(Op::Lookup, 1, &vec![1; first]));
+    script.until("offered", |s| s.offered.load(SeqCst) > offered);
+    let mut second = frame(Op::NodeStatus, 2, &vec![2; second]);
+    let rest = second.split_off(100_000);
+    raw.write(&second);
+    rest
+}
+
+#[test]
+fn a_frame_behind_a_smaller_one_does_not_wait_for_the_memory_of_that() {
+    let (server, script) = start(|config| config.inflight_bytes_max = 1);
+    for sizes in [(4_600_000, 6_700_000), (300_000, 8_300_000), (8_300_000, 8_380_000)] {
+        script.let_go.store(false, SeqCst);
+        let mut raw = Raw::greeted(server.local_addr());
+        let rest = one_behind_the_other(&mut raw, sizes, &script);
+        script.let_go.store(true, SeqCst);
+        script.wake_all();
+        assert_eq!(raw.read().0.correlation, 1);
+        let mut writer = raw.stream.try_clone().unwrap();
+        let sender = std::thread::spawn(move || writer.write_all(&rest).unwrap());
+        let (header, body) = raw.read();
+        assert_eq!((header.correlation, body.len()), (2, sizes.1));
+        assert!(body.iter().all(|byte| *byte == 2));
+        sender.join().unwrap();
+        raw.echo(b"goes on");
+    }
+    script.until("all are gone", |s| s.opened.load(SeqCst) == s.closed.load(SeqCst));
+    assert_eq!(server.stats().inflight_bytes, 0);
+}
+
+#[test]
+fn connections_that_all_need_more_memory_than_they_have_get_it_one_after_the_other() {
+    let (server, script) = start(|config| config.inflight_bytes_max = 1);
+    let mut senders = Vec::new();
+    let mut all: Vec<Raw> = (0..2).map(|_| Raw::greeted(server.local_addr())).collect();
+    let sizes = (2_700_000, 5_500_000);
+    let rests: Vec<Vec<u8>> = all.iter_mut().map(|raw| one_behind_the_other(raw, sizes, &script)).collect();
+    script.let_go.store(true, SeqCst);
+    script.wake_all();
+    for (raw, rest) in all.iter_mut().zip(rests) {
+        assert_eq!(raw.read().0.correlation, 1);
+        let mut writer = raw.stream.try_clone().unwrap();
+        senders.push(std::thread::spawn(move || writer.write_all(&rest).unwrap()));
+    }
+    for raw in &mut all {
+        let (header, body) = raw.read();
+        assert_eq!((header.correlation, body.len()), (2, sizes.1));
+    }
+    senders.into_iter().for_each(|sender| sender.join().unwrap());
+    drop(all);
+    script.until("all are gone", |s| s.opened.load(SeqCst) == s.closed.load(SeqCst));
+    assert_eq!(server.stats().inflight_bytes, 0);
+}
+
+#[test]
+fn connections_that_find_no_shared_memory_take_turns_with_large_memory() {
+    let (server, script) = start(|config| config.inflight_bytes_max = 1);
+    // Together they hold the one shared buffer, and of the large memory all but as much.
+    let mut shared = Raw::greeted(server.local_addr());
+    shared.write(&frame(Op::NodeStatus, 1, &vec![1; 200_000])[..100_000]);
+    script.until("it has the shared one", |_| server.stats().inflight_bytes >= 256 << 10);
+    let mut large = Raw::greeted(server.local_addr());
+    large.write(&frame(Op::NodeStatus, 1, &vec![1; 8_300_000])[..100_000]);
+    script.until("it has large memory", |_| server.stats().inflight_bytes >= 8 << 20);
+    let mut others: Vec<Raw> = (0..3).map(|_| Raw::greeted(server.local_addr())).collect();
+    for _ in 0..3 {
+        let body = told(100_000, 1);
+        others.iter_mut().for_each(|raw| raw.write(&frame(Op::NodeStatus, 77, &body).repeat(2)));
+        for raw in &mut others {
+            assert!((0..2).all(|_| raw.read().1 == body));
+        }
+    }
+    drop((shared, large, others));
+    script.until("all are gone", |s| s.opened.load(SeqCst) == s.closed.load(SeqCst));
+    assert_eq!(server.stats().inflight_bytes, 0);
+}
+
+/// What follows a large frame is read in pieces that fit into a small buffer, whatever it is.
+#[test]
+fn frames_of_all_sizes_come_one_behind_the_other() {
+    for inflight_bytes_max in [1, 256 << 20] {
+        let (server, _) = start(|config| config.inflight_bytes_max = inflight_bytes_max);
+        let mut raw = Raw::greeted(server.local_addr());
+        let sizes = [1 << 20, 0, 70_000, 1 << 20, 4_040, 4_048, 5 << 20, 3, 9, 262_120, 262_121, 2 << 20, 6 << 20, 1];
+        let bodies: Vec<Vec<u8>> = sizes.iter().enumerate().map(|(n, bytes)| told(*bytes, n)).collect();
+        let sent = bodies.iter().enumerate().flat_map(|(n, body)| frame(Op::NodeStatus, n as u64, body));
+        let sent: Vec<u8> = sent.collect();
+        let mut writer = raw.stream.try_clone().unwrap();
+        let sender = std::thread::spawn(move || writer.write_all(&sent).unwrap());
+        for (n, body) in bodies.iter().enumerate() {
+            let (header, answer) = raw.read();
+            assert!(header.correlation == n as u64 && answer == *body, "{} bytes differ", body.len());
+        }
+        sender.join().unwrap();
+    }
 }
 
 #[test]
