@@ -2,11 +2,12 @@
 //! the broker's.
 //!
 //! Lives on the I/O thread of its connection. What may wait for a disk (commands to the coordinator, a look at the disks
-//! for the node's status) goes to the [`Commands`] thread and comes back through a wake; nothing here blocks.
+//! for the node's status) goes to the [`Commands`] threads and comes back through a wake; nothing here blocks.
 
 use std::io;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 
 use kera_broker::{Broker, BrokerSession};
@@ -28,53 +29,90 @@ const COMMAND_BYTES_MAX: usize = 64 << 10;
 /// Tells how the node is, unless it is gone. May wait for disks.
 pub type StatusSource = Arc<dyn Fn() -> Option<NodeStatusResponse> + Send + Sync>;
 
-/// A command on its way to the coordinator, and the session that waits for the answer.
+/// A command on its way to the coordinator, or a question for the node's status, and the session that waits for the answer.
 struct Command {
     op: Op,
     header: FrameHeader,
     body: Vec<u8>,
-    replies: Arc<Replies>,
+    /// Only the session has them: they are gone when nobody waits any more.
+    replies: Weak<Replies>,
 }
 
-/// Answers on their way back to a session.
+/// Answers on their way back to a session, with what they answer.
 struct Replies {
-    frames: Mutex<Vec<Vec<u8>>>,
+    frames: Mutex<Vec<(Op, Vec<u8>)>>,
     waker: SessionWaker,
 }
 
-/// The thread that gives commands to the coordinator, one at a time, waiting for the disk where they do.
+/// The threads that may wait: one gives commands to the coordinator, one at a time, waiting for the disk where they do, and
+/// another tells how the node is.
+///
+/// A command may wait for a leader of the coordinators, for ten seconds and more, and holds up those behind it. The node's
+/// status is what people ask for when that is so: it has a line of its own. And the line of commands does not only grow as
+/// long as there is no leader: those whose connection has ended are left out. Nobody has been told of them, and who comes again
+/// asks anew.
 pub struct Commands {
-    sender: Sender<Command>,
+    commands: Sender<Command>,
+    statuses: Sender<Command>,
+    stopping: Arc<AtomicBool>,
 }
 
 impl Commands {
-    /// Starts the thread. It ends when the last session and this handle are gone.
+    /// Starts the threads. They end when the last session and this handle are gone.
     ///
     /// # Errors
     /// The operating system gives no thread.
-    pub fn start(coordinator: Arc<Coordinator>, status: StatusSource) -> io::Result<(Arc<Commands>, JoinHandle<()>)> {
-        let (sender, receiver) = channel();
-        let thread = std::thread::Builder::new()
-            .name("kera-commands".into())
-            .stack_size(512 << 10)
-            .spawn(move || work(&coordinator, &status, &receiver))?;
-        Ok((Arc::new(Commands { sender }), thread))
+    pub fn start(
+        coordinator: Arc<Coordinator>,
+        status: StatusSource,
+    ) -> io::Result<(Arc<Commands>, [JoinHandle<()>; 2])> {
+        let stopping = Arc::new(AtomicBool::new(false));
+        let is_stopping = stopping.clone();
+        let (commands, command_thread) =
+            spawn("kera-commands", move |command, frame| match is_stopping.load(Ordering::Acquire) {
+                true => encode_error(&command.header, Status::ShuttingDown, &stopping_body(), frame),
+                false => coordinator.handle(command.op, &command.header, &command.body, frame),
+            })?;
+        let (statuses, status_thread) = spawn("kera-status", move |command, frame| match status() {
+            Some(status) => encode_response(&command.header, &status, frame),
+            None => encode_error(&command.header, Status::ShuttingDown, &stopping_body(), frame),
+        })?;
+        Ok((Arc::new(Commands { commands, statuses, stopping }), [command_thread, status_thread]))
+    }
+
+    /// The node stops: commands whose turn has not come are refused. So it waits for the one that is under way, and not for
+    /// as many as stand in line.
+    pub fn stop(&self) {
+        self.stopping.store(true, Ordering::Release);
+    }
+
+    fn give(&self, command: Command) -> bool {
+        let line = if command.op == Op::NodeStatus { &self.statuses } else { &self.commands };
+        line.send(command).is_ok()
     }
 }
 
-fn work(coordinator: &Coordinator, status: &StatusSource, receiver: &Receiver<Command>) {
+/// Starts a thread that answers what stands in a line of its own.
+fn spawn(
+    name: &str,
+    answer: impl Fn(&Command, &mut Vec<u8>) + Send + 'static,
+) -> io::Result<(Sender<Command>, JoinHandle<()>)> {
+    let (sender, receiver) = channel();
+    let builder = std::thread::Builder::new().name(name.into()).stack_size(512 << 10);
+    Ok((sender, builder.spawn(move || work(&answer, &receiver))?))
+}
+
+fn work(answer: &dyn Fn(&Command, &mut Vec<u8>), receiver: &Receiver<Command>) {
     while let Ok(command) = receiver.recv() {
-        let mut frame = Vec::with_capacity(256);
-        if command.op == Op::NodeStatus {
-            match status() {
-                Some(status) => encode_response(&command.header, &status, &mut frame),
-                None => encode_error(&command.header, Status::ShuttingDown, &stopping(), &mut frame),
-            }
-        } else {
-            coordinator.handle(command.op, &command.header, &command.body, &mut frame);
+        if command.replies.strong_count() == 0 {
+            continue;
         }
-        command.replies.frames.lock().push(frame);
-        command.replies.waker.wake();
+        let mut frame = Vec::with_capacity(256);
+        answer(&command, &mut frame);
+        if let Some(replies) = command.replies.upgrade() {
+            replies.frames.lock().push((command.op, frame));
+            replies.waker.wake();
+        }
     }
 }
 
@@ -86,7 +124,7 @@ pub struct NodeSessions {
     pub coordinator: Arc<Coordinator>,
     /// The node's part of its cluster, if it has one.
     pub(crate) cluster: Option<Arc<Cluster>>,
-    /// The thread for commands.
+    /// The threads for commands.
     pub commands: Arc<Commands>,
 }
 
@@ -99,6 +137,7 @@ impl SessionFactory for NodeSessions {
             commands: self.commands.clone(),
             replies: Arc::new(Replies { frames: Mutex::new(Vec::new()), waker }),
             pending: 0,
+            statuses_pending: 0,
         })
     }
 }
@@ -111,6 +150,8 @@ struct NodeSession {
     replies: Arc<Replies>,
     /// Commands whose answers are not in the outbox yet.
     pending: usize,
+    /// The same of questions for the node's status.
+    statuses_pending: usize,
 }
 
 impl NodeSession {
@@ -127,30 +168,34 @@ impl NodeSession {
             send(&frame, out);
             return Flow::Done;
         }
-        if self.pending >= COMMANDS_PENDING_MAX {
+        if self.pending + self.statuses_pending >= COMMANDS_PENDING_MAX {
             return Flow::Blocked;
         }
-        let command = Command { op, header: *header, body: body.to_vec(), replies: self.replies.clone() };
-        match self.commands.sender.send(command) {
-            Ok(()) => self.pending += 1,
-            Err(_) => out.error(header, Status::ShuttingDown, &stopping()),
+        let replies = Arc::downgrade(&self.replies);
+        match self.commands.give(Command { op, header: *header, body: body.to_vec(), replies }) {
+            true => *self.pending_of(op) += 1,
+            false => out.error(header, Status::ShuttingDown, &stopping_body()),
         }
         Flow::Done
     }
 
+    fn pending_of(&mut self, op: Op) -> &mut usize {
+        if op == Op::NodeStatus { &mut self.statuses_pending } else { &mut self.pending }
+    }
+
     fn collect(&mut self, out: &mut Outbox) {
-        if self.pending == 0 {
+        if self.pending + self.statuses_pending == 0 {
             return;
         }
         let frames = std::mem::take(&mut *self.replies.frames.lock());
-        for frame in frames {
-            self.pending -= 1;
+        for (op, frame) in frames {
+            *self.pending_of(op) -= 1;
             send(&frame, out);
         }
     }
 }
 
-fn stopping() -> ErrorBody {
+fn stopping_body() -> ErrorBody {
     ErrorBody::new("the node is stopping")
 }
 
@@ -220,7 +265,7 @@ impl Session for NodeSession {
     }
 
     fn is_busy(&self) -> bool {
-        self.pending > 0 || self.broker.is_busy()
+        self.pending + self.statuses_pending > 0 || self.broker.is_busy()
     }
 
     fn on_stop(&mut self, out: &mut Outbox) {
@@ -230,5 +275,175 @@ impl Session for NodeSession {
 
     fn on_close(&mut self) {
         self.broker.on_close();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use kera_broker::BrokerConfig;
+    use kera_coordinator::catalog::Catalog;
+    use kera_coordinator::{ClusterLog, CoordinatorError, LiveNode, StreamObserver};
+    use kera_env::SystemClock;
+    use kera_format::StreamId;
+    use kera_log::{Arena, ArenaConfig, Log, LogConfig};
+    use kera_protocol::{AllocateProducer, ListStreams, Message, NodeStatus, StreamInfo};
+
+    use super::*;
+
+    const PATIENCE: Duration = Duration::from_secs(60);
+
+    /// The coordinators of a cluster that has no leader: who asks them waits at a gate, and is refused behind it.
+    struct Leaderless {
+        came: Mutex<Sender<()>>,
+        gate: Mutex<Receiver<()>>,
+    }
+
+    impl ClusterLog for Leaderless {
+        fn request(&self, _: Op, _: u8, _: &[u8], _: bool) -> Result<Vec<u8>, CoordinatorError> {
+            self.came.lock().send(()).unwrap();
+            let _ = self.gate.lock().recv();
+            Err(CoordinatorError::NoLeader("nobody answers".into()))
+        }
+        fn level(&self) -> u32 {
+            0
+        }
+        fn read(&self, read: &mut dyn FnMut(&Catalog)) {
+            read(&Catalog::default());
+        }
+        fn copies_of(&self, _: StreamId, _: u32) -> u32 {
+            0
+        }
+        fn wanted_copies(&self, _: StreamId) -> Option<u32> {
+            None
+        }
+        fn live_nodes(&self) -> Vec<LiveNode> {
+            Vec::new()
+        }
+        fn observe(&self, _: Arc<dyn StreamObserver>, _: Vec<StreamInfo>) {}
+    }
+
+    struct Node {
+        sessions: NodeSessions,
+        threads: [JoinHandle<()>; 2],
+        /// Told of each command that is at the gate.
+        comes: Receiver<()>,
+        /// Lets one through.
+        opens: Sender<()>,
+        _dir: tempfile::TempDir,
+    }
+
+    impl Node {
+        fn new() -> Node {
+            let dir = tempfile::tempdir().unwrap();
+            let arena = ArenaConfig { path: dir.path().join("arena"), bytes: 4 << 20, node: [7; 16] };
+            let log = Log::new(LogConfig::default(), Arena::create_or_attach(arena).unwrap().0);
+            let clock = Arc::new(SystemClock::new());
+            let broker = Broker::new(BrokerConfig::default(), log, clock.clone());
+            let ((came, comes), (opens, gate)) = (channel(), channel());
+            let leaderless = Leaderless { came: Mutex::new(came), gate: Mutex::new(gate) };
+            let coordinator = Arc::new(Coordinator::of_cluster(Arc::new(leaderless), clock));
+            let (commands, threads) = Commands::start(coordinator.clone(), Arc::new(|| None)).unwrap();
+            let sessions = NodeSessions { broker, coordinator, cluster: None, commands };
+            Node { sessions, threads, comes, opens, _dir: dir }
+        }
+
+        fn connection(&self) -> Connection {
+            let waker = SessionWaker::detached();
+            let peer = Peer { address: "127.0.0.1:9".parse().unwrap(), connection: 1, io_thread: 0 };
+            Connection { session: self.sessions.open(peer, waker.clone()), waker, out: Outbox::new(1 << 20) }
+        }
+    }
+
+    struct Connection {
+        session: Box<dyn Session>,
+        waker: SessionWaker,
+        out: Outbox,
+    }
+
+    impl Connection {
+        fn ask<M: Message>(&mut self, message: &M) {
+            let header = FrameHeader { op: M::OP as u16, version: 1, ..FrameHeader::default() };
+            let mut body = Vec::new();
+            message.encode(1, &mut body);
+            assert_eq!(self.session.on_frame(&header, &body, &mut self.out), Flow::Done);
+        }
+
+        fn ask_producer(&mut self) {
+            self.ask(&AllocateProducer { producer_id: None });
+        }
+
+        /// The status of the answer that comes next.
+        fn answer(&mut self) -> Option<Status> {
+            let started = Instant::now();
+            while self.out.is_empty() {
+                assert!(started.elapsed() < PATIENCE, "no answer comes");
+                match self.waker.take() {
+                    true => self.session.on_wake(&mut self.out),
+                    false => std::thread::yield_now(),
+                }
+            }
+            let frames = std::mem::replace(&mut self.out, Outbox::new(1 << 20)).to_vec();
+            Status::from_u16(FrameHeader::parse(&frames, frames.len()).unwrap().status)
+        }
+    }
+
+    #[test]
+    fn the_node_tells_how_it_is_while_commands_wait_for_a_leader() {
+        let node = Node::new();
+        let [mut first, mut other] = [(); 2].map(|()| node.connection());
+        first.ask_producer();
+        node.comes.recv_timeout(PATIENCE).expect("it is asked");
+        for asked in 0..3 {
+            // Here it cannot tell, for there is none.
+            let connection = if asked == 0 { &mut first } else { &mut other };
+            connection.ask(&NodeStatus);
+            assert_eq!(connection.answer(), Some(Status::ShuttingDown));
+            assert!(connection.session.is_busy() == (asked == 0));
+        }
+        // What is known in memory does not wait for that either.
+        other.ask(&NodeStatus);
+        other.ask(&ListStreams { prefix: String::new(), after: String::new(), limit: 0, system: false });
+        assert_eq!(other.answer(), Some(Status::Ok));
+        node.opens.send(()).unwrap();
+        assert_eq!(first.answer(), Some(Status::NotReady));
+        assert!(!first.session.is_busy());
+    }
+
+    #[test]
+    fn a_command_of_which_the_connection_has_ended_is_left_out() {
+        let Node { sessions, threads, comes, opens, _dir } = {
+            let node = Node::new();
+            let [mut first, mut gone, mut last] = [(); 3].map(|()| node.connection());
+            first.ask_producer();
+            node.comes.recv_timeout(PATIENCE).expect("it is asked");
+            gone.ask_producer();
+            gone.ask_producer();
+            last.ask_producer();
+            drop(gone);
+            for connection in [&mut first, &mut last] {
+                node.opens.send(()).unwrap();
+                assert_eq!(connection.answer(), Some(Status::NotReady));
+            }
+            node
+        };
+        drop((sessions, opens));
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        assert_eq!(comes.try_iter().count(), 1, "that of the last one");
+    }
+
+    #[test]
+    fn a_node_that_stops_refuses_commands_whose_turn_has_not_come() {
+        let node = Node::new();
+        let [mut first, mut second] = [(); 2].map(|()| node.connection());
+        first.ask_producer();
+        node.comes.recv_timeout(PATIENCE).expect("it is asked");
+        second.ask_producer();
+        node.sessions.commands.stop();
+        node.opens.send(()).unwrap();
+        assert_eq!(first.answer(), Some(Status::NotReady));
+        assert_eq!(second.answer(), Some(Status::ShuttingDown));
+        assert!(node.comes.try_recv().is_err());
     }
 }

@@ -129,6 +129,24 @@ fn a_stop_removes_the_arena_and_a_start_begins_the_next_epoch() {
     }
 }
 
+/// What keeps a node from noting that everything is on disk must not take its arena, by which the next start knows the same.
+#[test]
+fn the_arena_goes_when_it_is_noted_that_everything_is_on_disk_and_not_before() {
+    for can_be_noted in [false, true] {
+        let dir = tempfile::tempdir().unwrap();
+        let node = Node::start(&config(dir.path())).unwrap();
+        if !can_be_noted {
+            // The file cannot be replaced.
+            std::fs::create_dir(dir.path().join("data/node.json.tmp")).unwrap();
+        }
+        node.stop();
+        let arena_files = std::fs::read_dir(dir.path().join("arena")).unwrap().count();
+        let identity = std::fs::read_to_string(dir.path().join("data/node.json")).unwrap();
+        let expected = if can_be_noted { (0, true) } else { (2, false) };
+        assert_eq!((arena_files, identity.contains("stopped")), expected);
+    }
+}
+
 /// A small file system that can be filled, unmounted when dropped.
 struct SmallDisk(tempfile::TempDir);
 

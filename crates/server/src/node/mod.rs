@@ -75,7 +75,7 @@ pub struct Node {
     address: SocketAddr,
     http: Option<HttpServer>,
     kafka: Option<kafka::Kafka>,
-    commands: (Arc<Commands>, JoinHandle<()>),
+    commands: (Arc<Commands>, [JoinHandle<()>; 2]),
     maintenance: Maintenance,
     compaction: Option<Background>,
     scrub: Option<Background>,

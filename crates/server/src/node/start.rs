@@ -104,7 +104,7 @@ pub(super) fn start(config: &Config) -> Result<Node, Fatal> {
         Arc::new(move || parts.upgrade().map(|parts| parts.status()))
     };
     let commands =
-        Commands::start(coordinator.clone(), status).map_err(|error| no_thread("the commands thread", error))?;
+        Commands::start(coordinator.clone(), status).map_err(|error| no_thread("the threads for commands", error))?;
     let sessions: Arc<dyn SessionFactory> =
         Arc::new(NodeSessions { broker, coordinator, cluster, commands: commands.0.clone() });
     // First, because it knows which records of transactions native readers may see.

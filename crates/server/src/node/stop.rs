@@ -3,15 +3,17 @@
 //! | step | why here |
 //! | --- | --- |
 //! | not ready | load balancers look elsewhere while connections drain |
+//! | commands in line | refused: each of them may wait for a leader of the coordinators |
 //! | connections | requests under way are answered, others refused with "stopping" |
-//! | compaction, scrubbing, maintenance, commands | nobody changes anything any more |
+//! | compaction, scrubbing, maintenance | nobody changes anything any more |
 //! | rebuilding | what comes behind the flush would be in the arena only |
 //! | close all groups | what is open goes to the virtual logs and to the store |
 //! | virtual logs | what was appended becomes durable, which segments must be before they are stored |
 //! | backups | the same for what has copies: the store gets no segment of which they have not answered for all |
 //! | store | everything is on disk |
-//! | arena file | removed only if everything in it is on disk; otherwise the next start attaches it |
-//! | HTTP, lock | last |
+//! | note that it has stopped | the next start knows that everything is on disk |
+//! | arena file | removed only once that is noted; otherwise the next start attaches it |
+//! | HTTP, the last command, cluster, lock | last; what ends the process here takes nothing away |
 
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
@@ -33,6 +35,7 @@ pub(super) fn stop(node: Node) {
         cluster.stopping();
     }
     parts.broker.stop();
+    commands.0.stop();
     let server = parts.server.lock().take();
     if let Some(server) = server {
         server.stop(timeout);
@@ -62,29 +65,50 @@ pub(super) fn stop(node: Node) {
     let settled = settle(&parts, timeout);
     let flushed = flush(&parts, timeout) && settled;
     store_threads.stop();
-    let arena = if flushed { parts.log.arena().remove() } else { Ok(()) };
-    match arena {
-        Ok(()) if flushed => start::arena_removed(&parts.config, &parts.identity),
-        Ok(()) => {}
-        Err(error) => tracing::warn!(%error, "the arena's file stays; the next start attaches it"),
+    let on_disk = flushed && is_noted(&parts);
+    if on_disk {
+        remove_arena(&parts);
     }
     if let Some(http) = http {
         http.stop();
     }
-    // Sessions and HTTP are gone: these are the last handles, so the thread ends.
-    let (commands, thread) = commands;
+    // Sessions and HTTP are gone: these are the last handles, so the threads end.
+    let (commands, threads) = commands;
     drop(commands);
-    if thread.join().is_err() {
-        tracing::error!("the commands thread ended with a panic");
+    for thread in threads {
+        if thread.join().is_err() {
+            tracing::error!("a thread for commands ended with a panic");
+        }
     }
     if let Some(cluster) = &parts.cluster {
         cluster.stop();
     }
-    if flushed && let Err(error) = start::stopped(&parts.config, &parts.identity) {
-        tracing::warn!(%error, "the next start does not know that everything is on disk");
-    }
-    tracing::info!(took_ms = started.elapsed().as_millis() as u64, on_disk = flushed, "stopped");
+    tracing::info!(took_ms = started.elapsed().as_millis() as u64, on_disk, "stopped");
     drop(lock);
+}
+
+/// Notes that everything is on disk. Without the note the arena stays, which says the same as long as the machine runs.
+///
+/// Before the arena goes, and before anything that may take long, as a command does that waits for a leader: who is in a hurry kills
+/// the process. A kill in between leaves the note and the arena, and the next start attaches the arena as after any kill: all that
+/// is in it is in the store as well, of which it knows what to do. The other way round a kill would leave neither, and a node of a
+/// cluster then says that it has lost all that it had, which the others rebuild. Nothing that is acknowledged behind the
+/// note depends on it: clients are gone, and a backup tells by itself what a loss of power has left of what it took.
+fn is_noted(parts: &super::Parts) -> bool {
+    match start::stopped(&parts.config, &parts.identity) {
+        Ok(()) => true,
+        Err(error) => {
+            tracing::warn!(%error, "the next start would not know that everything is on disk; the arena stays, and it attaches that");
+            false
+        }
+    }
+}
+
+fn remove_arena(parts: &super::Parts) {
+    match parts.log.arena().remove() {
+        Ok(()) => start::arena_removed(&parts.config, &parts.identity),
+        Err(error) => tracing::warn!(%error, "the arena's file stays; the next start attaches it"),
+    }
 }
 
 /// Waits until backups have answered for all that was appended. False: a segment that the store does not know of may have acknowledged
