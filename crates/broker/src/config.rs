@@ -1,6 +1,10 @@
 //! What a broker is told: limits and defaults. Plain values, checked by the node's configuration; read on every thread.
 
 use kera_format::limits as sizes;
+use kera_protocol::FRAME_HEADER_BYTES;
+use kera_protocol::frame::FRAME_BYTES_MAX;
+use kera_protocol::limits::READ_ENTRIES_MAX;
+use kera_protocol::read::{ANSWER_BYTES, READ_HEAD_BYTES};
 
 /// Limits and defaults of a broker. [`Default`] works; `epoch` must be set by the node.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -8,7 +12,7 @@ pub struct BrokerConfig {
     /// The node's incarnation, higher after every start. Part of every member and application id, so that those of an
     /// earlier process are never mistaken for those of this one.
     pub epoch: u32,
-    /// The largest frame that leaves or comes in, in bytes.
+    /// The largest frame that comes in, in bytes; lists that have no pages take half of one at most.
     pub frame_bytes_max: usize,
 
     /// Unanswered write requests per connection; the next one waits in the connection's buffer.
@@ -80,11 +84,16 @@ impl Default for BrokerConfig {
     }
 }
 
-impl BrokerConfig {
-    /// Data bytes that fit into a frame beside `entries` answers.
-    pub(crate) fn data_bytes_max(&self, entries: usize) -> usize {
-        use kera_protocol::read::{ANSWER_BYTES, READ_HEAD_BYTES};
-        let head = kera_protocol::FRAME_HEADER_BYTES + READ_HEAD_BYTES + entries * ANSWER_BYTES;
-        self.frame_bytes_max.saturating_sub(head)
-    }
+/// Data bytes that fit into a frame beside `entries` answers.
+///
+/// Into the largest frame of the protocol, which every client takes, and not into the largest that clients may send here: of
+/// a chunk that has come in by itself an answer may have to tell many lanes besides. So a chunk always fits, beside as many
+/// entries as a request may have, and there is always room for some data. What an answer keeps in memory is bounded by
+/// [`read_bytes_max`](BrokerConfig::read_bytes_max) or [`push_bytes_max`](BrokerConfig::push_bytes_max), or is one chunk.
+pub(crate) fn data_bytes_max(entries: usize) -> usize {
+    FRAME_BYTES_MAX.saturating_sub(FRAME_HEADER_BYTES + READ_HEAD_BYTES + entries * ANSWER_BYTES)
 }
+
+const _: () = assert!(
+    FRAME_HEADER_BYTES + READ_HEAD_BYTES + READ_ENTRIES_MAX * ANSWER_BYTES + sizes::CHUNK_BYTES_MAX <= FRAME_BYTES_MAX
+);

@@ -3,6 +3,7 @@
 use kera_protocol::{FrameHeader, ReadChunks, Status, limits};
 use kera_rpc::Outbox;
 
+use crate::config::data_bytes_max;
 use crate::entries::{self, Entries, Gathered};
 use crate::failure::Failure;
 use crate::lanes::Watch;
@@ -33,7 +34,7 @@ impl WaitingRead {
         entries::check(&message.entries, room)?;
         let config = &core.broker.config;
         let asked = if message.max_bytes == 0 { usize::MAX } else { message.max_bytes as usize };
-        let budget = asked.min(config.read_bytes_max).min(config.data_bytes_max(message.entries.len()));
+        let budget = asked.min(config.read_bytes_max).min(data_bytes_max(message.entries.len()));
         let wait_us = u64::from(message.max_wait_ms.min(limits::WAIT_MS_MAX)) * 1000;
         let received_us = core.clock.monotonic_us();
         Ok(WaitingRead {
@@ -56,7 +57,7 @@ impl WaitingRead {
         gathered: &mut Gathered,
         out: &mut Outbox,
     ) -> bool {
-        let frame_data_max = core.broker.config.data_bytes_max(self.entries.list.len());
+        let frame_data_max = data_bytes_max(self.entries.list.len());
         self.entries.gather(&core.broker, self.budget, frame_data_max, false, gathered);
         // Nobody is called back for an entry that still stands in line, as one does of which the next chunk did not fit, or the next segment has to come from disk.
         let has_more = self.entries.has_line();

@@ -8,6 +8,7 @@ use kera_protocol::frame::{FLAG_PUSH, FLAG_RESPONSE};
 use kera_protocol::{FrameHeader, Status, Subscribe};
 use kera_rpc::Outbox;
 
+use crate::config::data_bytes_max;
 use crate::entries::{self, Entries, Gathered};
 use crate::failure::Failure;
 use crate::session::Core;
@@ -38,7 +39,7 @@ impl Subscription {
             0 => config.push_bytes_max,
             asked => asked.min(config.push_bytes_max),
         };
-        let push_bytes = push_bytes.min(config.data_bytes_max(message.entries.len()));
+        let push_bytes = push_bytes.min(data_bytes_max(message.entries.len()));
         let credit = message.credit_bytes.min(config.credit_bytes_max) as i64;
         let entries = Entries::resolve(core, &message.entries, 0, gathered);
         Ok(Subscription { request: *request, entries, credit, push_bytes })
@@ -63,7 +64,7 @@ impl Subscription {
     /// Pushes what is there, within credit and outbox. What `gathered` already holds goes out in any case. True if the
     /// subscription is over: every entry has ended, and has been told of.
     pub(crate) fn pump(&mut self, core: &mut Core, waiter: u32, gathered: &mut Gathered, out: &mut Outbox) -> bool {
-        let frame_data_max = core.broker.config.data_bytes_max(self.entries.list.len());
+        let frame_data_max = data_bytes_max(self.entries.list.len());
         loop {
             let may_read = self.credit > 0 && self.entries.has_line() && !out.is_full();
             if may_read {

@@ -202,6 +202,37 @@ fn a_first_chunk_larger_than_the_limits_comes_all_the_same() {
     assert!(answer.answers[0].0.more());
 }
 
+/// A broker that takes the smallest frames there may be, with a chunk that fills one, and the entries of as many lanes.
+fn small_frames(lanes: u32) -> (House, Vec<ReadEntry>) {
+    let house = House::with(BrokerConfig { frame_bytes_max: 64 << 10, ..config() }, 16 << 20);
+    house.stream(STREAM, options(lanes, 1));
+    assert_eq!(statuses(&house.peer().write(&[chunk_for(lanes - 1, 64_900)])), [Status::Ok]);
+    (house, (0..lanes).map(|streamlet| entry(STREAM, streamlet, 0, Cursor::default())).collect())
+}
+
+#[test]
+fn a_chunk_that_fills_a_frame_of_its_own_comes_beside_many_lanes() {
+    for lanes in [1, 20, 1_200] {
+        let (house, entries) = small_frames(lanes);
+        let mut peer = house.peer();
+        let answer = peer.call(&read_request(&entries, 0));
+        let (told, data) = answer.answers.last().unwrap();
+        assert_eq!((told.index, told.status, ordinals(data)), (lanes - 1, Status::Ok as u16, vec![0]));
+        peer.send(&subscribe(&entries, 1 << 20));
+        peer.run(&house);
+        let pushed = pushes(&mut peer);
+        let (told, data) = pushed[0].answers.last().unwrap();
+        assert_eq!((told.index, told.status, ordinals(data)), (lanes - 1, Status::Ok as u16, vec![0]));
+        assert_eq!(pushed.len(), 1);
+        // Until more is there it has nothing to do.
+        peer.run(&house);
+        assert!(peer.frames().is_empty());
+        house.peer().write(&[chunk_for(0, 10)]);
+        peer.run(&house);
+        assert_eq!(pushes(&mut peer)[0].answers[0].0.index, 0);
+    }
+}
+
 #[test]
 fn the_end_of_a_group_is_told_unless_groups_are_followed() {
     let house = House::new();

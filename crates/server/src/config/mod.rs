@@ -423,12 +423,6 @@ impl Config {
             }
             seen.push(disk);
         }
-        let (answer, frame) = (self.reads.answer_bytes_max, self.network.frame_bytes_max);
-        if answer > frame {
-            let message =
-                format!("an answer of {} does not fit into a frame of {}", exact_bytes(answer), exact_bytes(frame));
-            wrong.push((vec!["reads.answer_bytes_max", "network.frame_bytes_max"], message));
-        }
         let (file, keep) = (self.virtual_log_file_bytes(), self.virtual_logs.keep_bytes);
         if keep < file {
             let message = format!("{} are to be kept, and one file has {}", exact_bytes(keep), exact_bytes(file));

@@ -34,7 +34,8 @@ use kera_format::arena::BlockSize;
 use kera_log::compact::{CompactionConfig, Compactor};
 use kera_log::store::{DiskStore, StoreConfig, StoreError, StoreRecovery, StoreThreads};
 use kera_log::{Arena, ArenaConfig, ArenaError, Attach, AttachedSegment, DurabilitySink, Log, LogConfig, SetAside};
-use kera_protocol::HelloResponse;
+use kera_protocol::write::WRITE_FRONT_BYTES_MAX;
+use kera_protocol::{FRAME_HEADER_BYTES, HelloResponse};
 use kera_rpc::{RunningServer, Server, ServerConfig, SessionFactory};
 use kera_vlog::{ReplayError, SegmentCloser, VirtualLog, VirtualLogConfig};
 use parking_lot::Mutex;
@@ -704,7 +705,7 @@ fn listen(config: &Config, parts: &Parts, sessions: Arc<dyn SessionFactory>) -> 
         node_epoch: parts.identity.epoch,
         ops: HelloResponse::ops_spoken(),
         frame_bytes_max: config.network.frame_bytes_max as u32,
-        chunk_bytes_max: kera_format::limits::CHUNK_BYTES_MAX.min(config.network.frame_bytes_max as usize) as u32,
+        chunk_bytes_max: chunk_bytes_max(config) as u32,
         in_flight_bytes_max: broker.in_flight_bytes_max as u64,
         in_flight_requests_max: broker.in_flight_requests_max as u32,
         subscriptions_max: broker.subscriptions_max as u32,
@@ -712,6 +713,12 @@ fn listen(config: &Config, parts: &Parts, sessions: Arc<dyn SessionFactory>) -> 
     };
     let server = server_config(config, socket_address, hello, parts.clock.clone());
     Server::start(server, sessions).map_err(|error| Fatal::listen(Door::Native, address, error))
+}
+
+/// The largest chunk that a client can send: alone in a frame, behind what stands in front of it there.
+fn chunk_bytes_max(config: &Config) -> usize {
+    let room = config.network.frame_bytes_max as usize - FRAME_HEADER_BYTES - WRITE_FRONT_BYTES_MAX;
+    kera_format::limits::CHUNK_BYTES_MAX.min(room)
 }
 
 /// What every door for clients may take of threads, connections and memory.
