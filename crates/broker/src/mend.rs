@@ -40,7 +40,8 @@ pub struct NotGathered {
     pub has_older: bool,
 }
 
-/// Gathers the chunks of a segment from these blocks, one range after the other, until all of it is there.
+/// Gathers the chunks of a segment from these blocks, one range after the other, until all of it is there. What ends since these copies are
+/// [not to go on](Copies::goes_on) has not asked all: it says nothing of what there is.
 pub fn gather(of: DamagedSegment, from: &[MendFrom], copies: &dyn Copies) -> Result<Gathering, NotGathered> {
     let mut found = Gathering::new(of);
     let mut reasons = Vec::new();
@@ -50,6 +51,10 @@ pub fn gather(of: DamagedSegment, from: &[MendFrom], copies: &dyn Copies) -> Res
             if found.is_whole() {
                 return Ok(found);
             }
+        }
+        if !copies.goes_on() {
+            reasons.push("this node is stopping".to_owned());
+            break;
         }
     }
     let (has, bytes, count, has_older) = (found.bytes(), of.bytes(), from.len(), found.has_older());
@@ -65,7 +70,9 @@ fn places(id: &SegmentId, range: &MendFrom, copies: &dyn Copies, reasons: &mut V
         return vec![range.clone()];
     }
     let (mut parts, mut left) = (Vec::new(), vec![range.clone()]);
-    while let Some(part) = left.pop() {
+    while copies.goes_on()
+        && let Some(part) = left.pop()
+    {
         match has(id, &part, copies) {
             Ok(false) => {}
             Ok(true) => {
@@ -94,7 +101,7 @@ fn has(id: &SegmentId, part: &MendFrom, copies: &dyn Copies) -> Result<bool, Str
         streamlets: vec![StreamletRef { stream: id.stream, streamlet: id.streamlet }],
     };
     let mut reasons = Vec::new();
-    for backup in in_order(part, copies) {
+    for backup in in_order(part, copies).into_iter().take_while(|_| copies.goes_on()) {
         match copies.lane_states(backup, &asked) {
             Ok(answer) => {
                 let lanes = answer.lanes.iter().filter(|lane| lane.lane == id.lane);
@@ -119,7 +126,7 @@ fn read(found: &mut Gathering, part: &MendFrom, copies: &dyn Copies, reasons: &m
     let (mut next, last) = (*part.blocks.start(), *part.blocks.end());
     let backups = in_order(part, copies);
     let (mut at, mut failed) = (0, 0);
-    while next <= last && !found.is_whole() && !backups.is_empty() {
+    while copies.goes_on() && next <= last && !found.is_whole() && !backups.is_empty() {
         let backup = backups[at];
         match read_once(found, part.log, (next, last), backup, copies) {
             Ok(behind) => (next, failed) = (behind, 0),

@@ -6,15 +6,17 @@ mod common;
 
 use std::ops::RangeInclusive;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use cloud::*;
 use common::*;
-use kera_broker::{MendFrom, gather};
+use kera_broker::{Copies, MendFrom, gather};
 use kera_env::{Clock, Disk, ManualClock, MemoryDisk, SeededRandom};
 use kera_format::vlog_replica::LogId;
 use kera_format::{Cursor, GroupId, LaneId, SegmentId, StreamOptions};
 use kera_log::store::{DiskStore, Step, StoreConfig};
 use kera_log::{DamagedSegment, Log};
+use kera_protocol::{BlocksRead, LaneStateList, LaneStates, ReadBlocks};
 use kera_vlog::ReplicatedConfig;
 use parking_lot::Mutex;
 
@@ -165,6 +167,44 @@ fn what_nobody_gives_is_told_with_what_each_has_said() {
     node.cloud.well();
     node.mend(|of| node.ranges(of)).unwrap();
     assert_eq!(node.read(), 2 * CHUNKS);
+}
+
+/// Somebody is asked once, and then the node is to stop.
+struct Once<'a> {
+    cloud: &'a Cloud,
+    asked: AtomicU64,
+}
+
+impl Copies for Once<'_> {
+    fn goes_on(&self) -> bool {
+        self.asked.load(Ordering::SeqCst) == 0
+    }
+
+    fn lane_states(&self, backup: u32, asked: &LaneStates) -> Result<LaneStateList, String> {
+        self.asked.fetch_add(1, Ordering::SeqCst);
+        self.cloud.lane_states(backup, asked)
+    }
+
+    fn read_blocks(&self, backup: u32, asked: &ReadBlocks) -> Result<BlocksRead, String> {
+        self.asked.fetch_add(1, Ordering::SeqCst);
+        self.cloud.read_blocks(backup, asked)
+    }
+}
+
+#[test]
+fn nobody_is_asked_any_more_once_the_node_is_to_stop() {
+    let node = Node::new();
+    let silent = BACKUPS.map(|backup| (backup, Trouble::Silent));
+    for troubles in [&[][..], &silent] {
+        troubles.iter().for_each(|(backup, trouble)| node.cloud.set(*backup, *trouble));
+        for of in node.damaged() {
+            for from in [node.ranges(&of), node.over()] {
+                let once = Once { cloud: &node.cloud, asked: AtomicU64::new(0) };
+                let _ = gather(of, &from, &once);
+                assert_eq!(once.asked.load(Ordering::SeqCst), 1);
+            }
+        }
+    }
 }
 
 #[test]

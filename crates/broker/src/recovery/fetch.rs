@@ -33,6 +33,17 @@ const WAITING_SHARE: u64 = 32;
 /// How often nothing may have happened after a wait.
 const LOOKS_MAX: u32 = 300;
 
+/// An error once the node is to stop. Asked wherever something takes long: at each answer, and at each look while it is waited for memory and for copies.
+///
+/// What ends with it is as after any other error, or a crash: it is not told as rebuilt, the lost logs stay, and the next start takes all of it over again.
+pub(super) fn must_go_on(copies: &dyn Copies) -> Result<(), Failure> {
+    if copies.goes_on() {
+        return Ok(());
+    }
+    let message = "this node is stopping, and rebuilds the rest when it is back".to_owned();
+    Err(Failure::later(Status::ShuttingDown, message))
+}
+
 /// Lets a thread wait for what an [`Observer`] is told.
 pub(super) struct Arrivals {
     me: Weak<Arrivals>,
@@ -68,6 +79,7 @@ impl Arrivals {
         let Some(observer) = self.observer() else { return Ok(()) };
         let (mut before, mut looks) = (sink.durable_through(), 0);
         while sink.wait(ticket, &observer, 0) {
+            must_go_on(copies)?;
             self.look(copies.pause());
             let now = sink.durable_through();
             looks = if now > before { 0 } else { looks + 1 };
@@ -472,7 +484,10 @@ impl Job<'_> {
         (reading.left.turn_bytes, reading.left.turn_pieces) = turn;
         loop {
             let Some(&backup) = reading.backups.get(reading.at) else { return Ok(true) };
-            let goes_on = match self.read_from(backup, reading) {
+            let read = self.read_from(backup, reading);
+            // Nobody is asked any more once the node stops. That is no word about what there is: what nobody has may be given up.
+            must_go_on(self.copies)?;
+            let goes_on = match read {
                 Ok(()) if !reading.left.is_done() => return Ok(false),
                 Ok(()) => reading.ends(self.range, self.asks_all),
                 Err(Stop::All(failure)) => return Err(failure),
@@ -563,6 +578,7 @@ impl Job<'_> {
             reading.left.finish();
             return Ok(());
         };
+        must_go_on(self.copies).map_err(Stop::All)?;
         for (_, chunks) in &read.blocks {
             self.progress.bytes_read.fetch_add(chunks.len() as u64, Ordering::Relaxed);
             self.put_block(chunks, copied)?;
@@ -622,6 +638,7 @@ impl Job<'_> {
             match self.broker.log.rebuild_chunk(chunk) {
                 Ok(rebuilt) => return Ok(rebuilt),
                 Err(RebuildError::ArenaFull(full)) => {
+                    must_go_on(self.copies).map_err(Stop::All)?;
                     self.copy(name, copied)?;
                     looks = if copied.arrivals.room(self.broker, &full, self.copies) { 0 } else { looks + 1 };
                 }
@@ -657,6 +674,7 @@ impl Copied {
 
     /// Sends a segment of a streamlet on its way, and waits for the first ones while too many are. False: there is none to send.
     pub(super) fn copy(&mut self, broker: &Broker, place: &Streamlet, copies: &dyn Copies) -> Result<bool, Failure> {
+        must_go_on(copies)?;
         let Some(copy) = place.copy_rebuilt().map_err(|error| nowhere(&error))? else { return Ok(false) };
         self.waiting.push_back(copy);
         self.waiting.retain(|copy| copy.sink.durable_through() < copy.ticket);

@@ -21,7 +21,7 @@ use kera_format::{GroupId, SegmentId, SegmentIndex};
 use kera_log::{AwaitedSegment, CopiedAgain, GroupInfo, Lane, Log, SegmentInfo, behind};
 use kera_protocol::Status;
 
-use super::fetch::Arrivals;
+use super::fetch::{Arrivals, must_go_on};
 use super::{Copies, Rebuild};
 use crate::broker::Broker;
 use crate::failure::Failure;
@@ -77,6 +77,7 @@ pub(super) fn copy_kept(broker: &Broker, rebuild: &Rebuild, copies: &dyn Copies)
         for segment in kept {
             let mut looks = 0;
             let ticket = loop {
+                must_go_on(copies)?;
                 match broker.log.copy_again_in_order(segment, &*sink, &mut |_, _, _| true) {
                     CopiedAgain::Given(ticket, _) => break Some(ticket),
                     CopiedAgain::Gone => break None,

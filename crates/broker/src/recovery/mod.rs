@@ -91,6 +91,10 @@ pub trait Copies: Send + Sync {
     fn threads(&self) -> usize {
         THREADS
     }
+    /// Whether what is asked for is still wanted. Once it is not it never is again, and all that asks ends soon, with an error.
+    fn goes_on(&self) -> bool {
+        true
+    }
     /// Called before each wait for memory or for this node's own copies: how long it may last. A simulator lets the rest of the
     /// world go on here and asks for no wait at all.
     fn pause(&self) -> Duration {
@@ -372,6 +376,8 @@ impl Broker {
     ///
     /// Readers come first: what is read has the copies that the lost broker left behind, so new ones are made when all can be
     /// read, as far as memory lets them wait, and when it cannot go on.
+    ///
+    /// It ends soon, without the rest, once these copies are [not to go on](Copies::goes_on).
     pub fn rebuild(
         &self,
         rebuild: &Rebuild,
@@ -382,7 +388,9 @@ impl Broker {
         progress.bytes_all.fetch_max(rebuild.bytes, Ordering::Relaxed);
         progress.lanes.fetch_max(rebuild.lanes, Ordering::Relaxed);
         if let Err(failure) = self.read_back(rebuild, logs, copies, progress) {
-            self.copy_some(rebuild);
+            if copies.goes_on() {
+                self.copy_some(rebuild);
+            }
             return Err(failure);
         }
         tracing::info!(bytes = rebuild.bytes, "what a lost broker had can be read again");

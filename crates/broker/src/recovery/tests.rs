@@ -1,14 +1,18 @@
 //! Taking over and rebuilding a lane whose copies are answered from memory: a block for each chunk.
 
+use std::sync::atomic::AtomicU32;
+
 use bytes::Bytes;
 use kera_env::{Clock, ManualClock};
 use kera_format::checksum::crc32c;
 use kera_format::chunk::{ChunkTarget, Chunks};
 use kera_format::{
-    BrokerPart, ChunkBuilder, ChunkView, Compression, Cursor, ProducerEpoch, ProducerId, Record, SegmentId,
+    BrokerPart, ChunkBuilder, ChunkView, Compression, Cursor, Durability, ProducerEpoch, ProducerId, Record, SegmentId,
     SegmentIndex, StreamOptions,
 };
-use kera_log::{Appended, Arena, ArenaConfig, Lane, Log, LogConfig};
+use kera_log::{
+    Appended, Arena, ArenaConfig, ChunkReference, DurabilitySink, Lane, Log, LogConfig, Observer, SinkError, Ticket,
+};
 use kera_protocol::placement::OlderGroups;
 use kera_protocol::{BlockHead, OfferGroups, WholeLane};
 use parking_lot::{Condvar, Mutex};
@@ -32,10 +36,15 @@ struct Node {
 impl Node {
     /// A node that owns nothing.
     fn new(number: u32) -> Node {
+        Node::with(number, |_| {}, StreamOptions::default().durability)
+    }
+
+    fn with(number: u32, prepare: impl Fn(&Arc<Log>), durability: Durability) -> Node {
         let dir = tempfile::tempdir().expect("a directory");
         let arena = ArenaConfig { path: dir.path().join("arena"), bytes: 16 << 20, node: [7; 16] };
         let (arena, _) = Arena::create_or_attach(arena).expect("an arena");
         let log = Log::new(LogConfig { segment_arena_share: 1 << 20, ..LogConfig::default() }, arena);
+        prepare(&log);
         let clock = Arc::new(ManualClock::new(1_000_000)) as Arc<dyn Clock>;
         let broker = Broker::new(BrokerConfig::default(), Arc::clone(&log), clock);
         let options = StreamOptions {
@@ -43,6 +52,7 @@ impl Node {
             lanes: 2,
             segments_per_group: 1,
             segment_bytes_max: 64 << 10,
+            durability,
             ..StreamOptions::default()
         };
         broker.stream_created(STREAM, options).expect("a stream");
@@ -366,6 +376,111 @@ fn of_what_the_owner_holds_some_itself_nothing_is_left_to_another_node() {
         OfferGroups { node: 1, epoch: 8, stream: STREAM, streamlet: X, owner_epoch: 4, lanes, cut_off, let_go };
     let refused = next.broker.check_offer(&rebuild, &offered, None);
     assert!(matches!(refused, Err(NotTaken::Never(_))), "{refused:?}");
+}
+
+/// A log whose backups are away.
+struct NoCopies;
+
+impl DurabilitySink for NoCopies {
+    fn appended(&self, _: ChunkReference) -> Ticket {
+        1
+    }
+    fn durable_through(&self) -> Ticket {
+        0
+    }
+    fn wait(&self, _: Ticket, _: &Arc<dyn Observer>, _: u64) -> bool {
+        true
+    }
+    fn healthy(&self) -> Result<(), SinkError> {
+        Ok(())
+    }
+    fn segment_safe(&self, _: SegmentId) {}
+}
+
+/// They give one block at a time, and after so many of them, and looks at something else, the node is told to stop.
+struct UntilStop {
+    memory: Memory,
+    blocks: u32,
+    read: AtomicU32,
+    threads: usize,
+}
+
+impl Copies for UntilStop {
+    fn goes_on(&self) -> bool {
+        self.read.load(Ordering::SeqCst) < self.blocks
+    }
+
+    fn threads(&self) -> usize {
+        self.threads
+    }
+
+    fn pause(&self) -> Duration {
+        self.read.fetch_add(1, Ordering::SeqCst);
+        Duration::ZERO
+    }
+
+    fn lane_states(&self, backup: u32, asked: &LaneStates) -> Result<LaneStateList, String> {
+        self.memory.lane_states(backup, asked)
+    }
+
+    fn read_blocks(&self, backup: u32, asked: &ReadBlocks) -> Result<BlocksRead, String> {
+        if self.read.fetch_add(1, Ordering::SeqCst) >= self.blocks {
+            return Err("this node is stopping".to_owned());
+        }
+        self.memory.read_blocks(backup, &ReadBlocks { through_block: asked.from_block, ..asked.clone() })
+    }
+}
+
+#[test]
+fn a_rebuild_ends_without_the_rest_when_the_node_is_to_stop_and_goes_on_with_it_later() {
+    for threads in [1, THREADS] {
+        let (memory, logs) = lost();
+        let logs = with_end_at_all(&logs);
+        let next = Node::new(2);
+        next.is_owner(2, 3);
+        let rebuild = next.broker.take_over(&[(STREAM, X, 3)], &logs, &memory).expect("taken over");
+        let stops = UntilStop { memory, blocks: 2, read: AtomicU32::new(0), threads };
+        let progress = RecoveryProgress::default();
+        let failed = next.broker.rebuild(&rebuild, &logs, &stops, &progress).expect_err("it is to stop");
+        assert_eq!(failed.status, Status::ShuttingDown, "{failed}");
+        let read = stops.read.load(Ordering::SeqCst);
+        assert!(read < 10, "{read} blocks were read");
+        assert!(next.lane().durable_ordinal() == 10 && next.readable().is_empty(), "what is missing is awaited");
+        next.broker.rebuild(&rebuild, &logs, &stops.memory, &progress).expect("it goes on");
+        assert_eq!(next.readable(), (0..10).collect::<Vec<u64>>());
+    }
+}
+
+/// All can be read by then, and its copies are what is waited for.
+#[test]
+fn a_rebuild_does_not_wait_for_its_copies_when_the_node_is_to_stop() {
+    let (memory, logs) = lost();
+    let has_none = |log: &Arc<Log>| log.set_sinks(Arc::new(vec![Arc::new(NoCopies) as Arc<dyn DurabilitySink>]));
+    let next = Node::with(2, has_none, Durability::Power);
+    next.is_owner(2, 3);
+    let rebuild = next.broker.take_over(&[(STREAM, X, 3)], &logs, &memory).expect("taken over");
+    // All was read before it was opened.
+    let stops = UntilStop { memory, blocks: 2, read: AtomicU32::new(0), threads: 1 };
+    let failed = next.broker.rebuild(&rebuild, &logs, &stops, &RecoveryProgress::default()).expect_err("it is to stop");
+    assert_eq!((failed.status, stops.read.into_inner()), (Status::ShuttingDown, 2), "{failed}");
+}
+
+/// A streamlet's give-up looks through all blocks there are: what is not asked any more is not nowhere.
+#[test]
+fn nothing_is_given_up_because_the_node_is_to_stop() {
+    let (memory, logs) = lost();
+    for blocks in 1..40 {
+        let next = Node::new(2);
+        next.is_owner(2, 3);
+        let memory = copy_of(&memory);
+        let rebuild =
+            next.broker.take_over(&[(STREAM, X, 3)], &in_two_views(&logs, &[11]), &memory).expect("taken over");
+        let other = EndedLog { log: Two::OTHER, ..logs[0].clone() };
+        let all = [in_two_views(&logs, &[]), vec![other]].concat();
+        let stops = UntilStop { memory, blocks, read: AtomicU32::new(0), threads: 1 };
+        let _ = next.broker.rebuild(&rebuild, &all, &stops, &RecoveryProgress::default());
+        assert_eq!(next.lane().groups(GroupId::NONE, usize::MAX)[0].first_ordinal, 0, "after {blocks} blocks");
+    }
 }
 
 /// Two logs, the second one of another node.

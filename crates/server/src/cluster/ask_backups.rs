@@ -4,6 +4,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use kera_backup::Backup;
@@ -50,12 +51,22 @@ fn is_live(state: &ClusterState, backup: u32) -> bool {
     state.node(backup).is_some_and(|known| !known.fenced)
 }
 
-/// An answer, or that there is none: sooner than it would be told otherwise if who is asked is lost.
-async fn answer_of<T>(mut answer: Pending<T>, is_live: impl Fn() -> bool) -> Result<T, String> {
+/// What is said instead of an answer when the node stops.
+const STOPPING: &str = "this node is stopping";
+
+/// An answer, or that there is none: sooner than it would be told otherwise if who is asked is lost, and soon if this node is to stop.
+async fn answer_of<T>(
+    mut answer: Pending<T>,
+    is_live: impl Fn() -> bool,
+    goes_on: impl Fn() -> bool,
+) -> Result<T, String> {
     let mut lost_since = None;
     loop {
         if let Ok(told) = tokio::time::timeout(LOOK, &mut answer).await {
             return told;
+        }
+        if !goes_on() {
+            return Err(STOPPING.to_owned());
         }
         if is_live() {
             lost_since = None;
@@ -77,6 +88,8 @@ pub(super) struct AskBackups {
     /// Where the coordinators' log runs.
     runtime: Handle,
     silent: Mutex<Silent>,
+    /// Nothing is asked any more: the node is to stop.
+    stopping: Arc<AtomicBool>,
 }
 
 impl AskBackups {
@@ -89,7 +102,17 @@ impl AskBackups {
         runtime: &Handle,
     ) -> AskBackups {
         let (group, runtime, silent) = (group.clone(), runtime.clone(), Mutex::default());
-        AskBackups { group, me, own, transport, links, runtime, silent }
+        AskBackups { group, me, own, transport, links, runtime, silent, stopping: Arc::default() }
+    }
+
+    /// From here on all who ask hear that the node stops, and soon those who have asked. Said before anything fails for it, so that whoever has failed can
+    /// ask whether it is for that.
+    pub(super) fn stop(&self) {
+        self.stopping.store(true, Ordering::SeqCst);
+    }
+
+    fn must_go_on(&self) -> Result<(), String> {
+        if self.stopping.load(Ordering::SeqCst) { Err(STOPPING.to_owned()) } else { Ok(()) }
     }
 
     /// The backup with this number if it is this node's, and runs.
@@ -104,13 +127,15 @@ impl AskBackups {
 
     /// The answer's body and its version.
     fn call<M: Message>(&self, backup: u32, asked: &M) -> Result<(u8, Vec<u8>), String> {
+        self.must_go_on()?;
         let address = self.group.read(|state| state.node(backup).map(|node| node.doors.cluster.clone()));
         let address = address.ok_or("it is not in the cluster any more")?;
         let (transport, group, bodies) = (self.transport.clone(), self.group.clone(), in_versions(asked));
-        let began = Instant::now();
+        let (began, stopping) = (Instant::now(), self.stopping.clone());
         let told = wait(&self.links, async move {
             let answer = transport.call_versions(backup.into(), &address, M::OP, bodies);
-            answer_of(answer, || group.read(|state| is_live(state, backup))).await
+            let is_live = || group.read(|state| is_live(state, backup));
+            answer_of(answer, is_live, || !stopping.load(Ordering::SeqCst)).await
         });
         self.silent.lock().note(backup, told.is_ok(), began.elapsed(), Instant::now());
         told
@@ -124,6 +149,7 @@ impl kera_broker::Copies for AskBackups {
             return Ok(());
         }
         for part in ends.chunks(USED_ENDS_MAX) {
+            self.must_go_on()?;
             let ends = part.iter().map(|(log, end)| UsedEnd { log: *log, end: *end }).collect();
             let said = UseEnds { node: self.me.0, epoch: self.me.1, ends };
             // These ends stay already.
@@ -136,12 +162,17 @@ impl kera_broker::Copies for AskBackups {
         Ok(())
     }
 
+    fn goes_on(&self) -> bool {
+        self.must_go_on().is_ok()
+    }
+
     fn is_there(&self, backup: u32) -> bool {
         let answers = || !self.silent.lock().is_silent(backup, Instant::now());
         backup == self.me.0 || answers() && self.group.read(|state| is_live(state, backup))
     }
 
     fn lane_states(&self, backup: u32, asked: &LaneStates) -> Result<LaneStateList, String> {
+        self.must_go_on()?;
         match self.own(backup) {
             Some(own) => own.lane_states(asked).map_err(|error| error.to_string()),
             None => self.ask(backup, asked),
@@ -149,6 +180,7 @@ impl kera_broker::Copies for AskBackups {
     }
 
     fn read_blocks(&self, backup: u32, asked: &ReadBlocks) -> Result<BlocksRead, String> {
+        self.must_go_on()?;
         match self.own(backup) {
             Some(own) => own.read_blocks(asked).map_err(|error| error.to_string()),
             None => {
@@ -161,7 +193,7 @@ impl kera_broker::Copies for AskBackups {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::sync::atomic::AtomicU32;
 
     use super::*;
 
@@ -170,7 +202,7 @@ mod tests {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
         runtime.block_on(async {
             let (began, looks) = (tokio::time::Instant::now(), AtomicU32::new(0));
-            let told = answer_of(answer, || looks.fetch_add(1, Ordering::Relaxed) < lost_after).await;
+            let told = answer_of(answer, || looks.fetch_add(1, Ordering::Relaxed) < lost_after, || true).await;
             (told, began.elapsed())
         })
     }
@@ -189,6 +221,15 @@ mod tests {
         };
         assert_eq!(waits(u32::MAX, late(Duration::from_secs(14))).0, Ok(7));
         assert_eq!(waits(0, late(LOST_ANSWER / 2)).0, Ok(7));
+    }
+
+    #[test]
+    fn nobody_is_waited_for_once_the_node_is_to_stop() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+        let never: Pending<u8> = Box::pin(std::future::pending());
+        let looks = AtomicU32::new(0);
+        let told = runtime.block_on(answer_of(never, || true, || looks.fetch_add(1, Ordering::Relaxed) < 2));
+        assert_eq!(told, Err(STOPPING.to_owned()));
     }
 
     #[test]

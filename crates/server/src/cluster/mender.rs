@@ -123,7 +123,13 @@ impl Mending {
             self.log.not_mended(id, error.to_owned());
             return;
         };
-        let found = gather(of, &self.from(id), self.recovery.backups()).map_err(|not| {
+        let found = gather(of, &self.from(id), self.recovery.backups());
+        if found.is_err() && !self.recovery.backups().goes_on() {
+            // Nobody is asked any more, which was so before it failed for that. Nothing is noted as lost that nobody was asked for: the next start would not have it.
+            self.log.not_mended(id, error.to_owned());
+            return;
+        }
+        let found = found.map_err(|not| {
             if not.has_older
                 && let Err(error) = self.log.note_lost(&of)
             {

@@ -403,7 +403,8 @@ impl Cluster {
         self.stopping.store(true, Ordering::Release);
     }
 
-    /// Nothing is taken over or rebuilt from here on; what is not rebuilt by now is at the next start. Blocks.
+    /// Nothing is taken over or rebuilt from here on; what is not rebuilt by now is at the next start. Blocks, but does not wait for what is under way: a rebuild
+    /// may take hours, in which the node refuses everybody and nobody takes its streamlets over, since it still says that it lives.
     pub(crate) fn stop_recovering(&self) {
         let recovering = self.recovery.lock().take();
         if let Some((recovery, threads)) = recovering {
@@ -414,6 +415,8 @@ impl Cluster {
 
     /// Stops taking part; the others find out by themselves. Blocks.
     pub(crate) fn stop(&self) {
+        // First: what mends segments asks backups through the same door.
+        self.stop_recovering();
         if let Some((copier, thread)) = self.copier.lock().take() {
             copier.stop();
             drop(thread.join());
@@ -422,7 +425,6 @@ impl Cluster {
             mender.stop();
             drop(thread.join());
         }
-        self.stop_recovering();
         self.copies.stop();
         if let Some(server) = self.server.lock().take() {
             server.stop(Duration::from_secs(1));

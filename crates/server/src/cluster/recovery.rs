@@ -268,8 +268,9 @@ impl Recovery {
         self.changed.notify_all();
     }
 
-    /// Has both threads return, soon.
+    /// Has both threads return, soon: neither waits for more than what it writes or asks the coordinators just now.
     pub(super) fn stop(&self) {
+        self.backups.stop();
         self.work.lock().stopping = true;
         self.changed.notify_all();
     }
@@ -314,7 +315,7 @@ impl Recovery {
         let is_news = |state: &ClusterState| {
             state.takes_needs() && state.plan_needs(&said).is_ok_and(|entries| !entries.is_empty())
         };
-        if !self.group.read(is_news) {
+        if self.is_stopping() || !self.group.read(is_news) {
             return;
         }
         let group = self.group.clone();
@@ -335,6 +336,9 @@ impl Recovery {
             return;
         }
         for name in old {
+            if self.is_stopping() {
+                return;
+            }
             let log = LogId::from(name);
             let (view, first_block, backups) = (self.epoch, 0, Vec::new());
             let message = ChangeLog { log, change: LogChange::GiveUp, view, first_block, backups };
@@ -484,6 +488,9 @@ impl Recovery {
         self.group.read(|state| given.retain(|asked| state.may_be_given_back(asked)));
         given.retain(|asked| !self.broker.is_of_epoch(asked.stream, asked.streamlet, asked.owner_epoch));
         for asked in given.iter().copied() {
+            if self.is_stopping() {
+                break;
+            }
             let group = self.group.clone();
             match wait(&self.runtime, async move { group.ask(&asked).await }) {
                 Ok(_) => {
@@ -533,6 +540,9 @@ impl Recovery {
         self.group.read(|state| streams.iter().for_each(|stream| floors::agree(log, state, *stream)));
         let mut not_taken = None;
         for (sources, owned) in self.group.read(|state| state.by_sources(owned)) {
+            if self.is_stopping() {
+                return false;
+            }
             let logs: Vec<EndedLog> = logs.iter().filter(|ended| sources.have(ended.log.into())).cloned().collect();
             if let Err(reason) = self.take_part(&owned, &logs) {
                 let (now, mut work) = (Instant::now(), self.work.lock());
@@ -555,7 +565,9 @@ impl Recovery {
     fn take_part(&self, owned: &[Owned], logs: &[EndedLog]) -> Result<(), String> {
         let (began, handed) = (Instant::now(), self.handed(owned));
         let rebuild = self.broker.take_over_moved(owned, logs, &self.backups, &handed);
-        let is_unreadable = rebuild.as_ref().is_err_and(|failure| failure.status == Status::SegmentUnreadable);
+        let is_unreadable = rebuild.as_ref().is_err_and(|failure| failure.status == Status::SegmentUnreadable)
+            // Or else nobody was asked any more.
+            && !self.is_stopping();
         {
             let mut work = self.work.lock();
             work.unreadable.retain(|one| !owned.contains(one));

@@ -6,7 +6,7 @@
 //! | commands in line | refused: each of them may wait for a leader of the coordinators |
 //! | connections | requests under way are answered, others refused with "stopping" |
 //! | compaction, scrubbing, maintenance | nobody changes anything any more |
-//! | rebuilding | what comes behind the flush would be in the arena only |
+//! | rebuilding | what comes behind the flush would be in the arena only; what is under way ends where it is, and begins again at the next start |
 //! | close all groups | what is open goes to the virtual logs and to the store |
 //! | virtual logs | what was appended becomes durable, which segments must be before they are stored |
 //! | backups | the same for what has copies: the store gets no segment of which they have not answered for all |
