@@ -102,9 +102,9 @@ impl DiskPart {
 /// What does not belong to one disk.
 pub(crate) struct Keeper {
     pub(crate) signal: Signal,
-    /// Bytes that writers asked for since they were last satisfied; the largest of their wishes.
+    /// Bytes that writers asked for since something was last evicted for them; the largest of their wishes.
     pub(crate) wanted_bytes: AtomicU64,
-    /// The same of loads.
+    /// The same of loads, since the keeper last looked.
     pub(crate) load_wanted_bytes: AtomicU64,
     /// Nobody has used the log for long: what nobody is on his way to leaves memory.
     pub(crate) is_unused: AtomicBool,

@@ -31,11 +31,19 @@ impl<H: Host> Core<H> {
 
         let memory = host.memory();
         let (_, dirty_bytes) = self.queue.lock().dirty();
-        let wanted_bytes = self.wanted_bytes(&memory);
+        let asked_bytes = self.keeper.wanted_bytes.swap(0, Ordering::Relaxed);
+        let for_writers = missing_of(asked_bytes, &memory);
+        let wanted_bytes = self.wanted_bytes(for_writers, &memory);
         let spare_bytes = self.spare_bytes(&memory);
         let is_wanted = wanted_bytes > 0 || spare_bytes > 0;
         let evicted_bytes = if is_wanted { self.evict(host, wanted_bytes, spare_bytes) } else { 0 };
         let short_bytes = wanted_bytes.saturating_sub(evicted_bytes);
+        // A writer asks once, and then waits for some memory to come back. So its wish stays for as long as there is nothing to evict for it: what is on its way
+        // to disk is written without delay, and each segment that gets there has the keeper look again. What is evicted wakes all who wait, and who still lacks
+        // something asks again; of a wish whose writer has gone no more comes than that. Loads ask again by themselves.
+        if for_writers > 0 && evicted_bytes == 0 {
+            self.keeper.wanted_bytes.fetch_max(asked_bytes, Ordering::Relaxed);
+        }
         let is_dirty = dirty_bytes.saturating_mul(100) > memory.bytes.saturating_mul(self.config.dirty_percent_max);
         let is_pressed = short_bytes > 0 || is_dirty;
         if is_pressed && !self.keeper.is_pressed.load(Ordering::Relaxed) {
@@ -61,16 +69,10 @@ impl<H: Host> Core<H> {
         images.iter().for_each(|image| clean.add(image));
     }
 
-    /// Bytes to evict: what writers or loads have asked for in vain, or what is missing from the memory that is kept free
-    /// so that they need not ask.
-    fn wanted_bytes(&self, memory: &Memory) -> u64 {
-        let asked = self.keeper.wanted_bytes.swap(0, Ordering::Relaxed);
+    /// Bytes to evict: what writers lack, what loads have asked for in vain, or what is missing from the memory that is kept
+    /// free so that they need not ask.
+    fn wanted_bytes(&self, for_writers: u64, memory: &Memory) -> u64 {
         let for_loads = self.keeper.load_wanted_bytes.swap(0, Ordering::Relaxed);
-        let for_writers = match asked.saturating_sub(memory.free_bytes) {
-            // There is enough of it, but in pieces: more has to go until some of them join.
-            0 if memory.largest_free_bytes < asked => asked,
-            short => short,
-        };
         let kept_free = memory.bytes / 100 * self.config.free_percent_min;
         let missing = kept_free.saturating_sub(memory.free_bytes);
         for_writers.max(for_loads).max(missing)
@@ -127,5 +129,14 @@ impl<H: Host> Core<H> {
         }
         self.keeper.close_again_us.store(now_us + CLOSE_AGAIN_US, Ordering::Relaxed);
         if host.close_coldest() > 0 { Step::Again } else { Step::Idle }
+    }
+}
+
+/// Bytes that are missing for somebody who has asked for so many.
+fn missing_of(asked_bytes: u64, memory: &Memory) -> u64 {
+    match asked_bytes.saturating_sub(memory.free_bytes) {
+        // There is enough of it, but in pieces: more has to go until some of them join.
+        0 if memory.largest_free_bytes < asked_bytes => asked_bytes,
+        short => short,
     }
 }

@@ -150,6 +150,27 @@ fn space_is_made_by_evicting_what_was_read_first_and_never_what_is_dirty() {
     assert_eq!(bench.core.status().evicted_segments, 5);
 }
 
+/// Whoever lacks memory asks once, and waits for the arena to have some.
+#[test]
+fn what_writers_lack_is_not_forgotten_while_all_is_on_its_way_to_disk() {
+    let (_, disks) = disk();
+    let (mut bench, _) = Bench::open(StoreConfig { write_delay_ms: 2_000, ..config() }, disks).unwrap();
+    bench.log.bytes.store(4 * 16_384, Ordering::Relaxed);
+    (0..4).for_each(|n| bench.close(id(0, n), 16_000));
+    bench.core.want_space(2 * 16_384);
+    // The keeper has its turns before the disk's thread has one.
+    assert_eq!((bench.core.step_keep(), bench.core.step_keep()), (Step::Again, Step::Idle));
+    bench.settle();
+    assert!(bench.persisted().len() >= 2, "it is not waited for others");
+    assert_eq!((bench.log.memory().free_bytes, bench.core.status().evicted_segments), (2 * 16_384, 2));
+    // Once.
+    bench.close(id(0, 4), 16_000);
+    bench.core.flush_all().unwrap();
+    bench.settle();
+    assert_eq!(bench.core.status().evicted_segments, 2);
+    assert!(!bench.core.keeper.is_pressed.load(Ordering::Relaxed));
+}
+
 #[test]
 fn what_a_reader_will_need_next_stays_longest() {
     let (_, disks) = disk();
