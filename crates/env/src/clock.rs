@@ -4,24 +4,42 @@ use std::fmt;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::{Instant, SystemTime};
 
+use crate::believed::{Believed, Reckoning};
+
 /// Tells the time. Cheap enough to be asked once per request; not meant to be asked per record.
 pub trait Clock: Send + Sync + fmt::Debug {
     /// Wall time in milliseconds since 1970. May jump either way when the machine's clock is set.
     fn now_ms(&self) -> i64;
     /// Microseconds since some moment in the past, the same for all callers of one clock. Never goes back.
     fn monotonic_us(&self) -> u64;
+    /// What is believed of the wall time.
+    fn reckoning(&self) -> &Reckoning;
+
+    /// The time by which something may be deleted for its age: the wall time, without jumps that have not held yet. To be looked at about once a second.
+    fn believed(&self) -> Believed {
+        self.reckoning().look(self.now_ms(), self.monotonic_us())
+    }
+
+    /// For a start, before anything is appended or deleted: the newest of the data that there are, if there are any, were appended at this wall time.
+    fn begin(&self, newest_ms: Option<i64>) {
+        if let Some(newest_ms) = newest_ms {
+            self.reckoning().begin(newest_ms, self.now_ms(), self.monotonic_us());
+        }
+        self.believed();
+    }
 }
 
 /// The machine's clocks.
 #[derive(Debug)]
 pub struct SystemClock {
     started: Instant,
+    reckoning: Reckoning,
 }
 
 impl SystemClock {
     /// A clock whose monotonic time starts now.
     pub fn new() -> SystemClock {
-        SystemClock { started: Instant::now() }
+        SystemClock { started: Instant::now(), reckoning: Reckoning::default() }
     }
 }
 
@@ -42,6 +60,10 @@ impl Clock for SystemClock {
     fn monotonic_us(&self) -> u64 {
         self.started.elapsed().as_micros() as u64
     }
+
+    fn reckoning(&self) -> &Reckoning {
+        &self.reckoning
+    }
 }
 
 /// A clock that stands still until it is moved. For tests and the simulator.
@@ -49,12 +71,13 @@ impl Clock for SystemClock {
 pub struct ManualClock {
     wall_us: AtomicI64,
     monotonic_us: AtomicU64,
+    reckoning: Reckoning,
 }
 
 impl ManualClock {
     /// Stands at `now_ms` since 1970; its monotonic time starts at zero.
     pub fn new(now_ms: i64) -> ManualClock {
-        ManualClock { wall_us: AtomicI64::new(now_ms * 1000), monotonic_us: AtomicU64::new(0) }
+        ManualClock { wall_us: AtomicI64::new(now_ms * 1000), ..ManualClock::default() }
     }
 
     /// Moves both times forward.
@@ -81,6 +104,10 @@ impl Clock for ManualClock {
 
     fn monotonic_us(&self) -> u64 {
         self.monotonic_us.load(Ordering::SeqCst)
+    }
+
+    fn reckoning(&self) -> &Reckoning {
+        &self.reckoning
     }
 }
 

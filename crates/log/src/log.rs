@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use kera_env::Believed;
 use kera_format::{SegmentId, StreamId, StreamOptions, StreamletId, limits};
 use parking_lot::{Mutex, RwLock};
 
@@ -374,13 +375,16 @@ impl Log {
 
     /// Drops what the streams' options no longer keep. For the maintenance thread, about once a second. Returns the
     /// number of segments dropped.
-    pub fn retain(&self, now_ms: i64) -> u64 {
+    ///
+    /// The time is the one that is believed: what goes is gone for good, and copies on other nodes with it, so that no jump of a clock may say at once that it is old.
+    pub fn retain(&self, now: impl Into<Believed>) -> u64 {
+        let now = now.into();
         let mut dropped = 0;
         for stream in self.streams() {
             let options = stream.options();
             for streamlet in stream.streamlets() {
                 if options.retention_ms.is_some() || options.retention_consumed || stream.has_floors() {
-                    dropped += streamlet.lanes().map(|lane| lane.retain(&options, now_ms)).sum::<u64>();
+                    dropped += streamlet.lanes().map(|lane| lane.retain(&options, &now)).sum::<u64>();
                 }
                 if let Some(progress) = streamlet.used_progress_lane() {
                     // What is kept of progress goes when it was written anew, whatever the stream keeps.
@@ -389,15 +393,21 @@ impl Log {
                         retention_consumed: true,
                         ..StreamOptions::clone(&options)
                     };
-                    dropped += progress.retain(&of_progress, now_ms);
+                    dropped += progress.retain(&of_progress, &now);
                 }
                 if let Some(bytes) = options.retention_bytes.filter(|_| options.cleanup.deletes()) {
-                    dropped += retention::retain_bytes(streamlet, bytes, now_ms);
+                    dropped += retention::retain_bytes(streamlet, bytes, &now);
                 }
             }
         }
         self.shared.segments_dropped.fetch_add(dropped, Ordering::Relaxed);
         dropped
+    }
+
+    /// When something was appended last, as far as that is not ahead of `now_ms`; `None` if nothing was.
+    pub fn newest_append_ms(&self, now_ms: i64) -> Option<i64> {
+        let appended = |lane: &Arc<Lane>| Some(lane.state.lock().last_append_ms).filter(|ms| *ms > 0 && *ms <= now_ms);
+        self.lanes().iter().filter_map(appended).max()
     }
 
     /// Closes open segments without an append for `idle_ms`, so that quiet lanes take no memory. Their groups stay open.

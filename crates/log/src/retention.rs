@@ -30,6 +30,7 @@
 
 use std::sync::atomic::Ordering;
 
+use kera_env::Believed;
 use kera_format::{Cursor, LaneId, SegmentId, SegmentIndex, StreamOptions};
 
 use parking_lot::MutexGuard;
@@ -55,7 +56,7 @@ struct Front {
 
 impl Lane {
     /// Drops what is too old, what everybody has read, and what was deleted. Returns the number of segments dropped.
-    pub(crate) fn retain(&self, options: &StreamOptions, now_ms: i64) -> u64 {
+    pub(crate) fn retain(&self, options: &StreamOptions, now: &Believed) -> u64 {
         let mut dropped = Vec::new();
         let mut state = self.state.lock();
         if state.is_rebuilding() {
@@ -63,25 +64,23 @@ impl Lane {
         }
         let version = state.version;
         if let Some(ms) = options.retention_ms.filter(|_| options.cleanup.deletes()) {
-            let before_ms = now_ms.saturating_sub_unsigned(ms);
-            if state.open.as_ref().is_some_and(|open| open.opened_ms < before_ms) {
-                self.close_open(&mut state, now_ms);
+            let kept_ms = i64::try_from(ms).unwrap_or(i64::MAX);
+            if state.open.as_ref().is_some_and(|open| now.age_ms(open.opened_ms) > kept_ms) {
+                self.close_open(&mut state, now.now_ms());
             }
-            self.make_way(
-                &mut state,
-                |state, last| state.chain.slot(last).summary().last_append_ms < before_ms,
-                now_ms,
-            );
-            while self.front(&state).is_some_and(|front| front.last_append_ms < before_ms)
-                && !self.remembers_front(&state, now_ms)
+            let is_over = |state: &LaneState, at| now.age_ms(state.chain.slot(at).summary().last_append_ms) > kept_ms;
+            self.make_way(&mut state, is_over, now.now_ms());
+            while self.front(&state).is_some()
+                && state.chain.first().is_some_and(|first| is_over(&state, first))
+                && !self.remembers_front(&state, now)
             {
                 self.drop_front(&mut state, &mut dropped);
             }
         }
         if let (true, Some(floor)) = (options.retention_consumed, state.consumed_floor) {
             let read = |state: &LaneState, group: usize| is_below(state, group, floor);
-            self.make_way(&mut state, |state, last| read(state, last.group), now_ms);
-            while !state.chain.groups.is_empty() && read(&state, 0) && self.group_may_go(&state, now_ms) {
+            self.make_way(&mut state, |state, last| read(state, last.group), now.now_ms());
+            while !state.chain.groups.is_empty() && read(&state, 0) && self.group_may_go(&state, now) {
                 for _ in 0..state.chain.groups[0].slots.len() {
                     self.drop_front(&mut state, &mut dropped);
                 }
@@ -90,10 +89,10 @@ impl Lane {
         let floor = self.floor_ordinal();
         if floor > 0 {
             let below = |state: &LaneState, at| state.chain.slot(at).summary().next_ordinal <= floor;
-            self.make_way(&mut state, |state, last| below(state, last), now_ms);
+            self.make_way(&mut state, |state, last| below(state, last), now.now_ms());
             while self.front(&state).is_some()
                 && state.chain.first().is_some_and(|first| below(&state, first))
-                && !self.remembers_front(&state, now_ms)
+                && !self.remembers_front(&state, now)
             {
                 self.drop_front(&mut state, &mut dropped);
             }
@@ -146,16 +145,16 @@ impl Lane {
     }
 
     /// Whether the oldest segment is kept for what it tells of producers.
-    fn remembers_front(&self, state: &LaneState, now_ms: i64) -> bool {
-        state.chain.first().is_some_and(|first| self.is_remembered(state, first, now_ms))
+    fn remembers_front(&self, state: &LaneState, now: &Believed) -> bool {
+        state.chain.first().is_some_and(|first| self.is_remembered(state, first, now))
     }
 
     /// Whether a segment has one of the last chunks of a producer that may still send it again. Looks at all producers of a lane.
-    fn is_remembered(&self, state: &LaneState, at: At, now_ms: i64) -> bool {
+    fn is_remembered(&self, state: &LaneState, at: At, now: &Believed) -> bool {
         let summary = state.chain.slot(at).summary();
         let kept_ms = self.log().config.producers_kept_ms;
-        let until_ms = summary.last_append_ms.saturating_add_unsigned(kept_ms);
-        kept_ms > 0 && now_ms < until_ms && state.producers.remembers_any(summary.base_ordinal..summary.next_ordinal)
+        let is_young = now.age_ms(summary.last_append_ms) < i64::try_from(kept_ms).unwrap_or(i64::MAX);
+        kept_ms > 0 && is_young && state.producers.remembers_any(summary.base_ordinal..summary.next_ordinal)
     }
 
     /// Whether other nodes have copies.
@@ -182,14 +181,14 @@ impl Lane {
     }
 
     /// Whether all of the oldest group may go.
-    fn group_may_go(&self, state: &LaneState, now_ms: i64) -> bool {
+    fn group_may_go(&self, state: &LaneState, now: &Believed) -> bool {
         let slots = &state.chain.groups[0].slots;
         let settled =
             slots.iter().all(|slot| !slot.open && slot.memory.as_ref().is_none_or(|segment| segment.is_settled()));
         settled
             && state.chain.groups.len() > 1
             && self.keeps_ordinals(state, At { group: 1, slot: 0 })
-            && !(0..slots.len()).any(|slot| self.is_remembered(state, At { group: 0, slot }, now_ms))
+            && !(0..slots.len()).any(|slot| self.is_remembered(state, At { group: 0, slot }, now))
     }
 
     fn drop_front(&self, state: &mut LaneState, dropped: &mut Vec<Dropped>) {
@@ -329,7 +328,7 @@ fn is_below(state: &LaneState, group: usize, floor: Cursor) -> bool {
 }
 
 /// Drops the oldest segments of a streamlet's lanes until it keeps at most about `limit` bytes; as much again if the oldest tell of producers.
-pub(crate) fn retain_bytes(streamlet: &Streamlet, limit: u64, now_ms: i64) -> u64 {
+pub(crate) fn retain_bytes(streamlet: &Streamlet, limit: u64, now: &Believed) -> u64 {
     let mut lanes: Vec<_> = streamlet.lanes().map(|lane| (lane, lane.size())).collect();
     let mut total: u64 = lanes.iter().map(|(_, (bytes, _))| bytes).sum();
     let mut dropped = 0;
@@ -340,7 +339,7 @@ pub(crate) fn retain_bytes(streamlet: &Streamlet, limit: u64, now_ms: i64) -> u6
             .min_by_key(|(last_append_ms, ..)| *last_append_ms);
         let Some((_, lane, front)) = oldest else { break };
         // No younger one of another lane goes in its place.
-        if total <= limit.saturating_mul(2) && lane.remembers_front(&lane.state.lock(), now_ms) {
+        if total <= limit.saturating_mul(2) && lane.remembers_front(&lane.state.lock(), now) {
             break;
         }
         let (bytes, next) = lane.drop_oldest();

@@ -21,7 +21,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
-use kera_env::{AlignedBuffer, Clock, Random};
+use kera_env::{AlignedBuffer, Believed, Clock, Random};
 use kera_format::container::{ContainerEntry, pages, verify_image};
 use kera_format::segment::{SEGMENT_HEADER_BYTES, SegmentProgress};
 use kera_format::{LaneId, SegmentId, StreamId, StreamOptions, StreamletId};
@@ -131,8 +131,8 @@ pub(crate) struct Compactable {
     clean_to: u64,
     bytes: u64,
     dirty_bytes: u64,
-    /// When the oldest record was appended that no pass has looked at.
-    dirty_since_ms: Option<i64>,
+    /// How old the oldest record is that no pass has looked at.
+    dirty_age_ms: Option<i64>,
     /// Up to here segments were compacted before something in front of them was here; zero: none.
     joined_to: u64,
     /// How often the lane has been put together anew.
@@ -145,9 +145,9 @@ impl Compactable {
     }
 
     /// How much a pass is worth: percent, and more than that if it is late; `None` if none is due.
-    fn worth(&self, options: &StreamOptions, now_ms: i64) -> Option<u64> {
-        let since_ms = self.dirty_since_ms?;
-        let is_late = options.compact_within_ms.is_some_and(|ms| since_ms.saturating_add_unsigned(ms) <= now_ms);
+    pub(crate) fn worth(&self, options: &StreamOptions) -> Option<u64> {
+        let age_ms = self.dirty_age_ms?;
+        let is_late = options.compact_within_ms.is_some_and(|ms| i64::try_from(ms).is_ok_and(|ms| age_ms >= ms));
         let is_due = is_late || self.percent() >= options.compact_dirty_percent.into();
         is_due.then(|| self.percent() + if is_late { 100 } else { 0 })
     }
@@ -156,8 +156,8 @@ impl Compactable {
 impl Lane {
     /// Its segments with records that are closed, stored and old enough, and in which every transaction has ended, without the
     /// last segment that has records: a reader that follows ordinals finds one behind every hole.
-    pub(crate) fn compactable(&self, options: &StreamOptions, now_ms: i64) -> Compactable {
-        let before_ms = now_ms.saturating_sub_unsigned(options.compact_after_ms);
+    pub(crate) fn compactable(&self, options: &StreamOptions, now: &Believed) -> Compactable {
+        let after_ms = i64::try_from(options.compact_after_ms).unwrap_or(i64::MAX);
         let durable = self.durable_ordinal();
         let limit = self.visibility().map_or(durable, |visibility| visibility.end(durable));
         let state = self.state.lock();
@@ -173,7 +173,7 @@ impl Lane {
                 continue;
             }
             let Summary { head, base_ordinal, next_ordinal, compacted_ms, .. } = slot.summary();
-            let is_old = slot.summary().last_append_ms <= before_ms;
+            let is_old = now.age_ms(slot.summary().last_append_ms) >= after_ms;
             let Some(at) = slot.at.filter(|_| !slot.open && is_old && next_ordinal <= limit) else { break };
             if head == FIRST_CHUNK {
                 continue;
@@ -185,7 +185,7 @@ impl Lane {
             found.bytes += u64::from(head);
             if next_ordinal > found.clean_to {
                 found.dirty_bytes += u64::from(head);
-                found.dirty_since_ms.get_or_insert(slot.summary().first_append_ms);
+                found.dirty_age_ms.get_or_insert(now.age_ms(slot.summary().first_append_ms));
             }
             let id = self.segment_id(state.chain.groups[here.group].id, slot.index);
             found.pieces.push(Piece { id, at, base_ordinal, next_ordinal });
@@ -350,7 +350,7 @@ impl Compactor {
 
     /// The lane that is worth a pass most.
     fn most_worth(&self) -> Option<(Arc<Lane>, StreamOptions, Compactable)> {
-        let now_ms = self.clock.now_ms();
+        let (now, now_ms) = (self.clock.believed(), self.clock.now_ms());
         let mut backlog_bytes = 0;
         let mut best: Option<(u64, Arc<Lane>, StreamOptions, Compactable)> = None;
         let mut failing = self.failing.lock();
@@ -359,12 +359,12 @@ impl Compactor {
         for stream in self.log.streams().iter().filter(|stream| stream.options().cleanup.compacts()) {
             let options = stream.options();
             for lane in stream.streamlets().flat_map(|streamlet| streamlet.lanes()) {
-                let work = lane.compactable(&options, now_ms);
+                let work = lane.compactable(&options, &now);
                 backlog_bytes += work.dirty_bytes;
                 if failing.is_left_alone(lane, now_ms) {
                     continue;
                 }
-                let Some(worth) = work.worth(&options, now_ms) else { continue };
+                let Some(worth) = work.worth(&options) else { continue };
                 if best.as_ref().is_none_or(|(most, ..)| worth > *most) {
                     best = Some((worth, Arc::clone(lane), StreamOptions::clone(&options), work));
                 }
@@ -425,7 +425,8 @@ impl Compactor {
             map_end,
             visibility,
             remembered: &remembered,
-            now_ms: self.clock.now_ms(),
+            // By a jump of the clock no tombstone is over, and none begins in the future.
+            now_ms: self.clock.believed().now_ms(),
             tombstone_ms: i64::try_from(options.tombstone_ms).unwrap_or(i64::MAX),
             is_blocked: false,
             tombstones: Goes::None,

@@ -1,5 +1,6 @@
 //! What goes, what stays, and what is closed because nobody writes to it.
 
+use kera_env::{Clock, ManualClock};
 use kera_format::GroupId;
 
 use super::*;
@@ -27,6 +28,54 @@ fn what_is_too_old_goes_and_waiting_readers_are_told() {
     assert_eq!(lane.earliest().1, 4);
     let gone = Cursor { group: ids[0].group, segment: ids[0].index, position: 128 };
     assert!(matches!(lane.read(gone, 1, true), Err(ReadError::Gone { earliest, .. }) if earliest == lane.earliest().0));
+}
+
+const DAY_MS: u64 = 86_400_000;
+const NOW_MS: i64 = 1_800_000_000_000;
+
+/// Lets so much time pass, with a look at what is too old every minute: how many segments have gone.
+fn turns(node: &Node, clock: &ManualClock, minutes: u64) -> u64 {
+    let turn = |_| {
+        clock.advance_ms(60_000);
+        node.log.retain(clock.believed())
+    };
+    (0..minutes).map(turn).sum()
+}
+
+#[test]
+fn a_clock_that_jumps_deletes_nothing_before_that_has_held_and_nothing_that_it_wrote_itself() {
+    let node = node_with(retention(Some(7 * DAY_MS), None, false), 8 << 20);
+    let (clock, lane) = (ManualClock::new(NOW_MS), node.lane());
+    clock.begin(None);
+    // Some is from before the process began.
+    (0..4).for_each(|n| _ = append(&lane, &chunk(n, 30_000), NOW_MS - 3 * DAY_MS as i64).unwrap());
+    (4..9).for_each(|n| _ = append(&lane, &chunk(n, 30_000), clock.now_ms()).unwrap());
+    assert_eq!(turns(&node, &clock, 1), 0);
+    let year_ms = 365 * DAY_MS as i64;
+    clock.set_now_ms(clock.now_ms() + year_ms);
+    assert_eq!(turns(&node, &clock, 50), 0);
+    clock.set_now_ms(clock.now_ms() - year_ms);
+    assert_eq!(turns(&node, &clock, 120), 0);
+    assert_eq!((lane.stats().first_ordinal, lane.stats().next_ordinal), (0, 9), "it was taken back");
+    clock.set_now_ms(clock.now_ms() + year_ms);
+    assert_eq!(turns(&node, &clock, 61), 2);
+    assert_eq!(lane.stats().first_ordinal, 4, "it has held, and what this process wrote is hours old");
+    assert!(turns(&node, &clock, 8 * 24 * 60) > 0);
+    assert_eq!(lane.stats().first_ordinal, 9);
+}
+
+#[test]
+fn what_a_node_takes_before_its_clock_is_set_is_not_older_for_that() {
+    let node = node_with(retention(Some(7 * DAY_MS), None, false), 8 << 20);
+    let (clock, lane) = (ManualClock::new(0), node.lane());
+    clock.begin(None);
+    (0..4).for_each(|n| _ = append(&lane, &chunk(n, 30_000), clock.now_ms()).unwrap());
+    assert_eq!(turns(&node, &clock, 10), 0);
+    clock.set_now_ms(NOW_MS);
+    (4..9).for_each(|n| _ = append(&lane, &chunk(n, 30_000), clock.now_ms()).unwrap());
+    assert_eq!(turns(&node, &clock, 6 * 24 * 60), 0);
+    assert!(turns(&node, &clock, 2 * 24 * 60) > 0);
+    assert_eq!(lane.stats().first_ordinal, 9);
 }
 
 /// A member of an application has a lease on one group: what it is given of the next one somebody else is given, too.

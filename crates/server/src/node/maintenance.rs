@@ -8,6 +8,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use kera_env::Doubt;
 use kera_log::SinkErrorKind;
 use kera_log::store::DiskState;
 
@@ -62,20 +63,21 @@ impl Maintenance {
 /// Takes turns. While the node is written to, what is not kept any more goes more often: at a gigabyte a second, memory for
 /// a second of it would be in use for nothing, and would have to be touched first.
 fn run(parts: &Parts, stopped: &Receiver<()>) {
+    let mut doubts = false;
     let (mut asked_before, mut asked_us, mut turn_us, mut pause) = (0, None, 0, TURN);
     let mut used_us = parts.clock.monotonic_us();
     while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(pause) {
         let started_us = parts.clock.monotonic_us();
         if started_us >= turn_us {
             turn_us = started_us + TURN.as_micros() as u64;
-            turn(parts);
+            turn(parts, &mut doubts);
             if parts.log.take_used() {
                 used_us = started_us;
             } else if started_us.saturating_sub(used_us) / 1000 >= parts.config.writes.idle_close {
                 parts.store.evict_unused();
             }
         } else {
-            parts.log.retain(parts.clock.now_ms());
+            parts.log.retain(parts.clock.believed());
         }
         let took = Duration::from_micros(parts.clock.monotonic_us().saturating_sub(started_us));
         let asked = parts.log.arena().asked();
@@ -119,13 +121,30 @@ fn warm(parts: &Parts, stopped: &Receiver<()>) {
     }
 }
 
-fn turn(parts: &Parts) {
-    let now_ms = parts.clock.now_ms();
+fn turn(parts: &Parts, doubts: &mut bool) {
+    let now = parts.clock.believed();
+    let doubted = now.doubt().map(|doubt| jumped(&doubt));
+    if std::mem::replace(doubts, doubted.is_some()) != doubted.is_some() {
+        match doubted {
+            Some(jumped) => tracing::warn!("{jumped}"),
+            None => tracing::info!("the clock of this machine is believed again"),
+        }
+    }
+    let now_ms = now.now_ms();
     parts.broker.tick();
-    parts.log.retain(now_ms);
+    parts.log.retain(now);
     parts.log.close_old(now_ms);
     parts.log.close_idle(now_ms, i64::try_from(parts.config.writes.idle_close).unwrap_or(i64::MAX));
     parts.readiness.set_problems(problems(parts));
+}
+
+/// That the wall clock is not believed, and what to do. No reason to send clients elsewhere.
+pub(super) fn jumped(doubt: &Doubt) -> String {
+    let (ahead_s, minutes) = (doubt.ahead_ms / 1000, doubt.left_ms / 60_000 + 1);
+    format!(
+        "the clock of this machine is {ahead_s} s ahead of what it was, or of the newest data that the node has found at its start: what is deleted for its age \
+         goes by the time before that for another {minutes} min, then by the clock; set the clock if it is wrong"
+    )
 }
 
 /// What keeps the node from serving well, a sentence each.

@@ -108,6 +108,8 @@ pub(super) fn start(config: &Config) -> Result<Node, Fatal> {
         Commands::start(coordinator.clone(), status).map_err(|error| no_thread("the threads for commands", error))?;
     let sessions: Arc<dyn SessionFactory> =
         Arc::new(NodeSessions { broker, coordinator, cluster, commands: commands.0.clone() });
+    // Before anything is deleted for its age, and before anything new is appended.
+    clock.begin(parts.log.newest_append_ms(clock.now_ms()));
     // First, because it knows which records of transactions native readers may see.
     let kafka = Kafka::start(config, &parts)?;
     let compaction = super::compaction::start(&parts).map_err(|error| no_thread("compaction", error))?;

@@ -64,10 +64,11 @@ impl Parts {
         response
     }
 
-    /// What goes wrong, and what waits for lost nodes, which is no reason to send clients elsewhere.
+    /// What goes wrong; and what waits for lost nodes, and a clock that has jumped, which are no reason to send clients elsewhere.
     fn problems(&self) -> Vec<String> {
         let waits = self.cluster.as_ref().map_or_else(Vec::new, |cluster| cluster.waits());
-        self.readiness.problems().into_iter().chain(waits).collect()
+        let jumped = self.clock.believed().doubt().map(|doubt| super::maintenance::jumped(&doubt));
+        self.readiness.problems().into_iter().chain(waits).chain(jumped).collect()
     }
 
     fn uptime_ms(&self) -> u64 {
