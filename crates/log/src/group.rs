@@ -5,6 +5,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use kera_env::Believed;
 use kera_format::chunk::NO_TIMESTAMP;
 use kera_format::limits::SEGMENT_BYTES_MAX;
 use kera_format::segment::{SegmentHeader, SegmentProgress};
@@ -13,6 +14,14 @@ use kera_format::{Cursor, GroupId, SegmentIndex};
 use crate::rebuild::AwaitedSegment;
 use crate::segment::{FIRST_CHUNK, Segment};
 use crate::storage::Location;
+
+/// A time that is further ahead of the clock is from a clock that was wrong. Clocks of nodes differ by less.
+const AHEAD_MS: i64 = 600_000;
+
+/// Later times are from a clock that was wrong.
+pub(crate) fn ahead_of(now_ms: i64) -> i64 {
+    now_ms.saturating_add(AHEAD_MS)
+}
 
 /// A group, as consumers are told about it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -109,6 +118,8 @@ pub(crate) struct Slot {
     pub(crate) copied: Option<(usize, u32)>,
     /// It was rebuilt since this process began, so its copies are in logs of today, or will be before those go that it was rebuilt from.
     pub(crate) is_rebuilt: bool,
+    /// When it was first seen closed with append times that are ahead of the clock, on the monotonic one.
+    pub(crate) ahead_since_ms: Option<i64>,
 }
 
 impl Slot {
@@ -129,6 +140,7 @@ impl Slot {
             is_emptied: false,
             copied: None,
             is_rebuilt: false,
+            ahead_since_ms: None,
         }
     }
 
@@ -147,6 +159,7 @@ impl Slot {
             is_emptied: false,
             copied: None,
             is_rebuilt: false,
+            ahead_since_ms: None,
         }
     }
 
@@ -180,6 +193,7 @@ impl Slot {
             is_emptied: false,
             copied: None,
             is_rebuilt: true,
+            ahead_since_ms: None,
         }
     }
 
@@ -201,6 +215,15 @@ impl Slot {
             Some(segment) if self.open => Summary::of(segment),
             _ => self.closed,
         }
+    }
+
+    /// How long ago it was appended to, by an append time of it, or by what is known otherwise if that time is ahead of the clock: see
+    /// [`note_ahead`](Chain::note_ahead).
+    pub(crate) fn age_ms(&self, append_ms: i64, now: &Believed) -> i64 {
+        if append_ms <= ahead_of(now.now_ms()) {
+            return now.age_ms(append_ms);
+        }
+        self.ahead_since_ms.map_or(0, |since_ms| now.mono_ms().saturating_sub(since_ms))
     }
 
     /// For outside; `durable_ordinal` is the lane's.
@@ -360,6 +383,29 @@ pub(crate) struct Chain {
 }
 
 impl Chain {
+    /// Notes since when segments are known to be closed whose append times are ahead of the clock.
+    ///
+    /// Append times never fall along a lane, since lookups by time rely on it. So one that was taken from a clock that was ahead, by years perhaps, is passed on to all
+    /// that comes after it, here and at later owners, and says nothing about ages: by it nothing would be old enough for anything in all that time. What holds in any case is that a
+    /// segment is at least as old as the time since it was seen closed, which no clock that is set can change. A start begins anew with that: it may keep something for
+    /// longer, never for less.
+    ///
+    /// These segments are the last ones of the lane. Where the times are right this is one comparison.
+    pub(crate) fn note_ahead(&mut self, last_append_ms: i64, now: &Believed) {
+        let ahead_ms = ahead_of(now.now_ms());
+        if last_append_ms <= ahead_ms {
+            return;
+        }
+        for slot in self.groups.iter_mut().rev().flat_map(|group| group.slots.iter_mut().rev()) {
+            if slot.summary().last_append_ms <= ahead_ms {
+                return;
+            }
+            if !slot.open {
+                slot.ahead_since_ms.get_or_insert(now.mono_ms());
+            }
+        }
+    }
+
     pub(crate) fn slot(&self, at: At) -> &Slot {
         &self.groups[at.group].slots[at.slot]
     }

@@ -504,6 +504,7 @@ impl Lane {
                 capacity: segment.room_bytes().min(segment_bytes_max).max(segment.head()),
                 chunk_count: segment.chunk_count(),
                 opened_ms: segment.header().created_ms,
+                used_ms: segment.header().created_ms.max(segment.last_append_ms()),
                 segment: Arc::clone(&segment),
                 sink,
             };

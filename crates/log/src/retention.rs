@@ -63,12 +63,13 @@ impl Lane {
             return 0;
         }
         let version = state.version;
+        note_ahead(&mut state, now);
         if let Some(ms) = options.retention_ms.filter(|_| options.cleanup.deletes()) {
             let kept_ms = i64::try_from(ms).unwrap_or(i64::MAX);
             if state.open.as_ref().is_some_and(|open| now.age_ms(open.opened_ms) > kept_ms) {
                 self.close_open(&mut state, now.now_ms());
             }
-            let is_over = |state: &LaneState, at| now.age_ms(state.chain.slot(at).summary().last_append_ms) > kept_ms;
+            let is_over = |state: &LaneState, at| age_ms(state, at, now) > kept_ms;
             self.make_way(&mut state, is_over, now.now_ms());
             while self.front(&state).is_some()
                 && state.chain.first().is_some_and(|first| is_over(&state, first))
@@ -116,7 +117,10 @@ impl Lane {
         let options = self.home.stream.options();
         let segment = self.start_segment(state, block, &options, now_ms);
         let (head, capacity) = (FIRST_CHUNK, segment.room_bytes());
-        self.set_open(state, Open { segment, head, capacity, chunk_count: 0, opened_ms: now_ms, sink: None });
+        self.set_open(
+            state,
+            Open { segment, head, capacity, chunk_count: 0, opened_ms: now_ms, used_ms: now_ms, sink: None },
+        );
         self.close_open(state, now_ms);
     }
 
@@ -153,7 +157,7 @@ impl Lane {
     fn is_remembered(&self, state: &LaneState, at: At, now: &Believed) -> bool {
         let summary = state.chain.slot(at).summary();
         let kept_ms = self.log().config.producers_kept_ms;
-        let is_young = now.age_ms(summary.last_append_ms) < i64::try_from(kept_ms).unwrap_or(i64::MAX);
+        let is_young = age_ms(state, at, now) < i64::try_from(kept_ms).unwrap_or(i64::MAX);
         kept_ms > 0 && is_young && state.producers.remembers_any(summary.base_ordinal..summary.next_ordinal)
     }
 
@@ -267,9 +271,9 @@ impl Lane {
     /// Closes the open segment if nothing was appended to it since `before_ms`.
     pub(crate) fn close_if_idle(&self, before_ms: i64, now_ms: i64) -> bool {
         let mut state = self.state.lock();
-        let idle = state.open.as_ref().is_some_and(|open| {
-            let last_ms = if open.chunk_count == 0 { open.opened_ms } else { state.last_append_ms };
-            last_ms <= before_ms
+        let idle = state.open.as_mut().is_some_and(|open| {
+            open.set_back(now_ms);
+            open.used_ms <= before_ms
         });
         if idle {
             self.close_open(&mut state, now_ms);
@@ -283,7 +287,10 @@ impl Lane {
     /// Closes the open segment if it has records and was opened before `before_ms`.
     pub(crate) fn close_if_old(&self, before_ms: i64, now_ms: i64) -> bool {
         let mut state = self.state.lock();
-        let old = state.open.as_ref().is_some_and(|open| open.chunk_count > 0 && open.opened_ms < before_ms);
+        let old = state.open.as_mut().is_some_and(|open| {
+            open.set_back(now_ms);
+            open.chunk_count > 0 && open.opened_ms < before_ms
+        });
         if old {
             self.close_open(&mut state, now_ms);
             let wake = state.waiters.take();
@@ -308,8 +315,22 @@ impl Lane {
     /// When the open segment was last appended to, and the bytes of its block.
     pub(crate) fn open_since(&self) -> Option<(i64, u64)> {
         let state = self.state.lock();
-        state.open.as_ref().map(|open| (state.last_append_ms.max(open.opened_ms), open.segment.block_bytes()))
+        state.open.as_ref().map(|open| (open.used_ms, open.segment.block_bytes()))
     }
+}
+
+/// For what comes before a look at ages: what is ahead of the clock has none by its times.
+pub(crate) fn note_ahead(state: &mut LaneState, now: &Believed) {
+    if let Some(open) = &mut state.open {
+        open.set_back(now.now_ms());
+    }
+    state.chain.note_ahead(state.last_append_ms, now);
+}
+
+/// How long ago a segment was appended to last.
+fn age_ms(state: &LaneState, at: At, now: &Believed) -> i64 {
+    let slot = state.chain.slot(at);
+    slot.age_ms(slot.summary().last_append_ms, now)
 }
 
 /// Notes that the node has let go of what was in front of the lane, if it has.

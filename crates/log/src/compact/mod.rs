@@ -36,6 +36,7 @@ use crate::group::{At, Group, Summary};
 use crate::lane::{Lane, LaneState};
 use crate::log::Log;
 use crate::producers::marks_of;
+use crate::retention::note_ahead;
 use crate::segment::{FIRST_CHUNK, Segment};
 use crate::storage::{Location, SegmentStore};
 use crate::store::DiskStore;
@@ -160,7 +161,8 @@ impl Lane {
         let after_ms = i64::try_from(options.compact_after_ms).unwrap_or(i64::MAX);
         let durable = self.durable_ordinal();
         let limit = self.visibility().map_or(durable, |visibility| visibility.end(durable));
-        let state = self.state.lock();
+        let mut state = self.state.lock();
+        note_ahead(&mut state, now);
         let (clean_to, joined_to, reshaped) = (state.compacted_to, state.joined_to, state.reshaped);
         let mut found = Compactable { clean_to, joined_to, reshaped, ..Compactable::default() };
         let last_of = |group: &Group| group.slots.iter().rposition(|slot| slot.summary().head > FIRST_CHUNK);
@@ -173,7 +175,7 @@ impl Lane {
                 continue;
             }
             let Summary { head, base_ordinal, next_ordinal, compacted_ms, .. } = slot.summary();
-            let is_old = now.age_ms(slot.summary().last_append_ms) >= after_ms;
+            let is_old = slot.age_ms(slot.summary().last_append_ms, now) >= after_ms;
             let Some(at) = slot.at.filter(|_| !slot.open && is_old && next_ordinal <= limit) else { break };
             if head == FIRST_CHUNK {
                 continue;
@@ -185,7 +187,7 @@ impl Lane {
             found.bytes += u64::from(head);
             if next_ordinal > found.clean_to {
                 found.dirty_bytes += u64::from(head);
-                found.dirty_age_ms.get_or_insert(now.age_ms(slot.summary().first_append_ms));
+                found.dirty_age_ms.get_or_insert(slot.age_ms(slot.summary().first_append_ms, now));
             }
             let id = self.segment_id(state.chain.groups[here.group].id, slot.index);
             found.pieces.push(Piece { id, at, base_ordinal, next_ordinal });

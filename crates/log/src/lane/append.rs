@@ -189,6 +189,7 @@ impl Lane {
         let next_ordinal = base_ordinal + u64::from(header.record_count);
         open.head += bytes;
         open.chunk_count += 1;
+        open.used_ms = now_ms;
         open.segment.advance(open.head, next_ordinal, open.chunk_count, append_ms, header.max_timestamp_ms);
         open.segment.prepare(open.head, bytes);
         state.next_ordinal = next_ordinal;
@@ -340,7 +341,10 @@ impl Lane {
         let segment = self.start_segment(state, block, &options, now_ms);
         state.class_bytes = class as u64;
         let (head, capacity) = (FIRST_CHUNK, segment.room_bytes());
-        self.set_open(state, Open { segment, head, capacity, chunk_count: 0, opened_ms: now_ms, sink });
+        self.set_open(
+            state,
+            Open { segment, head, capacity, chunk_count: 0, opened_ms: now_ms, used_ms: now_ms, sink },
+        );
         Ok(())
     }
 

@@ -15,7 +15,7 @@ use kera_format::{Cursor, GroupId, LaneId, ProducerEpoch, ProducerId, SegmentId,
 use parking_lot::Mutex;
 
 use crate::cut_off::CutOff;
-use crate::group::{At, Chain, GroupInfo, SegmentInfo, Slot, Summary};
+use crate::group::{At, Chain, GroupInfo, SegmentInfo, Slot, Summary, ahead_of};
 use crate::producers::{LaneProducer, Producers};
 use crate::rebuild::Rebuilding;
 use crate::segment::Segment;
@@ -67,11 +67,23 @@ pub(crate) struct Open {
     pub(crate) capacity: u32,
     pub(crate) chunk_count: u32,
     pub(crate) opened_ms: i64,
+    /// When it was opened or appended to last, by the clock and not by the lane's append times, which never fall.
+    pub(crate) used_ms: i64,
     /// Where its chunks must go before they are durable; `None`: they are at once.
     pub(crate) sink: Option<Arc<dyn DurabilitySink>>,
 }
 
 impl Open {
+    /// Its times, as far as they are ahead of a clock that was set back since, begin now: else it would stay open for as long.
+    pub(crate) fn set_back(&mut self, now_ms: i64) {
+        let ahead_ms = ahead_of(now_ms);
+        for ms in [&mut self.opened_ms, &mut self.used_ms] {
+            if *ms > ahead_ms {
+                *ms = now_ms;
+            }
+        }
+    }
+
     #[inline]
     pub(crate) fn room(&self) -> u32 {
         self.capacity - self.head

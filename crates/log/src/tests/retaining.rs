@@ -78,6 +78,31 @@ fn what_a_node_takes_before_its_clock_is_set_is_not_older_for_that() {
     assert_eq!(lane.stats().first_ordinal, 9);
 }
 
+#[test]
+fn append_times_that_are_ahead_of_the_clock_keep_nothing_for_ever() {
+    let (node, store) = node_with(retention(Some(7 * DAY_MS), None, false), 8 << 20).with_store();
+    let (clock, lane) = (ManualClock::new(NOW_MS), node.lane());
+    (0..3).for_each(|n| _ = append(&lane, &chunk(n, 30_000), clock.now_ms()).unwrap());
+    assert_eq!(turns(&node, &clock, 1), 0);
+    append(&lane, &chunk(3, 30_000), clock.now_ms() + 730 * DAY_MS as i64).unwrap();
+    (4..9).for_each(|n| _ = append(&lane, &chunk(n, 30_000), clock.now_ms()).unwrap());
+    assert_eq!(node.log.close_idle(clock.now_ms() + 1_001, 1_000), 1, "it was appended to a second ago");
+    store.persist_all(&node.log);
+    let options = |after_ms| StreamOptions {
+        cleanup: kera_format::Cleanup::Compact,
+        compact_after_ms: after_ms,
+        compact_within_ms: Some(2 * DAY_MS),
+        compact_dirty_percent: 100,
+        ..options()
+    };
+    let worth = |after_ms| lane.compactable(&options(after_ms), &clock.believed()).worth(&options(after_ms));
+    assert_eq!((worth(0), worth(DAY_MS)), (Some(100), None));
+    assert_eq!(turns(&node, &clock, 6 * 24 * 60), 0);
+    assert_eq!(worth(5 * DAY_MS), Some(200), "it is old enough, and late");
+    assert!(turns(&node, &clock, 2 * 24 * 60) > 0);
+    assert_eq!(lane.stats().first_ordinal, 8, "all but the last, which says where the lane goes on");
+}
+
 /// A member of an application has a lease on one group: what it is given of the next one somebody else is given, too.
 #[test]
 fn who_reads_one_group_gets_nothing_of_the_next_when_its_own_has_gone() {
