@@ -800,6 +800,22 @@ fn a_lane_that_cannot_be_compacted_is_in_nobodys_way() {
 }
 
 #[test]
+fn a_lane_that_cannot_be_compacted_is_tried_again_whatever_the_clock_is_set_to() {
+    let mut world = prepared();
+    add_lane(&world, 16);
+    compact_all(&world);
+    let failures = |world: &World| world.compactor.as_ref().unwrap().stats().failures;
+    assert_eq!(failures(&world), 1);
+    world.clock.set_now_ms(world.clock.now_ms() - 5 * 3_600_000);
+    compact_all(&world);
+    assert_eq!(failures(&world), 1, "it is left alone for a while");
+    world.clock.advance_ms(RETRY_MS);
+    compact_all(&world);
+    assert_eq!(failures(&world), 2);
+    world.check();
+}
+
+#[test]
 fn disks_that_take_nothing_are_told_from_a_lane_that_cannot_be_compacted_and_each_lane_gets_its_turn() {
     let mut world = prepared();
     add_lane(&world, 0);

@@ -260,13 +260,13 @@ type LaneName = (StreamId, StreamletId, LaneId);
 /// Lanes whose last pass failed.
 #[derive(Default)]
 struct Failing {
-    /// When each is tried again, and why it failed.
+    /// When each is tried again, on the monotonic clock, and why it failed.
     lanes: HashMap<LaneName, (i64, String)>,
 }
 
 impl Failing {
-    fn is_left_alone(&self, lane: &Lane, now_ms: i64) -> bool {
-        self.lanes.get(&name(lane)).is_some_and(|(until_ms, _)| *until_ms > now_ms)
+    fn is_left_alone(&self, lane: &Lane, mono_ms: i64) -> bool {
+        self.lanes.get(&name(lane)).is_some_and(|(until_ms, _)| *until_ms > mono_ms)
     }
 
     /// True if that is news.
@@ -346,13 +346,13 @@ impl Compactor {
     fn failed(&self, lane: &Lane, error: &str) -> bool {
         self.counters.failures.fetch_add(1, Ordering::Relaxed);
         *self.counters.last_error.lock() = Some(error.to_owned());
-        let until_ms = self.clock.now_ms().saturating_add_unsigned(self.config.retry_ms);
+        let until_ms = self.clock.believed().mono_ms().saturating_add_unsigned(self.config.retry_ms);
         self.failing.lock().failed(lane, until_ms, error)
     }
 
     /// The lane that is worth a pass most.
     fn most_worth(&self) -> Option<(Arc<Lane>, StreamOptions, Compactable)> {
-        let (now, now_ms) = (self.clock.believed(), self.clock.now_ms());
+        let now = self.clock.believed();
         let mut backlog_bytes = 0;
         let mut best: Option<(u64, Arc<Lane>, StreamOptions, Compactable)> = None;
         let mut failing = self.failing.lock();
@@ -363,7 +363,7 @@ impl Compactor {
             for lane in stream.streamlets().flat_map(|streamlet| streamlet.lanes()) {
                 let work = lane.compactable(&options, &now);
                 backlog_bytes += work.dirty_bytes;
-                if failing.is_left_alone(lane, now_ms) {
+                if failing.is_left_alone(lane, now.mono_ms()) {
                     continue;
                 }
                 let Some(worth) = work.worth(&options) else { continue };
