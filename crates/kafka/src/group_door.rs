@@ -808,7 +808,7 @@ fn encode_answer(request: &Request, answer: &Answer) -> Result<Vec<u8>, Malforme
 }
 
 fn now(clock: &dyn Clock) -> Now {
-    Now { mono_ms: clock.monotonic_us() / 1000, wall_ms: clock.now_ms() }
+    Now::of(clock)
 }
 
 /// A node that is alone coordinates everything; in a cluster the owner of the streamlet of a group, or of a transactional id, does.

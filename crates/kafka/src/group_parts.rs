@@ -135,7 +135,7 @@ impl Making {
     }
 
     fn now(&self) -> Now {
-        Now { mono_ms: self.clock.monotonic_us() / 1000, wall_ms: self.clock.now_ms() }
+        Now::of(&*self.clock)
     }
 
     /// Fills a part with what was recorded in its log since it was read.

@@ -346,7 +346,7 @@ impl TransactionDoor {
     }
 
     pub(crate) fn now(&self) -> Now {
-        Now { mono_ms: self.clock.monotonic_us() / 1000, wall_ms: self.clock.now_ms() }
+        Now::of(&*self.clock)
     }
 
     /// What an answer that rests on `mark` of a node that is alone waits for.

@@ -5,6 +5,7 @@ use kafka_protocol::messages::{
     HeartbeatResponse, JoinGroupResponse, LeaveGroupResponse, ListGroupsResponse, OffsetCommitResponse,
     OffsetDeleteResponse, OffsetFetchResponse, SyncGroupResponse, TxnOffsetCommitResponse,
 };
+use kera_env::{Believed, Clock};
 use kera_format::kafka_groups::Entry;
 use uuid::Uuid;
 
@@ -15,6 +16,15 @@ pub struct Now {
     pub mono_ms: u64,
     /// Milliseconds since 1970: for what is stored.
     pub wall_ms: i64,
+    /// For what is forgotten since it is old: a clock that jumps forgets nothing.
+    pub believed: Believed,
+}
+
+impl Now {
+    /// What a clock says.
+    pub fn of(clock: &dyn Clock) -> Now {
+        Now { mono_ms: clock.monotonic_us() / 1000, wall_ms: clock.now_ms(), believed: clock.believed() }
+    }
 }
 
 /// Who sent a request, and in which version of its message.

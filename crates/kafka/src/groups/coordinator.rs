@@ -369,7 +369,7 @@ impl Coordinator {
             result.is_ok() && offsets.is_empty()
         });
         let is_over = |group: &Group| {
-            let idle_ms = now.wall_ms.saturating_sub(group.head.changed_ms);
+            let idle_ms = now.believed.age_ms(group.head.changed_ms);
             group.is_empty() && !group.waits() && idle_ms >= self.config.offsets_retention_ms
         };
         if left == Some(true) && self.groups.get(id).is_some_and(is_over) {

@@ -212,12 +212,12 @@ impl Offsets {
         since_ms: Option<i64>,
         is_read: impl Fn(&str) -> bool,
     ) -> Result<(), Code> {
-        let (now_ms, retention_ms) = (turn.now.wall_ms, turn.config.offsets_retention_ms);
+        let (now, retention_ms) = (turn.now.believed, turn.config.offsets_retention_ms);
         let is_over = |offset: &CommittedOffset| match offset.expires_ms {
-            Some(expires_ms) => now_ms >= expires_ms,
+            Some(expires_ms) => now.age_ms(offset.committed_ms) >= expires_ms.saturating_sub(offset.committed_ms),
             None => {
                 let from_ms = offset.committed_ms.max(since_ms.unwrap_or(i64::MIN));
-                now_ms.saturating_sub(from_ms) >= retention_ms
+                now.age_ms(from_ms) >= retention_ms
             }
         };
         let expired = |(of, offset): (&OffsetKey, &CommittedOffset)| {

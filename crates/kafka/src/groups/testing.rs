@@ -120,7 +120,8 @@ impl World {
         let (journal, topics) = (MemoryJournal::default(), Arc::new(MemoryTopics::default()));
         topics.set("orders", 4);
         topics.set("items", 2);
-        let now = Now { mono_ms: 1_000, wall_ms: 1_700_000_000_000 };
+        let wall_ms = 1_700_000_000_000;
+        let now = Now { mono_ms: 1_000, wall_ms, believed: wall_ms.into() };
         let coordinator = World::coordinator(&config, &journal, &topics, 1);
         let mut world = World { coordinator, journal, topics, config, now, token: 0, done: BTreeMap::new(), seed: 1 };
         world.coordinator.start(now);
@@ -154,10 +155,12 @@ impl World {
             let step_ms = next_ms.max(self.now.mono_ms) - self.now.mono_ms;
             self.now.mono_ms += step_ms;
             self.now.wall_ms += step_ms as i64;
+            self.now.believed = self.now.wall_ms.into();
             self.coordinator.tick(self.now);
             self.settle();
         }
         self.now.wall_ms += (until_ms - self.now.mono_ms) as i64;
+        self.now.believed = self.now.wall_ms.into();
         self.now.mono_ms = until_ms;
     }
 

@@ -220,7 +220,7 @@ impl Transactions {
                 }
                 State::Committing | State::Aborting => {}
                 State::Empty | State::Committed | State::Aborted => {
-                    let idle_ms = now.wall_ms.saturating_sub(held.is.changed_ms);
+                    let idle_ms = now.believed.age_ms(held.is.changed_ms);
                     let is_over = idle_ms >= self.config.expiration_ms;
                     if is_over && self.journal.append(&[Entry::Transaction(id.clone(), None)]).is_ok() {
                         self.transactions.remove(&id);
@@ -667,7 +667,7 @@ impl Transactions {
                 held.wake_ms = u64::MAX;
                 return;
             }
-            _ => self.config.expiration_ms.saturating_sub(now.wall_ms.saturating_sub(held.is.changed_ms)),
+            _ => self.config.expiration_ms.saturating_sub(now.believed.age_ms(held.is.changed_ms)),
         };
         held.wake_ms = now.mono_ms.saturating_add(in_ms.max(1) as u64);
         self.wakes.insert((held.wake_ms, id.to_owned()));

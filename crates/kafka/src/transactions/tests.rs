@@ -85,7 +85,8 @@ impl World {
         let (journal, ids) = (MemoryJournal::default(), Ids(Arc::new(Mutex::new(100))));
         let topics = TwoTopics(Arc::new(Mutex::new(10)));
         let transactions = World::open(&journal, &ids, &topics);
-        let now = Now { mono_ms: 1_000, wall_ms: 1_700_000_000_000 };
+        let wall_ms = 1_700_000_000_000;
+        let now = Now { mono_ms: 1_000, wall_ms, believed: wall_ms.into() };
         let mut world = World { transactions, journal, ids, topics, now };
         world.transactions.start(world.now);
         world
@@ -118,6 +119,7 @@ impl World {
     fn pass(&mut self, ms: u64) {
         self.now.mono_ms += ms;
         self.now.wall_ms += ms as i64;
+        self.now.believed = self.now.wall_ms.into();
         while self.transactions.next_deadline_ms().is_some_and(|at_ms| at_ms <= self.now.mono_ms) {
             self.transactions.tick(self.now);
         }
@@ -388,6 +390,19 @@ fn requests_that_make_no_sense_get_kafkas_errors() {
     assert_eq!(world.end("a", producer, true), Code::InvalidTxnState.code());
     assert_eq!((world.init("b"), world.init("c")), (Ok((102, 0)), Ok((103, 0))));
     assert_eq!(world.init("d"), Err(Code::PolicyViolation));
+}
+
+#[test]
+fn a_clock_that_jumps_forgets_no_id_before_it_is_believed() {
+    let mut world = World::new();
+    let begun = world.init("a").expect("begun");
+    world.pass(6 * 24 * 3_600_000);
+    // What is due when the clock jumps comes again a little later, and then for as long as is left.
+    let jumped = Now { mono_ms: u64::MAX / 2, wall_ms: i64::MAX / 2, ..world.now };
+    world.transactions.tick(jumped);
+    assert_eq!(world.state("a"), "Empty");
+    assert_eq!(world.transactions.next_deadline_ms(), Some(jumped.mono_ms + 1_000));
+    assert_eq!(world.init("a"), Ok((begun.0, begun.1 + 1)));
 }
 
 #[test]

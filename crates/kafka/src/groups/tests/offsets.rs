@@ -279,6 +279,23 @@ fn offsets_expire_when_nobody_needs_them_for_long() {
 }
 
 #[test]
+fn a_clock_that_jumps_expires_no_offset_before_it_is_believed() {
+    let mut world = World::new();
+    world.commit(&simple(&[("orders", 0, 1)]));
+    world.commit(&simple(&[("orders", 1, 1)]).with_retention_time_ms(DAY_MS as i64));
+    let mut tick = |jump_ms: i64| {
+        world.now.mono_ms += world.config.offsets_check_ms;
+        let wall_ms = world.now.believed.now_ms() + world.config.offsets_check_ms as i64;
+        (world.now.wall_ms, world.now.believed) = (wall_ms + jump_ms, wall_ms.into());
+        world.coordinator.tick(world.now);
+        world.offsets().len()
+    };
+    assert_eq!((tick(8 * DAY_MS as i64), tick(0)), (2, 2));
+    world.pass(8 * DAY_MS);
+    assert_eq!(world.offsets(), []);
+}
+
+#[test]
 fn a_restart_neither_ends_nor_stops_the_time_of_offsets() {
     let mut world = World::new();
     world.journal.0.lock().is_older = true;
