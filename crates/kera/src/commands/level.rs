@@ -106,10 +106,10 @@ fn text(of: &Level) -> String {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
-    fn described(level: u32, level_max: &[u32]) -> ClusterDescription {
+    pub(in crate::commands) fn described(level: u32, level_max: &[u32]) -> ClusterDescription {
         let member = |(node, level_max): (u32, &u32)| MemberNode {
             node,
             epoch: 1,

@@ -521,34 +521,16 @@ fn status_text(s: &NodeStatusResponse, cluster: Option<&ClusterDescription>, add
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::commands::level::tests::described;
 
     #[tokio::test]
     async fn a_live_node_that_does_not_answer_and_copies_that_wait_are_problems() {
         // It takes connections and says nothing.
         let mute = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let node = MemberNode {
-            node: 3,
-            epoch: 1,
-            uuid: [3; 16],
-            fenced: false,
-            votes: true,
-            roles: vec![],
-            rack: String::new(),
-            cluster_address: String::new(),
-            native_address: mute.local_addr().unwrap().to_string(),
-            streamlets: 2,
-            level_max: 1,
-        };
-        let cluster = ClusterDescription {
-            cluster: [1; 16],
-            leader: 1,
-            term: 1,
-            applied: 1,
-            nodes: vec![node],
-            logs: 0,
-            waiting_streamlets: 0,
-            level: 1,
-        };
+        let mut cluster = described(1, &[1; 3]);
+        cluster.nodes.drain(..2);
+        cluster.nodes[0].native_address = mute.local_addr().unwrap().to_string();
+        cluster.nodes[0].streamlets = 2;
         let (copies, silent) = copies(&cluster).await;
         assert_eq!((copies.len(), silent[0].0), (0, 3));
         let change = CopyChange {
@@ -586,30 +568,9 @@ mod tests {
 
     #[test]
     fn a_lost_node_is_a_problem_also_when_nothing_waits_for_it() {
-        let node = |number: u32, fenced: bool| MemberNode {
-            node: number,
-            epoch: 1,
-            uuid: [number as u8; 16],
-            fenced,
-            votes: number < 4,
-            roles: vec![],
-            rack: String::new(),
-            cluster_address: String::new(),
-            native_address: String::new(),
-            streamlets: 0,
-            level_max: 1,
-        };
-        let nodes = vec![node(1, false), node(2, false), node(3, true), node(4, true)];
-        let cluster = ClusterDescription {
-            cluster: [1; 16],
-            leader: 1,
-            term: 1,
-            applied: 1,
-            nodes,
-            logs: 0,
-            waiting_streamlets: 0,
-            level: 1,
-        };
+        let mut cluster = described(1, &[1; 4]);
+        cluster.nodes[2].fenced = true;
+        (cluster.nodes[3].fenced, cluster.nodes[3].votes) = (true, false);
         let said = "node 3 is lost: start it, or give it up with `kera node remove 3`; of the nodes that vote all are needed that are left";
         assert_eq!(is_lost(&cluster.nodes[2], &cluster), said);
         let said = "node 4 is lost: start it, or give it up with `kera node remove 4`";
