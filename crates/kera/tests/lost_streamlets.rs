@@ -8,7 +8,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Command, Stdio};
 
 use common::members::{cluster, free_ports, start_again, three_nodes};
-use common::{Node, eventually};
+use common::{Node, end_of, eventually};
 
 /// Writes these to all streamlets.
 fn produce(node: &Node, numbers: std::ops::Range<u32>) -> BTreeSet<String> {
@@ -81,12 +81,7 @@ fn who_follows_gets_what_was_written_before_it_has_noticed_that_a_node_is_back()
     nodes[0] = Some(start_again(&members[0]));
     let written = produce(nodes[1].as_ref().expect("it runs"), 300..600);
     signal("-CONT");
-    let mut ended = None;
-    eventually("its end", || {
-        ended = following.try_wait().unwrap();
-        ended.is_some()
-    });
-    assert!(ended.unwrap().success());
+    assert_eq!(end_of(&mut following), Some(0));
     let text = std::fs::read_to_string(&followed).unwrap();
     assert_eq!(text.lines().map(String::from).collect::<BTreeSet<_>>(), written);
 }
@@ -125,12 +120,7 @@ fn who_follows_a_stream_of_which_all_was_lost_gets_all_that_comes_since() {
     let node = nodes[asked].as_ref().expect("it runs");
     node.ok("stream alter spread --streamlets 4");
     written.extend(produce(node, 300..600));
-    let mut ended = None;
-    eventually("its end", || {
-        ended = following.try_wait().unwrap();
-        ended.is_some()
-    });
-    assert!(ended.unwrap().success());
+    assert_eq!(end_of(&mut following), Some(0));
     let text = std::fs::read_to_string(&followed).unwrap();
     assert_eq!(text.lines().map(String::from).collect::<BTreeSet<_>>(), written);
 }

@@ -5,7 +5,7 @@ mod common;
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Stdio};
 
-use common::{Node, Place, eventually, sample};
+use common::{Node, Place, end_of, eventually, sample};
 use serde_json::{Value, json};
 
 fn lines(text: &str) -> Vec<String> {
@@ -388,12 +388,7 @@ fn a_consumer_that_is_stopped_does_not_wait_for_its_reader() {
         // No more goes into a pipe unless somebody has made it larger.
         eventually("a full pipe", || rustix::io::ioctl_fionread(&out).unwrap() >= 60 << 10);
         assert!(std::process::Command::new("kill").arg(consumer.id().to_string()).status().unwrap().success());
-        let mut ended = None;
-        eventually("its end", || {
-            ended = consumer.try_wait().unwrap();
-            ended.is_some()
-        });
-        assert_eq!(ended.unwrap().code(), Some(status), "{flags}");
+        assert_eq!(end_of(&mut consumer), Some(status), "{flags}");
         let mut seen: Vec<String> = BufReader::new(out).lines().map_while(Result::ok).collect();
         assert!(seen.len() < written.len());
         if status == 1 {
@@ -404,15 +399,6 @@ fn a_consumer_that_is_stopped_does_not_wait_for_its_reader() {
             assert!(written.iter().all(|line| seen.contains(line)), "what nobody has read is read by the next one");
         }
     }
-}
-
-fn end_of(child: &mut Child) -> Option<i32> {
-    let mut ended = None;
-    eventually("its end", || {
-        ended = child.try_wait().unwrap();
-        ended.is_some()
-    });
-    ended.and_then(|status| status.code())
 }
 
 /// As while its output is looked at in a pager: it lives, so that its leases do not end by themselves.

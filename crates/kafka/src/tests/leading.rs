@@ -155,9 +155,8 @@ fn members_join_while_a_command_waits_for_a_leader_and_who_has_gone_does_not_wai
     threads.join();
 }
 
-/// Whoever reads what is committed waits for markers, and a leader may be waited for over and over.
-#[test]
-fn the_thread_that_ends_transactions_asks_nobody_for_ids() {
+/// A node in a cluster of which nobody leads the coordinators, and how often it has asked for them.
+fn without_leader() -> (World, Arc<AtomicU32>) {
     let cluster = Cluster::new();
     let asked = Arc::new(AtomicU32::new(0));
     let counted = asked.clone();
@@ -165,7 +164,13 @@ fn the_thread_that_ends_transactions_asks_nobody_for_ids() {
         counted.fetch_add(1, Ordering::Relaxed);
         Some(no_leader())
     });
-    let mut world = cluster.world;
+    (cluster.world, asked)
+}
+
+/// Whoever reads what is committed waits for markers, and a leader may be waited for over and over.
+#[test]
+fn the_thread_that_ends_transactions_asks_nobody_for_ids() {
+    let (mut world, asked) = without_leader();
     let door = world.running().door.clone();
     door.transactions.want_id();
     door.transactions.tick();
@@ -177,14 +182,7 @@ fn the_thread_that_ends_transactions_asks_nobody_for_ids() {
 /// Partitions that come to a node are hidden until it has asked what it has to know of them.
 #[test]
 fn the_thread_that_follows_owners_asks_nobody_for_a_stream() {
-    let cluster = Cluster::new();
-    let asked = Arc::new(AtomicU32::new(0));
-    let counted = asked.clone();
-    cluster.leader.answer_instead(move || {
-        counted.fetch_add(1, Ordering::Relaxed);
-        Some(no_leader())
-    });
-    let mut world = cluster.world;
+    let (mut world, asked) = without_leader();
     let door = world.running().door.clone();
     assert_eq!(door.groups.owner_of(&door.broker, "g"), None);
     assert!(door.groups.is_wanted());

@@ -301,6 +301,16 @@ impl Drop for Node {
     }
 }
 
+/// Waits for the end of a process, and returns its exit status; nothing if a signal has ended it.
+pub fn end_of(child: &mut Child) -> Option<i32> {
+    let mut ended = None;
+    eventually("its end", || {
+        ended = child.try_wait().expect("it is a child");
+        ended.is_some()
+    });
+    ended.and_then(|status| status.code())
+}
+
 /// Waits until `holds` does.
 pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     let started = Instant::now();
