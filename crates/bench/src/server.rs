@@ -236,14 +236,16 @@ impl Drop for Server {
     }
 }
 
-/// Has the server asked to stop when the thread that starts it is gone, however that came: nothing is left running.
-pub(crate) fn end_with_parent(command: &mut Command) {
+/// Has the process asked to stop (SIGTERM) when the thread that starts it is gone, however that came: nothing is left running.
+pub fn end_with_parent(command: &mut Command) {
     use std::os::unix::process::CommandExt;
-    // SAFETY: the closure runs between fork and exec and makes one system call: no memory is taken, no lock.
+    let parent = Some(rustix::process::getpid());
+    // SAFETY: the closure runs between fork and exec and makes two system calls: no memory is taken, no lock.
     unsafe {
-        command.pre_exec(|| {
+        command.pre_exec(move || {
             rustix::process::set_parent_process_death_signal(Some(Signal::TERM))?;
-            Ok(())
+            // Gone before that was said, it is not heard of any more.
+            if rustix::process::getppid() == parent { Ok(()) } else { Err(rustix::io::Errno::SRCH.into()) }
         });
     }
 }

@@ -8,6 +8,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
+use kera_bench::experiment::Stop;
 use kera_bench::keys::KeyDistribution;
 use kera_bench::limit::{self, LimitConfig};
 use kera_bench::load::{self, LoadConfig, Mode, Progress, Target};
@@ -16,7 +17,7 @@ use kera_client::Compression;
 use kera_format::Durability;
 use kera_server::units::parse_bytes;
 
-use crate::error::CliError;
+use crate::error::{CliError, EXIT_INTERRUPTED};
 use crate::output;
 
 /// What to measure.
@@ -313,15 +314,20 @@ fn run_limit(args: &LimitArgs, json: bool) -> Result<(), CliError> {
 fn run_load(mode: Mode, args: &LoadArgs, connect: &str, json: bool) -> Result<(), CliError> {
     let config = args.config();
     config.check(mode).map_err(failed)?;
+    let stop = Stop::new();
+    stop.on_signals().map_err(failed)?;
     let embedded = if args.embedded { Some(Embedded::start(args)?) } else { None };
     let target = match &embedded {
         Some(node) => Target { address: node.server.address(), server_pid: node.server.pid() },
         None => Target { address: connect.to_owned(), server_pid: args.server_pid.or_else(|| local_pid(connect)) },
     };
     let mut line = ProgressLine::new();
-    let report =
-        load::run(mode, &config, &target, |progress: &Progress| line.show(&progress.line())).map_err(failed)?;
+    let report = load::run(mode, &config, &target, &stop, |progress: &Progress| line.show(&progress.line()));
     line.clear();
+    let report = report.map_err(|error| match error {
+        kera_bench::BenchError::Interrupted => interrupted(&config),
+        error => failed(error),
+    })?;
     if json {
         output::print_json(&report)?
     } else {
@@ -332,6 +338,13 @@ fn run_load(mode: Mode, args: &LoadArgs, connect: &str, json: bool) -> Result<()
         0 => Ok(()),
         n => Err(CliError::failure(format!("{n} errors; the first: {}", report.first_error.unwrap_or_default()))),
     }
+}
+
+/// What a load that was stopped leaves behind.
+fn interrupted(config: &LoadConfig) -> CliError {
+    let streams = if config.keep { "are kept, as --keep says" } else { "are gone" };
+    let message = format!("interrupted: nothing was measured to its end; streams that were made for it {streams}");
+    CliError { exit: EXIT_INTERRUPTED, ..CliError::failure(message) }
 }
 
 /// The process behind an address of this host.

@@ -2,7 +2,9 @@
 
 mod common;
 
-use common::{Place, run, stdout};
+use std::process::Stdio;
+
+use common::{Place, eventually, run, stderr, stdout};
 use serde_json::Value;
 
 fn fields(report: &Value) -> [f64; 5] {
@@ -61,6 +63,30 @@ fn many_streams_and_an_application_work() {
     assert_eq!(node.json("stream list").as_array().map_or(0, Vec::len), 10, "they were to be kept");
     let report = node.json("bench both --records 5000 --application counters --consumers 2 --streamlets 4");
     assert_eq!(report["consume"]["records"], 5000, "{report}");
+    node.stop();
+}
+
+/// What was made for it is nothing that anybody would look for.
+#[test]
+fn an_interrupted_load_leaves_no_stream_behind_unless_it_is_to_be_kept() {
+    let place = Place::new();
+    let node = place.start();
+    let streams = || node.json("stream list").as_array().map_or(0, Vec::len);
+    for (line, signal, left) in [
+        ("bench produce --seconds 600 --streams 2 --streamlets 1", "-INT", 0),
+        ("bench consume --records 1000000000 --streamlets 1 --retention-bytes 1MiB", "-TERM", 0),
+        ("bench both --seconds 600 --rate 1000 --streamlets 1 --keep", "-TERM", 1),
+    ] {
+        let before = node.json("status")["appended_records"].as_u64();
+        let child = node.command(line).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        eventually("records", || node.json("status")["appended_records"].as_u64() > before);
+        assert!(std::process::Command::new("kill").args([signal, &child.id().to_string()]).status().unwrap().success());
+        let output = child.wait_with_output().unwrap();
+        let said = stderr(&output);
+        assert_eq!(output.status.code(), Some(130), "{line}: {said}");
+        assert!(said.contains("interrupted: nothing was measured to its end"), "{line}: {said}");
+        assert_eq!(streams(), left, "{line}");
+    }
     node.stop();
 }
 

@@ -20,6 +20,7 @@ pub use config::{LoadConfig, Mode};
 pub use report::{LoadReport, SideReport};
 
 use crate::BenchError;
+use crate::experiment::Stop;
 use crate::process::ProcessUsage;
 use meter::Meter;
 
@@ -93,42 +94,58 @@ impl StartLine {
     }
 }
 
-/// Runs a load to its end. Streams that it made are deleted afterwards unless they are to be kept.
+/// Runs a load to its end, or until somebody asks to stop. Streams that it made are deleted afterwards, however it ended, unless they are to be kept.
+///
+/// # Errors
+/// What could not be done first; [`BenchError::Interrupted`] if somebody has asked to stop, unless a stream that was made is left behind then.
 pub fn run(
     mode: Mode,
     config: &LoadConfig,
     target: &Target,
+    stop: &Stop,
     progress: impl FnMut(&Progress),
 ) -> Result<LoadReport, BenchError> {
     config.check(mode)?;
     let admin = crate::runtime()?;
     let prefix = format!("bench-{}-{:x}", std::process::id(), crate::clock::now_ns() % 0x1_0000_0000);
     let streams = config.stream_names(&prefix);
-    let made = admin.block_on(make_streams(&target.address, &streams, config))?;
+    let mut made = Vec::new();
     let outcome = (|| {
+        admin.block_on(make_streams(&target.address, &streams, config, stop, &mut made))?;
         let config = match mode {
-            Mode::Consume => fill(config, target, &streams, made.len())?,
+            Mode::Consume => fill(config, target, &streams, made.len(), stop)?,
             _ => config.clone(),
         };
-        measure(mode, &config, target, &streams, progress)
+        measure(mode, &config, target, &streams, stop, progress)
     })();
     let deleted = if config.keep { Ok(()) } else { admin.block_on(delete_streams(&target.address, &made)) };
-    let mut report = outcome?;
-    if let Err(error) = deleted {
-        report.first_error.get_or_insert(error.to_string());
-    }
+    let mut report = match (outcome, deleted) {
+        (Err(BenchError::Interrupted), Err(left)) => return Err(left),
+        (outcome, Ok(())) => outcome?,
+        (outcome, Err(error)) => {
+            let mut report = outcome?;
+            report.first_error.get_or_insert(error.to_string());
+            report
+        }
+    };
     report.config = Some(config.clone());
     Ok(report)
 }
 
-/// Makes the streams that are missing and gives their names.
-async fn make_streams(address: &str, streams: &[String], config: &LoadConfig) -> Result<Vec<String>, BenchError> {
+/// Makes the streams that are missing, and notes their names in `made`, also of those before one that could not be made.
+async fn make_streams(
+    address: &str,
+    streams: &[String],
+    config: &LoadConfig,
+    stop: &Stop,
+    made: &mut Vec<String>,
+) -> Result<(), BenchError> {
     let failed = |error: ClientError| BenchError::server("making a stream", error);
     let client = Client::builder(address).client_name("kera-bench").connect().await;
     let client = client.map_err(|error| BenchError::server(format!("connecting to {address}"), error))?;
     let admin = client.admin();
-    let mut made = Vec::new();
     for name in streams {
+        stop.check()?;
         match admin.create_stream(name, config.stream_options()).await {
             Ok(_) => made.push(name.clone()),
             Err(error) if error.status() == Some(Status::StreamExists) => {
@@ -142,7 +159,7 @@ async fn make_streams(address: &str, streams: &[String], config: &LoadConfig) ->
             Err(error) => return Err(failed(error)),
         }
     }
-    Ok(made)
+    Ok(())
 }
 
 /// Tries until all nodes of a cluster know of a stream that was just made: the one that made it is the first of them.
@@ -168,7 +185,13 @@ async fn delete_streams(address: &str, streams: &[String]) -> Result<(), BenchEr
 }
 
 /// Makes something to consume in streams that were just made, and says how much there is.
-fn fill(config: &LoadConfig, target: &Target, streams: &[String], made: usize) -> Result<LoadConfig, BenchError> {
+fn fill(
+    config: &LoadConfig,
+    target: &Target,
+    streams: &[String],
+    made: usize,
+    stop: &Stop,
+) -> Result<LoadConfig, BenchError> {
     if made == 0 {
         return Ok(config.clone());
     }
@@ -181,7 +204,7 @@ fn fill(config: &LoadConfig, target: &Target, streams: &[String], made: usize) -
         rate: None,
         ..config.clone()
     };
-    let report = measure(Mode::Produce, &fill, target, streams, |_| ())?;
+    let report = measure(Mode::Produce, &fill, target, streams, stop, |_| ())?;
     if report.main.errors > 0 {
         let why = report.first_error.unwrap_or_default();
         return Err(BenchError::server("filling the stream", why));
@@ -195,8 +218,10 @@ fn measure(
     config: &LoadConfig,
     target: &Target,
     streams: &[String],
+    stop: &Stop,
     progress: impl FnMut(&Progress),
 ) -> Result<LoadReport, BenchError> {
+    stop.check()?;
     // The warm-up ends after records where records are limited, otherwise after a time.
     let by_records = config.records.is_some() || config.warmup_records > 0;
     let meter = || Meter::new(by_records.then_some(config.warmup_records));
@@ -235,7 +260,7 @@ fn measure(
             producing.meter.ready();
             consuming.meter.ready();
         });
-        let mut watch = Watch::new(config, target, &producing, &consuming, mode);
+        let mut watch = Watch::new(config, target, &producing, &consuming, mode, stop);
         let usage = watch.until_done(&threads, progress);
         let mut outcome = Ok(());
         for (_, thread) in threads {
@@ -244,6 +269,7 @@ fn measure(
         }
         (outcome, usage)
     });
+    stop.check()?;
     outcome?;
     Ok(summed_up(mode, config, &producing.meter, &consuming.meter, usage))
 }
@@ -293,6 +319,7 @@ struct Watch<'a> {
     producing: &'a produce::Shared,
     consuming: &'a consume::Shared,
     mode: Mode,
+    stop: &'a Stop,
     started: Instant,
     began: Option<Instant>,
     before: (Option<ProcessUsage>, ProcessUsage),
@@ -307,12 +334,13 @@ impl<'a> Watch<'a> {
         producing: &'a produce::Shared,
         consuming: &'a consume::Shared,
         mode: Mode,
+        stop: &'a Stop,
     ) -> Watch<'a> {
         let started = Instant::now();
         let (began, after) = (None, None);
         let shown = (started, 0, 0);
         let before = usage(target);
-        Watch { config, target, producing, consuming, mode, started, began, before, after, shown }
+        Watch { config, target, producing, consuming, mode, stop, started, began, before, after, shown }
     }
 
     fn until_done(
@@ -327,6 +355,10 @@ impl<'a> Watch<'a> {
             let (produced, consumed) = (side_done(true), side_done(false));
             if produced && consumed {
                 break;
+            }
+            if self.stop.asked().load(Relaxed) {
+                self.producing.stop.store(true, Relaxed);
+                self.consuming.stop.store(true, Relaxed);
             }
             self.keep_time();
             if produced && self.mode == Mode::Both {
