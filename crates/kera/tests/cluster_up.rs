@@ -3,14 +3,15 @@
 mod common;
 
 use std::io::{BufRead, BufReader};
+use std::net::TcpStream;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 
 use common::{Place, eventually, kera, run, stderr, stdout};
 
-/// Ports next to one another that other runs of tests do not use.
-fn first_port() -> u16 {
-    20_000 + (std::process::id() % 700) as u16 * 16
+/// Ports next to one another that other runs of tests do not use, nor another cluster of this one.
+fn first_port(cluster: u32) -> u16 {
+    20_000 + ((std::process::id() + cluster * 350) % 700) as u16 * 16
 }
 
 struct Cluster {
@@ -70,7 +71,7 @@ impl Cluster {
 
 #[test]
 fn a_cluster_that_was_stopped_at_the_terminal_stopped_gracefully_and_starts_again_with_its_records() {
-    let cluster = Cluster { place: Place::new(), port: first_port() };
+    let cluster = Cluster { place: Place::new(), port: first_port(0) };
     let first = cluster.start();
     let done = run(cluster.at("stream create flights --streamlets 6 --replication 3"));
     assert!(done.status.success(), "{}", stderr(&done));
@@ -86,9 +87,21 @@ fn a_cluster_that_was_stopped_at_the_terminal_stopped_gracefully_and_starts_agai
     cluster.interrupt(second);
 }
 
+/// Who kills the command finds its ports and its arenas free again.
+#[test]
+fn nodes_stop_gracefully_when_the_command_that_has_started_them_is_killed() {
+    let cluster = Cluster { place: Place::new(), port: first_port(1) };
+    let mut command = cluster.start();
+    command.kill().expect("it runs");
+    command.wait().expect("it ends");
+    let serves = |node: &u16| TcpStream::connect(("127.0.0.1", cluster.port + *node)).is_ok();
+    eventually("the nodes' ends", || !(0..3).any(|node| serves(&node)) && cluster.place.arena_files().is_empty());
+    assert!(!cluster.logs().contains("stopped at once"), "{}", cluster.logs());
+}
+
 #[test]
 fn a_mistake_in_what_a_cluster_is_started_with_is_told_whole() {
-    let cluster = Cluster { place: Place::new(), port: first_port() + 12 };
+    let cluster = Cluster { place: Place::new(), port: first_port(0) + 12 };
     let mut flags = cluster.flags();
     flags.extend(["--nodes".into(), "1".into()]);
     let at = flags.iter().position(|flag| flag == "--arena-bytes").expect("it is there") + 1;

@@ -181,6 +181,8 @@ fn spawn(args: &ClusterUpArgs, program: &Path, number: u16) -> Result<Member, Cl
     let mut command = Command::new(program);
     // A group of its own: Ctrl-C at the terminal is for this command, which stops the nodes, and would be a second signal to them.
     command.args(&words).process_group(0).stdin(Stdio::null()).stdout(out).stderr(log);
+    // Killed, this command stops nothing itself. It starts nodes from its main thread only, which lives as long as it does.
+    kera_bench::server::end_with_parent(&mut command);
     let process = command.spawn().map_err(|error| failed(program, error))?;
     let again = format!("kera {}", words.iter().map(|word| as_typed(word)).collect::<Vec<_>>().join(" "));
     Ok(Member {
