@@ -11,7 +11,7 @@ mod lines;
 mod records;
 
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, Read};
+use std::io::{self, BufRead, BufReader, Cursor, Read};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -173,6 +173,7 @@ fn source(
 ) -> Result<Box<dyn RowSource>, CliError> {
     let failed = |error: io::Error| CliError::failure(format!("cannot be read: {error}"));
     let extension = Path::new(path).extension().and_then(|e| e.to_str()).unwrap_or("").to_ascii_lowercase();
+    let is_marked = take_mark(&mut input).map_err(failed)?;
     let first = first_byte(&mut input).map_err(failed)?;
     let format = match (format, extension.as_str(), first) {
         (Format::Auto, "ndjson" | "jsonl" | "json", _) => Format::Ndjson,
@@ -182,6 +183,9 @@ fn source(
         (format, _, _) => format,
     };
     check(format, &picks)?;
+    if is_marked && matches!(format, Format::Lines | Format::Raw) {
+        input = Box::new(Cursor::new(MARK).chain(input));
+    }
     let null = picks.null.clone();
     let rows: Box<dyn RowSource> = match format {
         Format::Ndjson | Format::Auto => Box::new(json::JsonRows::new(input, first == Some(b'['), picks)),
@@ -240,6 +244,24 @@ impl RowSource for NullValues {
         Ok(more)
     }
 }
+
+/// The byte order mark that some programs begin UTF-8 with. It is part of no JSON and of no header; of lines and raw input every byte is kept.
+const MARK: &[u8] = b"\xef\xbb\xbf";
+
+/// Takes the mark off the front of the input, if there is one. Waits for no more bytes than can be part of it.
+fn take_mark(input: &mut Box<dyn BufRead + Send>) -> io::Result<bool> {
+    let mut taken = 0;
+    while taken < MARK.len() && input.fill_buf()?.first() == Some(&MARK[taken]) {
+        input.consume(1);
+        taken += 1;
+    }
+    if taken > 0 && taken < MARK.len() {
+        let rest = std::mem::replace(input, Box::new(io::empty()));
+        *input = Box::new(Cursor::new(&MARK[..taken]).chain(rest));
+    }
+    Ok(taken == MARK.len())
+}
+
 /// The first byte that is no white space, without consuming anything but white space at the front of the first buffer.
 fn first_byte(input: &mut Box<dyn BufRead + Send>) -> io::Result<Option<u8>> {
     let buffer = input.fill_buf()?;

@@ -46,6 +46,31 @@ fn ndjson_keeps_values_as_they_are_written() {
     assert_eq!(lines, [1, 3, 4, 5]);
 }
 
+/// As some programs write UTF-8, and however few bytes come at a time.
+#[test]
+fn a_byte_order_mark_is_no_part_of_a_record_where_it_can_be_told_from_one() {
+    let all = |text: &'static str, path: &str, format| values(&rows_of(text, path, format, Picks::default()).unwrap());
+    let object = ["{\"a\":1}", "2"];
+    assert_eq!(all("\u{feff}{\"a\":1}\n2\n", "f.ndjson", Format::Auto), object);
+    assert_eq!(all("\u{feff}{\"a\":1}\n2\n", "-", Format::Auto), object);
+    assert_eq!(all("\u{feff}[{\"a\":1},\n2]", "f.json", Format::Auto), object);
+    assert_eq!(all("\u{feff}a\n1\n", "f.csv", Format::Auto), ["{\"a\":1}"]);
+    assert_eq!(all("\u{feff}{\"value\":\"x\"}\n", "-", Format::Records), ["x"]);
+    for format in [Format::Auto, Format::Lines, Format::Raw] {
+        assert_eq!(all("\u{feff}x", "-", format), ["\u{feff}x"], "{format:?}");
+    }
+    assert!(all("\u{feff}\u{feff}{}\n", "f.ndjson", Format::Auto)[0].starts_with("! f, line 1: this is no JSON"));
+    // What only begins like one.
+    assert_eq!(all("\u{fefe}x\n", "-", Format::Auto), ["\u{fefe}x"]);
+    for (bytes, is_marked) in [(&b"\xef\xbb\xbf7"[..], true), (b"\xef\xbb7", false), (b"\xef", false), (b"", false)] {
+        let mut input: Box<dyn BufRead + Send> = Box::new(BufReader::with_capacity(1, bytes));
+        assert_eq!(take_mark(&mut input).unwrap(), is_marked);
+        let mut left = Vec::new();
+        input.read_to_end(&mut left).unwrap();
+        assert_eq!(left, if is_marked { b"7" } else { bytes });
+    }
+}
+
 #[test]
 fn keys_and_timestamps_are_picked() {
     let text = "{\"b\":\"y\\u0041\",\"t\":\"2001-01-01 12:00\"}\n{\"t\":978350400,\"b\":17}";
