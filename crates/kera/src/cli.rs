@@ -114,9 +114,9 @@ may be printed again, none are left out. Several consumers with the same --appli
     /// Show how the node is, and the nodes of its cluster.
     ///
     /// Of the node: memory, disks, and PROBLEM for each thing that needs somebody. In a cluster then a line for each node: whether it is
-    /// live, drained or lost, its EPOCH (one more each time it joined), whether it VOTES, how many STREAMLETS it owns, of how many it serves
-    /// what was written before they moved (OLDER), and how much it KEEPS as copies for others; and what is moved or rebuilt just now, or gets
-    /// another number of copies, with how much is left. What goes wrong in the cluster follows as PROBLEM too.
+    /// live, drained or lost, its EPOCH (one more each time it joined), whether it VOTES, how many streamlets it OWNS, of how many it serves
+    /// what was written before they moved (OLDER), and how much it KEEPS as copies for others; nodes that do not do everything, with their
+    /// roles; and what is moved or rebuilt just now, or gets another number of copies, with how much is left. What goes wrong in the cluster follows as PROBLEM too.
     Status {
         /// End with status 1 if there is a PROBLEM, for scripts and monitors.
         #[arg(long)]

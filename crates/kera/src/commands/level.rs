@@ -107,6 +107,8 @@ fn text(of: &Level) -> String {
 
 #[cfg(test)]
 pub(super) mod tests {
+    use kera_protocol::Role;
+
     use super::*;
 
     pub(in crate::commands) fn described(level: u32, level_max: &[u32]) -> ClusterDescription {
@@ -116,7 +118,7 @@ pub(super) mod tests {
             uuid: [0; 16],
             fenced: false,
             votes: true,
-            roles: Vec::new(),
+            roles: vec![Role::Coordinator, Role::Broker, Role::Backup],
             rack: String::new(),
             cluster_address: String::new(),
             native_address: String::new(),

@@ -6,7 +6,7 @@ use std::time::Duration;
 use kera_client::{Client, ClientError, Status, StreamId};
 use kera_protocol::{
     ClusterDescription, CopiesDescription, CopyChange, LogsDescription, MemberNode, MoveInfo, MovesDescription,
-    NodeHoldings, NodeStatusResponse, OwnLog,
+    NodeHoldings, NodeStatusResponse, OwnLog, Role,
 };
 use kera_server::api::NodeJson;
 use kera_server::identity::uuid_text;
@@ -340,23 +340,23 @@ impl From<&Cluster> for ClusterJson {
 /// Moves that are shown one by one, and streams that are to have another number of copies.
 const SHOWN: usize = 10;
 
-fn cluster_text(whole: &Cluster) -> String {
-    let cluster = &whole.cluster;
-    let leader = match cluster.leader {
-        0 => "none is known".to_owned(),
-        node => format!("node {node}, term {}", cluster.term),
-    };
-    let level = whole.level.as_ref().map_or_else(|| "not known: the leader does not say".to_owned(), level::line);
-    let mut text = facts(&[("cluster", uuid_text(&cluster.cluster)), ("leader", leader), ("level", level)]);
-    let mut table =
-        Table::new(&["NODE", "STATE", "EPOCH", "ROLES", "VOTES", "RACK", "ADDRESS", "STREAMLETS", "OLDER", "KEEPS"]);
-    for node in &cluster.nodes {
-        let roles: Vec<&str> = node.roles.iter().map(|role| role.name()).collect();
+/// What a node does that was not told otherwise.
+const ALL_ROLES: [Role; 3] = [Role::Coordinator, Role::Broker, Role::Backup];
+
+/// The nodes, a line each, which fits a terminal of 80 columns with addresses and amounts as they usually are. Nearly all nodes do everything: roles are told
+/// of the others.
+fn members_text(whole: &Cluster) -> String {
+    let mut table = Table::new(&["NODE", "STATE", "EPOCH", "VOTES", "RACK", "ADDRESS", "OWNS", "OLDER", "KEEPS"]);
+    let mut roles = String::new();
+    for node in &whole.cluster.nodes {
+        if ALL_ROLES.iter().any(|role| !node.roles.contains(role)) {
+            let only: Vec<&str> = node.roles.iter().map(|role| role.name()).collect();
+            roles.push_str(&format!("roles: node {} is {} only\n", node.node, only.join(" and ")));
+        }
         table.row([
             node.node.to_string(),
             whole.state(node).to_owned(),
             node.epoch.to_string(),
-            roles.join(","),
             if node.votes { "yes" } else { "no" }.to_owned(),
             node.rack.clone(),
             node.native_address.clone(),
@@ -365,7 +365,18 @@ fn cluster_text(whole: &Cluster) -> String {
             whole.copies.get(&node.node).map_or_else(|| "?".to_owned(), |of| human_bytes(of.copies.backup_bytes)),
         ]);
     }
-    text.push_str(&table.text());
+    table.text() + &roles
+}
+
+fn cluster_text(whole: &Cluster) -> String {
+    let cluster = &whole.cluster;
+    let leader = match cluster.leader {
+        0 => "none is known".to_owned(),
+        node => format!("node {node}, term {}", cluster.term),
+    };
+    let level = whole.level.as_ref().map_or_else(|| "not known: the leader does not say".to_owned(), level::line);
+    let mut text = facts(&[("cluster", uuid_text(&cluster.cluster)), ("leader", leader), ("level", level)]);
+    text.push_str(&members_text(whole));
     if let Some(moves) = whole.moves.as_ref().filter(|moves| moves.under_way > 0) {
         for of in moves.moves.iter().take(SHOWN) {
             let (name, MoveInfo { number, streamlet, from, to, .. }) = (whole.name(of.stream), of);
@@ -523,6 +534,40 @@ mod tests {
     use super::*;
     use crate::commands::level::tests::described;
 
+    fn whole(cluster: ClusterDescription) -> Cluster {
+        Cluster {
+            cluster,
+            moves: None,
+            changes: Vec::new(),
+            names: HashMap::new(),
+            copies: BTreeMap::new(),
+            silent: Vec::new(),
+            waiting: Vec::new(),
+            own_problems: Vec::new(),
+            level: None,
+        }
+    }
+
+    #[test]
+    fn the_nodes_of_a_cluster_fit_a_terminal_and_what_they_do_is_told_of_those_that_do_not_do_everything() {
+        let mut cluster = described(1, &[1; 3]);
+        for node in &mut cluster.nodes {
+            node.rack = format!("rack-{}", node.node);
+            node.native_address = format!("192.168.100.10{}:7070", node.node);
+            node.streamlets = 1234;
+        }
+        cluster.nodes[1].roles = vec![Role::Broker, Role::Backup];
+        let of = |backup_bytes| {
+            let copies = CopiesDescription { backup_bytes, ..CopiesDescription::default() };
+            Said { copies, logs: LogsDescription::default(), problems: Vec::new() }
+        };
+        let copies = [1, 2, 3].map(|node| (node, of(123 << 30))).into();
+        let text = members_text(&Cluster { copies, ..whole(cluster) });
+        assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+        assert!(text.contains("192.168.100.102:7070  1234  ?      123 GiB\n"), "{text}");
+        assert_eq!(text.lines().last(), Some("roles: node 2 is broker and backup only"), "{text}");
+    }
+
     #[tokio::test]
     async fn a_live_node_that_does_not_answer_and_copies_that_wait_are_problems() {
         // It takes connections and says nothing.
@@ -542,18 +587,7 @@ mod tests {
             there: 1,
             waits_for: vec![2],
         };
-        let whole = Cluster {
-            cluster,
-            moves: None,
-            changes: vec![change],
-            names: HashMap::new(),
-            copies,
-            silent,
-            waiting: Vec::new(),
-            own_problems: Vec::new(),
-            level: None,
-        };
-        let said = problems(&whole);
+        let said = problems(&Cluster { changes: vec![change], copies, silent, ..whole(cluster) });
         assert_eq!(said[0], "the copies of orders wait for node 2, which is lost: start it");
         assert!(said[1].starts_with("node 3 is live and has not answered within 1 s"), "{said:?}");
         assert_eq!(said.len(), 2);
