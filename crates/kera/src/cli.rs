@@ -209,6 +209,7 @@ Examples:
   kera stream create flights
   kera stream create flights --streamlets 4 --lanes 2 --retention-time 7d --retention-bytes 10GiB
   kera stream create payments --streamlets 8 --durability power
+  kera stream create payments --replication 2   in a cluster; three copies where there are three nodes, if nothing is said
 
 Streamlets are the partitions of a stream: records with one key stay in one, in order. Lanes let more producers and
 consumers work on one streamlet side by side, and give up the order between producers.")]
@@ -288,7 +289,7 @@ pub struct OptionArgs {
     /// The largest segment, a power of two from 64KiB to 16MiB [default: 8MiB]
     #[arg(long, value_name = "BYTES", value_parser = segment_bytes)]
     pub segment_bytes: Option<u32>,
-    /// Copies on different nodes [default: 1]
+    /// Copies on different nodes [default: 3 in a cluster in which three nodes or more can hold copies, 1 elsewhere]
     #[arg(long, alias = "replication-factor", value_name = "R")]
     pub replication: Option<u32>,
     /// Whether producers are answered when all copies have what they wrote, or when its owner has [default: sync]

@@ -20,7 +20,7 @@ fn over_http_a_node_changes_no_part_of_an_application_and_says_what_is_at_others
     let node = nodes[0].as_ref().expect("it runs");
     let file = members[0].place.file("lines");
     std::fs::write(&file, (0..300).map(|number| format!("{number}:{number}\n")).collect::<String>()).expect("a file");
-    node.ok("stream create spread --streamlets 6");
+    node.ok("stream create spread --streamlets 6 --replication 1");
     node.ok(&format!("produce spread --key-separator : --file {}", file.display()));
     assert_eq!(node.ok("consume spread --application audit").lines().count(), 300);
 
@@ -47,7 +47,7 @@ fn over_http_a_node_changes_no_part_of_an_application_and_says_what_is_at_others
     assert_eq!(node.json("application list"), serde_json::json!([]));
 
     // Of a stream that it owns nothing of it does not know who reads it, or whether anybody does.
-    node.ok("stream create lone --streamlets 1");
+    node.ok("stream create lone --streamlets 1 --replication 1");
     node.ok(&format!("produce lone --key-separator : --file {}", file.display()));
     assert_eq!(node.ok("consume lone --application audit").lines().count(), 300);
     let told = |name: &str| {

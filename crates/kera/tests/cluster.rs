@@ -22,7 +22,7 @@ fn three_nodes_agree_on_streams_and_another_leads_when_the_leader_is_killed() {
     eventually("three coordinators that vote", || nodes.iter().flatten().all(|node| voters(node) == 3));
 
     for (number, node) in nodes.iter().flatten().enumerate() {
-        node.ok(&format!("stream create made-{number} --streamlets 3"));
+        node.ok(&format!("stream create made-{number} --streamlets 3 --replication 1"));
     }
     eventually("all streams on all nodes", || {
         nodes.iter().flatten().all(|node| (0..3).all(|of| node.ok("stream list").contains(&format!("made-{of}"))))
@@ -41,7 +41,9 @@ fn three_nodes_agree_on_streams_and_another_leads_when_the_leader_is_killed() {
         leads != 0 && leads != leader + 1 && status["nodes"][leader]["state"] == "lost"
     });
     assert_eq!(at(&nodes, other)["waiting_streamlets"], 3);
-    nodes[other].as_ref().expect("it runs").ok("stream create after-the-loss");
+    nodes[other].as_ref().expect("it runs").ok("stream create after-the-loss --replication 1");
+    let (_, said) = nodes[other].as_ref().expect("it runs").fails("stream create copied");
+    assert!(said.contains(&format!("node {} is lost: start it, or say with --replication", leader + 1)), "{said}");
 
     let back = members[leader].start();
     assert!(back.ok("stream list").contains("after-the-loss"));
@@ -49,6 +51,8 @@ fn three_nodes_agree_on_streams_and_another_leads_when_the_leader_is_killed() {
     assert_eq!(status["nodes"][leader]["epoch"], 2);
     assert_eq!(status["nodes"][leader]["state"], "live");
     assert_eq!(status["waiting_streamlets"], 0);
+    let said = back.ok("stream create by-itself --streamlets 2");
+    assert!(said.contains("2 streamlets of 1 lane, 3 copies (as in any cluster of 3 nodes or more; "), "{said}");
     drop(members[leader].place.data());
 }
 
@@ -262,7 +266,7 @@ fn a_node_that_is_cut_off_from_the_coordinators_stops_serving_and_goes_on_when_t
     let all = (0..3).map(|at| format!("127.0.0.1:{}", ports[at])).collect::<Vec<_>>().join(",");
     let log = members[0].place.file("acks").display().to_string();
     let node = |at: usize| nodes[at].as_ref().expect("it runs");
-    node(0).ok("stream create alone --streamlets 3");
+    node(0).ok("stream create alone --streamlets 3 --replication 1");
     let line = format!("verify produce --stream alone --log {log} --records 3000 --connect {all}");
     let produced = common::run(line.split_whitespace());
     assert!(produced.status.success(), "{}{}", common::stdout(&produced), common::stderr(&produced));

@@ -75,7 +75,7 @@ fn done(producing: Child) {
 fn a_stream_of_one_copy_gets_more_under_load_and_survives_the_loss_of_any_node() {
     let mut house = House::new();
     for (stream, durability) in [("process", "process"), ("power", "power")] {
-        house.node(1).ok(&format!("stream create {stream} --streamlets 6 --durability {durability}"));
+        house.node(1).ok(&format!("stream create {stream} --streamlets 6 --replication 1 --durability {durability}"));
     }
     // Some of it is with nodes that do not own it any more.
     let first = house.produce("process", 10_000, 5_000);
@@ -113,8 +113,8 @@ fn a_stream_of_one_copy_gets_more_under_load_and_survives_the_loss_of_any_node()
 #[test]
 fn whoever_looks_is_told_how_far_it_is_and_which_lost_node_is_waited_for() {
     let mut house = House::new();
-    house.node(1).ok("stream create flights --streamlets 6");
-    house.node(1).ok("stream create lone");
+    house.node(1).ok("stream create flights --streamlets 6 --replication 1");
+    house.node(1).ok("stream create lone --replication 1");
     house.node(1).ok("streamlet move lone/0 --to 3");
     let refused = |line: &str| house.node(1).fails(line).1;
     let many = refused("stream alter flights --replication 4");

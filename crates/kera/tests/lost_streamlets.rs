@@ -25,7 +25,7 @@ fn what_is_not_at_a_lost_node_is_read_and_the_rest_when_it_is_back() {
     let ports = free_ports::<6>();
     let (members, mut nodes) = three_nodes(&ports);
     let node = nodes[1].as_ref().expect("it runs");
-    node.ok("stream create spread --streamlets 3");
+    node.ok("stream create spread --streamlets 3 --replication 1");
     let written = produce(node, 0..300);
 
     nodes[0].take().expect("it runs").kill();
@@ -57,7 +57,7 @@ fn who_follows_gets_what_was_written_before_it_has_noticed_that_a_node_is_back()
     let ports = free_ports::<6>();
     let (members, mut nodes) = three_nodes(&ports);
     let node = nodes[1].as_ref().expect("it runs");
-    node.ok("stream create spread --streamlets 3");
+    node.ok("stream create spread --streamlets 3 --replication 1");
     produce(node, 0..300);
     nodes[0].take().expect("it runs").kill();
     let node = nodes[1].as_ref().expect("it runs");
@@ -92,7 +92,7 @@ fn who_follows_a_stream_of_which_all_was_lost_gets_all_that_comes_since() {
     let ports = free_ports::<6>();
     let (members, mut nodes) = three_nodes(&ports);
     let node = nodes[1].as_ref().expect("it runs");
-    node.ok("stream create spread --streamlets 1");
+    node.ok("stream create spread --streamlets 1 --replication 1");
     let owner =
         cluster(node)["nodes"].as_array().unwrap().iter().position(|node| node["streamlets"] == 1).expect("an owner");
     let asked = (owner + 1) % 3;

@@ -3,11 +3,12 @@
 use std::time::Duration;
 
 use kera_client::{Client, ClientError, Status, StreamId, StreamInfo};
-use kera_protocol::CopyChange;
+use kera_protocol::{ClusterDescription, CopyChange, Role};
 use serde::Serialize;
 
 use crate::cli::Globals;
 use crate::commands::status::soon;
+use crate::connect::explain;
 use crate::error::CliError;
 use crate::output::say;
 
@@ -109,21 +110,77 @@ pub fn problems(changes: &[CopyChange]) -> Vec<String> {
     lost.into_iter().map(of_node).collect()
 }
 
-/// What to know of a stream that was made with one copy because nobody has said how many; nothing where there is no other node that could have one.
-pub async fn advice(client: &Client, stream: &StreamInfo) -> String {
-    let nodes =
-        soon(client.admin().describe_cluster()).await.and_then(Result::ok).map_or(0, |cluster| cluster.nodes.len());
-    advice_for(&stream.name, stream.options.replication, nodes)
+/// Copies of a stream whose maker does not say how many, where there are as many nodes for them; one where there are fewer: a loss would stop two of two.
+/// Topics of Kafka clients get as many.
+pub const COPIES_AUTO: u32 = 3;
+
+/// How many copies a stream gets whose maker does not say.
+#[derive(Debug)]
+pub struct ByItself {
+    /// So many.
+    pub copies: u32,
+    /// Nodes that can hold copies, those that are lost too: they are to come back. One: the node is alone.
+    nodes: u32,
+    /// Those of them that are lost.
+    lost: Vec<u32>,
 }
 
-fn advice_for(name: &str, has: u32, nodes: usize) -> String {
-    if has > 1 || nodes < 2 {
-        return String::new();
+/// How many copies a stream gets whose maker does not say.
+///
+/// # Errors
+/// The node does not say soon how its cluster is: with one copy for want of an answer the loss of a node would be the loss of data.
+pub async fn by_itself(client: &Client) -> Result<ByItself, CliError> {
+    let next = "say how many copies there are to be with --replication";
+    match soon(client.admin().describe_cluster()).await {
+        Some(Ok(cluster)) => Ok(ByItself::of(&cluster)),
+        Some(Err(error)) => Err(explain(&error).next(next)),
+        None => {
+            Err(CliError::failure("the node has not said in time how many nodes there are to hold copies").next(next))
+        }
     }
-    let more = nodes.min(3);
-    format!(
-        "It has one copy, so it waits for its nodes when they are lost; `kera stream alter {name} --replication {more}` gives it more, now or later.\n"
-    )
+}
+
+impl ByItself {
+    fn of(cluster: &ClusterDescription) -> ByItself {
+        let backups = || cluster.nodes.iter().filter(|node| node.roles.contains(&Role::Backup));
+        // A broker that is no backup holds its own copy.
+        let is_own = !backups().any(|node| node.roles.contains(&Role::Broker));
+        let nodes = backups().count() as u32 + u32::from(is_own);
+        let lost = backups().filter(|node| node.fenced).map(|node| node.node).collect();
+        ByItself { copies: if nodes >= COPIES_AUTO { COPIES_AUTO } else { 1 }, nodes, lost }
+    }
+
+    /// What to know of a stream that was made so and has these copies, behind their number. Nothing where there is nothing to choose, or if somebody else
+    /// has made it with another number.
+    pub fn why(&self, name: &str, has: u32) -> String {
+        if has != self.copies || self.nodes < 2 {
+            return String::new();
+        }
+        if has > 1 {
+            return format!(" (as in any cluster of {COPIES_AUTO} nodes or more; --replication says otherwise)");
+        }
+        let more = self.nodes;
+        format!(
+            "\nIt has one copy, so it waits for its nodes when they are lost; `kera stream alter {name} --replication {more}` gives it more, now or later."
+        )
+    }
+
+    /// Why a stream was not made. While nodes are lost there may be too few for copies that nobody has asked for.
+    pub fn refused(&self, error: &ClientError) -> CliError {
+        let explained = explain(error);
+        if self.copies == 1 || self.lost.is_empty() || error.status() != Some(Status::InvalidOptions) {
+            return explained;
+        }
+        let lost: Vec<String> = self.lost.iter().map(u32::to_string).collect();
+        let (nodes, are, them) = match lost.len() {
+            1 => ("node", "is", "it"),
+            _ => ("nodes", "are", "them"),
+        };
+        let lost = lost.join(", ");
+        explained.next(format!(
+            "{nodes} {lost} {are} lost: start {them}, or say with --replication how many copies there are to be"
+        ))
+    }
 }
 
 /// Some names, and how many more there are.
@@ -179,19 +236,41 @@ fn instead(name: &str, wanted: u32, other: u32) -> CliError {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::commands::level::tests::described;
 
     fn change(name: &str, copies: u32, wanted: u32, waits_for: &[u32]) -> CopyChange {
         let (stream, name, waits_for) = (StreamId(7), name.to_owned(), waits_for.to_vec());
         CopyChange { stream, name, copies, wanted, streamlets: 8, there: 5, waits_for }
     }
 
+    fn by_itself(nodes: usize) -> ByItself {
+        let mut cluster = described(1, &[1; 9]);
+        cluster.nodes.truncate(nodes);
+        ByItself::of(&cluster)
+    }
+
     #[test]
-    fn who_has_not_said_how_many_copies_is_told_what_one_means_where_there_could_be_more() {
-        assert_eq!(advice_for("flights", 1, 0), "", "a node that is alone");
-        assert_eq!(advice_for("flights", 1, 1), "");
-        assert_eq!(advice_for("flights", 2, 3), "");
-        assert!(advice_for("flights", 1, 2).contains("kera stream alter flights --replication 2"));
-        assert!(advice_for("flights", 1, 5).contains("--replication 3"));
+    fn who_has_not_said_how_many_copies_gets_three_where_there_are_as_many_nodes_for_them() {
+        let copies = |nodes| by_itself(nodes).copies;
+        assert_eq!([0, 1, 2, 3, 9].map(copies), [1, 1, 1, 3, 3]);
+        let mut cluster = described(1, &[1; 3]);
+        cluster.nodes[2].fenced = true;
+        assert_eq!(ByItself::of(&cluster).copies, 3, "it is to come back");
+        cluster.nodes[2].roles = vec![Role::Coordinator, Role::Broker];
+        assert_eq!(ByItself::of(&cluster).copies, 1, "it holds none");
+        cluster.nodes[0].roles = vec![Role::Broker];
+        cluster.nodes[1].roles = vec![Role::Backup];
+        cluster.nodes[2].roles = vec![Role::Backup];
+        assert_eq!(ByItself::of(&cluster).copies, 3, "one of them is the broker's own");
+    }
+
+    #[test]
+    fn who_has_not_said_how_many_copies_is_told_how_many_and_why() {
+        assert_eq!(by_itself(0).why("flights", 1), "", "a node that is alone");
+        assert_eq!(by_itself(1).why("flights", 1), "");
+        assert!(by_itself(2).why("flights", 1).contains("kera stream alter flights --replication 2"));
+        assert_eq!(by_itself(2).why("flights", 2), "", "somebody else has made it");
+        assert!(by_itself(5).why("flights", 3).starts_with(" (as in any cluster of 3 nodes or more; --replication"));
     }
 
     #[test]

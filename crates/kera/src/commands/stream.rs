@@ -77,8 +77,9 @@ async fn create(name: &str, args: &OptionArgs, if_not_exists: bool, globals: &Gl
         let message = format!("`{name}` cannot be the name of a stream");
         return Err(CliError::usage(message).next("use 1 to 249 of the characters a-z A-Z 0-9 . _ -"));
     }
-    let options = args.changes().apply(&StreamOptions::default());
-    check(&options)?;
+    let changes = args.changes();
+    // What only one copy forbids is known when a node has said how many there are.
+    check(&changes.apply(&StreamOptions { replication: changing::COPIES_AUTO, ..StreamOptions::default() }))?;
     let client = connect(globals).await?;
     if if_not_exists && let Some(info) = existing(&client, name).await? {
         if globals.json {
@@ -86,16 +87,26 @@ async fn create(name: &str, args: &OptionArgs, if_not_exists: bool, globals: &Gl
         }
         return print(&format!("{} exists, with {}; its options stay as they are\n", info.name, shape(&info.options)));
     }
-    let info = if if_not_exists {
-        client.admin().ensure_stream(name, options).await?
-    } else {
-        client.admin().create_stream(name, options).await?
+    let by_itself = match args.replication {
+        Some(_) => None,
+        None => Some(changing::by_itself(&client).await?),
     };
+    let replication = by_itself.as_ref().map_or(1, |chosen| chosen.copies);
+    let options = changes.apply(&StreamOptions { replication, ..StreamOptions::default() });
+    check(&options)?;
+    let made = match if_not_exists {
+        true => client.admin().ensure_stream(name, options).await,
+        false => client.admin().create_stream(name, options).await,
+    };
+    let info = made.map_err(|error| match &by_itself {
+        Some(chosen) => chosen.refused(&error),
+        None => error.into(),
+    })?;
     if globals.json {
         return print_json(&StreamJson::from(&info));
     }
-    let advice = if args.replication.is_none() { changing::advice(&client, &info).await } else { String::new() };
-    print(&format!("created {} with {}\n{advice}", info.name, shape(&info.options)))
+    let why = by_itself.map_or_else(String::new, |chosen| chosen.why(&info.name, info.options.replication));
+    print(&format!("created {} with {}, {}{why}\n", info.name, shape(&info.options), copies(&info.options)))
 }
 
 /// The stream of that name, if there is one.
