@@ -520,18 +520,22 @@ pub enum ApplicationCommand {
         #[arg(long)]
         stream: Option<String>,
     },
-    /// Forget an application and what it has read.
+    /// Forget an application and what it has read; it must have no running consumers.
     Delete {
         /// Its name.
         name: String,
         /// Its stream; needed if several streams have an application of that name.
         #[arg(long)]
         stream: Option<String>,
+        /// Do not ask. Without a terminal to ask at it is needed.
+        #[arg(long)]
+        yes: bool,
     },
-    /// Set where an application goes on; it must have no running consumers.
+    /// Set where an application goes on; it must have no running consumers. Shows what would be set and asks.
     #[command(after_help = "\
 Examples:
   kera application reset report --to earliest
+  kera application reset report --to 2h --yes
   kera application reset report --stream flights --to 2026-01-31T12:00:00Z --dry-run")]
     Reset {
         /// Its name.
@@ -548,6 +552,9 @@ Examples:
         /// Only show what would be set.
         #[arg(long)]
         dry_run: bool,
+        /// Do not ask. Without a terminal to ask at it is needed.
+        #[arg(long, conflicts_with = "dry_run")]
+        yes: bool,
     },
 }
 
@@ -853,7 +860,8 @@ mod tests {
             "consume s --application a --from earliest --max 3 --follow --format json",
             "consume s --last 5 --follow",
             "consume s --from ordinal:7",
-            "application reset a --to latest",
+            "application reset a --to latest --yes",
+            "application delete a --stream s --yes",
             "stream list",
             "stream describe s",
             "stream alter s --retention-time none",

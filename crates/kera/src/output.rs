@@ -45,25 +45,39 @@ pub fn print_json(value: &impl Serialize) -> Result<(), CliError> {
 /// # Errors
 /// Standard input is no terminal, or something else was typed.
 pub fn have_typed(word: &str, question: &str, lost: impl FnOnce() -> String) -> Result<(), CliError> {
-    if !io::stdin().is_terminal() {
-        return Err(CliError::usage(lost()).next("pass --yes to say so"));
-    }
-    match ask(question) {
-        Ok(typed) if typed.trim() == word => Ok(()),
-        _ => Err(CliError::failure("nothing was changed")),
+    match answer(question, lost)?.trim() == word {
+        true => Ok(()),
+        false => Err(CliError::failure("nothing was changed")),
     }
 }
 
-/// The line that a person types when asked.
+/// Has a person agree to what does not come back. `lost`: what would be gone, for who is not at a terminal. `kept`: what is as it was, for who does not
+/// agree.
 ///
 /// # Errors
-/// The question cannot be put, or nobody can answer.
-pub fn ask(question: &str) -> io::Result<String> {
-    let mut errors = io::stderr().lock();
-    errors.write_all(question.as_bytes()).and_then(|()| errors.flush())?;
-    let mut typed = String::new();
-    io::stdin().read_line(&mut typed)?;
-    Ok(typed)
+/// Standard input is no terminal, or something else than yes was typed.
+pub fn agreed(question: &str, lost: &str, kept: &str) -> Result<(), CliError> {
+    let typed = answer(&format!("{question} [y/N] "), || lost.to_owned())?;
+    if is_yes(&typed) { Ok(()) } else { Err(CliError::failure(kept)) }
+}
+
+fn is_yes(typed: &str) -> bool {
+    matches!(typed.trim(), "y" | "Y" | "yes")
+}
+
+/// The line that a person types when asked. Who is not at a terminal must have said before that it is to be done.
+fn answer(question: &str, lost: impl FnOnce() -> String) -> Result<String, CliError> {
+    if !io::stdin().is_terminal() {
+        return Err(CliError::usage(lost()).next("pass --yes to say so"));
+    }
+    let ask = || -> io::Result<String> {
+        let mut errors = io::stderr().lock();
+        errors.write_all(question.as_bytes()).and_then(|()| errors.flush())?;
+        let mut typed = String::new();
+        io::stdin().read_line(&mut typed)?;
+        Ok(typed)
+    };
+    ask().map_err(|error| CliError::failure(format!("standard input: {error}")))
 }
 
 /// So many of something, in words: `1 streamlet`, `2 streamlets`.
@@ -133,6 +147,12 @@ pub fn facts(pairs: &[(&str, String)]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn nothing_but_yes_is_taken_for_it() {
+        assert!(["y\n", "Y\n", "yes\n", " yes \r\n"].into_iter().all(is_yes));
+        assert!(!["", "\n", "n\n", "no\n", "yess\n", "y n\n"].into_iter().any(is_yes));
+    }
 
     #[test]
     fn columns_line_up_and_numbers_stand_to_the_right() {

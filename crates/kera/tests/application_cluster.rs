@@ -41,9 +41,9 @@ fn over_http_a_node_changes_no_part_of_an_application_and_says_what_is_at_others
     let (status, said) = node.http_request("POST", &format!("{at}/reset"), &reset);
     assert_eq!(status, 200, "{said}");
     assert!(node.json("application list")[0]["lag"].as_u64() > Some(0));
-    node.ok("application reset audit --to earliest");
+    node.ok("application reset audit --to earliest --yes");
     assert_eq!(node.json("application list")[0]["lag"], 300);
-    node.ok("application delete audit");
+    node.ok("application delete audit --yes");
     assert_eq!(node.json("application list"), serde_json::json!([]));
 
     // Of a stream that it owns nothing of it does not know who reads it, or whether anybody does.

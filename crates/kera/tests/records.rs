@@ -287,11 +287,19 @@ fn an_application_goes_on_where_it_stopped() {
     let list = node.json("application list");
     let lag = |name: &str| list.as_array().unwrap().iter().find(|a| a["name"] == name).unwrap()["lag"].clone();
     assert_eq!((lag("report"), lag("other")), (json!(0), json!(195)));
-    node.ok("application reset report --to earliest");
+    let before = (lag("report"), lag("other"));
+    for line in ["application reset report --to earliest", "application delete other"] {
+        let (status, said) = node.fails(line);
+        assert!(status == 2 && said.contains("forgotten") && said.contains("pass --yes"), "{line}: {said}");
+    }
+    let list = node.json("application list");
+    let lag = |name: &str| list.as_array().unwrap().iter().find(|a| a["name"] == name).unwrap()["lag"].clone();
+    assert_eq!((lag("report"), lag("other")), before, "nobody has agreed");
+    node.ok("application reset report --to earliest --yes");
     assert_eq!(node.ok("consume flights --application report").lines().count(), 200);
     let described = node.json("application describe report");
     assert_eq!((&described["lag"], &described["state"]), (&json!(0), &json!("empty")));
-    node.ok("application delete other");
+    node.ok("application delete other --yes");
     let (_, said) = node.fails("application describe ohter");
     assert!(said.contains("there is no application `ohter`"), "{said}");
     // Advice is in the words of the command line.
@@ -514,7 +522,7 @@ fn the_last_records_and_those_from_a_number_on_are_read() {
     assert_eq!(node.fails("consume flights --last 3 --application a").0, 2);
     assert_eq!(node.fails("consume flights --from ordinal:x").0, 2);
     node.ok("consume flights --application report");
-    let reset = node.json("application reset report --to ordinal:2");
+    let reset = node.json("application reset report --to ordinal:2 --yes");
     assert!(reset["offsets"].as_array().unwrap().iter().all(|offset| offset["ordinal"] == 2), "{reset}");
 }
 

@@ -8,9 +8,10 @@ use kera_server::units::human_count;
 use serde_json::{Value, json};
 
 use crate::cli::{ApplicationCommand, Globals};
+use crate::commands::status::soon;
 use crate::connect::{connect, explain, find_stream};
 use crate::error::CliError;
-use crate::output::{Table, facts, print, print_json, say};
+use crate::output::{Table, agreed, facts, print, print_json, say};
 use crate::when::{parse_start, show_instant};
 
 /// Runs the command.
@@ -21,11 +22,18 @@ pub async fn run(command: ApplicationCommand, globals: &Globals) -> Result<(), C
     match command {
         ApplicationCommand::List { stream } => list(stream.as_deref(), globals).await,
         ApplicationCommand::Describe { name, stream } => describe(&name, stream.as_deref(), globals).await,
-        ApplicationCommand::Delete { name, stream } => delete(&name, stream.as_deref(), globals).await,
-        ApplicationCommand::Reset { name, stream, to, streamlets, dry_run } => {
+        ApplicationCommand::Delete { name, stream, yes } => delete(&name, stream.as_deref(), yes, globals).await,
+        ApplicationCommand::Reset { name, stream, to, streamlets, dry_run, yes } => {
             let to = parse_start(&to).map_err(CliError::usage)?;
             let streamlets = streamlets.into_iter().map(StreamletId).collect();
-            reset(&name, stream.as_deref(), to, streamlets, dry_run, globals).await
+            let how = if dry_run {
+                How::Show
+            } else if yes {
+                How::Set
+            } else {
+                How::Ask
+            };
+            reset(&name, stream.as_deref(), to, streamlets, how, globals).await
         }
     }
 }
@@ -48,8 +56,9 @@ async fn list(stream: Option<&str>, globals: &Globals) -> Result<(), CliError> {
     if globals.json {
         return print_json(&applications.iter().map(|(a, s)| ApplicationJson::new(a, &s.name)).collect::<Vec<_>>());
     }
+    let groups = if has_groups(&client).await { GROUPS_APART } else { "" };
     if applications.is_empty() {
-        return print("no applications yet; `kera consume STREAM --application NAME` makes one\n");
+        return print(&format!("no applications yet; `kera consume STREAM --application NAME` makes one\n{groups}"));
     }
     let mut table = Table::new(&["APPLICATION", "STREAM", "STATE", "CONSUMERS", "LAG"]);
     for (a, s) in &applications {
@@ -61,7 +70,28 @@ async fn list(stream: Option<&str>, globals: &Globals) -> Result<(), CliError> {
             human_count(a.lag),
         ]);
     }
-    print(&table.text())
+    print(&(table.text() + groups))
+}
+
+/// What whoever looks for a group of Kafka clients among applications has to know.
+const GROUPS_APART: &str =
+    "Groups of Kafka clients are not among them: Kafka's tools show those, like kafka-consumer-groups.sh --list.\n";
+
+/// Streams in which nodes keep the groups of Kafka clients: each node that is or was alone, and a cluster.
+const GROUPS: [&str; 2] = ["_kera.groups", "_kera.cluster.groups"];
+
+/// Whether Kafka clients have groups here, or had some, as far as that is told soon. Which ones, only the Kafka door says.
+async fn has_groups(client: &Client) -> bool {
+    let look = async {
+        let streams = client.admin().streams("_kera.", true).await.unwrap_or_default();
+        for stream in streams.iter().filter(|stream| GROUPS.contains(&stream.name.as_str())) {
+            if client.admin().stream_stats(stream.id).await.is_ok_and(|held| held.records() > 0) {
+                return true;
+            }
+        }
+        false
+    };
+    soon(look).await.unwrap_or(false)
 }
 
 /// The stream of the application that is meant.
@@ -148,9 +178,16 @@ async fn describe(name: &str, stream: Option<&str>, globals: &Globals) -> Result
     print(&text)
 }
 
-async fn delete(name: &str, stream: Option<&str>, globals: &Globals) -> Result<(), CliError> {
+async fn delete(name: &str, stream: Option<&str>, yes: bool, globals: &Globals) -> Result<(), CliError> {
     let client = connect(globals).await?;
     let stream = stream_of(&client, name, stream).await?;
+    if !yes {
+        let described = client.admin().application(stream.id, name).await;
+        let lag = described.map_err(|error| of_application(&error, name, &stream))?.lag;
+        let read = format!("how far {name} has read {}, all but {} records,", stream.name, human_count(lag));
+        let (lost, kept) = (format!("{read} would be forgotten for good"), format!("{name} was not deleted"));
+        agreed(&format!("forget {}?", read.trim_end_matches(',')), &lost, &kept)?;
+    }
     let deleted = client.admin().delete_application(stream.id, name).await;
     deleted.map_err(|error| of_application(&error, name, &stream))?;
     if globals.json {
@@ -159,12 +196,23 @@ async fn delete(name: &str, stream: Option<&str>, globals: &Globals) -> Result<(
     print(&format!("deleted {name} of {}\n", stream.name))
 }
 
+/// What a reset does with what it finds out.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum How {
+    /// Shows it.
+    Show,
+    /// Shows it, and sets it if a person agrees.
+    Ask,
+    /// Sets it.
+    Set,
+}
+
 async fn reset(
     name: &str,
     stream: Option<&str>,
     to: Start,
     streamlets: Vec<StreamletId>,
-    dry_run: bool,
+    how: How,
     globals: &Globals,
 ) -> Result<(), CliError> {
     let client = connect(globals).await?;
@@ -183,20 +231,30 @@ async fn reset(
     };
     if is_new {
         // A node knows nothing of a name that is only asked for, and makes it when it is set.
-        let would = if dry_run { "would be" } else { "is" };
+        let would = if how == How::Set { "is" } else { "would be" };
         say(format_args!(
             "`{name}` has read nothing of {} yet and {would} made as a new application; a group of Kafka clients of that name is \
              something else, which kafka-consumer-groups.sh resets",
             stream.name
         ));
     }
-    let set = match is_new && dry_run {
-        true => would_be_set(&client, &stream, streamlets, to).await?,
-        false => {
-            client.admin().reset_offsets(stream.id, name, streamlets, to, dry_run).await.map(|set| set_of(&set))?
+    if how != How::Set {
+        let set = match is_new {
+            true => would_be_set(&client, &stream, streamlets.clone(), to).await?,
+            false => set_of(&client.admin().reset_offsets(stream.id, name, streamlets.clone(), to, true).await?),
+        };
+        if how == How::Show {
+            return report_reset(name, &stream, &set, true, globals);
         }
-    };
-    report_reset(name, &stream, &set, dry_run, globals)
+        let lost = match is_new {
+            true => format!("{name} of {} would be made", stream.name),
+            false => format!("{name} of {} would go on elsewhere, and where it is would be forgotten", stream.name),
+        };
+        let kept = format!("{name} goes on where it was");
+        agreed(&format!("{}set it so?", reset_text(name, &stream, &set, true)), &lost, &kept)?;
+    }
+    let set = client.admin().reset_offsets(stream.id, name, streamlets, to, false).await?;
+    report_reset(name, &stream, &set_of(&set), false, globals)
 }
 
 /// Where an application would go on that there is not yet.
@@ -245,10 +303,14 @@ fn report_reset(
         let offsets: Vec<Value> = offsets.collect();
         return print_json(&json!({ "name": name, "stream": stream.name, "dry_run": dry_run, "offsets": offsets }));
     }
+    print(&reset_text(name, stream, set, dry_run))
+}
+
+fn reset_text(name: &str, stream: &StreamInfo, set: &[Set], dry_run: bool) -> String {
     let mut table = Table::new(&["STREAMLET", "LANE", "GOES ON AT"]);
     for o in set {
         table.row([o.streamlet.to_string(), o.lane.to_string(), o.ordinal.to_string()]);
     }
     let what = if dry_run { "would go on" } else { "goes on" };
-    print(&format!("{name} of {} {what} here:\n{}", stream.name, table.text()))
+    format!("{name} of {} {what} here:\n{}", stream.name, table.text())
 }

@@ -1,7 +1,6 @@
 //! `kera stream`: create, list, describe, alter and delete streams.
 
 use std::collections::BTreeMap;
-use std::io::{self, IsTerminal};
 
 use kera_client::{Client, Status, StreamChanges, StreamInfo, StreamLanes, StreamOptions};
 use kera_format::{Cleanup, ReplicationMode};
@@ -16,7 +15,7 @@ use crate::commands::copies as changing;
 use crate::commands::owners::{self, Owned};
 use crate::connect::{connect, find_stream};
 use crate::error::CliError;
-use crate::output::{Table, ask, counted, facts, print, print_json};
+use crate::output::{Table, agreed, counted, facts, print, print_json};
 use crate::when::show_instant;
 
 /// Runs the command.
@@ -331,26 +330,19 @@ async fn delete(name: &str, if_exists: bool, yes: bool, globals: &Globals) -> Re
     }
     let info = find_stream(&client, name).await?;
     if !yes {
-        confirmed(&client, &info).await?;
+        agreed_to_delete(&client, &info).await?;
     }
     client.admin().delete_stream(info.id).await?;
     report_delete(name, true, globals)
 }
 
 /// Asks on the terminal. Who is not at one must have said so: what is deleted does not come back.
-async fn confirmed(client: &Client, info: &StreamInfo) -> Result<(), CliError> {
+async fn agreed_to_delete(client: &Client, info: &StreamInfo) -> Result<(), CliError> {
     let held = client.admin().stream_stats(info.id).await?;
     let at_least = if held.unheard.is_empty() { "" } else { "at least " };
     let all = format!("{} with {at_least}{} records", info.name, human_count(held.records()));
-    if !io::stdin().is_terminal() {
-        return Err(CliError::usage(format!("{all} would be gone for good")).next("pass --yes to say so"));
-    }
-    let answer = ask(&format!("delete {all}? [y/N] "));
-    let answer = answer.map_err(|error| CliError::failure(format!("standard input: {error}")))?;
-    if matches!(answer.trim(), "y" | "Y" | "yes") {
-        return Ok(());
-    }
-    Err(CliError::failure(format!("{} was not deleted", info.name)))
+    let (lost, kept) = (format!("{all} would be gone for good"), format!("{} was not deleted", info.name));
+    agreed(&format!("delete {all}?"), &lost, &kept)
 }
 
 fn report_delete(name: &str, deleted: bool, globals: &Globals) -> Result<(), CliError> {
