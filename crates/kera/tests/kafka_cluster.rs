@@ -314,6 +314,7 @@ fn what_groups_have_committed_at_a_node_that_was_alone_comes_along_to_its_cluste
     let alone = |flags: &[String], port: u16| {
         let node = Node::start_flags(flags);
         node.ok("stream create t --streamlets 1");
+        assert!(!node.ok("application list").contains("Groups of Kafka clients"));
         let mut kafka = Kafka::connect(port).expect("it runs");
         for (at, group) in groups.iter().enumerate() {
             for offset in [1, 10 + at as i64] {
@@ -321,6 +322,8 @@ fn what_groups_have_committed_at_a_node_that_was_alone_comes_along_to_its_cluste
                 assert_eq!(error_of(&answer), 0);
             }
         }
+        let list = node.ok("application list");
+        assert!(list.contains("Groups of Kafka clients are not among them"), "{list}");
         assert_eq!(node.stop(), 0);
     };
     let mut three = Three::start_after(alone);

@@ -184,9 +184,10 @@ async fn delete(name: &str, stream: Option<&str>, yes: bool, globals: &Globals) 
     if !yes {
         let described = client.admin().application(stream.id, name).await;
         let lag = described.map_err(|error| of_application(&error, name, &stream))?.lag;
-        let read = format!("how far {name} has read {}, all but {} records,", stream.name, human_count(lag));
+        let left = if lag == 0 { "all of it".to_owned() } else { format!("all but {} records", human_count(lag)) };
+        let read = format!("how far {name} has read {} ({left})", stream.name);
         let (lost, kept) = (format!("{read} would be forgotten for good"), format!("{name} was not deleted"));
-        agreed(&format!("forget {}?", read.trim_end_matches(',')), &lost, &kept)?;
+        agreed(&format!("forget {read}?"), &lost, &kept)?;
     }
     let deleted = client.admin().delete_application(stream.id, name).await;
     deleted.map_err(|error| of_application(&error, name, &stream))?;
