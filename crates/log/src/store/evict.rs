@@ -88,18 +88,20 @@ enum Rank {
 }
 
 /// Puts candidates in the order in which they leave memory, and counts those in front that no reader is on its way to.
-/// `places` gives the places of a lane's readers, in order.
+/// `places` are those of all readers, in any order.
 pub(crate) fn eviction_order(
     mut candidates: Vec<Candidate>,
-    places: impl Fn(LaneKey) -> Vec<Place>,
+    mut places: Vec<(LaneKey, Place)>,
 ) -> (Vec<Candidate>, usize) {
     candidates.sort_unstable_by_key(|candidate| candidate.id);
+    places.sort_unstable();
     let mut ranked: Vec<(Rank, Candidate)> = Vec::with_capacity(candidates.len());
     for lane in candidates.chunk_by(|a, b| lane_of(a.id) == lane_of(b.id)) {
-        let places = places(lane_of(lane[0].id));
-        let (mut places, mut bytes_ahead) = (places.into_iter().peekable(), None);
+        let key = lane_of(lane[0].id);
+        let of_lane = &places[places.partition_point(|(of, _)| *of < key)..];
+        let (mut places, mut bytes_ahead) = (of_lane.iter().take_while(|(of, _)| *of == key).peekable(), None);
         for candidate in lane {
-            while places.next_if(|place| *place <= place_of(candidate.id)).is_some() {
+            while places.next_if(|(_, place)| *place <= place_of(candidate.id)).is_some() {
                 bytes_ahead = Some(0);
             }
             let rank = match (&mut bytes_ahead, candidate.was_read) {
@@ -139,10 +141,8 @@ mod tests {
     }
 
     fn order(candidates: Vec<Candidate>, readers: &[(u32, u32)]) -> Vec<(u32, u32)> {
-        let places = |lane: LaneKey| {
-            let mine = readers.iter().filter(|(of, _)| *of == lane.2.0);
-            mine.map(|(of, index)| place_of(id(*of, *index))).collect()
-        };
+        let place = |(lane, index): &(u32, u32)| (lane_of(id(*lane, *index)), place_of(id(*lane, *index)));
+        let places = readers.iter().map(place).collect();
         eviction_order(candidates, places).0.into_iter().map(|c| (c.id.lane.0, c.id.index.0)).collect()
     }
 

@@ -96,10 +96,9 @@ impl<H: Host> Core<H> {
     fn evict(&self, host: &H, wanted_bytes: u64, spare_bytes: u64) -> u64 {
         let now_us = self.now_us();
         let candidates = self.clean.lock().candidates();
-        let (order, unwanted) = {
-            let readers = self.readers.lock();
-            eviction_order(candidates, |lane| readers.places(lane, now_us))
-        };
+        // A copy, so that who begins to read a segment does not wait until all that could go is sorted.
+        let places = self.readers.lock().places(now_us);
+        let (order, unwanted) = eviction_order(candidates, places);
         let (mut evicted_bytes, mut evicted) = (0, 0);
         for (n, candidate) in order.into_iter().enumerate() {
             if evicted_bytes >= if n < unwanted { wanted_bytes.max(spare_bytes) } else { wanted_bytes } {

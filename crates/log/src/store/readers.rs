@@ -159,13 +159,11 @@ impl Readers {
         }
     }
 
-    /// Places of the readers of a lane that were heard of lately, in order.
-    pub(crate) fn places(&self, lane: LaneKey, now_us: u64) -> Vec<Place> {
-        let marks = self.lanes.get(&lane).map_or(&[][..], |lane| &lane.marks);
-        let mut places: Vec<Place> =
-            marks.iter().filter(|mark| mark.at_us + READER_SILENT_US > now_us).map(|mark| mark.place).collect();
-        places.sort_unstable();
-        places
+    /// Places of all readers that were heard of lately, with their lanes, in any order.
+    pub(crate) fn places(&self, now_us: u64) -> Vec<(LaneKey, Place)> {
+        let marks = self.lanes.iter().flat_map(|(lane, of)| of.marks.iter().map(|mark| (*lane, mark)));
+        let heard = marks.filter(|(_, mark)| mark.at_us + READER_SILENT_US > now_us);
+        heard.map(|(lane, mark)| (lane, mark.place)).collect()
     }
 
     /// Whether something is read ahead of somebody.
@@ -239,17 +237,19 @@ mod tests {
             readers.reading(id(1, n), u64::from(n), most(8));
         }
         readers.reading(id(2, 0), 5, most(8));
-        assert_eq!(readers.places(lane(), 6), [place_of(id(2, 0))]);
+        assert_eq!(readers.places(6), [(lane(), place_of(id(2, 0)))]);
         readers.reading(id(1, 1), 7, most(8));
         readers.reading(id(1, 2), 8, most(8));
-        assert_eq!(readers.places(lane(), 8), [place_of(id(1, 2)), place_of(id(2, 0))]);
+        let mut places = readers.places(8);
+        places.sort_unstable();
+        assert_eq!(places, [(lane(), place_of(id(1, 2))), (lane(), place_of(id(2, 0)))]);
     }
 
     #[test]
     fn silent_readers_are_forgotten() {
         let mut readers = Readers::default();
         readers.reading(id(1, 0), 0, most(8));
-        assert!(readers.places(lane(), READER_SILENT_US).is_empty());
+        assert!(readers.places(READER_SILENT_US).is_empty());
         readers.forget_silent(READER_SILENT_US);
         assert!(readers.lanes.is_empty());
     }
