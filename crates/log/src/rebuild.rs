@@ -27,12 +27,15 @@
 //!
 //! Segments that are begun and not whole cannot be evicted. They take at most a quarter of the arena together; a chunk of
 //! another one is [put off](Rebuilt::Later), and its blocks are read again. As one of any size may be begun if there is no
-//! other, each reading completes something. Whole ones stay in memory until they have their copies;
+//! other, each reading completes something, unless what is begun lacks chunks that nobody gives now. Who ends in vain says so
+//! ([`Log::give_back_begun`]). If something was put off by then, what is begun gives its memory back, is read again when the rest of it may
+//! be there, and takes an eighth of the arena then beside what the others take. So what waits, for days perhaps, holds up nothing else;
+//! and what is put off once more comes before what had its turn. Whole ones stay in memory until they have their copies;
 //! [`Log::rebuilt_bytes`] tells whoever has to bound them.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use kera_format::checksum::crc32c;
 use kera_format::chunk::{Chunks, PayloadKind};
@@ -55,6 +58,8 @@ use crate::tenure::{LaneHandover, Tenure, TenureError};
 
 /// Segments that are begun take at most one part in this many of the arena.
 const BEGUN_SHARE: u64 = 4;
+/// Those that were begun before in vain have another share of it.
+const WAITED_SHARE: u64 = 8;
 /// Chunks that go to the sink while the lane's lock is held once.
 const APPENDED_AT_ONCE: usize = 512;
 
@@ -128,6 +133,9 @@ pub(crate) struct Rebuilding {
     /// Segments that are not whole, and which rewriting of each is to come.
     awaited: BTreeMap<(GroupId, u32), u64>,
     begun: HashMap<(GroupId, u32), Arc<Begun>>,
+    /// Segments that were begun in vain, and those of them that were put off since.
+    waited: BTreeSet<(GroupId, u32)>,
+    put_off: BTreeSet<(GroupId, u32)>,
     /// Those that are whole and did not go to the sink yet.
     uncopied: VecDeque<Uncopied>,
     /// The last ticket that a rebuilt chunk got.
@@ -144,6 +152,8 @@ impl Rebuilding {
     pub(crate) fn give_up_to(&mut self, last: (GroupId, u32)) {
         self.awaited.retain(|place, _| *place > last);
         self.begun.retain(|place, _| *place > last);
+        self.waited.retain(|place| *place > last);
+        self.put_off.retain(|place| *place > last);
         self.uncopied.retain(|copy| {
             let id = copy.segment.id();
             (id.group, id.index.0) > last
@@ -154,6 +164,8 @@ impl Rebuilding {
     pub(crate) fn leave(&mut self, keep: &dyn Fn(GroupId) -> bool) {
         self.awaited.retain(|(group, _), _| keep(*group));
         self.begun.retain(|(group, _), _| keep(*group));
+        self.waited.retain(|(group, _)| keep(*group));
+        self.put_off.retain(|(group, _)| keep(*group));
         self.uncopied.retain(|copy| keep(copy.segment.id().group));
     }
 }
@@ -163,6 +175,8 @@ struct Begun {
     log: Arc<Shared>,
     segment: Arc<Segment>,
     awaited: AwaitedSegment,
+    /// It was begun before in vain.
+    has_waited: bool,
     /// What all pieces of it say, their places left out.
     piece: Option<PieceHeader>,
     spans: Mutex<Spans>,
@@ -282,6 +296,17 @@ impl Log {
     /// Bytes of rebuilt segments that are whole and do not have their copies, or are not known to have them.
     pub fn rebuilt_bytes(&self) -> u64 {
         self.shared.uncopied_bytes.load(Ordering::Relaxed)
+    }
+
+    /// What was read for rebuilds has completed nothing: chunks are missing that nobody gives now. If segments were [put off](Rebuilt::Later) since this was said last,
+    /// all that are begun and not whole give their memory back. What was in them is awaited again, behind what was put off. Any thread.
+    pub fn give_back_begun(&self) {
+        if !self.shared.has_put_off.swap(false, Ordering::Relaxed) {
+            return;
+        }
+        for stream in self.streams() {
+            stream.streamlets().flat_map(|one| one.all_lanes()).for_each(|lane| lane.give_back_begun());
+        }
     }
 
     /// Puts a chunk of an awaited segment to the place that it names, whatever of the segment is there. Any thread; verifies
@@ -523,10 +548,13 @@ impl Lane {
         }
         // Known before anything is filled: what is whole must not lack it.
         self.rebuilt_sink()?;
-        let log = self.log();
+        let (log, has_waited) = (self.log(), rebuilding.waited.contains(&key));
         let bytes = u64::from(awaited.end);
-        let begun_bytes = log.begun_bytes.load(Ordering::Relaxed);
-        if begun_bytes > 0 && begun_bytes + bytes > log.arena.bytes() / BEGUN_SHARE {
+        if !has_room(log, bytes, has_waited) {
+            log.has_put_off.store(true, Ordering::Relaxed);
+            if has_waited {
+                rebuilding.put_off.insert(key);
+            }
             return Ok(Err(Rebuilt::Later));
         }
         let full = RebuildError::ArenaFull;
@@ -541,12 +569,25 @@ impl Lane {
         };
         let segment = Segment::create_hidden(block, header);
         segment.get_memory(end).map_err(full)?;
-        log.begun_bytes.fetch_add(bytes, Ordering::Relaxed);
+        begun_bytes(log, has_waited).fetch_add(bytes, Ordering::Relaxed);
         let log = Arc::clone(&self.home.stream.log);
         let piece = piece.map(of_all);
-        let begun = Arc::new(Begun { log, segment, awaited, piece, spans: Mutex::default() });
+        let begun = Arc::new(Begun { log, segment, awaited, has_waited, piece, spans: Mutex::default() });
         rebuilding.begun.insert(key, Arc::clone(&begun));
         Ok(Ok(begun))
+    }
+
+    fn give_back_begun(&self) {
+        let begun = {
+            let mut state = self.state.lock();
+            let Some(rebuilding) = &mut state.rebuilding else { return };
+            let Rebuilding { begun, waited, put_off, .. } = &mut **rebuilding;
+            std::mem::take(put_off).iter().for_each(|key| _ = waited.remove(key));
+            waited.extend(begun.keys());
+            std::mem::take(begun)
+        };
+        // Who waits for memory is told when it comes back: not under the lane's lock.
+        drop(begun);
     }
 
     /// Takes a segment that is whole: readers see it, the store writes it out, and its chunks wait for their way to the sink.
@@ -567,6 +608,7 @@ impl Lane {
         // What is not what it should be is awaited again, from another backup.
         closed?;
         rebuilding.awaited.remove(&(group, index.0));
+        rebuilding.waited.remove(&(group, index.0));
         let Some(at) = state.chain.find(group, index) else {
             begun.segment.disown();
             return Ok(Rebuilt::NotAwaited);
@@ -659,8 +701,20 @@ impl Drop for Uncopied {
 
 impl Drop for Begun {
     fn drop(&mut self) {
-        self.log.begun_bytes.fetch_sub(self.awaited.end.into(), Ordering::Relaxed);
+        begun_bytes(&self.log, self.has_waited).fetch_sub(self.awaited.end.into(), Ordering::Relaxed);
     }
+}
+
+/// What counts the bytes of segments that are begun, and those of segments that were before in vain.
+fn begun_bytes(log: &Shared, has_waited: bool) -> &AtomicU64 {
+    if has_waited { &log.waited_bytes } else { &log.begun_bytes }
+}
+
+/// Whether one more of so many bytes may be begun.
+fn has_room(log: &Shared, bytes: u64, has_waited: bool) -> bool {
+    let (taken, share) =
+        (begun_bytes(log, has_waited).load(Ordering::Relaxed), if has_waited { WAITED_SHARE } else { BEGUN_SHARE });
+    taken == 0 || taken + bytes <= log.arena.bytes() / share
 }
 
 /// What a sink is told apart by, as long as the node lives.

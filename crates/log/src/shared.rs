@@ -27,6 +27,10 @@ pub(crate) struct Shared {
     pub(crate) copies_compacted: AtomicBool,
     /// Bytes of segments that are being rebuilt and are not whole.
     pub(crate) begun_bytes: AtomicU64,
+    /// The same of those that were begun before in vain.
+    pub(crate) waited_bytes: AtomicU64,
+    /// A segment was put off because others are begun.
+    pub(crate) has_put_off: AtomicBool,
     /// Bytes of segments that were rebuilt and do not have their copies.
     pub(crate) uncopied_bytes: AtomicU64,
     /// Bytes that writers lacked since the last look of [`crate::Log::close_coldest`].
@@ -59,6 +63,8 @@ impl Shared {
             epoch: AtomicU32::new(0),
             copies_compacted: AtomicBool::new(false),
             begun_bytes: zero(),
+            waited_bytes: zero(),
+            has_put_off: AtomicBool::new(false),
             uncopied_bytes: zero(),
             lacked_bytes: zero(),
             spent: Mutex::default(),

@@ -390,6 +390,7 @@ impl Broker {
         if let Err(failure) = self.read_back(rebuild, logs, copies, progress) {
             if copies.goes_on() {
                 self.copy_some(rebuild);
+                self.log.give_back_begun();
             }
             return Err(failure);
         }

@@ -148,6 +148,50 @@ fn what_is_begun_takes_a_part_of_the_arena_and_the_rest_is_put_off() {
 }
 
 #[test]
+fn what_lacks_chunks_that_nobody_gives_holds_up_nothing_else() {
+    let large = || node_with(StreamOptions { segment_bytes_max: 1 << 20, ..options() }, 64 << 20);
+    let lost = large();
+    fill(&lost.lane(), 0..200, 200_000);
+    let (next, chunks) = taken_over_by(large(), &lost, 5);
+    let part = |chunk: &[u8]| ChunkView::parse(chunk).unwrap().broker().unwrap();
+    let of = |chunk: &[u8]| (part(chunk).group, part(chunk).segment);
+    // Of as many as may be begun only the first chunk is there.
+    let begins = |chunk: &&Vec<u8>| part(chunk).position == 128;
+    let is_put = |chunk: &&Vec<u8>| next.log.rebuild_chunk(chunk).unwrap() == Rebuilt::Put;
+    let mut stuck: Vec<_> = chunks.iter().filter(begins).filter(is_put).map(|chunk| of(chunk)).collect();
+    assert!(stuck.len() > 12 && stuck.len() < streamlet(&next).awaited().len() / 2);
+    let read = |stuck: &[_]| {
+        for chunk in chunks.iter().filter(|chunk| !stuck.contains(&of(chunk)) || part(chunk).position == 128) {
+            next.log.rebuild_chunk(chunk).unwrap();
+        }
+        next.log.give_back_begun();
+        streamlet(&next).awaited().len()
+    };
+    let before = streamlet(&next).awaited().len();
+    assert_eq!(read(&stuck), before, "all that may be begun is");
+    let left = (0..4).map(|_| read(&stuck)).last().unwrap();
+    assert_eq!(left, stuck.len());
+    // What is read last of it is there again. The others take what what has waited may take, and have had their turn.
+    stuck.truncate(stuck.len() - 3);
+    let left = (0..4).map(|_| read(&stuck)).last().unwrap();
+    assert_eq!(left, stuck.len());
+    stuck.clear();
+    let left = (0..4).map(|_| read(&stuck)).last().unwrap();
+    assert_eq!(left, 0);
+    assert_eq!(ordinals(&next.lane().read(start(), 64 << 20, true).unwrap()).len(), 200);
+}
+
+#[test]
+fn what_is_begun_keeps_what_it_has_while_nothing_is_put_off() {
+    let lost = node();
+    fill(&lost.lane(), 0..9, 10_000);
+    let (next, chunks) = taken_over(&lost, 5);
+    assert_eq!(next.log.rebuild_chunk(&chunks[0]).unwrap(), Rebuilt::Put);
+    next.log.give_back_begun();
+    assert_eq!(next.log.rebuild_chunk(&chunks[0]).unwrap(), Rebuilt::NotAwaited, "it is there");
+}
+
+#[test]
 fn a_write_of_an_older_copy_that_comes_late_does_not_count() {
     let lost = node();
     fill(&lost.lane(), 0..9, 10_000);
