@@ -94,7 +94,8 @@ impl Broker {
         self.named.get()?(name)
     }
 
-    /// A majority of the coordinators has said that this node takes part; they were asked at `at_us` of the monotonic clock. From the first
+    /// A majority of the coordinators has said that this node takes part; they were asked at `at_us` of the [clock that goes on while the machine is
+    /// suspended](Clock::since_boot_us). From the first
     /// call on this has to go on, or the node [stops serving](crate::SERVES_MS).
     pub fn confirmed(&self, at_us: u64) {
         self.standing.set_confirmed(at_us);

@@ -16,8 +16,9 @@
 //! taking writes.
 //!
 //! Elections take less than a second; [`SERVES_MS`] is ten times the silence after which a node is declared lost. It is measured
-//! from when the coordinators were asked, on the monotonic clock, and compared by whoever serves, not by a timer: a process that was stopped
-//! for a minute knows at its first request that its time is over.
+//! from when the coordinators were asked, and compared by whoever serves, not by a timer: a process that was stopped for a minute knows at its first request that
+//! its time is over. The clock is one that goes on while the machine is suspended ([`Clock::since_boot_us`]), as those of the coordinators do
+//! (`docs/decisions/0057-a-machine-that-was-suspended.md`).
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -45,6 +46,6 @@ impl Standing {
     #[inline]
     pub(crate) fn holds(&self, clock: &dyn Clock) -> bool {
         let until_us = self.until_us.load(Ordering::Relaxed);
-        until_us == u64::MAX || clock.monotonic_us() < until_us
+        until_us == u64::MAX || clock.since_boot_us() < until_us
     }
 }

@@ -41,7 +41,7 @@ fn a_node_in_no_cluster_stands_by_itself() {
 #[test]
 fn after_five_seconds_only_streams_with_copies_are_written_until_the_coordinators_are_heard_of() {
     let house = house();
-    house.broker.confirmed(house.clock.monotonic_us());
+    house.broker.confirmed(house.clock.since_boot_us());
     let mut peer = house.peer();
     let both = [chunk_for(ALONE), chunk_for(COPIED)];
     wait(&house, false);
@@ -49,7 +49,23 @@ fn after_five_seconds_only_streams_with_copies_are_written_until_the_coordinator
     house.clock.advance_ms(1);
     assert!(!house.broker.is_confirmed());
     assert_eq!(statuses(&peer.write(&both)), [Status::NotOwner, Status::Ok]);
-    house.broker.confirmed(house.clock.monotonic_us());
+    house.broker.confirmed(house.clock.since_boot_us());
+    assert_eq!(statuses(&peer.write(&both)), [Status::Ok, Status::Ok]);
+}
+
+/// Meanwhile the others have declared it lost, and a person may have given its streamlets to somebody else.
+#[test]
+fn a_machine_that_was_suspended_does_not_go_on_with_what_was_left_of_the_five_seconds() {
+    let house = house();
+    house.broker.confirmed(house.clock.since_boot_us());
+    let mut peer = house.peer();
+    let both = [chunk_for(ALONE), chunk_for(COPIED)];
+    assert_eq!(statuses(&peer.write(&both)), [Status::Ok, Status::Ok]);
+    house.clock.suspend_ms(SERVES_MS);
+    assert!(!house.broker.is_confirmed());
+    assert_eq!(statuses(&peer.write(&both)), [Status::NotOwner, Status::Ok]);
+    assert_eq!(peer.refused(&read_request(&[entry(COPIED, 0, 0, Cursor::default())], 0)), Status::Fenced);
+    house.broker.confirmed(house.clock.since_boot_us());
     assert_eq!(statuses(&peer.write(&both)), [Status::Ok, Status::Ok]);
 }
 
@@ -58,21 +74,21 @@ fn after_five_seconds_readers_and_members_are_sent_to_other_nodes() {
     let house = house();
     let mut peer = house.peer();
     assert_eq!(statuses(&peer.write(&[chunk_for(COPIED)])), [Status::Ok]);
-    house.broker.confirmed(house.clock.monotonic_us());
+    house.broker.confirmed(house.clock.since_boot_us());
     wait(&house, true);
     let read = read_request(&[entry(COPIED, 0, 0, Cursor::default())], 0);
     assert_eq!(peer.refused(&read), Status::Fenced);
     assert_eq!(peer.refused(&FindOwners { streams: Vec::new(), after: None, limit: 1 }), Status::Fenced);
     assert_eq!(peer.refused(&join_request("late", COPIED, Start::Earliest)), Status::Fenced);
     assert_eq!(peer.refused(&ListApplications { stream: None }), Status::Fenced);
-    house.broker.confirmed(house.clock.monotonic_us());
+    house.broker.confirmed(house.clock.since_boot_us());
     assert_eq!(peer.read(COPIED, Cursor::default()).answers[0].0.status(), Some(Status::Ok));
 }
 
 #[test]
 fn whoever_is_subscribed_or_waits_is_told_with_the_next_data() {
     let house = house();
-    house.broker.confirmed(house.clock.monotonic_us());
+    house.broker.confirmed(house.clock.since_boot_us());
     let (mut subscribed, mut waiting, mut writer) = (house.peer(), house.peer(), house.peer());
     let entries = vec![entry(COPIED, 0, 0, Cursor::default())];
     subscribed.send(&Subscribe { credit_bytes: 1 << 20, push_bytes_max: 0, entries: entries.clone() });

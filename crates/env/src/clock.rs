@@ -4,6 +4,8 @@ use std::fmt;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::{Instant, SystemTime};
 
+use rustix::time::{ClockId, Timespec, clock_gettime};
+
 use crate::believed::{Believed, Reckoning};
 
 /// Tells the time. Cheap enough to be asked once per request; not meant to be asked per record.
@@ -12,6 +14,9 @@ pub trait Clock: Send + Sync + fmt::Debug {
     fn now_ms(&self) -> i64;
     /// Microseconds since some moment in the past, the same for all callers of one clock. Never goes back.
     fn monotonic_us(&self) -> u64;
+    /// The same, of another moment, and while the machine is suspended it goes on, too, as the clocks of other machines do: for how long somebody may go on who was told
+    /// so by others. To be compared with nothing but itself.
+    fn since_boot_us(&self) -> u64;
     /// What is believed of the wall time.
     fn reckoning(&self) -> &Reckoning;
 
@@ -61,6 +66,11 @@ impl Clock for SystemClock {
         self.started.elapsed().as_micros() as u64
     }
 
+    fn since_boot_us(&self) -> u64 {
+        let Timespec { tv_sec, tv_nsec } = clock_gettime(ClockId::Boottime);
+        tv_sec.cast_unsigned() * 1_000_000 + tv_nsec.cast_unsigned() / 1_000
+    }
+
     fn reckoning(&self) -> &Reckoning {
         &self.reckoning
     }
@@ -71,6 +81,7 @@ impl Clock for SystemClock {
 pub struct ManualClock {
     wall_us: AtomicI64,
     monotonic_us: AtomicU64,
+    suspended_us: AtomicU64,
     reckoning: Reckoning,
 }
 
@@ -91,6 +102,12 @@ impl ManualClock {
         self.monotonic_us.fetch_add(by, Ordering::SeqCst);
     }
 
+    /// The machine is suspended for so long: the monotonic clock stands still, the others go on.
+    pub fn suspend_ms(&self, by: u64) {
+        self.wall_us.fetch_add((by * 1000) as i64, Ordering::SeqCst);
+        self.suspended_us.fetch_add(by * 1000, Ordering::SeqCst);
+    }
+
     /// Sets the wall clock, as a user or a time server does; monotonic time is not touched.
     pub fn set_now_ms(&self, now_ms: i64) {
         self.wall_us.store(now_ms * 1000, Ordering::SeqCst);
@@ -104,6 +121,10 @@ impl Clock for ManualClock {
 
     fn monotonic_us(&self) -> u64 {
         self.monotonic_us.load(Ordering::SeqCst)
+    }
+
+    fn since_boot_us(&self) -> u64 {
+        self.monotonic_us() + self.suspended_us.load(Ordering::SeqCst)
     }
 
     fn reckoning(&self) -> &Reckoning {
@@ -120,6 +141,8 @@ mod tests {
         let clock = SystemClock::new();
         let first = clock.monotonic_us();
         assert!(clock.monotonic_us() >= first);
+        let first = clock.since_boot_us();
+        assert!(first > 0 && clock.since_boot_us() >= first);
         assert!(clock.now_ms() > 1_600_000_000_000);
     }
 
@@ -130,6 +153,9 @@ mod tests {
         clock.advance_ms(7);
         clock.advance_us(1_500);
         assert_eq!((clock.now_ms(), clock.monotonic_us()), (5_008, 8_500));
+        assert_eq!(clock.since_boot_us(), 8_500);
+        clock.suspend_ms(2);
+        assert_eq!((clock.now_ms(), clock.monotonic_us(), clock.since_boot_us()), (5_010, 8_500, 10_500));
         clock.set_now_ms(-3);
         assert_eq!((clock.now_ms(), clock.monotonic_us()), (-3, 8_500));
     }

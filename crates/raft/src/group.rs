@@ -94,7 +94,7 @@ pub struct GroupConfig {
 /// joined, but not for long; and if it is cut off together with the node, the node serves nobody after as long anyway.
 const REFUSED_US_MAX: u64 = 5_000_000;
 
-/// What coordinators have answered to this node's signs of life, by when they were asked, on the monotonic clock.
+/// What coordinators have answered to this node's signs of life, by when they were asked, on the [clock](Clock::since_boot_us) that goes on while the machine is suspended.
 #[derive(Default)]
 struct Confirmed {
     /// When they said last that it takes part.
@@ -547,7 +547,7 @@ impl Group {
             let found = state.nodes().iter().filter(is_other);
             found.map(|(number, node)| (*number, node.doors.cluster.clone())).collect()
         });
-        let asked_us = self.clock.monotonic_us();
+        let asked_us = self.clock.since_boot_us();
         for (other, address) in others {
             let (transport, confirmed) = (self.transport.clone(), self.confirmed.clone());
             tokio::spawn(async move {
@@ -569,13 +569,13 @@ impl Group {
         Ok(heard)
     }
 
-    /// When a majority of the coordinators was asked, at the latest, that has said that this node takes part, on the monotonic clock; `None`:
-    /// there has been none. Whoever fences the node needs a majority as well, so one of these knows of it then, or soon.
+    /// When a majority of the coordinators was asked, at the latest, that has said that this node takes part, on the [clock](Clock::since_boot_us) that goes on while
+    /// the machine is suspended; `None`: there has been none. Whoever fences the node needs a majority as well, so one of these knows of it then, or soon.
     pub fn confirmed_us(&self, epoch: u32) -> Option<u64> {
         let (me, confirmed) = (u64::from(self.config.node), self.confirmed.lock().at_us.clone());
         let current = self.shared.current.read();
         let voters: Vec<u64> = current.members.membership().voter_ids().collect();
-        let own = current.state.is_live(self.config.node, epoch).then(|| self.clock.monotonic_us());
+        let own = current.state.is_live(self.config.node, epoch).then(|| self.clock.since_boot_us());
         let asked = voters.iter().filter_map(|voter| if *voter == me { own } else { confirmed.get(voter).copied() });
         nth_latest(asked.collect(), voters.len() / 2)
     }

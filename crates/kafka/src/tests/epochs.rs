@@ -104,7 +104,7 @@ fn an_epoch_is_that_of_the_owner() {
 fn a_node_that_hears_no_coordinators_does_not_name_itself() {
     let mut world = led_twice();
     let broker = world.parts().0;
-    broker.confirmed(world.clock.monotonic_us());
+    broker.confirmed(world.clock.since_boot_us());
     assert_eq!(world.led().0, 9);
     let told = |world: &mut World| {
         let partitions = TopicPartitions::default().with_topic(topic("t")).with_partitions(vec![0, 2]);
@@ -126,7 +126,7 @@ fn a_node_that_hears_no_coordinators_does_not_name_itself() {
     assert_eq!(world.led(), (-1, vec![], vec![]));
     let all = (0, vec![(0, preferred), (1, preferred)]);
     assert_eq!(told(&mut world), [(0, vec![(0, preferred), unknown]), (0, vec![(0, eligible), unknown]), all, invalid]);
-    broker.confirmed(world.clock.monotonic_us());
+    broker.confirmed(world.clock.since_boot_us());
     assert_eq!(world.led(), (9, vec![1], vec![1]));
 }
 

@@ -324,7 +324,7 @@ fn who_may_have_been_replaced_tells_nothing_of_groups() {
     let mine = &groups[0][0];
     assert_eq!(world.commit(mine, 1), 0);
     let broker = Arc::clone(&world.running().door.broker);
-    broker.confirmed(world.clock.monotonic_us());
+    broker.confirmed(world.clock.since_boot_us());
     world.clock.advance_ms(kera_broker::SERVES_MS - 1);
     assert_eq!(world.offsets(&[mine]), told([(mine, Ok(1))]));
     world.clock.advance_ms(1);
@@ -336,7 +336,7 @@ fn who_may_have_been_replaced_tells_nothing_of_groups() {
     assert_eq!(world.call(3, &beat).error_code, NOT_COORDINATOR);
     let listed = world.call(2, &ListGroupsRequest::default());
     assert_eq!((listed.error_code, listed.groups.len()), (LOADING, 0));
-    broker.confirmed(world.clock.monotonic_us());
+    broker.confirmed(world.clock.since_boot_us());
     assert_eq!(world.offsets(&[mine]), told([(mine, Ok(1))]));
     assert_eq!(world.call(2, &ListGroupsRequest::default()).groups.len(), 1);
 }

@@ -294,7 +294,7 @@ impl Cluster {
         load::tell(me, &self.group, broker, &self.clock, &self.runtime, self.stop.subscribe());
         floors::watch(self.node, &self.group, broker, &self.runtime, self.stop.subscribe());
         // It has just joined.
-        broker.confirmed(self.clock.monotonic_us());
+        broker.confirmed(self.clock.since_boot_us());
         let _ = self.broker.set(Arc::downgrade(broker));
         let feed =
             Arc::new(Feed::new(me, (broker.clone(), self.copies.clone()), Arc::downgrade(&self.group), followers));
