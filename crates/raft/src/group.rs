@@ -23,7 +23,7 @@ use crate::file::{self, LogFile, OpenError};
 use crate::machine::{Machine, Observer, Shared};
 use crate::network::{Links, Transport, append_answer, append_request, ask, vote_answer, vote_request};
 use crate::snapshot;
-use crate::store::{LogStore, Looker, Writing};
+use crate::store::{ASKED, LogStore, Looker, Writing, given_up};
 use crate::types::{Batch, TypeConfig, ballot_of, check_readable, vote};
 
 /// The largest snapshot that is taken from a leader.
@@ -623,13 +623,24 @@ impl Group {
     }
 
     /// Reads the log, the snapshot and the node's number with their copies, and writes anew what a disk has changed: how many bytes, and whether that was so. Blocks, and what is
-    /// written to the log waits for a moment.
-    pub fn look_at_disk(&self) -> Result<(u64, bool), OpenError> {
+    /// written to the log waits for a moment. Whoever writes just now is waited for, as long as it `goes_on`, which is asked a few times a second: what finds no room on a full disk
+    /// waits for that without end.
+    ///
+    /// # Errors
+    /// Something cannot be read or not be written anew, or who writes was not waited for to its end.
+    pub fn look_at_disk(&self, goes_on: &dyn Fn() -> bool) -> Result<(u64, bool), OpenError> {
         let failed = |error| OpenError::Disk { path: snapshot::DIR.to_owned(), error };
         file::check_number(&*self.disk, self.config.node)?;
-        let of_log = self.looker.lock().look().map_err(failed)?;
+        let looker = self.looker.lock().clone();
+        let of_log = looker.look(goes_on).map_err(failed)?;
         let of_snapshot = {
-            let _alone = self.shared.snapshots.lock();
+            let _alone = loop {
+                match self.shared.snapshots.try_lock_for(ASKED) {
+                    Some(alone) => break alone,
+                    None if goes_on() => {}
+                    None => return Err(failed(given_up("a snapshot of the coordinators"))),
+                }
+            };
             snapshot::look(&*self.disk).map_err(failed)?
         };
         Ok((of_log.0 + of_snapshot.0, of_log.1 || of_snapshot.1))

@@ -7,7 +7,8 @@ use std::io;
 use std::ops::RangeBounds;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::time::Duration;
 
 use kera_env::Clock;
 use kera_format::raft::Record;
@@ -72,17 +73,34 @@ enum Job {
     Look(Sender<io::Result<(u64, bool)>>),
 }
 
+/// How often who waits to look at the disk is asked whether to go on with that.
+pub(crate) const ASKED: Duration = Duration::from_millis(100);
+
 /// Has the thread that writes the log look at what is on the disk.
+#[derive(Clone)]
 pub(crate) struct Looker(Sender<Job>);
 
 impl Looker {
-    /// How many bytes file and copy have, and whether they were not the same. Blocks; writes wait.
-    pub(crate) fn look(&self) -> io::Result<(u64, bool)> {
+    /// How many bytes file and copy have, and whether they were not the same. Blocks; writes wait. The thread may wait for room on the disk
+    /// itself, for days: it is waited for as long as it `goes_on`, and then looks when it can, for nobody.
+    pub(crate) fn look(&self, goes_on: &dyn Fn() -> bool) -> io::Result<(u64, bool)> {
         let gone = || io::Error::other("the thread that writes the coordinators' log is gone");
         let (sender, looked) = channel();
         self.0.send(Job::Look(sender)).map_err(|_| gone())?;
-        looked.recv().map_err(|_| gone())?
+        loop {
+            match looked.recv_timeout(ASKED) {
+                Ok(found) => return found,
+                Err(RecvTimeoutError::Disconnected) => return Err(gone()),
+                Err(RecvTimeoutError::Timeout) if goes_on() => {}
+                Err(RecvTimeoutError::Timeout) => return Err(given_up("the coordinators' log")),
+            }
+        }
     }
+}
+
+/// What is to be looked at is being written, and who wants to look waits no longer.
+pub(crate) fn given_up(what: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::TimedOut, format!("{what} is being written, and that does not end"))
 }
 
 /// The log of one node. Clones are the same log.

@@ -220,3 +220,22 @@ async fn a_node_whose_disk_refuses_the_log_falls_silent_and_others_go_on_without
         world.agree().await;
     }
 }
+
+/// What is written to a full disk waits for room without end, and who looks at the disk would wait behind that: nobody could stop him.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_looks_at_a_full_disk_ends_when_he_is_told_to() {
+    let world = World::cluster(5, 1, 0).await;
+    let group = world.nodes[&1].group.clone();
+    let look = |goes_on: bool| {
+        let group = group.clone();
+        tokio::task::spawn_blocking(move || group.look_at_disk(&|| goes_on))
+    };
+    world.faulty[&1].set_space(Some(0));
+    let made_late = tokio::time::timeout(Duration::from_millis(500), create(&group, "late", 1)).await;
+    assert!(made_late.is_err(), "nobody can keep it");
+    let error = look(false).await.unwrap().unwrap_err().to_string();
+    assert!(error.contains("is being written"), "{error}");
+    let waiting = look(true);
+    world.faulty[&1].set_space(None);
+    assert!(!waiting.await.unwrap().unwrap().1, "who goes on waits until there is room");
+}

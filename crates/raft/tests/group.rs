@@ -201,7 +201,7 @@ async fn what_a_disk_has_changed_is_written_anew_while_the_node_runs() {
         .await;
     let look = |world: &World| {
         let group = world.nodes[&1].group.clone();
-        tokio::task::spawn_blocking(move || group.look_at_disk().unwrap())
+        tokio::task::spawn_blocking(move || group.look_at_disk(&|| true).unwrap())
     };
     let (bytes, is_damaged) = look(&world).await.unwrap();
     assert!(bytes > 0 && !is_damaged);

@@ -249,9 +249,9 @@ impl Cluster {
         Ok(())
     }
 
-    /// Compares what is on the disk of the coordinators' decisions with the copies of it: see [`Group::look_at_disk`].
-    pub(crate) fn look_at_disk(&self) -> Result<(u64, bool), String> {
-        self.group.look_at_disk().map_err(|error| error.to_string())
+    /// Compares what is on the disk of the coordinators' decisions with the copies of it, as long as it `goes_on`: see [`Group::look_at_disk`].
+    pub(crate) fn look_at_disk(&self, goes_on: &dyn Fn() -> bool) -> Result<(u64, bool), String> {
+        self.group.look_at_disk(goes_on).map_err(|error| error.to_string())
     }
 
     /// The node's Kafka door is there: it answers those of other nodes.

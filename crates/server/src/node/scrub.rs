@@ -19,6 +19,8 @@ use crate::metrics::ScrubNumbers;
 const LEAST_PER_S: u64 = 16 << 20;
 /// The first round does not begin with the node, when everybody reads.
 const FIRST: Duration = Duration::from_secs(3600);
+/// So long is waited for whoever writes what is to be looked at. On a full disk that does not end, and there is a next round.
+const WRITTEN: Duration = Duration::from_secs(10);
 
 /// What it has done since the start.
 #[derive(Debug, Default)]
@@ -75,9 +77,11 @@ fn speed(parts: &Parts, every: Duration) -> u64 {
     ((segments + copies).saturating_mul(2_000) / (every.as_millis() as u64).max(1)).max(LEAST_PER_S)
 }
 
-/// Compares what the node keeps twice: how many bytes that are, and how many of these files a disk has changed. They are written anew.
-fn what_is_there_twice(parts: &Parts) -> (u64, u64) {
-    let cluster = parts.cluster.as_ref().map(|cluster| cluster.look_at_disk());
+/// Compares what the node keeps twice: how many bytes that are, and how many of these files a disk has changed. They are written anew. Ends soon when `pace` says so.
+fn what_is_there_twice(parts: &Parts, pace: &dyn Fn(u64) -> bool) -> (u64, u64) {
+    let began = Instant::now();
+    let waits = || began.elapsed() < WRITTEN && pace(0);
+    let cluster = parts.cluster.as_ref().map(|cluster| cluster.look_at_disk(&waits));
     let all = [
         ("the catalog", Some(parts.coordinator.look_at_disk().map_err(|error| error.to_string()))),
         ("the coordinators' log", cluster),
@@ -113,7 +117,7 @@ fn round(parts: &Parts, pace: &dyn Fn(u64) -> bool) -> Option<(u64, u64)> {
         parts.scrub.damaged.fetch_add(damaged, Ordering::Relaxed);
         pace(bytes)
     };
-    note(what_is_there_twice(parts)).then_some(())?;
+    note(what_is_there_twice(parts, pace)).then_some(())?;
     let mut segments = Scrubber::new(parts.log.clone(), parts.store.clone());
     while let Some(read) = segments.step() {
         note(read).then_some(())?;
