@@ -17,7 +17,7 @@ use parking_lot::Mutex;
 use tokio::runtime::Handle;
 
 use super::backups::BackupRole;
-use super::wait;
+use super::{STOPPING, ask_while, wait};
 
 /// How often it is looked whether who is asked is lost.
 const LOOK: Duration = Duration::from_millis(100);
@@ -50,9 +50,6 @@ impl Silent {
 fn is_live(state: &ClusterState, backup: u32) -> bool {
     state.node(backup).is_some_and(|known| !known.fenced)
 }
-
-/// What is said instead of an answer when the node stops.
-const STOPPING: &str = "this node is stopping";
 
 /// An answer, or that there is none: sooner than it would be told otherwise if who is asked is lost, and soon if this node is to stop.
 async fn answer_of<T>(
@@ -155,8 +152,8 @@ impl kera_broker::Copies for AskBackups {
             // These ends stay already.
             let is_known = |state: &ClusterState| state.plan_use_ends(&said).is_ok_and(|entries| entries.is_empty());
             if !self.group.read(is_known) {
-                let group = self.group.clone();
-                wait(&self.runtime, async move { group.ask(&said).await }).map_err(|error| error.to_string())?;
+                let asked = ask_while((&self.group, &self.runtime), said, || self.must_go_on().is_ok());
+                asked.map_err(|error| error.to_string())?;
             }
         }
         Ok(())

@@ -18,8 +18,8 @@ use kera_raft::Group;
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
 
+use super::ask_while;
 use super::copies::Copies;
-use super::wait;
 
 type Place = (StreamId, StreamletId);
 
@@ -109,10 +109,10 @@ impl Changing {
     }
 
     /// Everything that is closed has its copies: tells it, or asks for the move with which the rest gets them. What is not agreed to is asked for again
-    /// when it is looked again.
-    pub(super) fn made(&self, of: &ToCopy) {
+    /// when it is looked again. Waits for the coordinators as long as it `goes_on`.
+    pub(super) fn made(&self, of: &ToCopy, goes_on: impl Fn() -> bool) {
         let (node, epoch, stream, streamlet) = (self.node, self.epoch, of.stream, StreamletId(of.streamlet));
-        let group = self.group.clone();
+        let coordinators = (&self.group, &self.runtime);
         let asked = if of.is_owner {
             let is_own = |of: &MoveInfo| (of.from, of.to) == (node, node);
             let may = self.group.read(|state| {
@@ -124,11 +124,11 @@ impl Changing {
                 return;
             }
             let renew = RenewOwner { stream, streamlet, node, epoch };
-            wait(&self.runtime, async move { group.ask(&renew).await.map(drop) })
+            ask_while(coordinators, renew, goes_on).map(drop)
         } else {
             let (copies, number, state) = (of.wanted, 0, Vec::new());
             let made = CopiesMade { node, epoch, stream, streamlet, copies, number, state };
-            wait(&self.runtime, async move { group.ask(&made).await.map(drop) })
+            ask_while(coordinators, made, goes_on).map(drop)
         };
         if let Err(error) = asked {
             tracing::info!(%stream, %streamlet, copies = of.wanted, %error, "a streamlet does not get its copies yet");

@@ -200,6 +200,9 @@ impl Copier {
     /// Copies what is to have another number of copies; false: the node stops. What a streamlet waits for holds up no other one.
     fn change_copies(&self, memory: &mut Memory) -> bool {
         for of in self.changing.work() {
+            if !self.pause(Duration::ZERO) {
+                return false;
+            }
             let step = loop {
                 let (began, step) =
                     (Instant::now(), if of.is_more() { self.changing.step(&of, BYTES) } else { CopyStep::Done });
@@ -210,7 +213,7 @@ impl Copier {
                 }
             };
             match step {
-                CopyStep::Done => self.changing.made(&of),
+                CopyStep::Done => self.changing.made(&of, || !*self.stopping.lock()),
                 CopyStep::Stuck(segment) if memory.stuck.insert(segment) => {
                     tracing::warn!(
                         %segment,

@@ -14,7 +14,7 @@ use kera_protocol::{Body, Op, ProtocolError, ReadChunks, ReadChunksResponse, Rea
 use kera_raft::Transport;
 
 use super::transport::RpcTransport;
-use super::{Cluster, wait};
+use super::{Cluster, STOPPING, wait_while};
 
 /// Bytes that are asked for at a time.
 const READ_BYTES: u32 = 1 << 20;
@@ -48,7 +48,7 @@ impl Elsewhere {
         let mut body = Vec::new();
         asked.encode(Op::ReadChunks.version_max(), &mut body);
         let answer = self.transport.call(node.into(), &address, Op::ReadChunks, body);
-        let answer = wait(&self.cluster.runtime, answer)?;
+        let answer = wait_while(&self.cluster.runtime, answer, || !self.cluster.is_stopping()).ok_or(STOPPING)??;
         let read = ReadChunksResponse::decode(Op::ReadChunks.version_max(), &answer);
         read.map_err(|error: ProtocolError| error.to_string())
     }

@@ -29,12 +29,13 @@ mod transactions;
 mod transport;
 mod waiting;
 
+use std::cell::Cell;
 use std::future::Future;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::sync_channel;
+use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::sync::{Arc, OnceLock, Weak};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kera_backup::Backup;
 use kera_broker::{AdaptiveConfig, Broker};
@@ -50,7 +51,7 @@ use kera_log::store::FirstWrites;
 use kera_protocol::frame::FRAME_BYTES_MAX;
 use kera_protocol::{
     Body, ClusterDescription, CopiesDescription, CopyChange, HelloResponse, JoinCluster, JoinedCluster,
-    LogsDescription, Op, Role, SharedSetting, Status, StreamInfo,
+    LogsDescription, Message, Op, Role, SharedSetting, Status, StreamInfo,
 };
 use kera_raft::file::OpenError;
 use kera_raft::{Group, GroupConfig, Timing, Transport, in_versions};
@@ -89,6 +90,10 @@ const SNAPSHOT_ENTRIES: u64 = 5000;
 const SNAPSHOT_BYTES: u64 = 32 << 20;
 /// Most copies that a stream may ask for, its owner's included.
 const COPIES_MAX: u32 = 16;
+/// How often who waits for an answer is asked whether to go on with that.
+const ASKED: Duration = Duration::from_millis(100);
+/// So long a command that is under way is waited for when the node stops. With a leader that takes milliseconds.
+const COMMAND: Duration = Duration::from_secs(1);
 /// From a signal to the beginning of the stop: more than it takes.
 const SIGNAL: Duration = Duration::from_millis(50);
 /// Threads for the connections of other nodes.
@@ -401,6 +406,10 @@ impl Cluster {
     /// The node begins to stop. It may be taken for lost from now on, and stops nevertheless.
     pub(crate) fn stopping(&self) {
         self.stopping.store(true, Ordering::Release);
+    }
+
+    fn is_stopping(&self) -> bool {
+        self.stopping.load(Ordering::Acquire)
     }
 
     /// Nothing is taken over or rebuilt from here on; what is not rebuilt by now is at the next start. Blocks, but does not wait for what is under way: a rebuild
@@ -736,8 +745,17 @@ fn adaptive_config(config: &Config) -> AdaptiveConfig {
 
 impl ClusterLog for Cluster {
     fn request(&self, op: Op, version: u8, body: &[u8], system: bool) -> Result<Vec<u8>, CoordinatorError> {
-        let (group, body) = (self.group.clone(), body.to_vec());
-        wait(&self.runtime, async move { group.request(op, version, &body, system).await })
+        let (group, body, since) = (self.group.clone(), body.to_vec(), Cell::new(None));
+        let goes_on = || {
+            !self.is_stopping() || {
+                let began = since.get().unwrap_or_else(Instant::now);
+                since.set(Some(began));
+                began.elapsed() < COMMAND
+            }
+        };
+        let asked = async move { group.request(op, version, &body, system).await };
+        let told = wait_while(&self.runtime, asked, goes_on);
+        told.unwrap_or_else(|| Err(CoordinatorError::NoLeader(STOPPING.into())))
     }
 
     fn level(&self) -> u32 {
@@ -770,11 +788,43 @@ impl ClusterLog for Cluster {
 
 /// Waits on an ordinary thread for what runs on the log's runtime.
 fn wait<T: Send + 'static>(runtime: &Handle, future: impl Future<Output = T> + Send + 'static) -> T {
+    wait_while(runtime, future, || true).expect("it goes on to its end")
+}
+
+/// The same for a thread that a stop waits for: no longer than it `goes_on`, which is asked a few times a second. `None`: what was waited for comes to its end by itself, and
+/// nobody hears of it.
+fn wait_while<T: Send + 'static>(
+    runtime: &Handle,
+    future: impl Future<Output = T> + Send + 'static,
+    goes_on: impl Fn() -> bool,
+) -> Option<T> {
     let (sender, done) = sync_channel(1);
     runtime.spawn(async move {
         let _ = sender.send(future.await);
     });
-    done.recv().expect("the runtime ends after everybody who uses it")
+    loop {
+        match done.recv_timeout(ASKED) {
+            Ok(answer) => return Some(answer),
+            Err(RecvTimeoutError::Timeout) if goes_on() => {}
+            Err(RecvTimeoutError::Timeout) => return None,
+            Err(RecvTimeoutError::Disconnected) => panic!("the runtime ends after everybody who uses it"),
+        }
+    }
+}
+
+/// What is said instead of an answer when the node stops.
+const STOPPING: &str = "this node is stopping";
+
+/// Has the coordinators do what a message asks for, as long as it `goes_on`: for a thread that a stop waits for, which would wait for a leader for as long as a command
+/// may take. They may do it all the same, as after any error.
+fn ask_while<M: Message<Response: Send> + Send + Sync + 'static>(
+    (group, runtime): (&Arc<Group>, &Handle),
+    message: M,
+    goes_on: impl Fn() -> bool,
+) -> Result<M::Response, CoordinatorError> {
+    let group = group.clone();
+    let asked = wait_while(runtime, async move { group.ask(&message).await }, goes_on);
+    asked.unwrap_or_else(|| Err(CoordinatorError::NoLeader(STOPPING.into())))
 }
 
 type Runtime = (Handle, JoinHandle<()>, watch::Sender<bool>);
@@ -857,5 +907,55 @@ fn join_message(joining: &Joining<'_>) -> JoinCluster {
         has_all: joining.has_all,
         level_min: *level::spoken().start(),
         level_max: *level::spoken().end(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicU32;
+
+    use kera_env::{MemoryDisk, SystemClock};
+    use kera_protocol::AllocateProducer;
+    use kera_raft::Pending;
+
+    use super::*;
+
+    /// Reaches nobody.
+    struct Nowhere;
+
+    impl Transport for Nowhere {
+        fn call(&self, _: u64, _: &str, _: Op, _: Vec<u8>) -> Pending<Vec<u8>> {
+            Box::pin(async { Err("nobody is there".into()) })
+        }
+    }
+
+    #[test]
+    fn a_thread_that_a_stop_waits_for_waits_for_no_leader() {
+        let (runtime, thread, stop) = start_runtime("unit").expect("a thread");
+        let config = GroupConfig {
+            node: 1,
+            uuid: [1; 16],
+            address: String::new(),
+            streams_max: 1,
+            copies_max: COPIES_MAX,
+            snapshot_entries: SNAPSHOT_ENTRIES,
+            snapshot_bytes: SNAPSHOT_BYTES,
+            timing: Timing::default(),
+            level_max: *level::spoken().end(),
+            balance_after_ms: None,
+        };
+        let started =
+            Group::start(config, Arc::new(MemoryDisk::new()), Arc::new(Nowhere), Arc::new(SystemClock::new()));
+        let group = wait(&runtime, started).expect("it starts");
+        // Nobody leads: an answer takes as long as a command may.
+        let looks = AtomicU32::new(0);
+        let goes_on = || looks.fetch_add(1, Ordering::Relaxed) < 2;
+        let told = ask_while((&group, &runtime), AllocateProducer { producer_id: None }, goes_on);
+        let error = told.expect_err("nobody leads").to_string();
+        assert!(error.contains(STOPPING), "{error}");
+        assert_eq!(looks.into_inner(), 3);
+        wait(&runtime, async move { group.stop().await });
+        stop.send_replace(true);
+        thread.join().expect("it ends");
     }
 }

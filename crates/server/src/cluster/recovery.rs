@@ -13,6 +13,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use kera_broker::{Broker, EndedLog, EndedView, HandedStates, Rebuild, RecoveryProgress};
+use kera_coordinator::CoordinatorError;
 use kera_coordinator::cluster::{ClusterState, Offers, Owned, asked_back};
 use kera_format::cluster::{LogName, REBUILD_LOGS_MAX, REBUILD_RUNS_MAX};
 use kera_format::vlog_replica::LogId;
@@ -28,7 +29,7 @@ use tokio::runtime::Handle;
 use super::ask_backups::AskBackups;
 use super::backups::BackupRole;
 use super::retries::Retries;
-use super::{Came, floors, wait, waiting};
+use super::{Came, ask_while, floors, waiting};
 use crate::fatal::Fatal;
 
 /// Time until it is looked again for what may be tried again, and until the coordinators are told again.
@@ -268,7 +269,7 @@ impl Recovery {
         self.changed.notify_all();
     }
 
-    /// Has both threads return, soon: neither waits for more than what it writes or asks the coordinators just now.
+    /// Has both threads return, soon: neither waits for more than what it writes just now.
     pub(super) fn stop(&self) {
         self.backups.stop();
         self.work.lock().stopping = true;
@@ -277,6 +278,14 @@ impl Recovery {
 
     fn is_stopping(&self) -> bool {
         self.work.lock().stopping
+    }
+
+    /// Has the coordinators do what a message asks for, unless the node is to stop first.
+    fn ask_coordinators<M>(&self, message: M) -> Result<M::Response, CoordinatorError>
+    where
+        M: Message<Response: Send> + Send + Sync + 'static,
+    {
+        ask_while((&self.group, &self.runtime), message, || !self.is_stopping())
     }
 
     /// The first thread.
@@ -318,8 +327,7 @@ impl Recovery {
         if self.is_stopping() || !self.group.read(is_news) {
             return;
         }
-        let group = self.group.clone();
-        if let Err(error) = wait(&self.runtime, async move { group.ask(&said).await }) {
+        if let Err(error) = self.ask_coordinators(said) {
             tracing::debug!(%error, "the coordinators do not know yet from which logs this node rebuilds");
         }
     }
@@ -342,8 +350,7 @@ impl Recovery {
             let log = LogId::from(name);
             let (view, first_block, backups) = (self.epoch, 0, Vec::new());
             let message = ChangeLog { log, change: LogChange::GiveUp, view, first_block, backups };
-            let group = self.group.clone();
-            if let Err(error) = wait(&self.runtime, async move { group.ask(&message).await }) {
+            if let Err(error) = self.ask_coordinators(message) {
                 tracing::debug!(%log, %error, "an old log is given up later");
             }
         }
@@ -491,8 +498,7 @@ impl Recovery {
             if self.is_stopping() {
                 break;
             }
-            let group = self.group.clone();
-            match wait(&self.runtime, async move { group.ask(&asked).await }) {
+            match self.ask_coordinators(asked) {
                 Ok(_) => {
                     let GiveBack { stream, streamlet, to, .. } = asked;
                     tracing::info!(%stream, %streamlet, node = to, "a streamlet that cannot be opened here goes back to the node that has it");
@@ -656,8 +662,7 @@ impl Recovery {
         };
         let rebuilt = StreamletsRebuilt { node: self.node, epoch: self.epoch, streamlets };
         while !self.is_stopping() {
-            let (group, rebuilt) = (self.group.clone(), rebuilt.clone());
-            match wait(&self.runtime, async move { group.ask(&rebuilt).await }) {
+            match self.ask_coordinators(rebuilt.clone()) {
                 Ok(_) => return,
                 Err(error) => {
                     tracing::warn!(%error, "the coordinators do not know yet that a rebuild is done");
