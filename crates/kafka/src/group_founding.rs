@@ -15,8 +15,8 @@ use kera_protocol::admin::StreamRef;
 use crate::door::Door;
 use crate::group_door::{GROUPS_STREAM, pieces};
 use crate::group_parts::{Load, Part};
-use crate::groups::{Coordinator, GroupConfig};
-use crate::state_parts::streamlet_of;
+use crate::groups::GroupConfig;
+use crate::state_parts::{of_nodes, streamlet_of};
 
 /// How long a node is waited for that cannot be asked, or that has transactions which do not end.
 const PATIENCE_US: u64 = 30_000_000;
@@ -24,38 +24,39 @@ const PATIENCE_US: u64 = 30_000_000;
 const NOBODY: &str = "_kera.founded";
 
 /// Fills the groups of a streamlet that nobody has ever served.
-pub(crate) fn take_over(door: &Door, load: &Load, part: &Part, go_on: impl Fn() -> bool) {
+pub(crate) fn take_over(door: &Door, load: &Load, part: &Part, go_on: impl Fn() -> bool + Sync) {
     let Some(log) = part.log.as_ref().filter(|log| log.is_new()) else { return };
-    let go_on = || go_on() && log.is_ours();
+    let go_on = &(|| go_on() && log.is_ours());
     let Ok(info) = door.catalog.coordinator.stream(&StreamRef::Name(GROUPS_STREAM.to_owned())) else { return };
     let Some(count) = door.catalog.info_of_groups().map(|info| info.options.streamlets as usize) else { return };
-    let mut before = load.making().coordinator(GroupConfig::default(), None);
     let until_us = door.clock.monotonic_us() + PATIENCE_US;
-    for node in door.broker.ownership().nodes() {
-        let wanted = |before: &mut Coordinator, entry: Entry| {
-            if streamlet_of(&entry.group, count) == load.number() {
-                before.replay(entry);
-            }
-        };
+    let of_node = |node: u32| {
+        let mut before = load.making().coordinator(GroupConfig::default(), None);
         while go_on() {
-            let each = |entry| wanted(&mut before, entry);
-            let why = match log.read_before(door, node.node, (GROUPS_STREAM, info.id), each, go_on) {
+            let each = |entry: Entry| {
+                if streamlet_of(&entry.group, count) == load.number() {
+                    before.replay(entry);
+                }
+            };
+            let why = match log.read_before(door, node, (GROUPS_STREAM, info.id), each, go_on) {
                 Ok(()) if !before.has_pending() => break,
                 Ok(()) => "its transactions have not ended".to_owned(),
                 Err(error) => error,
             };
             if door.clock.monotonic_us() > until_us {
-                let node = node.node;
                 tracing::warn!(node, why, "not all that Kafka groups had committed there comes along");
                 break;
             }
             log.rest();
         }
-    }
+        (before.snapshot(None, usize::MAX).0, before.group_count())
+    };
+    let told = of_nodes(door, of_node);
     if !go_on() {
         return;
     }
-    let mut entries = before.snapshot(None, usize::MAX).0;
+    let groups: usize = told.iter().map(|(_, groups)| groups).sum();
+    let mut entries: Vec<Entry> = told.into_iter().flat_map(|(entries, _)| entries).collect();
     // Members have not heard of this coordinator: they join it. And what is pending now is of transactions that do not end.
     entries.retain(|entry| !matches!(entry.fact, Fact::Pending(..) | Fact::Member(..)));
     for entry in &mut entries {
@@ -70,7 +71,7 @@ pub(crate) fn take_over(door: &Door, load: &Load, part: &Part, go_on: impl Fn() 
     if !log.found(pieces(&entries), go_on) {
         return;
     }
-    let (streamlet, groups) = (load.number(), before.group_count());
+    let streamlet = load.number();
     if groups > 0 {
         tracing::info!(streamlet, groups, "Kafka groups of a node that was alone have come along");
     }

@@ -5,18 +5,21 @@
 //! coordinated by that streamlet's owner. Whoever becomes the owner reads the streamlet before it serves. Nobody else serves.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use kera_broker::Broker;
 use kera_env::Clock;
 use kera_format::{StreamId, StreamOptions, StreamletId, murmur2};
 use kera_log::{Stream, Streamlet, Tenure};
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 
-use crate::door::OtherNodes;
+use crate::door::{Door, OtherNodes};
 use crate::state_log::{Bounded, Edge, Kept, StateLog, state_stream_options};
 
 /// Streamlets of a stream: how many nodes can share the work, and how much a node has to read before it serves. Never changes.
 const STREAMLETS: u32 = 16;
+/// Nodes that are asked at a time for what they have from before there was a cluster.
+const ASKED_AT_ONCE: usize = 16;
 
 /// The options of a stream: logs of its own, so that what is kept does not wait behind records.
 pub(crate) fn stream_options(copies: u32) -> StreamOptions {
@@ -26,6 +29,34 @@ pub(crate) fn stream_options(copies: u32) -> StreamOptions {
 /// The streamlet of a name, of `count`.
 pub(crate) fn streamlet_of(name: &str, count: usize) -> usize {
     (murmur2(name.as_bytes()) & 0x7fff_ffff) as usize % count.max(1)
+}
+
+/// What each node of the cluster tells, in the order of the nodes. Several are asked at a time, on threads of their own: one that does not answer takes nobody else's time. Blocks the
+/// thread until all have told.
+pub(crate) fn of_nodes<T: Send>(door: &Door, ask: impl Fn(u32) -> T + Sync) -> Vec<T> {
+    at_once(&door.broker.ownership().nodes(), |node| ask(node.node))
+}
+
+fn at_once<N: Sync, T: Send>(nodes: &[N], ask: impl Fn(&N) -> T + Sync) -> Vec<T> {
+    let (next, told) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    let work = || {
+        loop {
+            let at = next.fetch_add(1, Ordering::Relaxed);
+            let Some(node) = nodes.get(at) else { return };
+            let one = ask(node);
+            told.lock().push((at, one));
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 1..nodes.len().min(ASKED_AT_ONCE) {
+            // Without this thread the others ask more.
+            let _ = std::thread::Builder::new().name("kera-founding".into()).spawn_scoped(scope, work);
+        }
+        work();
+    });
+    let mut told = told.into_inner();
+    told.sort_unstable_by_key(|(at, _)| *at);
+    told.into_iter().map(|(_, one)| one).collect()
 }
 
 /// Where the part of a streamlet is.
@@ -252,5 +283,32 @@ impl<E: Bounded> Coming<E> {
             }
         }
         None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use parking_lot::Condvar;
+
+    use super::*;
+
+    /// Long enough for a thread to begin.
+    const PATIENCE: Duration = Duration::from_secs(30);
+
+    #[test]
+    fn a_node_that_does_not_answer_keeps_no_other_one_from_being_asked() {
+        let (asked, changed) = (Mutex::new(0), Condvar::new());
+        let ask = |node: &u32| {
+            let mut count = asked.lock();
+            *count += 1;
+            changed.notify_all();
+            // None of them answers before both were asked.
+            let alone = changed.wait_while_for(&mut count, |count| *count < 2, PATIENCE);
+            (*node, alone.timed_out())
+        };
+        assert_eq!(at_once(&[7, 3], ask), [(7, false), (3, false)]);
+        assert_eq!(at_once(&[0; 0], |node| *node), [0; 0]);
     }
 }

@@ -18,7 +18,7 @@ use kera_format::kafka_transactions::{AbortedRange, Entry, Transaction};
 use kera_protocol::admin::StreamRef;
 
 use crate::door::Door;
-use crate::state_parts::streamlet_of;
+use crate::state_parts::{of_nodes, streamlet_of};
 use crate::transaction_door::TRANSACTIONS_STREAM;
 use crate::transaction_parts::TransactionPart;
 use crate::transactions::is_at_rest;
@@ -70,18 +70,17 @@ impl Before {
 }
 
 /// Fills the ids of a streamlet that nobody has ever served.
-pub(crate) fn take_over(door: &Door, part: &TransactionPart, go_on: impl Fn() -> bool) {
+pub(crate) fn take_over(door: &Door, part: &TransactionPart, go_on: impl Fn() -> bool + Sync) {
     let Some(log) = part.log.as_ref().filter(|log| log.is_new()) else { return };
-    let go_on = || go_on() && log.is_ours();
+    let go_on = &(|| go_on() && log.is_ours());
     let Ok(info) = door.catalog.coordinator.stream(&StreamRef::Name(TRANSACTIONS_STREAM.to_owned())) else { return };
     let Some(count) = door.catalog.info_of_transactions().map(|info| info.options.streamlets as usize) else { return };
     let until_us = door.clock.monotonic_us() + PATIENCE_US;
-    let mut entries = Vec::new();
-    for node in door.broker.ownership().nodes() {
+    let of_node = |node: u32| {
         while go_on() {
             let mut before = Before::default();
             let stream = (TRANSACTIONS_STREAM, info.id);
-            let read = log.read_before(door, node.node, stream, |entry| before.take(entry), go_on);
+            let read = log.read_before(door, node, stream, |entry| before.take(entry), go_on);
             let is_late = door.clock.monotonic_us() > until_us;
             let why = match &read {
                 Ok(()) if before.is_over || before.ids.is_empty() => None,
@@ -89,16 +88,16 @@ pub(crate) fn take_over(door: &Door, part: &TransactionPart, go_on: impl Fn() ->
                 Err(error) => Some(&**error),
             };
             if let Some(why) = why.filter(|_| is_late) {
-                let node = node.node;
                 tracing::warn!(node, why, "not all that was known of Kafka transactions there comes along");
             }
             if why.is_none() || is_late {
-                entries.extend(share(before, part.number, count));
-                break;
+                return share(before, part.number, count).collect();
             }
             log.rest();
         }
-    }
+        Vec::new()
+    };
+    let mut entries: Vec<Entry> = of_nodes(door, of_node).into_iter().flatten().collect();
     entries.push(wound_down());
     if !log.found(entries.chunks(STEP_ENTRIES), go_on) {
         return;
