@@ -102,7 +102,7 @@ fn many_seeds_of_three_nodes_keep_every_promise() {
 /// Faults that would change all other runs if they happened there.
 fn has_own_runs(fault: Fault) -> bool {
     use Fault::*;
-    matches!(fault, ChangeLog | ClockJump | Remove | LastCopy | DeleteRecords | ChangeCopies | Rot)
+    matches!(fault, ChangeLog | ClockJump | ClockYears | Remove | LastCopy | DeleteRecords | ChangeCopies | Rot)
 }
 
 /// Faults, without what people do.
@@ -184,6 +184,31 @@ fn many_seeds_with_clocks_that_jump_keep_every_promise() {
     assert_eq!(all(1..1 + SEEDS / 5, |seed| run(&plan(seed)).violation), Vec::<String>::new());
 }
 
+/// The clock of a machine is years ahead for a while, and what is kept for a time is kept for it all the same.
+#[test]
+fn many_seeds_with_clocks_that_are_years_ahead_keep_every_promise() {
+    let is_wanted = |fault: &Fault| *fault == Fault::ClockYears || !has_own_runs(*fault);
+    let only: Vec<Fault> = Fault::ALL.iter().copied().filter(is_wanted).collect();
+    let all_faults = |seed| Plan { only: only.clone(), ..short(seed) };
+    assert_eq!(all(1..1 + SEEDS / 5, |seed| run(&all_faults(seed)).violation), Vec::<String>::new());
+    // No process begins with such a clock and believes it.
+    let clocks = [Fault::ClockYears, Fault::Move, Fault::PairCut];
+    let plan = |seed| Plan { only: clocks.to_vec(), fault_us: 600_000, ..short(seed) };
+    let (mut jumped, mut blind) = (0, 0);
+    for seed in 1..1 + SEEDS / 10 {
+        let report = run(&plan(seed));
+        assert_eq!(report.violation, None, "seed {seed}");
+        jumped += report.faults.get(Fault::ClockYears.name()).copied().unwrap_or(0);
+        blind += u64::from(report.did.contains_key("believed a wrong clock"));
+    }
+    assert!(jumped > 50 && blind < SEEDS / 20, "{jumped} clocks are ahead, and {blind} runs know nothing of ages");
+}
+
+#[test]
+fn what_goes_for_a_clock_that_is_years_ahead_is_found() {
+    found(Planted::BelievesItsClock, &[Fault::ClockYears, Fault::Move], &["has gone after"]);
+}
+
 /// An owner that was started again told a reader of its end before it had written anything; and one that gathered what another node had held
 /// took what its log of before had for all that it had itself.
 #[test]
@@ -234,9 +259,9 @@ fn who_stands_still_goes_on_with_its_own_turns() {
 #[test]
 fn every_fault_happens_and_the_cluster_does_something_about_it() {
     let (mut faults, mut did) = (BTreeMap::new(), BTreeMap::new());
-    // Nodes that are removed, what is given up and what is deleted have tests that see that it happens.
-    let is_elsewhere =
-        |fault: &Fault| matches!(fault, Fault::Remove | Fault::LastCopy | Fault::DeleteRecords | Fault::ChangeCopies);
+    // Nodes that are removed, what is given up, what is deleted and clocks that are years ahead have tests that see that it happens.
+    use Fault::*;
+    let is_elsewhere = |fault: &Fault| matches!(fault, Remove | LastCopy | DeleteRecords | ChangeCopies | ClockYears);
     let only: Vec<Fault> = Fault::ALL.iter().copied().filter(|fault| !is_elsewhere(fault)).collect();
     for seed in 1..120 {
         let report = run(&Plan { only: only.clone(), ..short(seed) });

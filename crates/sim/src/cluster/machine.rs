@@ -455,7 +455,7 @@ impl Process {
     /// A turn of maintenance.
     pub(super) fn tick(&self, now_ms: i64) {
         self.broker.tick();
-        self.log.retain(now_ms);
+        self.log.retain(self.clock.believed());
         self.log.close_idle(now_ms, IDLE_CLOSE_MS);
     }
 

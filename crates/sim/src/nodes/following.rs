@@ -262,6 +262,7 @@ impl World {
         let epoch = lock(&node.known).node(number).map_or(0, |known| known.epoch);
         match node.open(epoch) {
             Ok(()) => {
+                self.look_at_clock(number);
                 let life = self.node(number).life;
                 self.schedule.after(1_000, Event::Beat(number, life));
                 self.schedule.after(700, Event::Store(number, life));

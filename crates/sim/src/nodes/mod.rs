@@ -20,7 +20,7 @@
 //! | `losses` | more that is lost than copies allow, and what a person gives up |
 //! | `people` | nodes that are removed for good, and machines that come |
 //! | `turns`, `leading`, `following` | what nodes do by themselves, what their leader does, and how they follow it |
-//! | [`faults`], `trouble` | what goes wrong |
+//! | [`faults`], `trouble`, `clock` | what goes wrong |
 //! | [`plan`] | what a run is made of |
 //! | [`world`] | a run |
 //!
@@ -28,6 +28,7 @@
 
 mod changing;
 mod client;
+mod clock;
 mod compacting;
 mod coordinators;
 mod copies;

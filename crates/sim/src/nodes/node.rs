@@ -24,6 +24,7 @@ use kera_protocol::{
 
 use super::CLUSTER;
 use super::changing::Changing;
+use super::clock::ProcessClock;
 use super::compacting::{Elsewhere, compactor};
 use super::coordinators::{Command, Told};
 use super::copies::{Copies, Directory, lock};
@@ -86,6 +87,8 @@ pub(super) struct Node {
     pub(super) believes_the_removed: bool,
     /// It does not tell lanes that come to it where they begin: a defect.
     pub(super) forgets_floors: bool,
+    /// It deletes by its wall clock, whatever that says: a defect.
+    pub(super) believes_its_clock: bool,
     /// There are streams with one copy.
     pub(super) has_own_logs: bool,
     /// How long its process has stood still, in all, in microseconds.
@@ -167,7 +170,7 @@ impl StoreDone for Stored {
 pub(super) struct Running {
     pub(super) number: u32,
     pub(super) epoch: u32,
-    clock: Arc<ManualClock>,
+    pub(super) clock: Arc<ProcessClock>,
     pub(super) log: Arc<Log>,
     pub(super) store: Arc<DiskStore>,
     pub(super) damaged: Arc<Damaged>,
@@ -341,6 +344,7 @@ impl Node {
             leaves_out_own_logs: false,
             forgets_memory: false,
             mends_nothing: false,
+            believes_its_clock: false,
             believes_its_disk: false,
             removes_blindly: false,
             believes_the_removed: false,
@@ -437,7 +441,8 @@ impl Node {
     }
 
     fn opened(&self, epoch: u32) -> Result<Running, StartError> {
-        let clock: Arc<dyn Clock> = self.clock.clone();
+        let own_clock = ProcessClock::of(self);
+        let clock: Arc<dyn Clock> = own_clock.clone();
         let disk: Arc<dyn Disk> = Arc::new(self.disk.clone());
         let random: Arc<dyn Random> = Arc::new(SeededRandom::new(self.seed ^ u64::from(epoch)));
         let opened = Backup::open(self.backup_config(), vec![disk.clone()], clock.clone(), random.clone());
@@ -468,10 +473,11 @@ impl Node {
             broker.stream_created(info.id, info.options.clone()).map_err(|e| self.why(e))?;
         }
         self.recover(epoch, (&log, &store, &own), stored, attached)?;
+        own_clock.begin_with(&log);
         let mut running = Running {
             number: self.number,
             epoch,
-            clock: self.clock.clone(),
+            clock: own_clock,
             damaged: Damaged::of(&log, self.mends_nothing),
             log,
             store,
@@ -956,7 +962,7 @@ impl Running {
             let lanes = streams.iter().flat_map(|stream| stream.streamlets()).flat_map(|streamlet| streamlet.lanes());
             lanes.for_each(|lane| lane.set_consumed_floor(Some(end)));
         }
-        self.log.retain(now_ms);
+        self.log.retain(self.clock.of_ages());
         self.log.close_idle(now_ms, IDLE_CLOSE_MS);
     }
 }

@@ -180,6 +180,8 @@ pub enum Planted {
     MendsNothing,
     /// A node that cannot read all that its disk had takes itself to have all.
     BelievesItsDisk,
+    /// Retention goes by the wall clock as it is.
+    BelievesItsClock,
     /// Who has taken something over gives it back to whoever offers it, opened or not.
     GivesBackBlindly,
 }
@@ -221,6 +223,7 @@ impl Planted {
         Planted::SaysCopied,
         Planted::MendsNothing,
         Planted::BelievesItsDisk,
+        Planted::BelievesItsClock,
         Planted::GivesBackBlindly,
     ];
 

@@ -153,6 +153,7 @@ impl World {
             Fault::ChangeLog => return self.wants_other_log(node),
             Fault::ChangeCopies => return self.wants_copies(node),
             Fault::ClockJump => self.jump(node),
+            Fault::ClockYears => self.jump_by_years(node, lasts_us),
             Fault::StopAll => return (1..=self.count()).fold(false, |any, node| self.stop(node) | any),
             _ => self.trouble_disk(fault, node, lasts_us),
         }
@@ -243,6 +244,7 @@ impl World {
             Fault::DiskFull => at.disk.set_space(None),
             Fault::DiskBroken => at.disk.set_broken(false),
             Fault::DiskSlow => at.disk_us = 300,
+            Fault::ClockYears => self.set_clock_right(node),
             _ => {}
         }
     }
