@@ -341,6 +341,11 @@ impl World {
 
     /// Starts a node on its disk.
     pub async fn start(&mut self, node: NodeNumber) {
+        assert!(self.try_start(node).await, "node {node} starts");
+    }
+
+    /// Starts a node on its disk, whose power may go meanwhile: whether it has started.
+    pub async fn try_start(&mut self, node: NodeNumber) -> bool {
         let disk = self.disks.entry(node).or_insert_with(|| Arc::new(MemoryDisk::new())).clone();
         let config = GroupConfig {
             node,
@@ -357,7 +362,11 @@ impl World {
         let transport = Arc::new(Wire { net: self.net.clone(), from: node.into() });
         let disk = Arc::new(FaultyDisk::new(disk));
         self.faulty.insert(node, disk.clone());
-        let group = Group::start(config, disk, transport, Arc::new(SystemClock::new())).await.unwrap();
+        let group = match Group::start(config, disk, transport, Arc::new(SystemClock::new())).await {
+            Ok(group) => group,
+            Err(_) if self.disks[&node].is_off() => return false,
+            Err(error) => panic!("node {node}: {error}"),
+        };
         let (told, replaced) = (Arc::new(Told::default()), Arc::new(Replaced::default()));
         group.observe(told.clone());
         group.observe(replaced.clone());
@@ -366,6 +375,7 @@ impl World {
         self.net.uuids.lock().insert(node.into(), self.uuid(node));
         self.net.groups.lock().insert(node.into(), group.clone());
         self.nodes.insert(node, Node { group, told, replaced, epoch: 0, stop });
+        true
     }
 
     /// Lets signs of life of a node go, until it is stopped.
@@ -427,11 +437,11 @@ impl World {
         panic!("node {node} cannot join");
     }
 
-    /// Ends a node; with `crash` its disk loses what was not synced.
+    /// Ends a node; with `crash` its disk loses what was not synced, and its power has gone in the middle of whatever it does next, if it had not before.
     pub async fn kill(&mut self, node: NodeNumber, crash: Option<u64>) {
         let disk = self.disks[&node].clone();
-        if crash.is_some() {
-            disk.cut_power_at(disk.steps());
+        if crash.is_some() && !disk.is_off() {
+            disk.cut_power_at(1);
         }
         self.net.groups.lock().remove(&node.into());
         if let Some(ended) = self.nodes.remove(&node) {
