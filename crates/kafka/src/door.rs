@@ -288,7 +288,7 @@ pub struct Given {
     pub data: Vec<u8>,
     /// Where to go on: at the same place if it could give nothing just then.
     pub next: Cursor,
-    /// Ordinal behind the last record that it has; 0 if it did not say.
+    /// Ordinal behind the last durable record of the lane at that node; 0 if the node has none of it.
     pub durable_ordinal: u64,
 }
 
@@ -400,7 +400,8 @@ impl Door {
         let endings = Endings::new(events.clone());
         let (node_requests, node_work) = NodeRequests::new();
         let transactions = TransactionDoor::open(&catalog, &broker, &clock, events, node_requests.clone())?;
-        group_door::may_do_without(unread, transactions.own_is_at_rest())?;
+        let is_founded = catalog.info_of_groups().is_some();
+        group_door::may_do_without(unread, is_founded, transactions.own_is_at_rest())?;
         let address = OnceLock::new();
         let door = Door {
             config,

@@ -549,23 +549,26 @@ impl GroupDoor {
     }
 }
 
-/// Whether a node that is one of several starts without what it kept of groups when it was alone, where that cannot be read. `is_at_rest`: none of the
-/// transactions that began then is without its end.
+/// Whether a node that is one of several starts without what it kept of groups when it was alone, where that cannot be read. `is_founded`: the groups of
+/// the cluster are made. `is_at_rest`: none of the transactions that began when it was alone is without its end.
 ///
 /// Nothing but those transactions wants it: what they have pending is told their outcome there, and an end is recorded when that is durable. So where none
 /// is without its end nothing is pending, as is so a moment after the node became one of several, and for good. Before that a commit that was
 /// acknowledged would be taken for told, and its offsets be lost: then the node has to be started again when the stream can be read. What groups had
-/// committed is asked for by [`crate::group_founding`], which waits for it and says if it does not come along.
+/// committed is asked for by [`crate::group_founding`] as soon as the groups of the cluster are made, which is with its first group; before that nobody else has it.
 ///
 /// # Errors
-/// Something may be pending.
-pub(crate) fn may_do_without(unread: Option<ReadError>, is_at_rest: bool) -> io::Result<()> {
+/// Something may be pending, or was not asked for yet.
+pub(crate) fn may_do_without(unread: Option<ReadError>, is_founded: bool, is_at_rest: bool) -> io::Result<()> {
     match unread {
         None => Ok(()),
-        Some(error) if is_at_rest => {
-            tracing::warn!(%error, "{GROUPS_STREAM} cannot be read; nothing that is in it is needed by this node");
+        Some(error) if is_founded && is_at_rest => {
+            tracing::warn!(%error, "{GROUPS_STREAM} cannot be read; what was in it has been asked for by the groups of the cluster");
             Ok(())
         }
+        Some(error) if !is_founded => Err(io::Error::other(format!(
+            "{GROUPS_STREAM} cannot be read, in which all is that Kafka groups have committed so far; start the node again when its disk can be read: {error}"
+        ))),
         Some(error) => Err(io::Error::other(format!(
             "{GROUPS_STREAM} cannot be read, in which offsets of transactions that are not over may be pending; start the node again when its disk can be read: {error}"
         ))),

@@ -16,10 +16,9 @@ use crate::door::Door;
 use crate::group_door::{GROUPS_STREAM, pieces};
 use crate::group_parts::{Load, Part};
 use crate::groups::GroupConfig;
+use crate::state_log::{Patience, Unread};
 use crate::state_parts::{of_nodes, streamlet_of};
 
-/// How long a node is waited for that cannot be asked, or that has transactions which do not end.
-const PATIENCE_US: u64 = 30_000_000;
 /// The group of the record that says nothing. No client can make it: a topic of the system is not committed for.
 const NOBODY: &str = "_kera.founded";
 
@@ -29,8 +28,8 @@ pub(crate) fn take_over(door: &Door, load: &Load, part: &Part, go_on: impl Fn() 
     let go_on = &(|| go_on() && log.is_ours());
     let Ok(info) = door.catalog.coordinator.stream(&StreamRef::Name(GROUPS_STREAM.to_owned())) else { return };
     let Some(count) = door.catalog.info_of_groups().map(|info| info.options.streamlets as usize) else { return };
-    let until_us = door.clock.monotonic_us() + PATIENCE_US;
     let of_node = |node: u32| {
+        let mut patience = Patience::new(door, node);
         let mut before = load.making().coordinator(GroupConfig::default(), None);
         while go_on() {
             let each = |entry: Entry| {
@@ -40,11 +39,10 @@ pub(crate) fn take_over(door: &Door, load: &Load, part: &Part, go_on: impl Fn() 
             };
             let why = match log.read_before(door, node, (GROUPS_STREAM, info.id), each, go_on) {
                 Ok(()) if !before.has_pending() => break,
-                Ok(()) => "its transactions have not ended".to_owned(),
-                Err(error) => error,
+                Ok(()) => Unread::Refused("its transactions have not ended".to_owned()),
+                Err(why) => why,
             };
-            if door.clock.monotonic_us() > until_us {
-                tracing::warn!(node, why, "not all that Kafka groups had committed there comes along");
+            if patience.is_over(door, &why, "what Kafka groups had committed") {
                 break;
             }
             log.rest();

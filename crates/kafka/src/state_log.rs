@@ -37,6 +37,47 @@ pub(crate) fn state_stream_options() -> StreamOptions {
     StreamOptions { segment_bytes_max: 8 << 20, ..applications_stream_options() }
 }
 
+/// Why what another node has kept is not read.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum Unread {
+    /// The node has more, and brings it from its disk: whoever asks again has it sooner or later.
+    Slow(String),
+    /// The node cannot be asked, or has no answer.
+    Refused(String),
+}
+
+/// How long a node is waited for that cannot be asked, or that has transactions which do not end.
+const FOUNDING_PATIENCE_US: u64 = 30_000_000;
+
+/// The wait for one node that may have kept something when it was alone. Each has its own: one that is lost would else take the time of one that answers.
+pub(crate) struct Patience {
+    node: u32,
+    until_us: u64,
+}
+
+impl Patience {
+    pub(crate) fn new(door: &Door, node: u32) -> Patience {
+        Patience { node, until_us: door.clock.monotonic_us() + FOUNDING_PATIENCE_US }
+    }
+
+    /// Whether the node is given up, and with it the rest of `what`. Not while it answers that there is more: what it has was acknowledged.
+    pub(crate) fn is_over(&mut self, door: &Door, why: &Unread, what: &str) -> bool {
+        let (node, now_us) = (self.node, door.clock.monotonic_us());
+        match why {
+            _ if now_us <= self.until_us => false,
+            Unread::Slow(why) => {
+                tracing::warn!(node, why, "{what} is waited for");
+                self.until_us = now_us + FOUNDING_PATIENCE_US;
+                false
+            }
+            Unread::Refused(why) => {
+                tracing::warn!(node, why, "not all of {what} there comes along");
+                true
+            }
+        }
+    }
+}
+
 /// Where a copy of everything begins and ends. What stands in front of a whole one counts no more, wherever it is: an earlier owner keeps its groups of the log when
 /// this node lets go of its own, and with those the records that took back what the earlier ones say.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -276,7 +317,7 @@ impl<E: Kept> StateLog<E> {
     /// is counted here. Blocks the thread.
     ///
     /// # Errors
-    /// It cannot be read now.
+    /// It cannot be read now, or not all of it.
     pub(crate) fn read_before(
         &self,
         door: &Door,
@@ -284,23 +325,24 @@ impl<E: Kept> StateLog<E> {
         (name, stream): (&'static str, StreamId),
         mut each: impl FnMut(E),
         go_on: impl Fn() -> bool,
-    ) -> Result<(), String> {
+    ) -> Result<(), Unread> {
         if node == door.broker.ownership().node() {
             let Some(stream) = door.broker.log().stream(stream) else { return Ok(()) };
             let Some(log) = StateLog::<E>::of(name, &stream, StreamletId(0), &door.clock) else { return Ok(()) };
             let nowhere = |_, _| Err("it is nobody else's".to_owned());
-            return log.replay_while(&door.broker, each, nowhere, go_on).map(drop);
+            return log.replay_while(&door.broker, each, nowhere, go_on).map(drop).map_err(Unread::Refused);
         }
-        let others = door.others().ok_or("the node does not reach others yet")?;
-        let (mut at, mut reached) = (Cursor::default(), 0);
+        let others = door.others().ok_or_else(|| Unread::Refused("the node does not reach others yet".to_owned()))?;
+        let (mut at, mut reached, mut end) = (Cursor::default(), 0, 0);
         while go_on() {
-            let given = others.read(node, stream, StreamletId(0), at)?;
+            let given = others.read(node, stream, StreamletId(0), at).map_err(Unread::Refused)?;
             self.take(&given.data, &mut each, &mut (0, 0));
             reached = end_of(&given.data).unwrap_or(reached);
+            end = given.durable_ordinal.max(end);
             if given.data.is_empty() && given.next == at {
                 // Nothing comes also while a disk takes its time: half of it would be taken for all.
-                return match reached < given.durable_ordinal {
-                    true => Err(format!("node {node} has not given all of it yet")),
+                return match reached < end {
+                    true => Err(Unread::Slow(format!("node {node} has not given all of it yet"))),
                     false => Ok(()),
                 };
             }

@@ -18,13 +18,12 @@ use kera_format::kafka_transactions::{AbortedRange, Entry, Transaction};
 use kera_protocol::admin::StreamRef;
 
 use crate::door::Door;
+use crate::state_log::{Patience, Unread};
 use crate::state_parts::{of_nodes, streamlet_of};
 use crate::transaction_door::TRANSACTIONS_STREAM;
 use crate::transaction_parts::TransactionPart;
 use crate::transactions::is_at_rest;
 
-/// How long a node is waited for that cannot be asked, or that has transactions which do not end.
-const PATIENCE_US: u64 = 30_000_000;
 /// Entries of one chunk: of the longest ids they fit into one.
 const STEP_ENTRIES: usize = 2_048;
 /// The id of the record that ends what a node has kept, and of the one that ends what was taken over. It says that the id is forgotten.
@@ -75,22 +74,18 @@ pub(crate) fn take_over(door: &Door, part: &TransactionPart, go_on: impl Fn() ->
     let go_on = &(|| go_on() && log.is_ours());
     let Ok(info) = door.catalog.coordinator.stream(&StreamRef::Name(TRANSACTIONS_STREAM.to_owned())) else { return };
     let Some(count) = door.catalog.info_of_transactions().map(|info| info.options.streamlets as usize) else { return };
-    let until_us = door.clock.monotonic_us() + PATIENCE_US;
     let of_node = |node: u32| {
+        let mut patience = Patience::new(door, node);
         while go_on() {
             let mut before = Before::default();
             let stream = (TRANSACTIONS_STREAM, info.id);
             let read = log.read_before(door, node, stream, |entry| before.take(entry), go_on);
-            let is_late = door.clock.monotonic_us() > until_us;
-            let why = match &read {
+            let why = match read {
                 Ok(()) if before.is_over || before.ids.is_empty() => None,
-                Ok(()) => Some("its transactions have not ended"),
-                Err(error) => Some(&**error),
+                Ok(()) => Some(Unread::Refused("its transactions have not ended".to_owned())),
+                Err(why) => Some(why),
             };
-            if let Some(why) = why.filter(|_| is_late) {
-                tracing::warn!(node, why, "not all that was known of Kafka transactions there comes along");
-            }
-            if why.is_none() || is_late {
+            if why.is_none_or(|why| patience.is_over(door, &why, "what was known of Kafka transactions")) {
                 return share(before, part.number, count).collect();
             }
             log.rest();

@@ -13,7 +13,9 @@ use kera_format::cluster::{Doors, Rack, Roles};
 use kera_format::{Cursor, LaneId, StreamId, StreamletId};
 use kera_kafka::{Answered, Coordinators, Given, OtherNodes};
 use kera_protocol::read::{ENTRY_FOLLOW_GROUPS, ENTRY_UNCOMMITTED};
-use kera_protocol::{Body, MemberNode, Op, ReadChunks, ReadChunksResponse, ReadEntry, Status};
+use kera_protocol::{
+    Body, MemberNode, Message, Op, ReadAnswer, ReadChunks, ReadChunksResponse, ReadEntry, Status, StreamStats, StreamStatsResponse,
+};
 use kera_raft::Transport;
 
 use super::transactions::LEVEL;
@@ -35,6 +37,16 @@ impl Others {
         let transport = RpcTransport::new(cluster.copies.runtime().clone());
         transport.knows(&cluster.group);
         Others { cluster: cluster.clone(), transport }
+    }
+
+    /// What a node answers to a native request. Blocks the thread, until the node stops.
+    fn ask_for<M: Message>(&self, node: u32, asked: &M) -> Result<Vec<u8>, String> {
+        let address = self.cluster.group.read(|state| state.node(node).map(|node| node.doors.native.clone()));
+        let address = address.ok_or_else(|| format!("node {node} is not in the cluster any more"))?;
+        let mut body = Vec::new();
+        asked.encode(M::OP.version_max(), &mut body);
+        let answer = self.transport.call(node.into(), &address, M::OP, body);
+        wait_while(&self.cluster.runtime, answer, || !self.cluster.is_stopping()).ok_or(STOPPING)?
     }
 
     /// Asks at one of a node's addresses.
@@ -66,28 +78,26 @@ impl OtherNodes for Others {
     }
 
     fn read(&self, node: u32, stream: StreamId, streamlet: StreamletId, from: Cursor) -> Result<Given, String> {
-        let address = self.cluster.group.read(|state| state.node(node).map(|node| node.doors.native.clone()));
-        let address = address.ok_or_else(|| format!("node {node} is not in the cluster any more"))?;
+        let lane = LaneId(0);
         // Nobody writes to it in transactions, and what is committed may be known only once this is read.
         let flags = ENTRY_FOLLOW_GROUPS | ENTRY_UNCOMMITTED;
-        let entry = ReadEntry { stream, streamlet, lane: LaneId(0), cursor: from, max_bytes: 0, flags };
+        let entry = ReadEntry { stream, streamlet, lane, cursor: from, max_bytes: 0, flags };
         let asked = ReadChunks { max_wait_ms: 1_000, min_bytes: 1, max_bytes: READ_BYTES, entries: vec![entry] };
-        let mut body = Vec::new();
-        asked.encode(Op::ReadChunks.version_max(), &mut body);
-        let answer = self.transport.call(node.into(), &address, Op::ReadChunks, body);
-        let answer = wait_while(&self.cluster.runtime, answer, || !self.cluster.is_stopping()).ok_or(STOPPING)??;
+        let answer = self.ask_for(node, &asked)?;
         let read = ReadChunksResponse::decode(Op::ReadChunks.version_max(), &answer);
         let read = read.map_err(|error: kera_protocol::ProtocolError| error.to_string())?;
-        let Some((head, data)) = read.answers.into_iter().next() else {
-            return Ok(Given { next: from, ..Given::default() });
-        };
-        match head.status() {
-            // What another node has next, or what retention has left.
-            Some(Status::Ok | Status::NotOwner | Status::CursorGone) => {
-                Ok(Given { data: data.to_vec(), next: head.next, durable_ordinal: head.durable_ordinal })
-            }
-            status => Err(format!("node {node} does not give older groups: {status:?}")),
+        if let Some((head, data)) = read.answers.into_iter().next() {
+            return given(node, &head, data);
         }
+        // It has nothing to give just then: the lane ends here, or its disk takes its time. Only what it says of the lane tells which.
+        let asked = StreamStats { stream, streamlets: vec![streamlet], after: None, limit: 0 };
+        let answer = self.ask_for(node, &asked)?;
+        let stats = StreamStatsResponse::decode(Op::StreamStats.version_max(), &answer);
+        let stats = stats.map_err(|error: kera_protocol::ProtocolError| error.to_string())?;
+        // One that was never written to is left out.
+        let held = stats.lanes.iter().find(|stats| stats.lane == lane && stats.first_ordinal < stats.durable_ordinal);
+        let durable_ordinal = held.map_or(0, |stats| stats.durable_ordinal);
+        Ok(Given { data: Vec::new(), next: from, durable_ordinal })
     }
 
     fn ask(&self, node: u32, op: Op, body: Vec<u8>, done: Answered) {
@@ -100,6 +110,25 @@ impl OtherNodes for Others {
 
     fn serves_transactions(&self) -> bool {
         self.cluster.level() >= LEVEL
+    }
+}
+
+/// What an answer says that another node has of a lane.
+///
+/// # Errors
+/// It can say nothing of it: its disk cannot be read, or it does not know who owns the lane.
+fn given(node: u32, head: &ReadAnswer, data: &[u8]) -> Result<Given, String> {
+    match head.status() {
+        // What it has next, or what retention has left.
+        Some(Status::Ok | Status::CursorGone) => {
+            Ok(Given { data: data.to_vec(), next: head.next, durable_ordinal: head.durable_ordinal })
+        }
+        // In place of an ordinal it names the owner, in the upper half. One that has not heard of the coordinators for a while names nobody: it may have the
+        // lane itself, and so may one that is about to serve it.
+        Some(Status::NotOwner) if ![0, u64::from(node)].contains(&(head.durable_ordinal >> 32)) => {
+            Ok(Given { data: Vec::new(), next: head.next, durable_ordinal: 0 })
+        }
+        status => Err(format!("node {node} does not give older groups: {status:?}")),
     }
 }
 
@@ -147,6 +176,20 @@ mod tests {
 
     use super::super::testing::{apply, joined};
     use super::*;
+
+    #[test]
+    fn a_node_that_does_not_know_who_owns_a_lane_has_not_said_that_it_has_nothing() {
+        let here = Cursor::default();
+        let says = |owner: u64| ReadAnswer {
+            durable_ordinal: owner << 32 | 7,
+            ..ReadAnswer::failed(0, Status::NotOwner, here, here)
+        };
+        assert_eq!(given(2, &says(1), &[]), Ok(Given::default()), "node 1 has it");
+        assert!(given(2, &says(2), &[]).is_err(), "it is about to serve it");
+        let unheard = ReadAnswer::failed(0, Status::NotOwner, here, here);
+        assert!(given(2, &unheard, &[]).is_err(), "it has not heard of the coordinators");
+        assert!(given(2, &ReadAnswer::failed(0, Status::NotReady, here, here), &[]).is_err());
+    }
 
     #[test]
     fn who_would_have_copies_is_told_until_somebody_has() {

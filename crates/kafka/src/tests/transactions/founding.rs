@@ -264,7 +264,11 @@ fn a_node_starts_without_old_groups_unless_offsets_may_be_pending_in_them() {
     let is_refused = |world: &mut World| {
         world.restart();
         let unread = ReadError::LoadFailed("the disk does not give it".to_owned());
-        group_door::may_do_without(Some(unread), world.running().door.transactions.own_is_at_rest()).is_err()
+        let door = &world.running().door;
+        let is_at_rest = door.transactions.own_is_at_rest();
+        let without = |is_founded| group_door::may_do_without(Some(unread.clone()), is_founded, is_at_rest).is_err();
+        assert!(without(false), "nobody else has what was committed");
+        without(true)
     };
     assert!(is_refused(&mut world), "it is aborted, and the group has not heard of it");
     world.go_on();
@@ -414,5 +418,8 @@ fn what_another_node_has_not_given_yet_is_not_taken_for_its_end() {
     let nothing = give(&[]);
     assert_eq!(read(vec![give(&data[..first]), nothing.clone()]), (false, 1));
     assert_eq!(read(vec![give(&data[..first]), give(&data[first..]), nothing.clone()]), (true, 3));
-    assert_eq!(read(vec![crate::Given { durable_ordinal: 0, ..nothing }]), (true, 0), "it has none");
+    assert_eq!(read(vec![nothing.clone()]), (false, 0), "its first segment takes its time");
+    let next = crate::Given { durable_ordinal: 0, ..give(&[]) };
+    assert_eq!(read(vec![give(&data[..first]), next.clone()]), (false, 1), "what it has said holds");
+    assert_eq!(read(vec![next]), (true, 0), "it has none");
 }
