@@ -16,6 +16,9 @@
 //! much, and nobody can tell which. Whoever was off for long loses nothing by deleting an hour later; whoever has a wrong clock gets an hour to set it, which a time
 //! server does within a minute. So that counts as a jump, too ([`Reckoning::begin`]). It is an hour and not for ever, because what nobody looks at must not fill disks.
 //!
+//! What was appended while a clock is doubted carries its time, and would vouch for it at the next start. So a node keeps the doubt itself on disk ([`Doubted`]), and goes on with
+//! it ([`Clock::begin`](crate::Clock::begin)).
+//!
 //! Called from any thread; nothing here waits.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -47,10 +50,20 @@ pub struct Doubt {
     pub left_ms: i64,
 }
 
+/// What the next process of a node has to know of a doubt.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Doubted {
+    /// The time that was believed, milliseconds since 1970. While no process runs it stands still.
+    pub believed_ms: i64,
+    /// The wall clock has yet to hold for so long.
+    pub left_ms: i64,
+}
+
 /// What time it is as far as ages go.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Believed {
     now_ms: i64,
+    wall_ms: i64,
     mono_ms: i64,
     eras: [Era; ERAS],
     doubt: Option<Doubt>,
@@ -60,6 +73,11 @@ impl Believed {
     /// Milliseconds since 1970.
     pub fn now_ms(&self) -> i64 {
         self.now_ms
+    }
+
+    /// What the wall clock says, be it right or not: for what is compared with other times that it has said, and deletes nothing.
+    pub fn wall_ms(&self) -> i64 {
+        self.wall_ms
     }
 
     /// Milliseconds of a clock that never goes back.
@@ -78,12 +96,17 @@ impl Believed {
     pub fn doubt(&self) -> Option<Doubt> {
         self.doubt
     }
+
+    /// The same for the next process.
+    pub fn doubted(&self) -> Option<Doubted> {
+        self.doubt.map(|doubt| Doubted { believed_ms: self.now_ms, left_ms: doubt.left_ms })
+    }
 }
 
 /// A time of which nothing is doubted.
 impl From<i64> for Believed {
     fn from(now_ms: i64) -> Believed {
-        Believed { now_ms, mono_ms: now_ms, ..Believed::default() }
+        Believed { now_ms, wall_ms: now_ms, mono_ms: now_ms, ..Believed::default() }
     }
 }
 
@@ -156,7 +179,7 @@ impl State {
             ahead_ms: wall_ms.saturating_sub(now_ms),
             left_ms: HELD_MS.saturating_sub(mono_ms.saturating_sub(jump.since_ms)).max(0),
         });
-        Believed { now_ms, mono_ms, eras: self.eras, doubt }
+        Believed { now_ms, wall_ms, mono_ms, eras: self.eras, doubt }
     }
 }
 
@@ -170,14 +193,21 @@ impl Reckoning {
         state.believed(wall_ms, mono_ms)
     }
 
-    /// A process that has just started has data, the newest of which were appended then. If that was long ago the wall clock has yet to hold.
-    pub(crate) fn begin(&self, newest_ms: i64, wall_ms: i64, monotonic_us: u64) {
-        if wall_ms.saturating_sub(newest_ms) > OFF_MS {
-            let mono_ms = (monotonic_us / 1000) as i64;
-            // Nothing was written by this process then.
-            let begun_ms = newest_ms.saturating_add(mono_ms + 1);
-            *self.state() = Some(State::new(newest_ms.saturating_sub(mono_ms), begun_ms));
+    /// A process that has just started has data, the newest of which were appended then. If that was long ago the wall clock has yet to hold. So it has if the process before
+    /// did not believe it, for the rest of its time.
+    pub(crate) fn begin(&self, newest_ms: Option<i64>, doubted: Option<Doubted>, wall_ms: i64, monotonic_us: u64) {
+        let mono_ms = (monotonic_us / 1000) as i64;
+        let long_ago = newest_ms.filter(|newest_ms| wall_ms.saturating_sub(*newest_ms) > OFF_MS);
+        let Some(before_ms) = doubted.map(|doubted| doubted.believed_ms).or(long_ago) else { return };
+        // Nothing was written by this process then.
+        let begun_ms = before_ms.saturating_add(mono_ms + 1);
+        let mut state = State::new(before_ms.saturating_sub(mono_ms), begun_ms);
+        if let Some(doubted) = doubted {
+            let since_ms = mono_ms.saturating_sub(HELD_MS.saturating_sub(doubted.left_ms.clamp(0, HELD_MS)));
+            let least_ms = wall_ms.saturating_sub(mono_ms);
+            state.jump = Some(Jump { since_ms, before_ms: since_ms, least_ms });
         }
+        *self.state() = Some(state);
     }
 
     fn state(&self) -> MutexGuard<'_, Option<State>> {
@@ -286,16 +316,48 @@ mod tests {
     #[test]
     fn a_start_long_after_the_newest_data_believes_the_clock_an_hour_later() {
         let clock = ManualClock::new(NOW_MS);
-        clock.begin(Some(NOW_MS - 29 * DAY_MS));
+        clock.begin(Some(NOW_MS - 29 * DAY_MS), None);
         assert_eq!(clock.believed().now_ms(), NOW_MS);
         let clock = ManualClock::new(NOW_MS);
         let newest_ms = NOW_MS - YEAR_MS;
-        clock.begin(Some(newest_ms));
+        clock.begin(Some(newest_ms), None);
         let believed = pass(&clock, HELD_MS / 2);
         assert_eq!(believed.now_ms(), newest_ms + HELD_MS / 2);
         assert_eq!(believed.doubt().map(|doubt| doubt.ahead_ms), Some(YEAR_MS));
         let believed = pass(&clock, HELD_MS);
         assert_eq!((believed.now_ms(), believed.doubt()), (clock.now_ms(), None));
         assert_eq!(believed.age_ms(newest_ms), YEAR_MS + HELD_MS * 3 / 2);
+    }
+
+    #[test]
+    fn a_process_that_starts_goes_on_with_the_doubt_of_the_one_before() {
+        let clock = ManualClock::new(NOW_MS);
+        clock.believed();
+        clock.set_now_ms(NOW_MS + YEAR_MS);
+        clock.believed();
+        let doubted = pass(&clock, HELD_MS / 4).doubted().unwrap();
+        assert_eq!(doubted, Doubted { believed_ms: NOW_MS + HELD_MS / 4, left_ms: HELD_MS / 4 * 3 });
+        // What was appended meanwhile says what the clock says.
+        let newest_ms = Some(NOW_MS + YEAR_MS + 1_000);
+        let again = || {
+            let again = ManualClock::new(clock.now_ms() + 60_000);
+            again.advance_ms(5_000);
+            again.begin(newest_ms, Some(doubted));
+            again
+        };
+        let held = again();
+        let believed = pass(&held, HELD_MS / 2);
+        assert_eq!(believed.now_ms(), doubted.believed_ms + HELD_MS / 2);
+        assert_eq!(believed.doubt().unwrap().left_ms, HELD_MS / 4);
+        let believed = pass(&held, HELD_MS / 2);
+        assert_eq!((believed.now_ms(), believed.doubt()), (held.now_ms(), None));
+        assert!(believed.age_ms(NOW_MS + YEAR_MS + 1_000) < 3 * HELD_MS, "it was written by this clock");
+        // Whose clock was set while it was off has nothing to doubt, nor has one whose time is up.
+        let set = again();
+        set.set_now_ms(doubted.believed_ms + STEP_MS);
+        assert_eq!((set.believed().now_ms(), set.believed().doubt()), (set.now_ms(), None));
+        let over = ManualClock::new(clock.now_ms());
+        over.begin(newest_ms, Some(Doubted { left_ms: 0, ..doubted }));
+        assert_eq!((over.believed().now_ms(), over.believed().doubt()), (over.now_ms(), None));
     }
 }

@@ -6,7 +6,7 @@ use std::time::{Instant, SystemTime};
 
 use rustix::time::{ClockId, Timespec, clock_gettime};
 
-use crate::believed::{Believed, Reckoning};
+use crate::believed::{Believed, Doubted, Reckoning};
 
 /// Tells the time. Cheap enough to be asked once per request; not meant to be asked per record.
 pub trait Clock: Send + Sync + fmt::Debug {
@@ -25,11 +25,10 @@ pub trait Clock: Send + Sync + fmt::Debug {
         self.reckoning().look(self.now_ms(), self.monotonic_us())
     }
 
-    /// For a start, before anything is appended or deleted: the newest of the data that there are, if there are any, were appended at this wall time.
-    fn begin(&self, newest_ms: Option<i64>) {
-        if let Some(newest_ms) = newest_ms {
-            self.reckoning().begin(newest_ms, self.now_ms(), self.monotonic_us());
-        }
+    /// For a start, before anything is appended or deleted: the newest of the data that there are, if there are any, were appended at this wall time; and the process
+    /// before has left this doubt, if it had one.
+    fn begin(&self, newest_ms: Option<i64>, doubted: Option<Doubted>) {
+        self.reckoning().begin(newest_ms, doubted, self.now_ms(), self.monotonic_us());
         self.believed();
     }
 }

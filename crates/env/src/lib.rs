@@ -18,7 +18,7 @@ mod real;
 mod twice;
 
 pub use aligned::AlignedBuffer;
-pub use believed::{Believed, Doubt, Reckoning};
+pub use believed::{Believed, Doubt, Doubted, Reckoning};
 pub use clock::{Clock, ManualClock, SystemClock};
 pub use disk::{DISK_ALIGNMENT, DirectIo, Disk, DiskFile, OpenMode, is_unreadable, read_readable};
 pub use faulty::FaultyDisk;

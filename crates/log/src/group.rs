@@ -120,6 +120,9 @@ pub(crate) struct Slot {
     pub(crate) is_rebuilt: bool,
     /// When it was first seen closed with append times that are ahead of the clock, on the monotonic one.
     pub(crate) ahead_since_ms: Option<i64>,
+    /// What the clock said when it was appended to last with a later time, since the lane had one: the clock was behind, or the lane's times are ahead. Known to the process that
+    /// appended it.
+    pub(crate) raised_ms: Option<i64>,
 }
 
 impl Slot {
@@ -141,6 +144,7 @@ impl Slot {
             copied: None,
             is_rebuilt: false,
             ahead_since_ms: None,
+            raised_ms: None,
         }
     }
 
@@ -160,6 +164,7 @@ impl Slot {
             copied: None,
             is_rebuilt: false,
             ahead_since_ms: None,
+            raised_ms: None,
         }
     }
 
@@ -194,6 +199,7 @@ impl Slot {
             copied: None,
             is_rebuilt: true,
             ahead_since_ms: None,
+            raised_ms: None,
         }
     }
 
@@ -220,10 +226,12 @@ impl Slot {
     /// How long ago it was appended to, by an append time of it, or by what is known otherwise if that time is ahead of the clock: see
     /// [`note_ahead`](Chain::note_ahead).
     pub(crate) fn age_ms(&self, append_ms: i64, now: &Believed) -> i64 {
-        if append_ms <= ahead_of(now.now_ms()) {
-            return now.age_ms(append_ms);
-        }
-        self.ahead_since_ms.map_or(0, |since_ms| now.mono_ms().saturating_sub(since_ms))
+        let age_ms = match append_ms <= ahead_of(now.now_ms()) {
+            true => now.age_ms(append_ms),
+            false => self.ahead_since_ms.map_or(0, |since_ms| now.mono_ms().saturating_sub(since_ms)),
+        };
+        // A lane whose last records are eight days old takes some before the clock is set: they are not eight days old.
+        self.raised_ms.map_or(age_ms, |raised_ms| age_ms.min(now.age_ms(raised_ms)))
     }
 
     /// For outside; `durable_ordinal` is the lane's.

@@ -50,7 +50,7 @@ type Dropped = (SegmentId, Option<Location>);
 /// The oldest segment of a lane, if it may go.
 #[derive(Clone, Copy)]
 struct Front {
-    last_append_ms: i64,
+    age_ms: i64,
     bytes: u64,
 }
 
@@ -67,11 +67,11 @@ impl Lane {
         if let Some(ms) = options.retention_ms.filter(|_| options.cleanup.deletes()) {
             let kept_ms = i64::try_from(ms).unwrap_or(i64::MAX);
             if state.open.as_ref().is_some_and(|open| now.age_ms(open.opened_ms) > kept_ms) {
-                self.close_open(&mut state, now.now_ms());
+                self.close_open(&mut state, now.wall_ms());
             }
             let is_over = |state: &LaneState, at| age_ms(state, at, now) > kept_ms;
-            self.make_way(&mut state, is_over, now.now_ms());
-            while self.front(&state).is_some()
+            self.make_way(&mut state, is_over, now.wall_ms());
+            while self.front(&state, now).is_some()
                 && state.chain.first().is_some_and(|first| is_over(&state, first))
                 && !self.remembers_front(&state, now)
             {
@@ -80,7 +80,7 @@ impl Lane {
         }
         if let (true, Some(floor)) = (options.retention_consumed, state.consumed_floor) {
             let read = |state: &LaneState, group: usize| is_below(state, group, floor);
-            self.make_way(&mut state, |state, last| read(state, last.group), now.now_ms());
+            self.make_way(&mut state, |state, last| read(state, last.group), now.wall_ms());
             while !state.chain.groups.is_empty() && read(&state, 0) && self.group_may_go(&state, now) {
                 for _ in 0..state.chain.groups[0].slots.len() {
                     self.drop_front(&mut state, &mut dropped);
@@ -90,8 +90,8 @@ impl Lane {
         let floor = self.floor_ordinal();
         if floor > 0 {
             let below = |state: &LaneState, at| state.chain.slot(at).summary().next_ordinal <= floor;
-            self.make_way(&mut state, |state, last| below(state, last), now.now_ms());
-            while self.front(&state).is_some()
+            self.make_way(&mut state, |state, last| below(state, last), now.wall_ms());
+            while self.front(&state, now).is_some()
                 && state.chain.first().is_some_and(|first| below(&state, first))
                 && !self.remembers_front(&state, now)
             {
@@ -130,7 +130,7 @@ impl Lane {
     }
 
     /// The oldest segment, if it may go: not open, not waited for by a sink, and not what keeps the lane's ordinals.
-    fn front(&self, state: &LaneState) -> Option<Front> {
+    fn front(&self, state: &LaneState, now: &Believed) -> Option<Front> {
         if state.is_rebuilding() {
             return None;
         }
@@ -144,8 +144,7 @@ impl Lane {
         if slot.open || !settled || !may_go {
             return None;
         }
-        let summary = slot.summary();
-        Some(Front { last_append_ms: summary.last_append_ms, bytes: summary.head.into() })
+        Some(Front { age_ms: age_ms(state, first, now), bytes: slot.summary().head.into() })
     }
 
     /// Whether the oldest segment is kept for what it tells of producers.
@@ -248,21 +247,22 @@ impl Lane {
     }
 
     /// Bytes of all its segments, and the oldest of them if it may go.
-    fn size(&self) -> (u64, Option<Front>) {
-        let state = self.state.lock();
+    fn size(&self, now: &Believed) -> (u64, Option<Front>) {
+        let mut state = self.state.lock();
+        note_ahead(&mut state, now);
         let bytes =
             state.chain.from(state.chain.first()).map(|at| u64::from(state.chain.slot(at).summary().head)).sum();
-        (bytes, self.front(&state))
+        (bytes, self.front(&state, now))
     }
 
     /// Drops the oldest segment if it may go. What it had, and the one that is the oldest then.
-    fn drop_oldest(&self) -> (u64, Option<Front>) {
+    fn drop_oldest(&self, now: &Believed) -> (u64, Option<Front>) {
         let mut state = self.state.lock();
-        let Some(front) = self.front(&state) else { return (0, None) };
+        let Some(front) = self.front(&state, now) else { return (0, None) };
         let mut dropped = Vec::new();
         self.drop_front(&mut state, &mut dropped);
         let_go(&mut state, &dropped);
-        let next = self.front(&state);
+        let next = self.front(&state, now);
         let version = state.version;
         self.finish(state, version, dropped);
         (front.bytes, next)
@@ -322,7 +322,7 @@ impl Lane {
 /// For what comes before a look at ages: what is ahead of the clock has none by its times.
 pub(crate) fn note_ahead(state: &mut LaneState, now: &Believed) {
     if let Some(open) = &mut state.open {
-        open.set_back(now.now_ms());
+        open.set_back(now.wall_ms());
     }
     state.chain.note_ahead(state.last_append_ms, now);
 }
@@ -350,20 +350,20 @@ fn is_below(state: &LaneState, group: usize, floor: Cursor) -> bool {
 
 /// Drops the oldest segments of a streamlet's lanes until it keeps at most about `limit` bytes; as much again if the oldest tell of producers.
 pub(crate) fn retain_bytes(streamlet: &Streamlet, limit: u64, now: &Believed) -> u64 {
-    let mut lanes: Vec<_> = streamlet.lanes().map(|lane| (lane, lane.size())).collect();
+    let mut lanes: Vec<_> = streamlet.lanes().map(|lane| (lane, lane.size(now))).collect();
     let mut total: u64 = lanes.iter().map(|(_, (bytes, _))| bytes).sum();
     let mut dropped = 0;
     while total > limit {
         let oldest = lanes
             .iter_mut()
-            .filter_map(|(lane, (_, front))| front.map(|f| (f.last_append_ms, lane, front)))
-            .min_by_key(|(last_append_ms, ..)| *last_append_ms);
+            .filter_map(|(lane, (_, front))| front.map(|f| (f.age_ms, lane, front)))
+            .max_by_key(|(age_ms, ..)| *age_ms);
         let Some((_, lane, front)) = oldest else { break };
         // No younger one of another lane goes in its place.
         if total <= limit.saturating_mul(2) && lane.remembers_front(&lane.state.lock(), now) {
             break;
         }
-        let (bytes, next) = lane.drop_oldest();
+        let (bytes, next) = lane.drop_oldest(now);
         dropped += u64::from(bytes > 0);
         total = total.saturating_sub(bytes);
         *front = next;

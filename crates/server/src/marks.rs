@@ -6,7 +6,7 @@
 
 use std::io;
 
-use kera_env::{Disk, read_twice, replace_with_copy};
+use kera_env::{Disk, copy_path, read_twice, replace_with_copy};
 use kera_format::checksum::crc32c;
 
 /// Bytes of the last line of a copy, with the line breaks around it.
@@ -51,6 +51,17 @@ pub(crate) fn read(disk: &dyn Disk, name: &str, limit: usize) -> io::Result<Mark
 /// Replaces a file, then its copy, both synced: after a power cut the file is whole, old or new, and the copy is not newer.
 pub(crate) fn write(disk: &dyn Disk, name: &str, text: &[u8]) -> io::Result<()> {
     replace_with_copy(disk, name, text, &[text, line_of(text).as_bytes()].concat())
+}
+
+/// Removes a file and its copy, if they are there; the file last, which counts.
+pub(crate) fn remove(disk: &dyn Disk, name: &str) -> io::Result<()> {
+    for path in [copy_path(name), name.to_owned()] {
+        match disk.remove(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            removed => removed?,
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]

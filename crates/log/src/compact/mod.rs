@@ -427,8 +427,7 @@ impl Compactor {
             map_end,
             visibility,
             remembered: &remembered,
-            // By a jump of the clock no tombstone is over, and none begins in the future.
-            now_ms: self.clock.believed().now_ms(),
+            now: self.clock.believed(),
             tombstone_ms: i64::try_from(options.tombstone_ms).unwrap_or(i64::MAX),
             is_blocked: false,
             tombstones: Goes::None,

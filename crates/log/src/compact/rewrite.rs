@@ -6,6 +6,7 @@ use std::borrow::Cow;
 use std::cell::Cell;
 use std::collections::HashSet;
 
+use kera_env::Believed;
 use kera_format::chunk::{ChunkTarget, Chunks, PayloadKind, seal_in_place};
 use kera_format::kafka_batch::{self, KAFKA_BATCH_HEADER_BYTES, KafkaBatchView, KafkaRecords};
 use kera_format::kafka_codec::KafkaCodec;
@@ -16,6 +17,7 @@ use kera_format::{BrokerPart, CHUNK_HEADER_BYTES, ChunkView, Compression, Format
 
 use super::elsewhere::Goes;
 use super::map::OrdinalMap;
+use crate::group::ahead_of;
 use crate::visibility::Visibility;
 
 /// Why a segment cannot be compacted now.
@@ -152,7 +154,7 @@ pub(crate) struct Rules<'a> {
     pub(crate) visibility: Option<&'a dyn Visibility>,
     /// Chunks that stay, if only as empty ones: by their first ordinals.
     pub(crate) remembered: &'a HashSet<u64>,
-    pub(crate) now_ms: i64,
+    pub(crate) now: Believed,
     /// Tombstones of segments that were compacted so long ago go.
     pub(crate) tombstone_ms: i64,
     /// Something in front could not be removed: what hides it stays.
@@ -186,9 +188,15 @@ enum Fate {
 }
 
 impl Rules<'_> {
+    /// When a segment was compacted is what the wall clock said then, be it believed or not, and how long ago that is goes by what is believed now: so no jump says that
+    /// the time of tombstones is over, and none that turns out to be right begins it in the past.
     fn tombstones_go(&self, header: &SegmentHeader) -> bool {
-        let since = header.compacted_ms().map(|ms| ms.saturating_add(self.tombstone_ms));
-        !self.is_blocked && since.is_some_and(|due_ms| due_ms <= self.now_ms)
+        !self.is_blocked && header.compacted_ms().is_some_and(|ms| self.now.age_ms(ms) >= self.tombstone_ms)
+    }
+
+    /// Whether a segment was compacted by a clock that was ahead, and set back since: its tombstones would stay until the time that it said.
+    fn is_ahead(&self, header: &SegmentHeader) -> bool {
+        self.now.doubt().is_none() && header.compacted_ms().is_some_and(|ms| ms > ahead_of(self.now.wall_ms()))
     }
 
     fn removes(&self, seen: &Seen<'_>, tombstones_go: bool) -> bool {
@@ -202,7 +210,7 @@ impl Rules<'_> {
 pub(crate) fn rewrite(image: &[u8], rules: &mut Rules<'_>) -> Result<Option<Rewritten>, RewriteError> {
     let found = SegmentHeader::parse(image)?;
     let progress = SegmentProgress::parse(image, found.capacity_bytes)?;
-    let begins_anew = rules.is_fresh && progress.next_ordinal <= rules.joined_to;
+    let begins_anew = rules.is_fresh && progress.next_ordinal <= rules.joined_to || rules.is_ahead(&found);
     let header = if begins_anew { found.compacted_in_part() } else { found };
     let tombstones_go = rules.tombstones_go(&header);
     let head = progress.head as usize;
@@ -251,7 +259,7 @@ pub(crate) fn rewrite(image: &[u8], rules: &mut Rules<'_>) -> Result<Option<Rewr
     }
     rules.is_fresh |= records_removed > 0;
     let header = if has_tombstones { header } else { found };
-    let header = header.rewritten(rules.now_ms, whole).ok_or(RewriteError::TooOften)?;
+    let header = header.rewritten(rules.now.wall_ms(), whole).ok_or(RewriteError::TooOften)?;
     let head = out.len() as u64;
     let progress = SegmentProgress { head, durable_head: head, chunk_count: chunks, ..progress };
     header.write(&mut out);
@@ -345,6 +353,7 @@ fn kafka_payload(batch: &KafkaBatchView<'_>, kept: &[(u32, &[u8])]) -> Vec<u8> {
 
 #[cfg(test)]
 mod tests {
+    use kera_env::{Clock, ManualClock};
     use kera_format::container::verify_image;
     use kera_format::segment::SegmentState;
     use kera_format::{ChunkBuilder, GroupId, LaneId, Record, SegmentId, SegmentIndex, StreamId, StreamletId};
@@ -410,14 +419,14 @@ mod tests {
         keys
     }
 
-    fn compacted(image: &[u8], map: &OrdinalMap, map_end: u64, blocked: bool, now_ms: i64) -> Option<Rewritten> {
+    fn compacted(image: &[u8], map: &OrdinalMap, map_end: u64, blocked: bool, now: impl Into<Believed>) -> Option<Rewritten> {
         let remembered = HashSet::new();
         let mut rules = Rules {
             map,
             map_end,
             visibility: None,
             remembered: &remembered,
-            now_ms,
+            now: now.into(),
             tombstone_ms: 100,
             is_blocked: blocked,
             tombstones: Goes::All,
@@ -444,6 +453,31 @@ mod tests {
         let left = compacted(&left.image, &map, 93, false, NOW_MS + 1).unwrap();
         assert_eq!((keys(&left.image).len(), left.progress.chunk_count), (0, 1));
         assert!(is_emptied(&left.image, &left.progress));
+    }
+
+    #[test]
+    fn tombstones_of_a_segment_that_was_compacted_by_a_doubted_clock_stay_for_their_time() {
+        let clock = ManualClock::new(NOW_MS);
+        clock.believed();
+        let image = image(&[&[("a", None), ("b", Some("1"))], &[("c", Some("1"))]]);
+        let (map, end) = noted(&image);
+        let rewritten = |image: &[u8]| compacted(image, &map, end, false, clock.believed());
+        // The machine stood still for two days, and its clock is right.
+        clock.set_now_ms(NOW_MS + 2 * 86_400_000);
+        let marked = rewritten(&image).unwrap();
+        assert_eq!(marked.header.compacted_ms(), Some(clock.now_ms()));
+        clock.advance_ms(60_000);
+        assert!(rewritten(&marked.image).is_none(), "by what is believed they were marked in two days");
+        for _ in 0..100 {
+            clock.advance_ms(60_000);
+            clock.believed();
+        }
+        assert_eq!(clock.believed().doubt(), None);
+        assert_eq!(keys(&rewritten(&marked.image).unwrap().image).len(), 2, "their time is over");
+        // Or it is set back: by what it said then they would stay for two days.
+        clock.set_now_ms(clock.now_ms() - 2 * 86_400_000);
+        let anew = rewritten(&marked.image).unwrap();
+        assert_eq!((keys(&anew.image).len(), anew.header.compacted_ms()), (3, Some(clock.now_ms())));
     }
 
     #[test]

@@ -13,7 +13,7 @@ use parking_lot::MutexGuard;
 
 use super::{Lane, LaneState, Open};
 use crate::arena::{ArenaFull, Block, Filling, Purpose};
-use crate::group::{Group, Slot};
+use crate::group::{Group, Slot, ahead_of};
 use crate::producers::{Admission, Place};
 use crate::segment::{FIRST_CHUNK, Segment};
 use crate::sink::{ChunkReference, SinkError, Ticket};
@@ -387,7 +387,10 @@ impl Lane {
             open.segment.set_times(state.last_append_ms);
         }
         let group = state.chain.groups.back_mut().expect("the open segment's group");
-        group.slots.back_mut().expect("the open segment's slot").seal();
+        let slot = group.slots.back_mut().expect("the open segment's slot");
+        slot.seal();
+        let is_raised = open.segment.last_append_ms() > ahead_of(open.used_ms);
+        slot.raised_ms = is_raised.then_some(open.used_ms);
         group.closed |= group.next_index() >= group.limit;
         let id = open.segment.id();
         if let Some(marks) = state.producers.marks_in(id.group, id.index) {

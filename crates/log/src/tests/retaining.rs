@@ -46,7 +46,7 @@ fn turns(node: &Node, clock: &ManualClock, minutes: u64) -> u64 {
 fn a_clock_that_jumps_deletes_nothing_before_that_has_held_and_nothing_that_it_wrote_itself() {
     let node = node_with(retention(Some(7 * DAY_MS), None, false), 8 << 20);
     let (clock, lane) = (ManualClock::new(NOW_MS), node.lane());
-    clock.begin(None);
+    clock.begin(None, None);
     // Some is from before the process began.
     (0..4).for_each(|n| _ = append(&lane, &chunk(n, 30_000), NOW_MS - 3 * DAY_MS as i64).unwrap());
     (4..9).for_each(|n| _ = append(&lane, &chunk(n, 30_000), clock.now_ms()).unwrap());
@@ -68,7 +68,7 @@ fn a_clock_that_jumps_deletes_nothing_before_that_has_held_and_nothing_that_it_w
 fn what_a_node_takes_before_its_clock_is_set_is_not_older_for_that() {
     let node = node_with(retention(Some(7 * DAY_MS), None, false), 8 << 20);
     let (clock, lane) = (ManualClock::new(0), node.lane());
-    clock.begin(None);
+    clock.begin(None, None);
     (0..4).for_each(|n| _ = append(&lane, &chunk(n, 30_000), clock.now_ms()).unwrap());
     assert_eq!(turns(&node, &clock, 10), 0);
     clock.set_now_ms(NOW_MS);
@@ -76,6 +76,57 @@ fn what_a_node_takes_before_its_clock_is_set_is_not_older_for_that() {
     assert_eq!(turns(&node, &clock, 6 * 24 * 60), 0);
     assert!(turns(&node, &clock, 2 * 24 * 60) > 0);
     assert_eq!(lane.stats().first_ordinal, 9);
+}
+
+#[test]
+fn what_a_lane_with_old_records_takes_before_the_clock_is_set_is_not_as_old_as_those() {
+    let (node, store) = node_with(retention(Some(7 * DAY_MS), None, false), 8 << 20).with_store();
+    let (clock, lane) = (ManualClock::new(0), node.lane());
+    (0..4).for_each(|n| _ = append(&lane, &chunk(n, 30_000), NOW_MS - 8 * DAY_MS as i64).unwrap());
+    clock.begin(Some(NOW_MS - 8 * DAY_MS as i64), None);
+    (4..9).for_each(|n| _ = append(&lane, &chunk(n, 30_000), clock.now_ms()).unwrap());
+    assert_eq!(turns(&node, &clock, 10), 0);
+    node.log.close_idle(clock.now_ms(), 0);
+    store.persist_all(&node.log);
+    clock.set_now_ms(NOW_MS);
+    assert_eq!(turns(&node, &clock, 59), 0, "it is not believed yet");
+    assert!(turns(&node, &clock, 6 * 24 * 60) > 0);
+    let first = lane.stats().first_ordinal;
+    assert!((1..=4).contains(&first), "the old ones go, and none of the others: {first}");
+    assert!(turns(&node, &clock, 2 * 24 * 60) > 0);
+    assert_eq!(lane.stats().first_ordinal, 8, "all but the last, which says where the lane goes on");
+}
+
+#[test]
+fn of_a_lane_whose_times_are_ahead_as_much_goes_by_size_as_its_age_says() {
+    let (node, store) = node_with(retention(None, Some(400_000), false), 8 << 20).with_store();
+    let clock = ManualClock::new(NOW_MS);
+    let lanes = [node.lane_number(0), node.lane_number(1)];
+    // The clock was two years ahead for a second, long ago; the other lane is younger.
+    (0..6).for_each(|n| _ = append(&lanes[0], &chunk(n, 30_000), clock.now_ms() + 730 * DAY_MS as i64).unwrap());
+    assert_eq!(turns(&node, &clock, 60), 0);
+    (0..9).for_each(|n| _ = append(&lanes[1], &chunk(n, 30_000), clock.now_ms()).unwrap());
+    store.persist_all(&node.log);
+    assert!(turns(&node, &clock, 1) > 0);
+    assert_eq!(lanes[1].stats().first_ordinal, 0, "{:?}", lanes[0].stats());
+}
+
+#[test]
+fn a_clock_that_is_doubted_closes_no_segment_for_that() {
+    let node = node_with(retention(Some(7 * DAY_MS), None, false), 8 << 20);
+    let (clock, lane) = (ManualClock::new(NOW_MS), node.lane());
+    clock.begin(None, None);
+    append(&lane, &chunk(0, 100), clock.now_ms()).unwrap();
+    clock.set_now_ms(clock.now_ms() + 8 * 3_600_000);
+    clock.believed();
+    for n in 1..60 {
+        append(&lane, &chunk(n, 100), clock.now_ms()).unwrap();
+        clock.advance_ms(1_000);
+        node.log.retain(clock.believed());
+        let state = lane.state.lock();
+        let open = state.open.as_ref().unwrap();
+        assert_eq!((open.opened_ms, open.used_ms), (NOW_MS, clock.now_ms() - 1_000));
+    }
 }
 
 #[test]

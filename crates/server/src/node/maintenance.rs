@@ -13,6 +13,7 @@ use kera_log::SinkErrorKind;
 use kera_log::store::DiskState;
 
 use super::Parts;
+use super::doubt::DoubtFile;
 use crate::units::MIB;
 
 /// Time between two turns.
@@ -63,7 +64,7 @@ impl Maintenance {
 /// Takes turns. While the node is written to, what is not kept any more goes more often: at a gigabyte a second, memory for
 /// a second of it would be in use for nothing, and would have to be touched first.
 fn run(parts: &Parts, stopped: &Receiver<()>) {
-    let mut doubts = false;
+    let mut doubts = Doubts { told: false, file: DoubtFile::new(parts.disk.clone()) };
     let (mut asked_before, mut asked_us, mut turn_us, mut pause) = (0, None, 0, TURN);
     let mut used_us = parts.clock.monotonic_us();
     while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(pause) {
@@ -121,20 +122,28 @@ fn warm(parts: &Parts, stopped: &Receiver<()>) {
     }
 }
 
-fn turn(parts: &Parts, doubts: &mut bool) {
+/// What is known outside of a clock that is doubted.
+struct Doubts {
+    told: bool,
+    file: DoubtFile,
+}
+
+fn turn(parts: &Parts, doubts: &mut Doubts) {
     let now = parts.clock.believed();
+    doubts.file.keep(&now);
     let doubted = now.doubt().map(|doubt| jumped(&doubt));
-    if std::mem::replace(doubts, doubted.is_some()) != doubted.is_some() {
+    if std::mem::replace(&mut doubts.told, doubted.is_some()) != doubted.is_some() {
         match doubted {
             Some(jumped) => tracing::warn!("{jumped}"),
             None => tracing::info!("the clock of this machine is believed again"),
         }
     }
-    let now_ms = now.now_ms();
+    // Whether segments have been open for long is compared with what the wall clock said then; to close one deletes nothing.
+    let wall_ms = now.wall_ms();
     parts.broker.tick();
     parts.log.retain(now);
-    parts.log.close_old(now_ms);
-    parts.log.close_idle(now_ms, i64::try_from(parts.config.writes.idle_close).unwrap_or(i64::MAX));
+    parts.log.close_old(wall_ms);
+    parts.log.close_idle(wall_ms, i64::try_from(parts.config.writes.idle_close).unwrap_or(i64::MAX));
     parts.readiness.set_problems(problems(parts));
 }
 

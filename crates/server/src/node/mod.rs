@@ -6,6 +6,7 @@
 mod background;
 mod compaction;
 mod disks;
+mod doubt;
 mod kafka;
 mod maintenance;
 mod orphans;
@@ -22,7 +23,7 @@ use std::time::Duration;
 
 use kera_broker::Broker;
 use kera_coordinator::Coordinator;
-use kera_env::{Clock, DirLock};
+use kera_env::{Clock, DirLock, Disk};
 use kera_log::Log;
 use kera_log::compact::Compactor;
 use kera_log::store::{DiskStore, StoreThreads};
@@ -54,6 +55,8 @@ pub(crate) struct Parts {
     pub(crate) coordinator: Arc<Coordinator>,
     /// The node's part of its cluster, if it has one.
     pub(crate) cluster: Option<Arc<Cluster>>,
+    /// The data directory.
+    pub(crate) disk: Arc<dyn Disk>,
     pub(crate) log: Arc<Log>,
     pub(crate) store: Arc<DiskStore>,
     pub(crate) virtual_logs: Vec<Arc<VirtualLog>>,

@@ -44,7 +44,7 @@ use super::disks::KnownDisks;
 use super::kafka::Kafka;
 use super::maintenance::Maintenance;
 use super::scrub::ScrubCounts;
-use super::{Node, Parts, orphans};
+use super::{Node, Parts, doubt, orphans};
 use crate::cluster::{Cluster, Elsewhere, NodeSinks};
 use crate::config::Config;
 use crate::fatal::{Door, Fatal};
@@ -77,7 +77,7 @@ pub(super) fn start(config: &Config) -> Result<Node, Fatal> {
     let http = start_http(config, &http_state)?;
 
     let mut summary = Summary::default();
-    let Opened { identity, cluster, coordinator, recovered, writers } = open(config, &clock, &readiness, &mut summary)?;
+    let Opened { identity, cluster, coordinator, recovered, writers, disk } = open(config, &clock, &readiness, &mut summary)?;
     let Recovered { log, store, store_threads, virtual_logs, broker } = recovered;
     let compactor = Arc::new(compactor(config, &log, &store, &clock, cluster.as_ref()));
     let parts = Arc::new(Parts {
@@ -89,6 +89,7 @@ pub(super) fn start(config: &Config) -> Result<Node, Fatal> {
         readiness: readiness.clone(),
         coordinator: coordinator.clone(),
         cluster: cluster.clone(),
+        disk,
         log,
         store,
         virtual_logs,
@@ -108,8 +109,6 @@ pub(super) fn start(config: &Config) -> Result<Node, Fatal> {
         Commands::start(coordinator.clone(), status).map_err(|error| no_thread("the threads for commands", error))?;
     let sessions: Arc<dyn SessionFactory> =
         Arc::new(NodeSessions { broker, coordinator, cluster, commands: commands.0.clone() });
-    // Before anything is deleted for its age, and before anything new is appended.
-    clock.begin(parts.log.newest_append_ms(clock.now_ms()));
     // First, because it knows which records of transactions native readers may see.
     let kafka = Kafka::start(config, &parts)?;
     let compaction = super::compaction::start(&parts).map_err(|error| no_thread("compaction", error))?;
@@ -169,6 +168,7 @@ struct Opened {
     coordinator: Arc<Coordinator>,
     recovered: Recovered,
     writers: Vec<JoinHandle<()>>,
+    disk: Arc<dyn Disk>,
 }
 
 /// Finds out what there is, tells the cluster that the node is back, and puts the log together.
@@ -193,11 +193,13 @@ fn open(
     let recovered = recover(config, who, kept, &disks, clock, readiness, summary)?;
     persisting.finish()?;
     finish_log(&recovered.log, cluster.as_deref(), &identity, summary)?;
+    // Before anything is deleted for its age, and before anything new is appended, as the progress of applications is when their streamlets are opened.
+    doubt::begin(&**clock, recovered.log.newest_append_ms(clock.now_ms()), &*disks[0])?;
     let writers = recovered.virtual_logs.iter().map(start_writer).collect::<Result<Vec<_>, _>>()?;
     readiness.enter(Phase::Starting("reading the applications' offsets"));
     let replayed = recovered.broker.open_applications(applications_stream);
     replayed.map_err(|failure| Fatal::Data { message: format!("the offsets of applications: {failure}") })?;
-    Ok(Opened { identity, cluster, coordinator, recovered, writers })
+    Ok(Opened { identity, cluster, coordinator, recovered, writers, disk: disks[0].clone() })
 }
 
 fn http_node(sessions: Arc<dyn SessionFactory>, clock: Arc<dyn Clock>, parts: &Arc<Parts>) -> HttpNode {
