@@ -69,7 +69,9 @@ async fn trouble(world: &mut World, rng: &mut StdRng, all: &[u64], unlucky: &[u6
                 if rng.random() {
                     disk.cut_power_at(rng.random_range(1..12));
                 }
-                if !world.try_start(*node as u32).await || disk.is_off() {
+                let is_started = world.try_start(*node as u32).await;
+                disk.cut_power_at(1 << 40);
+                if !is_started || disk.is_off() {
                     world.kill(*node as u32, Some(rng.random())).await;
                     world.start(*node as u32).await;
                 }
@@ -149,7 +151,9 @@ async fn torment(seed: u64, voters: u32, others: u32) {
     world.heal();
     world.agree().await;
     let all: Vec<u32> = (1..=voters).collect();
-    assert!(world.nodes.keys().all(|at| world.voters(*at) == all), "one list of voters counts, with all of them");
+    let voters: Vec<_> = world.nodes.keys().map(|at| (*at, world.voters(*at))).collect();
+    let is_whole = voters.iter().all(|(_, voters)| *voters == all);
+    assert!(is_whole, "seed {seed}: one list of voters counts, with all of them: {voters:?}");
     let acknowledged = acknowledged.lock().clone();
     assert!(!acknowledged.is_empty(), "nothing was acknowledged");
     for (number, node) in &world.nodes {
