@@ -1,10 +1,11 @@
 //! The clocks of a machine as a process on it sees them, and clocks that are years ahead for a while.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
-use kera_env::{Believed, Clock, ManualClock, Reckoning};
+use kera_env::{Believed, Clock, Doubted, ManualClock, Reckoning};
 use kera_log::Log;
 
+use super::copies::lock;
 use super::faults::Fault;
 use super::node::Node;
 use super::world::{Event, World};
@@ -12,29 +13,38 @@ use super::world::{Event, World};
 const HOUR_MS: i64 = 3_600_000;
 const YEAR_MS: i64 = 365 * 24 * HOUR_MS;
 
+/// How the processes of a node find out how old something is.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Ages {
+    /// What the node's disk has of a doubt. A real one has it within a second, and writes it once a minute.
+    doubted: Arc<Mutex<Option<Doubted>>>,
+    /// They go by the wall clock, whatever that says: a defect.
+    pub(super) believes_all: bool,
+}
+
 /// What a process believes of the wall clock it has to find out by itself, each one anew.
 #[derive(Debug)]
 pub(super) struct ProcessClock {
     machine: Arc<ManualClock>,
     reckoning: Reckoning,
-    /// It takes ages by the wall clock, whatever that says: a defect.
-    believes_all: bool,
+    ages: Ages,
 }
 
 impl ProcessClock {
     pub(super) fn of(node: &Node) -> Arc<ProcessClock> {
-        let (machine, believes_all) = (node.clock.clone(), node.believes_its_clock);
-        Arc::new(ProcessClock { machine, reckoning: Reckoning::default(), believes_all })
+        Arc::new(ProcessClock { machine: node.clock.clone(), reckoning: Reckoning::default(), ages: node.ages.clone() })
     }
 
     /// The time by which something may be deleted for its age.
     pub(super) fn of_ages(&self) -> Believed {
-        if self.believes_all { self.now_ms().into() } else { self.believed() }
+        let believed = self.believed();
+        *lock(&self.ages.doubted) = believed.doubted();
+        if self.ages.believes_all { self.now_ms().into() } else { believed }
     }
 
     /// Before anything is deleted or appended, as a real start does it.
     pub(super) fn begin_with(&self, log: &Log) {
-        self.begin(log.newest_append_ms(self.now_ms()));
+        self.begin(log.newest_append_ms(self.now_ms()), *lock(&self.ages.doubted));
     }
 }
 
@@ -69,8 +79,8 @@ impl World {
         self.node(node).clock.set_now_ms(self.clock.now_ms());
     }
 
-    /// A process has begun while the clock of its machine is ahead, and believes it: what it has was written by that clock, or it has nothing. Nobody could know better, and from here on
-    /// nobody knows when retention takes what.
+    /// A process has begun while the clock of its machine is ahead, and believes it: it has nothing, or something that was written by that clock before any process had looked at it. Nobody
+    /// could know better, and from here on nobody knows when retention takes what.
     pub(super) fn look_at_clock(&mut self, node: u32) {
         let running = self.node(node).process.as_ref().and_then(|process| process.running.as_ref());
         if running.is_some_and(|running| running.clock.believed().now_ms() > self.clock.now_ms() + HOUR_MS) {

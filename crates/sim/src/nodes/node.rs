@@ -24,7 +24,7 @@ use kera_protocol::{
 
 use super::CLUSTER;
 use super::changing::Changing;
-use super::clock::ProcessClock;
+use super::clock::{Ages, ProcessClock};
 use super::compacting::{Elsewhere, compactor};
 use super::coordinators::{Command, Told};
 use super::copies::{Copies, Directory, lock};
@@ -87,8 +87,8 @@ pub(super) struct Node {
     pub(super) believes_the_removed: bool,
     /// It does not tell lanes that come to it where they begin: a defect.
     pub(super) forgets_floors: bool,
-    /// It deletes by its wall clock, whatever that says: a defect.
-    pub(super) believes_its_clock: bool,
+    /// How its processes find out how old something is.
+    pub(super) ages: Ages,
     /// There are streams with one copy.
     pub(super) has_own_logs: bool,
     /// How long its process has stood still, in all, in microseconds.
@@ -344,7 +344,7 @@ impl Node {
             leaves_out_own_logs: false,
             forgets_memory: false,
             mends_nothing: false,
-            believes_its_clock: false,
+            ages: Ages::default(),
             believes_its_disk: false,
             removes_blindly: false,
             believes_the_removed: false,

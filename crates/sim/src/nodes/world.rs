@@ -210,7 +210,7 @@ fn machine(plan: &Plan, number: u32, clock: &ManualClock, dir: &std::path::Path)
     node.leaves_out_own_logs = plan.planted == Some(Planted::LeavesOutOwnLogs);
     node.forgets_memory = plan.planted == Some(Planted::ForgetsMemory);
     node.mends_nothing = plan.planted == Some(Planted::MendsNothing);
-    node.believes_its_clock = plan.planted == Some(Planted::BelievesItsClock);
+    node.ages.believes_all = plan.planted == Some(Planted::BelievesItsClock);
     node.believes_its_disk = plan.planted == Some(Planted::BelievesItsDisk);
     node.removes_blindly = plan.planted == Some(Planted::RemovesBlindly);
     node.believes_the_removed = plan.planted == Some(Planted::BelievesTheRemoved);
