@@ -67,14 +67,17 @@ pub(super) fn init(
     match known.state {
         State::Committing | State::Aborting => Err(Code::ConcurrentTransactions),
         State::Ongoing => {
-            // Whoever has it now is fenced by the epoch, and its transaction is aborted under that.
-            let epoch = known.epoch.checked_add(1).ok_or(Code::ProducerFenced)?;
+            // Whoever has it now is fenced by the epoch, and its transaction is aborted under that. Versions before this one have given the
+            // last epoch to producers: behind it there is none, and whoever has it is fenced by the id that comes next.
+            let epoch = known.epoch.saturating_add(1);
             // If it is the producer itself it asks again, as who it was.
             let last_epoch = if expected.is_some() { known.epoch } else { -1 };
             Ok(Begun::Abort(Transaction { epoch, last_epoch, ..end(known, false, now_ms) }))
         }
         State::Empty | State::Committed | State::Aborted => {
-            if expected.is_some_and(|expected| !is_current(expected) && is_last(expected)) {
+            // Where its epochs are used up it goes on under another id: the last epoch is nobody's.
+            if known.epoch <= EPOCH_LAST && expected.is_some_and(|expected| !is_current(expected) && is_last(expected))
+            {
                 if known.state == State::Empty {
                     return Ok(Begun::Retry);
                 }
@@ -86,8 +89,7 @@ pub(super) fn init(
             }
             let mut next = begin(known.producer_id, timeout_ms, later(known, now_ms));
             if known.epoch >= EPOCH_LAST {
-                next.producer_id = ids.next().ok_or(Code::CoordinatorNotAvailable)?;
-                next.previous_producer_id = known.producer_id;
+                next = rotated(next, known, ids)?;
             } else {
                 next.epoch = known.epoch + 1;
                 next.last_epoch = if expected.is_some() { known.epoch } else { -1 };
@@ -143,7 +145,10 @@ pub(super) fn ending_epoch(
         State::Committing | State::Aborting => return Err(Code::ConcurrentTransactions),
         State::Committed if is_again => return if commit { Ok(None) } else { Err(Code::InvalidTxnState) },
         // Time was up before the producer could commit: nobody asks twice for different ends.
-        State::Aborted if is_again => return if commit { Err(Code::ProducerFenced) } else { Ok(None) },
+        State::Aborted if is_again && commit => return Err(Code::ProducerFenced),
+        // It was aborted under the epoch that nobody gets: the producer goes on under another id.
+        State::Aborted if is_again && known.epoch > EPOCH_LAST => return rotated(known.clone(), known, ids).map(Some),
+        State::Aborted if is_again => return Ok(None),
         _ if !is_current => return Err(Code::ProducerFenced),
         State::Ongoing => {}
         State::Empty | State::Committed | State::Aborted if commit => return Err(Code::InvalidTxnState),
@@ -157,13 +162,17 @@ pub(super) fn ending_epoch(
     next.last_epoch = known.epoch;
     if known.epoch >= EPOCH_LAST {
         // Its markers have the one epoch that is left; what comes next is another producer's.
-        next.previous_producer_id = known.producer_id;
-        next.producer_id = ids.next().ok_or(Code::CoordinatorNotAvailable)?;
-        next.epoch = 0;
+        next = rotated(next, known, ids)?;
     } else {
         next.epoch += 1;
     }
     Ok(Some(next))
+}
+
+/// What comes next, under another id, since the epochs of the one before are used up.
+fn rotated(next: Transaction, known: &Transaction, ids: &mut dyn ProducerIds) -> Result<Transaction, Code> {
+    let producer_id = ids.next().ok_or(Code::CoordinatorNotAvailable)?;
+    Ok(Transaction { producer_id, epoch: 0, previous_producer_id: known.producer_id, ..next })
 }
 
 /// Whether the producer's id is another one since its last transaction was ended.
@@ -192,9 +201,13 @@ pub(super) fn ending(known: &Transaction, commit: bool, now_ms: i64) -> Result<O
 }
 
 /// The outcome is decided.
+///
+/// What was said of the transaction before goes: if that was the one that used up the epochs of the id before, the markers of this one
+/// would be [taken](marked) for its.
 fn end(known: &Transaction, commit: bool, now_ms: i64) -> Transaction {
     let state = if commit { State::Committing } else { State::Aborting };
-    Transaction { state, changed_ms: later(known, now_ms), ..known.clone() }
+    let last_epoch = if is_rotated(known) { -1 } else { known.last_epoch };
+    Transaction { state, last_epoch, changed_ms: later(known, now_ms), ..known.clone() }
 }
 
 /// Time is up: the transaction is aborted, and its producer fenced. Nobody has the next epoch yet: if the producer wishes to

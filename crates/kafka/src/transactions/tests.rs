@@ -13,7 +13,7 @@ use kafka_protocol::messages::{
 use kafka_protocol::protocol::StrBytes;
 use kera_format::StreamId;
 use kera_format::kafka_groups::OffsetKey;
-use kera_format::kafka_transactions::{AbortedRange, Entry, Touched};
+use kera_format::kafka_transactions::{AbortedRange, Entry, Touched, Transaction, TransactionState as State};
 use parking_lot::Mutex;
 use proptest::prelude::*;
 
@@ -180,6 +180,21 @@ impl World {
         (after, response.error_code)
     }
 
+    /// The same of the second version of transactions: the id and the epoch to go on under.
+    fn end_and_count(&mut self, name: &str, of: (i64, i16), commit: bool) -> Result<(i64, i16), Code> {
+        let request = EndTxnRequest::default()
+            .with_transactional_id(id(name))
+            .with_producer_id(ProducerId(of.0))
+            .with_producer_epoch(of.1)
+            .with_committed(commit);
+        let Reply { after, response } = self.transactions.end(self.now, 5, &request);
+        self.check(after);
+        match Code::try_from_code(response.error_code) {
+            Some(code) => Err(code),
+            None => Ok((response.producer_id.0, response.producer_epoch)),
+        }
+    }
+
     fn check(&self, after: Option<Mark>) {
         assert!(after.is_none_or(|mark| mark.0 <= self.journal.0.lock().entries.len() as u64));
     }
@@ -299,6 +314,89 @@ fn epochs_that_are_used_up_bring_another_producer_id() {
     assert_eq!(world.init("a"), Err(Code::ConcurrentTransactions));
     assert_eq!(world.finish().epoch, i16::MAX);
     assert_eq!(world.init("a"), Ok((102, 0)));
+}
+
+/// A producer at the last epoch that there is for it, in a transaction.
+fn at_its_last_epoch() -> (World, (i64, i16)) {
+    let mut world = World::new();
+    let mut producer = world.init("a").expect("begun");
+    while producer.1 < i16::MAX - 1 {
+        producer = world.init_as("a", producer.0, producer.1).expect("goes on");
+    }
+    assert_eq!(world.add("a", producer, "orders", 0), 0);
+    (world, producer)
+}
+
+#[test]
+fn whose_transaction_used_the_last_epoch_up_begins_again_under_another_id() {
+    for is_late in [true, false] {
+        let (mut world, producer) = at_its_last_epoch();
+        if is_late {
+            world.pass(60_000);
+        }
+        assert_eq!(world.init_as("a", producer.0, producer.1), Err(Code::ConcurrentTransactions));
+        assert_eq!(world.finish().epoch, i16::MAX);
+        world.restart();
+        assert_eq!(world.init_as("a", producer.0, producer.1), Ok((102, 0)));
+        assert_eq!(world.init_as("a", producer.0, producer.1), Ok((102, 0)), "it did not get the answer");
+        assert_eq!(world.add("a", producer, "orders", 0), Code::InvalidProducerIdMapping.code());
+        assert_eq!(world.add("a", (102, 0), "orders", 0), 0);
+        assert_eq!(world.end("a", (102, 0), true), 0);
+        let ending = world.finish();
+        assert_eq!((ending.producer_id, ending.epoch, ending.commit), (102, 0, true));
+    }
+}
+
+#[test]
+fn who_aborts_what_used_the_last_epoch_up_goes_on_under_another_id() {
+    let (mut world, producer) = at_its_last_epoch();
+    world.pass(60_000);
+    assert_eq!(world.finish().epoch, i16::MAX);
+    assert_eq!(world.end_and_count("a", producer, true), Err(Code::ProducerFenced), "it was aborted");
+    assert_eq!(world.end_and_count("a", producer, false), Ok((102, 0)));
+    world.restart();
+    assert_eq!(world.end_and_count("a", producer, false), Ok((102, 0)), "it did not get the answer");
+    // An old way to end a transaction counts no epochs: its markers are not those of the id before.
+    assert_eq!(world.add("a", (102, 0), "orders", 0), 0);
+    assert_eq!(world.end("a", (102, 0), true), 0);
+    let ending = world.finish();
+    assert_eq!((ending.producer_id, ending.epoch, ending.commit), (102, 0, true));
+    assert_eq!(world.end("a", (102, 0), true), 0);
+    assert_eq!(world.end_and_count("a", (102, 0), false), Ok((102, 1)));
+}
+
+/// Earlier versions gave producers the last epoch, and have recorded that.
+#[test]
+fn a_producer_that_has_the_last_epoch_is_replaced() {
+    let of = |state| Transaction {
+        state,
+        producer_id: 90,
+        epoch: i16::MAX,
+        last_epoch: i16::MAX - 1,
+        previous_producer_id: -1,
+        timeout_ms: 60_000,
+        started_ms: if state == State::Ongoing { 1_700_000_000_000 } else { -1 },
+        changed_ms: 1_700_000_000_000,
+        partitions: Default::default(),
+        groups: Default::default(),
+    };
+    let begun = |state, as_who: (i64, i16)| {
+        let mut world = World::new();
+        world.journal.0.lock().entries.push(Entry::Transaction("a".to_owned(), Some(of(state))));
+        world.restart();
+        if state == State::Ongoing {
+            assert_eq!(world.init_as("a", as_who.0, as_who.1), Err(Code::ConcurrentTransactions));
+            assert_eq!(world.finish().epoch, i16::MAX);
+        }
+        world.init_as("a", as_who.0, as_who.1)
+    };
+    for as_who in [(-1, -1), (90, i16::MAX)] {
+        for state in [State::Empty, State::Ongoing, State::Committed, State::Aborted] {
+            assert_eq!(begun(state, as_who), Ok((101, 0)), "{state:?} {as_who:?}");
+        }
+    }
+    // Its answer was lost.
+    assert_eq!(begun(State::Empty, (90, i16::MAX - 1)), Ok((101, 0)));
 }
 
 #[test]
