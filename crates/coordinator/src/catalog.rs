@@ -37,6 +37,8 @@ pub struct Limits {
 pub struct Catalog {
     names: BTreeMap<String, StreamId>,
     streams: HashMap<StreamId, StreamInfo>,
+    /// Of all streams, the system's included.
+    lanes: u64,
     next_stream: StreamId,
     /// Ids below it were given out or belong to a block that this process or an earlier one reserved.
     producers_reserved: ProducerId,
@@ -50,6 +52,7 @@ impl Default for Catalog {
         Catalog {
             names: BTreeMap::new(),
             streams: HashMap::new(),
+            lanes: 0,
             next_stream: StreamId(1),
             producers_reserved: ProducerId(1),
             raised: HashMap::new(),
@@ -72,6 +75,17 @@ impl Catalog {
     /// How many streams there are.
     pub fn stream_count(&self) -> usize {
         self.streams.len()
+    }
+
+    /// Whether there may be so many lanes more. Whoever leads asks before something is recorded: what is recorded
+    /// is applied by every node, also where there are more than that since an earlier version.
+    ///
+    /// # Errors
+    /// There would be more than [`limits::ALL_LANES_MAX`].
+    pub fn check_lanes(&self, more: u64) -> Result<(), CoordinatorError> {
+        let (has, limit) = (self.lanes, limits::ALL_LANES_MAX);
+        let fits = more == 0 || has.saturating_add(more) <= limit;
+        if fits { Ok(()) } else { Err(CoordinatorError::TooManyLanes { has, more, limit }) }
     }
 
     /// A stream by name or id.
@@ -139,6 +153,9 @@ impl Catalog {
                 advice: "delete one first",
             });
         }
+        if !system {
+            self.check_lanes(lanes_of(&request.options))?;
+        }
         Ok(Entry::StreamCreated {
             stream: self.next_stream,
             at_ms: now_ms,
@@ -169,6 +186,9 @@ impl Catalog {
         }
         if !mistakes.is_empty() {
             return Err(CoordinatorError::BadOptions { mistakes });
+        }
+        if !system {
+            self.check_lanes(lanes_of(&options).saturating_sub(lanes_of(&info.options)))?;
         }
         let changed = options != info.options;
         Ok(changed.then_some(Entry::StreamAltered { stream: info.id, at_ms: now_ms, options }))
@@ -212,16 +232,24 @@ impl Catalog {
                     return Err(format!("stream {stream} `{name}` is created twice"));
                 }
                 self.names.insert(name.clone(), *stream);
+                self.lanes = self.lanes.saturating_add(lanes_of(options));
                 let info = StreamInfo { id: *stream, name: name.clone(), created_ms: *at_ms, options: options.clone() };
                 self.streams.insert(*stream, info);
                 self.next_stream = self.next_stream.max(StreamId(stream.0.saturating_add(1)));
             }
             Entry::StreamAltered { stream, options, .. } => match self.streams.get_mut(stream) {
-                Some(info) => info.options = options.clone(),
+                Some(info) => {
+                    let others = self.lanes.saturating_sub(lanes_of(&info.options));
+                    self.lanes = others.saturating_add(lanes_of(options));
+                    info.options = options.clone();
+                }
                 None => return Err(format!("stream {stream} is altered, but there is no such stream")),
             },
             Entry::StreamDeleted { stream, .. } => match self.streams.remove(stream) {
-                Some(info) => drop(self.names.remove(&info.name)),
+                Some(info) => {
+                    self.lanes = self.lanes.saturating_sub(lanes_of(&info.options));
+                    self.names.remove(&info.name);
+                }
                 None => return Err(format!("stream {stream} is deleted, but there is no such stream")),
             },
             Entry::ProducersReserved { below } => {
@@ -270,6 +298,11 @@ impl Catalog {
         self.next_index = index;
         Ok(())
     }
+}
+
+/// The lanes of a stream. Kafka clients see each as a partition.
+fn lanes_of(options: &StreamOptions) -> u64 {
+    u64::from(options.streamlets) * u64::from(options.lanes)
 }
 
 /// Whether the streamlets of a stream of this name have owners in a cluster.

@@ -272,6 +272,14 @@ impl Coordinator {
         self.with(|catalog| catalog.list(request))
     }
 
+    /// Whether there may be so many lanes more in all streams, as far as this node knows; see [`Catalog::check_lanes`].
+    ///
+    /// # Errors
+    /// There are too many.
+    pub fn check_lanes(&self, more: u64) -> Result<(), CoordinatorError> {
+        self.with(|catalog| catalog.check_lanes(more))
+    }
+
     /// Makes a stream, or finds the one that is there if `if_not_exists` is set. Blocks until it is on the disk.
     pub fn create_stream(&self, request: &CreateStream) -> Result<StreamInfo, CoordinatorError> {
         self.create(request, false)

@@ -45,6 +45,19 @@ pub enum CoordinatorError {
         /// What helps.
         advice: &'static str,
     },
+    /// All streams together would have more lanes than there may be.
+    #[error(
+        "all streams have {has} lanes, of {limit} at most, and this takes {more} more (each is a partition to Kafka clients); \
+         delete streams first, or ask for fewer streamlets"
+    )]
+    TooManyLanes {
+        /// How many there are.
+        has: u64,
+        /// How many are asked for.
+        more: u64,
+        /// How many there may be.
+        limit: u64,
+    },
     /// An id that was never given out.
     #[error("producer {0} was never given out; ask for an id first")]
     NoSuchProducer(ProducerId),
@@ -79,7 +92,7 @@ impl CoordinatorError {
             CoordinatorError::NoSuchStream { .. } => Status::UnknownStream,
             CoordinatorError::BadName { .. } => Status::InvalidName,
             CoordinatorError::BadOptions { .. } => Status::InvalidOptions,
-            CoordinatorError::Limit { .. } => Status::LimitReached,
+            CoordinatorError::Limit { .. } | CoordinatorError::TooManyLanes { .. } => Status::LimitReached,
             CoordinatorError::NoSuchProducer(_) => Status::UnknownProducer,
             CoordinatorError::Disk(error) if error.kind() == io::ErrorKind::StorageFull => Status::DiskFull,
             CoordinatorError::Disk(_) => Status::DiskFailed,

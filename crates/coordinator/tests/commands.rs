@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use kera_coordinator::{Coordinator, CoordinatorConfig, CoordinatorError, StreamEvent, StreamObserver};
 use kera_env::{ManualClock, MemoryDisk};
-use kera_format::{Durability, ProducerEpoch, ProducerId, StreamId, StreamOptions};
+use kera_format::{Durability, ProducerEpoch, ProducerId, StreamId, StreamOptions, limits};
 use kera_protocol::{
     AllocateProducer, AllocatedProducer, Body, CreateStream, ErrorBody, FrameHeader, ListStreams, Message, Op, Status,
     StreamChanges, StreamInfo, StreamRef, encode_request, frame,
@@ -206,6 +206,39 @@ fn the_number_of_streams_is_bounded() {
     assert_eq!(refused.status(), Status::LimitReached);
     coordinator.delete_stream(&"a".into()).expect("deleted");
     coordinator.create_stream(&create("c")).expect("room again");
+}
+
+/// The limit of lanes is one of all streams: a stream may have as many for itself.
+#[test]
+fn the_number_of_lanes_is_bounded() {
+    let disk = MemoryDisk::new();
+    let coordinator = open(&disk).expect("open");
+    let with = |name: &str, streamlets, lanes| {
+        let options = StreamOptions { streamlets, lanes, ..StreamOptions::default() };
+        CreateStream { options, ..create(name) }
+    };
+    let half = limits::STREAMLETS_MAX / 2;
+    coordinator.create_stream(&with("a", half, 8)).expect("half of them");
+    coordinator.create_stream(&with("b", half - 1, 8)).expect("nearly the other half");
+    let refused = coordinator.create_stream(&with("c", 9, 1)).expect_err("one too many");
+    assert_eq!(refused.status(), Status::LimitReached);
+    let said = "all streams have 1048568 lanes, of 1048576 at most, and this takes 9 more";
+    assert!(refused.to_string().starts_with(said), "{refused}");
+    assert!(coordinator.check_lanes(9).is_err() && coordinator.check_lanes(8).is_ok());
+    // Also when one grows, and after a start.
+    let grow = |streamlets| StreamChanges { streamlets: Some(streamlets), ..StreamChanges::default() };
+    let refused = coordinator.alter_stream(&"b".into(), &grow(half + 1)).expect_err("it grows too much");
+    assert_eq!(refused.status(), Status::LimitReached);
+    drop(coordinator);
+    let coordinator = open(&disk).expect("open again");
+    coordinator.alter_stream(&"b".into(), &grow(half)).expect("the last ones");
+    assert_eq!(coordinator.create_stream(&with("c", 1, 1)).expect_err("full").status(), Status::LimitReached);
+    // What does not grow can be altered, and the node makes what it needs for itself.
+    let keep = StreamChanges { retention_ms: Some(Some(1_000)), ..StreamChanges::default() };
+    coordinator.alter_stream(&"b".into(), &keep).expect("altered");
+    coordinator.system_stream("_kera.own", &StreamOptions::default()).expect("made");
+    coordinator.delete_stream(&"a".into()).expect("deleted");
+    coordinator.create_stream(&with("c", 1, 1)).expect("room again");
 }
 
 #[test]

@@ -309,7 +309,11 @@ pub(crate) fn create_topic(
             return Err((ResponseError::TopicAlreadyExists, format!("topic `{name}` exists")));
         }
         let sentences: Vec<String> = wrong.iter().map(ToString::to_string).collect();
-        return if wrong.is_empty() { Ok(None) } else { Err((ResponseError::InvalidConfig, sentences.join("; "))) };
+        if !wrong.is_empty() {
+            return Err((ResponseError::InvalidConfig, sentences.join("; ")));
+        }
+        let has_room = door.coordinator.check_lanes(partitions_of(&options).into());
+        return has_room.map(|()| None).map_err(|error| refusal(&error));
     }
     let create = CreateStream { name: name.to_owned(), options, if_not_exists: false };
     door.coordinator.create_stream(&create).map(Some).map_err(|error| refusal(&error))
@@ -439,7 +443,7 @@ fn create_partitions(door: &Door, asked: &CreatePartitionsRequest) -> CreatePart
             check_new(door, &info, assigned.iter().map(|one| &one.broker_ids[..]))?;
         }
         if asked.validate_only {
-            return Ok(());
+            return door.coordinator.check_lanes((count - has).into()).map_err(|error| refusal(&error));
         }
         let changes = StreamChanges { streamlets: Some(count / info.options.lanes), ..StreamChanges::default() };
         let grown = match door.coordinator.alter_stream(&StreamRef::Id(info.id), &changes) {
