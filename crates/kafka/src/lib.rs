@@ -48,6 +48,7 @@ mod group_door;
 mod group_founding;
 mod group_parts;
 pub mod groups;
+mod limits_told;
 mod metadata;
 mod node_requests;
 mod numbering;

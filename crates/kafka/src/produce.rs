@@ -6,6 +6,7 @@
 //! when there is room. An answer waits until everything that it acknowledges is as durable as its stream asks, also with acks = 1: but for streams
 //! with asynchronous replication, where acks = -1 waits for the copies, and acks = 1 for the owner.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use kafka_protocol::ResponseError;
@@ -38,11 +39,10 @@ const VERSION_ZSTD: i16 = 7;
 const VERSION_TOPIC_IDS: i16 = 13;
 /// Tries of one batch before the session gives other connections a turn, when blocks come back but not to it.
 const SPACE_TRIES: usize = 4;
-/// From this version on a partition's answer says which of its records are wrong.
+/// From this version on a partition's answer says why its batch was refused, and which of its records are wrong.
 const VERSION_TELLS_RECORDS: i16 = 8;
 /// Records of a batch that are named when they are wrong.
 const RECORDS_TOLD_MAX: usize = 100;
-const TOO_LARGE: &str = "the batch has more bytes than the topic's max.message.bytes";
 const TOO_FAR: &str = "a record's time is further from the clock's than message.timestamp.before.max.ms or message.timestamp.after.max.ms";
 const NO_KEY: &str = "a record of a compacted topic needs a key";
 
@@ -101,10 +101,10 @@ impl Waiting {
 }
 
 /// What became of one partition's batch.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 struct Written {
     error: i16,
-    message: Option<&'static str>,
+    message: Option<Cow<'static, str>>,
     base_offset: i64,
     /// The time of append if that is the records' time; -1 otherwise.
     append_ms: i64,
@@ -112,8 +112,9 @@ struct Written {
 }
 
 impl Written {
-    fn refused(error: ResponseError, message: &'static str) -> Written {
-        Written { error: error.code(), message: Some(message), base_offset: -1, append_ms: -1, log_start: -1 }
+    fn refused(error: ResponseError, message: impl Into<Cow<'static, str>>) -> Written {
+        let message = Some(message.into());
+        Written { error: error.code(), message, base_offset: -1, append_ms: -1, log_start: -1 }
     }
 
     /// Whether the batch is there. Producers take both for done.
@@ -127,7 +128,7 @@ fn without_answer(written: &[Written]) -> Outcome {
     let mut refused = written.iter().filter(|written| !written.is_there());
     let Some(first) = refused.next() else { return Outcome::Silent };
     let error = ResponseError::try_from_code(first.error).map_or_else(String::new, |error| format!("{error:?}, "));
-    let (why, count, all) = (first.message.unwrap_or_default(), 1 + refused.count(), written.len());
+    let (why, count, all) = (first.message.as_deref().unwrap_or_default(), 1 + refused.count(), written.len());
     Outcome::Refused(format!("of {all} batches that want no answer {count} were refused, the first: {error}{why}"))
 }
 
@@ -149,6 +150,8 @@ struct Partial {
 #[derive(Default)]
 pub(crate) struct Producing {
     partial: Option<Partial>,
+    /// Why a batch was too large, of an answer that has no field for it.
+    untold: Option<Cow<'static, str>>,
 }
 
 /// A request's fields in front of its topics.
@@ -227,6 +230,9 @@ struct Appending<'a> {
     refuse: Option<Written>,
     transactional_id: Option<&'a str>,
     adds_partitions: bool,
+    /// The answer has a field for why a batch was refused; otherwise that comes into `untold`.
+    tells_why: bool,
+    untold: &'a mut Option<Cow<'static, str>>,
     tells_abortable: bool,
     takes_zstd: bool,
     by_id: bool,
@@ -238,6 +244,11 @@ struct Appending<'a> {
 }
 
 impl Producing {
+    /// Which limit a batch was refused for in an answer that could not say it.
+    pub(crate) fn take_untold(&mut self) -> Option<Cow<'static, str>> {
+        self.untold.take()
+    }
+
     pub(crate) fn deadline_us(&self) -> Option<u64> {
         self.partial.as_ref().map(|partial| partial.deadline_us)
     }
@@ -283,6 +294,8 @@ impl Producing {
             transactional_id,
             tells_abortable: request.version >= VERSION_TELLS_ABORTABLE,
             adds_partitions: request.version >= VERSION_ADDS_PARTITIONS,
+            tells_why: request.version >= VERSION_TELLS_RECORDS,
+            untold: &mut self.untold,
             takes_zstd: request.version >= VERSION_ZSTD,
             by_id: request.version >= VERSION_TOPIC_IDS,
             topic: None,
@@ -342,13 +355,16 @@ impl Appending<'_> {
         if written.error != 0 {
             self.core.door.counts.batch_refused();
         }
+        if written.error == ResponseError::MessageTooLarge.code() && !self.tells_why {
+            *self.untold = written.message.clone();
+        }
         self.partial.written.push(written);
     }
 
     /// Appends a batch, or says why not; `None` if there is no room.
     fn append(&mut self, partition: i32, records: Option<&[u8]>) -> Option<Written> {
-        if let Some(refused) = self.refuse {
-            return Some(refused);
+        if let Some(refused) = &self.refuse {
+            return Some(refused.clone());
         }
         let Some(topic) = &self.topic else {
             let error = if self.by_id { ResponseError::UnknownTopicId } else { ResponseError::UnknownTopicOrPartition };
@@ -435,7 +451,9 @@ impl Appending<'_> {
     fn refuse_beyond(&self, options: &StreamOptions, header: &BatchHeader, batch: &[u8]) -> Option<Written> {
         let limits = BatchLimits::of(options);
         if batch.len() as u64 > limits.bytes {
-            return Some(Written::refused(ResponseError::MessageTooLarge, TOO_LARGE));
+            let (bytes, limit) = (batch.len(), limits.bytes);
+            let why = format!("the batch has {bytes} bytes, and the topic's max.message.bytes is {limit}");
+            return Some(Written::refused(ResponseError::MessageTooLarge, why));
         }
         let is_near = |time_ms: &i64| limits.allow(*time_ms, self.now_ms);
         let are_near = options.timestamps == Timestamps::Append || header.times_ms(batch).iter().all(is_near);
@@ -562,8 +580,14 @@ impl Appending<'_> {
 /// Kafka's error for a batch that was not appended.
 fn refusal(error: &AppendError) -> Written {
     let (error, message) = match error {
-        AppendError::ChunkTooLarge { .. } | AppendError::Format(FormatError::OverLimit { .. }) => {
-            (ResponseError::MessageTooLarge, "the batch does not fit into a segment of the stream")
+        AppendError::ChunkTooLarge { bytes, limit } => {
+            let why = format!(
+                "the batch takes {bytes} bytes with its headers, and a segment of the stream has room for {limit}"
+            );
+            return Written::refused(ResponseError::MessageTooLarge, why);
+        }
+        AppendError::Format(error @ FormatError::OverLimit { .. }) => {
+            return Written::refused(ResponseError::MessageTooLarge, error.to_string());
         }
         AppendError::Format(_) => (ResponseError::CorruptMessage, "the batch does not have the checksum that it says"),
         AppendError::SequenceGap { .. } => {
@@ -639,11 +663,12 @@ impl Answering<'_> {
     fn partition(&mut self, index: i32) {
         let late = Written::refused(ResponseError::UnknownServerError, "the batch was not looked at");
         let (place, written) = self.written.next().unwrap_or((usize::MAX, late));
+        let is_there = written.is_there();
         let Written { error, message, base_offset, append_ms, log_start } = written;
         let version = self.request.version;
         let out = &mut self.writer;
         out.i32(index);
-        if written.is_there() {
+        if is_there {
             self.good.push(out.out.len());
         }
         out.i16(error);
@@ -662,7 +687,7 @@ impl Answering<'_> {
                 out.nullable_string(Some(NO_KEY));
                 out.tags();
             }
-            out.nullable_string(message);
+            out.nullable_string(message.as_deref());
         }
         out.tags();
     }

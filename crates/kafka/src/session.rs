@@ -16,7 +16,7 @@ use kafka_protocol::messages::{ApiKey, ApiVersionsResponse};
 use kafka_protocol::protocol::{Decodable, Encodable, StrBytes};
 use kera_format::Cursor;
 use kera_log::Observer;
-use kera_protocol::FrameHeader;
+use kera_protocol::{FrameHeader, ProtocolError};
 use kera_rpc::{Flow, Outbox, Peer, Session, SessionWaker};
 use uuid::Uuid;
 
@@ -162,6 +162,7 @@ pub(crate) struct KafkaSession {
     /// Why the connection is closed once what was asked before is answered.
     refused: Option<String>,
     stopping: bool,
+    has_told_limit: bool,
 }
 
 impl KafkaSession {
@@ -172,7 +173,8 @@ impl KafkaSession {
         let reply = ReplySlot::new(waker);
         let producing = Producing::default();
         let (queue, client_id, refused) = (VecDeque::new(), String::new(), None);
-        KafkaSession { core, peer, queue, held_bytes: 0, producing, reply, client_id, refused, stopping: false }
+        let (held_bytes, stopping, has_told_limit) = (0, false, false);
+        KafkaSession { core, peer, queue, held_bytes, producing, reply, client_id, refused, stopping, has_told_limit }
     }
 
     fn now_us(&self) -> u64 {
@@ -225,10 +227,7 @@ impl KafkaSession {
         }
         let limit = self.core.door.config.control_bytes_max;
         if body.len() > limit {
-            return Err(Malformed::Value {
-                what: "the bytes of a request that is not Produce",
-                value: body.len() as i64,
-            });
+            return Err(Malformed::TooLarge { key: api.key, bytes: body.len(), limit });
         }
         shape::check(api.shape, version, request.is_flexible(), body)?;
         self.core.door.counts.request(api.key);
@@ -299,6 +298,7 @@ impl KafkaSession {
     fn produce(&mut self, request: &Request, body: &[u8], out: &mut Outbox) -> Result<Flow, Malformed> {
         let now_us = self.now_us();
         let outcome = self.producing.handle(&mut self.core, request, body, now_us)?;
+        self.tell_limit();
         if !matches!(outcome, Outcome::Blocked) {
             self.core.door.counts.request(ApiKey::Produce);
         }
@@ -325,8 +325,23 @@ impl KafkaSession {
     }
 
     fn close(&self, why: &dyn std::fmt::Display) -> Flow {
+        Flow::Close(self.said_of(why))
+    }
+
+    /// What the log says of this client.
+    fn said_of(&self, why: &dyn std::fmt::Display) -> String {
         let client = if self.client_id.is_empty() { "unknown" } else { &self.client_id };
-        Flow::Close(format!("Kafka client {client:?} at {}: {why}", self.peer.address))
+        format!("Kafka client {client:?} at {}: {why}", self.peer.address)
+    }
+
+    /// A producer was refused for a limit, and its version of Produce has no field to say so: the log does, once.
+    fn tell_limit(&mut self) {
+        if let Some(why) = self.producing.take_untold()
+            && !std::mem::replace(&mut self.has_told_limit, true)
+        {
+            let why = self.said_of(&why);
+            tracing::warn!("{why}; nothing more is said of this connection's batches");
+        }
     }
 
     /// Which requests are served in which versions. For a version of the request that is not known the answer is that of
@@ -467,6 +482,15 @@ impl Session for KafkaSession {
         match self.request(body, out) {
             Ok(flow) => flow,
             Err(error) => self.close(&error),
+        }
+    }
+
+    fn refused_frame(&self, error: &ProtocolError) -> String {
+        match error {
+            ProtocolError::FrameSize { bytes, max, .. } => self.said_of(&format!(
+                "a request has {bytes} bytes, and {max} at most are taken (network.frame_bytes_max); send less at a time"
+            )),
+            error => self.said_of(error),
         }
     }
 

@@ -679,6 +679,7 @@ mod epochs;
 mod fetch_sessions;
 mod fetching;
 mod leading;
+mod limits;
 mod loading;
 mod partitions;
 mod parts;

@@ -3,6 +3,8 @@
 //!
 //! Big-endian. In flexible versions lengths are varints of one more than the length, zero for nothing.
 
+use kafka_protocol::messages::ApiKey;
+
 /// What is wrong with a request. The connection that it came from is closed.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Malformed {
@@ -21,6 +23,16 @@ pub enum Malformed {
         what: &'static str,
         /// The value.
         value: i64,
+    },
+    /// It is larger than all that are not Produce may be.
+    #[error("a {key:?} request has {bytes} bytes, and what is not Produce has {limit} at most; ask for less at a time")]
+    TooLarge {
+        /// Of what.
+        key: ApiKey,
+        /// Its bytes.
+        bytes: usize,
+        /// The most.
+        limit: usize,
     },
     /// A string is not UTF-8.
     #[error("a string is not UTF-8")]

@@ -323,7 +323,7 @@ impl Serving {
     /// Tells the peer what is wrong with its frame, whose header may be all there is, and closes.
     fn reject(&mut self, error: &ProtocolError) {
         if self.framing == Framing::Prefixed {
-            self.closing = Some(Closing { reason: error.to_string(), rejected: true });
+            self.closing = Some(Closing { reason: self.session.refused_frame(error), rejected: true });
             return;
         }
         let mut header = FrameHeader::default();

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use kera_env::AlignedBuffer;
-use kera_protocol::FrameHeader;
+use kera_protocol::{FrameHeader, ProtocolError};
 use tokio::sync::Notify;
 
 use crate::Outbox;
@@ -83,6 +83,12 @@ pub trait Session {
     fn on_placed(&mut self, header: &FrameHeader, start: &[u8], rest: &mut AlignedBuffer, out: &mut Outbox) -> Flow {
         let _ = (header, start, rest, out);
         Flow::Close("a frame was placed that has no place".into())
+    }
+
+    /// What the log says of a frame that the server refuses before the session has seen it, as it closes the connection: who sent it, if
+    /// the session knows, what is wrong, and the limit.
+    fn refused_frame(&self, error: &ProtocolError) -> String {
+        error.to_string()
     }
 
     /// The [`SessionWaker`] was used since the last call. A frame that was [`Flow::Blocked`] is offered again right after.

@@ -16,6 +16,7 @@ use super::classic::{join_error, sync_error};
 use super::group::{Group, Kind, Turn};
 use super::keeping::KeptMembers;
 use super::offsets::Offsets;
+use crate::limits_told::tell;
 
 /// Groups that are looked through for expired offsets in one tick.
 const SWEEP_GROUPS: usize = 256;
@@ -278,6 +279,7 @@ impl Coordinator {
             return Err(Code::InvalidGroupId);
         }
         if self.groups.len() >= self.config.groups_max {
+            tell("consumer groups", id, self.config.groups_max);
             return Err(Code::PolicyViolation);
         }
         self.groups.insert(id.to_owned(), Group::new(id, now));

@@ -11,6 +11,7 @@ use kera_format::kafka_groups::{CommittedOffset, Fact, METADATA_BYTES_MAX, Offse
 
 use super::api::AppendFailed;
 use super::group::Turn;
+use crate::limits_told::tell;
 
 /// Facts that are recorded in one go: with their names and metadata they fit into a chunk.
 const FACTS_AT_ONCE: usize = 512;
@@ -132,6 +133,7 @@ impl Offsets {
         }
         let pending: usize = self.pending.values().map(BTreeMap::len).sum();
         let (recorded, code) = if producer.is_some() && pending + facts.len() > PENDING_MAX {
+            tell("pending offsets of a group", &turn.head.id, PENDING_MAX);
             (0, Code::PolicyViolation)
         } else {
             (self.record(turn, facts).err().unwrap_or(usize::MAX), Code::CoordinatorNotAvailable)

@@ -10,6 +10,7 @@ use super::super::api::{Answer, AppendFailed, Caller, GroupConfig};
 use super::super::group::{Turn, text};
 use super::member::{Member, ParkedJoin, join_error, protocol_bytes};
 use super::{ClassicGroup, State};
+use crate::limits_told::tell;
 
 /// Protocols that one member may name.
 const PROTOCOLS_MAX: usize = 64;
@@ -66,6 +67,7 @@ impl Joining {
             }
         }
         if protocol_bytes(&protocols) > config.member_bytes_max {
+            tell("bytes that one member gives", &request.group_id, config.member_bytes_max);
             return Err(Code::PolicyViolation);
         }
         Ok(Joining {
@@ -109,10 +111,12 @@ impl ClassicGroup {
     pub(in crate::groups) fn join(&mut self, turn: &mut Turn<'_>, joining: Joining) {
         if !self.has_room(turn.config.members_max, &joining.member_id) {
             self.drop_member(turn, &joining.member_id, Code::UnknownMemberId);
+            tell("members of a group", &turn.head.id, turn.config.members_max);
             joining.refuse(turn, "", Code::GroupMaxSizeReached);
             return self.complete_if_all_joined(turn);
         }
         if protocol_bytes(&joining.protocols) > turn.bytes_left {
+            tell("bytes that members of all groups give", &turn.head.id, turn.config.members_bytes_max);
             return joining.refuse(turn, &joining.member_id, Code::PolicyViolation);
         }
         let names = joining.protocols.iter().map(|(name, _)| name);

@@ -10,6 +10,7 @@ use super::super::api::Answer;
 use super::super::group::{Turn, text};
 use super::member::sync_error;
 use super::{ClassicGroup, State};
+use crate::limits_told::tell;
 
 impl ClassicGroup {
     /// A member asks for its assignment; the leader brings everybody's.
@@ -61,6 +62,11 @@ impl ClassicGroup {
         let bytes: Vec<usize> = given.iter().filter_map(counted).collect();
         let largest = bytes.iter().max().copied().unwrap_or(0);
         if largest > turn.config.member_bytes_max || bytes.iter().sum::<usize>() > turn.bytes_left {
+            let (one, all) = (turn.config.member_bytes_max, turn.config.members_bytes_max);
+            match largest > one {
+                true => tell("bytes of one assignment", &turn.head.id, one),
+                false => tell("bytes that members of all groups give", &turn.head.id, all),
+            }
             // Nobody gets an assignment: the leader hears why, the others when their time to sync is up.
             if let Some(leader) = self.leader.clone().and_then(|leader| self.members.get_mut(&leader)) {
                 leader.answer_sync_error(turn, Code::PolicyViolation);

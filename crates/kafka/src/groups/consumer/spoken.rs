@@ -15,6 +15,7 @@ use super::super::group::{Turn, text};
 use super::changing::{by_id, by_name};
 use super::member::{Member, Spoken, Step, partitions};
 use super::{AWAY, ConsumerGroup};
+use crate::limits_told::tell;
 
 impl ConsumerGroup {
     /// A member of the classic protocol joins, or joins again and says what it has. Answered at once, but for what has to be durable.
@@ -28,6 +29,7 @@ impl ConsumerGroup {
     fn try_join(&mut self, turn: &mut Turn<'_>, joining: &Joining) -> Result<JoinGroupResponse, (String, Code)> {
         let refused = |code| (joining.member_id.clone(), code);
         if !self.members.contains_key(&joining.member_id) && self.members.len() >= turn.config.members_max {
+            tell("members of a group", &turn.head.id, turn.config.members_max);
             return Err((String::new(), Code::GroupMaxSizeReached));
         }
         if !self.agrees(joining) {
@@ -36,6 +38,11 @@ impl ConsumerGroup {
         let subscription = subscription_of(&joining.protocols).ok_or(refused(Code::InconsistentGroupProtocol))?;
         let bytes = protocol_bytes(&joining.protocols) + subscription.topics.iter().map(String::len).sum::<usize>();
         if subscription.topics.len() > turn.config.member_topics_max || bytes > turn.bytes_left {
+            let (topics, all) = (turn.config.member_topics_max, turn.config.members_bytes_max);
+            match subscription.topics.len() > topics {
+                true => tell("topics of one member", &turn.head.id, topics),
+                false => tell("bytes that members of all groups give", &turn.head.id, all),
+            }
             return Err(refused(Code::PolicyViolation));
         }
         let id = if joining.is_first() { joining.fresh_id(turn) } else { joining.member_id.clone() };
