@@ -57,6 +57,8 @@ pub struct DoorConfig {
     pub advertised: Option<String>,
     /// Whether a topic that a producer or consumer names is made when it is not there.
     pub auto_create: bool,
+    /// What a disk does not give of the transactions that the node has kept is done without.
+    pub accept_damage: bool,
     /// Partitions of a topic that is made without saying how many.
     pub partitions_default: u32,
     /// Copies of a topic that is made without saying how many; `None`: three where there are as many nodes, otherwise one.
@@ -86,6 +88,7 @@ impl Default for DoorConfig {
             data_dir: "data".into(),
             advertised: None,
             auto_create: true,
+            accept_damage: false,
             partitions_default: 1,
             copies_default: None,
             fetch_bytes_max: 16 << 20,
@@ -399,9 +402,10 @@ impl Door {
         let floors = Floors::open(&catalog, &broker, &clock)?;
         let endings = Endings::new(events.clone());
         let (node_requests, node_work) = NodeRequests::new();
-        let transactions = TransactionDoor::open(&catalog, &broker, &clock, events, node_requests.clone())?;
-        let is_founded = catalog.info_of_groups().is_some();
-        group_door::may_do_without(unread, is_founded, transactions.own_is_at_rest())?;
+        let (requests, accept) = (node_requests.clone(), config.accept_damage);
+        let transactions = TransactionDoor::open(&catalog, &broker, &clock, events, requests, accept)?;
+        let (is_founded, is_at_rest) = (catalog.info_of_groups().is_some(), transactions.own_is_at_rest());
+        group_door::may_do_without(unread, is_founded, is_at_rest, accept)?;
         let address = OnceLock::new();
         let door = Door {
             config,

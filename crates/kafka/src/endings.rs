@@ -2,7 +2,8 @@
 //!
 //! On a thread of its own, which waits for nothing but its events: whatever has to become durable first calls it. Each step
 //! begins when the one before is durable (docs/decisions/0013-kafka-transactions.md): decision, markers and groups, end.
-//! What cannot be done now is tried again at the next tick. In a cluster others have a part in it: [`crate::far_endings`].
+//! What cannot be done now is tried again at the next tick. In a cluster others have a part in it: [`crate::far_endings`]. What a node has decided while it was
+//! alone, of partitions that have left it since, is for the coordinators of the cluster ([`crate::transaction_founding`]).
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, Weak};
@@ -65,14 +66,21 @@ struct UnderWay {
     /// The decision is durable.
     decided: bool,
     partitions: Vec<(OffsetKey, Touched)>,
+    /// Those of them that another node owned when they were looked at last.
+    left: Vec<(OffsetKey, Touched)>,
     groups: Vec<String>,
     /// What was written for it and may not be durable.
     written: Vec<After>,
     aborted: Vec<AbortedRange>,
 }
 
-/// What could not be done now.
-struct Later;
+/// Why a marker is not written.
+enum Unwritten {
+    /// It could not be done now.
+    Later,
+    /// Another node owns the partition.
+    Left,
+}
 
 impl Endings {
     /// None. `events` is what its thread listens to.
@@ -100,8 +108,8 @@ impl Endings {
         }
         let partitions = ending.partitions.iter().map(|(of, touched)| (of.clone(), *touched)).collect();
         let groups = ending.groups.iter().cloned().collect();
-        let (written, aborted) = (Vec::new(), Vec::new());
-        self.under_way.push(UnderWay { ending, decided: false, partitions, groups, written, aborted });
+        let (left, written, aborted) = (Vec::new(), Vec::new(), Vec::new());
+        self.under_way.push(UnderWay { ending, decided: false, partitions, left, groups, written, aborted });
     }
 
     /// Goes on with all of them as far as it can.
@@ -137,10 +145,16 @@ impl UnderWay {
                 None => self.decided = true,
             }
         }
+        // It may have come back.
+        self.partitions.append(&mut self.left);
         while let Some((of, touched)) = self.partitions.pop() {
-            if let Err(Later) = self.write_marker(door, &of, touched, observer) {
-                self.partitions.push((of, touched));
-                break;
+            match self.write_marker(door, &of, touched, observer) {
+                Ok(()) => {}
+                Err(Unwritten::Left) => self.left.push((of, touched)),
+                Err(Unwritten::Later) => {
+                    self.partitions.push((of, touched));
+                    break;
+                }
             }
         }
         while let Some(group) = self.groups.pop() {
@@ -157,7 +171,10 @@ impl UnderWay {
         if !(self.partitions.is_empty() && self.groups.is_empty() && self.written.is_empty()) {
             return false;
         }
-        door.transactions.ended(&self.ending, &self.aborted).is_ok()
+        match &self.left[..] {
+            [] => door.transactions.ended(&self.ending, &self.aborted).is_ok(),
+            left => door.transactions.hand_over(&self.ending, left, &self.aborted).is_ok(),
+        }
     }
 
     /// Ends the transaction in one partition, if the topic is still the same.
@@ -167,7 +184,7 @@ impl UnderWay {
         of: &OffsetKey,
         touched: Touched,
         observer: &Arc<dyn Observer>,
-    ) -> Result<(), Later> {
+    ) -> Result<(), Unwritten> {
         let Ending { producer_id, epoch, commit, .. } = self.ending;
         let Some(lane) = door.transactions.lane(touched.stream, of.partition) else { return Ok(()) };
         // Also where it has written nothing, as in Kafka: whatever it sent and comes late is fenced there, too.
@@ -191,14 +208,23 @@ impl UnderWay {
                 if !door.broker.log().wait_for_space(full.seen, observer, 0) {
                     observer.advanced(0);
                 }
-                Err(Later)
+                Err(Unwritten::Later)
             }
+            // The node is one of several by now, and the partition has left before its marker was written.
+            Err(AppendError::Elsewhere { letting_go: false }) if is_others(door, &lane) => Err(Unwritten::Left),
             Err(error) => {
                 tracing::debug!(topic = of.topic, partition = of.partition, %error, "a marker has to wait");
-                Err(Later)
+                Err(Unwritten::Later)
             }
         }
     }
+}
+
+/// Whether another node is known to own a lane.
+fn is_others(door: &Door, lane: &Lane) -> bool {
+    let ownership = door.broker.ownership();
+    let owner = ownership.owner(lane.stream_id(), lane.streamlet_id());
+    owner.is_some_and(|owner| owner.node != 0 && owner.node != ownership.node())
 }
 
 /// Appends the marker of a transaction's end to a lane. It is no chunk of the producer's in the eyes of deduplication: the

@@ -40,7 +40,7 @@ use crate::fetch_sessions::{Mode, NO_SESSION, Told};
 use crate::floors::first_offset;
 use crate::older::{Shared, Step};
 use crate::session::{Core, Request};
-use crate::transaction_door::SharedPartition;
+use crate::transaction_partitions::SharedPartition;
 use crate::wire::Writer;
 
 /// From this version on topics are named by their ids.

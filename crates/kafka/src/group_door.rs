@@ -557,21 +557,35 @@ impl GroupDoor {
 /// acknowledged would be taken for told, and its offsets be lost: then the node has to be started again when the stream can be read. What groups had
 /// committed is asked for by [`crate::group_founding`] as soon as the groups of the cluster are made, which is with its first group; before that nobody else has it.
 ///
+/// `accepts`: a person has said that the node goes on in any case.
+///
 /// # Errors
 /// Something may be pending, or was not asked for yet.
-pub(crate) fn may_do_without(unread: Option<ReadError>, is_founded: bool, is_at_rest: bool) -> io::Result<()> {
+pub(crate) fn may_do_without(
+    unread: Option<ReadError>,
+    is_founded: bool,
+    is_at_rest: bool,
+    accepts: bool,
+) -> io::Result<()> {
     match unread {
         None => Ok(()),
         Some(error) if is_founded && is_at_rest => {
             tracing::warn!(%error, "{GROUPS_STREAM} cannot be read; what was in it has been asked for by the groups of the cluster");
             Ok(())
         }
-        Some(error) if !is_founded => Err(io::Error::other(format!(
-            "{GROUPS_STREAM} cannot be read, in which all is that Kafka groups have committed so far; start the node again when its disk can be read: {error}"
-        ))),
-        Some(error) => Err(io::Error::other(format!(
-            "{GROUPS_STREAM} cannot be read, in which offsets of transactions that are not over may be pending; start the node again when its disk can be read: {error}"
-        ))),
+        Some(error) => {
+            let what = match is_founded {
+                false => "all is that Kafka groups have committed so far",
+                true => "offsets of transactions that are not over may be pending",
+            };
+            let why = format!("{GROUPS_STREAM} cannot be read, in which {what}: {error}");
+            if accepts {
+                tracing::error!(why, "the node goes on without it, as --accept-damage says");
+                return Ok(());
+            }
+            let next = "start the node again when its disk can be read, or with --accept-damage true: then that is lost";
+            Err(io::Error::other(format!("{why}; {next}")))
+        }
     }
 }
 

@@ -234,6 +234,19 @@ impl<E: Kept> StateLog<E> {
         Ok(counts)
     }
 
+    /// The same, and goes on behind segments that cannot be read: in the place of each comes why.
+    pub(crate) fn replay_past_damage(
+        &self,
+        mut each: impl FnMut(Result<E, ReadError>),
+    ) -> Result<(u64, u64), ReadError> {
+        let mut counts = (0, 0);
+        self.lane.replay_past_damage(|data| match data {
+            Ok(data) => self.take(data, &mut |entry| each(Ok(entry)), &mut counts),
+            Err(error) => each(Err(error)),
+        })?;
+        Ok(counts)
+    }
+
     /// The same while the node serves, of a streamlet of which other nodes may have older groups: those are asked for with `elsewhere`, by
     /// node and cursor. Gives up, with `None`, when it is to go on no more. What an earlier incarnation of the node appended and nobody
     /// has acknowledged is waited for as well, since it stands before whatever comes.

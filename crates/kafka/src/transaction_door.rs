@@ -29,7 +29,7 @@ use kera_protocol::admin::StreamRef;
 use kera_protocol::{
     ClaimGroup, ClaimPartition, GroupClaimed, OpenTransaction, PartitionClaimed, TransactionsHeld, TransactionsIn,
 };
-use parking_lot::{Mutex, RwLock};
+use parking_lot::Mutex;
 
 use crate::door::{After, Catalog, Door, Reply, topic_of};
 use crate::endings::{Event, append_marker};
@@ -41,12 +41,13 @@ use crate::once::once;
 use crate::session::{Request, decode, encode};
 use crate::state_log::{Edge, StateLog};
 use crate::state_parts::stream_options;
-use crate::transaction_founding::{is_wound_down, take_over, wound_down};
+use crate::transaction_founding::{take_over, wound_down};
+use crate::transaction_journal::{Handle, Own, copy_ids, read_own};
 use crate::transaction_owner::to_records;
+use crate::transaction_partitions::{Partitions, SharedPartition};
 use crate::transaction_parts::{Left, Marked, STREAM, TransactionLoad, TransactionPart, TransactionParts};
 use crate::transactions::{
-    Ending, NOT_WRITTEN, PartitionTransactions, Places, ProducerIds, Reply as Replied, TransactionConfig,
-    TransactionJournal, Transactions, Unfinished,
+    Ending, NOT_WRITTEN, Places, ProducerIds, Reply as Replied, TransactionConfig, Transactions, Unfinished,
 };
 use crate::visibility::only_committed;
 use crate::wire::Malformed;
@@ -67,8 +68,7 @@ const FOLLOW: Duration = Duration::from_millis(20);
 const CLAIM_WAIT_MS: u64 = 1_000;
 /// Ids that one request may ask about.
 const DESCRIBED_MAX: usize = 10_000;
-/// Bytes of one append of a copy, and aborted ranges.
-const COPY_STEP_BYTES: usize = 256 << 10;
+/// Aborted ranges of one append of a copy.
 const COPY_STEP_RANGES: usize = 2_048;
 
 /// Whether requests with this key are the coordinator's.
@@ -131,53 +131,6 @@ struct WaitingClaim {
     replying: Replying,
 }
 
-/// A partition's transactions, under its lock.
-pub(crate) type SharedPartition = Arc<Mutex<PartitionTransactions>>;
-
-/// The partitions that transactions have written to. One stays until its stream is gone: who finds none knows that nobody has
-/// begun a transaction there before.
-#[derive(Default)]
-pub(crate) struct Partitions(RwLock<HashMap<(StreamId, u32), SharedPartition>>);
-
-impl Partitions {
-    /// A partition's transactions, if there ever were any.
-    pub(crate) fn get(&self, stream: StreamId, partition: i32) -> Option<SharedPartition> {
-        let partition = u32::try_from(partition).ok()?;
-        self.0.read().get(&(stream, partition)).cloned()
-    }
-
-    /// Up to where every transaction of a partition has ended; `durable` is the partition's end, looked at before. `None`: that is not
-    /// known yet.
-    pub(crate) fn stable(&self, stream: StreamId, partition: i32, durable: u64) -> Option<u64> {
-        let Some(of) = self.get(stream, partition) else { return Some(durable) };
-        let mut of = of.lock();
-        (!of.is_loading()).then(|| of.stable(durable))
-    }
-
-    /// The same; there are some now.
-    pub(crate) fn get_or_make(&self, stream: StreamId, partition: u32) -> SharedPartition {
-        if let Some(known) = self.0.read().get(&(stream, partition)) {
-            return Arc::clone(known);
-        }
-        let mut all = self.0.write();
-        let made = || Arc::new(Mutex::new(PartitionTransactions::new(stream, partition)));
-        Arc::clone(all.entry((stream, partition)).or_insert_with(made))
-    }
-
-    pub(crate) fn all(&self) -> Vec<((StreamId, u32), SharedPartition)> {
-        self.0.read().iter().map(|(of, partition)| (*of, Arc::clone(partition))).collect()
-    }
-}
-
-/// A coordinator's handle on its log.
-struct Handle(Option<Arc<StateLog<Entry>>>);
-
-impl TransactionJournal for Handle {
-    fn append(&mut self, entries: &[Entry]) -> Result<Mark, AppendFailed> {
-        self.0.as_ref().ok_or(AppendFailed)?.append(entries)
-    }
-}
-
 /// The coordinator's handle on the ids.
 struct Ids(Arc<Mutex<StockedIds>>);
 
@@ -216,13 +169,17 @@ impl Places for NamedPlaces {
 
 impl TransactionDoor {
     /// Opens the stream of transactions and reads what is in it, and gives to `events` what was decided and is not carried out.
-    /// Blocks the thread while segments come from disk.
+    /// Blocks the thread while segments come from disk. If `accept_damage`, what the disk does not give is done without.
+    ///
+    /// # Errors
+    /// The stream cannot be made, read, or written to.
     pub(crate) fn open(
         catalog: &Arc<Catalog>,
         broker: &Arc<Broker>,
         clock: &Arc<dyn Clock>,
         events: Sender<Event>,
         requests: NodeRequests,
+        accept_damage: bool,
     ) -> io::Result<TransactionDoor> {
         let log = StateLog::open(TRANSACTIONS_STREAM, catalog, broker, clock)?;
         let ids = Arc::new(Mutex::new(StockedIds::default()));
@@ -230,20 +187,7 @@ impl TransactionDoor {
         let journal = Box::new(Handle(Some(Arc::clone(&log))));
         let config = TransactionConfig::default();
         let mut coordinator = Transactions::new(config, journal, Box::new(Ids(Arc::clone(&ids))), places);
-        let (mut aborted, mut wound_down) = (HashMap::new(), false);
-        let replayed = log.replay(|entry| {
-            wound_down = is_wound_down(&entry) || (wound_down && !matches!(entry, Entry::Transaction(_, Some(_))));
-            match entry {
-                Entry::Transaction(id, transaction) => coordinator.replay(id, transaction),
-                Entry::Aborted(range) => {
-                    let AbortedRange { stream, partition, producer_id, first_offset, .. } = range;
-                    aborted.insert((stream, partition, producer_id, first_offset), range);
-                }
-            }
-        });
-        let (records, passed_over) = replayed.map_err(|error| io::Error::other(error.to_string()))?;
-        let ranges = aborted.len();
-        coordinator.count_aborted(ranges);
+        let Own { aborted, wound_down, is_damaged } = read_own(&log, &mut coordinator, accept_damage)?;
         let own = TransactionPart::new((0, 0), coordinator, Left::default(), Some(log));
         let refusing = |code| {
             let mut coordinator = shared(catalog, &ids, None);
@@ -256,7 +200,8 @@ impl TransactionDoor {
         }
         let transactions = TransactionDoor {
             own,
-            wound_down: AtomicBool::new(wound_down),
+            // It is said again behind what is written anew.
+            wound_down: AtomicBool::new(wound_down && !is_damaged),
             has_kept: AtomicBool::new(false),
             parts,
             partitions: Partitions::default(),
@@ -276,7 +221,9 @@ impl TransactionDoor {
         if !transactions.is_alone() {
             transactions.wind_down();
         }
-        tracing::info!(records, passed_over, ranges, "Kafka transactions are open");
+        if is_damaged {
+            transactions.write_anew().map_err(refused)?;
+        }
         Ok(transactions)
     }
 
@@ -284,7 +231,7 @@ impl TransactionDoor {
     fn start(&self) -> Result<(), AppendFailed> {
         for ((stream, partition), of) in self.partitions.all() {
             let Some(lane) = self.lane(stream, partition as i32) else {
-                self.partitions.0.write().remove(&(stream, partition));
+                self.partitions.remove((stream, partition));
                 continue;
             };
             if is_shared(&lane) {
@@ -302,10 +249,14 @@ impl TransactionDoor {
             lane.map(|lane| lane.stats().next_ordinal)
         };
         state.all.lower(end_of)?;
-        for Unfinished { producer_id, of, touched, .. } in state.all.unfinished() {
+        for Unfinished { producer_id, of, touched, is_handed_over, .. } in state.all.unfinished() {
             if let Ok(partition) = u32::try_from(of.partition) {
                 let of = self.partitions.get_or_make(touched.stream, partition);
-                of.lock().wrote(producer_id, touched.from_offset);
+                let mut of = of.lock();
+                of.wrote(producer_id, touched.from_offset);
+                if is_handed_over {
+                    of.hand_over(producer_id);
+                }
             }
         }
         state.all.start(self.now());
@@ -513,7 +464,23 @@ impl TransactionDoor {
         ended
     }
 
-    /// The same in a cluster: see [`TransactionPart::ended`].
+    /// What is left of it is for the coordinators of the cluster to end, since other nodes own the partitions.
+    pub(crate) fn hand_over(
+        &self,
+        ending: &Ending,
+        left: &[(OffsetKey, Touched)],
+        aborted: &[AbortedRange],
+    ) -> Result<(), AppendFailed> {
+        self.call(&self.own, |all, now| all.hand_over(now, ending, left, aborted))?;
+        for (of, touched) in left {
+            if let Some(partition) = self.partitions.get(touched.stream, of.partition) {
+                partition.lock().hand_over(ending.producer_id);
+            }
+        }
+        Ok(())
+    }
+
+    /// A transaction of a cluster has ended: see [`TransactionPart::ended`].
     pub(crate) fn ended_far(
         &self,
         part: &TransactionPart,
@@ -610,7 +577,7 @@ impl TransactionDoor {
         let wanted: HashMap<_, _> =
             asked.streamlets.iter().map(|of| ((of.stream, of.streamlet.0), of.owner_epoch)).collect();
         let mut told_open = HashSet::new();
-        for Unfinished { producer_id, epoch, of, touched } in state.all.unfinished() {
+        for Unfinished { producer_id, epoch, of, touched, .. } in state.all.unfinished() {
             let (Some(lanes), Ok(partition)) = (lanes.get(&touched.stream), u32::try_from(of.partition)) else {
                 continue;
             };
@@ -763,6 +730,7 @@ impl TransactionDoor {
         act(&self.own);
         if self.own_is_shared() {
             self.record_wound_down();
+            self.own.log.iter().for_each(|log| log.trim());
             for part in self.parts.here() {
                 act(&part);
                 self.copy_far(&part, COPY_BYTES_MIN);
@@ -811,6 +779,16 @@ impl TransactionDoor {
         (true, copied)
     }
 
+    /// Writes what is known anew, and where that begins and ends: once it is durable the next start does without what could not be read.
+    fn write_anew(&self) -> Result<(), AppendFailed> {
+        let log = self.own_log()?;
+        log.append_edge(Edge::Begin)?;
+        if !self.copy(0).0 {
+            return Err(AppendFailed);
+        }
+        log.append_edge(Edge::End).map(drop)
+    }
+
     /// The same of a part of a cluster, which knows its aborted ranges itself. It says where it begins and ends, for an earlier owner may keep what this node's log
     /// need not repeat.
     fn copy_far(&self, part: &TransactionPart, bytes_min: u64) {
@@ -845,7 +823,7 @@ impl TransactionDoor {
                     of.take_out_ended(durable);
                     ranges += of.ranges().len();
                 }
-                None => drop(self.partitions.0.write().remove(&(stream, partition))),
+                None => self.partitions.remove((stream, partition)),
             }
         }
         self.own.state.lock().all.count_aborted(ranges);
@@ -925,20 +903,6 @@ fn is_shared(lane: &Lane) -> bool {
     lane.owner_epoch() != 0
 }
 
-/// Writes all ids anew.
-fn copy_ids(log: &StateLog<Entry>, all: &Transactions) -> Result<usize, AppendFailed> {
-    let (mut behind, mut copied) = (None, 0);
-    loop {
-        let (entries, next) = all.snapshot(behind.as_deref(), COPY_STEP_BYTES);
-        log.append(&entries)?;
-        copied += entries.len();
-        behind = next;
-        if behind.is_none() {
-            return Ok(copied);
-        }
-    }
-}
-
 /// The thread that follows whose the transactional ids are, and asks the cluster's coordinators for what the node wants without a command: streams to keep
 /// groups and transactions in, ids for producers. Each of these waits for a leader, and holds up that ids are read which have come just before; readers
 /// do not wait here ([`crate::group_door::follow`]). It ends when the door is gone, and so do those that read for it.
@@ -969,12 +933,6 @@ pub(crate) fn follow(door: &Weak<Door>) {
         if reader.join().is_err() {
             tracing::error!("a thread that read Kafka transactions ended with a panic");
         }
-    }
-}
-
-impl Partitions {
-    fn restore(&self, range: AbortedRange) {
-        self.get_or_make(range.stream, range.partition).lock().restore(range);
     }
 }
 

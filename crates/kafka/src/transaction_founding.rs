@@ -7,8 +7,13 @@
 //! streamlet, and its share of what aborted transactions have left, before it serves. So producers go on with the ids and epochs that
 //! they have, but for those whose transaction ran: they are fenced, as if their time had been up.
 //!
+//! A partition may leave the node before it has written the marker of what was decided there. Then the node does all the rest, tells the groups, and
+//! records the transaction with these partitions alone ([`Transactions::hand_over`]): whoever takes the id over goes on with it like a coordinator that
+//! follows a lost one, and has their owners write the markers.
+//!
 //! On a thread of its own for each streamlet, which may block.
 //!
+//! [`Transactions::hand_over`]: crate::transactions::Transactions::hand_over
 //! [`Transactions::wind_down`]: crate::transactions::Transactions::wind_down
 
 use std::collections::BTreeMap;
@@ -118,12 +123,14 @@ pub(crate) fn take_over(door: &Door, part: &TransactionPart, go_on: impl Fn() ->
 }
 
 /// What of it belongs to a streamlet of `count`: ids by their names, and what producers have left by their numbers. An id whose
-/// transaction has not ended stays where it is.
+/// transaction has not ended stays where it is, unless the node has nothing more to do: then the rest was handed over.
 fn share(before: Before, streamlet: u32, count: usize) -> impl Iterator<Item = Entry> {
     let of_id = move |id: &str| streamlet_of(id, count) == streamlet as usize;
     let of_producer =
         move |range: &AbortedRange| range.producer_id.cast_unsigned() % count.max(1) as u64 == u64::from(streamlet);
-    let ids = before.ids.into_iter().filter(move |(id, transaction)| of_id(id) && is_at_rest(transaction));
+    let is_over = before.is_over;
+    let may_come = move |transaction: &Transaction| is_over || is_at_rest(transaction);
+    let ids = before.ids.into_iter().filter(move |(id, transaction)| of_id(id) && may_come(transaction));
     let ranges = before.ranges.into_values().filter(of_producer).map(Entry::Aborted);
     ids.map(|(id, transaction)| Entry::Transaction(id, Some(transaction))).chain(ranges)
 }

@@ -41,7 +41,7 @@ pub(crate) struct TransactionPart {
 pub(crate) struct PartState {
     pub(crate) all: Transactions,
     /// What aborted transactions have left in partitions that other nodes may own. Of a node that is alone its
-    /// [partitions](crate::transaction_door::Partitions) know it.
+    /// [partitions](crate::transaction_partitions::Partitions) know it.
     pub(crate) left: Left,
     /// In which epoch the owner of a streamlet was that asked last and was told of something open. An owner before that has ended
     /// nothing there that the one who asked knows.

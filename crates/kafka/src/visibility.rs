@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use kera_log::{Lane, Visibility};
 
-use crate::transaction_door::SharedPartition;
+use crate::transaction_partitions::SharedPartition;
 
 /// A partition's transactions, as its lane's readers see through them.
 #[derive(Debug)]

@@ -2,6 +2,7 @@
 //! one opened on the same log. What is durable is durable when the test says so.
 
 mod coordinating;
+mod damaged;
 mod founding;
 mod owners;
 
@@ -166,14 +167,20 @@ impl World {
 
     /// Another door on the same log: what the one before knew is gone.
     pub(super) fn restart(&mut self) {
+        self.open(false).unwrap();
+    }
+
+    /// The same, which may fail.
+    fn open(&mut self, accept_damage: bool) -> std::io::Result<()> {
         self.running = None;
-        let config = DoorConfig { node: [3; 16], ..DoorConfig::default() };
+        let config = DoorConfig { node: [3; 16], accept_damage, ..DoorConfig::default() };
         let (broker, coordinator, clock) = (self.broker.clone(), self.coordinator.clone(), self.clock.clone());
-        let (door, waiting) = Door::open(config, broker, coordinator, clock, Arc::new(SystemRandom)).unwrap();
+        let (door, waiting) = Door::open(config, broker, coordinator, clock, Arc::new(SystemRandom))?;
         let waker = SessionWaker::detached();
         let peer = Peer { address: "127.0.0.1:9".parse().unwrap(), connection: 1, io_thread: 0 };
         let session = KafkaSessions(door.clone()).open(peer, waker.clone());
         self.running = Some(Running { door, waiting, session, waker, out: Outbox::new(1 << 20), taken: 0 });
+        Ok(())
     }
 
     pub(super) fn running(&mut self) -> &mut Running {

@@ -28,6 +28,7 @@ use kera_format::kafka_transactions::{
 use super::producer::{self, Begun};
 use super::{Ending, NOT_WRITTEN, Places, ProducerIds, Reply, TransactionConfig, TransactionJournal};
 use crate::groups::{AppendFailed, Mark, Now};
+use crate::limits_told::tell;
 
 /// Ids that one request may ask about.
 const DESCRIBED_MAX: usize = 10_000;
@@ -66,6 +67,8 @@ pub struct Unfinished<'a> {
     pub of: &'a OffsetKey,
     /// What is known of it.
     pub touched: &'a Touched,
+    /// [Others](Transactions::hand_over) write its marker.
+    pub is_handed_over: bool,
 }
 
 /// A transactional id.
@@ -75,6 +78,8 @@ struct Held {
     /// Of its last record. What rests on it may be told when it is durable.
     mark: Option<Mark>,
     wake_ms: u64,
+    /// It is decided, and [others](Transactions::hand_over) write the markers that are left.
+    is_handed_over: bool,
 }
 
 impl fmt::Debug for Transactions {
@@ -109,18 +114,19 @@ impl Transactions {
     pub fn replay(&mut self, id: String, transaction: Option<Transaction>) {
         match transaction {
             None => self.transactions.remove(&id),
-            Some(is) => self.transactions.insert(id, Held { is, mark: None, wake_ms: u64::MAX }),
+            Some(is) => self.transactions.insert(id, Held { is, mark: None, wake_ms: u64::MAX, is_handed_over: false }),
         };
     }
 
     /// Where transactions write that have not ended.
     pub fn unfinished(&self) -> impl Iterator<Item = Unfinished<'_>> {
-        let all = self.transactions.values().map(|held| &held.is);
-        let unfinished = all.filter(|is| matches!(is.state, State::Ongoing | State::Committing | State::Aborting));
-        let touched = unfinished.flat_map(|is| is.partitions.iter().map(move |of| (producer::marked(is), of)));
-        touched
-            .filter(|(_, (_, touched))| touched.from_offset != NOT_WRITTEN)
-            .map(|((id, epoch), (of, touched))| Unfinished { producer_id: id, epoch, of, touched })
+        let unfinished = self.transactions.values().filter(|held| !is_at_rest(&held.is));
+        unfinished.flat_map(|Held { is, is_handed_over, .. }| {
+            let written = is.partitions.iter().filter(|(_, touched)| touched.from_offset != NOT_WRITTEN);
+            let (producer_id, epoch) = producer::marked(is);
+            let is_handed_over = *is_handed_over;
+            written.map(move |(of, touched)| Unfinished { producer_id, epoch, of, touched, is_handed_over })
+        })
     }
 
     /// A partition that ends before the place that is recorded of it has lost its end with the machine's power: its end now
@@ -187,7 +193,42 @@ impl Transactions {
 
     /// Whether nothing runs and nothing is being ended; of a coordinator that winds down that stays so.
     pub fn is_at_rest(&self) -> bool {
-        self.transactions.values().all(|held| is_at_rest(&held.is))
+        self.transactions.values().all(|held| held.is_handed_over || is_at_rest(&held.is))
+    }
+
+    /// Of a transaction that is being ended the markers of `left` are for others to write, who own these partitions by now and read the journal once
+    /// nothing is left to do here. All its other markers are durable and its groups know; it has left `aborted`. False if that is not the
+    /// transaction that is being ended.
+    ///
+    /// # Errors
+    /// It cannot be recorded now, and is to be said again.
+    pub fn hand_over(
+        &mut self,
+        now: Now,
+        ending: &Ending,
+        left: &[(OffsetKey, Touched)],
+        aborted: &[AbortedRange],
+    ) -> Result<bool, AppendFailed> {
+        let Some(held) = self.transactions.get(&ending.id) else { return Ok(false) };
+        let is_this = producer::marked(&held.is) == (ending.producer_id, ending.epoch);
+        if !is_this || producer::ended(&held.is, now.wall_ms).is_none() {
+            return Ok(false);
+        }
+        let partitions = left.iter().cloned().collect();
+        let next = Transaction { partitions, groups: BTreeSet::new(), ..held.is.clone() };
+        self.record_with(now, &ending.id, next, aborted).map_err(|_| AppendFailed)?;
+        self.aborted += aborted.len();
+        if let Some(held) = self.transactions.get_mut(&ending.id) {
+            held.is_handed_over = true;
+        }
+        Ok(true)
+    }
+
+    /// The journal says that nothing is left to do here: what is not over in it was handed over. Between replay and start.
+    pub fn hand_over_all(&mut self) {
+        for held in self.transactions.values_mut() {
+            held.is_handed_over = !is_at_rest(&held.is);
+        }
     }
 
     /// Transactions whose outcome is decided since the last call.
@@ -283,6 +324,7 @@ impl Transactions {
         let expected = named.then_some((request.producer_id.0, request.producer_epoch));
         let Some(held) = self.transactions.get(id) else {
             if self.transactions.len() >= self.config.ids_max {
+                tell("transactional ids", id, self.config.ids_max);
                 return Err(at_once(Code::PolicyViolation));
             }
             let producer_id = self.ids.next().ok_or(at_once(Code::CoordinatorNotAvailable))?;
@@ -453,7 +495,13 @@ impl Transactions {
             // can end, whatever there is.
             let begins = held.is.state != State::Ongoing;
             let is_full = begins && self.aborted >= self.config.aborted_max;
-            if is_full || next.partitions.len() > PARTITIONS_MAX || next.groups.len() > GROUPS_MAX {
+            let limits = [
+                ("ranges that aborted transactions have left", is_full, self.config.aborted_max),
+                ("partitions of a transaction", next.partitions.len() > PARTITIONS_MAX, PARTITIONS_MAX),
+                ("groups of a transaction", next.groups.len() > GROUPS_MAX, GROUPS_MAX),
+            ];
+            if let Some((what, _, limit)) = limits.into_iter().find(|(_, is_over, _)| *is_over) {
+                tell(what, id, limit);
                 return Err(Code::PolicyViolation);
             }
             let is_known = held.is.state == State::Ongoing
@@ -650,7 +698,7 @@ impl Transactions {
         let begins =
             is.state == State::Ongoing && self.transactions.get(id).is_none_or(|held| held.is.state != State::Ongoing);
         let goes_on = is.state == State::Ongoing && !begins;
-        self.transactions.insert(id.to_owned(), Held { is, mark: Some(mark), wake_ms });
+        self.transactions.insert(id.to_owned(), Held { is, mark: Some(mark), wake_ms, is_handed_over: false });
         if !goes_on {
             self.set_wake(now, id);
         }
@@ -686,7 +734,7 @@ impl Transactions {
 
     /// Hands a transaction whose outcome is decided to the door.
     fn end_if_decided(&mut self, id: &str) {
-        let Some(Held { is, mark, .. }) = self.transactions.get(id) else { return };
+        let Some(Held { is, mark, is_handed_over: false, .. }) = self.transactions.get(id) else { return };
         if matches!(is.state, State::Committing | State::Aborting) {
             let (producer_id, epoch) = producer::marked(is);
             self.endings.push(Ending {

@@ -77,6 +77,14 @@ impl PartitionTransactions {
         self.alone.get_or_insert_with(|| open.clone());
     }
 
+    /// The coordinators tell from here on what becomes of this producer's transaction, which the node has known of when it was alone.
+    pub fn hand_over(&mut self, producer_id: i64) {
+        self.keep_alone();
+        if let Some(alone) = &mut self.alone {
+            alone.remove(&producer_id);
+        }
+    }
+
     /// Whether what coordinators know is not here yet.
     pub fn is_loading(&self) -> bool {
         self.loading.is_some()

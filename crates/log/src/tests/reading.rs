@@ -120,6 +120,41 @@ fn a_load_that_fails_is_told_once_and_tried_again() {
 }
 
 #[test]
+fn a_replay_may_go_on_behind_what_cannot_be_read() {
+    let (node, store) = node().with_store();
+    let lane = node.lane();
+    fill(&lane, 0..9, 30_000);
+    let stored = store.persist_all(&node.log);
+    assert_eq!(stored.len(), 4, "of two chunks each");
+    [0, 2, 3].iter().for_each(|at: &usize| assert!(node.log.evict(stored[*at].0.header.id)));
+    let failing = |replay: &(dyn Fn() + Sync)| {
+        std::thread::scope(|scope| {
+            let replaying = scope.spawn(replay);
+            while !replaying.is_finished() {
+                let asked = std::mem::take(&mut *store.loads.lock());
+                asked.into_iter().for_each(|id| node.log.load_failed(id, "it is gone".to_owned()));
+                std::thread::yield_now();
+            }
+        });
+    };
+    let seen = parking_lot::Mutex::new(Vec::new());
+    failing(&|| {
+        let each = |data: Result<&[u8], ReadError>| match data {
+            Ok(data) => seen.lock().extend(
+                kera_format::chunk::Chunks::new(data).map(|chunk| Some(chunk.unwrap().broker().unwrap().base_ordinal)),
+            ),
+            Err(error) => {
+                assert_eq!(error, ReadError::LoadFailed("it is gone".to_owned()));
+                seen.lock().push(None);
+            }
+        };
+        lane.replay_past_damage(each).unwrap();
+    });
+    assert_eq!(*seen.lock(), [None, Some(2), Some(3), None, None, Some(8)]);
+    failing(&|| assert!(matches!(lane.replay(|_| {}), Err(ReadError::LoadFailed(_)))));
+}
+
+#[test]
 fn read_ahead_names_what_follows_and_is_not_in_memory() {
     let (node, store) = node().with_store();
     let lane = node.lane();

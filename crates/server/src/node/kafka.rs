@@ -53,13 +53,14 @@ impl Kafka {
             data_dir: config.node.data.display().to_string(),
             advertised: config.kafka.advertised.clone(),
             auto_create: config.kafka.auto_create,
+            accept_damage: config.virtual_logs.accept_damage,
             partitions_default: config.kafka.partitions as u32,
             copies_default: config.kafka.replication.map(|copies| copies as u32),
             ..DoorConfig::default()
         };
         let (broker, coordinator) = (parts.broker.clone(), parts.coordinator.clone());
         let (door, thread) = Door::start(door, broker, coordinator, parts.clock.clone(), Arc::new(SystemRandom))
-            .map_err(|error| Fatal::Data { message: format!("the groups of Kafka clients: {error}") })?;
+            .map_err(|error| Fatal::Data { message: format!("what is kept for Kafka clients: {error}") })?;
         if let Some(cluster) = &parts.cluster {
             door.set_others(Arc::new(Others::new(cluster)));
             cluster.set_kafka(&door);

@@ -6,9 +6,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use kera_format::kafka_groups::{self, CommittedOffset, Fact, OffsetKey};
 use kera_format::{Cursor, StreamId, StreamOptions, StreamletId};
 use kera_log::ReadError;
-use kera_protocol::{OwnedStreamlet, TransactionsIn};
+use kera_protocol::{EndInGroup, EndInPartitions, OwnedStreamlet, PartitionEnded, PartitionsEnded, TransactionsIn};
 
-use super::super::parts::{ME, owner, together};
+use super::super::parts::{ME, OTHER, owner, together};
+use super::owners::{Asked, bytes};
 use super::*;
 use crate::Answered;
 use crate::door::{Coordinators, OtherNodes};
@@ -203,6 +204,68 @@ fn transactions_of_a_node_that_was_alone_come_along() {
     }
 }
 
+/// The node is one of two, and owns everything in the cluster but partition 0 of `t`, which is the other's.
+fn found_without_one(world: &mut World) {
+    let stream = world.running().door.transactions.stream_of("t");
+    let (broker, coordinator) = together(world);
+    broker.place_stream(1, stream, vec![owner(OTHER, OWNER), owner(ME, OWNER)]).unwrap();
+    broker.open_streamlet(stream, StreamletId(1), OWNER, None).unwrap();
+    let options = StreamOptions { replication: 1, virtual_logs: 0, ..state_parts::stream_options(1) };
+    let coordinators = coordinator.system_stream(transaction_parts::STREAM, &options).unwrap().id;
+    broker.place_stream(1, coordinators, vec![owner(ME, OWNER); PARTS as usize]).unwrap();
+    (0..PARTS).for_each(|at| broker.open_streamlet(coordinators, StreamletId(at), OWNER, None).unwrap());
+}
+
+#[test]
+fn what_was_decided_ends_in_a_partition_that_left_before_its_marker_was_written() {
+    for (commits, restarts) in [(true, false), (true, true), (false, true)] {
+        let mut world = World::new();
+        let (of, _) = written(&mut world, "decided");
+        assert_eq!((world.add("decided", of, "t", 1), world.write("decided", of, "t", 1, 0)), (0, (0, 0)));
+        assert_eq!((world.add_group("decided", of, "g"), world.commit_offset("decided", of, "g", 7)), (0, 0));
+        assert_eq!(world.end("decided", of, commits), 0);
+        found_without_one(&mut world);
+        let mut loads = world.running().door.transactions.follow();
+        // The node does what it can: the rest is nobody's before it has recorded that.
+        for _ in 0..4 {
+            world.sink.release();
+            world.go_on();
+        }
+        let door = world.running().door.clone();
+        assert!(door.transactions.own_is_at_rest(), "it waits for a partition that is another's");
+        door.transactions.tick();
+        world.sink.release();
+        if restarts {
+            world.restart();
+            assert!(world.go_on(), "what is the coordinators' is carried out here too");
+            loads = world.running().door.transactions.follow();
+        }
+        let (door, asked) = (world.running().door.clone(), Arc::new(Asked::default()));
+        door.set_others(asked.clone());
+        loads.iter().for_each(|load| door.transactions.read(&door, load, || true));
+        world.sink.release();
+        assert!(!world.go_on());
+        assert_eq!(world.state("decided"), if commits { "PrepareCommit" } else { "PrepareAbort" });
+        let mut asks = asked.take::<EndInPartitions>();
+        let (marker, done) = asks.pop().expect("its owner is asked");
+        let places: Vec<_> = marker.partitions.iter().map(|of| (of.partition, of.owner_epoch)).collect();
+        assert_eq!((asks.len(), places, marker.commit), (0, vec![(0, OWNER)], commits));
+        assert_eq!(asked.take::<EndInGroup>().len(), 0, "its group knows");
+        done(bytes(&PartitionsEnded { partitions: vec![PartitionEnded { error: 0, start: 0, aborted: None }] }));
+        world.nodes();
+        assert!(world.go_on());
+        world.sink.release();
+        assert_eq!(world.state("decided"), if commits { "CompleteCommit" } else { "CompleteAbort" });
+        assert_eq!(world.markers("t", 1), [(1, Kind::Marker(commits, of.1))]);
+        assert_eq!(world.init("decided"), Ok((of.0, of.1 + 1)));
+        // What is here of the partition is read up to where coordinators say, and they know of nothing open.
+        let stream = door.transactions.stream_of("t");
+        let left = door.transactions.partitions.get(stream, 0).unwrap();
+        left.lock().begin_load(0, true);
+        assert!(left.lock().load(0, [], []) && !left.lock().has_open(), "readers wait for ever");
+    }
+}
+
 #[test]
 fn offsets_of_a_transaction_that_was_decided_come_along() {
     for restarts in [false, true] {
@@ -266,7 +329,10 @@ fn a_node_starts_without_old_groups_unless_offsets_may_be_pending_in_them() {
         let unread = ReadError::LoadFailed("the disk does not give it".to_owned());
         let door = &world.running().door;
         let is_at_rest = door.transactions.own_is_at_rest();
-        let without = |is_founded| group_door::may_do_without(Some(unread.clone()), is_founded, is_at_rest).is_err();
+        let without = |is_founded| {
+            assert!(group_door::may_do_without(Some(unread.clone()), is_founded, is_at_rest, true).is_ok());
+            group_door::may_do_without(Some(unread.clone()), is_founded, is_at_rest, false).is_err()
+        };
         assert!(without(false), "nobody else has what was committed");
         without(true)
     };

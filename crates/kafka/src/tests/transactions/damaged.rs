@@ -1,0 +1,90 @@
+//! A node whose disk does not give back what it has kept of transactions.
+
+use std::sync::Weak;
+
+use kera_format::SegmentId;
+use kera_log::{Location, Segment, SegmentStore};
+
+use super::*;
+
+/// A disk that takes everything and gives nothing back.
+struct Rotten {
+    log: Weak<kera_log::Log>,
+    closed: Mutex<Vec<Arc<Segment>>>,
+}
+
+impl SegmentStore for Rotten {
+    fn closed(&self, segment: Arc<Segment>) {
+        self.closed.lock().push(segment);
+    }
+    fn want_space(&self, _: u64) {}
+    fn load(&self, id: SegmentId, _: Location) {
+        if let Some(log) = self.log.upgrade() {
+            log.load_failed(id, "the checksum does not match".to_owned());
+        }
+    }
+    fn release(&self, _: SegmentId, _: Location) {}
+}
+
+impl Rotten {
+    fn of(world: &World) -> Arc<Rotten> {
+        let log = world.parts().0.log().clone();
+        let rotten = Arc::new(Rotten { log: Arc::downgrade(&log), closed: Mutex::default() });
+        log.set_store(rotten.clone());
+        rotten
+    }
+
+    /// Everything that is in a stream by now goes to the disk.
+    fn take(&self, stream: kera_format::StreamId) {
+        let log = self.log.upgrade().unwrap();
+        log.close_idle(i64::MAX, 0);
+        for segment in std::mem::take(&mut *self.closed.lock()) {
+            let id = segment.id();
+            drop(segment);
+            if id.stream == stream {
+                log.persisted(id, Location { disk: 0, container: 1, offset: 0, bytes: 64 << 10 });
+                assert!(log.evict(id));
+            }
+        }
+    }
+}
+
+#[test]
+fn a_node_goes_on_without_what_it_kept_of_transactions_when_it_is_told_to() {
+    let mut world = World::new();
+    let rotten = Rotten::of(&world);
+    let (_, coordinator) = world.parts();
+    let stream = coordinator.stream(&kera_protocol::StreamRef::Name("_kera.transactions".to_owned())).unwrap().id;
+    let gone = world.init("gone").unwrap();
+    assert_eq!((world.add("gone", gone, "t", 0), world.write("gone", gone, "t", 0, 0)), (0, (0, 0)));
+    assert_eq!(world.end("gone", gone, true), 0);
+    world.finish();
+    world.sink.release();
+    rotten.take(stream);
+    let stays = world.init("stays").unwrap();
+    assert_eq!((world.add("stays", stays, "t", 1), world.write("stays", stays, "t", 1, 0)), (0, (0, 0)));
+    world.sink.release();
+
+    for _ in 0..2 {
+        let refused = world.open(false).expect_err("nobody has said that this is accepted").to_string();
+        assert!(refused.starts_with("_kera.transactions, which says"), "{refused}");
+        assert!(
+            refused.contains("the checksum does not match") && refused.contains("--accept-damage true"),
+            "{refused}"
+        );
+    }
+    world.open(true).unwrap();
+    // What can be read counts, and what was committed is there.
+    assert_eq!((world.state("stays"), world.committed("t", 0)), ("Ongoing".to_owned(), vec![0]));
+    assert_eq!(world.end("stays", stays, true), 0);
+    world.finish();
+    assert_eq!(world.committed("t", 1), [0]);
+    assert!(world.init("gone").is_ok_and(|of| of.0 != gone.0), "it is not known any more");
+
+    // From now on it is not needed: all that was known is in the journal once more. What is lost behind that is.
+    world.sink.release();
+    world.open(false).unwrap();
+    assert_eq!((world.state("stays"), world.committed("t", 1)), ("CompleteCommit".to_owned(), vec![0]));
+    rotten.take(stream);
+    world.open(false).expect_err("that was not accepted");
+}
