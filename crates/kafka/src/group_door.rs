@@ -583,7 +583,8 @@ pub(crate) fn may_do_without(
                 tracing::error!(why, "the node goes on without it, as --accept-damage says");
                 return Ok(());
             }
-            let next = "start the node again when its disk can be read, or with --accept-damage true: then that is lost";
+            let next =
+                "start the node again when its disk can be read, or with --accept-damage true: then that is lost";
             Err(io::Error::other(format!("{why}; {next}")))
         }
     }

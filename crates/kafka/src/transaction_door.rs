@@ -706,7 +706,7 @@ impl TransactionDoor {
 
     /// Reads what has come to a door, unless it leaves before: see [`TransactionLoad::run`]. Of a streamlet that nobody has written to that is
     /// what a node has kept that was alone.
-    pub(crate) fn read(&self, door: &Door, load: &TransactionLoad, go_on: impl Fn() -> bool) {
+    pub(crate) fn read(&self, door: &Door, load: &TransactionLoad, go_on: impl Fn() -> bool + Sync) {
         let empty = |log| shared(&self.catalog, &self.ids, Some(log));
         let Some(part) = load.run(&self.broker, empty, || door.others(), &go_on) else { return };
         take_over(door, &part, go_on);

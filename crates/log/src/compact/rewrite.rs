@@ -419,7 +419,13 @@ mod tests {
         keys
     }
 
-    fn compacted(image: &[u8], map: &OrdinalMap, map_end: u64, blocked: bool, now: impl Into<Believed>) -> Option<Rewritten> {
+    fn compacted(
+        image: &[u8],
+        map: &OrdinalMap,
+        map_end: u64,
+        blocked: bool,
+        now: impl Into<Believed>,
+    ) -> Option<Rewritten> {
         let remembered = HashSet::new();
         let mut rules = Rules {
             map,

@@ -462,9 +462,12 @@ impl World {
     /// Changes one bit of one of the files of a node that has ended.
     pub fn rot(&self, node: NodeNumber, rng: &mut impl rand::Rng) {
         let disk = &self.disks[&node];
-        let names = disk.list("raft").unwrap();
-        let path = format!("raft/{}", names[rng.random_range(0..names.len())]);
-        let bytes = disk.read_all(&path, 1 << 30).unwrap().len() as u64;
+        let length = |path: &String| disk.read_all(path, 1 << 30).unwrap().len() as u64;
+        let paths = disk.list("raft").unwrap().into_iter().map(|name| format!("raft/{name}"));
+        // A power cut may have left some without a byte.
+        let files: Vec<(String, u64)> =
+            paths.map(|path| (path.clone(), length(&path))).filter(|(_, bytes)| *bytes > 0).collect();
+        let (path, bytes) = files[rng.random_range(0..files.len())].clone();
         // The last bytes are what looks torn.
         let from = if rng.random() { 0 } else { bytes - bytes.min(100) };
         disk.flip_bit(&path, rng.random_range(from..bytes), rng.random_range(0..8)).unwrap();

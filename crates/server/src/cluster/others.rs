@@ -14,7 +14,8 @@ use kera_format::{Cursor, LaneId, StreamId, StreamletId};
 use kera_kafka::{Answered, Coordinators, Given, OtherNodes};
 use kera_protocol::read::{ENTRY_FOLLOW_GROUPS, ENTRY_UNCOMMITTED};
 use kera_protocol::{
-    Body, MemberNode, Message, Op, ReadAnswer, ReadChunks, ReadChunksResponse, ReadEntry, Status, StreamStats, StreamStatsResponse,
+    Body, MemberNode, Message, Op, ReadAnswer, ReadChunks, ReadChunksResponse, ReadEntry, Status, StreamStats,
+    StreamStatsResponse,
 };
 use kera_raft::Transport;
 

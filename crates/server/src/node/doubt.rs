@@ -44,7 +44,9 @@ pub(super) fn left_by_the_last(disk: &dyn Disk) -> Result<Option<Doubted>, Fatal
     match serde_json::from_slice(content) {
         Ok(Content { version: 1, believed_ms, left_ms }) => Ok(Some(Doubted { believed_ms, left_ms })),
         Ok(Content { version, .. }) => {
-            let message = format!("{FILE} has version {version}, and this build knows 1: start the build that wrote it, or remove the file once the clock is right");
+            let message = format!(
+                "{FILE} has version {version}, and this build knows 1: start the build that wrote it, or remove the file once the clock is right"
+            );
             Err(Fatal::Data { message })
         }
         Err(error) => {

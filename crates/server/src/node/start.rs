@@ -77,7 +77,8 @@ pub(super) fn start(config: &Config) -> Result<Node, Fatal> {
     let http = start_http(config, &http_state)?;
 
     let mut summary = Summary::default();
-    let Opened { identity, cluster, coordinator, recovered, writers, disk } = open(config, &clock, &readiness, &mut summary)?;
+    let Opened { identity, cluster, coordinator, recovered, writers, disk } =
+        open(config, &clock, &readiness, &mut summary)?;
     let Recovered { log, store, store_threads, virtual_logs, broker } = recovered;
     let compactor = Arc::new(compactor(config, &log, &store, &clock, cluster.as_ref()));
     let parts = Arc::new(Parts {
