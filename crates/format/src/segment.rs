@@ -16,6 +16,7 @@
 //!     48      8  created_ms        of a compacted segment: when it was compacted first, i64::MAX if that was in part only
 //!     56      4  flags             bit 0: lane state before this segment does not matter (first of its lane's epoch)
 //!                                  bit 1: compacted, see SegmentHeader::is_compacted
+//!                                  bit 2: producers forgotten, see SegmentHeader::has_forgotten
 //!                                  bits 8 to 31: how often it was rewritten
 //!     60      4  checksum          CRC-32C of bytes 0..60
 //!   ---- above never changes; below changes in place while the segment is open, each field one aligned store ----
@@ -68,6 +69,8 @@ pub mod at {
 
 /// Bit 1 of a header's flags: see [`SegmentHeader::is_compacted`].
 pub const FLAG_COMPACTED: u32 = 2;
+/// Bit 2 of a header's flags: see [`SegmentHeader::has_forgotten`].
+pub const FLAG_FORGOTTEN: u32 = 4;
 /// Where the count of rewrites starts in the flags.
 const REWRITES_SHIFT: u32 = 8;
 /// The most often that a segment can be rewritten.
@@ -147,6 +150,12 @@ impl SegmentHeader {
         self.flags >> REWRITES_SHIFT
     }
 
+    /// Whether its lane had forgotten producers when it was rewritten, so that the last chunks of some may have gone: who is not known from what is left
+    /// may have been known once. Earlier versions do not say so, and keep what is said.
+    pub fn has_forgotten(&self) -> bool {
+        self.flags & FLAG_FORGOTTEN != 0
+    }
+
     /// When it was compacted first; `None` if it was not, or in part only.
     pub fn compacted_ms(&self) -> Option<i64> {
         (self.is_compacted() && self.created_ms != COMPACTED_IN_PART).then_some(self.created_ms)
@@ -167,6 +176,12 @@ impl SegmentHeader {
         let low = self.flags & ((1 << REWRITES_SHIFT) - 1);
         let flags = low | FLAG_COMPACTED | rewrites << REWRITES_SHIFT;
         (rewrites <= REWRITES_MAX).then_some(SegmentHeader { created_ms, flags, ..*self })
+    }
+
+    /// The same, of a lane that [has forgotten](SegmentHeader::has_forgotten) producers.
+    #[must_use]
+    pub fn forgotten(&self) -> SegmentHeader {
+        SegmentHeader { flags: self.flags | FLAG_FORGOTTEN, ..*self }
     }
 
     /// Writes the first 64 bytes of the segment.

@@ -469,6 +469,9 @@ fn segment_headers_are_the_golden_bytes() {
     }
     let compacted = header_of("compacted");
     assert_eq!((compacted.flags, compacted.rewrites()), (0x203, 2));
+    let forgotten = compacted.forgotten();
+    assert_eq!((forgotten.flags, forgotten.rewrites(), forgotten.is_compacted()), (0x207, 2, true));
+    assert!(!compacted.has_forgotten() && forgotten.rewritten(1_700_000_300_000, true).unwrap().has_forgotten());
     assert_eq!((SEGMENT.compacted_ms(), compacted.compacted_ms()), (None, Some(1_700_000_100_000)));
     for refused in &file.refused {
         assert_eq!(refuse_segment(&refused.bytes), Some(refused.error.clone()), "{}", refused.name);
