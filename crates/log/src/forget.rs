@@ -21,7 +21,7 @@ use crate::arena::{ArenaFull, Purpose};
 use crate::cut_off::{CutOff, CutOffRoom};
 use crate::group::{At, Group, GroupInfo, Slot};
 use crate::lane::{Lane, LaneState};
-use crate::producers::{Place, Producers};
+use crate::producers::Place;
 use crate::segment::{FIRST_CHUNK, Segment};
 use crate::storage::Location;
 use crate::streamlet::Streamlet;
@@ -250,7 +250,8 @@ impl Lane {
         self.durable_ordinal.store(durable, Ordering::Release);
         if state.chain.groups.is_empty() {
             // What was dropped here says nothing about what comes in the next owner's groups.
-            (state.chain.dropped_to, state.last_append_ms, state.producers) = (None, 0, Producers::default());
+            (state.chain.dropped_to, state.last_append_ms) = (None, 0);
+            state.producers.reset();
         } else {
             self.forget_producers(state, next_ordinal);
         }
@@ -261,8 +262,7 @@ impl Lane {
     /// are left say it.
     fn forget_producers(&self, state: &mut LaneState, next_ordinal: u64) {
         let limit = self.log().config.producers_per_lane_max;
-        let (before, mut lacking) = state.producers.before(next_ordinal, limit);
-        state.producers = before;
+        let mut lacking = state.producers.end_at(next_ordinal, limit);
         if lacking.is_empty() {
             return;
         }

@@ -92,6 +92,8 @@ pub(crate) struct Summary {
     pub(crate) is_compacted: bool,
     /// When it was compacted first and whole.
     pub(crate) compacted_ms: Option<i64>,
+    /// Compaction may have taken the last chunks of producers that its lane had forgotten.
+    pub(crate) has_forgotten: bool,
     pub(crate) rewrites: u32,
 }
 
@@ -183,6 +185,7 @@ impl Slot {
             max_timestamp_ms: NO_TIMESTAMP,
             is_compacted,
             compacted_ms: None,
+            has_forgotten: false,
             rewrites: 0,
         };
         Slot {
@@ -295,6 +298,7 @@ impl Summary {
             max_timestamp_ms: segment.max_timestamp_ms(),
             is_compacted: segment.header().is_compacted(),
             compacted_ms: segment.header().compacted_ms(),
+            has_forgotten: segment.header().has_forgotten(),
             rewrites: segment.header().rewrites(),
         }
     }
@@ -311,6 +315,7 @@ impl Summary {
             max_timestamp_ms: progress.max_timestamp_ms,
             is_compacted: header.is_compacted(),
             compacted_ms: header.compacted_ms(),
+            has_forgotten: header.has_forgotten(),
             rewrites: header.rewrites(),
         }
     }
@@ -585,6 +590,7 @@ mod tests {
             max_timestamp_ms: NO_TIMESTAMP,
             is_compacted: false,
             compacted_ms: None,
+            has_forgotten: false,
             rewrites: 0,
         };
         Slot::stored(index, closed, Location { disk: 0, container: 1, offset: 0, bytes: 1000 })

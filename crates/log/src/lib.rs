@@ -33,6 +33,7 @@ mod lane;
 mod log;
 mod lookup;
 mod mend;
+mod producer_room;
 mod producers;
 mod read;
 mod rebuild;

@@ -35,6 +35,9 @@ const CLOSE_SHARE: u64 = 64;
 pub struct LogConfig {
     /// Producers that a lane remembers for deduplication; the one that was silent longest is forgotten first.
     pub producers_per_lane_max: usize,
+    /// All lanes together take about a 16th of the arena's size for what they know of producers, beside it; or so many bytes, if that is less. Then lanes
+    /// forget those that were silent longest before they know as many as they may.
+    pub producers_bytes_min: u64,
     /// Retention keeps the chunks that deduplication remembers for so many milliseconds after their segment's last append: for longer than
     /// producers try a chunk again. Zero: not at all.
     pub producers_kept_ms: u64,
@@ -50,6 +53,7 @@ impl Default for LogConfig {
     fn default() -> Self {
         LogConfig {
             producers_per_lane_max: 10_000,
+            producers_bytes_min: 32 << 20,
             producers_kept_ms: 300_000,
             segment_fill_ms: 500,
             segment_arena_share: 64,
@@ -89,6 +93,14 @@ pub struct LogStats {
     pub records_appended: u64,
     /// Chunks that were there already.
     pub duplicates: u64,
+    /// Producers that lanes know, counted in each lane that knows them.
+    pub producers: u64,
+    /// Bytes that lanes take for that, about.
+    pub producer_bytes: u64,
+    /// Bytes that they may take.
+    pub producer_bytes_max: u64,
+    /// Producers that lanes have thrown out because a lane, or all together, knew as many as they may.
+    pub producers_forgotten: u64,
     /// Appends that found the arena full.
     pub arena_full: u64,
     /// Segments that take appends now.
@@ -373,8 +385,8 @@ impl Log {
         self.shared.arena.wait_for_space(seen, observer, token)
     }
 
-    /// Drops what the streams' options no longer keep. For the maintenance thread, about once a second. Returns the
-    /// number of segments dropped.
+    /// Drops what the streams' options no longer keep, and has lanes forget producers if all together know nearly as many as they may. For the
+    /// maintenance thread, about once a second. Returns the number of segments dropped.
     ///
     /// The time is the one that is believed: what goes is gone for good, and copies on other nodes with it, so that no jump of a clock may say at once that it is old.
     pub fn retain(&self, now: impl Into<Believed>) -> u64 {
@@ -401,6 +413,7 @@ impl Log {
             }
         }
         self.shared.segments_dropped.fetch_add(dropped, Ordering::Relaxed);
+        self.forget_silent_producers(&now);
         dropped
     }
 
@@ -507,10 +520,15 @@ impl Log {
         let shared = &self.shared;
         let (mut counts, mut duplicates): (Counts, u64) = *shared.retired.lock();
         let lanes = self.lanes();
+        let mut producers = 0;
         for lane in &lanes {
-            counts.add(&lane.state.lock().counts);
+            let state = lane.state.lock();
+            counts.add(&state.counts);
+            producers += state.producers.len() as u64;
+            drop(state);
             duplicates += lane.duplicates.load(Ordering::Relaxed);
         }
+        let (producer_bytes, producer_bytes_max) = shared.producer_room.bytes();
         LogStats {
             arena: shared.arena.stats(),
             streams: self.streams.read().len() as u64,
@@ -519,6 +537,10 @@ impl Log {
             bytes_appended: counts.bytes,
             records_appended: counts.records,
             duplicates,
+            producers,
+            producer_bytes,
+            producer_bytes_max,
+            producers_forgotten: shared.producer_room.forgotten(),
             arena_full: shared.arena_full.load(Ordering::Relaxed),
             segments_open: shared.segments_open.load(Ordering::Relaxed),
             segments_opened: shared.segments_opened.load(Ordering::Relaxed),

@@ -40,10 +40,12 @@
 
 use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasherDefault, Hasher};
+use std::sync::Arc;
 
 use kera_format::chunk::{Chunks, PayloadKind, Skip};
 use kera_format::{ChunkHeader, Cursor, GroupId, ProducerEpoch, ProducerId, SegmentIndex, container};
 
+use crate::producer_room::{ProducerRoom, Taken};
 use crate::tenure::{ChunkPlace, ProducerHandover};
 
 /// Chunks of each producer whose places are remembered: as many as an idempotent Kafka producer may have in flight.
@@ -51,6 +53,10 @@ const PLACES: usize = 5;
 const NONE: u32 = u32::MAX;
 /// Producers of a lane that are looked through when one of its segments is closed.
 const MARKED_MAX: usize = 256;
+/// Bytes that a producer takes in a lane: with its slot in the index, of which up to half are free, or a little more.
+pub(crate) const ENTRY_BYTES: u64 = size_of::<Producer>() as u64 + 40;
+/// Room is made for so many producers at once, or for a quarter more than there is.
+const ROOM_STEP: usize = 4;
 /// Kafka's sequences are counted modulo this.
 const KAFKA_SEQUENCES: u64 = 1 << 31;
 
@@ -222,6 +228,7 @@ pub(crate) enum Admission {
     Stale { current: u16 },
 }
 
+#[derive(Clone, Copy)]
 struct Producer {
     id: u64,
     /// Sequence of its last chunk.
@@ -296,20 +303,31 @@ pub(crate) enum Reach {
     Apart,
 }
 
-/// The producers of a lane, the one silent for longest thrown out first when there are too many.
+/// The producers of a lane, the one silent for longest thrown out first when there are too many, in the lane or in all [together](crate::producer_room).
 #[derive(Default)]
 pub(crate) struct Producers {
     all: Vec<Producer>,
     index: HashMap<u64, u32, IdHash>,
+    /// Room for as many as `all` has memory for.
+    taken: Taken,
     newest: u32,
     oldest: u32,
     /// The lane may have known producers that it does not know now.
     forgot: bool,
+    /// It has known producers that it does not know now, though chunks of them came after what others may tell of them.
+    has_thrown_out: bool,
+    /// Those that were thrown out since the start had written nothing from this ordinal on.
+    thrown_to: u64,
     /// Chunks in front of this ordinal are missing: whose last known chunk is in front of it too may have sent more.
     hole_end: u64,
 }
 
 impl Producers {
+    /// Nobody, with memory from there.
+    pub(crate) fn within(room: Arc<ProducerRoom>) -> Producers {
+        Producers { taken: Taken::none(room), ..Producers::default() }
+    }
+
     /// What to do with a chunk, in front of which numbers may be skipped. Changes nothing that matters.
     #[inline]
     pub(crate) fn admit(&mut self, header: &ChunkHeader, skips: Option<Skip>) -> Admission {
@@ -373,12 +391,17 @@ impl Producers {
         producer.next = (producer.next + 1) % PLACES as u8;
     }
 
-    /// What [`marks_of`] finds in a segment of the lane, without reading it; `None` if there is no telling: the lane may have
-    /// known producers that it does not know now, or there are so many that looking at all of them takes as long.
+    /// What [`marks_of`] finds in a segment of the lane that begins with this ordinal and that all chunks were noted of, without reading it; `None` if
+    /// there is no telling: somebody was thrown out who may have written to it, or there are so many that looking at all of them takes as long.
     ///
     /// Marks of a producer's earlier epochs are missing. Those of a later one say all that the earlier could.
-    pub(crate) fn marks_in(&self, group: GroupId, segment: SegmentIndex) -> Option<Vec<ProducerMark>> {
-        if self.forgot || self.all.len() > MARKED_MAX {
+    pub(crate) fn marks_in(
+        &self,
+        group: GroupId,
+        segment: SegmentIndex,
+        base_ordinal: u64,
+    ) -> Option<Vec<ProducerMark>> {
+        if base_ordinal < self.thrown_to || self.all.len() > MARKED_MAX {
             return None;
         }
         let here = |place: &Place| place.cursor.group == group && place.cursor.segment == segment;
@@ -432,6 +455,11 @@ impl Producers {
         self.all.iter().flat_map(|producer| producer.known().map(|(_, place)| place.base_ordinal)).collect()
     }
 
+    /// Whether producers were thrown out, so that what tells of them is not kept.
+    pub(crate) fn has_thrown_out(&self) -> bool {
+        self.has_thrown_out
+    }
+
     /// All producers, the one that was silent longest first, and whether some may be forgotten.
     pub(crate) fn hand_over(&self) -> (Vec<ProducerHandover>, bool) {
         let mut all = Vec::with_capacity(self.all.len());
@@ -464,8 +492,9 @@ impl Producers {
             let id = one.producer_id.0;
             let at = match self.find(id) {
                 Some(at) => at,
-                // It may have written since, and would be told of a gap for ever. Or it was thrown out here, which says the same.
-                None if reach == Reach::Apart || (reach == Reach::Joined && self.all.len() >= limit) => {
+                // It may have written since, and would be told of a gap for ever, or what it has written since would pass for new. Or it was thrown out here,
+                // which says the same.
+                None if reach == Reach::Apart || (reach == Reach::Joined && !self.has_known_all(limit)) => {
                     self.forgot = true;
                     continue;
                 }
@@ -485,7 +514,7 @@ impl Producers {
         let known: HashSet<u64> = behind.iter().map(|one| one.producer_id.0).collect();
         let (mut all, _) = self.hand_over();
         all.retain(|one| known.contains(&one.producer_id.0));
-        *self = Producers::default();
+        self.clear();
         self.receive(&all, true, Reach::Further, limit);
     }
 
@@ -494,9 +523,9 @@ impl Producers {
         self.all.iter().any(|producer| producer.known().any(|(_, place)| ordinals.contains(&place.base_ordinal)))
     }
 
-    /// The same as they were when the lane ended at `ordinal`; and those of which nothing from before is remembered, though there may be
+    /// They are again what they were when the lane ended at `ordinal`. Returns those of which nothing from before is remembered, though there may be
     /// something.
-    pub(crate) fn before(&self, ordinal: u64, limit: usize) -> (Producers, HashSet<u64>) {
+    pub(crate) fn end_at(&mut self, ordinal: u64, limit: usize) -> HashSet<u64> {
         let (handed, forgot) = self.hand_over();
         let (mut kept, mut lacking) = (Vec::with_capacity(handed.len()), HashSet::new());
         for mut one in handed {
@@ -513,10 +542,76 @@ impl Producers {
                 None => {}
             }
         }
-        let mut before = Producers::default();
-        before.receive(&kept, forgot, Reach::Further, limit);
-        before.hole_end = self.hole_end.min(ordinal);
-        (before, lacking)
+        let hole_end = self.hole_end.min(ordinal);
+        self.clear();
+        self.receive(&kept, forgot, Reach::Further, limit);
+        self.hole_end = hole_end;
+        lacking
+    }
+
+    /// Nobody is known, and nobody was forgotten. The memory stays: whoever is noted again has room for it.
+    fn clear(&mut self) {
+        self.all.clear();
+        self.index.clear();
+        (self.forgot, self.hole_end) = (false, 0);
+    }
+
+    /// Like a lane that nobody has ever written to.
+    pub(crate) fn reset(&mut self) {
+        self.clear();
+        self.shrink_to(0);
+        (self.has_thrown_out, self.thrown_to) = (false, 0);
+    }
+
+    /// How many are known.
+    pub(crate) fn len(&self) -> usize {
+        self.all.len()
+    }
+
+    /// For how many there is memory.
+    pub(crate) fn room(&self) -> usize {
+        self.all.capacity()
+    }
+
+    /// How many of those that were silent for longest have written nothing from this ordinal on.
+    pub(crate) fn silent_before(&self, ordinal: u64) -> usize {
+        let (mut silent, mut seen) = (0, 0);
+        let mut at = if self.all.is_empty() { NONE } else { self.oldest };
+        while at != NONE {
+            let producer = &self.all[at as usize];
+            seen += 1;
+            match producer.last_ordinal() {
+                Some(last) if last >= ordinal => break,
+                Some(_) => silent = seen,
+                // Its epoch was raised, before those behind it in this order wrote.
+                None => {}
+            }
+            at = producer.newer;
+        }
+        silent
+    }
+
+    /// Throws out those that were silent for longest, all but `count`, if there is memory for more than these, and gives back what is not needed.
+    pub(crate) fn shrink_to(&mut self, count: usize) {
+        if self.all.capacity() <= count {
+            return;
+        }
+        let mut kept = Vec::with_capacity(self.all.len().min(count));
+        let mut at = if self.all.is_empty() { NONE } else { self.newest };
+        while at != NONE {
+            let producer = self.all[at as usize];
+            at = producer.older;
+            if kept.len() < count { kept.push(producer) } else { self.throws_out(&producer) }
+        }
+        kept.reverse();
+        let newest = (kept.len() as u32).wrapping_sub(1);
+        for (at, producer) in (0..).zip(&mut kept) {
+            producer.older = if at > 0 { at - 1 } else { NONE };
+            producer.newer = if at < newest { at + 1 } else { NONE };
+        }
+        self.index = kept.iter().zip(0..).map(|(producer, at)| (producer.id, at)).collect();
+        (self.all, self.oldest, self.newest) = (kept, 0, newest);
+        self.taken.set(self.all.capacity());
     }
 
     /// The lane has lost chunks whose producers it may not know.
@@ -524,10 +619,22 @@ impl Producers {
         self.forgot = true;
     }
 
-    /// All chunks that a start has found were noted. A lane that knows as many as it may have thrown out others before, whose chunks compaction
-    /// took since it did not know them any more.
-    pub(crate) fn set_forgot_if_full(&mut self, limit: usize) {
-        self.forgot |= self.all.len() >= limit;
+    /// What is here does not tell of all producers whose chunks were: some were thrown out before, and compaction took what it did not know of any more.
+    pub(crate) fn set_thrown_out(&mut self) {
+        (self.forgot, self.has_thrown_out) = (true, true);
+    }
+
+    /// All chunks that a start has found were noted. A lane that knows as many as it may has perhaps thrown out others before, and earlier versions do
+    /// not say so in what compaction has left.
+    pub(crate) fn set_thrown_out_if_full(&mut self, limit: usize) {
+        if self.all.len() >= limit {
+            self.set_thrown_out();
+        }
+    }
+
+    /// Whether nobody was thrown out, and nobody is to be for one more.
+    fn has_known_all(&mut self, limit: usize) -> bool {
+        !self.has_thrown_out && self.has_room(limit)
     }
 
     /// The lane has lost chunks in front of this ordinal. A power cut can bring back some of what retention had taken and not the rest:
@@ -567,7 +674,7 @@ impl Producers {
     fn add(&mut self, id: u64, epoch: u16, place: Place, limit: usize) -> u32 {
         let places = [(0, place); PLACES];
         let fresh = Producer { id, sequence: 0, places, next: 0, known: 0, epoch, newer: NONE, older: NONE };
-        let at = if self.all.len() < limit.max(1) {
+        let at = if self.has_room(limit.max(1)) {
             if self.all.is_empty() {
                 (self.newest, self.oldest) = (NONE, NONE);
             }
@@ -576,14 +683,39 @@ impl Producers {
         } else {
             let at = self.oldest;
             self.unlink(at);
-            self.index.remove(&self.all[at as usize].id);
-            self.all[at as usize] = fresh;
-            self.forgot = true;
+            let oldest = std::mem::replace(&mut self.all[at as usize], fresh);
+            self.index.remove(&oldest.id);
+            self.throws_out(&oldest);
             at
         };
         self.index.insert(id, at);
         self.link(at);
         at
+    }
+
+    /// Whether there is room for one more, which is made if it may. For the first few there always is.
+    fn has_room(&mut self, limit: usize) -> bool {
+        let known = self.all.len();
+        if known >= limit {
+            return false;
+        }
+        if known < self.all.capacity() {
+            return true;
+        }
+        let room = &self.taken.room;
+        if known >= room.least() && room.is_full() {
+            return false;
+        }
+        self.all.reserve_exact((known / 4).max(ROOM_STEP).min(limit - known));
+        self.taken.set(self.all.capacity());
+        true
+    }
+
+    /// One is not known any more, of whom chunks may be there.
+    fn throws_out(&mut self, producer: &Producer) {
+        self.set_thrown_out();
+        self.thrown_to = self.thrown_to.max(producer.last_ordinal().map_or(u64::MAX, |last| last + 1));
+        self.taken.forgets();
     }
 
     fn unlink(&mut self, at: u32) {
@@ -673,9 +805,9 @@ mod tests {
             "its later epochs may be missing as well"
         );
         assert_eq!(producers.admit(&header(2, 3, 6), None), Admission::Gap { expected: 0 });
-        let (mut before, _) = producers.before(25, 9);
+        producers.end_at(25, 9);
         assert_eq!(
-            before.admit(&header(1, 0, 9), None),
+            producers.admit(&header(1, 0, 9), None),
             Admission::Forgotten { expected: 5 },
             "what is cut off behind does not fill it"
         );
@@ -893,6 +1025,25 @@ mod tests {
         assert_eq!(producers.admit(&header(7, 0, 31), None), Admission::Forgotten { expected: 0 });
         producers.receive(&[told(7, 0, 8..=12)], false, Reach::Further, 1);
         assert_eq!((producers.knows(ProducerId(8)), producers.knows(ProducerId(7))), (false, true));
+    }
+
+    #[test]
+    fn one_that_was_thrown_out_does_not_become_again_what_it_was_before() {
+        let mut producers = Producers::default();
+        let moved = [told(7, 0, 1..=2), told(8, 0, 3..=4)];
+        producers.receive(&moved, false, Reach::Further, 9);
+        producers.note(ProducerId(7), ProducerEpoch(0), 3, place(50), 9);
+        producers.note(ProducerId(8), ProducerEpoch(0), 5, place(51), 9);
+        producers.shrink_to(1);
+        // As after each start.
+        producers.receive(&moved, false, Reach::Joined, 9);
+        assert_eq!((producers.knows(ProducerId(7)), producers.knows(ProducerId(8))), (false, true));
+        let again = producers.admit(&header(7, 0, 3), None);
+        assert_eq!(
+            again,
+            Admission::Forgotten { expected: 0 },
+            "it is there, and must not be taken for what comes next"
+        );
     }
 
     #[test]

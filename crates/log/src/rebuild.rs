@@ -619,6 +619,9 @@ impl Lane {
         let slot = state.chain.slot_mut(at);
         slot.memory = Some(Arc::clone(&begun.segment));
         slot.refresh();
+        if begun.segment.header().has_forgotten() {
+            state.producers.set_thrown_out();
+        }
         // Times never fall along a lane, whatever the clocks of its owners say.
         state.last_append_ms = state.last_append_ms.max(begun.segment.last_append_ms());
         self.log().hand_over(&begun.segment);

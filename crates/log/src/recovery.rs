@@ -261,8 +261,11 @@ impl Log {
             ));
         }
         self.shared.epoch.store(if epoch > 0 { epoch.max(highest + 1) } else { 0 }, Ordering::Relaxed);
+        let mut may_have_room = true;
         for lane in &lanes {
             lane.finish_recovery(&recovery, &mut problems);
+            // What the chunks tell may be more than was known when the process ended: those that come first leave some to those that come later.
+            may_have_room = may_have_room && self.make_room_for_producers(&lanes);
         }
         problems
     }
@@ -417,6 +420,9 @@ impl Lane {
                 }
                 state.producers.set_hole(summary.base_ordinal);
             }
+            if summary.has_forgotten {
+                state.producers.set_thrown_out();
+            }
             expected = Some((summary.next_ordinal, id.group.epoch()));
             state.last_append_ms = state.last_append_ms.max(summary.last_append_ms);
             self.recover_producers(state, here, id, recovery);
@@ -430,7 +436,7 @@ impl Lane {
         if state.chain.first().is_some_and(|at| state.chain.slot(at).summary().base_ordinal > 0) {
             state.producers.set_forgot();
         }
-        state.producers.set_forgot_if_full(self.log().config.producers_per_lane_max);
+        state.producers.set_thrown_out_if_full(self.log().config.producers_per_lane_max);
         state.next_ordinal = expected.map_or(0, |(next, _)| next);
         state.version += 1;
         self.durable_ordinal.store(not_durable.unwrap_or(state.next_ordinal), Ordering::Release);

@@ -10,6 +10,7 @@ use crate::arena::{Arena, ArenaFull};
 use crate::lane::{Counts, Lane, Spent};
 use crate::log::LogConfig;
 use crate::mend::Mender;
+use crate::producer_room::ProducerRoom;
 use crate::segment::Segment;
 use crate::sink::SinkDirectory;
 use crate::storage::{Location, SegmentStore};
@@ -37,6 +38,8 @@ pub(crate) struct Shared {
     pub(crate) lacked_bytes: AtomicU64,
     /// Open segments that are closed when more of them are there.
     pub(crate) spent: Mutex<Spent>,
+    /// Memory for what lanes know of producers.
+    pub(crate) producer_room: Arc<ProducerRoom>,
     /// Something was appended or read since the last [`crate::Log::take_used`].
     pub(crate) used: AtomicBool,
     /// What was appended to lanes that are deleted; the last is duplicates.
@@ -54,9 +57,11 @@ pub(crate) struct Shared {
 impl Shared {
     pub(crate) fn new(config: LogConfig, arena: Arc<Arena>) -> Shared {
         let zero = || AtomicU64::new(0);
+        let producer_room = ProducerRoom::beside(arena.bytes(), config.producers_bytes_min);
         Shared {
             config,
             arena,
+            producer_room,
             store: OnceLock::new(),
             sinks: OnceLock::new(),
             mender: OnceLock::new(),

@@ -186,7 +186,13 @@ impl World {
         let (store, recovery) = opened.unwrap();
         assert_eq!((recovery.problems, recovery.lacks), (Vec::new(), Vec::new()));
         let producers_per_lane_max = self.producers_max;
-        let config = LogConfig { segment_arena_share: 64, producers_per_lane_max, ..LogConfig::default() };
+        // All lanes together know some 2,000 producers.
+        let config = LogConfig {
+            segment_arena_share: 64,
+            producers_per_lane_max,
+            producers_bytes_min: 0,
+            ..LogConfig::default()
+        };
         let log = Log::new(config, arena);
         log.set_store(store.clone());
         store.attach(&log);
@@ -848,6 +854,33 @@ fn a_producer_that_was_forgotten_goes_on_after_a_start_too() {
     assert!(world.send(1, 1, &again).is_ok(), "nobody can say that anything in front of it is missing");
     // Of one that is known nothing may be left out.
     assert!(matches!(world.send(4, 101, &again), Err(AppendError::SequenceGap { expected: 100, .. })));
+    world.check();
+}
+
+/// The same where its lane may know many, and all lanes together know nearly as many as they may.
+#[test]
+fn a_producer_that_was_forgotten_for_others_goes_on_after_a_start_too() {
+    let mut world = World::new(5);
+    world.is_quiet = true;
+    let again = [("again", Some("x"))];
+    (1..=2_500).for_each(|producer| assert!(world.send(producer, 0, &again).is_ok()));
+    world.log.as_ref().unwrap().close_idle(world.clock.now_ms() + 1, 0);
+    world.settle();
+    let kept_ms = LogConfig::default().producers_kept_ms;
+    world.clock.advance_ms(kept_ms);
+    world.log.as_ref().unwrap().retain(world.clock.now_ms());
+    let stats = world.log.as_ref().unwrap().stats();
+    assert!(stats.producers < 100 && stats.producers_forgotten > 2_400, "{stats:?}");
+    let value = "x".repeat(3_000);
+    (1..100).for_each(|sequence| assert!(world.send(2_500, sequence, &[("again", Some(&*value))]).is_ok()));
+    world.log.as_ref().unwrap().close_idle(world.clock.now_ms() + 1, 0);
+    world.settle();
+    assert!(compact_all(&world) > 0);
+    world.check();
+    world.power_cut();
+    assert!(world.send(1, 1, &again).is_ok(), "nobody can say that anything in front of it is missing");
+    // Of one that is known nothing may be left out.
+    assert!(matches!(world.send(2_500, 101, &again), Err(AppendError::SequenceGap { expected: 100, .. })));
     world.check();
 }
 

@@ -420,13 +420,17 @@ impl Compactor {
             }
         }
         // After the segments were looked at: what is remembered of them can only become less.
-        let remembered = lane.state.lock().producers.remembered();
+        let (remembered, has_forgotten) = {
+            let state = lane.state.lock();
+            (state.producers.remembered(), state.producers.has_thrown_out())
+        };
         let mut tombstones = Tombstones::new(self.others.as_deref(), lane, self.keys_max());
         let mut rules = Rules {
             map,
             map_end,
             visibility,
             remembered: &remembered,
+            has_forgotten,
             now: self.clock.believed(),
             tombstone_ms: i64::try_from(options.tombstone_ms).unwrap_or(i64::MAX),
             is_blocked: false,

@@ -154,6 +154,8 @@ pub(crate) struct Rules<'a> {
     pub(crate) visibility: Option<&'a dyn Visibility>,
     /// Chunks that stay, if only as empty ones: by their first ordinals.
     pub(crate) remembered: &'a HashSet<u64>,
+    /// The lane has forgotten producers, whose chunks go: what is left says so.
+    pub(crate) has_forgotten: bool,
     pub(crate) now: Believed,
     /// Tombstones of segments that were compacted so long ago go.
     pub(crate) tombstone_ms: i64,
@@ -259,6 +261,7 @@ pub(crate) fn rewrite(image: &[u8], rules: &mut Rules<'_>) -> Result<Option<Rewr
     }
     rules.is_fresh |= records_removed > 0;
     let header = if has_tombstones { header } else { found };
+    let header = if rules.has_forgotten { header.forgotten() } else { header };
     let header = header.rewritten(rules.now.wall_ms(), whole).ok_or(RewriteError::TooOften)?;
     let head = out.len() as u64;
     let progress = SegmentProgress { head, durable_head: head, chunk_count: chunks, ..progress };
@@ -432,6 +435,7 @@ mod tests {
             map_end,
             visibility: None,
             remembered: &remembered,
+            has_forgotten: false,
             now: now.into(),
             tombstone_ms: 100,
             is_blocked: blocked,

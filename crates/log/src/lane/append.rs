@@ -393,7 +393,7 @@ impl Lane {
         slot.raised_ms = is_raised.then_some(open.used_ms);
         group.closed |= group.next_index() >= group.limit;
         let id = open.segment.id();
-        if let Some(marks) = state.producers.marks_in(id.group, id.index) {
+        if let Some(marks) = state.producers.marks_in(id.group, id.index, open.segment.base_ordinal()) {
             open.segment.set_marks(marks);
         }
         open.segment.close(if group.closed { SegmentState::ClosedGroup } else { SegmentState::Closed });

@@ -177,7 +177,9 @@ pub struct Lane {
 impl Lane {
     pub(crate) fn new(id: LaneId, home: Arc<StreamletShared>) -> Arc<Lane> {
         home.stream.lanes.fetch_add(1, Ordering::Relaxed);
-        let state = LaneState { deleted: home.stream.deleted.load(Ordering::Acquire), ..LaneState::default() };
+        let producers = Producers::within(Arc::clone(&home.stream.log.producer_room));
+        let deleted = home.stream.deleted.load(Ordering::Acquire);
+        let state = LaneState { deleted, producers, ..LaneState::default() };
         Arc::new(Lane {
             id,
             home,
@@ -365,7 +367,7 @@ impl Lane {
         let chain = std::mem::take(&mut state.chain);
         self.take_open(&mut state);
         state.unsettled.clear();
-        state.producers = Producers::default();
+        state.producers.reset();
         self.log().retire(std::mem::take(&mut state.counts), self.duplicates.swap(0, Ordering::Relaxed));
         let wake = state.waiters.take();
         drop(state);

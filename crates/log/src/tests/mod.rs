@@ -2,6 +2,7 @@
 
 mod appending;
 mod cut_off;
+mod forgetting;
 mod moving;
 mod pieces;
 mod reading;

@@ -39,6 +39,10 @@ fn streamlet(node: &Node) -> Arc<Streamlet> {
 
 /// Of twelve records the first and the last and some of those between are left.
 fn lost() -> Lost {
+    lost_when(|header| header)
+}
+
+fn lost_when(rewritten: impl FnOnce(SegmentHeader) -> SegmentHeader) -> Lost {
     let (node, sink) = node();
     fill(&node.lane(), 0..RECORDS, 100_000);
     sink.sync();
@@ -59,7 +63,7 @@ fn lost() -> Lost {
     let left = vec![1, 2, 4, 7, 8, 11];
     let bytes: Vec<u8> = left.iter().flat_map(|at| appended[*at as usize].iter().copied()).collect();
     let opened = SegmentHeader { id, capacity_bytes: 2 << 20, base_ordinal: 0, created_ms: 7, flags: 0 };
-    let header = opened.rewritten(5_000, true).expect("the first time");
+    let header = rewritten(opened.rewritten(5_000, true).expect("the first time"));
     let head = u64::from(FIRST_CHUNK) + bytes.len() as u64;
     let progress = SegmentProgress {
         head,
@@ -146,6 +150,22 @@ fn pieces_may_come_in_any_order_and_what_is_not_of_their_row_does_not_count() {
     sink.pending.lock().clear();
     streamlet(&next).copy_rebuilt().unwrap().expect("one segment");
     assert_eq!(sink.sync(), lost.pieces);
+}
+
+/// Its owner had forgotten producers when it rewrote the segment. That was a lane that begins with the first record, so nothing else says it.
+#[test]
+fn a_lane_that_is_rebuilt_from_what_does_not_tell_of_all_producers_has_forgotten_some() {
+    for has_forgotten in [false, true] {
+        let lost = lost_when(|header| if has_forgotten { header.forgotten() } else { header });
+        let (next, _) = taken_over(&lost);
+        for piece in &lost.pieces {
+            next.log.rebuild_chunk(piece).unwrap();
+        }
+        let other = chunk_of(9, 0, 4, 100);
+        let refused = next.lane().append_skipping(&ChunkView::parse(&other).unwrap(), 20, None).unwrap_err();
+        let gap = AppendError::SequenceGap { producer: 9, found: 4, expected: 0, forgot: has_forgotten };
+        assert_eq!(refused, gap);
+    }
 }
 
 #[test]

@@ -1,0 +1,272 @@
+//! Memory for what the lanes of a log know of producers, all together.
+//!
+//! A lane by itself remembers so many producers (`producers_per_lane_max`), whether they come back or not: programs that run for a moment, each under
+//! an id of its own, would make gigabytes of that in a thousand lanes. So all lanes together have a limit as well, in proportion to the arena. Up to it nothing is different. At it a lane that wants
+//! to know one more throws out its own oldest, as it does at its own limit; but each may know a [few](ProducerRoom::least), so that those that
+//! come late are not left without. And before it is reached, lanes are trimmed on the maintenance thread, so that what they know whom nobody writes to any more gives way to
+//! those that are written to: first producers that do not try again what they have sent (`producers_kept_ms`), then, if that is not enough, a part of what each lane knows.
+//!
+//! What is counted is the room that lanes have made, used or not. A lane counts itself, whenever that changes and when it goes.
+//!
+//! A lane that has thrown out somebody says so to whom it does not know ([`producers`](crate::producers)). Compaction takes what nobody is remembered for and says so in
+//! what is left ([`SegmentHeader::has_forgotten`](kera_format::segment::SegmentHeader::has_forgotten)), so that it is known after a start, too.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use kera_env::Believed;
+
+use crate::lane::{Lane, LaneState};
+use crate::log::Log;
+use crate::producers::ENTRY_BYTES;
+use crate::retention::note_ahead;
+
+/// Beside the arena one part in this many of its size: whoever has memory for the arena has that, too. With 1 GiB it is some 290,000 producers, as many as
+/// three hundred sessions in a thousand lanes each, or far more than a thousand that take turns and are at it at the same time.
+const ARENA_SHARE: u64 = 16;
+/// A lane may know so many, whatever others do: it takes less for them than for one segment.
+const LEAST: u64 = 64;
+/// With very many lanes, of which that would be too much, so many.
+const LEAST_OF_MANY: u64 = 8;
+/// How often lanes are asked for a quarter at a time: that leaves little of what is above the least, and ends while others write.
+const ROUNDS: usize = 4;
+
+/// Shared by the lanes of a log.
+#[derive(Debug)]
+pub(crate) struct ProducerRoom {
+    /// Producers for which there is memory.
+    most: u64,
+    /// For how many lanes have made room.
+    taken: AtomicU64,
+    /// How many lanes have any.
+    lanes: AtomicU64,
+    /// Producers that were thrown out, here or at a lane's own limit.
+    forgotten: AtomicU64,
+}
+
+impl Default for ProducerRoom {
+    /// Without a limit.
+    fn default() -> ProducerRoom {
+        ProducerRoom::for_bytes(u64::MAX)
+    }
+}
+
+impl ProducerRoom {
+    /// Beside an arena, and of at least so many bytes.
+    pub(crate) fn beside(arena_bytes: u64, bytes_min: u64) -> Arc<ProducerRoom> {
+        Arc::new(ProducerRoom::for_bytes((arena_bytes / ARENA_SHARE).max(bytes_min)))
+    }
+
+    fn for_bytes(bytes: u64) -> ProducerRoom {
+        let zero = || AtomicU64::new(0);
+        ProducerRoom { most: bytes / ENTRY_BYTES, taken: zero(), lanes: zero(), forgotten: zero() }
+    }
+
+    /// Whether lanes that know more than the least get no more.
+    pub(crate) fn is_full(&self) -> bool {
+        self.taken.load(Ordering::Relaxed) >= self.most
+    }
+
+    /// Whether it is nearly full, so that lanes are to be trimmed.
+    fn is_scarce(&self) -> bool {
+        self.taken.load(Ordering::Relaxed) > self.most / 8 * 7
+    }
+
+    /// How many a lane may know however full it is.
+    pub(crate) fn least(&self) -> usize {
+        let share = self.most / 2 / self.lanes.load(Ordering::Relaxed).max(1);
+        share.clamp(LEAST_OF_MANY, LEAST) as usize
+    }
+
+    /// Bytes that lanes have taken, and may take.
+    pub(crate) fn bytes(&self) -> (u64, u64) {
+        (self.taken.load(Ordering::Relaxed) * ENTRY_BYTES, self.most * ENTRY_BYTES)
+    }
+
+    /// Producers that lanes have thrown out.
+    pub(crate) fn forgotten(&self) -> u64 {
+        self.forgotten.load(Ordering::Relaxed)
+    }
+}
+
+/// What a lane has taken. Dropped with it.
+#[derive(Default, Debug)]
+pub(crate) struct Taken {
+    pub(crate) room: Arc<ProducerRoom>,
+    count: u64,
+}
+
+impl Taken {
+    pub(crate) fn none(room: Arc<ProducerRoom>) -> Taken {
+        Taken { room, count: 0 }
+    }
+
+    /// It is room for so many producers from here on.
+    pub(crate) fn set(&mut self, count: usize) {
+        let (was, count) = (std::mem::replace(&mut self.count, count as u64), count as u64);
+        // Wraps around where it is less, and the sum is right.
+        self.room.taken.fetch_add(count.wrapping_sub(was), Ordering::Relaxed);
+        let lanes = u64::from(count > 0).wrapping_sub(u64::from(was > 0));
+        if lanes != 0 {
+            self.room.lanes.fetch_add(lanes, Ordering::Relaxed);
+        }
+    }
+
+    /// One was thrown out.
+    pub(crate) fn forgets(&self) {
+        self.room.forgotten.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        self.set(0);
+    }
+}
+
+impl Log {
+    /// If there is nearly no room left, has lanes forget the producers that do not try again what they have sent; and if that is not enough, some of
+    /// the others. One lane's lock at a time, for as long as it takes to copy what stays, two megabytes at most.
+    pub(crate) fn forget_silent_producers(&self, now: &Believed) {
+        if !self.shared.producer_room.is_scarce() {
+            return;
+        }
+        let lanes = self.lanes();
+        lanes.iter().for_each(|lane| lane.forget_silent_producers(now));
+        self.make_room_for_producers(&lanes);
+    }
+
+    /// Takes from each lane a quarter of what it has above the least, as long as there is nearly no room left. Whether there is room then.
+    pub(crate) fn make_room_for_producers(&self, lanes: &[Arc<Lane>]) -> bool {
+        let room = &self.shared.producer_room;
+        for _ in 0..ROUNDS {
+            if !room.is_scarce() {
+                return true;
+            }
+            let least = room.least();
+            for lane in lanes {
+                let mut state = lane.state.lock();
+                let above = state.producers.room().saturating_sub(least);
+                if above > 0 {
+                    state.producers.shrink_to(least + above * 3 / 4);
+                }
+            }
+        }
+        !room.is_scarce()
+    }
+}
+
+impl Lane {
+    fn forget_silent_producers(&self, now: &Believed) {
+        let least = self.log().producer_room.least();
+        let kept_ms = i64::try_from(self.log().config.producers_kept_ms).unwrap_or(i64::MAX);
+        let mut state = self.state.lock();
+        if state.producers.room() <= least {
+            return;
+        }
+        note_ahead(&mut state, now);
+        let silent = state.producers.silent_before(old_to(&state, kept_ms, now));
+        let known = state.producers.len();
+        // For a few it is not worth copying all others.
+        if silent > known / 8 {
+            state.producers.shrink_to((known - silent).max(least));
+        }
+    }
+}
+
+/// The end of the last closed segment that was appended to so many milliseconds ago or more; zero: there is none.
+fn old_to(state: &LaneState, kept_ms: i64, now: &Believed) -> u64 {
+    let mut slots = state.chain.groups.iter().rev().flat_map(|group| group.slots.iter().rev());
+    let old = slots.find(|slot| !slot.open && slot.age_ms(slot.summary().last_append_ms, now) >= kept_ms);
+    old.map_or(0, |slot| slot.summary().next_ordinal)
+}
+
+#[cfg(test)]
+mod tests {
+    use kera_env::{Random, SeededRandom};
+    use kera_format::{Cursor, ProducerEpoch, ProducerId};
+
+    use super::*;
+    use crate::producers::{Place, Producers, Reach};
+
+    fn room_for(producers: u64) -> Arc<ProducerRoom> {
+        ProducerRoom::beside(0, producers * ENTRY_BYTES)
+    }
+
+    fn note(producers: &mut Producers, id: u64, ordinal: u64, limit: usize) {
+        let place = Place { cursor: Cursor::default(), base_ordinal: ordinal };
+        producers.note(ProducerId(id), ProducerEpoch(0), 0, place, limit);
+    }
+
+    #[test]
+    fn what_lanes_have_taken_is_what_is_counted_whatever_becomes_of_them() {
+        let (room, random) = (room_for(300), SeededRandom::new(7));
+        let below = |limit| random.below(limit);
+        let mut lanes: Vec<Producers> = (0..5).map(|_| Producers::within(Arc::clone(&room))).collect();
+        for ordinal in 1..20_000 {
+            let at = below(5) as usize;
+            let lane = &mut lanes[at];
+            match below(1000) {
+                0 => lane.reset(),
+                1 => lane.shrink_to(below(100) as usize),
+                2 => drop(lane.end_at(below(ordinal), 150)),
+                3 => {
+                    let some = lane.hand_over().0.into_iter().filter(|one| one.producer_id.0 % 2 == 0);
+                    lane.forget_others(&some.collect::<Vec<_>>(), 150);
+                }
+                4 => {
+                    let handed = lane.hand_over();
+                    lanes[(at + 1) % 5].receive(&handed.0, handed.1, Reach::Further, 150);
+                }
+                5 => lanes[at] = Producers::within(Arc::clone(&room)),
+                _ => note(lane, 1 + below(1000), ordinal, 150),
+            }
+            let taken: usize = lanes.iter().map(Producers::room).sum();
+            let used = lanes.iter().filter(|lane| lane.room() > 0).count();
+            assert_eq!(room.bytes().0, taken as u64 * ENTRY_BYTES);
+            assert_eq!(room.lanes.load(Ordering::Relaxed), used as u64);
+            assert!(lanes.iter().all(|lane| lane.len() <= 150 && lane.len() <= lane.room()));
+        }
+        assert!(room.forgotten() > 0);
+        drop(lanes);
+        assert_eq!((room.bytes().0, room.lanes.load(Ordering::Relaxed)), (0, 0));
+    }
+
+    #[test]
+    fn a_lane_that_comes_late_gets_the_least_and_throws_out_its_own() {
+        let room = room_for(200);
+        let mut lanes = [0; 2].map(|_| Producers::within(Arc::clone(&room)));
+        for lane in &mut lanes {
+            (1..=1000).for_each(|id| note(lane, id, id, 10_000));
+        }
+        let [first, late] = &lanes;
+        assert!((200..=250).contains(&first.len()), "{}", first.len());
+        assert!((50..=64).contains(&late.len()), "{}", late.len());
+        assert!(first.knows(ProducerId(1000)) && late.knows(ProducerId(1000)) && !late.knows(ProducerId(1)));
+        assert!(first.has_thrown_out() && late.has_thrown_out());
+    }
+
+    #[test]
+    fn what_is_left_is_in_order_and_takes_no_more_than_it_needs() {
+        let room = room_for(1000);
+        let mut lane = Producers::within(Arc::clone(&room));
+        (1..=100).for_each(|id| note(&mut lane, id, id, 1000));
+        note(&mut lane, 95, 101, 1000);
+        lane.shrink_to(200);
+        assert!((lane.len(), lane.has_thrown_out()) == (100, false), "there is no more than that");
+        assert_eq!((lane.silent_before(1), lane.silent_before(51), lane.silent_before(200)), (0, 50, 100));
+        lane.shrink_to(10);
+        assert_eq!((lane.len(), room.bytes().0), (10, 10 * ENTRY_BYTES));
+        let order = |lane: &Producers| lane.latest(99).iter().map(|one| one.producer_id.0).collect::<Vec<_>>();
+        assert_eq!(order(&lane), [95, 100, 99, 98, 97, 96, 94, 93, 92, 91]);
+        note(&mut lane, 91, 102, 1000);
+        note(&mut lane, 5, 103, 1000);
+        assert_eq!(order(&lane), [5, 91, 95, 100, 99, 98, 97, 96, 94, 93, 92]);
+        assert!(lane.marks_in(Default::default(), Default::default(), 90).is_none(), "90 may be from there");
+        assert!(lane.marks_in(Default::default(), Default::default(), 91).is_some());
+        lane.reset();
+        assert_eq!((lane.len(), lane.room(), lane.has_thrown_out()), (0, 0, false));
+        note(&mut lane, 1, 1, 1000);
+        assert_eq!(order(&lane), [1]);
+    }
+}

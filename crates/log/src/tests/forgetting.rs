@@ -1,0 +1,121 @@
+//! Lanes that know more producers than there is memory for, all together.
+
+use super::restart::restart_as;
+use super::*;
+
+/// Lanes know some 2,000 producers together, and five minutes count as long.
+fn config() -> LogConfig {
+    LogConfig { producers_bytes_min: 0, producers_kept_ms: 300_000, ..LogConfig::default() }
+}
+
+fn small() -> Node {
+    node_configured(config(), options(), 8 << 20)
+}
+
+/// A chunk of each of these producers, and every now and then what the maintenance thread does.
+fn sessions(node: &Node, lane: u32, producers: std::ops::Range<u64>, now_ms: i64) {
+    let lane = node.lane_number(lane);
+    for producer in producers {
+        append(&lane, &chunk_of(producer, 0, 0, 16), now_ms).unwrap();
+        if producer % 100 == 0 {
+            node.log.retain(now_ms);
+        }
+    }
+}
+
+fn known(node: &Node, lane: u32, producers: std::ops::Range<u64>) -> usize {
+    let lane = node.lane_number(lane);
+    producers.filter(|producer| lane.knows_producer(ProducerId(*producer))).count()
+}
+
+/// What a lane says to a producer of which it knows nothing, and which has sent something before.
+fn says(node: &Node, lane: u32, producer: u64) -> AppendError {
+    let sent = chunk_of(producer, 0, 5, 16);
+    node.lane_number(lane).append_skipping(&ChunkView::parse(&sent).unwrap(), 0, None).unwrap_err()
+}
+
+fn gap(producer: u64, forgot: bool) -> AppendError {
+    AppendError::SequenceGap { producer, found: 5, expected: 0, forgot }
+}
+
+#[test]
+fn sessions_in_many_lanes_take_no_more_than_there_is_memory_for() {
+    let node = node_configured(config(), StreamOptions { lanes: 20, ..options() }, 8 << 20);
+    for lane in 0..20 {
+        sessions(&node, lane, 1..401, 0);
+    }
+    let stats = node.log.stats();
+    assert!(stats.producer_bytes <= stats.producer_bytes_max, "{stats:?}");
+    assert!(stats.producers * 200 <= stats.producer_bytes && stats.producers > 1_000, "{stats:?}");
+    assert!(stats.producers + stats.producers_forgotten == 20 * 400, "{stats:?}");
+    // Each lane knows those that wrote last, and says of others that they may be forgotten.
+    for lane in 0..20 {
+        assert_eq!(known(&node, lane, 360..401), 41);
+        assert_eq!(says(&node, lane, 1), gap(1, true));
+    }
+    node.log.delete_stream(STREAM).unwrap();
+    assert_eq!(node.log.stats().producer_bytes, 0);
+}
+
+#[test]
+fn those_that_do_not_try_again_give_way_to_those_that_may() {
+    let node = small();
+    sessions(&node, 0, 1..1_501, 0);
+    assert_eq!(known(&node, 0, 1..1_501), 1_500, "there is room");
+    node.log.close_idle(1_000, 0);
+    sessions(&node, 1, 2_001..3_501, 300_001);
+    assert_eq!((known(&node, 0, 1..1_501), known(&node, 0, 1_437..1_501)), (64, 64));
+    assert_eq!(known(&node, 1, 2_001..3_501), 1_500);
+    assert_eq!((says(&node, 0, 1), says(&node, 1, 1)), (gap(1, true), gap(1, false)));
+}
+
+#[test]
+fn if_all_may_try_again_each_lane_keeps_those_that_wrote_last() {
+    let node = small();
+    sessions(&node, 0, 1..1_501, 0);
+    sessions(&node, 1, 2_001..3_501, 1_000);
+    let (first, second) = (known(&node, 0, 1..1_501), known(&node, 1, 2_001..3_501));
+    assert!(first >= 64 && second > first && first + second > 1_000, "{first} {second}");
+    assert_eq!((known(&node, 0, 1_437..1_501), known(&node, 1, 3_437..3_501)), (64, 64));
+    assert_eq!((says(&node, 0, 1), says(&node, 1, 1)), (gap(1, true), gap(1, true)));
+}
+
+/// What the chunks tell is more than was known, and comes lane by lane.
+#[test]
+fn at_a_start_lanes_that_come_first_leave_room_to_those_that_come_later() {
+    let node = small();
+    sessions(&node, 0, 1..3_001, 0);
+    sessions(&node, 1, 4_001..4_501, 0);
+    let (node, segments, _) = restart_as(node, options(), config());
+    node.log.recover(Vec::new(), segments);
+    assert_eq!(node.log.finish_recovery(1), [""; 0]);
+    let (first, later) = (known(&node, 0, 1..3_001), known(&node, 1, 4_001..4_501));
+    assert!(first > 200 && later > 200, "{first} {later}");
+    assert_eq!((known(&node, 0, 2_937..3_001), known(&node, 1, 4_437..4_501)), (64, 64));
+    let stats = node.log.stats();
+    assert!(stats.producer_bytes <= stats.producer_bytes_max, "{stats:?}");
+}
+
+#[test]
+fn a_closed_segment_tells_of_those_that_were_thrown_out_behind_it_too() {
+    let (node, store) = node_configured(
+        LogConfig { producers_per_lane_max: 2, ..config() },
+        StreamOptions { segments_per_group: 9, ..options() },
+        8 << 20,
+    )
+    .with_store();
+    let lane = node.lane();
+    let of =
+        |segment: &Arc<Segment>| segment.producer_marks().iter().map(|mark| mark.producer_id.0).collect::<Vec<_>>();
+    for (sequence, producers) in [(0, 7..=9), (1, 8..=9), (2, 9..=10)] {
+        for producer in producers {
+            let sequence = if producer == 10 { 0 } else { sequence };
+            append(&lane, &chunk_of(producer, 0, sequence, 16), 0).unwrap();
+        }
+        node.log.close_idle(1_000, 0);
+    }
+    let closed = store.closed.lock();
+    assert_eq!(closed.iter().map(of).collect::<Vec<_>>(), [vec![7, 8, 9], vec![8, 9], vec![9, 10]]);
+    // Only of the first segment one was thrown out that wrote there.
+    assert_eq!(closed.iter().map(|segment| segment.has_marks()).collect::<Vec<_>>(), [false, true, true]);
+}
