@@ -307,6 +307,18 @@ static METRICS: &[Metric] = &[
     counter("arena_full", "Appends that found the arena full.", |s| s.log.arena_full),
     gauge("streams", "Streams, those of the system included.", |s| s.log.streams),
     gauge("lanes", "Lanes that were ever written to.", |s| s.log.lanes),
+    gauge("lane_producers", "Producers that lanes remember, counted in each lane that does.", |s| s.log.producers),
+    bytes(gauge("lane_producers_memory", "Memory beside the arena that lanes take for that, about.", |s| {
+        s.log.producer_bytes
+    })),
+    bytes(gauge(
+        "lane_producers_memory_max",
+        "Memory that they may take; nearly there those that were silent longest are forgotten.",
+        |s| s.log.producer_bytes_max,
+    )),
+    counter("lane_producers_forgotten", "Producers that lanes have forgotten to make room for others.", |s| {
+        s.log.producers_forgotten
+    }),
     counter("segments_opened", "Segments opened.", |s| s.log.segments_opened),
     counter("segments_closed", "Segments closed.", |s| s.log.segments_closed),
     counter("segments_evicted", "Segments taken out of memory; they are on disk.", |s| s.log.segments_evicted),
