@@ -1,15 +1,18 @@
 //! Memory for what the lanes of a log know of producers, all together.
 //!
-//! A lane by itself remembers so many producers (`producers_per_lane_max`), whether they come back or not: programs that run for a moment, each under
-//! an id of its own, would make gigabytes of that in a thousand lanes. So all lanes together have a limit as well, in proportion to the arena. Up to it nothing is different. At it a lane that wants
-//! to know one more throws out its own oldest, as it does at its own limit; but each may know a [few](ProducerRoom::least), so that those that
-//! come late are not left without. And before it is reached, lanes are trimmed on the maintenance thread, so that what they know whom nobody writes to any more gives way to
-//! those that are written to: first producers that do not try again what they have sent (`producers_kept_ms`), then, if that is not enough, a part of what each lane knows.
+//! A lane by itself remembers so many producers (`producers_per_lane_max`), whether they come back or not: programs that run for a moment, each
+//! under an id of its own, would make gigabytes of that in a thousand lanes. So all lanes together have a limit as well, in proportion to the arena.
+//!
+//! * At the limit a lane that wants to know one more throws out its own oldest, as it does at its own limit. But each may know a
+//!   [few](ProducerRoom::least), so that lanes that come late are not left without.
+//! * Near it lanes are trimmed by the maintenance thread, so that those that nobody writes to any more give way: first go producers that do not try
+//!   again what they have sent (`producers_kept_ms`), then, if that is not enough, a part of what each lane knows.
 //!
 //! What is counted is the room that lanes have made, used or not. A lane counts itself, whenever that changes and when it goes.
 //!
-//! A lane that has thrown out somebody says so to whom it does not know ([`producers`](crate::producers)). Compaction takes what nobody is remembered for and says so in
-//! what is left ([`SegmentHeader::has_forgotten`](kera_format::segment::SegmentHeader::has_forgotten)), so that it is known after a start, too.
+//! A lane that has thrown out somebody says so to whom it does not know ([`producers`](crate::producers)). Compaction takes chunks that the lane does
+//! not remember and says so in what is left ([`SegmentHeader::has_forgotten`](kera_format::segment::SegmentHeader::has_forgotten)), so that it is
+//! known after a start, too.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,12 +24,12 @@ use crate::log::Log;
 use crate::producers::ENTRY_BYTES;
 use crate::retention::note_ahead;
 
-/// Beside the arena one part in this many of its size: whoever has memory for the arena has that, too. With 1 GiB it is some 290,000 producers, as many as
-/// three hundred sessions in a thousand lanes each, or far more than a thousand that take turns and are at it at the same time.
+/// Beside the arena one part in this many of its size: whoever has memory for the arena has that, too. With 1 GiB it is some 290,000 producers: close to
+/// three hundred that are there at the same time in each of a thousand lanes.
 const ARENA_SHARE: u64 = 16;
 /// A lane may know so many, whatever others do: it takes less for them than for one segment.
 const LEAST: u64 = 64;
-/// With very many lanes, of which that would be too much, so many.
+/// With so many lanes that these would take more than half of it, a lane may know fewer, and always so many.
 const LEAST_OF_MANY: u64 = 8;
 /// How often lanes are asked for a quarter at a time: that leaves little of what is above the least, and ends while others write.
 const ROUNDS: usize = 4;
