@@ -33,6 +33,7 @@ struct Plan {
     is_broken: bool,
     flips: Vec<(String, u64, u8)>,
     unreadable: Vec<(String, u64)>,
+    unopenable: Vec<String>,
     slow: Option<Duration>,
     is_stuck: bool,
     /// Reads, writes and syncs that wait because it is.
@@ -99,11 +100,17 @@ impl FaultyDisk {
         self.plan().unreadable.push((path.to_owned(), offset));
     }
 
-    /// Takes back all flipped bits, and what cannot be read.
+    /// Opening `path` fails with an I/O error, until [`heal_reads`](FaultyDisk::heal_reads).
+    pub fn set_unopenable(&self, path: &str) {
+        self.plan().unopenable.push(path.to_owned());
+    }
+
+    /// Takes back all flipped bits, and what cannot be read or opened.
     pub fn heal_reads(&self) {
         let mut plan = self.plan();
         plan.flips.clear();
         plan.unreadable.clear();
+        plan.unopenable.clear();
     }
 
     /// Everything that was planned and has not happened will not, and what was broken works.
@@ -163,6 +170,9 @@ impl FaultyDisk {
 impl Disk for FaultyDisk {
     fn open(&self, path: &str, mode: OpenMode, direct: bool) -> io::Result<Arc<dyn DiskFile>> {
         self.works()?;
+        if self.plan().unopenable.iter().any(|unopenable| unopenable == path) {
+            return Err(eio());
+        }
         let inner = self.inner.open(path, mode, direct)?;
         Ok(Arc::new(FaultyFile { disk: self.clone(), path: path.to_owned(), inner }))
     }

@@ -4,7 +4,7 @@
 //! A load that fails asks the [`Mender`], if there is one. What it looks for counts as being on its way: readers wait as they do for the disk. The mender
 //! [gathers](Gathering) the segment's chunks from wherever they are and gives them back ([`Log::mended`]): they are written to a disk once more, at another place,
 //! and only when that is synced does the lane know of it and the damaged place goes. So at any moment one of the two is where a start finds the segment;
-//! of both it takes either, and what is damaged is found out again when it is read. If no disk takes the new image it is shown from memory, and is looked for
+//! of both it takes the new one, unless a kill has cut that off. If no disk takes the new image it is shown from memory, and is looked for
 //! again once it has left that.
 //!
 //! Nothing is believed that was not verified: each chunk has a checksum over its content and its place, chunks must follow one another by places and ordinals, and

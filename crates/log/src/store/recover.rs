@@ -66,8 +66,12 @@ pub(crate) struct Found {
     pub(crate) recovery: StoreRecovery,
     /// Copies of segments that are there twice: their space is given back.
     pub(crate) duplicates: Vec<Location>,
-    /// Copies that a kill has cut off, beside what they were to replace.
+    /// Copies that a kill has cut off, beside what they were to replace: of them too the space is given back.
     torn: Vec<Location>,
+    /// Containers with a copy of which this start cannot say whether it was cut off.
+    undecided: HashSet<(u16, u64)>,
+    /// What cannot be read may have the other copy of anything.
+    lacks_some: bool,
     /// Segments that were being written through, and where.
     pub(crate) extents: HashMap<SegmentId, Location>,
     /// The next container's number.
@@ -80,6 +84,8 @@ pub(crate) fn recover(node: [u8; 16], disks: &[&DiskContainers], in_memory: InMe
         recovery: StoreRecovery::default(),
         duplicates: Vec::new(),
         torn: Vec::new(),
+        undecided: HashSet::new(),
+        lacks_some: false,
         extents: HashMap::new(),
         container_next: 1,
     };
@@ -127,6 +133,8 @@ pub(crate) fn recover(node: [u8; 16], disks: &[&DiskContainers], in_memory: InMe
             }
             disk.containers.lock().insert(container, known);
         }
+        // That others have what was in it too does not say that it is gone here.
+        found.lacks_some |= found.recovery.lacks.iter().any(|lack| usize::from(lack.disk) == number);
         let (lost, known) = (noted(&*disk.disk, LOST), noted(&*disk.disk, KNOWN));
         // A container may be gone and its note still there: another one of its number would pass for known when it does not read back.
         let last = lost.iter().chain(&known).map(|(container, _)| *container).max().unwrap_or(0);
@@ -205,6 +213,9 @@ impl Found {
     /// tell of it. The other is there because the space of what was replaced is given back behind the sync of what replaces it: it has
     /// every record that a reader may ask for, unless it is shorter. So it stays if it reads back and the first does not. Any other first one was synced,
     /// and readers have seen it: the older one may show what was deleted since, so the first stays, to be [mended](crate::Mender) if the disk has changed it.
+    ///
+    /// If the disk does not give one of the two that had to be compared, both stay where they are, for a later start to [say](Found::finish_unsure). This one
+    /// goes on with what is the better guess: not with one that is known not to be whole.
     fn add(
         &mut self,
         by_id: &mut ById,
@@ -232,28 +243,41 @@ impl Found {
                 let kept = &mut segments[place];
                 let is_first = rank(&segment) > rank(kept);
                 let (first, other) = if is_first { (&segment, &*kept) } else { (&*kept, &segment) };
+                let is_comparable = (if is_first { is_unsure } else { is_kept_unsure })
+                    && first.progress.next_ordinal == other.progress.next_ordinal;
                 let reads_back = |segment: &StoredSegment| reads_back(disks[usize::from(segment.at.disk)], segment);
-                // What the disk does not give was not cut off by a kill.
-                let is_torn = (if is_first { is_unsure } else { is_kept_unsure })
-                    && first.progress.next_ordinal == other.progress.next_ordinal
-                    && reads_back(first).is_ok_and(|reads_back| !reads_back)
-                    && reads_back(other).is_ok_and(|reads_back| reads_back);
-                if is_torn {
-                    let (id, at) = (first.header.id, first.at);
-                    tracing::warn!(segment = %id, ?at, "a segment was cut off by a kill; what it was to replace is there");
-                }
+                // What the disk does not give was not cut off by a kill, as far as anybody knows.
+                let is_whole = if is_comparable { reads_back(first).map_err(drop) } else { Ok(true) };
+                let is_other_whole = if is_whole == Ok(false) { reads_back(other).map_err(drop) } else { Ok(true) };
+                let (id, first) = (first.header.id, first.at);
+                let (is_torn, is_undecided) = (
+                    is_whole == Ok(false) && is_other_whole != Ok(false),
+                    is_whole.is_err() || is_other_whole.is_err(),
+                );
                 let mut gone = at;
                 if is_first != is_torn {
                     gone = std::mem::replace(kept, segment).at;
                     occupied.insert((place, is_unsure));
                 }
-                if is_torn { self.torn.push(gone) } else { self.duplicates.push(gone) }
+                if is_undecided {
+                    tracing::warn!(segment = %id, at = ?first, "nobody can tell yet whether a segment was cut off by a kill");
+                    self.undecided.insert((first.disk, first.container));
+                    return;
+                }
+                if is_torn {
+                    tracing::warn!(segment = %id, at = ?first, "a segment was cut off by a kill; what it was to replace is there");
+                    self.torn.push(gone);
+                }
+                self.duplicates.push(gone);
             }
         }
     }
 
     /// Finishes containers of which something was unsure until all copies were seen. With a footer nothing in them is: so what turned out to be torn is marked
     /// as released before it is written, like anything else that is.
+    ///
+    /// As long as one of them may be torn and its other copy may be where this start cannot read, the container gets no footer: with one it would be
+    /// taken for what was synced as soon as the other can be read, and that one would go. The next start asks again.
     fn finish_unsure(&mut self, disks: &[&DiskContainers], unsure: Vec<(usize, u64, Scan)>) {
         for (number, container, mut scan) in unsure {
             let is_torn = |entry: &ContainerEntry| {
@@ -263,6 +287,9 @@ impl Found {
             let torn = scan.entries.iter().filter(|(_, entry)| is_torn(entry)).map(|(of, _)| *of);
             let torn: Vec<u32> = torn.collect();
             scan.torn.extend(torn);
+            // What is whole was synced by now.
+            scan.is_undecided = self.undecided.contains(&(number as u16, container))
+                || self.lacks_some && scan.live().any(|(of, entry)| scan.unsure.contains(of) && !scan.is_whole(entry));
             let (known, _) = scan.finish(&*disks[number].disk, container, &mut self.recovery.problems);
             disks[number].containers.lock().insert(container, known);
         }
@@ -307,6 +334,8 @@ struct Scan {
     has_footer: bool,
     /// Some batch in the middle cannot be read.
     has_gap: bool,
+    /// What is [unsure](Scan::unsure) stays so.
+    is_undecided: bool,
     /// Where the last batch ends.
     end: u64,
     /// The node that it belongs to, if that is another one.
@@ -367,6 +396,7 @@ impl Scan {
             has_header,
             has_footer: false,
             has_gap: false,
+            is_undecided: false,
             end,
             foreign,
         };
@@ -697,7 +727,7 @@ impl Scan {
         if !self.has_footer && known.live_segments > 0 {
             // With a batch missing in the middle the numbers of the segments would change, so it stays as it is. Not being able to give
             // back what was for more is no reason to say anything: the next start tries again.
-            if self.has_gap {
+            if self.has_gap || self.is_undecided {
                 let _ = give_back_ahead(&*self.file);
             } else if let Err(error) = self.write_end(&known) {
                 // What is left of it looks like a batch that does not read back.

@@ -25,8 +25,9 @@ impl<H: Host> Core<H> {
         Ok(image)
     }
 
-    /// Writes an image to a disk, or to the next one that takes it. A start that finds it beside a damaged one takes either, and beside one
-    /// that was rewritten less often takes it, whichever disks they are on.
+    /// Writes an image to a disk, or to the next one that takes it. A start that finds it beside a damaged one that was rewritten as often takes the longer, or
+    /// else the one written later, and beside one that was rewritten less often takes it, whichever disks they are on; but for one that a kill
+    /// has cut off ([`super::recover`]).
     pub(crate) fn write_again(&self, entry: ContainerEntry, image: &AlignedBuffer, disk: u16) -> io::Result<Location> {
         let mut entry = entry;
         entry.marks.drain(..entry.marks.len().saturating_sub(BATCH_MARKS_MAX));
