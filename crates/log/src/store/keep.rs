@@ -40,8 +40,10 @@ impl<H: Host> Core<H> {
         let short_bytes = wanted_bytes.saturating_sub(evicted_bytes);
         // A writer asks once, and then waits for some memory to come back. So its wish stays for as long as there is nothing to evict for it: what is on its way
         // to disk is written without delay, and each segment that gets there has the keeper look again. What is evicted wakes all who wait, and who still lacks
-        // something asks again; of a wish whose writer has gone no more comes than that. Loads ask again by themselves.
-        if for_writers > 0 && evicted_bytes == 0 {
+        // something asks again; of a wish whose writer has gone no more comes than that. Loads ask again by themselves. Of what a reader that stands still has
+        // in its outbox no memory comes back when it is evicted: then there may be more that could go.
+        let is_more_free = evicted_bytes > 0 && host.memory().free_bytes > memory.free_bytes;
+        if for_writers > 0 && !is_more_free {
             self.keeper.wanted_bytes.fetch_max(asked_bytes, Ordering::Relaxed);
         }
         let is_dirty = dirty_bytes.saturating_mul(100) > memory.bytes.saturating_mul(self.config.dirty_percent_max);

@@ -171,6 +171,28 @@ fn what_writers_lack_is_not_forgotten_while_all_is_on_its_way_to_disk() {
     assert!(!bench.core.keeper.is_pressed.load(Ordering::Relaxed));
 }
 
+/// It is gone for the log, and its memory is not: an outbox has it, of a reader that does not take it.
+#[test]
+fn what_writers_lack_is_not_forgotten_for_what_a_reader_still_holds() {
+    let (_, disks) = disk();
+    let mut bench = Bench::fresh(disks);
+    bench.log.bytes.store(3 * 16_384, Ordering::Relaxed);
+    (0..2).for_each(|n| bench.close(id(0, n), 16_000));
+    bench.settle();
+    let held: Vec<_> = (0..2).map(|n| bench.log.segment(id(0, n))).collect();
+    bench.core.want_space(2 * 16_384);
+    bench.settle();
+    assert_eq!((in_memory(&bench, 0, 0..2), bench.log.memory().free_bytes), (vec![], 16_384));
+    bench.close(id(0, 2), 16_000);
+    bench.settle();
+    assert_eq!((in_memory(&bench, 0, 0..3), bench.log.memory().free_bytes), (vec![], 16_384), "it is wanted still");
+    drop(held);
+    // That is enough.
+    bench.close(id(0, 3), 16_000);
+    bench.settle();
+    assert_eq!(in_memory(&bench, 0, 0..4), [3]);
+}
+
 #[test]
 fn what_a_reader_will_need_next_stays_longest() {
     let (_, disks) = disk();
