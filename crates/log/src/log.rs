@@ -483,7 +483,7 @@ impl Log {
             if bytes >= lacked.max(arena.bytes / CLOSE_SHARE) {
                 break;
             }
-            if lane.close_if_idle(since_ms, since_ms) {
+            if lane.close_if_unused(since_ms) {
                 bytes += block_bytes;
                 closed += 1;
             }

@@ -284,6 +284,20 @@ impl Lane {
         idle
     }
 
+    /// Closes the open segment if nothing was appended to it since [`open_since`](Lane::open_since) has told this time. Not by its age: to a time that is past
+    /// what came since would be ahead of the clock, and old.
+    pub(crate) fn close_if_unused(&self, since_ms: i64) -> bool {
+        let mut state = self.state.lock();
+        let unused = state.open.as_ref().is_some_and(|open| open.used_ms == since_ms);
+        if unused {
+            self.close_open(&mut state, since_ms);
+            let wake = state.waiters.take();
+            drop(state);
+            wake.call();
+        }
+        unused
+    }
+
     /// Closes the open segment if it has records and was opened before `before_ms`.
     pub(crate) fn close_if_old(&self, before_ms: i64, now_ms: i64) -> bool {
         let mut state = self.state.lock();

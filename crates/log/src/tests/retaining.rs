@@ -454,6 +454,19 @@ fn idle_lanes_take_no_open_segment_and_stay_in_their_group() {
 }
 
 #[test]
+fn what_was_appended_to_since_it_was_looked_at_is_not_closed_as_cold() {
+    let (node, _) = node().with_store();
+    let lane = node.lane();
+    fill(&lane, 0..1, 100);
+    let (since_ms, _) = lane.open_since().unwrap();
+    append(&lane, &chunk(1, 100), since_ms + 10_000_000).unwrap();
+    assert!(!lane.close_if_unused(since_ms));
+    let (since_ms, _) = lane.open_since().unwrap();
+    assert!(lane.close_if_unused(since_ms));
+    assert_eq!(node.log.stats().segments_open, 0);
+}
+
+#[test]
 fn a_full_arena_closes_what_is_coldest() {
     let options = StreamOptions { lanes: 64, ..options() };
     let (node, store) = node_with(options, 1 << 20).with_store();
