@@ -110,7 +110,7 @@ fn a_node_that_was_alone_brings_its_streams_along_and_one_that_differs_is_refuse
     let said = common::stderr(&common::run(&flags));
     assert!(said.contains("streams of its own"), "{said}");
     assert_eq!(node.stop(), 0);
-    // Each takes back the epoch that it has begun, which is on its way to the disk meanwhile.
+    // Each ends while the epoch that it has begun is on its way to the disk.
     for _ in 0..8 {
         let said = common::stderr(&common::run(first.place.flags()));
         assert!(said.contains("part of a cluster"), "{said}");

@@ -1,7 +1,8 @@
 //! Who the node is: a uuid for ever, and an epoch that is one higher after every start. In `node.json` in the data
 //! directory, replaced atomically, and [twice](crate::marks).
 //!
-//! Read and written once at start, under the directory's lock. The epoch is on disk before anything of this
+//! Read and written under the directory's lock: at a start, at a stop, which notes that everything is on disk, and, if file and copy are not the same, when the
+//! node's own disk is scrubbed. The epoch is on disk before anything of this
 //! incarnation is: group ids carry it, so no two incarnations can give the same id to different bytes.
 
 use std::io;
