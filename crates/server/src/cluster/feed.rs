@@ -24,7 +24,7 @@ pub(super) struct Feed {
     epoch: u32,
     broker: Arc<Broker>,
     group: Weak<Group>,
-    /// Held from the look at the state until the broker has been told: what is told last is newest.
+    /// Held from the look at the state until what comes of it is done: what the broker is told last is newest, and nothing is opened that is being dropped.
     placing: Mutex<()>,
     /// Opens those that a lost broker had.
     recovery: Arc<Recovery>,
@@ -99,9 +99,14 @@ impl Feed {
         }
     }
 
-    fn drop_rebuilt(&self, group: &Group) {
-        let rebuilt = group.read(|state| state.rebuilt_by_others(self.node, self.epoch));
-        leftovers::drop_rebuilt(self.broker.log(), rebuilt);
+    /// Drops what others have rebuilt of this node's, of all that it has or of some.
+    fn drop_rebuilt(&self, group: &Group, rebuilt: impl FnOnce(&ClusterState) -> Vec<(StreamId, StreamletId)>) {
+        let _alone = self.placing.lock();
+        leftovers::drop_rebuilt(self.broker.log(), group.read(rebuilt));
+    }
+
+    fn drop_all_rebuilt(&self, group: &Group) {
+        self.drop_rebuilt(group, |state| state.rebuilt_by_others(self.node, self.epoch));
     }
 
     /// Whether this node takes writes of it in this owner epoch already.
@@ -119,7 +124,7 @@ impl Observer for Feed {
             Change::Replaced => {
                 self.everything(&group);
                 // Nobody is told one by one of what others have rebuilt before it, and what was given up.
-                self.drop_rebuilt(&group);
+                self.drop_all_rebuilt(&group);
             }
             Change::Stream(StreamEvent::Deleted(info)) => {
                 self.broker.displace_stream(index, info.id);
@@ -146,15 +151,14 @@ impl Observer for Feed {
             }
             Change::Cluster(ClusterEntry::OwnerReturned { .. }) => self.everything(&group),
             Change::Cluster(ClusterEntry::LogGivenUp { log }) if log.node == self.node => {
-                self.drop_rebuilt(&group);
+                self.drop_all_rebuilt(&group);
             }
             Change::Cluster(ClusterEntry::StreamletsRebuilt { stream, first, count, .. }) => {
-                let rebuilt = group.read(|state| {
+                self.drop_rebuilt(&group, |state| {
                     let all = (*first..first.saturating_add(*count)).map(StreamletId);
                     let rebuilt = all.filter(|at| state.is_rebuilt_by_others(self.node, *stream, *at));
                     rebuilt.map(|at| (*stream, at)).collect()
                 });
-                leftovers::drop_rebuilt(self.broker.log(), rebuilt);
             }
             Change::Cluster(
                 ClusterEntry::NodeJoined { .. } | ClusterEntry::NodeFenced { .. } | ClusterEntry::NodeRemoved { .. },

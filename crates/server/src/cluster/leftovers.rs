@@ -50,7 +50,8 @@ pub(super) fn cut(log: &Log, others: &[ToBeCut], keeps: bool) -> Result<CutOff, 
 /// Drops groups that others have with all their copies: nothing of what this node has of them is needed any more.
 ///
 /// Not under the look at the coordinators' state that has named them, which whoever changes it waits for: this waits for lanes, and may for a disk. Nothing of
-/// them is opened here meanwhile, whatever becomes true: the thread that tells the broker what it owns is the one that is here, and at a start nothing runs yet.
+/// them may be opened here meanwhile, whatever becomes true: who tells the broker what it owns does it one at a time with this, from the look on, and before anybody
+/// tells it nothing runs yet.
 pub(super) fn drop_rebuilt(log: &Log, rebuilt: Vec<(StreamId, StreamletId)>) {
     for place in rebuilt.into_iter().filter_map(|other| of(log, other)) {
         place.forget_groups(|_| false);
