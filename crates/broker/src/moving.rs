@@ -28,9 +28,14 @@ pub struct Moving {
 }
 
 impl Moving {
+    /// The streamlets that [`look`](Moving::look) asks about: for who must not wait for anybody while it has the state before it.
+    pub fn places(&self) -> BTreeSet<(StreamId, StreamletId)> {
+        self.going.keys().chain(self.handed.keys()).copied().collect()
+    }
+
     /// Moves may have been noted or called off. `coming`: those to this node; the answer is those of them that nobody is busy with yet,
     /// and whoever asks is from now on, until it says that they are [over](Moving::over). `is_moving`: whether a move of a streamlet
-    /// is noted; `owned`: the owner epoch in which this incarnation owns it.
+    /// is noted; `owned`: the owner epoch in which this incarnation owns it. Waits for lanes.
     pub fn look(
         &mut self,
         broker: &Broker,

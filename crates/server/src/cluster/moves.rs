@@ -4,6 +4,7 @@
 //!
 //! Everything goes on from the state of the coordinators: whoever is started again finds the moves that are still noted there.
 
+use std::collections::HashMap;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
@@ -105,12 +106,18 @@ impl Moves {
     pub(super) fn look(self: &Arc<Self>) {
         let me = (self.node, self.epoch);
         let mut work = self.work.lock();
-        let coming: Vec<MoveInfo> = self.group.read(|state| {
+        let places = work.places();
+        // What is done waits for lanes, and so behind the look. What becomes true meanwhile is looked at next; nothing is let go for it before.
+        let (to_me, seen): (Vec<MoveInfo>, HashMap<_, _>) = self.group.read(|state| {
             let to_me = state.move_infos().filter(|of| of.to == self.node);
-            let is_moving = |stream, streamlet: StreamletId| state.move_of(stream, streamlet.0).is_some();
-            let owned = |stream, streamlet: StreamletId| state.owned_in(me, stream, streamlet.0);
-            work.look(&self.broker, to_me, is_moving, owned)
+            let one = |(stream, at): (StreamId, StreamletId)| {
+                ((stream, at), (state.move_of(stream, at.0).is_some(), state.owned_in(me, stream, at.0)))
+            };
+            (to_me.collect(), places.into_iter().map(one).collect())
         });
+        let is_moving = |stream, at| seen.get(&(stream, at)).is_some_and(|(is_moving, _)| *is_moving);
+        let owned = |stream, at| seen.get(&(stream, at)).and_then(|(_, owned)| *owned);
+        let coming = work.look(&self.broker, to_me, is_moving, owned);
         for of in coming {
             let (moves, mut stop) = (self.clone(), self.stop.clone());
             self.runtime.spawn(async move {
