@@ -710,7 +710,7 @@ fn listen(config: &Config, parts: &Parts, sessions: Arc<dyn SessionFactory>) -> 
         node_epoch: parts.identity.epoch,
         ops: HelloResponse::ops_spoken(),
         frame_bytes_max: config.network.frame_bytes_max as u32,
-        chunk_bytes_max: chunk_bytes_max(config) as u32,
+        chunk_bytes_max: chunk_bytes_max(config.network.frame_bytes_max) as u32,
         in_flight_bytes_max: broker.in_flight_bytes_max as u64,
         in_flight_requests_max: broker.in_flight_requests_max as u32,
         subscriptions_max: broker.subscriptions_max as u32,
@@ -720,10 +720,10 @@ fn listen(config: &Config, parts: &Parts, sessions: Arc<dyn SessionFactory>) -> 
     Server::start(server, sessions).map_err(|error| Fatal::listen(Door::Native, address, error))
 }
 
-/// The largest chunk that a client can send: alone in a frame, behind what stands in front of it there.
-fn chunk_bytes_max(config: &Config) -> usize {
-    let room = config.network.frame_bytes_max as usize - FRAME_HEADER_BYTES - WRITE_FRONT_BYTES_MAX;
-    kera_format::limits::CHUNK_BYTES_MAX.min(room)
+/// The largest chunk that a client can send: alone in a frame, behind what stands in front of it there, padded to whole words.
+fn chunk_bytes_max(frame_bytes_max: u64) -> usize {
+    let room = frame_bytes_max as usize - FRAME_HEADER_BYTES - WRITE_FRONT_BYTES_MAX;
+    kera_format::limits::CHUNK_BYTES_MAX.min(room) & !7
 }
 
 /// What every door for clients may take of threads, connections and memory.
@@ -777,5 +777,22 @@ struct Close(Arc<Log>);
 impl SegmentCloser for Close {
     fn close_segments(&self, ids: &[SegmentId]) {
         self.0.close_segments(ids);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_largest_chunk_fits_into_a_frame_also_when_it_is_padded() {
+        for frame_bytes_max in (64 << 10)..(64 << 10) + 16 {
+            let padded = chunk_bytes_max(frame_bytes_max).next_multiple_of(8);
+            assert!(
+                FRAME_HEADER_BYTES + WRITE_FRONT_BYTES_MAX + padded <= frame_bytes_max as usize,
+                "{frame_bytes_max}"
+            );
+        }
+        assert_eq!(chunk_bytes_max(256 << 20), kera_format::limits::CHUNK_BYTES_MAX);
     }
 }
