@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use kera_format::StreamId;
@@ -129,32 +129,56 @@ struct ClientInner {
 #[derive(Clone, Debug)]
 struct Shared {
     connection: Connection,
-    /// A permit for each lookup that may be under way. Closed once one was not answered.
+    /// A permit for each lookup that may be under way. Closed once one was not answered, or was given up.
     lookups: Arc<Semaphore>,
+    /// It was given up by who asked, which says nothing of the node.
+    given_up: Arc<AtomicBool>,
+}
+
+/// A lookup under way. One that is given up before it is answered waits at the node for as long as it may, and is one of those that may wait there by the
+/// connection: so nobody looks anything up by that one any more.
+struct UnderWay<'a> {
+    shared: &'a Shared,
+    is_answered: bool,
+}
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        if !self.is_answered {
+            self.shared.given_up.store(true, Ordering::SeqCst);
+            self.shared.lookups.close();
+        }
+    }
 }
 
 impl Shared {
     fn new(connection: Connection) -> Shared {
-        Shared { connection, lookups: Arc::new(Semaphore::new(LOOKUPS_MAX)) }
+        Shared { connection, lookups: Arc::new(Semaphore::new(LOOKUPS_MAX)), given_up: Arc::default() }
     }
 
-    /// Asks once. A lookup has its turn first.
+    /// Asks once. A lookup has its turn first. `None`: it was not asked, and is to be asked by another connection, because somebody has given up one that was under way
+    /// by this one.
     ///
     /// Nobody waits for that without end: those in front have as long as any call has. When one of them was not answered in that time, all that are in line
     /// have failed with it, as if they had been under way too: each [`LOOKUPS_MAX`] of them would take as long again, at a node that may be gone.
-    async fn call<M: Message>(&self, message: &M) -> Result<M::Response, RpcError> {
+    async fn call<M: Message>(&self, message: &M) -> Option<Result<M::Response, RpcError>> {
         if M::OP != Op::Lookup {
-            return self.connection.call(message).await;
+            return Some(self.connection.call(message).await);
         }
         let Ok(_turn) = self.lookups.acquire().await else {
+            if self.given_up.load(Ordering::SeqCst) {
+                return None;
+            }
             let reason = "a lookup in front of this one was not answered".to_owned();
-            return Err(RpcError::Closed { address: self.connection.address().to_owned(), reason, sent: false });
+            return Some(Err(RpcError::Closed { address: self.connection.address().to_owned(), reason, sent: false }));
         };
+        let mut under_way = UnderWay { shared: self, is_answered: false };
         let answer = self.connection.call(message).await;
+        under_way.is_answered = true;
         if matches!(answer, Err(RpcError::Timeout { .. })) {
             self.lookups.close();
         }
-        answer
+        Some(answer)
     }
 }
 
@@ -234,8 +258,9 @@ impl Client {
         loop {
             let error = match self.for_calls().await {
                 Ok(shared) => match shared.call(message).await {
-                    Ok(answer) => return Ok(answer),
-                    Err(error) => {
+                    None => continue,
+                    Some(Ok(answer)) => return Ok(answer),
+                    Some(Err(error)) => {
                         // One that is alone may only seem to be there: the next call makes another connection.
                         let is_silent = matches!(error, RpcError::Timeout { .. });
                         if is_silent || (has_others && is_for_others(&error)) {
@@ -352,8 +377,12 @@ impl Client {
         node: u32,
         message: &M,
     ) -> Result<M::Response, RpcError> {
-        let shared = self.shared_to(placement, node).await?;
-        let answer = shared.call(message).await;
+        let (shared, answer) = loop {
+            let shared = self.shared_to(placement, node).await?;
+            if let Some(answer) = shared.call(message).await {
+                break (shared, answer);
+            }
+        };
         if matches!(answer, Err(RpcError::Timeout { .. })) {
             // It may only seem to be there: the next call makes another one.
             shared.connection.close();

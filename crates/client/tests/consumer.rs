@@ -390,6 +390,55 @@ fn no_more_lookups_are_under_way_by_a_connection_than_a_node_has_wait() {
     }
 }
 
+/// They wait at the node for what is on disk when nobody wants them any more, and others would be refused for them.
+#[test]
+fn lookups_that_were_given_up_are_in_nobodys_way() {
+    const STREAMLETS: u32 = 100;
+    for in_cluster in [false, true] {
+        let server = FakeServer::start(STREAMLETS, 1);
+        run(async {
+            (0..STREAMLETS).for_each(|streamlet| fill(&server, streamlet, 0, 0..20));
+            {
+                let mut state = server.fake.state();
+                (state.is_on_disk, state.in_cluster, state.load_us) = (true, in_cluster, 600_000_000);
+            }
+            let client = client(&server).await;
+            let build = || client.consumer(STREAM).from(Start::TimeMs(0)).build();
+            for given_up in 1..=3 {
+                let many = async || {
+                    while server.fake.state().loads < 32 * given_up {
+                        tokio::time::sleep(Duration::from_millis(1)).await;
+                    }
+                };
+                // The last time somebody else is in line behind them.
+                let other = async {
+                    many().await;
+                    match given_up {
+                        3 => build().await,
+                        _ => std::future::pending().await,
+                    }
+                };
+                let seen = async {
+                    many().await;
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                };
+                tokio::pin!(other);
+                tokio::select! {
+                    biased;
+                    built = build() => panic!("{:?}", built.err()),
+                    built = &mut other => panic!("{:?}", built.err()),
+                    () = seen => {}
+                }
+                if given_up == 3 {
+                    server.fake.state().load_us = 2_000;
+                    read(&mut other.await.unwrap(), 20 * STREAMLETS as usize).await;
+                }
+            }
+            read(&mut build().await.unwrap(), 20 * STREAMLETS as usize).await;
+        });
+    }
+}
+
 /// Connecting, the handshake and joining take longer than anybody waits for a batch.
 #[test]
 fn a_member_that_waits_shortly_each_time_connects_again_over_a_slow_path() {

@@ -168,8 +168,10 @@ pub struct State {
     /// So many more lookups are answered, the others wait until there is no such number. And how often one had to wait.
     pub lookups_left: Option<u32>,
     pub lookups_held: u64,
-    /// What lookups are for has to come from disk first: they wait a moment for it, [so many](WAITING_MAX) of a connection.
+    /// What lookups are for has to come from disk first: they wait for it, for so many microseconds, [so many](WAITING_MAX) of a connection. And how many did.
     pub is_on_disk: bool,
+    pub load_us: u64,
+    pub loads: u64,
     /// It says that it is node 1 of a cluster, and owns everything.
     pub in_cluster: bool,
     /// So many more times the stream is not known.
@@ -349,6 +351,8 @@ impl FakeServer {
             lookups_left: None,
             lookups_held: 0,
             is_on_disk: false,
+            load_us: 2_000,
+            loads: 0,
             in_cluster: false,
             unheard: 0,
             requests: Vec::new(),

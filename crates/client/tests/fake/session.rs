@@ -153,11 +153,11 @@ impl FakeSession {
     }
 
     /// A lookup that has to wait for the disk. As in earlier versions one too many is refused for good.
-    fn load(&mut self, header: &FrameHeader, asked: Lookup, out: &mut Outbox) -> Flow {
+    fn load(&mut self, header: &FrameHeader, asked: Lookup, takes_us: u64, out: &mut Outbox) -> Flow {
         if self.loading.len() >= WAITING_MAX {
             return self.answer::<Empty>(header, out, Err(Status::LimitReached));
         }
-        self.loading.push_back((self.clock.monotonic_us() + 2_000, *header, asked));
+        self.loading.push_back((self.clock.monotonic_us() + takes_us, *header, asked));
         Flow::Done
     }
 
@@ -409,7 +409,10 @@ impl Session for FakeSession {
                 StreamStats::decode(1, body).unwrap();
                 self.answer(header, out, Ok(stats(&state)))
             }
-            Op::Lookup if state.is_on_disk => self.load(header, Lookup::decode(1, body).unwrap(), out),
+            Op::Lookup if state.is_on_disk => {
+                state.loads += 1;
+                self.load(header, Lookup::decode(1, body).unwrap(), state.load_us, out)
+            }
             Op::Lookup => self.answer(header, out, lookup(&state, &Lookup::decode(1, body).unwrap())),
             Op::ReadChunks => {
                 state.polls += 1;
