@@ -131,8 +131,8 @@ statuses! {
     SegmentUnreadable = 304, true, false, "look into the server's log and at the disk";
     /// No such subscription on this connection; it may just have ended.
     UnknownSubscription = 305, false, false, "subscribe again if it was not ended on purpose";
-    /// Memory to load old data into is short.
-    LoadPressure = 306, true, false, "try again; many readers are catching up at once";
+    /// Memory to load old data into is short, or as many requests of the connection wait as may.
+    LoadPressure = 306, true, false, "try again; many readers are catching up at once, or many requests of the connection wait";
     /// The group's owner was lost, and the group is being rebuilt from its copies.
     Rebuilding = 307, true, false, "try again; `kera status` says how far it is";
 
