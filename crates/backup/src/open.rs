@@ -106,17 +106,21 @@ pub(crate) fn open(
 }
 
 /// The first disk has all fences, in a file or its copy, one of which has to read back if there is one. Builds before this one wrote them to all disks: what others
-/// still have counts as well.
+/// still have counts as well, and has to read back if the first one has none.
 fn read_fences(disks: &[Arc<dyn Disk>]) -> Result<BTreeMap<u32, u32>, OpenError> {
     let mut fences = BTreeMap::new();
     let path = format!("{FOLDER}/fences");
     let failed = |error| OpenError::Disk { path: path.clone(), error };
-    let mut first_changed = false;
+    let (mut first_changed, mut first_has) = (false, false);
     for (number, disk) in disks.iter().enumerate() {
         let (mut found, mut unreadable) = (false, None);
         let both = match read_twice(&**disk, &path, 16 + 8 * FENCES_MAX) {
             Ok(both) => both,
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            Err(error) if first_has => {
+                tracing::warn!(path, disk = number, %error, "older fences cannot be read; the first disk has all of them");
+                continue;
+            }
             Err(error) => return Err(failed(error)),
         };
         first_changed |= number == 0 && !both.are_same();
@@ -132,9 +136,10 @@ fn read_fences(disks: &[Arc<dyn Disk>]) -> Result<BTreeMap<u32, u32>, OpenError>
                 Err(error) => unreadable = Some(error.to_string()),
             }
         }
-        if let Some(reason) = unreadable.filter(|_| number == 0 && !found) {
+        if let Some(reason) = unreadable.filter(|_| !first_has && !found) {
             return Err(OpenError::Fences { path, reason });
         }
+        first_has |= number == 0 && found;
     }
     let entries = fences.iter().map(|(node, epoch)| (*node, *epoch)).collect();
     if first_changed && let Err(error) = replace_twice(&*disks[0], &path, &Fences { entries }.encode()) {

@@ -238,6 +238,15 @@ fn no_byte_of_the_fences_is_needed_that_is_in_their_copy() {
     earlier.replace(&path, &files[0].1).expect("written");
     let two = |first: &MemoryDisk| [disks(first), disks(&earlier)].concat();
     assert_eq!(open(&two(&empty), 2).1.fences, 2);
+    // If it cannot be read, that is of no account beside those of the first disk, and is if that one has none.
+    let unreadable = FaultyDisk::new(Arc::new(earlier.clone()));
+    unreadable.set_unreadable(&path, 0);
+    let beside = |first: &MemoryDisk| {
+        let disks = [disks(first), vec![Arc::new(unreadable.clone()) as Arc<dyn Disk>]].concat();
+        Backup::open(config(), disks, Arc::new(ManualClock::new(1_000_000)), Arc::new(SeededRandom::new(3)))
+    };
+    assert_eq!(beside(&whole).expect("opened").1.fences, 2);
+    assert!(matches!(beside(&MemoryDisk::new()).err(), Some(OpenError::Disk { .. })));
     files.iter().for_each(|(path, _)| whole.flip_bit(path, 20, 1).expect("flip"));
     for disks in [disks(&whole), two(&whole)] {
         let clock = Arc::new(ManualClock::new(1_000_000));
