@@ -111,6 +111,9 @@ fn has(id: &SegmentId, part: &MendFrom, copies: &dyn Copies) -> Result<bool, Str
             Err(reason) => reasons.push(format!("backup {backup}: {reason}")),
         }
     }
+    if reasons.is_empty() {
+        return Err(format!("no backup of log {} was asked", part.log));
+    }
     Err(reasons.join("; "))
 }
 

@@ -207,6 +207,32 @@ fn nobody_is_asked_any_more_once_the_node_is_to_stop() {
     }
 }
 
+/// The node is to stop between two looks whether it is.
+struct Ends(AtomicU64);
+
+impl Copies for Ends {
+    fn goes_on(&self) -> bool {
+        self.0.fetch_add(1, Ordering::SeqCst) == 0
+    }
+
+    fn lane_states(&self, _: u32, _: &LaneStates) -> Result<LaneStateList, String> {
+        panic!("nobody is to be asked")
+    }
+
+    fn read_blocks(&self, _: u32, _: &ReadBlocks) -> Result<BlocksRead, String> {
+        panic!("nobody is to be asked")
+    }
+}
+
+#[test]
+fn who_was_not_asked_because_the_node_is_to_stop_is_told_too() {
+    let node = Node::new();
+    for of in node.damaged() {
+        let reason = gather(of, &node.over(), &Ends(AtomicU64::new(0))).err().unwrap().reason;
+        assert!(reason.contains("no backup of log") && reason.ends_with("this node is stopping"), "{reason}");
+    }
+}
+
 #[test]
 fn of_a_log_that_is_over_it_is_asked_where_it_is() {
     let node = Node::new();
