@@ -5,9 +5,10 @@ mod common;
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::process::{Command, Stdio};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
 
-use common::members::{cluster, free_ports, start_again, three_nodes};
+use common::members::{cluster, free_ports, some_nodes, start_again, three_nodes};
 use common::{Node, end_of, eventually};
 
 /// Writes these to all streamlets.
@@ -123,4 +124,67 @@ fn who_follows_a_stream_of_which_all_was_lost_gets_all_that_comes_since() {
     assert_eq!(end_of(&mut following), Some(0));
     let text = std::fs::read_to_string(&followed).unwrap();
     assert_eq!(text.lines().map(String::from).collect::<BTreeSet<_>>(), written);
+}
+
+/// Lines of a file, as a set: each is there once.
+fn lines_of(path: &Path) -> BTreeSet<String> {
+    let text = std::fs::read_to_string(path).expect("a file");
+    let lines: BTreeSet<String> = text.lines().map(String::from).collect();
+    assert_eq!(lines.len(), text.lines().count(), "{text}");
+    lines
+}
+
+/// Of two nodes that are away one comes back: what it has waits for the other neither with those that were read all the time, nor where all was
+/// away.
+#[test]
+fn who_follows_reads_what_is_back_while_another_node_stays_away() {
+    let ports = free_ports::<10>();
+    let (members, mut nodes) = some_nodes(5, &ports);
+    let node = nodes[1].as_ref().expect("it runs");
+    node.ok("stream create spread --streamlets 5");
+    let written = produce(node, 0..300);
+    let owners = node.json("stream describe spread")["owners"].as_array().expect("owners").clone();
+    let of = |number: u32| -> Vec<String> {
+        let owned = owners.iter().filter(|of| of["owner"] == number);
+        owned.map(|of| of["streamlet"].to_string()).collect()
+    };
+    let (away, back) = (of(1), of(3));
+    let records = |streamlets: &str| -> BTreeSet<String> {
+        node.ok(&format!("consume spread --streamlets {streamlets}")).lines().map(String::from).collect()
+    };
+    let (of_away, of_back) = (records(&away.join(",")), records(&back.join(",")));
+    assert!(!of_away.is_empty() && !of_back.is_empty());
+
+    for lost in [0, 2] {
+        nodes[lost].take().expect("it runs").kill();
+    }
+    let node = nodes[1].as_ref().expect("it runs");
+    eventually("losses that are known", || {
+        let cluster = cluster(node);
+        [0, 2].iter().all(|lost| cluster["nodes"][lost]["state"] == "lost")
+    });
+    let (all, two) = (members[0].place.file("all"), members[0].place.file("two"));
+    let follow = |flags: &str, to: &Path| -> Child {
+        let mut command = node.command(&format!("consume spread --from earliest --follow {flags}"));
+        let command =
+            command.stdout(File::create(to).unwrap()).stderr(File::create(to.with_extension("said")).unwrap());
+        command.spawn().unwrap()
+    };
+    let streamlets = [away, back].concat().join(",");
+    let max = of_away.len() + of_back.len();
+    let mut following = [follow("--max 300", &all), follow(&format!("--max {max} --streamlets {streamlets}"), &two)];
+    for path in [&all, &two] {
+        let said = || std::fs::read_to_string(path.with_extension("said")).unwrap();
+        eventually("what is away", || said().contains("for node 1, which is lost") && said().contains("for node 3,"));
+    }
+
+    nodes[2] = Some(start_again(&members[2]));
+    for path in [&all, &two] {
+        eventually("what is back", || lines_of(path).is_superset(&of_back));
+        assert!(lines_of(path).is_disjoint(&of_away));
+    }
+    nodes[0] = Some(start_again(&members[0]));
+    assert_eq!(following.each_mut().map(end_of), [Some(0); 2]);
+    assert_eq!(lines_of(&all), written);
+    assert_eq!(lines_of(&two), &of_away | &of_back);
 }

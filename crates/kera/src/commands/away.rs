@@ -72,6 +72,14 @@ impl Away {
         }
     }
 
+    /// Of these what is not among the others, whichever node that waits for.
+    #[must_use]
+    pub fn without(mut self, others: &Away) -> Away {
+        self.0.values_mut().for_each(|streamlets| streamlets.retain(|streamlet| !others.has(*streamlet)));
+        self.0.retain(|_, streamlets| !streamlets.is_empty());
+        self
+    }
+
     /// Whether nothing is.
     pub fn is_nothing(&self) -> bool {
         self.0.is_empty()
@@ -146,6 +154,10 @@ mod tests {
         assert_eq!(away.streamlets(), [0, 2, 3, 4]);
         assert!(away.has(3) && !away.has(1));
         assert_eq!(away.clone().among(&[1, 3]).sentence(), "streamlet 3 waits for node 1, which is lost");
+        // Somebody has taken over from the lost node, and is lost too.
+        let now = Away(BTreeMap::from([(2, BTreeSet::from([0, 3]))]));
+        assert_eq!(away.clone().without(&now).streamlets(), [2, 4]);
+        assert!(now.without(&away).is_nothing());
         assert!(away.among(&[1]).is_nothing());
     }
 }

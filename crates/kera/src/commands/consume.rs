@@ -81,7 +81,7 @@ pub async fn run(args: &ConsumeArgs, globals: &Globals) -> Result<(), CliError> 
 struct Begun {
     consumer: Consumer,
     /// Of streamlets that were away and are back.
-    late: Option<Consumer>,
+    late: Vec<Consumer>,
     left_out: Away,
 }
 
@@ -136,7 +136,7 @@ impl Source<'_> {
     }
 
     /// A consumer of all that is wanted but these. Nothing if they are all.
-    async fn consumer_of_others(&self, out: &Away) -> Result<Option<Consumer>, ClientError> {
+    async fn consumer_of_others(&self, out: &Away, from: Start) -> Result<Option<Consumer>, ClientError> {
         let is_out = |streamlet: &u32| out.has(*streamlet);
         let all: Vec<u32> = (0..self.stream.options.streamlets).collect();
         let wanted = if self.args.streamlets.is_empty() { &all } else { &self.args.streamlets };
@@ -147,21 +147,22 @@ impl Source<'_> {
             true => Vec::new(),
             false => here,
         };
-        self.consumer(&here, &out, self.from).await.map(Some)
+        self.consumer(&here, &out, from).await.map(Some)
     }
 
-    /// Begins when nothing is away. What has been since the command began has taken records meanwhile that a follower is to see, wherever the others are
-    /// read from.
-    async fn begin_with_all(&self, been_away: &Away) -> Result<Begun, ClientError> {
-        let (wanted, left_out, back) = (&self.args.streamlets, Away::default(), been_away.streamlets());
-        if back.is_empty() || !self.args.follow {
-            return Ok(Begun { consumer: self.consumer(wanted, &[], self.from).await?, late: None, left_out });
-        }
-        let (consumer, late) = match self.consumer_of_others(been_away).await? {
-            Some(others) => (others, Some(self.late_consumer(&back).await?)),
-            None => (self.consumer(wanted, &[], self.start_when_back()).await?, None),
+    /// Begins with all that is not away now; nothing if all is. What has been since the command began has taken records meanwhile that a follower
+    /// is to see, wherever the others are read from.
+    async fn begin_without(&self, away: &Away, been_away: &Away) -> Result<Option<Begun>, ClientError> {
+        let back = been_away.clone().without(away).streamlets();
+        let (consumer, late) = if back.is_empty() || !self.args.follow {
+            (self.consumer_of_others(away, self.from).await?, Vec::new())
+        } else {
+            match self.consumer_of_others(been_away, self.from).await? {
+                Some(others) => (Some(others), vec![self.late_consumer(&back).await?]),
+                None => (self.consumer_of_others(away, self.start_when_back()).await?, Vec::new()),
+            }
         };
-        Ok(Begun { consumer, late, left_out })
+        Ok(consumer.map(|consumer| Begun { consumer, late, left_out: away.clone() }))
     }
 
     /// A consumer of what can be read, and what it leaves out. An application leaves nothing out: its members wait.
@@ -170,29 +171,23 @@ impl Source<'_> {
         let is_application = self.args.application.is_some();
         let (mut said, mut been_away) = (false, Away::default());
         loop {
-            let away = self.away().await?;
-            if away.is_nothing() || is_application {
-                match self.begin_with_all(&been_away).await {
-                    Ok(begun) => return Ok(begun),
+            let away = if is_application { Away::default() } else { self.away().await? };
+            been_away.add(&away);
+            let is_late = begun.elapsed() >= TAKE_OVER_MAX;
+            if is_late && !away.is_nothing() && !std::mem::replace(&mut said, true) {
+                say(away.sentence());
+            }
+            if is_late || away.is_nothing() {
+                match self.begin_without(&away, &been_away).await {
+                    Ok(Some(begun)) => return Ok(begun),
+                    Ok(None) if self.args.follow => {}
+                    Ok(None) => return Err(left_out_error(&away)),
                     Err(error) if is_application || !error.retryable() => return Err(error.into()),
                     // What it looked for may be at a node that is found to be lost by now.
-                    Err(error) => match self.away().await?.is_nothing() {
+                    Err(error) => match self.away().await?.without(&away).is_nothing() {
                         true => return Err(error.into()),
                         false => continue,
                     },
-                }
-            }
-            been_away.add(&away);
-            if begun.elapsed() >= TAKE_OVER_MAX {
-                if !std::mem::replace(&mut said, true) {
-                    say(away.sentence());
-                }
-                // A follower reads what is back already with the rest of what was left out.
-                let left_out = if self.args.follow { been_away.clone() } else { away };
-                match self.consumer_of_others(&left_out).await? {
-                    Some(consumer) => return Ok(Begun { consumer, late: None, left_out }),
-                    None if self.args.follow => {}
-                    None => return Err(left_out_error(&left_out)),
                 }
             }
             tokio::time::sleep(Duration::from_millis(500)).await;
@@ -215,8 +210,8 @@ fn member_name() -> String {
 struct Consuming<'a> {
     source: Source<'a>,
     consumer: Consumer,
-    /// Of the streamlets that were left out, when their node is back.
-    late: Option<Consumer>,
+    /// Of streamlets that were left out: one for all that were found to be back at one look.
+    late: Vec<Consumer>,
     left_out: Away,
     /// What was said last about why nothing comes; empty: nothing, or that it goes on.
     said: String,
@@ -328,12 +323,8 @@ impl Consuming<'_> {
             Err(_) => format!("waiting for {address}: it does not answer"),
             Ok(Err(error)) => format!("waiting for {address}: {}", explain(&error).message),
             Ok(Ok(away)) => {
-                let back = self.left_out.streamlets();
-                if follow && !back.is_empty() && !back.iter().any(|streamlet| away.has(*streamlet)) {
-                    // If it goes away again at once, the next look is the next try.
-                    if let Ok(consumer) = self.source.late_consumer(&back).await {
-                        (self.late, self.left_out) = (Some(consumer), Away::default());
-                    }
+                if follow {
+                    self.read_what_is_back(&away).await;
                 }
                 away.sentence()
             }
@@ -343,6 +334,19 @@ impl Consuming<'_> {
         }
         self.said = reason;
         Ok(())
+    }
+
+    /// Reads of what was left out that which is not away any more; the rest waits on.
+    async fn read_what_is_back(&mut self, away: &Away) {
+        let back = self.left_out.clone().without(away);
+        if back.is_nothing() {
+            return;
+        }
+        // If it goes away again at once, the next look is the next try.
+        if let Ok(consumer) = self.source.late_consumer(&back.streamlets()).await {
+            self.late.push(consumer);
+            self.left_out = std::mem::take(&mut self.left_out).without(&back);
+        }
     }
 
     /// Commits while there is more to come: a server that is away is no reason to stop, what was printed is committed when it is back.
@@ -443,13 +447,14 @@ impl Consuming<'_> {
     }
 }
 
-/// The next record of either. Who of them has none yet loses nothing by being dropped.
-async fn next_of(one: &mut Consumer, late: &mut Option<Consumer>) -> Result<Option<ConsumedRecord>, ClientError> {
-    match late {
+/// The next record of any of them. Who has none yet loses nothing by being dropped.
+async fn next_of(one: &mut Consumer, others: &mut [Consumer]) -> Result<Option<ConsumedRecord>, ClientError> {
+    match others.split_first_mut() {
         None => one.next().await,
-        Some(late) => tokio::select! {
+        // Either may be looked at first: none keeps the others from being heard.
+        Some((other, others)) => tokio::select! {
             next = one.next() => next,
-            next = late.next() => next,
+            next = Box::pin(next_of(other, others)) => next,
         },
     }
 }
