@@ -116,7 +116,8 @@ impl AckLog {
             }
             file.set_len(at).map_err(|e| BenchError::io_at("writing the log of acknowledgements", path, e))?;
         }
-        writeln!(file, "kera-verify 1 {run:016x} {stream}")
+        // In one write: a kill leaves as little of a line as may be.
+        file.write_all(format!("kera-verify 1 {run:016x} {stream}\n").as_bytes())
             .map_err(|e| BenchError::io_at("writing the log of acknowledgements", path, e))?;
         let state = State { file, line: Vec::with_capacity(128), error: None };
         Ok(AckLog { path: path.to_owned(), state: Mutex::new(state) })
@@ -169,7 +170,9 @@ fn refuse_other_stream(path: &Path, stream: &str) -> Result<(), BenchError> {
     let mut first = String::new();
     // What is no text is refused as no line of such a log.
     let _ = BufReader::new(file.take(LINE_BYTES_MAX)).read_line(&mut first);
-    match begins(first.trim_end()).filter(|other| other != stream) {
+    // A line that does not end is a run's that was killed while it began: the name may be cut.
+    let whole = first.strip_suffix('\n').and_then(begins);
+    match whole.filter(|other| other != stream) {
         Some(other) => {
             let message = format!(
                 "it says what was acknowledged of `{other}`, and would prove nothing of `{stream}`: name another file with --log, or delete it"
@@ -308,6 +311,12 @@ mod tests {
             let log = AckLog::append(&path, 1, "s").unwrap();
             log.acknowledged(Source { run: 1, producer: 0 }, StreamletId(0), 0..1, None);
             assert_eq!(read(&path).unwrap().count(), 6, "{torn}");
+        }
+        // It was killed while it began the file.
+        for torn in ["kera-verify 1 ", "kera-verify 1 0abc", "kera-verify 1 0abc ", "kera-verify 1 0abc anoth"] {
+            std::fs::write(&path, torn).unwrap();
+            AckLog::append(&path, 1, "s").unwrap_or_else(|error| panic!("{torn}: {error}"));
+            assert_eq!(std::fs::read_to_string(&path).unwrap(), "kera-verify 1 0000000000000001 s\n");
         }
         for other in ["a text without an end", "one\ntwo"] {
             std::fs::write(&path, other).unwrap();
