@@ -1,6 +1,6 @@
 //! Streams, applications and statistics: what `kera stream`, `kera status` and the like ask for.
 
-use std::collections::HashSet;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -23,12 +23,32 @@ use crate::{Client, ClientError};
 /// For how long, at least, an owner that cannot be asked is waited for: another one may take over from it.
 const NEXT_OWNER_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// Applications, as all nodes together know them.
+#[derive(Clone, PartialEq, Debug, Default)]
+#[non_exhaustive]
+pub struct Applications {
+    /// In the order of their names, then of their streams. Members count as often as at the node that has most of them.
+    pub applications: Vec<ApplicationSummary>,
+    /// Nodes that own streamlets and could not be asked, or are lost: how far applications are in these is not in their lag, and those that
+    /// only such a node knows are missing.
+    pub unheard: Vec<u32>,
+}
+
 /// What several owners know, in one list.
 fn joined(answers: Vec<CommittedOffsets>) -> CommittedOffsets {
     let application = answers.first().map(|first| first.application).unwrap_or_default();
     let mut offsets: Vec<_> = answers.into_iter().flat_map(|answer| answer.offsets).collect();
     offsets.sort_by_key(|offset| (offset.streamlet, offset.lane, offset.cursor.group));
     CommittedOffsets { application, offsets }
+}
+
+/// The error of what owners were asked to change, when some of them have done it.
+fn partly(done: BTreeSet<StreamletId>, wanted: impl Iterator<Item = StreamletId>, error: RpcError) -> ClientError {
+    if done.is_empty() {
+        return error.into();
+    }
+    let left: BTreeSet<StreamletId> = wanted.filter(|streamlet| !done.contains(streamlet)).collect();
+    ClientError::Partly { done: done.into_iter().collect(), left: left.into_iter().collect(), error }
 }
 
 /// What several nodes know of the same applications.
@@ -114,28 +134,42 @@ impl Admin {
         self.client.find_place(&Lookup { stream, streamlet, lane, at }, self.client.retry_timeout()).await
     }
 
-    /// Applications of a stream, or of all streams. In a cluster each node tells of what it owns; those that cannot be asked are left
-    /// out. Members count as often as at the node that has most of them.
-    pub async fn applications(&self, stream: Option<StreamId>) -> Result<Vec<ApplicationSummary>, ClientError> {
+    /// Applications of a stream, or of all streams. In a cluster each node tells of what it owns; those that cannot be asked are named
+    /// instead of being waited for. Errors: no node answers.
+    pub async fn applications(&self, stream: Option<StreamId>) -> Result<Applications, ClientError> {
         let message = ListApplications { stream };
         let nodes = self.client.all_nodes().await?;
         if nodes.is_empty() {
-            return Ok(self.client.call(&message).await?.applications);
+            let applications = self.client.call(&message).await?.applications;
+            return Ok(Applications { applications, unheard: Vec::new() });
         }
-        let (mut all, mut failed, mut asked) = (Vec::new(), None, 0);
-        for address in nodes {
+        let owners = self.owners(stream).await?;
+        let (mut all, mut failed, mut heard) = (Vec::new(), None, BTreeSet::new());
+        for (node, address) in nodes {
             match self.client.call_at(&address, &message).await {
                 Ok(answer) => {
-                    asked += 1;
+                    heard.insert(node);
                     all.extend(answer.applications);
                 }
                 Err(error) => failed = Some(error),
             }
         }
         match failed {
-            Some(error) if asked == 0 => Err(error.into()),
-            _ => Ok(summed_up(all)),
+            Some(error) if heard.is_empty() => Err(error.into()),
+            _ => {
+                let unheard = owners.difference(&heard).copied().collect();
+                Ok(Applications { applications: summed_up(all), unheard })
+            }
         }
+    }
+
+    /// The nodes that own streamlets of a stream, or any, whether they are lost or not.
+    async fn owners(&self, stream: Option<StreamId>) -> Result<BTreeSet<u32>, ClientError> {
+        if let Some(stream) = stream {
+            return Ok(self.newest_placement(stream).await?.owners_and_lost());
+        }
+        let nodes = self.describe_cluster().await?.nodes;
+        Ok(nodes.into_iter().filter(|node| node.streamlets > 0).map(|node| node.node).collect())
     }
 
     /// An application's members, leases and lag. In a cluster what all owners of streamlets tell: a member has an entry at each of them.
@@ -166,7 +200,8 @@ impl Admin {
         Ok(joined(self.at_owners(stream, &[], message).await?))
     }
 
-    /// Sets how far an application has read; it must have no members. `dry_run` only tells what would be set.
+    /// Sets how far an application has read; it must have no members. `dry_run` only tells what would be set. Errors:
+    /// [`ClientError::Partly`] if some owners have done it and others not.
     pub async fn reset_offsets(
         &self,
         stream: StreamId,
@@ -176,12 +211,15 @@ impl Admin {
         dry_run: bool,
     ) -> Result<CommittedOffsets, ClientError> {
         let message = |streamlets| ResetOffsets { application: application.into(), stream, streamlets, to, dry_run };
-        Ok(joined(self.at_owners(stream, &streamlets, message).await?))
+        let changes = !dry_run;
+        Ok(joined(self.at_owners_each(stream, &streamlets, changes, message).await?))
     }
 
-    /// Forgets an application and what it has read; it must have no members.
+    /// Forgets an application and what it has read; it must have no members. Errors: [`ClientError::Partly`] if some owners have done it and
+    /// others not.
     pub async fn delete_application(&self, stream: StreamId, name: &str) -> Result<(), ClientError> {
-        self.at_owners(stream, &[], |_| DeleteApplication { application: name.into(), stream }).await.map(drop)
+        let message = |_| DeleteApplication { application: name.into(), stream };
+        self.at_owners_each(stream, &[], true, message).await.map(drop)
     }
 
     /// Who has what of a stream now: what the client knows may be old.
@@ -201,11 +239,22 @@ impl Admin {
         streamlets: &[StreamletId],
         message: impl Fn(Vec<StreamletId>) -> M,
     ) -> Result<Vec<M::Response>, ClientError> {
+        self.at_owners_each(stream, streamlets, false, message).await
+    }
+
+    /// The same; `changes`: what was asked for is done at each owner that has answered, and an error says at which.
+    async fn at_owners_each<M: Message>(
+        &self,
+        stream: StreamId,
+        streamlets: &[StreamletId],
+        changes: bool,
+        message: impl Fn(Vec<StreamletId>) -> M,
+    ) -> Result<Vec<M::Response>, ClientError> {
         let mut placement = self.newest_placement(stream).await?;
         if placement.is_alone() {
             return Ok(vec![self.client.call(&message(streamlets.to_vec())).await?]);
         }
-        let (mut answers, mut unknown, mut done) = (Vec::new(), None, HashSet::new());
+        let (mut answers, mut unknown, mut done) = (Vec::new(), None, BTreeSet::new());
         let until = Instant::now() + self.client.retry_timeout().max(NEXT_OWNER_TIMEOUT);
         let mut backoff = Backoff::default();
         loop {
@@ -228,14 +277,23 @@ impl Admin {
             }
             let Some(error) = failed else { break };
             let wait = backoff.next(error.retry_after());
-            if !error.retryable() || Instant::now() + wait > until {
-                return Err(error.into());
-            }
-            tokio::time::sleep(wait).await;
-            match self.client.refresh(stream, &placement).await {
-                Ok(found) => placement = found,
-                Err(error) if error.retryable() => {}
-                Err(error) => return Err(error.into()),
+            let failed = match !error.retryable() || Instant::now() + wait > until {
+                true => Some(error),
+                false => {
+                    tokio::time::sleep(wait).await;
+                    match self.client.refresh(stream, &placement).await {
+                        Ok(found) => {
+                            placement = found;
+                            None
+                        }
+                        Err(error) => Some(error).filter(|error| !error.retryable()),
+                    }
+                }
+            };
+            if let Some(error) = failed {
+                let done = if changes { done } else { BTreeSet::new() };
+                let wanted = placement.by_owner(streamlets).into_values().flatten();
+                return Err(partly(done, wanted, error));
             }
         }
         match unknown {

@@ -390,12 +390,12 @@ impl Client {
         answer
     }
 
-    /// Where the nodes of the cluster are that serve streamlets; none if the server is alone.
-    pub(crate) async fn all_nodes(&self) -> Result<Vec<String>, ClientError> {
+    /// The nodes of the cluster that serve streamlets and are not lost, and where they are; none if the server is alone.
+    pub(crate) async fn all_nodes(&self) -> Result<Vec<(u32, String)>, ClientError> {
         let found = self.call(&FindOwners { streams: Vec::new(), after: None, limit: 1 }).await?;
         let serves = |node: &NodeInfo| node.roles.contains(&Role::Broker) && !node.address.is_empty();
         let nodes = found.nodes.into_iter().filter(|_| found.node != 0);
-        Ok(nodes.filter(serves).map(|node| node.address).collect())
+        Ok(nodes.filter(serves).map(|node| (node.node, node.address)).collect())
     }
 
     /// Asks whoever is at an address, once.

@@ -89,16 +89,40 @@ pub enum ClientError {
         /// What is wrong with it.
         source: FormatError,
     },
+    /// What was asked for is done for some streamlets, whose owners have answered, and not for others, or nobody knows. It may be asked for
+    /// again: where it is done it is only done once more.
+    #[error("it is done for {}, and not for {}: {error}", named(done), named(left))]
+    Partly {
+        /// For which it is done, in their order.
+        done: Vec<StreamletId>,
+        /// For which it is not, in their order.
+        left: Vec<StreamletId>,
+        /// Why.
+        error: RpcError,
+    },
     /// The producer or consumer was closed.
     #[error("it is closed")]
     Closed,
+}
+
+/// Streamlets that are named one by one.
+const NAMED_MAX: usize = 8;
+
+/// Streamlets in words: `streamlets 0, 3`.
+fn named(streamlets: &[StreamletId]) -> String {
+    let mut named: Vec<String> = streamlets.iter().take(NAMED_MAX).map(ToString::to_string).collect();
+    if streamlets.len() > NAMED_MAX {
+        named.push(format!("and {} more", streamlets.len() - NAMED_MAX));
+    }
+    let noun = if streamlets.len() == 1 { "streamlet" } else { "streamlets" };
+    format!("{noun} {}", named.join(", "))
 }
 
 impl ClientError {
     /// Whether doing the same again later may work.
     pub fn retryable(&self) -> bool {
         match self {
-            ClientError::Rpc(e) => e.retryable(),
+            ClientError::Rpc(e) | ClientError::Partly { error: e, .. } => e.retryable(),
             ClientError::DeliveryTimeout { .. } => true,
             _ => false,
         }
@@ -107,7 +131,7 @@ impl ClientError {
     /// Whether what failed may have been done nevertheless, so that doing it again could do it twice.
     pub fn could_duplicate(&self) -> bool {
         match self {
-            ClientError::Rpc(e) => e.could_duplicate(),
+            ClientError::Rpc(e) | ClientError::Partly { error: e, .. } => e.could_duplicate(),
             ClientError::DeliveryTimeout { .. } => true,
             _ => false,
         }
@@ -116,7 +140,7 @@ impl ClientError {
     /// The server's status, if it gave one.
     pub fn status(&self) -> Option<Status> {
         match self {
-            ClientError::Rpc(e) => e.status(),
+            ClientError::Rpc(e) | ClientError::Partly { error: e, .. } => e.status(),
             ClientError::Refused { status, .. } => Some(*status),
             _ => None,
         }
@@ -124,5 +148,21 @@ impl ClientError {
 
     pub(crate) fn invalid(field: &'static str, value: impl ToString, allowed: impl Into<String>) -> ClientError {
         ClientError::Invalid { field, value: value.to_string(), allowed: allowed.into() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_done_in_part_says_where() {
+        let streamlets = |from: u32, to: u32| (from..to).map(StreamletId).collect::<Vec<_>>();
+        let lost = RpcError::Connect { address: "host:1".into(), reason: "refused".into() };
+        let why = lost.to_string();
+        let error = ClientError::Partly { done: streamlets(1, 12), left: streamlets(0, 1), error: lost };
+        let said = "it is done for streamlets 1, 2, 3, 4, 5, 6, 7, 8, and 3 more, and not for streamlet 0: ";
+        assert_eq!(error.to_string(), format!("{said}{why}"));
+        assert!(error.retryable() && error.status().is_none());
     }
 }

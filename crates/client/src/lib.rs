@@ -68,7 +68,7 @@ mod producer;
 pub mod routing;
 mod turn;
 
-pub use admin::Admin;
+pub use admin::{Admin, Applications};
 pub use client::{Client, ClientBuilder};
 pub use consumer::{
     Batch, BatchRecord, CommitMode, ConsumedRecord, Consumer, ConsumerBuilder, ConsumerStats, GapPolicy, Position,

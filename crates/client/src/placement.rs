@@ -70,6 +70,11 @@ impl Placement {
         owners.into_iter().filter(|node| *node != NOBODY).collect()
     }
 
+    /// All nodes that own something, those that are lost too.
+    pub(crate) fn owners_and_lost(&self) -> BTreeSet<u32> {
+        self.owners.iter().map(|owner| owner.node).filter(|node| ![HOME, NOBODY].contains(node)).collect()
+    }
+
     /// The owners of some streamlets, of all if none are named, and what each of them owns of these.
     pub(crate) fn by_owner(&self, streamlets: &[StreamletId]) -> BTreeMap<u32, Vec<StreamletId>> {
         let all: Vec<StreamletId> = (0..self.owners.len() as u32).map(StreamletId).collect();

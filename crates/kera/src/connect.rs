@@ -52,6 +52,17 @@ async fn no_such_stream(client: &Client, name: &str) -> CliError {
 
 /// What a client's error means at the command line.
 pub fn explain(error: &ClientError) -> CliError {
+    if let ClientError::Partly { error: inner, .. } = error {
+        let (text, why) = (error.to_string(), inner.to_string());
+        let what = text.strip_suffix(&why).unwrap_or(&text);
+        let of_rest = explain(&ClientError::Rpc(inner.clone()));
+        let again = "give the command again: where it is done it is only done once more";
+        let next = match of_rest.next_step.as_str() {
+            "" => again.to_owned(),
+            first => format!("{first}; then {again}"),
+        };
+        return CliError::failure(format!("{what}{}", of_rest.message)).next(next);
+    }
     let text = error.to_string();
     // The status is for programs; its hint says the same to people.
     let prefix = error.status().map_or(String::new(), |status| format!("{status:?}: "));

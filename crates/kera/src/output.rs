@@ -3,6 +3,7 @@
 use std::fmt::Display;
 use std::io::{self, ErrorKind, IsTerminal, Write};
 
+use kera_server::units::human_count;
 use serde::Serialize;
 
 use crate::error::CliError;
@@ -83,6 +84,18 @@ fn answer(question: &str, lost: impl FnOnce() -> String) -> Result<String, CliEr
 /// So many of something, in words: `1 streamlet`, `2 streamlets`.
 pub fn counted(count: u64, what: &str) -> String {
     format!("{count} {what}{}", if count == 1 { "" } else { "s" })
+}
+
+/// A number of records, in words: `1 record`, `2,000 records`.
+pub fn records_of(count: u64) -> String {
+    format!("{} record{}", human_count(count), if count == 1 { "" } else { "s" })
+}
+
+/// Which nodes were not heard, as a sentence without its end; nothing if all were.
+pub fn not_heard(unheard: &[u32]) -> Option<String> {
+    let nodes: Vec<String> = unheard.iter().map(|node| format!("node {node}")).collect();
+    let verb = if nodes.len() == 1 { "was" } else { "were" };
+    (!nodes.is_empty()).then(|| format!("{} {verb} not heard", nodes.join(", ")))
 }
 
 /// Whether standard output is a terminal.

@@ -64,6 +64,47 @@ fn over_http_a_node_changes_no_part_of_an_application_and_says_what_is_at_others
     }
 }
 
+/// What is at a node that is lost is in no figure; and what is done without it is done in part.
+#[test]
+fn a_node_that_is_not_heard_is_named_and_so_is_what_was_done_without_it() {
+    let ports = free_ports::<6>();
+    let (members, mut nodes) = three_nodes(&ports);
+    let node = nodes[0].as_ref().expect("it runs");
+    let file = members[0].place.file("lines");
+    std::fs::write(&file, (0..300).map(|number| format!("{number}:{number}\n")).collect::<String>()).expect("a file");
+    for (stream, streamlets, application) in [("spread", 3, "audit"), ("lone", 1, "solo")] {
+        node.ok(&format!("stream create {stream} --streamlets {streamlets}"));
+        node.ok(&format!("produce {stream} --key-separator : --file {}", file.display()));
+        assert_eq!(node.ok(&format!("consume {stream} --application {application}")).lines().count(), 300);
+    }
+    assert_eq!(common::stderr(&node.run("application list")), "");
+    let owner = node.json("stream describe lone")["owners"][0]["owner"].as_u64().expect("an owner") as usize;
+    let (lost, other) = (owner - 1, owner % 3);
+    nodes[lost].take().expect("it runs").kill();
+    let node = nodes[other].as_ref().expect("it runs");
+    eventually("a loss that is known", || cluster(node)["nodes"][lost]["state"] == "lost");
+
+    let not_heard = format!("node {owner} was not heard");
+    for flags in ["", " --json", " --stream spread"] {
+        let listed = node.run(&format!("application list{flags}"));
+        assert!(listed.status.success() && common::stdout(&listed).contains("audit"), "{}", common::stdout(&listed));
+        assert!(common::stderr(&listed).contains(&not_heard), "{}", common::stderr(&listed));
+    }
+    let (_, said) = node.fails("application describe solo");
+    assert!(said.contains(&format!("{not_heard} and may know it")), "{said}");
+    assert!(node.ok("stream describe spread").contains(&not_heard));
+    assert_eq!(node.json("stream describe spread")["unheard"], serde_json::json!([owner]));
+    let (_, said) = node.fails("application delete audit");
+    assert!(said.contains("it is done for streamlet") && said.contains("give the command again"), "{said}");
+
+    nodes[lost] = Some(start_again(&members[lost]));
+    let node = nodes[other].as_ref().expect("it runs");
+    eventually("it is back", || live(node) == 3);
+    node.ok("application delete audit");
+    let listed = node.json("application list");
+    assert_eq!((listed[0]["name"].as_str(), listed.as_array().map(Vec::len)), (Some("solo"), Some(1)), "{listed}");
+}
+
 /// How far the application is in each streamlet, as the owners tell; nothing while one of them cannot be asked.
 fn committed(node: &Node) -> Option<BTreeMap<u64, u64>> {
     let output = node.run("application describe audit --stream copied --json");

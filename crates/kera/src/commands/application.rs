@@ -1,6 +1,6 @@
 //! `kera application`: who reads which stream, and how far.
 
-use kera_client::{Client, ClientError, LaneId, Start, Status, StreamInfo, StreamletId};
+use kera_client::{Applications, Client, ClientError, LaneId, Start, Status, StreamInfo, StreamletId};
 use kera_protocol::{ApplicationSummary, CommittedOffset, CommittedOffsets};
 use kera_server::api::{ApplicationDetailsJson, ApplicationJson};
 use kera_server::suggest::nearest;
@@ -11,7 +11,7 @@ use crate::cli::{ApplicationCommand, Globals};
 use crate::commands::status::soon;
 use crate::connect::{connect, explain, find_stream};
 use crate::error::CliError;
-use crate::output::{Table, agreed, facts, print, print_json, say};
+use crate::output::{Table, agreed, facts, not_heard, print, print_json, say};
 use crate::when::{parse_start, show_instant};
 
 /// Runs the command.
@@ -38,21 +38,27 @@ pub async fn run(command: ApplicationCommand, globals: &Globals) -> Result<(), C
     }
 }
 
-/// Applications with the names of their streams.
-async fn all(client: &Client, stream: Option<&str>) -> Result<Vec<(ApplicationSummary, StreamInfo)>, CliError> {
+/// Applications with the names of their streams, and the nodes that were not heard and may know more.
+async fn all(client: &Client, stream: Option<&str>) -> Result<(Vec<Known>, Vec<u32>), CliError> {
     let streams = match stream {
         Some(name) => vec![find_stream(client, name).await?],
         None => client.admin().streams("", true).await?,
     };
     let only = stream.map(|_| streams[0].id);
-    let applications = client.admin().applications(only).await?;
+    let Applications { applications, unheard, .. } = client.admin().applications(only).await?;
     let known = |a: &ApplicationSummary| streams.iter().find(|s| s.id == a.stream).cloned();
-    Ok(applications.into_iter().filter_map(|a| known(&a).map(|s| (a, s))).collect())
+    Ok((applications.into_iter().filter_map(|a| known(&a).map(|s| (a, s))).collect(), unheard))
 }
+
+/// An application and its stream.
+type Known = (ApplicationSummary, StreamInfo);
 
 async fn list(stream: Option<&str>, globals: &Globals) -> Result<(), CliError> {
     let client = connect(globals).await?;
-    let applications = all(&client, stream).await?;
+    let (applications, unheard) = all(&client, stream).await?;
+    if let Some(nodes) = not_heard(&unheard) {
+        say(format_args!("{nodes}: LAG lacks what applications have to read there, and some may be known there alone"));
+    }
     if globals.json {
         return print_json(&applications.iter().map(|(a, s)| ApplicationJson::new(a, &s.name)).collect::<Vec<_>>());
     }
@@ -99,7 +105,7 @@ async fn stream_of(client: &Client, name: &str, stream: Option<&str>) -> Result<
     if let Some(stream) = stream {
         return find_stream(client, stream).await;
     }
-    let applications = all(client, None).await?;
+    let (applications, unheard) = all(client, None).await?;
     let mut streams: Vec<StreamInfo> =
         applications.iter().filter(|(a, _)| a.name == name).map(|(_, s)| s.clone()).collect();
     if streams.len() > 1 {
@@ -108,6 +114,11 @@ async fn stream_of(client: &Client, name: &str, stream: Option<&str>) -> Result<
         return Err(CliError::failure(message).next("say which one with --stream"));
     }
     streams.pop().ok_or_else(|| {
+        if let Some(nodes) = not_heard(&unheard) {
+            let message = format!("no application `{name}` is known, but {nodes} and may know it");
+            return CliError::failure(message)
+                .next("`kera status` shows which nodes are lost; start them, or name the stream with --stream");
+        }
         let error = CliError::failure(format!("there is no application `{name}`"));
         match nearest(name, applications.iter().map(|(a, _)| a.name.as_str())) {
             Some(meant) => error.next(format!("did you mean `{meant}`? `kera application list` shows all")),

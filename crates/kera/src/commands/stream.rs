@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use kera_client::{Client, Status, StreamChanges, StreamInfo, StreamLanes, StreamOptions};
+use kera_client::{Applications, Client, Status, StreamChanges, StreamInfo, StreamLanes, StreamOptions};
 use kera_format::{Cleanup, ReplicationMode};
 use kera_protocol::{ApplicationSummary, CopyChange, LaneStats};
 use kera_server::api::{StreamDetailsJson, StreamJson};
@@ -15,7 +15,7 @@ use crate::commands::copies as changing;
 use crate::commands::owners::{self, Owned};
 use crate::connect::{connect, find_stream};
 use crate::error::CliError;
-use crate::output::{Table, agreed, counted, facts, print, print_json};
+use crate::output::{Table, agreed, counted, facts, not_heard, print, print_json};
 use crate::when::show_instant;
 
 /// Runs the command.
@@ -164,8 +164,11 @@ fn list_text(streams: &[StreamInfo], changes: &[CopyChange]) -> String {
 async fn describe(name: &str, lanes: bool, globals: &Globals) -> Result<(), CliError> {
     let client = connect(globals).await?;
     let info = find_stream(&client, name).await?;
-    let held = client.admin().stream_stats(info.id).await?;
-    let applications = client.admin().applications(Some(info.id)).await?;
+    let mut held = client.admin().stream_stats(info.id).await?;
+    let Applications { applications, unheard, .. } = client.admin().applications(Some(info.id)).await?;
+    held.unheard.extend(unheard);
+    held.unheard.sort_unstable();
+    held.unheard.dedup();
     let changes = changing::known(&client).await;
     let change = changing::of(&changes, info.id);
     // Nodes of versions that do not know of owners refuse.
@@ -267,10 +270,8 @@ fn describe_text(
         ),
         ("last write", last.map_or("never".into(), show_instant)),
     ]);
-    if !held.unheard.is_empty() {
-        let nodes: Vec<String> = held.unheard.iter().map(|node| format!("node {node}")).collect();
-        let missing = format!("{} cannot be asked, and has some of it that is not counted", nodes.join(", "));
-        text.push_str(&facts(&[("missing", missing)]));
+    if let Some(nodes) = not_heard(&held.unheard) {
+        text.push_str(&facts(&[("missing", format!("{nodes}: what is there is not counted, nor is it in any LAG"))]));
     }
     if o.cleanup.compacts() {
         text.push_str(&facts(&[("compaction", compaction(o, sum(|l| l.uncompacted_bytes), sum(|l| l.bytes)))]));

@@ -131,7 +131,7 @@ async fn look(client: &Client, nodes: Vec<NodeLook>) -> Result<Look, CliError> {
         }
         streams.push(stream);
     }
-    let applications = admin.applications(None).await?.into_iter().map(|a| ApplicationLook {
+    let applications = admin.applications(None).await?.applications.into_iter().map(|a| ApplicationLook {
         id: a.application.0,
         name: a.name,
         stream: a.stream.0,
