@@ -1,9 +1,10 @@
 //! `kera cluster up`: a cluster on this machine to try things out, each node a process of its own.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{IsTerminal, Read, Seek, SeekFrom};
 use std::net::TcpStream;
-use std::os::unix::process::CommandExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -241,28 +242,26 @@ fn tell(members: &[Member], globals: &Globals) -> Result<(), CliError> {
 }
 
 /// Waits until a node ends that nobody has stopped: one that is killed, or told to stop, is what such a cluster is for. It is started again when
-/// somebody asks for it, at a terminal; elsewhere it is said how.
+/// somebody asks for it, at a terminal; elsewhere it is said how. One that was started again so and does not come up takes nobody with it.
 async fn first_end(args: &ClusterUpArgs, members: &mut [Member]) -> CliError {
-    use std::os::unix::process::ExitStatusExt;
     let mut lines = lines_typed();
+    let mut again: BTreeSet<u16> = BTreeSet::new();
     loop {
+        let can_type = lines.is_some() && is_in_front();
         for member in members.iter_mut().filter(|member| !member.is_gone) {
             if let Ok(Some(status)) = member.process.try_wait() {
-                if status.signal().is_none() && !status.success() {
+                let has_failed = status.signal().is_none() && !status.success();
+                if has_failed && !again.contains(&member.number) {
                     return ended(member, status);
                 }
                 member.is_gone = true;
-                let Member { number, again, .. } = member;
-                let what = if status.success() { "was stopped" } else { "was killed" };
-                output::say(match &lines {
-                    Some(_) => format!("node {number} {what}; press Enter to start it again"),
-                    None => format!(
-                        "node {number} {what}; to start it again, in another terminal and in this folder:\n{again}"
-                    ),
-                });
+                if has_failed {
+                    output::say(ended(member, status));
+                }
+                output::say(how_again(member, status, can_type));
             }
         }
-        if lines.is_none() && members.iter().all(|member| member.is_gone) {
+        if !can_type && members.iter().all(|member| member.is_gone) {
             return CliError::failure("all nodes are gone");
         }
         let typed = async {
@@ -274,11 +273,7 @@ async fn first_end(args: &ClusterUpArgs, members: &mut [Member]) -> CliError {
         tokio::select! {
             () = tokio::time::sleep(LOOK * 5) => {}
             typed = typed => match typed {
-                Some(()) => {
-                    if let Err(error) = start_again(args, members) {
-                        return error;
-                    }
-                }
+                Some(()) => again.extend(start_again(args, members)),
                 // Nobody types any more.
                 None => lines = None,
             },
@@ -286,29 +281,67 @@ async fn first_end(args: &ClusterUpArgs, members: &mut [Member]) -> CliError {
     }
 }
 
-/// Starts again what is gone.
-fn start_again(args: &ClusterUpArgs, members: &mut [Member]) -> Result<(), CliError> {
-    let program = this_program()?;
-    for member in members.iter_mut().filter(|member| member.is_gone) {
-        *member = spawn(args, &program, member.number)?;
-        output::say(format_args!("node {} starts, process {}", member.number, member.process.id()));
+/// What has become of a node, and how it is started again.
+fn how_again(member: &Member, status: std::process::ExitStatus, can_type: bool) -> String {
+    let Member { number, again, .. } = member;
+    let what = match status.signal() {
+        Some(_) => "was killed",
+        None if status.success() => "was stopped",
+        None => "is not there",
+    };
+    match can_type {
+        true => format!("node {number} {what}; press Enter to start it again"),
+        false => {
+            format!("node {number} {what}; to start it again, in another terminal and in this folder:\n{again}")
+        }
     }
-    Ok(())
+}
+
+/// Starts again what is gone, and tells of what it has started. What cannot be started, as it may run already where somebody has typed its command,
+/// is said, and stays as it is.
+fn start_again(args: &ClusterUpArgs, members: &mut [Member]) -> Vec<u16> {
+    let mut started = Vec::new();
+    for member in members.iter_mut().filter(|member| member.is_gone) {
+        match this_program().and_then(|program| spawn(args, &program, member.number)) {
+            Ok(new) => {
+                *member = new;
+                started.push(member.number);
+                output::say(format_args!("node {} starts, process {}", member.number, member.process.id()));
+            }
+            Err(error) => output::say(error.next(
+                "all is well if it was started in another terminal; if not, see to that first and press Enter again",
+            )),
+        }
+    }
+    started
+}
+
+/// Whether somebody can type: there is a terminal, and this runs in front of it. Who reads from it in the background (`&`, or Ctrl-Z and bg) is
+/// stopped for it, and the nodes would be left alone. That of somebody else stops nobody.
+fn is_in_front() -> bool {
+    let typed = std::io::stdin();
+    let in_front = rustix::termios::tcgetpgrp(&typed);
+    typed.is_terminal() && in_front.map_or(true, |group| group == rustix::process::getpgrp())
 }
 
 /// Tells of each line that is typed, if there is a terminal at which they can be.
 fn lines_typed() -> Option<mpsc::Receiver<()>> {
     let (typed, lines) = mpsc::channel(1);
     let read = move || {
-        let mut line = String::new();
-        while std::io::stdin().read_line(&mut line).is_ok_and(|bytes| bytes > 0) {
-            line.clear();
-            if typed.blocking_send(()).is_err() {
-                return;
+        let from = std::io::stdin();
+        while from.is_terminal() && !typed.is_closed() {
+            // Only what is there already is read, so that whoever goes to the background is not found waiting for it.
+            if is_in_front() && rustix::io::ioctl_fionread(&from).is_ok_and(|bytes| bytes > 0) {
+                let read = rustix::io::read(&from, &mut [0; 4096][..]);
+                if read.is_ok_and(|bytes| bytes > 0) && typed.blocking_send(()).is_err() {
+                    return;
+                }
+            } else {
+                std::thread::sleep(LOOK * 5);
             }
         }
     };
-    // Detached: it waits for a line until the process ends.
+    // Detached: it looks for lines until the process ends.
     let is_read =
         std::io::stdin().is_terminal() && std::thread::Builder::new().name("kera-typed".into()).spawn(read).is_ok();
     is_read.then_some(lines)

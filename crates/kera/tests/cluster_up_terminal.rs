@@ -1,0 +1,174 @@
+//! `kera cluster up` at a terminal: what somebody types, and what becomes of the cluster in the background.
+
+mod common;
+
+use std::io::{Read, Write};
+use std::net::TcpListener;
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::{Arc, Mutex};
+
+use common::members::free_ports;
+use common::{Place, end_of, eventually, run, stdout};
+
+/// Ports next to one another, three for each kind.
+fn ports() -> [u16; 12] {
+    loop {
+        let ports = free_ports::<12>();
+        if ports.windows(2).all(|two| two[1] == two[0] + 1) {
+            return ports;
+        }
+    }
+}
+
+/// A cluster that a shell has started at a terminal of its own.
+struct Terminal {
+    place: Place,
+    ports: [u16; 12],
+    script: Child,
+    typed: ChildStdin,
+    said: Arc<Mutex<String>>,
+    /// The process of the command, once it has said that all is there.
+    up: String,
+}
+
+impl Terminal {
+    /// `line`: what the shell is to do, with UP for the command.
+    fn start(line: &str) -> Terminal {
+        let (place, ports) = (Place::new(), ports());
+        let up = format!(
+            "{} cluster up --data {} --arena-bytes 64MiB --port {} --kafka-port {} --cluster-port {} --http-port {}",
+            env!("CARGO_BIN_EXE_kera"),
+            place.data().display(),
+            ports[0],
+            ports[3],
+            ports[6],
+            ports[9]
+        );
+        let mut command = Command::new("script");
+        for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("KERA_")) {
+            command.env_remove(name);
+        }
+        command.args(["-qec", &line.replace("UP", &up), "/dev/null"]);
+        command.env("SHELL", "/bin/sh").env("KERA_ARENA_DIR", place.arena());
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut script = command.spawn().expect("`script` of util-linux is there");
+        let typed = script.stdin.take().expect("it is piped");
+        let mut out = script.stdout.take().expect("it is piped");
+        let said = Arc::new(Mutex::new(String::new()));
+        let writer = Arc::clone(&said);
+        std::thread::spawn(move || {
+            let mut part = [0; 4096];
+            while let Ok(bytes @ 1..) = out.read(&mut part) {
+                writer.lock().unwrap().push_str(&String::from_utf8_lossy(&part[..bytes]));
+            }
+        });
+        let mut terminal = Terminal { place, ports, script, typed, said, up: String::new() };
+        terminal.hears("Ctrl-C stops all that were started here");
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", terminal.process(3))).expect("it runs");
+        let parent = stat.rsplit(") ").next().and_then(|rest| rest.split(' ').nth(1));
+        terminal.up = parent.expect("a parent").to_owned();
+        terminal
+    }
+
+    fn said(&self) -> String {
+        self.said.lock().unwrap().clone()
+    }
+
+    fn hears(&self, text: &str) {
+        eventually(text, || self.said().contains(text));
+    }
+
+    fn types(&mut self, text: &str) {
+        self.typed.write_all(text.as_bytes()).expect("the terminal takes it");
+    }
+
+    /// The first process of a node.
+    fn process(&self, node: u32) -> String {
+        let said = self.said();
+        let line = said.lines().find(|line| line.starts_with(&format!("node {node} "))).expect("it was told");
+        line.split_once("process ").and_then(|(_, rest)| rest.split(' ').next()).expect("a process").to_owned()
+    }
+
+    fn kill(&self, node: u32) {
+        assert!(send("-KILL", &self.process(node)));
+    }
+
+    fn live(&self) -> usize {
+        let address = format!("127.0.0.1:{}", self.ports[0]);
+        let output = run(["status", "--json", "--connect", &address]);
+        let status: serde_json::Value = serde_json::from_str(&stdout(&output)).unwrap_or_default();
+        let nodes = status["cluster"]["nodes"].as_array().cloned().unwrap_or_default();
+        nodes.iter().filter(|node| node["state"] == "live").count()
+    }
+
+    /// Ctrl-C.
+    fn interrupt(mut self) {
+        self.types("\x03");
+        let ended = end_of(&mut self.script);
+        self.up.clear();
+        assert_eq!(ended, Some(0), "{}", self.said());
+        assert!(self.place.arena_files().is_empty(), "all stopped gracefully");
+    }
+}
+
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("it said:\n{}", self.said());
+        }
+        for signal in ["-TERM", "-CONT"].iter().filter(|_| !self.up.is_empty()) {
+            send(signal, &self.up);
+        }
+        if !self.up.is_empty() {
+            let _ = self.script.wait();
+        }
+    }
+}
+
+fn send(signal: &str, process: &str) -> bool {
+    Command::new("kill").args([signal, process]).status().expect("kill runs").success()
+}
+
+/// What reads from its terminal there is stopped, and its nodes would be left alone.
+#[test]
+fn a_cluster_in_the_background_is_looked_after_and_hears_who_types_when_it_is_in_front_again() {
+    let mut terminal = Terminal::start("set -m; UP & read line; fg");
+    terminal.kill(3);
+    terminal.hears("node 3 was killed; to start it again, in another terminal and in this folder:");
+    // The first line is for the shell.
+    eventually("a node that starts again", || {
+        terminal.types("\n");
+        terminal.said().contains("node 3 starts, process ")
+    });
+    eventually("all three", || terminal.live() == 3);
+    terminal.interrupt();
+}
+
+/// It may have been started elsewhere, as it was told how; and what keeps it from starting keeps nothing from the others.
+#[test]
+fn a_node_that_cannot_be_started_again_takes_no_other_with_it() {
+    let mut terminal = Terminal::start("exec UP");
+    let taken = |port: u16| {
+        let mut listener = None;
+        eventually("a port to take", || {
+            listener = TcpListener::bind(("127.0.0.1", port)).ok();
+            listener.is_some()
+        });
+        listener
+    };
+    terminal.kill(3);
+    terminal.hears("node 3 was killed; press Enter to start it again");
+    let listener = taken(terminal.ports[2]);
+    terminal.types("\n");
+    terminal.hears("is in use");
+    drop(listener);
+    let listener = taken(terminal.ports[5]);
+    terminal.types("\n");
+    terminal.hears("node 3 starts, process ");
+    terminal.hears("node 3 has ended");
+    terminal.hears("node 3 is not there; press Enter to start it again");
+    drop(listener);
+    terminal.types("\n");
+    eventually("all three", || terminal.live() == 3);
+    terminal.interrupt();
+}
