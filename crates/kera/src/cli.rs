@@ -100,7 +100,8 @@ Examples:
   kera consume flights --application report --from earliest --follow
                                                         read on where `report` stopped, also after a crash
   kera consume flights --from 2h --format json | jq .   what came in the last two hours, with keys and ordinals
-  kera consume users --key-separator :                  lines like ann:blue, which kera produce reads with the same flag
+  kera consume users --key-separator :                  lines like ann:blue, which kera produce reads with the same flag;
+                                                        null is no key or no value (there: --null-value null)
 
 Without --application nothing is remembered. With it, records are committed after they were printed: after a kill -9 some
 may be printed again, none are left out. Several consumers with the same --application share the stream.")]
@@ -400,7 +401,8 @@ pub struct ProduceArgs {
     /// Of lines: what stands between the key and the value, like : or \t for a tab.
     #[arg(long, value_name = "TEXT", value_parser = separator)]
     pub key_separator: Option<String>,
-    /// The value that stands for none, like null: such a record says that its key is gone. Of lines and ndjson.
+    /// The value that stands for none, like null: such a record says that its key is gone. Of lines and ndjson. With --key-separator
+    /// the key that stands for none, too: such a record has no key.
     #[arg(long, value_name = "TEXT")]
     pub null_value: Option<String>,
     /// Records per second at most.
@@ -481,10 +483,11 @@ pub struct ConsumeArgs {
     /// Wait for more at the end of the stream.
     #[arg(long)]
     pub follow: bool,
-    /// How a record is printed.
-    #[arg(long, value_name = "FORMAT", default_value = "value")]
-    pub format: Show,
-    /// Print keys too: what stands between the key and the value, like : or \t for a tab. A record without a key is printed without it.
+    /// How a record is printed; value unless it is said.
+    #[arg(long, value_name = "FORMAT")]
+    pub format: Option<Show>,
+    /// Print keys too: what stands between the key and the value, like : or \t for a tab. A key or a value that there is not is
+    /// printed as null; of several keys the first is. Only --json tells all of them from others.
     #[arg(long, value_name = "TEXT", value_parser = separator, conflicts_with = "format")]
     pub key_separator: Option<String>,
     /// Only these streamlets, like 0,3. Not with --application.

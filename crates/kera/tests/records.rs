@@ -460,6 +460,33 @@ fn keys_are_printed_as_they_are_read() {
     node.ok(&format!("produce flights --key-separator : --file {}", file.display()));
     assert_eq!(node.ok("consume flights --key-separator :"), "ann:blue\nbob:red:dark\n");
     assert_eq!(node.ok("consume flights --from-beginning -n 1"), "blue\n");
+    for line in ["consume flights --key-separator : --json", "--json consume flights --key-separator :"] {
+        let (status, said) = node.fails(line);
+        assert!(status == 2 && said.contains("--key-separator and --json cannot be had together"), "{status} {said}");
+    }
+}
+
+/// The same flag reads what it has printed: no key and no value are neither cut from others nor taken for empty ones.
+#[test]
+fn records_without_keys_or_values_come_back_as_they_were() {
+    let (place, node) = with_stream("");
+    let file = place.file("lines");
+    std::fs::write(&file, "at 12:30\n").unwrap();
+    node.ok(&format!("produce flights --file {}", file.display()));
+    std::fs::write(&file, "ann:null\n:empty\nbob:\n").unwrap();
+    node.ok(&format!("produce flights --key-separator : --null-value null --file {}", file.display()));
+    let printed = node.ok("consume flights --key-separator :");
+    assert_eq!(printed, "null:at 12:30\nann:null\n:empty\nbob:\n");
+    std::fs::write(&file, &printed).unwrap();
+    node.ok("stream create copied");
+    node.ok(&format!("produce copied --key-separator : --null-value null --file {}", file.display()));
+    let parts = |stream: &str| -> Vec<(Value, Value)> {
+        let line = |line: &str| serde_json::from_str::<Value>(line).unwrap();
+        let printed = node.ok(&format!("consume {stream} --json"));
+        printed.lines().map(line).map(|record| (record["key"].clone(), record["value"].clone())).collect()
+    };
+    assert_eq!(parts("copied"), parts("flights"));
+    assert_eq!(parts("copied")[..2], [(Value::Null, json!("at 12:30")), (json!("ann"), Value::Null)]);
 }
 
 #[test]

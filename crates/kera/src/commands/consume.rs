@@ -13,7 +13,6 @@ use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use kera_client::{Client, ClientError, CommitMode, ConsumedRecord, Consumer, Start, StreamInfo};
-use kera_server::units::human_count;
 use tokio::io::Interest;
 use tokio::net::unix::pipe;
 use tokio::time::timeout;
@@ -23,7 +22,7 @@ use crate::commands::away::Away;
 use crate::commands::printing::Printing;
 use crate::connect::{connect, explain, find_stream};
 use crate::error::{CliError, EXIT_INTERRUPTED};
-use crate::output::say;
+use crate::output::{records_of, say};
 use crate::records::RecordJson;
 use crate::when::{now_ms, parse_start};
 
@@ -35,6 +34,8 @@ const LOOK_EVERY: u64 = 256;
 const TAKE_OVER_MAX: Duration = Duration::from_secs(4);
 /// When nothing has come for so long, it is looked for a reason.
 const WONDER_EVERY: Duration = Duration::from_secs(3);
+/// What is printed with --key-separator for a key or a value that there is not.
+const NONE: &[u8] = b"null";
 
 /// How long whoever stops the command waits for a reader to take what was printed, so that it can be committed.
 const READER_MAX: Duration = Duration::from_secs(1);
@@ -44,6 +45,7 @@ const READER_MAX: Duration = Duration::from_secs(1);
 /// # Errors
 /// What the node says, or that it cannot be reached. A closed pipe is none.
 pub async fn run(args: &ConsumeArgs, globals: &Globals) -> Result<(), CliError> {
+    let format = format_of(args, globals)?;
     let client = connect(globals).await?;
     let stream = find_stream(&client, &args.stream).await?;
     let from = match &args.from {
@@ -53,7 +55,6 @@ pub async fn run(args: &ConsumeArgs, globals: &Globals) -> Result<(), CliError> 
         None if args.follow && args.application.is_none() => Start::Latest,
         None => Start::Earliest,
     };
-    let format = if globals.json { Show::Json } else { args.format };
     let source = Source { client, stream, from, begun_ms: now_ms(), args };
     let Begun { consumer, late, left_out } = source.begin().await?;
     let mut consuming = Consuming {
@@ -75,6 +76,21 @@ pub async fn run(args: &ConsumeArgs, globals: &Globals) -> Result<(), CliError> 
         () = stop_signal() => None,
     };
     consuming.finish(outcome).await
+}
+
+/// How records are printed. What only one of two flags could have its way of is refused.
+fn format_of(args: &ConsumeArgs, globals: &Globals) -> Result<Show, CliError> {
+    let wrong = |flag: &str| {
+        let message = format!("{flag} and --json cannot be had together");
+        Err(CliError::usage(message).next("JSON has keys and values in fields of their own; leave one of the two out"))
+    };
+    match (args.format, &args.key_separator) {
+        (_, Some(_)) if globals.json => wrong("--key-separator"),
+        (Some(Show::Raw), _) if globals.json => wrong("--format raw"),
+        (Some(Show::Value), _) if globals.json => wrong("--format value"),
+        _ if globals.json => Ok(Show::Json),
+        (format, _) => Ok(format.unwrap_or(Show::Value)),
+    }
 }
 
 /// How it begins.
@@ -199,6 +215,12 @@ impl Source<'_> {
 fn left_out_error(away: &Away) -> CliError {
     let message = format!("{}: nothing of that was read", away.sentence());
     CliError::failure(message).next("start that node again; `kera status` shows what is lost and what waits for it")
+}
+
+/// All was read, and somebody did not want to wait until its reader has taken it.
+fn not_all_out(printed: u64) -> CliError {
+    let message = format!("interrupted before all was written: {} had been read", records_of(printed));
+    CliError { exit: EXIT_INTERRUPTED, ..CliError::failure(message) }
 }
 
 /// How the consumer is called in listings: host and process.
@@ -368,8 +390,8 @@ impl Consuming<'_> {
     /// Commits what was printed, gives the groups back, and passes on how it went; nothing: somebody has stopped it. Whoever does not want to
     /// wait for a server that is away, or for a reader, stops it once more.
     async fn finish(mut self, outcome: Option<Result<(), CliError>>) -> Result<(), CliError> {
-        let cut_off = self.cut_off();
         let is_stopped = outcome.is_none();
+        let cut_off = self.cut_off(is_stopped);
         let outcome = outcome.unwrap_or_else(|| self.interrupted());
         let finished = async {
             let committed = match &outcome {
@@ -400,12 +422,12 @@ impl Consuming<'_> {
         if self.source.args.follow && self.source.args.max.is_none() {
             return Ok(());
         }
-        let message = format!("interrupted after {} records, before the end", human_count(self.printed));
+        let error = CliError::failure(format!("interrupted after {}, before the end", records_of(self.printed)));
         let next = match self.commits {
-            true => "run it again: the application goes on behind what was printed".to_owned(),
-            false => String::new(),
+            true => "run it again: the application goes on behind what was printed",
+            false => "",
         };
-        Err(CliError { exit: EXIT_INTERRUPTED, ..CliError::failure(message).next(next) })
+        Err(CliError { exit: EXIT_INTERRUPTED, ..error.next(next) })
     }
 
     /// Commits what was printed, once it is out.
@@ -417,10 +439,15 @@ impl Consuming<'_> {
         Ok(())
     }
 
-    /// How it ends when what was printed last may not be out, and is not committed.
-    fn cut_off(&self) -> Result<(), CliError> {
+    /// How it ends when what was printed last may not be out, and is not committed. `is_stopped`: before all was read.
+    fn cut_off(&self, is_stopped: bool) -> Result<(), CliError> {
         if !self.commits || self.uncommitted == 0 {
-            return self.interrupted();
+            return match is_stopped {
+                true => self.interrupted(),
+                // What is committed was out before.
+                false if self.commits => Ok(()),
+                false => Err(not_all_out(self.printed)),
+            };
         }
         let error = CliError::failure("stopped before what was printed last was committed");
         Err(error.next("the application's next consumer prints it again"))
@@ -429,11 +456,13 @@ impl Consuming<'_> {
     fn print(&mut self, record: &ConsumedRecord) -> Result<(), CliError> {
         let view = record.view();
         let out = self.out.gathered();
-        if let (Some(separator), Some(key), false) =
-            (&self.source.args.key_separator, view.key(), self.format == Show::Json)
-        {
-            out.extend_from_slice(key);
+        if let Some(separator) = &self.source.args.key_separator {
+            // As lines have it that `kera produce` reads, and Kafka's tools: an empty key or value is another thing than none.
+            out.extend_from_slice(view.key().unwrap_or(NONE));
             out.extend_from_slice(separator.as_bytes());
+            out.extend_from_slice(view.value().unwrap_or(NONE));
+            out.push(b'\n');
+            return Ok(());
         }
         match self.format {
             Show::Raw | Show::Value => out.extend_from_slice(view.value().unwrap_or_default()),
@@ -486,5 +515,44 @@ pub async fn stop_signal() {
     tokio::select! {
         _ = tokio::signal::ctrl_c() => {}
         () = terminated => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::{Cli, Command};
+    use clap::Parser;
+
+    fn format(line: &str) -> Result<Show, CliError> {
+        let cli =
+            Cli::try_parse_from(std::iter::once("kera").chain(line.split_whitespace())).expect("it is understood");
+        let Command::Consume(args) = cli.command else { panic!("{line}") };
+        format_of(&args, &cli.globals)
+    }
+
+    #[test]
+    fn no_flag_is_left_out_of_account_without_a_word() {
+        assert_eq!(format("consume s"), Ok(Show::Value));
+        assert_eq!(format("consume s --key-separator :"), Ok(Show::Value));
+        for line in
+            ["consume s --json", "--json consume s", "consume s --format json", "consume s --format json --json"]
+        {
+            assert_eq!(format(line), Ok(Show::Json), "{line}");
+        }
+        for flag in ["--key-separator :", "--format raw", "--format value"] {
+            for line in [format!("consume s --json {flag}"), format!("--json consume s {flag}")] {
+                let error = format(&line).expect_err(&line);
+                assert_eq!(error.exit, crate::error::EXIT_USAGE, "{line}");
+                assert!(error.message.contains(flag.trim_end_matches(" :")), "{}", error.message);
+            }
+        }
+    }
+
+    #[test]
+    fn who_is_stopped_after_everything_was_read_is_not_told_that_it_was_before_the_end() {
+        let error = not_all_out(1);
+        assert_eq!(error.message, "interrupted before all was written: 1 record had been read");
+        assert_eq!(error.exit, EXIT_INTERRUPTED);
     }
 }

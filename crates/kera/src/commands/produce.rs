@@ -26,7 +26,7 @@ use crate::cli::{Globals, OnError, ProduceArgs};
 use crate::commands::consume::stop_signal;
 use crate::connect::{connect, explain, find_stream};
 use crate::error::{CliError, EXIT_INTERRUPTED};
-use crate::output::{print, print_json, say};
+use crate::output::{print, print_json, records_of, say};
 use crate::rows::{self, Input, Picks, Row, RowError};
 
 /// Bytes of values after which a batch is full.
@@ -476,7 +476,10 @@ impl Sending {
                 return Err(CliError::failure(message).next(worse.next_step));
             }
             if self.failed.get().is_none() && self.sent > 0 {
-                let before = format!("the {} before it were written; ", records_of(self.sent));
+                let before = match self.sent {
+                    1 => "the record before it was written; ".to_owned(),
+                    sent => format!("the {} before it were written; ", records_of(sent)),
+                };
                 error.next_step = before + &error.next_step;
             }
             return Err(error);
@@ -515,11 +518,6 @@ impl Sending {
             None => told,
         }
     }
-}
-
-/// A number of records, in words.
-fn records_of(count: u64) -> String {
-    format!("{} record{}", human_count(count), if count == 1 { "" } else { "s" })
 }
 
 /// What was read ahead, in batches that grow while nobody takes them. The reader keeps nothing to itself: it may wait for input at any time,

@@ -48,7 +48,7 @@ pub struct Picks {
     pub timestamp: Option<String>,
     /// What stands between the key and the value of a line.
     pub separator: Option<String>,
-    /// The value that stands for none.
+    /// The value that stands for none; of lines with a separator the key, too.
     pub null: Option<String>,
 }
 
@@ -186,7 +186,7 @@ fn source(
     if is_marked && matches!(format, Format::Lines | Format::Raw) {
         input = Box::new(Cursor::new(MARK).chain(input));
     }
-    let null = picks.null.clone();
+    let (null, keys_too) = (picks.null.clone(), picks.separator.is_some());
     let rows: Box<dyn RowSource> = match format {
         Format::Ndjson | Format::Auto => Box::new(json::JsonRows::new(input, first == Some(b'['), picks)),
         Format::Csv => {
@@ -197,7 +197,7 @@ fn source(
         Format::Lines | Format::Raw => Box::new(lines::LineRows::new(input, format == Format::Raw, picks.separator)),
     };
     Ok(match null {
-        Some(null) => Box::new(NullValues { rows, null: null.into_bytes() }),
+        Some(null) => Box::new(NullValues { rows, null: null.into_bytes(), keys_too }),
         None => rows,
     })
 }
@@ -228,10 +228,11 @@ fn check(format: Format, picks: &Picks) -> Result<(), CliError> {
     Err(CliError::usage(message).next(next))
 }
 
-/// Rows some of which have no value: those with one that stands for none.
+/// Rows some of which have no value: those with one that stands for none. Of keys that are cut from lines it is the same.
 struct NullValues {
     rows: Box<dyn RowSource>,
     null: Vec<u8>,
+    keys_too: bool,
 }
 
 impl RowSource for NullValues {
@@ -240,6 +241,9 @@ impl RowSource for NullValues {
         row.no_value = row.value == self.null;
         if row.no_value {
             row.value.clear();
+        }
+        if self.keys_too && row.key.as_ref() == Some(&self.null) {
+            row.key = None;
         }
         Ok(more)
     }

@@ -246,6 +246,10 @@ fn a_key_stands_in_front_of_the_separator_and_a_value_can_stand_for_none() {
     assert_eq!(shown(rows[1].as_ref().unwrap()), (b"b".to_vec(), None));
     assert!(rows[2].as_ref().unwrap_err().message.contains("`::`"));
     assert_eq!(shown(rows[3].as_ref().unwrap()), (b"".to_vec(), Some(b"".to_vec())));
+    let rows = rows_of("null::a\nnull::null\n", "-", Format::Auto, picks).unwrap();
+    let parts = |row: &Row| (row.key.clone(), row.no_value);
+    let parts: Vec<_> = rows.iter().map(|row| parts(row.as_ref().unwrap())).collect();
+    assert_eq!(parts, [(None, false), (None, true)]);
     let picks = Picks { null: Some("null".into()), ..Picks::default() };
     let rows = rows_of("null\n{}\n", "f.ndjson", Format::Auto, picks).unwrap();
     assert_eq!(rows.iter().map(|row| row.as_ref().unwrap().no_value).collect::<Vec<_>>(), [true, false]);
