@@ -258,9 +258,9 @@ fn who_stands_still_goes_on_with_its_own_turns() {
 
 #[test]
 fn every_fault_happens_and_the_cluster_does_something_about_it() {
+    use Fault::*;
     let (mut faults, mut did) = (BTreeMap::new(), BTreeMap::new());
     // Nodes that are removed, what is given up, what is deleted and clocks that are years ahead have tests that see that it happens.
-    use Fault::*;
     let is_elsewhere = |fault: &Fault| matches!(fault, Remove | LastCopy | DeleteRecords | ChangeCopies | ClockYears);
     let only: Vec<Fault> = Fault::ALL.iter().copied().filter(|fault| !is_elsewhere(fault)).collect();
     for seed in 1..120 {
