@@ -88,7 +88,7 @@ impl OtherNodes for Others {
         let read = ReadChunksResponse::decode(Op::ReadChunks.version_max(), &answer);
         let read = read.map_err(|error: kera_protocol::ProtocolError| error.to_string())?;
         if let Some((head, data)) = read.answers.into_iter().next() {
-            return given(node, &head, data);
+            return given(node, &head, &data);
         }
         // It has nothing to give just then: the lane ends here, or its disk takes its time. Only what it says of the lane tells which.
         let asked = StreamStats { stream, streamlets: vec![streamlet], after: None, limit: 0 };
