@@ -48,7 +48,8 @@ fn partly(done: BTreeSet<StreamletId>, wanted: impl Iterator<Item = StreamletId>
         return error.into();
     }
     let left: BTreeSet<StreamletId> = wanted.filter(|streamlet| !done.contains(streamlet)).collect();
-    ClientError::Partly { done: done.into_iter().collect(), left: left.into_iter().collect(), error }
+    let (done, left) = (done.into_iter().collect(), left.into_iter().collect());
+    ClientError::Partly { done, left, error: Box::new(error) }
 }
 
 /// What several nodes know of the same applications.

@@ -98,7 +98,7 @@ pub enum ClientError {
         /// For which it is not, in their order.
         left: Vec<StreamletId>,
         /// Why.
-        error: RpcError,
+        error: Box<RpcError>,
     },
     /// The producer or consumer was closed.
     #[error("it is closed")]
@@ -122,7 +122,8 @@ impl ClientError {
     /// Whether doing the same again later may work.
     pub fn retryable(&self) -> bool {
         match self {
-            ClientError::Rpc(e) | ClientError::Partly { error: e, .. } => e.retryable(),
+            ClientError::Rpc(e) => e.retryable(),
+            ClientError::Partly { error, .. } => error.retryable(),
             ClientError::DeliveryTimeout { .. } => true,
             _ => false,
         }
@@ -131,7 +132,8 @@ impl ClientError {
     /// Whether what failed may have been done nevertheless, so that doing it again could do it twice.
     pub fn could_duplicate(&self) -> bool {
         match self {
-            ClientError::Rpc(e) | ClientError::Partly { error: e, .. } => e.could_duplicate(),
+            ClientError::Rpc(e) => e.could_duplicate(),
+            ClientError::Partly { error, .. } => error.could_duplicate(),
             ClientError::DeliveryTimeout { .. } => true,
             _ => false,
         }
@@ -140,7 +142,8 @@ impl ClientError {
     /// The server's status, if it gave one.
     pub fn status(&self) -> Option<Status> {
         match self {
-            ClientError::Rpc(e) | ClientError::Partly { error: e, .. } => e.status(),
+            ClientError::Rpc(e) => e.status(),
+            ClientError::Partly { error, .. } => error.status(),
             ClientError::Refused { status, .. } => Some(*status),
             _ => None,
         }
@@ -160,7 +163,7 @@ mod tests {
         let streamlets = |from: u32, to: u32| (from..to).map(StreamletId).collect::<Vec<_>>();
         let lost = RpcError::Connect { address: "host:1".into(), reason: "refused".into() };
         let why = lost.to_string();
-        let error = ClientError::Partly { done: streamlets(1, 12), left: streamlets(0, 1), error: lost };
+        let error = ClientError::Partly { done: streamlets(1, 12), left: streamlets(0, 1), error: Box::new(lost) };
         let said = "it is done for streamlets 1, 2, 3, 4, 5, 6, 7, 8, and 3 more, and not for streamlet 0: ";
         assert_eq!(error.to_string(), format!("{said}{why}"));
         assert!(error.retryable() && error.status().is_none());

@@ -55,7 +55,7 @@ pub fn explain(error: &ClientError) -> CliError {
     if let ClientError::Partly { error: inner, .. } = error {
         let (text, why) = (error.to_string(), inner.to_string());
         let what = text.strip_suffix(&why).unwrap_or(&text);
-        let of_rest = explain(&ClientError::Rpc(inner.clone()));
+        let of_rest = explain(&ClientError::Rpc((**inner).clone()));
         let again = "give the command again: where it is done it is only done once more";
         let next = match of_rest.next_step.as_str() {
             "" => again.to_owned(),
