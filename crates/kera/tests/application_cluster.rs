@@ -73,7 +73,7 @@ fn a_node_that_is_not_heard_is_named_and_so_is_what_was_done_without_it() {
     let file = members[0].place.file("lines");
     std::fs::write(&file, (0..300).map(|number| format!("{number}:{number}\n")).collect::<String>()).expect("a file");
     for (stream, streamlets, application) in [("spread", 3, "audit"), ("lone", 1, "solo")] {
-        node.ok(&format!("stream create {stream} --streamlets {streamlets}"));
+        node.ok(&format!("stream create {stream} --replication 1 --streamlets {streamlets}"));
         node.ok(&format!("produce {stream} --key-separator : --file {}", file.display()));
         assert_eq!(node.ok(&format!("consume {stream} --application {application}")).lines().count(), 300);
     }
@@ -94,13 +94,13 @@ fn a_node_that_is_not_heard_is_named_and_so_is_what_was_done_without_it() {
     assert!(said.contains(&format!("{not_heard} and may know it")), "{said}");
     assert!(node.ok("stream describe spread").contains(&not_heard));
     assert_eq!(node.json("stream describe spread")["unheard"], serde_json::json!([owner]));
-    let (_, said) = node.fails("application delete audit");
+    let (_, said) = node.fails("application delete audit --yes");
     assert!(said.contains("it is done for streamlet") && said.contains("give the command again"), "{said}");
 
     nodes[lost] = Some(start_again(&members[lost]));
     let node = nodes[other].as_ref().expect("it runs");
     eventually("it is back", || live(node) == 3);
-    node.ok("application delete audit");
+    node.ok("application delete audit --yes");
     let listed = node.json("application list");
     assert_eq!((listed[0]["name"].as_str(), listed.as_array().map(Vec::len)), (Some("solo"), Some(1)), "{listed}");
 }

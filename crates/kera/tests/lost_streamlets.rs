@@ -141,7 +141,7 @@ fn who_follows_reads_what_is_back_while_another_node_stays_away() {
     let ports = free_ports::<10>();
     let (members, mut nodes) = some_nodes(5, &ports);
     let node = nodes[1].as_ref().expect("it runs");
-    node.ok("stream create spread --streamlets 5");
+    node.ok("stream create spread --replication 1 --streamlets 5");
     let written = produce(node, 0..300);
     let owners = node.json("stream describe spread")["owners"].as_array().expect("owners").clone();
     let of = |number: u32| -> Vec<String> {
