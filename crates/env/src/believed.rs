@@ -57,6 +57,8 @@ pub struct Doubted {
     pub believed_ms: i64,
     /// The wall clock has yet to hold for so long.
     pub left_ms: i64,
+    /// It was ahead by so much at least. What it is further ahead in the next process has yet to hold by itself.
+    pub ahead_ms: i64,
 }
 
 /// What time it is as far as ages go.
@@ -67,6 +69,7 @@ pub struct Believed {
     mono_ms: i64,
     eras: [Era; ERAS],
     doubt: Option<Doubt>,
+    doubted: Option<Doubted>,
 }
 
 impl Believed {
@@ -99,7 +102,7 @@ impl Believed {
 
     /// The same for the next process.
     pub fn doubted(&self) -> Option<Doubted> {
-        self.doubt.map(|doubt| Doubted { believed_ms: self.now_ms, left_ms: doubt.left_ms })
+        self.doubted
     }
 }
 
@@ -175,11 +178,14 @@ impl State {
 
     fn believed(&self, wall_ms: i64, mono_ms: i64) -> Believed {
         let now_ms = self.offset_ms.saturating_add(mono_ms);
-        let doubt = self.jump.map(|jump| Doubt {
-            ahead_ms: wall_ms.saturating_sub(now_ms),
-            left_ms: HELD_MS.saturating_sub(mono_ms.saturating_sub(jump.since_ms)).max(0),
+        let left_ms = |jump: Jump| HELD_MS.saturating_sub(mono_ms.saturating_sub(jump.since_ms)).max(0);
+        let doubt = self.jump.map(|jump| Doubt { ahead_ms: wall_ms.saturating_sub(now_ms), left_ms: left_ms(jump) });
+        let doubted = self.jump.map(|jump| Doubted {
+            believed_ms: now_ms,
+            left_ms: left_ms(jump),
+            ahead_ms: jump.least_ms.saturating_sub(self.offset_ms),
         });
-        Believed { now_ms, wall_ms, mono_ms, eras: self.eras, doubt }
+        Believed { now_ms, wall_ms, mono_ms, eras: self.eras, doubt, doubted }
     }
 }
 
@@ -204,7 +210,7 @@ impl Reckoning {
         let mut state = State::new(before_ms.saturating_sub(mono_ms), begun_ms);
         if let Some(doubted) = doubted {
             let since_ms = mono_ms.saturating_sub(HELD_MS.saturating_sub(doubted.left_ms.clamp(0, HELD_MS)));
-            let least_ms = wall_ms.saturating_sub(mono_ms);
+            let least_ms = wall_ms.min(before_ms.saturating_add(doubted.ahead_ms)).saturating_sub(mono_ms);
             state.jump = Some(Jump { since_ms, before_ms: since_ms, least_ms });
         }
         *self.state() = Some(state);
@@ -336,7 +342,7 @@ mod tests {
         clock.set_now_ms(NOW_MS + YEAR_MS);
         clock.believed();
         let doubted = pass(&clock, HELD_MS / 4).doubted().unwrap();
-        assert_eq!(doubted, Doubted { believed_ms: NOW_MS + HELD_MS / 4, left_ms: HELD_MS / 4 * 3 });
+        assert_eq!(doubted, Doubted { believed_ms: NOW_MS + HELD_MS / 4, left_ms: HELD_MS / 4 * 3, ahead_ms: YEAR_MS });
         // What was appended meanwhile says what the clock says.
         let newest_ms = Some(NOW_MS + YEAR_MS + 1_000);
         let again = || {
@@ -359,5 +365,17 @@ mod tests {
         let over = ManualClock::new(clock.now_ms());
         over.begin(newest_ms, Some(Doubted { left_ms: 0, ..doubted }));
         assert_eq!((over.believed().now_ms(), over.believed().doubt()), (over.now_ms(), None));
+    }
+
+    #[test]
+    fn what_a_clock_is_further_ahead_at_a_start_has_an_hour_of_its_own() {
+        let doubted = Doubted { believed_ms: NOW_MS, left_ms: 60_000, ahead_ms: 30 * DAY_MS };
+        let clock = ManualClock::new(NOW_MS + 31 * DAY_MS + 10 * YEAR_MS);
+        clock.begin(Some(clock.now_ms()), Some(doubted));
+        let believed = pass(&clock, 120_000);
+        assert_eq!(believed.now_ms(), NOW_MS + 30 * DAY_MS + 120_000);
+        assert!(believed.doubt().is_some());
+        let believed = pass(&clock, HELD_MS + 60_000);
+        assert_eq!((believed.now_ms(), believed.doubt()), (clock.now_ms(), None));
     }
 }

@@ -29,6 +29,7 @@ struct Content {
     version: u32,
     believed_ms: i64,
     left_ms: i64,
+    ahead_ms: i64,
 }
 
 /// What the process before has left. Nothing if it cannot be read: then the clock is believed as at any start.
@@ -42,7 +43,9 @@ pub(super) fn left_by_the_last(disk: &dyn Disk) -> Result<Option<Doubted>, Fatal
     };
     let content = marks.copy.as_ref().unwrap_or(&marks.file);
     match serde_json::from_slice(content) {
-        Ok(Content { version: 1, believed_ms, left_ms }) => Ok(Some(Doubted { believed_ms, left_ms })),
+        Ok(Content { version: 1, believed_ms, left_ms, ahead_ms }) => {
+            Ok(Some(Doubted { believed_ms, left_ms, ahead_ms }))
+        }
         Ok(Content { version, .. }) => {
             let message = format!(
                 "{FILE} has version {version}, and this build knows 1: start the build that wrote it, or remove the file once the clock is right"
@@ -67,8 +70,8 @@ pub(super) fn begin(clock: &dyn Clock, newest_ms: Option<i64>, disk: &dyn Disk) 
 }
 
 fn write(disk: &dyn Disk, doubted: Doubted) -> io::Result<()> {
-    let Doubted { believed_ms, left_ms } = doubted;
-    let text = serde_json::to_vec(&Content { version: 1, believed_ms, left_ms })?;
+    let Doubted { believed_ms, left_ms, ahead_ms } = doubted;
+    let text = serde_json::to_vec(&Content { version: 1, believed_ms, left_ms, ahead_ms })?;
     marks::write(disk, FILE, &text)
 }
 
