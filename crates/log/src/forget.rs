@@ -259,7 +259,7 @@ impl Lane {
     }
 
     /// Producers know what they knew when the lane ended there. Of those whose remembered chunks are all cut, the chunks that
-    /// are left say it.
+    /// are left say it; those whose chunks are on disk alone are thrown out, and compaction, which takes these, is to say so in what it leaves.
     fn forget_producers(&self, state: &mut LaneState, next_ordinal: u64) {
         let limit = self.log().config.producers_per_lane_max;
         let mut lacking = state.producers.end_at(next_ordinal, limit);
@@ -279,7 +279,7 @@ impl Lane {
             }
         }
         if !lacking.is_empty() {
-            state.producers.set_forgot();
+            state.producers.set_thrown_out();
         }
     }
 

@@ -119,3 +119,28 @@ fn a_closed_segment_tells_of_those_that_were_thrown_out_behind_it_too() {
     // Only of the first segment one was thrown out that wrote there.
     assert_eq!(closed.iter().map(|segment| segment.has_marks()).collect::<Vec<_>>(), [false, true, true]);
 }
+
+/// What a lane remembers of it is cut, and no segment in memory has more of it: compaction, which does not know it, is to say that some were forgotten when it takes
+/// what is on disk.
+#[test]
+fn a_producer_of_which_only_what_is_on_disk_is_left_is_one_that_was_thrown_out() {
+    for is_in_memory in [true, false] {
+        let (node, sink) = power_node();
+        let (node, store) = node.with_store();
+        let lane = node.lane();
+        fill(&lane, 0..3, 10_000);
+        sink.sync();
+        node.log.close_all();
+        let stored = store.persist_all(&node.log);
+        assert_eq!(stored.len(), 1);
+        if !is_in_memory {
+            stored.iter().for_each(|(segment, _)| assert!(node.log.evict(segment.header.id)));
+        }
+        fill(&lane, 3..8, 10_000);
+        let streamlet = Arc::clone(node.log.stream(STREAM).unwrap().streamlet(StreamletId(0)).unwrap());
+        streamlet.forget_unacknowledged().unwrap();
+        assert_eq!(lane.stats().next_ordinal, 3);
+        assert_eq!(lane.knows_producer(ProducerId(7)), is_in_memory);
+        assert_eq!(lane.state.lock().producers.has_thrown_out(), !is_in_memory);
+    }
+}
