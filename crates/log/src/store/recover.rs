@@ -7,7 +7,7 @@
 //! What a disk has changed of all this costs a start time and nothing else, as long as it is one place: the footer and the indexes say the same, the header says
 //! what each of them repeats, and of a batch without an index, in a container without a footer, the images say what the index did.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::io;
 use std::sync::Arc;
 
@@ -61,7 +61,16 @@ pub struct Lack {
 /// The segments in an arena that has outlived its process, if it has: nothing was lost then of what was written, synced or not.
 pub(crate) type InMemory<'a> = Option<&'a HashSet<SegmentId>>;
 
+/// What a start knows of what was synced before it.
+#[derive(Clone, Copy)]
+struct Before<'a> {
+    in_memory: InMemory<'a>,
+    /// An earlier start has synced a container up to there; zero: none has.
+    synced_to: u64,
+}
+
 /// What recovery hands to the store beside [`StoreRecovery`].
+#[derive(Default)]
 pub(crate) struct Found {
     pub(crate) recovery: StoreRecovery,
     /// Copies of segments that are there twice: their space is given back.
@@ -70,6 +79,8 @@ pub(crate) struct Found {
     torn: Vec<Location>,
     /// Containers with a copy of which this start cannot say whether it was cut off.
     undecided: HashSet<(u16, u64)>,
+    /// Of each disk the containers without a footer, and up to where a start has synced them.
+    synced: Vec<BTreeMap<u64, u64>>,
     /// What cannot be read may have the other copy of anything.
     lacks_some: bool,
     /// Segments that were being written through, and where.
@@ -80,23 +91,18 @@ pub(crate) struct Found {
 
 /// Reads what is on `disks`, in their order, and fills in their containers.
 pub(crate) fn recover(node: [u8; 16], disks: &[&DiskContainers], in_memory: InMemory<'_>) -> Result<Found, StoreError> {
-    let mut found = Found {
-        recovery: StoreRecovery::default(),
-        duplicates: Vec::new(),
-        torn: Vec::new(),
-        undecided: HashSet::new(),
-        lacks_some: false,
-        extents: HashMap::new(),
-        container_next: 1,
-    };
+    let mut found = Found { container_next: 1, ..Found::default() };
     let (mut by_id, mut unsure) = (ById::new(), Vec::new());
     for (number, disk) in disks.iter().enumerate() {
         let failed = |action, error| StoreError::Disk { path: disk.disk.root().to_owned(), action, error };
         disk.disk.create_dir_all(CONTAINER_DIR).map_err(|e| failed("make the directory of containers", e))?;
         let names = disk.disk.list(CONTAINER_DIR).map_err(|e| failed("list its containers", e))?;
-        for container in names.iter().filter_map(|name| container_number(name)) {
+        let containers: BTreeSet<u64> = names.iter().filter_map(|name| container_number(name)).collect();
+        found.read_synced(&*disk.disk, &containers);
+        for container in containers {
             found.container_next = found.container_next.max(container.saturating_add(1));
-            let scan = match Scan::of((number as u16, &*disk.disk), node, container, in_memory, &mut found.recovery) {
+            let before = Before { in_memory, synced_to: found.synced[number].get(&container).copied().unwrap_or(0) };
+            let scan = match Scan::of((number as u16, &*disk.disk), node, container, before, &mut found.recovery) {
                 Ok(Some(scan)) => scan,
                 Ok(None) => continue,
                 Err(error) => {
@@ -127,34 +133,27 @@ pub(crate) fn recover(node: [u8; 16], disks: &[&DiskContainers], in_memory: InMe
                 unsure.push((number, container, scan));
                 continue;
             }
-            let (known, entries) = scan.finish(&*disk.disk, container, &mut found.recovery.problems);
+            let (known, entries) = scan.finish((number, disk), container, &mut found);
             for entry in entries {
                 found.add(&mut by_id, disks, (number as u16, container), (entry, false));
             }
             disk.containers.lock().insert(container, known);
         }
-        // That others have what was in it too does not say that it is gone here.
-        found.lacks_some |= found.recovery.lacks.iter().any(|lack| usize::from(lack.disk) == number);
-        let (lost, known) = (noted(&*disk.disk, LOST), noted(&*disk.disk, KNOWN));
-        // A container may be gone and its note still there: another one of its number would pass for known when it does not read back.
-        let last = lost.iter().chain(&known).map(|(container, _)| *container).max().unwrap_or(0);
-        found.container_next = found.container_next.max(last.saturating_add(1));
-        let lost = lost.into_iter().map(|(container, at)| Lack { disk: number as u16, container, at });
-        let lost: Vec<Lack> = lost.filter(|lack| found.is_lost(disk, lack)).collect();
-        found.recovery.lacks.extend(lost);
-        let lacks = &mut found.recovery.lacks;
-        lacks.retain(|lack| usize::from(lack.disk) < number || !known.contains(&(lack.container, lack.at)));
+        found.read_notes(number, disk);
     }
     found.finish_unsure(disks, unsure);
+    found.note_synced(disks);
     Ok(found)
 }
 
 /// Where each segment is in the list of those that were found, and whether a kill may have cut it off.
 type ById = HashMap<SegmentId, (usize, bool)>;
 
-/// Files of lines with a container and a place in it: what others have, and what was found lost while the node ran.
+/// Files of lines with a container and a place in it: what others have, what was found lost while the node ran, and up to where a start has synced what has no
+/// footer.
 pub(crate) const KNOWN: &str = "lacks";
 pub(crate) const LOST: &str = "lost";
+pub(crate) const SYNCED: &str = "synced";
 
 /// More is not read of one.
 const NOTES_BYTES_MAX: usize = 1 << 20;
@@ -173,14 +172,52 @@ fn noted(disk: &dyn Disk, name: &str) -> BTreeSet<(u64, u64)> {
 pub(crate) fn note(disk: &dyn Disk, name: &str, places: impl Iterator<Item = (u64, u64)>) -> io::Result<()> {
     let before = noted(disk, name);
     let all: BTreeSet<(u64, u64)> = before.iter().copied().chain(places).collect();
-    if all == before {
-        return Ok(());
-    }
+    if all == before { Ok(()) } else { write_notes(disk, name, &all) }
+}
+
+fn write_notes(disk: &dyn Disk, name: &str, all: &BTreeSet<(u64, u64)>) -> io::Result<()> {
     let text: String = all.iter().map(|(container, at)| format!("{container} {at}\n")).collect();
     disk.replace(&format!("{CONTAINER_DIR}/{name}"), text.as_bytes())
 }
 
 impl Found {
+    /// Reads up to where the containers of the next disk were synced; of those that are gone it says nothing.
+    fn read_synced(&mut self, disk: &dyn Disk, containers: &BTreeSet<u64>) {
+        let synced = noted(disk, SYNCED);
+        let last = synced.last().map_or(0, |(container, _)| *container);
+        self.container_next = self.container_next.max(last.saturating_add(1));
+        self.synced.push(synced.into_iter().filter(|(container, _)| containers.contains(container)).collect());
+    }
+
+    /// Notes which containers stay without a footer, before the node goes on as if all that they have were stored. The virtual log lets go of it, and the arena that
+    /// had it goes with the next stop: a later start must not take for torn what the disk has changed since.
+    fn note_synced(&mut self, disks: &[&DiskContainers]) {
+        for (disk, synced) in disks.iter().zip(&self.synced) {
+            let all: BTreeSet<(u64, u64)> = synced.iter().map(|(container, to)| (*container, *to)).collect();
+            if all != noted(&*disk.disk, SYNCED)
+                && let Err(error) = write_notes(&*disk.disk, SYNCED, &all)
+            {
+                let path = disk.disk.root().join(CONTAINER_DIR).join(SYNCED);
+                self.recovery.problems.push(format!("{} could not be written: {error}", path.display()));
+            }
+        }
+    }
+
+    /// Reads what is noted of a disk that cannot be read any more.
+    fn read_notes(&mut self, number: usize, disk: &DiskContainers) {
+        // That others have what was in it too does not say that it is gone here.
+        self.lacks_some |= self.recovery.lacks.iter().any(|lack| usize::from(lack.disk) == number);
+        let (lost, known) = (noted(&*disk.disk, LOST), noted(&*disk.disk, KNOWN));
+        // A container may be gone and its note still there: another one of its number would pass for known when it does not read back.
+        let last = lost.iter().chain(&known).map(|(container, _)| *container).max().unwrap_or(0);
+        self.container_next = self.container_next.max(last.saturating_add(1));
+        let lost = lost.into_iter().map(|(container, at)| Lack { disk: number as u16, container, at });
+        let lost: Vec<Lack> = lost.filter(|lack| self.is_lost(disk, lack)).collect();
+        self.recovery.lacks.extend(lost);
+        let lacks = &mut self.recovery.lacks;
+        lacks.retain(|lack| usize::from(lack.disk) < number || !known.contains(&(lack.container, lack.at)));
+    }
+
     /// Adds a segment that was being written through. Of two extents of one segment the one counts that was begun last: its
     /// container's number is higher, for the other one was there already.
     ///
@@ -289,8 +326,9 @@ impl Found {
             scan.torn.extend(torn);
             // What is whole was synced by now.
             scan.is_undecided = self.undecided.contains(&(number as u16, container))
-                || self.lacks_some && scan.live().any(|(of, entry)| scan.unsure.contains(of) && !scan.is_whole(entry));
-            let (known, _) = scan.finish(&*disks[number].disk, container, &mut self.recovery.problems);
+                || self.lacks_some
+                    && scan.live().any(|(of, entry)| scan.unsure.contains(of) && !scan.is_surely_whole(entry));
+            let (known, _) = scan.finish((number, disks[number]), container, self);
             disks[number].containers.lock().insert(container, known);
         }
     }
@@ -327,8 +365,11 @@ struct Scan {
     open: Vec<(SegmentId, ExtentMarker)>,
     /// Numbers of segments whose images did not reach the disk, or that follow one of those in their lane.
     torn: Vec<u32>,
-    /// Numbers of segments that a kill may have torn though the arena does not tell of them: those of the last batch, without a footer behind it.
+    /// Numbers of segments of the last batch, without a footer behind it, that were cut off if another copy is there and they are not whole, and stay
+    /// otherwise: a kill may have torn them though the arena does not tell of them, an earlier start has synced them, or the disk does not give them.
     unsure: Vec<u32>,
+    /// What it ends with, but for a footer, is a batch.
+    ends_in_batch: bool,
     /// Its first page is as it was written, but for the map.
     has_header: bool,
     has_footer: bool,
@@ -348,7 +389,7 @@ impl Scan {
         (number, disk): (u16, &dyn Disk),
         node: [u8; 16],
         container: u64,
-        in_memory: InMemory<'_>,
+        before: Before<'_>,
         found: &mut StoreRecovery,
     ) -> io::Result<Option<Scan>> {
         let StoreRecovery { problems, lacks, .. } = found;
@@ -393,6 +434,7 @@ impl Scan {
             open: Vec::new(),
             torn: Vec::new(),
             unsure: Vec::new(),
+            ends_in_batch: false,
             has_header,
             has_footer: false,
             has_gap: false,
@@ -401,7 +443,7 @@ impl Scan {
             foreign,
         };
         if scan.foreign.is_none() && !scan.read_footer(file_bytes)? {
-            scan.read_batches(file_bytes, (number, &path), in_memory, found)?;
+            scan.read_batches(file_bytes, (number, &path), before, found)?;
         }
         let problems = &mut found.problems;
         // Of a container without a batch the first page may be torn: it was being made when the power went.
@@ -438,12 +480,13 @@ impl Scan {
     ///
     /// After a kill nothing can be torn that is not in memory, where a segment stays until its batch is synced, but for what was to
     /// take the place of another image, which is [there still](Found::add). Then an image that is not what it should be was
-    /// changed by the disk, and stays, to be [mended](crate::Mender).
+    /// changed by the disk, and stays, to be [mended](crate::Mender). So does one that an earlier start has synced, and one that the disk
+    /// does not give: what a loss of power has cut off can be read.
     fn read_batches(
         &mut self,
         file_bytes: u64,
         (disk, path): (u16, &str),
-        in_memory: InMemory<'_>,
+        Before { in_memory, synced_to }: Before<'_>,
         found: &mut StoreRecovery,
     ) -> io::Result<()> {
         let mut last = 0..0;
@@ -471,22 +514,29 @@ impl Scan {
             self.entries.extend((header.first..).zip(entries));
             self.end = header.at + header.batch_bytes;
         }
-        if in_memory.is_some() && self.has_more(file_bytes)? {
+        if self.end < synced_to || in_memory.is_some() && self.has_more(file_bytes)? {
             // Without a footer the next start sees it as well.
             self.has_gap = true;
             found.lacks.push(Lack { disk, container: self.header.container, at: self.end });
             found.problems.push(format!("{path}: what begins at {} cannot be read; its segments are lost", self.end));
         }
+        self.ends_in_batch = !last.is_empty();
+        let was_synced = self.end <= synced_to;
         // What follows a torn segment in its lane goes too, whole or not: a lane has no holes (decision 0007).
         let mut torn_lanes = HashSet::new();
         for i in last {
             let (number, entry) = &self.entries[i];
             let (id, is_released) = (entry.header.id, self.released.get(*number));
-            let is_torn = match in_memory {
-                None => torn_lanes.contains(&lane_of(id)) || !self.is_whole(entry),
-                Some(in_memory) => in_memory.contains(&id) && !self.is_whole(entry),
+            let (is_torn, is_unsure) = match in_memory.map(|in_memory| in_memory.contains(&id)) {
+                None if was_synced => (false, true),
+                None => {
+                    let is_whole = self.is_whole(entry);
+                    (torn_lanes.contains(&lane_of(id)) || matches!(is_whole, Ok(false)), is_whole.is_err())
+                }
+                // It is written once more, whatever has become of this one.
+                Some(true) => (!self.is_surely_whole(entry), false),
+                Some(false) => (false, true),
             };
-            let is_unsure = in_memory.is_some_and(|in_memory| !in_memory.contains(&id));
             if !is_released && is_torn {
                 torn_lanes.insert(lane_of(id));
                 self.torn.push(*number);
@@ -696,11 +746,18 @@ impl Scan {
         batch.is_some_and(|batch| file_bytes < batch.at.saturating_add(batch.batch_bytes))
     }
 
-    /// Whether a segment's image is on disk as it was in memory.
-    fn is_whole(&self, entry: &ContainerEntry) -> bool {
+    /// Whether a segment's image is on disk as it was in memory. An error: the disk does not give it.
+    fn is_whole(&self, entry: &ContainerEntry) -> io::Result<bool> {
         let mut image = AlignedBuffer::zeroed(pages(entry.image_bytes()) as usize);
-        let verified = self.file.read_at(entry.at, &mut image).ok().and_then(|read| verify_image(&image[..read]).ok());
-        verified.is_some_and(|(header, progress)| header == entry.header && progress.head == entry.progress.head)
+        let read = self.file.read_at(entry.at, &mut image)?;
+        let is_it = |(header, progress): (SegmentHeader, SegmentProgress)| {
+            header == entry.header && progress.head == entry.progress.head
+        };
+        Ok(verify_image(&image[..read]).is_ok_and(is_it))
+    }
+
+    fn is_surely_whole(&self, entry: &ContainerEntry) -> bool {
+        matches!(self.is_whole(entry), Ok(true))
     }
 
     /// Segments that were not released.
@@ -709,8 +766,16 @@ impl Scan {
     }
 
     /// Gives the file a footer if it has none and nothing stands against it, and returns what is in it.
-    fn finish(mut self, disk: &dyn Disk, number: u64, problems: &mut Vec<String>) -> (Container, Vec<ContainerEntry>) {
+    fn finish(
+        mut self,
+        (disk_number, disk): (usize, &DiskContainers),
+        number: u64,
+        found: &mut Found,
+    ) -> (Container, Vec<ContainerEntry>) {
+        let (disk, problems) = (&*disk.disk, &mut found.recovery.problems);
         let mut known = Container::new(self.header, false);
+        let synced = &mut found.synced[disk_number];
+        let released = self.released.clone();
         self.torn.iter().for_each(|number| self.released.set(*number));
         for (number, entry) in &self.entries {
             let is_released = self.released.get(*number);
@@ -724,17 +789,21 @@ impl Scan {
         if self.released != ReleasedMap::default() {
             known.released = Some(self.released.clone());
         }
-        if !self.has_footer && known.live_segments > 0 {
+        if self.has_footer || known.live_segments == 0 {
+            synced.remove(&number);
+        } else if self.has_gap || self.is_undecided {
             // With a batch missing in the middle the numbers of the segments would change, so it stays as it is. Not being able to give
             // back what was for more is no reason to say anything: the next start tries again.
-            if self.has_gap || self.is_undecided {
-                let _ = give_back_ahead(&*self.file);
-            } else if let Err(error) = self.write_end(&known) {
-                // What is left of it looks like a batch that does not read back.
-                let _ = self.file.set_len(self.end);
-                let path = disk.root().join(container_path(number));
-                problems.push(format!("{} could not be given a footer: {error}", path.display()));
-            }
+            let _ = give_back_ahead(&*self.file);
+            self.note_end(released, synced);
+        } else if let Err(error) = self.write_end(&known) {
+            // What is left of it looks like a batch that does not read back.
+            let _ = self.file.set_len(self.end);
+            self.note_end(released, synced);
+            let path = disk.root().join(container_path(number));
+            problems.push(format!("{} could not be given a footer: {error}", path.display()));
+        } else {
+            synced.remove(&number);
         }
         if !self.has_header
             && let Err(error) = self.file.write_at(0, &known.first_page()).and_then(|()| self.file.sync_data())
@@ -744,6 +813,25 @@ impl Scan {
         }
         let live = self.entries.into_iter().filter(|(number, _)| !self.released.get(*number));
         (known, live.map(|(_, entry)| entry).collect())
+    }
+
+    /// A file that stays without a footer is [noted](Found::note_synced), with what was cut off marked as released: whatever else is in its last batch counts from
+    /// here on. Where that cannot be marked the next start judges once more.
+    fn note_end(&self, mut released: ReleasedMap, synced: &mut BTreeMap<u64, u64>) {
+        if !self.ends_in_batch {
+            return;
+        }
+        let numbers = self.entries.iter().map(|(number, _)| *number);
+        let torn: Vec<u32> = numbers.filter(|number| self.torn.contains(number)).collect();
+        if !torn.is_empty() {
+            torn.into_iter().for_each(|number| released.set(number));
+            let marked = Container { released: Some(released), ..Container::new(self.header, false) };
+            if self.file.write_at(0, &marked.first_page()).and_then(|()| self.file.sync_data()).is_err() {
+                return;
+            }
+        }
+        let to = synced.entry(self.header.container).or_default();
+        *to = self.end.max(*to);
     }
 
     /// First what is torn is marked as released; what is not is [synced](Scan::sync). Then the footer, which is believed, names everything.
