@@ -4,7 +4,7 @@
 //! Locks are taken one at a time and never held while the log is called, but for a disk's writer, which is held for the
 //! whole step that writes.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
@@ -139,6 +139,8 @@ pub(crate) struct Core<H: Host> {
     pub(crate) keeper: Keeper,
     pub(crate) through: Through,
     pub(crate) begins: Begins,
+    /// Copies that the start has left because it could not say which of two counts: they go with their segments.
+    others: Mutex<HashMap<SegmentId, Vec<Location>>>,
 }
 
 impl<H: Host> Core<H> {
@@ -196,6 +198,7 @@ impl<H: Host> Core<H> {
             keeper,
             through: Through::new(found.extents),
             begins,
+            others: Mutex::new(found.others),
         };
         Ok((core, found.recovery))
     }
@@ -266,6 +269,8 @@ impl<H: Host> Core<H> {
 
     pub(crate) fn release(&self, id: SegmentId, at: Location) {
         self.clean.lock().remove(id);
+        let others = self.others.lock().remove(&id);
+        others.into_iter().flatten().for_each(|other| self.release_at(other));
         self.release_at(at);
     }
 

@@ -79,6 +79,8 @@ pub(crate) struct Found {
     torn: Vec<Location>,
     /// Containers with a copy of which this start cannot say whether it was cut off.
     undecided: HashSet<(u16, u64)>,
+    /// The other copies of what is in those. Nobody reads them, and the next start asks again: they go when their segments do.
+    pub(crate) others: HashMap<SegmentId, Vec<Location>>,
     /// Of each disk the containers without a footer, and up to where a start has synced them.
     synced: Vec<BTreeMap<u64, u64>>,
     /// What cannot be read may have the other copy of anything.
@@ -299,6 +301,7 @@ impl Found {
                 if is_undecided {
                     tracing::warn!(segment = %id, at = ?first, "nobody can tell yet whether a segment was cut off by a kill");
                     self.undecided.insert((first.disk, first.container));
+                    self.others.entry(id).or_default().push(gone);
                     return;
                 }
                 if is_torn {

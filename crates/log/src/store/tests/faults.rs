@@ -566,6 +566,25 @@ fn what_a_loss_of_power_has_cut_off_stays_away_without_a_footer_too() {
     }
 }
 
+/// It goes with the one that is served in its place: a later start would find it alone, and serve what was deleted.
+#[test]
+fn a_copy_of_which_nobody_could_tell_whether_it_counts_goes_with_its_segment() {
+    for is_cut_off in [true, false] {
+        let disk = faulty(1).remove(0);
+        let [_, newer] = rewritten(&disk, is_cut_off);
+        disk.set_unreadable(&container_path(newer.container), newer.offset + 5_000);
+        let (core, found, _, _) = start(&disk, true);
+        assert_eq!(found[&id(0, 0)], newer);
+        disk.heal_reads();
+        core.release(id(0, 0), newer);
+        while core.step() == Step::Again {}
+        drop(core);
+        for after_kill in [true, false] {
+            assert_eq!(start(&disk, after_kill).1.keys().collect::<Vec<_>>(), [&id(1, 0)], "{is_cut_off}");
+        }
+    }
+}
+
 #[test]
 fn failed_release_is_tried_again() {
     let disks = faulty(1);
