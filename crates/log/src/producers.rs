@@ -264,6 +264,11 @@ impl Producer {
         self.known().last().map(|(_, place)| place.base_ordinal)
     }
 
+    /// From this ordinal on it has written nothing, in earlier epochs either: those chunks are where they were when the next epoch was raised.
+    fn wrote_to(&self) -> u64 {
+        self.places.iter().map(|(_, place)| place.base_ordinal + 1).max().unwrap_or(0)
+    }
+
     /// Learns what somebody else knew of it.
     fn merge(&mut self, one: &ProducerHandover) {
         if one.producer_epoch.0 < self.epoch {
@@ -596,12 +601,17 @@ impl Producers {
         if self.all.capacity() <= count {
             return;
         }
-        let mut kept = Vec::with_capacity(self.all.len().min(count));
+        self.keep(self.all.len().min(count), |_| true);
+    }
+
+    /// Throws out all but the `count` that wrote last of those that are to stay.
+    fn keep(&mut self, count: usize, stays: impl Fn(&Producer) -> bool) {
+        let mut kept = Vec::with_capacity(count);
         let mut at = if self.all.is_empty() { NONE } else { self.newest };
         while at != NONE {
             let producer = self.all[at as usize];
             at = producer.older;
-            if kept.len() < count { kept.push(producer) } else { self.throws_out(&producer) }
+            if kept.len() < count && stays(&producer) { kept.push(producer) } else { self.throws_out(&producer) }
         }
         kept.reverse();
         let newest = (kept.len() as u32).wrapping_sub(1);
@@ -622,6 +632,18 @@ impl Producers {
     /// What is here does not tell of all producers whose chunks were: some were thrown out before, and compaction took what it did not know of any more.
     pub(crate) fn set_thrown_out(&mut self) {
         (self.forgot, self.has_thrown_out) = (true, true);
+    }
+
+    /// The same, and what does not tell of all comes behind this ordinal, after what was known before it. Whoever wrote nothing from there on, as far as
+    /// one knows, may have done so: it is not known any more, as after a start, or what it tries again would pass for new, and what comes next would be
+    /// told of a gap for ever. An epoch that was raised stays so.
+    pub(crate) fn set_thrown_out_from(&mut self, ordinal: u64) {
+        self.set_thrown_out();
+        let stays = |producer: &Producer| producer.last_ordinal().is_none_or(|last| last >= ordinal);
+        let count = self.all.iter().filter(|producer| stays(producer)).count();
+        if count < self.all.len() {
+            self.keep(count, stays);
+        }
     }
 
     /// All chunks that a start has found were noted. A lane that knows as many as it may has perhaps thrown out others before, and earlier versions do
@@ -714,7 +736,7 @@ impl Producers {
     /// One is not known any more, of whom chunks may be there.
     fn throws_out(&mut self, producer: &Producer) {
         self.set_thrown_out();
-        self.thrown_to = self.thrown_to.max(producer.last_ordinal().map_or(u64::MAX, |last| last + 1));
+        self.thrown_to = self.thrown_to.max(producer.wrote_to());
         self.taken.forgets();
     }
 
@@ -946,6 +968,34 @@ mod tests {
         let known = producers.latest(9).iter().map(|one| (one.producer_id.0, one.sequence)).collect::<Vec<_>>();
         assert_eq!(known, [(7, None), (8, Some(2))]);
         assert_eq!((producers.latest(1).len(), producers.knows(ProducerId(7))), (1, true));
+    }
+
+    #[test]
+    fn one_that_was_thrown_out_with_a_raised_epoch_had_written_no_further_than_before() {
+        let mut producers = Producers::default();
+        producers.note(ProducerId(7), ProducerEpoch(1), 30, place(10), 9);
+        producers.raise_epoch(ProducerId(7), ProducerEpoch(2));
+        producers.note(ProducerId(8), ProducerEpoch(0), 0, place(20), 9);
+        producers.shrink_to(1);
+        assert!(producers.has_thrown_out() && producers.knows(ProducerId(8)));
+        let marks = |base_ordinal| producers.marks_in(GroupId(1), SegmentIndex(0), base_ordinal);
+        assert!(marks(10).is_none(), "it wrote there");
+        assert_eq!(marks(11).map(|marks| marks.len()), Some(1));
+    }
+
+    #[test]
+    fn behind_what_does_not_tell_of_all_those_are_known_that_wrote_there() {
+        let mut producers = Producers::default();
+        for id in [6, 7, 8] {
+            producers.note(ProducerId(id), ProducerEpoch(1), 2, place(id * 10), 9);
+        }
+        producers.raise_epoch(ProducerId(6), ProducerEpoch(2));
+        producers.set_thrown_out_from(80);
+        assert_eq!(producers.admit(&header(7, 1, 3), None), Admission::Forgotten { expected: 0 });
+        assert_eq!(producers.admit(&header(8, 1, 2), None), Admission::Duplicate(Some(place(80))));
+        assert_eq!(producers.admit(&header(8, 1, 3), None), Admission::Next);
+        assert_eq!(producers.admit(&header(6, 1, 3), None), Admission::Stale { current: 2 });
+        assert_eq!((producers.len(), producers.room()), (2, 2));
     }
 
     /// A producer with chunks of these numbers, each at ten times that.

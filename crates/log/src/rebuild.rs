@@ -620,7 +620,8 @@ impl Lane {
         slot.memory = Some(Arc::clone(&begun.segment));
         slot.refresh();
         if begun.segment.header().has_forgotten() {
-            state.producers.set_thrown_out();
+            // What was told of the time before it knows them as they were then.
+            state.producers.set_thrown_out_from(begun.awaited.base_ordinal);
         }
         // Times never fall along a lane, whatever the clocks of its owners say.
         state.last_append_ms = state.last_append_ms.max(begun.segment.last_append_ms());

@@ -43,7 +43,17 @@ fn lost() -> Lost {
 }
 
 fn lost_when(rewritten: impl FnOnce(SegmentHeader) -> SegmentHeader) -> Lost {
+    lost_behind(0, rewritten)
+}
+
+/// Its owner has it from somebody else, from this ordinal on.
+fn lost_behind(first: u64, rewritten: impl FnOnce(SegmentHeader) -> SegmentHeader) -> Lost {
     let (node, sink) = node();
+    if first > 0 {
+        streamlet(&node).leave();
+        streamlet(&node).receive(&[told_before(first)]).unwrap();
+        streamlet(&node).open(1, false).unwrap();
+    }
     fill(&node.lane(), 0..RECORDS, 100_000);
     sink.sync();
     streamlet(&node).leave();
@@ -52,8 +62,8 @@ fn lost_when(rewritten: impl FnOnce(SegmentHeader) -> SegmentHeader) -> Lost {
     let id = SegmentId { group: GroupId::new(1, 1), ..node.lane().segment_id(GroupId::NONE, 0) };
     let mut position = FIRST_CHUNK;
     let mut appended = Vec::new();
-    for base_ordinal in 0..RECORDS {
-        let mut bytes = chunk(base_ordinal, 100_000);
+    for number in 0..RECORDS {
+        let (mut bytes, base_ordinal) = (chunk(number, 100_000), first + number);
         let part =
             BrokerPart { group: id.group, segment: id.index, base_ordinal, append_time_ms: 7, lane: id.lane, position };
         part.stamp(&mut bytes);
@@ -62,18 +72,18 @@ fn lost_when(rewritten: impl FnOnce(SegmentHeader) -> SegmentHeader) -> Lost {
     }
     let left = vec![1, 2, 4, 7, 8, 11];
     let bytes: Vec<u8> = left.iter().flat_map(|at| appended[*at as usize].iter().copied()).collect();
-    let opened = SegmentHeader { id, capacity_bytes: 2 << 20, base_ordinal: 0, created_ms: 7, flags: 0 };
+    let opened = SegmentHeader { id, capacity_bytes: 2 << 20, base_ordinal: first, created_ms: 7, flags: 0 };
     let header = rewritten(opened.rewritten(5_000, true).expect("the first time"));
     let head = u64::from(FIRST_CHUNK) + bytes.len() as u64;
     let progress = SegmentProgress {
         head,
         durable_head: head,
-        next_ordinal: RECORDS,
+        next_ordinal: first + RECORDS,
         state: SegmentState::Closed,
         chunk_count: left.len() as u32,
         first_append_ms: 7,
         last_append_ms: 7,
-        ..SegmentProgress::empty(0)
+        ..SegmentProgress::empty(first)
     };
     let row = row_of(&header, &progress, &bytes).expect("a row");
     let pieces: Vec<Vec<u8>> = Chunks::new(&row).map(|piece| piece.unwrap().as_bytes().to_vec()).collect();
@@ -83,16 +93,41 @@ fn lost_when(rewritten: impl FnOnce(SegmentHeader) -> SegmentHeader) -> Lost {
         group: id.group,
         index: id.index,
         end: piece.row_end,
-        base_ordinal: 0,
-        next_ordinal: RECORDS,
+        base_ordinal: first,
+        next_ordinal: first + RECORDS,
         rewrite: piece.rewrite(),
     };
     Lost { state, appended, left, pieces, awaited }
 }
 
+/// What is told of a lane that ends at this ordinal: nothing of producers, but of 9, which has sent three chunks.
+fn told_before(next_ordinal: u64) -> LaneHandover {
+    let last = ChunkPlace { sequence: 2, base_ordinal: next_ordinal / 2, cursor: Cursor::default() };
+    let producer = ProducerHandover {
+        producer_id: ProducerId(9),
+        producer_epoch: ProducerEpoch(0),
+        sequence: 2,
+        chunks: vec![last],
+    };
+    LaneHandover {
+        lane: LaneId(0),
+        next_ordinal,
+        last_append_ms: 0,
+        forgot: false,
+        hole_end: 0,
+        producers: vec![producer],
+        groups: Vec::new(),
+    }
+}
+
 fn taken_over(lost: &Lost) -> (Node, Arc<Sink>) {
+    taken_over_behind(&[], lost)
+}
+
+fn taken_over_behind(before: &[LaneHandover], lost: &Lost) -> (Node, Arc<Sink>) {
     let (next, sink) = node();
     next.log.stream(STREAM).unwrap().place_elsewhere();
+    streamlet(&next).receive(before).unwrap();
     let segments = vec![lost.awaited];
     streamlet(&next).receive_lost(&[LostLane { state: lost.state.clone(), segments }]).unwrap();
     streamlet(&next).open(5, false).unwrap();
@@ -165,6 +200,32 @@ fn a_lane_that_is_rebuilt_from_what_does_not_tell_of_all_producers_has_forgotten
         let refused = next.lane().append_skipping(&ChunkView::parse(&other).unwrap(), 20, None).unwrap_err();
         let gap = AppendError::SequenceGap { producer: 9, found: 4, expected: 0, forgot: has_forgotten };
         assert_eq!(refused, gap);
+    }
+}
+
+/// The lost owner was told of producer 9, took another chunk of it and had forgotten it when it rewrote the segment: its next owner is told of it by the
+/// owner before alone.
+#[test]
+fn a_lane_that_is_rebuilt_from_what_does_not_tell_of_all_producers_knows_none_as_it_was_before() {
+    for has_forgotten in [false, true] {
+        let mut lost = lost_behind(100, |header| if has_forgotten { header.forgotten() } else { header });
+        lost.state.producers.retain(|one| one.producer_id.0 == 7);
+        let (next, _) = taken_over_behind(&[told_before(100)], &lost);
+        let says = |sequence| {
+            let sent = chunk_of(9, 0, sequence, 100);
+            next.lane().append_skipping(&ChunkView::parse(&sent).unwrap(), 20, None)
+        };
+        let gap = |found, expected, forgot| Err(AppendError::SequenceGap { producer: 9, found, expected, forgot });
+        assert_eq!(says(4), gap(4, 3, false), "it is as it was told");
+        for piece in &lost.pieces {
+            next.log.rebuild_chunk(piece).unwrap();
+        }
+        assert!(append(&next.lane(), &chunk(11, 100_000), 20).unwrap().duplicate, "it wrote there");
+        if has_forgotten {
+            assert_eq!((says(3), says(4)), (gap(3, 0, true), gap(4, 0, true)));
+        } else {
+            assert_eq!(says(3).map(|appended| appended.base_ordinal), Ok(112));
+        }
     }
 }
 
