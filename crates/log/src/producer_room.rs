@@ -6,7 +6,8 @@
 //! * At the limit a lane that wants to know one more throws out its own oldest, as it does at its own limit. But each may know a
 //!   [few](ProducerRoom::least), so that lanes that come late are not left without.
 //! * Near it lanes are trimmed by the maintenance thread, so that those that nobody writes to any more give way: first go producers that do not try
-//!   again what they have sent (`producers_kept_ms`), then, if that is not enough, a part of what each lane knows.
+//!   again what they have sent (`producers_kept_ms`), of lanes that know more than a few; if that is not enough, such producers of all lanes; then a
+//!   part of what each lane knows above the few.
 //!
 //! What is counted is the room that lanes have made, used or not. A lane counts itself, whenever that changes and when it goes.
 //!
@@ -15,7 +16,7 @@
 //! known after a start, too.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
 use kera_env::Believed;
 
@@ -33,6 +34,10 @@ const LEAST: u64 = 64;
 const LEAST_OF_MANY: u64 = 8;
 /// How often lanes are asked for a quarter at a time: that leaves little of what is above the least, and ends while others write.
 const ROUNDS: usize = 4;
+/// Trimming all lanes is worth it if it makes room for one part in this many of the producers that there is memory for.
+const WORTH_SHARE: u64 = 64;
+/// If it was not, it is done again after so many milliseconds: there may be very many lanes, and each is looked at.
+const PAUSE_MS: i64 = 10_000;
 
 /// Shared by the lanes of a log.
 #[derive(Debug)]
@@ -45,6 +50,8 @@ pub(crate) struct ProducerRoom {
     lanes: AtomicU64,
     /// Producers that were thrown out, here or at a lane's own limit.
     forgotten: AtomicU64,
+    /// Lanes are not trimmed before, by the clock that never goes back.
+    due_ms: AtomicI64,
 }
 
 impl Default for ProducerRoom {
@@ -62,17 +69,34 @@ impl ProducerRoom {
 
     fn for_bytes(bytes: u64) -> ProducerRoom {
         let zero = || AtomicU64::new(0);
-        ProducerRoom { most: bytes / ENTRY_BYTES, taken: zero(), lanes: zero(), forgotten: zero() }
+        let due_ms = AtomicI64::new(i64::MIN);
+        ProducerRoom { most: bytes / ENTRY_BYTES, taken: zero(), lanes: zero(), forgotten: zero(), due_ms }
+    }
+
+    fn taken(&self) -> u64 {
+        self.taken.load(Ordering::Relaxed)
     }
 
     /// Whether lanes that know more than the least get no more.
     pub(crate) fn is_full(&self) -> bool {
-        self.taken.load(Ordering::Relaxed) >= self.most
+        self.taken() >= self.most
     }
 
     /// Whether it is nearly full, so that lanes are to be trimmed.
     fn is_scarce(&self) -> bool {
-        self.taken.load(Ordering::Relaxed) > self.most / 8 * 7
+        self.taken() > self.most / 8 * 7
+    }
+
+    /// Whether it is nearly full, and trimming lanes was not in vain just now.
+    pub(crate) fn is_to_be_trimmed(&self, now: &Believed) -> bool {
+        self.is_scarce() && now.mono_ms() >= self.due_ms.load(Ordering::Relaxed)
+    }
+
+    /// Lanes were trimmed, and had taken so much before.
+    fn was_trimmed(&self, before: u64, now: &Believed) {
+        if before.saturating_sub(self.taken()) < self.most / WORTH_SHARE {
+            self.due_ms.store(now.mono_ms().saturating_add(PAUSE_MS), Ordering::Relaxed);
+        }
     }
 
     /// How many a lane may know however full it is.
@@ -83,7 +107,7 @@ impl ProducerRoom {
 
     /// Bytes that lanes have taken, and may take.
     pub(crate) fn bytes(&self) -> (u64, u64) {
-        (self.taken.load(Ordering::Relaxed) * ENTRY_BYTES, self.most * ENTRY_BYTES)
+        (self.taken() * ENTRY_BYTES, self.most * ENTRY_BYTES)
     }
 
     /// Producers that lanes have thrown out.
@@ -131,12 +155,19 @@ impl Log {
     /// If there is nearly no room left, has lanes forget the producers that do not try again what they have sent; and if that is not enough, some of
     /// the others. One lane's lock at a time, for as long as it takes to copy what stays, two megabytes at most.
     pub(crate) fn forget_silent_producers(&self, now: &Believed) {
-        if !self.shared.producer_room.is_scarce() {
+        let room = &self.shared.producer_room;
+        if !room.is_to_be_trimmed(now) {
             return;
         }
-        let lanes = self.lanes();
-        lanes.iter().for_each(|lane| lane.forget_silent_producers(now));
+        let (lanes, before) = (self.lanes(), room.taken());
+        for least in [room.least(), 0] {
+            // Of lanes that know a few alone there may be so many that they take all.
+            if room.is_scarce() {
+                lanes.iter().for_each(|lane| lane.forget_silent_producers(least, now));
+            }
+        }
         self.make_room_for_producers(&lanes);
+        room.was_trimmed(before, now);
     }
 
     /// Takes from each lane a quarter of what it has above the least, as long as there is nearly no room left. Whether there is room then.
@@ -146,7 +177,7 @@ impl Log {
             if !room.is_scarce() {
                 return true;
             }
-            let least = room.least();
+            let (least, before) = (room.least(), room.taken());
             for lane in lanes {
                 let mut state = lane.state.lock();
                 let above = state.producers.room().saturating_sub(least);
@@ -154,14 +185,17 @@ impl Log {
                     state.producers.shrink_to(least + above * 3 / 4);
                 }
             }
+            if room.taken() >= before {
+                break;
+            }
         }
         !room.is_scarce()
     }
 }
 
 impl Lane {
-    fn forget_silent_producers(&self, now: &Believed) {
-        let least = self.log().producer_room.least();
+    /// So many it may know in any case.
+    fn forget_silent_producers(&self, least: usize, now: &Believed) {
         let kept_ms = i64::try_from(self.log().config.producers_kept_ms).unwrap_or(i64::MAX);
         let mut state = self.state.lock();
         if state.producers.room() <= least {

@@ -55,7 +55,8 @@ const NONE: u32 = u32::MAX;
 const MARKED_MAX: usize = 256;
 /// Bytes that a producer takes in a lane: with its slot in the index, of which up to half are free, or a little more.
 pub(crate) const ENTRY_BYTES: u64 = size_of::<Producer>() as u64 + 40;
-/// Room is made for so many producers at once, or for a quarter more than there is.
+/// Room is made for so many producers at once, or for a quarter more than there is. In a lane that knows fewer, for as many as it knows: there may be
+/// very many lanes with one.
 const ROOM_STEP: usize = 4;
 /// Kafka's sequences are counted modulo this.
 const KAFKA_SEQUENCES: u64 = 1 << 31;
@@ -728,7 +729,7 @@ impl Producers {
         if known >= room.least() && room.is_full() {
             return false;
         }
-        self.all.reserve_exact((known / 4).max(ROOM_STEP).min(limit - known));
+        self.all.reserve_exact((known / 4).max(known.clamp(1, ROOM_STEP)).min(limit - known));
         self.taken.set(self.all.capacity());
         true
     }

@@ -80,6 +80,42 @@ fn if_all_may_try_again_each_lane_keeps_those_that_wrote_last() {
     assert_eq!((says(&node, 0, 1), says(&node, 1, 1)), (gap(1, true), gap(1, true)));
 }
 
+/// All of them know as few as a lane may in any case, and take all there is together.
+#[test]
+fn lanes_that_nobody_writes_to_give_way_however_little_each_knows() {
+    let lanes = 300;
+    let options = StreamOptions { lanes: lanes + 1, ..options() };
+    let (node, store) = node_configured(config(), options, 8 << 20).with_store();
+    let room = &node.log.shared.producer_room;
+    for lane in 0..lanes {
+        sessions(&node, lane, 1..9, 0);
+        // There is not memory for segments of all of them.
+        node.log.close_idle(1_000, 0);
+        store.persist_all(&node.log).iter().for_each(|stored| _ = node.log.evict(stored.0.header.id));
+    }
+    assert!(room.is_full());
+    node.log.retain(0);
+    assert_eq!((known(&node, 0, 1..9), known(&node, lanes - 1, 1..9)), (8, 8), "they may try again");
+    assert!(!room.is_to_be_trimmed(&9_999.into()), "it was in vain just now");
+    assert!(room.is_to_be_trimmed(&10_000.into()));
+    sessions(&node, lanes, 1..41, 0);
+    assert_eq!(known(&node, lanes, 1..41), 8, "there is no room");
+    node.log.close_idle(1_000, 0);
+    node.log.retain(300_001);
+    assert!(!room.is_full());
+    sessions(&node, lanes, 1_001..1_201, 300_001);
+    assert_eq!((known(&node, 0, 1..9), known(&node, lanes, 1_001..1_201)), (0, 200));
+    assert_eq!(says(&node, 0, 1), gap(1, true));
+}
+
+#[test]
+fn a_lane_with_one_producer_takes_room_for_one() {
+    let node = node_configured(config(), StreamOptions { lanes: 20, ..options() }, 8 << 20);
+    (0..20).for_each(|lane| sessions(&node, lane, 1..2, 0));
+    let stats = node.log.stats();
+    assert_eq!((stats.producers, stats.producer_bytes), (20, 20 * crate::producers::ENTRY_BYTES));
+}
+
 /// What the chunks tell is more than was known, and comes lane by lane.
 #[test]
 fn at_a_start_lanes_that_come_first_leave_room_to_those_that_come_later() {
