@@ -329,8 +329,7 @@ impl Found {
             scan.torn.extend(torn);
             // What is whole was synced by now.
             scan.is_undecided = self.undecided.contains(&(number as u16, container))
-                || self.lacks_some
-                    && scan.live().any(|(of, entry)| scan.unsure.contains(of) && !scan.is_surely_whole(entry));
+                || self.lacks_some && scan.live().any(|(of, entry)| scan.unsure.contains(of) && !scan.is_whole(entry));
             let (known, _) = scan.finish((number, disks[number]), container, self);
             disks[number].containers.lock().insert(container, known);
         }
@@ -369,7 +368,7 @@ struct Scan {
     /// Numbers of segments whose images did not reach the disk, or that follow one of those in their lane.
     torn: Vec<u32>,
     /// Numbers of segments of the last batch, without a footer behind it, that were cut off if another copy is there and they are not whole, and stay
-    /// otherwise: a kill may have torn them though the arena does not tell of them, an earlier start has synced them, or the disk does not give them.
+    /// otherwise: a kill may have torn them though the arena does not tell of them, or an earlier start has synced them.
     unsure: Vec<u32>,
     /// What it ends with, but for a footer, is a batch.
     ends_in_batch: bool,
@@ -483,8 +482,8 @@ impl Scan {
     ///
     /// After a kill nothing can be torn that is not in memory, where a segment stays until its batch is synced, but for what was to
     /// take the place of another image, which is [there still](Found::add). Then an image that is not what it should be was
-    /// changed by the disk, and stays, to be [mended](crate::Mender). So does one that an earlier start has synced, and one that the disk
-    /// does not give: what a loss of power has cut off can be read.
+    /// changed by the disk, and stays, to be [mended](crate::Mender). So does one that an earlier start has synced. Where neither
+    /// is known a sector that cannot be read counts as cut off: some disks leave one where the power went, and the virtual log still has what was not synced.
     fn read_batches(
         &mut self,
         file_bytes: u64,
@@ -532,12 +531,9 @@ impl Scan {
             let (id, is_released) = (entry.header.id, self.released.get(*number));
             let (is_torn, is_unsure) = match in_memory.map(|in_memory| in_memory.contains(&id)) {
                 None if was_synced => (false, true),
-                None => {
-                    let is_whole = self.is_whole(entry);
-                    (torn_lanes.contains(&lane_of(id)) || matches!(is_whole, Ok(false)), is_whole.is_err())
-                }
+                None => (torn_lanes.contains(&lane_of(id)) || !self.is_whole(entry), false),
                 // It is written once more, whatever has become of this one.
-                Some(true) => (!self.is_surely_whole(entry), false),
+                Some(true) => (!self.is_whole(entry), false),
                 Some(false) => (false, true),
             };
             if !is_released && is_torn {
@@ -749,18 +745,11 @@ impl Scan {
         batch.is_some_and(|batch| file_bytes < batch.at.saturating_add(batch.batch_bytes))
     }
 
-    /// Whether a segment's image is on disk as it was in memory. An error: the disk does not give it.
-    fn is_whole(&self, entry: &ContainerEntry) -> io::Result<bool> {
+    /// Whether a segment's image is on disk as it was in memory.
+    fn is_whole(&self, entry: &ContainerEntry) -> bool {
         let mut image = AlignedBuffer::zeroed(pages(entry.image_bytes()) as usize);
-        let read = self.file.read_at(entry.at, &mut image)?;
-        let is_it = |(header, progress): (SegmentHeader, SegmentProgress)| {
-            header == entry.header && progress.head == entry.progress.head
-        };
-        Ok(verify_image(&image[..read]).is_ok_and(is_it))
-    }
-
-    fn is_surely_whole(&self, entry: &ContainerEntry) -> bool {
-        matches!(self.is_whole(entry), Ok(true))
+        let verified = self.file.read_at(entry.at, &mut image).ok().and_then(|read| verify_image(&image[..read]).ok());
+        verified.is_some_and(|(header, progress)| header == entry.header && progress.head == entry.progress.head)
     }
 
     /// Segments that were not released.

@@ -252,9 +252,11 @@ fn a_page_that_a_disk_cannot_read_costs_what_is_in_it_alone() {
             // The first page has what was let go of.
             let of_map = |problem: &String| page == 0 && problem.contains("released map");
             assert!(problems.iter().all(of_map) && recovery.lacks.is_empty(), "{is_full} {page}: {problems:?}");
-            // Without the last index of one that was being filled nobody can tell whether its batch was all written.
-            let expected = if !is_full && page == indexes[2] { 6 } else { 9 };
-            assert_eq!(found, expected, "{is_full} {page}");
+            // Of the last batch of one that was being filled nobody can tell whether it was all written.
+            match is_full || page < indexes[2] {
+                true => assert_eq!(found, 9, "{is_full} {page}"),
+                false => assert!((6..9).contains(&found), "{is_full} {page}: {found}"),
+            }
             let whole = recovery.segments.iter().filter(|segment| {
                 let at = segment.at.offset as usize;
                 !(at..at + segment.at.bytes as usize).contains(&page)
@@ -529,17 +531,6 @@ fn a_batch_that_a_start_has_synced_is_lacking_when_its_index_cannot_be_read() {
     disk.heal_reads();
     let (_, found, _, lacks) = start(&disk, false);
     assert_eq!((found, lacks), (stored, vec![]));
-}
-
-/// A loss of power leaves what can be read, whole or not.
-#[test]
-fn what_a_disk_does_not_give_was_not_cut_off_by_a_loss_of_power() {
-    let (disk, stored) = with_batch();
-    let first = stored[&id(0, 0)];
-    disk.set_unreadable(&container_path(first.container), first.offset + 5_000);
-    assert_eq!(start(&disk, false).1, stored);
-    disk.heal_reads();
-    assert_eq!(start(&disk, false).1, stored);
 }
 
 /// Nor does what was cut off come back: its container gets no footer, since a batch in front of it is missing.
