@@ -28,10 +28,13 @@
 //! Segments that are begun and not whole cannot be evicted. They take at most a quarter of the arena together; a chunk of
 //! another one is [put off](Rebuilt::Later), and its blocks are read again. As one of any size may be begun if there is no
 //! other, each reading completes something, unless what is begun lacks chunks that nobody gives now. Who ends in vain says so
-//! ([`Log::give_back_begun`]). If something was put off by then, what is begun gives its memory back, is read again when the rest of it may
+//! ([`Log::give_back_begun`]). If something was put off by then, what it has begun gives its memory back, is read again when the rest of it may
 //! be there, and takes an eighth of the arena then beside what the others take. So what waits, for days perhaps, holds up nothing else;
-//! and what is put off once more comes before what had its turn. Whole ones stay in memory until they have their copies;
-//! [`Log::rebuilt_bytes`] tells whoever has to bound them.
+//! and what is put off once more comes before what had its turn. What others have begun stays: they may be reading it just now. Whole ones
+//! stay in memory until they have their copies; [`Log::rebuilt_bytes`] tells whoever has to bound them.
+//!
+//! The ends of lost logs are put first ([`Log::rebuild_tail`]), for one backup alone may have them. Segments with something of them stay begun
+//! whatever is put off, as nobody may give that again; so they take at most half of the quarter.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
@@ -41,7 +44,10 @@ use kera_format::checksum::crc32c;
 use kera_format::chunk::{Chunks, PayloadKind};
 use kera_format::piece::{PieceHeader, row_of};
 use kera_format::segment::{SegmentHeader, SegmentProgress, SegmentState};
-use kera_format::{BrokerPart, ChunkHeader, ChunkView, Cursor, FormatError, GroupId, LaneId, SegmentId, SegmentIndex};
+use kera_format::{
+    BrokerPart, ChunkHeader, ChunkView, Cursor, FormatError, GroupId, LaneId, SegmentId, SegmentIndex, StreamId,
+    StreamletId,
+};
 use parking_lot::Mutex;
 
 use crate::arena::{ArenaFull, Filling, Purpose};
@@ -60,6 +66,8 @@ use crate::tenure::{LaneHandover, Tenure, TenureError};
 const BEGUN_SHARE: u64 = 4;
 /// Those that were begun before in vain have another share of it.
 const WAITED_SHARE: u64 = 8;
+/// Those of the first that hold ends of lost logs, and are not given back.
+const TAILS_SHARE: u64 = 8;
 /// Chunks that go to the sink while the lane's lock is held once.
 const APPENDED_AT_ONCE: usize = 512;
 
@@ -136,6 +144,12 @@ pub(crate) struct Rebuilding {
     /// Segments that were begun in vain, and those of them that were put off since.
     waited: BTreeSet<(GroupId, u32)>,
     put_off: BTreeSet<(GroupId, u32)>,
+    /// While all that there is of a streamlet is looked through: those that were put off since it was gone over last.
+    lacked_room: BTreeSet<(GroupId, u32)>,
+    /// And those that had room when it was gone over, and are not whole: they leave it to the others.
+    looked_through: BTreeSet<(GroupId, u32)>,
+    /// How often anything of the log had been put off when this lane was to give back what is begun, or began to await segments.
+    seen_put_off: u64,
     /// Those that are whole and did not go to the sink yet.
     uncopied: VecDeque<Uncopied>,
     /// The last ticket that a rebuilt chunk got.
@@ -154,6 +168,8 @@ impl Rebuilding {
         self.begun.retain(|place, _| *place > last);
         self.waited.retain(|place| *place > last);
         self.put_off.retain(|place| *place > last);
+        self.lacked_room.retain(|place| *place > last);
+        self.looked_through.retain(|place| *place > last);
         self.uncopied.retain(|copy| {
             let id = copy.segment.id();
             (id.group, id.index.0) > last
@@ -166,8 +182,20 @@ impl Rebuilding {
         self.begun.retain(|(group, _), _| keep(*group));
         self.waited.retain(|(group, _)| keep(*group));
         self.put_off.retain(|(group, _)| keep(*group));
+        self.lacked_room.retain(|(group, _)| keep(*group));
+        self.looked_through.retain(|(group, _)| keep(*group));
         self.uncopied.retain(|copy| keep(copy.segment.id().group));
     }
+}
+
+/// Whose part of the arena a segment takes that is begun.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Share {
+    New,
+    /// It was begun before in vain.
+    Waited,
+    /// It holds something of the end of a lost log.
+    Tail,
 }
 
 /// A segment that is being filled.
@@ -175,8 +203,7 @@ struct Begun {
     log: Arc<Shared>,
     segment: Arc<Segment>,
     awaited: AwaitedSegment,
-    /// It was begun before in vain.
-    has_waited: bool,
+    share: Share,
     /// What all pieces of it say, their places left out.
     piece: Option<PieceHeader>,
     spans: Mutex<Spans>,
@@ -254,6 +281,22 @@ impl Streamlet {
         self.all_lanes().any(awaits)
     }
 
+    /// All that there is of it is going to be gone over, to find out what nobody has; or that is over.
+    pub fn look_anew(&self) {
+        for lane in self.all_lanes() {
+            if let Some(rebuilding) = &mut lane.state.lock().rebuilding {
+                rebuilding.lacked_room.clear();
+                rebuilding.looked_through.clear();
+            }
+        }
+    }
+
+    /// All was gone over once since [`look_anew`](Streamlet::look_anew) or since this was called last. How many segments are awaited of which something was
+    /// [put off](Rebuilt::Later) each time: it is to be gone over again for them, and they get the room of those that are known to lack something.
+    pub fn looked_through(&self) -> usize {
+        self.all_lanes().map(|lane| lane.looked_through()).sum()
+    }
+
     /// Nobody has any more what is awaited: each lane begins behind the last such segment, for a lane has no holes, and goes on as it is. How many
     /// records went with that.
     pub fn give_up_awaited(&self) -> u64 {
@@ -298,20 +341,29 @@ impl Log {
         self.shared.uncopied_bytes.load(Ordering::Relaxed)
     }
 
-    /// What was read for rebuilds has completed nothing: chunks are missing that nobody gives now. If segments were [put off](Rebuilt::Later) since this was said last,
-    /// all that are begun and not whole give their memory back. What was in them is awaited again, behind what was put off. Any thread.
-    pub fn give_back_begun(&self) {
-        if !self.shared.has_put_off.swap(false, Ordering::Relaxed) {
-            return;
-        }
+    /// What was read for these streamlets has completed nothing: chunks are missing that nobody gives now. If segments of any streamlet were [put off](Rebuilt::Later)
+    /// since this was said last of these, all of theirs that are begun and not whole give their memory back, but those that hold [ends of lost logs](Log::rebuild_tail).
+    /// What was in them is awaited again, behind what was put off. So does what is left of streamlets that have gone to other nodes, which nobody reads for.
+    /// Any thread.
+    pub fn give_back_begun(&self, is_one: impl Fn(StreamId, StreamletId) -> bool) {
         for stream in self.streams() {
-            stream.streamlets().flat_map(|one| one.all_lanes()).for_each(|lane| lane.give_back_begun());
+            let of = |one: &&Arc<Streamlet>| is_one(stream.id(), one.id()) || one.tenure() == Tenure::Elsewhere;
+            stream.streamlets().filter(of).flat_map(|one| one.all_lanes()).for_each(|lane| lane.give_back_begun());
         }
     }
 
     /// Puts a chunk of an awaited segment to the place that it names, whatever of the segment is there. Any thread; verifies
     /// and copies without the lane's lock.
     pub fn rebuild_chunk(&self, bytes: &[u8]) -> Result<Rebuilt, RebuildError> {
+        self.put_rebuilt(bytes, false)
+    }
+
+    /// The same with a chunk that is at one backup alone, perhaps: a segment that is begun with it keeps what it has, as far as there is room for such ones.
+    pub fn rebuild_tail(&self, bytes: &[u8]) -> Result<Rebuilt, RebuildError> {
+        self.put_rebuilt(bytes, true)
+    }
+
+    fn put_rebuilt(&self, bytes: &[u8], is_tail: bool) -> Result<Rebuilt, RebuildError> {
         let view = ChunkView::parse(bytes)?;
         let part = view.broker()?;
         let (stream, streamlet) = (view.header().stream, view.header().streamlet);
@@ -322,7 +374,7 @@ impl Log {
         };
         let lane = self.stream(stream).and_then(|stream| stream.streamlet(streamlet)?.any_lane(part.lane).cloned());
         let Some(lane) = lane else { return Ok(Rebuilt::NotAwaited) };
-        let begun = match lane.begin(id, &view, &part, piece.map(|(header, _)| header)) {
+        let begun = match lane.begin(id, &view, &part, piece.map(|(header, _)| header), is_tail) {
             Ok(Ok(begun)) => begun,
             Ok(Err(instead)) => return Ok(instead),
             Err(RebuildError::ArenaFull(full)) => {
@@ -475,7 +527,9 @@ impl Lane {
 
     fn await_segments(&self, segments: &[AwaitedSegment]) {
         let mut state = self.state.lock();
-        let mut rebuilding = state.rebuilding.take().unwrap_or_default();
+        let seen_put_off = self.log().times_put_off.load(Ordering::Relaxed);
+        let fresh = || Box::new(Rebuilding { seen_put_off, ..Rebuilding::default() });
+        let mut rebuilding = state.rebuilding.take().unwrap_or_else(fresh);
         for awaited in segments {
             let slot = Slot::awaited(awaited);
             if state.chain.insert(awaited.group, u32::MAX, slot).is_some() {
@@ -514,6 +568,7 @@ impl Lane {
         chunk: &ChunkView<'_>,
         part: &BrokerPart,
         piece: Option<PieceHeader>,
+        is_tail: bool,
     ) -> Result<Result<Arc<Begun>, Rebuilt>, RebuildError> {
         let mut guard = self.state.lock();
         let state = &mut *guard;
@@ -546,18 +601,34 @@ impl Lane {
         if let Some(begun) = rebuilding.begun.get(&key) {
             return Ok(Ok(Arc::clone(begun)));
         }
+        if rebuilding.looked_through.contains(&key) {
+            return Ok(Err(Rebuilt::Later));
+        }
         // Known before anything is filled: what is whole must not lack it.
         self.rebuilt_sink()?;
-        let (log, has_waited) = (self.log(), rebuilding.waited.contains(&key));
-        let bytes = u64::from(awaited.end);
-        if !has_room(log, bytes, has_waited) {
-            log.has_put_off.store(true, Ordering::Relaxed);
+        let has_waited = rebuilding.waited.contains(&key);
+        let Some(share) = share_for(self.log(), awaited.end.into(), has_waited, is_tail) else {
+            self.log().times_put_off.fetch_add(1, Ordering::Relaxed);
             if has_waited {
                 rebuilding.put_off.insert(key);
             }
+            rebuilding.lacked_room.insert(key);
             return Ok(Err(Rebuilt::Later));
-        }
-        let full = RebuildError::ArenaFull;
+        };
+        let begun = Arc::new(self.create_begun(id, (awaited, share), part, piece)?);
+        rebuilding.begun.insert(key, Arc::clone(&begun));
+        Ok(Ok(begun))
+    }
+
+    /// A segment with nothing in it yet.
+    fn create_begun(
+        &self,
+        id: SegmentId,
+        (awaited, share): (AwaitedSegment, Share),
+        part: &BrokerPart,
+        piece: Option<PieceHeader>,
+    ) -> Result<Begun, RebuildError> {
+        let (log, full) = (self.log(), RebuildError::ArenaFull);
         let end = piece.map_or(awaited.end, |piece| piece.head);
         let block = log.arena.allocate_to_fill(end as usize, Purpose::Write, Filling::Whole).map_err(full)?;
         let header = SegmentHeader {
@@ -569,25 +640,43 @@ impl Lane {
         };
         let segment = Segment::create_hidden(block, header);
         segment.get_memory(end).map_err(full)?;
-        begun_bytes(log, has_waited).fetch_add(bytes, Ordering::Relaxed);
+        begun_bytes(log, share).fetch_add(awaited.end.into(), Ordering::Relaxed);
         let log = Arc::clone(&self.home.stream.log);
         let piece = piece.map(of_all);
-        let begun = Arc::new(Begun { log, segment, awaited, has_waited, piece, spans: Mutex::default() });
-        rebuilding.begun.insert(key, Arc::clone(&begun));
-        Ok(Ok(begun))
+        Ok(Begun { log, segment, awaited, share, piece, spans: Mutex::default() })
+    }
+
+    fn looked_through(&self) -> usize {
+        let (left, given) = {
+            let mut state = self.state.lock();
+            let Some(rebuilding) = &mut state.rebuilding else { return 0 };
+            let Rebuilding { awaited, begun, lacked_room, looked_through, .. } = &mut **rebuilding;
+            let lacked = std::mem::take(lacked_room);
+            looked_through.extend(awaited.keys().filter(|place| !lacked.contains(place)));
+            let left = awaited.keys().filter(|place| !looked_through.contains(place)).count();
+            (left, take_given(begun))
+        };
+        // Who waits for memory is told when it comes back: not under the lane's lock.
+        drop(given);
+        left
     }
 
     fn give_back_begun(&self) {
-        let begun = {
+        let given = {
             let mut state = self.state.lock();
             let Some(rebuilding) = &mut state.rebuilding else { return };
-            let Rebuilding { begun, waited, put_off, .. } = &mut **rebuilding;
+            let Rebuilding { begun, waited, put_off, seen_put_off, .. } = &mut **rebuilding;
+            let now = self.log().times_put_off.load(Ordering::Relaxed);
+            if std::mem::replace(seen_put_off, now) == now {
+                return;
+            }
             std::mem::take(put_off).iter().for_each(|key| _ = waited.remove(key));
-            waited.extend(begun.keys());
-            std::mem::take(begun)
+            let given = take_given(begun);
+            waited.extend(given.keys());
+            given
         };
         // Who waits for memory is told when it comes back: not under the lane's lock.
-        drop(begun);
+        drop(given);
     }
 
     /// Takes a segment that is whole: readers see it, the store writes it out, and its chunks wait for their way to the sink.
@@ -705,20 +794,40 @@ impl Drop for Uncopied {
 
 impl Drop for Begun {
     fn drop(&mut self) {
-        begun_bytes(&self.log, self.has_waited).fetch_sub(self.awaited.end.into(), Ordering::Relaxed);
+        begun_bytes(&self.log, self.share).fetch_sub(self.awaited.end.into(), Ordering::Relaxed);
     }
 }
 
-/// What counts the bytes of segments that are begun, and those of segments that were before in vain.
-fn begun_bytes(log: &Shared, has_waited: bool) -> &AtomicU64 {
-    if has_waited { &log.waited_bytes } else { &log.begun_bytes }
+/// Takes what is begun, but for what holds ends of lost logs.
+fn take_given(begun: &mut HashMap<(GroupId, u32), Arc<Begun>>) -> HashMap<(GroupId, u32), Arc<Begun>> {
+    let (tails, given) = std::mem::take(begun).into_iter().partition(|(_, one)| one.share == Share::Tail);
+    *begun = tails;
+    given
 }
 
-/// Whether one more of so many bytes may be begun.
-fn has_room(log: &Shared, bytes: u64, has_waited: bool) -> bool {
-    let (taken, share) =
-        (begun_bytes(log, has_waited).load(Ordering::Relaxed), if has_waited { WAITED_SHARE } else { BEGUN_SHARE });
-    taken == 0 || taken + bytes <= log.arena.bytes() / share
+/// What counts the bytes of segments that are begun and take a share.
+fn begun_bytes(log: &Shared, share: Share) -> &AtomicU64 {
+    match share {
+        Share::New => &log.begun_bytes,
+        Share::Waited => &log.waited_bytes,
+        Share::Tail => &log.tail_bytes,
+    }
+}
+
+/// The share that one more of so many bytes takes; `None`: it has no room.
+fn share_for(log: &Shared, bytes: u64, has_waited: bool, is_tail: bool) -> Option<Share> {
+    let taken = |share| begun_bytes(log, share).load(Ordering::Relaxed);
+    let (arena, new, tails) = (log.arena.bytes(), taken(Share::New), taken(Share::Tail));
+    if has_waited {
+        let waited = taken(Share::Waited);
+        return (waited == 0 || waited + bytes <= arena / WAITED_SHARE).then_some(Share::Waited);
+    }
+    let fits = new + tails + bytes <= arena / BEGUN_SHARE;
+    if is_tail && (new + tails == 0 || fits && tails + bytes <= arena / TAILS_SHARE) {
+        return Some(Share::Tail);
+    }
+    // One of any size beside ends of logs, too: they may wait for long.
+    (new == 0 || fits).then_some(Share::New)
 }
 
 /// What a sink is told apart by, as long as the node lives.

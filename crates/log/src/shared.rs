@@ -30,8 +30,10 @@ pub(crate) struct Shared {
     pub(crate) begun_bytes: AtomicU64,
     /// The same of those that were begun before in vain.
     pub(crate) waited_bytes: AtomicU64,
-    /// A segment was put off because others are begun.
-    pub(crate) has_put_off: AtomicBool,
+    /// The same of those that hold ends of lost logs.
+    pub(crate) tail_bytes: AtomicU64,
+    /// How often a segment was put off because others are begun.
+    pub(crate) times_put_off: AtomicU64,
     /// Bytes of segments that were rebuilt and do not have their copies.
     pub(crate) uncopied_bytes: AtomicU64,
     /// Bytes that writers lacked since the last look of [`crate::Log::close_coldest`].
@@ -69,7 +71,8 @@ impl Shared {
             copies_compacted: AtomicBool::new(false),
             begun_bytes: zero(),
             waited_bytes: zero(),
-            has_put_off: AtomicBool::new(false),
+            tail_bytes: zero(),
+            times_put_off: zero(),
             uncopied_bytes: zero(),
             lacked_bytes: zero(),
             spent: Mutex::default(),

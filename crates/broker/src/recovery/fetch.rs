@@ -226,10 +226,19 @@ fn read_tail(
 
 /// Puts what was read of the ends of logs to its places, as far as there is room: the rest is read again from whoever has it.
 pub(super) fn put_tails(broker: &Broker, tails: &[Bytes]) {
+    let mut put_off = 0;
     for chunk in tails.iter().flat_map(|chunks| Chunks::new(chunks)).map_while(Result::ok) {
-        if let Err(error) = broker.log.rebuild_chunk(chunk.as_bytes()) {
-            tracing::debug!(%error, "a chunk of the end of a lost log is read again later");
+        match broker.log.rebuild_tail(chunk.as_bytes()) {
+            Ok(Rebuilt::Later) => put_off += 1,
+            Ok(_) => {}
+            Err(error) => tracing::debug!(%error, "a chunk of the end of a lost log is read again later"),
         }
+    }
+    if put_off > 0 {
+        tracing::warn!(
+            chunks = put_off,
+            "other old segments take the room of the ends of lost logs; until these are read again one backup alone may have them"
+        );
     }
 }
 

@@ -390,7 +390,7 @@ impl Broker {
         if let Err(failure) = self.read_back(rebuild, logs, copies, progress) {
             if copies.goes_on() {
                 self.copy_some(rebuild);
-                self.log.give_back_begun();
+                self.give_back_begun(rebuild);
             }
             return Err(failure);
         }
@@ -444,6 +444,12 @@ impl Broker {
                 return Err(Failure::later(Status::SegmentUnreadable, message));
             }
         }
+    }
+
+    /// Makes room, if some is lacking, of what is begun of these streamlets, and of no others.
+    fn give_back_begun(&self, rebuild: &Rebuild) {
+        let names: BTreeSet<StreamletRef> = rebuild.streamlets.iter().copied().collect();
+        self.log.give_back_begun(|stream, streamlet| names.contains(&StreamletRef { stream, streamlet }));
     }
 
     /// Sends a part of what was read on its way to its copies, and waits for nothing: called each time that a rebuild cannot go on,

@@ -23,6 +23,8 @@ use crate::config::BrokerConfig;
 use crate::moved::Reading;
 use crate::moved::tests::read_meanwhile;
 
+mod room;
+
 const STREAM: StreamId = StreamId(7);
 const X: StreamletId = StreamletId(0);
 const LOST: LogId = LogId { node: 1, epoch: 7, vlog: 0 };

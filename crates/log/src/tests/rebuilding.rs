@@ -164,7 +164,7 @@ fn what_lacks_chunks_that_nobody_gives_holds_up_nothing_else() {
         for chunk in chunks.iter().filter(|chunk| !stuck.contains(&of(chunk)) || part(chunk).position == 128) {
             next.log.rebuild_chunk(chunk).unwrap();
         }
-        next.log.give_back_begun();
+        next.log.give_back_begun(|_, _| true);
         streamlet(&next).awaited().len()
     };
     let before = streamlet(&next).awaited().len();
@@ -187,8 +187,67 @@ fn what_is_begun_keeps_what_it_has_while_nothing_is_put_off() {
     fill(&lost.lane(), 0..9, 10_000);
     let (next, chunks) = taken_over(&lost, 5);
     assert_eq!(next.log.rebuild_chunk(&chunks[0]).unwrap(), Rebuilt::Put);
-    next.log.give_back_begun();
+    next.log.give_back_begun(|_, _| true);
     assert_eq!(next.log.rebuild_chunk(&chunks[0]).unwrap(), Rebuilt::NotAwaited, "it is there");
+}
+
+/// What is at one backup alone, perhaps, stays; and what others read for is theirs.
+#[test]
+fn ends_of_logs_and_what_others_have_begun_are_not_given_back() {
+    let large = || node_with(StreamOptions { segment_bytes_max: 1 << 20, ..options() }, 64 << 20);
+    let lost = large();
+    fill(&lost.lane(), 0..200, 200_000);
+    let (next, chunks) = taken_over_by(large(), &lost, 5);
+    let begins = |chunk: &&Vec<u8>| ChunkView::parse(chunk).unwrap().broker().unwrap().position == 128;
+    let first: Vec<_> = chunks.iter().filter(begins).collect();
+    let put = |chunk: &Vec<u8>| next.log.rebuild_chunk(chunk).unwrap();
+    let tails: Vec<Rebuilt> = first.iter().map(|chunk| next.log.rebuild_tail(chunk).unwrap()).collect();
+    let begun = tails.iter().filter(|tail| **tail == Rebuilt::Put).count();
+    assert!(tails.contains(&Rebuilt::Later) && begun > 12, "{tails:?}");
+    let used = next.log.stats().arena.used_bytes;
+    assert!(used <= 20 << 20, "{used} bytes are used");
+    next.log.give_back_begun(|_, _| false);
+    assert!(first[..begun].iter().all(|chunk| put(chunk) == Rebuilt::NotAwaited), "all is there");
+    next.log.give_back_begun(|_, _| true);
+    let there = first.iter().filter(|chunk| put(chunk) == Rebuilt::NotAwaited).count();
+    assert!(there > begun / 3 && there < begun * 2 / 3, "{there} of {begun} hold ends of logs, half of the room");
+    // They leave room for the rest, and are done with it.
+    for _ in 0..9 {
+        chunks.iter().for_each(|chunk| _ = put(chunk));
+        next.log.give_back_begun(|_, _| true);
+    }
+    assert_eq!(ordinals(&next.lane().read(start(), 64 << 20, true).unwrap()).len(), 200);
+    assert!(streamlet(&next).awaited().is_empty());
+}
+
+/// Before it is given up: each has had room, however little there is, and whatever order they come in.
+#[test]
+fn all_is_looked_through_for_what_nobody_has() {
+    let large = || node_with(StreamOptions { segment_bytes_max: 1 << 20, ..options() }, 64 << 20);
+    let lost = large();
+    fill(&lost.lane(), 0..260, 200_000);
+    let (next, chunks) =
+        taken_over_by(node_with(StreamOptions { segment_bytes_max: 1 << 20, ..options() }, 16 << 20), &lost, 5);
+    let part = |chunk: &[u8]| ChunkView::parse(chunk).unwrap().broker().unwrap();
+    let (last, all) = (part(chunks.last().unwrap()).group, streamlet(&next).awaited().len());
+    // Nobody has the first chunks of any segment but the last ones.
+    let there = |chunk: &&Vec<u8>| part(chunk).position != 128 || part(chunk).group == last;
+    let whole = streamlet(&next).awaited().iter().filter(|(_, segment)| segment.group == last).count();
+    assert!(whole > 0 && all > 40, "{whole} of {all}");
+    let (mut rounds, mut left) = (0, all);
+    streamlet(&next).look_anew();
+    while left > 0 {
+        rounds += 1;
+        chunks.iter().filter(there).for_each(|chunk| _ = next.log.rebuild_chunk(chunk).unwrap());
+        let before = std::mem::replace(&mut left, streamlet(&next).looked_through());
+        assert!(left < before, "{left} lack room after {rounds} rounds");
+    }
+    assert!(rounds > 5, "{rounds}");
+    assert_eq!(streamlet(&next).awaited().len(), all - whole);
+    let lacking = chunks.iter().find(there).unwrap();
+    assert_eq!(next.log.rebuild_chunk(lacking).unwrap(), Rebuilt::Later, "it leaves the room to others");
+    streamlet(&next).look_anew();
+    assert_eq!(next.log.rebuild_chunk(lacking).unwrap(), Rebuilt::Put);
 }
 
 #[test]

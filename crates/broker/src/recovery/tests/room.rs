@@ -1,0 +1,110 @@
+//! Rebuilds that share the room for what is begun, of which one waits for chunks that nobody gives now.
+
+use kera_log::{AwaitedSegment, Rebuilt, Streamlet};
+
+use super::*;
+
+const STUCK: StreamId = StreamId(8);
+
+/// A chunk of one of the segments that are stuck.
+fn stuck_chunk(number: u32) -> Vec<u8> {
+    let mut chunk = ChunkBuilder::default();
+    chunk.push(&Record::value(&[1; 100]));
+    let target = ChunkTarget {
+        stream: STUCK,
+        streamlet: X,
+        producer_id: ProducerId(3),
+        producer_epoch: ProducerEpoch(0),
+        sequence: number.into(),
+    };
+    let mut chunk = chunk.seal(&target, Compression::None).expect("it fits").to_vec();
+    let part = BrokerPart {
+        group: GroupId::new(1, number + 1),
+        segment: SegmentIndex(0),
+        base_ordinal: u64::from(number) * 10,
+        append_time_ms: 1,
+        lane: LaneId(0),
+        position: 128,
+    };
+    part.stamp(&mut chunk);
+    chunk
+}
+
+/// A streamlet of another stream, of which so many segments are awaited and each has its first chunk. How many are put off, and its rebuild, of which nothing comes.
+fn stuck(node: &Node, segments: u32) -> (usize, Rebuild) {
+    let options = StreamOptions {
+        streamlets: 1,
+        lanes: 1,
+        segments_per_group: 1,
+        segment_bytes_max: 64 << 10,
+        ..StreamOptions::default()
+    };
+    node.broker.stream_created(STUCK, options).expect("a stream");
+    let stream = node.log.stream(STUCK).expect("a stream");
+    stream.place_elsewhere();
+    let streamlet: Arc<Streamlet> = Arc::clone(stream.streamlet(X).expect("a streamlet"));
+    let awaited = |number: u32| AwaitedSegment {
+        group: GroupId::new(1, number + 1),
+        index: SegmentIndex(0),
+        end: 64 << 10,
+        base_ordinal: u64::from(number) * 10,
+        next_ordinal: u64::from(number + 1) * 10,
+        rewrite: 0,
+    };
+    let state = LaneHandover {
+        lane: LaneId(0),
+        next_ordinal: u64::from(segments) * 10,
+        last_append_ms: 0,
+        forgot: false,
+        hole_end: 0,
+        producers: Vec::new(),
+        groups: Vec::new(),
+    };
+    streamlet.receive_lost(&[LostLane { state, segments: (0..segments).map(awaited).collect() }]).expect("lanes");
+    streamlet.open(2, false).expect("opened");
+    let put = (0..segments).map(|number| node.log.rebuild_chunk(&stuck_chunk(number)).expect("a chunk"));
+    let put_off = put.filter(|put| *put == Rebuilt::Later).count();
+    (put_off, Rebuild { streamlets: vec![StreamletRef { stream: STUCK, streamlet: X }], ..Rebuild::default() })
+}
+
+fn again(node: &Node, rebuild: &Rebuild, logs: &[EndedLog], copies: &dyn Copies) -> Result<(), Failure> {
+    node.broker.rebuild(rebuild, logs, copies, &RecoveryProgress::default())
+}
+
+/// The ends of logs are read before producers are told of them, for one backup alone may have them. They stay, whatever else waits for room.
+#[test]
+fn what_one_backup_alone_had_stays_when_others_need_room() {
+    let (memory, mut logs) = lost();
+    logs[0].end = 9;
+    let next = Node::new(2);
+    next.is_owner(2, 3);
+    let rebuild = next.broker.take_over(&[(STREAM, X, 3)], &logs, &memory).expect("taken over");
+    assert!(next.append(8).duplicate, "producers are told of it");
+    let (put_off, of_stuck) = stuck(&next, 70);
+    assert!(put_off > 0);
+    again(&next, &of_stuck, &[], &memory).expect_err("nothing comes of it");
+    let silent = Memory { silent: vec![11, 12], ..copy_of(&memory) };
+    again(&next, &rebuild, &logs, &silent).expect_err("nobody answers");
+    // Backup 12 does not have block 6, of a segment that ends with it.
+    let alone = Memory { silent: vec![11], damaged: vec![(12, 6)], ..copy_of(&memory) };
+    again(&next, &rebuild, &logs, &alone).expect("block 6 is here");
+    assert_eq!(next.readable(), (0..9).collect::<Vec<u64>>());
+}
+
+/// Others may be reading what they have begun just now.
+#[test]
+fn what_a_rebuild_has_begun_is_not_given_back_for_another_one() {
+    let (memory, logs) = lost();
+    let next = Node::new(2);
+    next.is_owner(2, 3);
+    let logs = with_end_at_all(&logs);
+    let rebuild = next.broker.take_over(&[(STREAM, X, 3)], &logs, &memory).expect("taken over");
+    let (put_off, of_stuck) = stuck(&next, 70);
+    assert_eq!(put_off, 6);
+    let silent = Memory { silent: vec![11, 12], ..copy_of(&memory) };
+    again(&next, &rebuild, &logs, &silent).expect_err("nobody answers");
+    let put = |number| next.log.rebuild_chunk(&stuck_chunk(number)).expect("a chunk");
+    assert!((0..64).all(|number| put(number) == Rebuilt::NotAwaited), "it is there");
+    again(&next, &of_stuck, &[], &memory).expect_err("nothing comes of it");
+    assert_eq!(put(0), Rebuilt::Put, "it was given back, since something was put off");
+}
