@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 
+use kera_log::Streamlet;
 use kera_protocol::StreamletRef;
 
 use super::{Copies, EndedLog, ReadFor, Rebuild, RecoveryProgress, fetch, ranges_of};
@@ -24,14 +25,13 @@ pub(super) fn give_up(
         let all: Vec<_> = ranges_of(logs).into_iter().map(|range| (range, vec![*name])).collect();
         let wanted = BTreeSet::from([*name]);
         let pass = |asks_all| fetch::pass(broker, &rebuild.streamlets, &all, &wanted, (copies, asks_all), progress);
-        let silent = pass(false)?;
-        if !silent.is_empty() {
-            errors.extend(silent);
+        let Some(place) = broker.place_of(*name) else { continue };
+        place.look_anew();
+        let is_looked_through = look_through(broker, rebuild, &place, &pass, errors);
+        place.look_anew();
+        if !is_looked_through? {
             continue;
         }
-        // One of several backups may have a front that another one has given back. Who does not answer now was not the only one.
-        pass(true)?;
-        let Some(place) = broker.place_of(*name) else { continue };
         let records = place.give_up_awaited();
         if records > 0 {
             let StreamletRef { stream, streamlet } = name;
@@ -40,4 +40,36 @@ pub(super) fn give_up(
         }
     }
     Ok(())
+}
+
+/// Reads all that there is of a streamlet until each segment that is awaited had room in memory and lacks something all the same: one that was put off since others
+/// are begun may come whole. False if that cannot be said yet.
+fn look_through(
+    broker: &Broker,
+    rebuild: &Rebuild,
+    place: &Streamlet,
+    pass: &dyn Fn(bool) -> Result<Vec<String>, Failure>,
+    errors: &mut Vec<String>,
+) -> Result<bool, Failure> {
+    let mut left_before = usize::MAX;
+    loop {
+        let silent = pass(false)?;
+        if !silent.is_empty() {
+            errors.extend(silent);
+            return Ok(false);
+        }
+        // One of several backups may have a front that another one has given back. Who does not answer now was not the only one.
+        pass(true)?;
+        let left = place.looked_through();
+        if left == 0 || left == left_before {
+            if left > 0 {
+                errors.push(format!(
+                    "{left} segments had no room in memory, which others take: nothing is given up before"
+                ));
+            }
+            return Ok(left == 0);
+        }
+        left_before = left;
+        broker.give_back_begun(rebuild);
+    }
 }

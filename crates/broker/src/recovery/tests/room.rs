@@ -71,6 +71,35 @@ fn again(node: &Node, rebuild: &Rebuild, logs: &[EndedLog], copies: &dyn Copies)
     node.broker.rebuild(rebuild, logs, copies, &RecoveryProgress::default())
 }
 
+/// What could not even be begun is not nowhere.
+#[test]
+fn nothing_is_given_up_that_had_no_room() {
+    let (lost, memory, logs) = lost_node();
+    for sequence in 0..4 {
+        assert_eq!(lost.append_to(LaneId(1), sequence).base_ordinal, sequence);
+    }
+    let other = Memory { chunks: lost.chunks_of(LaneId(1)), ..Memory::default() };
+    let other_log = EndedLog { log: Two::OTHER, end: 4, at_all: true, ..logs[0].clone() };
+    let with_other = |of: Vec<EndedLog>| [of, vec![other_log.clone()]].concat();
+    let next = Node::new(2);
+    next.is_owner(2, 3);
+    let copies = Two(memory, other);
+    let there = with_other(in_two_views(&logs, &[11]));
+    let rebuild = next.broker.take_over(&[(STREAM, X, 3)], &there, &copies).expect("taken over");
+    // All the room is taken, a quarter of the arena, before anything of it is read.
+    let (put_off, of_stuck) = stuck(&next, 64);
+    assert_eq!(put_off, 0);
+    let given_up = with_other(in_two_views(&logs, &[]));
+    let waits = again(&next, &rebuild, &given_up, &copies).expect_err("it has no room");
+    assert!(waits.message.contains("had no room in memory"), "{waits}");
+    let first = |lane| next.lane_of(LaneId(lane)).groups(GroupId::NONE, usize::MAX)[0].first_ordinal;
+    assert_eq!((first(0), first(1)), (0, 0), "nothing has gone");
+    again(&next, &of_stuck, &[], &copies).expect_err("nothing comes of it");
+    again(&next, &rebuild, &given_up, &copies).expect("it is given up");
+    assert_eq!(next.readable(), [6, 7, 8, 9], "what is behind the blocks that are gone");
+    assert_eq!((first(1), next.chunks_of(LaneId(1)).len()), (0, 4), "the other lane was never there");
+}
+
 /// The ends of logs are read before producers are told of them, for one backup alone may have them. They stay, whatever else waits for room.
 #[test]
 fn what_one_backup_alone_had_stays_when_others_need_room() {
