@@ -248,7 +248,10 @@ impl TransactionDoor {
             let lane = self.lane(touched.stream, of.partition).filter(|lane| !is_shared(lane));
             lane.map(|lane| lane.stats().next_ordinal)
         };
-        state.all.lower(end_of)?;
+        if state.all.lower(end_of)? {
+            // That stands behind the record now, which is to be the last.
+            self.wound_down.store(false, Ordering::Relaxed);
+        }
         for Unfinished { producer_id, of, touched, is_handed_over, .. } in state.all.unfinished() {
             if let Ok(partition) = u32::try_from(of.partition) {
                 let of = self.partitions.get_or_make(touched.stream, partition);
@@ -458,10 +461,15 @@ impl TransactionDoor {
     /// A transaction's markers are durable and its groups know, on a node that is alone.
     pub(crate) fn ended(&self, ending: &Ending, aborted: &[AbortedRange]) -> Result<(), AppendFailed> {
         let ended = self.call(&self.own, |all, now| all.ended(now, ending, aborted)).map(drop);
+        self.wake_waiting();
+        ended
+    }
+
+    /// Who waits for the end of a transaction looks again.
+    fn wake_waiting(&self) {
         for waiting in std::mem::take(&mut *self.waiting.lock()) {
             waiting.advanced(0);
         }
-        ended
     }
 
     /// What is left of it is for the coordinators of the cluster to end, since other nodes own the partitions.
@@ -471,12 +479,14 @@ impl TransactionDoor {
         left: &[(OffsetKey, Touched)],
         aborted: &[AbortedRange],
     ) -> Result<(), AppendFailed> {
-        self.call(&self.own, |all, now| all.hand_over(now, ending, left, aborted))?;
-        for (of, touched) in left {
+        let is_handed_over = self.call(&self.own, |all, now| all.hand_over(now, ending, left, aborted))?;
+        for (of, touched) in left.iter().filter(|_| is_handed_over) {
             if let Some(partition) = self.partitions.get(touched.stream, of.partition) {
                 partition.lock().hand_over(ending.producer_id);
             }
         }
+        // Its end is not told here: who waits for it asks elsewhere.
+        self.wake_waiting();
         Ok(())
     }
 
@@ -670,6 +680,7 @@ impl TransactionDoor {
         let has_some = has_ids || self.partitions.all().iter().any(|(_, of)| !of.lock().ranges().is_empty());
         self.has_kept.store(has_some, Ordering::Relaxed);
         self.call(&self.own, |all, now| all.wind_down(now, ResponseError::NotCoordinator));
+        self.wake_waiting();
     }
 
     /// Whether all transactions of a node that is or was alone are over: recorded as such, and so told to their groups.
@@ -898,9 +909,10 @@ fn shared(catalog: &Arc<Catalog>, ids: &Arc<Mutex<StockedIds>>, log: Option<Arc<
     Transactions::new(config, Box::new(Handle(log)), Box::new(Ids(Arc::clone(ids))), places)
 }
 
-/// Whether a lane is a cluster's, whose owners take over all that was acknowledged: nothing of it is lost with the power of one.
+/// Whether a lane is a cluster's, whose owners take over all that was acknowledged: nothing of it is lost with the power of one. What is here of
+/// one that is elsewhere, or not opened yet since the node has started, says nothing of where it ends.
 fn is_shared(lane: &Lane) -> bool {
-    lane.owner_epoch() != 0
+    lane.owner_epoch() != 0 || lane.tenure() == Tenure::Elsewhere
 }
 
 /// The thread that follows whose the transactional ids are, and asks the cluster's coordinators for what the node wants without a command: streams to keep

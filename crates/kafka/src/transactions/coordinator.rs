@@ -130,12 +130,14 @@ impl Transactions {
     }
 
     /// A partition that ends before the place that is recorded of it has lost its end with the machine's power: its end now
-    /// counts, and is recorded. `end_of` says where a partition ends, or that it is gone. Between replay and start.
+    /// counts, and is recorded: whether there is one. `end_of` says where a partition ends; nothing, if it is gone or that is not known here. What was
+    /// [handed over](Transactions::hand_over) stays as it is. Between replay and start.
     ///
     /// # Errors
     /// The journal does not take it: transactions must not be served.
-    pub fn lower(&mut self, end_of: impl Fn(&OffsetKey, &Touched) -> Option<u64>) -> Result<(), AppendFailed> {
-        for (id, held) in &mut self.transactions {
+    pub fn lower(&mut self, end_of: impl Fn(&OffsetKey, &Touched) -> Option<u64>) -> Result<bool, AppendFailed> {
+        let mut is_recorded = false;
+        for (id, held) in self.transactions.iter_mut().filter(|(_, held)| !held.is_handed_over) {
             let mut lowered = false;
             for (of, touched) in &mut held.is.partitions {
                 if let Some(end) = end_of(of, touched).filter(|end| *end < touched.from_offset) {
@@ -146,9 +148,10 @@ impl Transactions {
             if lowered {
                 let mark = self.journal.append(&[Entry::Transaction(id.clone(), Some(held.is.clone()))])?;
                 held.mark = Some(mark);
+                is_recorded = true;
             }
         }
-        Ok(())
+        Ok(is_recorded)
     }
 
     /// Everything in the journal has been taken. What was decided is ended now; what ran has its whole time again.

@@ -221,7 +221,8 @@ impl PartitionTransactions {
         let first_offset = self.open.remove(&producer_id)?;
         self.firsts.remove(&(first_offset, producer_id));
         self.ending.push((first_offset, marker_offset));
-        if commit {
+        // Where the partition has lost all of it with the machine's power nothing is left to pass over.
+        if commit || first_offset > marker_offset {
             return None;
         }
         let stable_offset = self.firsts.first().map_or(marker_offset + 1, |(first, _)| *first);
@@ -315,6 +316,16 @@ mod tests {
 
     fn none() -> PartitionTransactions {
         PartitionTransactions::new(StreamId(6), 1)
+    }
+
+    #[test]
+    fn an_aborted_transaction_of_which_nothing_is_in_front_of_its_marker_leaves_nothing() {
+        for (marker, leaves) in [(9, false), (11, true)] {
+            let mut of = none();
+            of.wrote(1, 10);
+            assert_eq!(of.ended((1, 0), false, marker).is_some(), leaves);
+            assert_eq!((of.ranges().is_empty(), of.has_open()), (!leaves, false));
+        }
     }
 
     #[test]

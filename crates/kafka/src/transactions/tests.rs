@@ -578,6 +578,9 @@ fn where_a_partition_ended_when_it_was_added_is_kept() {
         assert_eq!(unfinished(&world)[0], (101, "items".to_owned(), 15));
         assert_eq!(unfinished(&world)[1], expected[1]);
     }
+    world.load();
+    world.transactions.hand_over_all();
+    assert!(!world.transactions.lower(|_, _| Some(0)).expect("recorded"), "others end it");
     assert_eq!(world.journal.0.lock().entries.len() as u64, kept + 1, "what is not changed is not recorded");
     world.restart();
     world.end("a", producer, true);

@@ -15,6 +15,8 @@ use crate::Answered;
 use crate::door::{Coordinators, OtherNodes};
 use crate::node_requests::Served;
 use crate::state_log::{Edge, StateLog};
+use crate::transaction_door::TransactionDoor;
+use crate::transaction_founding::wound_down;
 use crate::{group_door, group_founding, group_parts, state_parts, transaction_parts};
 
 const PARTS: u32 = 16;
@@ -266,6 +268,82 @@ fn what_was_decided_ends_in_a_partition_that_left_before_its_marker_was_written(
     }
 }
 
+/// What is in the node's own journal.
+fn journal(world: &mut World) -> Vec<Entry> {
+    let mut all = Vec::new();
+    world.running().door.transactions.log().replay(|entry| all.push(entry)).unwrap();
+    all
+}
+
+#[test]
+fn what_was_handed_over_is_not_ended_again_when_its_partition_comes_back() {
+    let mut world = World::new();
+    let (of, _) = written(&mut world, "decided");
+    assert_eq!(world.end("decided", of, false), 0);
+    found_without_one(&mut world);
+    // What is here of the partition ends before the transaction began, as when its groups are gone.
+    let Some(Entry::Transaction(id, Some(mut decided))) = journal(&mut world).pop() else { panic!("it is decided") };
+    decided.partitions.values_mut().for_each(|touched| touched.from_offset = 9);
+    let log = Arc::clone(world.running().door.transactions.log());
+    log.append(&[Entry::Transaction(id.clone(), Some(decided.clone()))]).unwrap();
+    world.sink.release();
+    world.restart();
+    world.running().door.transactions.follow();
+    world.finish();
+    world.running().door.transactions.tick();
+    world.sink.release();
+    let kept = journal(&mut world);
+    let ends = &kept[kept.len() - 2..];
+    assert!(matches!(&ends[0], Entry::Transaction(of, Some(it)) if *of == id && it.partitions == decided.partitions));
+    assert_eq!(ends[1], wound_down());
+
+    let stream = world.running().door.transactions.stream_of("t");
+    let (broker, _) = world.parts();
+    for comes_back in [false, true] {
+        if comes_back {
+            broker.place_stream(2, stream, vec![owner(ME, OWNER + 2), owner(ME, OWNER)]).unwrap();
+            broker.open_streamlet(stream, StreamletId(0), OWNER + 2, None).unwrap();
+        }
+        world.restart();
+        assert!(world.go_on(), "it is ended again");
+        world.running().door.transactions.tick();
+        assert_eq!(journal(&mut world), kept, "something is behind the end");
+        let door = world.running().door.clone();
+        assert_eq!(door.transactions.lane(stream, 0).unwrap().stats().next_ordinal, 1, "there is another marker");
+        assert!(door.transactions.partitions.get(stream, 0).unwrap().lock().ranges().is_empty());
+    }
+}
+
+/// Counts how often it is told.
+#[derive(Default)]
+struct Told(AtomicU32);
+
+impl Observer for Told {
+    fn advanced(&self, _: u64) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn who_waits_for_the_end_of_a_transaction_looks_again_when_nothing_begins_any_more() {
+    let mut world = World::new();
+    let (of, _) = written(&mut world, "decided");
+    assert_eq!(world.add("decided", of, "t", 1), 0);
+    assert_eq!(world.end("decided", of, true), 0);
+    let told = Arc::new(Told::default());
+    let observer: Arc<dyn Observer> = told.clone();
+    let transactions = &world.running().door.transactions;
+    let lane = transactions.lane(transactions.stream_of("t"), 1).unwrap();
+    let may_write =
+        |transactions: &TransactionDoor| transactions.may_write("decided", of, ("t", 1), &lane, true, &observer);
+    assert!(matches!(may_write(transactions), MayWrite::Later(None)));
+    found_without_one(&mut world);
+    let transactions = &world.running().door.transactions;
+    transactions.follow();
+    assert_eq!(told.0.load(Ordering::Relaxed), 1, "nothing begins here any more");
+    assert!(matches!(may_write(transactions), MayWrite::No(_)), "it would wait for ever");
+}
+
 #[test]
 fn offsets_of_a_transaction_that_was_decided_come_along() {
     for restarts in [false, true] {
@@ -458,6 +536,16 @@ impl OtherNodes for Gives {
     }
 }
 
+/// What a node that was alone gives of its groups: their stream, all of it in one piece, the cursor behind it, and where it ends.
+fn given_of_groups(world: &mut World) -> (StreamId, Vec<u8>, Cursor, u64) {
+    let door = world.running().door.clone();
+    let stream = door.coordinator.stream(&kera_protocol::StreamRef::Name("_kera.groups".to_owned())).unwrap().id;
+    let lane = door.broker.log().stream(stream).unwrap();
+    let lane = lane.streamlet(StreamletId(0)).unwrap().lane(kera_format::LaneId(0)).unwrap();
+    let outcome = lane.read(Cursor::default(), 1 << 20, true).unwrap();
+    (stream, outcome.data.concat(), outcome.next, lane.durable_ordinal())
+}
+
 /// Its disk took longer than it waits with an answer: what groups had committed in the rest would have been gone.
 #[test]
 fn what_another_node_has_not_given_yet_is_not_taken_for_its_end() {
@@ -465,13 +553,9 @@ fn what_another_node_has_not_given_yet_is_not_taken_for_its_end() {
     committed(&mut world, 3, 10);
     let door = world.running().door.clone();
     let log = StateLog::find("_kera.groups", &door.catalog, &door.broker, &door.clock).unwrap();
-    let stream = door.coordinator.stream(&kera_protocol::StreamRef::Name("_kera.groups".to_owned())).unwrap().id;
-    let lane = door.broker.log().stream(stream).unwrap();
-    let lane = lane.streamlet(StreamletId(0)).unwrap().lane(kera_format::LaneId(0)).unwrap();
-    let outcome = lane.read(Cursor::default(), 1 << 20, true).unwrap();
-    let (data, durable_ordinal) = (outcome.data.concat(), lane.durable_ordinal());
+    let (stream, data, next, durable_ordinal) = given_of_groups(&mut world);
     let first = kera_format::chunk::Chunks::new(&data).next().unwrap().unwrap().header().total_bytes();
-    let give = |data: &[u8]| crate::Given { data: data.to_vec(), next: outcome.next, durable_ordinal };
+    let give = |data: &[u8]| crate::Given { data: data.to_vec(), next, durable_ordinal };
     let other = Arc::new(Gives(parking_lot::Mutex::default()));
     door.set_others(other.clone());
     let read = |given: Vec<crate::Given>| {
