@@ -35,7 +35,7 @@ use crate::groups::{Answer, AppendFailed, Caller, Coordinator, Done, Now, Topic,
 use crate::node_requests::Served;
 use crate::numbering::partitions_of;
 use crate::session::{Request, decode, encode};
-use crate::state_log::{Edge, StateLog};
+use crate::state_log::{Edge, StateLog, pieces};
 use crate::state_parts;
 use crate::transaction_door::MayWrite;
 use crate::transaction_owner::{Question, coordinator_of, is_about_coordinators};
@@ -47,8 +47,6 @@ pub(crate) const GROUPS_STREAM: &str = "_kera.groups";
 const COPY_BYTES_MIN: u64 = 4 << 20;
 /// Bytes of one append of a copy.
 const COPY_STEP_BYTES: usize = 256 << 10;
-/// Bytes of records of one chunk of a copy, unless one record has more.
-const COPY_CHUNK_BYTES: usize = 1 << 20;
 /// How long what the coordinator knows of topics may be old.
 const TOPICS_MS: i64 = 1_000;
 /// How often groups are looked at: how late a session ends, or a generation begins.
@@ -738,21 +736,6 @@ pub(crate) fn keep_time(door: &Weak<Door>) {
         drop(door);
         std::thread::sleep(TICK);
     }
-}
-
-/// Entries in pieces of which each fits into a chunk: a group with many members takes more than one, and so does much metadata.
-pub(crate) fn pieces(entries: &[Entry]) -> impl Iterator<Item = &[Entry]> {
-    let mut rest = entries;
-    std::iter::from_fn(move || {
-        let mut bytes = 0;
-        let fits = |entry: &&Entry| {
-            bytes += entry.bytes();
-            bytes <= COPY_CHUNK_BYTES
-        };
-        let (piece, after) = rest.split_at_checked(rest.iter().take_while(fits).count().max(1))?;
-        rest = after;
-        Some(piece)
-    })
 }
 
 /// The thread that follows whose the groups are, and what coordinators and earlier owners have told of partitions. It waits for nobody, for readers wait

@@ -13,10 +13,10 @@ use kera_format::kafka_groups::{Entry, Fact};
 use kera_protocol::admin::StreamRef;
 
 use crate::door::Door;
-use crate::group_door::{GROUPS_STREAM, pieces};
+use crate::group_door::GROUPS_STREAM;
 use crate::group_parts::{Load, Part};
 use crate::groups::GroupConfig;
-use crate::state_log::{Patience, Unread};
+use crate::state_log::{Patience, Unread, pieces};
 use crate::state_parts::{of_nodes, streamlet_of};
 
 /// The group of the record that says nothing. No client can make it: a topic of the system is not committed for.

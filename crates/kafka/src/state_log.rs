@@ -25,6 +25,8 @@ use crate::groups::{AppendFailed, Mark};
 /// Bytes of records in one chunk: what is recorded in one go is there as a whole or not at all.
 const CHUNK_BYTES_MAX: usize = 4 << 20;
 
+/// Bytes of records in one chunk of [many](pieces), unless one record has more.
+const PIECE_BYTES: usize = 1 << 20;
 /// Bytes read at a time.
 const READ_BYTES: usize = 1 << 20;
 /// How often a log rests before it is tried again.
@@ -111,6 +113,8 @@ pub(crate) trait Kept: Sized {
 pub(crate) trait Bounded: Kept + Clone {
     /// The record that says that somebody is forgotten.
     fn forgotten(name: String) -> Self;
+    /// About how many bytes its record takes; not less.
+    fn bytes(&self) -> usize;
     /// Who is forgotten, of such a record.
     fn is_forgotten(&self) -> Option<&str>;
 
@@ -121,6 +125,9 @@ pub(crate) trait Bounded: Kept + Clone {
 }
 
 impl Bounded for kera_format::kafka_groups::Entry {
+    fn bytes(&self) -> usize {
+        self.bytes()
+    }
     fn forgotten(name: String) -> Self {
         Self { group: name, fact: kera_format::kafka_groups::Fact::Group(None) }
     }
@@ -130,6 +137,14 @@ impl Bounded for kera_format::kafka_groups::Entry {
 }
 
 impl Bounded for kera_format::kafka_transactions::Entry {
+    fn bytes(&self) -> usize {
+        let Self::Transaction(id, transaction) = self else { return 192 };
+        let lists = transaction.as_ref().map_or(0, |of| {
+            let partitions = of.partitions.keys().map(|of| 24 + of.topic.len());
+            partitions.chain(of.groups.iter().map(|group| 4 + group.len())).sum::<usize>()
+        });
+        160 + id.len() + lists
+    }
     fn forgotten(name: String) -> Self {
         Self::Transaction(name, None)
     }
@@ -154,6 +169,30 @@ impl Kept for kera_format::kafka_transactions::Entry {
     fn decode(record: &RecordView<'_>) -> Result<Self, FormatError> {
         Self::decode(record)
     }
+}
+
+/// Entries in pieces of which each fits into a chunk: a group with many members takes more than one, and so do much metadata and transactions with many
+/// partitions.
+pub(crate) fn pieces<E: Bounded>(entries: &[E]) -> impl Iterator<Item = &[E]> {
+    let mut rest = entries;
+    std::iter::from_fn(move || {
+        let mut bytes = 0;
+        let fits = |entry: &&E| {
+            bytes += entry.bytes();
+            bytes <= PIECE_BYTES
+        };
+        let (piece, after) = rest.split_at_checked(rest.iter().take_while(fits).count().max(1))?;
+        rest = after;
+        Some(piece)
+    })
+}
+
+/// Why something is not appended.
+enum Refused {
+    /// It never fits into one chunk.
+    TooLarge,
+    /// It may be later.
+    NotNow,
 }
 
 /// The stream, open for appends.
@@ -402,8 +441,12 @@ impl<E: Kept> StateLog<E> {
 
     /// Appends entries, in one chunk.
     pub(crate) fn append(&self, entries: &[E]) -> Result<Mark, AppendFailed> {
+        self.try_append(entries).map_err(|_| AppendFailed)
+    }
+
+    fn try_append(&self, entries: &[E]) -> Result<Mark, Refused> {
         if self.lane.owner_epoch() != self.epoch {
-            return Err(AppendFailed);
+            return Err(Refused::NotNow);
         }
         let mut state = self.state.lock();
         let mut chunk = ChunkBuilder::with_buffer(std::mem::take(&mut state.buffer));
@@ -412,15 +455,15 @@ impl<E: Kept> StateLog<E> {
             if chunk.bytes() > CHUNK_BYTES_MAX {
                 let (stream, entries) = (self.name, entries.len());
                 tracing::warn!(stream, entries, limit = CHUNK_BYTES_MAX, "too much to record at a time");
-                return Err(AppendFailed);
+                return Err(Refused::TooLarge);
             }
         }
         if chunk.record_count() == 0 {
             return Ok(Mark(state.last_ticket));
         }
         let target = ChunkTarget { stream: self.stream, streamlet: self.streamlet, ..ChunkTarget::default() };
-        let bytes = chunk.seal(&target, Compression::None).map_err(|_| AppendFailed)?;
-        let view = ChunkView::parse(&bytes).map_err(|_| AppendFailed)?;
+        let bytes = chunk.seal(&target, Compression::None).map_err(|_| Refused::NotNow)?;
+        let view = ChunkView::parse(&bytes).map_err(|_| Refused::NotNow)?;
         let appended = self.lane.append(&view, self.clock.now_ms());
         let added = bytes.len() as u64;
         state.buffer = bytes;
@@ -432,7 +475,7 @@ impl<E: Kept> StateLog<E> {
             }
             Err(error) => {
                 tracing::warn!(stream = self.name, %error, "nothing can be recorded");
-                Err(AppendFailed)
+                Err(Refused::NotNow)
             }
         }
     }
@@ -476,18 +519,33 @@ impl<E: Bounded> StateLog<E> {
     where
         E: 'a,
     {
-        let until_done = |append: &dyn Fn() -> Result<Mark, AppendFailed>| {
-            while append().is_err() {
-                (0..RESTS).for_each(|_| self.rest());
-                if !go_on() {
-                    return false;
+        let edge = |edge: Edge| [E::forgotten(edge.name().to_owned())];
+        self.append_at_last(&edge(Edge::Begin), &go_on)
+            && pieces.all(|piece| self.append_at_last(piece, &go_on))
+            && self.append_at_last(&edge(Edge::End), &go_on)
+    }
+
+    /// Appends entries, in several chunks if they do not fit into one, as soon as that is possible. False if nobody wants it any more.
+    fn append_at_last(&self, entries: &[E], go_on: &impl Fn() -> bool) -> bool {
+        loop {
+            match self.try_append(entries) {
+                Ok(_) => return true,
+                Err(Refused::TooLarge) if entries.len() > 1 => {
+                    let (first, rest) = entries.split_at(entries.len() / 2);
+                    return self.append_at_last(first, go_on) && self.append_at_last(rest, go_on);
                 }
+                Err(Refused::TooLarge) => {
+                    // It would never be otherwise, and all the others wait.
+                    tracing::error!(stream = self.name, "a record is left out that does not fit into a chunk");
+                    return true;
+                }
+                Err(Refused::NotNow) => {}
             }
-            true
-        };
-        until_done(&|| self.append_edge(Edge::Begin))
-            && pieces.all(|piece| until_done(&|| self.append(piece)))
-            && until_done(&|| self.append_edge(Edge::End))
+            (0..RESTS).for_each(|_| self.rest());
+            if !go_on() {
+                return false;
+            }
+        }
     }
 }
 

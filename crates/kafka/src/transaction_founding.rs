@@ -23,14 +23,12 @@ use kera_format::kafka_transactions::{AbortedRange, Entry, Transaction};
 use kera_protocol::admin::StreamRef;
 
 use crate::door::Door;
-use crate::state_log::{Patience, Unread};
+use crate::state_log::{Patience, Unread, pieces};
 use crate::state_parts::{of_nodes, streamlet_of};
 use crate::transaction_door::TRANSACTIONS_STREAM;
 use crate::transaction_parts::TransactionPart;
 use crate::transactions::is_at_rest;
 
-/// Entries of one chunk: of the longest ids they fit into one.
-const STEP_ENTRIES: usize = 2_048;
 /// The id of the record that ends what a node has kept, and of the one that ends what was taken over. It says that the id is forgotten.
 const NOBODY: &str = "_kera.founded";
 
@@ -44,21 +42,30 @@ pub(crate) fn is_wound_down(entry: &Entry) -> bool {
     matches!(entry, Entry::Transaction(id, None) if id == NOBODY)
 }
 
-/// What a node has kept.
-#[derive(Default)]
+/// What a node has kept, as far as it belongs to one streamlet: ids by their names, and what producers have left by their numbers.
 struct Before {
-    ids: BTreeMap<String, Transaction>,
+    streamlet: u32,
+    /// How many streamlets there are.
+    count: usize,
+    /// Of the ids of other streamlets nothing but that they are there.
+    ids: BTreeMap<String, Option<Transaction>>,
     ranges: BTreeMap<(StreamId, u32, i64, u64), AbortedRange>,
     /// Nothing has begun since the node has recorded that nothing would.
     is_over: bool,
 }
 
 impl Before {
+    /// Nothing yet.
+    fn of(streamlet: u32, count: usize) -> Before {
+        Before { streamlet, count, ids: BTreeMap::new(), ranges: BTreeMap::new(), is_over: false }
+    }
+
     fn take(&mut self, entry: Entry) {
         let is_end = is_wound_down(&entry);
         match entry {
             Entry::Transaction(id, Some(transaction)) => {
-                self.ids.insert(id, transaction);
+                let is_ours = streamlet_of(&id, self.count) == self.streamlet as usize;
+                self.ids.insert(id, is_ours.then_some(transaction));
                 self.is_over = false;
             }
             Entry::Transaction(id, None) => {
@@ -67,7 +74,9 @@ impl Before {
             }
             Entry::Aborted(range) => {
                 let AbortedRange { stream, partition, producer_id, first_offset, .. } = range;
-                self.ranges.insert((stream, partition, producer_id, first_offset), range);
+                if producer_id.cast_unsigned() % self.count.max(1) as u64 == u64::from(self.streamlet) {
+                    self.ranges.insert((stream, partition, producer_id, first_offset), range);
+                }
             }
         }
     }
@@ -82,7 +91,7 @@ pub(crate) fn take_over(door: &Door, part: &TransactionPart, go_on: impl Fn() ->
     let of_node = |node: u32| {
         let mut patience = Patience::new(door, node);
         while go_on() {
-            let mut before = Before::default();
+            let mut before = Before::of(part.number, count);
             let stream = (TRANSACTIONS_STREAM, info.id);
             let read = log.read_before(door, node, stream, |entry| before.take(entry), go_on);
             let why = match read {
@@ -91,7 +100,7 @@ pub(crate) fn take_over(door: &Door, part: &TransactionPart, go_on: impl Fn() ->
                 Err(why) => Some(why),
             };
             if why.is_none_or(|why| patience.is_over(door, &why, "what was known of Kafka transactions")) {
-                return share(before, part.number, count).collect();
+                return share(before).collect();
             }
             log.rest();
         }
@@ -99,7 +108,7 @@ pub(crate) fn take_over(door: &Door, part: &TransactionPart, go_on: impl Fn() ->
     };
     let mut entries: Vec<Entry> = of_nodes(door, of_node).into_iter().flatten().collect();
     entries.push(wound_down());
-    if !log.found(entries.chunks(STEP_ENTRIES), go_on) {
+    if !log.found(pieces(&entries), go_on) {
         return;
     }
     let mut state = part.state.lock();
@@ -122,15 +131,61 @@ pub(crate) fn take_over(door: &Door, part: &TransactionPart, go_on: impl Fn() ->
     }
 }
 
-/// What of it belongs to a streamlet of `count`: ids by their names, and what producers have left by their numbers. An id whose
-/// transaction has not ended stays where it is, unless the node has nothing more to do: then the rest was handed over.
-fn share(before: Before, streamlet: u32, count: usize) -> impl Iterator<Item = Entry> {
-    let of_id = move |id: &str| streamlet_of(id, count) == streamlet as usize;
-    let of_producer =
-        move |range: &AbortedRange| range.producer_id.cast_unsigned() % count.max(1) as u64 == u64::from(streamlet);
+/// What comes along of it. An id whose transaction has not ended stays where it is, unless the node has nothing more to do: then the rest was
+/// handed over.
+fn share(before: Before) -> impl Iterator<Item = Entry> {
     let is_over = before.is_over;
     let may_come = move |transaction: &Transaction| is_over || is_at_rest(transaction);
-    let ids = before.ids.into_iter().filter(move |(id, transaction)| of_id(id) && may_come(transaction));
-    let ranges = before.ranges.into_values().filter(of_producer).map(Entry::Aborted);
+    let ids = before.ids.into_iter().filter_map(|(id, transaction)| Some((id, transaction?)));
+    let ids = ids.filter(move |(_, transaction)| may_come(transaction));
+    let ranges = before.ranges.into_values().map(Entry::Aborted);
     ids.map(|(id, transaction)| Entry::Transaction(id, Some(transaction))).chain(ranges)
+}
+
+#[cfg(test)]
+mod tests {
+    use kera_format::kafka_groups::OffsetKey;
+    use kera_format::kafka_transactions::{Touched, TransactionState};
+
+    use super::*;
+
+    #[test]
+    fn of_the_ids_of_other_streamlets_nothing_is_kept_but_that_they_are_waited_for() {
+        const COUNT: usize = 16;
+        let id = "id".to_owned();
+        let of = OffsetKey { topic: "t".to_owned(), partition: 0 };
+        let touched = Touched { stream: StreamId(7), from_offset: 0 };
+        let transaction = Transaction {
+            state: TransactionState::Aborting,
+            producer_id: 3,
+            epoch: 0,
+            last_epoch: -1,
+            previous_producer_id: -1,
+            timeout_ms: 1,
+            started_ms: 1,
+            changed_ms: 1,
+            partitions: BTreeMap::from([(of, touched)]),
+            groups: std::collections::BTreeSet::new(),
+        };
+        let range = AbortedRange {
+            stream: StreamId(7),
+            partition: 0,
+            producer_id: 3,
+            first_offset: 0,
+            marker_offset: 1,
+            stable_offset: 2,
+            epoch: 0,
+        };
+        for streamlet in 0..COUNT as u32 {
+            let (has_id, has_range) = (streamlet_of(&id, COUNT) == streamlet as usize, streamlet == 3);
+            let mut before = Before::of(streamlet, COUNT);
+            before.take(Entry::Transaction(id.clone(), Some(transaction.clone())));
+            before.take(Entry::Aborted(range));
+            assert_eq!((before.ids[&id].is_some(), before.ranges.len()), (has_id, usize::from(has_range)));
+            assert!(!before.is_over);
+            before.take(wound_down());
+            assert!(before.is_over);
+            assert_eq!(share(before).count(), usize::from(has_id) + usize::from(has_range));
+        }
+    }
 }

@@ -4,6 +4,7 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use kera_format::kafka_groups::{self, CommittedOffset, Fact, OffsetKey};
+use kera_format::kafka_transactions::{PARTITIONS_MAX, Touched, Transaction, TransactionState};
 use kera_format::{Cursor, StreamId, StreamOptions, StreamletId};
 use kera_log::ReadError;
 use kera_protocol::{EndInGroup, EndInPartitions, OwnedStreamlet, PartitionEnded, PartitionsEnded, TransactionsIn};
@@ -17,6 +18,7 @@ use crate::node_requests::Served;
 use crate::state_log::{Edge, StateLog};
 use crate::transaction_door::TransactionDoor;
 use crate::transaction_founding::wound_down;
+use crate::transactions::NOT_WRITTEN;
 use crate::{group_door, group_founding, group_parts, state_parts, transaction_parts};
 
 const PARTS: u32 = 16;
@@ -342,6 +344,43 @@ fn who_waits_for_the_end_of_a_transaction_looks_again_when_nothing_begins_any_mo
     transactions.follow();
     assert_eq!(told.0.load(Ordering::Relaxed), 1, "nothing begins here any more");
     assert!(matches!(may_write(transactions), MayWrite::No(_)), "it would wait for ever");
+}
+
+/// Two ids of one streamlet, each with as many partitions as a transaction may have, take more than a chunk together.
+#[test]
+fn transactions_with_many_partitions_come_along() {
+    let mut world = World::new();
+    let stream = world.running().door.transactions.stream_of("t");
+    let names = (0..).map(|number| format!("id{number}"));
+    let names = names.filter(|name| state_parts::streamlet_of(name, PARTS as usize) == 0).take(2);
+    let names: Vec<String> = names.collect();
+    let (of, _) = written(&mut world, "some");
+    let Some(Entry::Transaction(_, Some(some))) = journal(&mut world).pop() else { panic!("it runs") };
+    assert_eq!(world.end("some", of, true), 0);
+    world.finish();
+    let topic = "t".repeat(200);
+    let touched = Touched { stream, from_offset: NOT_WRITTEN };
+    let partition = |partition| (OffsetKey { topic: topic.clone(), partition }, touched);
+    for (producer_id, name) in (1_000..).zip(&names) {
+        let partitions = (0..PARTITIONS_MAX as i32).map(partition).collect();
+        let large = Transaction { producer_id, state: TransactionState::Aborting, partitions, ..some.clone() };
+        world.running().door.transactions.log().append(&[Entry::Transaction(name.clone(), Some(large))]).unwrap();
+    }
+    world.running().door.transactions.log().append(&[wound_down()]).unwrap();
+    world.sink.release();
+    found(&mut world);
+    world.restart();
+    let door = world.running().door.clone();
+    door.set_others(Arc::new(Nothing));
+    for load in door.transactions.follow() {
+        // As with groups: not as long as something cannot be appended.
+        let looks = AtomicU32::new(0);
+        door.transactions.read(&door, &load, || looks.fetch_add(1, Ordering::Relaxed) < 50);
+    }
+    world.sink.release();
+    for name in names {
+        assert_eq!(world.state(&name), "PrepareAbort", "it cannot be recorded");
+    }
 }
 
 #[test]
