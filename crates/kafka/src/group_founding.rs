@@ -30,14 +30,22 @@ pub(crate) fn take_over(door: &Door, load: &Load, part: &Part, go_on: impl Fn() 
     let Some(count) = door.catalog.info_of_groups().map(|info| info.options.streamlets as usize) else { return };
     let of_node = |node: u32| {
         let mut patience = Patience::new(door, node);
-        let mut before = load.making().coordinator(GroupConfig::default(), None);
+        let nothing = || load.making().coordinator(GroupConfig::default(), None);
+        let (mut before, mut is_whole) = (nothing(), false);
         while go_on() {
+            // Anew each time: what was forgotten since the last time may not be said in this one, since it is not there any more.
+            let mut next = nothing();
             let each = |entry: Entry| {
                 if streamlet_of(&entry.group, count) == load.number() {
-                    before.replay(entry);
+                    next.replay(entry);
                 }
             };
-            let why = match log.read_before(door, node, (GROUPS_STREAM, info.id), each, go_on) {
+            let read = log.read_before(door, node, (GROUPS_STREAM, info.id), each, go_on);
+            // Of a node that is given up counts what it has told last as a whole, or the most that it has.
+            if read.is_ok() || (!is_whole && next.group_count() >= before.group_count()) {
+                (before, is_whole) = (next, read.is_ok());
+            }
+            let why = match read {
                 Ok(()) if !before.has_pending() => break,
                 Ok(()) => Unread::Refused("its transactions have not ended".to_owned()),
                 Err(why) => why,

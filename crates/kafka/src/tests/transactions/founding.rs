@@ -585,6 +585,30 @@ fn given_of_groups(world: &mut World) -> (StreamId, Vec<u8>, Cursor, u64) {
     (stream, outcome.data.concat(), outcome.next, lane.durable_ordinal())
 }
 
+/// A node is read once more since it has not given everything: it has deleted the group by then, and let go of what said so.
+#[test]
+fn a_group_that_is_deleted_between_two_readings_does_not_come_along() {
+    let mut other = World::new();
+    let groups = committed(&mut other, 1, 10);
+    let (_, data, next, durable_ordinal) = given_of_groups(&mut other);
+    let all = crate::Given { data, next, durable_ordinal };
+    let more = crate::Given { data: Vec::new(), durable_ordinal: durable_ordinal + 1, ..all.clone() };
+    let nothing = crate::Given { durable_ordinal: 0, ..more.clone() };
+    for (given, offset) in [(vec![all.clone(), nothing.clone()], 7), (vec![all, more, nothing], -1)] {
+        let mut world = World::new();
+        world.sink.release();
+        found(&mut world);
+        let door = world.running().door.clone();
+        door.set_others(Arc::new(Gives(parking_lot::Mutex::new(given.into()))));
+        let loads = door.groups.follow(&door.catalog, &door.broker);
+        let load = loads.iter().find(|load| load.number() == 0).unwrap();
+        let part = load.run(&door.broker, || door.others(), || true).unwrap();
+        group_founding::take_over(&door, load, &part, || true);
+        door.groups.loaded(load, part);
+        assert_eq!(world.offset(&groups[0]), Ok(offset));
+    }
+}
+
 /// Its disk took longer than it waits with an answer: what groups had committed in the rest would have been gone.
 #[test]
 fn what_another_node_has_not_given_yet_is_not_taken_for_its_end() {
