@@ -397,7 +397,7 @@ impl Door {
         let catalog = Arc::new(Catalog { node: config.node, coordinator: Arc::clone(&coordinator) });
         let (sessions, partitions) = (config.fetch_sessions_max, config.fetch_session_partitions_max);
         let fetch_sessions = FetchSessions::new(sessions, partitions, Arc::clone(&random));
-        let (groups, unread) = GroupDoor::open(&catalog, &broker, &clock, random)?;
+        let (groups, unread) = GroupDoor::open(&catalog, &broker, &clock, random, config.accept_damage)?;
         let older = Older::new(config.older_bytes_max);
         let floors = Floors::open(&catalog, &broker, &clock)?;
         let endings = Endings::new(events.clone());

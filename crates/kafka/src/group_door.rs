@@ -35,7 +35,7 @@ use crate::groups::{Answer, AppendFailed, Caller, Coordinator, Done, Now, Topic,
 use crate::node_requests::Served;
 use crate::numbering::partitions_of;
 use crate::session::{Request, decode, encode};
-use crate::state_log::{Edge, StateLog, pieces};
+use crate::state_log::{Edge, StateLog, cannot_be_read, pieces};
 use crate::state_parts;
 use crate::transaction_door::MayWrite;
 use crate::transaction_owner::{Question, coordinator_of, is_about_coordinators};
@@ -168,12 +168,14 @@ impl Topics for KnownTopics {
 
 impl GroupDoor {
     /// Opens the stream of groups and reads what is in it, unless the groups are a cluster's. Of these it reads what is pending at a node that was
-    /// alone; where that cannot be read the error comes along, for [`may_do_without`] to judge. Blocks the thread while segments come from disk.
+    /// alone; where that cannot be read the error comes along, for [`may_do_without`] to judge. If `accept_damage`, a node that is alone does without
+    /// what the disk does not give. Blocks the thread while segments come from disk.
     pub(crate) fn open(
         catalog: &Arc<Catalog>,
         broker: &Arc<Broker>,
         clock: &Arc<dyn Clock>,
         random: Arc<dyn Random>,
+        accept_damage: bool,
     ) -> io::Result<(GroupDoor, Option<ReadError>)> {
         let topics =
             KnownTopics { catalog: Arc::clone(catalog), clock: Arc::clone(clock), seen: Mutex::new((i64::MIN / 2, 0)) };
@@ -182,7 +184,7 @@ impl GroupDoor {
         let parts = Parts::new(making, broker);
         let (own, unread) = if catalog.info_of_groups().is_none() && broker.ownership().nodes().len() < 2 {
             let log = StateLog::open(GROUPS_STREAM, catalog, broker, clock)?;
-            let own = parts.making.read(log).map_err(|error| io::Error::other(error.to_string()))?;
+            let own = read_own(&parts.making, log, accept_damage)?;
             parts.set_alone(Arc::clone(&own));
             (Some(own), None)
         } else {
@@ -326,7 +328,7 @@ impl GroupDoor {
                     coordinator.tick(now);
                 }
                 if let Some(log) = &part.log {
-                    copy(log, &coordinator);
+                    copy(log, &coordinator, COPY_BYTES_MIN);
                 }
                 coordinator.take_done()
             };
@@ -699,16 +701,39 @@ fn address(part: &Arc<Part>) -> usize {
     Arc::as_ptr(part) as usize
 }
 
-/// Writes everything anew if the log has grown. Under the coordinator's lock, so that nothing comes between; if it breaks
+/// The groups of a node that is alone. What could not be read of them is for a person to do without, who says so with `accept_damage`; then the rest is
+/// written anew, and the next start does without that.
+fn read_own(making: &Making, log: Arc<StateLog<Entry>>, accept_damage: bool) -> io::Result<Arc<Part>> {
+    let unread_error = |why: &ReadError| cannot_be_read(GROUPS_STREAM, "what Kafka groups have committed", why);
+    let (own, unread) = making.read(Arc::clone(&log)).map_err(|error| unread_error(&error))?;
+    match unread {
+        None => {}
+        Some(error) if !accept_damage => return Err(unread_error(&error)),
+        Some(error) => {
+            tracing::error!(
+                %error,
+                "{GROUPS_STREAM} could not be read as a whole, and the node goes on without, as it was told: groups go on from what they \
+                 had committed before, or begin anew"
+            );
+            // So that there is something to write, also if nothing could be read.
+            log.append_edge(Edge::Begin)
+                .map_err(|AppendFailed| io::Error::other(format!("{GROUPS_STREAM} takes no records")))?;
+            copy(&log, &own.coordinator.lock(), 0);
+        }
+    }
+    Ok(own)
+}
+
+/// Writes everything anew if the log has grown by `bytes_min`. Under the coordinator's lock, so that nothing comes between; if it breaks
 /// off, what is there stays and counts.
 ///
 /// A part that has left knows nothing any more, and its log is the next owner's: nothing may be let go because of it. And other nodes may have older groups of the log, with
 /// what this copy does not repeat: so it says where it begins and ends.
-pub(crate) fn copy(log: &StateLog<Entry>, coordinator: &Coordinator) {
+pub(crate) fn copy(log: &StateLog<Entry>, coordinator: &Coordinator, bytes_min: u64) {
     if coordinator.check_loaded().is_err() {
         return;
     }
-    let Some((from, added)) = log.begin_copy(COPY_BYTES_MIN) else { return };
+    let Some((from, added)) = log.begin_copy(bytes_min) else { return };
     if log.append_edge(Edge::Begin).is_err() {
         return;
     }

@@ -18,7 +18,7 @@ use parking_lot::Mutex;
 
 use crate::door::{After, Catalog, OtherNodes};
 use crate::groups::{AppendFailed, Coordinator, GroupConfig, Journal, Mark, Now, Topics};
-use crate::state_log::StateLog;
+use crate::state_log::{Bounded, Edge, StateLog};
 use crate::state_parts::{Coming, StateParts};
 
 /// Where the groups of a cluster and their offsets are kept.
@@ -145,14 +145,42 @@ impl Making {
         coordinator.start(self.now());
     }
 
-    /// A part with what is in its log. Blocks the thread while segments come from disk.
-    pub(crate) fn read(&self, log: Arc<StateLog<Entry>>) -> Result<Arc<Part>, kera_log::ReadError> {
-        let mut coordinator = self.coordinator(GroupConfig::default(), Some(Arc::clone(&log)));
-        let (records, passed_over) = log.replay(|entry| coordinator.replay(entry))?;
+    /// A part with what is in its log, and why not all of it could be read. What stands in front of a whole copy that was written since is not
+    /// needed. Blocks the thread while segments come from disk.
+    pub(crate) fn read(
+        &self,
+        log: Arc<StateLog<Entry>>,
+    ) -> Result<(Arc<Part>, Option<kera_log::ReadError>), kera_log::ReadError> {
+        let begin = || self.coordinator(GroupConfig::default(), Some(Arc::clone(&log)));
+        // Behind what cannot be read: what a copy has said so far.
+        let (mut coordinator, mut unread, mut copied) = (begin(), None, None);
+        let (records, passed_over) = log.replay_past_damage(|entry| {
+            let entry = match entry {
+                Ok(entry) => entry,
+                Err(error) => {
+                    (unread, copied) = (Some(error), None);
+                    return;
+                }
+            };
+            match entry.edge() {
+                Some(Edge::Begin) => copied = unread.is_some().then(begin),
+                Some(Edge::End) => {
+                    if let Some(whole) = copied.take() {
+                        (coordinator, unread) = (whole, None);
+                    }
+                }
+                None => {
+                    if let Some(copied) = &mut copied {
+                        copied.replay(entry.clone());
+                    }
+                    coordinator.replay(entry);
+                }
+            }
+        })?;
         coordinator.start(self.now());
         let groups = coordinator.group_count();
         tracing::info!(groups, records, passed_over, "Kafka groups are open");
-        Ok(Part::new(coordinator, Some(log)))
+        Ok((Part::new(coordinator, Some(log)), unread))
     }
 
     /// The same of a node that is one of several by now: its part serves nobody, and transactions that were decided end there. Blocks the

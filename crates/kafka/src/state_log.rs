@@ -195,6 +195,21 @@ enum Refused {
     NotNow,
 }
 
+/// The error of a node that does not start because it cannot read what it has kept in a stream: what to do is in it. `what` says what the stream is for.
+pub(crate) fn cannot_be_read(stream: &str, what: &str, why: &ReadError) -> io::Error {
+    // Nothing else that is wrong can be done without.
+    let or = match why {
+        ReadError::LoadFailed(_) => {
+            ", or once with --accept-damage true to go on without what cannot be read of it: what this means is in docs/operations.md, under \
+             `A disk that loses something`"
+        }
+        _ => "",
+    };
+    io::Error::other(format!(
+        "{stream}, which says {what}, cannot be read: {why}. Nothing else is in doubt. Start the node again when its disk can be read{or}"
+    ))
+}
+
 /// The stream, open for appends.
 pub(crate) struct StateLog<E> {
     name: &'static str,

@@ -9,7 +9,7 @@ use kera_format::kafka_transactions::{AbortedRange, Entry};
 use kera_log::ReadError;
 
 use crate::groups::{AppendFailed, Mark};
-use crate::state_log::{Bounded, Edge, StateLog};
+use crate::state_log::{Bounded, Edge, StateLog, cannot_be_read};
 use crate::transaction_door::TRANSACTIONS_STREAM;
 use crate::transaction_founding::is_wound_down;
 use crate::transactions::{TransactionJournal, Transactions};
@@ -70,10 +70,10 @@ pub(crate) fn read_own(log: &StateLog<Entry>, coordinator: &mut Transactions, ac
             }
         }
     });
-    let (records, passed_over) = replayed.map_err(|error| cannot_be_read(&error))?;
+    let (records, passed_over) = replayed.map_err(|error| unread_error(&error))?;
     own.is_damaged = unread.is_some();
     match unread {
-        Some(error) if !accept_damage => return Err(cannot_be_read(&error)),
+        Some(error) if !accept_damage => return Err(unread_error(&error)),
         Some(error) => tracing::error!(
             %error,
             "{TRANSACTIONS_STREAM} could not be read as a whole, and the node goes on without, as it was told: what was aborted or had not ended \
@@ -90,12 +90,8 @@ pub(crate) fn read_own(log: &StateLog<Entry>, coordinator: &mut Transactions, ac
     Ok(own)
 }
 
-fn cannot_be_read(why: &ReadError) -> io::Error {
-    io::Error::other(format!(
-        "{TRANSACTIONS_STREAM}, which says what transactions have decided and aborted, cannot be read: {why}. Nothing else is in doubt. Start the \
-         node again when its disk can be read, or once with --accept-damage true to go on without what cannot be read of it: what this means is \
-         in docs/operations.md, under `A disk that loses something`"
-    ))
+fn unread_error(why: &ReadError) -> io::Error {
+    cannot_be_read(TRANSACTIONS_STREAM, "what transactions have decided and aborted", why)
 }
 
 /// Writes all ids anew.

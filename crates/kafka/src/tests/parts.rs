@@ -536,10 +536,10 @@ fn a_part_that_has_left_copies_nothing() {
         log.append(&entries).unwrap();
     }
     let end = log.last_mark();
-    copy(&log, &coordinator);
+    copy(&log, &coordinator, 4 << 20);
     assert_eq!(log.last_mark(), end);
     coordinator.start(Now::default());
-    copy(&log, &coordinator);
+    copy(&log, &coordinator, 4 << 20);
     assert!(log.last_mark() > end, "it was due");
 }
 

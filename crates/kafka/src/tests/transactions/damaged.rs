@@ -3,9 +3,11 @@
 use std::sync::Weak;
 
 use kera_format::SegmentId;
-use kera_log::{Location, Segment, SegmentStore};
+use kera_format::kafka_groups::{self, CommittedOffset, Fact, OffsetKey};
+use kera_log::{Location, ReadError, Segment, SegmentStore};
 
 use super::*;
+use crate::state_log::{StateLog, cannot_be_read};
 
 /// A disk that takes everything and gives nothing back.
 struct Rotten {
@@ -87,4 +89,53 @@ fn a_node_goes_on_without_what_it_kept_of_transactions_when_it_is_told_to() {
     assert_eq!((world.state("stays"), world.committed("t", 1)), ("CompleteCommit".to_owned(), vec![0]));
     rotten.take(stream);
     world.open(false).expect_err("that was not accepted");
+}
+
+#[test]
+fn a_node_goes_on_without_what_it_kept_of_groups_when_it_is_told_to() {
+    let mut world = World::new();
+    let rotten = Rotten::of(&world);
+    let (_, coordinator) = world.parts();
+    let stream = coordinator.stream(&kera_protocol::StreamRef::Name("_kera.groups".to_owned())).unwrap().id;
+    let commit = |world: &mut World, group: &str| {
+        let door = world.running().door.clone();
+        let log = StateLog::find("_kera.groups", &door.catalog, &door.broker, &door.clock).unwrap();
+        let offset = CommittedOffset {
+            offset: 7,
+            leader_epoch: -1,
+            committed_ms: NOW_MS,
+            expires_ms: None,
+            topic_id: 0,
+            metadata: String::new(),
+        };
+        let fact = Fact::Offset(OffsetKey { topic: "t".to_owned(), partition: 0 }, Some(offset));
+        log.append(&[kafka_groups::Entry { group: group.to_owned(), fact }]).unwrap();
+        world.sink.release();
+    };
+    commit(&mut world, "gone");
+    rotten.take(stream);
+    commit(&mut world, "stays");
+    for _ in 0..2 {
+        let refused = world.open(false).expect_err("nobody has said that this is accepted").to_string();
+        assert!(refused.starts_with("_kera.groups, which says"), "{refused}");
+        assert!(
+            refused.contains("the checksum does not match") && refused.contains("--accept-damage true"),
+            "{refused}"
+        );
+    }
+    world.open(true).unwrap();
+    assert_eq!((world.offset("gone"), world.offset("stays")), (Ok(-1), Ok(7)));
+    // From now on it is not needed: what is known is there once more. What is lost behind that is.
+    world.sink.release();
+    world.open(false).unwrap();
+    assert_eq!((world.offset("gone"), world.offset("stays")), (Ok(-1), Ok(7)));
+    world.sink.release();
+    rotten.take(stream);
+    world.open(false).expect_err("that was not accepted");
+}
+
+#[test]
+fn what_cannot_be_accepted_is_not_advised() {
+    let says = |why: &ReadError| cannot_be_read("s", "what it says", why).to_string().contains("--accept-damage");
+    assert!(says(&ReadError::LoadFailed("rotten".to_owned())) && !says(&ReadError::Deleted));
 }
