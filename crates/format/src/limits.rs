@@ -18,7 +18,7 @@ pub const STREAMLETS_MAX: u32 = 131_072;
 pub const LANES_MAX: u32 = 4_096;
 /// Most lanes of a stream (streamlets times lanes).
 pub const STREAM_LANES_MAX: u32 = 1 << 20;
-/// Most lanes of all streams together that users may have made. One that was written to takes some 2.5 KiB of a node's memory at rest, so all
+/// Most lanes of all streams together, those of the system included. One that was written to takes some 2.5 KiB of a node's memory at rest, so all
 /// of them take 2.5 GiB; as many as the largest stream has, and as many as a disk notes where they begin.
 pub const ALL_LANES_MAX: u64 = 1 << 20;
 /// Most virtual logs that a stream may have of its own.

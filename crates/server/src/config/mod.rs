@@ -262,7 +262,7 @@ settings! {
 
     /// Streams: how many there may be.
     streams: StreamSettings {
-        /// Streams of the node, those of the system included. Whatever it is, those of users together have 1,048,576 lanes at most: more are refused with `LimitReached`,
+        /// Streams of the node, those of the system included. Whatever it is, all streams together have 1,048,576 lanes at most: more are refused with `LimitReached`,
         /// `POLICY_VIOLATION` for Kafka clients. A lane that was written to takes some 2.5 KiB of memory at rest, so that all take 2.5 GiB; before that it takes far less.
         streams_max: u64 = Kind::Count(range(1, 10_000_000)), "100000", "streams-max";
     }
