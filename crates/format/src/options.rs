@@ -152,7 +152,8 @@ pub fn copies_min(copies: u32) -> u32 {
     copies / 2 + 1
 }
 
-/// The options of a stream. [`Default`] is what `kera stream create NAME` gives.
+/// The options of a stream. [`Default`] is what `kera stream create NAME` gives at a node that is alone; in a cluster of enough nodes it asks for more
+/// copies.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct StreamOptions {
     /// M: streamlets, each owned by one broker at a time.
