@@ -342,8 +342,12 @@ fn run_load(mode: Mode, args: &LoadArgs, connect: &str, json: bool) -> Result<()
 
 /// What a load that was stopped leaves behind.
 fn interrupted(config: &LoadConfig) -> CliError {
-    let streams = if config.keep { "are kept, as --keep says" } else { "are gone" };
-    let message = format!("interrupted: nothing was measured to its end; streams that were made for it {streams}");
+    // It may have made none by then.
+    let streams = match config.keep {
+        true => "any stream that was made for it is kept, as --keep says",
+        false => "no stream that was made for it is left",
+    };
+    let message = format!("interrupted: nothing was measured to its end; {streams}");
     CliError { exit: EXIT_INTERRUPTED, ..CliError::failure(message) }
 }
 

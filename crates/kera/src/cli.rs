@@ -575,7 +575,7 @@ pub struct TopArgs {
 /// `kera cluster`.
 #[derive(Subcommand)]
 pub enum ClusterCommand {
-    /// Start some nodes that form a cluster, each a process with its own data, and stop them at Ctrl-C.
+    /// Start some nodes that form a cluster, each a process with its own data, and stop them at Ctrl-C, or when the command is ended.
     #[command(after_help = "\
 Examples:
   kera cluster up                               three nodes under ./kera-cluster, clients on 127.0.0.1:7081 to 7083

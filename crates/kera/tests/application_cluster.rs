@@ -50,8 +50,20 @@ fn over_http_a_node_changes_no_part_of_an_application_and_says_what_is_at_others
     node.ok("stream create lone --streamlets 1 --replication 1");
     node.ok(&format!("produce lone --key-separator : --file {}", file.display()));
     assert_eq!(node.ok("consume lone --application audit").lines().count(), 300);
+    // Owners of what it gets do not know who has read the rest, and take a reset all the same: what is shown before is what is set.
+    node.ok("stream alter lone --streamlets 3");
+    let reset = |flags: &str| node.json(&format!("application reset audit --stream lone --to earliest {flags}"));
+    let shown = reset("--dry-run");
+    assert_eq!(shown["offsets"].as_array().map(Vec::len), Some(3), "{shown}");
+    let one = reset("--dry-run --streamlets 2")["offsets"].clone();
+    assert_eq!(one, serde_json::json!([{ "streamlet": 2, "lane": 0, "ordinal": 0 }]));
+    assert_eq!(reset("--yes")["offsets"], shown["offsets"]);
+
+    node.ok("stream create single --streamlets 1 --replication 1");
+    node.ok(&format!("produce single --key-separator : --file {}", file.display()));
+    assert_eq!(node.ok("consume single --application audit").lines().count(), 300);
     let told = |name: &str| {
-        let at = format!("/v1/applications/lone/{name}");
+        let at = format!("/v1/applications/single/{name}");
         let mut told: Vec<(u16, String)> = nodes.iter().flatten().map(|node| node.get(&at)).collect();
         told.sort();
         told
@@ -90,6 +102,9 @@ fn a_node_that_is_not_heard_is_named_and_so_is_what_was_done_without_it() {
         assert!(listed.status.success() && common::stdout(&listed).contains("audit"), "{}", common::stdout(&listed));
         assert!(common::stderr(&listed).contains(&not_heard), "{}", common::stderr(&listed));
     }
+    let top = node.ok("top --count 1");
+    assert!(top.contains(&format!("{not_heard}: LAG lacks")), "{top}");
+    assert_eq!(node.json("top --count 1")["unheard"], serde_json::json!([owner]));
     let (_, said) = node.fails("application describe solo");
     assert!(said.contains(&format!("{not_heard} and may know it")), "{said}");
     assert!(node.ok("stream describe spread").contains(&not_heard));

@@ -2,9 +2,10 @@
 
 mod common;
 
-use std::process::Stdio;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
-use common::{Place, eventually, run, stderr, stdout};
+use common::{Place, end_of, eventually, run, stderr, stdout};
 use serde_json::Value;
 
 fn fields(report: &Value) -> [f64; 5] {
@@ -80,12 +81,36 @@ fn an_interrupted_load_leaves_no_stream_behind_unless_it_is_to_be_kept() {
         let before = node.json("status")["appended_records"].as_u64();
         let child = node.command(line).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         eventually("records", || node.json("status")["appended_records"].as_u64() > before);
-        assert!(std::process::Command::new("kill").args([signal, &child.id().to_string()]).status().unwrap().success());
+        assert!(Command::new("kill").args([signal, &child.id().to_string()]).status().unwrap().success());
         let output = child.wait_with_output().unwrap();
         let said = stderr(&output);
         assert_eq!(output.status.code(), Some(130), "{line}: {said}");
         assert!(said.contains("interrupted: nothing was measured to its end"), "{line}: {said}");
         assert_eq!(streams(), left, "{line}");
+    }
+    node.stop();
+}
+
+/// What it has sent is answered by nobody, and what it still has to send finds no room.
+#[test]
+fn a_load_ends_soon_after_it_was_interrupted_though_its_node_hangs() {
+    let place = Place::new();
+    let node = place.start();
+    for line in ["bench produce --seconds 600 --streamlets 1", "bench both --seconds 600 --rate 0.01 --streamlets 1"] {
+        let before = node.json("status")["appended_records"].as_u64();
+        let mut child = node.command(line).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        eventually("records", || node.json("status")["appended_records"].as_u64() > before);
+        node.signal("STOP");
+        // Long enough for what there is room for.
+        std::thread::sleep(Duration::from_millis(500));
+        assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+        let asked = Instant::now();
+        let ended = end_of(&mut child);
+        node.signal("CONT");
+        assert!(asked.elapsed() < Duration::from_secs(25), "{line}: the calls' own limit is 30 s");
+        let said = std::io::read_to_string(child.stderr.take().unwrap()).unwrap();
+        assert_eq!(ended, Some(1), "{line}: {said}");
+        assert!(said.contains("deleting a stream"), "{line}: what is left is told: {said}");
     }
     node.stop();
 }

@@ -4,6 +4,7 @@ mod common;
 
 use std::io::{Read, Write};
 use std::net::TcpListener;
+use std::path::PathBuf;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::{Arc, Mutex};
 
@@ -20,10 +21,14 @@ fn ports() -> [u16; 12] {
     }
 }
 
+/// The program, where a test can put another one in its place.
+fn program(place: &Place) -> PathBuf {
+    place.file("kera")
+}
+
 /// A cluster that a shell has started at a terminal of its own.
 struct Terminal {
-    /// It goes away with the test.
-    _place: Place,
+    place: Place,
     ports: [u16; 12],
     script: Child,
     typed: ChildStdin,
@@ -36,9 +41,10 @@ impl Terminal {
     /// `line`: what the shell is to do, with UP for the command.
     fn start(line: &str) -> Terminal {
         let (place, ports) = (Place::new(), ports());
+        std::fs::copy(env!("CARGO_BIN_EXE_kera"), program(&place)).expect("a copy");
         let up = format!(
             "{} cluster up --data {} --arena-bytes 64MiB --port {} --kafka-port {} --cluster-port {} --http-port {}",
-            env!("CARGO_BIN_EXE_kera"),
+            program(&place).display(),
             place.data().display(),
             ports[0],
             ports[3],
@@ -63,7 +69,7 @@ impl Terminal {
                 writer.lock().unwrap().push_str(&String::from_utf8_lossy(&part[..bytes]));
             }
         });
-        let mut terminal = Terminal { _place: place, ports, script, typed, said, up: String::new() };
+        let mut terminal = Terminal { place, ports, script, typed, said, up: String::new() };
         terminal.hears("Ctrl-C stops all that were started here");
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", terminal.process(3))).expect("it runs");
         let parent = stat.rsplit(") ").next().and_then(|rest| rest.split(' ').nth(1));
@@ -163,7 +169,20 @@ fn a_node_that_cannot_be_started_again_takes_no_other_with_it() {
     let listener = taken(terminal.ports[2]);
     terminal.types("\n");
     terminal.hears("is in use");
+    terminal.hears("all is well if it was started in another terminal");
     drop(listener);
+    // Another build is put where the program was.
+    let new = terminal.place.file("kera.new");
+    std::fs::copy(program(&terminal.place), &new).expect("a copy");
+    std::fs::rename(&new, program(&terminal.place)).expect("it takes its place");
+    // What is no other process is nothing that is well.
+    let (data, kept) = (terminal.place.data().join("node-3"), terminal.place.file("kept"));
+    std::fs::rename(&data, &kept).expect("its data");
+    std::fs::write(&data, "").expect("a file");
+    terminal.types("\n");
+    terminal.hears("  next: see to that first and press Enter again");
+    std::fs::remove_file(&data).expect("a file");
+    std::fs::rename(&kept, &data).expect("its data");
     let listener = taken(terminal.ports[5]);
     terminal.types("\n");
     terminal.hears("node 3 starts, process ");

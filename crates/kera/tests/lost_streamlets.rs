@@ -126,6 +126,42 @@ fn who_follows_a_stream_of_which_all_was_lost_gets_all_that_comes_since() {
     assert_eq!(text.lines().map(String::from).collect::<BTreeSet<_>>(), written);
 }
 
+/// Other nodes own what the stream gets then: that waits neither for the one that is lost, nor do records that came before it was noticed go by unseen.
+#[test]
+fn who_follows_a_stream_of_which_all_was_lost_reads_what_it_gets_meanwhile() {
+    let ports = free_ports::<6>();
+    let (members, mut nodes) = three_nodes(&ports);
+    let node = nodes[1].as_ref().expect("it runs");
+    node.ok("stream create spread --streamlets 1 --replication 1");
+    let owner =
+        cluster(node)["nodes"].as_array().unwrap().iter().position(|node| node["streamlets"] == 1).expect("an owner");
+    let asked = (owner + 1) % 3;
+    nodes[owner].take().expect("it runs").kill();
+    let node = nodes[asked].as_ref().expect("it runs");
+    eventually("a loss that is known", || cluster(node)["nodes"][owner]["state"] == "lost");
+    let (followed, said) = (members[asked].place.file("followed"), members[asked].place.file("said"));
+    let mut command = node.command("consume spread --follow --max 20");
+    let command = command.stdout(File::create(&followed).unwrap()).stderr(File::create(&said).unwrap());
+    let mut following = command.spawn().unwrap();
+    eventually("what it waits for", || std::fs::read_to_string(&said).unwrap().contains("streamlet 0 waits"));
+    let signal = |name: &str| {
+        let sent = Command::new("kill").args([name, &following.id().to_string()]).status();
+        assert!(sent.unwrap().success());
+    };
+    signal("-STOP");
+    node.ok("stream alter spread --streamlets 4");
+    let away = |key: &str| kera_client::routing::streamlet_of_key(key.as_bytes(), 4, 1) == 0;
+    let lines = (0..).map(|number| number.to_string()).filter(|key| !away(key)).take(20);
+    let written: BTreeSet<String> = lines.collect();
+    let text: String = written.iter().map(|number| format!("{number}:{number}\n")).collect();
+    let file = members[asked].place.file("lines");
+    std::fs::write(&file, text).unwrap();
+    node.ok(&format!("produce spread --key-separator : --file {}", file.display()));
+    signal("-CONT");
+    assert_eq!(end_of(&mut following), Some(0));
+    assert_eq!(lines_of(&followed), written);
+}
+
 /// Lines of a file, as a set: each is there once.
 fn lines_of(path: &Path) -> BTreeSet<String> {
     let text = std::fs::read_to_string(path).expect("a file");

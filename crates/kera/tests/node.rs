@@ -307,3 +307,38 @@ fn what_cannot_be_written_to_standard_error_ends_nothing() {
     let refused = common::kera(["serve", "--arena-bytes", "1"]).stderr(full()).status().expect("the binary runs");
     assert_eq!(refused.code(), Some(10));
 }
+
+/// Takes one connection, and passes on what the client says only after a while.
+fn slow_way_to(address: String) -> String {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let way = listener.local_addr().expect("it is bound").to_string();
+    std::thread::spawn(move || {
+        for client in listener.incoming() {
+            let (client, node) = (client.expect("a client"), TcpStream::connect(&address).expect("the node listens"));
+            let (mut asked, mut answered) = (client.try_clone().expect("a clone"), node.try_clone().expect("a clone"));
+            let (mut to_node, mut to_client) = (node, client);
+            std::thread::spawn(move || {
+                let mut part = [0; 4096];
+                while let Ok(bytes @ 1..) = asked.read(&mut part) {
+                    std::thread::sleep(std::time::Duration::from_millis(1500));
+                    if to_node.write_all(&part[..bytes]).is_err() {
+                        return;
+                    }
+                }
+            });
+            std::thread::spawn(move || std::io::copy(&mut answered, &mut to_client));
+        }
+    });
+    way
+}
+
+#[test]
+fn a_stream_is_made_by_a_node_that_takes_its_time_as_any_other_call_is() {
+    let place = Place::new();
+    let node = place.start();
+    let output = node.command("stream create flights").env("KERA_CONNECT", slow_way_to(node.address())).output();
+    let output = output.expect("the binary runs");
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert!(stdout(&output).contains("created flights"), "{}", stdout(&output));
+    node.stop();
+}

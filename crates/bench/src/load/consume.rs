@@ -12,6 +12,7 @@ use super::config::LoadConfig;
 use super::meter::Meter;
 use crate::BenchError;
 use crate::clock::now_ns;
+use crate::experiment::Stop;
 use crate::source::stamp_of;
 
 /// How often a consumer without data looks whether it is to end.
@@ -31,6 +32,8 @@ pub(super) struct Shared {
     pub(super) stop: AtomicBool,
     /// A consumer has failed for good: what it was to read comes to nobody.
     pub(super) has_failed: AtomicBool,
+    /// Asked by somebody who does not want to wait for what is under way.
+    pub(super) asked: Stop,
 }
 
 impl Shared {
@@ -47,10 +50,13 @@ pub(super) fn run(shared: &Arc<Shared>, number: u32, start: &super::StartLine) -
         start.ready_and_wait(built.is_ok());
         let readers: Vec<_> =
             built?.into_iter().map(|consumer| tokio::task::spawn_local(read(shared.clone(), consumer))).collect();
-        for reader in readers {
-            reader.await.map_err(|_| BenchError::Thread { what: "a consumer" })?;
-        }
-        Ok(())
+        let work = async {
+            for reader in readers {
+                reader.await.map_err(|_| BenchError::Thread { what: "a consumer" })?;
+            }
+            Ok(())
+        };
+        super::unless_asked(&shared.asked, work).await.unwrap_or(Err(BenchError::Interrupted))
     }))
 }
 
@@ -146,7 +152,8 @@ mod tests {
         let (config, address) = (LoadConfig::default(), String::new());
         let (wanted, stop, has_failed) = (AtomicU64::new(100), AtomicBool::new(false), AtomicBool::new(false));
         let (meter, streams) = (Meter::new(Some(0)), vec![]);
-        let shared = Shared { config, address, streams, meter, wanted, until_end: false, stop, has_failed };
+        let asked = Stop::new();
+        let shared = Shared { config, address, streams, meter, wanted, until_end: false, stop, has_failed, asked };
         shared.meter.add(60, 1);
         assert!(!shared.is_over());
         shared.meter.pass_over(39);

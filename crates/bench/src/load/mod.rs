@@ -30,6 +30,10 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 const PATIENCE_AFTER_FAILURE: Duration = Duration::from_secs(1);
 /// How long it may take until all nodes of a cluster know of a new stream.
 const KNOWN_WITHIN: Duration = Duration::from_secs(10);
+/// How long threads may take to end well once somebody has asked to stop.
+const GRACE: Duration = Duration::from_secs(1);
+/// How often they look whether somebody has.
+const LOOK: Duration = Duration::from_millis(50);
 /// How often the watching thread looks.
 const TICK: Duration = Duration::from_millis(5);
 
@@ -213,6 +217,21 @@ fn fill(
     Ok(LoadConfig { records: Some(records - warmup_records), warmup_records, time: None, ..config.clone() })
 }
 
+/// What comes of some work; nothing if it is not over soon after somebody has asked to stop.
+async fn unless_asked<T>(stop: &Stop, work: impl Future<Output = T>) -> Option<T> {
+    let late = async {
+        while !stop.asked().load(Relaxed) {
+            tokio::time::sleep(LOOK).await;
+        }
+        tokio::time::sleep(GRACE).await;
+    };
+    tokio::select! {
+        biased;
+        done = work => Some(done),
+        () = late => None,
+    }
+}
+
 fn measure(
     mode: Mode,
     config: &LoadConfig,
@@ -232,6 +251,7 @@ fn measure(
         meter: meter(),
         left: AtomicU64::new(config.records_in_all().unwrap_or(u64::MAX)),
         stop: AtomicBool::new(false),
+        asked: stop.clone(),
     });
     let consuming = Arc::new(consume::Shared {
         config: config.clone(),
@@ -242,6 +262,7 @@ fn measure(
         until_end: mode == Mode::Consume && config.time.is_none(),
         stop: AtomicBool::new(false),
         has_failed: AtomicBool::new(false),
+        asked: stop.clone(),
     });
     let producers = if mode == Mode::Consume { 0 } else { config.producers };
     let consumers = if mode == Mode::Produce { 0 } else { config.consumers };
@@ -465,6 +486,19 @@ impl Progress {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_does_not_end_is_left_soon_after_somebody_has_asked() {
+        let (runtime, stop) = (crate::runtime().unwrap(), Stop::new());
+        stop.ask();
+        assert_eq!(runtime.block_on(unless_asked(&stop, async { 7 })), Some(7), "what is over is whole");
+        let soon = async {
+            tokio::time::sleep(TICK).await;
+            7
+        };
+        assert_eq!(runtime.block_on(unless_asked(&stop, soon)), Some(7), "it may end well");
+        assert_eq!(runtime.block_on(unless_asked(&stop, std::future::pending::<u32>())), None);
+    }
 
     #[test]
     fn a_stream_that_a_node_has_not_heard_of_yet_is_asked_for_again() {

@@ -19,6 +19,7 @@ use super::config::LoadConfig;
 use super::meter::Meter;
 use crate::BenchError;
 use crate::clock::{Alarm, now_ns};
+use crate::experiment::Stop;
 use crate::keys::KeyDistribution;
 use crate::source::RecordSource;
 
@@ -35,6 +36,8 @@ pub(super) struct Shared {
     pub(super) left: AtomicU64,
     /// Told to end.
     pub(super) stop: AtomicBool,
+    /// Asked by somebody who does not want to wait for what is under way.
+    pub(super) asked: Stop,
 }
 
 impl Shared {
@@ -54,16 +57,20 @@ pub(super) fn run(shared: &Arc<Shared>, number: u32, start: &super::StartLine) -
         let built = build(shared).await;
         start.ready_and_wait(built.is_ok());
         let (mut producers, stamps) = built?;
-        let outcome = match shared.config.rate {
-            None => flat_out(shared, number, &mut producers).await,
-            Some(rate) => at_rate(shared, number, &mut producers, &stamps, rate).await,
-        };
-        for producer in producers {
-            if let Err(error) = producer.close().await {
-                shared.meter.fail(0, || error.to_string());
+        let work = async {
+            let outcome = match shared.config.rate {
+                None => flat_out(shared, number, &mut producers).await,
+                Some(rate) => at_rate(shared, number, &mut producers, &stamps, rate).await,
+            };
+            for producer in producers {
+                if let Err(error) = producer.close().await {
+                    shared.meter.fail(0, || error.to_string());
+                }
             }
-        }
-        outcome
+            outcome
+        };
+        // Of a node that hangs there is no room for more, and no end of what is under way.
+        super::unless_asked(&shared.asked, work).await.unwrap_or(Err(BenchError::Interrupted))
     })
 }
 

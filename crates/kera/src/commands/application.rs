@@ -1,5 +1,7 @@
 //! `kera application`: who reads which stream, and how far.
 
+use std::collections::BTreeSet;
+
 use kera_client::{Applications, Client, ClientError, LaneId, Start, Status, StreamInfo, StreamletId};
 use kera_protocol::{ApplicationSummary, CommittedOffset, CommittedOffsets};
 use kera_server::api::{ApplicationDetailsJson, ApplicationJson};
@@ -251,10 +253,11 @@ async fn reset(
         ));
     }
     if how != How::Set {
-        let set = match is_new {
-            true => would_be_set(&client, &stream, streamlets.clone(), to).await?,
-            false => set_of(&client.admin().reset_offsets(stream.id, name, streamlets.clone(), to, true).await?),
+        let told = match is_new {
+            true => Vec::new(),
+            false => told_without_setting(&client, name, &stream, &streamlets, to).await?,
         };
+        let set = would_be_set(&client, &stream, &streamlets, to, told).await?;
         if how == How::Show {
             return report_reset(name, &stream, &set, true, globals);
         }
@@ -269,16 +272,37 @@ async fn reset(
     report_reset(name, &stream, &set_of(&set), false, globals)
 }
 
-/// Where an application would go on that there is not yet.
+/// Where an application would go on, as the owners tell that know it; nothing if none of these does.
+async fn told_without_setting(
+    client: &Client,
+    name: &str,
+    stream: &StreamInfo,
+    streamlets: &[StreamletId],
+    to: Start,
+) -> Result<Vec<Set>, CliError> {
+    match client.admin().reset_offsets(stream.id, name, streamlets.to_vec(), to, true).await {
+        Ok(offsets) => Ok(set_of(&offsets)),
+        Err(error) if error.status() == Some(Status::UnknownApplication) => Ok(Vec::new()),
+        Err(error) => Err(explain(&error)),
+    }
+}
+
+/// Where an application would go on in all that is meant. What its owners have not told of is looked up: they do not know an application that has
+/// read nothing there, and make it when it is set.
 async fn would_be_set(
     client: &Client,
     stream: &StreamInfo,
-    streamlets: Vec<StreamletId>,
+    streamlets: &[StreamletId],
     to: Start,
+    told: Vec<Set>,
 ) -> Result<Vec<Set>, CliError> {
-    let all = || (0..stream.options.streamlets).map(StreamletId).collect();
-    let mut set = Vec::new();
-    for streamlet in if streamlets.is_empty() { all() } else { streamlets } {
+    let known: BTreeSet<StreamletId> = told.iter().map(|set| set.streamlet).collect();
+    let mut set = told;
+    let meant: BTreeSet<StreamletId> = match streamlets.is_empty() {
+        true => (0..stream.options.streamlets).map(StreamletId).collect(),
+        false => streamlets.iter().copied().collect(),
+    };
+    for streamlet in meant.difference(&known).copied() {
         for lane in (0..stream.options.lanes).map(LaneId) {
             let at = client.admin().lookup(stream.id, streamlet, lane, to).await?;
             let ordinal = match to {
@@ -288,6 +312,7 @@ async fn would_be_set(
             set.push(Set { streamlet, lane, ordinal });
         }
     }
+    set.sort_by_key(|set| (set.streamlet, set.lane));
     Ok(set)
 }
 

@@ -72,6 +72,12 @@ impl Away {
         }
     }
 
+    /// These too, which wait for nobody in particular.
+    pub fn add_streamlets(&mut self, streamlets: impl IntoIterator<Item = u32>) {
+        self.0.entry(0).or_default().extend(streamlets);
+        self.0.retain(|_, streamlets| !streamlets.is_empty());
+    }
+
     /// Of these what is not among the others, whichever node that waits for.
     #[must_use]
     pub fn without(mut self, others: &Away) -> Away {
@@ -157,7 +163,12 @@ mod tests {
         // Somebody has taken over from the lost node, and is lost too.
         let now = Away(BTreeMap::from([(2, BTreeSet::from([0, 3]))]));
         assert_eq!(away.clone().without(&now).streamlets(), [2, 4]);
-        assert!(now.without(&away).is_nothing());
+        assert!(now.clone().without(&away).is_nothing());
+        let mut more = now;
+        more.add_streamlets(0..0);
+        assert_eq!(more.streamlets(), [0, 3]);
+        more.add_streamlets(5..7);
+        assert_eq!(more.without(&away).streamlets(), [5, 6]);
         assert!(away.among(&[1]).is_nothing());
     }
 }

@@ -66,12 +66,14 @@ impl Signals {
 /// Starts the nodes, tells where they are, and stops them when it is told to.
 ///
 /// # Errors
-/// A node does not start, or ends by itself; the others are stopped then.
+/// A node does not start, or fails by itself; the others are stopped then. One that is killed or told to stop takes nobody with it, unless all are gone
+/// and nobody can type to start one again. Somebody has stopped it before all were there.
 pub async fn up(args: &ClusterUpArgs, globals: &Globals) -> Result<(), CliError> {
     let mut signals = Signals::new()?;
+    let program = this_program()?;
     let mut members = Vec::new();
     let started = tokio::select! {
-        started = start(args, &mut members) => started,
+        started = start(args, &program, &mut members) => started,
         () = signals.next() => {
             Err(CliError { exit: EXIT_INTERRUPTED, ..CliError::failure("stopped before all nodes were there") })
         }
@@ -79,7 +81,7 @@ pub async fn up(args: &ClusterUpArgs, globals: &Globals) -> Result<(), CliError>
     let ran = match started.and_then(|()| tell(&members, globals)) {
         Ok(()) => tokio::select! {
             () = signals.next() => Ok(()),
-            ended = first_end(args, &mut members) => Err(ended),
+            ended = first_end(args, &program, &mut members) => Err(ended),
         },
         Err(error) => Err(error),
     };
@@ -89,17 +91,16 @@ pub async fn up(args: &ClusterUpArgs, globals: &Globals) -> Result<(), CliError>
 
 /// Nodes that were in the cluster before are all started before any is waited for: none of them serves before a majority of them is there.
 /// The others join one after the other, each when those before it serve.
-async fn start(args: &ClusterUpArgs, members: &mut Vec<Member>) -> Result<(), CliError> {
-    let program = this_program()?;
+async fn start(args: &ClusterUpArgs, program: &Path, members: &mut Vec<Member>) -> Result<(), CliError> {
     for number in (1..=args.nodes).filter(|number| was_member(args, *number)) {
-        members.push(spawn(args, &program, number)?);
+        members.push(spawn(args, program, number)?);
     }
     for number in 1..=args.nodes {
         let at = members.iter().position(|member| member.number == number);
         let at = match at {
             Some(at) => at,
             None => {
-                members.push(spawn(args, &program, number)?);
+                members.push(spawn(args, program, number)?);
                 members.len() - 1
             }
         };
@@ -109,6 +110,7 @@ async fn start(args: &ClusterUpArgs, members: &mut Vec<Member>) -> Result<(), Cl
     Ok(())
 }
 
+/// Where this program is. Asked at the beginning only: once another build has been put there the system names a file that is gone.
 fn this_program() -> Result<PathBuf, CliError> {
     std::env::current_exe().map_err(|error| CliError::failure(format!("this program: {error}")))
 }
@@ -243,7 +245,7 @@ fn tell(members: &[Member], globals: &Globals) -> Result<(), CliError> {
 
 /// Waits until a node ends that nobody has stopped: one that is killed, or told to stop, is what such a cluster is for. It is started again when
 /// somebody asks for it, at a terminal; elsewhere it is said how. One that was started again so and does not come up takes nobody with it.
-async fn first_end(args: &ClusterUpArgs, members: &mut [Member]) -> CliError {
+async fn first_end(args: &ClusterUpArgs, program: &Path, members: &mut [Member]) -> CliError {
     let mut lines = lines_typed();
     let mut again: BTreeSet<u16> = BTreeSet::new();
     loop {
@@ -273,7 +275,7 @@ async fn first_end(args: &ClusterUpArgs, members: &mut [Member]) -> CliError {
         tokio::select! {
             () = tokio::time::sleep(LOOK * 5) => {}
             typed = typed => match typed {
-                Some(()) => again.extend(start_again(args, members)),
+                Some(()) => again.extend(start_again(args, program, members)),
                 // Nobody types any more.
                 None => lines = None,
             },
@@ -299,18 +301,24 @@ fn how_again(member: &Member, status: std::process::ExitStatus, can_type: bool) 
 
 /// Starts again what is gone, and tells of what it has started. What cannot be started, as it may run already where somebody has typed its command,
 /// is said, and stays as it is.
-fn start_again(args: &ClusterUpArgs, members: &mut [Member]) -> Vec<u16> {
+fn start_again(args: &ClusterUpArgs, program: &Path, members: &mut [Member]) -> Vec<u16> {
     let mut started = Vec::new();
     for member in members.iter_mut().filter(|member| member.is_gone) {
-        match this_program().and_then(|program| spawn(args, &program, member.number)) {
+        match spawn(args, program, member.number) {
             Ok(new) => {
                 *member = new;
                 started.push(member.number);
                 output::say(format_args!("node {} starts, process {}", member.number, member.process.id()));
             }
-            Err(error) => output::say(error.next(
-                "all is well if it was started in another terminal; if not, see to that first and press Enter again",
-            )),
+            Err(error) => {
+                let next = match TcpStream::connect(&member.native) {
+                    Ok(_) => {
+                        "all is well if it was started in another terminal; if not, see to that first and press Enter again"
+                    }
+                    Err(_) => "see to that first and press Enter again",
+                };
+                output::say(error.next(next));
+            }
         }
     }
     started

@@ -55,7 +55,7 @@ pub async fn run(args: &ConsumeArgs, globals: &Globals) -> Result<(), CliError> 
         None if args.follow && args.application.is_none() => Start::Latest,
         None => Start::Earliest,
     };
-    let source = Source { client, stream, from, begun_ms: now_ms(), args };
+    let mut source = Source { client, stream, from, begun_ms: now_ms(), args };
     let Begun { consumer, late, left_out } = source.begin().await?;
     let mut consuming = Consuming {
         source,
@@ -156,14 +156,15 @@ impl Source<'_> {
         let is_out = |streamlet: &u32| out.has(*streamlet);
         let all: Vec<u32> = (0..self.stream.options.streamlets).collect();
         let wanted = if self.args.streamlets.is_empty() { &all } else { &self.args.streamlets };
-        let (out, here): (Vec<u32>, Vec<u32>) = wanted.iter().copied().partition(is_out);
+        let here: Vec<u32> = wanted.iter().copied().filter(|streamlet| !is_out(streamlet)).collect();
         let here = match self.args.streamlets.is_empty() {
             _ if here.is_empty() => return Ok(None),
             // It reads what the stream gets, too.
             true => Vec::new(),
             false => here,
         };
-        self.consumer(&here, &out, from).await.map(Some)
+        // The stream may have got some meanwhile that are out, too.
+        self.consumer(&here, &out.streamlets(), from).await.map(Some)
     }
 
     /// Begins with all that is not away now; nothing if all is. What has been since the command began has taken records meanwhile that a follower
@@ -181,8 +182,18 @@ impl Source<'_> {
         Ok(consumer.map(|consumer| Begun { consumer, late, left_out: away.clone() }))
     }
 
+    /// Looks at the stream anew: which streamlets it has got since the last look. While it cannot be asked it is as it was.
+    async fn grown(&mut self) -> std::ops::Range<u32> {
+        let before = self.stream.options.streamlets;
+        match self.client.admin().stream(self.stream.id).await {
+            Ok(now) => self.stream = now,
+            Err(_) => return 0..0,
+        }
+        before..self.stream.options.streamlets
+    }
+
     /// A consumer of what can be read, and what it leaves out. An application leaves nothing out: its members wait.
-    async fn begin(&self) -> Result<Begun, CliError> {
+    async fn begin(&mut self) -> Result<Begun, CliError> {
         let begun = Instant::now();
         let is_application = self.args.application.is_some();
         let (mut said, mut been_away) = (false, Away::default());
@@ -207,7 +218,33 @@ impl Source<'_> {
                 }
             }
             tokio::time::sleep(Duration::from_millis(500)).await;
+            // What the stream has got has taken records since the command began, like what is back.
+            let grown = self.grown().await;
+            if self.args.streamlets.is_empty() {
+                been_away.add_streamlets(grown);
+            }
         }
+    }
+}
+
+/// Commits and then closes what is left of it, unless somebody does not want to wait. `cut_off`: how it ends if it was not committed; who has only not
+/// waited for the close lacks nothing.
+async fn committed_and_closed<T, C: Future<Output = Result<(), CliError>>>(
+    commit: impl Future<Output = (T, Result<(), CliError>)>,
+    close: impl FnOnce(T) -> C,
+    stop: impl Future<Output = ()>,
+    cut_off: Result<(), CliError>,
+) -> Result<(), CliError> {
+    tokio::pin!(stop);
+    let (left, committed) = tokio::select! {
+        biased;
+        committed = commit => committed,
+        () = &mut stop => return cut_off,
+    };
+    tokio::select! {
+        biased;
+        closed = close(left) => committed.and(closed),
+        () = stop => committed,
     }
 }
 
@@ -393,23 +430,22 @@ impl Consuming<'_> {
         let is_stopped = outcome.is_none();
         let cut_off = self.cut_off(is_stopped);
         let outcome = outcome.unwrap_or_else(|| self.interrupted());
-        let finished = async {
-            let committed = match &outcome {
+        let is_pipe_closed = outcome == Err(CliError::pipe_closed());
+        let not_out = cut_off.clone();
+        let commit = async move {
+            let committed = match is_stopped {
                 // Printed records that did not get through a closed pipe are not committed.
-                Err(error) if *error == CliError::pipe_closed() => Ok(()),
-                _ if is_stopped => match timeout(READER_MAX, self.out.flush()).await {
+                _ if is_pipe_closed => Ok(()),
+                true => match timeout(READER_MAX, self.out.flush()).await {
                     Ok(_) => self.commit().await,
-                    Err(_) => cut_off.clone(),
+                    Err(_) => not_out,
                 },
-                _ => self.commit().await,
+                false => self.commit().await,
             };
-            let closed = self.consumer.close().await;
-            committed.and(closed.map_err(|error: ClientError| explain(&error)))
+            (self.consumer, committed)
         };
-        let finished = tokio::select! {
-            finished = finished => finished,
-            () = stop_signal() => cut_off,
-        };
+        let close = |consumer: Consumer| async move { consumer.close().await.map_err(|error| explain(&error)) };
+        let finished = committed_and_closed(commit, close, stop_signal(), cut_off).await;
         match (outcome, finished) {
             // What is not committed matters more than that it was stopped.
             (Err(stopped), Err(lacking)) if is_stopped => Err(CliError { exit: stopped.exit, ..lacking }),
@@ -547,6 +583,23 @@ mod tests {
                 assert!(error.message.contains(flag.trim_end_matches(" :")), "{}", error.message);
             }
         }
+    }
+
+    #[test]
+    fn who_does_not_wait_for_the_close_is_not_told_that_something_is_lacking() {
+        use std::future::pending;
+        let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
+        let cut_off = || Err(not_all_out(1));
+        let lacking = Err(CliError::failure("not committed"));
+        let committed = |how: Result<(), CliError>| ready(((), how));
+        let close = |()| pending::<Result<(), CliError>>();
+        let cut = |how| runtime.block_on(committed_and_closed(committed(how), close, ready(()), cut_off()));
+        assert_eq!(cut(Ok(())), Ok(()));
+        assert_eq!(cut(lacking.clone()), lacking);
+        let cut = committed_and_closed(pending::<((), Result<(), CliError>)>(), close, ready(()), cut_off());
+        assert_eq!(runtime.block_on(cut), cut_off());
+        let whole = committed_and_closed(committed(Ok(())), |()| ready(lacking.clone()), pending::<()>(), cut_off());
+        assert_eq!(runtime.block_on(whole), lacking, "it could not be closed");
     }
 
     #[test]

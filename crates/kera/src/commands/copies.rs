@@ -128,19 +128,26 @@ pub struct ByItself {
 /// How many copies a stream gets whose maker does not say.
 ///
 /// # Errors
-/// The node does not say soon how its cluster is: with one copy for want of an answer the loss of a node would be the loss of data.
+/// The node does not say how its cluster is: with one copy for want of an answer the loss of a node would be the loss of data.
 pub async fn by_itself(client: &Client) -> Result<ByItself, CliError> {
-    let next = "say how many copies there are to be with --replication";
-    match soon(client.admin().describe_cluster()).await {
-        Some(Ok(cluster)) => Ok(ByItself::of(&cluster)),
-        Some(Err(error)) => Err(explain(&error).next(next)),
-        None => {
-            Err(CliError::failure("the node has not said in time how many nodes there are to hold copies").next(next))
-        }
-    }
+    ByItself::told(client.admin().describe_cluster().await)
 }
 
 impl ByItself {
+    fn told(cluster: Result<ClusterDescription, ClientError>) -> Result<ByItself, CliError> {
+        use Status::{NotSupported, UnknownOperation, UnsupportedVersion};
+        match cluster {
+            Ok(cluster) => Ok(ByItself::of(&cluster)),
+            Err(error) => match error.status() {
+                // A node of an earlier version, which is in no cluster.
+                Some(UnsupportedVersion | UnknownOperation | NotSupported) => {
+                    Ok(ByItself { copies: 1, nodes: 1, lost: Vec::new() })
+                }
+                _ => Err(explain(&error).next("say how many copies there are to be with --replication")),
+            },
+        }
+    }
+
     fn of(cluster: &ClusterDescription) -> ByItself {
         let backups = || cluster.nodes.iter().filter(|node| node.roles.contains(&Role::Backup));
         // A broker that is no backup holds its own copy.
@@ -168,7 +175,9 @@ impl ByItself {
     /// Why a stream was not made. While nodes are lost there may be too few for copies that nobody has asked for.
     pub fn refused(&self, error: &ClientError) -> CliError {
         let explained = explain(error);
-        if self.copies == 1 || self.lost.is_empty() || error.status() != Some(Status::InvalidOptions) {
+        // Where enough live, something else is wrong with the options.
+        let are_enough = self.nodes.saturating_sub(self.lost.len() as u32) >= self.copies;
+        if are_enough || error.status() != Some(Status::InvalidOptions) {
             return explained;
         }
         let lost: Vec<String> = self.lost.iter().map(u32::to_string).collect();
@@ -271,6 +280,34 @@ mod tests {
         assert!(by_itself(2).why("flights", 1).contains("kera stream alter flights --replication 2"));
         assert_eq!(by_itself(2).why("flights", 2), "", "somebody else has made it");
         assert!(by_itself(5).why("flights", 3).starts_with(" (as in any cluster of 3 nodes or more; --replication"));
+    }
+
+    fn failed(status: Status) -> ClientError {
+        ClientError::Refused { records: 0, streamlet: kera_client::StreamletId(0), status }
+    }
+
+    #[test]
+    fn a_node_of_a_version_that_has_no_clusters_is_alone() {
+        for status in [Status::UnknownOperation, Status::UnsupportedVersion, Status::NotSupported] {
+            let told = ByItself::told(Err(failed(status))).expect("a node that is alone");
+            assert_eq!((told.copies, told.why("flights", 1)), (1, String::new()), "{status}");
+        }
+        let error = ByItself::told(Err(failed(Status::NotReady))).expect_err("it is not known");
+        assert!(error.next_step.contains("--replication"), "{error}");
+    }
+
+    #[test]
+    fn nodes_are_to_be_started_only_where_too_few_live_for_the_copies() {
+        let advice = |nodes: usize, lost: usize, status: Status| {
+            let mut cluster = described(1, &[1; 9]);
+            cluster.nodes.truncate(nodes);
+            cluster.nodes.iter_mut().take(lost).for_each(|node| node.fenced = true);
+            ByItself::of(&cluster).refused(&failed(status)).next_step.contains("lost: start")
+        };
+        assert!(advice(3, 1, Status::InvalidOptions) && advice(5, 3, Status::InvalidOptions));
+        assert!(!advice(5, 1, Status::InvalidOptions), "three live");
+        assert!(!advice(3, 0, Status::InvalidOptions) && !advice(2, 1, Status::InvalidOptions));
+        assert!(!advice(3, 1, Status::StreamExists));
     }
 
     #[test]

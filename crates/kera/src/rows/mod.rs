@@ -139,7 +139,7 @@ pub fn open(path: &str, format: Format, picks: Picks) -> Result<Input, CliError>
         }
         (Box::new(file), metadata.is_file().then_some(metadata.len()))
     };
-    let counted = Counted { inner: raw, read: read.clone() };
+    let counted = Counted { inner: raw, read: read.clone(), is_over: false };
     let name = if path == "-" { "standard input".to_owned() } else { path.to_owned() };
     let (plain_path, unpacked): (&str, Box<dyn BufRead + Send>) = match path.strip_suffix(".zst") {
         Some(plain) => {
@@ -275,11 +275,17 @@ fn first_byte(input: &mut Box<dyn BufRead + Send>) -> io::Result<Option<u8>> {
 struct Counted {
     inner: Box<dyn Read + Send>,
     read: Arc<AtomicU64>,
+    /// The end was seen. It stays one: at a terminal whoever reads on waits for the next line, and for one more Ctrl-D.
+    is_over: bool,
 }
 
 impl Read for Counted {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        if self.is_over {
+            return Ok(0);
+        }
         let count = self.inner.read(buffer)?;
+        self.is_over = count == 0 && !buffer.is_empty();
         self.read.fetch_add(count as u64, Ordering::Relaxed);
         Ok(count)
     }

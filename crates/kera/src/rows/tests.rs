@@ -176,7 +176,7 @@ fn a_quote_that_is_not_closed_does_not_take_all_the_rest_into_memory() {
         let text = format!("{header}\"x,y\n").into_bytes();
         let inner = Box::new(io::Cursor::new(text).chain(io::repeat(b'z').take(8 * ROW_BYTES_MAX as u64)));
         let before = read.load(Ordering::Relaxed);
-        let input = Box::new(BufReader::new(Counted { inner, read: read.clone() }));
+        let input = Box::new(BufReader::new(Counted { inner, read: read.clone(), is_over: false }));
         let opened = source(input, "f.csv", Format::Auto, Picks::default());
         let said = match opened {
             Err(error) => error.message,
@@ -286,4 +286,31 @@ fn records_are_taken_over_as_they_were_printed() {
     assert!(wrong(4).contains("line 6: there is no `value`"), "{}", wrong(4));
     assert!(wrong(5).contains("field `value_hex`: `0` is not hexadecimal"), "{}", wrong(5));
     assert!(wrong(6).contains("field `timestamp`: `soon` is no time"), "{}", wrong(6));
+}
+
+/// A terminal: after Ctrl-D it goes on if somebody reads on.
+struct Typed(Vec<&'static [u8]>);
+
+impl Read for Typed {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let next = self.0.remove(0);
+        buffer[..next.len()].copy_from_slice(next);
+        Ok(next.len())
+    }
+}
+
+#[test]
+fn an_end_that_was_seen_stays_one() {
+    for (typed, rows) in [(vec![&b""[..], b"late\n"], 0), (vec![&b"x\n"[..], b"", b"late\n"], 1)] {
+        for format in [Format::Auto, Format::Lines, Format::Ndjson, Format::Records] {
+            let inner: Box<dyn Read + Send> = Box::new(Typed(typed.clone()));
+            let counted = Counted { inner, read: Arc::default(), is_over: false };
+            let mut source = source(Box::new(BufReader::new(counted)), "-", format, Picks::default()).unwrap();
+            let mut seen = 0;
+            while source.next(&mut Row::default()) != Ok(false) {
+                seen += 1;
+            }
+            assert_eq!(seen, rows, "{format:?}");
+        }
+    }
 }

@@ -3,11 +3,12 @@
 use std::collections::{BTreeMap, HashMap};
 use std::time::Instant;
 
-use kera_client::Client;
+use kera_client::{Applications, Client};
 use kera_protocol::{MemberNode, NodeStatusResponse};
 
 use crate::commands::status::soon;
 use crate::error::CliError;
+use crate::output::not_heard;
 
 /// Streams that are looked at; of more only the first by name.
 const STREAMS_MAX: usize = 200;
@@ -18,6 +19,8 @@ pub(super) struct Look {
     nodes: Vec<NodeLook>,
     streams: Vec<StreamLook>,
     applications: Vec<ApplicationLook>,
+    /// Nodes that have not told how far applications are.
+    unheard: Vec<u32>,
 }
 
 /// A node, by its number; 0 is one that is alone.
@@ -131,14 +134,15 @@ async fn look(client: &Client, nodes: Vec<NodeLook>) -> Result<Look, CliError> {
         }
         streams.push(stream);
     }
-    let applications = admin.applications(None).await?.applications.into_iter().map(|a| ApplicationLook {
+    let Applications { applications, unheard, .. } = admin.applications(None).await?;
+    let applications = applications.into_iter().map(|a| ApplicationLook {
         id: a.application.0,
         name: a.name,
         stream: a.stream.0,
         members: a.members,
         lag: a.lag,
     });
-    Ok(Look { at: Instant::now(), nodes, streams, applications: applications.collect() })
+    Ok(Look { at: Instant::now(), nodes, streams, applications: applications.collect(), unheard })
 }
 
 /// What is shown: the latest look with rates since the one before. Figures that are no stream's are sums over the nodes that answer.
@@ -153,6 +157,8 @@ pub(super) struct View {
     pub(super) nodes: Vec<NodeView>,
     pub(super) streams: Vec<StreamView>,
     pub(super) applications: Vec<ApplicationView>,
+    /// Nodes that have not told how far applications are.
+    pub(super) unheard: Vec<u32>,
 }
 
 pub(super) struct NodeView {
@@ -249,7 +255,13 @@ impl View {
             streams: streams.collect(),
             applications: applications.into_iter().map(|(_, a)| a).collect(),
             nodes: nodes.into_iter().filter(|node| node.node != 0).collect(),
+            unheard: now.unheard.clone(),
         }
+    }
+
+    /// What figures of applications lack, as a line; nothing if all nodes were heard.
+    pub(super) fn lacking(&self) -> Option<String> {
+        not_heard(&self.unheard).map(|nodes| format!("{nodes}: LAG lacks what applications have to read there"))
     }
 }
 
@@ -311,7 +323,7 @@ mod tests {
 
     fn look(seconds: u64, nodes: Vec<NodeLook>) -> Look {
         let at = Instant::now() + Duration::from_secs(seconds);
-        Look { at, nodes, streams: Vec::new(), applications: Vec::new() }
+        Look { at, nodes, streams: Vec::new(), applications: Vec::new(), unheard: Vec::new() }
     }
 
     fn node(number: u32, appended: Option<u64>) -> NodeLook {
@@ -355,6 +367,12 @@ mod tests {
         assert_eq!(
             view.nodes.iter().map(|node| (node.node, node.state)).collect::<Vec<_>>(),
             [(1, "live"), (2, "live"), (3, "lost")]
+        );
+        assert_eq!(view.lacking(), None);
+        let unheard = View::new(Some(&before), &Look { unheard: vec![3], ..now });
+        assert_eq!(
+            unheard.lacking().as_deref(),
+            Some("node 3 was not heard: LAG lacks what applications have to read there")
         );
         let alone = View::new(None, &look(0, vec![node(0, Some(1))]));
         assert!(alone.nodes.is_empty());

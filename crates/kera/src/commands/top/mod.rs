@@ -116,6 +116,9 @@ fn plain(view: &View) -> String {
             a.name, a.stream, a.members, a.out_records_s, a.lag
         ));
     }
+    if let Some(lacking) = view.lacking() {
+        text.push_str(&format!("{lacking}\n"));
+    }
     if view.streams.is_empty() { text + "no streams yet\n" } else { text }
 }
 
@@ -137,6 +140,7 @@ fn view_json(view: &View) -> serde_json::Value {
         "applications": view.applications.iter().map(|a| json!({
             "name": a.name, "stream": a.stream, "members": a.members, "out_records_s": a.out_records_s, "lag": a.lag,
         })).collect::<Vec<_>>(),
+        "unheard": view.unheard,
         "problems": view.problems,
     })
 }

@@ -40,14 +40,16 @@ impl Screen {
             let (streams, applications) = (height(view.streams.len()), height(view.applications.len()));
             let nodes = if view.nodes.is_empty() { 0 } else { height(view.nodes.len()) };
             let problems = view.problems.len() as u16;
+            let lacking = view.lacking();
             let width = frame.area().width;
-            let [head, arena, warnings, nodes, streams, below] = Layout::vertical([
+            let [head, arena, warnings, nodes, streams, applications, below] = Layout::vertical([
                 Constraint::Length(1),
                 Constraint::Length(1),
                 Constraint::Length(problems),
                 Constraint::Max(nodes),
                 Constraint::Max(streams),
                 Constraint::Max(applications),
+                Constraint::Length(u16::from(lacking.is_some())),
             ])
             .areas(frame.area());
             let who = match view.nodes.len() {
@@ -71,7 +73,8 @@ impl Screen {
             frame.render_widget(Paragraph::new(text), warnings);
             frame.render_widget(nodes_table(view, width), nodes);
             frame.render_widget(streams_table(view, width), streams);
-            frame.render_widget(applications_table(view, width), below);
+            frame.render_widget(applications_table(view, width), applications);
+            frame.render_widget(Line::styled(lacking.unwrap_or_default(), Style::new().fg(Color::Yellow)), below);
         });
         drawn.map(drop).map_err(|error| broken(&error))
     }
