@@ -706,9 +706,13 @@ fn address(part: &Arc<Part>) -> usize {
 fn read_own(making: &Making, log: Arc<StateLog<Entry>>, accept_damage: bool) -> io::Result<Arc<Part>> {
     let unread_error = |why: &ReadError| cannot_be_read(GROUPS_STREAM, "what Kafka groups have committed", why);
     let (own, unread) = making.read(Arc::clone(&log)).map_err(|error| unread_error(&error))?;
+    if let Some(error) = unread.as_ref().filter(|_| !accept_damage) {
+        return Err(unread_error(error));
+    }
+    // Not before: it may record something.
+    own.coordinator.lock().start(making.now());
     match unread {
         None => {}
-        Some(error) if !accept_damage => return Err(unread_error(&error)),
         Some(error) => {
             tracing::error!(
                 %error,

@@ -134,7 +134,7 @@ impl Making {
         Part::new(coordinator, None)
     }
 
-    fn now(&self) -> Now {
+    pub(crate) fn now(&self) -> Now {
         Now::of(&*self.clock)
     }
 
@@ -146,7 +146,7 @@ impl Making {
     }
 
     /// A part with what is in its log, and why not all of it could be read. What stands in front of a whole copy that was written since is not
-    /// needed. Blocks the thread while segments come from disk.
+    /// needed. Whoever goes on with it starts its coordinator. Blocks the thread while segments come from disk.
     pub(crate) fn read(
         &self,
         log: Arc<StateLog<Entry>>,
@@ -177,7 +177,6 @@ impl Making {
                 }
             }
         })?;
-        coordinator.start(self.now());
         let groups = coordinator.group_count();
         tracing::info!(groups, records, passed_over, "Kafka groups are open");
         Ok((Part::new(coordinator, Some(log)), unread))

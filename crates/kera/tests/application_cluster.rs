@@ -54,6 +54,9 @@ fn over_http_a_node_changes_no_part_of_an_application_and_says_what_is_at_others
     node.ok("stream alter lone --streamlets 3");
     let reset = |flags: &str| node.json(&format!("application reset audit --stream lone --to earliest {flags}"));
     let shown = reset("--dry-run");
+    assert_eq!(shown["offsets"].as_array().map(Vec::len), Some(1), "nothing was ever written to the others: {shown}");
+    node.ok(&format!("produce lone --key-separator : --file {}", file.display()));
+    let shown = reset("--dry-run");
     assert_eq!(shown["offsets"].as_array().map(Vec::len), Some(3), "{shown}");
     let one = reset("--dry-run --streamlets 2")["offsets"].clone();
     assert_eq!(one, serde_json::json!([{ "streamlet": 2, "lane": 0, "ordinal": 0 }]));

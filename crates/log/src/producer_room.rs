@@ -195,10 +195,11 @@ impl Log {
 
 impl Lane {
     /// So many it may know in any case.
-    fn forget_silent_producers(&self, least: usize, now: &Believed) {
+    pub(crate) fn forget_silent_producers(&self, least: usize, now: &Believed) {
         let kept_ms = i64::try_from(self.log().config.producers_kept_ms).unwrap_or(i64::MAX);
         let mut state = self.state.lock();
-        if state.producers.room() <= least {
+        // Of segments that are still to be rebuilt nobody knows when they were written: it may have been a moment before their owner was lost.
+        if state.producers.room() <= least || state.is_rebuilding() {
             return;
         }
         note_ahead(&mut state, now);

@@ -667,11 +667,13 @@ impl Lane {
             let Some(rebuilding) = &mut state.rebuilding else { return };
             let Rebuilding { begun, waited, put_off, seen_put_off, .. } = &mut **rebuilding;
             let now = self.log().times_put_off.load(Ordering::Relaxed);
-            if std::mem::replace(seen_put_off, now) == now {
+            let is_others = self.tenure() == Tenure::Elsewhere;
+            if std::mem::replace(seen_put_off, now) == now && !is_others {
                 return;
             }
             std::mem::take(put_off).iter().for_each(|key| _ = waited.remove(key));
-            let given = take_given(begun);
+            // Whoever has it now has read the ends of logs by itself.
+            let given = if is_others { std::mem::take(begun) } else { take_given(begun) };
             waited.extend(given.keys());
             given
         };

@@ -229,7 +229,7 @@ pub(super) fn put_tails(broker: &Broker, tails: &[Bytes]) {
     let mut put_off = 0;
     for chunk in tails.iter().flat_map(|chunks| Chunks::new(chunks)).map_while(Result::ok) {
         match broker.log.rebuild_tail(chunk.as_bytes()) {
-            Ok(Rebuilt::Later) => put_off += 1,
+            Ok(Rebuilt::Later) | Err(RebuildError::ArenaFull(_)) => put_off += 1,
             Ok(_) => {}
             Err(error) => tracing::debug!(%error, "a chunk of the end of a lost log is read again later"),
         }

@@ -305,6 +305,10 @@ async fn would_be_set(
     for streamlet in meant.difference(&known).copied() {
         for lane in (0..stream.options.lanes).map(LaneId) {
             let at = client.admin().lookup(stream.id, streamlet, lane, to).await?;
+            // Where nothing was ever written nothing is set.
+            if at.durable_ordinal == 0 {
+                continue;
+            }
             let ordinal = match to {
                 Start::Ordinal(asked) => asked.clamp(at.ordinal, at.durable_ordinal.max(at.ordinal)),
                 _ => at.ordinal,

@@ -181,6 +181,20 @@ fn what_lacks_chunks_that_nobody_gives_holds_up_nothing_else() {
     assert_eq!(ordinals(&next.lane().read(start(), 64 << 20, true).unwrap()).len(), 200);
 }
 
+/// When what is awaited was written nobody knows: its producers may have been told a moment ago that they have to try again.
+#[test]
+fn who_wrote_what_is_still_to_be_rebuilt_is_not_silent() {
+    let lost = node();
+    fill(&lost.lane(), 0..9, 10_000);
+    lost.log.close_idle(1_000_000, 0);
+    let (next, _) = taken_over(&lost, 5);
+    let known = |node: &Node| {
+        node.lane().forget_silent_producers(0, &1_800_000_000_000.into());
+        node.lane().state.lock().producers.len()
+    };
+    assert_eq!((known(&next), known(&lost)), (1, 0));
+}
+
 #[test]
 fn what_is_begun_keeps_what_it_has_while_nothing_is_put_off() {
     let lost = node();

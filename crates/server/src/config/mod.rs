@@ -285,7 +285,7 @@ settings! {
         file_bytes: Option<u64> = Kind::Bytes(range_or("auto", 4 * MIB, 16 * GIB)), "auto", "virtual-log-file-bytes";
         /// Bytes of files above which segments that keep the oldest file are closed early.
         keep_bytes: u64 = Kind::Bytes(range(16 * MIB, TIB)), "1GiB", "virtual-log-keep-bytes";
-        /// Start although acknowledged records cannot be read any more, nor what the node has kept of Kafka transactions, or a disk of `--disks` is gone for good: what was there is lost, but for what other nodes have copies
+        /// Start although acknowledged records cannot be read any more, nor what the node has kept of Kafka transactions and, if it is alone, of Kafka groups, or a disk of `--disks` is gone for good: what was there is lost, but for what other nodes have copies
         /// of, and reported. For one start.
         accept_damage: bool = Kind::Switch, "false", "accept-damage";
     }

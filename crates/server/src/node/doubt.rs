@@ -29,7 +29,13 @@ struct Content {
     version: u32,
     believed_ms: i64,
     left_ms: i64,
+    /// Builds that did not write it took a clock for right in all that it says when its time was up.
+    #[serde(default = "any")]
     ahead_ms: i64,
+}
+
+fn any() -> i64 {
+    i64::MAX
 }
 
 /// What the process before has left. Nothing if it cannot be read: then the clock is believed as at any start.
@@ -187,6 +193,19 @@ mod tests {
         turns(&last, &mut file, 12);
         assert_eq!((last.believed().doubt(), last.believed().now_ms()), (None, last.now_ms()));
         assert!(left_by_the_last(&*disk).unwrap().is_none() && disk.read_all("clock.json.copy", 99).is_err());
+    }
+
+    #[test]
+    fn a_doubt_that_does_not_say_how_far_ahead_the_clock_was_is_one() {
+        let disk = MemoryDisk::new();
+        marks::write(&disk, FILE, br#"{"version":1,"believed_ms":7,"left_ms":8}"#).unwrap();
+        let doubted = Doubted { believed_ms: 7, left_ms: 8, ahead_ms: i64::MAX };
+        assert_eq!(left_by_the_last(&disk).unwrap(), Some(doubted));
+        let clock = ManualClock::new(NOW_MS);
+        begin(&clock, Some(NOW_MS), &disk).unwrap();
+        assert_eq!(clock.believed().now_ms(), 7);
+        clock.advance_ms(10);
+        assert_eq!(clock.believed().now_ms(), clock.now_ms());
     }
 
     #[test]
