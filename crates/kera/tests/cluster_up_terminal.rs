@@ -137,9 +137,21 @@ fn send(signal: &str, process: &str) -> bool {
     Command::new("kill").args([signal, process]).status().expect("kill runs").success()
 }
 
+/// Some systems come without util-linux's `script`.
+fn can_have_terminals() -> bool {
+    let there = Command::new("script").arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
+    if there.is_err() {
+        eprintln!("`script` of util-linux is not there: nothing is tried at a terminal");
+    }
+    there.is_ok()
+}
+
 /// What reads from its terminal there is stopped, and its nodes would be left alone.
 #[test]
 fn a_cluster_in_the_background_is_looked_after_and_hears_who_types_when_it_is_in_front_again() {
+    if !can_have_terminals() {
+        return;
+    }
     let mut terminal = Terminal::start("set -m; UP & read line; fg");
     terminal.kill(3);
     terminal.hears("node 3 was killed; to start it again, in another terminal and in this folder:");
@@ -155,6 +167,9 @@ fn a_cluster_in_the_background_is_looked_after_and_hears_who_types_when_it_is_in
 /// It may have been started elsewhere, as it was told how; and what keeps it from starting keeps nothing from the others.
 #[test]
 fn a_node_that_cannot_be_started_again_takes_no_other_with_it() {
+    if !can_have_terminals() {
+        return;
+    }
     let mut terminal = Terminal::start("exec UP");
     let taken = |port: u16| {
         let mut listener = None;
