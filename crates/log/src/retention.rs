@@ -270,60 +270,43 @@ impl Lane {
 
     /// Closes the open segment if nothing was appended to it since `before_ms`.
     pub(crate) fn close_if_idle(&self, before_ms: i64, now_ms: i64) -> bool {
-        let mut state = self.state.lock();
-        let idle = state.open.as_mut().is_some_and(|open| {
+        self.close_if(Some(now_ms), |open| {
             open.set_back(now_ms);
             open.used_ms <= before_ms
-        });
-        if idle {
-            self.close_open(&mut state, now_ms);
-            let wake = state.waiters.take();
-            drop(state);
-            wake.call();
-        }
-        idle
+        })
     }
 
     /// Closes the open segment if nothing was appended to it since [`open_since`](Lane::open_since) has told this time. Not by its age: to a time that is past
     /// what came since would be ahead of the clock, and old.
     pub(crate) fn close_if_unused(&self, since_ms: i64) -> bool {
-        let mut state = self.state.lock();
-        let unused = state.open.as_ref().is_some_and(|open| open.used_ms == since_ms);
-        if unused {
-            self.close_open(&mut state, since_ms);
-            let wake = state.waiters.take();
-            drop(state);
-            wake.call();
-        }
-        unused
+        self.close_if(Some(since_ms), |open| open.used_ms == since_ms)
     }
 
     /// Closes the open segment if it has records and was opened before `before_ms`.
     pub(crate) fn close_if_old(&self, before_ms: i64, now_ms: i64) -> bool {
-        let mut state = self.state.lock();
-        let old = state.open.as_mut().is_some_and(|open| {
+        self.close_if(Some(now_ms), |open| {
             open.set_back(now_ms);
             open.chunk_count > 0 && open.opened_ms < before_ms
-        });
-        if old {
-            self.close_open(&mut state, now_ms);
-            let wake = state.waiters.take();
-            drop(state);
-            wake.call();
-        }
-        old
+        })
     }
 
     /// Closes the open segment if it is this one.
     pub(crate) fn close_segment(&self, id: SegmentId) {
+        self.close_if(None, |open| open.segment.id() == id);
+    }
+
+    /// Closes the open segment if it is such a one, now; `None`: as if its last append were now. Whether it was.
+    fn close_if(&self, now_ms: Option<i64>, is_one: impl FnOnce(&mut Open) -> bool) -> bool {
         let mut state = self.state.lock();
-        if state.open.as_ref().is_some_and(|open| open.segment.id() == id) {
-            let now_ms = state.last_append_ms;
+        let closes = state.open.as_mut().is_some_and(is_one);
+        if closes {
+            let now_ms = now_ms.unwrap_or(state.last_append_ms);
             self.close_open(&mut state, now_ms);
             let wake = state.waiters.take();
             drop(state);
             wake.call();
         }
+        closes
     }
 
     /// When the open segment was last appended to, and the bytes of its block.
