@@ -399,7 +399,7 @@ impl Door {
         let fetch_sessions = FetchSessions::new(sessions, partitions, Arc::clone(&random));
         let (groups, unread) = GroupDoor::open(&catalog, &broker, &clock, random, config.accept_damage)?;
         let older = Older::new(config.older_bytes_max);
-        let floors = Floors::open(&catalog, &broker, &clock)?;
+        let floors = Floors::open(&catalog, &broker, &clock, config.accept_damage)?;
         let endings = Endings::new(events.clone());
         let (node_requests, node_work) = NodeRequests::new();
         let (requests, accept) = (node_requests.clone(), config.accept_damage);

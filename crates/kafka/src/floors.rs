@@ -12,13 +12,13 @@ use kera_coordinator::{Coordinator, CoordinatorError};
 use kera_env::Clock;
 use kera_format::kafka_floors::Entry;
 use kera_format::{ChunkBuilder, FormatError, LaneId, RecordView, StreamId, StreamletId};
-use kera_log::{Arrived, Lane, Observer, Tenure};
+use kera_log::{Arrived, Lane, Observer, ReadError, Tenure};
 use kera_protocol::LaneFloor;
 use parking_lot::Mutex;
 
 use crate::door::{After, Catalog};
 use crate::groups::{AppendFailed, Mark};
-use crate::state_log::{Kept, StateLog};
+use crate::state_log::{Edge, Kept, StateLog, cannot_be_read};
 
 /// The stream's name.
 const FLOORS_STREAM: &str = "_kera.floors";
@@ -83,24 +83,69 @@ fn entry(((stream, streamlet, lane), ordinal): (Key, u64)) -> Entry {
     Entry { stream, streamlet, lane, ordinal: Some(ordinal) }
 }
 
+/// The record in front of a copy of everything, and that behind it. No stream has the number: to earlier versions it says that a lane begins where its
+/// log does that is not there.
+fn edge(edge: Edge) -> Entry {
+    let lane = match edge {
+        Edge::Begin => LaneId(0),
+        Edge::End => LaneId(1),
+    };
+    Entry { stream: StreamId(0), streamlet: StreamletId(0), lane, ordinal: None }
+}
+
+/// What is in the stream, and whether some of it could not be read and is done without. What stands in front of a whole copy is not needed.
+fn read(log: &StateLog<Entry>, accept_damage: bool) -> io::Result<(BTreeMap<Key, u64>, bool)> {
+    let what = "where partitions begin from which records were deleted";
+    let unread_error = |why: &ReadError| cannot_be_read(FLOORS_STREAM, what, why);
+    let mut all = BTreeMap::new();
+    // Why something cannot be read that no copy stands behind; whether such a copy has begun.
+    let (mut unread, mut is_copied) = (None, false);
+    let each = |entry: Result<Entry, ReadError>| match entry {
+        Ok(entry) if entry == edge(Edge::Begin) => is_copied = true,
+        Ok(entry) if entry == edge(Edge::End) => {
+            if is_copied {
+                (unread, is_copied) = (None, false);
+            }
+        }
+        Ok(Entry { stream, streamlet, lane, ordinal: Some(ordinal) }) => {
+            all.insert((stream, streamlet, lane), ordinal);
+        }
+        Ok(Entry { stream, streamlet, lane, ordinal: None }) => {
+            all.remove(&(stream, streamlet, lane));
+        }
+        Err(error) => (unread, is_copied) = (Some(error), false),
+    };
+    log.replay_past_damage(each).map_err(|error| unread_error(&error))?;
+    match &unread {
+        Some(error) if !accept_damage => return Err(unread_error(error)),
+        Some(error) => tracing::error!(
+            %error,
+            "{FLOORS_STREAM} could not be read as a whole, and the node goes on without, as it was told: partitions may show again what was \
+             deleted from them"
+        ),
+        None => {}
+    }
+    Ok((all, unread.is_some()))
+}
+
 impl Floors {
     /// Opens the stream, reads what is in it and tells the lanes. Blocks the thread while segments come from disk. A lane that
     /// came back shorter than its floor gets a lower one, which is durable on return: what is appended to it must not hide.
     ///
+    /// Without a part of it partitions may show once more what was deleted from them. So that is for a person to decide, who says so with
+    /// `accept_damage`; then the rest is written anew, and the next start does without that part.
+    ///
     /// # Errors
     /// The stream cannot be made, read, or written to.
-    pub(crate) fn open(catalog: &Catalog, broker: &Arc<Broker>, clock: &Arc<dyn Clock>) -> io::Result<Floors> {
-        let other = |error: String| io::Error::other(error);
+    pub(crate) fn open(
+        catalog: &Catalog,
+        broker: &Arc<Broker>,
+        clock: &Arc<dyn Clock>,
+        accept_damage: bool,
+    ) -> io::Result<Floors> {
+        let refused = |AppendFailed| io::Error::other(format!("{FLOORS_STREAM} takes no records"));
         let log = StateLog::open(FLOORS_STREAM, catalog, broker, clock)?;
-        let mut all = BTreeMap::new();
-        let each = |entry: Entry| {
-            let key = (entry.stream, entry.streamlet, entry.lane);
-            match entry.ordinal {
-                Some(ordinal) => all.insert(key, ordinal),
-                None => all.remove(&key),
-            };
-        };
-        log.replay(each).map_err(|error| other(error.to_string()))?;
+        let (mut all, unread) = read(&log, accept_damage)?;
         all.retain(|key, _| lane_of(broker, *key).is_some());
         let mut lowered = Vec::new();
         for (key, floor) in &mut all {
@@ -114,8 +159,13 @@ impl Floors {
         let (coordinator, clock) = (Arc::clone(&catalog.coordinator), Arc::clone(clock));
         let (all, bring_us) = (Mutex::new(all), AtomicU64::new(0));
         let floors = Floors { log, broker: Arc::clone(broker), coordinator, clock, all, bring_us };
-        if let Some(mark) = floors.append(&lowered).map_err(|_| other(format!("{FLOORS_STREAM} takes nothing")))? {
+        if let Some(mark) = floors.append(&lowered).map_err(refused)? {
             floors.wait(mark);
+        }
+        if unread {
+            // So that there is something to write, also if nothing could be read.
+            floors.append(&[edge(Edge::Begin)]).map_err(refused)?;
+            floors.copy(&mut floors.all.lock(), 0);
         }
         Ok(floors)
     }
@@ -144,6 +194,12 @@ impl Floors {
         }
         let after = |mark: Mark| Some(After { sink: Arc::clone(self.log.sink()?), ticket: mark.0 });
         Ok(mark.and_then(after))
+    }
+
+    /// Where partitions begin, as far as the stream says.
+    #[cfg(test)]
+    pub(crate) fn known(&self) -> Vec<(Key, u64)> {
+        self.all.lock().iter().map(|(key, floor)| (*key, *floor)).collect()
     }
 
     fn append(&self, entries: &[Entry]) -> Result<Option<Mark>, AppendFailed> {
@@ -190,15 +246,22 @@ impl Floors {
     pub(crate) fn tick(&self) {
         let mut all = self.all.lock();
         self.bring(&mut all);
-        if let Some((from, added)) = self.log.begin_copy(COPY_BYTES_MIN) {
+        self.copy(&mut all, COPY_BYTES_MIN);
+        drop(all);
+        self.log.trim();
+    }
+
+    /// Writes everything anew if the log has grown by `bytes_min`.
+    fn copy(&self, all: &mut BTreeMap<Key, u64>, bytes_min: u64) {
+        if let Some((from, added)) = self.log.begin_copy(bytes_min) {
             all.retain(|key, _| lane_of(&self.broker, *key).is_some());
-            let entries: Vec<Entry> = all.iter().map(|(key, floor)| entry((*key, *floor))).collect();
+            let floors = all.iter().map(|(key, floor)| entry((*key, *floor)));
+            let entries: Vec<Entry> =
+                std::iter::once(edge(Edge::Begin)).chain(floors).chain(std::iter::once(edge(Edge::End))).collect();
             if self.append(&entries).is_ok() {
                 self.log.end_copy(from, added);
             }
         }
-        drop(all);
-        self.log.trim();
     }
 
     fn wait(&self, mark: Mark) {

@@ -2,8 +2,8 @@
 
 use std::sync::Weak;
 
-use kera_format::SegmentId;
 use kera_format::kafka_groups::{self, CommittedOffset, Fact, OffsetKey};
+use kera_format::{LaneId, SegmentId, StreamId, StreamletId};
 use kera_log::{Location, ReadError, Segment, SegmentStore};
 
 use super::*;
@@ -130,6 +130,68 @@ fn a_node_goes_on_without_what_it_kept_of_groups_when_it_is_told_to() {
     world.sink.release();
     rotten.take(stream);
     world.open(false).expect_err("that was not accepted");
+}
+
+/// A node that keeps where partitions of topic `t` begin.
+struct Floored {
+    world: World,
+    rotten: Arc<Rotten>,
+    kept: StreamId,
+    topic: StreamId,
+}
+
+impl Floored {
+    fn new() -> Floored {
+        let world = World::new();
+        let (rotten, (_, coordinator)) = (Rotten::of(&world), world.parts());
+        let id = |name: &str| coordinator.stream(&kera_protocol::StreamRef::Name(name.to_owned())).unwrap().id;
+        let (kept, topic) = (id("_kera.floors"), id("t"));
+        Floored { world, rotten, kept, topic }
+    }
+
+    fn lane(&self, partition: u32) -> Arc<kera_log::Lane> {
+        let stream = self.world.parts().0.log().stream(self.topic).unwrap();
+        Arc::clone(stream.streamlet(StreamletId(partition)).unwrap().lane(LaneId(0)).unwrap())
+    }
+
+    /// The first of two records is deleted.
+    fn delete(&mut self, partition: u32) {
+        for ordinal in 0..2 {
+            assert_eq!(self.world.plain("t", partition as i32), ordinal);
+        }
+        self.world.sink.release();
+        let lane = self.lane(partition);
+        assert!(self.world.running().door.floors.raise(&[(lane, 1)]).is_ok());
+        self.world.sink.release();
+    }
+}
+
+#[test]
+fn a_node_goes_on_without_where_partitions_begin_when_it_is_told_to() {
+    let mut floored = Floored::new();
+    floored.delete(0);
+    floored.rotten.take(floored.kept);
+    floored.delete(1);
+    is_refused_for(&mut floored.world, "_kera.floors");
+    floored.world.open(true).unwrap();
+    // From now on it is not needed: what is known is there once more. What is lost behind that is.
+    floored.world.sink.release();
+    floored.world.open(false).unwrap();
+    assert_eq!(floored.world.running().door.floors.known(), [((floored.topic, StreamletId(1), LaneId(0)), 1)]);
+    floored.rotten.take(floored.kept);
+    floored.world.open(false).expect_err("that was not accepted");
+}
+
+#[test]
+fn a_node_goes_on_when_nothing_of_where_partitions_begin_can_be_read() {
+    let mut floored = Floored::new();
+    floored.delete(0);
+    floored.rotten.take(floored.kept);
+    is_refused_for(&mut floored.world, "_kera.floors");
+    floored.world.open(true).unwrap();
+    floored.world.sink.release();
+    floored.world.open(false).unwrap();
+    assert_eq!(floored.world.running().door.floors.known(), []);
 }
 
 #[test]
