@@ -74,6 +74,32 @@ fn streamlets_that_a_stream_gets_are_read_from_their_beginning() {
     }
 }
 
+/// It would read what it has forgotten once more from the beginning, and all that comes twice.
+#[test]
+fn a_node_that_has_not_heard_of_the_last_growth_is_not_believed() {
+    for long_poll in [false, true] {
+        let server = FakeServer::start(2, 1);
+        run(async {
+            let mut consumer = build(&server, |c| c.long_poll(long_poll).refresh(Duration::from_millis(5))).await;
+            server.grow(3);
+            fill(&server, 2, 0, 0..30);
+            assert_eq!(read(&mut consumer, 30).await[&(2, 0)], numbered(0..30));
+            for streamlets in [2, 3] {
+                server.grow(streamlets);
+                let asked = server.fake.state().stream_asked;
+                // The one after the next is asked for when the next has been taken.
+                tokio::select! {
+                    never = consumer.idle() => match never {},
+                    () = server.until("it looks", |state| state.stream_asked >= asked + 2) => {}
+                }
+            }
+            fill(&server, 2, 0, 30..40);
+            assert_eq!(read(&mut consumer, 10).await[&(2, 0)], numbered(30..40));
+            assert_eq!(consumer.positions().len(), 3, "each lane once");
+        });
+    }
+}
+
 #[test]
 fn a_consumer_starts_although_its_first_connections_break() {
     for application in [false, true] {

@@ -119,8 +119,13 @@ impl Consumer {
         self.holders.growing = Some(Task(tokio::spawn(asking)));
     }
 
-    /// Reads what the stream has got from the beginning.
+    /// Reads what the stream has got from the beginning. Fewer streamlets than before are not believed: a stream never shrinks, and a node
+    /// that has not heard of the last growth yet tells of those before. Whoever believed it would take the others for ones that the
+    /// stream has got when it hears of them again, and read them twice from there on.
     pub(super) fn follow_growth(&mut self, info: StreamInfo) {
+        if info.options.streamlets < self.stream.options.streamlets {
+            return;
+        }
         let before: HashSet<_> = self.lanes().into_iter().collect();
         self.stream = info;
         if self.settings.long_poll && self.lanes().len() > before.len() {
