@@ -405,6 +405,7 @@ impl Consumer {
     }
 
     fn take_answer(&mut self, id: u64, answer: &ReadAnswer, data: Bytes, credit: Option<(u32, u64, u64)>) {
+        let is_alone = self.is_alone();
         let Some(track) = self.tracks.get_mut(&id) else { return };
         match answer.status() {
             Some(Status::Ok) if track.is_leased_apart_from(answer.start.group) => {
@@ -442,13 +443,13 @@ impl Consumer {
             Some(Status::CursorUnknown | Status::NotAChunkBoundary | Status::UnknownGroup) => {
                 (track.fed, track.astray) = (false, true);
             }
-            Some(Status::NotOwner) => {
+            // Nobody reads streamlets that no node has told of: it has not heard yet that the stream has grown, and what it owns of that.
+            Some(status) if status == Status::NotOwner || (status == Status::UnknownStreamlet && !is_alone) => {
                 // A node that sends back to where the reader comes from knows as little as the one there.
                 let forward = answer.next.group > track.received.group;
                 (track.received, track.fed) = (answer.next, false);
                 let (streamlet, node, now) = (track.streamlet, track.node, Instant::now());
                 if track.sent_elsewhere(now) > SENT_AROUND_MAX {
-                    let status = Status::NotOwner;
                     let message =
                         format!("nobody has what comes next of streamlet {streamlet}; node {node} said so last");
                     self.failed = Some(RpcError::Status { status, message, retry_after: None }.into());
