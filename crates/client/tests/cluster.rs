@@ -887,6 +887,43 @@ fn streamlets_of_which_their_owner_hears_late_are_written_and_read() {
     }
 }
 
+/// None of the nodes that it is at has anything of what that owner has, and none of them is ever quiet.
+#[test]
+fn a_member_whose_nodes_are_all_busy_reads_what_an_owner_has_at_which_it_is_not_yet() {
+    let cluster = Cluster::start(3, 5, 1);
+    cluster.move_to(2, 1, Duration::ZERO);
+    let done = Arc::new(AtomicBool::new(false));
+    run(async {
+        let client = Client::connect(cluster.address(0)).await.unwrap();
+        let mut producer = client.producer("moving").chunk_bytes(512).build().await.unwrap();
+        let is_done = Arc::clone(&done);
+        let writing = tokio::task::spawn_local(async move {
+            while !is_done.load(Ordering::SeqCst) {
+                for streamlet in [0, 1] {
+                    producer.send_to(StreamletId(streamlet), &Record::value(b"busy")).await.unwrap();
+                }
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+            producer.close().await.unwrap();
+        });
+        let member = client.consumer("moving").application("report").refresh(Duration::from_millis(100));
+        let mut member = member.build().await.unwrap();
+        let mut read = async |wanted: u32| {
+            while member.next_batch().await.unwrap().expect("it never ends").streamlet() != StreamletId(wanted) {}
+        };
+        read(0).await;
+        read(1).await;
+        // The third node has owned nothing until now, and nobody has ever written to this one.
+        cluster.move_to(3, 3, Duration::ZERO);
+        let mut producer = client.producer("moving").chunk_bytes(512).build().await.unwrap();
+        producer.send_to(StreamletId(3), &Record::value(b"seldom")).await.unwrap();
+        producer.close().await.unwrap();
+        read(3).await;
+        done.store(true, Ordering::SeqCst);
+        writing.await.unwrap();
+    });
+}
+
 #[test]
 fn members_go_on_at_whoever_takes_over_from_a_lost_node() {
     let cluster = Cluster::start(3, 6, 1);

@@ -195,7 +195,7 @@ impl Consumer {
         for membership in self.memberships.values() {
             until = until.min(waiting(membership.groups_at)).min(waiting(membership.commits_at));
         }
-        if let Some(at) = self.holders.next_timer(now) {
+        if let Some(at) = self.holders.next_timer(self.refreshes_owners(), now) {
             until = until.min(at);
         }
         if self.follows_growth() && self.holders.growing.is_none() {

@@ -198,7 +198,8 @@ impl ConsumerBuilder {
     }
 
     /// How often a consumer of all streamlets looks whether the stream has got more, which it then reads from their first record
-    /// on; every ten seconds unless set. Members of an application are given them without that.
+    /// on; every ten seconds unless set. Members of an application are given them without that: of a cluster's nodes they ask as often
+    /// whether others own something of the stream by now.
     pub fn refresh(mut self, every: Duration) -> Self {
         self.refresh = within_reason(every);
         self
