@@ -812,6 +812,41 @@ fn applications_and_members_are_bounded() {
     assert_eq!(peer.refused(&join_request("other", STREAM, Start::Earliest)), Status::LimitReached);
 }
 
+/// Memory for what each application knows of each lane is beside an arena that is bounded, and was not.
+#[test]
+fn what_applications_know_of_lanes_is_bounded_together_and_nobody_is_given_up_for_it() {
+    let config = BrokerConfig { applications_bytes_max: 4 << 8, ..config() };
+    let mut house = House::with(config, 16 << 20);
+    house.stream(STREAM, options(1, 8));
+    let refusal = |peer: &mut Peer| {
+        peer.send(&join_request("other", STREAM, Start::Earliest));
+        let frame = peer.frame();
+        assert_eq!(frame.status(), Status::LimitReached);
+        frame.error().message
+    };
+    let write = |peer: &mut Peer, lanes: std::ops::Range<u64>| {
+        for producer in lanes {
+            peer.write(&[chunk_of(target(STREAM, 0, producer, 0), 1, 10)]);
+        }
+    };
+    let mut peer = house.peer();
+    write(&mut peer, 0..3);
+    peer.join(&house, "report", Start::Earliest);
+    let message = refusal(&mut peer);
+    assert!(message.contains("would be 6, the limit is 4") && message.contains("arena.bytes"), "{message}");
+    // The lanes of those that there are become more all the same.
+    write(&mut peer, 3..8);
+    drop(peer);
+    for _ in 0..2 {
+        let mut peer = house.peer();
+        let joined = peer.join(&house, "report", Start::Earliest);
+        assert_eq!(peer.next_groups(&joined, 10).len(), 8);
+        refusal(&mut peer);
+        drop(peer);
+        house = house.restart();
+    }
+}
+
 #[test]
 fn commits_in_flight_are_bounded() {
     let house = House::with(BrokerConfig { in_flight_requests_max: 2, ..config() }, 16 << 20);

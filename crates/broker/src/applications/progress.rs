@@ -20,6 +20,10 @@ use crate::groups::{Place, find};
 
 /// Groups looked at together.
 const WINDOW: usize = 16;
+/// What an application takes in memory for a lane, whether or not anybody reads it: this, and its places in the maps and lines that it stands in.
+pub(super) const LANE_BYTES: u64 = 256;
+const _: () =
+    assert!(size_of::<Progress>() + 2 * size_of::<LaneKey>() + size_of::<(Arc<Lane>, u64)>() <= LANE_BYTES as usize);
 
 /// A group that a member may read.
 #[derive(Clone, Copy, Debug)]
@@ -352,10 +356,6 @@ impl Progress {
         Ok(Plan { position, is_base, moves })
     }
 
-    /// Whether a position lies in its group, as far as that can be told without reading. `NotReady`: it is the end of one that is open here.
-    fn check_place(&self, group: GroupId, entry: &CommitEntry, done: bool) -> Result<(), Status> {
-        let Some(info) = self.group(group) else {
-            // Taken by retention while it was read, here or at an earlier owner; or it never was.
     /// The end of a group that its member has read further than it goes by now.
     ///
     /// What it has read behind the end was lost since, as with a power cut or with all copies of it, and the group was closed where it ends
@@ -367,6 +367,10 @@ impl Progress {
         is_beyond(entry, &info).then(|| CommitEntry { cursor: end_of(group), ordinal: info.next_ordinal, ..*entry })
     }
 
+    /// Whether a position lies in its group, as far as that can be told without reading. `NotReady`: it is the end of one that is open here.
+    fn check_place(&self, group: GroupId, entry: &CommitEntry, done: bool) -> Result<(), Status> {
+        let Some(info) = self.group(group) else {
+            // Taken by retention while it was read, here or at an earlier owner; or it never was.
             let is_older = group.epoch() < self.lane.owner_epoch();
             let known = group != GroupId::NONE && (is_older || group <= self.lane.latest().0.group);
             return if known { Ok(()) } else { Err(Status::CursorUnknown) };
@@ -447,10 +451,6 @@ pub(super) struct Undo {
     ahead: Option<Position>,
 }
 
-/// A cursor behind everything in a group.
-pub(super) fn end_of(group: GroupId) -> Cursor {
-    Cursor { group, segment: SegmentIndex(u32::MAX), position: u32::MAX }
-}
 /// Whether a group takes no more and is durable to its end.
 fn has_ended(info: &GroupInfo) -> bool {
     info.closed && info.durable_ordinal >= info.next_ordinal
@@ -462,3 +462,7 @@ fn is_beyond(entry: &CommitEntry, info: &GroupInfo) -> bool {
     entry.ordinal > info.next_ordinal || (entry.cursor.group == info.id && is_behind_last)
 }
 
+/// A cursor behind everything in a group.
+pub(super) fn end_of(group: GroupId) -> Cursor {
+    Cursor { group, segment: SegmentIndex(u32::MAX), position: u32::MAX }
+}
