@@ -40,6 +40,9 @@ pub struct BrokerConfig {
 
     /// Applications of the node.
     pub applications_max: usize,
+    /// Memory for what applications know of lanes, of all together, in bytes. One that would pass it is not made; those that there are grow with
+    /// their lanes all the same.
+    pub applications_bytes_max: u64,
     /// Members of one application.
     pub members_max: usize,
     /// Groups that a member gets in one answer.
@@ -73,6 +76,7 @@ impl Default for BrokerConfig {
             entries_max: 65_536,
             credit_bytes_max: 256 << 20,
             applications_max: 10_000,
+            applications_bytes_max: 32 << 20,
             members_max: 10_000,
             groups_per_answer_max: 1_024,
             groups_ahead_max: 1_024,

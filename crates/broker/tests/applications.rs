@@ -5,7 +5,7 @@ mod common;
 use common::*;
 use kera_broker::BrokerConfig;
 use kera_env::Clock;
-use kera_format::{Cursor, StreamId, StreamOptions, StreamletId};
+use kera_format::{Cursor, SegmentIndex, StreamId, StreamOptions, StreamletId};
 use kera_protocol::application::AfterCommit::{Done, Keep, Release};
 use kera_protocol::application::{
     ApplicationState, CommitEntry, CommitOffsets, CommittedOffsets, DeleteApplication, DescribeApplication,
@@ -140,6 +140,45 @@ fn with_order_lane_the_next_group_comes_after_the_one_before_is_done() {
     write_groups(&mut peer, 1);
     assert_eq!(peer.commit(&house, &joined, &[done(&third[0])]), [Status::Ok]);
     assert_eq!(peer.next_groups(&joined, 10)[0].start_ordinal, 3);
+}
+
+/// What a member has read can be lost behind it, with the end of its group. It could not commit any more, and nobody read on behind the group.
+#[test]
+fn a_position_behind_the_end_of_a_closed_group_is_that_end() {
+    for after in [Done, Release, Keep] {
+        let house = House::new();
+        house.stream(STREAM, power(options(1, 1)));
+        let (mut peer, mut writer) = (house.peer(), house.peer());
+        let records = |records| write_request(&[chunk_of(target(STREAM, 0, 0, 0), records, 10)], 0);
+        writer.call_durable(&house, &records(8));
+        let joined = peer.join(&house, "report", Start::Earliest);
+        let group = peer.next_groups(&joined, 1)[0];
+        let behind = |group: &LeasedGroup, after| {
+            commit_entry(group, Cursor { segment: SegmentIndex(7), ..group.start }, group.start_ordinal + 14, after)
+        };
+        let commit = |peer: &mut Peer, entry: CommitEntry| peer.commit(&house, &joined, &[entry])[0];
+        assert_eq!(commit(&mut peer, behind(&group, after)), Status::InvalidArgument, "the group is open");
+        writer.send(&records(4));
+        let stream = house.log.stream(STREAM).expect("a stream");
+        stream.streamlet(group.streamlet).and_then(|of| of.lane(group.lane)).expect("a lane").close_group();
+        let too_early = commit(&mut peer, behind(&group, after));
+        assert_eq!(too_early, Status::InvalidArgument, "when it was sent not all of the group was durable");
+        assert_eq!(commit(&mut peer, behind(&group, after)), Status::Ok, "{after:?}");
+        assert_eq!(fetch(&mut peer).offsets[0].ordinal, 12);
+        if after == Keep {
+            assert_eq!(commit(&mut peer, behind(&group, Done)), Status::Ok);
+        }
+        writer.run(&house);
+        writer.frames();
+        writer.call_durable(&house, &records(3));
+        let next = peer.next_groups(&joined, 1)[0];
+        assert_eq!((next.start_ordinal, next.group > group.group), (12, true));
+        assert_eq!(commit(&mut peer, behind(&next, after)), Status::InvalidArgument, "it is open");
+        let _: Empty = peer.call(&LeaveApplication { application: joined.application, member: joined.member });
+        let nobody = JoinedApplication { member: 0, ..joined };
+        let refused = peer.commit(&house, &nobody, &[behind(&group, after)])[0];
+        assert_eq!(refused, Status::InvalidArgument, "nobody has read that");
+    }
 }
 
 #[test]
@@ -771,6 +810,41 @@ fn applications_and_members_are_bounded() {
     peer.join(&house, "report", Start::Earliest);
     assert_eq!(peer.refused(&join_request("report", STREAM, Start::Earliest)), Status::LimitReached);
     assert_eq!(peer.refused(&join_request("other", STREAM, Start::Earliest)), Status::LimitReached);
+}
+
+/// Memory for what each application knows of each lane is beside an arena that is bounded, and was not.
+#[test]
+fn what_applications_know_of_lanes_is_bounded_together_and_nobody_is_given_up_for_it() {
+    let config = BrokerConfig { applications_bytes_max: 4 << 8, ..config() };
+    let mut house = House::with(config, 16 << 20);
+    house.stream(STREAM, options(1, 8));
+    let refusal = |peer: &mut Peer| {
+        peer.send(&join_request("other", STREAM, Start::Earliest));
+        let frame = peer.frame();
+        assert_eq!(frame.status(), Status::LimitReached);
+        frame.error().message
+    };
+    let write = |peer: &mut Peer, lanes: std::ops::Range<u64>| {
+        for producer in lanes {
+            peer.write(&[chunk_of(target(STREAM, 0, producer, 0), 1, 10)]);
+        }
+    };
+    let mut peer = house.peer();
+    write(&mut peer, 0..3);
+    peer.join(&house, "report", Start::Earliest);
+    let message = refusal(&mut peer);
+    assert!(message.contains("would be 6, the limit is 4") && message.contains("arena.bytes"), "{message}");
+    // The lanes of those that there are become more all the same.
+    write(&mut peer, 3..8);
+    drop(peer);
+    for _ in 0..2 {
+        let mut peer = house.peer();
+        let joined = peer.join(&house, "report", Start::Earliest);
+        assert_eq!(peer.next_groups(&joined, 10).len(), 8);
+        refusal(&mut peer);
+        drop(peer);
+        house = house.restart();
+    }
 }
 
 #[test]

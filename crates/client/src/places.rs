@@ -35,7 +35,9 @@ impl Client {
             tries += 1;
             let wait = backoff.next(error.retry_after());
             let is_moving = error.status() == Some(Status::NotOwner) && tries < TRIES;
-            if !error.retryable() || (Instant::now() + wait > until && !is_moving) {
+            // Its owner has not heard yet that the stream has grown, and that it owns it.
+            let is_unheard = error.status() == Some(Status::UnknownStreamlet);
+            if !(error.retryable() || is_unheard) || (Instant::now() + wait > until && !is_moving) {
                 return Err(error.into());
             }
             tokio::time::sleep(wait).await;

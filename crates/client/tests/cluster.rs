@@ -57,6 +57,7 @@ struct Cluster {
 /// A node's session: its broker's, and as much of a coordinator as clients need.
 struct NodeSession {
     broker: BrokerSession,
+    node: Arc<Broker>,
     info: StreamInfo,
     producers: Arc<AtomicU64>,
     secretive: Arc<AtomicBool>,
@@ -67,7 +68,11 @@ impl Session for NodeSession {
     fn on_frame(&mut self, header: &FrameHeader, body: &[u8], out: &mut Outbox) -> Flow {
         self.asked.fetch_add(u64::from(header.op == Op::FindOwners as u16), Ordering::SeqCst);
         match Op::from_u16(header.op) {
-            Some(Op::GetStream) => out.respond(header, &self.info),
+            Some(Op::GetStream) => {
+                let mut info = self.info.clone();
+                info.options.streamlets = self.node.log().stream(STREAM).unwrap().streamlet_count();
+                out.respond(header, &info);
+            }
             Some(Op::AllocateProducer) => {
                 let producer_id = ProducerId(self.producers.fetch_add(1, Ordering::SeqCst));
                 out.respond(header, &AllocatedProducer { producer_id, producer_epoch: ProducerEpoch(0) });
@@ -173,9 +178,9 @@ impl Cluster {
         let opened = Arc::clone(&self.opened);
         let factory = Arc::new(move |peer: Peer, waker: SessionWaker| {
             opened.fetch_add(1, Ordering::SeqCst);
-            let broker = broker.session(peer.address, waker);
+            let (node, broker) = (Arc::clone(&broker), broker.session(peer.address, waker));
             let (producers, secretive, asked) = (Arc::clone(&producers), Arc::clone(&secretive), Arc::clone(&asked));
-            Box::new(NodeSession { broker, info: info.clone(), producers, secretive, asked }) as Box<dyn Session>
+            Box::new(NodeSession { broker, node, info: info.clone(), producers, secretive, asked }) as Box<dyn Session>
         });
         let server = Server::start(config, factory).unwrap();
         (node.address, node.server) = (server.local_addr(), Some(server));
@@ -231,6 +236,26 @@ impl Cluster {
                 broker.set_owner(table.version, STREAM, at, next.clone()).unwrap();
             }
             self.brokers[to as usize - 1].open_streamlet(STREAM, at, table.epoch, Some(&state)).unwrap();
+        }
+    }
+
+    /// The stream gets more streamlets, dealt out in turn like those before. Nodes [hear](Cluster::hear_of_growth) of it one by one.
+    fn grow(&self, streamlets: u32) {
+        let mut table = self.table.lock();
+        let (first, nodes) = (table.owners.len() as u32, self.brokers.len() as u32);
+        let owner = |at: u32| Owner { node: at % nodes + 1, epoch: 1, older: Vec::new() };
+        table.owners.extend((first..streamlets).map(owner));
+        table.version += 1;
+    }
+
+    fn hear_of_growth(&self, node: u32) {
+        let (table, broker) = (self.table.lock(), &self.brokers[node as usize - 1]);
+        let first = broker.log().stream(STREAM).unwrap().streamlet_count();
+        let streamlets = table.owners.len() as u32;
+        broker.stream_altered(STREAM, StreamOptions { streamlets, ..self.info.options.clone() }).unwrap();
+        broker.place_stream(table.version, STREAM, table.owners.clone()).unwrap();
+        for at in (first..streamlets).filter(|at| table.owners[*at as usize].node == node) {
+            broker.open_streamlet(STREAM, StreamletId(at), 1, None).unwrap();
         }
     }
 
@@ -833,6 +858,70 @@ fn what_other_nodes_have_is_read_while_nobody_says_whether_the_stream_has_grown(
         producer.close().await.unwrap();
     });
     doors[0].frozen.store(false, Ordering::SeqCst);
+}
+
+/// Records for it were dropped, who read it ended, and nobody could begin to, while an owner had not heard yet of what it owns.
+#[test]
+fn streamlets_of_which_their_owner_hears_late_are_written_and_read() {
+    for long_poll in [false, true] {
+        let cluster = Cluster::start(2, 2, 1);
+        run(async {
+            let client = Client::connect(cluster.address(0)).await.unwrap();
+            let builder = || client.consumer("moving").long_poll(long_poll).refresh(Duration::from_millis(5));
+            let early = builder().build().await.unwrap();
+            cluster.grow(4);
+            cluster.hear_of_growth(1);
+            let late = builder();
+            let tasks = [
+                tokio::task::spawn_local(read_and_check(early, 40)),
+                tokio::task::spawn_local(async { read_and_check(late.build().await.unwrap(), 40).await }),
+                tokio::task::spawn_local(produce(client.clone(), "p".into(), 4, 10)),
+            ];
+            // They are all refused meanwhile.
+            tokio::time::sleep(Duration::from_millis(300)).await;
+            cluster.hear_of_growth(2);
+            for task in tasks {
+                task.await.unwrap();
+            }
+        });
+    }
+}
+
+/// None of the nodes that it is at has anything of what that owner has, and none of them is ever quiet.
+#[test]
+fn a_member_whose_nodes_are_all_busy_reads_what_an_owner_has_at_which_it_is_not_yet() {
+    let cluster = Cluster::start(3, 5, 1);
+    cluster.move_to(2, 1, Duration::ZERO);
+    let done = Arc::new(AtomicBool::new(false));
+    run(async {
+        let client = Client::connect(cluster.address(0)).await.unwrap();
+        let mut producer = client.producer("moving").chunk_bytes(512).build().await.unwrap();
+        let is_done = Arc::clone(&done);
+        let writing = tokio::task::spawn_local(async move {
+            while !is_done.load(Ordering::SeqCst) {
+                for streamlet in [0, 1] {
+                    producer.send_to(StreamletId(streamlet), &Record::value(b"busy")).await.unwrap();
+                }
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+            producer.close().await.unwrap();
+        });
+        let member = client.consumer("moving").application("report").refresh(Duration::from_millis(100));
+        let mut member = member.build().await.unwrap();
+        let mut read = async |wanted: u32| {
+            while member.next_batch().await.unwrap().expect("it never ends").streamlet() != StreamletId(wanted) {}
+        };
+        read(0).await;
+        read(1).await;
+        // The third node has owned nothing until now, and nobody has ever written to this one.
+        cluster.move_to(3, 3, Duration::ZERO);
+        let mut producer = client.producer("moving").chunk_bytes(512).build().await.unwrap();
+        producer.send_to(StreamletId(3), &Record::value(b"seldom")).await.unwrap();
+        producer.close().await.unwrap();
+        read(3).await;
+        done.store(true, Ordering::SeqCst);
+        writing.await.unwrap();
+    });
 }
 
 #[test]

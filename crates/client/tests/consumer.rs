@@ -74,6 +74,53 @@ fn streamlets_that_a_stream_gets_are_read_from_their_beginning() {
     }
 }
 
+/// It would read what it has forgotten once more from the beginning, and all that comes twice.
+#[test]
+fn a_node_that_has_not_heard_of_the_last_growth_is_not_believed() {
+    for long_poll in [false, true] {
+        let server = FakeServer::start(2, 1);
+        run(async {
+            let mut consumer = build(&server, |c| c.long_poll(long_poll).refresh(Duration::from_millis(5))).await;
+            server.grow(3);
+            fill(&server, 2, 0, 0..30);
+            assert_eq!(read(&mut consumer, 30).await[&(2, 0)], numbered(0..30));
+            for streamlets in [2, 3] {
+                server.grow(streamlets);
+                let asked = server.fake.state().stream_asked;
+                // The one after the next is asked for when the next has been taken.
+                tokio::select! {
+                    never = consumer.idle() => match never {},
+                    () = server.until("it looks", |state| state.stream_asked >= asked + 2) => {}
+                }
+            }
+            fill(&server, 2, 0, 30..40);
+            assert_eq!(read(&mut consumer, 10).await[&(2, 0)], numbered(30..40));
+            assert_eq!(consumer.positions().len(), 3, "each lane once");
+        });
+    }
+}
+
+/// It left out what did not fit into one subscription without a word, and failed with what the node said when it subscribed to the rest.
+#[test]
+fn more_lanes_of_a_node_than_can_be_read_are_refused_and_named() {
+    let is_named = |error: &ClientError| matches!(error, ClientError::Invalid { value, allowed, .. } if value == "65538" && allowed.contains("65536"));
+    let server = FakeServer::start(32_769, 2);
+    run(async {
+        let error = client(&server).await.consumer(STREAM).build().await.expect_err("they are too many");
+        assert!(is_named(&error), "{error}");
+        fill(&server, 7, 1, 0..10);
+        let mut consumer = build(&server, |c| c.streamlets(5..9)).await;
+        assert_eq!(read(&mut consumer, 10).await[&(7, 1)], numbered(0..10));
+    });
+    let server = FakeServer::start(2, 2);
+    run(async {
+        let mut consumer = build(&server, |c| c.refresh(Duration::from_millis(5))).await;
+        server.grow(32_769);
+        let error = consumer.next_batch().await.expect_err("they have become too many");
+        assert!(is_named(&error), "{error}");
+    });
+}
+
 #[test]
 fn a_consumer_starts_although_its_first_connections_break() {
     for application in [false, true] {

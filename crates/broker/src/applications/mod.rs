@@ -37,6 +37,7 @@ use crate::failure::Failure;
 use application::{Application, Meta};
 use journal::Chunked;
 use keepers::{Keepers, Kept, Step, kept_entry};
+use progress::LANE_BYTES;
 use replay::{Replay, Replayed};
 
 /// The name of the system stream that keeps applications and their offsets.
@@ -94,6 +95,25 @@ impl Registry {
 
     fn of_stream(&self, stream: StreamId) -> Vec<Arc<Application>> {
         self.by_name.get(&stream).map_or_else(Vec::new, |names| names.values().cloned().collect())
+    }
+
+    /// Refuses an application for whose lanes there is no memory beside those of all others.
+    ///
+    /// Each knows of every lane of its stream that was ever used, whether or not anybody reads it: some thousand applications of some thousand lanes
+    /// take gigabytes, and nothing else bounds that. Only one that is being made is refused. Those that there are come along with
+    /// starts and with streamlets that move, and their lanes become more when producers use them: how far they are is never given up for room.
+    fn check_room(&self, another: &Application, bytes_max: u64) -> Result<(), Failure> {
+        let lanes = |application: &Application| application.state.lock().lanes.len() as u64;
+        let others: u64 = self.by_id.values().map(|application| lanes(application)).sum();
+        let (count, limit) = (others + lanes(another), bytes_max / LANE_BYTES);
+        if count <= limit {
+            return Ok(());
+        }
+        let message = format!(
+            "lanes of all applications of this node, counted for each, would be {count}, the limit is {limit} ({bytes_max} bytes: a 16th of \
+             arena.bytes, or 32 MiB); delete applications that are not used any more, or give the node a larger arena"
+        );
+        Err(Failure::new(Status::LimitReached, message))
     }
 
     /// Takes all applications of a stream out.
@@ -249,6 +269,7 @@ impl Applications {
         let meta = Meta { id, name: name.to_owned(), stream: stream.id(), start, created_ms: now_ms };
         let application = Arc::new(self.application(broker, meta, Arc::clone(stream)));
         application.line_up_all();
+        registry.check_room(&application, broker.config.applications_bytes_max)?;
         let mut entries = vec![application.meta.to_record()];
         if start == kera_protocol::Start::Latest {
             entries.extend(application.start_at_latest(None, now_ms));

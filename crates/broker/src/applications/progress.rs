@@ -20,6 +20,10 @@ use crate::groups::{Place, find};
 
 /// Groups looked at together.
 const WINDOW: usize = 16;
+/// What an application takes in memory for a lane, whether or not anybody reads it: this, and its places in the maps and lines that it stands in.
+pub(super) const LANE_BYTES: u64 = 256;
+const _: () =
+    assert!(size_of::<Progress>() + 2 * size_of::<LaneKey>() + size_of::<(Arc<Lane>, u64)>() <= LANE_BYTES as usize);
 
 /// A group that a member may read.
 #[derive(Clone, Copy, Debug)]
@@ -316,7 +320,14 @@ impl Progress {
         if entry.cursor.group != group && !(done && entry.cursor.group > group) {
             return Err(Status::InvalidArgument);
         }
-        self.check_place(group, entry, done)?;
+        let cut_back = if member == 0 { None } else { self.cut_back(group, entry) };
+        let entry = match &cut_back {
+            Some(at_end) => at_end,
+            None => {
+                self.check_place(group, entry, done)?;
+                entry
+            }
+        };
         let is_base = match self.base {
             None => true,
             Some(base) => group == base.cursor.group || (order == Order::Lane && group > base.cursor.group),
@@ -345,6 +356,17 @@ impl Progress {
         Ok(Plan { position, is_base, moves })
     }
 
+    /// The end of a group that its member has read further than it goes by now.
+    ///
+    /// What it has read behind the end was lost since, as with a power cut or with all copies of it, and the group was closed where it ends
+    /// now: what comes in its place has other groups, which are offered from their beginning. The member cannot take back what it has processed, and were it
+    /// refused it could never commit the group, nor anybody read on behind it. So what it says counts as the end. Only of a group that
+    /// takes no more and is durable to its end: elsewhere a position behind the end is a mistake, or too early.
+    fn cut_back(&self, group: GroupId, entry: &CommitEntry) -> Option<CommitEntry> {
+        let info = self.group(group).filter(has_ended)?;
+        is_beyond(entry, &info).then(|| CommitEntry { cursor: end_of(group), ordinal: info.next_ordinal, ..*entry })
+    }
+
     /// Whether a position lies in its group, as far as that can be told without reading. `NotReady`: it is the end of one that is open here.
     fn check_place(&self, group: GroupId, entry: &CommitEntry, done: bool) -> Result<(), Status> {
         let Some(info) = self.group(group) else {
@@ -353,10 +375,7 @@ impl Progress {
             let known = group != GroupId::NONE && (is_older || group <= self.lane.latest().0.group);
             return if known { Ok(()) } else { Err(Status::CursorUnknown) };
         };
-        let beyond = entry.ordinal > info.next_ordinal
-            || (entry.cursor.group == group && entry.cursor.segment.0 > info.last_segment.0.saturating_add(1));
-        let ended = info.closed && info.durable_ordinal >= info.next_ordinal;
-        match (beyond, done && !ended) {
+        match (is_beyond(entry, &info), done && !has_ended(&info)) {
             (true, _) => Err(Status::InvalidArgument),
             (false, true) => Err(Status::NotReady),
             (false, false) => Ok(()),
@@ -430,6 +449,17 @@ pub(super) struct Undo {
     skipped: bool,
     group: GroupId,
     ahead: Option<Position>,
+}
+
+/// Whether a group takes no more and is durable to its end.
+fn has_ended(info: &GroupInfo) -> bool {
+    info.closed && info.durable_ordinal >= info.next_ordinal
+}
+
+/// Whether a position in a group is behind its end.
+fn is_beyond(entry: &CommitEntry, info: &GroupInfo) -> bool {
+    let is_behind_last = entry.cursor.segment.0 > info.last_segment.0.saturating_add(1);
+    entry.ordinal > info.next_ordinal || (entry.cursor.group == info.id && is_behind_last)
 }
 
 /// A cursor behind everything in a group.

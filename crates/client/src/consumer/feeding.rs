@@ -1,6 +1,6 @@
 //! How a consumer gets its data: connecting, finding where to start, keeping every track fed, and taking what comes.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ use super::link::{Event, Link};
 use super::track::{Piece, Track};
 use super::{Consumer, GapPolicy};
 use crate::ClientError;
-use crate::placement::HOME;
+use crate::placement::{HOME, NOBODY};
 
 /// Lookups that a consumer has under way, or in line behind others at the nodes that they are for.
 const LOOKUPS_AT_ONCE: usize = 256;
@@ -47,6 +47,20 @@ impl Consumer {
             return Err(ClientError::invalid("consumer.lanes", wrong, allowed));
         }
         Ok(())
+    }
+
+    /// Refuses more lanes of one node than a connection may have entries: the rest would be read by nobody, and nobody would be told. Members of
+    /// an application read no more groups at one time than that.
+    pub(super) fn check_lanes_of_nodes(&self) -> Result<(), ClientError> {
+        if self.settings.application.is_some() {
+            return Ok(());
+        }
+        let mut lanes: HashMap<u32, usize> = HashMap::new();
+        for (streamlet, _) in self.lanes() {
+            *lanes.entry(self.holders.owner(streamlet).0).or_default() += 1;
+        }
+        lanes.remove(&NOBODY);
+        check_lanes(lanes.into_values().max().unwrap_or_default())
     }
 
     fn lanes(&self) -> Vec<(StreamletId, LaneId)> {
@@ -119,13 +133,24 @@ impl Consumer {
         self.holders.growing = Some(Task(tokio::spawn(asking)));
     }
 
-    /// Reads what the stream has got from the beginning.
+    /// Reads what the stream has got from the beginning. Fewer streamlets than before are not believed: a stream never shrinks, and a node
+    /// that has not heard of the last growth yet tells of those before. Whoever believed it would take the others for ones that the
+    /// stream has got when it hears of them again, and read them twice from there on.
     pub(super) fn follow_growth(&mut self, info: StreamInfo) {
+        if info.options.streamlets < self.stream.options.streamlets {
+            return;
+        }
         let before: HashSet<_> = self.lanes().into_iter().collect();
         self.stream = info;
-        if self.settings.long_poll && self.lanes().len() > before.len() {
-            // A poll that waits does not know of them.
-            self.unfeed();
+        if self.lanes().len() > before.len() {
+            if let Err(error) = self.check_lanes_of_nodes() {
+                self.failed = Some(error);
+                return;
+            }
+            if self.settings.long_poll {
+                // A poll that waits does not know of them.
+                self.unfeed();
+            }
         }
         for (streamlet, lane) in self.lanes().into_iter().filter(|lane| !before.contains(lane)) {
             tracing::debug!(stream = self.stream.name, %streamlet, %lane, "the stream has grown");
@@ -190,7 +215,7 @@ impl Consumer {
         for membership in self.memberships.values() {
             until = until.min(waiting(membership.groups_at)).min(waiting(membership.commits_at));
         }
-        if let Some(at) = self.holders.next_timer(now) {
+        if let Some(at) = self.holders.next_timer(self.refreshes_owners(), now) {
             until = until.min(at);
         }
         if self.follows_growth() && self.holders.growing.is_none() {
@@ -245,10 +270,19 @@ impl Consumer {
             return;
         }
         let its_own = self.tracks.iter().filter(|(_, track)| self.to_feed(track) == Some(node));
-        let ids: Vec<u64> = its_own.map(|(id, _)| *id).take(limits::READ_ENTRIES_MAX).collect();
+        let mut ids: Vec<u64> = its_own.map(|(id, _)| *id).collect();
         if ids.is_empty() {
             return;
         }
+        if self.settings.application.is_none() {
+            // Streamlets may have moved there since it was built.
+            let fed = self.tracks.values().filter(|track| track.fed && track.node == node).count();
+            if let Err(error) = check_lanes(fed + ids.len()) {
+                self.failed = Some(error);
+                return;
+            }
+        }
+        ids.truncate(limits::READ_ENTRIES_MAX);
         let mut entries = Vec::with_capacity(ids.len());
         for id in &ids {
             let Some(track) = self.tracks.get_mut(id) else { continue };
@@ -400,6 +434,7 @@ impl Consumer {
     }
 
     fn take_answer(&mut self, id: u64, answer: &ReadAnswer, data: Bytes, credit: Option<(u32, u64, u64)>) {
+        let is_alone = self.is_alone();
         let Some(track) = self.tracks.get_mut(&id) else { return };
         match answer.status() {
             Some(Status::Ok) if track.is_leased_apart_from(answer.start.group) => {
@@ -437,24 +472,9 @@ impl Consumer {
             Some(Status::CursorUnknown | Status::NotAChunkBoundary | Status::UnknownGroup) => {
                 (track.fed, track.astray) = (false, true);
             }
-            Some(Status::NotOwner) => {
-                // A node that sends back to where the reader comes from knows as little as the one there.
-                let forward = answer.next.group > track.received.group;
-                (track.received, track.fed) = (answer.next, false);
-                let (streamlet, node, now) = (track.streamlet, track.node, Instant::now());
-                if track.sent_elsewhere(now) > SENT_AROUND_MAX {
-                    let status = Status::NotOwner;
-                    let message =
-                        format!("nobody has what comes next of streamlet {streamlet}; node {node} said so last");
-                    self.failed = Some(RpcError::Status { status, message, retry_after: None }.into());
-                } else if forward {
-                    let place = (streamlet, answer.next.group);
-                    let again = self.holders.sent_on(node, place, answer.durable_ordinal, now);
-                    self.feed_at = self.feed_at.min(again);
-                } else {
-                    let again = self.holders.want_owners(now);
-                    self.feed_at = self.feed_at.min(again);
-                }
+            // Nobody reads streamlets that no node has told of: it has not heard yet that the stream has grown, and what it owns of that.
+            Some(status) if status == Status::NotOwner || (status == Status::UnknownStreamlet && !is_alone) => {
+                self.take_elsewhere(id, answer, status);
             }
             Some(status) if status.retryable() => {
                 track.fed = false;
@@ -466,6 +486,26 @@ impl Consumer {
                 let message = format!("streamlet {streamlet} lane {lane} cannot be read: {status}; {}", status.hint());
                 self.failed = Some(RpcError::Status { status, message, retry_after: None }.into());
             }
+        }
+    }
+
+    /// A node does not have what comes next: it says who does, as far as it knows.
+    fn take_elsewhere(&mut self, id: u64, answer: &ReadAnswer, status: Status) {
+        let Some(track) = self.tracks.get_mut(&id) else { return };
+        // A node that sends back to where the reader comes from knows as little as the one there.
+        let forward = answer.next.group > track.received.group;
+        (track.received, track.fed) = (answer.next, false);
+        let (streamlet, node, now) = (track.streamlet, track.node, Instant::now());
+        if track.sent_elsewhere(now) > SENT_AROUND_MAX {
+            let message = format!("nobody has what comes next of streamlet {streamlet}; node {node} said so last");
+            self.failed = Some(RpcError::Status { status, message, retry_after: None }.into());
+        } else if forward {
+            let place = (streamlet, answer.next.group);
+            let again = self.holders.sent_on(node, place, answer.durable_ordinal, now);
+            self.feed_at = self.feed_at.min(again);
+        } else {
+            let again = self.holders.want_owners(now);
+            self.feed_at = self.feed_at.min(again);
         }
     }
 
@@ -528,4 +568,16 @@ impl Consumer {
             piece.credit = None;
         }
     }
+}
+
+/// Whether so many lanes can be read from one node.
+fn check_lanes(lanes: usize) -> Result<(), ClientError> {
+    if lanes <= limits::READ_ENTRIES_MAX {
+        return Ok(());
+    }
+    let allowed = format!(
+        "at most {} of one node: read the stream with several consumers, each some of its streamlets, or as an application",
+        limits::READ_ENTRIES_MAX
+    );
+    Err(ClientError::invalid("consumer.streamlets times lanes", lanes, allowed))
 }

@@ -68,8 +68,10 @@ struct Holder {
     node: u32,
     link: Link,
     heard_at: Instant,
-    /// It was asked whether it is there, and has until then.
+    /// It was asked whether it is there, and has until then, or longer if it is heard of meanwhile.
     probe: Option<(Call, Instant)>,
+    /// When it was asked so last, or linked.
+    asked_at: Instant,
 }
 
 #[derive(Debug)]
@@ -115,6 +117,14 @@ pub(super) enum Happening {
     Stream(Option<StreamInfo>),
     /// Where a track goes on that had come to an ordinal.
     Found(u64, u64, Result<LookupResult, ClientError>),
+}
+
+impl Holder {
+    /// When it is to be asked whether it is there.
+    fn ask_at(&self, refresh: Option<Duration>) -> Instant {
+        let quiet = self.heard_at + QUIET_MAX;
+        refresh.map_or(quiet, |every| quiet.min(self.asked_at + every))
+    }
 }
 
 impl Holders {
@@ -243,21 +253,18 @@ impl Holders {
     }
 
     /// When there is something to look after, at the latest.
-    pub(super) fn next_timer(&self, now: Instant) -> Option<Instant> {
+    pub(super) fn next_timer(&self, refresh: Option<Duration>, now: Instant) -> Option<Instant> {
         let quiet = self.linked.iter().map(|holder| match &holder.probe {
             Some((_, until)) => Some(doubted_at(*until)).filter(|at| *at > now).unwrap_or(*until),
-            None => holder.heard_at + QUIET_MAX,
+            None => holder.ask_at(refresh),
         });
         quiet.chain(self.ask_at).min().map(|at| at.max(now))
     }
 
     pub(super) fn poll(&mut self, context: &mut Context<'_>) -> Poll<Happening> {
         let mut newer = false;
+        // In front of what else comes by the links, which may never end.
         for holder in &mut self.linked {
-            if let Poll::Ready(event) = holder.link.poll_event(context) {
-                (holder.heard_at, holder.probe) = (Instant::now(), None);
-                return Poll::Ready(Happening::Link(holder.node, event));
-            }
             if let Some((call, _)) = &mut holder.probe
                 && let Poll::Ready(answer) = Pin::new(call).poll(context)
             {
@@ -274,6 +281,15 @@ impl Holders {
         if newer {
             let at = self.want_owners(Instant::now());
             return Poll::Ready(Happening::Doubt(at));
+        }
+        for holder in &mut self.linked {
+            if let Poll::Ready(event) = holder.link.poll_event(context) {
+                holder.heard_at = Instant::now();
+                if let Some((_, until)) = &mut holder.probe {
+                    *until = holder.heard_at + PROBE_TIMEOUT;
+                }
+                return Poll::Ready(Happening::Link(holder.node, event));
+            }
         }
         for (node, away) in &mut self.away {
             if let Some(task) = &mut away.connecting
@@ -306,18 +322,24 @@ impl Holders {
         Poll::Pending
     }
 
-    /// Asks quiet nodes whether they are there. One that has not answered in time, if there is one.
-    fn probe(&mut self, stream: StreamId, now: Instant) -> Option<u32> {
+    /// Asks quiet nodes whether they are there, and with `refresh` every node so often, however much it has to tell. One that has not answered
+    /// in time, if there is one.
+    ///
+    /// The answer also tells of later owners than are known. A member has no other way to hear of one at which it is not yet: none of the
+    /// nodes that it is at has anything of what that owner has, and while all of them are busy none is quiet.
+    fn probe(&mut self, stream: StreamId, refresh: Option<Duration>, now: Instant) -> Option<u32> {
         let is_in_doubt = |holder: &Holder| holder.probe.as_ref().is_some_and(|(_, until)| doubted_at(*until) <= now);
         if !self.placement.is_alone() && self.asking.is_none() && self.linked.iter().any(is_in_doubt) {
             self.want_owners(now);
         }
         for holder in &mut self.linked {
+            let ask_at = holder.ask_at(refresh);
             match &mut holder.probe {
                 Some((_, until)) if *until + LATE < now => *until = now + PROBE_TIMEOUT,
                 Some((_, until)) if *until <= now => return Some(holder.node),
                 Some(_) => {}
-                None if holder.heard_at + QUIET_MAX <= now => {
+                None if ask_at <= now => {
+                    holder.asked_at = now;
                     if holder.link.connection.hello().common_version(Op::FindOwners).is_none() {
                         // A node of an earlier version cannot be asked.
                         holder.heard_at = now;
@@ -399,14 +421,20 @@ impl Consumer {
             self.take_membership(node, &mut link, &joined);
         }
         let now = Instant::now();
-        self.holders.linked.push(Holder { node, link, heard_at: now, probe: None });
+        self.holders.linked.push(Holder { node, link, heard_at: now, probe: None, asked_at: now });
         self.feed_at = now;
+    }
+
+    /// How often nodes are asked for later owners, if they are asked however busy they are: by a member, which has to be at all owners.
+    pub(super) fn refreshes_owners(&self) -> Option<Duration> {
+        self.settings.application.as_ref().map(|_| self.settings.refresh)
     }
 
     /// Asks who has what if that is due, and whether quiet nodes are still there.
     pub(super) fn look_after_holders(&mut self) {
         let now = Instant::now();
-        while let Some(node) = self.holders.probe(self.stream.id, now) {
+        let refresh = self.refreshes_owners();
+        while let Some(node) = self.holders.probe(self.stream.id, refresh, now) {
             tracing::debug!(stream = self.stream.name, node, "a node does not answer");
             self.unlink_holder(node);
         }

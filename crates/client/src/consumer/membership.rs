@@ -1,7 +1,7 @@
 //! The part of a consumer that belongs to an application: joining, leases on groups, commits, leaving (promise 4: one
 //! that joins takes the next group, one that dies loses its lease, nobody else notices).
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::time::Duration;
 
 use kera_format::{ApplicationId, Cursor};
@@ -138,15 +138,7 @@ impl Consumer {
         let over: BTreeSet<(u32, u64)> =
             self.tracks.values().filter(|track| self.is_over(track)).filter_map(leases).collect();
         let is_over = |track: &Track| leases(track).is_some_and(|lease| over.contains(&lease));
-        for track in self.tracks.values().filter(|track| is_over(track)) {
-            if let Some(lease) = track.lease {
-                let (cursor, ordinal) = track.processed;
-                let (streamlet, lane, after) = (track.streamlet, track.lane, AfterCommit::Release);
-                let entry = CommitEntry { streamlet, lane, lease: lease.id, cursor, ordinal, after };
-                self.given_back.insert((lease.node, lease.id), entry);
-            }
-        }
-        self.lose_tracks(is_over);
+        self.give_back(is_over);
         let now = Instant::now();
         if !self.given_back.is_empty() {
             self.commit_at = now;
@@ -154,6 +146,19 @@ impl Consumer {
         for membership in self.memberships.values_mut() {
             (membership.nothing_left, membership.groups_at) = (false, now);
         }
+    }
+
+    /// Leases are over, as it seems: they are not read any more, and their nodes are told so.
+    fn give_back(&mut self, which: impl Fn(&Track) -> bool) {
+        for track in self.tracks.values().filter(|track| which(track)) {
+            if let Some(lease) = track.lease {
+                let (cursor, ordinal) = track.processed;
+                let (streamlet, lane, after) = (track.streamlet, track.lane, AfterCommit::Release);
+                let entry = CommitEntry { streamlet, lane, lease: lease.id, cursor, ordinal, after };
+                self.given_back.insert((lease.node, lease.id), entry);
+            }
+        }
+        self.lose_tracks(which);
     }
 
     /// Whether another node owns the streamlet of a lease, as far as is known: who leases a group of an owner epoch knew of that epoch.
@@ -220,9 +225,21 @@ impl Consumer {
         }
     }
 
+    /// Groups that a node has leased to it.
+    ///
+    /// One that it reads already has come to that node with its streamlet, and the lease from before is over, whether or not that was told
+    /// yet: a node that lets go answers no commit, and the one behind it may be quicker to give than it is to refuse. Read by both leases
+    /// the group would come twice, side by side. So the one before is lost here, and its reader's place goes to the one that follows. One
+    /// that is just given back to the same node is not read any more, and its answer is on its way.
     pub(super) fn take_groups(&mut self, node: u32, leased: LeasedGroups) {
         let Some(membership) = self.memberships.get_mut(&node) else { return };
         membership.nothing_left = leased.groups.is_empty();
+        let given: HashSet<_> = leased.groups.iter().map(|given| (given.streamlet, given.lane, given.group)).collect();
+        self.give_back(|track| {
+            let is_before = |lease: Lease| lease.node != node || !lease.releasing;
+            let is_given = |lease: Lease| given.contains(&(track.streamlet, track.lane, lease.group));
+            track.lease.is_some_and(|lease| is_before(lease) && is_given(lease))
+        });
         for group in leased.groups {
             let committed = (group.start, group.start_ordinal);
             let carried = self.carried.remove(&(group.streamlet, group.lane, group.group));
@@ -544,6 +561,30 @@ mod tests {
             let track = consumer.tracks.values().next().unwrap();
             assert_eq!((track.processed.1, track.done()), (14, done));
         }
+    }
+
+    /// The node before may be letting go for a while yet, and answers nothing that would tell.
+    #[test]
+    fn a_group_that_has_moved_is_not_read_by_the_lease_from_before_as_well() {
+        let group = GroupId::new(5, 1);
+        let mut consumer = member(group);
+        let others = [(LaneId(1), group), (LaneId(0), GroupId::new(5, 2))];
+        for (lane, group) in others {
+            let committed = (Cursor { group, ..Cursor::default() }, 0);
+            let mut track = Track::new(StreamletId(0), lane, committed.0, committed.1);
+            track.lease = Some(Lease { node: 1, id: 4, group, committed, asked_back: None, releasing: false });
+            consumer.add_track(track);
+        }
+        consumer.take_groups(2, leased(group, 8, 10));
+        let of_group =
+            |track: &&Track| track.lane == LaneId(0) && track.lease.is_some_and(|lease| lease.group == group);
+        let tracks: Vec<&Track> = consumer.tracks.values().filter(of_group).collect();
+        let [track] = tracks[..] else { panic!("{tracks:?}") };
+        assert_eq!((track.processed.1, track.lease.map(|lease| lease.node)), (14, Some(2)));
+        assert_eq!(consumer.tracks.len(), 3, "others are read on");
+        let given: Vec<((u32, u64), AfterCommit)> =
+            consumer.given_back.iter().map(|(lease, entry)| (*lease, entry.after)).collect();
+        assert_eq!(given, [((1, 3), AfterCommit::Release)], "where it is not over after all, others get it");
     }
 
     #[test]

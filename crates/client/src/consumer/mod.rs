@@ -62,7 +62,8 @@ pub struct Position {
     pub ordinal: u64,
 }
 
-/// Settings of a consumer. Made by [`Client::consumer`]; the defaults read all of the stream from the first record on.
+/// Settings of a consumer. Made by [`Client::consumer`]; the defaults read all of the stream from the first record on. It reads 65,536 lanes of
+/// one node at most, unless it is a member of an application.
 #[derive(Clone, Debug)]
 pub struct ConsumerBuilder {
     client: Client,
@@ -198,7 +199,8 @@ impl ConsumerBuilder {
     }
 
     /// How often a consumer of all streamlets looks whether the stream has got more, which it then reads from their first record
-    /// on; every ten seconds unless set. Members of an application are given them without that.
+    /// on; every ten seconds unless set. Members of an application are given them without that: of a cluster's nodes they ask as often
+    /// whether others own something of the stream by now.
     pub fn refresh(mut self, every: Duration) -> Self {
         self.refresh = within_reason(every);
         self
@@ -606,6 +608,7 @@ impl Consumer {
     /// Connects, becomes a member of the application, finds where to start.
     async fn begin(&mut self) -> Result<(), ClientError> {
         self.holders.placement = self.client().placement(self.stream.id).await?;
+        self.check_lanes_of_nodes()?;
         if self.is_alone() {
             let reached = reach(self.client().clone(), Arc::default(), HOME, self.join_message(HOME)).await?;
             self.reached(HOME, reached);

@@ -816,6 +816,12 @@ impl Sender {
                     .set_last_error(format!("{status}: node {} does not own the streamlet", self.links[at].node));
                 Verdict::Elsewhere(node, epoch)
             }
+            // Streamlets are written to that a node has told of: the owner has not heard yet that the stream has grown.
+            Status::UnknownStreamlet if !self.owners.placement.is_alone() => {
+                let node = self.links[at].node;
+                self.shared.set_last_error(format!("{status}: node {node} has not heard of the streamlet yet"));
+                Verdict::Elsewhere(NOBODY, 0)
+            }
             Status::ChunkChecksum if chunk.attempts >= CHECKSUM_TRIES => Verdict::Refused(status),
             status if status.retryable() => {
                 self.shared.set_last_error(format!("{status}: {}", status.hint()));

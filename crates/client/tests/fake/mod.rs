@@ -176,6 +176,8 @@ pub struct State {
     pub in_cluster: bool,
     /// So many more times the stream is not known.
     pub unheard: u32,
+    /// How often it was asked what the stream is.
+    pub stream_asked: u64,
     /// Chunks of each write request that came in, as streamlet and sequence.
     pub requests: Vec<Vec<(u32, u64)>>,
     pub epochs: HashMap<u64, u16>,
@@ -355,6 +357,7 @@ impl FakeServer {
             loads: 0,
             in_cluster: false,
             unheard: 0,
+            stream_asked: 0,
             requests: Vec::new(),
             epochs: HashMap::new(),
             wakers: Vec::new(),

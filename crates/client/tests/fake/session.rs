@@ -388,6 +388,7 @@ impl Session for FakeSession {
                     StreamRef::Name(name) => name == STREAM,
                     StreamRef::Id(id) => id == state.info.id,
                 };
+                state.stream_asked += 1;
                 let is_heard_of = state.unheard == 0;
                 state.unheard = state.unheard.saturating_sub(1);
                 let found = found && is_heard_of;

@@ -269,7 +269,8 @@ settings! {
 
     /// Applications: named sets of consumers that share a stream.
     applications: ApplicationSettings {
-        /// Applications of the node.
+        /// Applications of the node. With many lanes they may be fewer: what all of them know of lanes takes at most a 16th of the arena's size in
+        /// memory (or 32 MiB), at 256 bytes for each application and each lane of its stream.
         applications_max: u64 = Kind::Count(range(1, 1_000_000)), "10000", "applications-max";
         /// Consumers of one application.
         members_max: u64 = Kind::Count(range(1, 1_000_000)), "10000", "members-max";

@@ -481,7 +481,7 @@ fn recover(
         virtual_log.set_closer(Arc::new(Close(log.clone())));
         virtual_log.set_write_through(store.clone());
     }
-    let broker = Broker::new(broker_config(config, identity), log.clone(), clock.clone());
+    let broker = Broker::new(broker_config(config, identity, log.arena().bytes()), log.clone(), clock.clone());
     for stream in coordinator.streams() {
         let created = broker.stream_created(stream.id, stream.options.clone());
         created.map_err(|error| Fatal::Data { message: format!("stream {}: {error}", stream.name) })?;
@@ -681,8 +681,14 @@ fn compactor(
     }
 }
 
-fn broker_config(config: &Config, identity: &Identity) -> BrokerConfig {
+/// What applications know of lanes is in memory beside the arena, as what lanes know of producers is, and may take as much: one part in
+/// this many of its size, or what a broker has unless it is told, if that is more.
+const APPLICATIONS_ARENA_SHARE: u64 = 16;
+
+fn broker_config(config: &Config, identity: &Identity, arena_bytes: u64) -> BrokerConfig {
+    let applications_bytes_min = BrokerConfig::default().applications_bytes_max;
     BrokerConfig {
+        applications_bytes_max: applications_bytes_min.max(arena_bytes / APPLICATIONS_ARENA_SHARE),
         epoch: identity.epoch,
         frame_bytes_max: config.network.frame_bytes_max as usize,
         in_flight_requests_max: config.writes.in_flight_requests_max as usize,
