@@ -66,6 +66,8 @@ impl Cluster {
         let noted = self.0.plan_move(&stream.into(), streamlet, to).unwrap();
         self.apply(&noted);
         self.finish(self.0.move_of(stream, streamlet).expect("it is noted"));
+        let placed = self.0.placed(to, stream).expect("users' streams have owners");
+        assert_eq!(self.0.told_owner(stream, StreamletId(streamlet)), placed.owners[streamlet as usize]);
     }
 
     fn fence(&mut self, node: NodeNumber) {
