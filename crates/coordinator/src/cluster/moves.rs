@@ -192,6 +192,9 @@ impl ClusterState {
             entries.push(ClusterEntry::GroupsHeld { stream, first, count, owner_epoch: from_epoch, node: noted.from });
         }
         entries.push(ClusterEntry::StreamletHanded { stream, streamlet: first, owner_epoch, state: state.to_vec() });
+        if noted.from != node {
+            entries.extend(self.plan_unsay_copies((stream, first), noted.from));
+        }
         Ok(entries)
     }
 
