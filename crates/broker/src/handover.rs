@@ -10,7 +10,7 @@ use kera_format::cluster::HANDED_BYTES_MAX;
 use kera_format::{Cursor, GroupId, ProducerEpoch, ProducerId, StreamId, StreamletId};
 use kera_log::{ChunkPlace, GroupInfo, Lane, LaneHandover, ProducerHandover, Streamlet};
 use kera_protocol::placement::{ChunkMark, KeptGroup, LaneState, Memory, ProducerState};
-use kera_protocol::{Status, StreamletState};
+use kera_protocol::{Owner, Status, StreamletState};
 
 use crate::applications;
 use crate::broker::Broker;
@@ -117,9 +117,11 @@ pub(crate) fn check_fits(stream: StreamId, streamlet: &Streamlet, progress: Vec<
 impl Broker {
     /// Drops what this node has of a streamlet that is about to come to it, but for groups that it is known to hold: what it had in an
     /// earlier time and others have rebuilt since. Nothing if the streamlet is here.
-    pub fn forget_leftovers(&self, stream: StreamId, streamlet: StreamletId) -> Result<(), Failure> {
+    ///
+    /// `owner`: as the coordinators have it now, with the move that is noted. What the broker was told may be older: that this node holds groups again may
+    /// be true and not told yet, and they would be dropped.
+    pub fn forget_leftovers(&self, stream: StreamId, streamlet: StreamletId, owner: &Owner) -> Result<(), Failure> {
         let place = self.streamlet_to_move(stream, streamlet)?;
-        let owner = self.ownership().owner(stream, streamlet).unwrap_or_default();
         let me = self.ownership().node();
         let has_any = place.lanes().any(|lane| !lane.groups(GroupId::NONE, 1).is_empty());
         if owner.node != me && has_any {

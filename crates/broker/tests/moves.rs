@@ -257,6 +257,24 @@ fn a_reader_goes_from_owner_to_owner_in_the_lanes_order() {
     assert_eq!(pair.read_all(Cursor::default()).0, (0..=sequence).collect::<Vec<_>>());
 }
 
+/// Node 1 holds groups again that node 2 was to rebuild, and the streamlet is to move back to it, before its broker has been told of the first.
+#[test]
+fn what_a_node_holds_again_stays_although_its_broker_was_not_told_yet() {
+    let mut pair = Pair::new(options(1, 1));
+    assert_eq!(write(pair.house(1), 0).0, Status::Ok);
+    pair.move_to(2);
+    let house = pair.house(1);
+    let (holds, rebuilt) = (pair.owner.clone(), owner(2, pair.epoch, &[(2, 2)]));
+    assert_eq!(holds, owner(2, pair.epoch, &[(2, 1)]));
+    house.broker.place_stream(pair.version + 1, STREAM, vec![rebuilt.clone()]).unwrap();
+    let place = house.log.stream(STREAM).unwrap().streamlet(X).unwrap().clone();
+    let has_any = || place.lanes().any(|lane| !lane.groups(GroupId::NONE, 1).is_empty());
+    house.broker.forget_leftovers(STREAM, X, &holds).unwrap();
+    assert!(has_any(), "the coordinators have it hold these");
+    house.broker.forget_leftovers(STREAM, X, &rebuilt).unwrap();
+    assert!(!has_any(), "others have them");
+}
+
 #[test]
 fn a_reader_that_waits_at_the_end_is_sent_on() {
     let mut pair = Pair::new(options(1, 1));

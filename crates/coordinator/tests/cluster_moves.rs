@@ -7,7 +7,7 @@ use finishing::finishes;
 use kera_coordinator::catalog::Limits;
 use kera_coordinator::cluster::{CalledOff, ClusterState, Join, LogView, MOVES_MAX, Move};
 use kera_format::cluster::{ClusterEntry, Doors, LogName, NodeNumber, Roles};
-use kera_format::{LaneId, StreamId, StreamOptions, StreamletId, level};
+use kera_format::{GroupId, LaneId, StreamId, StreamOptions, StreamletId, level};
 use kera_protocol::limits::FLOORS_MAX;
 use kera_protocol::{CreateStream, GroupsGone, HeldGroups, LaneFloor, RebuildRange, SetFloors, StreamletsRebuilt};
 
@@ -66,6 +66,8 @@ impl Cluster {
         let noted = self.0.plan_move(&stream.into(), streamlet, to).unwrap();
         self.apply(&noted);
         self.finish(self.0.move_of(stream, streamlet).expect("it is noted"));
+        let placed = self.0.placed(to, stream).expect("users' streams have owners");
+        assert_eq!(self.0.told_owner(stream, StreamletId(streamlet)), placed.owners[streamlet as usize]);
     }
 
     fn fence(&mut self, node: NodeNumber) {
@@ -580,6 +582,48 @@ fn groups_that_have_expired_are_nobodys() {
     cluster.apply(&entries);
     assert_eq!(cluster.0.owners(stream).unwrap().held(), []);
     assert_eq!(cluster.0.plan_groups_gone(&gone(1, 1, owner_epoch)).unwrap(), []);
+}
+
+/// A node has looked what retention has taken of what it holds, and says so after it has gone on with the streamlet by a move to itself: what it wrote before
+/// that is with the groups that it holds by then.
+#[test]
+fn groups_to_which_others_came_are_not_gone() {
+    let mut cluster = Cluster::new(3);
+    (cluster.0.level() + 1..=level::NEWEST).for_each(|level| cluster.apply(&[ClusterEntry::LevelRaised { level }]));
+    let stream = cluster.stream("moved", 1, 2);
+    let node = cluster.owner(stream, 0);
+    let other = node % 3 + 1;
+    cluster.move_to(stream, 0, other);
+    cluster.move_to(stream, 0, node);
+    let renew = |cluster: &mut Cluster| {
+        let owner = cluster.0.owner(stream, 0).expect("an owner");
+        let noted = cluster.0.plan_renew(stream, 0, (owner.node, owner.epoch)).unwrap();
+        cluster.apply(&noted);
+        let number = cluster.0.move_of(stream, 0).expect("it is noted");
+        cluster.finish(number);
+        owner.owner_epoch
+    };
+    // Of this one nothing is there any more when the node looks, and of the next one there is.
+    let owner_epoch = renew(&mut cluster);
+    let gone = GroupsGone { node, epoch: 1, groups: vec![HeldGroups { stream, first: 0, count: 1, owner_epoch }] };
+    assert!(
+        cluster.0.held_by(node).iter().all(|(of, _)| of.owner_epoch < owner_epoch),
+        "it is not asked for these yet"
+    );
+    let there = GroupId::new(renew(&mut cluster), 1);
+    let entries = cluster.0.plan_groups_gone(&gone).unwrap();
+    cluster.apply(&entries);
+    cluster.move_to(stream, 0, other);
+    assert_eq!(
+        cluster.0.told_owner(stream, StreamletId(0)).holder(there),
+        node,
+        "readers are not sent to the one before"
+    );
+    // When the streamlet is another node's nothing comes to them any more.
+    let held = cluster.0.held_by(node).len();
+    let entries = cluster.0.plan_groups_gone(&gone).unwrap();
+    cluster.apply(&entries);
+    assert_eq!(cluster.0.held_by(node).len(), held - 1);
 }
 
 #[test]

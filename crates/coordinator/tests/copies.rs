@@ -171,6 +171,43 @@ fn who_holds_older_groups_makes_its_copies_first_and_in_a_life_that_lasts() {
     assert!(back.iter().any(|(of, range)| *of == stream && range.contains(&0)), "and that has copies: {back:?}");
 }
 
+/// A node that has made the copies of what it held gets the streamlet, and holds more when it has gone on: what it wrote with one copy.
+#[test]
+fn who_comes_to_hold_more_makes_its_copies_once_more() {
+    let (mut state, stream) = cluster(1, level::NEWEST);
+    let from = state.owner(stream, 0).unwrap().node;
+    let to = from % 3 + 1;
+    moves(&mut state, stream, 0, to);
+    // Two more streamlets of which others hold something: what is said of those stays true.
+    let others: Vec<u32> = (1..6).filter(|at| state.owner(stream, *at).unwrap().node == to).collect();
+    others.iter().for_each(|at| moves(&mut state, stream, *at, from));
+    wants(&mut state, stream, 2);
+    let says = |state: &mut ClusterState, at, node| {
+        let told = state.plan_copies_made(&made(state, (stream, at), node, 0)).unwrap();
+        apply(state, &told);
+    };
+    says(&mut state, 0, from);
+    others.iter().for_each(|at| says(&mut state, *at, to));
+    let waits = |state: &ClusterState, node| {
+        let work = state.to_copy(node, state.node(node).unwrap().epoch);
+        work.iter().filter(|of| !of.is_owner).map(|of| of.streamlet).collect::<Vec<_>>()
+    };
+    assert_eq!((waits(&state, from), waits(&state, to)), (vec![], vec![]));
+
+    moves(&mut state, stream, 0, from);
+    let refused = state.plan_copies_made(&made(&state, (stream, 0), from, 0)).unwrap_err().to_string();
+    assert!(refused.contains(&format!("node {from} owns streamlet 0")), "{refused}");
+    moves(&mut state, stream, 0, to);
+    assert_eq!((waits(&state, from), waits(&state, to)), (vec![0], vec![]));
+    let refused = owner_makes(&mut state, stream, 0).unwrap_err();
+    assert!(refused.contains(&format!("node {from} holds older groups")), "{refused}");
+    others.iter().for_each(|at| owner_makes(&mut state, stream, *at).unwrap());
+
+    says(&mut state, 0, from);
+    owner_makes(&mut state, stream, 0).unwrap();
+    assert_eq!(state.copies_of(stream, 0), 2);
+}
+
 #[test]
 fn only_a_move_to_the_same_node_for_it_changes_the_number() {
     let (mut state, stream) = cluster(2, level::NEWEST);

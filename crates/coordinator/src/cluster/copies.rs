@@ -13,7 +13,7 @@ use kera_format::cluster::{ClusterEntry, NodeNumber, OwnerReason};
 use kera_format::{StreamId, StreamOptions, level};
 use kera_protocol::{CopiesMade, CopyChange, CopyChanges, StreamChanges, StreamInfo};
 
-use super::plan::Planned;
+use super::plan::{OWNER_RUNS_MAX, Planned};
 use super::rules::{Refused, must};
 use super::{ClusterState, Held, Run};
 use crate::CoordinatorError;
@@ -319,11 +319,51 @@ impl ClusterState {
                 .map_err(CoordinatorError::Refused)?;
             return self.plan_end_of_move(number, (node, epoch), state, OwnerReason::Copied);
         }
+        // Of what it writes now there are no copies yet, and there will be older groups of that.
+        let owner = self.owner(stream, streamlet.0).map(|owner| owner.node);
+        must(owner != Some(node), || format!("node {node} owns streamlet {streamlet} of stream {stream} by now"))
+            .map_err(CoordinatorError::Refused)?;
         let known = self.copies.get(&stream).and_then(|change| change.made.get(&(streamlet.0, node)));
         if known == Some(&epoch) {
             return Ok(Vec::new());
         }
         self.one(ClusterEntry::CopiesMade { stream, streamlet: streamlet.0, node, epoch, copies })
+    }
+
+    /// What belongs to a move of a streamlet away from a node that has made the copies of what it held of it before it had it: that it has made them is
+    /// forgotten.
+    ///
+    /// What a node holds only becomes less for as long as another one owns the streamlet, and that is why what it has said stays true. But one that had the
+    /// streamlet in between holds more afterwards: what it wrote, with as many copies as the streamlet has. If what it said stood, nobody would copy that, and
+    /// the streamlet would be said to have copies of all. A node comes to be the owner and ceases to be it in one life by such a move alone: with any
+    /// other change of owners the life is over in which it said it, or it has written nothing.
+    ///
+    /// There is no entry that takes back what one node has said. The number that is wanted is noted once more, which takes back everything, and what others have
+    /// said is noted behind it, in the same batch. Those for which there is no room in one make their copies again.
+    pub(super) fn plan_unsay_copies(
+        &self,
+        (stream, streamlet): (StreamId, u32),
+        from: NodeNumber,
+    ) -> Vec<ClusterEntry> {
+        let Some(change) = self.copies.get(&stream) else { return Vec::new() };
+        let is_said = change.made.get(&(streamlet, from)).is_some_and(|epoch| self.is_live(from, *epoch));
+        if !is_said {
+            return Vec::new();
+        }
+        let copies = change.wanted;
+        let stays = |(at, node): (u32, NodeNumber), epoch: u32| {
+            let waits = self.owner(stream, at).is_some_and(|owner| owner.node != node && owner.copies != copies);
+            waits && (at, node) != (streamlet, from) && self.is_live(node, epoch) && self.holds(node, stream, at)
+        };
+        let said = change.made.iter().filter(|(what, epoch)| stays(**what, **epoch)).take(OWNER_RUNS_MAX);
+        let said = said.map(|((at, node), epoch)| ClusterEntry::CopiesMade {
+            stream,
+            streamlet: *at,
+            node: *node,
+            epoch: *epoch,
+            copies,
+        });
+        [ClusterEntry::CopiesWanted { stream, copies }].into_iter().chain(said).collect()
     }
 
     /// Streams of which all streamlets have the number of copies that is wanted say it themselves.

@@ -11,7 +11,7 @@ use kera_format::{StreamId, StreamletId};
 use kera_protocol::placement::OlderGroups;
 use kera_protocol::{LogEnd, NodeInfo, Owner};
 
-use super::{ClusterState, LogState, NodeState, Sources, StreamOwners, roles_of};
+use super::{ClusterState, Held, LogState, NodeState, Sources, StreamOwners, roles_of};
 use crate::catalog::has_owners;
 
 /// A stream as a node's broker is told of it.
@@ -87,6 +87,16 @@ impl ClusterState {
     /// All nodes as a broker is told of them.
     pub fn node_infos(&self) -> Vec<NodeInfo> {
         self.nodes.iter().map(|(number, node)| node_info(*number, node)).collect()
+    }
+
+    /// The owner of one streamlet, as a broker is told of it; node 0 if nobody owns it.
+    pub fn told_owner(&self, stream: StreamId, streamlet: StreamletId) -> Owner {
+        let owner = self.owner(stream, streamlet.0);
+        let told =
+            |held: Held| OlderGroups { first_epoch: held.owner_epoch, node: if held.lost { 0 } else { held.node } };
+        let mut older: Vec<OlderGroups> = self.held_of(stream, streamlet.0).map(told).collect();
+        older.sort_unstable_by_key(|older| older.first_epoch);
+        owner.map_or_else(Owner::default, |owner| Owner { node: owner.node, epoch: owner.owner_epoch, older })
     }
 
     /// A stream's owners, one for each streamlet; nothing for streams of the system, which each node has for itself.

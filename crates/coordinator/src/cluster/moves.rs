@@ -134,7 +134,8 @@ impl ClusterState {
         owner.map(|owner| owner.owner_epoch)
     }
 
-    /// Groups that a node holds, streamlet by streamlet, each with the owner epoch behind them. Without what it rebuilds.
+    /// Groups that a node holds, streamlet by streamlet, each with the owner epoch behind them. Without what it rebuilds, and without the newest of what it
+    /// owns, which [grow](ClusterState::grows_with_moves).
     pub fn held_by(&self, node: NodeNumber) -> Vec<(HeldGroups, u32)> {
         let mut found = Vec::new();
         for info in self.catalog.streams() {
@@ -144,6 +145,9 @@ impl ClusterState {
                     let Some(owner) = owners.owner(first).filter(|owner| !owner.rebuilding) else { continue };
                     let behind =
                         owners.held_of(first).map(|other| other.owner_epoch).filter(|at| *at > held.owner_epoch).min();
+                    if self.grows_with_moves(info.id, first, held) {
+                        continue;
+                    }
                     let of = HeldGroups { stream: info.id, first, count: 1, owner_epoch: held.owner_epoch };
                     found.push((of, behind.unwrap_or(owner.owner_epoch)));
                 }
@@ -188,6 +192,9 @@ impl ClusterState {
             entries.push(ClusterEntry::GroupsHeld { stream, first, count, owner_epoch: from_epoch, node: noted.from });
         }
         entries.push(ClusterEntry::StreamletHanded { stream, streamlet: first, owner_epoch, state: state.to_vec() });
+        if noted.from != node {
+            entries.extend(self.plan_unsay_copies((stream, first), noted.from));
+        }
         Ok(entries)
     }
 
@@ -345,6 +352,14 @@ impl ClusterState {
         self.lost_logs().filter(|(_, log)| !can_be_read(log)).map(|(name, _)| name).collect()
     }
 
+    /// Whether groups that are held are the newest of their streamlet, and with its owner: with a move of it to the same node what that wrote since
+    /// belongs to them as well. So they are not gone for good before the streamlet goes to another node, and who says that they are may have looked before such
+    /// a move: taken at its word nobody would look for what was written since.
+    fn grows_with_moves(&self, stream: StreamId, streamlet: u32, held: &Held) -> bool {
+        let is_owner = self.owner(stream, streamlet).is_some_and(|owner| owner.node == held.node);
+        is_owner && self.held_of(stream, streamlet).all(|other| other.owner_epoch <= held.owner_epoch)
+    }
+
     /// Groups that a node has no more. What is not its to tell is left out.
     pub fn plan_groups_gone(&self, gone: &GroupsGone) -> Planned {
         let mut entries = Vec::new();
@@ -356,7 +371,10 @@ impl ClusterState {
                     && held.first <= first
                     && first.saturating_add(count) <= held.first + held.count
             };
-            if self.is_live(gone.node, gone.epoch) && held.filter(is_its).any(|held| !held.lost) {
+            let is_done = |held: &Held| {
+                !held.lost && !(first..first.saturating_add(count)).any(|at| self.grows_with_moves(stream, at, held))
+            };
+            if self.is_live(gone.node, gone.epoch) && held.filter(is_its).any(is_done) {
                 entries.extend(self.one(ClusterEntry::GroupsHeld { stream, first, count, owner_epoch, node: 0 })?);
             }
         }

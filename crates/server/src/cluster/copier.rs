@@ -2,10 +2,11 @@
 //! a return what only the logs of earlier incarnations have, if those are not whole any more.
 //!
 //! One thread, which looks twice a second and is in no hurry: what is new goes first, and a node that is rebuilding does that before, for as long
-//! as it gets further.
+//! as it gets further. What lost a backup goes before the rest, which may take hours: of that about a second's worth is done at each look, and
+//! what cannot be given yet holds up nothing else.
 
 use std::cell::RefCell;
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,9 +14,10 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use kera_broker::CopyStep;
+use kera_coordinator::cluster::ToCopy;
 use kera_format::cluster::{NodeNumber, Roles};
 use kera_format::vlog_replica::LogId;
-use kera_format::{SegmentId, level};
+use kera_format::{SegmentId, StreamId, level};
 use kera_log::{CopiedAgain, DurabilitySink, Log, Ticket};
 use kera_protocol::ListReplicas;
 use kera_vlog::ReplicatedLog;
@@ -48,6 +50,10 @@ const DEAD_FACTOR: u64 = 2;
 const DEAD_BYTES: u64 = 32 << 20;
 /// Time between two looks whether copies are durable.
 const WAIT: Duration = Duration::from_millis(2);
+/// For about so long something is copied that is not of a log which lost a backup, before it is looked whether one did.
+const TURN: Duration = Duration::from_secs(1);
+/// A segment that came back and cannot be given for so long makes room for others that may be.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Blocks that a node has of logs, as it has said.
 struct Has {
@@ -92,6 +98,12 @@ struct Memory {
     has: HashMap<NodeNumber, Has>,
     /// Those that are to be asked again.
     unclear: RefCell<HashSet<NodeNumber>>,
+    /// The streamlet with which it goes on of those that get another number of copies.
+    changes_from: Option<(StreamId, u32)>,
+    /// What came back and is being copied again.
+    returned: Option<Returned>,
+    /// What was held again when all of it was copied.
+    copied: Option<HeldAgain>,
 }
 
 /// What was done with segments.
@@ -106,11 +118,154 @@ struct Gave {
     bytes: u64,
 }
 
+/// How long copying so many bytes takes at least.
+fn due(bytes: u64) -> Duration {
+    Duration::from_micros(bytes * 1_000_000 / BYTES_PER_S)
+}
+
 impl Gave {
     fn note(&mut self, segment: SegmentId, ticket: Ticket, bytes: u32) {
         self.copied.push(segment);
         (self.last, self.bytes) = (self.last.max(ticket), self.bytes + u64::from(bytes));
     }
+}
+
+/// What came back and is to be copied again, of which a few are asked for at a time: what is not in memory is read for this, and has to stay there until
+/// it is given.
+#[derive(Default)]
+struct Returned {
+    /// What was held again then.
+    again: HeldAgain,
+    /// Those that are not asked for, by streamlets, the next one first.
+    queue: VecDeque<VecDeque<SegmentId>>,
+    /// Those that are asked for at each look, and since when.
+    asked: Vec<(SegmentId, Instant)>,
+    /// Some of them were not before this look.
+    asks_for_more: bool,
+    given: Given,
+}
+
+/// Up to where logs have to be durable for what was given to them.
+#[derive(Default)]
+struct Given(Vec<(Arc<dyn DurabilitySink>, Ticket)>);
+
+impl Given {
+    /// Whether some of what was given to this log is not durable yet.
+    fn waits_for(&mut self, sink: &Arc<dyn DurabilitySink>) -> bool {
+        self.0.retain(|(given, last)| given.durable_through() < *last);
+        self.0.iter().any(|(given, _)| Arc::ptr_eq(sink, given))
+    }
+}
+
+fn is_beside(one: SegmentId, other: SegmentId) -> bool {
+    (one.stream, one.streamlet) == (other.stream, other.streamlet)
+}
+
+impl Returned {
+    fn new(again: HeldAgain, segments: impl IntoIterator<Item = SegmentId>) -> Returned {
+        let mut queue: VecDeque<VecDeque<SegmentId>> = VecDeque::new();
+        for segment in segments {
+            match queue.back_mut() {
+                Some(last) if is_beside(last[0], segment) => last.push_back(segment),
+                _ => queue.push_back(VecDeque::from([segment])),
+            }
+        }
+        Returned { again, queue, ..Returned::default() }
+    }
+
+    /// Asks for as many as may be asked for, of each streamlet one after the other. What cannot be given for long, because its lane waits for what is
+    /// rebuilt or its disk does not give it, is asked for again when everything else was.
+    fn fill(&mut self, now: Instant) {
+        let (waits, waited): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut self.asked).into_iter().partition(|(_, since)| now.duration_since(*since) < PATIENCE);
+        self.asked = waits;
+        for (segment, _) in waited {
+            let mut of_streamlets = self.queue.iter_mut();
+            match of_streamlets.find(|of| is_beside(of[0], segment)) {
+                Some(of) => of.push_back(segment),
+                None => self.queue.push_back(VecDeque::from([segment])),
+            }
+        }
+        let waits = self.asked.len();
+        while self.asked.len() < SEGMENTS
+            && let Some(mut of) = self.queue.pop_front()
+        {
+            self.asked.extend(of.pop_front().map(|segment| (segment, now)));
+            if !of.is_empty() {
+                self.queue.push_back(of);
+            }
+        }
+        self.asks_for_more = self.asked.len() > waits;
+    }
+
+    /// A turn for each streamlet of which something is asked for, until `until`. `give`: which of these are done with; nothing if the node stops. Whether
+    /// any were.
+    fn round(
+        &mut self,
+        until: Instant,
+        mut give: impl FnMut(&mut Given, &[SegmentId]) -> Option<Vec<SegmentId>>,
+    ) -> Option<bool> {
+        self.fill(Instant::now());
+        let (mut got, mut turns) = (false, HashSet::new());
+        while let Some(&(first, _)) = self.asked.first()
+            && turns.insert((first.stream, first.streamlet))
+        {
+            let of_it = |(one, _): &(SegmentId, Instant)| is_beside(*one, first);
+            let (its, others): (Vec<_>, Vec<_>) = std::mem::take(&mut self.asked).into_iter().partition(of_it);
+            self.asked = others;
+            let wanted: Vec<SegmentId> = its.iter().map(|(segment, _)| *segment).collect();
+            let done: HashSet<SegmentId> = give(&mut self.given, &wanted)?.into_iter().collect();
+            got |= !done.is_empty();
+            self.asked.extend(its.into_iter().filter(|(segment, _)| !done.contains(segment)));
+            // Those that had to go first, too.
+            if done.iter().any(|segment| !wanted.contains(segment)) {
+                self.queue.iter_mut().for_each(|of| of.retain(|segment| !done.contains(segment)));
+                self.queue.retain(|of| !of.is_empty());
+            }
+            if Instant::now() >= until {
+                break;
+            }
+        }
+        Some(got)
+    }
+
+    /// All of it has its copies, or needs none.
+    fn is_over(&self) -> bool {
+        let is_durable = self.given.0.iter().all(|(sink, last)| sink.durable_through() >= *last);
+        self.queue.is_empty() && self.asked.is_empty() && is_durable
+    }
+}
+
+/// Copies some of what is to have another number of copies, until `until`: whether anything was given and there is more, and nothing if the node stops.
+/// `begin`: with which streamlet, from call to call. `step` gives a piece; `ended` is told of those of which nothing can be given now.
+fn change_some(
+    work: &[ToCopy],
+    begin: &mut Option<(StreamId, u32)>,
+    until: Instant,
+    mut step: impl FnMut(&ToCopy) -> Option<CopyStep>,
+    mut ended: impl FnMut(&ToCopy, CopyStep),
+) -> Option<bool> {
+    let first = begin.take().map_or(0, |begin| work.partition_point(|of| (of.stream, of.streamlet) < begin));
+    let mut gave = false;
+    for of in work[first..].iter().chain(&work[..first]) {
+        loop {
+            let step = step(of)?;
+            if !matches!(step, CopyStep::Gave(_)) {
+                ended(of, step);
+                break;
+            }
+            gave = true;
+            if Instant::now() >= until {
+                *begin = Some((of.stream, of.streamlet));
+                return Some(true);
+            }
+        }
+        if Instant::now() >= until {
+            *begin = Some((of.stream, of.streamlet + 1));
+            return Some(gave);
+        }
+    }
+    Some(false)
 }
 
 impl Copier {
@@ -158,10 +313,9 @@ impl Copier {
     /// of it is gone.
     fn run(&self) {
         let mut memory = Memory::default();
-        // What was held again then.
-        let mut copied: Option<HeldAgain> = None;
         let (began, mut looked) = (Instant::now(), Instant::now());
-        while self.pause(LOOK) {
+        let mut goes_on = false;
+        while self.pause(if std::mem::take(&mut goes_on) { WAIT } else { LOOK }) {
             self.look_at_nodes(&mut memory);
             self.look_at_level(&mut memory);
             // Not while something is left to rebuild, which may be for good.
@@ -169,12 +323,14 @@ impl Copier {
                 continue;
             }
             let logs = self.copies.all();
-            if !logs.iter().all(|(id, log)| self.copy(*id, log, &mut memory)) || !self.change_copies(&mut memory) {
+            if !logs.iter().all(|(id, log)| self.copy(*id, log, &mut memory)) {
                 return;
             }
-            // Once is enough: what could not be copied then never can. But for what came to be held since.
+            let Some(changes_more) = self.change_copies(&mut memory) else { return };
+            goes_on = changes_more;
+            // Once is enough: what was not copied then never can be. But for what came to be held since.
             let again = self.recovery.held_again();
-            let has_copied = copied.as_ref().is_some_and(|copied| again.is_subset(copied));
+            let has_copied = memory.copied.as_ref().is_some_and(|copied| again.is_subset(copied));
             if has_copied {
                 self.old_lacking.store(0, Ordering::Relaxed);
                 continue;
@@ -186,45 +342,44 @@ impl Copier {
             // What one loss more may take does not wait: a node may be killed again and again soon after its start.
             let at_once = || self.recovery.may_lack_copies() || memory.lacks_some(&views, false);
             let is_open = || is_late && self.recovery.has_open_end();
-            let wanted = at_once()
+            let wanted = memory.returned.is_some()
+                || at_once()
                 || (is_due && (is_open() || memory.lacks_some(&views, is_late) || self.is_mostly_dead(&views)));
-            if wanted && !self.copy_returned(&mut memory) {
-                return;
+            if wanted {
+                let Some(got) = self.copy_returned(&mut memory) else { return };
+                goes_on |= got;
             }
             if wanted || is_due {
-                (copied, looked) = (wanted.then_some(again), Instant::now());
+                looked = Instant::now();
             }
         }
     }
 
-    /// Copies what is to have another number of copies; false: the node stops. What a streamlet waits for holds up no other one.
-    fn change_copies(&self, memory: &mut Memory) -> bool {
-        for of in self.changing.work() {
-            if !self.pause(Duration::ZERO) {
-                return false;
-            }
-            let step = loop {
-                let (began, step) =
-                    (Instant::now(), if of.is_more() { self.changing.step(&of, BYTES) } else { CopyStep::Done });
-                let CopyStep::Gave(bytes) = step else { break step };
-                let due = Duration::from_micros(bytes * 1_000_000 / BYTES_PER_S);
-                if !self.pause(due.saturating_sub(began.elapsed()).max(WAIT)) {
-                    return false;
-                }
+    /// Copies what is to have another number of copies, for a [turn](TURN); whether there is more that can be given, and nothing if the node stops. What a
+    /// streamlet waits for holds up no other one.
+    fn change_copies(&self, memory: &mut Memory) -> Option<bool> {
+        let (work, stuck) = (self.changing.work(), &mut memory.stuck);
+        let step = |of: &ToCopy| {
+            let began = Instant::now();
+            let step = if of.is_more() { self.changing.step(of, BYTES) } else { CopyStep::Done };
+            let pause = match step {
+                CopyStep::Gave(bytes) => due(bytes).saturating_sub(began.elapsed()).max(WAIT),
+                _ => Duration::ZERO,
             };
-            match step {
-                CopyStep::Done => self.changing.made(&of, || !*self.stopping.lock()),
-                CopyStep::Stuck(segment) if memory.stuck.insert(segment) => {
-                    tracing::warn!(
-                        %segment,
-                        copies = of.wanted,
-                        "a streamlet does not get its copies: this compacted segment does not fit into pieces before it is compacted again"
-                    );
-                }
-                _ => {}
+            self.pause(pause).then_some(step)
+        };
+        let ended = |of: &ToCopy, step| match step {
+            CopyStep::Done => self.changing.made(of, || !*self.stopping.lock()),
+            CopyStep::Stuck(segment) if stuck.insert(segment) => {
+                tracing::warn!(
+                    %segment,
+                    copies = of.wanted,
+                    "a streamlet does not get its copies: this compacted segment does not fit into pieces before it is compacted again"
+                );
             }
-        }
-        true
+            _ => {}
+        };
+        change_some(&work, &mut memory.changes_from, Instant::now() + TURN, step, ended)
     }
 
     /// Copies compacted segments from the level on at which every node understands them.
@@ -309,7 +464,19 @@ impl Copier {
     /// Gives segments to their log and waits until they have their copies. What is in neither list can be given later. Nothing if the
     /// node stops.
     fn give(&self, wanted: &[SegmentId], log: &ReplicatedLog, never: &mut HashSet<SegmentId>) -> Option<Gave> {
-        let (mut gave, began, sink) = (Gave::default(), Instant::now(), log.behind());
+        let (began, sink) = (Instant::now(), log.behind());
+        let gave = self.append(wanted, log, never);
+        while sink.durable_through() < gave.last {
+            if !self.pause(WAIT) {
+                return None;
+            }
+        }
+        self.pause(due(gave.bytes).saturating_sub(began.elapsed())).then_some(gave)
+    }
+
+    /// Gives segments to their log. What is in neither list can be given later.
+    fn append(&self, wanted: &[SegmentId], log: &ReplicatedLog, never: &mut HashSet<SegmentId>) -> Gave {
+        let (mut gave, sink) = (Gave::default(), log.behind());
         for segment in wanted {
             let mut given = |segment, ticket, head| {
                 gave.note(segment, ticket, head);
@@ -331,13 +498,7 @@ impl Copier {
                 break;
             }
         }
-        while sink.durable_through() < gave.last {
-            if !self.pause(WAIT) {
-                return None;
-            }
-        }
-        let due = Duration::from_micros(gave.bytes * 1_000_000 / BYTES_PER_S);
-        self.pause(due.saturating_sub(began.elapsed())).then_some(gave)
+        gave
     }
 
     /// Whether backups keep much more for this node's earlier incarnations than what it has left of that time: streamlets have become
@@ -353,38 +514,51 @@ impl Copier {
     }
 
     /// Copies what this node got back at its start and has copies of in the logs of its earlier incarnations only: one of those has lost a
-    /// backup, or they keep mostly what nobody needs. Then the old logs can go. False: the node stops.
-    fn copy_returned(&self, memory: &mut Memory) -> bool {
-        let ((mut segments, again), mut all) = (self.recovery.returned_segments(), true);
-        segments.retain(|segment| !memory.never.contains(segment));
-        tracing::info!(
-            segments = segments.len(),
-            "what came back with this node is copied again, so that its old logs can go"
-        );
-        while let Some(&last) = segments.last() {
-            let Some(log) = self.copies.log_of(&self.log, last) else {
-                segments.pop();
-                continue;
-            };
-            // Of one streamlet, and so of one log.
-            let is_beside = |one: &&SegmentId| (one.stream, one.streamlet) == (last.stream, last.streamlet);
-            let wanted: Vec<SegmentId> = segments.iter().rev().take(SEGMENTS).take_while(is_beside).copied().collect();
-            let Some(Gave { copied, dropped, .. }) = self.give(&wanted, &log, &mut memory.never) else { return false };
-            if copied.is_empty() && dropped.is_empty() && !self.pause(LOOK / 10) {
-                return false;
+    /// backup, or they keep mostly what nobody needs. When all of it is copied the old logs can go. For a [turn](TURN): whether anything was given, and
+    /// nothing if the node stops.
+    ///
+    /// What has to wait waits alone, maybe for good: a segment that its disk does not give, a lane that is being rebuilt, a log without enough backups.
+    fn copy_returned(&self, memory: &mut Memory) -> Option<bool> {
+        let never = &mut memory.never;
+        let mut returned = memory.returned.take().unwrap_or_else(|| {
+            let (mut segments, again) = self.recovery.returned_segments();
+            segments.retain(|segment| !never.contains(segment));
+            tracing::info!(
+                segments = segments.len(),
+                "what came back with this node is copied again, so that its old logs can go"
+            );
+            Returned::new(again, segments)
+        });
+        let until = Instant::now() + TURN;
+        let mut give = |given: &mut Given, wanted: &[SegmentId]| {
+            let Some(log) = self.copies.log_of(&self.log, wanted[0]) else { return Some(wanted.to_vec()) };
+            let (began, sink) = (Instant::now(), log.behind());
+            if given.waits_for(&sink) {
+                return Some(Vec::new());
             }
-            let is_done = |segment: &SegmentId| copied.contains(segment) || dropped.contains(segment);
-            let rest = segments.len() - wanted.len();
-            let left: Vec<SegmentId> = segments.drain(rest..).filter(|segment| !is_done(segment)).collect();
-            segments.extend(left);
-            // Those that had to go first, too.
-            segments.retain(|segment| !copied.contains(segment));
-            all &= !dropped.iter().any(|segment| memory.never.contains(segment));
+            let Gave { copied, dropped, last, bytes } = self.append(wanted, &log, never);
+            given.0.push((sink.clone(), last));
+            while given.waits_for(&sink) && Instant::now() < until {
+                self.pause(WAIT).then_some(())?;
+            }
+            self.pause(due(bytes).saturating_sub(began.elapsed())).then(|| [copied, dropped].concat())
+        };
+        let mut got = returned.round(until, &mut give)?;
+        // What was asked for just now may come from the disk.
+        if !got && returned.asks_for_more {
+            self.pause(LOOK / 10).then_some(())?;
+            got = returned.round(until, &mut give)?;
         }
-        if all {
-            self.recovery.copied_returned(again);
+        if !returned.is_over() {
+            memory.returned = Some(returned);
+            return Some(got);
         }
-        true
+        // What can never be copied has its copies in the old logs for good.
+        if self.recovery.returned_segments().0.iter().all(|segment| !never.contains(segment)) {
+            self.recovery.copied_returned(returned.again.clone());
+        }
+        memory.copied = Some(returned.again);
+        Some(got)
     }
 }
 
@@ -456,9 +630,100 @@ impl Memory {
 
 #[cfg(test)]
 mod tests {
+    use kera_format::{GroupId, LaneId, SegmentIndex, StreamletId};
+
     use super::*;
 
     const LOG: LogId = LogId { node: 1, epoch: 2, vlog: 0 };
+
+    fn segments(streamlet: u32, count: u32) -> Vec<SegmentId> {
+        let of = |index| SegmentId {
+            stream: StreamId(1),
+            streamlet: StreamletId(streamlet),
+            lane: LaneId(0),
+            group: GroupId::new(1, 1),
+            index: SegmentIndex(index),
+        };
+        (0..count).map(of).collect()
+    }
+
+    /// Segments of streamlet 0 can never be given: their lane waits for something that is rebuilt, or their disk does not give them. There are more than are asked
+    /// for at a time.
+    #[test]
+    fn what_cannot_be_given_holds_up_no_other_streamlet() {
+        let stuck = |segment: &SegmentId| segment.streamlet == StreamletId(0);
+        let (over, far) = (Instant::now(), Instant::now() + Duration::from_secs(3600));
+        let all = [0, 1, 2].into_iter().flat_map(|at| segments(at, 3 * SEGMENTS as u32));
+        let mut returned = Returned::new(HeldAgain::new(), all);
+        let mut given = HashSet::new();
+        let mut round = |returned: &mut Returned, until| {
+            let give = |_: &mut Given, wanted: &[SegmentId]| {
+                let done: Vec<SegmentId> = wanted.iter().filter(|one| !stuck(one)).take(8).copied().collect();
+                given.extend(done.iter().copied());
+                Some(done)
+            };
+            let got = returned.round(until, give);
+            (got, given.len())
+        };
+        assert_eq!(round(&mut returned, far), (Some(true), 16), "a piece of each of the others");
+        // Where there is time for one streamlet only they take turns.
+        let turns: Vec<usize> = (0..3).map(|_| round(&mut returned, over).1).collect();
+        assert_eq!(turns.last(), Some(&32), "{turns:?}");
+        // What was asked for in vain for long makes room.
+        let mut rounds = 0;
+        while round(&mut returned, far).1 < 6 * SEGMENTS {
+            let ago = Instant::now().checked_sub(2 * PATIENCE).expect("the machine runs for longer");
+            returned.asked.iter_mut().for_each(|(_, since)| *since = ago);
+            rounds += 1;
+            assert!(rounds < 1000, "{} of {} are given", given.len(), 6 * SEGMENTS);
+        }
+        assert!(!returned.is_over(), "the rest is asked for as long as it is there");
+        assert_eq!(returned.asked.len() + returned.queue.iter().map(VecDeque::len).sum::<usize>(), 3 * SEGMENTS);
+        let all_of = |_: &mut Given, wanted: &[SegmentId]| Some(wanted.to_vec());
+        (0..4).for_each(|_| assert!(returned.round(far, all_of).is_some()));
+        assert!(returned.is_over());
+        assert_eq!(Returned::new(HeldAgain::new(), segments(0, 1)).round(far, |_, _| None), None, "the node stops");
+    }
+
+    /// A compacted segment goes behind those in front of it, which may not be asked for yet.
+    #[test]
+    fn what_had_to_go_first_is_not_given_once_more() {
+        let all = segments(0, 2 * SEGMENTS as u32);
+        let mut returned = Returned::new(HeldAgain::new(), all.clone());
+        let far = Instant::now() + Duration::from_secs(3600);
+        assert_eq!(returned.round(far, |_, _| Some(all.clone())), Some(true));
+        assert!(returned.is_over());
+    }
+
+    #[test]
+    fn a_streamlet_that_gets_copies_without_end_holds_up_a_look_for_one_piece() {
+        let of = |streamlet| ToCopy { stream: StreamId(1), streamlet, copies: 1, wanted: 2, is_owner: true };
+        let work = [of(0), of(1), of(2)];
+        let (over, far) = (Instant::now(), Instant::now() + Duration::from_secs(3600));
+        let (mut begin, mut steps) = (None, Vec::new());
+        let mut some = |until, steps_max: usize| {
+            let mut ended = Vec::new();
+            let step = |of: &ToCopy| {
+                steps.push(of.streamlet);
+                let step = if of.streamlet == 1 { CopyStep::Gave(BYTES) } else { CopyStep::Later };
+                (steps.len() <= steps_max).then_some(step)
+            };
+            let got = change_some(&work, &mut begin, until, step, |of, _| ended.push(of.streamlet));
+            (got, std::mem::take(&mut steps), ended)
+        };
+        assert_eq!(some(over, 9), (Some(false), vec![0], vec![0]), "nothing more can be given of it now");
+        assert_eq!(some(over, 9), (Some(true), vec![1], vec![]));
+        assert_eq!(some(over, 9), (Some(true), vec![1], vec![]), "it goes on where it was");
+        assert_eq!(some(far, 3), (None, vec![1, 1, 1, 1], vec![]), "the node stops");
+        let mut begin = Some((StreamId(1), 2));
+        let mut looked = Vec::new();
+        let later = |of: &ToCopy| {
+            looked.push(of.streamlet);
+            Some(CopyStep::Later)
+        };
+        assert_eq!(change_some(&work, &mut begin, far, later, |_, _| {}), Some(false));
+        assert_eq!((looked, begin), (vec![2, 0, 1], None), "each has its turn");
+    }
 
     /// Backups 3 and 4 are there and have these blocks of the log, which ends at 10.
     fn there(third: RangeInclusive<u64>, fourth: RangeInclusive<u64>) -> Memory {

@@ -180,7 +180,8 @@ impl Moves {
         let state = if from == self.node {
             self.let_go_of(&asked).await?
         } else {
-            self.broker.forget_leftovers(stream, streamlet).map_err(|failure| failure.to_string())?;
+            let owner = self.group.read(|state| state.told_owner(stream, streamlet));
+            self.broker.forget_leftovers(stream, streamlet, &owner).map_err(|failure| failure.to_string())?;
             let (version, mut body) = (Op::LetGo.version_max(), Vec::new());
             asked.encode(version, &mut body);
             let answer = self.transport.call(from.into(), address, Op::LetGo, body).await?;

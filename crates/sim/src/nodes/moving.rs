@@ -55,7 +55,8 @@ impl World {
         }
         take.asked = question;
         let MoveInfo { stream, streamlet, from, .. } = take.of;
-        if running.broker.forget_leftovers(stream, streamlet).is_err() {
+        let owner = lock(&known).told_owner(stream, streamlet);
+        if running.broker.forget_leftovers(stream, streamlet, &owner).is_err() {
             self.schedule.after(RETRY_US, Event::Take(node, life, number, question));
             return;
         }
