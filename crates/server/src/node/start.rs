@@ -530,6 +530,10 @@ fn store_config(config: &Config, identity: &Identity) -> StoreConfig {
 fn store_error(data: &Path, error: StoreError) -> Fatal {
     match error {
         StoreError::Disk { path, error, .. } => Fatal::Directory { path, error },
+        StoreError::Container { .. } => Fatal::not_here(
+            error.to_string(),
+            "nothing of it is given up: see to what the system says (whether its file system can be written, owner and mode, how many files may be open), and start again",
+        ),
         StoreError::Thread(error) => no_thread("a thread of the store", error),
         StoreError::Foreign { .. } => Fatal::not_here(
             error.to_string(),
