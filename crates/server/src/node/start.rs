@@ -368,6 +368,19 @@ type Memory = (Arc<Arena>, Vec<AttachedSegment>);
 /// An arena that has outlived its process, until its segments are in a log. If that never comes they stay in its file.
 struct KeptMemory(Option<Memory>);
 
+impl KeptMemory {
+    /// The arena, or one that is made now.
+    fn arena_or(&mut self, attach: impl FnOnce() -> Result<Memory, Fatal>) -> Result<Arc<Arena>, Fatal> {
+        let memory = self.0.take().map_or_else(attach, Ok)?;
+        Ok(self.0.insert(memory).0.clone())
+    }
+
+    /// Its segments, for a log, which keeps them from here on.
+    fn take_segments(&mut self) -> Vec<AttachedSegment> {
+        self.0.take().map(|(_, segments)| segments).unwrap_or_default()
+    }
+}
+
 impl Drop for KeptMemory {
     fn drop(&mut self) {
         if let Some((arena, _)) = &self.0 {
@@ -467,7 +480,7 @@ fn recover(
     readiness: &Readiness,
     summary: &mut Summary,
 ) -> Result<Recovered, Fatal> {
-    let (arena, attached) = memory.0.take().map_or_else(|| attach(config, identity, summary), Ok)?;
+    let arena = memory.arena_or(|| attach(config, identity, summary))?;
     let log = Log::new(LogConfig { has_owner_epochs: cluster.is_some(), ..LogConfig::default() }, arena);
     log.set_store(store.clone());
     store.attach(&log);
@@ -489,7 +502,7 @@ fn recover(
         created.map_err(|error| Fatal::Data { message: format!("stream {}: {error}", stream.name) })?;
     }
     readiness.enter(Phase::Starting("putting the lanes together"));
-    let report = log.recover(stored.segments, attached);
+    let report = log.recover(stored.segments, memory.take_segments());
     log.let_go_before(&stored.let_go);
     (summary.stored_segments, summary.records, summary.bytes) = (report.stored_segments, report.records, report.bytes);
     warn_all(&report.problems, summary);
@@ -807,6 +820,9 @@ impl SegmentCloser for Close {
 
 #[cfg(test)]
 mod tests {
+    use kera_coordinator::journal::DIR as CATALOG;
+    use kera_env::copy_path;
+    use kera_format::catalog::{Entry, FILE_HEADER_BYTES};
     use kera_format::chunk::ChunkTarget;
     use kera_format::{
         ChunkBuilder, ChunkView, Compression, Durability, LaneId, Record, StreamId, StreamOptions, StreamletId,
@@ -900,6 +916,41 @@ mod tests {
         assert_eq!(VirtualLog::numbers(&*disk, "vlog").expect("listed").into_iter().collect::<Vec<_>>(), [0]);
         let opened = started(&config).expect("started");
         assert_eq!([0, 1].map(|streamlet| lane(&opened, stream, streamlet).durable_ordinal()), [3, 4]);
+        killed(opened);
+    }
+
+    /// What is in memory alone stays there for a start that ends well.
+    #[test]
+    fn a_start_that_ends_before_the_log_is_there_leaves_the_arena_as_it_was() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let config = config(dir.path());
+        let opened = started(&config).expect("started");
+        let stream = make(&opened, 1, Durability::Process);
+        append(&opened, stream, 0, b"it is in the arena alone");
+        let disk = opened.disk.clone();
+        killed(opened);
+        // The catalog has a stream that no log takes.
+        let names = disk.list(CATALOG).expect("listed");
+        let journal = names.iter().filter(|name| name.ends_with(".journal")).max().expect("a journal");
+        let journal = format!("{CATALOG}/{journal}");
+        let whole = disk.read_all(&journal, 1 << 20).expect("read");
+        let (mut changed, mut at, mut next) = (whole.clone(), FILE_HEADER_BYTES, 0);
+        while let Ok((index, _, bytes)) = Entry::parse(&whole[at..]) {
+            (at, next) = (at + bytes, index + 1);
+        }
+        let options = StreamOptions { segments_per_group: 0, ..StreamOptions::default() };
+        let odd = Entry::StreamCreated { stream: StreamId(stream.0 + 1), at_ms: 1, options, name: "odd".into() };
+        changed.truncate(at);
+        odd.encode(next, &mut changed);
+        let put = |bytes: &[u8]| {
+            [journal.clone(), copy_path(&journal)].map(|path| disk.replace(&path, bytes).expect("written"))
+        };
+        put(&changed);
+        let refused = started(&config).err();
+        assert!(matches!(&refused, Some(Fatal::Data { message }) if message.contains("odd")), "{refused:?}");
+        put(&whole);
+        let opened = started(&config).expect("started");
+        assert_eq!(lane(&opened, stream, 0).durable_ordinal(), 1);
         killed(opened);
     }
 
