@@ -4,7 +4,9 @@ use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::sync::Arc;
 
-use kera_env::{AlignedBuffer, Clock, Disk, DiskFile, OpenMode, Random, read_twice, replace_twice};
+use kera_env::{
+    AlignedBuffer, Clock, Disk, DiskFile, OpenMode, Random, is_unreadable, read_readable, read_twice, replace_twice,
+};
 use kera_format::vlog::{BlockHeader, PAGE_BYTES};
 use kera_format::vlog_replica::{FENCES_MAX, Fences, LogId, POWER_LOSSES_MAX, PowerLosses, ReplicaHeader};
 
@@ -172,7 +174,7 @@ impl Power {
             let path = Power::path();
             let known = match disk.read_all(&path, PowerLosses::bytes(POWER_LOSSES_MAX)) {
                 Ok(bytes) => PowerLosses::parse(&bytes).ok(),
-                Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+                Err(error) if error.kind() == io::ErrorKind::NotFound || is_unreadable(&error) => None,
                 Err(error) => return Err(OpenError::Disk { path, error }),
             };
             match known.filter(|known| known.boot_id == boot_id && boot_id != [0; 16]) {
@@ -233,15 +235,15 @@ struct Found {
 }
 
 /// The header of a file whose first one does not read back, as it is in its first page once more, and in that of its mark.
-fn copy_of_header(file: &dyn DiskFile, first: &[u8], sequence: u64) -> Option<ReplicaHeader> {
-    let is_its = |header: &ReplicaHeader| header.file == sequence;
-    let in_first = ReplicaHeader::parse_copy(first).ok().filter(is_its);
-    in_first.or_else(|| {
-        let mut page = AlignedBuffer::zeroed(PAGE_BYTES);
-        let at = file.len().ok()?.checked_sub(PAGE_BYTES as u64)?;
-        let read = file.read_at(at, &mut page).ok()?;
-        ReplicaHeader::parse_copy(&page[..read]).ok().filter(is_its)
-    })
+fn copy_of_header(file: &dyn DiskFile, first: &[u8], sequence: u64) -> io::Result<Option<ReplicaHeader>> {
+    let copy_in = |page: &[u8]| ReplicaHeader::parse_copy(page).ok().filter(|header| header.file == sequence);
+    let (in_first, bytes) = (copy_in(first), file.len()?);
+    if in_first.is_some() || bytes < PAGE_BYTES as u64 {
+        return Ok(in_first);
+    }
+    let mut page = AlignedBuffer::zeroed(PAGE_BYTES);
+    let read = read_readable(file, bytes - PAGE_BYTES as u64, &mut page, &mut |_| {})?;
+    Ok(copy_in(&page[..read]))
 }
 
 enum Trouble {
@@ -289,7 +291,8 @@ impl Opening<'_> {
         let read = file.read_at(0, &mut page);
         let found = match &read {
             Ok(_) => ReplicaHeader::parse(&page).map_err(|error| error.to_string()),
-            Err(error) => Err(error.to_string()),
+            Err(error) if is_unreadable(error) => Err(error.to_string()),
+            Err(_) => return read.map(|_| None).map_err(failed),
         };
         let header = match found {
             Ok(header) if header.file == sequence => header,
@@ -298,7 +301,7 @@ impl Opening<'_> {
             Err(_) if read.is_ok() && page.iter().all(|byte| *byte == 0) => {
                 return disk.remove(&name).map(|()| None).map_err(failed);
             }
-            Err(error) => match copy_of_header(&*file, &page, sequence) {
+            Err(error) => match copy_of_header(&*file, &page, sequence).map_err(failed)? {
                 Some(header) => {
                     // What cannot be written is found by whoever reads it next.
                     let _ = file.write_at(0, &first_page(&header)).and_then(|()| file.sync_data());
@@ -327,7 +330,7 @@ impl Opening<'_> {
         let (mut page, bytes) = (AlignedBuffer::zeroed(PAGE_BYTES), file.len().map_err(failed)?);
         let mut found: Option<Headless> = None;
         for at in (0..bytes).step_by(PAGE_BYTES) {
-            let Ok(read) = file.read_at(at, &mut page) else { continue };
+            let read = read_readable(&*file, at, &mut page, &mut |_| {}).map_err(failed)?;
             let Ok(header) = BlockHeader::parse(&page[..read]) else { continue };
             if header.file == sequence {
                 let (vlog, block) = (header.vlog, header.block);
@@ -363,7 +366,7 @@ impl Opening<'_> {
         let name = path(sequence);
         let failed = |error| Trouble::Disk(name.clone(), error);
         let file = disk.open(&name, OpenMode::ReadWrite, false).map_err(failed)?;
-        let mut source = Source::open(disk, sequence, header.key, header.log.vlog).map_err(failed)?;
+        let mut source = Source::open_for_start(disk, sequence, header.key, header.log.vlog).map_err(failed)?;
         let part = FilePart {
             disk: number,
             sequence,
@@ -388,8 +391,8 @@ impl Opening<'_> {
             self.parts.entry(header.log).or_default().push(found);
             return Ok(());
         }
-        let footer = footer.map(|(at, footer)| (at, footer.last_block));
-        let last = footer.map(|(_, last)| last);
+        let last = footer.as_ref().map(|(_, footer)| footer.last_block);
+        let mut footer = footer.map(|(at, _)| at);
         let mut scan = self.scan(&mut source, part, (header.synced, last)).map_err(failed)?;
         if let [part] = &mut scan.parts[..]
             && scan.damage.is_empty()
@@ -402,13 +405,15 @@ impl Opening<'_> {
                 return disk.remove(&name).map_err(failed);
             }
             // What is left of an earlier use of the space behind the last block is written over, but not a block that was begun: the next start is to know of it. It must
-            // find no others that follow and do read back, though, nor a footer that tells of more than there is.
-            if scan.begun <= part.last || scan.is_cut || last.is_some() {
+            // find no others that follow and do read back, though. Where a footer tells of more than there is, another one says how far it goes.
+            if !scan.is_begun || scan.is_cut {
                 let closed = write_footer(&*file, &header, part.last, scan.first_end, &scan.index);
                 let closed = closed.and_then(|closed| file.sync_data().map(|()| closed)).map_err(failed)?;
                 (part.footer, part.bytes) = (Some(closed.footer), closed.bytes);
+                footer = None;
             }
-        } else if let Some((at, _)) = footer {
+        }
+        if let Some(at) = footer {
             // The next start would believe it: all of these blocks would be there again, and the log would end behind them for certain.
             file.set_len(at).and_then(|()| file.sync_data()).map_err(failed)?;
             scan.parts.iter_mut().for_each(|part| part.bytes = at);
@@ -443,6 +448,8 @@ struct Scan {
     end: u64,
     /// The last block that was begun, whether or not it reads back; zero: none that does not.
     begun: u64,
+    /// It can be seen where the last one ends, not from a footer alone.
+    is_begun: bool,
     /// Blocks that read back were taken for torn.
     is_cut: bool,
     damage: Vec<String>,
@@ -452,15 +459,26 @@ impl Scan {
     fn of(part: FilePart) -> Scan {
         let (parts, synced) = (vec![part], vec![0]);
         let (index, damage) = (FileIndex::default(), Vec::new());
-        Scan { parts, synced, index, first_end: part.start, end: part.start, begun: 0, is_cut: false, damage }
+        Scan {
+            parts,
+            synced,
+            index,
+            first_end: part.start,
+            end: part.start,
+            begun: 0,
+            is_begun: false,
+            is_cut: false,
+            damage,
+        }
     }
 
     /// Looks for a block that was begun behind the last one. Torn by a loss of power it was answered to nobody; changed by the disk it was, and looks the
     /// same. `last`: what the file's footer says, of one that is read all the same.
     fn begun(&mut self, source: &mut Source, last: Option<u64>) -> io::Result<()> {
         let here = self.parts.last().map_or(0, |part| part.last);
-        if self.end < source.bytes && source.was_begun(self.end)? {
-            self.begun = here + 1;
+        // Nothing was begun where a file was closed, be it that its footer does not read back.
+        if self.end < source.bytes && source.closed_at()? != Some(self.end) && source.was_begun(self.end)? {
+            (self.begun, self.is_begun) = (here + 1, true);
         }
         self.begun = self.begun.max(last.filter(|last| *last > here).unwrap_or(0));
         Ok(())

@@ -1,9 +1,10 @@
 //! Reading blocks of a file back, each verified by its checksums before anybody sees a byte of it.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::sync::Arc;
 
-use kera_env::{AlignedBuffer, Disk, DiskFile, OpenMode};
+use kera_env::{AlignedBuffer, Disk, DiskFile, OpenMode, read_readable};
 use kera_format::vlog::{BLOCK_HEADER_BYTES, BlockHeader, FileMark, PAGE_BYTES};
 use kera_format::vlog_replica::{FOOTER_ENTRIES_MAX, FOOTER_ENTRY_BYTES, Footer};
 
@@ -24,11 +25,19 @@ pub(crate) struct Source {
     chunk_bytes: usize,
     /// Whole pages are read, past the page cache.
     direct: bool,
+    /// Pages that the disk cannot read, of who goes on behind them.
+    lost: Option<BTreeSet<u64>>,
 }
 
 impl Source {
     pub(crate) fn open(disk: &dyn Disk, sequence: u64, key: u64, vlog: u32) -> io::Result<Source> {
         Source::open_as(disk, sequence, key, vlog, false)
+    }
+
+    /// The same for a start, to which a page that the disk [cannot read](kera_env::is_unreadable) is damage and no error: whoever else reads says so to those who asked.
+    pub(crate) fn open_for_start(disk: &dyn Disk, sequence: u64, key: u64, vlog: u32) -> io::Result<Source> {
+        let source = Source::open(disk, sequence, key, vlog)?;
+        Ok(Source { lost: Some(BTreeSet::new()), ..source })
     }
 
     /// The same, past the page cache: what is on the disk is read, and nothing else leaves memory for it.
@@ -40,14 +49,18 @@ impl Source {
         let path = path(sequence);
         let file = disk.open(&path, OpenMode::Read, direct)?;
         let bytes = file.len()?;
-        Ok(Source { file, path, sequence, key, vlog, bytes, buffer: AlignedBuffer::new(), chunk_bytes: 0, direct })
+        let (buffer, lost) = (AlignedBuffer::new(), None);
+        Ok(Source { file, path, sequence, key, vlog, bytes, buffer, chunk_bytes: 0, direct, lost })
     }
 
     fn read(&mut self, at: u64, bytes: usize) -> io::Result<()> {
         let bytes = if self.direct { bytes.next_multiple_of(PAGE_BYTES) } else { bytes };
         let bytes = (bytes as u64).min(self.bytes.saturating_sub(at)) as usize;
         self.buffer.resize(bytes);
-        let read = self.file.read_at(at, &mut self.buffer[..bytes])?;
+        let read = match &mut self.lost {
+            Some(lost) => read_readable(&*self.file, at, &mut self.buffer[..bytes], &mut |page| _ = lost.insert(page))?,
+            None => self.file.read_at(at, &mut self.buffer[..bytes])?,
+        };
         self.buffer.resize(read);
         Ok(())
     }
@@ -55,7 +68,15 @@ impl Source {
     /// The header of a block that is this file's, its chunks not looked at.
     pub(crate) fn header(&mut self, at: u64) -> io::Result<Result<BlockHeader, String>> {
         self.read(at, BLOCK_HEADER_BYTES)?;
+        if self.is_lost(at) {
+            return Ok(Err("the disk cannot read it".to_owned()));
+        }
         Ok(self.check_header(0))
+    }
+
+    /// Whether the disk could not read the page that begins there.
+    fn is_lost(&self, at: u64) -> bool {
+        self.lost.as_ref().is_some_and(|lost| lost.contains(&at))
     }
 
     fn check_header(&self, at: usize) -> Result<BlockHeader, String> {
@@ -83,10 +104,21 @@ impl Source {
         Ok(Ok(header))
     }
 
-    /// Whether a block was begun there, whether or not it reads back.
+    /// Whether a block was begun there, whether or not it reads back. Where the disk cannot read one was, for all that anybody knows.
     pub(crate) fn was_begun(&mut self, at: u64) -> io::Result<bool> {
         self.read(at, BLOCK_HEADER_BYTES)?;
-        Ok(BlockHeader::was_begun(&self.buffer, self.sequence, self.key))
+        Ok(self.is_lost(at) || BlockHeader::was_begun(&self.buffer, self.sequence, self.key))
+    }
+
+    /// Where the blocks of a file end that was closed, if its mark reads back.
+    pub(crate) fn closed_at(&mut self) -> io::Result<Option<u64>> {
+        let Some(page) = self.bytes.checked_sub(PAGE_BYTES as u64).filter(|_| self.bytes.is_multiple_of(4096)) else {
+            return Ok(None);
+        };
+        self.read(page, PAGE_BYTES)?;
+        let mark = FileMark::parse(&self.buffer).ok();
+        let is_ours = |mark: &FileMark| (mark.file, mark.key, mark.vlog) == (self.sequence, self.key, self.vlog);
+        Ok(mark.filter(is_ours).map(|mark| mark.end).filter(|end| *end < page))
     }
 
     /// Where the block behind one is of which nothing is wanted, and its number: the next one that is whole if its header does not read back.
@@ -122,20 +154,15 @@ impl Source {
 
     /// The footer, and where it is, if the file was closed.
     pub(crate) fn footer(&mut self) -> io::Result<Option<(u64, Footer)>> {
-        let Some(page) = self.bytes.checked_sub(PAGE_BYTES as u64).filter(|_| self.bytes.is_multiple_of(4096)) else {
-            return Ok(None);
-        };
-        self.read(page, PAGE_BYTES)?;
-        let Ok(mark) = FileMark::parse(&self.buffer) else { return Ok(None) };
-        let bytes = page.saturating_sub(mark.end) as usize;
-        let is_ours = (mark.file, mark.key, mark.vlog) == (self.sequence, self.key, self.vlog);
-        if !is_ours || mark.end >= page || bytes > (FOOTER_ENTRIES_MAX + 1) * FOOTER_ENTRY_BYTES + PAGE_BYTES {
+        let Some(end) = self.closed_at()? else { return Ok(None) };
+        let bytes = (self.bytes - PAGE_BYTES as u64 - end) as usize;
+        if bytes > (FOOTER_ENTRIES_MAX + 1) * FOOTER_ENTRY_BYTES + PAGE_BYTES {
             return Ok(None);
         }
-        self.read(mark.end, bytes)?;
+        self.read(end, bytes)?;
         let footer = Footer::parse(&self.buffer)
             .ok()
             .filter(|footer| (footer.file, footer.key, footer.vlog) == (self.sequence, self.key, self.vlog));
-        Ok(footer.map(|footer| (mark.end, footer)))
+        Ok(footer.map(|footer| (end, footer)))
     }
 }

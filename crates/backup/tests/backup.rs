@@ -6,7 +6,7 @@ use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 
-use kera_backup::{Backup, BackupConfig, BackupError, BackupScrubber, OpenError, Ran, StoreDone, Taken};
+use kera_backup::{Backup, BackupConfig, BackupError, BackupScrubber, OpenError, OpenReport, Ran, StoreDone, Taken};
 use kera_env::{Disk, FaultyDisk, ManualClock, MemoryDisk, OpenMode, RealDisk, SeededRandom, copy_path, read_twice};
 use kera_format::checksum::crc32c;
 use kera_format::vlog_replica::LogId;
@@ -340,6 +340,134 @@ fn a_last_block_that_does_not_read_back_is_told_as_begun_by_every_start() {
             assert_eq!((told.through, told.certain, told.begun), (blocks, true, 0));
         }
     }
+}
+
+type Opened = Result<(Arc<Backup>, OpenReport), OpenError>;
+
+/// A row of 60 blocks, its files, and how to open what is there once more, in a run of the machine.
+fn with_files() -> (FaultyDisk, Vec<String>, impl Fn(u8) -> Opened) {
+    let (memory, _) = memory();
+    let faulty = FaultyDisk::new(Arc::new(memory));
+    let disk = faulty.clone();
+    let start = move |boot: u8| {
+        let config = BackupConfig { boot_id: Some([boot; 16]), ..config() };
+        let clock = Arc::new(ManualClock::new(1_000_000));
+        Backup::open(config, vec![Arc::new(disk.clone())], clock, Arc::new(SeededRandom::new(3)))
+    };
+    let mut rig = Rig::over(start(1).expect("open").0);
+    (1..=60).for_each(|block| assert_eq!(rig.store(LOG, block, 1, true), Ok(stored(block))));
+    drop(rig);
+    let names = faulty.list("replicas").expect("list").into_iter().filter(|name| name.ends_with(".replica"));
+    let files: Vec<String> = names.map(|name| format!("replicas/{name}")).collect();
+    (faulty, files, start)
+}
+
+/// Where the last block of a file is. Blocks are of one page each here.
+fn last_block(disk: &FaultyDisk, file: &str) -> u64 {
+    let bytes = disk.read_all(file, 1 << 20).expect("read");
+    let pages = (4096..bytes.len()).step_by(4096).take_while(|at| bytes[*at..].starts_with(b"KVBL"));
+    pages.last().expect("blocks") as u64
+}
+
+/// It is damaged like what was changed, and no start ends for it.
+#[test]
+fn a_page_that_the_disk_cannot_read_costs_what_is_in_it_alone() {
+    let all = BlockRange { first: 1, last: 60 };
+    // The mark of a full file, and its footer: the blocks are there.
+    for page in [1, 2] {
+        let (disk, files, start) = with_files();
+        assert!(files.len() > 2, "{files:?}");
+        let bytes = disk.open(&files[0], OpenMode::Read, false).and_then(|file| file.len()).expect("there");
+        disk.set_unreadable(&files[0], bytes - page * 4096);
+        for _ in 0..2 {
+            let (backup, report) = start(1).expect("open");
+            assert_eq!((report.damage.len(), report.scanned > 0), (0, true), "{report:?}");
+            assert_eq!(Rig::over(backup).ranges(LOG), [all]);
+        }
+    }
+    // A block in the midst of the open file: its header, or its chunks.
+    for at in [0, 200] {
+        let (disk, files, start) = with_files();
+        let last = last_block(&disk, &files[files.len() - 1]);
+        disk.set_unreadable(&files[files.len() - 1], last - 4096 + at);
+        for _ in 0..2 {
+            let (backup, report) = start(1).expect("open");
+            assert_eq!(report.damage.len(), 1, "{report:?}");
+            assert_eq!(report.damage[0].contains("cannot read"), at == 0, "{report:?}");
+            let (front, behind) = (BlockRange { last: 58, ..all }, BlockRange { first: 60, ..all });
+            assert_eq!(Rig::over(backup).ranges(LOG), [front, behind]);
+        }
+    }
+    // The first page of a file: that of the mark has a copy of the header.
+    let (disk, files, start) = with_files();
+    for file in [&files[0], &files[files.len() - 1]] {
+        disk.set_unreadable(file, 0);
+        let (backup, report) = start(1).expect("open");
+        assert_eq!((report.damage.len(), Rig::over(backup).ranges(LOG)), (0, vec![all]));
+    }
+}
+
+/// The pages of a file are taken for begun where the disk cannot read them: with zeros there a log would end in front of them for certain.
+#[test]
+fn a_last_block_that_the_disk_cannot_read_is_told_as_begun_by_every_start() {
+    let end = |start: &dyn Fn(u8) -> Opened, boot| {
+        let (backup, report) = start(boot).expect("open");
+        assert_eq!(report.damage, [""; 0]);
+        let end = backup.end_now(LOG, 1);
+        (end.through, end.certain, end.begun)
+    };
+    for at in [0, 200] {
+        let (disk, files, start) = with_files();
+        let file = &files[files.len() - 1];
+        disk.set_unreadable(file, last_block(&disk, file) + at);
+        (0..3).for_each(|_| assert_eq!(end(&start, 1), (59, true, 60), "{at}"));
+        disk.heal_reads();
+        assert_eq!(end(&start, 1), (60, true, 0), "it is there still");
+    }
+    // A start has closed the file, and the power goes: its footer alone says that there was more. It was synced, so that was not what the power took.
+    let (disk, files, start) = with_files();
+    let file = &files[files.len() - 1];
+    assert_eq!(end(&start, 1), (60, true, 0));
+    disk.set_unreadable(file, last_block(&disk, file));
+    [2, 2, 3].iter().for_each(|boot| assert_eq!(end(&start, *boot), (59, true, 60)));
+    // What is behind the last block of a file that was closed is its footer.
+    let (disk, files, start) = with_files();
+    let file = &files[files.len() - 1];
+    assert_eq!(end(&start, 1), (60, true, 0));
+    disk.set_unreadable(file, last_block(&disk, file) + 4096);
+    [1, 2].iter().for_each(|boot| assert_eq!(end(&start, *boot), (60, true, 0)));
+}
+
+/// It says whether the power was lost: without it that cannot be ruled out.
+#[test]
+fn what_is_known_of_losses_of_power_is_not_needed_by_a_start() {
+    let (disk, _, start) = with_files();
+    let mut rig = Rig::over(start(1).expect("open").0);
+    let unsynced = LogId { vlog: LOG.vlog + 1, ..LOG };
+    assert_eq!(rig.store(unsynced, 1, 1, false), Ok(stored(1)));
+    drop(rig);
+    let is_certain = || start(1).expect("open").0.end_now(unsynced, 1).certain;
+    assert!(is_certain());
+    disk.set_unreadable("replicas/power", 0);
+    assert!(!is_certain());
+}
+
+/// Files are not given up for an error that says nothing of what is in them.
+#[test]
+fn an_error_that_may_pass_ends_a_start_and_costs_nothing() {
+    let (disk, files, start) = with_files();
+    let full = disk.open(&files[0], OpenMode::Read, false).and_then(|file| file.len()).expect("there");
+    let open = &files[files.len() - 1];
+    // No memory is left.
+    disk.set_lost_errno(12);
+    let power = "replicas/power".to_owned();
+    for (path, at) in [(&files[0], 0), (&files[0], full - 4096), (open, 0), (open, 4096), (&power, 0)] {
+        disk.set_unreadable(path, at);
+        let error = start(1).err();
+        assert!(matches!(&error, Some(OpenError::Disk { path: told, .. }) if told == path), "{path} {at}: {error:?}");
+        disk.heal_reads();
+    }
+    assert_eq!(Rig::over(start(1).expect("open").0).ranges(LOG), [BlockRange { first: 1, last: 60 }]);
 }
 
 /// Whether a block begins there.

@@ -102,9 +102,15 @@ pub(crate) fn dir_of(path: &str) -> &str {
     path.rsplit_once('/').map_or("", |(dir, _)| dir)
 }
 
+/// What a disk says that has lost what it was asked for, as error numbers of the system: a bad sector is `EIO` by way of the page cache and `ENODATA` past it, what a
+/// disk with checksums of its own finds changed is `EILSEQ`.
+///
+/// What a file system says that finds itself damaged, `EUCLEAN` or `EBADMSG`, is not among them: a check of it may bring back what it was asked for.
+pub const LOST_ERRNOS: [i32; 3] = [Errno::IO.raw_os_error(), Errno::NODATA.raw_os_error(), Errno::ILSEQ.raw_os_error()];
+
 /// Whether a disk says that it has lost what it was asked for: any other error may pass.
 pub fn is_unreadable(error: &io::Error) -> bool {
-    [Errno::IO, Errno::ILSEQ].iter().any(|errno| error.raw_os_error() == Some(errno.raw_os_error()))
+    error.raw_os_error().is_some_and(|errno| LOST_ERRNOS.contains(&errno))
 }
 
 /// Reads as [`DiskFile::read_at`] does. Pages of [`DISK_ALIGNMENT`] bytes that the disk cannot read are zeros, and `lost` is called with the place of each.
@@ -208,6 +214,24 @@ pub(crate) fn check_path(path: &str) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_disk_has_lost_what_it_says_so_of_and_nothing_that_may_come_back() {
+        let is_lost = |errno: Errno| is_unreadable(&errno.into());
+        assert!([Errno::IO, Errno::NODATA, Errno::ILSEQ].into_iter().all(is_lost));
+        let may_pass = [
+            Errno::ROFS,
+            Errno::MFILE,
+            Errno::NFILE,
+            Errno::NOMEM,
+            Errno::ACCESS,
+            Errno::AGAIN,
+            Errno::UCLEAN,
+            Errno::BADMSG,
+        ];
+        assert!(!may_pass.into_iter().any(is_lost));
+        assert!(!is_unreadable(&io::Error::other("none of the system's")));
+    }
 
     #[test]
     fn paths_cannot_leave_the_root() {

@@ -34,10 +34,18 @@ struct Plan {
     flips: Vec<(String, u64, u8)>,
     unreadable: Vec<(String, u64)>,
     unopenable: Vec<String>,
+    /// What is said of those.
+    lost_errno: Option<i32>,
     slow: Option<Duration>,
     is_stuck: bool,
     /// Reads, writes and syncs that wait because it is.
     waiting: u64,
+}
+
+impl Plan {
+    fn lost(&self) -> io::Error {
+        self.lost_errno.map_or_else(eio, io::Error::from_raw_os_error)
+    }
 }
 
 fn eio() -> io::Error {
@@ -95,14 +103,19 @@ impl FaultyDisk {
         self.plan().flips.push((path.to_owned(), offset, bit % 8));
     }
 
-    /// Reads of this byte of `path` fail with an I/O error, until [`heal_reads`](FaultyDisk::heal_reads).
+    /// Reads of this byte of `path` fail with an I/O error, or [what else](FaultyDisk::set_lost_errno) was said, until [`heal_reads`](FaultyDisk::heal_reads).
     pub fn set_unreadable(&self, path: &str, offset: u64) {
         self.plan().unreadable.push((path.to_owned(), offset));
     }
 
-    /// Opening `path` fails with an I/O error, until [`heal_reads`](FaultyDisk::heal_reads).
+    /// Opening `path` fails with an I/O error, or [what else](FaultyDisk::set_lost_errno) was said, until [`heal_reads`](FaultyDisk::heal_reads).
     pub fn set_unopenable(&self, path: &str) {
         self.plan().unopenable.push(path.to_owned());
+    }
+
+    /// What cannot be read or opened fails with this error number of the system, from now on.
+    pub fn set_lost_errno(&self, errno: i32) {
+        self.plan().lost_errno = Some(errno);
     }
 
     /// Takes back all flipped bits, and what cannot be read or opened.
@@ -170,8 +183,11 @@ impl FaultyDisk {
 impl Disk for FaultyDisk {
     fn open(&self, path: &str, mode: OpenMode, direct: bool) -> io::Result<Arc<dyn DiskFile>> {
         self.works()?;
-        if self.plan().unopenable.iter().any(|unopenable| unopenable == path) {
-            return Err(eio());
+        {
+            let plan = self.plan();
+            if plan.unopenable.iter().any(|unopenable| unopenable == path) {
+                return Err(plan.lost());
+            }
         }
         let inner = self.inner.open(path, mode, direct)?;
         Ok(Arc::new(FaultyFile { disk: self.clone(), path: path.to_owned(), inner }))
@@ -292,10 +308,11 @@ impl DiskFile for FaultyFile {
         }
         let read = self.inner.read_at(offset, bytes)?;
         let is_within = |at: &u64| (offset..offset + read as u64).contains(at);
-        if self.disk.plan().unreadable.iter().any(|(path, at)| *path == self.path && is_within(at)) {
-            return Err(eio());
+        let plan = self.disk.plan();
+        if plan.unreadable.iter().any(|(path, at)| *path == self.path && is_within(at)) {
+            return Err(plan.lost());
         }
-        for (path, at, bit) in &self.disk.plan().flips {
+        for (path, at, bit) in &plan.flips {
             if *path == self.path && is_within(at) {
                 bytes[(at - offset) as usize] ^= 1 << bit;
             }

@@ -12,7 +12,7 @@
 //! A file is kept until no segment needs it, and files go in the order in which they came: so the blocks that remain
 //! have no holes between them, and a hole found at a start is damage.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::{BTreeSet, HashSet, VecDeque};
 use std::io;
 use std::sync::Arc;
 
@@ -136,6 +136,23 @@ pub(crate) struct Found {
     pub(crate) filling: Vec<u64>,
 }
 
+/// What a name below the directory says: the virtual log, the sequence, and what the file is.
+fn parse(name: &str) -> Option<(u32, u64, &str)> {
+    let (vlog, rest) = name.split_once('-')?;
+    let (sequence, kind) = rest.split_once('.')?;
+    Some((vlog.parse().ok()?, sequence.parse().ok()?, kind))
+}
+
+/// The numbers of the virtual logs that have files, blocks in them or not.
+pub(crate) fn numbers(disk: &dyn Disk, directory: &str) -> io::Result<BTreeSet<u32>> {
+    let names = match disk.list(directory) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
+        names => names?,
+    };
+    let is_used = |kind: &str| matches!(kind, "vlog" | "spare" | "filling");
+    Ok(names.iter().filter_map(|name| parse(name)).filter(|(.., kind)| is_used(kind)).map(|(vlog, ..)| vlog).collect())
+}
+
 impl Files {
     pub(crate) fn new(config: FilesConfig, disk: Arc<dyn Disk>, random: Arc<dyn Random>) -> Files {
         Files {
@@ -176,17 +193,13 @@ impl Files {
     /// Looks for this virtual log's files, makes the directory if need be, and reserves the sequences that it finds.
     pub(crate) fn find(&mut self) -> io::Result<Found> {
         self.disk.create_dir_all(&self.config.directory)?;
-        let prefix = format!("{:04}-", self.config.vlog);
         let mut found = Found::default();
         for name in self.disk.list(&self.config.directory)? {
-            let Some(rest) = name.strip_prefix(&prefix) else { continue };
-            let sequence = |suffix| rest.strip_suffix(suffix).and_then(|digits: &str| digits.parse::<u64>().ok());
-            if let Some(sequence) = sequence(".vlog") {
-                found.files.push(sequence);
-            } else if let Some(sequence) = sequence(".spare") {
-                found.spares.push(sequence);
-            } else if let Some(sequence) = sequence(".filling") {
-                found.filling.push(sequence);
+            match parse(&name).filter(|(vlog, ..)| *vlog == self.config.vlog) {
+                Some((_, sequence, "vlog")) => found.files.push(sequence),
+                Some((_, sequence, "spare")) => found.spares.push(sequence),
+                Some((_, sequence, "filling")) => found.filling.push(sequence),
+                _ => {}
             }
         }
         found.files.sort_unstable();
@@ -452,5 +465,10 @@ mod tests {
         assert!(files.fill_spare());
         assert!(!files.fill_spare(), "one is enough");
         assert_eq!(disk.list("vlog").expect("it is there").len(), 2);
+        // What is kept aside for a look is no file of a log.
+        disk.replace("vlog/0007-0000000003.vlog.damaged", b"x").expect("written");
+        disk.replace("vlog/0012-0000000001.spare", b"x").expect("written");
+        assert_eq!(numbers(&*disk, "vlog").expect("it is there").into_iter().collect::<Vec<_>>(), [1, 12]);
+        assert!(numbers(&*disk, "nothing").expect("none").is_empty());
     }
 }

@@ -1,5 +1,6 @@
 //! A virtual log as the rest of the node sees it: a sink that appenders fill and a writer that empties it.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -14,7 +15,7 @@ use kera_log::{
 use parking_lot::{Condvar, Mutex, RwLock};
 
 use crate::backlog::Backlog;
-use crate::files::{Files, FilesConfig};
+use crate::files::{self, Files, FilesConfig};
 use crate::replay::{self, ReplayError, ReplayReport};
 use crate::stats::{Counters, VirtualLogStats};
 use crate::writer::Writer;
@@ -157,6 +158,11 @@ pub struct VirtualLog {
 }
 
 impl VirtualLog {
+    /// The numbers of the virtual logs that have files in a directory, blocks in them or not.
+    pub fn numbers(disk: &dyn Disk, directory: &str) -> io::Result<BTreeSet<u32>> {
+        files::numbers(disk, directory)
+    }
+
     /// Opens the directory. Nothing is read but names; appends are taken after [`replay`](VirtualLog::replay).
     pub fn open(
         config: VirtualLogConfig,

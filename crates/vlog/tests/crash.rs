@@ -6,7 +6,7 @@ mod support;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use kera_env::{Disk, FaultyDisk, MemoryDisk, Random, SeededRandom};
+use kera_env::{Disk, FaultyDisk, LOST_ERRNOS, MemoryDisk, Random, SeededRandom};
 use kera_format::{LaneId, SegmentId, StreamletId};
 use kera_log::DurabilitySink;
 use kera_vlog::{Ran, ReplayError, VirtualLogConfig};
@@ -311,10 +311,12 @@ fn no_bit_of_a_files_header_is_needed_unless_its_first_block_is_gone_too() {
 #[test]
 fn a_page_that_a_disk_cannot_read_is_refused_and_named_or_accepted_and_reported() {
     let count = files(&written().0).len();
-    for (file, page) in [(0, 0), (0, 4096), (count / 2, 0), (count / 2, 4096), (count - 1, 4096)] {
+    let places = [(0, 0), (0, 4096), (count / 2, 0), (count / 2, 4096), (count - 1, 4096)];
+    for (errno, (file, page)) in LOST_ERRNOS.iter().flat_map(|errno| places.map(|place| (*errno, place))) {
         let (memory, texts) = written();
         let path = files(&memory)[file].clone();
         let disk = FaultyDisk::new(Arc::new(memory));
+        disk.set_lost_errno(errno);
         disk.set_unreadable(&path, page + 100);
         let faulty: Arc<dyn Disk> = Arc::new(disk.clone());
         if page == 0 {

@@ -159,6 +159,15 @@ pub enum StoreError {
         #[source]
         error: io::Error,
     },
+    /// A container cannot be read, and its disk does not say that it has lost it: this may pass. Starting without it would look as if its segments were lost.
+    #[error("{} cannot be read: {error}", path.display())]
+    Container {
+        /// The container.
+        path: PathBuf,
+        /// What the system said.
+        #[source]
+        error: io::Error,
+    },
     /// A container belongs to another node.
     #[error(
         "{} belongs to node {}, this is node {}; move the directory of that node away, or start that node",

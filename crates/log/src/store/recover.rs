@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::io;
 use std::sync::Arc;
 
-use kera_env::{AlignedBuffer, Disk, DiskFile, OpenMode, read_readable};
+use kera_env::{AlignedBuffer, Disk, DiskFile, OpenMode, is_unreadable, read_readable};
 use kera_format::container::{
     BatchHeader, CONTAINER_BYTES_MAX, CONTAINER_HEADER_BYTES, CONTAINER_MARKS_MAX, ContainerEntry, ContainerHeader,
     PAGE_BYTES, ReleasedMap, Trailer, index_bytes, pages, verify_image,
@@ -92,6 +92,9 @@ pub(crate) struct Found {
 }
 
 /// Reads what is on `disks`, in their order, and fills in their containers.
+///
+/// A container is done without only if its disk says that it has lost it ([`is_unreadable`]). Any other error may pass (no more files may be open, no memory is left, a
+/// file system was mounted for reading alone): lanes that went on without what is in it would give ordinals of acknowledged records once more. It ends the start.
 pub(crate) fn recover(node: [u8; 16], disks: &[&DiskContainers], in_memory: InMemory<'_>) -> Result<Found, StoreError> {
     let mut found = Found { container_next: 1, ..Found::default() };
     let (mut by_id, mut unsure) = (ById::new(), Vec::new());
@@ -100,7 +103,7 @@ pub(crate) fn recover(node: [u8; 16], disks: &[&DiskContainers], in_memory: InMe
         disk.disk.create_dir_all(CONTAINER_DIR).map_err(|e| failed("make the directory of containers", e))?;
         let names = disk.disk.list(CONTAINER_DIR).map_err(|e| failed("list its containers", e))?;
         let containers: BTreeSet<u64> = names.iter().filter_map(|name| container_number(name)).collect();
-        found.read_synced(&*disk.disk, &containers);
+        found.read_synced(&*disk.disk, &containers).map_err(|e| failed("read what is noted of its containers", e))?;
         for container in containers {
             found.container_next = found.container_next.max(container.saturating_add(1));
             let before = Before { in_memory, synced_to: found.synced[number].get(&container).copied().unwrap_or(0) };
@@ -109,6 +112,9 @@ pub(crate) fn recover(node: [u8; 16], disks: &[&DiskContainers], in_memory: InMe
                 Ok(None) => continue,
                 Err(error) => {
                     let path = disk.disk.root().join(container_path(container));
+                    if !is_unreadable(&error) {
+                        return Err(StoreError::Container { path, error });
+                    }
                     let problem = format!("{} cannot be read, its segments are missing: {error}", path.display());
                     found.recovery.problems.push(problem);
                     found.recovery.lacks.push(Lack { disk: number as u16, container, at: 0 });
@@ -141,7 +147,7 @@ pub(crate) fn recover(node: [u8; 16], disks: &[&DiskContainers], in_memory: InMe
             }
             disk.containers.lock().insert(container, known);
         }
-        found.read_notes(number, disk);
+        found.read_notes(number, disk).map_err(|e| failed("read what is noted of its containers", e))?;
     }
     found.finish_unsure(disks, unsure);
     found.note_synced(disks);
@@ -160,19 +166,23 @@ pub(crate) const SYNCED: &str = "synced";
 /// More is not read of one.
 const NOTES_BYTES_MAX: usize = 1 << 20;
 
-/// What is noted. Without the file, or if it does not read back, nothing is: of what others have they are asked once more then.
-fn noted(disk: &dyn Disk, name: &str) -> BTreeSet<(u64, u64)> {
-    let text = disk.read_all(&format!("{CONTAINER_DIR}/{name}"), NOTES_BYTES_MAX).unwrap_or_default();
+/// What is noted. Without the file, or if it does not read back, nothing is: of what others have they are asked once more then. An error: it may read back later.
+fn noted(disk: &dyn Disk, name: &str) -> io::Result<BTreeSet<(u64, u64)>> {
+    let text = match disk.read_all(&format!("{CONTAINER_DIR}/{name}"), NOTES_BYTES_MAX) {
+        Err(error) if is_unreadable(&error) => Vec::new(),
+        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::InvalidData) => Vec::new(),
+        read => read?,
+    };
     let line = |line: &str| {
         let (container, at) = line.split_once(' ')?;
         Some((container.parse().ok()?, at.parse().ok()?))
     };
-    String::from_utf8_lossy(&text).lines().filter_map(line).collect()
+    Ok(String::from_utf8_lossy(&text).lines().filter_map(line).collect())
 }
 
 /// Notes something on the disk that it is of.
 pub(crate) fn note(disk: &dyn Disk, name: &str, places: impl Iterator<Item = (u64, u64)>) -> io::Result<()> {
-    let before = noted(disk, name);
+    let before = noted(disk, name)?;
     let all: BTreeSet<(u64, u64)> = before.iter().copied().chain(places).collect();
     if all == before { Ok(()) } else { write_notes(disk, name, &all) }
 }
@@ -184,11 +194,12 @@ fn write_notes(disk: &dyn Disk, name: &str, all: &BTreeSet<(u64, u64)>) -> io::R
 
 impl Found {
     /// Reads up to where the containers of the next disk were synced; of those that are gone it says nothing.
-    fn read_synced(&mut self, disk: &dyn Disk, containers: &BTreeSet<u64>) {
-        let synced = noted(disk, SYNCED);
+    fn read_synced(&mut self, disk: &dyn Disk, containers: &BTreeSet<u64>) -> io::Result<()> {
+        let synced = noted(disk, SYNCED)?;
         let last = synced.last().map_or(0, |(container, _)| *container);
         self.container_next = self.container_next.max(last.saturating_add(1));
         self.synced.push(synced.into_iter().filter(|(container, _)| containers.contains(container)).collect());
+        Ok(())
     }
 
     /// Notes which containers stay without a footer, before the node goes on as if all that they have were stored. The virtual log lets go of it, and the arena that
@@ -196,9 +207,8 @@ impl Found {
     fn note_synced(&mut self, disks: &[&DiskContainers]) {
         for (disk, synced) in disks.iter().zip(&self.synced) {
             let all: BTreeSet<(u64, u64)> = synced.iter().map(|(container, to)| (*container, *to)).collect();
-            if all != noted(&*disk.disk, SYNCED)
-                && let Err(error) = write_notes(&*disk.disk, SYNCED, &all)
-            {
+            let is_noted = noted(&*disk.disk, SYNCED).is_ok_and(|noted| noted == all);
+            if !is_noted && let Err(error) = write_notes(&*disk.disk, SYNCED, &all) {
                 let path = disk.disk.root().join(CONTAINER_DIR).join(SYNCED);
                 self.recovery.problems.push(format!("{} could not be written: {error}", path.display()));
             }
@@ -206,10 +216,10 @@ impl Found {
     }
 
     /// Reads what is noted of a disk that cannot be read any more.
-    fn read_notes(&mut self, number: usize, disk: &DiskContainers) {
+    fn read_notes(&mut self, number: usize, disk: &DiskContainers) -> io::Result<()> {
         // That others have what was in it too does not say that it is gone here.
         self.lacks_some |= self.recovery.lacks.iter().any(|lack| usize::from(lack.disk) == number);
-        let (lost, known) = (noted(&*disk.disk, LOST), noted(&*disk.disk, KNOWN));
+        let (lost, known) = (noted(&*disk.disk, LOST)?, noted(&*disk.disk, KNOWN)?);
         // A container may be gone and its note still there: another one of its number would pass for known when it does not read back.
         let last = lost.iter().chain(&known).map(|(container, _)| *container).max().unwrap_or(0);
         self.container_next = self.container_next.max(last.saturating_add(1));
@@ -218,6 +228,7 @@ impl Found {
         self.recovery.lacks.extend(lost);
         let lacks = &mut self.recovery.lacks;
         lacks.retain(|lack| usize::from(lack.disk) < number || !known.contains(&(lack.container, lack.at)));
+        Ok(())
     }
 
     /// Adds a segment that was being written through. Of two extents of one segment the one counts that was begun last: its
@@ -329,7 +340,10 @@ impl Found {
             scan.torn.extend(torn);
             // What is whole was synced by now.
             scan.is_undecided = self.undecided.contains(&(number as u16, container))
-                || self.lacks_some && scan.live().any(|(of, entry)| scan.unsure.contains(of) && !scan.is_whole(entry));
+                || self.lacks_some
+                    && scan
+                        .live()
+                        .any(|(of, entry)| scan.unsure.contains(of) && !scan.is_whole(entry).unwrap_or(false));
             let (known, _) = scan.finish((number, disks[number]), container, self);
             disks[number].containers.lock().insert(container, known);
         }
@@ -531,9 +545,9 @@ impl Scan {
             let (id, is_released) = (entry.header.id, self.released.get(*number));
             let (is_torn, is_unsure) = match in_memory.map(|in_memory| in_memory.contains(&id)) {
                 None if was_synced => (false, true),
-                None => (torn_lanes.contains(&lane_of(id)) || !self.is_whole(entry), false),
+                None => (torn_lanes.contains(&lane_of(id)) || !self.is_whole(entry)?, false),
                 // It is written once more, whatever has become of this one.
-                Some(true) => (!self.is_whole(entry), false),
+                Some(true) => (!self.is_whole(entry)?, false),
                 Some(false) => (false, true),
             };
             if !is_released && is_torn {
@@ -745,11 +759,17 @@ impl Scan {
         batch.is_some_and(|batch| file_bytes < batch.at.saturating_add(batch.batch_bytes))
     }
 
-    /// Whether a segment's image is on disk as it was in memory.
-    fn is_whole(&self, entry: &ContainerEntry) -> bool {
+    /// Whether a segment's image is on disk as it was in memory: one of which the disk has lost something is not. An error says nothing of it.
+    fn is_whole(&self, entry: &ContainerEntry) -> io::Result<bool> {
         let mut image = AlignedBuffer::zeroed(pages(entry.image_bytes()) as usize);
-        let verified = self.file.read_at(entry.at, &mut image).ok().and_then(|read| verify_image(&image[..read]).ok());
-        verified.is_some_and(|(header, progress)| header == entry.header && progress.head == entry.progress.head)
+        let read = match self.file.read_at(entry.at, &mut image) {
+            Err(error) if is_unreadable(&error) => return Ok(false),
+            read => read?,
+        };
+        let is_it = |(header, progress): (SegmentHeader, SegmentProgress)| {
+            header == entry.header && progress.head == entry.progress.head
+        };
+        Ok(verify_image(&image[..read]).is_ok_and(is_it))
     }
 
     /// Segments that were not released.

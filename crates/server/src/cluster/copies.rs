@@ -388,6 +388,8 @@ fn newest_view(state: &ClusterState, log: LogId) -> View {
 /// Which sink serves a streamlet of this node: streams with one copy go to the virtual logs on its own disk, all others to backups.
 pub(crate) struct NodeSinks {
     pub(crate) own: Vec<Arc<dyn DurabilitySink>>,
+    /// Of an earlier life that had more of them: nothing is appended there, and what they have is kept for as long as its segments need it.
+    pub(crate) left_over: Vec<Arc<dyn DurabilitySink>>,
     pub(crate) copies: Option<Arc<Copies>>,
 }
 
@@ -401,7 +403,7 @@ impl SinkDirectory for NodeSinks {
 
     fn sinks(&self) -> Vec<Arc<dyn DurabilitySink>> {
         let copies = self.copies.iter().flat_map(|copies| copies.all()).map(|(_, log)| log as Arc<dyn DurabilitySink>);
-        self.own.iter().cloned().chain(copies).collect()
+        self.own.iter().chain(&self.left_over).cloned().chain(copies).collect()
     }
 }
 

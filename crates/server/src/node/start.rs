@@ -22,7 +22,7 @@
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -368,6 +368,19 @@ type Memory = (Arc<Arena>, Vec<AttachedSegment>);
 /// An arena that has outlived its process, until its segments are in a log. If that never comes they stay in its file.
 struct KeptMemory(Option<Memory>);
 
+impl KeptMemory {
+    /// The arena, or one that is made now.
+    fn arena_or(&mut self, attach: impl FnOnce() -> Result<Memory, Fatal>) -> Result<Arc<Arena>, Fatal> {
+        let memory = self.0.take().map_or_else(attach, Ok)?;
+        Ok(self.0.insert(memory).0.clone())
+    }
+
+    /// Its segments, for a log, which keeps them from here on.
+    fn take_segments(&mut self) -> Vec<AttachedSegment> {
+        self.0.take().map(|(_, segments)| segments).unwrap_or_default()
+    }
+}
+
 impl Drop for KeptMemory {
     fn drop(&mut self) {
         if let Some((arena, _)) = &self.0 {
@@ -467,18 +480,20 @@ fn recover(
     readiness: &Readiness,
     summary: &mut Summary,
 ) -> Result<Recovered, Fatal> {
-    let (arena, attached) = memory.0.take().map_or_else(|| attach(config, identity, summary), Ok)?;
+    let arena = memory.arena_or(|| attach(config, identity, summary))?;
     let log = Log::new(LogConfig { has_owner_epochs: cluster.is_some(), ..LogConfig::default() }, arena);
     log.set_store(store.clone());
     store.attach(&log);
     if let Some(cluster) = cluster {
         store.give_way(cluster.first_writes());
     }
-    let virtual_logs = open_virtual_logs(config, identity, &disks[0], clock)?;
-    let own: Vec<Arc<dyn DurabilitySink>> = virtual_logs.iter().map(|v| v.clone() as _).collect();
-    log.set_sinks(Arc::new(NodeSinks { own, copies: cluster.map(|cluster| cluster.copies().clone()) }));
+    let (virtual_logs, left_over) = open_virtual_logs(config, identity, &disks[0], clock)?;
+    let as_sinks = |logs: &[Arc<VirtualLog>]| logs.iter().map(|v| v.clone() as Arc<dyn DurabilitySink>).collect();
+    let (own, copies) = (as_sinks(&virtual_logs), cluster.map(|cluster| cluster.copies().clone()));
+    log.set_sinks(Arc::new(NodeSinks { own, left_over: as_sinks(&left_over), copies }));
+    let virtual_logs = [left_over, virtual_logs].concat();
     for virtual_log in &virtual_logs {
-        virtual_log.set_closer(Arc::new(Close(log.clone())));
+        virtual_log.set_closer(Arc::new(Close(Arc::downgrade(&log))));
         virtual_log.set_write_through(store.clone());
     }
     let broker = Broker::new(broker_config(config, identity, log.arena().bytes()), log.clone(), clock.clone());
@@ -487,7 +502,7 @@ fn recover(
         created.map_err(|error| Fatal::Data { message: format!("stream {}: {error}", stream.name) })?;
     }
     readiness.enter(Phase::Starting("putting the lanes together"));
-    let report = log.recover(stored.segments, attached);
+    let report = log.recover(stored.segments, memory.take_segments());
     log.let_go_before(&stored.let_go);
     (summary.stored_segments, summary.records, summary.bytes) = (report.stored_segments, report.records, report.bytes);
     warn_all(&report.problems, summary);
@@ -530,6 +545,10 @@ fn store_config(config: &Config, identity: &Identity) -> StoreConfig {
 fn store_error(data: &Path, error: StoreError) -> Fatal {
     match error {
         StoreError::Disk { path, error, .. } => Fatal::Directory { path, error },
+        StoreError::Container { .. } => Fatal::not_here(
+            error.to_string(),
+            "nothing of it is given up: see to what the system says (whether its file system can be written, owner and mode, how many files may be open), and start again",
+        ),
         StoreError::Thread(error) => no_thread("a thread of the store", error),
         StoreError::Foreign { .. } => Fatal::not_here(
             error.to_string(),
@@ -620,24 +639,41 @@ fn no_arena(config: &Config, error: &ArenaError) -> Fatal {
     Fatal::Arena { message: error.to_string(), next_step }
 }
 
+type VirtualLogs = Vec<Arc<VirtualLog>>;
+
+/// The virtual logs that take what is appended, and those that an earlier life of the node has left, which had more of them.
+///
+/// Who appends to a streamlet, and so in which log its chunks are, changes with their number. One that nobody reads may be all that has what was acknowledged; and a replay that
+/// does not ask for the extents of its segments has the store [give them back](DiskStore::replayed). So those that have files are read whatever the number is now, before
+/// the others: they have what was appended before. They take nothing, need no spares, and are gone with their last file.
 fn open_virtual_logs(
     config: &Config,
     identity: &Identity,
     disk: &Arc<dyn Disk>,
     clock: &Arc<dyn Clock>,
-) -> Result<Vec<Arc<VirtualLog>>, Fatal> {
+) -> Result<(VirtualLogs, VirtualLogs), Fatal> {
     let settings = &config.virtual_logs;
-    let open = |id: u64| {
+    let open = |(id, spares): (u32, Option<usize>)| {
+        let with_defaults = VirtualLogConfig::new(id, identity.node);
         let own = VirtualLogConfig {
             file_bytes: config.virtual_log_file_bytes(),
             keep_bytes: settings.keep_bytes,
             accept_damage: settings.accept_damage,
-            ..VirtualLogConfig::new(id as u32, identity.node)
+            spares: spares.unwrap_or(with_defaults.spares),
+            ..with_defaults
         };
         let opened = VirtualLog::open(own, disk.clone(), clock.clone(), Arc::new(SystemRandom));
         opened.map_err(|kera_vlog::OpenError::Disk { error, .. }| Fatal::directory(disk.root(), error))
     };
-    (0..settings.count).map(open).collect()
+    let count = settings.count as u32;
+    let directory = VirtualLogConfig::new(0, identity.node).directory;
+    let found = VirtualLog::numbers(&**disk, &directory).map_err(|error| Fatal::directory(disk.root(), error))?;
+    let left_over: Vec<u32> = found.range(count..).rev().copied().collect();
+    if !left_over.is_empty() {
+        tracing::info!(logs = ?left_over, "there were more virtual logs before; what they have is kept until it is stored");
+    }
+    let left_over = left_over.into_iter().map(|id| open((id, Some(0)))).collect::<Result<_, _>>()?;
+    Ok(((0..count).map(|id| open((id, None))).collect::<Result<_, _>>()?, left_over))
 }
 
 /// Brings back what a virtual log has and nobody else. The store's threads make room meanwhile.
@@ -777,18 +813,161 @@ impl StreamObserver for Follow {
     }
 }
 
-/// Closes segments that keep old files of a virtual log.
-struct Close(Arc<Log>);
+/// Closes segments that keep old files of a virtual log. The log, which has that one among its sinks, is not kept alive.
+struct Close(Weak<Log>);
 
 impl SegmentCloser for Close {
     fn close_segments(&self, ids: &[SegmentId]) {
-        self.0.close_segments(ids);
+        if let Some(log) = self.0.upgrade() {
+            log.close_segments(ids);
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use kera_coordinator::journal::DIR as CATALOG;
+    use kera_env::copy_path;
+    use kera_format::catalog::{Entry, FILE_HEADER_BYTES};
+    use kera_format::chunk::ChunkTarget;
+    use kera_format::{
+        ChunkBuilder, ChunkView, Compression, Durability, LaneId, Record, StreamId, StreamOptions, StreamletId,
+    };
+    use kera_log::Lane;
+    use kera_protocol::CreateStream;
+
     use super::*;
+
+    /// A node without doors.
+    fn config(dir: &Path) -> Config {
+        let mut config = Config::default();
+        config.node.data = dir.join("data");
+        config.arena.bytes = Some(128 << 20);
+        config.arena.dir = Some(dir.join("arena"));
+        config.virtual_logs.file_bytes = Some(4 << 20);
+        config
+    }
+
+    fn started(config: &Config) -> Result<Opened, Fatal> {
+        std::fs::create_dir_all(&config.node.data).expect("a directory");
+        let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
+        open(config, &clock, &Readiness::default(), &mut Summary::default())
+    }
+
+    /// What has been appended becomes durable. Nothing is closed, nothing goes to disk that is not on its way, and the arena stays.
+    fn killed(Opened { recovered, writers, .. }: Opened) {
+        recovered.virtual_logs.iter().for_each(|virtual_log| virtual_log.stop());
+        writers.into_iter().for_each(|writer| writer.join().expect("no panic"));
+        recovered.store_threads.stop();
+    }
+
+    fn make(opened: &Opened, streamlets: u32, durability: Durability) -> StreamId {
+        let options = StreamOptions { streamlets, durability, ..StreamOptions::default() };
+        let request = CreateStream { name: "a".into(), options: options.clone(), if_not_exists: false };
+        let made = opened.coordinator.create_stream(&request).expect("made").id;
+        opened.recovered.broker.stream_created(made, options).expect("made");
+        made
+    }
+
+    fn lane(opened: &Opened, stream: StreamId, streamlet: u32) -> Arc<Lane> {
+        let stream = opened.recovered.log.stream(stream).expect("it is there");
+        let streamlet = stream.streamlet(StreamletId(streamlet)).expect("it is there");
+        streamlet.lane(LaneId(0)).expect("it is there").clone()
+    }
+
+    fn append(opened: &Opened, stream: StreamId, streamlet: u32, value: &[u8]) {
+        let mut chunk = ChunkBuilder::default();
+        chunk.push(&Record::value(value));
+        let target = ChunkTarget { stream, streamlet: StreamletId(streamlet), ..ChunkTarget::default() };
+        let chunk = chunk.seal(&target, Compression::None).expect("a chunk");
+        lane(opened, stream, streamlet).append(&ChunkView::parse(&chunk).expect("one"), 1).expect("room");
+    }
+
+    #[test]
+    fn what_virtual_logs_have_comes_back_when_there_are_fewer_and_they_go_when_it_is_stored() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let mut config = config(dir.path());
+        config.virtual_logs.count = 2;
+        // Nothing that a replay has put back is stored before it is asked for.
+        config.storage.write_delay = 3_600_000;
+        let opened = started(&config).expect("started");
+        let stream = make(&opened, 2, Durability::Power);
+        // Large segments are written through to extents, which a replay has to ask for.
+        let value = vec![7; 5 << 20];
+        (0..6).for_each(|n| append(&opened, stream, n % 2, &value));
+        let logs = opened.recovered.virtual_logs.clone();
+        killed(opened);
+        let through: Vec<u64> = logs.iter().map(|log| log.stats().through_bytes).collect();
+        assert!(through.iter().all(|bytes| *bytes > 0), "{through:?}");
+        drop(logs);
+        // The power goes.
+        std::fs::remove_dir_all(dir.path().join("arena")).expect("removed");
+        config.virtual_logs.count = 1;
+        let names = |opened: &Opened| VirtualLog::numbers(&*opened.disk, "vlog").expect("listed");
+        for start in 0..2 {
+            let opened = started(&config).expect("started");
+            let ends = [0, 1].map(|streamlet| lane(&opened, stream, streamlet)).map(|lane| lane.durable_ordinal());
+            assert_eq!(ends, [3; 2], "start {start}");
+            let counters = opened.recovered.store.status().disks[0].counters;
+            assert_eq!(counters.released_segments, 0, "start {start}");
+            assert_eq!(names(&opened).into_iter().collect::<Vec<_>>(), [0, 1]);
+            killed(opened);
+        }
+        let opened = started(&config).expect("started");
+        append(&opened, stream, 1, b"more");
+        opened.recovered.log.close_all();
+        opened.recovered.store.flush_all().expect("flushed");
+        let disk = opened.disk.clone();
+        killed(opened);
+        assert_eq!(VirtualLog::numbers(&*disk, "vlog").expect("listed").into_iter().collect::<Vec<_>>(), [0]);
+        let opened = started(&config).expect("started");
+        assert_eq!([0, 1].map(|streamlet| lane(&opened, stream, streamlet).durable_ordinal()), [3, 4]);
+        killed(opened);
+    }
+
+    /// What is in memory alone stays there for a start that ends well.
+    #[test]
+    fn a_start_that_ends_before_the_log_is_there_leaves_the_arena_as_it_was() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let config = config(dir.path());
+        let opened = started(&config).expect("started");
+        let stream = make(&opened, 1, Durability::Process);
+        append(&opened, stream, 0, b"it is in the arena alone");
+        let disk = opened.disk.clone();
+        killed(opened);
+        // The catalog has a stream that no log takes.
+        let names = disk.list(CATALOG).expect("listed");
+        let journal = names.iter().filter(|name| name.ends_with(".journal")).max().expect("a journal");
+        let journal = format!("{CATALOG}/{journal}");
+        let whole = disk.read_all(&journal, 1 << 20).expect("read");
+        let (mut changed, mut at, mut next) = (whole.clone(), FILE_HEADER_BYTES, 0);
+        while let Ok((index, _, bytes)) = Entry::parse(&whole[at..]) {
+            (at, next) = (at + bytes, index + 1);
+        }
+        let options = StreamOptions { segments_per_group: 0, ..StreamOptions::default() };
+        let odd = Entry::StreamCreated { stream: StreamId(stream.0 + 1), at_ms: 1, options, name: "odd".into() };
+        changed.truncate(at);
+        odd.encode(next, &mut changed);
+        let put = |bytes: &[u8]| {
+            [journal.clone(), copy_path(&journal)].map(|path| disk.replace(&path, bytes).expect("written"))
+        };
+        put(&changed);
+        let refused = started(&config).err();
+        assert!(matches!(&refused, Some(Fatal::Data { message }) if message.contains("odd")), "{refused:?}");
+        put(&whole);
+        let opened = started(&config).expect("started");
+        assert_eq!(lane(&opened, stream, 0).durable_ordinal(), 1);
+        killed(opened);
+    }
+
+    #[test]
+    fn a_store_that_cannot_read_a_container_for_now_gives_up_nothing_and_says_what_to_do() {
+        let error = std::io::Error::from_raw_os_error(24);
+        let refused =
+            store_error(Path::new("/d"), StoreError::Container { path: "/d/containers/1.kera".into(), error });
+        let said = format!("{refused}: {}", refused.next_step());
+        assert!(["/d/containers/1.kera", "open files", "start again"].iter().all(|part| said.contains(part)), "{said}");
+    }
 
     #[test]
     fn the_largest_chunk_fits_into_a_frame_also_when_it_is_padded() {

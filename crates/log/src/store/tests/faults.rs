@@ -4,8 +4,9 @@ use std::collections::HashSet;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use kera_env::{FaultyDisk, OpenMode};
+use kera_env::{FaultyDisk, LOST_ERRNOS, OpenMode};
 use kera_format::container::ContainerEntry;
+use rustix::io::Errno;
 
 use super::*;
 use crate::arena::{Arena, Purpose};
@@ -242,10 +243,11 @@ fn no_byte_of_what_tells_of_segments_is_needed_but_the_last_index_of_a_container
 /// Pages that the disk cannot read are what it has lost, and no more.
 #[test]
 fn a_page_that_a_disk_cannot_read_costs_what_is_in_it_alone() {
-    for is_full in [false, true] {
+    for (is_full, errno) in [false, true].into_iter().flat_map(|is_full| LOST_ERRNOS.map(|errno| (is_full, errno))) {
         let (path, bytes, indexes) = filled(3, is_full);
         for page in (0..bytes.len()).step_by(4096) {
             let disk = FaultyDisk::new(Arc::new(disk_with(&path, &bytes)));
+            disk.set_lost_errno(errno);
             disk.set_unreadable(&path, page as u64 + 10);
             let (bench, recovery) = Bench::open(config(), as_disks(std::slice::from_ref(&disk))).unwrap();
             let (found, problems) = (recovery.segments.len(), &recovery.problems);
@@ -512,6 +514,47 @@ fn what_a_start_has_left_without_a_footer_is_not_taken_by_a_later_one_for_cut_of
         }
         assert_eq!(disk.read_all(&format!("{}/{SYNCED}", crate::store::container::CONTAINER_DIR), 100).unwrap(), b"");
     }
+}
+
+/// Lanes would go on without it, and give ordinals of acknowledged records once more.
+#[test]
+fn what_a_start_cannot_read_for_a_reason_that_may_pass_ends_it_and_costs_nothing() {
+    let (disk, stored) = with_batch();
+    let [first, other] = [id(0, 0), id(1, 0)].map(|id| stored[&id]);
+    let (open, full) = (container_path(first.container), container_path(other.container));
+    let refused = |path: &str, at: u64| {
+        let (clock, random) = (Arc::new(ManualClock::new(1)), Arc::new(SeededRandom::new(1)));
+        let opened = Core::<Arc<FakeLog>>::open(config(), as_disks(std::slice::from_ref(&disk)), clock, random, None);
+        disk.heal_reads();
+        opened.err().unwrap_or_else(|| panic!("{path} {at}: it went on"))
+    };
+    let of_open = [0, first.offset - 4096, first.offset + 5_000].map(|at| (&open, at));
+    let places = [&of_open[..], &[(&full, 0), (&full, other.offset + pages(other.bytes))]].concat();
+    for errno in [Errno::ROFS, Errno::MFILE, Errno::NOMEM, Errno::ACCESS] {
+        disk.set_lost_errno(errno.raw_os_error());
+        for (path, at) in
+            [(&open, None), (&full, None)].into_iter().chain(places.iter().map(|(path, at)| (*path, Some(*at))))
+        {
+            match at {
+                Some(at) => disk.set_unreadable(path, at),
+                None => disk.set_unopenable(path),
+            }
+            let error = refused(path, at.unwrap_or(0));
+            assert!(
+                matches!(&error, StoreError::Container { path: told, .. } if told.ends_with(path)),
+                "{path} {at:?}: {error}"
+            );
+        }
+    }
+    // What is noted of containers says which of them were synced, and is written anew.
+    for name in [SYNCED, LOST, KNOWN] {
+        note(&disk, name, [(9_999, 0)].into_iter()).unwrap();
+        let path = format!("{}/{name}", crate::store::container::CONTAINER_DIR);
+        disk.set_unreadable(&path, 0);
+        assert!(matches!(refused(&path, 0), StoreError::Disk { .. }));
+    }
+    let (_, found, _, lacks) = start(&disk, false);
+    assert_eq!((found, lacks), (stored, vec![]));
 }
 
 /// Nor is it overwritten by a footer where its index does not read back.
