@@ -421,7 +421,9 @@ impl Lane {
                 state.producers.set_hole(summary.base_ordinal);
             }
             if summary.has_forgotten {
+                // Of those that are known an older chunk may be left alone.
                 state.producers.set_thrown_out();
+                state.producers.set_hole(summary.next_ordinal);
             }
             expected = Some((summary.next_ordinal, id.group.epoch()));
             state.last_append_ms = state.last_append_ms.max(summary.last_append_ms);
