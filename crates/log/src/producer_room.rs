@@ -4,7 +4,7 @@
 //! under an id of its own, would make gigabytes of that in a thousand lanes. So all lanes together have a limit as well, in proportion to the arena.
 //!
 //! * At the limit a lane that wants to know one more throws out its own oldest, as it does at its own limit. But each may know a
-//!   [few](ProducerRoom::least), so that lanes that come late are not left without.
+//!   [few](ProducerRoom::least), so that lanes that come late are not left without. Of very many lanes these take more than the limit.
 //! * Near it lanes are trimmed by the maintenance thread, so that those that nobody writes to any more give way: first go producers that do not try
 //!   again what they have sent (`producers_kept_ms`), of lanes that know more than a few; if that is not enough, such producers of all lanes; then a
 //!   part of what each lane knows above the few. At a start, when lanes learn from their chunks whom they know, the [same](RoomAtStart) is done lane by lane.
@@ -110,9 +110,10 @@ impl ProducerRoom {
         share.clamp(LEAST_OF_MANY, LEAST) as usize
     }
 
-    /// Bytes that lanes have taken, and may take.
+    /// Bytes that lanes have taken, and may take: with very many lanes what all of them may know in any case is more than there is memory for.
     pub(crate) fn bytes(&self) -> (u64, u64) {
-        (self.taken() * ENTRY_BYTES, self.most * ENTRY_BYTES)
+        let most = self.most.max(self.lanes.load(Ordering::Relaxed) * LEAST_OF_MANY);
+        (self.taken() * ENTRY_BYTES, most * ENTRY_BYTES)
     }
 
     /// Producers that lanes have thrown out.
@@ -356,6 +357,19 @@ mod tests {
         assert!((50..=64).contains(&late.len()), "{}", late.len());
         assert!(first.knows(ProducerId(1000)) && late.knows(ProducerId(1000)) && !late.knows(ProducerId(1)));
         assert!(first.has_thrown_out() && late.has_thrown_out());
+    }
+
+    #[test]
+    fn very_many_lanes_may_take_eight_each() {
+        let room = room_for(100);
+        let mut lanes: Vec<Producers> = (0..50).map(|_| Producers::within(Arc::clone(&room))).collect();
+        for id in 1..=20 {
+            lanes.iter_mut().for_each(|lane| note(lane, id, id, 10_000));
+        }
+        assert!(lanes.iter().all(|lane| lane.len() == 8));
+        assert_eq!(room.bytes(), (400 * ENTRY_BYTES, 400 * ENTRY_BYTES));
+        lanes.truncate(3);
+        assert_eq!(room.bytes(), (24 * ENTRY_BYTES, 100 * ENTRY_BYTES));
     }
 
     #[test]
