@@ -151,7 +151,7 @@ impl SegmentHeader {
     }
 
     /// Whether its lane had forgotten producers when it was rewritten, so that the last chunks of some may have gone: who is not known from what is left
-    /// may have been known once. Earlier versions do not say so, and keep what is said.
+    /// may have been known once, and whose last chunk is in front of its end may have sent more. Earlier versions do not say so, and keep what is said.
     pub fn has_forgotten(&self) -> bool {
         self.flags & FLAG_FORGOTTEN != 0
     }

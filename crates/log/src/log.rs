@@ -35,8 +35,9 @@ const CLOSE_SHARE: u64 = 64;
 pub struct LogConfig {
     /// Producers that a lane remembers for deduplication; the one that was silent longest is forgotten first.
     pub producers_per_lane_max: usize,
-    /// All lanes together take about a 16th of the arena's size for what they know of producers, beside it; or so many bytes, if that is less. Then lanes
-    /// forget those that were silent longest before they know as many as they may.
+    /// All lanes together take about a 16th of the arena's size for what they know of producers, beside it; or so many bytes, if that is less; or eight
+    /// producers for each lane that was written to, if that is more than either. Then lanes forget those that were silent longest before they know as many as
+    /// they may.
     pub producers_bytes_min: u64,
     /// Retention keeps the chunks that deduplication remembers for so many milliseconds after their segment's last append: for longer than
     /// producers try a chunk again. Zero: not at all.
@@ -97,7 +98,7 @@ pub struct LogStats {
     pub producers: u64,
     /// Bytes that lanes take for that, about.
     pub producer_bytes: u64,
-    /// Bytes that they may take.
+    /// Bytes that they may take: more in very many lanes, of which each may know a few.
     pub producer_bytes_max: u64,
     /// Producers that lanes have thrown out because a lane, or all together, knew as many as they may.
     pub producers_forgotten: u64,

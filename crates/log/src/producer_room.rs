@@ -4,10 +4,10 @@
 //! under an id of its own, would make gigabytes of that in a thousand lanes. So all lanes together have a limit as well, in proportion to the arena.
 //!
 //! * At the limit a lane that wants to know one more throws out its own oldest, as it does at its own limit. But each may know a
-//!   [few](ProducerRoom::least), so that lanes that come late are not left without.
+//!   [few](ProducerRoom::least), so that lanes that come late are not left without. Of very many lanes these take more than the limit.
 //! * Near it lanes are trimmed by the maintenance thread, so that those that nobody writes to any more give way: first go producers that do not try
 //!   again what they have sent (`producers_kept_ms`), of lanes that know more than a few; if that is not enough, such producers of all lanes; then a
-//!   part of what each lane knows above the few.
+//!   part of what each lane knows above the few. At a start, when lanes learn from their chunks whom they know, the [same](RoomAtStart) is done lane by lane.
 //!
 //! What is counted is the room that lanes have made, used or not. A lane counts itself, whenever that changes and when it goes.
 //!
@@ -87,6 +87,11 @@ impl ProducerRoom {
         self.taken() > self.most / 8 * 7
     }
 
+    /// How many are to go until it takes a while to be nearly full again.
+    fn excess(&self) -> u64 {
+        self.taken().saturating_sub(self.most / 4 * 3)
+    }
+
     /// Whether it is nearly full, and trimming lanes was not in vain just now.
     pub(crate) fn is_to_be_trimmed(&self, now: &Believed) -> bool {
         self.is_scarce() && now.mono_ms() >= self.due_ms.load(Ordering::Relaxed)
@@ -105,9 +110,10 @@ impl ProducerRoom {
         share.clamp(LEAST_OF_MANY, LEAST) as usize
     }
 
-    /// Bytes that lanes have taken, and may take.
+    /// Bytes that lanes have taken, and may take: with very many lanes what all of them may know in any case is more than there is memory for.
     pub(crate) fn bytes(&self) -> (u64, u64) {
-        (self.taken() * ENTRY_BYTES, self.most * ENTRY_BYTES)
+        let most = self.most.max(self.lanes.load(Ordering::Relaxed) * LEAST_OF_MANY);
+        (self.taken() * ENTRY_BYTES, most * ENTRY_BYTES)
     }
 
     /// Producers that lanes have thrown out.
@@ -193,6 +199,70 @@ impl Log {
     }
 }
 
+/// Room while lanes learn one after the other at a start what their chunks tell of producers, which may be more than was known when the process ended.
+///
+/// Those that do not try again go first, as they do later. Or those of lanes that nobody writes to any more would push out producers that were trying again when the node was
+/// killed, and what these had under way would be appended twice. How long ago it all was no clock says: while the node was off nobody could try. What counts is how long before the
+/// newest append somebody was silent.
+///
+/// That one may be from a clock that was ahead, by years perhaps, and beside it all others are old. So the oldest of the old go first, by the append times of their segments, from all
+/// lanes that are known by then, and no more than have to. Such a time then costs those that wrote last no more than that they have no advantage over lanes with times like it.
+pub(crate) struct RoomAtStart {
+    /// What was appended to last by then is old.
+    old_ms: i64,
+    /// Of so many lanes all have gone that may.
+    looked_to: usize,
+    /// All lanes have given up what they could, and there is no room.
+    is_in_vain: bool,
+}
+
+impl RoomAtStart {
+    /// Before any of these lanes has learned of producers.
+    pub(crate) fn of(log: &Log, lanes: &[Arc<Lane>]) -> RoomAtStart {
+        let kept_ms = i64::try_from(log.shared.config.producers_kept_ms).unwrap_or(i64::MAX);
+        let newest = |lane: &Arc<Lane>| {
+            let state = lane.state.lock();
+            let slots = state.chain.groups.iter().flat_map(|group| &group.slots);
+            slots.map(|slot| slot.summary().last_append_ms).max()
+        };
+        let newest_ms = lanes.iter().filter_map(newest).max().unwrap_or(0);
+        RoomAtStart { old_ms: newest_ms.saturating_sub(kept_ms), looked_to: 0, is_in_vain: false }
+    }
+
+    /// The last of these lanes has learned of its producers: the first ones leave some room to those that come.
+    pub(crate) fn make(&mut self, log: &Log, lanes: &[Arc<Lane>]) {
+        let room = &log.shared.producer_room;
+        if !room.is_scarce() {
+            return;
+        }
+        for least in [room.least(), 0] {
+            self.forget_oldest(room, &lanes[self.looked_to..], least);
+        }
+        if room.excess() > 0 {
+            self.looked_to = lanes.len();
+        }
+        self.is_in_vain = self.is_in_vain || !log.make_room_for_producers(lanes);
+    }
+
+    fn forget_oldest(&self, room: &ProducerRoom, lanes: &[Arc<Lane>], least: usize) {
+        let mut old: Vec<(i64, usize, u64)> = Vec::new();
+        for (at, lane) in lanes.iter().enumerate().filter(|_| room.excess() > 0) {
+            let state = lane.state.lock();
+            let slots = state.chain.groups.iter().flat_map(|group| &group.slots).filter(|slot| !slot.open);
+            let ends = slots.map(|slot| (slot.summary().last_append_ms, slot.summary().next_ordinal));
+            old.extend(ends.filter(|(ms, _)| *ms <= self.old_ms).map(|(ms, ordinal)| (ms, at, ordinal)));
+        }
+        old.sort_unstable();
+        for (_, at, ordinal) in old {
+            let excess = room.excess();
+            if excess == 0 {
+                return;
+            }
+            forget_silent(&mut lanes[at].state.lock(), ordinal, least, excess as usize);
+        }
+    }
+}
+
 impl Lane {
     /// So many it may know in any case.
     pub(crate) fn forget_silent_producers(&self, least: usize, now: &Believed) {
@@ -203,12 +273,17 @@ impl Lane {
             return;
         }
         note_ahead(&mut state, now);
-        let silent = state.producers.silent_before(old_to(&state, kept_ms, now));
-        let known = state.producers.len();
-        // For a few it is not worth copying all others.
-        if silent > known / 8 {
-            state.producers.shrink_to((known - silent).max(least));
-        }
+        let old_to = old_to(&state, kept_ms, now);
+        forget_silent(&mut state, old_to, least, usize::MAX);
+    }
+}
+
+/// Throws out so many at most of those that have written nothing from this ordinal on. So many the lane may know in any case.
+fn forget_silent(state: &mut LaneState, ordinal: u64, least: usize, most: usize) {
+    let (known, silent) = (state.producers.len(), state.producers.silent_before(ordinal));
+    // For a few it is not worth copying all others.
+    if silent > known / 8 {
+        state.producers.shrink_to((known - silent.min(most)).max(least));
     }
 }
 
@@ -282,6 +357,19 @@ mod tests {
         assert!((50..=64).contains(&late.len()), "{}", late.len());
         assert!(first.knows(ProducerId(1000)) && late.knows(ProducerId(1000)) && !late.knows(ProducerId(1)));
         assert!(first.has_thrown_out() && late.has_thrown_out());
+    }
+
+    #[test]
+    fn very_many_lanes_may_take_eight_each() {
+        let room = room_for(100);
+        let mut lanes: Vec<Producers> = (0..50).map(|_| Producers::within(Arc::clone(&room))).collect();
+        for id in 1..=20 {
+            lanes.iter_mut().for_each(|lane| note(lane, id, id, 10_000));
+        }
+        assert!(lanes.iter().all(|lane| lane.len() == 8));
+        assert_eq!(room.bytes(), (400 * ENTRY_BYTES, 400 * ENTRY_BYTES));
+        lanes.truncate(3);
+        assert_eq!(room.bytes(), (24 * ENTRY_BYTES, 100 * ENTRY_BYTES));
     }
 
     #[test]

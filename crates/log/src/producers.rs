@@ -324,7 +324,7 @@ pub(crate) struct Producers {
     has_thrown_out: bool,
     /// Those that were thrown out since the start had written nothing from this ordinal on.
     thrown_to: u64,
-    /// Chunks in front of this ordinal are missing: whose last known chunk is in front of it too may have sent more.
+    /// Chunks in front of this ordinal are missing, or compaction has taken some of producers that were thrown out: whose last known chunk is in front of it too may have sent more.
     hole_end: u64,
 }
 
@@ -660,8 +660,9 @@ impl Producers {
         !self.has_thrown_out && self.has_room(limit)
     }
 
-    /// The lane has lost chunks in front of this ordinal. A power cut can bring back some of what retention had taken and not the rest:
-    /// whoever wrote what is missing goes on behind it, and is not held to what came back.
+    /// The lane lacks chunks in front of this ordinal that tell of producers. A power cut can bring back some of what retention had taken and not the rest:
+    /// whoever wrote what is missing goes on behind it, and is not held to what came back. Compaction takes what the lane does not remember, and leaves a producer that was
+    /// thrown out the older of its chunks if that has the last record of a key.
     pub(crate) fn set_hole(&mut self, end: u64) {
         self.forgot = true;
         self.hole_end = self.hole_end.max(end);

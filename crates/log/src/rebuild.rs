@@ -713,6 +713,8 @@ impl Lane {
         if begun.segment.header().has_forgotten() {
             // What was told of the time before it knows them as they were then.
             state.producers.set_thrown_out_from(begun.awaited.base_ordinal);
+            // And of those that are known from it an older chunk may be left alone.
+            state.producers.set_hole(begun.awaited.next_ordinal);
         }
         // Times never fall along a lane, whatever the clocks of its owners say.
         state.last_append_ms = state.last_append_ms.max(begun.segment.last_append_ms());

@@ -18,6 +18,7 @@ use crate::attach::AttachedSegment;
 use crate::group::{At, Slot, Summary};
 use crate::lane::{Lane, LaneState, Open};
 use crate::log::Log;
+use crate::producer_room::RoomAtStart;
 use crate::producers::{Place, ProducerMark};
 use crate::segment::{FIRST_CHUNK, Segment};
 use crate::sink::ChunkReference;
@@ -261,11 +262,10 @@ impl Log {
             ));
         }
         self.shared.epoch.store(if epoch > 0 { epoch.max(highest + 1) } else { 0 }, Ordering::Relaxed);
-        let mut may_have_room = true;
-        for lane in &lanes {
+        let mut room = RoomAtStart::of(self, &lanes);
+        for (at, lane) in lanes.iter().enumerate() {
             lane.finish_recovery(&recovery, &mut problems);
-            // What the chunks tell may be more than was known when the process ended: those that come first leave some to those that come later.
-            may_have_room = may_have_room && self.make_room_for_producers(&lanes);
+            room.make(self, &lanes[..=at]);
         }
         problems
     }
@@ -421,7 +421,9 @@ impl Lane {
                 state.producers.set_hole(summary.base_ordinal);
             }
             if summary.has_forgotten {
+                // Of those that are known an older chunk may be left alone.
                 state.producers.set_thrown_out();
+                state.producers.set_hole(summary.next_ordinal);
             }
             expected = Some((summary.next_ordinal, id.group.epoch()));
             state.last_append_ms = state.last_append_ms.max(summary.last_append_ms);

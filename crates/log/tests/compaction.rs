@@ -849,13 +849,17 @@ fn a_producer_that_was_forgotten_goes_on_after_a_start_too() {
     goes_on_after_a_start(&mut world, 4);
 }
 
-/// Producer 1 was forgotten when the power went, behind a compaction, and `known` has sent chunks up to number 99.
-fn goes_on_after_a_start(world: &mut World, known: u64) {
+fn compact_and_cut_power(world: &mut World) {
     world.log.as_ref().unwrap().close_idle(world.clock.now_ms() + 1, 0);
     world.settle();
     assert!(compact_all(world) > 0);
     world.check();
     world.power_cut();
+}
+
+/// Producer 1 was forgotten when the power went, behind a compaction, and `known` has sent chunks up to number 99.
+fn goes_on_after_a_start(world: &mut World, known: u64) {
+    compact_and_cut_power(world);
     let again = [("again", Some("x"))];
     assert!(world.send(1, 1, &again).is_ok(), "nobody can say that anything in front of it is missing");
     // Of one that is known nothing may be left out.
@@ -868,8 +872,14 @@ fn goes_on_after_a_start(world: &mut World, known: u64) {
 fn a_producer_that_was_forgotten_for_others_goes_on_after_a_start_too() {
     let mut world = World::new(5);
     world.is_quiet = true;
+    forgotten_for_others(&mut world, 1);
+    goes_on_after_a_start(&mut world, 2_500);
+}
+
+/// Of these producers all but the last ones are forgotten, and the very last one has sent chunks up to number 99.
+fn forgotten_for_others(world: &mut World, first: u64) {
     let again = [("again", Some("x"))];
-    (1..=2_500).for_each(|producer| assert!(world.send(producer, 0, &again).is_ok()));
+    (first..=2_500).for_each(|producer| assert!(world.send(producer, 0, &again).is_ok()));
     world.log.as_ref().unwrap().close_idle(world.clock.now_ms() + 1, 0);
     world.settle();
     let kept_ms = LogConfig::default().producers_kept_ms;
@@ -879,7 +889,23 @@ fn a_producer_that_was_forgotten_for_others_goes_on_after_a_start_too() {
     assert!(stats.producers < 100 && stats.producers_forgotten > 2_400, "{stats:?}");
     let value = "x".repeat(3_000);
     (1..100).for_each(|sequence| assert!(world.send(2_500, sequence, &[("again", Some(&*value))]).is_ok()));
-    goes_on_after_a_start(&mut world, 2_500);
+}
+
+/// Compaction has taken what it had sent last, and not what it had sent before: that is what a start finds.
+#[test]
+fn a_producer_that_was_forgotten_goes_on_behind_what_is_left_of_it() {
+    let mut world = World::new(5);
+    world.is_quiet = true;
+    assert!(world.send(1, 0, &[("mine", Some("x"))]).is_ok());
+    assert!(world.send(1, 1, &[("again", Some("x"))]).is_ok());
+    forgotten_for_others(&mut world, 2);
+    compact_and_cut_power(&mut world);
+    assert!(world.lane().knows_producer(ProducerId(1)));
+    let again = [("again", Some("x"))];
+    assert!(world.send(1, 2, &again).is_ok(), "nobody can say that anything in front of it is missing");
+    let refused = world.send(1, 4, &again);
+    assert!(matches!(refused, Err(AppendError::SequenceGap { expected: 3, .. })), "it is known again: {refused:?}");
+    world.check();
 }
 
 /// A lane that has known all its producers takes nothing out of turn, compacted or not.

@@ -313,7 +313,7 @@ static METRICS: &[Metric] = &[
     })),
     bytes(gauge(
         "lane_producers_memory_max",
-        "Memory that they may take; nearly there those that were silent longest are forgotten.",
+        "Memory that they may take: a 16th of the arena, 32 MiB or about 2 KiB a lane, whichever is most; nearly there those that were silent longest are forgotten.",
         |s| s.log.producer_bytes_max,
     )),
     counter("lane_producers_forgotten", "Producers that lanes have forgotten to make room for others.", |s| {

@@ -269,15 +269,37 @@ impl Broker {
             };
             wanted.insert((stream, streamlet), Wanted { epoch, place, owner });
         }
-        let (ranges, mut decided, several) = self.ask_and_decide(&wanted, logs, copies)?;
+        let (ranges, decided, several) = self.ask_and_decide(&wanted, logs, copies)?;
         let mut tails = Vec::new();
         if wanted.values().any(|Wanted { place, .. }| place.tenure() == Tenure::Elsewhere) {
             tails = fetch::tails(&shared_tails(&several, &ranges, logs), &names_of(&wanted), copies)?;
             settle_ends(&several, &ranges, logs, copies)?;
         }
         let mut rebuild = Rebuild::default();
-        let mut read: Vec<(StreamletRef, LaneId, BTreeSet<Source>)> = Vec::new();
-        for (&(stream, streamlet), of) in &wanted {
+        let read = self.open_all(&wanted, decided, handed, &mut rebuild);
+        // Behind the loop: a log of which this leaves nothing to read is one that the streamlet came from all the same. After an error, too: streamlets that are open tell
+        // their producers of what one backup alone had.
+        fetch::put_tails(self, &tails);
+        let read = read?;
+        let awaited = wanted.values().flat_map(|Wanted { place, .. }| place.awaited());
+        rebuild.bytes = awaited.map(|(_, segment)| u64::from(segment.end)).sum();
+        self.ownership.wake();
+        // Producers go on from here.
+        rebuild.needs = needed_of(&several, &ranges, copies);
+        rebuild.ranges = ranges_to_read(read, &several, &rebuild.needs, &ranges);
+        Ok(rebuild)
+    }
+
+    /// Opens those that are not open, one after the other up to the first that cannot be. What has something to be read, and of which logs.
+    fn open_all(
+        &self,
+        wanted: &AllWanted,
+        mut decided: DecidedLanes,
+        handed: &HandedStates,
+        rebuild: &mut Rebuild,
+    ) -> Result<Vec<(StreamletRef, LaneId, BTreeSet<Source>)>, Failure> {
+        let mut read = Vec::new();
+        for (&(stream, streamlet), of) in wanted {
             let place = &of.place;
             let mut lanes = decided.remove(&(stream, streamlet)).unwrap_or_default();
             if place.tenure() == Tenure::Elsewhere {
@@ -297,15 +319,7 @@ impl Broker {
             let sources = of_lanes.iter().filter_map(|lane| Some((name, *lane, lanes.get(lane)?.sources.clone())));
             read.extend(sources);
         }
-        // Behind the loop: a log of which this leaves nothing to read is one that the streamlet came from all the same.
-        fetch::put_tails(self, &tails);
-        let awaited = wanted.values().flat_map(|Wanted { place, .. }| place.awaited());
-        rebuild.bytes = awaited.map(|(_, segment)| u64::from(segment.end)).sum();
-        self.ownership.wake();
-        // Producers go on from here.
-        rebuild.needs = needed_of(&several, &ranges, copies);
-        rebuild.ranges = ranges_to_read(read, &several, &rebuild.needs, &ranges);
-        Ok(rebuild)
+        Ok(read)
     }
 
     /// What is served of each lane, of what these ranges of the logs have.

@@ -132,6 +132,52 @@ fn at_a_start_lanes_that_come_first_leave_room_to_those_that_come_later() {
     assert!(stats.producer_bytes <= stats.producer_bytes_max, "{stats:?}");
 }
 
+/// A node that was killed and starts, with so many producers in each lane, which have sent a chunk each at a time.
+fn started_with(lanes: &[(u64, i64)]) -> Node {
+    let options = StreamOptions { lanes: lanes.len() as u32, ..options() };
+    let node = node_configured(config(), options.clone(), 8 << 20);
+    for (number, (producers, at_ms)) in (0..).zip(lanes) {
+        let lane = node.lane_number(number);
+        (1..=*producers).for_each(|producer| _ = append(&lane, &chunk_of(producer, 0, 0, 16), *at_ms).unwrap());
+    }
+    node.log.close_idle(i64::MAX, 0);
+    let (node, segments, _) = restart_as(node, options, config());
+    node.log.recover(Vec::new(), segments);
+    assert_eq!(node.log.finish_recovery(1), [""; 0]);
+    node
+}
+
+/// What they sent last may be under way once more.
+fn all_are_told_of_duplicates(node: &Node, lane: u32, producers: std::ops::Range<u64>) {
+    let lane = node.lane_number(lane);
+    for producer in producers {
+        assert!(append(&lane, &chunk_of(producer, 0, 0, 16), 700_000).unwrap().duplicate, "{producer}");
+    }
+}
+
+#[test]
+fn at_a_start_those_that_do_not_try_again_give_way_to_those_that_may() {
+    for live in [0, 5] {
+        let mut lanes = [(1_000, 0); 10];
+        lanes[live] = (300, 600_000);
+        let node = started_with(&lanes);
+        assert_eq!(known(&node, live as u32, 1..301), 300);
+        all_are_told_of_duplicates(&node, live as u32, 1..301);
+        let stats = node.log.stats();
+        assert!(stats.producer_bytes <= stats.producer_bytes_max, "{stats:?}");
+    }
+}
+
+/// A clock was ahead by years when a lane was written to. Beside that all others are old, and not all of them go.
+#[test]
+fn at_a_start_a_time_that_is_far_ahead_takes_no_room_from_those_that_wrote_last() {
+    let mut lanes = [(1_000, 0); 10];
+    (lanes[2], lanes[6]) = ((300, 600_000), (10, i64::MAX / 2));
+    let node = started_with(&lanes);
+    assert_eq!((known(&node, 2, 1..301), known(&node, 6, 1..11)), (300, 10));
+    all_are_told_of_duplicates(&node, 2, 1..301);
+}
+
 #[test]
 fn a_closed_segment_tells_of_those_that_were_thrown_out_behind_it_too() {
     let (node, store) = node_configured(

@@ -229,6 +229,31 @@ fn a_lane_that_is_rebuilt_from_what_does_not_tell_of_all_producers_knows_none_as
     }
 }
 
+/// The lost owner had forgotten producer 9 when it rewrote the segment, and took what that had sent last: its next owner knows it as it was in front of that.
+#[test]
+fn a_producer_may_have_gone_on_behind_what_is_left_of_it_in_a_lane_that_does_not_tell_of_all() {
+    for has_forgotten in [false, true] {
+        let mut lost = lost_when(|header| if has_forgotten { header.forgotten() } else { header });
+        lost.state.producers.extend(told_before(8).producers);
+        let (next, _) = taken_over(&lost);
+        for piece in &lost.pieces {
+            next.log.rebuild_chunk(piece).unwrap();
+        }
+        let sends = |sequence| append(&next.lane(), &chunk_of(9, 0, sequence, 100), 20);
+        let goes_on = chunk_of(9, 0, 5, 100);
+        let refused = next.lane().append_skipping(&ChunkView::parse(&goes_on).unwrap(), 20, None).unwrap_err();
+        let gap = AppendError::SequenceGap { producer: 9, found: 5, expected: 3, forgot: has_forgotten };
+        assert_eq!(refused, gap);
+        assert!(sends(2).unwrap().duplicate, "what is left of it is known");
+        assert_eq!(sends(5).is_ok(), has_forgotten);
+        let again = sends(7).unwrap_err();
+        assert!(
+            matches!(again, AppendError::SequenceGap { forgot: false, .. }),
+            "{again}: it is known now, or all of it is"
+        );
+    }
+}
+
 #[test]
 fn pieces_that_are_not_what_they_promise_are_awaited_again() {
     let lost = lost();

@@ -1,6 +1,7 @@
 //! Rebuilds that share the room for what is begun, of which one waits for chunks that nobody gives now.
 
 use kera_log::{AwaitedSegment, Rebuilt, Streamlet};
+use kera_protocol::placement::{LaneState, Memory::Whole};
 
 use super::*;
 
@@ -116,6 +117,36 @@ fn what_one_backup_alone_had_stays_when_others_need_room() {
     again(&next, &rebuild, &logs, &silent).expect_err("nobody answers");
     // Backup 12 does not have block 6, of a segment that ends with it.
     let alone = Memory { silent: vec![11], damaged: vec![(12, 6)], ..copy_of(&memory) };
+    again(&next, &rebuild, &logs, &alone).expect("block 6 is here");
+    assert_eq!(next.readable(), (0..9).collect::<Vec<u64>>());
+}
+
+/// The streamlets are taken over together, and the second one cannot be opened. Producers of the first are told what is there from then on.
+#[test]
+fn what_one_backup_alone_had_stays_when_another_streamlet_cannot_be_opened() {
+    let (memory, mut logs) = lost();
+    logs[0].end = 9;
+    let next = Node::new(2);
+    next.is_owner(2, 3);
+    let owner = Owner { node: 2, epoch: 3, older: Vec::new() };
+    next.broker.stream_created(STUCK, StreamOptions { streamlets: 1, ..StreamOptions::default() }).expect("a stream");
+    next.broker.place_stream(4, STUCK, vec![owner]).expect("a stream");
+    let lane = LaneState {
+        lane: LaneId(99),
+        next_ordinal: 1,
+        last_append_ms: 0,
+        memory: Whole,
+        producers: Vec::new(),
+        groups: Vec::new(),
+    };
+    let state = StreamletState { stream: STUCK, streamlet: X, epoch: 2, lanes: vec![lane], progress: Vec::new() };
+    let handed = HandedStates::from([((STUCK, X), state)]);
+    let both = [(STREAM, X, 3), (STUCK, X, 3)];
+    let refused = next.broker.take_over_moved(&both, &logs, &memory, &handed).expect_err("there is no such lane");
+    assert!(refused.message.contains("of stream 8 is not taken over"), "{refused}");
+    assert!(next.append(8).duplicate, "producers are told of it");
+    let alone = Memory { silent: vec![11], damaged: vec![(12, 6)], ..copy_of(&memory) };
+    let rebuild = next.broker.take_over(&[(STREAM, X, 3)], &logs, &memory).expect("it is open");
     again(&next, &rebuild, &logs, &alone).expect("block 6 is here");
     assert_eq!(next.readable(), (0..9).collect::<Vec<u64>>());
 }
