@@ -80,6 +80,25 @@ impl Patience {
     }
 }
 
+/// What a node has told so far of what it has kept, over several readings: what it has told last as a whole, or the most that it has if it never did.
+pub(crate) struct Told<T> {
+    pub(crate) best: T,
+    is_whole: bool,
+}
+
+impl<T> Told<T> {
+    pub(crate) fn new(nothing: T) -> Told<T> {
+        Told { best: nothing, is_whole: false }
+    }
+
+    /// It has told so much more now, as a whole or not; `count` says how much something is.
+    pub(crate) fn hear(&mut self, next: T, is_whole: bool, count: impl Fn(&T) -> usize) {
+        if is_whole || (!self.is_whole && count(&next) >= count(&self.best)) {
+            *self = Told { best: next, is_whole };
+        }
+    }
+}
+
 /// Where a copy of everything begins and ends. What stands in front of a whole one counts no more, wherever it is: an earlier owner keeps its groups of the log when
 /// this node lets go of its own, and with those the records that took back what the earlier ones say.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -720,9 +720,8 @@ impl TransactionDoor {
     pub(crate) fn read(&self, door: &Door, load: &TransactionLoad, go_on: impl Fn() -> bool + Sync) {
         let empty = |log| shared(&self.catalog, &self.ids, Some(log));
         let Some(part) = load.run(&self.broker, empty, || door.others(), &go_on) else { return };
-        take_over(door, &part, go_on);
         // What was decided is ended once the part is served: its first marker names an owner that does not decide any more.
-        if self.parts.loaded(load, &part) {
+        if take_over(door, &part, go_on) && self.parts.loaded(load, &part) {
             self.call(&part, |all, now| all.start(now));
         }
     }
