@@ -15,7 +15,7 @@ use super::*;
 use crate::Answered;
 use crate::door::{Coordinators, OtherNodes};
 use crate::node_requests::Served;
-use crate::state_log::{Edge, StateLog};
+use crate::state_log::{Edge, Patience, StateLog, Unread};
 use crate::transaction_door::TransactionDoor;
 use crate::transaction_founding::wound_down;
 use crate::transactions::NOT_WRITTEN;
@@ -578,6 +578,24 @@ fn transactions_whose_founding_broke_off_come_along_later() {
         assert_eq!(world.init(id), Ok((of.0, of.1 + 1)), "{id}");
     }
     assert!(is_refused, "it was served before");
+}
+
+/// What a node that gives all of it slowly has left was acknowledged.
+#[test]
+fn a_node_that_has_just_answered_is_waited_for_as_long_as_any() {
+    let mut world = World::new();
+    let door = world.running().door.clone();
+    let slow = Unread::Slow("there is more".to_owned());
+    let refused = Unread::Refused("it is restarted".to_owned());
+    let mut patience = Patience::new(&door, OTHER);
+    let mut is_over_in = |ms: u64, why: &Unread| {
+        world.clock.advance_ms(ms);
+        patience.is_over(&door, why, "what it has")
+    };
+    assert!(!is_over_in(29_000, &slow));
+    assert!(!is_over_in(2_000, &refused) && !is_over_in(28_000, &refused), "it answered 30 s ago");
+    assert!(is_over_in(1, &refused));
+    assert!(!is_over_in(0, &slow) && !is_over_in(30_000, &refused) && is_over_in(1, &refused));
 }
 
 /// Where its partitions go nobody but the coordinators tells what was aborted in them.
