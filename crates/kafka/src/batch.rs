@@ -197,6 +197,22 @@ pub(crate) fn marker((producer_id, epoch): (i64, i16), commit: bool, now_ms: i64
     batch
 }
 
+/// What a marker says.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Marker {
+    pub(crate) producer_id: i64,
+    pub(crate) epoch: i16,
+    pub(crate) commits: bool,
+}
+
+/// The same of a kept batch; `None` if it is no [marker].
+pub(crate) fn marker_of(batch: &[u8]) -> Option<Marker> {
+    let view = KafkaBatchView::parse(batch).ok().filter(KafkaBatchView::is_control)?;
+    let records = view.uncompressed(CHUNK_UNCOMPRESSED_BYTES_MAX).ok()?;
+    let key = KafkaRecords::new(&view, &records).next()?.ok()?.key?;
+    Some(Marker { producer_id: view.producer_id(), epoch: i16_at(batch, 51), commits: key == [0, 0, 0, 1] })
+}
+
 /// Whether a whole batch of magic 2 says that it is compressed with zstd, which clients of old do not know.
 pub(crate) fn is_zstd(batch: &[u8]) -> bool {
     let zstd = KafkaCodec::Zstd as i16;

@@ -484,6 +484,15 @@ impl GroupDoor {
         }
     }
 
+    /// Reads what has come to a door, unless it leaves before: see [`Load::run`]. Of a streamlet that nobody has written to that is what groups had committed at a
+    /// node that was alone. Blocks the thread.
+    pub(crate) fn read(&self, door: &Door, load: &Load, go_on: impl Fn() -> bool + Sync) {
+        let Some(part) = load.run(&door.broker, || door.others(), &go_on) else { return };
+        if group_founding::take_over(door, load, &part, go_on) {
+            self.loaded(load, part);
+        }
+    }
+
     /// The groups of a streamlet are read: they are served, if they are still this node's.
     pub(crate) fn loaded(&self, load: &Load, part: Arc<Part>) {
         self.parts.loaded(load, part);
@@ -784,15 +793,11 @@ pub(crate) fn follow(door: &Weak<Door>) {
         strong.owner.follow(&strong);
         strong.older.tick(&strong);
         for load in strong.groups.follow(&strong.catalog, &strong.broker) {
-            let (weak, broker) = (Weak::clone(door), Arc::clone(&strong.broker));
+            let weak = Weak::clone(door);
             let thread = std::thread::Builder::new().name("kera-kafka-load".into()).stack_size(1 << 20);
             let read = move || {
-                let others = || weak.upgrade().and_then(|door| door.others());
-                let go_on = || weak.upgrade().is_some_and(|door| !door.is_closing());
-                let part = load.run(&broker, others, go_on);
-                if let (Some(part), Some(door)) = (part, weak.upgrade()) {
-                    group_founding::take_over(&door, &load, &part, || !door.is_closing());
-                    door.groups.loaded(&load, part);
+                if let Some(door) = weak.upgrade() {
+                    door.groups.read(&door, &load, || !door.is_closing());
                 }
             };
             match thread.spawn(read) {

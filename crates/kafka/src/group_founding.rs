@@ -15,23 +15,25 @@ use kera_protocol::admin::StreamRef;
 use crate::door::Door;
 use crate::group_door::GROUPS_STREAM;
 use crate::group_parts::{Load, Part};
-use crate::groups::GroupConfig;
-use crate::state_log::{Patience, Unread, pieces};
+use crate::groups::{Coordinator, GroupConfig};
+use crate::state_log::{Patience, Told, Unread, pieces};
 use crate::state_parts::{of_nodes, streamlet_of};
 
 /// The group of the record that says nothing. No client can make it: a topic of the system is not committed for.
 const NOBODY: &str = "_kera.founded";
 
-/// Fills the groups of a streamlet that nobody has ever served.
-pub(crate) fn take_over(door: &Door, load: &Load, part: &Part, go_on: impl Fn() -> bool + Sync) {
-    let Some(log) = part.log.as_ref().filter(|log| log.is_new()) else { return };
+/// Fills the groups of a streamlet that nobody has ever served. False if that broke off: then the part is not to be served, for it would say of groups that they
+/// have committed nothing.
+#[must_use]
+pub(crate) fn take_over(door: &Door, load: &Load, part: &Part, go_on: impl Fn() -> bool + Sync) -> bool {
+    let Some(log) = part.log.as_ref().filter(|log| log.is_new()) else { return true };
     let go_on = &(|| go_on() && log.is_ours());
-    let Ok(info) = door.catalog.coordinator.stream(&StreamRef::Name(GROUPS_STREAM.to_owned())) else { return };
-    let Some(count) = door.catalog.info_of_groups().map(|info| info.options.streamlets as usize) else { return };
+    let Ok(info) = door.catalog.coordinator.stream(&StreamRef::Name(GROUPS_STREAM.to_owned())) else { return true };
+    let Some(count) = door.catalog.info_of_groups().map(|info| info.options.streamlets as usize) else { return true };
     let of_node = |node: u32| {
         let mut patience = Patience::new(door, node);
         let nothing = || load.making().coordinator(GroupConfig::default(), None);
-        let (mut before, mut is_whole) = (nothing(), false);
+        let mut told = Told::new(nothing());
         while go_on() {
             // Anew each time: what was forgotten since the last time may not be said in this one, since it is not there any more.
             let mut next = nothing();
@@ -41,12 +43,9 @@ pub(crate) fn take_over(door: &Door, load: &Load, part: &Part, go_on: impl Fn() 
                 }
             };
             let read = log.read_before(door, node, (GROUPS_STREAM, info.id), each, go_on);
-            // Of a node that is given up counts what it has told last as a whole, or the most that it has.
-            if read.is_ok() || (!is_whole && next.group_count() >= before.group_count()) {
-                (before, is_whole) = (next, read.is_ok());
-            }
+            told.hear(next, read.is_ok(), Coordinator::group_count);
             let why = match read {
-                Ok(()) if !before.has_pending() => break,
+                Ok(()) if !told.best.has_pending() => break,
                 Ok(()) => Unread::Refused("its transactions have not ended".to_owned()),
                 Err(why) => why,
             };
@@ -55,11 +54,12 @@ pub(crate) fn take_over(door: &Door, load: &Load, part: &Part, go_on: impl Fn() 
             }
             log.rest();
         }
-        (before.snapshot(None, usize::MAX).0, before.group_count())
+        (told.best.snapshot(None, usize::MAX).0, told.best.group_count())
     };
     let told = of_nodes(door, of_node);
+    // It may not be all that they have.
     if !go_on() {
-        return;
+        return false;
     }
     let groups: usize = told.iter().map(|(_, groups)| groups).sum();
     let mut entries: Vec<Entry> = told.into_iter().flat_map(|(entries, _)| entries).collect();
@@ -75,11 +75,12 @@ pub(crate) fn take_over(door: &Door, load: &Load, part: &Part, go_on: impl Fn() 
     }
     entries.push(Entry { group: NOBODY.to_owned(), fact: Fact::Group(None) });
     if !log.found(pieces(&entries), go_on) {
-        return;
+        return false;
     }
     let streamlet = load.number();
     if groups > 0 {
         tracing::info!(streamlet, groups, "Kafka groups of a node that was alone have come along");
     }
     load.making().fill(part, entries);
+    true
 }

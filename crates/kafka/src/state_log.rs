@@ -55,27 +55,53 @@ const FOUNDING_PATIENCE_US: u64 = 30_000_000;
 pub(crate) struct Patience {
     node: u32,
     until_us: u64,
+    /// From then on it is said once more that the node takes its time.
+    told_again_us: u64,
 }
 
 impl Patience {
     pub(crate) fn new(door: &Door, node: u32) -> Patience {
-        Patience { node, until_us: door.clock.monotonic_us() + FOUNDING_PATIENCE_US }
+        let until_us = door.clock.monotonic_us() + FOUNDING_PATIENCE_US;
+        Patience { node, until_us, told_again_us: until_us }
     }
 
-    /// Whether the node is given up, and with it the rest of `what`. Not while it answers that there is more: what it has was acknowledged.
+    /// Whether the node is given up, and with it the rest of `what`. Not while it answers that there is more, nor for the whole time behind its last such answer: what
+    /// it has was acknowledged.
     pub(crate) fn is_over(&mut self, door: &Door, why: &Unread, what: &str) -> bool {
         let (node, now_us) = (self.node, door.clock.monotonic_us());
         match why {
-            _ if now_us <= self.until_us => false,
             Unread::Slow(why) => {
-                tracing::warn!(node, why, "{what} is waited for");
+                if now_us > self.told_again_us {
+                    tracing::warn!(node, why, "{what} is waited for");
+                    self.told_again_us = now_us + FOUNDING_PATIENCE_US;
+                }
                 self.until_us = now_us + FOUNDING_PATIENCE_US;
                 false
             }
+            Unread::Refused(_) if now_us <= self.until_us => false,
             Unread::Refused(why) => {
                 tracing::warn!(node, why, "not all of {what} there comes along");
                 true
             }
+        }
+    }
+}
+
+/// What a node has told so far of what it has kept, over several readings: what it has told last as a whole, or the most that it has if it never did.
+pub(crate) struct Told<T> {
+    pub(crate) best: T,
+    is_whole: bool,
+}
+
+impl<T> Told<T> {
+    pub(crate) fn new(nothing: T) -> Told<T> {
+        Told { best: nothing, is_whole: false }
+    }
+
+    /// It has told so much more now, as a whole or not; `count` says how much something is.
+    pub(crate) fn hear(&mut self, next: T, is_whole: bool, count: impl Fn(&T) -> usize) {
+        if is_whole || (!self.is_whole && count(&next) >= count(&self.best)) {
+            *self = Told { best: next, is_whole };
         }
     }
 }

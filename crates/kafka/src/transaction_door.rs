@@ -41,6 +41,7 @@ use crate::once::once;
 use crate::session::{Request, decode, encode};
 use crate::state_log::{Edge, StateLog};
 use crate::state_parts::stream_options;
+use crate::transaction_doubt::settle;
 use crate::transaction_founding::{take_over, wound_down};
 use crate::transaction_journal::{Handle, Own, copy_ids, read_own};
 use crate::transaction_owner::to_records;
@@ -187,7 +188,7 @@ impl TransactionDoor {
         let journal = Box::new(Handle(Some(Arc::clone(&log))));
         let config = TransactionConfig::default();
         let mut coordinator = Transactions::new(config, journal, Box::new(Ids(Arc::clone(&ids))), places);
-        let Own { aborted, wound_down, is_damaged } = read_own(&log, &mut coordinator, accept_damage)?;
+        let Own { aborted, wound_down, is_damaged, in_doubt } = read_own(&log, &mut coordinator, accept_damage)?;
         let own = TransactionPart::new((0, 0), coordinator, Left::default(), Some(log));
         let refusing = |code| {
             let mut coordinator = shared(catalog, &ids, None);
@@ -217,6 +218,7 @@ impl TransactionDoor {
         };
         aborted.into_values().for_each(|range| transactions.partitions.restore(range));
         let refused = |AppendFailed| io::Error::other(format!("{TRANSACTIONS_STREAM} takes no records"));
+        transactions.settle(&in_doubt).map_err(refused)?;
         transactions.start().map_err(refused)?;
         if !transactions.is_alone() {
             transactions.wind_down();
@@ -225,6 +227,15 @@ impl TransactionDoor {
             transactions.write_anew().map_err(refused)?;
         }
         Ok(transactions)
+    }
+
+    /// Asks the partitions what has become of transactions whose end the journal may have lost.
+    fn settle(&self, in_doubt: &BTreeSet<String>) -> Result<(), AppendFailed> {
+        let mut state = self.own.state.lock();
+        let aborted = settle(&mut state.all, in_doubt, |stream, partition| self.lane(stream, partition))?;
+        drop(state);
+        aborted.into_iter().for_each(|range| self.partitions.restore(range));
+        Ok(())
     }
 
     /// Brings what the journal says in line with what the partitions hold, and goes on with it.
@@ -720,9 +731,8 @@ impl TransactionDoor {
     pub(crate) fn read(&self, door: &Door, load: &TransactionLoad, go_on: impl Fn() -> bool + Sync) {
         let empty = |log| shared(&self.catalog, &self.ids, Some(log));
         let Some(part) = load.run(&self.broker, empty, || door.others(), &go_on) else { return };
-        take_over(door, &part, go_on);
         // What was decided is ended once the part is served: its first marker names an owner that does not decide any more.
-        if self.parts.loaded(load, &part) {
+        if take_over(door, &part, go_on) && self.parts.loaded(load, &part) {
             self.call(&part, |all, now| all.start(now));
         }
     }

@@ -23,7 +23,7 @@ use kera_format::kafka_transactions::{AbortedRange, Entry, Transaction};
 use kera_protocol::admin::StreamRef;
 
 use crate::door::Door;
-use crate::state_log::{Patience, Unread, pieces};
+use crate::state_log::{Patience, Told, Unread, pieces};
 use crate::state_parts::{of_nodes, streamlet_of};
 use crate::transaction_door::TRANSACTIONS_STREAM;
 use crate::transaction_parts::TransactionPart;
@@ -46,7 +46,7 @@ pub(crate) fn is_wound_down(entry: &Entry) -> bool {
 struct Before {
     streamlet: u32,
     /// How many streamlets there are.
-    count: usize,
+    streamlets: usize,
     /// Of the ids of other streamlets nothing but that they are there.
     ids: BTreeMap<String, Option<Transaction>>,
     ranges: BTreeMap<(StreamId, u32, i64, u64), AbortedRange>,
@@ -56,15 +56,20 @@ struct Before {
 
 impl Before {
     /// Nothing yet.
-    fn of(streamlet: u32, count: usize) -> Before {
-        Before { streamlet, count, ids: BTreeMap::new(), ranges: BTreeMap::new(), is_over: false }
+    fn of(streamlet: u32, streamlets: usize) -> Before {
+        Before { streamlet, streamlets, ids: BTreeMap::new(), ranges: BTreeMap::new(), is_over: false }
+    }
+
+    /// How much there is of it.
+    fn count(&self) -> usize {
+        self.ids.len() + self.ranges.len()
     }
 
     fn take(&mut self, entry: Entry) {
         let is_end = is_wound_down(&entry);
         match entry {
             Entry::Transaction(id, Some(transaction)) => {
-                let is_ours = streamlet_of(&id, self.count) == self.streamlet as usize;
+                let is_ours = streamlet_of(&id, self.streamlets) == self.streamlet as usize;
                 self.ids.insert(id, is_ours.then_some(transaction));
                 self.is_over = false;
             }
@@ -74,7 +79,7 @@ impl Before {
             }
             Entry::Aborted(range) => {
                 let AbortedRange { stream, partition, producer_id, first_offset, .. } = range;
-                if producer_id.cast_unsigned() % self.count.max(1) as u64 == u64::from(self.streamlet) {
+                if producer_id.cast_unsigned() % self.streamlets.max(1) as u64 == u64::from(self.streamlet) {
                     self.ranges.insert((stream, partition, producer_id, first_offset), range);
                 }
             }
@@ -82,34 +87,45 @@ impl Before {
     }
 }
 
-/// Fills the ids of a streamlet that nobody has ever served.
-pub(crate) fn take_over(door: &Door, part: &TransactionPart, go_on: impl Fn() -> bool + Sync) {
-    let Some(log) = part.log.as_ref().filter(|log| log.is_new()) else { return };
+/// Fills the ids of a streamlet that nobody has ever served. False if that broke off: then nobody knows yet what belongs there, nothing is recorded as all of it,
+/// and the part is not to be served.
+#[must_use]
+pub(crate) fn take_over(door: &Door, part: &TransactionPart, go_on: impl Fn() -> bool + Sync) -> bool {
+    let Some(log) = part.log.as_ref().filter(|log| log.is_new()) else { return true };
     let go_on = &(|| go_on() && log.is_ours());
-    let Ok(info) = door.catalog.coordinator.stream(&StreamRef::Name(TRANSACTIONS_STREAM.to_owned())) else { return };
-    let Some(count) = door.catalog.info_of_transactions().map(|info| info.options.streamlets as usize) else { return };
+    let name = || StreamRef::Name(TRANSACTIONS_STREAM.to_owned());
+    let Ok(info) = door.catalog.coordinator.stream(&name()) else { return true };
+    let info_of_all = door.catalog.info_of_transactions();
+    let Some(count) = info_of_all.map(|info| info.options.streamlets as usize) else { return true };
     let of_node = |node: u32| {
         let mut patience = Patience::new(door, node);
+        let mut told = Told::new(Before::of(part.number, count));
         while go_on() {
-            let mut before = Before::of(part.number, count);
+            let mut next = Before::of(part.number, count);
             let stream = (TRANSACTIONS_STREAM, info.id);
-            let read = log.read_before(door, node, stream, |entry| before.take(entry), go_on);
+            let read = log.read_before(door, node, stream, |entry| next.take(entry), go_on);
+            told.hear(next, read.is_ok(), Before::count);
             let why = match read {
-                Ok(()) if before.is_over || before.ids.is_empty() => None,
-                Ok(()) => Some(Unread::Refused("its transactions have not ended".to_owned())),
-                Err(why) => Some(why),
+                Ok(()) if told.best.is_over || told.best.ids.is_empty() => break,
+                Ok(()) => Unread::Refused("its transactions have not ended".to_owned()),
+                Err(why) => why,
             };
-            if why.is_none_or(|why| patience.is_over(door, &why, "what was known of Kafka transactions")) {
-                return share(before).collect();
+            if patience.is_over(door, &why, "what was known of Kafka transactions") {
+                break;
             }
             log.rest();
         }
-        Vec::new()
+        share(told.best).collect()
     };
-    let mut entries: Vec<Entry> = of_nodes(door, of_node).into_iter().flatten().collect();
+    let told: Vec<Vec<Entry>> = of_nodes(door, of_node);
+    // It may not be all that they have.
+    if !go_on() {
+        return false;
+    }
+    let mut entries: Vec<Entry> = told.into_iter().flatten().collect();
     entries.push(wound_down());
     if !log.found(pieces(&entries), go_on) {
-        return;
+        return false;
     }
     let mut state = part.state.lock();
     let mut ids = 0;
@@ -129,6 +145,7 @@ pub(crate) fn take_over(door: &Door, part: &TransactionPart, go_on: impl Fn() ->
         let streamlet = part.number;
         tracing::info!(streamlet, ids, ranges, "Kafka transactions of a node that was alone have come along");
     }
+    true
 }
 
 /// What comes along of it. An id whose transaction has not ended stays where it is, unless the node has nothing more to do: then the rest was

@@ -1,6 +1,6 @@
 //! The journal of a coordinator of transactions: how it is appended to, read by a node that is or was alone, and written anew.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::io;
 use std::sync::Arc;
 
@@ -34,6 +34,8 @@ pub(crate) struct Own {
     pub(crate) wound_down: bool,
     /// Something could not be read, and is done without.
     pub(crate) is_damaged: bool,
+    /// Ids whose transactions had not ended in front of that, and of which nothing is behind it.
+    pub(crate) in_doubt: BTreeSet<String>,
 }
 
 /// Reads the journal of a node into its coordinator. Blocks the thread while segments come from disk.
@@ -45,7 +47,7 @@ pub(crate) struct Own {
 /// # Errors
 /// It cannot be read, and nobody has said that this is accepted: what to do is in the error.
 pub(crate) fn read_own(log: &StateLog<Entry>, coordinator: &mut Transactions, accept_damage: bool) -> io::Result<Own> {
-    let mut own = Own { aborted: HashMap::new(), wound_down: false, is_damaged: false };
+    let mut own = Own { aborted: HashMap::new(), wound_down: false, is_damaged: false, in_doubt: BTreeSet::new() };
     // Why something cannot be read that no copy stands behind; whether such a copy has begun.
     let (mut unread, mut is_copied) = (None, false);
     let replayed = log.replay_past_damage(|entry| {
@@ -53,17 +55,24 @@ pub(crate) fn read_own(log: &StateLog<Entry>, coordinator: &mut Transactions, ac
             Ok(entry) => entry,
             Err(error) => {
                 (unread, is_copied) = (Some(error), false);
+                own.in_doubt.extend(coordinator.not_at_rest().cloned());
                 return;
             }
         };
         match entry.edge() {
             Some(Edge::Begin) => is_copied = true,
-            Some(Edge::End) if is_copied => (unread, is_copied) = (None, false),
+            Some(Edge::End) if is_copied => {
+                (unread, is_copied) = (None, false);
+                own.in_doubt.clear();
+            }
             _ => {}
         }
         own.wound_down = is_wound_down(&entry) || (own.wound_down && !matches!(entry, Entry::Transaction(_, Some(_))));
         match entry {
-            Entry::Transaction(id, transaction) => coordinator.replay(id, transaction),
+            Entry::Transaction(id, transaction) => {
+                own.in_doubt.remove(&id);
+                coordinator.replay(id, transaction);
+            }
             Entry::Aborted(range) => {
                 let AbortedRange { stream, partition, producer_id, first_offset, .. } = range;
                 own.aborted.insert((stream, partition, producer_id, first_offset), range);

@@ -413,6 +413,9 @@ impl World {
             .with_require_stable(true)
             .with_topics(Some(vec![one]));
         let answer = self.call(7, &request);
+        if let Some(code) = Code::try_from_code(answer.error_code) {
+            return Err(code);
+        }
         let one = &answer.topics[0].partitions[0];
         Code::try_from_code(one.error_code).map_or(Ok(one.committed_offset), Err)
     }

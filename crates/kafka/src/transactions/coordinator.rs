@@ -129,6 +129,29 @@ impl Transactions {
         })
     }
 
+    /// The ids whose transactions have not ended.
+    pub(crate) fn not_at_rest(&self) -> impl Iterator<Item = &String> {
+        self.transactions.iter().filter(|(_, held)| !is_at_rest(&held.is)).map(|(id, _)| id)
+    }
+
+    /// What is known of an id.
+    pub(crate) fn known(&self, id: &str) -> Option<&Transaction> {
+        self.transactions.get(id).map(|held| &held.is)
+    }
+
+    /// Partitions say what has [become](crate::transaction_doubt) of an id, and what it has left there. Between replay and start.
+    ///
+    /// # Errors
+    /// The journal does not take it: transactions must not be served.
+    pub(crate) fn settle(&mut self, id: &str, is: Transaction, aborted: &[AbortedRange]) -> Result<(), AppendFailed> {
+        let mut entries: Vec<Entry> = aborted.iter().copied().map(Entry::Aborted).collect();
+        entries.push(Entry::Transaction(id.to_owned(), Some(is.clone())));
+        let mark = Some(self.journal.append(&entries)?);
+        self.aborted += aborted.len();
+        self.transactions.insert(id.to_owned(), Held { is, mark, wake_ms: u64::MAX, is_handed_over: false });
+        Ok(())
+    }
+
     /// A partition that ends before the place that is recorded of it has lost its end with the machine's power: its end now
     /// counts, and is recorded: whether there is one. `end_of` says where a partition ends; nothing, if it is gone or that is not known here. What was
     /// [handed over](Transactions::hand_over) stays as it is. Between replay and start.

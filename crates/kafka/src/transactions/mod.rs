@@ -29,6 +29,7 @@ use crate::groups::{AppendFailed, Mark};
 pub(crate) use coordinator::is_at_rest;
 pub use coordinator::{Transactions, Unfinished};
 pub use partition::PartitionTransactions;
+pub(crate) use producer::marked;
 
 /// Where a transaction has written in a partition that it may write to and has not: in a cluster that is learnt from the
 /// partition's owner with the first batch.

@@ -181,7 +181,7 @@ fn is_rotated(known: &Transaction) -> bool {
 }
 
 /// Whose markers a transaction that is being ended has, and under which epoch.
-pub(super) fn marked(known: &Transaction) -> (i64, i16) {
+pub(crate) fn marked(known: &Transaction) -> (i64, i16) {
     let is_ending = matches!(known.state, State::Committing | State::Aborting);
     if is_ending && is_rotated(known) {
         (known.previous_producer_id, i16::MAX)

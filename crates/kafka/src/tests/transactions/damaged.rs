@@ -7,7 +7,9 @@ use kera_format::{LaneId, SegmentId, StreamId, StreamletId};
 use kera_log::{Location, ReadError, Segment, SegmentStore};
 
 use super::*;
+use crate::batch::Marker;
 use crate::state_log::{StateLog, cannot_be_read};
+use crate::transaction_doubt::Search;
 
 /// A disk that takes everything and gives nothing back.
 struct Rotten {
@@ -36,17 +38,26 @@ impl Rotten {
         rotten
     }
 
+    /// What is appended from now on is in other segments. Those of before stay in memory.
+    fn keep(&self) {
+        self.log.upgrade().unwrap().close_idle(i64::MAX, 0);
+        self.closed.lock().clear();
+    }
+
     /// Everything that is in a stream by now goes to the disk.
     fn take(&self, stream: kera_format::StreamId) {
         let log = self.log.upgrade().unwrap();
         log.close_idle(i64::MAX, 0);
-        for segment in std::mem::take(&mut *self.closed.lock()) {
+        let closed = std::mem::take(&mut *self.closed.lock());
+        for segment in closed {
             let id = segment.id();
-            drop(segment);
-            if id.stream == stream {
-                log.persisted(id, Location { disk: 0, container: 1, offset: 0, bytes: 64 << 10 });
-                assert!(log.evict(id));
+            if id.stream != stream {
+                self.closed.lock().push(segment);
+                continue;
             }
+            drop(segment);
+            log.persisted(id, Location { disk: 0, container: 1, offset: 0, bytes: 64 << 10 });
+            assert!(log.evict(id));
         }
     }
 }
@@ -94,6 +105,150 @@ fn a_node_goes_on_without_what_it_kept_of_transactions_when_it_is_told_to() {
     assert_eq!((world.state("stays"), world.committed("t", 1)), ("CompleteCommit".to_owned(), vec![0]));
     rotten.take(stream);
     world.open(false).expect_err("that was not accepted");
+}
+
+/// How transactions ended that had begun in front of what cannot be read any more is written in the partitions.
+#[test]
+fn what_was_committed_stays_where_the_journal_has_lost_that_it_was() {
+    let mut world = World::new();
+    let rotten = Rotten::of(&world);
+    let (_, coordinator) = world.parts();
+    let stream = coordinator.stream(&kera_protocol::StreamRef::Name("_kera.transactions".to_owned())).unwrap().id;
+    let begin = |world: &mut World, id: &str| {
+        let of = world.init(id).unwrap();
+        for partition in [0, 1] {
+            assert_eq!((world.add(id, of, "t", partition), world.write(id, of, "t", partition, 0).0), (0, 0));
+        }
+        of
+    };
+    let [commits, aborts, _] = ["commits", "aborts", "runs"].map(|id| begin(&mut world, id));
+    world.sink.release();
+    rotten.keep();
+    // From here on it is lost.
+    for (id, of, commit) in [("commits", commits, true), ("aborts", aborts, false)] {
+        assert_eq!(world.end(id, of, commit), 0);
+        world.finish();
+    }
+    for (id, of) in [("commits", commits), ("aborts", aborts)] {
+        assert_eq!((world.add(id, of, "t", 0), world.write(id, of, "t", 0, 1).0), (0, 0));
+        assert_eq!(world.end(id, of, true), 0);
+        world.finish();
+    }
+    let markers = [world.markers("t", 0).len(), world.markers("t", 1).len()];
+    assert_eq!(markers, [4, 2]);
+    world.sink.release();
+    rotten.take(stream);
+
+    is_refused_for(&mut world, "_kera.transactions");
+    world.open(true).unwrap();
+    world.finish();
+    for expires in [false, true] {
+        if expires {
+            world.clock.advance_ms(TIMEOUT_MS as u64 + 1);
+            world.running().door.transactions.tick();
+            world.finish();
+        }
+        assert_eq!((world.state("commits"), world.state("aborts")), ("CompleteCommit".into(), "CompleteAbort".into()));
+        // Two of theirs, and of what was committed since; what runs holds readers back until it is aborted.
+        let shown = if expires { (vec![0, 5, 7], vec![0]) } else { (vec![0], vec![0]) };
+        assert_eq!((world.committed("t", 0), world.committed("t", 1)), shown);
+    }
+    assert_eq!([world.markers("t", 0).len(), world.markers("t", 1).len()], [5, 3], "they end once more");
+    assert_eq!(world.state("runs"), "CompleteAbort");
+    for (id, of) in [("commits", commits), ("aborts", aborts)] {
+        assert!(world.init(id).is_ok_and(|next| next.0 != of.0), "any epoch of it may have been another's");
+    }
+    // That is known from here on.
+    world.sink.release();
+    world.open(false).unwrap();
+    assert_eq!((world.committed("t", 0), world.committed("t", 1)), (vec![0, 5, 7], vec![0]));
+}
+
+/// A marker was written to one partition and not to the other one.
+#[test]
+fn a_transaction_whose_end_is_lost_ends_everywhere_as_it_did_somewhere() {
+    for commits in [true, false] {
+        let mut world = World::new();
+        let rotten = Rotten::of(&world);
+        let (_, coordinator) = world.parts();
+        let stream = coordinator.stream(&kera_protocol::StreamRef::Name("_kera.transactions".to_owned())).unwrap().id;
+        let of = world.init("id").unwrap();
+        for partition in [0, 1] {
+            assert_eq!((world.add("id", of, "t", partition), world.write("id", of, "t", partition, 0)), (0, (0, 0)));
+        }
+        world.sink.release();
+        rotten.keep();
+        assert_eq!(world.end("id", of, commits), 0);
+        let door = world.running().door.clone();
+        let lane = door.transactions.lane(door.transactions.stream_of("t"), 0).unwrap();
+        crate::endings::append_marker(&lane, of, commits, NOW_MS).unwrap();
+        world.sink.release();
+        rotten.take(stream);
+        world.open(true).unwrap();
+        world.finish();
+        let shown = if commits { vec![0] } else { vec![] };
+        assert_eq!((world.committed("t", 0), world.committed("t", 1)), (shown.clone(), shown));
+        let marker = |epoch| vec![(1, Kind::Marker(commits, epoch))];
+        assert_eq!((world.markers("t", 0), world.markers("t", 1)), (marker(of.1), marker(i16::MAX)));
+    }
+}
+
+/// Nobody knows how the transaction ended, and others of its producer may have been committed.
+#[test]
+fn nothing_is_hidden_behind_what_the_disk_has_lost_with_a_marker() {
+    let mut world = World::new();
+    let rotten = Rotten::of(&world);
+    let (_, coordinator) = world.parts();
+    let stream = coordinator.stream(&kera_protocol::StreamRef::Name("_kera.transactions".to_owned())).unwrap().id;
+    let of = world.init("id").unwrap();
+    assert_eq!((world.add("id", of, "t", 0), world.write("id", of, "t", 0, 0)), (0, (0, 0)));
+    world.sink.release();
+    rotten.keep();
+    assert_eq!(world.end("id", of, true), 0);
+    world.finish();
+    let topic = world.running().door.transactions.stream_of("t");
+    rotten.take(topic);
+    assert_eq!((world.add("id", of, "t", 0), world.write("id", of, "t", 0, 1)), (0, (0, 2)));
+    assert_eq!(world.end("id", of, true), 0);
+    world.finish();
+    world.sink.release();
+    rotten.take(stream);
+    world.open(true).unwrap();
+    world.clock.advance_ms(TIMEOUT_MS as u64 + 1);
+    world.running().door.transactions.tick();
+    world.finish();
+    assert_eq!((world.state("id"), world.committed_from("t", 0, 2)), ("CompleteAbort".into(), vec![2]));
+}
+
+/// Compaction takes out markers of what was committed. The next one may be that of another transaction.
+#[test]
+fn a_marker_behind_a_gap_ends_nothing() {
+    let mut world = World::new();
+    let of = world.init("id").unwrap();
+    assert_eq!((world.add("id", of, "t", 0), world.write("id", of, "t", 0, 0)), (0, (0, 0)));
+    assert_eq!(world.end("id", of, false), 0);
+    world.finish();
+    let door = world.running().door.clone();
+    let lane = door.transactions.lane(door.transactions.stream_of("t"), 0).unwrap();
+    let data = lane.read(kera_format::Cursor::default(), 1 << 20, true).unwrap().data.concat();
+    let first = kera_format::chunk::Chunks::new(&data).next().unwrap().unwrap().header().total_bytes();
+    let (record, marker) = data.split_at(first);
+    let found = Ok(Some((1, Marker { producer_id: of.0, epoch: of.1, commits: false })));
+    for (from, earliest, record, expected) in [
+        (0, 0, record, Ok(())),
+        (1, 0, &[][..], Ok(())),
+        // Retention has taken the beginning.
+        (0, 1, &[], Ok(())),
+        (0, 0, &[], Err(())),
+    ] {
+        let mut search = Search::new(of.0, from, earliest);
+        assert_eq!(search.look(record), Ok(None));
+        let looked = search.look(marker);
+        assert_eq!(looked.as_ref().map(drop).map_err(drop), expected, "{from} {earliest}");
+        assert!(looked.is_err() || looked == found, "{looked:?}");
+    }
+    assert_eq!(Search::new(of.0 + 1, 0, 0).look(&data), Ok(None), "it is another producer's");
+    assert_eq!(Search::new(of.0, 2, 0).look(&data), Ok(None), "it is of an earlier one");
 }
 
 #[test]

@@ -15,11 +15,11 @@ use super::*;
 use crate::Answered;
 use crate::door::{Coordinators, OtherNodes};
 use crate::node_requests::Served;
-use crate::state_log::{Edge, StateLog};
+use crate::state_log::{Edge, Patience, StateLog, Unread};
 use crate::transaction_door::TransactionDoor;
 use crate::transaction_founding::wound_down;
 use crate::transactions::NOT_WRITTEN;
-use crate::{group_door, group_founding, group_parts, state_parts, transaction_parts};
+use crate::{group_door, group_parts, state_parts, transaction_parts};
 
 const PARTS: u32 = 16;
 const OWNER: u32 = 3;
@@ -79,18 +79,20 @@ fn found(world: &mut World) -> StreamId {
 
 /// Groups that have come to the node are taken over and served. False if that broke off.
 fn read_groups(world: &mut World) -> bool {
+    // It goes on as long as something is read, and not as long as something cannot be appended.
+    read_groups_with(world, 50)
+}
+
+/// The same. Of each streamlet it is given up when it has been asked so often whether it is to go on.
+fn read_groups_with(world: &mut World, looks: u32) -> bool {
     let door = world.running().door.clone();
     door.set_others(Arc::new(Nothing));
     let loads = door.groups.follow(&door.catalog, &door.broker);
     assert_eq!(loads.len(), PARTS as usize);
     loads.into_iter().all(|load| {
-        let part = load.run(&door.broker, || door.others(), || true).unwrap();
-        // It goes on as long as something is read, and not as long as something cannot be appended.
-        let looks = AtomicU32::new(0);
-        group_founding::take_over(&door, &load, &part, || looks.fetch_add(1, Ordering::Relaxed) < 50);
-        let is_founded = looks.load(Ordering::Relaxed) < 50;
-        door.groups.loaded(&load, part);
-        is_founded
+        let looked = AtomicU32::new(0);
+        door.groups.read(&door, &load, || looked.fetch_add(1, Ordering::Relaxed) < looks);
+        looked.load(Ordering::Relaxed) < looks
     })
 }
 
@@ -407,11 +409,7 @@ fn offsets_of_a_transaction_that_was_decided_come_along() {
         let reading = {
             let door = door.clone();
             std::thread::spawn(move || {
-                for load in loads {
-                    let part = load.run(&door.broker, || door.others(), || true).unwrap();
-                    group_founding::take_over(&door, &load, &part, || true);
-                    door.groups.loaded(&load, part);
-                }
+                loads.iter().for_each(|load| door.groups.read(&door, load, || true));
             })
         };
         for _ in 0..20 {
@@ -524,6 +522,82 @@ fn what_came_along_in_part_comes_along_as_a_whole() {
     assert_eq!(world.init("fails"), Ok((fails.0, fails.1 + 2)));
 }
 
+/// Asked so often whether it goes on, a node reads a streamlet and waits for what has not ended.
+const LOOKS: u32 = 10;
+
+/// The node stops while a transaction is waited for.
+#[test]
+fn groups_whose_founding_broke_off_are_not_served_as_empty() {
+    let mut world = World::new();
+    let group = committed(&mut world, 1, 0).pop().unwrap();
+    let decided = world.init("decided").unwrap();
+    assert_eq!(world.add_group("decided", decided, &group), 0);
+    assert_eq!(world.commit_offset("decided", decided, &group, 9), 0);
+    assert_eq!(world.end("decided", decided, true), 0);
+    found(&mut world);
+    assert!(!read_groups_with(&mut world, LOOKS));
+    assert_eq!(world.offset(&group), Err(Code::CoordinatorLoadInProgress), "it has committed something");
+    world.running().door.transactions.follow();
+    world.finish();
+    world.sink.release();
+    world.restart();
+    assert!(read_groups(&mut world));
+    assert_eq!(world.offset(&group), Ok(9));
+}
+
+/// The same. What the node has would be gone for good: nobody asks for it once it is recorded that all of it has come along.
+#[test]
+fn transactions_whose_founding_broke_off_come_along_later() {
+    let mut world = World::new();
+    let (rests, _) = written(&mut world, "rests");
+    assert_eq!(world.end("rests", rests, true), 0);
+    let (fails, gone) = written(&mut world, "fails");
+    assert_eq!(world.end("fails", fails, false), 0);
+    world.finish();
+    let (decided, _) = written(&mut world, "decided");
+    assert_eq!(world.end("decided", decided, true), 0);
+    let stream = found(&mut world);
+    let door = world.running().door.clone();
+    door.set_others(Arc::new(Nothing));
+    for load in door.transactions.follow() {
+        let looked = AtomicU32::new(0);
+        door.transactions.read(&door, &load, || looked.fetch_add(1, Ordering::Relaxed) < LOOKS);
+    }
+    let is_refused = world.init("rests") == Err(Code::CoordinatorLoadInProgress);
+
+    world.finish();
+    door.transactions.tick();
+    world.sink.release();
+    world.restart();
+    let door = world.running().door.clone();
+    door.set_others(Arc::new(Nothing));
+    door.transactions.follow().iter().for_each(|load| door.transactions.read(&door, load, || true));
+    world.sink.release();
+    assert_eq!(left(&mut world, stream), BTreeSet::from([(fails.0, gone)]));
+    for (id, of) in [("rests", rests), ("fails", fails), ("decided", decided)] {
+        assert_eq!(world.init(id), Ok((of.0, of.1 + 1)), "{id}");
+    }
+    assert!(is_refused, "it was served before");
+}
+
+/// What a node that gives all of it slowly has left was acknowledged.
+#[test]
+fn a_node_that_has_just_answered_is_waited_for_as_long_as_any() {
+    let mut world = World::new();
+    let door = world.running().door.clone();
+    let slow = Unread::Slow("there is more".to_owned());
+    let refused = Unread::Refused("it is restarted".to_owned());
+    let mut patience = Patience::new(&door, OTHER);
+    let mut is_over_in = |ms: u64, why: &Unread| {
+        world.clock.advance_ms(ms);
+        patience.is_over(&door, why, "what it has")
+    };
+    assert!(!is_over_in(29_000, &slow));
+    assert!(!is_over_in(2_000, &refused) && !is_over_in(28_000, &refused), "it answered 30 s ago");
+    assert!(is_over_in(1, &refused));
+    assert!(!is_over_in(0, &slow) && !is_over_in(30_000, &refused) && is_over_in(1, &refused));
+}
+
 /// Where its partitions go nobody but the coordinators tells what was aborted in them.
 #[test]
 fn a_cluster_gets_coordinators_for_the_transactions_that_it_is_founded_with() {
@@ -602,9 +676,7 @@ fn a_group_that_is_deleted_between_two_readings_does_not_come_along() {
         door.set_others(Arc::new(Gives(parking_lot::Mutex::new(given.into()))));
         let loads = door.groups.follow(&door.catalog, &door.broker);
         let load = loads.iter().find(|load| load.number() == 0).unwrap();
-        let part = load.run(&door.broker, || door.others(), || true).unwrap();
-        group_founding::take_over(&door, load, &part, || true);
-        door.groups.loaded(load, part);
+        door.groups.read(&door, load, || true);
         assert_eq!(world.offset(&groups[0]), Ok(offset));
     }
 }

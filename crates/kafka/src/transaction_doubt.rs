@@ -1,0 +1,190 @@
+//! Transactions of which a damaged journal may have lost the end, of a node that goes on without what it cannot read.
+//!
+//! Such a transaction has the state that stands in front of what is lost: it runs, or is being ended. If it is over, and its producer has committed others since, to abort
+//! it now would hide those: readers pass over what the producer has written up to the marker. But how it ended is written in the partitions: the
+//! first marker there of its producer, from where it began, is its own.
+//!
+//! On the starting thread, which may wait for the disk, before anybody is served.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use kera_format::StreamId;
+use kera_format::chunk::{Chunks, PayloadKind};
+use kera_format::kafka_groups::OffsetKey;
+use kera_format::kafka_transactions::{AbortedRange, Touched, Transaction, TransactionState};
+use kera_log::{Arrived, Lane, Lookup, Observer, Tenure};
+
+use crate::batch::{Marker, marker_of};
+use crate::groups::AppendFailed;
+use crate::transactions::{Transactions, marked};
+
+/// Bytes read at a time.
+const READ_BYTES: usize = 1 << 20;
+
+/// What the partitions say of a transaction.
+struct Said {
+    /// Whether it was committed, if one of them says how it ended.
+    commits: Option<bool>,
+    /// Those that have no marker of it yet.
+    left: BTreeMap<OffsetKey, Touched>,
+    aborted: Vec<AbortedRange>,
+}
+
+/// Brings the transactions of these ids in line with what partitions say: what has ended there is over, and what was aborted is known again, and given
+/// out. Of a partition that has a marker of it none is written any more; in the others it ends as it did there, or goes on if it has ended in none.
+///
+/// Some may not say whether it has ended there. If another one says that it has not, its producer has begun no other one, and it ends in them as well. If none does it ends in
+/// them without a trace, so that nothing that was committed is hidden.
+///
+/// # Errors
+/// The journal does not take it: transactions must not be served.
+pub(crate) fn settle(
+    all: &mut Transactions,
+    in_doubt: &BTreeSet<String>,
+    lane_of: impl Fn(StreamId, i32) -> Option<Arc<Lane>>,
+) -> Result<Vec<AbortedRange>, AppendFailed> {
+    let mut aborted = Vec::new();
+    for id in in_doubt {
+        let Some(known) = all.known(id) else { continue };
+        let said = ask(id, known, &lane_of);
+        if said.commits.is_none() && said.left.len() == known.partitions.len() {
+            continue;
+        }
+        let mut next = Transaction { partitions: said.left, ..known.clone() };
+        if let Some(commits) = said.commits {
+            next.state = if commits { TransactionState::Committing } else { TransactionState::Aborting };
+            // Its producer may have had any epoch since: it gets another id, as who has used up its epochs.
+            (next.epoch, next.last_epoch) = (i16::MAX, -1);
+            (next.producer_id, next.previous_producer_id) = (marked(known).0, -1);
+            tracing::warn!(
+                id,
+                commits,
+                "how a transaction has ended is not in the journal any more, but in its partitions"
+            );
+        }
+        all.settle(id, next, &said.aborted)?;
+        aborted.extend(said.aborted);
+    }
+    Ok(aborted)
+}
+
+fn ask(id: &str, known: &Transaction, lane_of: impl Fn(StreamId, i32) -> Option<Arc<Lane>>) -> Said {
+    let mut said = Said { commits: None, left: BTreeMap::new(), aborted: Vec::new() };
+    let mut silent = Vec::new();
+    let producer_id = marked(known).0;
+    for (of, touched) in &known.partitions {
+        let (Some(lane), Ok(partition)) = (lane_of(touched.stream, of.partition), u32::try_from(of.partition)) else {
+            continue;
+        };
+        match first_marker(&lane, producer_id, touched.from_offset) {
+            Ok(None) => drop(said.left.insert(of.clone(), *touched)),
+            Ok(Some((marker_offset, marker))) => {
+                said.commits = Some(marker.commits);
+                let range = AbortedRange {
+                    stream: touched.stream,
+                    partition,
+                    producer_id,
+                    first_offset: touched.from_offset,
+                    marker_offset,
+                    // What ran then is not known.
+                    stable_offset: 0,
+                    epoch: marker.epoch,
+                };
+                said.aborted.extend((!marker.commits).then_some(range));
+            }
+            Err(why) => silent.push((of, touched, why)),
+        }
+    }
+    let has_not_ended = !said.left.is_empty();
+    for (of, touched, why) in silent {
+        if has_not_ended {
+            said.left.insert(of.clone(), *touched);
+            continue;
+        }
+        let (OffsetKey { topic, partition }, first) = (of, touched.from_offset);
+        tracing::warn!(
+            id,
+            topic,
+            partition,
+            first,
+            why,
+            "what a transaction has written there is shown, whether it was aborted or not"
+        );
+    }
+    said
+}
+
+/// The first marker of a producer at an offset or behind it, and where it is. The transaction that it ends is the one that has written whatever there is of the
+/// producer between the two, also where retention has taken the beginning.
+///
+/// # Errors
+/// It may have been where something is not there any more: compaction takes markers out, and a disk loses some.
+fn first_marker(lane: &Arc<Lane>, producer_id: i64, from: u64) -> Result<Option<(u64, Marker)>, String> {
+    if lane.tenure() == Tenure::Elsewhere {
+        return Err("another node owns it".to_owned());
+    }
+    let arrived = Arc::new(Arrived::default());
+    let observer: Arc<dyn Observer> = Arc::clone(&arrived) as _;
+    let cannot = |error: kera_log::ReadError| error.to_string();
+    let mut search = Search::new(producer_id, from, lane.earliest().1);
+    let mut cursor = loop {
+        match lane.lookup_ordinal(from).map_err(cannot)? {
+            Lookup::Found { cursor, .. } => break cursor,
+            Lookup::Loading(version) if lane.wait(version, &observer, 0) => arrived.wait(),
+            Lookup::Loading(_) => {}
+        }
+    };
+    loop {
+        let outcome = lane.read(cursor, READ_BYTES, true).map_err(cannot)?;
+        for data in &outcome.data {
+            if let Some(found) = search.look(data)? {
+                return Ok(Some(found));
+            }
+        }
+        cursor = outcome.next;
+        if outcome.loading {
+            if lane.wait(outcome.version, &observer, 0) {
+                arrived.wait();
+            }
+        } else if outcome.at_durable_end {
+            return Ok(None);
+        }
+    }
+}
+
+/// Looks for a producer's marker in chunk after chunk.
+pub(crate) struct Search {
+    producer_id: i64,
+    from: u64,
+    /// What comes next if nothing was taken out.
+    expected: u64,
+}
+
+impl Search {
+    /// From an offset on. Nothing is in front of `earliest` any more.
+    pub(crate) fn new(producer_id: i64, from: u64, earliest: u64) -> Search {
+        Search { producer_id, from, expected: from.max(earliest) }
+    }
+
+    /// Looks at whole chunks: the marker, if it is there.
+    ///
+    /// # Errors
+    /// Something was taken out in front of them.
+    pub(crate) fn look(&mut self, data: &[u8]) -> Result<Option<(u64, Marker)>, String> {
+        for chunk in Chunks::new(data) {
+            let chunk = chunk.map_err(|error| error.to_string())?;
+            let base = chunk.broker().map_err(|error| error.to_string())?.base_ordinal;
+            if base > self.expected {
+                return Err(format!("nothing is at offset {} any more", self.expected));
+            }
+            self.expected = base + u64::from(chunk.header().record_count);
+            let is_batch = chunk.header().kind == PayloadKind::KafkaBatch && base >= self.from;
+            let marker = is_batch.then(|| marker_of(chunk.payload())).flatten();
+            if let Some(marker) = marker.filter(|marker| marker.producer_id == self.producer_id) {
+                return Ok(Some((base, marker)));
+            }
+        }
+        Ok(None)
+    }
+}
