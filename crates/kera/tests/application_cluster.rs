@@ -112,6 +112,8 @@ fn a_node_that_is_not_heard_is_named_and_so_is_what_was_done_without_it() {
     assert!(said.contains(&format!("{not_heard} and may know it")), "{said}");
     assert!(node.ok("stream describe spread").contains(&not_heard));
     assert_eq!(node.json("stream describe spread")["unheard"], serde_json::json!([owner]));
+    let (_, said) = node.fails("application delete tpyo --stream spread --yes");
+    assert!(!said.contains("it is done for"), "there is no application of that name: {said}");
     let (_, said) = node.fails("application delete audit --yes");
     assert!(said.contains("it is done for streamlet") && said.contains("give the command again"), "{said}");
 
