@@ -2,6 +2,7 @@
 //! `kera consume` before it begins and when nothing comes.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use kera_client::{Client, ClientError, Status, StreamInfo};
 use kera_format::limits::STREAMLETS_MAX;
@@ -11,6 +12,11 @@ use kera_protocol::{FindOwners, OwnerRun, Owners};
 const PAGES_MAX: usize = 1_000;
 /// Streamlets that are named one by one.
 const NAMED_MAX: usize = 8;
+
+/// How long a streamlet whose node is lost is waited for before it is done without it: another node may be taking over.
+pub const TAKE_OVER_MAX: Duration = Duration::from_secs(4);
+/// How often it is looked whether one has.
+pub const LOOK_EVERY: Duration = Duration::from_millis(500);
 
 /// Streamlets by the node that they wait for; zero: nobody owns them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -86,6 +92,11 @@ impl Away {
         self
     }
 
+    /// The same in parts, each of which waits for one node.
+    pub fn by_node(self) -> impl Iterator<Item = Away> {
+        self.0.into_iter().map(|one| Away(BTreeMap::from([one])))
+    }
+
     /// Whether nothing is.
     pub fn is_nothing(&self) -> bool {
         self.0.is_empty()
@@ -102,22 +113,34 @@ impl Away {
         all.into_iter().collect()
     }
 
+    /// Without whom they wait for: `streamlets 0, 3 wait`.
+    pub fn that_wait(&self) -> String {
+        wait(&self.streamlets())
+    }
+
     /// As a sentence without its end: `streamlets 0, 3 wait for node 1, which is lost`.
     pub fn sentence(&self) -> String {
         let one = |(node, streamlets): (&u32, &BTreeSet<u32>)| {
-            let mut named: Vec<String> = streamlets.iter().take(NAMED_MAX).map(u32::to_string).collect();
-            if streamlets.len() > NAMED_MAX {
-                named.push(format!("and {} more", streamlets.len() - NAMED_MAX));
-            }
-            let (noun, verb) = if streamlets.len() == 1 { ("streamlet", "waits") } else { ("streamlets", "wait") };
             let whom = match node {
                 0 => "a node that takes over".to_owned(),
                 node => format!("node {node}, which is lost"),
             };
-            format!("{noun} {} {verb} for {whom}", named.join(", "))
+            format!("{} for {whom}", wait(streamlets))
         };
         self.0.iter().map(one).collect::<Vec<_>>().join("; ")
     }
+}
+
+/// `streamlets 0, 3 wait`
+fn wait<'a>(streamlets: impl IntoIterator<Item = &'a u32, IntoIter: ExactSizeIterator>) -> String {
+    let streamlets = streamlets.into_iter();
+    let count = streamlets.len();
+    let mut named: Vec<String> = streamlets.take(NAMED_MAX).map(u32::to_string).collect();
+    if count > NAMED_MAX {
+        named.push(format!("and {} more", count - NAMED_MAX));
+    }
+    let (noun, verb) = if count == 1 { ("streamlet", "waits") } else { ("streamlets", "wait") };
+    format!("{noun} {} {verb}", named.join(", "))
 }
 
 fn streamlets(run: &OwnerRun) -> Vec<u32> {
