@@ -255,26 +255,29 @@ impl Admin {
         if placement.is_alone() {
             return Ok(vec![self.client.call(&message(streamlets.to_vec())).await?]);
         }
-        let (mut answers, mut unknown, mut done) = (Vec::new(), None, BTreeSet::new());
+        let (mut answers, mut done) = (Vec::new(), BTreeSet::new());
+        let (mut unknown, mut nothing_to_do) = (None, BTreeSet::new());
         let until = Instant::now() + self.client.retry_timeout().max(NEXT_OWNER_TIMEOUT);
         let mut backoff = Backoff::default();
         loop {
             let mut failed = None;
             for (node, mut owned) in placement.by_owner(streamlets) {
                 // What an owner has told of before it moved is not asked for twice.
-                owned.retain(|streamlet| !done.contains(streamlet));
+                owned.retain(|streamlet| !done.contains(streamlet) && !nothing_to_do.contains(streamlet));
                 if owned.is_empty() {
                     continue;
                 }
                 match self.client.call_node(&placement, node, &message(owned.clone())).await {
-                    Ok(answer) => answers.push(answer),
-                    Err(error) if error.status() == Some(Status::UnknownApplication) => unknown = Some(error),
-                    Err(error) => {
-                        failed = Some(error);
-                        continue;
+                    Ok(answer) => {
+                        answers.push(answer);
+                        done.extend(owned);
                     }
+                    Err(error) if error.status() == Some(Status::UnknownApplication) => {
+                        unknown = Some(error);
+                        nothing_to_do.extend(owned);
+                    }
+                    Err(error) => failed = Some(error),
                 }
-                done.extend(owned);
             }
             let Some(error) = failed else { break };
             let wait = backoff.next(error.retry_after());
@@ -294,7 +297,7 @@ impl Admin {
             if let Some(error) = failed {
                 let done = if changes { done } else { BTreeSet::new() };
                 let wanted = placement.by_owner(streamlets).into_values().flatten();
-                return Err(partly(done, wanted, error));
+                return Err(partly(done, wanted.filter(|streamlet| !nothing_to_do.contains(streamlet)), error));
             }
         }
         match unknown {

@@ -459,7 +459,7 @@ pub enum OnError {
 }
 
 /// `kera consume`.
-#[derive(Args)]
+#[derive(Clone, Args)]
 pub struct ConsumeArgs {
     /// The stream.
     pub stream: String,

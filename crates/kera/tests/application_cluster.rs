@@ -105,6 +105,7 @@ fn a_node_that_is_not_heard_is_named_and_so_is_what_was_done_without_it() {
         assert!(listed.status.success() && common::stdout(&listed).contains("audit"), "{}", common::stdout(&listed));
         assert!(common::stderr(&listed).contains(&not_heard), "{}", common::stderr(&listed));
     }
+    assert_eq!(node.json("application list")[0]["unheard"], serde_json::json!([owner]));
     let top = node.ok("top --count 1");
     assert!(top.contains(&format!("{not_heard}: LAG lacks")), "{top}");
     assert_eq!(node.json("top --count 1")["unheard"], serde_json::json!([owner]));
@@ -112,6 +113,11 @@ fn a_node_that_is_not_heard_is_named_and_so_is_what_was_done_without_it() {
     assert!(said.contains(&format!("{not_heard} and may know it")), "{said}");
     assert!(node.ok("stream describe spread").contains(&not_heard));
     assert_eq!(node.json("stream describe spread")["unheard"], serde_json::json!([owner]));
+    let (_, said) = node.fails("application reset audit --stream spread --to earliest --yes");
+    let is_lost = format!("for node {owner}, which is lost");
+    assert!(said.contains("how far `audit` has read spread is not known") && said.contains(&is_lost), "{said}");
+    let (_, said) = node.fails("application delete tpyo --stream spread --yes");
+    assert!(!said.contains("it is done for"), "there is no application of that name: {said}");
     let (_, said) = node.fails("application delete audit --yes");
     assert!(said.contains("it is done for streamlet") && said.contains("give the command again"), "{said}");
 

@@ -52,6 +52,62 @@ fn what_is_not_at_a_lost_node_is_read_and_the_rest_when_it_is_back() {
     assert_eq!(text.lines().map(String::from).collect::<BTreeSet<_>>(), written);
 }
 
+/// It joins before it has opened what it has, and listens last: until then whoever looks for its streamlets is refused.
+#[test]
+fn a_node_that_is_back_and_does_not_listen_yet_holds_up_no_other() {
+    let ports = free_ports::<6>();
+    let (members, mut nodes) = three_nodes(&ports);
+    let node = nodes[1].as_ref().expect("it runs");
+    node.ok("stream create spread --streamlets 3 --replication 1");
+    produce(node, 0..300);
+    nodes[0].take().expect("it runs").kill();
+    let node = nodes[1].as_ref().expect("it runs");
+    eventually("a loss that is known", || cluster(node)["nodes"][0]["state"] == "lost");
+    let others: Vec<String> = node.json("stream describe spread")["owners"]
+        .as_array()
+        .expect("owners")
+        .iter()
+        .filter(|of| of["owner"] != 1)
+        .map(|of| of["streamlet"].to_string())
+        .collect();
+    let there = node.ok(&format!("consume spread --streamlets {}", others.join(","))).lines().count();
+    assert!(there > 0 && there < 300, "{there}");
+    let follow = |flags: &str, to: &Path| -> Child {
+        let mut command = node.command(&format!("consume spread --from earliest --follow {flags}"));
+        let command =
+            command.stdout(File::create(to).unwrap()).stderr(File::create(to.with_extension("said")).unwrap());
+        command.spawn().unwrap()
+    };
+    // One reads the others when the node is back, and one waits for it alone.
+    let (all, one) = (members[0].place.file("all"), members[0].place.file("one"));
+    let lost =
+        (0..3).map(|number| number.to_string()).find(|streamlet| !others.contains(streamlet)).expect("it owned one");
+    let mut following = [
+        follow(&format!("--max {}", there + 5_000), &all),
+        follow(&format!("--max {} --streamlets {lost}", 300 - there), &one),
+    ];
+    eventually("what is there", || lines_of(&all).len() == there);
+    let said = || std::fs::read_to_string(one.with_extension("said")).unwrap();
+    eventually("what is away", || said().contains("for node 1, which is lost"));
+
+    // Nobody listens where it says that it does.
+    let mut deaf = Node::start_flags(&[&members[0].flags[..], &["--advertised".into(), "127.0.0.1:1".into()]].concat());
+    deaf.expect_warning("");
+    eventually("it is live", || cluster(node)["nodes"][0]["state"] == "live");
+    let lines = members[1].place.file("lines");
+    let away = |key: &str| kera_client::routing::streamlet_of_key(key.as_bytes(), 3, 1).to_string() == lost;
+    let keys = (0..).map(|number: u32| number.to_string()).filter(|key| !away(key)).take(5_000);
+    std::fs::write(&lines, keys.map(|key| format!("{key}:more {key}\n")).collect::<String>()).unwrap();
+    node.ok(&format!("produce spread --key-separator : --file {}", lines.display()));
+    assert_eq!(end_of(&mut following[0]), Some(0), "{}", std::fs::read_to_string(all.with_extension("said")).unwrap());
+    eventually("why it waits", || said().contains(&format!("streamlet {lost} waits: ")));
+
+    deaf.kill();
+    nodes[0] = Some(start_again(&members[0]));
+    assert_eq!(end_of(&mut following[1]), Some(0), "{}", said());
+    assert_eq!(lines_of(&one).len(), 300 - there);
+}
+
 /// Where streamlets ended that were left out, nobody could say when it began. It stands still while they are back and are written to.
 #[test]
 fn who_follows_gets_what_was_written_before_it_has_noticed_that_a_node_is_back() {

@@ -46,7 +46,7 @@ impl Shared {
 pub(super) fn run(shared: &Arc<Shared>, number: u32, start: &super::StartLine) -> Result<(), BenchError> {
     let runtime = crate::runtime()?;
     runtime.block_on(LocalSet::new().run_until(async {
-        let built = build(shared, number).await;
+        let built = super::built(&shared.asked, build(shared, number)).await;
         start.ready_and_wait(built.is_ok());
         let readers: Vec<_> =
             built?.into_iter().map(|consumer| tokio::task::spawn_local(read(shared.clone(), consumer))).collect();

@@ -145,8 +145,11 @@ async fn make_streams(
     made: &mut Vec<String>,
 ) -> Result<(), BenchError> {
     let failed = |error: ClientError| BenchError::server("making a stream", error);
-    let client = Client::builder(address).client_name("kera-bench").connect().await;
-    let client = client.map_err(|error| BenchError::server(format!("connecting to {address}"), error))?;
+    let connecting = async {
+        let client = Client::builder(address).client_name("kera-bench").connect().await;
+        client.map_err(|error| BenchError::server(format!("connecting to {address}"), error))
+    };
+    let client = built(stop, connecting).await?;
     let admin = client.admin();
     for name in streams {
         stop.check()?;
@@ -230,6 +233,11 @@ async fn unless_asked<T>(stop: &Stop, work: impl Future<Output = T>) -> Option<T
         done = work => Some(done),
         () = late => None,
     }
+}
+
+/// What is made of a server, which is tried for a while if the server is away or hangs: whoever has asked to stop does not wait for that.
+async fn built<T>(stop: &Stop, making: impl Future<Output = Result<T, BenchError>>) -> Result<T, BenchError> {
+    unless_asked(stop, making).await.unwrap_or(Err(BenchError::Interrupted))
 }
 
 fn measure(
@@ -498,6 +506,8 @@ mod tests {
         };
         assert_eq!(runtime.block_on(unless_asked(&stop, soon)), Some(7), "it may end well");
         assert_eq!(runtime.block_on(unless_asked(&stop, std::future::pending::<u32>())), None);
+        let hangs = std::future::pending::<Result<u32, BenchError>>();
+        assert!(matches!(runtime.block_on(built(&stop, hangs)), Err(BenchError::Interrupted)));
     }
 
     #[test]

@@ -54,7 +54,7 @@ impl Shared {
 pub(super) fn run(shared: &Arc<Shared>, number: u32, start: &super::StartLine) -> Result<(), BenchError> {
     let runtime = crate::runtime()?;
     runtime.block_on(async {
-        let built = build(shared).await;
+        let built = super::built(&shared.asked, build(shared)).await;
         start.ready_and_wait(built.is_ok());
         let (mut producers, stamps) = built?;
         let work = async {

@@ -3,17 +3,19 @@
 use std::collections::BTreeSet;
 
 use kera_client::{Applications, Client, ClientError, LaneId, Start, Status, StreamInfo, StreamletId};
-use kera_protocol::{ApplicationSummary, CommittedOffset, CommittedOffsets};
+use kera_protocol::{ApplicationDescription, ApplicationSummary, CommittedOffset, CommittedOffsets};
 use kera_server::api::{ApplicationDetailsJson, ApplicationJson};
 use kera_server::suggest::nearest;
 use kera_server::units::human_count;
+use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::cli::{ApplicationCommand, Globals};
+use crate::commands::away::Away;
 use crate::commands::status::soon;
 use crate::connect::{connect, explain, find_stream};
 use crate::error::CliError;
-use crate::output::{Table, agreed, facts, not_heard, print, print_json, say};
+use crate::output::{Table, agreed, facts, not_heard, print, print_json, records_of, say};
 use crate::when::{parse_start, show_instant};
 
 /// Runs the command.
@@ -55,6 +57,15 @@ async fn all(client: &Client, stream: Option<&str>) -> Result<(Vec<Known>, Vec<u
 /// An application and its stream.
 type Known = (ApplicationSummary, StreamInfo);
 
+#[derive(Serialize)]
+struct ListedJson<'a> {
+    #[serde(flatten)]
+    application: ApplicationJson,
+    /// Nodes that own streamlets and were not heard: what it has to read there is not in its lag.
+    #[serde(skip_serializing_if = "<[u32]>::is_empty")]
+    unheard: &'a [u32],
+}
+
 async fn list(stream: Option<&str>, globals: &Globals) -> Result<(), CliError> {
     let client = connect(globals).await?;
     let (applications, unheard) = all(&client, stream).await?;
@@ -62,7 +73,8 @@ async fn list(stream: Option<&str>, globals: &Globals) -> Result<(), CliError> {
         say(format_args!("{nodes}: LAG lacks what applications have to read there, and some may be known there alone"));
     }
     if globals.json {
-        return print_json(&applications.iter().map(|(a, s)| ApplicationJson::new(a, &s.name)).collect::<Vec<_>>());
+        let one = |(a, s): &Known| ListedJson { application: ApplicationJson::new(a, &s.name), unheard: &unheard };
+        return print_json(&applications.iter().map(one).collect::<Vec<_>>());
     }
     let groups = if has_groups(&client).await { GROUPS_APART } else { "" };
     if applications.is_empty() {
@@ -144,10 +156,26 @@ fn of_application(error: &ClientError, name: &str, stream: &StreamInfo) -> CliEr
     }
 }
 
+/// An application as all owners of its stream together know it. If one of them is lost, and no other takes its place, nobody knows how far the
+/// application is, or whether there is one: that is said soon, with the node. Who is only late is waited for.
+async fn as_all_know_it(
+    client: &Client,
+    name: &str,
+    stream: &StreamInfo,
+) -> Result<Result<ApplicationDescription, ClientError>, CliError> {
+    let away = Away::without_owner(client, stream).await?;
+    if !away.is_nothing() {
+        let message = format!("how far `{name}` has read {} is not known: {}", stream.name, away.sentence());
+        return Err(CliError::failure(message)
+            .next("start that node again; `kera status` shows what is lost and what waits for it"));
+    }
+    Ok(client.admin().application(stream.id, name).await)
+}
+
 async fn describe(name: &str, stream: Option<&str>, globals: &Globals) -> Result<(), CliError> {
     let client = connect(globals).await?;
     let stream = stream_of(&client, name, stream).await?;
-    let described = client.admin().application(stream.id, name).await;
+    let described = as_all_know_it(&client, name, &stream).await?;
     let description = described.map_err(|error| of_application(&error, name, &stream))?;
     if globals.json {
         return print_json(&ApplicationDetailsJson::new(&description, &stream.name));
@@ -158,7 +186,7 @@ async fn describe(name: &str, stream: Option<&str>, globals: &Globals) -> Result
         ("stream", stream.name.clone()),
         ("state", d.state.name().to_owned()),
         ("order", d.order.to_string()),
-        ("lag", format!("{} records", human_count(d.lag))),
+        ("lag", records_of(d.lag)),
     ]);
     if !d.members.is_empty() {
         let mut table = Table::new(&["CONSUMER", "ADDRESS", "JOINED", "LAST HEARD OF", "GROUPS"]);
@@ -195,9 +223,9 @@ async fn delete(name: &str, stream: Option<&str>, yes: bool, globals: &Globals) 
     let client = connect(globals).await?;
     let stream = stream_of(&client, name, stream).await?;
     if !yes {
-        let described = client.admin().application(stream.id, name).await;
+        let described = as_all_know_it(&client, name, &stream).await?;
         let lag = described.map_err(|error| of_application(&error, name, &stream))?.lag;
-        let left = if lag == 0 { "all of it".to_owned() } else { format!("all but {} records", human_count(lag)) };
+        let left = if lag == 0 { "all of it".to_owned() } else { format!("all but {}", records_of(lag)) };
         let read = format!("how far {name} has read {} ({left})", stream.name);
         let (lost, kept) = (format!("{read} would be forgotten for good"), format!("{name} was not deleted"));
         agreed(&format!("forget {read}?"), &lost, &kept)?;
@@ -238,7 +266,7 @@ async fn reset(
             error.next(next)
         }
     })?;
-    let is_new = match client.admin().application(stream.id, name).await {
+    let is_new = match as_all_know_it(&client, name, &stream).await? {
         Ok(_) => false,
         Err(error) if error.status() == Some(Status::UnknownApplication) => true,
         Err(error) => return Err(explain(&error)),

@@ -1,16 +1,32 @@
 //! Which streamlets of a stream nobody can read at the moment, because what is in them is at a node that is lost. Asked by
-//! `kera consume` before it begins and when nothing comes.
+//! `kera consume` before it begins and when nothing comes, and by `kera application` before it needs all owners.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
 
 use kera_client::{Client, ClientError, Status, StreamInfo};
 use kera_format::limits::STREAMLETS_MAX;
 use kera_protocol::{FindOwners, OwnerRun, Owners};
 
+use crate::output::say;
+
 /// More pages of owners than a stream can have.
 const PAGES_MAX: usize = 1_000;
 /// Streamlets that are named one by one.
 const NAMED_MAX: usize = 8;
+
+/// How long a streamlet whose node is lost is waited for before it is done without it: another node may be taking over.
+pub const TAKE_OVER_MAX: Duration = Duration::from_secs(4);
+/// How often it is looked whether one has.
+pub const LOOK_EVERY: Duration = Duration::from_millis(500);
+
+/// Whom a streamlet needs for what is asked.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Needed {
+    /// All that have records of it.
+    All,
+    Owners,
+}
 
 /// Streamlets by the node that they wait for; zero: nobody owns them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -22,6 +38,10 @@ impl Away {
     /// # Errors
     /// Nobody can be asked.
     pub async fn of(client: &Client, stream: &StreamInfo) -> Result<Away, ClientError> {
+        Away::look(client, stream, Needed::All).await
+    }
+
+    async fn look(client: &Client, stream: &StreamInfo, needed: Needed) -> Result<Away, ClientError> {
         let (mut away, mut after) = (Away::default(), None);
         let fenced: Vec<u32> = match client.admin().describe_cluster().await {
             Ok(cluster) => cluster.nodes.iter().filter(|node| node.fenced).map(|node| node.node).collect(),
@@ -34,7 +54,7 @@ impl Away {
             if page.node == 0 {
                 break;
             }
-            away.take(&page, &fenced);
+            away.take(&page, &fenced, needed);
             let next = page.next_page();
             if next <= after {
                 break;
@@ -44,10 +64,29 @@ impl Away {
         Ok(away)
     }
 
-    fn take(&mut self, page: &Owners, fenced: &[u32]) {
+    /// What has a lost owner and is taken over by nobody. While that is not known it says once what is waited for. Older records that are away
+    /// do not count: what applications have read is at the owners.
+    ///
+    /// # Errors
+    /// Nobody can be asked.
+    pub async fn without_owner(client: &Client, stream: &StreamInfo) -> Result<Away, ClientError> {
+        let (begun, mut has_said) = (Instant::now(), false);
+        loop {
+            let away = Away::look(client, stream, Needed::Owners).await?;
+            if away.is_nothing() || begun.elapsed() >= TAKE_OVER_MAX {
+                return Ok(away);
+            }
+            if !std::mem::replace(&mut has_said, true) {
+                say(away.sentence());
+            }
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+    }
+
+    fn take(&mut self, page: &Owners, fenced: &[u32], needed: Needed) {
         let is_there = |node: u32| page.nodes.iter().any(|known| known.node == node) && !fenced.contains(&node);
         for run in page.streams.iter().flat_map(|of| &of.runs) {
-            let older = run.older.iter().map(|older| older.node);
+            let older = run.older.iter().map(|older| older.node).filter(|_| needed == Needed::All);
             if let Some(lost) = std::iter::once(run.node).chain(older).find(|node| !is_there(*node)) {
                 let lost = if lost == u32::MAX { 0 } else { lost };
                 self.0.entry(lost).or_default().extend(streamlets(run));
@@ -86,6 +125,11 @@ impl Away {
         self
     }
 
+    /// The same in parts, each of which waits for one node.
+    pub fn by_node(self) -> impl Iterator<Item = Away> {
+        self.0.into_iter().map(|one| Away(BTreeMap::from([one])))
+    }
+
     /// Whether nothing is.
     pub fn is_nothing(&self) -> bool {
         self.0.is_empty()
@@ -102,22 +146,34 @@ impl Away {
         all.into_iter().collect()
     }
 
+    /// Without whom they wait for: `streamlets 0, 3 wait`.
+    pub fn that_wait(&self) -> String {
+        wait(&self.streamlets())
+    }
+
     /// As a sentence without its end: `streamlets 0, 3 wait for node 1, which is lost`.
     pub fn sentence(&self) -> String {
         let one = |(node, streamlets): (&u32, &BTreeSet<u32>)| {
-            let mut named: Vec<String> = streamlets.iter().take(NAMED_MAX).map(u32::to_string).collect();
-            if streamlets.len() > NAMED_MAX {
-                named.push(format!("and {} more", streamlets.len() - NAMED_MAX));
-            }
-            let (noun, verb) = if streamlets.len() == 1 { ("streamlet", "waits") } else { ("streamlets", "wait") };
             let whom = match node {
                 0 => "a node that takes over".to_owned(),
                 node => format!("node {node}, which is lost"),
             };
-            format!("{noun} {} {verb} for {whom}", named.join(", "))
+            format!("{} for {whom}", wait(streamlets))
         };
         self.0.iter().map(one).collect::<Vec<_>>().join("; ")
     }
+}
+
+/// `streamlets 0, 3 wait`
+fn wait<'a>(streamlets: impl IntoIterator<Item = &'a u32, IntoIter: ExactSizeIterator>) -> String {
+    let streamlets = streamlets.into_iter();
+    let count = streamlets.len();
+    let mut named: Vec<String> = streamlets.take(NAMED_MAX).map(u32::to_string).collect();
+    if count > NAMED_MAX {
+        named.push(format!("and {} more", count - NAMED_MAX));
+    }
+    let (noun, verb) = if count == 1 { ("streamlet", "waits") } else { ("streamlets", "wait") };
+    format!("{noun} {} {verb}", named.join(", "))
 }
 
 fn streamlets(run: &OwnerRun) -> Vec<u32> {
@@ -154,7 +210,9 @@ mod tests {
         let page =
             Owners { cluster: [1; 16], version: 3, node: 2, nodes: vec![node(1), node(2)], streams, more: false };
         let mut away = Away::default();
-        away.take(&page, &[1]);
+        away.take(&page, &[1], Needed::Owners);
+        assert_eq!(away.streamlets(), [0, 2, 4], "streamlet 3 has an owner");
+        away.take(&page, &[1], Needed::All);
         let said = "streamlet 4 waits for a node that takes over; streamlets 0, 2, 3 wait for node 1, which is lost";
         assert_eq!(away.sentence(), said);
         assert_eq!(away.streamlets(), [0, 2, 3, 4]);

@@ -12,13 +12,14 @@ use std::io;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-use kera_client::{Client, ClientError, CommitMode, ConsumedRecord, Consumer, Start, StreamInfo};
+use kera_client::{Client, ClientError, CommitMode, ConsumedRecord, Consumer, ConsumerBuilder, Start, StreamInfo};
 use tokio::io::Interest;
 use tokio::net::unix::pipe;
+use tokio::task::{JoinError, JoinSet};
 use tokio::time::timeout;
 
 use crate::cli::{ConsumeArgs, Globals, Show};
-use crate::commands::away::Away;
+use crate::commands::away::{self, Away, TAKE_OVER_MAX};
 use crate::commands::printing::Printing;
 use crate::connect::{connect, explain, find_stream};
 use crate::error::{CliError, EXIT_INTERRUPTED};
@@ -30,8 +31,6 @@ use crate::when::{now_ms, parse_start};
 const COMMIT_EVERY: Duration = Duration::from_secs(1);
 /// Records between two looks at the clock while records come without a pause.
 const LOOK_EVERY: u64 = 256;
-/// How long a streamlet whose node is lost is waited for before the others are read without it: another node may be taking over.
-const TAKE_OVER_MAX: Duration = Duration::from_secs(4);
 /// When nothing has come for so long, it is looked for a reason.
 const WONDER_EVERY: Duration = Duration::from_secs(3);
 /// What is printed with --key-separator for a key or a value that there is not.
@@ -55,14 +54,17 @@ pub async fn run(args: &ConsumeArgs, globals: &Globals) -> Result<(), CliError> 
         None if args.follow && args.application.is_none() => Start::Latest,
         None => Start::Earliest,
     };
-    let mut source = Source { client, stream, from, begun_ms: now_ms(), args };
-    let Begun { consumer, late, left_out } = source.begin().await?;
+    let mut source = Source { client, stream, from, begun_ms: now_ms(), args: args.clone() };
+    let Begun { consumer, left_out, away, said } = source.begin().await?;
     let mut consuming = Consuming {
         source,
         consumer,
-        late,
+        late: Vec::new(),
         left_out,
-        said: String::new(),
+        returning: JoinSet::new(),
+        being_begun: Away::default(),
+        trouble: String::new(),
+        said,
         wondered: Instant::now(),
         out: Printing::start()?,
         format,
@@ -71,6 +73,7 @@ pub async fn run(args: &ConsumeArgs, globals: &Globals) -> Result<(), CliError> 
         uncommitted: 0,
         committed: Instant::now(),
     };
+    consuming.begin_with_what_is_back(&away);
     let outcome = tokio::select! {
         outcome = consuming.all(args.max.unwrap_or(u64::MAX)) => Some(outcome),
         () = stop_signal() => None,
@@ -96,25 +99,34 @@ fn format_of(args: &ConsumeArgs, globals: &Globals) -> Result<Show, CliError> {
 /// How it begins.
 struct Begun {
     consumer: Consumer,
-    /// Of streamlets that were away and are back.
-    late: Vec<Consumer>,
+    /// Of a follower also what was away and is back.
     left_out: Away,
+    /// What is away still.
+    away: Away,
+    /// What was said of it.
+    said: String,
 }
 
 /// What is read, and from where on.
-struct Source<'a> {
+#[derive(Clone)]
+struct Source {
     client: Client,
     stream: StreamInfo,
     from: Start,
     /// When the command began, in milliseconds since 1970.
     begun_ms: i64,
-    args: &'a ConsumeArgs,
+    args: ConsumeArgs,
 }
 
-impl Source<'_> {
+/// A consumer of streamlets that were left out and are back, or why there is none yet.
+type Returned = (Away, Result<Consumer, ClientError>);
+
+impl Source {
     /// A consumer of streamlets that were left out and are back.
-    async fn late_consumer(&self, streamlets: &[u32]) -> Result<Consumer, ClientError> {
-        self.consumer(streamlets, &[], self.start_when_back()).await
+    async fn late_consumer(self, back: Away) -> Returned {
+        let streamlets = back.streamlets();
+        let consumer = self.consumer(self.start_when_back(), |builder| builder.streamlets(streamlets)).await;
+        (back, consumer)
     }
 
     /// From where on streamlets are read that nobody could read when the command began. Where they ended then nobody could say: what they have
@@ -123,15 +135,15 @@ impl Source<'_> {
         if self.from == Start::Latest { Start::TimeMs(self.begun_ms) } else { self.from }
     }
 
-    /// A consumer of these streamlets; of all but `without` if none are named, and then also of those that the stream will get.
-    async fn consumer(&self, streamlets: &[u32], without: &[u32], from: Start) -> Result<Consumer, ClientError> {
-        let args = self.args;
+    /// A consumer of a part.
+    async fn consumer(
+        &self,
+        from: Start,
+        part: impl FnOnce(ConsumerBuilder) -> ConsumerBuilder,
+    ) -> Result<Consumer, ClientError> {
+        let args = &self.args;
         let builder = self.client.consumer(&self.stream.name).from(from);
-        let mut builder = builder.until_end(!args.follow).commit(CommitMode::Manual);
-        builder = match streamlets.is_empty() {
-            true => builder.without_streamlets(without.iter().copied()),
-            false => builder.streamlets(streamlets.iter().copied()),
-        };
+        let mut builder = part(builder.until_end(!args.follow).commit(CommitMode::Manual));
         if let Some(application) = &args.application {
             builder = builder.application(application).member_name(member_name());
         }
@@ -151,35 +163,26 @@ impl Source<'_> {
         Ok(Away::of(&self.client, &self.stream).await?.among(&self.args.streamlets))
     }
 
-    /// A consumer of all that is wanted but these. Nothing if they are all.
-    async fn consumer_of_others(&self, out: &Away, from: Start) -> Result<Option<Consumer>, ClientError> {
-        let is_out = |streamlet: &u32| out.has(*streamlet);
-        let all: Vec<u32> = (0..self.stream.options.streamlets).collect();
-        let wanted = if self.args.streamlets.is_empty() { &all } else { &self.args.streamlets };
-        let here: Vec<u32> = wanted.iter().copied().filter(|streamlet| !is_out(streamlet)).collect();
-        let here = match self.args.streamlets.is_empty() {
-            _ if here.is_empty() => return Ok(None),
-            // It reads what the stream gets, too.
-            true => Vec::new(),
-            false => here,
-        };
-        // The stream may have got some meanwhile that are out, too.
-        self.consumer(&here, &out.streamlets(), from).await.map(Some)
+    /// Whether more is wanted than these.
+    fn has_others(&self, out: &Away) -> bool {
+        let is_here = |streamlet: u32| !out.has(streamlet);
+        match self.args.streamlets.is_empty() {
+            true => (0..self.stream.options.streamlets).any(is_here),
+            false => self.args.streamlets.iter().copied().any(is_here),
+        }
     }
 
-    /// Begins with all that is not away now; nothing if all is. What has been since the command began has taken records meanwhile that a follower
-    /// is to see, wherever the others are read from.
-    async fn begin_without(&self, away: &Away, been_away: &Away) -> Result<Option<Begun>, ClientError> {
-        let back = been_away.clone().without(away).streamlets();
-        let (consumer, late) = if back.is_empty() || !self.args.follow {
-            (self.consumer_of_others(away, self.from).await?, Vec::new())
-        } else {
-            match self.consumer_of_others(been_away, self.from).await? {
-                Some(others) => (Some(others), vec![self.late_consumer(&back).await?]),
-                None => (self.consumer_of_others(away, self.start_when_back()).await?, Vec::new()),
-            }
+    /// A consumer of all that is wanted but these. It reads what the stream gets, too, unless streamlets are named; so it does if there is nothing
+    /// else, and then also what the stream has got since the command began.
+    async fn consumer_of_others(&self, out: &Away) -> Result<Consumer, ClientError> {
+        let from = if self.has_others(out) { self.from } else { self.start_when_back() };
+        let named = &self.args.streamlets;
+        let here = named.iter().copied().filter(|streamlet| !out.has(*streamlet));
+        let part = |builder: ConsumerBuilder| match named.is_empty() {
+            true => builder.without_streamlets(out.streamlets()),
+            false => builder.streamlets(here),
         };
-        Ok(consumer.map(|consumer| Begun { consumer, late, left_out: away.clone() }))
+        self.consumer(from, part).await
     }
 
     /// Looks at the stream anew: which streamlets it has got since the last look. While it cannot be asked it is as it was.
@@ -193,22 +196,28 @@ impl Source<'_> {
     }
 
     /// A consumer of what can be read, and what it leaves out. An application leaves nothing out: its members wait.
+    ///
+    /// Whoever follows waits for nothing that has been away since the command began, even if it is back: a node is live before it listens, and
+    /// has taken records meanwhile that are to be seen, wherever the others are read from. It is begun with beside the others.
     async fn begin(&mut self) -> Result<Begun, CliError> {
         let begun = Instant::now();
         let is_application = self.args.application.is_some();
-        let (mut said, mut been_away) = (false, Away::default());
+        let (mut said, mut been_away) = (String::new(), Away::default());
         loop {
             let away = if is_application { Away::default() } else { self.away().await? };
             been_away.add(&away);
             let is_late = begun.elapsed() >= TAKE_OVER_MAX;
-            if is_late && !away.is_nothing() && !std::mem::replace(&mut said, true) {
-                say(away.sentence());
+            if is_late && !away.is_nothing() && said.is_empty() {
+                said = away.sentence();
+                say(&said);
             }
             if is_late || away.is_nothing() {
-                match self.begin_without(&away, &been_away).await {
-                    Ok(Some(begun)) => return Ok(begun),
-                    Ok(None) if self.args.follow => {}
-                    Ok(None) => return Err(left_out_error(&away)),
+                let left_out = if self.args.follow { &been_away } else { &away };
+                if !self.args.follow && !self.has_others(left_out) {
+                    return Err(left_out_error(&away));
+                }
+                match self.consumer_of_others(left_out).await {
+                    Ok(consumer) => return Ok(Begun { consumer, left_out: left_out.clone(), away, said }),
                     Err(error) if is_application || !error.retryable() => return Err(error.into()),
                     // What it looked for may be at a node that is found to be lost by now.
                     Err(error) => match self.away().await?.without(&away).is_nothing() {
@@ -217,7 +226,7 @@ impl Source<'_> {
                     },
                 }
             }
-            tokio::time::sleep(Duration::from_millis(500)).await;
+            tokio::time::sleep(away::LOOK_EVERY).await;
             // What the stream has got has taken records since the command began, like what is back.
             let grown = self.grown().await;
             if self.args.streamlets.is_empty() {
@@ -266,12 +275,18 @@ fn member_name() -> String {
     format!("{}-{}", host.trim(), std::process::id())
 }
 
-struct Consuming<'a> {
-    source: Source<'a>,
+struct Consuming {
+    source: Source,
     consumer: Consumer,
-    /// Of streamlets that were left out: one for all that were found to be back at one look.
+    /// Of streamlets that were left out: one for all of a node that were found to be back at one look.
     late: Vec<Consumer>,
     left_out: Away,
+    /// Makes consumers of what was left out and is back.
+    returning: JoinSet<Returned>,
+    /// What they are being made of.
+    being_begun: Away,
+    /// What kept one from being made the last time; empty: nothing.
+    trouble: String,
     /// What was said last about why nothing comes; empty: nothing, or that it goes on.
     said: String,
     /// When it was looked for a reason last, or a record came after a pause.
@@ -285,7 +300,7 @@ struct Consuming<'a> {
     committed: Instant,
 }
 
-impl Consuming<'_> {
+impl Consuming {
     /// Prints everything. Dropped before it is done, as by a signal, it has lost nothing that was not printed.
     async fn all(&mut self, max: u64) -> Result<(), CliError> {
         let gone = reader_gone();
@@ -317,7 +332,11 @@ impl Consuming<'_> {
                             continue;
                         }
                         () = sleep(wonder) => {
-                            self.wonder().await?;
+                            self.wonder().await;
+                            continue;
+                        }
+                        Some(returned) = self.returning.join_next() => {
+                            self.take_back(returned)?;
                             continue;
                         }
                         () = &mut gone => return Err(CliError::pipe_closed()),
@@ -334,17 +353,28 @@ impl Consuming<'_> {
                 self.hand_over().await?;
             }
             if self.printed.is_multiple_of(LOOK_EVERY) {
-                let may_be_back = self.source.args.follow && !self.left_out.is_nothing();
-                if may_be_back && self.wondered.elapsed() >= WONDER_EVERY {
-                    self.wonder().await?;
-                }
-                match self.committed.elapsed() >= COMMIT_EVERY {
-                    true => self.commit_meanwhile().await?,
-                    false => tokio::task::yield_now().await,
-                }
+                self.look_up().await?;
             }
         }
         Ok(())
+    }
+
+    /// Records come without a pause: looks at everything else.
+    async fn look_up(&mut self) -> Result<(), CliError> {
+        while let Some(returned) = self.returning.try_join_next() {
+            self.take_back(returned)?;
+        }
+        let may_be_back = self.source.args.follow && !self.left_out.is_nothing();
+        if may_be_back && self.wondered.elapsed() >= WONDER_EVERY {
+            self.wonder().await;
+        }
+        match self.committed.elapsed() >= COMMIT_EVERY {
+            true => self.commit_meanwhile().await,
+            false => {
+                tokio::task::yield_now().await;
+                Ok(())
+            }
+        }
     }
 
     /// Hands over what was printed. While its reader stands still groups that are asked back for other members are given to these.
@@ -373,39 +403,52 @@ impl Consuming<'_> {
         }
     }
 
-    /// Nothing has come for a while, or streamlets were left out: looks whether there is a reason, says it once, and reads what is back.
-    async fn wonder(&mut self) -> Result<(), CliError> {
+    /// Nothing has come for a while, or streamlets were left out: looks whether there is a reason, says it once, and begins with what is back.
+    async fn wonder(&mut self) {
         let looked = timeout(WONDER_EVERY, self.source.away()).await;
         self.wondered = Instant::now();
-        let (address, follow) = (self.source.client.address(), self.source.args.follow);
+        let address = self.source.client.address();
         let reason = match looked {
             Err(_) => format!("waiting for {address}: it does not answer"),
             Ok(Err(error)) => format!("waiting for {address}: {}", explain(&error).message),
             Ok(Ok(away)) => {
-                if follow {
-                    self.read_what_is_back(&away).await;
-                }
-                away.sentence()
+                self.begin_with_what_is_back(&away);
+                if away.is_nothing() { self.trouble.clone() } else { away.sentence() }
             }
         };
-        if !reason.is_empty() && reason != self.said && self.left_out.sentence() != reason {
+        if !reason.is_empty() && reason != self.said {
             say(&reason);
         }
         self.said = reason;
-        Ok(())
     }
 
-    /// Reads of what was left out that which is not away any more; the rest waits on.
-    async fn read_what_is_back(&mut self, away: &Away) {
-        let back = self.left_out.clone().without(away);
-        if back.is_nothing() {
+    /// Begins, for whoever follows, with that which was left out and is not away any more; the rest waits on. In tasks of their own, one for each
+    /// node that was waited for: one may be live and not listen yet, and is then tried for as long as another one may take over from it. That holds up
+    /// neither the records of the others nor what is back at other nodes.
+    fn begin_with_what_is_back(&mut self, away: &Away) {
+        if !self.source.args.follow {
             return;
         }
-        // If it goes away again at once, the next look is the next try.
-        if let Ok(consumer) = self.source.late_consumer(&back.streamlets()).await {
-            self.late.push(consumer);
-            self.left_out = std::mem::take(&mut self.left_out).without(&back);
+        for back in self.left_out.clone().without(away).without(&self.being_begun).by_node() {
+            self.being_begun.add(&back);
+            self.returning.spawn(self.source.clone().late_consumer(back));
         }
+    }
+
+    /// One of these tasks has ended: reads what was begun with. If it could not be, the next look is the next try.
+    fn take_back(&mut self, returned: Result<Returned, JoinError>) -> Result<(), CliError> {
+        let (back, consumer) = returned.map_err(|_| ClientError::Closed)?;
+        self.wondered = Instant::now();
+        self.being_begun = std::mem::take(&mut self.being_begun).without(&back);
+        match consumer {
+            Ok(consumer) => {
+                self.late.push(consumer);
+                self.left_out = std::mem::take(&mut self.left_out).without(&back);
+                self.trouble.clear();
+            }
+            Err(error) => self.trouble = format!("{}: {}", back.that_wait(), explain(&error).message),
+        }
+        Ok(())
     }
 
     /// Commits while there is more to come: a server that is away is no reason to stop, what was printed is committed when it is back.

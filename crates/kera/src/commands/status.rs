@@ -18,7 +18,7 @@ use crate::commands::level::{self, Level};
 use crate::commands::owners::{self, Owned};
 use crate::connect::{connect, explain};
 use crate::error::CliError;
-use crate::output::{Table, facts, print, print_json};
+use crate::output::{Table, facts, print, print_json, records_of};
 use serde::Serialize;
 
 /// Runs the command. `check`: a problem is an error.
@@ -469,21 +469,15 @@ fn waits_for(node: u32, count: u64, names: &[&str]) -> String {
     )
 }
 
-/// Which node it is that answers: of a cluster its number, and the address that it has there. Clients may name several.
+/// Which node it is that answers: of a cluster its number, and the address that it has there. Clients may name several. With an address as it usually
+/// is that fits a terminal of 80 columns.
 fn who(s: &NodeStatusResponse, cluster: Option<&ClusterDescription>, address: &str) -> String {
     let member = cluster.and_then(|cluster| cluster.nodes.iter().find(|node| node.uuid == s.node_id));
     match member {
         Some(member) => {
-            format!(
-                "{} at {} ({}), version {}, start {}",
-                member.node,
-                member.native_address,
-                uuid_text(&s.node_id),
-                s.version,
-                s.node_epoch
-            )
+            format!("{} at {} ({})", member.node, member.native_address, uuid_text(&s.node_id))
         }
-        None => format!("{} at {address}, version {}, start {}", uuid_text(&s.node_id), s.version, s.node_epoch),
+        None => format!("{} at {address}", uuid_text(&s.node_id)),
     }
 }
 
@@ -492,9 +486,10 @@ fn status_text(s: &NodeStatusResponse, cluster: Option<&ClusterDescription>, add
     let percent = (s.arena_used_bytes * 100).checked_div(s.arena_bytes).unwrap_or(0);
     let mut text = facts(&[
         ("node", who(s, cluster, address)),
+        ("version", s.version.clone()),
         ("roles", roles.join(", ")),
         ("state", if s.ready { "ready".into() } else { "not ready".to_owned() }),
-        ("up", human_duration(s.uptime_ms)),
+        ("up", format!("{}, start {}", human_duration(s.uptime_ms), s.node_epoch)),
         ("arena", format!("{} of {} in use ({percent}%)", human_bytes(s.arena_used_bytes), human_bytes(s.arena_bytes))),
         (
             "streams",
@@ -514,10 +509,7 @@ fn status_text(s: &NodeStatusResponse, cluster: Option<&ClusterDescription>, add
                 s.connections, s.subscriptions, s.applications
             ),
         ),
-        (
-            "written",
-            format!("{} records, {} since the start", human_count(s.appended_records), human_bytes(s.appended_bytes)),
-        ),
+        ("written", format!("{}, {} since the start", records_of(s.appended_records), human_bytes(s.appended_bytes))),
         ("read", format!("{} since the start", human_bytes(s.read_bytes))),
     ]);
     for disk in &s.disks {
@@ -530,9 +522,38 @@ fn status_text(s: &NodeStatusResponse, cluster: Option<&ClusterDescription>, add
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::commands::level::tests::described;
+
+    /// What a node says of itself that has taken so many bytes.
+    pub(in crate::commands) fn told(number: u32, appended_bytes: u64) -> NodeStatusResponse {
+        NodeStatusResponse {
+            node_id: [number as u8; 16],
+            node_epoch: 1,
+            version: String::new(),
+            roles: Vec::new(),
+            started_ms: 0,
+            uptime_ms: 0,
+            ready: true,
+            problems: vec!["the disk is full".into()],
+            arena_bytes: 100,
+            arena_used_bytes: 10,
+            streams: 0,
+            lanes: 0,
+            groups: 0,
+            segments: 0,
+            stored_bytes: 0,
+            connections: 2,
+            subscriptions: 0,
+            applications: 0,
+            appended_records: 0,
+            appended_bytes,
+            read_bytes: 0,
+            pending_bytes: 0,
+            disks: Vec::new(),
+        }
+    }
 
     fn whole(cluster: ClusterDescription) -> Cluster {
         Cluster {
@@ -566,6 +587,27 @@ mod tests {
         assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
         assert!(text.contains("192.168.100.102:7070  1234  ?      123 GiB\n"), "{text}");
         assert_eq!(text.lines().last(), Some("roles: node 2 is broker and backup only"), "{text}");
+    }
+
+    #[test]
+    fn what_a_node_says_of_itself_fits_a_terminal() {
+        let mut cluster = described(1, &[1; 3]);
+        cluster.nodes[1].uuid = [7; 16];
+        cluster.nodes[1].native_address = "192.168.100.102:7070".into();
+        let status = NodeStatusResponse {
+            version: "0.1.0".into(),
+            node_epoch: 123,
+            roles: ALL_ROLES.to_vec(),
+            ..told(7, 1 << 30)
+        };
+        for cluster in [None, Some(&cluster)] {
+            let text = status_text(&status, cluster, "192.168.100.102:7070");
+            assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+            assert!(
+                text.contains("192.168.100.102:7070") && text.contains("0.1.0") && text.contains("start 123"),
+                "{text}"
+            );
+        }
     }
 
     #[tokio::test]

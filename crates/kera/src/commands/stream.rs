@@ -15,7 +15,7 @@ use crate::commands::copies as changing;
 use crate::commands::owners::{self, Owned};
 use crate::connect::{connect, find_stream};
 use crate::error::CliError;
-use crate::output::{Table, agreed, counted, facts, not_heard, print, print_json};
+use crate::output::{Table, agreed, counted, facts, not_heard, print, print_json, records_of};
 use crate::when::show_instant;
 
 /// Runs the command.
@@ -341,7 +341,7 @@ async fn delete(name: &str, if_exists: bool, yes: bool, globals: &Globals) -> Re
 async fn agreed_to_delete(client: &Client, info: &StreamInfo) -> Result<(), CliError> {
     let held = client.admin().stream_stats(info.id).await?;
     let at_least = if held.unheard.is_empty() { "" } else { "at least " };
-    let all = format!("{} with {at_least}{} records", info.name, human_count(held.records()));
+    let all = format!("{} with {at_least}{}", info.name, records_of(held.records()));
     let (lost, kept) = (format!("{all} would be gone for good"), format!("{} was not deleted", info.name));
     agreed(&format!("delete {all}?"), &lost, &kept)
 }

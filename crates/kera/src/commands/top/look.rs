@@ -320,6 +320,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::commands::status::tests::told;
 
     fn look(seconds: u64, nodes: Vec<NodeLook>) -> Look {
         let at = Instant::now() + Duration::from_secs(seconds);
@@ -327,31 +328,7 @@ mod tests {
     }
 
     fn node(number: u32, appended: Option<u64>) -> NodeLook {
-        let status = appended.map(|appended_bytes| NodeStatusResponse {
-            node_id: [number as u8; 16],
-            node_epoch: 1,
-            version: String::new(),
-            roles: Vec::new(),
-            started_ms: 0,
-            uptime_ms: 0,
-            ready: true,
-            problems: vec!["the disk is full".into()],
-            arena_bytes: 100,
-            arena_used_bytes: 10,
-            streams: 0,
-            lanes: 0,
-            groups: 0,
-            segments: 0,
-            stored_bytes: 0,
-            connections: 2,
-            subscriptions: 0,
-            applications: 0,
-            appended_records: 0,
-            appended_bytes,
-            read_bytes: 0,
-            pending_bytes: 0,
-            disks: Vec::new(),
-        });
+        let status = appended.map(|appended_bytes| told(number, appended_bytes));
         let state = if status.is_some() { "live" } else { "lost" };
         NodeLook { number, state, streamlets: 1, status }
     }
