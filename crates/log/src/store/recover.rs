@@ -336,11 +336,11 @@ impl Found {
     }
 }
 
-/// Which of two copies of a segment counts: the higher one.
-fn rank(segment: &StoredSegment) -> (u32, u64, u64, u16) {
+/// Which of two copies of a segment counts: the higher one. In one container the one behind was written later.
+fn rank(segment: &StoredSegment) -> (u32, u64, u64, u16, u64) {
     let rewrites = segment.header.rewrites();
     let bytes = if rewrites == 0 { segment.at.bytes } else { 0 };
-    (rewrites, bytes, segment.at.container, u16::MAX - segment.at.disk)
+    (rewrites, bytes, segment.at.container, u16::MAX - segment.at.disk, segment.at.offset)
 }
 
 /// Whether what is on disk of a segment is what its entry tells of. An error: the disk does not give it.
