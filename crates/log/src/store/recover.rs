@@ -206,6 +206,10 @@ impl Found {
     }
 
     /// Reads what is noted of a disk that cannot be read any more.
+    ///
+    /// That others know is true as long as the place is lacking. One that reads back the node may come back with: it offers what it has, and holds it again
+    /// where others have not rebuilt it. From then on nobody else needs to have it. So its note goes before anybody hears of this start, and when the
+    /// place does not read once more they are told once more.
     fn read_notes(&mut self, number: usize, disk: &DiskContainers) {
         // That others have what was in it too does not say that it is gone here.
         self.lacks_some |= self.recovery.lacks.iter().any(|lack| usize::from(lack.disk) == number);
@@ -217,7 +221,16 @@ impl Found {
         let lost: Vec<Lack> = lost.filter(|lack| self.is_lost(disk, lack)).collect();
         self.recovery.lacks.extend(lost);
         let lacks = &mut self.recovery.lacks;
-        lacks.retain(|lack| usize::from(lack.disk) < number || !known.contains(&(lack.container, lack.at)));
+        let of_disk = lacks.iter().filter(|lack| usize::from(lack.disk) == number);
+        let still: BTreeSet<(u64, u64)> =
+            of_disk.map(|lack| (lack.container, lack.at)).filter(|place| known.contains(place)).collect();
+        lacks.retain(|lack| usize::from(lack.disk) < number || !still.contains(&(lack.container, lack.at)));
+        if still != known
+            && let Err(error) = write_notes(&*disk.disk, KNOWN, &still)
+        {
+            let path = disk.disk.root().join(CONTAINER_DIR).join(KNOWN);
+            self.recovery.problems.push(format!("{} could not be written: {error}", path.display()));
+        }
     }
 
     /// Adds a segment that was being written through. Of two extents of one segment the one counts that was begun last: its
