@@ -658,8 +658,11 @@ impl Backup {
         if to_sync == Some(true) {
             return self.sync(writer, disk, run);
         }
-        let sequence = writer.open.get(&run).map_or(0, |open| open.header.file);
-        writer.bound_unsynced(run).map_err(|error| self.disk_failed(disk, &error, sequence))
+        writer.bound_unsynced(run).map_err(|(sequence, error)| {
+            let failed = self.disk_failed(disk, &error, sequence);
+            self.look_at_unsynced(disk, run, sequence);
+            failed
+        })
     }
 
     fn sync(&self, writer: &mut DiskWriter, disk: usize, run: RunKey) -> Result<(), BackupError> {

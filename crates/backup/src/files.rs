@@ -114,6 +114,9 @@ struct Unsynced {
     file: Arc<dyn DiskFile>,
     /// Only the writer may say that it is, who is told with the next file or sync if it is not.
     failed: bool,
+    /// A sync of it has failed. That another one works says nothing, and of a run that nobody asks to sync it is
+    /// [looked at](crate::backup::Backup::look_at_unsynced) instead.
+    is_lost: bool,
 }
 
 /// A full file that is being synced without its writer.
@@ -122,7 +125,7 @@ struct Unsynced {
 /// what is in it to be on the disk: the writer syncs in the same turn what it answers as synced, so such blocks are before they are
 /// seen here.
 pub(crate) struct FullFile {
-    run: RunKey,
+    pub(crate) run: RunKey,
     pub(crate) sequence: u64,
     file: Arc<dyn DiskFile>,
     /// Names up to here are to be synced with it, if any.
@@ -347,23 +350,28 @@ impl DiskWriter {
         Ok(())
     }
 
-    /// Syncs the oldest full files of a run that nobody asks to sync, until only a few are left that are not.
-    pub(crate) fn bound_unsynced(&mut self, run: RunKey) -> io::Result<()> {
-        if self.unsynced.get(&run).is_none_or(|files| files.len() <= UNSYNCED_MAX) {
-            return Ok(());
-        }
-        self.sync_names()?;
+    /// Syncs the oldest full files of a run that nobody asks to sync, until only a few are left that are not. One that could not be synced is not tried again: that it
+    /// works then says nothing. `Err`: which file, and why; whoever asks looks at what is in it.
+    pub(crate) fn bound_unsynced(&mut self, run: RunKey) -> Result<(), (u64, io::Error)> {
+        let first = |files: &Vec<Unsynced>| (files.len() > UNSYNCED_MAX).then(|| files[0].sequence);
+        let Some(sequence) = self.unsynced.get(&run).and_then(first) else { return Ok(()) };
+        self.sync_names().map_err(|error| (sequence, error))?;
         let Some(files) = self.unsynced.get_mut(&run) else { return Ok(()) };
         while files.len() > UNSYNCED_MAX {
-            files[0].file.sync_data()?;
+            if !files[0].is_lost {
+                if let Err(error) = files[0].file.sync_data() {
+                    (files[0].failed, files[0].is_lost) = (true, true);
+                    return Err((files[0].sequence, error));
+                }
+                self.counts.syncs.fetch_add(1, Ordering::Relaxed);
+            }
             files.remove(0);
-            self.counts.syncs.fetch_add(1, Ordering::Relaxed);
         }
         Ok(())
     }
 
     fn full(&mut self, run: RunKey, sequence: u64, file: Arc<dyn DiskFile>) {
-        self.unsynced.entry(run).or_default().push(Unsynced { sequence, file, failed: false });
+        self.unsynced.entry(run).or_default().push(Unsynced { sequence, file, failed: false, is_lost: false });
     }
 
     /// Names up to which the folder is to be synced, if there are any.
@@ -432,7 +440,8 @@ impl DiskWriter {
 
     pub(crate) fn full_failed(&mut self, full: &FullFile) {
         let files = self.unsynced.get_mut(&full.run).into_iter().flatten();
-        files.filter(|unsynced| unsynced.sequence == full.sequence).for_each(|unsynced| unsynced.failed = true);
+        let failed = files.filter(|unsynced| unsynced.sequence == full.sequence);
+        failed.for_each(|unsynced| (unsynced.failed, unsynced.is_lost) = (true, true));
     }
 
     /// Removes a file of which nothing counts. If that fails a start finds it, with blocks that were sent again.

@@ -11,6 +11,7 @@ use kera_format::vlog_replica::LogId;
 use kera_protocol::BlockRange;
 
 use crate::backup::Backup;
+use crate::files::RunKey;
 use crate::replica::FilePart;
 use crate::scan::Source;
 
@@ -41,6 +42,23 @@ impl BackupScrubber {
 }
 
 impl Backup {
+    /// Looks at a file that could not be synced, of a run whose blocks were answered before that.
+    ///
+    /// What the kernel could not write it tells each handle once, and takes for written from then on: a later sync that succeeds says nothing, and what is
+    /// read through the page cache may be what the disk never got. Read past it a block is what the disk has. Those that it does not have are not told from
+    /// here on, and their owner copies them again. The others are there: whatever a disk has yet to make durable of what it gives it does with the next
+    /// sync that succeeds, of whichever file.
+    pub(crate) fn look_at_unsynced(&self, disk: usize, run: RunKey, sequence: u64) {
+        let mut state = self.state.lock();
+        let known = state.logs.get_mut(&run.0).and_then(|log| log.run_mut(run.1)).filter(|run| !run.to_sync);
+        let is_it = |part: &&FilePart| (part.disk, part.sequence) == (disk, sequence) && part.first <= part.last;
+        let parts: Vec<FilePart> = known.map_or_else(Vec::new, |run| run.files.iter().filter(is_it).copied().collect());
+        drop(state);
+        for part in &parts {
+            self.look(run.0, part);
+        }
+    }
+
     fn look(&self, log: LogId, part: &FilePart) -> (u64, u64) {
         let (bytes, damaged, reason) = match self.read_back(log, part) {
             Ok(read) => read,

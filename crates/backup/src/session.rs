@@ -14,6 +14,9 @@ use crate::service::{BackupService, Command};
 
 /// Requests of a connection that the service has not answered.
 const COMMANDS_MAX: usize = 16;
+/// Blocks of a connection that are not answered, beyond which it waits. Those that are new are bounded by their bytes; whoever sends again what is on its way
+/// waits for it once more, and takes memory without bringing any. A broker has four of each log under way.
+const BLOCKS_MAX: usize = 1024;
 
 /// What comes back to a session from other threads.
 pub(crate) struct Mailbox {
@@ -75,6 +78,9 @@ impl BackupSession {
     }
 
     fn store(&mut self, header: &FrameHeader, body: &[u8], out: &mut Outbox) -> Flow {
+        if self.blocks >= BLOCKS_MAX {
+            return Flow::Blocked;
+        }
         let taken = match StoreHead::parse(header.version, body) {
             Ok((head, chunks)) => self.backup.store(&head, chunks, &self.done, header.correlation),
             Err(error) => Taken::Refused(BackupError::new(error.status(), error.to_string())),
@@ -158,6 +164,9 @@ impl Session for BackupSession {
     }
 
     fn on_placed(&mut self, header: &FrameHeader, start: &[u8], rest: &mut AlignedBuffer, out: &mut Outbox) -> Flow {
+        if self.blocks >= BLOCKS_MAX {
+            return Flow::Blocked;
+        }
         let taken = match StoreHead::parse_start(header.version, start) {
             Ok(head) => self.backup.store_placed(&head, rest, &self.done, header.correlation),
             Err(error) => Taken::Refused(BackupError::new(error.status(), error.to_string())),
@@ -185,29 +194,26 @@ mod tests {
     use super::*;
     use crate::BackupConfig;
 
-    /// Nobody runs the service: its threads are with something else.
-    #[test]
-    fn blocks_do_not_wait_behind_what_is_given_back() {
-        let (log, clock) = (LogId { node: 1, epoch: 7, vlog: 0 }, Arc::new(ManualClock::new(1_000_000)));
+    const LOG: LogId = LogId { node: 1, epoch: 7, vlog: 0 };
+
+    fn open() -> (Arc<Backup>, BackupSession) {
+        let clock = Arc::new(ManualClock::new(1_000_000));
         let disks: Vec<Arc<dyn Disk>> = vec![Arc::new(MemoryDisk::new())];
         let config = BackupConfig::new([9; 16], 4);
         let (backup, _) = Backup::open(config, disks, clock, Arc::new(SeededRandom::new(1))).expect("open");
-        let mut session = BackupSession::new(BackupService::new(backup.clone()), SessionWaker::detached());
-        let mut out = Outbox::new(1 << 20);
-        let header =
-            |op: Op, correlation| FrameHeader { op: op as u16, version: 1, correlation, ..FrameHeader::default() };
-        let mut body = Vec::new();
-        ReleaseBlocks { log, through_block: 1 }.encode(1, &mut body);
-        for correlation in 0..COMMANDS_MAX as u64 {
-            assert_eq!(session.on_frame(&header(Op::ReleaseBlocks, correlation), &body, &mut out), Flow::Done);
-        }
-        assert!(out.is_empty(), "they wait");
-        assert_eq!(session.on_frame(&header(Op::ReleaseBlocks, 99), &body, &mut out), Flow::Done);
-        assert!(!out.is_empty(), "it is told that it does not");
+        (backup.clone(), BackupSession::new(BackupService::new(backup), SessionWaker::detached()))
+    }
+
+    fn header(op: Op, correlation: u64) -> FrameHeader {
+        FrameHeader { op: op as u16, version: 1, correlation, ..FrameHeader::default() }
+    }
+
+    /// The first block of a log, without chunks.
+    fn first_block() -> Vec<u8> {
         let mut block = Vec::new();
         StoreHead {
             cluster: [9; 16],
-            log,
+            log: LOG,
             view: 1,
             view_first: 1,
             block: 1,
@@ -218,7 +224,42 @@ mod tests {
             flags: 0,
         }
         .put(&mut block);
-        assert_eq!(session.on_frame(&header(Op::StoreBlock, 100), &block, &mut out), Flow::Done);
+        block
+    }
+
+    /// Its first one is on its way for as long as the disk takes.
+    #[test]
+    fn a_block_that_is_sent_again_and_again_takes_so_much_memory_and_no_more() {
+        let ((backup, mut session), mut out, block) = (open(), Outbox::new(1 << 20), first_block());
+        let mut flows = (0..10_000).map(|correlation| {
+            let header = header(Op::StoreBlock, correlation);
+            match correlation % 2 {
+                0 => session.on_frame(&header, &block, &mut out),
+                _ => session.on_placed(&header, &block, &mut backup.place(0), &mut out),
+            }
+        });
+        assert!(flows.by_ref().take(BLOCKS_MAX).all(|flow| flow == Flow::Done));
+        assert!(flows.all(|flow| flow == Flow::Blocked));
+        assert_eq!((session.blocks, out.is_empty()), (BLOCKS_MAX, true));
+        while backup.run_once(0) != crate::Ran::Idle {}
+        session.on_wake(&mut out);
+        assert_eq!((session.blocks, out.is_empty()), (0, false));
+        assert_eq!(session.on_frame(&header(Op::StoreBlock, 10_000), &block, &mut out), Flow::Done);
+    }
+
+    /// Nobody runs the service: its threads are with something else.
+    #[test]
+    fn blocks_do_not_wait_behind_what_is_given_back() {
+        let ((_backup, mut session), mut out) = (open(), Outbox::new(1 << 20));
+        let mut body = Vec::new();
+        ReleaseBlocks { log: LOG, through_block: 1 }.encode(1, &mut body);
+        for correlation in 0..COMMANDS_MAX as u64 {
+            assert_eq!(session.on_frame(&header(Op::ReleaseBlocks, correlation), &body, &mut out), Flow::Done);
+        }
+        assert!(out.is_empty(), "they wait");
+        assert_eq!(session.on_frame(&header(Op::ReleaseBlocks, 99), &body, &mut out), Flow::Done);
+        assert!(!out.is_empty(), "it is told that it does not");
+        assert_eq!(session.on_frame(&header(Op::StoreBlock, 100), &first_block(), &mut out), Flow::Done);
         assert_eq!(session.blocks, 1, "it is on its way");
         // What somebody waits for waits for its turn.
         assert_eq!(session.on_frame(&header(Op::LaneStates, 101), &[], &mut out), Flow::Blocked);

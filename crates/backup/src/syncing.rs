@@ -84,6 +84,7 @@ impl Backup {
                 writer.full_failed(full);
                 drop(writer);
                 self.disk_failed(disk, &error, full.sequence);
+                self.look_at_unsynced(disk, full.run, full.sequence);
                 return false;
             }
         }

@@ -113,8 +113,58 @@ fn what_could_not_be_synced_behind_the_writer_is_left_to_it() {
     assert!(!rig.backup.sync_full(0), "it failed");
     assert!(!rig.backup.sync_full(0), "and is not tried again here, where it would look as if it were well");
     assert_eq!((rig.backup.stats().syncs - before, rig.backup.stats().failures - failures), (1, 1));
+    assert_eq!(rig.ranges(LOG), [BlockRange { first: 1, last: BLOCKS }], "the disk has all of it");
     // The disk is left alone for a while.
     assert!(matches!(rig.send(LOG, BLOCKS + 1, 1, false), Taken::Refused(error) if error.status == Status::DiskFailed));
+}
+
+/// The names of all files, the oldest first.
+fn names(disk: &dyn Disk) -> Vec<String> {
+    let mut names = disk.list("replicas").expect("a folder");
+    names.retain(|name| name.ends_with(".replica"));
+    names.sort();
+    names.into_iter().map(|name| format!("replicas/{name}")).collect()
+}
+
+/// What a sync that fails has not written it tells once; the next one of the same file works, and the blocks are not there.
+#[test]
+fn what_a_sync_that_failed_has_not_written_is_not_told() {
+    for behind_the_writer in [true, false] {
+        let disk = MemoryDisk::new();
+        let (faulty, clock) = (FaultyDisk::new(Arc::new(disk.clone())), Arc::new(ManualClock::new(1_000_000)));
+        let disks: Vec<Arc<dyn Disk>> = vec![Arc::new(faulty.clone())];
+        let random = Arc::new(SeededRandom::new(1));
+        let mut rig = Rig::over(Backup::open(config(), disks, clock.clone(), random).expect("open").0);
+        let mut block = 0;
+        while files(&disk, ".replica") < 17 {
+            block += 1;
+            assert_eq!(rig.store(LOG, block, 1, false), Ok(stored(block)));
+        }
+        disk.flip_bit(&names(&disk)[0], 3 * 4096 + 200, 3).expect("there");
+        let missing = |rig: &Rig| match rig.ranges(LOG)[..] {
+            [first, second] => (first.last + 1..second.first).collect::<Vec<u64>>(),
+            _ => Vec::new(),
+        };
+        assert_eq!(missing(&rig), [0; 0]);
+        faulty.fail_sync(1);
+        if behind_the_writer {
+            assert!(!rig.backup.sync_full(0));
+        } else {
+            while rig.store(LOG, block + 1, 1, false).is_ok() {
+                block += 1;
+            }
+        }
+        assert_eq!(missing(&rig), [3], "it is read past the page cache at once");
+        clock.advance_ms(1_000);
+        let syncs = rig.backup.stats().syncs;
+        while files(&disk, ".replica") < 20 {
+            block += 1;
+            assert_eq!(rig.store(LOG, block, 1, false), Ok(stored(block)), "the writer goes on");
+        }
+        let full = files(&disk, ".replica") as u64 - 1;
+        assert_eq!(rig.backup.stats().syncs - syncs, full - 16 - 1, "it is not asked to sync that one again");
+        assert_eq!(missing(&rig), [3]);
+    }
 }
 
 fn release(rig: &Rig, log: LogId, through: u64) {

@@ -285,7 +285,7 @@ impl Log {
         let (of, entry, image) = found.finish()?;
         let DamagedSegment { id, at: was, .. } = of;
         let store = self.shared.store.get().ok_or("there is no store")?;
-        match store.write_again(entry, &image, was.disk) {
+        match store.write_again(entry, &image, was) {
             Ok(at) => self.moved(id, was, at),
             Err(error) => {
                 tracing::warn!(segment = %id, %error, "no disk takes a segment that was read from copies: it is in memory only");

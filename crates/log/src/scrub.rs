@@ -116,7 +116,7 @@ impl Log {
         let marks = segment.producer_marks().iter().map(Into::into).collect();
         let entry = ContainerEntry { header: *segment.header(), progress, at: 0, marks };
         let Some(store) = self.shared.store.get() else { return };
-        match store.write_again(entry, &buffer, was.disk) {
+        match store.write_again(entry, &buffer, was) {
             Ok(at) => {
                 self.written_again(segment.id(), was, at);
                 store.came_back(segment);

@@ -105,10 +105,10 @@ pub trait SegmentStore: Send + Sync {
     /// [`crate::Log::load_failed`]; not called again for that segment before. Called without locks.
     fn load(&self, id: SegmentId, at: Location);
 
-    /// Writes the image of a segment, in whole pages, whose place on disk `disk` is damaged, to that disk or another one, and syncs it: after `Ok` it survives a
+    /// Writes the image of a segment, in whole pages, that takes the place of what is at `was`, to the disk of that or to another one, and syncs it: after `Ok` it survives a
     /// power cut. The log is not told. On the calling thread, without locks.
-    fn write_again(&self, entry: ContainerEntry, image: &AlignedBuffer, disk: u16) -> io::Result<Location> {
-        let _ = (entry, image, disk);
+    fn write_again(&self, entry: ContainerEntry, image: &AlignedBuffer, was: Location) -> io::Result<Location> {
+        let _ = (entry, image, was);
         Err(io::Error::other("segments are not kept on disks"))
     }
 

@@ -212,14 +212,15 @@ impl Writer {
         Ok(runtime.block_on(client.call(&made))?.id)
     }
 
-    /// Writes 200 KiB, acknowledged or not.
-    fn write(&self) {
+    /// Writes 200 KiB. Whether they are acknowledged.
+    fn write(&self) -> bool {
         let mut chunk = ChunkBuilder::default();
         chunk.push(&Record::value(&[1; 200 << 10]));
         let target = ChunkTarget { stream: self.stream, ..ChunkTarget::default() };
         let chunks = chunk.seal(&target, Compression::None).unwrap().into();
         let wanted = WriteChunks { timeout_ms: 50, chunk_count: 1, skips: Vec::new(), chunks };
-        let _ = self.runtime.block_on(self.client.call(&wanted));
+        let written = self.runtime.block_on(self.client.call(&wanted));
+        written.is_ok_and(|written| written.results[0].status == Status::Ok as u16)
     }
 
     /// Writes until the node says that its disk is full.
@@ -244,6 +245,45 @@ impl Drop for SmallDisk {
         // A test that fails leaves a node with open files: the mount goes at once, its memory with the last of them.
         let _ = Command::new("umount").arg("--lazy").arg(self.0.path()).output();
     }
+}
+
+/// The disk of the virtual log takes nothing, and then the stream is to survive kills only. What is acknowledged from there on is behind what is not durable, and
+/// the store gets it after that, which is never.
+#[test]
+fn what_is_acknowledged_behind_what_never_became_durable_outlives_a_stop() {
+    let dir = tempfile::tempdir().unwrap();
+    let node = Node::start(&config(dir.path())).unwrap();
+    let writer = Writer::new(&node);
+    let (logs, away) = (dir.path().join("data/vlog"), dir.path().join("away"));
+    std::fs::rename(&logs, &away).unwrap();
+    std::fs::write(&logs, "no directory").unwrap();
+    assert!(!writer.write(), "it is not durable");
+    assert_eq!(http(&node, "PATCH", "/v1/streams/a", "{\"durability\":\"process\"}").0, 200);
+    assert!(writer.write());
+    drop(writer);
+    node.stop();
+    let identity = std::fs::read_to_string(dir.path().join("data/node.json")).unwrap();
+    assert!(!identity.contains("stopped"), "{identity}");
+    // Of a process that has ended nobody holds the file: this one goes on, so what is in it is put into another.
+    let mut files = std::fs::read_dir(dir.path().join("arena")).unwrap().map(|file| file.unwrap().path());
+    let arena = files.find(|file| file.extension().is_some_and(|of| of == "arena")).expect("it stays");
+    std::fs::copy(&arena, dir.path().join("copy")).unwrap();
+    std::fs::rename(dir.path().join("copy"), &arena).unwrap();
+    std::fs::remove_file(&logs).unwrap();
+    std::fs::rename(&away, &logs).unwrap();
+    let node = Node::start(&config(dir.path())).unwrap();
+    // The first one is there as after a kill: nobody was told that it is not. It goes to the disk first.
+    let records = || http(&node, "GET", "/v1/streams/a", "").1["records"].clone();
+    let mut found = records();
+    for _ in 0..600 {
+        if found == json!(2) {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(100));
+        found = records();
+    }
+    assert_eq!(found, json!(2));
+    node.stop();
 }
 
 #[test]
@@ -286,7 +326,7 @@ fn the_last_of_a_disk_takes_no_data() {
     let node = Node::start(&disk.config(dir.path())).unwrap();
     let writer = Writer::new(&node);
     writer.write_until_full(&node, || {});
-    (0..20).for_each(|_| writer.write());
+    (0..20).for_each(|_| _ = writer.write());
     let free = disk.free_bytes();
     assert!((4 << 20..16 << 20).contains(&free), "{free} bytes are free");
     Writer::make(&writer.runtime, &writer.client, "b").expect("the catalog has room");

@@ -515,7 +515,7 @@ impl Compactor {
         // What is written is what a start must be able to read.
         verify_image(&buffer).map_err(|error| piece.failed(&error))?;
         let entry = ContainerEntry { header, progress, at: 0, marks };
-        let at = self.store.write_again(entry, &buffer, piece.at.disk);
+        let at = self.store.write_again(entry, &buffer, piece.at);
         let at = at.map_err(|error| Ended::DiskFailed(format!("segment {}: {error}", piece.id)))?;
         if self.log.replace(piece.id, piece.at, Summary::stored(&header, &progress), at) {
             self.counters.segments.fetch_add(1, Ordering::Relaxed);

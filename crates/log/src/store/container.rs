@@ -180,6 +180,11 @@ impl Writer {
         result
     }
 
+    /// Whether the open container was begun before another one.
+    pub(crate) fn is_older(&self, than: u64) -> bool {
+        self.open.as_ref().is_some_and(|open| open.header.container < than)
+    }
+
     /// Whether a container is open.
     #[cfg(test)]
     pub(crate) fn is_open(&self) -> bool {

@@ -298,8 +298,8 @@ impl SegmentStore for DiskStore {
     fn load(&self, id: SegmentId, at: Location) {
         self.core.load(id, at);
     }
-    fn write_again(&self, entry: ContainerEntry, image: &AlignedBuffer, disk: u16) -> io::Result<Location> {
-        self.core.write_again(entry, image, disk)
+    fn write_again(&self, entry: ContainerEntry, image: &AlignedBuffer, was: Location) -> io::Result<Location> {
+        self.core.write_again(entry, image, was)
     }
     fn note_lost(&self, at: Location) -> io::Result<()> {
         let disk =

@@ -216,6 +216,10 @@ impl Found {
     }
 
     /// Reads what is noted of a disk that cannot be read any more.
+    ///
+    /// That others know is true as long as the place is lacking. One that reads back the node may come back with: it offers what it has, and holds it again
+    /// where others have not rebuilt it. From then on nobody else needs to have it. So its note goes before anybody hears of this start, and when the
+    /// place does not read once more they are told once more.
     fn read_notes(&mut self, number: usize, disk: &DiskContainers) -> io::Result<()> {
         // That others have what was in it too does not say that it is gone here.
         self.lacks_some |= self.recovery.lacks.iter().any(|lack| usize::from(lack.disk) == number);
@@ -227,7 +231,16 @@ impl Found {
         let lost: Vec<Lack> = lost.filter(|lack| self.is_lost(disk, lack)).collect();
         self.recovery.lacks.extend(lost);
         let lacks = &mut self.recovery.lacks;
-        lacks.retain(|lack| usize::from(lack.disk) < number || !known.contains(&(lack.container, lack.at)));
+        let of_disk = lacks.iter().filter(|lack| usize::from(lack.disk) == number);
+        let still: BTreeSet<(u64, u64)> =
+            of_disk.map(|lack| (lack.container, lack.at)).filter(|place| known.contains(place)).collect();
+        lacks.retain(|lack| usize::from(lack.disk) < number || !still.contains(&(lack.container, lack.at)));
+        if still != known
+            && let Err(error) = write_notes(&*disk.disk, KNOWN, &still)
+        {
+            let path = disk.disk.root().join(CONTAINER_DIR).join(KNOWN);
+            self.recovery.problems.push(format!("{} could not be written: {error}", path.display()));
+        }
         Ok(())
     }
 
@@ -350,11 +363,11 @@ impl Found {
     }
 }
 
-/// Which of two copies of a segment counts: the higher one.
-fn rank(segment: &StoredSegment) -> (u32, u64, u64, u16) {
+/// Which of two copies of a segment counts: the higher one. In one container the one behind was written later.
+fn rank(segment: &StoredSegment) -> (u32, u64, u64, u16, u64) {
     let rewrites = segment.header.rewrites();
     let bytes = if rewrites == 0 { segment.at.bytes } else { 0 };
-    (rewrites, bytes, segment.at.container, u16::MAX - segment.at.disk)
+    (rewrites, bytes, segment.at.container, u16::MAX - segment.at.disk, segment.at.offset)
 }
 
 /// Whether what is on disk of a segment is what its entry tells of. An error: the disk does not give it.

@@ -25,21 +25,39 @@ impl<H: Host> Core<H> {
         Ok(image)
     }
 
-    /// Writes an image to a disk, or to the next one that takes it. A start that finds it beside a damaged one that was rewritten as often takes the longer, or
-    /// else the one written later, and beside one that was rewritten less often takes it, whichever disks they are on; but for one that a kill
-    /// has cut off ([`super::recover`]).
-    pub(crate) fn write_again(&self, entry: ContainerEntry, image: &AlignedBuffer, disk: u16) -> io::Result<Location> {
+    /// Writes an image that takes the place of another to the disk of that, or to the next one that takes it. A start that finds it beside a damaged one that was
+    /// rewritten as often takes the longer, or else the one written later, and beside one that was rewritten less often takes it, whichever disks they are on; but
+    /// for one that a kill has cut off ([`super::recover`]).
+    ///
+    /// Which of two was written later containers tell by their numbers, which are given out as they are begun. Another disk may still write to one that was begun
+    /// before that of the image that is replaced: that one is ended first. What is begun meanwhile has a higher number.
+    pub(crate) fn write_again(
+        &self,
+        entry: ContainerEntry,
+        image: &AlignedBuffer,
+        was: Location,
+    ) -> io::Result<Location> {
         let mut entry = entry;
         entry.marks.drain(..entry.marks.len().saturating_sub(BATCH_MARKS_MAX));
-        let others = (0..self.disks.len() as u16).filter(|other| *other != disk);
-        let mut result = self.write_image(disk, entry.clone(), image);
-        for other in others {
-            if result.is_ok() {
-                break;
-            }
-            result = self.write_image(other, entry.clone(), image);
+        let write = |disk| {
+            self.end_older(disk, was.container);
+            self.write_image(disk, entry.clone(), image)
+        };
+        let others = (0..self.disks.len() as u16).filter(|other| *other != was.disk);
+        others.fold(write(was.disk), |result, other| result.or_else(|_| write(other)))
+    }
+
+    /// Ends the container that batches of a disk go to if it was begun before another one.
+    fn end_older(&self, disk: u16, than: u64) {
+        let Some(part) = self.disks.get(usize::from(disk)) else { return };
+        let mut writer = part.writer.lock();
+        if !writer.is_older(than) {
+            return;
         }
-        result
+        if let Err(error) = self.hold_up(usize::from(disk), || writer.finish(&part.containers)) {
+            // Its segments are synced; only the next start takes a little longer.
+            tracing::warn!(disk = %part.containers.disk.root().display(), %error, "container has no footer");
+        }
     }
 
     /// Writes an image, in whole pages, to a disk and syncs it: after `Ok` it survives a power cut. The log is not told. A disk that was set aside is

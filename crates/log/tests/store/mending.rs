@@ -468,6 +468,24 @@ fn what_cannot_be_read_at_a_start_is_told_until_others_know() {
     }
 }
 
+/// The node came back with it in between, and may be the only one that has it since.
+#[test]
+fn what_reads_back_and_then_does_not_any_more_is_told_once_more() {
+    let rotten = Rotten::new(Asked::default());
+    let path = "containers/0000000000000001.kera";
+    rotten.node.arena.freeze();
+    let starts = |is_readable: bool| {
+        match is_readable {
+            true => rotten.disks[0].heal_reads(),
+            false => rotten.disks[0].set_unopenable(path),
+        }
+        let (store, found) = after_kill(&rotten, &[]);
+        store.others_have(&found.lacks).unwrap();
+        found.lacks.len()
+    };
+    assert_eq!([false, false, true, false, false].map(starts), [1, 0, 0, 1, 0]);
+}
+
 /// A loss of power has torn it, and the next start could not write it anew.
 #[test]
 fn what_is_left_of_a_footer_is_not_taken_for_segments_that_are_lost() {

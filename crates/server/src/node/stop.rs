@@ -9,7 +9,7 @@
 //! | rebuilding | what comes behind the flush would be in the arena only; what is under way ends where it is, and begins again at the next start |
 //! | close all groups | what is open goes to the virtual logs and to the store |
 //! | virtual logs | what was appended becomes durable, which segments must be before they are stored |
-//! | backups | the same for what has copies: the store gets no segment of which they have not answered for all |
+//! | backups | the same for what has copies: the store gets no segment of which not all is durable |
 //! | store | everything is on disk |
 //! | note that it has stopped | the next start knows that everything is on disk |
 //! | arena file | removed only once that is noted; otherwise the next start attaches it |
@@ -111,15 +111,19 @@ fn remove_arena(parts: &super::Parts) {
     }
 }
 
-/// Waits until backups have answered for all that was appended. False: a segment that the store does not know of may have acknowledged
-/// records in it, so the arena must stay. Without a cluster there is nothing to wait for: the virtual logs have stopped, and what is
-/// acknowledged is in them.
+/// Waits until all that was appended is durable, and so was given to the store. False: a segment that the store does not know of may have
+/// acknowledged records in it, so the arena must stay.
+///
+/// Backups are waited for: their answers are on their way. The node's own virtual logs have stopped, and what they did not get to a disk
+/// they never will. None of that is acknowledged, but what is may lie behind it: a lane whose stream has changed to durability `process`
+/// acknowledges at once, and gives the store its segments in order all the same.
 fn settle(parts: &super::Parts, timeout: Duration) -> bool {
-    if parts.cluster.is_none() {
-        return true;
-    }
     let until = Instant::now() + timeout.min(SETTLE_MAX);
     while !parts.log.is_settled() {
+        if parts.cluster.is_none() {
+            tracing::warn!("not all that was appended is durable; the arena keeps it for the next start");
+            return false;
+        }
         if Instant::now() >= until {
             tracing::warn!(
                 "backups have not answered for all that was appended; the arena keeps it for the next start"

@@ -820,6 +820,32 @@ fn image_of(id: SegmentId, bytes: usize) -> (ContainerEntry, AlignedBuffer) {
     (ContainerEntry { header, progress, at: 0, marks: Vec::new() }, image)
 }
 
+/// A kill comes before the space of what was replaced is given back.
+#[test]
+fn of_a_damaged_image_and_what_takes_its_place_a_start_takes_that() {
+    // On the other disk, whose container was begun before that of the damaged one; behind it in its own.
+    for fails in [true, false] {
+        let disks = faulty(2);
+        let bench = Bench::fresh(as_disks(&disks));
+        let (entry, image) = image_of(id(1, 0), 10_000);
+        let before = bench.core.write_image(0, entry, &image).unwrap();
+        let (entry, image) = image_of(id(0, 0), 10_000);
+        let damaged = bench.core.write_image(1, entry.clone(), &image).unwrap();
+        assert!(before.container < damaged.container);
+        disks[1].flip_bit_on_read(&container_path(damaged.container), damaged.offset + 5_000, 3);
+        if fails {
+            disks[1].fail_write(1);
+        }
+        let mended = bench.core.write_again(entry, &image, damaged).unwrap();
+        assert_eq!((mended.disk, mended.container == damaged.container), if fails { (0, false) } else { (1, true) });
+        let (clock, random) = (Arc::new(ManualClock::new(1)), Arc::new(SeededRandom::new(1)));
+        let after_kill = Core::<Arc<FakeLog>>::open(config(), as_disks(&disks), clock, random, Some(&HashSet::new()));
+        let segments = after_kill.unwrap().1.segments;
+        let found = segments.iter().find(|segment| segment.header.id == id(0, 0)).map(|segment| segment.at);
+        assert_eq!(found, Some(mended), "where the disk fails: {fails}");
+    }
+}
+
 #[test]
 fn a_full_disk_that_has_room_again_is_known_to_by_a_rewritten_segment_too() {
     let disks = faulty(1);
