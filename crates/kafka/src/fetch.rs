@@ -635,7 +635,7 @@ fn read_older(
                 return Older::Nothing;
             }
         };
-        match take_from(lane, &data, &range, found) {
+        match take_from(&data, &range, found) {
             Ok((next_offset, _)) if !found.parts.is_empty() => return Older::Done(next_offset),
             // Only places are left of these batches.
             Ok((passed, None)) => range.start = passed,
@@ -685,7 +685,7 @@ fn take(
             found.loads = Loads::of(loading, left.bytes);
             return Ok(None);
         }
-        let (next_offset, next_cursor) = take_from(lane, &outcome.data, &range, found)?;
+        let (next_offset, next_cursor) = take_from(&outcome.data, &range, found)?;
         if !found.parts.is_empty() {
             return Ok(Some((next_offset, next_cursor.unwrap_or(outcome.next))));
         }
@@ -700,12 +700,7 @@ fn take(
 /// Takes what is in the range out of what was read. Batches of which compaction has left nothing but their place are not sent:
 /// librdkafka does not go on behind an answer that has no others. The offset behind what was taken or, if nothing was, behind what was
 /// passed over, and the chunk where the range ends, if that was read.
-fn take_from(
-    lane: &Lane,
-    read: &[Bytes],
-    range: &Range<u64>,
-    found: &mut Found,
-) -> Result<(u64, Option<Cursor>), ReadError> {
+fn take_from(read: &[Bytes], range: &Range<u64>, found: &mut Found) -> Result<(u64, Option<Cursor>), ReadError> {
     let (mut next_offset, mut next_cursor, mut passed) = (range.start, None, range.start);
     'data: for data in read {
         let mut at = 0;
@@ -725,7 +720,7 @@ fn take_from(
                 break 'data;
             }
             passed = next;
-            let leader_epoch = epochs::of_group(lane, place.group);
+            let leader_epoch = epochs::of_group(place.group);
             let part = match header.kind {
                 PayloadKind::KafkaBatch if (header.payload_bytes as usize) < BATCH_HEADER_BYTES => {
                     return Err(ReadError::LoadFailed("a batch is shorter than its header".into()));
