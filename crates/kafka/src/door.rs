@@ -506,7 +506,9 @@ impl Door {
     pub(crate) fn leader_of(&self, info: &StreamInfo, partition: i32) -> (i32, i32) {
         let streamlet = streamlet_of(partition.cast_unsigned(), &info.options);
         match self.broker.ownership().owner(info.id, streamlet) {
-            None => (self.node_id(), 0),
+            // What a node of a cluster has not heard of yet is told an epoch that is not above its owner's.
+            None if self.is_in_cluster() => (self.node_id(), 0),
+            None => (self.node_id(), self.broker.log().epoch().cast_signed()),
             Some(owner) if owner.node == 0 => (-1, epochs::UNKNOWN),
             Some(owner) if owner.node as i32 == self.node_id() && !self.broker.is_confirmed() => (-1, epochs::UNKNOWN),
             Some(owner) => (owner.node as i32, owner.epoch.cast_signed()),

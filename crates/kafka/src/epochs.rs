@@ -1,8 +1,10 @@
-//! Epochs of leaders, which clients compare: that of a partition's leader is the owner epoch of its streamlet, and that of a record the
-//! one in which its owner appended it, which its group's id tells. On a node that is alone all are 0.
+//! Epochs of leaders, which clients compare: that of a partition's leader is the owner epoch of its streamlet, of a node that is alone the
+//! node's, which rises with each start; and that of a record the one that its group's id tells.
 //!
-//! Owners take over all that was acknowledged, so no offset that a client has read is ever given away again: where an earlier epoch
-//! ends is where the first group of a later one begins.
+//! Owners take over all that was acknowledged. Only a node that is alone comes back from a loss of power without the end of what it acknowledged
+//! with durability `process`, and gives these offsets away again, in groups of a later epoch (docs/decisions/0007-what-a-reboot-keeps.md). So where an
+//! earlier epoch ends is always where the first group of a later one begins, and whoever asks before it goes on reads nothing that is not
+//! there any more, and passes over nothing.
 
 use kafka_protocol::ResponseError;
 use kera_format::GroupId;
@@ -15,13 +17,13 @@ pub(crate) const UNKNOWN: i32 = -1;
 
 /// The epoch in which a partition is led here.
 pub(crate) fn current(lane: &Lane) -> i32 {
-    lane.owner_epoch().cast_signed()
+    lane.epoch().cast_signed()
 }
 
-/// The epoch in which what is in a group was appended.
-pub(crate) fn of_group(lane: &Lane, group: GroupId) -> i32 {
-    // The groups of a node that is alone carry its own epochs, of which clients know nothing.
-    if lane.owner_epoch() == 0 { 0 } else { group.epoch().cast_signed() }
+/// The epoch that clients are told of what is in a group. A node that was killed goes on in groups that were open, so of a node that is alone it may
+/// be an earlier one than that in which it was appended.
+pub(crate) fn of_group(group: GroupId) -> i32 {
+    group.epoch().cast_signed()
 }
 
 /// Whether a client knows the leader that it asks: `known` is its epoch, or -1.
@@ -50,15 +52,15 @@ fn groups(lane: &Lane, older: &[Group]) -> Vec<(GroupId, u64, u64)> {
 pub(crate) fn at(lane: &Lane, offset: i64, older: &[Group]) -> i32 {
     let groups = groups(lane, older);
     let of = groups.iter().find(|(_, _, next)| u64::try_from(offset).is_ok_and(|offset| *next > offset));
-    of.map_or(current(lane), |(id, ..)| of_group(lane, *id))
+    of.map_or(current(lane), |(id, ..)| of_group(*id))
 }
 
 /// Where an epoch ends, and the last one up to it that has records; nothing if it is later than the current one. While not all `older` groups
 /// are known it may be told to end later than it does: no client goes back for that, and none is to.
 ///
-/// An epoch that is earlier than all that there is may be one of which retention has taken everything, or the 0 that a node that was alone told
-/// of records which carry epochs since it founded a cluster. Readers of these stand anywhere, and in front of the end nothing was given
-/// away again: the end is told, for with any earlier offset clients go back to that.
+/// An epoch that is earlier than all that there is ends in front of the first group: retention has taken all of it, or it was lost. Whoever
+/// stands behind that has read what was given away again. Epoch 0 is none: earlier versions told it of everything on a node that is alone, also of records which
+/// carry epochs now. Who comes with it stands anywhere: the end is told, for with any earlier offset clients go back to that.
 pub(crate) fn end_of(lane: &Lane, epoch: i32, older: &[Group]) -> Option<(i32, i64)> {
     let (current, durable) = (current(lane), lane.durable_ordinal());
     if epoch < 0 || epoch > current {
@@ -68,8 +70,11 @@ pub(crate) fn end_of(lane: &Lane, epoch: i32, older: &[Group]) -> Option<(i32, i
         return Some((epoch, durable.cast_signed()));
     }
     let groups = groups(lane, older);
-    let behind = groups.partition_point(|(id, ..)| of_group(lane, *id) <= epoch);
-    let Some((last, ..)) = groups[..behind].last() else { return Some((epoch, durable.cast_signed())) };
+    let behind = groups.partition_point(|(id, ..)| of_group(*id) <= epoch);
     let end = groups.get(behind).map_or(durable, |(_, first, _)| (*first).min(durable));
-    Some((of_group(lane, *last), end.cast_signed()))
+    match groups[..behind].last() {
+        Some((last, ..)) => Some((of_group(*last), end.cast_signed())),
+        None if epoch == 0 => Some((epoch, durable.cast_signed())),
+        None => Some((epoch, end.cast_signed())),
+    }
 }

@@ -13,6 +13,10 @@
 //! What was written before a partition moved here comes from the node that has it ([`crate::older`]). It is waited for in the same way,
 //! but nothing else is held back for it.
 //!
+//! No answer is longer than its client says, for some close the connection then (librdkafka above `receive.message.max.bytes`): only if nothing else is
+//! in it may a batch be (KIP-74), so that the client gets on. Of a partition whose next batch does not fit nothing is told, and its turn comes first in
+//! the next fetch: clients that name all partitions begin with another one each time, a session begins with the one that was left out.
+//!
 //! A fetch of a session ([`crate::fetch_sessions`]) has all partitions of it put in, and is answered with those of which there
 //! is something to tell.
 //!
@@ -28,7 +32,7 @@ use kafka_protocol::ResponseError;
 use kafka_protocol::messages::FetchRequest;
 use kafka_protocol::messages::fetch_request::{FetchPartition, FetchTopic};
 use kera_format::chunk::{Chunks, PayloadKind};
-use kera_format::{CHUNK_HEADER_BYTES, Cursor};
+use kera_format::{BrokerPart, CHUNK_HEADER_BYTES, Cursor};
 use kera_log::{Lane, LaneVersion, Loading, Lookup, Observer, ReadError, Tenure};
 use kera_rpc::{FrameWriter, Outbox};
 use parking_lot::Mutex;
@@ -116,6 +120,8 @@ struct Found {
     waits: Option<(Arc<Lane>, LaneVersion)>,
     /// What it waits for from disk.
     loads: Loads,
+    /// Its next batch does not fit into what is left of the answer.
+    is_left_out: bool,
 }
 
 impl Found {
@@ -136,8 +142,8 @@ impl Found {
     }
 
     fn told(&self) -> Told {
-        let Found { error, high_watermark, log_start, .. } = *self;
-        Told { error, high_watermark, log_start, has_records: self.bytes > 0 }
+        let Found { error, high_watermark, log_start, is_left_out, .. } = *self;
+        Told { error, high_watermark, log_start, has_records: self.bytes > 0, is_left_out }
     }
 }
 
@@ -319,7 +325,7 @@ impl Fetching {
             while let Some(place) = places.next_if(|place| *place < end) {
                 let known = known.get_or_insert_with(|| self.topic(core, topic)).as_ref();
                 taken -= std::mem::take(&mut found[place]).bytes;
-                let left = Left { bytes: self.bytes_max.saturating_sub(taken), may_load: true };
+                let left = Left::of(self.bytes_max.saturating_sub(taken), taken == 0, true);
                 found[place] = self.look_at(core, known, &topic.partitions[place - first], left);
                 taken += found[place].bytes;
             }
@@ -351,15 +357,16 @@ impl Fetching {
     /// What every partition has, in the order of the request.
     fn gather(&self, core: &mut Core) -> Vec<Found> {
         let loads_max = usize::try_from(core.door.broker.log().arena().bytes() / LOADED_SHARE).unwrap_or(usize::MAX);
-        let mut left = self.bytes_max;
+        let (mut left, mut is_empty) = (self.bytes_max, true);
         let mut loads_left = Loads { bytes: self.bytes_max, memory_bytes: loads_max };
         let mut all = Vec::new();
         for topic in &self.asked.topics {
             let known = self.topic(core, topic);
             for partition in &topic.partitions {
-                let left_now = Left { bytes: left, may_load: loads_left.bytes > 0 && loads_left.memory_bytes > 0 };
+                let left_now = Left::of(left, is_empty, loads_left.bytes > 0 && loads_left.memory_bytes > 0);
                 let found = self.look_at(core, known.as_ref(), partition, left_now);
                 left = left.saturating_sub(found.bytes);
+                is_empty &= found.bytes == 0;
                 loads_left = loads_left.saturating_sub(found.loads);
                 all.push(found);
             }
@@ -469,8 +476,17 @@ fn put_part(part: &Part, frame: &mut FrameWriter<'_>) {
 #[derive(Clone, Copy)]
 struct Left {
     bytes: usize,
+    /// What comes first may have so many.
+    first_bytes: usize,
     /// Whether it may have more brought back from disk.
     may_load: bool,
+}
+
+impl Left {
+    /// `bytes` of an answer are left, in which is nothing yet if it `is_empty`.
+    fn of(bytes: usize, is_empty: bool, may_load: bool) -> Left {
+        Left { bytes, first_bytes: if is_empty { usize::MAX } else { bytes }, may_load }
+    }
 }
 
 /// Reads a partition from the offset that is asked for, as far as there is something `left`; `committed`: only what is committed.
@@ -635,7 +651,8 @@ fn read_older(
                 return Older::Nothing;
             }
         };
-        match take_from(lane, &data, &range, found) {
+        match take_from(&data, &range, left, found) {
+            Ok(_) if found.is_left_out => return Older::Nothing,
             Ok((next_offset, _)) if !found.parts.is_empty() => return Older::Done(next_offset),
             // Only places are left of these batches.
             Ok((passed, None)) => range.start = passed,
@@ -685,7 +702,10 @@ fn take(
             found.loads = Loads::of(loading, left.bytes);
             return Ok(None);
         }
-        let (next_offset, next_cursor) = take_from(lane, &outcome.data, &range, found)?;
+        let (next_offset, next_cursor) = take_from(&outcome.data, &range, left, found)?;
+        if found.is_left_out {
+            return Ok(None);
+        }
         if !found.parts.is_empty() {
             return Ok(Some((next_offset, next_cursor.unwrap_or(outcome.next))));
         }
@@ -699,11 +719,11 @@ fn take(
 
 /// Takes what is in the range out of what was read. Batches of which compaction has left nothing but their place are not sent:
 /// librdkafka does not go on behind an answer that has no others. The offset behind what was taken or, if nothing was, behind what was
-/// passed over, and the chunk where the range ends, if that was read.
+/// passed over, and the chunk where the range ends, or what is `left`, if that was read.
 fn take_from(
-    lane: &Lane,
     read: &[Bytes],
     range: &Range<u64>,
+    left: Left,
     found: &mut Found,
 ) -> Result<(u64, Option<Cursor>), ReadError> {
     let (mut next_offset, mut next_cursor, mut passed) = (range.start, None, range.start);
@@ -721,11 +741,11 @@ fn take_from(
                 continue;
             }
             if place.base_ordinal >= range.end {
-                next_cursor = Some(Cursor { group: place.group, segment: place.segment, position: place.position });
+                next_cursor = Some(cursor_of(&place));
                 break 'data;
             }
             passed = next;
-            let leader_epoch = epochs::of_group(lane, place.group);
+            let leader_epoch = epochs::of_group(place.group);
             let part = match header.kind {
                 PayloadKind::KafkaBatch if (header.payload_bytes as usize) < BATCH_HEADER_BYTES => {
                     return Err(ReadError::LoadFailed("a batch is shorter than its header".into()));
@@ -746,6 +766,15 @@ fn take_from(
                     Err(error) => return Err(ReadError::LoadFailed(error.to_string())),
                 },
             };
+            let most = if found.parts.is_empty() { left.first_bytes } else { left.bytes };
+            if found.bytes + part.bytes() > most {
+                if found.parts.is_empty() {
+                    // Waiting would not bring more.
+                    (found.is_left_out, found.counts) = (true, left.bytes);
+                }
+                next_cursor = Some(cursor_of(&place));
+                break 'data;
+            }
             found.bytes += part.bytes();
             found.parts.push(part);
             next_offset = next;
@@ -753,6 +782,10 @@ fn take_from(
     }
     let behind = if found.parts.is_empty() { passed } else { next_offset };
     Ok((behind, next_cursor))
+}
+
+fn cursor_of(place: &BrokerPart) -> Cursor {
+    Cursor { group: place.group, segment: place.segment, position: place.position }
 }
 
 #[cfg(test)]
@@ -801,7 +834,7 @@ mod tests {
     #[test]
     fn who_remembers_a_place_that_is_not_there_any_more_finds_the_offset_where_it_is() {
         let (lane, _dir) = lane();
-        let left = Left { bytes: 1 << 20, may_load: true };
+        let left = Left::of(1 << 20, true, true);
         let there = place(&lane, 1);
         let next_group = Cursor { group: kera_format::GroupId(there.group.0 + 1), ..there };
         for known in [None, Some(there), Some(next_group)] {
@@ -820,7 +853,7 @@ mod tests {
         let (lane, _dir) = lane();
         // As behind a hole that ends where the reader may read to.
         let (version, mut found) = (lane.version(), Found::default());
-        let left = Left { bytes: 1 << 20, may_load: true };
+        let left = Left::of(1 << 20, true, true);
         let taken = take(&lane, version, place(&lane, 2), 1..2, left, &mut found).unwrap();
         assert!(taken.is_none() && found.parts.is_empty());
         let (at, seen) = found.waits.unwrap();
@@ -833,7 +866,7 @@ mod tests {
         assert!(!lane.wait(seen, &observer, 0), "what has moved since is not waited for");
         // What lies in front is passed over, a chunk at a time.
         let mut found = Found::default();
-        let left = Left { bytes: 1, may_load: true };
+        let left = Left::of(1, true, true);
         let taken = take(&lane, lane.version(), place(&lane, 0), 2..4, left, &mut found).unwrap();
         assert_eq!((taken.map(|(next, _)| next), found.parts.len()), (Some(3), 1));
         assert!(found.waits.is_none());

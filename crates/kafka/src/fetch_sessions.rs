@@ -70,6 +70,8 @@ pub(crate) struct Told {
     pub(crate) high_watermark: i64,
     pub(crate) log_start: i64,
     pub(crate) has_records: bool,
+    /// It has some, for which no room was left.
+    pub(crate) is_left_out: bool,
 }
 
 /// A session.
@@ -79,9 +81,9 @@ pub(crate) struct Session {
     epoch: i32,
     by_id: bool,
     partitions: BTreeMap<Key, Watched>,
-    /// Where the next answer begins: behind the partition that had records last, so that none is served before the others
-    /// every time.
-    next: Option<Key>,
+    /// Where the next answer begins: with the first partition that was left out, or else behind the one that had records last, so that none is served
+    /// before the others every time.
+    next: Bound<Key>,
 }
 
 /// What a fetch is, in the eyes of sessions.
@@ -186,7 +188,7 @@ impl FetchSessions {
     /// Begins a session with what a fetch has named and was told. Its id; [`NO_SESSION`] if there is no room for it.
     pub(crate) fn create(&self, asked: &FetchRequest, version: i16, told: &[Told], now_us: u64) -> i32 {
         let by_id = version >= VERSION_TOPIC_IDS;
-        let mut session = Session { epoch: 1, by_id, partitions: BTreeMap::new(), next: None };
+        let mut session = Session { epoch: 1, by_id, partitions: BTreeMap::new(), next: Bound::Unbounded };
         session.add(&asked.topics);
         if session.partitions.is_empty() {
             return NO_SESSION;
@@ -267,9 +269,13 @@ impl Session {
 
     /// All partitions, as a request names them, from the one on whose turn it is.
     fn topics(&self) -> Vec<FetchTopic> {
-        let behind = self.next.as_ref().map_or(Bound::Unbounded, Bound::Excluded);
-        let first = self.partitions.range((behind, Bound::Unbounded));
-        let second = self.next.iter().flat_map(|key| self.partitions.range(..=key));
+        let first = self.partitions.range((self.next.as_ref(), Bound::Unbounded));
+        let rest = match &self.next {
+            Bound::Unbounded => None,
+            Bound::Included(key) => Some(Bound::Excluded(key)),
+            Bound::Excluded(key) => Some(Bound::Included(key)),
+        };
+        let second = rest.into_iter().flat_map(|end| self.partitions.range((Bound::Unbounded, end)));
         let mut topics: Vec<FetchTopic> = Vec::new();
         let mut last: Option<&Named> = None;
         for ((named, partition), watched) in first.chain(second) {
@@ -292,12 +298,19 @@ impl Session {
 
     /// Notes what an answer tells of the partitions of a request, and calls `each` with whether the client has to hear of it.
     pub(crate) fn tell_all(&mut self, topics: &[FetchTopic], told: &[Told], mut each: impl FnMut(bool)) {
-        let mut told = told.iter();
+        let (mut told, mut left_out) = (told.iter(), None);
         for topic in topics {
             let named = self.named(&topic.topic, topic.topic_id);
             for (asked, told) in topic.partitions.iter().zip(&mut told) {
-                each(self.tell((named.clone(), asked.partition), told));
+                let key = (named.clone(), asked.partition);
+                if told.is_left_out {
+                    left_out.get_or_insert_with(|| key.clone());
+                }
+                each(self.tell(key, told));
             }
+        }
+        if let Some(key) = left_out {
+            self.next = Bound::Included(key);
         }
     }
 
@@ -309,7 +322,7 @@ impl Session {
         let differs = (watched.high_watermark, watched.log_start) != (high_watermark, told.log_start);
         (watched.high_watermark, watched.log_start) = (high_watermark, told.log_start);
         if told.has_records {
-            self.next = Some(key);
+            self.next = Bound::Excluded(key);
         }
         failed || told.has_records || differs
     }
@@ -331,7 +344,7 @@ mod tests {
     }
 
     fn create(sessions: &FetchSessions, partitions: std::ops::Range<i32>, now_us: u64) -> i32 {
-        let told = Told { error: 0, high_watermark: 5, log_start: 0, has_records: false };
+        let told = Told { error: 0, high_watermark: 5, log_start: 0, has_records: false, is_left_out: false };
         let asked = request(partitions);
         let told = vec![told; asked.topics[0].partitions.len()];
         sessions.create(&asked, 12, &told, now_us)
@@ -378,12 +391,24 @@ mod tests {
         let id = create(&sessions, 0..4, 0);
         let mut asked = FetchRequest::default().with_session_id(id).with_session_epoch(1);
         let Ok(Mode::GoesOn(session)) = sessions.begin(&mut asked, 12, 0) else { panic!("it is there") };
-        let none = Told { error: 0, high_watermark: 5, log_start: 0, has_records: false };
+        let none = Told { error: 0, high_watermark: 5, log_start: 0, has_records: false, is_left_out: false };
         let told = [none, Told { has_records: true, ..none }, none, Told { high_watermark: 6, ..none }];
         let mut shown = Vec::new();
         session.lock().tell_all(&asked.topics, &told, |is_shown| shown.push(is_shown));
         assert_eq!(shown, [false, true, false, true], "what has records, and what has another end");
         assert_eq!(go_on(&sessions, id, 2, FetchRequest::default(), 0), [2, 3, 0, 1]);
+    }
+
+    #[test]
+    fn who_was_left_out_is_first_the_next_time() {
+        let sessions = sessions(9, 10);
+        let id = create(&sessions, 0..4, 0);
+        let mut asked = FetchRequest::default().with_session_id(id).with_session_epoch(1);
+        let Ok(Mode::GoesOn(session)) = sessions.begin(&mut asked, 12, 0) else { panic!("it is there") };
+        let has = Told { error: 0, high_watermark: 5, log_start: 0, has_records: true, is_left_out: false };
+        let left_out = Told { has_records: false, is_left_out: true, ..has };
+        session.lock().tell_all(&asked.topics, &[has, left_out, left_out, has], |_| {});
+        assert_eq!(go_on(&sessions, id, 2, FetchRequest::default(), 0), [1, 2, 3, 0]);
     }
 
     #[test]

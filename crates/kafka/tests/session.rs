@@ -48,12 +48,12 @@ fn mutated(rng: &mut Rng, frame: &mut Vec<u8>) {
 fn whatever_is_sent_is_answered_or_closes_the_connection() {
     let mut connection = Connection::new();
     for asked in steps::prologue() {
-        assert!(connection.patient_frame(&asked.frame(1).unwrap()));
+        assert!(connection.patient_frame(&asked.frame(1, 0).unwrap()));
     }
     let (mut went_on, mut closed) = (0, 0);
     for number in 9..9 + STEPS {
         // Scenes are no single requests.
-        let Ok(mut frame) = steps::nth(7, number, &Memory::default()).frame(1) else { continue };
+        let Ok(mut frame) = steps::nth(7, number, &Memory::default()).frame(1, 0) else { continue };
         let mut rng = Rng::new(8, number);
         mutated(&mut rng, &mut frame);
         if connection.frame(&frame) {

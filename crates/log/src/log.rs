@@ -151,6 +151,12 @@ impl Log {
         &self.shared.arena
     }
 
+    /// The node's epoch, in which groups are opened of what has no owner epoch. Rises with each start; zero before
+    /// [recovery has finished](Log::finish_recovery).
+    pub fn epoch(&self) -> u32 {
+        self.shared.epoch.load(Ordering::Relaxed)
+    }
+
     /// Makes a stream.
     pub fn create_stream(&self, id: StreamId, options: StreamOptions) -> Result<Arc<Stream>, StreamError> {
         check(&options)?;

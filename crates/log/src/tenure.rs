@@ -314,6 +314,11 @@ impl Lane {
         self.home.tenure.epoch()
     }
 
+    /// The epoch that its groups are opened in: the owner's or, without one, the node's.
+    pub fn epoch(&self) -> u32 {
+        self.home.epoch()
+    }
+
     /// Whoever waits looks again: what may be read has changed, though nothing was appended.
     pub fn wake(&self) {
         let mut state = self.state.lock();

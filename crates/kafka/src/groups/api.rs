@@ -159,7 +159,8 @@ pub struct GroupConfig {
     pub groups_max: usize,
     /// Bytes that one member may give with its protocols, and that one assignment may have.
     pub member_bytes_max: usize,
-    /// Bytes of the members of all groups together.
+    /// Bytes of the members of all groups together: what they give, what they are called, what they have and should have, and the ids that they
+    /// were promised.
     pub members_bytes_max: usize,
     /// Topics that one member of a consumer group may name.
     pub member_topics_max: usize,

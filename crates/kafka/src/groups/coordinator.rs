@@ -33,7 +33,7 @@ pub struct Coordinator {
     /// When something happens to a group by itself.
     wakes: BTreeSet<(u64, String)>,
     done: Vec<Done>,
-    /// Bytes that the members of all groups gave.
+    /// Bytes that the members of all groups take.
     member_bytes: usize,
     /// Why nobody is served: everything in the journal has not been taken yet, or the groups are another node's.
     closed: Option<Code>,
@@ -321,6 +321,8 @@ impl Coordinator {
         {
             *kind = Kind::Classic(classic);
         }
+        let made_bytes = kind.made_bytes();
+        head.member_bytes = head.member_bytes + made_bytes - std::mem::replace(&mut head.made_bytes, made_bytes);
         let wake_ms = group.head.wake_ms;
         self.member_bytes = self.member_bytes + group.head.member_bytes - bytes_before;
         if wake_ms != wake_before_ms {

@@ -44,8 +44,10 @@ pub(super) struct Head {
     pub(super) changed_ms: i64,
     /// Nothing happens to it by itself before this moment. May be too early, never too late.
     pub(super) wake_ms: u64,
-    /// Bytes that its members gave.
+    /// Bytes that its members take, [what is made](Kind::made_bytes) of what they gave included.
     pub(super) member_bytes: usize,
+    /// What of these was made.
+    pub(super) made_bytes: usize,
 }
 
 /// Something happens to a group: everything that it may use.
@@ -57,7 +59,7 @@ pub(super) struct Turn<'a> {
     pub(super) journal: &'a mut dyn Journal,
     pub(super) done: &'a mut Vec<Done>,
     pub(super) head: &'a mut Head,
-    /// Bytes that members of all groups may still give.
+    /// Bytes that members of all groups may still take.
     pub(super) bytes_left: usize,
 }
 
@@ -119,6 +121,16 @@ impl Group {
             epoch: epoch.max(0) as u32,
             changed_ms: self.head.changed_ms,
             protocol_type: protocol_type.to_owned(),
+        }
+    }
+}
+
+impl Kind {
+    /// Bytes that are taken by what the coordinator has made of what members gave.
+    pub(super) fn made_bytes(&self) -> usize {
+        match self {
+            Kind::Classic(classic) => classic.made_bytes(),
+            Kind::Consumer(consumer) => consumer.made_bytes(),
         }
     }
 }

@@ -173,6 +173,11 @@ impl World {
             assert!(self.done.insert(done.token, done).is_none(), "two answers");
         }
         for group in self.coordinator.groups() {
+            let of_members = match &group.kind {
+                Kind::Classic(classic) => classic.member_bytes(),
+                Kind::Consumer(consumer) => consumer.member_bytes(),
+            };
+            assert_eq!(group.head.member_bytes, of_members + group.kind.made_bytes(), "what members take is counted");
             match &group.kind {
                 Kind::Classic(classic) => classic.check(),
                 Kind::Consumer(consumer) => consumer.check(),

@@ -8,6 +8,7 @@ use kafka_protocol::messages::list_offsets_request::{ListOffsetsPartition, ListO
 use kafka_protocol::messages::metadata_request::MetadataRequestTopic;
 use kafka_protocol::messages::offset_for_leader_epoch_request::{OffsetForLeaderPartition, OffsetForLeaderTopic};
 use kera_format::StreamletId;
+use kera_log::store::DiskStore;
 
 use super::parts::{ME, Nobody, OTHER, owner, together};
 use super::transactions::{World, topic};
@@ -136,8 +137,8 @@ fn an_epoch_ends_where_the_next_one_begins() {
     // The one of which nothing is here ends where the one before it does.
     let told: Vec<_> = [5, 7, 9, 10, -1].map(|epoch| world.ends(9, epoch)).to_vec();
     assert_eq!(told, [(0, 5, 2), (0, 5, 2), (0, 9, 4), (0, -1, -1), (0, -1, -1)]);
-    // Before all that there is: who has read at a node that was alone was told 0 of everything, and goes on where it was.
-    assert_eq!([3, 0].map(|epoch| world.ends(9, epoch)), [(0, 3, 4), (0, 0, 4)]);
+    // Before all that there is: nothing of it is left. Who was told 0 of everything, by a node that was alone, goes on where it was.
+    assert_eq!([3, 0].map(|epoch| world.ends(9, epoch)), [(0, 3, 0), (0, 0, 4)]);
 }
 
 #[test]
@@ -151,13 +152,72 @@ fn who_knows_another_leader_is_refused() {
     assert_eq!((world.fetched(-1, 0).0, world.listed(-1, -1).0, world.ends(-1, 5).0), (0, 0, 0));
 }
 
+/// A node that is alone, in its epoch 1, and its disk.
+fn alone() -> (World, Arc<MemoryDisk>, Arc<DiskStore>) {
+    let (mut world, disk) = (World::new(), Arc::new(MemoryDisk::default()));
+    let store = world.power_on(&disk, 1);
+    (world, disk, store)
+}
+
+fn write(world: &mut World, offsets: std::ops::Range<i64>) {
+    offsets.for_each(|at| assert_eq!(world.plain("t", 0), at));
+}
+
+/// Everything that is closed by now is on disk.
+fn store_all(world: &World, store: &DiskStore) {
+    world.parts().0.log().close_all();
+    store.flush_all().unwrap();
+}
+
 #[test]
-fn a_node_that_is_alone_has_one_epoch() {
-    let mut world = World::new();
+fn a_node_that_is_alone_leads_in_its_own_epoch() {
+    let (mut world, ..) = alone();
     assert_eq!(world.plain("t", 0), 0);
-    assert_eq!((world.led(), world.fetched(0, 0)), ((0, vec![1], vec![1]), (0, vec![0])));
-    assert_eq!((world.ends(0, 0), world.ends(0, 1)), ((0, 0, 1), (0, -1, -1)));
-    assert_eq!(world.fetched(1, 0).0, Code::UnknownLeaderEpoch.code());
+    assert_eq!((world.led(), world.fetched(1, 0)), ((1, vec![1], vec![1]), (0, vec![1])));
+    assert_eq!((world.ends(1, 1), world.ends(1, 2)), ((0, 1, 1), (0, -1, -1)));
+    assert_eq!(world.fetched(0, 0).0, Code::FencedLeaderEpoch.code());
+    assert_eq!(world.fetched(2, 0).0, Code::UnknownLeaderEpoch.code());
+}
+
+#[test]
+fn what_a_loss_of_power_takes_from_a_node_that_is_alone_ends_an_epoch() {
+    let (mut world, disk, store) = alone();
+    write(&mut world, 0..3);
+    store_all(&world, &store);
+    write(&mut world, 3..5);
+    assert_eq!((world.led().0, world.ends(1, 1)), (1, (0, 1, 5)));
+    world.power_on(&disk, 2);
+    // Before anything is written again, and after it: whoever had read all goes back to where the lane has come back.
+    assert_eq!((world.led().0, world.listed(2, -1), world.ends(2, 1)), (2, (0, 3, 2), (0, 1, 3)));
+    write(&mut world, 3..6);
+    assert_eq!((world.listed(2, -1), world.ends(2, 1), world.ends(2, 2)), ((0, 6, 2), (0, 1, 3), (0, 2, 6)));
+    for (known, error) in [(1, Code::FencedLeaderEpoch), (3, Code::UnknownLeaderEpoch)] {
+        let told = [world.fetched(known, 0).0, world.listed(known, -1).0, world.ends(known, 1).0];
+        assert_eq!(told, [error.code(); 3]);
+    }
+}
+
+#[test]
+fn of_an_epoch_of_which_all_was_lost_nothing_is_left() {
+    let (mut world, disk, _store) = alone();
+    write(&mut world, 0..5);
+    world.power_on(&disk, 2);
+    assert_eq!(world.ends(2, 1), (0, 1, 0));
+    write(&mut world, 0..8);
+    assert_eq!((world.ends(2, 1), world.fetched(2, 0)), ((0, 1, 0), (0, vec![2; 8])));
+    // An earlier version told 0 of everything, and of that nobody knows where it ends.
+    assert_eq!(world.ends(2, 0), (0, 0, 8));
+}
+
+#[test]
+fn an_epoch_that_lost_nothing_ends_where_it_did() {
+    let (mut world, disk, store) = alone();
+    write(&mut world, 0..5);
+    store_all(&world, &store);
+    world.power_on(&disk, 2);
+    assert_eq!((world.led().0, world.ends(2, 1)), (2, (0, 1, 5)));
+    write(&mut world, 5..8);
+    assert_eq!((world.ends(2, 1), world.ends(2, 2)), ((0, 1, 5), (0, 2, 8)));
 }
 
 #[test]

@@ -10,7 +10,11 @@ use super::*;
 impl World {
     /// Appends one batch of so many bytes, more or less.
     fn put(&mut self, name: &str, bytes: usize) {
-        let request = World::produce_request(None, name, 0, batch(&[&vec![7; bytes]], (-1, -1, -1)));
+        self.put_in(name, 0, bytes);
+    }
+
+    fn put_in(&mut self, name: &str, partition: i32, bytes: usize) {
+        let request = World::produce_request(None, name, partition, batch(&[&vec![7; bytes]], (-1, -1, -1)));
         assert_eq!(self.call(9, &request).responses[0].partition_responses[0].error_code, 0);
     }
 }
@@ -35,6 +39,84 @@ fn a_reader_that_lags_does_not_wait_for_what_no_answer_can_hold() {
         let records = answer.responses[0].partitions[0].records.as_ref().map_or(0, |records| records.len());
         assert!(records > (15 << 16) && records <= 1 << 20, "{records}");
     }
+}
+
+impl World {
+    /// The bytes that an answer of `least` and `most` bytes has of partitions of "t" and "u", in the order in which they are asked for. It comes at once.
+    fn fetched_of(&mut self, (least, most): (i32, i32), of_partition: i32, order: &[(&str, i32)]) -> Vec<usize> {
+        let one = |(name, at): &(&str, i32)| {
+            let partition = fetch_request::FetchPartition::default().with_partition(*at);
+            let partitions = vec![partition.with_partition_max_bytes(of_partition)];
+            fetch_request::FetchTopic::default().with_topic(topic(name)).with_partitions(partitions)
+        };
+        let asked = fetch_of(least, most, 0).with_topics(order.iter().map(one).collect());
+        self.send(11, &asked);
+        let answer = self.answer::<FetchRequest>(11).expect("it is answered at once");
+        let partitions = answer.responses.iter().flat_map(|topic| &topic.partitions);
+        partitions.map(|one| one.records.as_ref().map_or(0, |records| records.len())).collect()
+    }
+}
+
+/// Clients close the connection then, and come again for the same.
+#[test]
+fn no_answer_has_more_bytes_than_may_be_in_it() {
+    const LARGE: usize = 900_000;
+    let mut world = World::new();
+    (0..2).for_each(|at| world.put_in("t", at, LARGE));
+    world.put_in("u", 0, 10_000);
+    let large = |bytes: &usize| (LARGE..LARGE + 1_000).contains(bytes);
+    let small = |bytes: &usize| (10_000..11_000).contains(bytes);
+    // No more fits, so nobody waits for more. Whoever has no room left is passed over, and what comes behind it may have some.
+    let all = (1_000_000, 1_000_000);
+    for [first, second] in [[0, 1], [1, 0]] {
+        let told = world.fetched_of(all, 20 << 20, &[("t", first), ("t", second), ("u", 0)]);
+        assert!(large(&told[0]) && told[1] == 0 && small(&told[2]), "{told:?}");
+        let told = world.fetched_of(all, 20 << 20, &[("u", 0), ("t", first), ("t", second)]);
+        assert!(small(&told[0]) && large(&told[1]) && told[2] == 0, "{told:?}");
+    }
+    // What comes first is told even so: the client would never get on.
+    for of_partition in [1, 20 << 20] {
+        let told = world.fetched_of((1, 1_000), of_partition, &[("t", 1), ("u", 0), ("t", 0)]);
+        assert!(large(&told[0]) && told[1..] == [0, 0], "{told:?}");
+    }
+    // The limit of a partition keeps nobody from getting on where the answer has room.
+    let told = world.fetched_of((1, 1_000_000), 1, &[("u", 0), ("t", 0)]);
+    assert!(small(&told[0]) && large(&told[1]), "{told:?}");
+}
+
+#[test]
+fn batches_of_several_partitions_fill_an_answer_and_not_more() {
+    let mut world = World::new();
+    for at in [0, 1] {
+        (0..20).for_each(|_| world.put_in("t", at, 16 << 10));
+    }
+    for most in [100_000, 250_000, 400_000] {
+        let told = world.fetched_of((1, most), 180_000, &[("t", 0), ("t", 1)]);
+        let all: usize = told.iter().sum();
+        assert!(all <= most as usize && all + (17 << 10) > (most as usize).min(2 * 180_000 - (17 << 10)), "{told:?}");
+    }
+}
+
+/// A part of the answer is held while segments come from disk, or the fetch waits for more: nobody gets more by looking again.
+#[test]
+fn a_fetch_that_looks_again_keeps_to_what_may_be_in_its_answer() {
+    let mut world = World::new();
+    world.put_in("t", 1, 500_000);
+    let mut asked = fetch_of(900_000, 1_000_000, 20 << 20);
+    let one = asked.topics[0].partitions[0].clone();
+    asked.topics[0].partitions = [0, 1].map(|at| one.clone().with_partition(at)).to_vec();
+    world.send(11, &asked);
+    assert!(world.answer::<FetchRequest>(11).is_none(), "it is too little");
+    let door = world.running().door.clone();
+    let peer = Peer { address: "127.0.0.1:9".parse().unwrap(), connection: 2, io_thread: 0 };
+    let mut other = KafkaSessions(door).open(peer, SessionWaker::detached());
+    let mut out = Outbox::new(1 << 20);
+    let produce = produce_frame("t", 0, -1, &batch(&[&vec![7; 600_000]], (-1, -1, -1)));
+    assert_eq!(other.on_frame(&FrameHeader::default(), &produce, &mut out), Flow::Done);
+    let answer = world.answer::<FetchRequest>(11).expect("more does not fit");
+    let told = answer.responses[0].partitions.iter().map(|one| one.records.as_ref().map_or(0, |records| records.len()));
+    let told: Vec<usize> = told.collect();
+    assert!(told[0] == 0 && (500_000..501_000).contains(&told[1]), "{told:?}");
 }
 
 #[test]

@@ -22,6 +22,7 @@ use kafka_protocol::protocol::{Decodable, Request};
 use kera_env::ManualClock;
 use kera_format::kafka_transactions::{AbortedRange, Entry};
 use kera_log::ChunkReference;
+use kera_log::store::{DiskStore, StoreConfig};
 use parking_lot::Mutex;
 
 use super::*;
@@ -158,6 +159,31 @@ impl World {
         let mut world = World { broker, coordinator, clock, sink, running: None, _dir: dir };
         world.restart();
         world
+    }
+
+    /// The machine is switched on again without what was in memory: another log, with what is on `disk`, in which groups are opened in `epoch`. All topics
+    /// stay.
+    pub(super) fn power_on(&mut self, disk: &Arc<MemoryDisk>, epoch: u32) -> Arc<DiskStore> {
+        self.running = None;
+        let path = self._dir.path().join(format!("unit.arena.{epoch}"));
+        let (arena, _) = Arena::create_or_attach(ArenaConfig { path, bytes: 32 << 20, node: [3; 16] }).unwrap();
+        let log = Log::new(LogConfig::default(), arena);
+        let config = StoreConfig { node: [3; 16], ..StoreConfig::default() };
+        let clock = Arc::clone(&self.clock) as Arc<dyn Clock>;
+        let (store, stored) = DiskStore::open(config, vec![disk.clone()], clock, Arc::new(SystemRandom)).unwrap();
+        log.set_store(store.clone());
+        store.attach(&log);
+        log.set_sinks(Arc::new(vec![Arc::clone(&self.sink) as Arc<dyn DurabilitySink>]));
+        self.broker = Broker::new(BrokerConfig::default(), log.clone(), self.clock.clone());
+        self.coordinator.set_observer(Arc::new(Follow(self.broker.clone())));
+        for stream in self.coordinator.streams() {
+            self.broker.stream_created(stream.id, stream.options).unwrap();
+        }
+        assert_eq!(log.recover(stored.segments, Vec::new()).problems, [""; 0]);
+        store.replayed();
+        assert_eq!(log.finish_recovery(epoch), [""; 0]);
+        self.restart();
+        store
     }
 
     /// What its nodes are made of.

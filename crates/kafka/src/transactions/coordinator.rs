@@ -45,6 +45,8 @@ pub struct Transactions {
     ids: Box<dyn ProducerIds + Send>,
     places: Arc<dyn Places + Send + Sync>,
     transactions: BTreeMap<String, Held>,
+    /// The ids [at rest](is_at_rest), with when that last changed.
+    resting: BTreeSet<(i64, String)>,
     /// When something happens to a transaction by itself.
     wakes: BTreeSet<(u64, String)>,
     endings: Vec<Ending>,
@@ -102,6 +104,7 @@ impl Transactions {
             ids,
             places,
             transactions: BTreeMap::new(),
+            resting: BTreeSet::new(),
             wakes: BTreeSet::new(),
             endings: Vec::new(),
             aborted: 0,
@@ -113,9 +116,39 @@ impl Transactions {
     /// Takes what the journal says of a transactional id, in the order of its records.
     pub fn replay(&mut self, id: String, transaction: Option<Transaction>) {
         match transaction {
-            None => self.transactions.remove(&id),
-            Some(is) => self.transactions.insert(id, Held { is, mark: None, wake_ms: u64::MAX, is_handed_over: false }),
-        };
+            None => self.remove(&id),
+            Some(is) => self.put(id, Held { is, mark: None, wake_ms: u64::MAX, is_handed_over: false }),
+        }
+    }
+
+    fn put(&mut self, id: String, held: Held) {
+        self.remove(&id);
+        if is_at_rest(&held.is) {
+            self.resting.insert((held.is.changed_ms, id.clone()));
+        }
+        self.transactions.insert(id, held);
+    }
+
+    fn remove(&mut self, id: &str) {
+        if let Some(Held { is, .. }) = self.transactions.remove(id) {
+            self.resting.remove(&(is.changed_ms, id.to_owned()));
+        }
+    }
+
+    /// Makes room for another id. Some producers use one for each of their transactions (Flink's, for each checkpoint), so where there are as many as may be
+    /// the one is forgotten that has been at rest longest, as if its time were up. False if there is none.
+    fn make_room(&mut self) -> bool {
+        if self.transactions.len() < self.config.ids_max {
+            return true;
+        }
+        let Some((_, id)) = self.resting.first().cloned() else { return false };
+        if self.journal.append(&[Entry::Transaction(id.clone(), None)]).is_err() {
+            return false;
+        }
+        let wake_ms = self.transactions.get(&id).map_or(u64::MAX, |held| held.wake_ms);
+        self.remove(&id);
+        self.wakes.remove(&(wake_ms, id));
+        true
     }
 
     /// Where transactions write that have not ended.
@@ -290,7 +323,7 @@ impl Transactions {
                     let idle_ms = now.believed.age_ms(held.is.changed_ms);
                     let is_over = idle_ms >= self.config.expiration_ms;
                     if is_over && self.journal.append(&[Entry::Transaction(id.clone(), None)]).is_ok() {
-                        self.transactions.remove(&id);
+                        self.remove(&id);
                         continue;
                     }
                 }
@@ -349,7 +382,7 @@ impl Transactions {
         let named = request.producer_id.0 >= 0 && request.producer_epoch >= 0;
         let expected = named.then_some((request.producer_id.0, request.producer_epoch));
         let Some(held) = self.transactions.get(id) else {
-            if self.transactions.len() >= self.config.ids_max {
+            if !self.make_room() {
                 tell("transactional ids", id, self.config.ids_max);
                 return Err(at_once(Code::PolicyViolation));
             }
@@ -724,7 +757,7 @@ impl Transactions {
         let begins =
             is.state == State::Ongoing && self.transactions.get(id).is_none_or(|held| held.is.state != State::Ongoing);
         let goes_on = is.state == State::Ongoing && !begins;
-        self.transactions.insert(id.to_owned(), Held { is, mark: Some(mark), wake_ms, is_handed_over: false });
+        self.put(id.to_owned(), Held { is, mark: Some(mark), wake_ms, is_handed_over: false });
         if !goes_on {
             self.set_wake(now, id);
         }

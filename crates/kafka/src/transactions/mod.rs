@@ -93,7 +93,7 @@ pub struct TransactionConfig {
     pub timeout_ms_max: i32,
     /// How long an id without a transaction is remembered (`transactional.id.expiration.ms`).
     pub expiration_ms: i64,
-    /// Ids at most.
+    /// Ids at most: for another one that is forgotten which has been at rest longest.
     pub ids_max: usize,
     /// Ranges of aborted records that are remembered at most, 64 bytes each: what is more must not begin.
     pub aborted_max: usize,

@@ -486,8 +486,79 @@ fn requests_that_make_no_sense_get_kafkas_errors() {
     }
     assert_eq!(world.add_group("a", producer, ""), Code::InvalidGroupId.code());
     assert_eq!(world.end("a", producer, true), Code::InvalidTxnState.code());
-    assert_eq!((world.init("b"), world.init("c")), (Ok((102, 0)), Ok((103, 0))));
+}
+
+/// As many as may be, each of another age: `b` has been at rest longest.
+fn full() -> World {
+    let mut world = World::new();
+    let producer = world.init("a").expect("begun");
+    for name in ["b", "c"] {
+        world.pass(1_000);
+        let producer = world.init(name).expect("begun");
+        assert_eq!((world.add(name, producer, "orders", 0), world.end(name, producer, true)), (0, 0));
+        world.finish();
+    }
+    world.pass(1_000);
+    assert_eq!((world.add("a", producer, "orders", 0), world.end("a", producer, false)), (0, 0));
+    world.finish();
+    world
+}
+
+#[test]
+fn where_there_are_as_many_ids_as_may_be_the_one_goes_that_has_been_at_rest_longest() {
+    for restarted in [false, true] {
+        let mut world = full();
+        if restarted {
+            world.restart();
+        }
+        world.pass(1_000);
+        let producer = world.init("d").expect("begun");
+        assert_eq!(
+            ["a", "b", "c", "d"].map(|name| world.state(name)),
+            ["CompleteAbort", "", "CompleteCommit", "Empty"]
+        );
+        // What had it has no claim to the id any more, and the next one begins as if nobody had had it.
+        assert_eq!(world.add("b", (102, 0), "orders", 0), Code::InvalidProducerIdMapping.code());
+        assert_eq!(world.add("d", producer, "orders", 0), 0);
+        assert_eq!(world.init("b").expect("begun").1, 0);
+        assert_eq!(world.state("c"), "");
+        world.restart();
+        let left = ["a", "b", "c", "d"].map(|name| world.state(name));
+        assert_eq!(left, ["CompleteAbort", "Empty", "", "Ongoing"]);
+    }
+}
+
+#[test]
+fn an_id_whose_transaction_runs_or_is_being_ended_makes_room_for_nobody() {
+    let mut world = World::new();
+    for name in ["a", "b", "c"] {
+        let producer = world.init(name).expect("begun");
+        assert_eq!(world.add(name, producer, "orders", 0), 0);
+    }
     assert_eq!(world.init("d"), Err(Code::PolicyViolation));
+    assert_eq!(world.end("a", (101, 0), true), 0);
+    assert_eq!(world.init("d"), Err(Code::PolicyViolation));
+    world.finish();
+    // Nor does one while that cannot be recorded.
+    world.journal.0.lock().is_full = true;
+    assert!(world.init("d").is_err());
+    assert_eq!(world.state("a"), "CompleteCommit");
+    world.journal.0.lock().is_full = false;
+    assert!(world.init("d").is_ok());
+}
+
+#[test]
+fn an_id_that_has_made_room_and_comes_back_has_its_whole_time() {
+    let mut world = full();
+    world.init("d").expect("begun");
+    let producer = world.init("b").expect("begun");
+    // Over the moment at which it had been at rest for too long as who it was before.
+    world.pass(7 * 24 * 3_600_000 - 30_000);
+    assert_eq!(world.add("b", producer, "orders", 0), 0);
+    world.pass(59_999);
+    assert_eq!(world.state("b"), "Ongoing");
+    world.pass(1);
+    assert_eq!(world.state("b"), "PrepareAbort");
 }
 
 #[test]

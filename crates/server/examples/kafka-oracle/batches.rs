@@ -86,8 +86,8 @@ pub(crate) fn end(mut records: &[u8]) -> i64 {
     end
 }
 
-/// Whole batches in words, `name` for each producer's id. A piece at the end, as brokers may send one, is passed over.
-pub(crate) fn words(mut records: &[u8], mut name: impl FnMut(i64) -> String) -> String {
+/// Whole batches in words, `name` for each producer's id, epochs of leaders from `first_epoch` on. A piece at the end, as brokers may send one, is passed over.
+pub(crate) fn words(mut records: &[u8], first_epoch: i32, mut name: impl FnMut(i64) -> String) -> String {
     let mut out = String::new();
     while records.len() >= HEADER_BYTES {
         let length = 12 + i32::from_be_bytes(be(records, 8)).max(0) as usize;
@@ -102,7 +102,7 @@ pub(crate) fn words(mut records: &[u8], mut name: impl FnMut(i64) -> String) -> 
             out,
             "({} epoch {} magic {} crc {crc} attributes {} delta {} producer {producer}/{} sequence {} records {}",
             i64::from_be_bytes(be(batch, 0)),
-            i32::from_be_bytes(be(batch, 12)),
+            i32::from_be_bytes(be(batch, 12)) - first_epoch,
             batch[16],
             attributes,
             i32::from_be_bytes(be(batch, 23)),

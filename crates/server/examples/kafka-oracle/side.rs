@@ -54,12 +54,16 @@ pub(crate) struct Side {
     streams: HashMap<String, TcpStream>,
     correlation: i32,
     names: Names,
+    /// The epoch in which it leads partitions that are made: Kafka's begin with 0, those of KerA are the node's. What is asked and compared is
+    /// counted from it.
+    first_epoch: i32,
     pub(crate) memory: Memory,
 }
 
 impl Side {
     pub(crate) fn new(address: SocketAddr) -> Side {
-        Side { address, streams: HashMap::new(), correlation: 0, names: Names::default(), memory: Memory::default() }
+        let (names, memory) = (Names::default(), Memory::default());
+        Side { address, streams: HashMap::new(), correlation: 0, names, first_epoch: 0, memory }
     }
 
     fn connect(&self) -> io::Result<TcpStream> {
@@ -111,7 +115,7 @@ impl Side {
     /// Sends a request on a connection, which is opened if there is none of that name.
     pub(crate) fn send(&mut self, by: &str, asked: &Asked) -> io::Result<()> {
         self.correlation += 1;
-        let body = asked.frame(self.correlation).map_err(|error| wrong(asked, &error))?;
+        let body = asked.frame(self.correlation, self.first_epoch).map_err(|error| wrong(asked, &error))?;
         if !self.streams.contains_key(by) {
             self.streams.insert(by.to_owned(), self.connect()?);
         }
@@ -145,6 +149,7 @@ impl Side {
 
     /// Records as words, and the partitions of a topic together: Kafka tells some apart. Without what Kafka alone tells.
     fn readable(&mut self, mut response: ResponseKind) -> ResponseKind {
+        epochs_from_zero(self.first_epoch, &mut response);
         if let ResponseKind::DescribeTransactions(told) = &mut response {
             // KerA has no topic for the positions of groups.
             told.transaction_states
@@ -176,7 +181,8 @@ impl Side {
                     if let Some(aborted) = &mut partition.aborted_transactions {
                         aborted.retain(|one| one.first_offset < end);
                     }
-                    let words = batches::words(records, |id| self.names.of("producer_id", &id.to_string()));
+                    let words =
+                        batches::words(records, self.first_epoch, |id| self.names.of("producer_id", &id.to_string()));
                     partition.records = Some(Bytes::from(words));
                 }
             }
@@ -262,6 +268,7 @@ impl Side {
             });
             if is_known == is_there {
                 if let Some(topic) = found.filter(|_| is_there) {
+                    self.first_epoch = topic.partitions.first().map_or(self.first_epoch, |one| one.leader_epoch);
                     self.memory.topics.insert(name.to_owned(), topic.topic_id);
                 }
                 return Ok(());
@@ -284,6 +291,30 @@ impl Side {
             sleep(PAUSE);
         }
         Ok(())
+    }
+}
+
+/// The epochs of leaders that are told, from 0 on.
+fn epochs_from_zero(first_epoch: i32, response: &mut ResponseKind) {
+    let count = |epoch: &mut i32| *epoch -= if *epoch >= 0 { first_epoch } else { 0 };
+    match response {
+        ResponseKind::Metadata(told) => {
+            let partitions = told.topics.iter_mut().flat_map(|topic| &mut topic.partitions);
+            partitions.for_each(|one| count(&mut one.leader_epoch));
+        }
+        ResponseKind::DescribeTopicPartitions(told) => {
+            let partitions = told.topics.iter_mut().flat_map(|topic| &mut topic.partitions);
+            partitions.for_each(|one| count(&mut one.leader_epoch));
+        }
+        ResponseKind::ListOffsets(told) => {
+            let partitions = told.topics.iter_mut().flat_map(|topic| &mut topic.partitions);
+            partitions.for_each(|one| count(&mut one.leader_epoch));
+        }
+        ResponseKind::OffsetForLeaderEpoch(told) => {
+            let partitions = told.topics.iter_mut().flat_map(|topic| &mut topic.partitions);
+            partitions.for_each(|one| count(&mut one.leader_epoch));
+        }
+        _ => {}
     }
 }
 

@@ -34,6 +34,28 @@ pub(crate) const UNKNOWN: &str = "nowhere";
 /// The time of the first record.
 const FIRST_MS: i64 = 1_700_000_000_000;
 
+/// The epochs of leaders that a request names, of a broker whose first one is this.
+fn in_epochs_from(first_epoch: i32, request: &mut RequestKind) {
+    let count = |epoch: &mut i32| *epoch += if *epoch >= 0 { first_epoch } else { 0 };
+    match request {
+        RequestKind::Fetch(fetch) => {
+            let partitions = fetch.topics.iter_mut().flat_map(|topic| &mut topic.partitions);
+            partitions.for_each(|one| count(&mut one.current_leader_epoch));
+        }
+        RequestKind::ListOffsets(list) => {
+            let partitions = list.topics.iter_mut().flat_map(|topic| &mut topic.partitions);
+            partitions.for_each(|one| count(&mut one.current_leader_epoch));
+        }
+        RequestKind::OffsetForLeaderEpoch(ends) => {
+            for one in ends.topics.iter_mut().flat_map(|topic| &mut topic.partitions) {
+                count(&mut one.current_leader_epoch);
+                count(&mut one.leader_epoch);
+            }
+        }
+        _ => {}
+    }
+}
+
 /// A request.
 #[allow(clippy::large_enum_variant)]
 pub(crate) enum Asked {
@@ -62,8 +84,8 @@ impl Asked {
         }
     }
 
-    /// Its bytes, behind the length.
-    pub(crate) fn frame(&self, correlation: i32) -> Result<Vec<u8>, String> {
+    /// Its bytes, behind the length. Epochs of leaders in it are counted from `first_epoch`.
+    pub(crate) fn frame(&self, correlation: i32, first_epoch: i32) -> Result<Vec<u8>, String> {
         let (key, version, request) = match self {
             Asked::Request { key, version, request, .. } => (key, *version, request),
             Asked::Raw(frame) => return Ok(frame.clone()),
@@ -76,6 +98,8 @@ impl Asked {
             .with_client_id(Some(text("oracle")));
         let mut frame = bytes::BytesMut::new();
         header.encode(&mut frame, key.request_header_version(version)).map_err(|error| format!("{error:#}"))?;
+        let mut request = request.clone();
+        in_epochs_from(first_epoch, &mut request);
         request.encode(&mut frame, version).map_err(|error| format!("{error:#}"))?;
         Ok(frame.to_vec())
     }

@@ -52,9 +52,9 @@ impl ClassicGroup {
         }
     }
 
-    /// Bytes that its members gave.
+    /// Bytes that its members take.
     pub(in crate::groups) fn member_bytes(&self) -> usize {
-        self.members.values().map(Member::bytes).sum()
+        self.members.iter().map(|(id, member)| member.bytes(id)).sum()
     }
 
     /// The members that a group whose coordinator assigned has left, none of whom speaks its protocol: they join again, into the generation behind
@@ -90,7 +90,7 @@ impl ClassicGroup {
         }
         group.leader = group.members.keys().next().cloned();
         group.protocol = group.elect_protocol();
-        group.topics = group.subscriptions();
+        group.look_up();
         turn.head.member_bytes += group.member_bytes();
         let ids: Vec<String> = group.members.keys().cloned().collect();
         ids.iter().for_each(|id| group.touch(turn, id));

@@ -8,7 +8,7 @@ use kafka_protocol::messages::join_group_response::JoinGroupResponseMember;
 
 use super::super::api::{Answer, AppendFailed, Caller, GroupConfig};
 use super::super::group::{Turn, text};
-use super::member::{Member, ParkedJoin, join_error, protocol_bytes};
+use super::member::{Member, ParkedJoin, join_error, protocol_bytes, taken_bytes};
 use super::{ClassicGroup, State};
 use crate::limits_told::tell;
 
@@ -18,6 +18,8 @@ const PROTOCOLS_MAX: usize = 64;
 const NAME_BYTES_MAX: usize = 1_024;
 /// Bytes of a client's name that a member's id begins with.
 const ID_PREFIX_BYTES_MAX: usize = 255;
+/// Bytes of an id behind that.
+const ID_REST_BYTES: usize = 37;
 /// From here on a member without an id is given one and asked to come again with it.
 const VERSION_ID_REQUIRED: i16 = 4;
 /// From here on a leader can be told that it has nothing to assign.
@@ -94,6 +96,15 @@ impl Joining {
         self.is_first() && self.instance.is_none() && self.version >= VERSION_ID_REQUIRED
     }
 
+    /// Bytes that it takes as a member, without an assignment.
+    pub(in crate::groups) fn bytes(&self) -> usize {
+        let instance = self.instance.as_deref().unwrap_or_default();
+        let prefix = if self.instance.is_some() { instance } else { &self.client_id };
+        let fresh = prefix.len().min(ID_PREFIX_BYTES_MAX) + ID_REST_BYTES;
+        let id = if self.is_first() { fresh } else { self.member_id.len() };
+        taken_bytes(id, [instance, &self.client_id, &self.host].map(str::len), &self.protocols)
+    }
+
     /// Answers with an error.
     pub(in crate::groups) fn refuse(&self, turn: &mut Turn<'_>, member_id: &str, code: Code) {
         turn.answer(self.token, join_error(self.version, member_id, code));
@@ -115,8 +126,11 @@ impl ClassicGroup {
             joining.refuse(turn, "", Code::GroupMaxSizeReached);
             return self.complete_if_all_joined(turn);
         }
-        if protocol_bytes(&joining.protocols) > turn.bytes_left {
-            tell("bytes that members of all groups give", &turn.head.id, turn.config.members_bytes_max);
+        let owner = joining.instance.as_ref().and_then(|instance| self.instances.get(instance));
+        let id = owner.unwrap_or(&joining.member_id);
+        let has = self.members.get(id).map_or(0, |known| known.bytes(id));
+        if joining.bytes().saturating_sub(has) > turn.bytes_left {
+            tell("bytes that members of all groups take", &turn.head.id, turn.config.members_bytes_max);
             return joining.refuse(turn, &joining.member_id, Code::PolicyViolation);
         }
         let names = joining.protocols.iter().map(|(name, _)| name);
@@ -202,7 +216,7 @@ impl ClassicGroup {
             is_new: true,
         };
         turn.wake(deadline_ms);
-        turn.head.member_bytes += member.bytes();
+        turn.head.member_bytes += member.bytes(&id);
         self.count_protocols(&member, true);
         self.joined += 1;
         self.promised.remove(&id);
@@ -221,7 +235,7 @@ impl ClassicGroup {
     fn update(&mut self, turn: &mut Turn<'_>, joining: Joining, id: &str) {
         let Some(mut member) = self.members.remove(id) else { return };
         self.count_protocols(&member, false);
-        turn.head.member_bytes -= member.bytes();
+        turn.head.member_bytes -= member.bytes(id);
         if member.answer_join_error(turn, id, Code::RebalanceInProgress) {
             self.joined -= 1;
         }
@@ -230,7 +244,7 @@ impl ClassicGroup {
         member.rebalance_ms = joining.rebalance_ms;
         member.join = Some(ParkedJoin { token: joining.token, version: joining.version });
         self.joined += 1;
-        turn.head.member_bytes += member.bytes();
+        turn.head.member_bytes += member.bytes(id);
         self.count_protocols(&member, true);
         self.members.insert(id.to_owned(), member);
     }
@@ -246,6 +260,7 @@ impl ClassicGroup {
         let before = member.clone();
         member.client_id.clone_from(&joining.client_id);
         member.host.clone_from(&joining.host);
+        turn.head.member_bytes = turn.head.member_bytes + member.bytes(&fresh_id) - before.bytes(old_id);
         let old_leader = self.leader.clone();
         self.members.insert(fresh_id.clone(), member);
         self.rename(before.instance.as_deref(), old_id, &fresh_id);
@@ -285,9 +300,9 @@ impl ClassicGroup {
             self.joined -= 1;
         }
         self.count_protocols(&member, false);
-        turn.head.member_bytes -= member.bytes();
+        turn.head.member_bytes -= member.bytes(fresh_id);
         self.count_protocols(&before, true);
-        turn.head.member_bytes += before.bytes();
+        turn.head.member_bytes += before.bytes(old_id);
         self.rename(before.instance.as_deref(), fresh_id, old_id);
         self.members.insert(old_id.to_owned(), before);
     }

@@ -73,7 +73,7 @@ impl ClassicGroup {
                 group.leader = Some(id.clone());
             }
             let member = member_of(state);
-            bytes += member.bytes();
+            bytes += member.bytes(&id);
             group.count_protocols(&member, true);
             if let Some(instance) = &member.instance
                 && group.instances.insert(instance.clone(), id.clone()).is_some()
@@ -83,14 +83,14 @@ impl ClassicGroup {
             group.members.insert(id, member);
         }
         group.protocol = group.elect_protocol();
-        if group.protocol.is_none() || bytes > turn.bytes_left {
+        group.look_up();
+        if group.protocol.is_none() || bytes + group.made_bytes() > turn.bytes_left {
             return;
         }
         if group.leader.is_none() {
             group.leader = group.members.keys().next().cloned();
         }
         (group.state, group.is_assigned) = (State::Stable, true);
-        group.topics = group.subscriptions();
         turn.head.member_bytes += bytes;
         *self = group;
         let ids: Vec<String> = self.members.keys().cloned().collect();

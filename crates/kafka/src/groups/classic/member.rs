@@ -7,6 +7,11 @@ use kafka_protocol::messages::{JoinGroupResponse, SyncGroupResponse};
 use super::super::api::Answer;
 use super::super::group::{Turn, text};
 
+/// Bytes that a member is counted for beside what it gives.
+const MEMBER_BYTES: usize = 512;
+/// Bytes that a protocol is counted for beside its name, which its group has once more, and what is told under it.
+const PROTOCOL_BYTES: usize = 96;
+
 /// A join that waits for its generation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct ParkedJoin {
@@ -39,9 +44,10 @@ impl Member {
         self.protocols.iter().find(|(name, _)| name == protocol).map(|(_, bytes)| bytes.clone()).unwrap_or_default()
     }
 
-    /// Bytes that it gave.
-    pub(super) fn bytes(&self) -> usize {
-        protocol_bytes(&self.protocols) + self.assignment.len()
+    /// Bytes that it takes under this id.
+    pub(super) fn bytes(&self, id: &str) -> usize {
+        let names = [self.instance.as_deref().unwrap_or_default(), &self.client_id, &self.host].map(str::len);
+        taken_bytes(id.len(), names, &self.protocols) + self.assignment.len()
     }
 
     /// Answers a parked join with an error. Whether there was one.
@@ -57,6 +63,18 @@ impl Member {
             turn.answer(token, sync_error(code));
         }
     }
+}
+
+/// Bytes that a member takes which has no assignment: with an id of so many bytes, the names of its instance, its client and its host. Ids are in
+/// up to three places, instances in two.
+pub(super) fn taken_bytes(id: usize, [instance, client, host]: [usize; 3], protocols: &[(String, Bytes)]) -> usize {
+    MEMBER_BYTES + 3 * id + 2 * instance + client + host + spoken_bytes(protocols)
+}
+
+/// Bytes that the protocols take which somebody names.
+pub(in crate::groups) fn spoken_bytes(protocols: &[(String, Bytes)]) -> usize {
+    let names: usize = protocols.iter().map(|(name, _)| name.len() + PROTOCOL_BYTES).sum();
+    names + protocol_bytes(protocols)
 }
 
 /// Bytes of the protocols that somebody names, with what it tells under them.

@@ -29,7 +29,12 @@ use super::embedded;
 use super::group::Turn;
 pub(super) use join::Joining;
 use member::Member;
-pub(super) use member::{join_error, protocol_bytes, sync_error};
+pub(super) use member::{join_error, spoken_bytes, sync_error};
+
+/// Bytes that a promised id is counted for.
+const PROMISED_BYTES: usize = 448;
+/// Bytes that the name of a topic is counted for beside its own.
+const TOPIC_BYTES: usize = 64;
 
 /// Where a group is between two generations.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -68,6 +73,8 @@ pub(super) struct ClassicGroup {
     is_assigned: bool,
     /// Topics that the members of this generation subscribe to, if they all say so.
     topics: Option<BTreeSet<String>>,
+    /// Bytes that these take.
+    topics_bytes: usize,
 }
 
 /// An empty group waits a little for more members before its first generation.
@@ -99,6 +106,7 @@ impl ClassicGroup {
             gathering: None,
             is_assigned: false,
             topics: None,
+            topics_bytes: 0,
         }
     }
 
@@ -112,6 +120,11 @@ impl ClassicGroup {
 
     pub(super) fn is_empty(&self) -> bool {
         self.state == State::Empty
+    }
+
+    /// Bytes that promised ids take, and the topics that its members subscribe to.
+    pub(super) fn made_bytes(&self) -> usize {
+        self.promised.len() * PROMISED_BYTES + self.topics_bytes
     }
 
     /// Whether ids are out that may still come back.
@@ -235,7 +248,7 @@ impl ClassicGroup {
             self.joined -= 1;
         }
         member.answer_sync_error(turn, code);
-        turn.head.member_bytes -= member.bytes();
+        turn.head.member_bytes -= member.bytes(member_id);
         self.count_protocols(&member, false);
         if let Some(instance) = &member.instance {
             self.instances.remove(instance);
@@ -313,7 +326,7 @@ impl ClassicGroup {
         self.is_assigned = false;
         self.unsynced.clear();
         self.protocol = self.elect_protocol();
-        self.topics = self.subscriptions();
+        self.look_up();
         if self.members.is_empty() {
             self.state = State::Empty;
             return;
@@ -333,6 +346,7 @@ impl ClassicGroup {
         }
         if self.members.is_empty() {
             self.state = State::Empty;
+            self.look_up();
         } else {
             self.expect_joins(turn, self.rebalance_ms().max(100));
         }
@@ -350,6 +364,11 @@ impl ClassicGroup {
 
     fn is_leader(&self, member_id: &str) -> bool {
         self.leader.as_deref() == Some(member_id)
+    }
+
+    fn look_up(&mut self) {
+        self.topics = self.subscriptions();
+        self.topics_bytes = self.topics.iter().flatten().map(|topic| topic.len() + TOPIC_BYTES).sum();
     }
 
     /// The topics of all members, if they are consumers and every one of them says which.

@@ -61,11 +61,13 @@ impl ClassicGroup {
         let counted = |(id, bytes): (&&str, &&Bytes)| self.members.contains_key(*id).then_some(bytes.len());
         let bytes: Vec<usize> = given.iter().filter_map(counted).collect();
         let largest = bytes.iter().max().copied().unwrap_or(0);
-        if largest > turn.config.member_bytes_max || bytes.iter().sum::<usize>() > turn.bytes_left {
+        let has: usize = self.members.values().map(|member| member.assignment.len()).sum();
+        let more = bytes.iter().sum::<usize>().saturating_sub(has);
+        if largest > turn.config.member_bytes_max || more > turn.bytes_left {
             let (one, all) = (turn.config.member_bytes_max, turn.config.members_bytes_max);
             match largest > one {
                 true => tell("bytes of one assignment", &turn.head.id, one),
-                false => tell("bytes that members of all groups give", &turn.head.id, all),
+                false => tell("bytes that members of all groups take", &turn.head.id, all),
             }
             // Nobody gets an assignment: the leader hears why, the others when their time to sync is up.
             if let Some(leader) = self.leader.clone().and_then(|leader| self.members.get_mut(&leader)) {

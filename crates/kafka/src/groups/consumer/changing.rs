@@ -46,10 +46,16 @@ impl ConsumerGroup {
             member.rebalance_ms = changing.rebalance_ms;
             member.assigned = assigned;
             member.speak(&subscription, Spoken { session_ms: changing.session_ms, protocols: changing.protocols });
-            group.target.insert(changing.id.clone(), member.assigned.clone());
+            group.set_target(&changing.id, &member.assigned);
             group.admit(turn, &changing.id, member);
         }
         group
+    }
+
+    /// Somebody whose target is not known should have what it has.
+    pub(super) fn set_target(&mut self, id: &str, target: &Assignment) {
+        self.target_bytes += super::target_bytes(target);
+        self.target.insert(id.to_owned(), target.clone());
     }
 
     /// Whether it has members, and all of them speak the classic protocol.
@@ -74,7 +80,7 @@ impl ConsumerGroup {
             }
         });
         let group = ClassicGroup::of_changing(turn, self.target_epoch, members).ok()?;
-        turn.head.member_bytes -= self.members.values().map(Member::bytes).sum::<usize>();
+        turn.head.member_bytes -= self.members.iter().map(|(id, member)| member.bytes(id)).sum::<usize>();
         Some(group)
     }
 }

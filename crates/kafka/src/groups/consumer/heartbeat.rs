@@ -11,7 +11,7 @@ use super::super::classic::ClassicGroup;
 use super::super::coordinator::Coordinator;
 use super::super::group::{Kind, Turn, text};
 use super::assignor::{self, Assignment};
-use super::member::Changed;
+use super::member::{Changed, names_bytes};
 use super::{AWAY, ConsumerGroup, Member, Step};
 
 /// A member leaves for good.
@@ -221,7 +221,7 @@ impl ConsumerGroup {
         let owned = owned(request);
         let id = if request.member_id.is_empty() { turn.fresh_id("consumer") } else { request.member_id.to_string() };
         let candidate = self.candidate(turn, &id, request, owned.as_ref())?;
-        let member = self.update(turn, candidate, caller, request)?;
+        let member = self.update(turn, &id, candidate, caller, request)?;
         let stepped = self.step(turn, &id, member, owned.as_ref());
         let changed = stepped.map_err(|error| (Code::CoordinatorNotAvailable, error.to_string()))?;
         let Some(member) = self.members.get(&id) else {
@@ -268,7 +268,7 @@ impl ConsumerGroup {
     /// The member that a heartbeat comes from, as it was.
     fn candidate(
         &mut self,
-        turn: &Turn<'_>,
+        turn: &mut Turn<'_>,
         id: &str,
         request: &ConsumerGroupHeartbeatRequest,
         owned: Option<&Assignment>,
@@ -278,7 +278,7 @@ impl ConsumerGroup {
         let instance = request.instance_id.as_deref();
         let away = instance.and_then(|instance| self.instances.get(instance)).filter(|owner| *owner != id).cloned();
         if let (0, Some(owner)) = (epoch, away) {
-            return self.take_over(id, &owner);
+            return self.take_over(turn, id, &owner);
         }
         if epoch != 0
             && let Some(instance) = instance
@@ -313,21 +313,24 @@ impl ConsumerGroup {
 
     /// Somebody comes back under the name that outlives it: it gets the place of whoever had the name, if that one is away. Who
     /// speaks the classic protocol never says that it goes away.
-    fn take_over(&mut self, id: &str, owner: &str) -> Result<Member, Refusal> {
+    fn take_over(&mut self, turn: &mut Turn<'_>, id: &str, owner: &str) -> Result<Member, Refusal> {
         let is_away = self.members.get(owner).is_some_and(|member| member.epoch == AWAY || member.spoken.is_some());
         if !is_away || self.members.contains_key(id) {
             let message = format!("Static member {id} cannot join: its instance id is owned by member {owner}.");
             return Err((Code::UnreleasedInstanceId, message));
         }
-        Ok(self.succeed(id, owner))
+        Ok(self.succeed(turn, id, owner))
     }
 
     /// Somebody has the place of another from now on. What that one was to give back nobody waits for any more: it is a member no more.
-    pub(super) fn succeed(&mut self, id: &str, owner: &str) -> Member {
+    pub(super) fn succeed(&mut self, turn: &mut Turn<'_>, id: &str, owner: &str) -> Member {
         if let Some(target) = self.target.remove(owner) {
             self.target.insert(id.to_owned(), target);
         }
-        let mut member = self.members.remove(owner).unwrap_or_else(|| Member::new(None));
+        let before = self.members.remove(owner);
+        let had = before.as_ref().map_or(0, |before| before.bytes(owner));
+        let mut member = before.unwrap_or_else(|| Member::new(None));
+        turn.head.member_bytes = turn.head.member_bytes + member.bytes(id) - had;
         (member.epoch, member.previous_epoch, member.step) = (0, 0, Step::Stable);
         for of in super::member::partitions(&std::mem::take(&mut member.revoking)) {
             self.held.remove(&of);
@@ -345,6 +348,7 @@ impl ConsumerGroup {
     fn update(
         &mut self,
         turn: &Turn<'_>,
+        id: &str,
         mut member: Member,
         caller: &Caller,
         request: &ConsumerGroupHeartbeatRequest,
@@ -364,14 +368,6 @@ impl ConsumerGroup {
             member.pattern = (!pattern.is_empty()).then(|| pattern.to_owned());
         }
         (member.spoken, member.answer_deadline_ms) = (None, None);
-        if member.bytes() > turn.config.member_bytes_max.min(turn.bytes_left) {
-            return Err((Code::PolicyViolation, "No memory is left for subscriptions.".to_owned()));
-        }
-        if let Some(pattern) = &member.pattern {
-            self.compile(pattern).map_err(|code| {
-                (code, format!("SubscribedTopicRegex `{pattern}` is not a valid regular expression."))
-            })?;
-        }
         if request.rebalance_timeout_ms >= 0 {
             member.rebalance_ms = request.rebalance_timeout_ms as u64;
         }
@@ -383,14 +379,52 @@ impl ConsumerGroup {
         }
         member.client_id.clone_from(&caller.client_id);
         member.host.clone_from(&caller.host);
+        self.check_room(turn, id, &member)?;
         Ok(member)
+    }
+
+    /// Whether there is memory for a member as it is now, and for what it subscribes to. Who takes no more than before may stay, however little is left.
+    /// Its pattern can be matched afterwards.
+    fn check_room(&mut self, turn: &Turn<'_>, id: &str, member: &Member) -> Result<(), Refusal> {
+        let known = self.members.get(id);
+        let is_known = known.is_some_and(|known| known.names == member.names && known.pattern == member.pattern);
+        let more = member.bytes(id).saturating_sub(known.map_or(0, |known| known.bytes(id)));
+        let refusal = || Err((Code::PolicyViolation, "No memory is left for subscriptions.".to_owned()));
+        if member.given_bytes() > turn.config.member_bytes_max || more > turn.bytes_left {
+            return refusal();
+        }
+        let Some(pattern) = member.pattern.as_deref() else {
+            let room = turn.bytes_left - more;
+            return if is_known || self.more_bytes(turn.topics, &member.names) <= room { Ok(()) } else { refusal() };
+        };
+        let is_compiled = self.patterns.contains_key(pattern);
+        self.compile(pattern)
+            .map_err(|code| (code, format!("SubscribedTopicRegex `{pattern}` is not a valid regular expression.")))?;
+        if is_known {
+            return Ok(());
+        }
+        let matches = self.matching(pattern, turn.topics);
+        let made = names_bytes(&matches) + self.more_bytes(turn.topics, member.names.union(&matches));
+        if more + made <= turn.bytes_left {
+            return Ok(());
+        }
+        if !is_compiled {
+            self.patterns.remove(pattern);
+        }
+        refusal()
+    }
+
+    /// Bytes that somebody takes already who says that it is this one.
+    pub(super) fn had_by(&self, id: &str, instance: Option<&str>) -> usize {
+        let id = instance.and_then(|instance| self.instances.get(instance)).map_or(id, |owner| owner);
+        self.members.get(id).map_or(0, |known| known.bytes(id))
     }
 
     /// Takes the member as it is now, has that recorded if it is other than it was, and expects to hear of it again.
     pub(super) fn admit(&mut self, turn: &mut Turn<'_>, id: &str, mut member: Member) {
         member.deadline_ms = turn.now.mono_ms.saturating_add(member.session_ms(turn.config));
         turn.wake(member.deadline_ms);
-        turn.head.member_bytes += member.bytes();
+        turn.head.member_bytes += member.bytes(id);
         if let Some(instance) = &member.instance {
             self.instances.insert(instance.clone(), id.to_owned());
         }
@@ -398,7 +432,7 @@ impl ConsumerGroup {
             self.unkept.insert(id.to_owned());
         }
         if let Some(known) = self.members.get(id) {
-            turn.head.member_bytes -= known.bytes();
+            turn.head.member_bytes -= known.bytes(id);
             self.spoken -= usize::from(known.spoken.is_some());
             for of in known.held() {
                 self.held.remove(&of);

@@ -60,19 +60,19 @@ impl ConsumerGroup {
             if lies {
                 return;
             }
-            bytes += member.bytes();
+            bytes += member.bytes(&id);
             member.deadline_ms = turn.now.mono_ms.saturating_add(member.session_ms(turn.config));
             if member.step == Step::Revoking {
                 member.revoke_deadline_ms = Some(turn.now.mono_ms.saturating_add(member.rebalance_ms));
             }
             group.spoken += usize::from(member.spoken.is_some());
-            group.target.insert(id.clone(), member.assigned.clone());
+            group.set_target(&id, &member.assigned);
             group.members.insert(id, member);
         }
-        if bytes > turn.bytes_left {
+        group.look_up(turn.topics);
+        if bytes + group.made_bytes() > turn.bytes_left {
             return;
         }
-        group.look_up(turn.topics);
         if !group.is_settled() {
             group.epoch = group.epoch.saturating_add(1);
         }

@@ -7,7 +7,7 @@ use kafka_protocol::error::ResponseError as Code;
 use uuid::Uuid;
 
 use super::super::api::GroupConfig;
-use super::super::classic::protocol_bytes;
+use super::super::classic::spoken_bytes;
 use super::super::embedded::Subscription;
 use super::assignor::Assignment;
 
@@ -16,6 +16,10 @@ pub(super) const AWAY: i32 = -2;
 
 /// Bytes that a pattern is counted for beside its own: it is compiled. Members that share one are counted each.
 const PATTERN_BYTES: usize = 32 << 10;
+
+/// Bytes that a member is counted for beside what it gives, and a topic that it names beside the name.
+const MEMBER_BYTES: usize = 768;
+const NAME_BYTES: usize = 48;
 
 /// Where a member is on its way.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -115,11 +119,19 @@ impl Member {
         [self.revoke_deadline_ms, self.answer_deadline_ms].into_iter().flatten().fold(self.deadline_ms, u64::min)
     }
 
-    /// Bytes that it gave, or that what it gave takes.
-    pub(super) fn bytes(&self) -> usize {
+    /// Bytes of the topics that it names, and of its pattern.
+    pub(super) fn given_bytes(&self) -> usize {
         let pattern = self.pattern.as_ref().map_or(0, |pattern| pattern.len() + PATTERN_BYTES);
-        let spoken = self.spoken.as_ref().map_or(0, |spoken| protocol_bytes(&spoken.protocols));
-        self.names.iter().map(String::len).sum::<usize>() + pattern + spoken
+        self.names.iter().map(String::len).sum::<usize>() + pattern
+    }
+
+    /// Bytes that it takes under this id, but for what it has and should have. Ids are in up to four places, instances in two.
+    pub(super) fn bytes(&self, id: &str) -> usize {
+        let names = [&self.rack, &self.assignor].map(|name| name.as_ref().map_or(0, String::len));
+        let names = names.iter().sum::<usize>() + self.client_id.len() + self.host.len();
+        let instance = 2 * self.instance.as_ref().map_or(0, String::len);
+        let spoken = self.spoken.as_ref().map_or(0, |spoken| spoken_bytes(&spoken.protocols));
+        MEMBER_BYTES + 4 * id.len() + instance + names + self.names.len() * NAME_BYTES + self.given_bytes() + spoken
     }
 
     /// Whether it comes from where we think it is. It may be one step behind, if it did not get our last answer.
@@ -230,6 +242,11 @@ impl Member {
         keep.extend(free);
         self.enter(target_epoch, step, by_topic(keep), Assignment::new())
     }
+}
+
+/// Bytes that the names of topics take.
+pub(super) fn names_bytes<'a>(names: impl IntoIterator<Item = &'a String>) -> usize {
+    names.into_iter().map(|name| name.len() + NAME_BYTES).sum()
 }
 
 /// Whether a member still has any of these. If it does not say what it has, it may have anything.

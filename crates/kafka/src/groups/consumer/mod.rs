@@ -27,10 +27,16 @@ use super::api::{AppendFailed, Topic, Topics};
 use super::changing::CONSUMERS;
 use super::group::Turn;
 use assignor::{Assignment, Subscriber};
-use member::{AWAY, Member, Step};
+use member::{AWAY, Member, Step, names_bytes};
 
 /// Bytes that a compiled pattern may take, and what matching may keep beside it.
 const PATTERN_COMPILED_BYTES_MAX: usize = 64 << 10;
+/// Bytes that a partition is counted for: with who has it, and with who should have it.
+const HELD_BYTES: usize = 48;
+const TARGET_BYTES: usize = 16;
+/// Bytes that a topic is counted for with everybody who has or should have some of it, and with the group beside its name.
+const ASSIGNED_TOPIC_BYTES: usize = 256;
+const TOPIC_BYTES: usize = 64;
 /// From here on members of consumer groups may commit.
 const VERSION_COMMIT: i16 = 9;
 
@@ -43,8 +49,9 @@ pub(super) struct ConsumerGroup {
     members: BTreeMap<String, Member>,
     /// Members by the name that outlives them.
     instances: BTreeMap<String, String>,
-    /// Who should have what.
+    /// Who should have what, and the bytes that this takes.
     target: BTreeMap<String, Assignment>,
+    target_bytes: usize,
     /// How many members speak the classic protocol.
     spoken: usize,
     /// All partitions that some member has or has not given back.
@@ -54,6 +61,8 @@ pub(super) struct ConsumerGroup {
     topics_version: Option<u64>,
     /// Patterns of the members, and the topics that match.
     patterns: BTreeMap<String, (Regex, BTreeSet<String>)>,
+    /// Bytes that these topics take.
+    topics_bytes: usize,
     /// Members that are not, or are no more, what the journal tells of them.
     unkept: BTreeSet<String>,
     /// Whether the journal tells of all others.
@@ -69,11 +78,13 @@ impl ConsumerGroup {
             members: BTreeMap::new(),
             instances: BTreeMap::new(),
             target: BTreeMap::new(),
+            target_bytes: 0,
             spoken: 0,
             held: HashSet::new(),
             topics: BTreeMap::new(),
             topics_version: None,
             patterns: BTreeMap::new(),
+            topics_bytes: 0,
             unkept: BTreeSet::new(),
             is_kept: false,
         }
@@ -85,6 +96,16 @@ impl ConsumerGroup {
 
     pub(super) fn is_empty(&self) -> bool {
         self.members.is_empty()
+    }
+
+    /// Bytes that are taken by who has what, who should have what, and the topics that this is about.
+    pub(super) fn made_bytes(&self) -> usize {
+        self.held.len() * HELD_BYTES + self.target_bytes + self.topics_bytes
+    }
+
+    #[cfg(test)]
+    pub(super) fn member_bytes(&self) -> usize {
+        self.members.iter().map(|(id, member)| member.bytes(id)).sum()
     }
 
     pub(super) fn is_subscribed(&self, topic: &str) -> bool {
@@ -146,7 +167,7 @@ impl ConsumerGroup {
     /// A member is gone: what it had is free, and others should get it.
     fn remove_member(&mut self, turn: &mut Turn<'_>, id: &str) {
         let Some(member) = self.members.remove(id) else { return };
-        turn.head.member_bytes -= member.bytes();
+        turn.head.member_bytes -= member.bytes(id);
         self.spoken -= usize::from(member.spoken.is_some());
         for of in member.held() {
             self.held.remove(&of);
@@ -154,13 +175,14 @@ impl ConsumerGroup {
         if let Some(instance) = &member.instance {
             self.instances.remove(instance);
         }
-        self.target.remove(id);
+        self.target_bytes -= self.target.remove(id).map_or(0, |target| target_bytes(&target));
         self.unkept.insert(id.to_owned());
         self.epoch = self.epoch.saturating_add(1);
         if self.is_empty() {
             self.target_epoch = self.epoch;
             self.topics.clear();
             self.patterns.clear();
+            self.topics_bytes = 0;
             self.topics_version = None;
         }
         // If that fails it is done before the next answer: nobody has heard of the epoch.
@@ -210,7 +232,25 @@ impl ConsumerGroup {
         let found = wanted.into_iter().filter_map(|name| Some((name.clone(), topics.topic(name)?))).collect();
         let changed = self.topics != found;
         self.topics = found;
+        let matches = self.patterns.values().map(|(_, matches)| names_bytes(matches)).sum::<usize>();
+        self.topics_bytes = matches + self.topics.keys().map(|name| name.len() + TOPIC_BYTES).sum::<usize>();
         changed
+    }
+
+    /// Bytes that it takes if somebody subscribes to these topics too: of those to which nobody does, and that are there.
+    fn more_bytes<'a>(&self, topics: &dyn Topics, names: impl IntoIterator<Item = &'a String>) -> usize {
+        let fresh = names.into_iter().filter(|name| !self.topics.contains_key(*name));
+        let bytes = fresh.filter_map(|name| {
+            let partitions = topics.topic(name)?.partitions as usize;
+            Some(name.len() + TOPIC_BYTES + ASSIGNED_TOPIC_BYTES + partitions * (HELD_BYTES + TARGET_BYTES))
+        });
+        bytes.sum()
+    }
+
+    /// The topics that match a pattern which can be matched.
+    fn matching(&self, pattern: &str, topics: &dyn Topics) -> BTreeSet<String> {
+        let Some((regex, _)) = self.patterns.get(pattern) else { return BTreeSet::new() };
+        topics.names().into_iter().filter(|name| regex.is_match(name.as_bytes())).collect()
     }
 
     /// Makes sure that a pattern can be matched.
@@ -248,6 +288,7 @@ impl ConsumerGroup {
             .collect();
         let partitions = self.topics.values().map(|topic| (topic.id, topic.partitions)).collect();
         self.target = assignor::assign(assignor, &subscribers, &partitions);
+        self.target_bytes = self.target.values().map(target_bytes).sum();
         self.target_epoch = self.epoch;
     }
 
@@ -283,6 +324,7 @@ impl ConsumerGroup {
             assert!(member.epoch <= self.epoch);
         }
         assert_eq!(held, self.held);
+        assert_eq!(self.target.values().map(target_bytes).sum::<usize>(), self.target_bytes);
         assert_eq!(self.members.values().filter(|member| member.spoken.is_some()).count(), self.spoken);
         assert!(self.target_epoch <= self.epoch);
         let mut targets = HashSet::new();
@@ -293,4 +335,9 @@ impl ConsumerGroup {
             assert_eq!(self.members[id].instance.as_ref(), Some(instance));
         }
     }
+}
+
+/// Bytes that what somebody should have takes.
+fn target_bytes(target: &Assignment) -> usize {
+    target.values().map(|partitions| ASSIGNED_TOPIC_BYTES + partitions.len() * TARGET_BYTES).sum()
 }

@@ -9,11 +9,11 @@ use kafka_protocol::messages::{JoinGroupResponse, SyncGroupRequest, SyncGroupRes
 
 use super::super::api::Answer;
 use super::super::changing::{CONSUMERS, subscription_of};
-use super::super::classic::{Joining, protocol_bytes, sync_error};
+use super::super::classic::{Joining, sync_error};
 use super::super::embedded;
 use super::super::group::{Turn, text};
 use super::changing::{by_id, by_name};
-use super::member::{Member, Spoken, Step, partitions};
+use super::member::{Member, Spoken, Step, names_bytes, partitions};
 use super::{AWAY, ConsumerGroup};
 use crate::limits_told::tell;
 
@@ -36,12 +36,14 @@ impl ConsumerGroup {
             return Err(refused(Code::InconsistentGroupProtocol));
         }
         let subscription = subscription_of(&joining.protocols).ok_or(refused(Code::InconsistentGroupProtocol))?;
-        let bytes = protocol_bytes(&joining.protocols) + subscription.topics.iter().map(String::len).sum::<usize>();
-        if subscription.topics.len() > turn.config.member_topics_max || bytes > turn.bytes_left {
+        let given = joining.bytes() + names_bytes(&subscription.topics);
+        let bytes = given + self.more_bytes(turn.topics, &subscription.topics);
+        let has = self.had_by(&joining.member_id, joining.instance.as_deref());
+        if subscription.topics.len() > turn.config.member_topics_max || bytes.saturating_sub(has) > turn.bytes_left {
             let (topics, all) = (turn.config.member_topics_max, turn.config.members_bytes_max);
             match subscription.topics.len() > topics {
                 true => tell("topics of one member", &turn.head.id, topics),
-                false => tell("bytes that members of all groups give", &turn.head.id, all),
+                false => tell("bytes that members of all groups take", &turn.head.id, all),
             }
             return Err(refused(Code::PolicyViolation));
         }
@@ -54,7 +56,7 @@ impl ConsumerGroup {
             // It was thrown out and does not know: what it thinks it has may be with another one.
             return Err(refused(Code::UnknownMemberId));
         }
-        let mut member = self.joining_member(&id, joining).map_err(refused)?;
+        let mut member = self.joining_member(turn, &id, joining).map_err(refused)?;
         member.rebalance_ms = joining.rebalance_ms;
         member.client_id.clone_from(&joining.client_id);
         member.host.clone_from(&joining.host);
@@ -84,7 +86,7 @@ impl ConsumerGroup {
     }
 
     /// The member that joins, as it was. Who has the name that it gives is fenced, as in a classic group.
-    fn joining_member(&mut self, id: &str, joining: &Joining) -> Result<Member, Code> {
+    fn joining_member(&mut self, turn: &mut Turn<'_>, id: &str, joining: &Joining) -> Result<Member, Code> {
         let Some(instance) = &joining.instance else {
             return Ok(self.members.get(id).cloned().unwrap_or_else(|| Member::new(None)));
         };
@@ -92,7 +94,7 @@ impl ConsumerGroup {
             Some(owner) if owner == *id => {
                 Ok(self.members.get(id).cloned().unwrap_or_else(|| Member::new(Some(instance))))
             }
-            Some(owner) if joining.is_first() => Ok(self.succeed(id, &owner)),
+            Some(owner) if joining.is_first() => Ok(self.succeed(turn, id, &owner)),
             Some(_) => Err(Code::FencedInstanceId),
             None if joining.is_first() => Ok(Member::new(Some(instance))),
             None => Err(Code::UnknownMemberId),

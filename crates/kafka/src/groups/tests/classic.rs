@@ -268,7 +268,9 @@ fn ids_that_nobody_comes_back_with_are_bounded_and_forgotten() {
 
 #[test]
 fn groups_and_bytes_are_bounded() {
-    let config = GroupConfig { groups_max: 1, members_bytes_max: 100, member_bytes_max: 60, ..GroupConfig::default() };
+    // One member has room with what it gives, and no other one.
+    let config =
+        GroupConfig { groups_max: 1, members_bytes_max: 1_000, member_bytes_max: 60, ..GroupConfig::default() };
     let mut world = World::with(config);
     let small = |id: &str, bytes: usize| {
         let mut request = join(id);
@@ -290,6 +292,35 @@ fn groups_and_bytes_are_bounded() {
     let token = world.join(3, &small("", 50));
     world.pass(3_000);
     assert_eq!(world.take_join(token).expect("what the lost member had is free").error_code, 0);
+}
+
+#[test]
+fn promised_ids_of_all_groups_are_bounded_and_forgotten() {
+    let mut world = World::with(GroupConfig { members_bytes_max: 1 << 20, ..GroupConfig::default() });
+    let first = |world: &mut World, at: usize| {
+        let request = join("").with_group_id(GroupId(text(&format!("group-{at}"))));
+        join_error(world, 9, &request)
+    };
+    let count =
+        (0..10_000).find(|at| first(&mut world, *at) != Code::MemberIdRequired.code()).expect("there is an end");
+    assert!(count > 1_000, "{count}");
+    assert_eq!(first(&mut world, count), Code::PolicyViolation.code());
+    assert_eq!(world.coordinator.group_count(), count);
+    world.pass(10_000);
+    assert_eq!(world.coordinator.group_count(), 0);
+    assert_eq!(first(&mut world, 0), Code::MemberIdRequired.code());
+}
+
+#[test]
+fn who_is_a_member_joins_again_however_little_memory_is_left() {
+    // One member has room, and with it nobody else.
+    let mut world = World::with(GroupConfig { members_bytes_max: 1_400, ..GroupConfig::default() });
+    let (id, token) = world.join_new();
+    world.pass(6_000);
+    assert_eq!(world.take_join(token).expect("joined").error_code, 0);
+    assert_eq!(join_error(&mut world, 9, &join("")), Code::PolicyViolation.code());
+    let token = world.join(9, &join(&id));
+    assert_eq!(world.take_join(token).expect("the same again").error_code, 0);
 }
 
 #[test]

@@ -401,3 +401,60 @@ fn requests_that_make_no_sense_are_refused_with_a_reason() {
     assert_eq!(refused(&mut world, &beat("two", 0, &["orders"], &[])), Code::GroupMaxSizeReached);
     assert_eq!(refused(&mut world, &beat("two", 1, &["orders"], &[])), Code::UnknownMemberId);
 }
+
+/// What members take may have so many bytes.
+fn small() -> World {
+    World::with(GroupConfig { members_bytes_max: 1 << 20, ..GroupConfig::default() })
+}
+
+/// How many groups can be made one after the other before memory is used up, each by the join of one member; and nothing is left of them later.
+fn groups_until_full(world: &mut World, join: impl Fn(usize) -> ConsumerGroupHeartbeatRequest) -> usize {
+    let join_group = |world: &mut World, at: usize| {
+        let id = GroupId(text(&format!("group-{at}")));
+        let response = world.beat(&join(at).with_group_id(id));
+        Code::try_from_code(response.error_code)
+    };
+    let refused = (0..10_000).find_map(|at| Some((at, join_group(world, at)?)));
+    let (count, code) = refused.expect("there is an end");
+    assert_eq!((code, world.coordinator.group_count()), (Code::PolicyViolation, count));
+    // Who is a member already may stay.
+    let again = beat("member", 1, &["orders"], &[]).with_subscribed_topic_names(None).with_topic_partitions(None);
+    let again = again.with_group_id(GroupId(text("group-0"))).with_rebalance_timeout_ms(-1);
+    assert_eq!(world.beat(&again).error_code, 0);
+    world.pass(100_000);
+    assert_eq!(join_group(world, 10_000), None, "there is room again");
+    count
+}
+
+#[test]
+fn names_of_members_take_memory() {
+    let mut world = small();
+    let count = groups_until_full(&mut world, |_| {
+        let instance = Some(text(&"i".repeat(1_000)));
+        beat("member", 0, &["orders"], &[]).with_instance_id(instance.clone()).with_rack_id(instance)
+    });
+    assert!((100..400).contains(&count), "{count}");
+}
+
+#[test]
+fn what_members_read_takes_memory() {
+    let mut world = small();
+    (0..10).for_each(|at| world.topics.set(["a", "b", "c", "d", "e", "f", "g", "h", "i", "j"][at], 500));
+    // Each group has all of it; one more than fits is refused before it has anything.
+    let pattern = |_| beat("member", 0, &[], &[]).with_subscribed_topic_regex(Some(text(".")));
+    assert_eq!(groups_until_full(&mut world, pattern), 2);
+    let names = |_| beat("member", 0, &["a", "b", "c", "d"], &[]);
+    assert_eq!(groups_until_full(&mut small_with(2_500), names), 1);
+    // Those who read what others read take little more than the first.
+    let mut world = small_with(2_500);
+    for at in 0..20 {
+        assert_eq!(world.beat(&beat(&format!("member-{at}"), 0, &["a", "b", "c", "d"], &[])).error_code, 0);
+    }
+}
+
+/// The same with topics of so many partitions.
+fn small_with(partitions: u32) -> World {
+    let world = small();
+    ["a", "b", "c", "d"].into_iter().for_each(|name| world.topics.set(name, partitions));
+    world
+}

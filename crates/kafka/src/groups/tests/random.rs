@@ -292,6 +292,12 @@ fn who_asks_again_after_a_crash_is_in_the_generation_that_was_kept() {
 }
 
 #[test]
+fn members_that_go_while_nothing_can_be_recorded_leave_nothing_that_takes_memory() {
+    use Event::{Full, Join, Pass, Rejoin};
+    Story::tell(&[Join(0), Join(0), Join(1), Rejoin(0), Pass(11_309), Full(true), Pass(1_691)], false);
+}
+
+#[test]
 fn who_joined_while_nothing_was_recorded_and_went_away_is_away_after_a_crash() {
     use Event::{Crash, Full, Join, Leave};
     consume_all(&[Full(true), Join(4), Full(false), Leave(4), Crash]);
