@@ -73,18 +73,18 @@ fn a_node_that_is_back_and_does_not_listen_yet_holds_up_no_other() {
     let there = node.ok(&format!("consume spread --streamlets {}", others.join(","))).lines().count();
     assert!(there > 0 && there < 300, "{there}");
     let follow = |flags: &str, to: &Path| -> Child {
-        let mut command = node.command(&format!("consume spread --from earliest --follow {flags}"));
+        let mut command = node.command(&format!("consume spread --follow {flags}"));
         let command =
             command.stdout(File::create(to).unwrap()).stderr(File::create(to.with_extension("said")).unwrap());
         command.spawn().unwrap()
     };
-    // One reads the others when the node is back, and one waits for it alone.
+    // One reads the others when the node is back, and one waits for it alone, which has to say where its ordinals are.
     let (all, one) = (members[0].place.file("all"), members[0].place.file("one"));
     let lost =
         (0..3).map(|number| number.to_string()).find(|streamlet| !others.contains(streamlet)).expect("it owned one");
     let mut following = [
-        follow(&format!("--max {}", there + 5_000), &all),
-        follow(&format!("--max {} --streamlets {lost}", 300 - there), &one),
+        follow(&format!("--from earliest --max {}", there + 5_000), &all),
+        follow(&format!("--from ordinal:0 --max {} --streamlets {lost}", 300 - there), &one),
     ];
     eventually("what is there", || lines_of(&all).len() == there);
     let said = || std::fs::read_to_string(one.with_extension("said")).unwrap();
