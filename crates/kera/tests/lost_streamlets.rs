@@ -55,7 +55,7 @@ fn what_is_not_at_a_lost_node_is_read_and_the_rest_when_it_is_back() {
 /// It joins before it has opened what it has, and listens last: until then whoever looks for its streamlets is refused.
 #[test]
 fn a_node_that_is_back_and_does_not_listen_yet_holds_up_no_other() {
-    let ports = free_ports::<6>();
+    let ports = free_ports::<7>();
     let (members, mut nodes) = three_nodes(&ports);
     let node = nodes[1].as_ref().expect("it runs");
     node.ok("stream create spread --streamlets 3 --replication 1");
@@ -90,8 +90,12 @@ fn a_node_that_is_back_and_does_not_listen_yet_holds_up_no_other() {
     let said = || std::fs::read_to_string(one.with_extension("said")).unwrap();
     eventually("what is away", || said().contains("for node 1, which is lost"));
 
-    // Nobody listens where it says that it does.
-    let mut deaf = Node::start_flags(&[&members[0].flags[..], &["--advertised".into(), "127.0.0.1:1".into()]].concat());
+    // Nobody listens where it says that it does, nor where it did.
+    let mut flags = members[0].flags.clone();
+    let listen = flags.iter().position(|flag| flag == "--listen").expect("it is there") + 1;
+    flags[listen] = format!("127.0.0.1:{}", ports[6]);
+    flags.extend(["--advertised".into(), "127.0.0.1:1".into()]);
+    let mut deaf = Node::start_flags(&flags);
     deaf.expect_warning("");
     eventually("it is live", || cluster(node)["nodes"][0]["state"] == "live");
     let lines = members[1].place.file("lines");
