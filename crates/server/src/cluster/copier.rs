@@ -398,7 +398,7 @@ impl Copier {
         let knows = self.recovery.group().read(|state| state.level() >= level::COMPACTED_COPIES);
         if knows && !std::mem::replace(&mut memory.knows_compacted, true) {
             self.log.copy_compacted();
-            memory.never.clear();
+            memory.level_rose();
         }
     }
 
@@ -596,6 +596,14 @@ impl Memory {
         look().iter().all(|segment| !self.never.contains(segment)).then_some(returned.again)
     }
 
+    /// What could not be copied may be by now, and has to be before old logs go: what came back is looked through anew, for it was left out there.
+    fn level_rose(&mut self) {
+        if !self.never.is_empty() {
+            (self.returned, self.copied) = (None, None);
+            self.never.clear();
+        }
+    }
+
     /// Blocks of these of which a backup is not known to have all.
     fn lacking(&self, views: &[OldView]) -> u64 {
         let is_lacking =
@@ -719,6 +727,38 @@ mod tests {
         let far = Instant::now() + Duration::from_secs(3600);
         assert_eq!(returned.round(far, |_, _| Some(all.clone())), Some(true));
         assert!(returned.is_over());
+    }
+
+    /// A compacted segment is left out below the level from which on it is copied, and the level rises before the others are given.
+    #[test]
+    fn what_could_not_be_copied_before_the_level_rose_is_asked_for_again() {
+        let far = Instant::now() + Duration::from_secs(3600);
+        let (compacted, plain) = (segments(0, 1)[0], segments(1, 1)[0]);
+        let (held, all) = (HeldAgain::new(), vec![compacted, plain]);
+        let look = || (all.clone(), HeldAgain::new());
+        let round = |memory: &mut Memory, done: &[SegmentId]| {
+            let (mut returned, mut asked) = (memory.to_copy(&held, look), Vec::new());
+            let give = |_: &mut Given, wanted: &[SegmentId]| {
+                asked.extend_from_slice(wanted);
+                Some(wanted.iter().filter(|one| done.contains(one)).copied().collect())
+            };
+            returned.round(far, give).expect("the node goes on");
+            (asked, memory.went_on(returned, || all.clone()))
+        };
+        let mut memory = Memory::default();
+        memory.never.insert(compacted);
+        assert_eq!(round(&mut memory, &[]), (vec![plain], None));
+        memory.level_rose();
+        assert_eq!(round(&mut memory, &[plain]), (all.clone(), None), "the old logs alone have it");
+        assert_eq!(round(&mut memory, &[compacted]), (vec![compacted], Some(HeldAgain::new())));
+        // The same if nothing else was left to copy.
+        let mut memory = Memory::default();
+        memory.never.insert(compacted);
+        assert_eq!(round(&mut memory, &[plain]), (vec![plain], None));
+        assert_eq!(memory.copied, Some(HeldAgain::new()), "it cannot be done better");
+        memory.level_rose();
+        assert_eq!(memory.copied, None);
+        assert_eq!(round(&mut memory, &all).1, Some(HeldAgain::new()));
     }
 
     #[test]
