@@ -23,7 +23,7 @@ use kera_format::{
 };
 use kera_log::compact::{CompactionConfig, Compactor, Stepped};
 use kera_log::store::{DiskStore, Step, StoreConfig};
-use kera_log::{AppendError, CopiedAgain, Lane, Log};
+use kera_log::{AppendError, CopiedAgain, DurabilitySink, Lane, Log};
 use kera_protocol::ListReplicas;
 use kera_vlog::{Answer, ReplicatedConfig};
 use parking_lot::Mutex;
@@ -593,6 +593,41 @@ fn backups_give_back_what_compaction_has_dropped() {
     }
     println!("{appended} bytes were appended, a backup had {most} at most");
     assert!(most < appended / 2, "{appended} bytes were appended, and a backup has up to {most}");
+    world.lose();
+    world.check();
+}
+
+/// What lacks copies goes to one log, and what is to have another number of copies to another one, in turns. What the one was given must not count as not given because
+/// the other was given it since: all that is in front would go to both again at each turn.
+#[test]
+fn what_is_copied_to_two_logs_in_turns_goes_to_each_once() {
+    let mut world = World::new(1);
+    (0..120).for_each(|_| world.append());
+    world.compact_all();
+    let owner = &world.owner;
+    let compacted = owner.rewrites().into_values().filter(|rewrites| *rewrites > 0).count();
+    assert!(compacted > 3, "{compacted} segments are compacted");
+    let (log, replicated) = (&owner.replicating.log, &owner.replicating.replicated);
+    let behind = replicated.behind();
+    let sinks: [&dyn DurabilitySink; 2] = [&**replicated, &*behind];
+    let mut given = [HashSet::new(), HashSet::new()];
+    for segment in owner.segments() {
+        for (sink, given) in sinks.into_iter().zip(&mut given) {
+            let mut note = |one| assert!(given.insert(one), "{one} was given to this log before");
+            let mut copy = || {
+                owner.settle();
+                log.copy_again_in_order(segment, sink, &mut |first, _, _| {
+                    note(first);
+                    true
+                })
+            };
+            let again = (0..1_000).map(|_| copy()).find(|again| *again != CopiedAgain::Later);
+            if let CopiedAgain::Given(..) = again.expect("what is on the disk comes") {
+                note(segment);
+            }
+        }
+    }
+    assert!(given.iter().all(|given| given.len() >= compacted), "{given:?}");
     world.lose();
     world.check();
 }

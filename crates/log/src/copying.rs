@@ -149,7 +149,7 @@ impl Lane {
         let sink = address_of(sink);
         let mut uncopied = before.filter(|(_, slot)| {
             let summary = slot.summary();
-            summary.is_compacted && slot.copied != Some((sink, summary.rewrites))
+            summary.is_compacted && !slot.copied.has(sink, summary.rewrites)
         });
         uncopied.next().map(|(group, slot)| self.segment_id(group, slot.index))
     }

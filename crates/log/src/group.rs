@@ -97,6 +97,27 @@ pub(crate) struct Summary {
     pub(crate) rewrites: u32,
 }
 
+/// To which sinks a segment was given again last, by their addresses, and as of which rewriting; the last one first.
+///
+/// Two are in turns at most: the log that its streamlet is in, which is given what lacks copies, and the one that is to have another number of them.
+/// With one of them remembered each would count as not given what the other was given since, and all that is in front of a segment would go to both
+/// again at each turn, without end. What one was given stays true whatever the other is given: each keeps its blocks for itself.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct CopiedTo([Option<(usize, u32)>; 2]);
+
+impl CopiedTo {
+    pub(crate) fn note(&mut self, sink: usize, rewrites: u32) {
+        if self.0[0].is_none_or(|(known, _)| known != sink) {
+            self.0[1] = self.0[0];
+        }
+        self.0[0] = Some((sink, rewrites));
+    }
+
+    pub(crate) fn has(&self, sink: usize, rewrites: u32) -> bool {
+        self.0.contains(&Some((sink, rewrites)))
+    }
+}
+
 /// A segment's place in its group.
 pub(crate) struct Slot {
     pub(crate) index: u32,
@@ -116,8 +137,8 @@ pub(crate) struct Slot {
     pub(crate) stale: Option<Location>,
     /// Nothing is left of it but its last chunk, without a record: no pass of compaction changes it any more. Known once one has seen that.
     pub(crate) is_emptied: bool,
-    /// Of a compacted segment: to which sink it was given again, by its address, and as of which rewriting.
-    pub(crate) copied: Option<(usize, u32)>,
+    /// Of a compacted segment: to whom it was given again.
+    pub(crate) copied: CopiedTo,
     /// It was rebuilt since this process began, so its copies are in logs of today, or will be before those go that it was rebuilt from.
     pub(crate) is_rebuilt: bool,
     /// When it was first seen closed with append times that are ahead of the clock, on the monotonic one.
@@ -143,7 +164,7 @@ impl Slot {
             failed: None,
             stale: None,
             is_emptied: false,
-            copied: None,
+            copied: CopiedTo::default(),
             is_rebuilt: false,
             ahead_since_ms: None,
             raised_ms: None,
@@ -163,7 +184,7 @@ impl Slot {
             failed: None,
             stale: None,
             is_emptied: false,
-            copied: None,
+            copied: CopiedTo::default(),
             is_rebuilt: false,
             ahead_since_ms: None,
             raised_ms: None,
@@ -199,7 +220,7 @@ impl Slot {
             failed: None,
             stale: None,
             is_emptied: false,
-            copied: None,
+            copied: CopiedTo::default(),
             is_rebuilt: true,
             ahead_since_ms: None,
             raised_ms: None,

@@ -760,7 +760,7 @@ impl Lane {
             if row.is_some() {
                 let SegmentId { group, index, .. } = segment.id();
                 if let Some(at) = state.chain.find(group, index) {
-                    state.chain.slot_mut(at).copied = Some((address_of(sink), segment.header().rewrites()));
+                    state.chain.slot_mut(at).copied.note(address_of(sink), segment.header().rewrites());
                 }
             }
             if let Some(rebuilding) = &mut state.rebuilding {

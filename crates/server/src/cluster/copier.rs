@@ -134,8 +134,10 @@ impl Gave {
 /// it is given.
 #[derive(Default)]
 struct Returned {
-    /// What was held again then.
+    /// What was held again when it was last looked what there is.
     again: HeldAgain,
+    /// All that was found at these looks.
+    known: HashSet<SegmentId>,
     /// Those that are not asked for, by streamlets, the next one first.
     queue: VecDeque<VecDeque<SegmentId>>,
     /// Those that are asked for at each look, and since when.
@@ -163,14 +165,23 @@ fn is_beside(one: SegmentId, other: SegmentId) -> bool {
 
 impl Returned {
     fn new(again: HeldAgain, segments: impl IntoIterator<Item = SegmentId>) -> Returned {
-        let mut queue: VecDeque<VecDeque<SegmentId>> = VecDeque::new();
+        let mut returned = Returned::default();
+        returned.add(again, segments);
+        returned
+    }
+
+    /// What there is by now: whatever was not found before is asked for behind the others.
+    fn add(&mut self, again: HeldAgain, segments: impl IntoIterator<Item = SegmentId>) {
+        self.again = again;
         for segment in segments {
-            match queue.back_mut() {
+            if !self.known.insert(segment) {
+                continue;
+            }
+            match self.queue.back_mut() {
                 Some(last) if is_beside(last[0], segment) => last.push_back(segment),
-                _ => queue.push_back(VecDeque::from([segment])),
+                _ => self.queue.push_back(VecDeque::from([segment])),
             }
         }
-        Returned { again, queue, ..Returned::default() }
     }
 
     /// Asks for as many as may be asked for, of each streamlet one after the other. What cannot be given for long, because its lane waits for what is
@@ -387,7 +398,7 @@ impl Copier {
         let knows = self.recovery.group().read(|state| state.level() >= level::COMPACTED_COPIES);
         if knows && !std::mem::replace(&mut memory.knows_compacted, true) {
             self.log.copy_compacted();
-            memory.never.clear();
+            memory.level_rose();
         }
     }
 
@@ -519,16 +530,8 @@ impl Copier {
     ///
     /// What has to wait waits alone, maybe for good: a segment that its disk does not give, a lane that is being rebuilt, a log without enough backups.
     fn copy_returned(&self, memory: &mut Memory) -> Option<bool> {
+        let mut returned = memory.to_copy(&self.recovery.held_again(), || self.recovery.returned_segments());
         let never = &mut memory.never;
-        let mut returned = memory.returned.take().unwrap_or_else(|| {
-            let (mut segments, again) = self.recovery.returned_segments();
-            segments.retain(|segment| !never.contains(segment));
-            tracing::info!(
-                segments = segments.len(),
-                "what came back with this node is copied again, so that its old logs can go"
-            );
-            Returned::new(again, segments)
-        });
         let until = Instant::now() + TURN;
         let mut give = |given: &mut Given, wanted: &[SegmentId]| {
             let Some(log) = self.copies.log_of(&self.log, wanted[0]) else { return Some(wanted.to_vec()) };
@@ -549,15 +552,9 @@ impl Copier {
             self.pause(LOOK / 10).then_some(())?;
             got = returned.round(until, &mut give)?;
         }
-        if !returned.is_over() {
-            memory.returned = Some(returned);
-            return Some(got);
+        if let Some(again) = memory.went_on(returned, || self.recovery.returned_segments().0) {
+            self.recovery.copied_returned(again);
         }
-        // What can never be copied has its copies in the old logs for good.
-        if self.recovery.returned_segments().0.iter().all(|segment| !never.contains(segment)) {
-            self.recovery.copied_returned(returned.again.clone());
-        }
-        memory.copied = Some(returned.again);
         Some(got)
     }
 }
@@ -570,6 +567,43 @@ impl Has {
 }
 
 impl Memory {
+    /// What came back and is to be copied: what is being copied, with what came to be held since. `look`: all that there is.
+    ///
+    /// One segment that cannot be given may keep it from ever being over, so what came later must not wait for that.
+    fn to_copy(&mut self, again: &HeldAgain, look: impl FnOnce() -> (Vec<SegmentId>, HeldAgain)) -> Returned {
+        let is_begun = self.returned.is_some();
+        let mut returned = self.returned.take().unwrap_or_default();
+        if !is_begun || !again.is_subset(&returned.again) {
+            let (mut segments, again) = look();
+            segments.retain(|segment| !self.never.contains(segment));
+            tracing::info!(
+                segments = segments.iter().filter(|segment| !returned.known.contains(segment)).count(),
+                "what came back with this node is copied again, so that its old logs can go"
+            );
+            returned.add(again, segments);
+        }
+        returned
+    }
+
+    /// Keeps what is being copied until it is over. Then, if everything that there is has its copies: with what was held again. `look`: all that there is.
+    fn went_on(&mut self, returned: Returned, look: impl FnOnce() -> Vec<SegmentId>) -> Option<HeldAgain> {
+        if !returned.is_over() {
+            self.returned = Some(returned);
+            return None;
+        }
+        self.copied = Some(returned.again.clone());
+        // What can never be copied has its copies in the old logs for good.
+        look().iter().all(|segment| !self.never.contains(segment)).then_some(returned.again)
+    }
+
+    /// What could not be copied may be by now, and has to be before old logs go: what came back is looked through anew, for it was left out there.
+    fn level_rose(&mut self) {
+        if !self.never.is_empty() {
+            (self.returned, self.copied) = (None, None);
+            self.never.clear();
+        }
+    }
+
     /// Blocks of these of which a backup is not known to have all.
     fn lacking(&self, views: &[OldView]) -> u64 {
         let is_lacking =
@@ -693,6 +727,65 @@ mod tests {
         let far = Instant::now() + Duration::from_secs(3600);
         assert_eq!(returned.round(far, |_, _| Some(all.clone())), Some(true));
         assert!(returned.is_over());
+    }
+
+    /// A compacted segment is left out below the level from which on it is copied, and the level rises before the others are given.
+    #[test]
+    fn what_could_not_be_copied_before_the_level_rose_is_asked_for_again() {
+        let far = Instant::now() + Duration::from_secs(3600);
+        let (compacted, plain) = (segments(0, 1)[0], segments(1, 1)[0]);
+        let (held, all) = (HeldAgain::new(), vec![compacted, plain]);
+        let look = || (all.clone(), HeldAgain::new());
+        let round = |memory: &mut Memory, done: &[SegmentId]| {
+            let (mut returned, mut asked) = (memory.to_copy(&held, look), Vec::new());
+            let give = |_: &mut Given, wanted: &[SegmentId]| {
+                asked.extend_from_slice(wanted);
+                Some(wanted.iter().filter(|one| done.contains(one)).copied().collect())
+            };
+            returned.round(far, give).expect("the node goes on");
+            (asked, memory.went_on(returned, || all.clone()))
+        };
+        let mut memory = Memory::default();
+        memory.never.insert(compacted);
+        assert_eq!(round(&mut memory, &[]), (vec![plain], None));
+        memory.level_rose();
+        assert_eq!(round(&mut memory, &[plain]), (all.clone(), None), "the old logs alone have it");
+        assert_eq!(round(&mut memory, &[compacted]), (vec![compacted], Some(HeldAgain::new())));
+        // The same if nothing else was left to copy.
+        let mut memory = Memory::default();
+        memory.never.insert(compacted);
+        assert_eq!(round(&mut memory, &[plain]), (vec![plain], None));
+        assert_eq!(memory.copied, Some(HeldAgain::new()), "it cannot be done better");
+        memory.level_rose();
+        assert_eq!(memory.copied, None);
+        assert_eq!(round(&mut memory, &all).1, Some(HeldAgain::new()));
+    }
+
+    #[test]
+    fn what_comes_to_be_held_waits_for_nothing_that_cannot_be_given() {
+        let far = Instant::now() + Duration::from_secs(3600);
+        let stuck = segments(0, 1)[0];
+        let mut given = Vec::new();
+        let mut round = |memory: &mut Memory, again: &HeldAgain, streamlets: u32| {
+            let look = || ((0..streamlets).flat_map(|at| segments(at, 1 + at)).collect(), again.clone());
+            let mut returned = memory.to_copy(again, look);
+            let give = |_: &mut Given, wanted: &[SegmentId]| {
+                let done: Vec<SegmentId> = wanted.iter().filter(|one| **one != stuck).copied().collect();
+                given.extend_from_slice(&done);
+                Some(done)
+            };
+            returned.round(far, give).expect("the node goes on");
+            assert_eq!(memory.went_on(returned, || look().0), None, "one of them is not given");
+            std::mem::take(&mut given)
+        };
+        let mut memory = Memory::default();
+        let held = |streamlet| HeldAgain::from([(StreamId(1), streamlet)]);
+        assert_eq!(round(&mut memory, &HeldAgain::new(), 2), segments(1, 2));
+        assert_eq!(round(&mut memory, &HeldAgain::new(), 2), []);
+        assert_eq!(round(&mut memory, &held(2), 3), segments(2, 3), "what was given is not given again");
+        assert_eq!(round(&mut memory, &held(3), 4), segments(3, 4), "and what is held no longer does not count");
+        let returned = memory.returned.expect("it is never over");
+        assert_eq!((returned.asked.len(), returned.again), (1, held(3)));
     }
 
     #[test]
