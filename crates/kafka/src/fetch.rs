@@ -153,8 +153,10 @@ pub(crate) struct Fetching {
     asked: FetchRequest,
     /// Its session, or why it is refused as a whole.
     mode: Result<Mode, ResponseError>,
-    /// Data bytes of the whole answer.
+    /// Data bytes of the whole answer, at the connection's pace.
     bytes_max: usize,
+    /// As many may be in it for the sake of one partition that would get nothing else, and none but a batch that is by itself is longer.
+    bytes_allowed: usize,
     /// As many are waited for; no more than an answer can have.
     bytes_min: usize,
     started_us: u64,
@@ -234,7 +236,8 @@ impl Fetching {
         let partitions = asked.topics.iter().map(|topic| topic.partitions.len()).sum();
         let bytes_max = core.pace.asked(now_us, partitions, most).max(least);
         let (bytes_min, started_us) = (least, now_us);
-        Fetching { request, asked, mode, bytes_max, bytes_min, started_us, deadline_us, seen: None }
+        let bytes_allowed = most;
+        Fetching { request, asked, mode, bytes_max, bytes_allowed, bytes_min, started_us, deadline_us, seen: None }
     }
 
     pub(crate) fn started_us(&self) -> u64 {
@@ -325,7 +328,7 @@ impl Fetching {
             while let Some(place) = places.next_if(|place| *place < end) {
                 let known = known.get_or_insert_with(|| self.topic(core, topic)).as_ref();
                 taken -= std::mem::take(&mut found[place]).bytes;
-                let left = Left::of(self.bytes_max.saturating_sub(taken), taken == 0, true);
+                let left = self.left(taken, true);
                 found[place] = self.look_at(core, known, &topic.partitions[place - first], left);
                 taken += found[place].bytes;
             }
@@ -336,6 +339,14 @@ impl Fetching {
 
     fn topic(&self, core: &mut Core, topic: &FetchTopic) -> Option<Arc<Topic>> {
         if self.request.version >= VERSION_TOPIC_IDS { core.topic_of(topic.topic_id) } else { core.topic(&topic.topic) }
+    }
+
+    /// What is left for a partition if others have `taken` so many bytes. What it has first may go beyond the pace, within what the client
+    /// allows: a client that names partitions in the same order each time would get a large batch of one that is not the first only when
+    /// all before it are quiet. So an answer goes beyond its pace by one batch.
+    fn left(&self, taken: usize, may_load: bool) -> Left {
+        let first_bytes = if taken == 0 { usize::MAX } else { self.bytes_allowed.saturating_sub(taken) };
+        Left { bytes: self.bytes_max.saturating_sub(taken), first_bytes, may_load }
     }
 
     /// What one partition has, up to `left` bytes.
@@ -357,16 +368,15 @@ impl Fetching {
     /// What every partition has, in the order of the request.
     fn gather(&self, core: &mut Core) -> Vec<Found> {
         let loads_max = usize::try_from(core.door.broker.log().arena().bytes() / LOADED_SHARE).unwrap_or(usize::MAX);
-        let (mut left, mut is_empty) = (self.bytes_max, true);
+        let mut taken = 0;
         let mut loads_left = Loads { bytes: self.bytes_max, memory_bytes: loads_max };
         let mut all = Vec::new();
         for topic in &self.asked.topics {
             let known = self.topic(core, topic);
             for partition in &topic.partitions {
-                let left_now = Left::of(left, is_empty, loads_left.bytes > 0 && loads_left.memory_bytes > 0);
-                let found = self.look_at(core, known.as_ref(), partition, left_now);
-                left = left.saturating_sub(found.bytes);
-                is_empty &= found.bytes == 0;
+                let left = self.left(taken, loads_left.bytes > 0 && loads_left.memory_bytes > 0);
+                let found = self.look_at(core, known.as_ref(), partition, left);
+                taken += found.bytes;
                 loads_left = loads_left.saturating_sub(found.loads);
                 all.push(found);
             }
@@ -480,13 +490,6 @@ struct Left {
     first_bytes: usize,
     /// Whether it may have more brought back from disk.
     may_load: bool,
-}
-
-impl Left {
-    /// `bytes` of an answer are left, in which is nothing yet if it `is_empty`.
-    fn of(bytes: usize, is_empty: bool, may_load: bool) -> Left {
-        Left { bytes, first_bytes: if is_empty { usize::MAX } else { bytes }, may_load }
-    }
 }
 
 /// Reads a partition from the offset that is asked for, as far as there is something `left`; `committed`: only what is committed.
@@ -815,6 +818,10 @@ mod tests {
         lane.append(&ChunkView::parse(&chunk).unwrap(), 1).unwrap();
     }
 
+    fn all_left(bytes: usize) -> Left {
+        Left { bytes, first_bytes: usize::MAX, may_load: true }
+    }
+
     fn place(lane: &Lane, ordinal: u64) -> Cursor {
         let Ok(Lookup::Found { cursor, .. }) = lane.lookup_ordinal(ordinal) else { panic!("{ordinal} is not there") };
         cursor
@@ -834,7 +841,7 @@ mod tests {
     #[test]
     fn who_remembers_a_place_that_is_not_there_any_more_finds_the_offset_where_it_is() {
         let (lane, _dir) = lane();
-        let left = Left::of(1 << 20, true, true);
+        let left = all_left(1 << 20);
         let there = place(&lane, 1);
         let next_group = Cursor { group: kera_format::GroupId(there.group.0 + 1), ..there };
         for known in [None, Some(there), Some(next_group)] {
@@ -853,7 +860,7 @@ mod tests {
         let (lane, _dir) = lane();
         // As behind a hole that ends where the reader may read to.
         let (version, mut found) = (lane.version(), Found::default());
-        let left = Left::of(1 << 20, true, true);
+        let left = all_left(1 << 20);
         let taken = take(&lane, version, place(&lane, 2), 1..2, left, &mut found).unwrap();
         assert!(taken.is_none() && found.parts.is_empty());
         let (at, seen) = found.waits.unwrap();
@@ -866,7 +873,7 @@ mod tests {
         assert!(!lane.wait(seen, &observer, 0), "what has moved since is not waited for");
         // What lies in front is passed over, a chunk at a time.
         let mut found = Found::default();
-        let left = Left::of(1, true, true);
+        let left = all_left(1);
         let taken = take(&lane, lane.version(), place(&lane, 0), 2..4, left, &mut found).unwrap();
         assert_eq!((taken.map(|(next, _)| next), found.parts.len()), (Some(3), 1));
         assert!(found.waits.is_none());

@@ -84,6 +84,20 @@ fn no_answer_has_more_bytes_than_may_be_in_it() {
     assert!(small(&told[0]) && large(&told[1]), "{told:?}");
 }
 
+/// A client that names partitions in the same order each time would have the second only when the first has nothing.
+#[test]
+fn an_answer_goes_beyond_its_pace_by_one_batch_where_its_client_allows_that() {
+    let mut world = World::new();
+    world.put_in("t", 0, 200_000);
+    (0..2).for_each(|_| world.put_in("t", 1, 900_000));
+    world.put_in("u", 0, 10_000);
+    let one = |bytes: usize, told: usize| (bytes..bytes + 1_000).contains(&told);
+    let told = world.fetched_of((1, 50 << 20), 1 << 20, &[("t", 0), ("t", 1), ("u", 0)]);
+    assert!(one(200_000, told[0]) && one(900_000, told[1]) && told[2] == 0, "{told:?}");
+    let told = world.fetched_of((1, 1_050_000), 1 << 20, &[("t", 0), ("t", 1), ("u", 0)]);
+    assert!(one(200_000, told[0]) && told[1] == 0 && one(10_000, told[2]), "{told:?}");
+}
+
 #[test]
 fn batches_of_several_partitions_fill_an_answer_and_not_more() {
     let mut world = World::new();
