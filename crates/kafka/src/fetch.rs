@@ -32,7 +32,7 @@ use kafka_protocol::ResponseError;
 use kafka_protocol::messages::FetchRequest;
 use kafka_protocol::messages::fetch_request::{FetchPartition, FetchTopic};
 use kera_format::chunk::{Chunks, PayloadKind};
-use kera_format::{BrokerPart, CHUNK_HEADER_BYTES, Cursor};
+use kera_format::{BrokerPart, CHUNK_HEADER_BYTES, ChunkView, Cursor};
 use kera_log::{Lane, LaneVersion, Loading, Lookup, Observer, ReadError, Tenure};
 use kera_rpc::{FrameWriter, Outbox};
 use parking_lot::Mutex;
@@ -69,9 +69,9 @@ enum Part {
 }
 
 impl Part {
-    fn bytes(&self) -> usize {
+    fn batch(&self) -> &Bytes {
         match self {
-            Part::Stored { batch, .. } | Part::Made(batch) => batch.len(),
+            Part::Stored { batch, .. } | Part::Made(batch) => batch,
         }
     }
 }
@@ -320,7 +320,7 @@ impl Fetching {
         again.sort_unstable();
         again.dedup();
         let mut taken: usize = found.iter().map(|one| one.bytes).sum();
-        let mut first = 0;
+        let (mut first, mut is_one_left_out) = (0, false);
         let mut places = again.iter().copied().peekable();
         for topic in &self.asked.topics {
             let end = first + topic.partitions.len();
@@ -328,9 +328,10 @@ impl Fetching {
             while let Some(place) = places.next_if(|place| *place < end) {
                 let known = known.get_or_insert_with(|| self.topic(core, topic)).as_ref();
                 taken -= std::mem::take(&mut found[place]).bytes;
-                let left = self.left(taken, true);
+                let left = self.left(taken, true, is_one_left_out);
                 found[place] = self.look_at(core, known, &topic.partitions[place - first], left);
                 taken += found[place].bytes;
+                is_one_left_out |= found[place].is_left_out;
             }
             first = end;
         }
@@ -344,9 +345,14 @@ impl Fetching {
     /// What is left for a partition if others have `taken` so many bytes. What it has first may go beyond the pace, within what the client
     /// allows: a client that names partitions in the same order each time would get a large batch of one that is not the first only when
     /// all before it are quiet. So an answer goes beyond its pace by one batch.
-    fn left(&self, taken: usize, may_load: bool) -> Left {
+    ///
+    /// If one of the others is left out, the answer is about full, and hundreds of partitions may still be behind: what fits into the gap without
+    /// much work is taken. Of native records only what is as good as sure to fit is made into a batch, and nothing more is brought back from
+    /// disk for an answer that does not wait for it.
+    fn left(&self, taken: usize, may_load: bool, is_one_left_out: bool) -> Left {
         let first_bytes = if taken == 0 { usize::MAX } else { self.bytes_allowed.saturating_sub(taken) };
-        Left { bytes: self.bytes_max.saturating_sub(taken), first_bytes, may_load }
+        let may_load = may_load && (!is_one_left_out || taken < self.bytes_max / 2);
+        Left { bytes: self.bytes_max.saturating_sub(taken), first_bytes, may_load, is_gap: is_one_left_out }
     }
 
     /// What one partition has, up to `left` bytes.
@@ -368,15 +374,17 @@ impl Fetching {
     /// What every partition has, in the order of the request.
     fn gather(&self, core: &mut Core) -> Vec<Found> {
         let loads_max = usize::try_from(core.door.broker.log().arena().bytes() / LOADED_SHARE).unwrap_or(usize::MAX);
-        let mut taken = 0;
+        let (mut taken, mut is_one_left_out) = (0, false);
         let mut loads_left = Loads { bytes: self.bytes_max, memory_bytes: loads_max };
         let mut all = Vec::new();
         for topic in &self.asked.topics {
             let known = self.topic(core, topic);
             for partition in &topic.partitions {
-                let left = self.left(taken, loads_left.bytes > 0 && loads_left.memory_bytes > 0);
+                let may_load = loads_left.bytes > 0 && loads_left.memory_bytes > 0;
+                let left = self.left(taken, may_load, is_one_left_out);
                 let found = self.look_at(core, known.as_ref(), partition, left);
                 taken += found.bytes;
+                is_one_left_out |= found.is_left_out;
                 loads_left = loads_left.saturating_sub(found.loads);
                 all.push(found);
             }
@@ -490,6 +498,20 @@ struct Left {
     first_bytes: usize,
     /// Whether it may have more brought back from disk.
     may_load: bool,
+    /// It is what others have left for which it was too little.
+    is_gap: bool,
+}
+
+impl Left {
+    /// Whether the batch of a chunk is not even made, for the sake of so much `room`. A batch that was made in vain is made again for the next
+    /// fetch, of all records of its chunk: what is sure not to fit is left out as it is, and into a gap comes what is as good as sure to fit.
+    fn is_not_for(self, chunk: &ChunkView<'_>, room: usize) -> bool {
+        if chunk.header().kind == PayloadKind::KafkaBatch {
+            return false;
+        }
+        let (least, most) = batch::made_bytes(chunk);
+        room < if self.is_gap { most } else { least }
+    }
 }
 
 /// Reads a partition from the offset that is asked for, as far as there is something `left`; `committed`: only what is committed.
@@ -748,43 +770,49 @@ fn take_from(
                 break 'data;
             }
             passed = next;
-            let leader_epoch = epochs::of_group(place.group);
-            let part = match header.kind {
-                PayloadKind::KafkaBatch if (header.payload_bytes as usize) < BATCH_HEADER_BYTES => {
-                    return Err(ReadError::LoadFailed("a batch is shorter than its header".into()));
-                }
-                PayloadKind::KafkaBatch if batch::is_empty(chunk.payload()) => continue,
-                PayloadKind::KafkaBatch => {
-                    let from = start + CHUNK_HEADER_BYTES;
-                    let (batch, base_ordinal) =
-                        (data.slice(from..from + header.payload_bytes as usize), place.base_ordinal);
-                    Part::Stored { batch, base_ordinal, leader_epoch }
-                }
-                _ => match batch::from_native(&chunk, place.base_ordinal, place.append_time_ms) {
-                    Ok(batch) if batch::is_empty(&batch) => continue,
-                    Ok(mut batch) => {
-                        batch::set_leader_epoch(&mut batch, leader_epoch);
-                        Part::Made(Bytes::from(batch))
-                    }
-                    Err(error) => return Err(ReadError::LoadFailed(error.to_string())),
-                },
-            };
             let most = if found.parts.is_empty() { left.first_bytes } else { left.bytes };
-            if found.bytes + part.bytes() > most {
-                if found.parts.is_empty() {
-                    // Waiting would not bring more.
-                    (found.is_left_out, found.counts) = (true, left.bytes);
+            let room = most.saturating_sub(found.bytes);
+            let part = if left.is_not_for(&chunk, room) {
+                None
+            } else {
+                Some(part_of(&data.slice(start..at), &chunk, &place)?)
+            };
+            match part {
+                Some(part) if batch::is_empty(part.batch()) => {}
+                Some(part) if part.batch().len() <= room => {
+                    found.bytes += part.batch().len();
+                    found.parts.push(part);
+                    next_offset = next;
                 }
-                next_cursor = Some(cursor_of(&place));
-                break 'data;
+                _ => {
+                    if found.parts.is_empty() {
+                        // Waiting would not bring more.
+                        (found.is_left_out, found.counts) = (true, left.bytes);
+                    }
+                    next_cursor = Some(cursor_of(&place));
+                    break 'data;
+                }
             }
-            found.bytes += part.bytes();
-            found.parts.push(part);
-            next_offset = next;
         }
     }
     let behind = if found.parts.is_empty() { passed } else { next_offset };
     Ok((behind, next_cursor))
+}
+
+/// The batch of a chunk, whose bytes are `data`.
+fn part_of(data: &Bytes, chunk: &ChunkView<'_>, place: &BrokerPart) -> Result<Part, ReadError> {
+    let (payload_bytes, leader_epoch) = (chunk.header().payload_bytes as usize, epochs::of_group(place.group));
+    if chunk.header().kind == PayloadKind::KafkaBatch {
+        if payload_bytes < BATCH_HEADER_BYTES {
+            return Err(ReadError::LoadFailed("a batch is shorter than its header".into()));
+        }
+        let batch = data.slice(CHUNK_HEADER_BYTES..CHUNK_HEADER_BYTES + payload_bytes);
+        return Ok(Part::Stored { batch, base_ordinal: place.base_ordinal, leader_epoch });
+    }
+    let made = batch::from_native(chunk, place.base_ordinal, place.append_time_ms);
+    let mut batch = made.map_err(|error| ReadError::LoadFailed(error.to_string()))?;
+    batch::set_leader_epoch(&mut batch, leader_epoch);
+    Ok(Part::Made(Bytes::from(batch)))
 }
 
 fn cursor_of(place: &BrokerPart) -> Cursor {
@@ -796,7 +824,7 @@ mod tests {
     use std::sync::atomic::AtomicU64;
 
     use kera_format::chunk::ChunkTarget;
-    use kera_format::{ChunkBuilder, ChunkView, Compression, LaneId, Record, StreamId, StreamOptions, StreamletId};
+    use kera_format::{ChunkBuilder, Compression, LaneId, Record, StreamId, StreamOptions, StreamletId};
     use kera_log::{Arena, ArenaConfig, Log, LogConfig};
 
     use super::*;
@@ -819,7 +847,7 @@ mod tests {
     }
 
     fn all_left(bytes: usize) -> Left {
-        Left { bytes, first_bytes: usize::MAX, may_load: true }
+        Left { bytes, first_bytes: usize::MAX, may_load: true, is_gap: false }
     }
 
     fn place(lane: &Lane, ordinal: u64) -> Cursor {
