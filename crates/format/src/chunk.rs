@@ -305,6 +305,11 @@ impl<'a> ChunkView<'a> {
         }
     }
 
+    /// Bytes of the payload without its compression, as the payload says itself: nothing is undone, nor checked.
+    pub fn uncompressed_bytes(&self) -> usize {
+        self.header.compression.uncompressed_bytes(self.payload())
+    }
+
     /// The records of an uncompressed payload of kind [`PayloadKind::Records`]. Of a compressed one they are made with
     /// [`Records::new`] from [`uncompressed`](ChunkView::uncompressed).
     pub fn records(&self) -> Records<'a> {

@@ -73,6 +73,15 @@ impl Compression {
         }
     }
 
+    /// How many bytes [`decompress`](Compression::decompress) makes of `payload`, as that says itself: nothing is undone, nor checked.
+    pub fn uncompressed_bytes(self, payload: &[u8]) -> usize {
+        match payload.first_chunk() {
+            _ if self == Compression::None => payload.len(),
+            Some(announced) => u32::from_le_bytes(*announced) as usize,
+            None => 0,
+        }
+    }
+
     /// Undoes [`compress`](Compression::compress); refuses what would grow beyond
     /// [`limits::CHUNK_UNCOMPRESSED_BYTES_MAX`] before it takes the memory.
     pub fn decompress(self, payload: &[u8]) -> Result<Vec<u8>, FormatError> {

@@ -244,6 +244,17 @@ pub(crate) fn set_leader_epoch(batch: &mut [u8], leader_epoch: i32) {
     batch[12..16].copy_from_slice(&leader_epoch.to_be_bytes());
 }
 
+/// A native record has at most so many bytes that it has not in a batch: a checksum, a time, and lengths, of which a byte each is left.
+const NATIVE_ALONE_BYTES_MAX: usize = 15;
+
+/// Bytes of the batch that [`from_native`] makes of a chunk, as far as its header tells: as many at least, and hardly ever more than the second
+/// number, but for records of a few bytes with much beside their value.
+pub(crate) fn made_bytes(chunk: &ChunkView<'_>) -> (usize, usize) {
+    let bytes = chunk.uncompressed_bytes();
+    let alone = (chunk.header().record_count as usize).saturating_mul(NATIVE_ALONE_BYTES_MAX);
+    (BATCH_HEADER_BYTES + bytes.saturating_sub(alone), BATCH_HEADER_BYTES + bytes.saturating_mul(2))
+}
+
 /// A native chunk's records as one batch, uncompressed. Secondary keys become headers named `key`, a version one named
 /// `version` (eight bytes, big-endian). A record without a timestamp has that of its chunk's append.
 pub(crate) fn from_native(
@@ -251,6 +262,8 @@ pub(crate) fn from_native(
     base_ordinal: u64,
     append_time_ms: i64,
 ) -> Result<Vec<u8>, FormatError> {
+    #[cfg(test)]
+    tests::MADE.set(tests::MADE.get() + 1);
     let payload = chunk.uncompressed()?;
     let count = chunk.header().record_count;
     let mut batch = Vec::with_capacity(BATCH_HEADER_BYTES + payload.len() + count as usize * 4);
@@ -350,6 +363,11 @@ pub(crate) mod tests {
     use kera_format::record::REMOVED_RECORD;
     use kera_format::{Compression, Record};
     use proptest::prelude::*;
+
+    thread_local! {
+        /// Batches that this thread has made of native chunks.
+        pub(crate) static MADE: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+    }
 
     /// A batch of `values`, as a client makes it.
     pub(crate) fn batch(values: &[&[u8]], producer: (i64, i16, i32)) -> Vec<u8> {
@@ -453,7 +471,9 @@ pub(crate) mod tests {
         bytes.extend_from_slice(&REMOVED_RECORD);
         let chunk = ChunkBuilder::filled(bytes, 3, NO_TIMESTAMP);
         let chunk = chunk.seal(&ChunkTarget::default(), Compression::None).unwrap();
-        let made = from_native(&ChunkView::parse(&chunk).unwrap(), 5, 7).unwrap();
+        let chunk = ChunkView::parse(&chunk).unwrap();
+        let made = from_native(&chunk, 5, 7).unwrap();
+        assert!(made.len() >= made_bytes(&chunk).0);
         let view = KafkaBatchView::parse(&made).unwrap();
         view.verify().unwrap();
         assert_eq!((view.offsets(), view.records_count()), (3, 1));
@@ -484,6 +504,23 @@ pub(crate) mod tests {
     }
 
     proptest! {
+        #[test]
+        fn a_batch_is_no_smaller_than_its_chunk_tells(
+            records in prop::collection::vec(any::<(Vec<Vec<u8>>, Option<Vec<u8>>, Option<u64>, Option<i64>, bool)>(), 1..20),
+            compression in prop::sample::select(vec![Compression::None, Compression::Lz4, Compression::Zstd]),
+        ) {
+            let mut builder = ChunkBuilder::default();
+            for (keys, value, version, timestamp_ms, checksum) in &records {
+                let keys: Vec<&[u8]> = keys.iter().take(8).map(Vec::as_slice).collect();
+                let (value, keys, checksum) = (value.as_deref(), &keys[..], *checksum);
+                builder.push(&Record { keys, value, version: *version, timestamp_ms: *timestamp_ms, checksum });
+            }
+            let chunk = builder.seal(&ChunkTarget::default(), compression).unwrap();
+            let chunk = ChunkView::parse(&chunk).unwrap();
+            prop_assert_eq!(chunk.uncompressed_bytes(), chunk.uncompressed().unwrap().len());
+            prop_assert!(from_native(&chunk, 0, 7).unwrap().len() >= made_bytes(&chunk).0);
+        }
+
         #[test]
         fn any_bytes_are_checked(bytes in prop::collection::vec(any::<u8>(), 0..120)) {
             let _ = BatchHeader::check(&bytes);

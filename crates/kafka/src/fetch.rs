@@ -32,7 +32,7 @@ use kafka_protocol::ResponseError;
 use kafka_protocol::messages::FetchRequest;
 use kafka_protocol::messages::fetch_request::{FetchPartition, FetchTopic};
 use kera_format::chunk::{Chunks, PayloadKind};
-use kera_format::{BrokerPart, CHUNK_HEADER_BYTES, Cursor};
+use kera_format::{BrokerPart, CHUNK_HEADER_BYTES, ChunkView, Cursor};
 use kera_log::{Lane, LaneVersion, Loading, Lookup, Observer, ReadError, Tenure};
 use kera_rpc::{FrameWriter, Outbox};
 use parking_lot::Mutex;
@@ -69,9 +69,9 @@ enum Part {
 }
 
 impl Part {
-    fn bytes(&self) -> usize {
+    fn batch(&self) -> &Bytes {
         match self {
-            Part::Stored { batch, .. } | Part::Made(batch) => batch.len(),
+            Part::Stored { batch, .. } | Part::Made(batch) => batch,
         }
     }
 }
@@ -153,8 +153,10 @@ pub(crate) struct Fetching {
     asked: FetchRequest,
     /// Its session, or why it is refused as a whole.
     mode: Result<Mode, ResponseError>,
-    /// Data bytes of the whole answer.
+    /// Data bytes of the whole answer, at the connection's pace.
     bytes_max: usize,
+    /// As many may be in it for the sake of one partition that would get nothing else, and none but a batch that is by itself is longer.
+    bytes_allowed: usize,
     /// As many are waited for; no more than an answer can have.
     bytes_min: usize,
     started_us: u64,
@@ -234,7 +236,8 @@ impl Fetching {
         let partitions = asked.topics.iter().map(|topic| topic.partitions.len()).sum();
         let bytes_max = core.pace.asked(now_us, partitions, most).max(least);
         let (bytes_min, started_us) = (least, now_us);
-        Fetching { request, asked, mode, bytes_max, bytes_min, started_us, deadline_us, seen: None }
+        let bytes_allowed = most;
+        Fetching { request, asked, mode, bytes_max, bytes_allowed, bytes_min, started_us, deadline_us, seen: None }
     }
 
     pub(crate) fn started_us(&self) -> u64 {
@@ -317,7 +320,7 @@ impl Fetching {
         again.sort_unstable();
         again.dedup();
         let mut taken: usize = found.iter().map(|one| one.bytes).sum();
-        let mut first = 0;
+        let (mut first, mut is_one_left_out) = (0, false);
         let mut places = again.iter().copied().peekable();
         for topic in &self.asked.topics {
             let end = first + topic.partitions.len();
@@ -325,9 +328,10 @@ impl Fetching {
             while let Some(place) = places.next_if(|place| *place < end) {
                 let known = known.get_or_insert_with(|| self.topic(core, topic)).as_ref();
                 taken -= std::mem::take(&mut found[place]).bytes;
-                let left = Left::of(self.bytes_max.saturating_sub(taken), taken == 0, true);
+                let left = self.left(taken, true, is_one_left_out);
                 found[place] = self.look_at(core, known, &topic.partitions[place - first], left);
                 taken += found[place].bytes;
+                is_one_left_out |= found[place].is_left_out;
             }
             first = end;
         }
@@ -336,6 +340,19 @@ impl Fetching {
 
     fn topic(&self, core: &mut Core, topic: &FetchTopic) -> Option<Arc<Topic>> {
         if self.request.version >= VERSION_TOPIC_IDS { core.topic_of(topic.topic_id) } else { core.topic(&topic.topic) }
+    }
+
+    /// What is left for a partition if others have `taken` so many bytes. What it has first may go beyond the pace, within what the client
+    /// allows: a client that names partitions in the same order each time would get a large batch of one that is not the first only when
+    /// all before it are quiet. So an answer goes beyond its pace by one batch.
+    ///
+    /// If one of the others is left out, the answer is about full, and hundreds of partitions may still be behind: what fits into the gap without
+    /// much work is taken. Of native records only what is as good as sure to fit is made into a batch, and nothing more is brought back from
+    /// disk for an answer that does not wait for it.
+    fn left(&self, taken: usize, may_load: bool, is_one_left_out: bool) -> Left {
+        let first_bytes = if taken == 0 { usize::MAX } else { self.bytes_allowed.saturating_sub(taken) };
+        let may_load = may_load && (!is_one_left_out || taken < self.bytes_max / 2);
+        Left { bytes: self.bytes_max.saturating_sub(taken), first_bytes, may_load, is_gap: is_one_left_out }
     }
 
     /// What one partition has, up to `left` bytes.
@@ -357,16 +374,17 @@ impl Fetching {
     /// What every partition has, in the order of the request.
     fn gather(&self, core: &mut Core) -> Vec<Found> {
         let loads_max = usize::try_from(core.door.broker.log().arena().bytes() / LOADED_SHARE).unwrap_or(usize::MAX);
-        let (mut left, mut is_empty) = (self.bytes_max, true);
+        let (mut taken, mut is_one_left_out) = (0, false);
         let mut loads_left = Loads { bytes: self.bytes_max, memory_bytes: loads_max };
         let mut all = Vec::new();
         for topic in &self.asked.topics {
             let known = self.topic(core, topic);
             for partition in &topic.partitions {
-                let left_now = Left::of(left, is_empty, loads_left.bytes > 0 && loads_left.memory_bytes > 0);
-                let found = self.look_at(core, known.as_ref(), partition, left_now);
-                left = left.saturating_sub(found.bytes);
-                is_empty &= found.bytes == 0;
+                let may_load = loads_left.bytes > 0 && loads_left.memory_bytes > 0;
+                let left = self.left(taken, may_load, is_one_left_out);
+                let found = self.look_at(core, known.as_ref(), partition, left);
+                taken += found.bytes;
+                is_one_left_out |= found.is_left_out;
                 loads_left = loads_left.saturating_sub(found.loads);
                 all.push(found);
             }
@@ -480,12 +498,19 @@ struct Left {
     first_bytes: usize,
     /// Whether it may have more brought back from disk.
     may_load: bool,
+    /// It is what others have left for which it was too little.
+    is_gap: bool,
 }
 
 impl Left {
-    /// `bytes` of an answer are left, in which is nothing yet if it `is_empty`.
-    fn of(bytes: usize, is_empty: bool, may_load: bool) -> Left {
-        Left { bytes, first_bytes: if is_empty { usize::MAX } else { bytes }, may_load }
+    /// Whether the batch of a chunk is not even made, for the sake of so much `room`. A batch that was made in vain is made again for the next
+    /// fetch, of all records of its chunk: what is sure not to fit is left out as it is, and into a gap comes what is as good as sure to fit.
+    fn is_not_for(self, chunk: &ChunkView<'_>, room: usize) -> bool {
+        if chunk.header().kind == PayloadKind::KafkaBatch {
+            return false;
+        }
+        let (least, most) = batch::made_bytes(chunk);
+        room < if self.is_gap { most } else { least }
     }
 }
 
@@ -745,43 +770,49 @@ fn take_from(
                 break 'data;
             }
             passed = next;
-            let leader_epoch = epochs::of_group(place.group);
-            let part = match header.kind {
-                PayloadKind::KafkaBatch if (header.payload_bytes as usize) < BATCH_HEADER_BYTES => {
-                    return Err(ReadError::LoadFailed("a batch is shorter than its header".into()));
-                }
-                PayloadKind::KafkaBatch if batch::is_empty(chunk.payload()) => continue,
-                PayloadKind::KafkaBatch => {
-                    let from = start + CHUNK_HEADER_BYTES;
-                    let (batch, base_ordinal) =
-                        (data.slice(from..from + header.payload_bytes as usize), place.base_ordinal);
-                    Part::Stored { batch, base_ordinal, leader_epoch }
-                }
-                _ => match batch::from_native(&chunk, place.base_ordinal, place.append_time_ms) {
-                    Ok(batch) if batch::is_empty(&batch) => continue,
-                    Ok(mut batch) => {
-                        batch::set_leader_epoch(&mut batch, leader_epoch);
-                        Part::Made(Bytes::from(batch))
-                    }
-                    Err(error) => return Err(ReadError::LoadFailed(error.to_string())),
-                },
-            };
             let most = if found.parts.is_empty() { left.first_bytes } else { left.bytes };
-            if found.bytes + part.bytes() > most {
-                if found.parts.is_empty() {
-                    // Waiting would not bring more.
-                    (found.is_left_out, found.counts) = (true, left.bytes);
+            let room = most.saturating_sub(found.bytes);
+            let part = if left.is_not_for(&chunk, room) {
+                None
+            } else {
+                Some(part_of(&data.slice(start..at), &chunk, &place)?)
+            };
+            match part {
+                Some(part) if batch::is_empty(part.batch()) => {}
+                Some(part) if part.batch().len() <= room => {
+                    found.bytes += part.batch().len();
+                    found.parts.push(part);
+                    next_offset = next;
                 }
-                next_cursor = Some(cursor_of(&place));
-                break 'data;
+                _ => {
+                    if found.parts.is_empty() {
+                        // Waiting would not bring more.
+                        (found.is_left_out, found.counts) = (true, left.bytes);
+                    }
+                    next_cursor = Some(cursor_of(&place));
+                    break 'data;
+                }
             }
-            found.bytes += part.bytes();
-            found.parts.push(part);
-            next_offset = next;
         }
     }
     let behind = if found.parts.is_empty() { passed } else { next_offset };
     Ok((behind, next_cursor))
+}
+
+/// The batch of a chunk, whose bytes are `data`.
+fn part_of(data: &Bytes, chunk: &ChunkView<'_>, place: &BrokerPart) -> Result<Part, ReadError> {
+    let (payload_bytes, leader_epoch) = (chunk.header().payload_bytes as usize, epochs::of_group(place.group));
+    if chunk.header().kind == PayloadKind::KafkaBatch {
+        if payload_bytes < BATCH_HEADER_BYTES {
+            return Err(ReadError::LoadFailed("a batch is shorter than its header".into()));
+        }
+        let batch = data.slice(CHUNK_HEADER_BYTES..CHUNK_HEADER_BYTES + payload_bytes);
+        return Ok(Part::Stored { batch, base_ordinal: place.base_ordinal, leader_epoch });
+    }
+    let made = batch::from_native(chunk, place.base_ordinal, place.append_time_ms);
+    let mut batch = made.map_err(|error| ReadError::LoadFailed(error.to_string()))?;
+    batch::set_leader_epoch(&mut batch, leader_epoch);
+    Ok(Part::Made(Bytes::from(batch)))
 }
 
 fn cursor_of(place: &BrokerPart) -> Cursor {
@@ -793,7 +824,7 @@ mod tests {
     use std::sync::atomic::AtomicU64;
 
     use kera_format::chunk::ChunkTarget;
-    use kera_format::{ChunkBuilder, ChunkView, Compression, LaneId, Record, StreamId, StreamOptions, StreamletId};
+    use kera_format::{ChunkBuilder, Compression, LaneId, Record, StreamId, StreamOptions, StreamletId};
     use kera_log::{Arena, ArenaConfig, Log, LogConfig};
 
     use super::*;
@@ -815,6 +846,10 @@ mod tests {
         lane.append(&ChunkView::parse(&chunk).unwrap(), 1).unwrap();
     }
 
+    fn all_left(bytes: usize) -> Left {
+        Left { bytes, first_bytes: usize::MAX, may_load: true, is_gap: false }
+    }
+
     fn place(lane: &Lane, ordinal: u64) -> Cursor {
         let Ok(Lookup::Found { cursor, .. }) = lane.lookup_ordinal(ordinal) else { panic!("{ordinal} is not there") };
         cursor
@@ -834,7 +869,7 @@ mod tests {
     #[test]
     fn who_remembers_a_place_that_is_not_there_any_more_finds_the_offset_where_it_is() {
         let (lane, _dir) = lane();
-        let left = Left::of(1 << 20, true, true);
+        let left = all_left(1 << 20);
         let there = place(&lane, 1);
         let next_group = Cursor { group: kera_format::GroupId(there.group.0 + 1), ..there };
         for known in [None, Some(there), Some(next_group)] {
@@ -853,7 +888,7 @@ mod tests {
         let (lane, _dir) = lane();
         // As behind a hole that ends where the reader may read to.
         let (version, mut found) = (lane.version(), Found::default());
-        let left = Left::of(1 << 20, true, true);
+        let left = all_left(1 << 20);
         let taken = take(&lane, version, place(&lane, 2), 1..2, left, &mut found).unwrap();
         assert!(taken.is_none() && found.parts.is_empty());
         let (at, seen) = found.waits.unwrap();
@@ -866,7 +901,7 @@ mod tests {
         assert!(!lane.wait(seen, &observer, 0), "what has moved since is not waited for");
         // What lies in front is passed over, a chunk at a time.
         let mut found = Found::default();
-        let left = Left::of(1, true, true);
+        let left = all_left(1);
         let taken = take(&lane, lane.version(), place(&lane, 0), 2..4, left, &mut found).unwrap();
         assert_eq!((taken.map(|(next, _)| next), found.parts.len()), (Some(3), 1));
         assert!(found.waits.is_none());

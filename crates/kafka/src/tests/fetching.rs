@@ -4,8 +4,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use super::transactions::{World, topic};
+use kera_format::chunk::ChunkTarget;
+use kera_format::{ChunkBuilder, ChunkView, Compression, Record};
+
+use super::transactions::{NOW_MS, World, topic};
 use super::*;
+use crate::batch::tests::MADE;
 
 impl World {
     /// Appends one batch of so many bytes, more or less.
@@ -16,6 +20,29 @@ impl World {
     fn put_in(&mut self, name: &str, partition: i32, bytes: usize) {
         let request = World::produce_request(None, name, partition, batch(&[&vec![7; bytes]], (-1, -1, -1)));
         assert_eq!(self.call(9, &request).responses[0].partition_responses[0].error_code, 0);
+    }
+
+    /// Appends one chunk of so many native records of so many bytes each.
+    fn put_native(&mut self, name: &str, partition: i32, records: usize, bytes: usize, compression: Compression) {
+        let mut chunk = ChunkBuilder::default();
+        let value = vec![7; bytes];
+        (0..records).for_each(|_| chunk.push(&Record { timestamp_ms: Some(NOW_MS), ..Record::value(&value) }));
+        let door = &self.running().door;
+        let lane = door.topic(&door.info(name).unwrap()).unwrap().lane(partition).unwrap().clone();
+        let (stream, streamlet) = (lane.stream_id(), lane.streamlet_id());
+        let chunk = chunk.seal(&ChunkTarget { stream, streamlet, ..ChunkTarget::default() }, compression).unwrap();
+        lane.append(&ChunkView::parse(&chunk).unwrap(), NOW_MS).unwrap();
+        self.sink.release();
+    }
+
+    /// A topic with so many partitions.
+    fn create(&mut self, name: &str, partitions: i32) {
+        let one = create_topics_request::CreatableTopic::default()
+            .with_name(topic(name))
+            .with_num_partitions(partitions)
+            .with_replication_factor(1);
+        let made = self.call(5, &CreateTopicsRequest::default().with_topics(vec![one]).with_timeout_ms(1_000));
+        assert_eq!(made.topics[0].error_code, 0);
     }
 }
 
@@ -82,6 +109,53 @@ fn no_answer_has_more_bytes_than_may_be_in_it() {
     // The limit of a partition keeps nobody from getting on where the answer has room.
     let told = world.fetched_of((1, 1_000_000), 1, &[("u", 0), ("t", 0)]);
     assert!(small(&told[0]) && large(&told[1]), "{told:?}");
+}
+
+/// A client that names partitions in the same order each time would have the second only when the first has nothing.
+#[test]
+fn an_answer_goes_beyond_its_pace_by_one_batch_where_its_client_allows_that() {
+    let mut world = World::new();
+    world.put_in("t", 0, 200_000);
+    (0..2).for_each(|_| world.put_in("t", 1, 900_000));
+    world.put_in("u", 0, 10_000);
+    let one = |bytes: usize, told: usize| (bytes..bytes + 1_000).contains(&told);
+    let told = world.fetched_of((1, 50 << 20), 1 << 20, &[("t", 0), ("t", 1), ("u", 0)]);
+    assert!(one(200_000, told[0]) && one(900_000, told[1]) && told[2] == 0, "{told:?}");
+    let told = world.fetched_of((1, 1_050_000), 1 << 20, &[("t", 0), ("t", 1), ("u", 0)]);
+    assert!(one(200_000, told[0]) && told[1] == 0 && one(10_000, told[2]), "{told:?}");
+}
+
+/// Of hundreds of partitions behind a full answer each would be made into a batch, for nothing.
+#[test]
+fn native_records_for_which_no_room_is_left_are_not_made_into_batches() {
+    const PARTITIONS: i32 = 50;
+    let mut world = World::new();
+    for (name, records, bytes) in [("large", 1, 900_000), ("tiny", 7_000, 10)] {
+        world.create(name, PARTITIONS);
+        let compression = |at| if at < 2 { Compression::None } else { Compression::Lz4 };
+        (0..PARTITIONS).for_each(|at| world.put_native(name, at, records, bytes, compression(at)));
+    }
+    world.put_native("u", 0, 1, 10_000, Compression::None);
+    let mut fetched = |order: &[(&str, i32)]| {
+        let before = MADE.get();
+        let told = world.fetched_of((1, 1_000_000), 1 << 20, order);
+        (told, MADE.get() - before)
+    };
+    let all = |name| (0..PARTITIONS).map(move |at| (name, at));
+    let order: Vec<_> = all("large").chain(all("tiny")).chain([("u", 0)]).collect();
+    let (told, made) = fetched(&order);
+    let with_data: Vec<_> = (0..order.len()).filter(|at| told[*at] > 0).collect();
+    assert_eq!((with_data, made), (vec![0, order.len() - 1], 2), "what is small fills the gap");
+    // Of records that are tiny the chunk does not say enough, but only one is made that does not fit.
+    let order: Vec<_> = [("large", 0)].into_iter().chain(all("tiny")).chain([("u", 0)]).collect();
+    let (told, made) = fetched(&order);
+    let with_data: Vec<_> = (0..order.len()).filter(|at| told[*at] > 0).collect();
+    assert_eq!((with_data, made), (vec![0, order.len() - 1], 3));
+    // Whoever is first has its turn, however long that is.
+    for at in [1, PARTITIONS - 1] {
+        let (told, made) = fetched(&[("large", at), ("large", 0)]);
+        assert!(told[0] > 900_000 && told[1] == 0 && made == 1, "{told:?} {made}");
+    }
 }
 
 #[test]
@@ -158,12 +232,7 @@ fn an_offset_that_is_appended_and_not_durable_yet_is_waited_for() {
 fn a_fetch_of_lanes_one_of_which_always_moves_lets_others_have_the_thread_and_ends_in_time() {
     const PARTITIONS: i32 = 64;
     let mut world = World::new();
-    let many = create_topics_request::CreatableTopic::default()
-        .with_name(topic("many"))
-        .with_num_partitions(PARTITIONS)
-        .with_replication_factor(1);
-    let made = world.call(5, &CreateTopicsRequest::default().with_topics(vec![many]).with_timeout_ms(1_000));
-    assert_eq!(made.topics[0].error_code, 0);
+    world.create("many", PARTITIONS);
     let (door, clock) = (world.running().door.clone(), world.clock.clone());
     let topic_of = door.topic(&door.info("many").unwrap()).unwrap();
     let lanes: Vec<_> = (0..PARTITIONS).map(|at| topic_of.lane(at).unwrap().clone()).collect();

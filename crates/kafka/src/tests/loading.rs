@@ -152,3 +152,22 @@ fn what_comes_for_a_fetch_takes_no_more_memory_than_its_share() {
     let share = door.broker.log().arena().bytes() / 16;
     assert_eq!(store.0.lock().loads.len() as u64, share / (64 << 10));
 }
+
+#[test]
+fn nothing_more_is_brought_back_for_an_answer_that_is_about_full() {
+    let (mut client, _door, store) = evicted();
+    for (partition, bytes) in [(0, RECORD_BYTES), (1, 2 * RECORD_BYTES)] {
+        assert_eq!(client.produce("t", partition, &batch(&[&vec![7; bytes]], (-1, -1, -1))).0, 0);
+    }
+    // The second does not fit behind the first.
+    for (max_bytes, loads) in [(30_000, 0), (50_000, 3)] {
+        let mut request = fetch_request("t", 0, 1, 60_000).with_max_bytes(max_bytes);
+        let one = request.topics[0].partitions[0].clone();
+        let offset = |partition| if partition < 2 { 1 } else { 0 };
+        let partitions = (0..PARTITIONS).map(|at| one.clone().with_partition(at).with_fetch_offset(offset(at)));
+        request.topics[0].partitions = partitions.collect();
+        assert_eq!(client.frame(&frame(ApiKey::Fetch, 4, 1, &request)), Flow::Done);
+        assert_eq!(store.0.lock().loads.len(), loads, "{max_bytes}");
+        assert_eq!(client.answer().is_some(), loads == 0, "half of it is waited for");
+    }
+}
