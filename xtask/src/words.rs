@@ -1,4 +1,4 @@
-//! Words that do not belong into the tree: notes to oneself, names that age, paths of somebody's machine.
+//! Words that do not belong into the tree: notes to oneself, names that age, paths of somebody's machine, what a merge left to decide.
 
 use crate::tree::{Problem, Tree};
 
@@ -14,8 +14,19 @@ const WORDS: [(&str, &str); 8] = [
     ("/work/", "a path of one machine helps nobody else"),
 ];
 
+/// What a line begins with where a merge has left it to somebody which side holds, in any text file.
+const MERGE_MARKS: [&str; 2] = ["<<<<<<< ", ">>>>>>> "];
+
 pub(crate) fn check(tree: &Tree) -> Vec<Problem> {
     let mut problems = Vec::new();
+    for (path, text) in tree.files() {
+        for (line, number) in text.lines().zip(1..) {
+            if let Some(mark) = MERGE_MARKS.iter().find(|mark| line.starts_with(**mark)) {
+                let message = format!("`{}`: a merge is not done here; keep what holds of its sides", mark.trim_end());
+                problems.push(Problem::new(path, number, "merge", message));
+            }
+        }
+    }
     for (path, text) in tree.files().filter(|(path, _)| is_checked(path)) {
         for (line, number) in text.lines().zip(1..) {
             for (word, reason) in WORDS {
@@ -60,6 +71,15 @@ mod tests {
     fn words_are_found_whole_and_with_their_line() {
         assert_eq!(found("crates/log/src/a.rs", "fn a() {}\n// TODO more\nlet legacy_x = XXXL;\n"), [2]);
         assert_eq!(found("docs/a.md", "see /home/me/x\nsee target/home/x\n"), [1]);
+    }
+
+    #[test]
+    fn what_a_merge_left_to_decide_is_found_in_any_file() {
+        let text = "<<<<<<< HEAD\na\n=======\nb\n>>>>>>> other\n";
+        for path in ["crates/log/src/a.rs", "spec/a.json", "data/a.csv"] {
+            assert_eq!(found(path, text), [1, 5], "{path}");
+        }
+        assert_eq!(found("docs/a.md", "A title\n=======\na <<<<<<< b\n<<<<<<<<\n"), [0; 0]);
     }
 
     #[test]

@@ -40,8 +40,8 @@ pub struct BrokerConfig {
 
     /// Applications of the node.
     pub applications_max: usize,
-    /// Memory for what applications know of lanes, of all together, in bytes. One that would pass it is not made; those that there are grow with
-    /// their lanes all the same.
+    /// Memory for what applications may come to know of lanes, of all together, in bytes. One that would pass it is not made; those that there are
+    /// grow with their streams all the same.
     pub applications_bytes_max: u64,
     /// Members of one application.
     pub members_max: usize,

@@ -815,27 +815,24 @@ fn applications_and_members_are_bounded() {
 /// Memory for what each application knows of each lane is beside an arena that is bounded, and was not.
 #[test]
 fn what_applications_know_of_lanes_is_bounded_together_and_nobody_is_given_up_for_it() {
-    let config = BrokerConfig { applications_bytes_max: 4 << 8, ..config() };
+    let config = BrokerConfig { applications_bytes_max: 12 << 8, ..config() };
     let mut house = House::with(config, 16 << 20);
-    house.stream(STREAM, options(1, 8));
+    house.stream(STREAM, options(2, 4));
     let refusal = |peer: &mut Peer| {
         peer.send(&join_request("other", STREAM, Start::Earliest));
         let frame = peer.frame();
         assert_eq!(frame.status(), Status::LimitReached);
         frame.error().message
     };
-    let write = |peer: &mut Peer, lanes: std::ops::Range<u64>| {
-        for producer in lanes {
-            peer.write(&[chunk_of(target(STREAM, 0, producer, 0), 1, 10)]);
-        }
-    };
     let mut peer = house.peer();
-    write(&mut peer, 0..3);
+    // A stream's first one is always made, and lanes count before anybody has written to them.
     peer.join(&house, "report", Start::Earliest);
     let message = refusal(&mut peer);
-    assert!(message.contains("would be 6, the limit is 4") && message.contains("arena.bytes"), "{message}");
-    // The lanes of those that there are become more all the same.
-    write(&mut peer, 3..8);
+    assert!(message.contains("would be 16, the limit is 12") && message.contains("arena.bytes"), "{message}");
+    for producer in 0..8 {
+        let streamlet = (producer / 4) as u32;
+        peer.write(&[chunk_of(target(STREAM, streamlet, producer, 0), 1, 10)]);
+    }
     drop(peer);
     for _ in 0..2 {
         let mut peer = house.peer();
@@ -845,6 +842,9 @@ fn what_applications_know_of_lanes_is_bounded_together_and_nobody_is_given_up_fo
         drop(peer);
         house = house.restart();
     }
+    let another = StreamId(STREAM.0 + 1);
+    house.stream(another, options(1, 8));
+    house.peer().call_durable(&house, &join_request("other", another, Start::Earliest));
 }
 
 #[test]

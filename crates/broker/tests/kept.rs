@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 
 use common::*;
 use kera_backup::{Backup, BackupConfig, BackupError, StoreDone, Taken};
-use kera_broker::{Copies, EndedLog, EndedView, Rebuild, RecoveryProgress};
+use kera_broker::{BrokerConfig, Copies, EndedLog, EndedView, Rebuild, RecoveryProgress};
 use kera_env::{Clock, Disk, ManualClock, MemoryDisk, Random, SeededRandom};
 use kera_format::checksum::crc32c;
 use kera_format::chunk::Chunks;
@@ -117,10 +117,14 @@ fn owner(node: u32, epoch: u32) -> Owner {
 
 /// A node of a cluster that owns nothing.
 fn node(number: u32, options: &StreamOptions) -> House {
-    let house = House::with(kera_broker::BrokerConfig { epoch: number * 10, ..config() }, 32 << 20);
+    node_with(config(), number, options)
+}
+
+fn node_with(config: BrokerConfig, number: u32, options: &StreamOptions) -> House {
+    let house = House::with(BrokerConfig { epoch: number * 10, ..config }, 32 << 20);
     house.stream(STREAM, options.clone());
     house.broker.join_cluster(CLUSTER, number);
-    house.broker.place_stream(1, STREAM, vec![owner(99, 1)]).unwrap();
+    house.broker.place_stream(1, STREAM, vec![owner(99, 1); options.streamlets as usize]).unwrap();
     house.sink.instant.store(true, Ordering::SeqCst);
     house
 }
@@ -235,6 +239,29 @@ fn record(house: &House, chunks: &[Vec<u8>]) {
     for chunk in chunks {
         let view = kera_format::chunk::ChunkView::parse(chunk).unwrap();
         place.progress_lane().append(&view, 1).unwrap();
+    }
+}
+
+/// Where a stream grows to a full node its applications come with their members, and these would end if they were refused.
+#[test]
+fn only_the_owner_of_the_first_streamlet_refuses_applications_for_which_there_is_no_room() {
+    let room_for_one = BrokerConfig { applications_bytes_max: 4 << 8, ..config() };
+    let house = node_with(room_for_one, 1, &StreamOptions { replication: 2, ..options(2, 4) });
+    let mut peer = house.peer();
+    let own = |version: u64, streamlet: StreamletId| {
+        house.broker.set_owner(version, STREAM, streamlet, owner(1, 2)).unwrap();
+        house.broker.open_streamlet(STREAM, streamlet, 2, None).unwrap();
+    };
+    own(2, StreamletId(1));
+    assert_eq!(statuses(&peer.write(&[chunk_of(target(STREAM, 1, 0, 0), 1, 10)])), [Status::Ok]);
+    for name in APPLICATIONS {
+        peer.join(&house, name, Start::Earliest);
+    }
+    own(3, X);
+    assert_eq!(peer.refused(&join_request("late", STREAM, Start::Earliest)), Status::LimitReached);
+    for name in APPLICATIONS {
+        let joined = peer.join(&house, name, Start::Earliest);
+        assert_eq!(peer.next_groups(&joined, 10).len(), 1, "those that there are go on");
     }
 }
 

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use kera_format::applications::{Entry, LaneKey};
 use kera_format::{Cursor, GroupId, LaneId, StreamId, StreamletId};
-use kera_log::{Lane, LaneVersion, Streamlet};
+use kera_log::{Lane, LaneVersion, Stream, Streamlet};
 use kera_protocol::placement::KeptGroup;
 use kera_protocol::{Owner, Status, StreamletState};
 use parking_lot::{Mutex, RwLock};
@@ -217,6 +217,15 @@ impl Keepers {
     /// All that are this node's; of one stream.
     pub(super) fn of_stream(&self, stream: StreamId) -> Vec<Arc<Kept>> {
         self.kept.read().get(&stream).map_or_else(Vec::new, |of| of.values().cloned().collect())
+    }
+
+    /// How many lanes of a stream may come to be used at this node.
+    pub(super) fn lanes_of(&self, stream: &Stream) -> u64 {
+        let streamlets = match self.is_in_cluster() {
+            true => self.kept.read().get(&stream.id()).map_or(0, BTreeMap::len) as u64,
+            false => u64::from(stream.streamlet_count()),
+        };
+        streamlets * u64::from(stream.options().lanes)
     }
 
     pub(super) fn all(&self) -> Vec<(StreamId, Arc<Kept>)> {

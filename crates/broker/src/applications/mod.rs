@@ -47,6 +47,8 @@ const GROUPS_ALONG_MAX: usize = 400;
 /// Compressed records of applications that go along when a streamlet moves: three quarters of what the coordinators keep of it, for there are
 /// producers as well, and commits between the look and the move.
 const PROGRESS_BYTES_MAX: usize = HANDED_BYTES_MAX / 4 * 3;
+/// Every stream has it.
+const FIRST_STREAMLET: StreamletId = StreamletId(0);
 /// No stream has this id.
 const NO_STREAM: u64 = u64::MAX;
 
@@ -95,25 +97,6 @@ impl Registry {
 
     fn of_stream(&self, stream: StreamId) -> Vec<Arc<Application>> {
         self.by_name.get(&stream).map_or_else(Vec::new, |names| names.values().cloned().collect())
-    }
-
-    /// Refuses an application for whose lanes there is no memory beside those of all others.
-    ///
-    /// Each knows of every lane of its stream that was ever used, whether or not anybody reads it: some thousand applications of some thousand lanes
-    /// take gigabytes, and nothing else bounds that. Only one that is being made is refused. Those that there are come along with
-    /// starts and with streamlets that move, and their lanes become more when producers use them: how far they are is never given up for room.
-    fn check_room(&self, another: &Application, bytes_max: u64) -> Result<(), Failure> {
-        let lanes = |application: &Application| application.state.lock().lanes.len() as u64;
-        let others: u64 = self.by_id.values().map(|application| lanes(application)).sum();
-        let (count, limit) = (others + lanes(another), bytes_max / LANE_BYTES);
-        if count <= limit {
-            return Ok(());
-        }
-        let message = format!(
-            "lanes of all applications of this node, counted for each, would be {count}, the limit is {limit} ({bytes_max} bytes: a 16th of \
-             arena.bytes, or 32 MiB); delete applications that are not used any more, or give the node a larger arena"
-        );
-        Err(Failure::new(Status::LimitReached, message))
     }
 
     /// Takes all applications of a stream out.
@@ -236,6 +219,37 @@ impl Applications {
         })
     }
 
+    /// Refuses another application of a stream if there is no memory for what all would know of lanes.
+    ///
+    /// Each knows of every lane of its stream that was ever used, whether or not anybody reads it: some thousand applications of some thousand lanes
+    /// take gigabytes, and nothing else bounds that. All lanes that producers may use count, for once an application is there how far it is in them is
+    /// never given up for room: were they counted when they are used, any number could be made before that.
+    ///
+    /// What is not made anew is never refused: applications come along with starts and with streamlets that move. But where a stream grows to a node
+    /// its members come by themselves, and ask like those of a new one. They differ in that the stream's first streamlet was there before:
+    /// its owner knows of every application, for a member joins at all owners, and so it alone decides, by what it has itself. Its refusal ends a
+    /// member; other owners take whoever comes. The first application of a stream is always made: one for each stream takes a tenth
+    /// of what the lanes themselves take.
+    fn check_room(&self, registry: &Registry, stream: &Stream, bytes_max: u64) -> Result<(), Failure> {
+        if !self.keepers.serves(stream.id(), FIRST_STREAMLET) || !registry.by_name.contains_key(&stream.id()) {
+            return Ok(());
+        }
+        let of_stream = |names: &BTreeMap<String, Arc<Application>>| {
+            let lanes = names.values().next().map_or(0, |one| self.keepers.lanes_of(&one.stream));
+            lanes.saturating_mul(names.len() as u64)
+        };
+        let others = registry.by_name.values().map(of_stream).fold(0, u64::saturating_add);
+        let (count, limit) = (others.saturating_add(self.keepers.lanes_of(stream)), bytes_max / LANE_BYTES);
+        if count <= limit {
+            return Ok(());
+        }
+        let message = format!(
+            "lanes of their streams, counted for each application of this node, would be {count}, the limit is {limit} ({bytes_max} bytes: a \
+             16th of arena.bytes, or 32 MiB); delete applications that are not used any more, or give the node a larger arena"
+        );
+        Err(Failure::new(Status::LimitReached, message))
+    }
+
     /// Finds an application, or makes it. The second value is whether it was made; it is then in the journal.
     fn find_or_create(
         &self,
@@ -264,12 +278,12 @@ impl Applications {
         if count >= limit {
             return Err(Failure::limit("applications", count, limit));
         }
+        self.check_room(&registry, stream, broker.config.applications_bytes_max)?;
         let id = ApplicationId(self.new_id(broker));
         let now_ms = broker.clock.now_ms();
         let meta = Meta { id, name: name.to_owned(), stream: stream.id(), start, created_ms: now_ms };
         let application = Arc::new(self.application(broker, meta, Arc::clone(stream)));
         application.line_up_all();
-        registry.check_room(&application, broker.config.applications_bytes_max)?;
         let mut entries = vec![application.meta.to_record()];
         if start == kera_protocol::Start::Latest {
             entries.extend(application.start_at_latest(None, now_ms));

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use kera_format::{ApplicationId, Cursor};
 use kera_protocol::{
-    AfterCommit, CommitEntry, CommitOffsets, JoinApplication, JoinedApplication, LeasedGroups, LeaveApplication,
-    NextGroups, Status, limits,
+    AfterCommit, CommitEntry, CommitOffsets, JoinApplication, JoinedApplication, LeasedGroup, LeasedGroups,
+    LeaveApplication, NextGroups, Status, limits,
 };
 use kera_rpc::{Connection, RpcError};
 use tokio::task::JoinSet;
@@ -231,9 +231,24 @@ impl Consumer {
     /// yet: a node that lets go answers no commit, and the one behind it may be quicker to give than it is to refuse. Read by both leases
     /// the group would come twice, side by side. So the one before is lost here, and its reader's place goes to the one that follows. One
     /// that is just given back to the same node is not read any more, and its answer is on its way.
-    pub(super) fn take_groups(&mut self, node: u32, leased: LeasedGroups) {
+    ///
+    /// Answers of two nodes may be looked at in the other order: then what is given is the lease from before, and is given back unread. It is
+    /// that one if the owner's is read already, and the giver is known to have the group of an earlier owner. Without the latter the giver is
+    /// taken for an owner of which is not known yet, which is how mostly is found out that something has moved; and where something has moved
+    /// back, the owners that are asked for then say so.
+    pub(super) fn take_groups(&mut self, node: u32, mut leased: LeasedGroups) {
         let Some(membership) = self.memberships.get_mut(&node) else { return };
         membership.nothing_left = leased.groups.is_empty();
+        leased.groups.retain(|given| {
+            let is_over = self.is_read_of_owner(node, given);
+            if is_over {
+                let LeasedGroup { lease, streamlet, lane, start: cursor, start_ordinal: ordinal, .. } = *given;
+                let entry = CommitEntry { streamlet, lane, lease, cursor, ordinal, after: AfterCommit::Release };
+                self.given_back.insert((node, lease), entry);
+                self.holders.want_owners(Instant::now());
+            }
+            !is_over
+        });
         let given: HashSet<_> = leased.groups.iter().map(|given| (given.streamlet, given.lane, given.group)).collect();
         self.give_back(|track| {
             let is_before = |lease: Lease| lease.node != node || !lease.releasing;
@@ -257,6 +272,16 @@ impl Consumer {
             track.lease = Some(Lease { node, id, group, committed, asked_back: None, releasing: false });
             self.add_track(track);
         }
+    }
+
+    /// Whether a node gives a group as an earlier owner that the member reads by a lease of the owner, as far as is known.
+    fn is_read_of_owner(&self, giver: u32, given: &LeasedGroup) -> bool {
+        let (streamlet, lane, group) = (given.streamlet, given.lane, given.group);
+        let (owner, _) = self.holders.owner(streamlet);
+        let is_of_owner = |lease: Lease| lease.node == owner && lease.group == group;
+        let is_read =
+            |track: &Track| (track.streamlet, track.lane) == (streamlet, lane) && track.lease.is_some_and(is_of_owner);
+        owner != giver && self.holders.holder(streamlet, group) == giver && self.tracks.values().any(is_read)
     }
 
     /// Leases that the server wants back. Of one of which all that was returned is processed nothing more is returned, and it is given back.
@@ -450,7 +475,11 @@ mod tests {
     use crate::placement::Placement;
     use crate::{Client, ConsumerBuilder};
     use kera_format::{Cursor, GroupId, LaneId, StreamId, StreamOptions, StreamletId};
-    use kera_protocol::{Owner, StreamInfo};
+    use kera_protocol::{OlderGroups, Owner, StreamInfo};
+
+    fn owner(node: u32, epoch: u32) -> Owner {
+        Owner { node, epoch, older: vec![] }
+    }
 
     /// A member at nodes 1 and 2 that has been told that node 2 owns its streamlet since owner epoch 4, and has a lease of node 1.
     fn member(group: GroupId) -> Consumer {
@@ -459,7 +488,6 @@ mod tests {
         let options = StreamOptions { streamlets: 2, ..StreamOptions::default() };
         let stream = StreamInfo { id: StreamId(7), name: "stream".to_owned(), created_ms: 1, options };
         let mut consumer = Consumer::new(settings, stream, Instant::now());
-        let owner = |node: u32, epoch: u32| Owner { node, epoch, older: vec![] };
         consumer.holders.placement = Arc::new(Placement::of_three(7, vec![owner(2, 4), owner(1, 1)]));
         for node in [1, 2] {
             let (application, member, now) = (ApplicationId(9), 5, Instant::now());
@@ -540,9 +568,7 @@ mod tests {
     fn leased(group: GroupId, lease: u64, ordinal: u64) -> LeasedGroups {
         let start = Cursor { group, ..Cursor::default() };
         let (streamlet, lane) = (StreamletId(0), LaneId(0));
-        LeasedGroups {
-            groups: vec![kera_protocol::LeasedGroup { lease, streamlet, lane, group, start, start_ordinal: ordinal }],
-        }
+        LeasedGroups { groups: vec![LeasedGroup { lease, streamlet, lane, group, start, start_ordinal: ordinal }] }
     }
 
     /// While a streamlet moves its owner takes no commits, and then does not know the lease: what was processed since the last commit was read again at
@@ -585,6 +611,50 @@ mod tests {
         let given: Vec<((u32, u64), AfterCommit)> =
             consumer.given_back.iter().map(|(lease, entry)| (*lease, entry.after)).collect();
         assert_eq!(given, [((1, 3), AfterCommit::Release)], "where it is not over after all, others get it");
+    }
+
+    /// A member that reads a group by a lease of node 2, which owns the streamlet since owner epoch 4, as node 1 did before.
+    fn member_at_next_owner(group: GroupId) -> Consumer {
+        let mut consumer = member(group);
+        consumer.tracks.clear();
+        let older = vec![OlderGroups { first_epoch: 1, node: 1 }];
+        let owners = vec![Owner { older, ..owner(2, 4) }, owner(1, 1)];
+        consumer.holders.placement = Arc::new(Placement::of_three(8, owners));
+        consumer.take_groups(2, leased(group, 8, 10));
+        consumer.tracks.values_mut().for_each(|track| track.processed.1 = 14);
+        consumer
+    }
+
+    /// Which leases it reads, by node, and how far they are.
+    fn read(consumer: &Consumer) -> Vec<(u32, u64, u64)> {
+        let read = |track: &Track| track.lease.map(|lease| (lease.node, lease.id, track.processed.1));
+        consumer.tracks.values().filter_map(read).collect()
+    }
+
+    /// Both nodes have given it the group, and of their answers the earlier owner's is looked at last.
+    #[test]
+    fn a_lease_from_before_that_is_heard_of_last_takes_no_group_from_its_owner() {
+        let group = GroupId::new(3, 1);
+        let mut consumer = member_at_next_owner(group);
+        consumer.take_groups(1, leased(group, 3, 10));
+        assert_eq!((read(&consumer), consumer.stats.lost), (vec![(2, 8, 14)], 0));
+        let given: Vec<((u32, u64), u64, AfterCommit)> =
+            consumer.given_back.iter().map(|(lease, entry)| (*lease, entry.ordinal, entry.after)).collect();
+        assert_eq!(given, [((1, 3), 10, AfterCommit::Release)], "where it is not over after all, others get it");
+        // It has moved back.
+        consumer.holders.placement = Arc::new(Placement::of_three(9, vec![owner(1, 5), owner(1, 1)]));
+        consumer.take_groups(1, leased(group, 4, 14));
+        assert_eq!(read(&consumer), [(1, 4, 14)]);
+    }
+
+    /// Only a later owner can have it.
+    #[test]
+    fn a_group_that_the_known_owner_began_is_taken_from_whoever_gives_it() {
+        let group = GroupId::new(4, 1);
+        let mut consumer = member_at_next_owner(group);
+        consumer.take_groups(1, leased(group, 3, 10));
+        assert_eq!(read(&consumer), [(1, 3, 14)]);
+        assert_eq!(consumer.given_back.keys().copied().collect::<Vec<_>>(), [(2, 8)]);
     }
 
     #[test]

@@ -125,9 +125,14 @@ impl Away {
         self
     }
 
-    /// The same in parts, each of which waits for one node.
+    /// The same in parts, each of which waits for one node. A streamlet that waits for several, or has waited for them one after the other, is
+    /// in one part only.
     pub fn by_node(self) -> impl Iterator<Item = Away> {
-        self.0.into_iter().map(|one| Away(BTreeMap::from([one])))
+        let mut parted = BTreeSet::new();
+        self.0.into_iter().filter_map(move |(node, mut streamlets)| {
+            streamlets.retain(|streamlet| parted.insert(*streamlet));
+            (!streamlets.is_empty()).then(|| Away(BTreeMap::from([(node, streamlets)])))
+        })
     }
 
     /// Whether nothing is.
@@ -228,5 +233,19 @@ mod tests {
         more.add_streamlets(5..7);
         assert_eq!(more.without(&away).streamlets(), [5, 6]);
         assert!(away.among(&[1]).is_nothing());
+    }
+
+    /// Each part gets a reader of its own.
+    #[test]
+    fn a_streamlet_that_has_waited_for_several_nodes_is_in_one_part() {
+        let of = |node: u32, streamlets: &[u32]| Away(BTreeMap::from([(node, streamlets.iter().copied().collect())]));
+        let mut away = of(1, &[0, 3]);
+        // Its next owner is lost too.
+        away.add(&of(2, &[0, 3]));
+        // What the stream has got waits for nobody in particular at first.
+        away.add_streamlets([3, 5]);
+        away.add(&of(2, &[4]));
+        let parts: Vec<Away> = away.by_node().collect();
+        assert_eq!(parts, [of(0, &[3, 5]), of(1, &[0]), of(2, &[4])]);
     }
 }
