@@ -50,7 +50,7 @@ pub enum Restored {
     Restored,
     /// It is in memory anyway: the arena was attached.
     AlreadyThere,
-    /// Its segment is on disk in a container: the virtual log need not keep it.
+    /// Its segment is on disk in a container, or its ordinals are others' by now: the virtual log need not keep it.
     Stored,
     /// Its stream was deleted.
     UnknownStream,
@@ -281,6 +281,19 @@ impl Log {
     }
 }
 
+/// Whether the lane goes on behind a place with the ordinals of the chunk that belongs there, or with lower ones: an earlier life of the node did not
+/// know of the chunk when it went on.
+///
+/// Such a chunk is in a virtual log that a start did not read, because its number was too high, or whose damage was accepted. The records that have
+/// its ordinals were acknowledged since. With both in the lane no ordinal would be found any more, neither theirs nor those of what follows.
+fn is_given_again(state: &LaneState, found: Option<At>, cursor: Cursor, part: &BrokerPart) -> bool {
+    let behind = match found {
+        Some(at) => state.chain.next(at),
+        None => state.chain.from(state.chain.first()).find(|&at| state.chain.cursor(at, 0) > cursor),
+    };
+    behind.is_some_and(|at| state.chain.slot(at).summary().base_ordinal <= part.base_ordinal)
+}
+
 impl Lane {
     fn restore(
         &self,
@@ -295,7 +308,13 @@ impl Lane {
             let (value, allowed) = (part.position.into(), "within a segment");
             return Err(FormatError::BadField { field: "chunk.position", value, allowed }.into());
         }
-        let at = match state.chain.find(id.group, id.index) {
+        let found = state.chain.find(id.group, id.index);
+        if found.is_none_or(|at| state.chain.slot(at).summary().head < end)
+            && is_given_again(state, found, cursor, part)
+        {
+            return Ok(Restored::Stored);
+        }
+        let at = match found {
             Some(at) => at,
             None if part.position == FIRST_CHUNK => self.start_restored(state, id, part, end)?,
             None => return Err(RestoreError::Hole { cursor, head: 0 }),

@@ -309,6 +309,33 @@ fn a_replay_refuses_what_does_not_fit() {
 }
 
 #[test]
+fn what_a_log_has_that_no_start_read_does_not_come_back_once_its_ordinals_were_given_again() {
+    for known in [0, 1] {
+        let power = || StreamOptions { durability: Durability::Power, ..options() };
+        let (node, sink) = power_node();
+        fill(&node.lane(), 0..5, 25_000);
+        let synced = sink.sync();
+        std::fs::remove_file(arena_config(&node.dir, 0).path).unwrap();
+        drop(sink);
+        let (node, segments, sink) = restart(node, power());
+        node.log.recover(Vec::new(), segments);
+        synced[..known].iter().for_each(|chunk| _ = node.log.restore_chunk(0, chunk).unwrap());
+        assert_eq!(node.log.finish_recovery(1), Vec::<String>::new());
+        fill(&node.lane(), known as u64..3, 100);
+        sink.sync();
+        drop(sink);
+        let (node, segments, _) = restart(node, power());
+        node.log.recover(Vec::new(), segments);
+        for (at, chunk) in synced.iter().enumerate() {
+            let expected = if at < known { Restored::AlreadyThere } else { Restored::Stored };
+            assert_eq!(node.log.restore_chunk(1, chunk), Ok(expected), "{at} of {known}");
+        }
+        assert_eq!(node.log.finish_recovery(2), Vec::<String>::new());
+        assert_eq!(ordinals(&node.lane().read(start(), 1 << 20, true).unwrap()), [0, 1, 2]);
+    }
+}
+
+#[test]
 fn what_was_not_durable_when_the_process_died_goes_to_the_sink_again() {
     for in_logs in [&[0][..], &[1], &[0, 1], &[1, 0], &[]] {
         let (node, sink) = power_node();
