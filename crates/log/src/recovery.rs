@@ -50,7 +50,7 @@ pub enum Restored {
     Restored,
     /// It is in memory anyway: the arena was attached.
     AlreadyThere,
-    /// Its segment is on disk in a container: the virtual log need not keep it.
+    /// Its segment is on disk in a container, or its ordinals are others' by now: the virtual log need not keep it.
     Stored,
     /// Its stream was deleted.
     UnknownStream,
@@ -85,8 +85,18 @@ pub(crate) struct Recovery {
     marks: HashMap<SegmentId, Vec<ProducerMark>>,
     /// Segments that the replay has changed: their marks are theirs to tell.
     restored: HashSet<SegmentId>,
-    /// Segments of which the replay has met the first chunk: they are in a virtual log.
-    logged: HashSet<SegmentId>,
+    /// Of segments of which the replay has met chunks the virtual log that has all of these, from the first one on. `None`: they are in several, or the first one is in none.
+    logged: HashMap<SegmentId, Option<u32>>,
+}
+
+impl Recovery {
+    fn met(&mut self, id: SegmentId, position: u32, vlog: u32) {
+        let first = (position == FIRST_CHUNK).then_some(vlog);
+        let has_all = self.logged.entry(id).or_insert(first);
+        if *has_all != Some(vlog) {
+            *has_all = None;
+        }
+    }
 }
 
 impl Log {
@@ -197,8 +207,8 @@ impl Log {
     }
 
     /// Second step, for each chunk of the virtual logs in their order: puts it at its exact group, segment and position,
-    /// and counts it as durable.
-    pub fn restore_chunk(&self, chunk: &[u8]) -> Result<Restored, RestoreError> {
+    /// and counts it as durable. `vlog` is [the number](crate::DurabilitySink::virtual_log) of the one that it is in.
+    pub fn restore_chunk(&self, vlog: u32, chunk: &[u8]) -> Result<Restored, RestoreError> {
         let view = ChunkView::parse(chunk)?;
         let part = view.broker()?;
         let id = SegmentId {
@@ -220,8 +230,8 @@ impl Log {
         let mut state = lane.state.lock();
         let restored = lane.restore(&mut state, id, &view, &part);
         drop(state);
-        if part.position == FIRST_CHUNK && restored.is_ok() {
-            self.recovery.lock().logged.insert(id);
+        if restored.is_ok() {
+            self.recovery.lock().met(id, part.position, vlog);
         }
         match &restored {
             Ok(Restored::Restored) => {
@@ -271,6 +281,19 @@ impl Log {
     }
 }
 
+/// Whether the lane goes on behind a place with the ordinals of the chunk that belongs there, or with lower ones: an earlier life of the node did not
+/// know of the chunk when it went on.
+///
+/// Such a chunk is in a virtual log that a start did not read, because its number was too high, or whose damage was accepted. The records that have
+/// its ordinals were acknowledged since. With both in the lane no ordinal would be found any more, neither theirs nor those of what follows.
+fn is_given_again(state: &LaneState, found: Option<At>, cursor: Cursor, part: &BrokerPart) -> bool {
+    let behind = match found {
+        Some(at) => state.chain.next(at),
+        None => state.chain.from(state.chain.first()).find(|&at| state.chain.cursor(at, 0) > cursor),
+    };
+    behind.is_some_and(|at| state.chain.slot(at).summary().base_ordinal <= part.base_ordinal)
+}
+
 impl Lane {
     fn restore(
         &self,
@@ -285,7 +308,13 @@ impl Lane {
             let (value, allowed) = (part.position.into(), "within a segment");
             return Err(FormatError::BadField { field: "chunk.position", value, allowed }.into());
         }
-        let at = match state.chain.find(id.group, id.index) {
+        let found = state.chain.find(id.group, id.index);
+        if found.is_none_or(|at| state.chain.slot(at).summary().head < end)
+            && is_given_again(state, found, cursor, part)
+        {
+            return Ok(Restored::Stored);
+        }
+        let at = match found {
             Some(at) => at,
             None if part.position == FIRST_CHUNK => self.start_restored(state, id, part, end)?,
             None => return Err(RestoreError::Hole { cursor, head: 0 }),
@@ -428,7 +457,7 @@ impl Lane {
             expected = Some((summary.next_ordinal, id.group.epoch()));
             state.last_append_ms = state.last_append_ms.max(summary.last_append_ms);
             self.recover_producers(state, here, id, recovery);
-            let is_in_log = recovery.logged.contains(&id);
+            let is_in_log = self.has_all(id, recovery);
             match self.recover_segment(state, here, resumes && here == last, is_in_log) {
                 Ok(ordinal) => not_durable = not_durable.or(ordinal),
                 Err(error) => problems.push(format!("segment {id} cannot be made durable: {error}")),
@@ -449,12 +478,24 @@ impl Lane {
     ///
     /// A virtual log has a segment from its first chunk on or not at all. If it had only what comes from here on, a start after a loss
     /// of power would find the end of a segment without its beginning, and take it for one that was dropped; if it had only what came
-    /// before, and then again what comes after another change, there would be a hole. A segment without a durable chunk is sent to the log as a whole. What is copied
+    /// before, and then again what comes after another change, there would be a hole. Another number of virtual logs is such a change, too: the next chunks would
+    /// go to another one. A segment without a durable chunk is sent to the log as a whole. What is copied
     /// to other nodes is in no log here: leaving ends its groups.
     fn is_durable_as_before(&self, slot: &Slot, id: SegmentId, recovery: &Recovery) -> bool {
         let has_durable = slot.memory.as_ref().is_some_and(|segment| segment.durable_head() > FIRST_CHUNK);
         let is_copied = self.home.copies() > 1;
-        is_copied || !has_durable || recovery.logged.contains(&id) == self.home.is_logged()
+        let is_as_before = || match self.home.is_logged() {
+            true => self.has_all(id, recovery),
+            false => !recovery.logged.contains_key(&id),
+        };
+        is_copied || !has_durable || is_as_before()
+    }
+
+    /// Whether the virtual log that gets what is appended from now on has what any has of a segment.
+    fn has_all(&self, id: SegmentId, recovery: &Recovery) -> bool {
+        let has_all = recovery.logged.get(&id).copied().flatten();
+        let is_its_own = |vlog| self.home.sink().is_ok_and(|sink| sink.virtual_log() == vlog);
+        self.home.is_logged() && has_all.is_some_and(is_its_own)
     }
 
     /// Goes on with deduplication where the chunks of this segment left it.
@@ -484,7 +525,7 @@ impl Lane {
 
     /// Makes a segment in memory what it is from here on: the open one, or a closed one on its way to the store. The ordinal
     /// of its first chunk that is not durable yet, if there is one: that goes to the sink, with all behind it. It was
-    /// never acknowledged; but it may be a duplicate's original, so it must not be forgotten. Nor may the sink get it without what is in front of it, unless that `is_in_log`.
+    /// never acknowledged; but it may be a duplicate's original, so it must not be forgotten. Nor may the sink get it without what is in front of it, unless all of that `is_in_log`.
     fn recover_segment(
         self: &Arc<Self>,
         state: &mut LaneState,

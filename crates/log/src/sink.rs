@@ -122,6 +122,12 @@ pub trait DurabilitySink: Send + Sync {
         None
     }
 
+    /// Its number among the virtual logs on this node's disk, which a start reads back: see [`Log::restore_chunk`](crate::Log::restore_chunk). Of what has copies
+    /// elsewhere nobody asks.
+    fn virtual_log(&self) -> u32 {
+        0
+    }
+
     /// Whether what was appended to a stream with asynchronous replication may be acknowledged before it is durable: the copies of what was
     /// appended before do not lag too far behind, and there is no reason to think that nothing is copied any more. A few atomic loads.
     fn may_answer_early(&self) -> bool {

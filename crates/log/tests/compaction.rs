@@ -208,7 +208,7 @@ impl World {
         let report = log.recover(recovery.segments, attached);
         assert_eq!(report.problems, Vec::<String>::new());
         for chunk in &self.in_virtual_log {
-            assert_eq!(log.restore_chunk(chunk), Ok(Restored::Stored));
+            assert_eq!(log.restore_chunk(0, chunk), Ok(Restored::Stored));
         }
         assert_eq!(log.finish_recovery(self.epoch), Vec::<String>::new());
         // Keys do not all fit into the table of one pass.

@@ -222,7 +222,7 @@ impl VirtualLog {
         let observer: Arc<dyn Observer> = Arc::clone(&room) as Arc<dyn Observer>;
         self.replay(&mut |chunk| {
             loop {
-                match log.restore_chunk(chunk) {
+                match log.restore_chunk(self.config.id, chunk) {
                     Err(RestoreError::ArenaFull(full)) => {
                         if log.wait_for_space(full.seen, &observer, 0) && !room.wait() {
                             return Err(RestoreError::ArenaFull(full));
@@ -432,6 +432,10 @@ impl DurabilitySink for VirtualLog {
         }
         // Between the flag and the reason there is an instant without one.
         self.trouble.lock().clone().map_or(Ok(()), Err)
+    }
+
+    fn virtual_log(&self) -> u32 {
+        self.config.id
     }
 
     fn segment_safe(&self, id: SegmentId) {

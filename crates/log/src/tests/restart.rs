@@ -273,9 +273,9 @@ fn the_virtual_log_puts_chunks_back_where_they_were() {
     let (node, store) = node.with_store();
     node.log.recover(Vec::new(), segments);
     for chunk in &synced {
-        assert_eq!(node.log.restore_chunk(chunk).unwrap(), Restored::Restored);
+        assert_eq!(node.log.restore_chunk(0, chunk).unwrap(), Restored::Restored);
     }
-    assert_eq!(node.log.restore_chunk(&synced[0]).unwrap(), Restored::AlreadyThere);
+    assert_eq!(node.log.restore_chunk(0, &synced[0]).unwrap(), Restored::AlreadyThere);
     assert!(node.log.finish_recovery(1).is_empty());
     assert_eq!(store.closed.lock().len(), 5, "each segment goes to the store once");
     let lane = node.lane();
@@ -295,22 +295,49 @@ fn a_replay_refuses_what_does_not_fit() {
     let synced = sink.sync();
     drop((node, sink));
     let (node, sink) = power_node();
-    assert!(matches!(node.log.restore_chunk(&synced[1]), Err(RestoreError::Hole { .. })));
-    node.log.restore_chunk(&synced[0]).unwrap();
-    assert!(matches!(node.log.restore_chunk(&synced[2]), Err(RestoreError::Hole { .. })));
+    assert!(matches!(node.log.restore_chunk(0, &synced[1]), Err(RestoreError::Hole { .. })));
+    node.log.restore_chunk(0, &synced[0]).unwrap();
+    assert!(matches!(node.log.restore_chunk(0, &synced[2]), Err(RestoreError::Hole { .. })));
     let mut other = chunk(9, 100);
     let part = kera_format::BrokerPart { group: GroupId::new(0, 1), position: 128, ..Default::default() };
     part.stamp(&mut other);
-    assert!(matches!(node.log.restore_chunk(&other), Err(RestoreError::Conflict(_))));
-    assert!(matches!(node.log.restore_chunk(&chunk(3, 100)), Err(RestoreError::Format(_))), "not stamped");
+    assert!(matches!(node.log.restore_chunk(0, &other), Err(RestoreError::Conflict(_))));
+    assert!(matches!(node.log.restore_chunk(0, &chunk(3, 100)), Err(RestoreError::Format(_))), "not stamped");
     node.log.delete_stream(STREAM).unwrap();
-    assert_eq!(node.log.restore_chunk(&synced[1]).unwrap(), Restored::UnknownStream);
+    assert_eq!(node.log.restore_chunk(0, &synced[1]).unwrap(), Restored::UnknownStream);
     drop(sink);
 }
 
 #[test]
+fn what_a_log_has_that_no_start_read_does_not_come_back_once_its_ordinals_were_given_again() {
+    for known in [0, 1] {
+        let power = || StreamOptions { durability: Durability::Power, ..options() };
+        let (node, sink) = power_node();
+        fill(&node.lane(), 0..5, 25_000);
+        let synced = sink.sync();
+        std::fs::remove_file(arena_config(&node.dir, 0).path).unwrap();
+        drop(sink);
+        let (node, segments, sink) = restart(node, power());
+        node.log.recover(Vec::new(), segments);
+        synced[..known].iter().for_each(|chunk| _ = node.log.restore_chunk(0, chunk).unwrap());
+        assert_eq!(node.log.finish_recovery(1), Vec::<String>::new());
+        fill(&node.lane(), known as u64..3, 100);
+        sink.sync();
+        drop(sink);
+        let (node, segments, _) = restart(node, power());
+        node.log.recover(Vec::new(), segments);
+        for (at, chunk) in synced.iter().enumerate() {
+            let expected = if at < known { Restored::AlreadyThere } else { Restored::Stored };
+            assert_eq!(node.log.restore_chunk(1, chunk), Ok(expected), "{at} of {known}");
+        }
+        assert_eq!(node.log.finish_recovery(2), Vec::<String>::new());
+        assert_eq!(ordinals(&node.lane().read(start(), 1 << 20, true).unwrap()), [0, 1, 2]);
+    }
+}
+
+#[test]
 fn what_was_not_durable_when_the_process_died_goes_to_the_sink_again() {
-    for is_in_log in [true, false] {
+    for in_logs in [&[0][..], &[1], &[0, 1], &[1, 0], &[]] {
         let (node, sink) = power_node();
         fill(&node.lane(), 0..2, 100);
         let synced = sink.sync();
@@ -320,15 +347,15 @@ fn what_was_not_durable_when_the_process_died_goes_to_the_sink_again() {
         let power = StreamOptions { durability: Durability::Power, ..options() };
         let (node, segments, sink) = restart(node, power);
         node.log.recover(Vec::new(), segments);
-        if is_in_log {
-            synced.iter().for_each(|chunk| _ = node.log.restore_chunk(chunk).unwrap());
+        for vlog in in_logs {
+            synced.iter().for_each(|chunk| _ = node.log.restore_chunk(*vlog, chunk).unwrap());
         }
         node.log.finish_recovery(1);
         let lane = node.lane();
         assert_eq!(ordinals(&lane.read(start(), 1 << 20, true).unwrap()), [0, 1]);
-        // In front of what goes to a log nothing of its segment may be missing there.
-        let expected = if is_in_log { 3 } else { 5 };
-        assert_eq!((lane.durable_ordinal(), sink.pending.lock().len()), (2, expected));
+        // In front of what goes to a log nothing of its segment may be missing there. What another one has, too, may be more.
+        let expected = if in_logs == [0] { 3 } else { 5 };
+        assert_eq!((lane.durable_ordinal(), sink.pending.lock().len()), (2, expected), "{in_logs:?}");
         let retry = append(&lane, &chunk(4, 30_000), 0).unwrap();
         assert!(retry.duplicate && retry.ticket.is_some(), "its ack waits until the first is durable");
         sink.sync();

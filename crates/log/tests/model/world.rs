@@ -514,7 +514,7 @@ impl World {
         assert!(report.problems.is_empty(), "{:?}", report.problems);
         let synced = self.sink.lock().synced.clone();
         for (id, chunk) in synced {
-            match log.restore_chunk(&chunk) {
+            match log.restore_chunk(0, &chunk) {
                 Ok(Restored::UnknownStream) => assert!(!self.streams.contains_key(&id.stream)),
                 Ok(_) => assert!(self.streams.contains_key(&id.stream)),
                 Err(error) => panic!("{id}: {error}"),

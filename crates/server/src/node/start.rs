@@ -925,6 +925,37 @@ mod tests {
         killed(opened);
     }
 
+    /// A segment that was open in one log does not go on in another one, which would have its end without its beginning.
+    #[test]
+    fn what_was_open_while_the_number_of_virtual_logs_changed_comes_back_when_the_power_goes() {
+        for (counts, name) in
+            [(&[3, 2][..], 4), (&[4, 3], 3), (&[2, 3], 3), (&[2, 3], 4), (&[2, 1, 2], 3), (&[4, 3, 4, 2], 3)]
+        {
+            let dir = tempfile::tempdir().expect("a directory");
+            let mut config = config(dir.path());
+            config.storage.write_delay = 3_600_000;
+            let mut made = None;
+            for count in counts {
+                config.virtual_logs.count = *count;
+                let opened = started(&config).expect("started");
+                let stream = *made.get_or_insert_with(|| make(&opened, 12, Durability::Power));
+                append(&opened, stream, streamlet_called(stream, name), b"a");
+                killed(opened);
+            }
+            let stream = made.expect("made");
+            std::fs::remove_dir_all(dir.path().join("arena")).expect("removed");
+            let opened = started(&config).unwrap_or_else(|error| panic!("{counts:?} {name}: {error}"));
+            let end = lane(&opened, stream, streamlet_called(stream, name)).durable_ordinal();
+            assert_eq!(end, counts.len() as u64, "{counts:?} {name}");
+            killed(opened);
+        }
+    }
+
+    /// The one of twelve streamlets by whose number, modulo a divisor of twelve, a pool of so many virtual logs has it where it would have `number`.
+    fn streamlet_called(stream: StreamId, number: u32) -> u32 {
+        (number + 12 - (stream.0 % 12) as u32) % 12
+    }
+
     /// What is in memory alone stays there for a start that ends well.
     #[test]
     fn a_start_that_ends_before_the_log_is_there_leaves_the_arena_as_it_was() {

@@ -115,6 +115,9 @@ impl DurabilitySink for WeakSink {
     fn healthy(&self) -> Result<(), SinkError> {
         self.get().healthy()
     }
+    fn virtual_log(&self) -> u32 {
+        self.get().virtual_log()
+    }
     fn segment_safe(&self, id: SegmentId) {
         if let Some(virtual_log) = self.virtual_log.upgrade() {
             virtual_log.segment_safe(id);
@@ -127,10 +130,10 @@ pub(crate) fn restore(
     log: &Log,
     store: &DiskStore,
     clock: &ManualClock,
-    chunk: &[u8],
+    (vlog, chunk): (u32, &[u8]),
 ) -> Result<Restored, RestoreError> {
     for _ in 0..10_000 {
-        match log.restore_chunk(chunk) {
+        match log.restore_chunk(vlog, chunk) {
             Err(RestoreError::ArenaFull(_)) => {
                 log.close_coldest();
                 clock.advance_ms(10);
@@ -139,7 +142,7 @@ pub(crate) fn restore(
             other => return other,
         }
     }
-    log.restore_chunk(chunk)
+    log.restore_chunk(vlog, chunk)
 }
 
 pub(crate) struct Close(Weak<Log>);
@@ -276,7 +279,8 @@ impl Machine {
 
     fn replay(&self, log: &Log, store: &DiskStore, virtual_logs: &[Arc<VirtualLog>]) -> Result<(), StartError> {
         for virtual_log in virtual_logs {
-            let replayed = virtual_log.replay(&mut |chunk| restore(log, store, &self.clock, chunk));
+            let vlog = virtual_log.virtual_log();
+            let replayed = virtual_log.replay(&mut |chunk| restore(log, store, &self.clock, (vlog, chunk)));
             let report = replayed.map_err(|e| self.why(e))?;
             self.sound(&report.damage.iter().map(|damage| damage.reason.to_string()).collect::<Vec<_>>())?;
         }

@@ -72,7 +72,7 @@ impl Node {
         for own in &own.0 {
             let replayed = own.replay(&mut |chunk| match self.leaves_out_own_logs {
                 true => Ok(Restored::AlreadyThere),
-                false => restore(log, store, &self.clock, chunk),
+                false => restore(log, store, &self.clock, (own.virtual_log(), chunk)),
             });
             let report = replayed.map_err(|error| self.why(error))?;
             self.sound(&report.damage.iter().map(|damage| damage.reason.to_string()).collect::<Vec<_>>())?;
