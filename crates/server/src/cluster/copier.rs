@@ -164,12 +164,6 @@ fn is_beside(one: SegmentId, other: SegmentId) -> bool {
 }
 
 impl Returned {
-    fn new(again: HeldAgain, segments: impl IntoIterator<Item = SegmentId>) -> Returned {
-        let mut returned = Returned::default();
-        returned.add(again, segments);
-        returned
-    }
-
     /// What there is by now: whatever was not found before is asked for behind the others.
     fn add(&mut self, again: HeldAgain, segments: impl IntoIterator<Item = SegmentId>) {
         self.again = again;
@@ -670,6 +664,12 @@ mod tests {
 
     const LOG: LogId = LogId { node: 1, epoch: 2, vlog: 0 };
 
+    fn of_all(segments: impl IntoIterator<Item = SegmentId>) -> Returned {
+        let mut returned = Returned::default();
+        returned.add(HeldAgain::new(), segments);
+        returned
+    }
+
     fn segments(streamlet: u32, count: u32) -> Vec<SegmentId> {
         let of = |index| SegmentId {
             stream: StreamId(1),
@@ -688,7 +688,7 @@ mod tests {
         let stuck = |segment: &SegmentId| segment.streamlet == StreamletId(0);
         let (over, far) = (Instant::now(), Instant::now() + Duration::from_secs(3600));
         let all = [0, 1, 2].into_iter().flat_map(|at| segments(at, 3 * SEGMENTS as u32));
-        let mut returned = Returned::new(HeldAgain::new(), all);
+        let mut returned = of_all(all);
         let mut given = HashSet::new();
         let mut round = |returned: &mut Returned, until| {
             let give = |_: &mut Given, wanted: &[SegmentId]| {
@@ -716,14 +716,14 @@ mod tests {
         let all_of = |_: &mut Given, wanted: &[SegmentId]| Some(wanted.to_vec());
         (0..4).for_each(|_| assert!(returned.round(far, all_of).is_some()));
         assert!(returned.is_over());
-        assert_eq!(Returned::new(HeldAgain::new(), segments(0, 1)).round(far, |_, _| None), None, "the node stops");
+        assert_eq!(of_all(segments(0, 1)).round(far, |_, _| None), None, "the node stops");
     }
 
     /// A compacted segment goes behind those in front of it, which may not be asked for yet.
     #[test]
     fn what_had_to_go_first_is_not_given_once_more() {
         let all = segments(0, 2 * SEGMENTS as u32);
-        let mut returned = Returned::new(HeldAgain::new(), all.clone());
+        let mut returned = of_all(all.clone());
         let far = Instant::now() + Duration::from_secs(3600);
         assert_eq!(returned.round(far, |_, _| Some(all.clone())), Some(true));
         assert!(returned.is_over());
