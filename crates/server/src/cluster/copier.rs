@@ -524,7 +524,7 @@ impl Copier {
     ///
     /// What has to wait waits alone, maybe for good: a segment that its disk does not give, a lane that is being rebuilt, a log without enough backups.
     fn copy_returned(&self, memory: &mut Memory) -> Option<bool> {
-        let mut returned = memory.to_copy(&self.recovery.held_again(), || self.recovery.returned_segments());
+        let mut returned = memory.take_returned(&self.recovery.held_again(), || self.recovery.returned_segments());
         let never = &mut memory.never;
         let until = Instant::now() + TURN;
         let mut give = |given: &mut Given, wanted: &[SegmentId]| {
@@ -564,7 +564,7 @@ impl Memory {
     /// What came back and is to be copied: what is being copied, with what came to be held since. `look`: all that there is.
     ///
     /// One segment that cannot be given may keep it from ever being over, so what came later must not wait for that.
-    fn to_copy(&mut self, again: &HeldAgain, look: impl FnOnce() -> (Vec<SegmentId>, HeldAgain)) -> Returned {
+    fn take_returned(&mut self, again: &HeldAgain, look: impl FnOnce() -> (Vec<SegmentId>, HeldAgain)) -> Returned {
         let is_begun = self.returned.is_some();
         let mut returned = self.returned.take().unwrap_or_default();
         if !is_begun || !again.is_subset(&returned.again) {
@@ -737,7 +737,7 @@ mod tests {
         let (held, all) = (HeldAgain::new(), vec![compacted, plain]);
         let look = || (all.clone(), HeldAgain::new());
         let round = |memory: &mut Memory, done: &[SegmentId]| {
-            let (mut returned, mut asked) = (memory.to_copy(&held, look), Vec::new());
+            let (mut returned, mut asked) = (memory.take_returned(&held, look), Vec::new());
             let give = |_: &mut Given, wanted: &[SegmentId]| {
                 asked.extend_from_slice(wanted);
                 Some(wanted.iter().filter(|one| done.contains(one)).copied().collect())
@@ -768,7 +768,7 @@ mod tests {
         let mut given = Vec::new();
         let mut round = |memory: &mut Memory, again: &HeldAgain, streamlets: u32| {
             let look = || ((0..streamlets).flat_map(|at| segments(at, 1 + at)).collect(), again.clone());
-            let mut returned = memory.to_copy(again, look);
+            let mut returned = memory.take_returned(again, look);
             let give = |_: &mut Given, wanted: &[SegmentId]| {
                 let done: Vec<SegmentId> = wanted.iter().filter(|one| **one != stuck).copied().collect();
                 given.extend_from_slice(&done);
