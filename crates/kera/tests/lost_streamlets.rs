@@ -8,7 +8,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-use common::members::{cluster, free_ports, some_nodes, start_again, three_nodes};
+use common::members::{Member, cluster, free_ports, some_nodes, start_again, three_nodes};
 use common::{Node, end_of, eventually};
 
 /// Writes these to all streamlets.
@@ -21,17 +21,23 @@ fn produce(node: &Node, numbers: std::ops::Range<u32>) -> BTreeSet<String> {
     written
 }
 
-#[test]
-fn what_is_not_at_a_lost_node_is_read_and_the_rest_when_it_is_back() {
-    let ports = free_ports::<6>();
-    let (members, mut nodes) = three_nodes(&ports);
+/// Three nodes of which the first one is lost, with what it had of these records. Two ports for each.
+fn without_the_first(ports: &[u16]) -> (Vec<Member>, Vec<Option<Node>>, BTreeSet<String>) {
+    let (members, mut nodes) = three_nodes(ports);
     let node = nodes[1].as_ref().expect("it runs");
     node.ok("stream create spread --streamlets 3 --replication 1");
     let written = produce(node, 0..300);
-
     nodes[0].take().expect("it runs").kill();
     let node = nodes[1].as_ref().expect("it runs");
     eventually("a loss that is known", || cluster(node)["nodes"][0]["state"] == "lost");
+    (members, nodes, written)
+}
+
+#[test]
+fn what_is_not_at_a_lost_node_is_read_and_the_rest_when_it_is_back() {
+    let ports = free_ports::<6>();
+    let (members, mut nodes, written) = without_the_first(&ports);
+    let node = nodes[1].as_ref().expect("it runs");
     let output = node.run("consume spread");
     let read: BTreeSet<String> = common::stdout(&output).lines().map(String::from).collect();
     let said = common::stderr(&output);
@@ -56,13 +62,8 @@ fn what_is_not_at_a_lost_node_is_read_and_the_rest_when_it_is_back() {
 #[test]
 fn a_node_that_is_back_and_does_not_listen_yet_holds_up_no_other() {
     let ports = free_ports::<7>();
-    let (members, mut nodes) = three_nodes(&ports);
+    let (members, mut nodes, _) = without_the_first(&ports);
     let node = nodes[1].as_ref().expect("it runs");
-    node.ok("stream create spread --streamlets 3 --replication 1");
-    produce(node, 0..300);
-    nodes[0].take().expect("it runs").kill();
-    let node = nodes[1].as_ref().expect("it runs");
-    eventually("a loss that is known", || cluster(node)["nodes"][0]["state"] == "lost");
     let others: Vec<String> = node.json("stream describe spread")["owners"]
         .as_array()
         .expect("owners")
@@ -116,13 +117,8 @@ fn a_node_that_is_back_and_does_not_listen_yet_holds_up_no_other() {
 #[test]
 fn who_follows_gets_what_was_written_before_it_has_noticed_that_a_node_is_back() {
     let ports = free_ports::<6>();
-    let (members, mut nodes) = three_nodes(&ports);
+    let (members, mut nodes, _) = without_the_first(&ports);
     let node = nodes[1].as_ref().expect("it runs");
-    node.ok("stream create spread --streamlets 3 --replication 1");
-    produce(node, 0..300);
-    nodes[0].take().expect("it runs").kill();
-    let node = nodes[1].as_ref().expect("it runs");
-    eventually("a loss that is known", || cluster(node)["nodes"][0]["state"] == "lost");
 
     let subscriptions = || -> u64 {
         let of = |node: &Node| node.json("status")["subscriptions"].as_u64().expect("a number");
