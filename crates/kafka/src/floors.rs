@@ -18,7 +18,7 @@ use parking_lot::Mutex;
 
 use crate::door::{After, Catalog};
 use crate::groups::{AppendFailed, Mark};
-use crate::state_log::{Edge, Kept, StateLog, cannot_be_read};
+use crate::state_log::{Damage, Edge, Kept, StateLog, cannot_be_read};
 
 /// The stream's name.
 const FLOORS_STREAM: &str = "_kera.floors";
@@ -97,26 +97,20 @@ fn edge(edge: Edge) -> Entry {
 fn read(log: &StateLog<Entry>, accept_damage: bool) -> io::Result<(BTreeMap<Key, u64>, bool)> {
     let what = "where partitions begin from which records were deleted";
     let unread_error = |why: &ReadError| cannot_be_read(FLOORS_STREAM, what, why);
-    let mut all = BTreeMap::new();
-    // Why something cannot be read that no copy stands behind; whether such a copy has begun.
-    let (mut unread, mut is_copied) = (None, false);
+    let (mut all, mut damage) = (BTreeMap::new(), Damage::default());
     let each = |entry: Result<Entry, ReadError>| match entry {
-        Ok(entry) if entry == edge(Edge::Begin) => is_copied = true,
-        Ok(entry) if entry == edge(Edge::End) => {
-            if is_copied {
-                (unread, is_copied) = (None, false);
-            }
-        }
+        Ok(entry) if entry == edge(Edge::Begin) => _ = damage.pass(Edge::Begin),
+        Ok(entry) if entry == edge(Edge::End) => _ = damage.pass(Edge::End),
         Ok(Entry { stream, streamlet, lane, ordinal: Some(ordinal) }) => {
             all.insert((stream, streamlet, lane), ordinal);
         }
         Ok(Entry { stream, streamlet, lane, ordinal: None }) => {
             all.remove(&(stream, streamlet, lane));
         }
-        Err(error) => (unread, is_copied) = (Some(error), false),
+        Err(error) => damage.meet(error),
     };
     log.replay_past_damage(each).map_err(|error| unread_error(&error))?;
-    match &unread {
+    match &damage.unread {
         Some(error) if !accept_damage => return Err(unread_error(error)),
         Some(error) => tracing::error!(
             %error,
@@ -125,7 +119,7 @@ fn read(log: &StateLog<Entry>, accept_damage: bool) -> io::Result<(BTreeMap<Key,
         ),
         None => {}
     }
-    Ok((all, unread.is_some()))
+    Ok((all, damage.unread.is_some()))
 }
 
 impl Floors {

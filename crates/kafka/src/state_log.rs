@@ -129,6 +129,31 @@ impl Edge {
     }
 }
 
+/// Why some of a log could not be read that is read on behind that, as far as it is needed: what stands in front of a whole copy of everything is not.
+#[derive(Default)]
+pub(crate) struct Damage {
+    pub(crate) unread: Option<ReadError>,
+    /// A copy has begun of which nothing is missing.
+    is_copied: bool,
+}
+
+impl Damage {
+    /// Something cannot be read.
+    pub(crate) fn meet(&mut self, why: ReadError) {
+        (self.unread, self.is_copied) = (Some(why), false);
+    }
+
+    /// A copy begins or ends. True: a whole one ends, and what stands in front of it is not needed.
+    pub(crate) fn pass(&mut self, edge: Edge) -> bool {
+        let ends = edge == Edge::End && self.is_copied;
+        if ends {
+            self.unread = None;
+        }
+        self.is_copied = edge == Edge::Begin;
+        ends
+    }
+}
+
 /// What is kept, a record each.
 pub(crate) trait Kept: Sized {
     fn encode(&self, into: &mut ChunkBuilder);

@@ -9,7 +9,7 @@ use kera_format::kafka_transactions::{AbortedRange, Entry};
 use kera_log::ReadError;
 
 use crate::groups::{AppendFailed, Mark};
-use crate::state_log::{Bounded, Edge, StateLog, cannot_be_read};
+use crate::state_log::{Bounded, Damage, StateLog, cannot_be_read};
 use crate::transaction_door::TRANSACTIONS_STREAM;
 use crate::transaction_founding::is_wound_down;
 use crate::transactions::{TransactionJournal, Transactions};
@@ -48,24 +48,18 @@ pub(crate) struct Own {
 /// It cannot be read, and nobody has said that this is accepted: what to do is in the error.
 pub(crate) fn read_own(log: &StateLog<Entry>, coordinator: &mut Transactions, accept_damage: bool) -> io::Result<Own> {
     let mut own = Own { aborted: HashMap::new(), wound_down: false, is_damaged: false, in_doubt: BTreeSet::new() };
-    // Why something cannot be read that no copy stands behind; whether such a copy has begun.
-    let (mut unread, mut is_copied) = (None, false);
+    let mut damage = Damage::default();
     let replayed = log.replay_past_damage(|entry| {
         let entry = match entry {
             Ok(entry) => entry,
             Err(error) => {
-                (unread, is_copied) = (Some(error), false);
+                damage.meet(error);
                 own.in_doubt.extend(coordinator.not_at_rest().cloned());
                 return;
             }
         };
-        match entry.edge() {
-            Some(Edge::Begin) => is_copied = true,
-            Some(Edge::End) if is_copied => {
-                (unread, is_copied) = (None, false);
-                own.in_doubt.clear();
-            }
-            _ => {}
+        if entry.edge().is_some_and(|edge| damage.pass(edge)) {
+            own.in_doubt.clear();
         }
         own.wound_down = is_wound_down(&entry) || (own.wound_down && !matches!(entry, Entry::Transaction(_, Some(_))));
         match entry {
@@ -80,8 +74,8 @@ pub(crate) fn read_own(log: &StateLog<Entry>, coordinator: &mut Transactions, ac
         }
     });
     let (records, passed_over) = replayed.map_err(|error| unread_error(&error))?;
-    own.is_damaged = unread.is_some();
-    match unread {
+    own.is_damaged = damage.unread.is_some();
+    match damage.unread {
         Some(error) if !accept_damage => return Err(unread_error(&error)),
         Some(error) => tracing::error!(
             %error,
