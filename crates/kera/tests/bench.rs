@@ -54,6 +54,38 @@ fn a_rate_is_kept_and_every_record_has_a_latency() {
     node.stop();
 }
 
+/// What was due while the node stood still counts, though the load's time was over before anything of it was acknowledged.
+#[test]
+fn a_stall_beyond_the_end_of_a_load_at_a_rate_is_told() {
+    const SECONDS: u64 = 8;
+    const RATE: u64 = 200;
+    let place = Place::new();
+    let node = place.start();
+    let line = format!(
+        "bench both --rate {RATE} --seconds {SECONDS} --warmup-seconds 0 --linger-ms 0 --streamlets 1 --chunk-bytes 1KiB --json"
+    );
+    let child = node.command(&line).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let seen = SECONDS * RATE * 2 / 5;
+    eventually("two fifths of it", || node.json("status")["appended_records"].as_u64() >= Some(seen));
+    node.signal("STOP");
+    let stands_still = Instant::now();
+    // The rest of the load's time, and more.
+    std::thread::sleep(Duration::from_secs(SECONDS * 3 / 5 + 2));
+    let stood_still = stands_still.elapsed();
+    node.signal("CONT");
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+    let report: Value = serde_json::from_str(&stdout(&output)).unwrap();
+    // The first record that was due while it stood still had to wait for all of the rest.
+    let waited_us = (stood_still - Duration::from_secs(1) / RATE as u32).as_micros() as f64;
+    for side in [&report, &report["consume"]] {
+        let samples = side["latency_us"]["samples"].as_u64().unwrap();
+        assert!(samples.abs_diff(SECONDS * RATE) <= 1, "all that was due: {report}");
+        assert!(side["latency_us"]["max"].as_f64().unwrap() >= waited_us, "{stood_still:?}: {report}");
+    }
+    node.stop();
+}
+
 #[test]
 fn many_streams_and_an_application_work() {
     let place = Place::new();

@@ -87,7 +87,7 @@ pub struct LoadConfig {
     pub long_poll: bool,
     /// Records to send after the warm-up; `None` is no limit.
     pub records: Option<u64>,
-    /// How long to send after the warm-up; `None` is no limit.
+    /// How long to send after the warm-up; `None` is no limit. At a rate all that is due by then is sent, and waited for, however late.
     #[serde(rename = "seconds", serialize_with = "as_seconds_or_none")]
     pub time: Option<Duration>,
     /// Records before the clock starts.

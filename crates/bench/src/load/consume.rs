@@ -136,7 +136,7 @@ fn count(meter: &Meter, batch: &Batch) {
         if stamp != 0
             && let Some(latencies) = &mut latencies
         {
-            latencies.record_ns(now.saturating_sub(stamp));
+            latencies.record(stamp, now);
         }
     }
     drop(latencies);
@@ -151,7 +151,7 @@ mod tests {
     fn what_retention_removed_is_not_waited_for() {
         let (config, address) = (LoadConfig::default(), String::new());
         let (wanted, stop, has_failed) = (AtomicU64::new(100), AtomicBool::new(false), AtomicBool::new(false));
-        let (meter, streams) = (Meter::new(Some(0)), vec![]);
+        let (meter, streams) = (Meter::new(Some(0), None), vec![]);
         let asked = Stop::new();
         let shared = Shared { config, address, streams, meter, wanted, until_end: false, stop, has_failed, asked };
         shared.meter.add(60, 1);

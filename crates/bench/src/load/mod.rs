@@ -20,11 +20,13 @@ pub use config::{LoadConfig, Mode};
 pub use report::{LoadReport, SideReport};
 
 use crate::BenchError;
+use crate::clock::now_ns;
 use crate::experiment::Stop;
 use crate::process::ProcessUsage;
 use meter::Meter;
 
-/// How long consumers may go without a record after the producers are done before the rest is taken for lost.
+/// How long consumers may go without a record after the producers are done, and producers at a rate without an acknowledgement behind
+/// the end of the stretch, before the rest is taken for lost.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 /// The same once one of them has failed: what it was to read does not come.
 const PATIENCE_AFTER_FAILURE: Duration = Duration::from_secs(1);
@@ -111,7 +113,7 @@ pub fn run(
 ) -> Result<LoadReport, BenchError> {
     config.check(mode)?;
     let admin = crate::runtime()?;
-    let prefix = format!("bench-{}-{:x}", std::process::id(), crate::clock::now_ns() % 0x1_0000_0000);
+    let prefix = format!("bench-{}-{:x}", std::process::id(), now_ns() % 0x1_0000_0000);
     let streams = config.stream_names(&prefix);
     let mut made = Vec::new();
     let outcome = (|| {
@@ -251,12 +253,13 @@ fn measure(
     stop.check()?;
     // The warm-up ends after records where records are limited, otherwise after a time.
     let by_records = config.records.is_some() || config.warmup_records > 0;
-    let meter = || Meter::new(by_records.then_some(config.warmup_records));
+    let meter = || Meter::new(by_records.then_some(config.warmup_records), config.time);
+    let at_a_rate = config.rate.is_some();
     let producing = Arc::new(produce::Shared {
         config: config.clone(),
         address: target.address.clone(),
         streams: streams.to_vec(),
-        meter: meter(),
+        meter: meter().judged_by_due(at_a_rate),
         left: AtomicU64::new(config.records_in_all().unwrap_or(u64::MAX)),
         stop: AtomicBool::new(false),
         asked: stop.clone(),
@@ -265,7 +268,8 @@ fn measure(
         config: config.clone(),
         address: target.address.clone(),
         streams: streams.to_vec(),
-        meter: meter(),
+        // Consumers alone read what was due long before they began.
+        meter: meter().judged_by_due(at_a_rate && mode == Mode::Both),
         wanted: AtomicU64::new(config.records_in_all().unwrap_or(u64::MAX)),
         until_end: mode == Mode::Consume && config.time.is_none(),
         stop: AtomicBool::new(false),
@@ -286,8 +290,9 @@ fn measure(
             threads.push((true, spawn(scope, "producer", number, move || produce::run(shared, number, line))));
         }
         line.go(|| {
-            producing.meter.ready();
-            consuming.meter.ready();
+            let now = now_ns();
+            producing.meter.ready(now);
+            consuming.meter.ready(now);
         });
         let mut watch = Watch::new(config, target, &producing, &consuming, mode, stop);
         let usage = watch.until_done(&threads, progress);
@@ -350,7 +355,7 @@ struct Watch<'a> {
     mode: Mode,
     stop: &'a Stop,
     started: Instant,
-    began: Option<Instant>,
+    measuring: bool,
     before: (Option<ProcessUsage>, ProcessUsage),
     after: Option<(Option<ProcessUsage>, ProcessUsage)>,
     shown: (Instant, u64, u64),
@@ -366,10 +371,9 @@ impl<'a> Watch<'a> {
         stop: &'a Stop,
     ) -> Watch<'a> {
         let started = Instant::now();
-        let (began, after) = (None, None);
         let shown = (started, 0, 0);
-        let before = usage(target);
-        Watch { config, target, producing, consuming, mode, stop, started, began, before, after, shown }
+        let (measuring, before, after) = (false, usage(target), None);
+        Watch { config, target, producing, consuming, mode, stop, started, measuring, before, after, shown }
     }
 
     fn until_done(
@@ -382,6 +386,8 @@ impl<'a> Watch<'a> {
             let side_done =
                 |producing: bool| threads.iter().filter(|(p, _)| *p == producing).all(|(_, t)| t.is_finished());
             let (produced, consumed) = (side_done(true), side_done(false));
+            // In front of the end of this loop: producers at a rate end with the stretch, which has to end at its time then too.
+            self.keep_time();
             if produced && consumed {
                 break;
             }
@@ -389,7 +395,6 @@ impl<'a> Watch<'a> {
                 self.producing.stop.store(true, Relaxed);
                 self.consuming.stop.store(true, Relaxed);
             }
-            self.keep_time();
             if produced && self.mode == Mode::Both {
                 self.wait_for_consumers(&mut last);
             } else {
@@ -427,21 +432,25 @@ impl<'a> Watch<'a> {
     fn keep_time(&mut self) {
         let meters = [&self.producing.meter, &self.consuming.meter];
         let main = if self.mode == Mode::Consume { meters[1] } else { meters[0] };
-        let Some(began) = self.began else {
+        if !self.measuring {
             let by_records = self.config.records.is_some() || self.config.warmup_records > 0;
             if !by_records && self.started.elapsed() >= self.config.warmup {
-                meters.iter().for_each(|meter| meter.begin());
+                // Both at once: what is due in the one's stretch is due in the other's.
+                let now = now_ns();
+                meters.iter().for_each(|meter| meter.begin(now));
             }
             if main.measures() {
-                self.began = Some(Instant::now());
+                self.measuring = true;
                 self.before = usage(self.target);
             }
-            return;
-        };
-        if self.after.is_none() && self.config.time.is_some_and(|time| began.elapsed() >= time) {
+        }
+        if self.after.is_none() && now_ns() >= main.ends_ns() {
             meters.iter().for_each(|meter| meter.end());
             self.after = Some(usage(self.target));
-            self.producing.stop.store(true, Relaxed);
+            if self.config.rate.is_none() {
+                // At a rate they end by themselves, when all that was due by now is sent.
+                self.producing.stop.store(true, Relaxed);
+            }
             if self.mode == Mode::Consume {
                 self.consuming.stop.store(true, Relaxed);
             }
@@ -459,7 +468,7 @@ impl<'a> Watch<'a> {
             produced_per_s: (produced - self.shown.1) as f64 / since,
             consumed_per_s: (consumed - self.shown.2) as f64 / since,
             errors: self.producing.meter.errors() + self.consuming.meter.errors(),
-            measuring: self.began.is_some(),
+            measuring: self.measuring,
         };
         self.shown = (now, produced, consumed);
         shown

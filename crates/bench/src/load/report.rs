@@ -19,7 +19,8 @@ pub struct SideReport {
     pub records_per_s: f64,
     /// Bytes per second, in MiB.
     pub mib_per_s: f64,
-    /// From send to acknowledgement, or from send to receipt. At a rate, from when the record was due.
+    /// From send to acknowledgement, or from send to receipt. At a rate, from when the record was due, and of all records that were due
+    /// while the clock ran, also of those that came behind its end; one that was given up counts with what it had waited by then.
     pub latency_us: LatencySummary,
     /// Records that were given up, or failures of a consumer.
     pub errors: u64,
