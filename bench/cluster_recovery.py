@@ -14,6 +14,8 @@ stopped by a signal and not killed: no connection to it breaks, as when its mach
 when the node is killed, and goes on right behind that: told is after how long it had them.
 With `--back-s` the killed node is started again after so many seconds, and told is what became of what it still has: how much of it was held there again, and how
 much others read from backups instead. `--retention-mib` has the stream keep so much of what was written to it, so that retention takes its front all the time.
+Behind each round everything is read once, from the front to the end: a rebuild that cannot be read has no figures. A load or a reader that fails, or that has counted
+errors, ends the run with what it said.
 """
 import argparse
 import datetime
@@ -79,7 +81,39 @@ def owner(kera, connect):
 def reads(kera, connect, records):
     """An application reads on where it was."""
     consume = [kera, "consume", "old", "--application", "behind", "--from", "earliest", "--max", str(records), "--connect", connect]
-    return subprocess.Popen(consume, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    return subprocess.Popen(consume, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+
+
+def output_of(what, process, wait_s=None):
+    """What a client printed, once it has ended well and within so many seconds: what it tells of a run that failed is no figure."""
+    try:
+        out, err = process.communicate(timeout=wait_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+        sys.exit(f"{what} has not ended after {wait_s} s")
+    if process.returncode != 0:
+        sys.exit(f"{what} failed with status {process.returncode}: {err}")
+    return out
+
+
+def told_by(process):
+    """The figures of a load, which counted no error on either side."""
+    said = json.loads(output_of("the load", process))
+    for side in (said, said.get("consume", {})):
+        if side.get("errors", 0):
+            sys.exit(f"the load had {side['errors']} errors; the first: {said.get('first_error')}")
+    return said
+
+
+def read_back(kera, connect, at_least, keeps_all):
+    """Reads all that there is, from the front to the end. Nothing of it may be missing: a hole is an error of the reader's, and what is gone for good it counts."""
+    consume = [kera, "bench", "consume", "--stream", "old", "--streamlets", "1", "--records", "1000000000000", "--connect", connect, "--json"]
+    process = subprocess.Popen(consume, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    said = told_by(process)
+    if keeps_all and (said["records"] < at_least or said["removed"]):
+        sys.exit(f"of {at_least} records or more {said['records']} could be read back, and {said['removed']} are gone")
+    return said["records"]
 
 
 def begin(kera, nodes, connect, mib, options):
@@ -103,7 +137,7 @@ def round_of(kera, mib, args):
         retention = ["--retention-bytes", f"{args.retention_mib}MiB"] if args.retention_mib else []
         begin(kera, nodes, connect, mib, ["--streamlets", "1", "--replication", "3", *retention])
         if behind_mib:
-            reads(kera, connect, (mib - behind_mib) << 10).wait()
+            output_of("the application, before the node was lost,", reads(kera, connect, (mib - behind_mib) << 10))
         lost = nodes[owner(kera, connect) - 1]
         if args.retention_mib:
             time.sleep(2)  # Retention is behind by a moment.
@@ -111,7 +145,7 @@ def round_of(kera, mib, args):
         warmup = 1 + mib // 128 if follow else 0
         probe = [kera, "bench", "both" if follow else "produce", "--stream", "old", "--streamlets", "1", "--rate", str(probe_rate), "--seconds", "8"]
         probe += ["--sample", "1"] + (["--warmup-seconds", str(warmup)] if follow else [])
-        probing = subprocess.Popen(probe + ["--chunk-bytes", "1KiB", "--connect", connect, "--json"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        probing = subprocess.Popen(probe + ["--chunk-bytes", "1KiB", "--connect", connect, "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         time.sleep(3 + warmup)
         killed = time.time()
         if freeze:
@@ -120,13 +154,14 @@ def round_of(kera, mib, args):
             lost.signal(signal.SIGKILL)
             lost.process.wait()
         if args.back_s is not None:
-            return back(nodes, lost, killed, args.back_s, probing)
+            told, written = back(nodes, lost, killed, args.back_s, probing)
+            return {**told, "read_back_records": read_back(kera, connect, (mib << 10) + written, not args.retention_mib)}
         behind = reads(kera, connect, behind_mib << 10) if behind_mib else None
         others = [node for node in nodes if node is not lost]
         if behind:
-            behind.wait(wait_s)
+            output_of("the application that was behind", behind, wait_s)
             behind_s = round(time.time() - killed, 3)
-        said = json.loads(probing.communicate()[0])
+        said = told_by(probing)
         until = time.monotonic() + wait_s
         while not list(find(others, "what a lost broker had is rebuilt", killed)) and time.monotonic() < until:
             time.sleep(0.1)
@@ -145,6 +180,7 @@ def round_of(kera, mib, args):
             "rebuilt_mib": size >> 20,
             "mib_per_s_since_taken": round((size >> 20) / max(readable - taken, 0.001)),
             "mib_per_s_with_copies": round((size >> 20) / max(at - killed - taken, 0.001)),
+            "read_back_records": read_back(kera, connect, (mib << 10) + said["records"], not args.retention_mib),
         }
     finally:
         stop_all(nodes)
@@ -152,19 +188,19 @@ def round_of(kera, mib, args):
 
 
 def back(nodes, lost, killed, after_s, probing):
-    """The node is there again, while others rebuild what it had."""
+    """The node is there again, while others rebuild what it had: what became of that, and how many records were written meanwhile."""
     others = [node for node in nodes if node is not lost]
     time.sleep(after_s)
     lost.start()
     lost.wait()
     serves = time.time() - killed
-    said = json.loads(probing.communicate()[0])
+    said = told_by(probing)
     until = time.monotonic() + 60
     while not list(find(others, "what a lost broker had is rebuilt", killed)) and time.monotonic() < until:
         time.sleep(0.1)
     number = lambda name, words: [int(re.search(name + r"=(\d+)", line).group(1)) for _, line in find(others, words, killed)]
     held = number("bytes", "older groups are with the node that came back with them")
-    return {
+    told = {
         "stopped_at_most_s": round(said["latency_us"]["max"] / 1e6, 3),
         "serves_again_s": round(serves, 3),
         "taken_over_mib": sum(number("bytes", "were taken over")) >> 20,
@@ -172,6 +208,7 @@ def back(nodes, lost, killed, after_s, probing):
         "read_mib": sum(number("read_bytes", "what a lost broker had is rebuilt")) >> 20,
         "refused": sum(1 for _ in find([lost], "what is here of older groups is not all", killed)),
     }
+    return told, said["records"]
 
 
 def main():
