@@ -1,9 +1,10 @@
 //! The yardstick: what this machine can do without KerA.
 //!
-//! A broker cannot take more than a bare server takes that only receives frames, copies them into memory and compares
-//! their checksum; that server in turn is bounded by loopback, memory and checksum speed. A log on disk cannot write
-//! faster than the disk. And a measurement cannot show more than the load generator makes. All of these are measured
-//! here, each alone, in the same run, so that a figure of KerA can be given as a share of what is possible.
+//! What a bare server takes that only receives frames, copies them into memory and compares their checksum is what a
+//! simple broker of one thread could take (a node can be ahead of it, see `loopback`); loopback, memory and checksum
+//! speed bound all of them. A log on disk cannot write faster than the disk. And a measurement cannot show more than the
+//! load generator makes. All of these are measured here, each alone, in the same run, so that a figure of KerA can be
+//! given as a share of something that the machine does.
 
 mod disk;
 mod loopback;
