@@ -1,3 +1,6 @@
+import java.io.IOException;
+import java.nio.file.Files;
+import java.nio.file.Path;
 import java.time.Duration;
 import java.util.ArrayList;
 import java.util.Arrays;
@@ -48,6 +51,8 @@ final class Load {
   private final AtomicLong received = new AtomicLong();
   /** Records of the warm-up. */
   private long warmed;
+  /** Records that consumers get before they count. */
+  private long notCounted;
   /** Whether the producers' warm-up is over, before which consumers do not count either. */
   private volatile boolean isWarm = true;
 
@@ -77,7 +82,8 @@ final class Load {
       case "produce" -> load.withTopics(() -> System.out.println(load.produce().json("")));
       case "both" -> load.withTopics(load::both);
       case "consume" -> {
-        load.wanted.set(load.number("records", 1_000_000));
+        load.notCounted = load.number("warmup-records", 0);
+        load.wanted.set(load.number("records", 1_000_000) + load.notCounted);
         System.out.println(load.consume().json(""));
       }
       default -> throw new IllegalArgumentException("produce, consume, both or delete, not `" + what + "`");
@@ -156,6 +162,8 @@ final class Load {
     long errors;
     long first = Long.MAX_VALUE;
     long last = Long.MIN_VALUE;
+    /** CPU seconds of the server in the measured time. */
+    double serverCpu;
 
     void add(Side other) {
       nanos.add(other.nanos);
@@ -164,6 +172,8 @@ final class Load {
       errors += other.errors;
       first = Math.min(first, other.first);
       last = Math.max(last, other.last);
+      // All of them see the same server, at nearly the same time.
+      serverCpu = Math.max(serverCpu, other.serverCpu);
     }
 
     void sampled(long ns) {
@@ -172,6 +182,9 @@ final class Load {
 
     /** As rdkafka-bench prints it; `more` goes into the object. */
     String json(String more) {
+      if (number("server-pid", 0) > 0) {
+        more += String.format(Locale.ROOT, ",\"server\":{\"cpu_seconds\":%.2f,\"resident_bytes\":%d}", serverCpu, serverResidentBytes());
+      }
       double seconds = Math.max((last - first) / 1e9, 1e-9);
       long bytes = records * number("record-bytes", 100);
       String latency = String.format(Locale.ROOT, "{\"samples\":%d,\"p50\":%.1f,\"p99\":%.1f,\"p999\":%.1f,\"max\":%.1f}",
@@ -207,6 +220,7 @@ final class Load {
 
   private void both() throws Exception {
     isWarm = real("rate", 0) > 0;
+    notCounted = isWarm ? number("warmup-records", 0) : 0;
     wanted.set(Long.MAX_VALUE);
     FutureTask<Side> consumer = new FutureTask<>(this::consume);
     Thread thread = new Thread(consumer, "consumers");
@@ -259,12 +273,14 @@ final class Load {
       long starts = now + (long) (real("warmup-seconds", 0) * 1e9);
       sleepUntil(starts);
       long before = acknowledged.get();
+      double cpuBefore = serverCpuSeconds();
       side.first = System.nanoTime();
       isOn = true;
       isWarm = true;
       sleepUntil(starts + (long) (real("seconds", 0) * 1e9));
       side.records = acknowledged.get() - before;
       side.last = System.nanoTime();
+      side.serverCpu = serverCpuSeconds() - cpuBefore;
       isOn = false;
       isOver = true;
       // Also wakes up a thread that waits for room.
@@ -320,6 +336,7 @@ final class Load {
         }
       };
       ready.await();
+      double cpuBefore = serverCpuSeconds();
       long started = System.nanoTime();
       side.first = started;
       if (timed != null) {
@@ -365,6 +382,7 @@ final class Load {
       if (timed == null) {
         producer.flush();
         side.last = System.nanoTime();
+        side.serverCpu = serverCpuSeconds() - cpuBefore;
       }
     } catch (RuntimeException error) {
       // A producer that is closed refuses what its thread is sending.
@@ -407,6 +425,7 @@ final class Load {
       consumer.assign(mine);
       consumer.seekToBeginning(mine);
       long heard = System.nanoTime();
+      double cpuBefore = serverCpuSeconds();
       while (received.get() < wanted.get()) {
         ConsumerRecords<byte[], byte[]> records = consumer.poll(Duration.ofMillis(20));
         long now = System.nanoTime();
@@ -417,8 +436,8 @@ final class Load {
           continue;
         }
         heard = now;
-        received.addAndGet(records.count());
-        if (!isWarm) {
+        if (received.getAndAdd(records.count()) < notCounted || !isWarm) {
+          cpuBefore = serverCpuSeconds();
           continue;
         }
         side.first = Math.min(side.first, now);
@@ -431,8 +450,35 @@ final class Load {
         }
         side.records += records.count();
       }
+      side.serverCpu = serverCpuSeconds() - cpuBefore;
     }
     return side;
+  }
+
+  /** CPU seconds that the server has used so far, if its process was given and can be looked at; otherwise 0. */
+  private double serverCpuSeconds() {
+    try {
+      String stat = Files.readString(Path.of("/proc", text("server-pid", "0"), "stat"));
+      // The program's name is in parentheses and may hold anything; utime and stime are the 12th and 13th behind it, in hundredths.
+      String[] fields = stat.substring(stat.lastIndexOf(')') + 2).split(" ");
+      return (Long.parseLong(fields[11]) + Long.parseLong(fields[12])) / 100.0;
+    } catch (IOException error) {
+      return 0;
+    }
+  }
+
+  /** What the server holds in memory, likewise. */
+  private long serverResidentBytes() {
+    try {
+      for (String line : Files.readAllLines(Path.of("/proc", text("server-pid", "0"), "status"))) {
+        if (line.startsWith("VmRSS:")) {
+          return Long.parseLong(line.replaceAll("[^0-9]", "")) << 10;
+        }
+      }
+    } catch (IOException error) {
+      // There is no such process.
+    }
+    return 0;
   }
 
   private static void sleepUntil(long at) {

@@ -1,6 +1,7 @@
 //! The consuming side: one thread and one librdkafka instance for each consumer, partitions dealt out by number.
 
 use std::ffi::c_int;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -17,17 +18,18 @@ const PATIENCE: Duration = Duration::from_secs(30);
 const BATCH: usize = 4096;
 const BEGINNING: i64 = -2;
 
-/// Reads every record of the load's topics from the beginning until `wanted` have come, which may become less meanwhile.
+/// Reads every record of the load's topics from the beginning until `wanted` have come, which may become less meanwhile. What counts
+/// begins with the first record behind those of the warm-up, or with the measured time.
 pub(crate) fn consume(load: &Load, wanted: &AtomicU64) -> Result<Report, String> {
     let got = AtomicU64::new(0);
     let consumers = load.consumers.max(1);
-    let cpu_before = report::cpu_seconds(load.server_pid);
+    let cpu_before = OnceLock::new();
     let outcomes: Vec<Result<Outcome, String>> = std::thread::scope(|scope| {
         let threads: Vec<_> = (0..consumers)
             .map(|n| {
                 scope.spawn({
-                    let got = &got;
-                    move || one(load, n, wanted, got)
+                    let (got, cpu_before) = (&got, &cpu_before);
+                    move || one(load, n, wanted, got, cpu_before)
                 })
             })
             .collect();
@@ -45,7 +47,7 @@ pub(crate) fn consume(load: &Load, wanted: &AtomicU64) -> Result<Report, String>
     let mut report = Report::new(load, records, took, &nanos, errors);
     if load.server_pid != 0 {
         report.server = Some(ServerCost {
-            cpu_seconds: report::cpu_seconds(load.server_pid) - cpu_before,
+            cpu_seconds: cpu_before.get().map_or(0.0, |before| report::cpu_seconds(load.server_pid) - before),
             resident_bytes: report::resident_bytes(load.server_pid),
         });
     }
@@ -111,8 +113,14 @@ struct Outcome {
     last: u64,
 }
 
-/// One consumer.
-fn one(load: &Load, number: usize, wanted: &AtomicU64, got: &AtomicU64) -> Result<Outcome, String> {
+/// One consumer. The first that gets something that counts notes what the server has cost by then.
+fn one(
+    load: &Load,
+    number: usize,
+    wanted: &AtomicU64,
+    got: &AtomicU64,
+    cpu_before: &OnceLock<f64>,
+) -> Result<Outcome, String> {
     let client = Client::consumer(&properties(load)?)?;
     assign(&client, load, number)?;
     // SAFETY: the handle is live; the queue is destroyed below, before the client.
@@ -140,8 +148,9 @@ fn one(load: &Load, number: usize, wanted: &AtomicU64, got: &AtomicU64) -> Resul
         }
         heard = Instant::now();
         let now = now_ns();
-        let counts = measured.contains(&now);
+        let counts = measured.contains(&now) && got.load(Ordering::Relaxed) >= load.warmup_records;
         if counts {
+            cpu_before.get_or_init(|| report::cpu_seconds(load.server_pid));
             seen.first = seen.first.min(now);
             seen.last = now;
         }

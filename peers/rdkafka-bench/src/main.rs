@@ -79,7 +79,7 @@ pub(crate) struct Load {
     /// up and counts nowhere
     #[arg(long, default_value_t = 0.0)]
     pub(crate) warmup_seconds: f64,
-    /// Records that are sent before the clock starts
+    /// Records that are sent, or consumed, before the clock starts
     #[arg(long, default_value_t = 0)]
     pub(crate) warmup_records: u64,
     /// Records per second, open loop; 0: as fast as it goes

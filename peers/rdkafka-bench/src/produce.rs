@@ -36,21 +36,32 @@ struct Outcome {
     acknowledged: u64,
     started: u64,
     ended: u64,
+    /// CPU seconds of the server in the measured time.
+    server_cpu: f64,
 }
 
-/// The measured time of a producer whose clock starts and stops while it sends: what was acknowledged when it began and when it ended.
+/// The measured time of a producer whose clock starts and stops while it sends.
 struct Clock {
+    server_pid: u32,
     starts: u64,
     stops: u64,
-    began: Option<(u64, u64)>,
-    ended: Option<(u64, u64)>,
+    began: Option<Mark>,
+    ended: Option<Mark>,
     nanos: Histogram<u64>,
+}
+
+/// When a clock started or stopped, and how far everything was.
+struct Mark {
+    at: u64,
+    acked: u64,
+    server_cpu: f64,
 }
 
 impl Clock {
     fn new(load: &Load, now: u64) -> Clock {
         let at = |seconds: f64| now + (seconds * 1e9) as u64;
         Clock {
+            server_pid: load.server_pid,
             starts: at(load.warmup_seconds),
             stops: at(load.warmup_seconds + load.seconds),
             began: None,
@@ -62,13 +73,17 @@ impl Clock {
     /// Looks what time it is; whether it is over.
     fn look(&mut self, acks: &Acks) -> bool {
         let now = now_ns();
-        let acked = acks.acked.load(Ordering::Relaxed);
+        let mark = || Mark {
+            at: now,
+            acked: acks.acked.load(Ordering::Relaxed),
+            server_cpu: report::cpu_seconds(self.server_pid),
+        };
         if self.began.is_none() && now >= self.starts {
-            self.began = Some((now, acked));
+            self.began = Some(mark());
             acks.nanos.lock().expect("no holder panics").reset();
         }
         if self.ended.is_none() && now >= self.stops {
-            self.ended = Some((now, acked));
+            self.ended = Some(mark());
             self.nanos = acks.nanos.lock().expect("no holder panics").clone();
         }
         self.ended.is_some()
@@ -81,15 +96,7 @@ pub(crate) fn produce(load: &Load) -> Result<Report, String> {
         let warmup = Load { records: load.warmup_records, seconds: 0.0, rate: 0.0, ..load.clone() };
         run(&warmup)?;
     }
-    let cpu_before = report::cpu_seconds(load.server_pid);
-    let mut report = run(load)?;
-    if load.server_pid != 0 {
-        report.server = Some(ServerCost {
-            cpu_seconds: report::cpu_seconds(load.server_pid) - cpu_before,
-            resident_bytes: report::resident_bytes(load.server_pid),
-        });
-    }
-    Ok(report)
+    run(load)
 }
 
 fn run(load: &Load) -> Result<Report, String> {
@@ -107,7 +114,7 @@ fn run(load: &Load) -> Result<Report, String> {
         threads.into_iter().map(|thread| thread.join().unwrap_or(Err("a producing thread panicked".into()))).collect()
     });
     let (mut nanos, mut records, mut failed, mut acknowledged) = (report::latencies(), 0, 0, 0);
-    let (mut first, mut last) = (u64::MAX, 0);
+    let (mut first, mut last, mut server_cpu) = (u64::MAX, 0, 0.0f64);
     for outcome in outcomes {
         let one = outcome?;
         nanos.add(&one.nanos).map_err(|e| e.to_string())?;
@@ -115,9 +122,13 @@ fn run(load: &Load) -> Result<Report, String> {
         failed += one.failed;
         acknowledged += one.acknowledged;
         (first, last) = (first.min(one.started), last.max(one.ended));
+        // All of them see the same server, at nearly the same time.
+        server_cpu = server_cpu.max(one.server_cpu);
     }
     let took = Duration::from_nanos(last.saturating_sub(first));
-    Ok(Report { acknowledged, ..Report::new(load, records, took, &nanos, failed) })
+    let server = (load.server_pid != 0)
+        .then(|| ServerCost { cpu_seconds: server_cpu, resident_bytes: report::resident_bytes(load.server_pid) });
+    Ok(Report { acknowledged, server, ..Report::new(load, records, took, &nanos, failed) })
 }
 
 fn properties(load: &Load) -> Result<client::Properties, String> {
@@ -162,7 +173,7 @@ fn one(load: &Load, number: usize, ready: &std::sync::Barrier) -> Result<Outcome
     ready.wait();
     let client = client?;
     let topics = load.topic_names().iter().map(|name| Topic::new(&client, name)).collect::<Result<Vec<_>, _>>()?;
-    let started = now_ns();
+    let (started, cpu_before) = (now_ns(), report::cpu_seconds(load.server_pid));
     let mut clock = load.is_timed().then(|| Clock::new(load, started));
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -186,15 +197,21 @@ fn one(load: &Load, number: usize, ready: &std::sync::Barrier) -> Result<Outcome
         done.store(true, Ordering::Relaxed);
     });
     let ended = now_ns();
+    let server_cpu = report::cpu_seconds(load.server_pid) - cpu_before;
     drop(topics);
     drop(client);
     let (acknowledged, failed) = (acks.acked.into_inner(), acks.failed.into_inner());
     let nanos = acks.nanos.into_inner().expect("no holder panics");
-    let whole = Outcome { records: acknowledged, failed, nanos, acknowledged, started, ended };
+    let whole = Outcome { records: acknowledged, failed, nanos, acknowledged, started, ended, server_cpu };
     Ok(match clock {
-        Some(Clock { began: Some((began, before)), ended: Some((ended, after)), nanos, .. }) => {
-            Outcome { records: after - before, nanos, started: began, ended, ..whole }
-        }
+        Some(Clock { began: Some(began), ended: Some(ended), nanos, .. }) => Outcome {
+            records: ended.acked - began.acked,
+            nanos,
+            started: began.at,
+            ended: ended.at,
+            server_cpu: ended.server_cpu - began.server_cpu,
+            ..whole
+        },
         _ => whole,
     })
 }
