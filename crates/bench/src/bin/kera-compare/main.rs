@@ -37,7 +37,7 @@ struct Args {
     /// The script that starts Kafka.
     #[arg(long, value_name = "FILE", default_value = "peers/kafka/kafka.sh")]
     kafka: PathBuf,
-    /// Kafka's load generator.
+    /// The load generator that loads Kafka through librdkafka; that of Kafka's Java clients comes with the script.
     #[arg(long, value_name = "FILE", default_value = "peers/rdkafka-bench/target/release/rdkafka-bench")]
     rdkafka_bench: PathBuf,
     /// Leave Kafka out.
@@ -102,7 +102,7 @@ fn run(args: &Args) -> Result<(), BenchError> {
     std::fs::create_dir_all(&args.dir).map_err(|e| BenchError::io(format!("creating {}", args.dir.display()), e))?;
     let mut comparison = Comparison::new(rounds, scale.seconds, args.quick);
     let mut kera = Kera::new(program.clone(), args.dir.join("kera"), args.arena_bytes);
-    let mut kafka = if args.no_kafka { None } else { Some(Kafka::new(&args.kafka, &args.rdkafka_bench)?) };
+    let mut kafka = if args.no_kafka { None } else { Some(warm_kafka(args, &scale)?) };
     for point in &points {
         comparison.outcomes.push(measure(point, rounds, &mut kera, kafka.as_mut())?);
         comparison.write(&args.out)?;
@@ -115,6 +115,15 @@ fn run(args: &Args) -> Result<(), BenchError> {
     println!("{}", comparison.markdown());
     eprintln!("written to {}", args.out.display());
     Ok(())
+}
+
+/// A broker whose hot path is compiled, as far as it was used, and its load generators.
+fn warm_kafka(args: &Args, scale: &Scale) -> Result<Kafka, BenchError> {
+    let kafka = Kafka::new(&args.kafka, &args.rdkafka_bench)?;
+    kafka.build_java()?;
+    eprintln!("Kafka warms up");
+    kafka.run_load(&points::kafka_warm_up(scale))?;
+    Ok(kafka)
 }
 
 /// Both sides in turns, so that whatever the machine does meanwhile hits both.
@@ -133,8 +142,8 @@ fn measure(
         }
         for (n, load) in point.kafka.iter().enumerate() {
             let Some(kafka) = kafka.as_deref_mut() else { continue };
-            eprintln!("{} {}/{rounds}: Kafka {}", point.name, round + 1, load.join(" "));
-            outcome.kafka_of(n).push(kafka.run(load)?);
+            eprintln!("{} {}/{rounds}: Kafka, {} {}", point.name, round + 1, load.client.name(), load.words.join(" "));
+            outcome.kafka_of(n).push(kafka.run_load(load)?);
         }
     }
     if let Some((kera, other)) = outcome.summary() {

@@ -9,7 +9,7 @@ use kera_bench::server::{Server, ServerConfig};
 use serde_json::Value;
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::points::Point;
+use crate::points::{KafkaClient, KafkaLoad, Point};
 
 /// Runs a load generator and reads the JSON that it prints.
 fn json_of(command: &mut Command) -> Result<Value, BenchError> {
@@ -82,16 +82,25 @@ impl Drop for Kera {
     }
 }
 
-/// The librdkafka load generator, and the server that it loads: whatever speaks Kafka's protocol.
+/// A load generator, and the server that it loads: whatever speaks Kafka's protocol.
 pub(crate) struct Load {
     program: PathBuf,
+    /// Words in front of the load's own.
+    words: &'static [&'static str],
     bootstrap: String,
     pid: String,
 }
 
 impl Load {
+    /// librdkafka's.
     pub(crate) fn new(program: &Path, bootstrap: String, pid: String) -> Load {
-        Load { program: program.to_owned(), bootstrap, pid }
+        Load { program: program.to_owned(), words: &[], bootstrap, pid }
+    }
+
+    /// That of Kafka's own Java clients, which Kafka's script starts.
+    fn java(script: &Path, of: &Load) -> Load {
+        let (bootstrap, pid) = (of.bootstrap.clone(), of.pid.clone());
+        Load { program: script.to_owned(), words: &["load"], bootstrap, pid }
     }
 
     /// One run.
@@ -101,7 +110,7 @@ impl Load {
             self.command("produce", &words[1..], &["--keep"])?;
             let consumed = self.command("consume", &words[1..], &[]);
             let mut delete = Command::new(&self.program);
-            let _ = delete.args(["delete", "--bootstrap", &self.bootstrap]).output();
+            let _ = delete.args(self.words).args(["delete", "--bootstrap", &self.bootstrap]).output();
             consumed
         } else {
             self.command(&words[0], &words[1..], &[])
@@ -112,7 +121,7 @@ impl Load {
 
     fn command(&self, command: &str, words: &[String], more: &[&str]) -> Result<Value, BenchError> {
         let mut run = Command::new(&self.program);
-        run.arg(command).args(words).args(more);
+        run.args(self.words).arg(command).args(words).args(more);
         json_of(run.args(["--bootstrap", &self.bootstrap, "--server-pid", &self.pid]))
     }
 }
@@ -121,6 +130,7 @@ impl Load {
 pub(crate) struct Kafka {
     script: PathBuf,
     load: Load,
+    java: Load,
 }
 
 impl Kafka {
@@ -135,14 +145,29 @@ impl Kafka {
         }
         stop_when_interrupted(script)?;
         let started = script_output(script, &["start", "log.segment.delete.delay.ms=1000"])?;
-        let mut kafka = Kafka { script: script.to_owned(), load: Load::new(load, started, String::new()) };
-        kafka.load.pid = script_output(script, &["pid"])?;
+        let load = Load::new(load, started, String::new());
+        let mut kafka = Kafka { script: script.to_owned(), java: Load::java(script, &load), load };
+        let pid = script_output(script, &["pid"])?;
+        (kafka.load.pid, kafka.java.pid) = (pid.clone(), pid);
         Ok(kafka)
     }
 
-    /// One run of the load generator.
+    /// Compiles the load generator of the Java clients.
+    pub(crate) fn build_java(&self) -> Result<(), BenchError> {
+        script_output(&self.script, &["load-build"]).map(|_| ())
+    }
+
+    /// One run of librdkafka's load generator.
     pub(crate) fn run(&self, words: &[String]) -> Result<Value, BenchError> {
         self.load.run(words)
+    }
+
+    /// One run of whichever load generator.
+    pub(crate) fn run_load(&self, load: &KafkaLoad) -> Result<Value, BenchError> {
+        match load.client {
+            KafkaClient::Librdkafka => self.load.run(&load.words),
+            KafkaClient::Java => self.java.run(&load.words),
+        }
     }
 }
 

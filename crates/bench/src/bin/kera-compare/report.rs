@@ -7,7 +7,7 @@ use kera_bench::BenchError;
 use serde_json::{Value, json};
 
 use crate::node::NodeFigures;
-use crate::points::{Metric, Point};
+use crate::points::{KafkaClient, Metric, Point};
 
 /// All points of a run.
 pub(crate) struct Comparison {
@@ -25,6 +25,14 @@ pub(crate) struct Outcome {
     /// For each way to load Kafka, its runs.
     kafka: Vec<Vec<Value>>,
     pub(crate) limit: Vec<f64>,
+}
+
+/// The way to load Kafka that was best for it.
+struct Best<'a> {
+    /// The median of its runs.
+    value: f64,
+    runs: &'a [Value],
+    client: KafkaClient,
 }
 
 impl Metric {
@@ -73,14 +81,15 @@ impl Outcome {
         median(self.kera.iter().map(|run| self.point.metric.of(run)))
     }
 
-    /// The best way's median, and which way that is.
-    fn kafka_best(&self) -> Option<(f64, &[Value])> {
-        let medians = self
-            .kafka
-            .iter()
-            .filter_map(|runs| Some((median(runs.iter().map(|run| self.point.metric.of(run)))?, runs.as_slice())));
-        medians.max_by(|(a, _), (b, _)| {
-            let order = a.total_cmp(b);
+    /// The best way's median, its runs, and whose client that is.
+    fn kafka_best(&self) -> Option<Best<'_>> {
+        let ways = self.kafka.iter().zip(&self.point.kafka);
+        let medians = ways.filter_map(|(runs, load)| {
+            let value = median(runs.iter().map(|run| self.point.metric.of(run)))?;
+            Some(Best { value, runs, client: load.client })
+        });
+        medians.max_by(|a, b| {
+            let order = a.value.total_cmp(&b.value);
             if self.point.metric.is_time() { order.reverse() } else { order }
         })
     }
@@ -95,8 +104,8 @@ impl Outcome {
         let limit = median(self.limit.iter().copied());
         match (limit, self.kafka_best()) {
             (Some(limit), _) => Some(self.kera_for_limit()? / limit),
-            (None, Some((kafka, _))) if self.point.metric.is_time() => Some(kafka / self.kera_median()?),
-            (None, Some((kafka, _))) => Some(self.kera_median()? / kafka),
+            (None, Some(kafka)) if self.point.metric.is_time() => Some(kafka.value / self.kera_median()?),
+            (None, Some(kafka)) => Some(self.kera_median()? / kafka.value),
             (None, None) => None,
         }
     }
@@ -106,7 +115,7 @@ impl Outcome {
         let metric = self.point.metric;
         let other = match (median(self.limit.iter().copied()), self.kafka_best()) {
             (Some(limit), _) => format!("{} ({})", metric.show(limit), self.point.limit?.name()),
-            (None, Some((kafka, _))) => metric.show(kafka),
+            (None, Some(kafka)) => format!("{} ({})", metric.show(kafka.value), kafka.client.name()),
             (None, None) => return None,
         };
         let kera = if self.point.limit.is_some() { self.kera_for_limit()? } else { self.kera_median()? };
@@ -129,7 +138,8 @@ impl Outcome {
             "kera_command": self.point.kera,
             "kafka_commands": self.point.kafka,
             "kera_median": self.kera_median(),
-            "kafka_median": self.kafka_best().map(|(median, _)| median),
+            "kafka_median": self.kafka_best().map(|best| best.value),
+            "kafka_client": self.kafka_best().map(|best| best.client),
             "limit_median": median(self.limit.iter().copied()),
             "ratio": self.ratio(),
             "target": self.point.target,
@@ -167,7 +177,7 @@ impl Comparison {
                 outcome.ratio().map_or("-".into(), ratio),
                 ratio(outcome.point.target),
                 Outcome::cost(&outcome.kera),
-                outcome.kafka_best().map_or("-".into(), |(_, runs)| Outcome::cost(runs)),
+                outcome.kafka_best().map_or("-".into(), |best| Outcome::cost(best.runs)),
             );
         }
         if let Some(node) = &self.node {
@@ -192,5 +202,32 @@ impl Comparison {
             std::fs::write(dir.join("compare.md"), self.markdown())
         };
         write().map_err(|e| BenchError::io_at("writing to", dir, e))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::points::{self, Scale};
+
+    fn outcome(name: &str) -> Outcome {
+        let points = points::all(&Scale { seconds: 1.0, quick: true });
+        Outcome::new(points.iter().find(|point| point.name == name).expect("there is one"))
+    }
+
+    #[test]
+    fn the_better_of_kafkas_clients_counts_and_is_named() {
+        for name in ["latency-ack", "latency-receipt"] {
+            let mut outcome = outcome(name);
+            let run = |p99: f64| {
+                let side = json!({ "p99": p99 });
+                json!({ "latency_us": side, "consume": { "latency_us": side } })
+            };
+            outcome.kera.push(run(1000.0));
+            outcome.kafka_of(0).push(run(2_500_000.0));
+            outcome.kafka_of(1).push(run(9000.0));
+            assert_eq!(outcome.ratio(), Some(9.0));
+            assert_eq!(outcome.summary().unwrap().1, "9.00 ms (Java client)");
+        }
     }
 }
