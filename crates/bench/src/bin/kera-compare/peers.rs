@@ -11,7 +11,8 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::points::{KafkaClient, KafkaLoad, Point};
 
-/// Runs a load generator and reads the JSON that it prints.
+/// Runs a load generator and reads the JSON that it prints. One that failed, or that has counted errors, is an error: what it says of the rest
+/// is not what was asked for.
 fn json_of(command: &mut Command) -> Result<Value, BenchError> {
     let shown = format!("{command:?}");
     let output = command.stdin(Stdio::null()).stderr(Stdio::piped()).stdout(Stdio::piped()).output();
@@ -19,7 +20,21 @@ fn json_of(command: &mut Command) -> Result<Value, BenchError> {
     if !output.status.success() {
         return Err(BenchError::server(shown, String::from_utf8_lossy(&output.stderr).trim()));
     }
-    serde_json::from_slice(&output.stdout).map_err(|e| BenchError::server(format!("reading the output of {shown}"), e))
+    let said = serde_json::from_slice(&output.stdout);
+    let said = said.map_err(|e| BenchError::server(format!("reading the output of {shown}"), e))?;
+    without_errors(said).map_err(|why| BenchError::server(shown, why))
+}
+
+/// What a load generator says, unless one of its sides has counted errors.
+fn without_errors(said: Value) -> Result<Value, String> {
+    for (side, pointer) in [("the main side", "/errors"), ("consumers", "/consume/errors")] {
+        let errors = said.pointer(pointer).and_then(Value::as_u64).unwrap_or(0);
+        if errors > 0 {
+            let first = said.get("first_error").and_then(Value::as_str).unwrap_or("it does not say which");
+            return Err(format!("{side} had {errors} errors; the first: {first}"));
+        }
+    }
+    Ok(said)
 }
 
 /// KerA.
@@ -223,4 +238,21 @@ pub(crate) fn remake(dir: &Path) -> Result<(), BenchError> {
 fn settle() {
     rustix::fs::sync();
     std::thread::sleep(Duration::from_secs(1));
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_run_with_errors_is_none() {
+        assert!(without_errors(json!({ "errors": 0, "consume": { "errors": 0 } })).is_ok());
+        assert!(without_errors(json!({ "records": 1 })).is_ok());
+        let why = without_errors(json!({ "errors": 3, "first_error": "too slow" })).unwrap_err();
+        assert!(why.contains("3 errors") && why.contains("too slow"), "{why}");
+        let why = without_errors(json!({ "errors": 0, "consume": { "errors": 2 } })).unwrap_err();
+        assert!(why.contains("consumers had 2 errors"), "{why}");
+    }
 }

@@ -94,6 +94,15 @@ impl Outcome {
         })
     }
 
+    /// The most records that retention took from KerA's consumers, unread, in one run: they had to read less than Kafka's, which keeps all.
+    fn removed_max(&self) -> u64 {
+        let of = |run: &Value| {
+            let at = |pointer: &str| run.pointer(pointer).and_then(Value::as_u64).unwrap_or(0);
+            at("/removed").max(at("/consume/removed"))
+        };
+        self.kera.iter().map(of).max().unwrap_or(0)
+    }
+
     /// Bytes per second that headers make of a payload rate: what the limits are about.
     fn kera_for_limit(&self) -> Option<f64> {
         const RECORD: f64 = 100.0;
@@ -119,7 +128,15 @@ impl Outcome {
             (None, None) => return None,
         };
         let kera = if self.point.limit.is_some() { self.kera_for_limit()? } else { self.kera_median()? };
-        Some((metric.show(kera), other))
+        Some((self.with_removed(metric.show(kera)), other))
+    }
+
+    /// KerA's figure with what its consumers did not have to read.
+    fn with_removed(&self, kera: String) -> String {
+        match self.removed_max() {
+            0 => kera,
+            removed => format!("{kera} (retention took up to {removed} records unread)"),
+        }
     }
 
     fn cost(runs: &[Value]) -> String {
@@ -138,6 +155,7 @@ impl Outcome {
             "kera_command": self.point.kera,
             "kafka_commands": self.point.kafka,
             "kera_median": self.kera_median(),
+            "kera_removed_max": self.removed_max(),
             "kafka_median": self.kafka_best().map(|best| best.value),
             "kafka_client": self.kafka_best().map(|best| best.client),
             "limit_median": median(self.limit.iter().copied()),
@@ -166,7 +184,8 @@ impl Comparison {
         text += "| --- | ---: | ---: | ---: | ---: | ---: | ---: |\n";
         for outcome in &self.outcomes {
             let (kera, other) = outcome.summary().unwrap_or_else(|| {
-                (outcome.kera_median().map_or("-".into(), |value| outcome.point.metric.show(value)), "-".into())
+                let kera = outcome.kera_median().map(|value| outcome.with_removed(outcome.point.metric.show(value)));
+                (kera.unwrap_or("-".into()), "-".into())
             });
             let share = outcome.point.limit.is_some();
             let ratio = |ratio: f64| if share { format!("{:.0}%", ratio * 100.0) } else { format!("{ratio:.1}x") };
@@ -213,6 +232,22 @@ mod tests {
     fn outcome(name: &str) -> Outcome {
         let points = points::all(&Scale { seconds: 1.0, quick: true });
         Outcome::new(points.iter().find(|point| point.name == name).expect("there is one"))
+    }
+
+    #[test]
+    fn records_that_consumers_did_not_have_to_read_are_in_the_row() {
+        let mut outcome = outcome("both-16k");
+        let run =
+            |removed: u64| json!({ "records_per_s": 9e6, "consume": { "records_per_s": 8e6, "removed": removed } });
+        outcome.kera.push(run(0));
+        assert_eq!((outcome.removed_max(), outcome.with_removed("8.00 M".into())), (0, "8.00 M".into()));
+        outcome.kera.extend([run(1_200_000), run(7)]);
+        outcome.kafka_of(0).push(json!({ "records_per_s": 2e6, "consume": { "records_per_s": 1e6 } }));
+        let mut comparison = Comparison::new(3, 1.0, true);
+        comparison.outcomes.push(outcome);
+        let table = comparison.markdown();
+        assert!(table.contains("8.00 M records/s (retention took up to 1200000 records unread)"), "{table}");
+        assert!(table.contains("| 8.0x |"), "{table}");
     }
 
     #[test]
