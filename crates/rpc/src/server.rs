@@ -50,8 +50,12 @@ pub struct ServerConfig {
     pub outbox_bytes_max: usize,
     /// A connection that has not completed its handshake by then is closed.
     pub handshake_timeout: Duration,
-    /// A connection that takes none of the bytes that wait for it for so long is closed.
+    /// A connection that takes none of the bytes that wait for it for so long is closed, and one that sends nothing more of a
+    /// frame that it has begun.
     pub stall_timeout: Duration,
+    /// While others lack memory a connection is closed whose frame takes longer than `stall_timeout` and what it would at
+    /// so many bytes per second.
+    pub bytes_per_s_min: u64,
     /// What the handshake answers. The server itself obeys `frame_bytes_max` and `idle_timeout_ms`.
     pub hello: HelloResponse,
     /// How frames are told apart.
@@ -61,7 +65,8 @@ pub struct ServerConfig {
 }
 
 impl ServerConfig {
-    /// Defaults: one I/O thread, 10,000 connections, 256 MiB in flight, 8 MiB of waiting answers per connection.
+    /// Defaults: one I/O thread, 10,000 connections, 256 MiB in flight, 8 MiB of waiting answers per connection, 64 KiB per second
+    /// at least where memory is short.
     pub fn new(listen: SocketAddr, hello: HelloResponse, clock: Arc<dyn Clock>) -> ServerConfig {
         ServerConfig {
             listen,
@@ -71,6 +76,7 @@ impl ServerConfig {
             outbox_bytes_max: 8 << 20,
             handshake_timeout: Duration::from_secs(10),
             stall_timeout: Duration::from_secs(60),
+            bytes_per_s_min: 64 << 10,
             hello,
             framing: Framing::Native,
             clock,

@@ -24,6 +24,12 @@ use crate::outbox::{Outbox, SLICES_MAX};
 use crate::server::Shared;
 use crate::{Flow, Framing, Peer, Session, SessionFactory, SessionWaker};
 
+/// What tells that the peer has closed its side while nothing is to be read: on Linux tokio tells so to who is interested in
+/// priority, which no socket here ever has. Elsewhere it is noticed when there is memory.
+#[cfg(target_os = "linux")]
+const END_OF_INPUT: Interest = Interest::PRIORITY;
+#[cfg(not(target_os = "linux"))]
+const END_OF_INPUT: Interest = Interest::ERROR;
 /// Bytes read and written in one turn before other connections have theirs.
 const TURN_BYTES: usize = 512 << 10;
 /// The largest frame before the handshake is done: whoever is not a client announces nonsense here.
@@ -62,6 +68,12 @@ struct Waits {
     write: bool,
     /// Bytes of memory for a frame.
     memory: Option<usize>,
+}
+
+/// A place in the line for memory, which lasts while other things happen on the connection.
+struct Wanted {
+    bytes: usize,
+    permit: Pin<Box<dyn Future<Output = OwnedSemaphorePermit>>>,
 }
 
 /// What ended a wait.
@@ -106,13 +118,18 @@ pub(crate) struct Serving {
     stopping: bool,
     closing: Option<Closing>,
     counts: Counts,
-    waits_for_memory: bool,
+    memory: Option<Wanted>,
+    /// The peer has closed its side, and the whole frame that waits for memory is in the socket.
+    has_ended: bool,
     opened_at: Instant,
-    /// When bytes last came in, last left.
+    /// When bytes last came in, while they were waited for; when some last left.
     read_at: Instant,
     wrote_at: Instant,
     has_read: bool,
     has_written: bool,
+    /// When the first frame of the input had begun, and its memory had been got; `None` while there is no memory of it.
+    frame_at: Option<Instant>,
+    is_next_frame: bool,
 }
 
 impl Drop for Serving {
@@ -145,7 +162,8 @@ impl Serving {
             framing,
             blocked: false,
             begun: false,
-            waits_for_memory: false,
+            memory: None,
+            has_ended: false,
             opened_at: now,
             held_back: false,
             stopping: false,
@@ -155,6 +173,8 @@ impl Serving {
             wrote_at: now,
             has_read: false,
             has_written: false,
+            frame_at: None,
+            is_next_frame: false,
         }
     }
 
@@ -317,6 +337,7 @@ impl Serving {
             self.begun = false;
             self.counts.frames_in += 1;
             self.input.consume(header.frame_bytes as usize);
+            self.is_next_frame = true;
         }
     }
 
@@ -363,42 +384,49 @@ impl Serving {
         if waits.read {
             self.input.settle();
         }
-        self.waits_for_memory = waits.memory.is_some();
+        self.line_up_for_memory(waits.memory);
         let now = Instant::now();
-        if std::mem::take(&mut self.has_read) {
-            self.read_at = now;
-        }
-        if std::mem::take(&mut self.has_written) || self.out.is_empty() {
-            self.wrote_at = now;
-        }
+        self.note_times(waits, now);
         let until = self.next_deadline(now);
+        if until.is_some_and(|until| until <= now) {
+            // Whoever is woken all the time does not escape it.
+            return self.expired(now);
+        }
         if let Some(until) = until
             && armed.is_none_or(|armed| until < armed)
         {
             timer.as_mut().reset(until);
             *armed = Some(until);
         }
-        let interest = match (waits.read, waits.write) {
+        let sees_end = waits.memory.is_some() && !self.has_ended;
+        let mut interest = match (waits.read, waits.write) {
             (true, true) => Interest::READABLE | Interest::WRITABLE,
             (true, false) => Interest::READABLE,
             (false, true) => Interest::WRITABLE,
             (false, false) => Interest::ERROR,
         };
+        if sees_end {
+            interest |= END_OF_INPUT;
+        }
         let event = tokio::select! {
             biased;
             () = self.waker.woken() => Event::Woken,
             ready = self.stream.ready(interest) => Event::Ready(ready),
-            permit = self.input.memory(waits.memory.unwrap_or(0)), if waits.memory.is_some() => Event::Memory(permit),
+            permit = granted(&mut self.memory) => Event::Memory(permit),
             () = timer.as_mut(), if armed.is_some() => Event::Timer,
         };
         match event {
             Event::Woken => Ok(()),
-            Event::Ready(Ok(ready)) if ready.is_error() && interest == Interest::ERROR => {
+            Event::Ready(Ok(ready)) if ready.is_error() && !waits.read && !waits.write => {
                 Err(io::ErrorKind::ConnectionReset.into())
             }
+            Event::Ready(Ok(ready)) if ready.is_read_closed() && sees_end => self.input_ends(),
             Event::Ready(ready) => ready.map(drop),
             Event::Memory(permit) => {
-                self.input.grant(waits.memory.unwrap_or(0), permit);
+                if let Some(wanted) = self.memory.take() {
+                    self.input.grant(wanted.bytes, permit);
+                    self.frame_at = Some(Instant::now());
+                }
                 Ok(())
             }
             Event::Timer => {
@@ -406,6 +434,37 @@ impl Serving {
                 self.expired(Instant::now())
             }
         }
+    }
+
+    fn line_up_for_memory(&mut self, bytes: Option<usize>) {
+        if self.memory.as_ref().map(|wanted| wanted.bytes) != bytes {
+            self.memory = bytes.map(|bytes| Wanted { bytes, permit: Box::pin(self.input.memory(bytes)) });
+        }
+    }
+
+    /// Notes what has happened since the last wait.
+    fn note_times(&mut self, waits: Waits, now: Instant) {
+        if std::mem::take(&mut self.has_read) || !waits.read {
+            self.read_at = now;
+        }
+        if std::mem::take(&mut self.has_written) || self.out.is_empty() {
+            self.wrote_at = now;
+        }
+        if std::mem::take(&mut self.is_next_frame) {
+            self.frame_at = None;
+        }
+        self.frame_at = self.input.holds_memory().then(|| self.frame_at.unwrap_or(now));
+    }
+
+    /// The peer has closed its side while a frame waits for memory. If all of the frame is in the socket it is served, as it is
+    /// where there is memory; of any other the rest does not come.
+    fn input_ends(&mut self) -> io::Result<()> {
+        let there = self.input.bytes().len() as u64 + rustix::io::ioctl_fionread(&self.stream)?;
+        if there < self.input.wanted_bytes() as u64 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        self.has_ended = true;
+        Ok(())
     }
 
     /// The first time at which something is to be done although nothing happens.
@@ -428,7 +487,12 @@ impl Serving {
             }
         };
         let writes = !self.out.is_empty();
-        let reads = !self.blocked && !self.stopping && !self.waits_for_memory && !self.out.is_full();
+        let reads = !self.blocked && !self.stopping && self.memory.is_none() && !self.out.is_full();
+        let held_since = self.frame_at.filter(|_| self.shared.budget.is_waited_for());
+        if let Some(since) = held_since {
+            let frame_until = since + time_for(self.input.wanted_bytes(), config.stall_timeout, config.bytes_per_s_min);
+            by(reads, frame_until, "a frame comes too slowly while others wait for memory");
+        }
         by(!self.greeted, self.opened_at + config.handshake_timeout, "no handshake in time");
         by(writes, self.wrote_at + config.stall_timeout, "the peer takes nothing of what waits for it");
         let partial = reads && !self.input.bytes().is_empty();
@@ -467,6 +531,18 @@ impl Serving {
                 counter.fetch_add(count, Ordering::Relaxed);
             }
         }
+    }
+}
+
+/// How long so many bytes may take on a connection that may stand still for `stall_timeout`.
+fn time_for(bytes: usize, stall_timeout: Duration, bytes_per_s: u64) -> Duration {
+    stall_timeout + Duration::from_millis((bytes as u64).saturating_mul(1_000) / bytes_per_s.max(1))
+}
+
+async fn granted(memory: &mut Option<Wanted>) -> OwnedSemaphorePermit {
+    match memory {
+        Some(wanted) => wanted.permit.as_mut().await,
+        None => std::future::pending().await,
     }
 }
 

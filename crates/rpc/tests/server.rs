@@ -3,12 +3,14 @@
 mod common;
 
 use std::io::Write;
+use std::net::Shutdown;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
 use common::{Raw, Script, frame, hello_frame, start};
 use kera_protocol::frame::FLAG_RESPONSE;
 use kera_protocol::{FrameHeader, Op, Status};
+use kera_rpc::RunningServer;
 
 #[test]
 fn frames_are_answered_in_order_however_they_are_cut() {
@@ -543,6 +545,94 @@ fn a_flood_on_one_connection_does_not_starve_another() {
     for _ in 0..200 {
         other.echo(b"gets its turn");
     }
-    flood.stream.shutdown(std::net::Shutdown::Both).unwrap();
+    flood.stream.shutdown(Shutdown::Both).unwrap();
     sender.join().unwrap();
+}
+
+/// Begins a frame that all large memory is got for: what is left to write of it.
+fn hold_all(holder: &mut Raw, server: &RunningServer, script: &Script) -> Vec<u8> {
+    let mut large = frame(Op::NodeStatus, 1, &vec![1; (8 << 20) - 24]);
+    let rest = large.split_off(1 << 20);
+    holder.write(&large);
+    script.until("it has all large memory", |_| server.stats().inflight_bytes >= 8 << 20);
+    rest
+}
+
+#[test]
+fn a_frame_that_trickles_in_keeps_no_memory_from_others() {
+    let (server, script) = start(|config| {
+        config.inflight_bytes_max = 1;
+        config.stall_timeout = Duration::from_secs(1);
+        config.bytes_per_s_min = 64 << 20;
+    });
+    let mut holder = Raw::greeted(server.local_addr());
+    let rest = hold_all(&mut holder, &server, &script);
+    let trickle = std::thread::spawn(move || {
+        for byte in rest.chunks(1) {
+            if holder.stream.write_all(byte).is_err() {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    });
+    let mut second = Raw::greeted(server.local_addr());
+    second.echo(&vec![2; 1 << 20]);
+    trickle.join().unwrap();
+    assert_eq!(script.closed.load(SeqCst), 1, "it is gone");
+}
+
+#[test]
+fn who_has_a_next_large_frame_takes_turns_with_others() {
+    let (server, script) = start(|config| config.inflight_bytes_max = 1);
+    let mut busy = Raw::greeted(server.local_addr());
+    // The memory of the first frame is enough for the second one, whose rest does not come.
+    let _rest = one_behind_the_other(&mut busy, (5_500_000, 5_500_000), &script);
+    let mut other = Raw::greeted(server.local_addr());
+    other.write(&frame(Op::NodeStatus, 7, &vec![2; 3_500_000])[..300_000]);
+    let mut control = Raw::greeted(server.local_addr());
+    (0..10).for_each(|_| control.echo(b"the other one stands in line"));
+    script.let_go.store(true, SeqCst);
+    script.wake_all();
+    assert_eq!(busy.read().0.correlation, 1);
+    other.write(&frame(Op::NodeStatus, 7, &vec![2; 3_500_000])[300_000..]);
+    assert_eq!(other.read().1, vec![2; 3_500_000]);
+}
+
+#[test]
+fn who_waits_for_memory_is_missed_when_it_closes_unless_its_frame_is_there() {
+    let (server, script) = start(|config| config.inflight_bytes_max = 1);
+    let mut holder = Raw::greeted(server.local_addr());
+    let rest = hold_all(&mut holder, &server, &script);
+    let mut whole = Raw::greeted(server.local_addr());
+    whole.write(&frame(Op::NodeStatus, 8, &vec![3; 300_000]));
+    whole.stream.shutdown(Shutdown::Write).unwrap();
+    let mut part = Raw::greeted(server.local_addr());
+    part.write(&frame(Op::NodeStatus, 7, &vec![2; 300_000])[..100_000]);
+    drop(part);
+    script.until("it is missed", |s| s.closed.load(SeqCst) == 1);
+    holder.write(&rest);
+    assert_eq!(holder.read().1.len(), (8 << 20) - 24);
+    assert_eq!(whole.read().1, vec![3; 300_000]);
+    whole.expect_end();
+}
+
+#[test]
+fn who_waits_for_memory_keeps_its_place_when_it_is_woken() {
+    let (server, script) = start(|config| config.inflight_bytes_max = 1);
+    let mut holder = Raw::greeted(server.local_addr());
+    let rest = hold_all(&mut holder, &server, &script);
+    let mut first = Raw::greeted(server.local_addr());
+    first.write(&frame(Op::NodeStatus, 7, &vec![2; 300_000]));
+    let mut control = Raw::greeted(server.local_addr());
+    (0..10).for_each(|_| control.echo(b"the first has its place"));
+    // Would take all memory, and not give it back.
+    let mut second = Raw::greeted(server.local_addr());
+    second.write(&frame(Op::NodeStatus, 8, &vec![3; (8 << 20) - 24])[..300_000]);
+    for _ in 0..10 {
+        control.echo(b"so has the second");
+        script.wakers.lock().unwrap()[1].wake();
+    }
+    holder.write(&rest);
+    assert_eq!(holder.read().1.len(), (8 << 20) - 24);
+    assert_eq!(first.read().1, vec![2; 300_000]);
 }

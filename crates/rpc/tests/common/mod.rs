@@ -47,7 +47,7 @@ impl Script {
 
     /// Waits until `reached` is.
     pub fn until(&self, what: &str, reached: impl Fn(&Script) -> bool) {
-        for _ in 0..10_000 {
+        for _ in 0..60_000 {
             if reached(self) {
                 return;
             }
