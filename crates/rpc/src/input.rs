@@ -46,7 +46,8 @@ const PLACED_BYTES_MIN: usize = 64 << 10;
 ///
 /// - for the rest of their frame. That it comes byte by byte is not enough: while others wait ([`Budget::is_waited_for`]) a
 ///   frame has to be there within a time that its size sets, from when its memory was got.
-/// - for their peer to take answers, since no frame is handled while the outbox is full.
+/// - for their peer to take answers, since no frame is handled while the outbox is full. Here too it does not help to take
+///   them byte by byte: what waits in the outbox has to leave within such a time while others wait.
 /// - for the session, which has time limits of its own.
 ///
 /// Then its memory comes back, also if the same connection has a next frame for it, and the line of those that wait moves on, as

@@ -22,6 +22,7 @@ use tokio::time::{Instant, Sleep};
 use crate::input::{BufferPool, Input, Read};
 use crate::outbox::{Outbox, SLICES_MAX};
 use crate::server::Shared;
+use crate::unsent::{Taking, time_for};
 use crate::{Flow, Framing, Peer, Session, SessionFactory, SessionWaker};
 
 /// What tells that the peer has closed its side while nothing is to be read: on Linux tokio tells so to who is interested in
@@ -113,8 +114,6 @@ pub(crate) struct Serving {
     blocked: bool,
     /// The first frame of the input has been offered before: also while stopping it is brought to its end.
     begun: bool,
-    /// The outbox was full, and the session was not told that it has drained.
-    held_back: bool,
     stopping: bool,
     closing: Option<Closing>,
     counts: Counts,
@@ -130,6 +129,8 @@ pub(crate) struct Serving {
     /// When the first frame of the input had begun, and its memory had been got; `None` while there is no memory of it.
     frame_at: Option<Instant>,
     is_next_frame: bool,
+    /// How the peer takes what waits, if something does.
+    taking: Option<Taking>,
 }
 
 impl Drop for Serving {
@@ -152,7 +153,7 @@ impl Serving {
         let framing = shared.config.framing;
         Serving {
             session: factory.open(peer, waker.clone()),
-            out: Outbox::new(shared.config.outbox_bytes_max),
+            out: Outbox::counted(shared.config.outbox_bytes_max, Arc::clone(&shared.unsent)),
             shared,
             stream,
             peer,
@@ -165,7 +166,6 @@ impl Serving {
             memory: None,
             has_ended: false,
             opened_at: now,
-            held_back: false,
             stopping: false,
             closing: None,
             counts: Counts::default(),
@@ -175,6 +175,7 @@ impl Serving {
             has_written: false,
             frame_at: None,
             is_next_frame: false,
+            taking: None,
         }
     }
 
@@ -219,11 +220,9 @@ impl Serving {
             self.wakes();
             let stopped = self.frames();
             self.write(&mut left)?;
-            if self.held_back && self.out.queued_bytes() <= self.shared.config.outbox_bytes_max / 2 {
-                self.held_back = false;
+            if self.out.has_drained() {
                 self.blocked = false;
                 self.session.on_drained(&mut self.out);
-                self.note_full();
                 if left > 0 {
                     continue;
                 }
@@ -268,12 +267,6 @@ impl Serving {
         }
         self.blocked = false;
         self.session.on_wake(&mut self.out);
-        self.note_full();
-    }
-
-    #[inline]
-    fn note_full(&mut self) {
-        self.held_back |= self.out.is_full();
     }
 
     fn frame_bytes_max(&self) -> usize {
@@ -298,7 +291,6 @@ impl Serving {
                 return Stopped::Closing;
             }
             if self.out.is_full() {
-                self.held_back = true;
                 return Stopped::Full;
             }
             let limit = self.frame_bytes_max();
@@ -326,7 +318,6 @@ impl Serving {
                 Flow::Blocked => {
                     self.blocked = true;
                     self.begun = true;
-                    self.note_full();
                     return Stopped::Blocked;
                 }
                 Flow::Close(reason) => {
@@ -447,13 +438,19 @@ impl Serving {
         if std::mem::take(&mut self.has_read) || !waits.read {
             self.read_at = now;
         }
-        if std::mem::take(&mut self.has_written) || self.out.is_empty() {
+        // What was put into an empty outbox waits from now on, not from when that became empty.
+        if std::mem::take(&mut self.has_written) || self.taking.is_none() {
             self.wrote_at = now;
         }
         if std::mem::take(&mut self.is_next_frame) {
             self.frame_at = None;
         }
         self.frame_at = self.input.holds_memory().then(|| self.frame_at.unwrap_or(now));
+        if self.out.is_empty() {
+            self.taking = None;
+        } else if self.taking.as_ref().is_none_or(|taking| taking.is_over(&self.out)) {
+            self.taking = Some(Taking::new(&self.out, now));
+        }
     }
 
     /// The peer has closed its side while a frame waits for memory. If all of the frame is in the socket it is served, as it is
@@ -473,7 +470,8 @@ impl Serving {
             let in_us = deadline_us.saturating_sub(self.shared.config.clock.monotonic_us());
             now + Duration::from_micros(in_us).max(DEADLINE_PAUSE)
         });
-        session.into_iter().chain(self.limit().map(|(at, _)| at)).min()
+        let look = self.taking.as_ref().and_then(|taking| taking.look_at(&self.out));
+        session.into_iter().chain(self.limit().map(|(at, _)| at)).chain(look).min()
     }
 
     /// When the connection has to be closed if nothing happens until then, and why.
@@ -488,10 +486,17 @@ impl Serving {
         };
         let writes = !self.out.is_empty();
         let reads = !self.blocked && !self.stopping && self.memory.is_none() && !self.out.is_full();
+        let time_for = |bytes| time_for(bytes, config.stall_timeout, config.bytes_per_s_min);
         let held_since = self.frame_at.filter(|_| self.shared.budget.is_waited_for());
         if let Some(since) = held_since {
-            let frame_until = since + time_for(self.input.wanted_bytes(), config.stall_timeout, config.bytes_per_s_min);
+            let frame_until = since + time_for(self.input.wanted_bytes());
             by(reads, frame_until, "a frame comes too slowly while others wait for memory");
+        }
+        if let Some(taking) = &self.taking {
+            let is_short = held_since.is_some() || self.shared.unsent.is_over();
+            let taken_until = taking.since + time_for(taking.bytes);
+            by(is_short, taken_until, "what waits for the peer is taken too slowly while others lack memory");
+            by(taking.is_to_close(), taking.since, "nobody has taken what waits for longer, and others lack memory");
         }
         by(!self.greeted, self.opened_at + config.handshake_timeout, "no handshake in time");
         by(writes, self.wrote_at + config.stall_timeout, "the peer takes nothing of what waits for it");
@@ -512,11 +517,15 @@ impl Serving {
             }
             return Err(io::Error::new(io::ErrorKind::TimedOut, why));
         }
+        if let Some(taking) = &mut self.taking
+            && taking.look_at(&self.out).is_some_and(|at| at <= now)
+        {
+            taking.look(&mut self.out, now, &self.shared.unsent, (self.peer.connection, &self.waker));
+        }
         let now_us = self.shared.config.clock.monotonic_us();
         if self.session.deadline_us().is_some_and(|at| at <= now_us) {
             self.blocked = false;
             self.session.on_deadline(now_us, &mut self.out);
-            self.note_full();
         }
         Ok(())
     }
@@ -532,11 +541,6 @@ impl Serving {
             }
         }
     }
-}
-
-/// How long so many bytes may take on a connection that may stand still for `stall_timeout`.
-fn time_for(bytes: usize, stall_timeout: Duration, bytes_per_s: u64) -> Duration {
-    stall_timeout + Duration::from_millis((bytes as u64).saturating_mul(1_000) / bytes_per_s.max(1))
 }
 
 async fn granted(memory: &mut Option<Wanted>) -> OwnedSemaphorePermit {
