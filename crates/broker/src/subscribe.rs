@@ -1,8 +1,9 @@
 //! Subscriptions: data of lanes is pushed as it becomes readable, as long as the consumer has given credit and the
 //! connection takes it (thesis 7.4.2 argues for pushing).
 //!
-//! Two bounds keep a slow consumer from pinning memory: its credit, and the connection's outbox. When either is used up
-//! the entries stay in line; credit, or the drained outbox, sets them going again.
+//! Two bounds keep what is made for a slow consumer small: its credit, and the connection's outbox. When either is used up
+//! the entries stay in line; credit, or the drained outbox, sets them going again. What it does not take soon keeps no segment in
+//! memory: the server copies it.
 
 use kera_protocol::frame::{FLAG_PUSH, FLAG_RESPONSE};
 use kera_protocol::{FrameHeader, Status, Subscribe};

@@ -486,7 +486,7 @@ fn put_part(part: &Part, frame: &mut FrameWriter<'_>) {
             }
         }
         Part::Made(batch) if batch.len() <= COPY_BYTES_MAX => frame.body().extend_from_slice(batch),
-        Part::Made(batch) => frame.attach(batch.clone()),
+        Part::Made(batch) => frame.attach_own(batch.clone()),
     }
 }
 

@@ -469,7 +469,7 @@ fn send(body: Vec<u8>, out: &mut Outbox) {
     if body.len() < 64 << 10 {
         frame.body().extend_from_slice(&body);
     } else {
-        frame.attach(Bytes::from(body));
+        frame.attach_own(Bytes::from(body));
     }
     frame.finish();
 }

@@ -253,8 +253,8 @@ impl Log {
         }
     }
 
-    /// Takes a stored segment out of memory; readers that hold it keep it. False if it is not in memory, not stored, or not
-    /// known.
+    /// Takes a stored segment out of memory. Readers that hold it keep it until they have sent what they have of it, or have
+    /// copied that because it was not taken soon. False if it is not in memory, not stored, or not known.
     pub fn evict(&self, id: SegmentId) -> bool {
         let Some(lane) = self.lane_of(id) else { return false };
         let mut state = lane.state.lock();

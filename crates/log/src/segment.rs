@@ -268,7 +268,8 @@ impl Segment {
         unsafe { std::slice::from_raw_parts(self.base(), bytes) }
     }
 
-    /// The bytes from `from` up to `to` as a buffer that keeps the segment, without a copy.
+    /// The bytes from `from` up to `to` as a buffer that keeps the segment, all of it, without a copy. Whoever may have it for long
+    /// copies what it needs.
     pub fn into_bytes(self: &Arc<Self>, from: u32, to: u32) -> Bytes {
         assert!(FIRST_CHUNK <= from && from <= to && to <= self.head(), "bytes of a segment below its head");
         Bytes::from_owner(Slice { segment: Arc::clone(self), from, to })

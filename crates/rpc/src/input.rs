@@ -9,6 +9,7 @@ use std::cell::RefCell;
 use std::io;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bytes::BufMut;
 use kera_env::AlignedBuffer;
@@ -41,8 +42,17 @@ const PLACED_BYTES_MIN: usize = 64 << 10;
 ///
 /// Nobody hangs: shared memory is never waited for, and who waits for large memory holds none
 /// ([`make_room`](Input::make_room) gives back what is there first). So all large memory that is taken belongs to connections
-/// that wait for something else, their peer or the session, which have time limits of their own; it comes back, and the line
-/// of those that wait moves on, as the largest frame fits into the whole pot.
+/// that wait for something else:
+///
+/// - for the rest of their frame. That it comes byte by byte is not enough: while others wait ([`Budget::is_waited_for`]) a
+///   frame has to be there within a time that its size sets, from when its memory was got.
+/// - for their peer to take answers, since no frame is handled while the outbox is full. Here too it does not help to take
+///   them byte by byte: what waits in the outbox has to leave within such a time while others wait.
+/// - for the session, which has time limits of its own.
+///
+/// Then its memory comes back, also if the same connection has a next frame for it, and the line of those that wait moves on, as
+/// the largest frame fits into the whole pot. The limits hold for shared memory as well, since who finds none of it waits for
+/// large memory. They hold only while somebody waits: a slow line is no offence where there is memory.
 #[derive(Clone, Debug)]
 pub(crate) struct Budget {
     shared: Pot,
@@ -54,12 +64,30 @@ struct Pot {
     permits: Arc<Semaphore>,
     /// Its size, in KiB as its permits are.
     kib: usize,
+    /// Connections that stand in line for it.
+    waiting: Arc<AtomicUsize>,
+}
+
+/// One that stands in line.
+struct Waiting(Arc<AtomicUsize>);
+
+impl Waiting {
+    fn new(waiting: &Arc<AtomicUsize>) -> Waiting {
+        waiting.fetch_add(1, Ordering::Relaxed);
+        Waiting(Arc::clone(waiting))
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 impl Pot {
     fn new(bytes: usize) -> Pot {
         let kib = bytes.div_ceil(1 << 10).min(Semaphore::MAX_PERMITS);
-        Pot { permits: Arc::new(Semaphore::new(kib)), kib }
+        Pot { permits: Arc::new(Semaphore::new(kib)), kib, waiting: Arc::default() }
     }
 
     fn units(bytes: usize) -> u32 {
@@ -86,6 +114,11 @@ impl Budget {
 
     pub(crate) fn used_bytes(&self) -> u64 {
         self.shared.used_bytes() + self.large.used_bytes()
+    }
+
+    /// Whether a connection waits for memory.
+    pub(crate) fn is_waited_for(&self) -> bool {
+        self.large.waiting.load(Ordering::Relaxed) > 0
     }
 }
 
@@ -284,8 +317,13 @@ impl Input {
         }
     }
 
+    /// Whether it holds memory of which the server has no more than so much.
+    pub(crate) fn holds_memory(&self) -> bool {
+        self.permit.is_some() || self.placed.is_some()
+    }
+
     /// How large the frame is that has started, as far as is known; it has been checked by [`frame`](Input::frame).
-    fn wanted_bytes(&self) -> usize {
+    pub(crate) fn wanted_bytes(&self) -> usize {
         match self.bytes().first_chunk::<4>() {
             Some(length) if self.framing == Framing::Prefixed => {
                 PREFIX_BYTES + usize::try_from(i32::from_be_bytes(*length)).unwrap_or(0)
@@ -324,12 +362,14 @@ impl Input {
     /// Large memory that is too small for the frame is given back before more is asked for: connections that each wait for more
     /// and keep what they have could hold everything, one connection even by itself. What is in it fits into a small buffer: it
     /// was got for a frame that is handled, and with one no more than [`AHEAD_BYTES`] of what follows are read. The same is done
-    /// if what follows is not large, because it would be read in small pieces; but never before the frame is handled that
-    /// memory was got for, or nobody of those who take turns with it would come any further.
+    /// if what follows is not large, because it would be read in small pieces, and if others wait: who has a next frame each
+    /// time would keep it for ever. But never before the frame is handled that memory was got for, or nobody of those who take
+    /// turns with it would come any further.
     fn make_room(&mut self, wanted: usize) -> Result<(), usize> {
         let is_known = self.bytes().len() >= 4;
         let fits = wanted > POOL_BUFFER_BYTES && wanted <= self.buffer.capacity();
-        if self.is_large && self.is_used && is_known && !fits {
+        let is_kept = fits && !self.pool.budget.is_waited_for();
+        if self.is_large && self.is_used && is_known && !is_kept {
             debug_assert!(self.bytes().len() <= SMALL_BUFFER_BYTES);
             self.settle();
         }
@@ -362,10 +402,15 @@ impl Input {
         (self.is_large, self.is_used) = (is_large, false);
     }
 
-    /// Waits in line for so many bytes of memory; to be followed by [`grant`](Input::grant).
-    pub(crate) async fn memory(&self, bytes: usize) -> OwnedSemaphorePermit {
-        let permits = Arc::clone(&self.pool.budget.large.permits);
-        permits.acquire_many_owned(Pot::units(bytes)).await.expect("the semaphore is never closed")
+    /// Stands in line for so many bytes of memory; to be followed by [`grant`](Input::grant). Dropped, it gives up its place.
+    pub(crate) fn memory(&self, bytes: usize) -> impl Future<Output = OwnedSemaphorePermit> + use<> {
+        let large = &self.pool.budget.large;
+        let (permits, waiting) = (Arc::clone(&large.permits), Waiting::new(&large.waiting));
+        async move {
+            let permit = permits.acquire_many_owned(Pot::units(bytes)).await;
+            drop(waiting);
+            permit.expect("the semaphore is never closed")
+        }
     }
 
     /// Uses large memory that was taken from the budget.

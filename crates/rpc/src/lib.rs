@@ -16,6 +16,7 @@ mod outbox;
 mod server;
 mod serving;
 mod session;
+mod unsent;
 
 pub use connection::{Call, ClientConfig, Connection, Frame, Subscription, WeakConnection};
 pub use error::RpcError;

@@ -24,6 +24,7 @@ use tokio::task::LocalSet;
 
 use crate::input::{Budget, BufferPool};
 use crate::serving::{Serving, linger};
+use crate::unsent::Unsent;
 use crate::{Framing, Peer, SessionFactory, SessionWaker};
 
 /// Connections that the system completes before they are accepted here.
@@ -45,13 +46,20 @@ pub struct ServerConfig {
     pub connections_max: usize,
     /// Bytes of frames that all connections together may be in the middle of receiving or handling. Whoever needs more
     /// waits. Frames of a few KiB (control traffic) are not counted, so that they always get through.
+    ///
+    /// As many bytes of answers may wait on all connections together, and at least those of one full outbox, not counting data
+    /// that lies in segments: beyond that each connection has one answer at a time made for it.
     pub inflight_bytes_max: usize,
     /// Bytes of answers that wait on one connection before nothing more is read from it.
     pub outbox_bytes_max: usize,
     /// A connection that has not completed its handshake by then is closed.
     pub handshake_timeout: Duration,
-    /// A connection that takes none of the bytes that wait for it for so long is closed.
+    /// A connection that takes none of the bytes that wait for it for so long is closed, and one that sends nothing more of a
+    /// frame that it has begun.
     pub stall_timeout: Duration,
+    /// While others lack memory a connection is closed whose frame takes longer than `stall_timeout` and what it would at
+    /// so many bytes per second, or that takes longer to take what waits for it.
+    pub bytes_per_s_min: u64,
     /// What the handshake answers. The server itself obeys `frame_bytes_max` and `idle_timeout_ms`.
     pub hello: HelloResponse,
     /// How frames are told apart.
@@ -61,7 +69,8 @@ pub struct ServerConfig {
 }
 
 impl ServerConfig {
-    /// Defaults: one I/O thread, 10,000 connections, 256 MiB in flight, 8 MiB of waiting answers per connection.
+    /// Defaults: one I/O thread, 10,000 connections, 256 MiB in flight, 8 MiB of waiting answers per connection, 64 KiB per second
+    /// at least where memory is short.
     pub fn new(listen: SocketAddr, hello: HelloResponse, clock: Arc<dyn Clock>) -> ServerConfig {
         ServerConfig {
             listen,
@@ -71,6 +80,7 @@ impl ServerConfig {
             outbox_bytes_max: 8 << 20,
             handshake_timeout: Duration::from_secs(10),
             stall_timeout: Duration::from_secs(60),
+            bytes_per_s_min: 64 << 10,
             hello,
             framing: Framing::Native,
             clock,
@@ -92,6 +102,7 @@ impl Server {
         let frame_bytes_max = config.hello.frame_bytes_max as usize;
         let shared = Arc::new(Shared {
             budget: Budget::new(config.inflight_bytes_max, frame_bytes_max),
+            unsent: Unsent::new(config.inflight_bytes_max.max(config.outbox_bytes_max)),
             counters: (0..io_threads).map(|_| Counters::default()).collect(),
             connections: AtomicUsize::new(0),
             accepted: AtomicU64::new(0),
@@ -135,6 +146,7 @@ fn listen(address: SocketAddr) -> io::Result<std::net::TcpListener> {
 pub(crate) struct Shared {
     pub(crate) config: ServerConfig,
     pub(crate) budget: Budget,
+    pub(crate) unsent: Arc<Unsent>,
     pub(crate) counters: Vec<Counters>,
     connections: AtomicUsize,
     accepted: AtomicU64,

@@ -22,8 +22,15 @@ use tokio::time::{Instant, Sleep};
 use crate::input::{BufferPool, Input, Read};
 use crate::outbox::{Outbox, SLICES_MAX};
 use crate::server::Shared;
+use crate::unsent::{Taking, time_for};
 use crate::{Flow, Framing, Peer, Session, SessionFactory, SessionWaker};
 
+/// What tells that the peer has closed its side while nothing is to be read: on Linux tokio tells so to who is interested in
+/// priority, which no socket here ever has. Elsewhere it is noticed when there is memory.
+#[cfg(target_os = "linux")]
+const END_OF_INPUT: Interest = Interest::PRIORITY;
+#[cfg(not(target_os = "linux"))]
+const END_OF_INPUT: Interest = Interest::ERROR;
 /// Bytes read and written in one turn before other connections have theirs.
 const TURN_BYTES: usize = 512 << 10;
 /// The largest frame before the handshake is done: whoever is not a client announces nonsense here.
@@ -64,6 +71,12 @@ struct Waits {
     memory: Option<usize>,
 }
 
+/// A place in the line for memory, which lasts while other things happen on the connection.
+struct Wanted {
+    bytes: usize,
+    permit: Pin<Box<dyn Future<Output = OwnedSemaphorePermit>>>,
+}
+
 /// What ended a wait.
 enum Event {
     Woken,
@@ -101,18 +114,23 @@ pub(crate) struct Serving {
     blocked: bool,
     /// The first frame of the input has been offered before: also while stopping it is brought to its end.
     begun: bool,
-    /// The outbox was full, and the session was not told that it has drained.
-    held_back: bool,
     stopping: bool,
     closing: Option<Closing>,
     counts: Counts,
-    waits_for_memory: bool,
+    memory: Option<Wanted>,
+    /// The peer has closed its side, and the whole frame that waits for memory is in the socket.
+    has_ended: bool,
     opened_at: Instant,
-    /// When bytes last came in, last left.
+    /// When bytes last came in, while they were waited for; when some last left.
     read_at: Instant,
     wrote_at: Instant,
     has_read: bool,
     has_written: bool,
+    /// When the first frame of the input had begun, and its memory had been got; `None` while there is no memory of it.
+    frame_at: Option<Instant>,
+    is_next_frame: bool,
+    /// How the peer takes what waits, if something does.
+    taking: Option<Taking>,
 }
 
 impl Drop for Serving {
@@ -135,7 +153,7 @@ impl Serving {
         let framing = shared.config.framing;
         Serving {
             session: factory.open(peer, waker.clone()),
-            out: Outbox::new(shared.config.outbox_bytes_max),
+            out: Outbox::counted(shared.config.outbox_bytes_max, Arc::clone(&shared.unsent)),
             shared,
             stream,
             peer,
@@ -145,9 +163,9 @@ impl Serving {
             framing,
             blocked: false,
             begun: false,
-            waits_for_memory: false,
+            memory: None,
+            has_ended: false,
             opened_at: now,
-            held_back: false,
             stopping: false,
             closing: None,
             counts: Counts::default(),
@@ -155,6 +173,9 @@ impl Serving {
             wrote_at: now,
             has_read: false,
             has_written: false,
+            frame_at: None,
+            is_next_frame: false,
+            taking: None,
         }
     }
 
@@ -199,11 +220,9 @@ impl Serving {
             self.wakes();
             let stopped = self.frames();
             self.write(&mut left)?;
-            if self.held_back && self.out.queued_bytes() <= self.shared.config.outbox_bytes_max / 2 {
-                self.held_back = false;
+            if self.out.has_drained() {
                 self.blocked = false;
                 self.session.on_drained(&mut self.out);
-                self.note_full();
                 if left > 0 {
                     continue;
                 }
@@ -248,12 +267,6 @@ impl Serving {
         }
         self.blocked = false;
         self.session.on_wake(&mut self.out);
-        self.note_full();
-    }
-
-    #[inline]
-    fn note_full(&mut self) {
-        self.held_back |= self.out.is_full();
     }
 
     fn frame_bytes_max(&self) -> usize {
@@ -278,7 +291,6 @@ impl Serving {
                 return Stopped::Closing;
             }
             if self.out.is_full() {
-                self.held_back = true;
                 return Stopped::Full;
             }
             let limit = self.frame_bytes_max();
@@ -306,7 +318,6 @@ impl Serving {
                 Flow::Blocked => {
                     self.blocked = true;
                     self.begun = true;
-                    self.note_full();
                     return Stopped::Blocked;
                 }
                 Flow::Close(reason) => {
@@ -317,6 +328,7 @@ impl Serving {
             self.begun = false;
             self.counts.frames_in += 1;
             self.input.consume(header.frame_bytes as usize);
+            self.is_next_frame = true;
         }
     }
 
@@ -363,42 +375,49 @@ impl Serving {
         if waits.read {
             self.input.settle();
         }
-        self.waits_for_memory = waits.memory.is_some();
+        self.line_up_for_memory(waits.memory);
         let now = Instant::now();
-        if std::mem::take(&mut self.has_read) {
-            self.read_at = now;
-        }
-        if std::mem::take(&mut self.has_written) || self.out.is_empty() {
-            self.wrote_at = now;
-        }
+        self.note_times(waits, now);
         let until = self.next_deadline(now);
+        if until.is_some_and(|until| until <= now) {
+            // Whoever is woken all the time does not escape it.
+            return self.expired(now);
+        }
         if let Some(until) = until
             && armed.is_none_or(|armed| until < armed)
         {
             timer.as_mut().reset(until);
             *armed = Some(until);
         }
-        let interest = match (waits.read, waits.write) {
+        let sees_end = waits.memory.is_some() && !self.has_ended;
+        let mut interest = match (waits.read, waits.write) {
             (true, true) => Interest::READABLE | Interest::WRITABLE,
             (true, false) => Interest::READABLE,
             (false, true) => Interest::WRITABLE,
             (false, false) => Interest::ERROR,
         };
+        if sees_end {
+            interest |= END_OF_INPUT;
+        }
         let event = tokio::select! {
             biased;
             () = self.waker.woken() => Event::Woken,
             ready = self.stream.ready(interest) => Event::Ready(ready),
-            permit = self.input.memory(waits.memory.unwrap_or(0)), if waits.memory.is_some() => Event::Memory(permit),
+            permit = granted(&mut self.memory) => Event::Memory(permit),
             () = timer.as_mut(), if armed.is_some() => Event::Timer,
         };
         match event {
             Event::Woken => Ok(()),
-            Event::Ready(Ok(ready)) if ready.is_error() && interest == Interest::ERROR => {
+            Event::Ready(Ok(ready)) if ready.is_error() && !waits.read && !waits.write => {
                 Err(io::ErrorKind::ConnectionReset.into())
             }
+            Event::Ready(Ok(ready)) if ready.is_read_closed() && sees_end => self.input_ends(),
             Event::Ready(ready) => ready.map(drop),
             Event::Memory(permit) => {
-                self.input.grant(waits.memory.unwrap_or(0), permit);
+                if let Some(wanted) = self.memory.take() {
+                    self.input.grant(wanted.bytes, permit);
+                    self.frame_at = Some(Instant::now());
+                }
                 Ok(())
             }
             Event::Timer => {
@@ -408,13 +427,51 @@ impl Serving {
         }
     }
 
+    fn line_up_for_memory(&mut self, bytes: Option<usize>) {
+        if self.memory.as_ref().map(|wanted| wanted.bytes) != bytes {
+            self.memory = bytes.map(|bytes| Wanted { bytes, permit: Box::pin(self.input.memory(bytes)) });
+        }
+    }
+
+    /// Notes what has happened since the last wait.
+    fn note_times(&mut self, waits: Waits, now: Instant) {
+        if std::mem::take(&mut self.has_read) || !waits.read {
+            self.read_at = now;
+        }
+        // What was put into an empty outbox waits from now on, not from when that became empty.
+        if std::mem::take(&mut self.has_written) || self.taking.is_none() {
+            self.wrote_at = now;
+        }
+        if std::mem::take(&mut self.is_next_frame) {
+            self.frame_at = None;
+        }
+        self.frame_at = self.input.holds_memory().then(|| self.frame_at.unwrap_or(now));
+        if self.out.is_empty() {
+            self.taking = None;
+        } else if self.taking.as_ref().is_none_or(|taking| taking.is_over(&self.out)) {
+            self.taking = Some(Taking::new(&self.out, now));
+        }
+    }
+
+    /// The peer has closed its side while a frame waits for memory. If all of the frame is in the socket it is served, as it is
+    /// where there is memory; of any other the rest does not come.
+    fn input_ends(&mut self) -> io::Result<()> {
+        let there = self.input.bytes().len() as u64 + rustix::io::ioctl_fionread(&self.stream)?;
+        if there < self.input.wanted_bytes() as u64 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        self.has_ended = true;
+        Ok(())
+    }
+
     /// The first time at which something is to be done although nothing happens.
     fn next_deadline(&self, now: Instant) -> Option<Instant> {
         let session = self.session.deadline_us().map(|deadline_us| {
             let in_us = deadline_us.saturating_sub(self.shared.config.clock.monotonic_us());
             now + Duration::from_micros(in_us).max(DEADLINE_PAUSE)
         });
-        session.into_iter().chain(self.limit().map(|(at, _)| at)).min()
+        let look = self.taking.as_ref().and_then(|taking| taking.look_at(&self.out));
+        session.into_iter().chain(self.limit().map(|(at, _)| at)).chain(look).min()
     }
 
     /// When the connection has to be closed if nothing happens until then, and why.
@@ -428,7 +485,19 @@ impl Serving {
             }
         };
         let writes = !self.out.is_empty();
-        let reads = !self.blocked && !self.stopping && !self.waits_for_memory && !self.out.is_full();
+        let reads = !self.blocked && !self.stopping && self.memory.is_none() && !self.out.is_full();
+        let time_for = |bytes| time_for(bytes, config.stall_timeout, config.bytes_per_s_min);
+        let held_since = self.frame_at.filter(|_| self.shared.budget.is_waited_for());
+        if let Some(since) = held_since {
+            let frame_until = since + time_for(self.input.wanted_bytes());
+            by(reads, frame_until, "a frame comes too slowly while others wait for memory");
+        }
+        if let Some(taking) = &self.taking {
+            let is_short = held_since.is_some() || self.shared.unsent.is_over();
+            let taken_until = taking.since + time_for(taking.bytes);
+            by(is_short, taken_until, "what waits for the peer is taken too slowly while others lack memory");
+            by(taking.is_to_close(), taking.since, "nobody has taken what waits for longer, and others lack memory");
+        }
         by(!self.greeted, self.opened_at + config.handshake_timeout, "no handshake in time");
         by(writes, self.wrote_at + config.stall_timeout, "the peer takes nothing of what waits for it");
         let partial = reads && !self.input.bytes().is_empty();
@@ -448,11 +517,15 @@ impl Serving {
             }
             return Err(io::Error::new(io::ErrorKind::TimedOut, why));
         }
+        if let Some(taking) = &mut self.taking
+            && taking.look_at(&self.out).is_some_and(|at| at <= now)
+        {
+            taking.look(&mut self.out, now, &self.shared.unsent, (self.peer.connection, &self.waker));
+        }
         let now_us = self.shared.config.clock.monotonic_us();
         if self.session.deadline_us().is_some_and(|at| at <= now_us) {
             self.blocked = false;
             self.session.on_deadline(now_us, &mut self.out);
-            self.note_full();
         }
         Ok(())
     }
@@ -467,6 +540,13 @@ impl Serving {
                 counter.fetch_add(count, Ordering::Relaxed);
             }
         }
+    }
+}
+
+async fn granted(memory: &mut Option<Wanted>) -> OwnedSemaphorePermit {
+    match memory {
+        Some(wanted) => wanted.permit.as_mut().await,
+        None => std::future::pending().await,
     }
 }
 

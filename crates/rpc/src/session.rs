@@ -94,8 +94,8 @@ pub trait Session {
     /// The [`SessionWaker`] was used since the last call. A frame that was [`Flow::Blocked`] is offered again right after.
     fn on_wake(&mut self, out: &mut Outbox);
 
-    /// Everything in the outbox has been written after it was over the bound: a session that holds back pushes because
-    /// [`Outbox::is_full`] goes on with them.
+    /// The outbox was [full](Outbox::is_full) and has drained, to half of its bound or, where all connections of the server were over
+    /// theirs, to nothing: a session that holds back pushes because of that goes on with them.
     fn on_drained(&mut self, out: &mut Outbox) {
         self.on_wake(out);
     }

@@ -2,13 +2,15 @@
 
 mod common;
 
-use std::io::Write;
+use std::io::{Read, Write};
+use std::net::Shutdown;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
 use common::{Raw, Script, frame, hello_frame, start};
 use kera_protocol::frame::FLAG_RESPONSE;
 use kera_protocol::{FrameHeader, Op, Status};
+use kera_rpc::RunningServer;
 
 #[test]
 fn frames_are_answered_in_order_however_they_are_cut() {
@@ -543,6 +545,177 @@ fn a_flood_on_one_connection_does_not_starve_another() {
     for _ in 0..200 {
         other.echo(b"gets its turn");
     }
-    flood.stream.shutdown(std::net::Shutdown::Both).unwrap();
+    flood.stream.shutdown(Shutdown::Both).unwrap();
     sender.join().unwrap();
+}
+
+/// Begins a frame that all large memory is got for: what is left to write of it.
+fn hold_all(holder: &mut Raw, server: &RunningServer, script: &Script) -> Vec<u8> {
+    let mut large = frame(Op::NodeStatus, 1, &vec![1; (8 << 20) - 24]);
+    let rest = large.split_off(1 << 20);
+    holder.write(&large);
+    script.until("it has all large memory", |_| server.stats().inflight_bytes >= 8 << 20);
+    rest
+}
+
+#[test]
+fn a_frame_that_trickles_in_keeps_no_memory_from_others() {
+    let (server, script) = start(|config| {
+        config.inflight_bytes_max = 1;
+        config.stall_timeout = Duration::from_secs(1);
+        config.bytes_per_s_min = 64 << 20;
+    });
+    let mut holder = Raw::greeted(server.local_addr());
+    let rest = hold_all(&mut holder, &server, &script);
+    let trickle = std::thread::spawn(move || {
+        for byte in rest.chunks(1) {
+            if holder.stream.write_all(byte).is_err() {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    });
+    let mut second = Raw::greeted(server.local_addr());
+    second.echo(&vec![2; 1 << 20]);
+    trickle.join().unwrap();
+    assert_eq!(script.closed.load(SeqCst), 1, "it is gone");
+}
+
+#[test]
+fn who_has_a_next_large_frame_takes_turns_with_others() {
+    let (server, script) = start(|config| config.inflight_bytes_max = 1);
+    let mut busy = Raw::greeted(server.local_addr());
+    // The memory of the first frame is enough for the second one, whose rest does not come.
+    let _rest = one_behind_the_other(&mut busy, (5_500_000, 5_500_000), &script);
+    let mut other = Raw::greeted(server.local_addr());
+    other.write(&frame(Op::NodeStatus, 7, &vec![2; 3_500_000])[..300_000]);
+    let mut control = Raw::greeted(server.local_addr());
+    (0..10).for_each(|_| control.echo(b"the other one stands in line"));
+    script.let_go.store(true, SeqCst);
+    script.wake_all();
+    assert_eq!(busy.read().0.correlation, 1);
+    other.write(&frame(Op::NodeStatus, 7, &vec![2; 3_500_000])[300_000..]);
+    assert_eq!(other.read().1, vec![2; 3_500_000]);
+}
+
+#[test]
+fn who_waits_for_memory_is_missed_when_it_closes_unless_its_frame_is_there() {
+    let (server, script) = start(|config| config.inflight_bytes_max = 1);
+    let mut holder = Raw::greeted(server.local_addr());
+    let rest = hold_all(&mut holder, &server, &script);
+    let mut whole = Raw::greeted(server.local_addr());
+    whole.write(&frame(Op::NodeStatus, 8, &vec![3; 300_000]));
+    whole.stream.shutdown(Shutdown::Write).unwrap();
+    let mut part = Raw::greeted(server.local_addr());
+    part.write(&frame(Op::NodeStatus, 7, &vec![2; 300_000])[..100_000]);
+    drop(part);
+    script.until("it is missed", |s| s.closed.load(SeqCst) == 1);
+    holder.write(&rest);
+    assert_eq!(holder.read().1.len(), (8 << 20) - 24);
+    assert_eq!(whole.read().1, vec![3; 300_000]);
+    whole.expect_end();
+}
+
+#[test]
+fn who_waits_for_memory_keeps_its_place_when_it_is_woken() {
+    let (server, script) = start(|config| config.inflight_bytes_max = 1);
+    let mut holder = Raw::greeted(server.local_addr());
+    let rest = hold_all(&mut holder, &server, &script);
+    let mut first = Raw::greeted(server.local_addr());
+    first.write(&frame(Op::NodeStatus, 7, &vec![2; 300_000]));
+    let mut control = Raw::greeted(server.local_addr());
+    (0..10).for_each(|_| control.echo(b"the first has its place"));
+    // Would take all memory, and not give it back.
+    let mut second = Raw::greeted(server.local_addr());
+    second.write(&frame(Op::NodeStatus, 8, &vec![3; (8 << 20) - 24])[..300_000]);
+    for _ in 0..10 {
+        control.echo(b"so has the second");
+        script.wakers.lock().unwrap()[1].wake();
+    }
+    holder.write(&rest);
+    assert_eq!(holder.read().1.len(), (8 << 20) - 24);
+    assert_eq!(first.read().1, vec![2; 300_000]);
+}
+
+#[test]
+fn an_answer_that_is_not_taken_lets_go_of_its_segments_and_is_whole_all_the_same() {
+    let (server, script) = start(|_| {});
+    let mut raw = Raw::greeted(server.local_addr());
+    for correlation in 0..2 {
+        raw.write(&frame(Op::GetStream, correlation, &(30_u64 << 20).to_le_bytes()));
+    }
+    script.until("it is made", |s| s.made.load(SeqCst) > 0);
+    script.until("nothing of it is kept in the log's memory", |s| s.held_bytes.load(SeqCst) == 0);
+    assert_eq!(script.closed.load(SeqCst), 0);
+    for correlation in 0..2 {
+        let (header, body) = raw.read();
+        assert_eq!(header.correlation, correlation);
+        assert!(body.len() == 30 << 20 && body.iter().all(|byte| *byte == 5));
+    }
+}
+
+#[test]
+fn answers_that_nobody_takes_are_bounded_over_all_connections() {
+    const ANSWER: u64 = 1 << 20;
+    let (server, script) = start(|config| config.inflight_bytes_max = 16 << 20);
+    let mut deaf: Vec<Raw> = (0..50).map(|_| Raw::greeted(server.local_addr())).collect();
+    for raw in &mut deaf {
+        raw.write(&frame(Op::StreamStats, 1, &ANSWER.to_le_bytes()).repeat(40));
+    }
+    let mut other = Raw::greeted(server.local_addr());
+    let mut made = 0;
+    while made < 50 || made != script.made.load(SeqCst) {
+        made = script.made.load(SeqCst);
+        other.echo(b"still here");
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    let peak = script.held_bytes_peak.load(SeqCst);
+    assert!(peak <= (16 + 52) * ANSWER, "{peak} bytes were held at a time");
+    // Who reads is served, and so is each of the others once it does.
+    for raw in std::iter::once(&mut other).chain(deaf.iter_mut().take(3)) {
+        raw.write(&frame(Op::StreamStats, 1, &ANSWER.to_le_bytes()));
+    }
+    assert_eq!(other.read().1.len() as u64, ANSWER);
+    for raw in &mut deaf[..3] {
+        (0..41).for_each(|_| assert_eq!(raw.read().1.len() as u64, ANSWER));
+    }
+    assert_eq!(script.closed.load(SeqCst), 0);
+}
+
+#[test]
+fn for_what_is_copied_out_of_segments_the_connection_goes_that_has_waited_longest() {
+    const ANSWER: u64 = 40 << 20;
+    let (server, script) = start(|config| config.inflight_bytes_max = 50 << 20);
+    let mut all = Vec::new();
+    for made in 1..=3 {
+        let mut raw = Raw::greeted(server.local_addr());
+        raw.write(&frame(Op::GetStream, made, &ANSWER.to_le_bytes()));
+        script.until("it is made", |s| s.made.load(SeqCst) == made);
+        all.push(raw);
+    }
+    script.until("all segments are let go", |s| s.held_bytes.load(SeqCst) == 0);
+    script.until("two are closed", |s| s.closed.load(SeqCst) == 2);
+    let mut last = all.pop().unwrap();
+    assert_eq!(last.read().1.len() as u64, ANSWER);
+    last.echo(b"goes on");
+    assert_eq!(script.closed.load(SeqCst), 2);
+}
+
+#[test]
+fn who_takes_answers_byte_by_byte_is_closed_while_others_lack_memory() {
+    let (server, script) = start(|config| {
+        config.inflight_bytes_max = 1;
+        config.outbox_bytes_max = 64 << 10;
+        config.stall_timeout = Duration::from_secs(3);
+        config.bytes_per_s_min = 64 << 20;
+    });
+    let mut slow = Raw::greeted(server.local_addr());
+    slow.write(&frame(Op::StreamStats, 1, &(100_u64 << 20).to_le_bytes()));
+    script.until("it is made", |s| s.made.load(SeqCst) == 1);
+    let (mut piece, mut taken) = (vec![0; 64 << 10], 0);
+    while script.closed.load(SeqCst) == 0 {
+        taken += slow.stream.read(&mut piece).unwrap_or(0);
+        assert!(taken < 90 << 20, "it has taken nearly all of it, and was not closed");
+        std::thread::sleep(Duration::from_millis(20));
+    }
 }

@@ -20,8 +20,11 @@ use kera_rpc::{Flow, Outbox, Peer, Place, RunningServer, Server, ServerConfig, S
 pub struct Script {
     pub frames: AtomicU64,
     pub offered: AtomicU64,
-    /// Answers of `StreamStats`.
+    /// Answers of `StreamStats` and `GetStream`.
     pub made: AtomicU64,
+    /// Bytes of them that somebody has, and the most there ever were.
+    pub held_bytes: AtomicU64,
+    pub held_bytes_peak: AtomicU64,
     /// `StoreBlock` that came to its place.
     pub placed: AtomicU64,
     pub opened: AtomicU64,
@@ -47,7 +50,7 @@ impl Script {
 
     /// Waits until `reached` is.
     pub fn until(&self, what: &str, reached: impl Fn(&Script) -> bool) {
-        for _ in 0..10_000 {
+        for _ in 0..60_000 {
             if reached(self) {
                 return;
             }
@@ -57,11 +60,37 @@ impl Script {
     }
 }
 
+/// The bytes of an answer, counted while somebody has them.
+struct Held {
+    bytes: Vec<u8>,
+    script: Arc<Script>,
+}
+
+impl Held {
+    fn new(bytes: usize, script: &Arc<Script>) -> Bytes {
+        let now = script.held_bytes.fetch_add(bytes as u64, Ordering::SeqCst) + bytes as u64;
+        script.held_bytes_peak.fetch_max(now, Ordering::SeqCst);
+        Bytes::from_owner(Held { bytes: vec![5; bytes], script: Arc::clone(script) })
+    }
+}
+
+impl AsRef<[u8]> for Held {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.script.held_bytes.fetch_sub(self.bytes.len() as u64, Ordering::SeqCst);
+    }
+}
+
 /// In front of what is placed.
 const IN_FRONT: &[u8] = b"front";
 
 /// What the operations do here: `NodeStatus` echoes its body, `StreamStats` answers with so many bytes as its body says,
-/// `Lookup` blocks the connection until let go, `NextGroups` is answered in a later wake, last first, `ReadChunks` fails,
+/// `GetStream` with so many as of a segment, `Lookup` blocks the connection until let go, `NextGroups` is answered in a later wake, last first, `ReadChunks` fails,
 /// `Subscribe` is answered by as many pushes as its body says, `DeleteStream` closes. `StoreBlock` echoes its body too, and has a place for
 /// all behind its first eight bytes; if the first one is 1 it is blocked until let go.
 struct Scripted {
@@ -85,8 +114,14 @@ impl Session for Scripted {
             Op::StreamStats => {
                 self.script.made.fetch_add(1, Ordering::SeqCst);
                 let mut frame = out.begin(&header.response(0));
-                frame.attach(Bytes::from(vec![5; number(body)]));
+                frame.attach_own(Held::new(number(body), &self.script));
                 frame.finish();
+            }
+            Op::GetStream => {
+                let mut frame = out.begin(&header.response(0));
+                frame.attach(Held::new(number(body), &self.script));
+                frame.finish();
+                self.script.made.fetch_add(1, Ordering::SeqCst);
             }
             Op::Lookup => {
                 if !self.script.let_go.load(Ordering::SeqCst) {

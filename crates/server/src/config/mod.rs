@@ -147,11 +147,14 @@ settings! {
         connections_max: u64 = Kind::Count(range(1, 1_000_000)), "10000", "connections-max";
         /// The largest frame a client may send, and so the most chunks of one request.
         frame_bytes_max: u64 = Kind::Bytes(range(64 * KIB, 256 * MIB)), "32MiB", "frame-bytes-max";
-        /// Bytes of requests that all connections together may be sending or waiting for. Whoever needs more waits.
+        /// Bytes of requests that all connections together may be sending or waiting for. Whoever needs more waits, and meanwhile
+        /// each request that has begun must come within the stall timeout and a second for each 64 KiB. As many bytes of
+        /// answers may wait for all clients together; beyond that each gets one at a time.
         receive_bytes_max: u64 = Kind::Bytes(range(MIB, TIB)), "256MiB", "receive-bytes-max";
         /// Bytes of answers that may wait on one connection before nothing more is read from it.
         unsent_bytes_max: u64 = Kind::Bytes(range(64 * KIB, GIB)), "8MiB", "unsent-bytes-max";
-        /// A connection that takes none of the bytes that wait for it for so long is closed.
+        /// A connection that takes none of the bytes that wait for it for so long is closed, and one that has begun a request
+        /// and sends no more of it.
         stall_timeout: u64 = Kind::Duration(range(SECOND_MS, DAY_MS)), "60s", "stall-timeout";
         /// A connection that is silent for so long is closed.
         idle_timeout: Option<u64> = Kind::Duration(range_or("none", SECOND_MS, 30 * DAY_MS)), "none", "idle-timeout";
