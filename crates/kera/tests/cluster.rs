@@ -362,6 +362,34 @@ fn who_has_the_address_of_a_lost_coordinator_does_not_vote_for_one_that_has_star
     assert!(second.ok("stream list").contains("kept"));
 }
 
+/// Its disk is not mounted, for one. The others are told to join where it is, and have heard of no leader when they ask there.
+#[test]
+fn a_first_node_without_its_data_founds_another_cluster_and_the_others_go_on_without_it() {
+    let ports = free_ports::<6>();
+    let (members, mut nodes) = three_nodes(&ports);
+    nodes[0].as_ref().expect("it runs").ok("stream create kept --replication 3");
+    nodes.drain(..).flatten().for_each(Node::kill);
+    let empty = Member::new(1, ports[0], ports[3], None, &[]);
+    let founder = start_again(&empty);
+
+    let second = Waiting::start(&members[1]);
+    eventually("it neither asks for a vote there nor to join", || {
+        let said = second.said();
+        said.contains("another node than the one of this number") && said.contains("is of cluster")
+    });
+    let third = start_again(&members[2]);
+    eventually("the two are there", || live(&third) == 2 && second.is_ready());
+    let status = cluster(&third);
+    assert!(status["leader"] == 2 || status["leader"] == 3, "{status}");
+    assert!(third.ok("stream list").contains("kept"));
+    assert_eq!(cluster(&founder)["nodes"].as_array().map(Vec::len), Some(1), "it has let nobody in");
+    assert_eq!(founder.stop(), 0);
+
+    let flags = members[0].flags.iter().cloned().chain(["--join".into(), format!("127.0.0.1:{}", ports[5])]).collect();
+    let back = start_again(&Member { place: Place::new(), flags });
+    eventually("all are live", || live(&back) == 3);
+}
+
 /// A node that cannot be ready yet. Dropped, it is killed.
 struct Waiting {
     child: Child,

@@ -681,7 +681,8 @@ async fn join_until(
     let bodies = in_versions(message);
     loop {
         let answer = match &seed {
-            // A node that was told of nobody yet has only the address.
+            // A node that was told of nobody yet has only the address, and one that hears of no leader may have moved. Who is there is of its cluster: see
+            // [`transport`].
             Some(seed) if group.leader().is_none() => {
                 transport.call_versions(0, seed, Op::JoinCluster, bodies.clone()).await
             }

@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
-use kera_protocol::Op;
+use kera_protocol::{DescribeCluster, Op};
 use kera_raft::{Group, Pending, Stranger, Transport};
 use kera_rpc::{ClientConfig, Connection, RpcError};
 use parking_lot::Mutex;
@@ -44,19 +44,19 @@ impl RpcTransport {
         RpcTransport { runtime, connections: Arc::default(), known: Arc::default() }
     }
 
-    /// From here on it is known who is who. Before, nothing is sent to a node by its number.
+    /// From here on it is known who is who. Before, nothing is sent.
     pub(super) fn knows(&self, group: &Arc<Group>) {
         let _ = self.known.members.set(Arc::downgrade(group));
     }
 }
 
 impl Known {
-    /// Whether who answers on a connection may be sent an operation for a node: it is the node of that number. 0 is whoever is there.
-    fn check(&self, to: u64, op: Op, connection: &Connection) -> Result<(), String> {
-        if to == 0 {
-            return Ok(());
-        }
+    /// Whether who answers on a connection may be sent an operation for a node: it is the node of that number, or, for 0, it is of this node's cluster.
+    async fn check(&self, to: u64, op: Op, connection: &Connection) -> Result<(), String> {
         let group = self.members.get().and_then(Weak::upgrade).ok_or("the node is starting, or stopping")?;
+        if to == 0 {
+            return check_cluster(&group, connection).await;
+        }
         let (uuid, address) = (connection.hello().node_id, connection.address());
         group.check_is(to as u32, op, uuid).map_err(|stranger| {
             if matches!(stranger, Stranger::Another(_)) && self.told.lock().insert((to, uuid)) {
@@ -70,6 +70,30 @@ impl Known {
             format!("{stranger} at {address}")
         })
     }
+}
+
+/// Whether who answers on a connection is of this node's cluster, or this one of none yet.
+///
+/// A cluster lets anybody join whose number is free, and its leader sends its log then: what a member of another cluster has in its own would be cut off, and
+/// with that all that its cluster has decided. Who stands at the address to join may be such a one by mistake, or because a node that lost its data directory has founded another
+/// cluster there. So it is asked first which cluster it is of, which nodes of all versions say, and on the connection on which it is asked to let this node join: a process is of one
+/// cluster as long as it runs. One that does not know it yet can let nobody join either.
+async fn check_cluster(group: &Group, connection: &Connection) -> Result<(), String> {
+    let Some(own) = group.cluster() else { return Ok(()) };
+    let address = connection.address();
+    let described = connection.call(&DescribeCluster).await.map_err(|error| error.to_string())?;
+    if described.cluster == own {
+        return Ok(());
+    }
+    if described.cluster == [0; 16] {
+        return Err(format!("the node at {address} does not know its cluster yet"));
+    }
+    Err(format!(
+        "the node at {address} is of cluster {} and this one of cluster {}, so it is not asked to let this one join; name a node of this one's cluster \
+         with --join, and if that was one, see whether it finds its data directory",
+        uuid_text(&described.cluster),
+        uuid_text(&own)
+    ))
 }
 
 async fn connected(connections: &Mutex<HashMap<String, Connection>>, address: &str) -> Result<Connection, RpcError> {
@@ -104,7 +128,7 @@ impl RpcTransport {
         self.runtime.spawn(async move {
             let asked = async {
                 let connection = connected(&connections, &address).await?;
-                if let Err(reason) = known.check(to, op, &connection) {
+                if let Err(reason) = known.check(to, op, &connection).await {
                     // Who stands there may go, and the other one come back.
                     connections.lock().remove(&address);
                     return Ok(Err(reason));
