@@ -371,6 +371,7 @@ fn a_first_node_without_its_data_founds_another_cluster_and_the_others_go_on_wit
     nodes.drain(..).flatten().for_each(Node::kill);
     let empty = Member::new(1, ports[0], ports[3], None, &[]);
     let founder = start_again(&empty);
+    assert!(founder.log().contains("this node has founded a cluster"), "{}", founder.log());
 
     let second = Waiting::start(&members[1]);
     eventually("it neither asks for a vote there nor to join", || {
@@ -385,6 +386,12 @@ fn a_first_node_without_its_data_founds_another_cluster_and_the_others_go_on_wit
     assert_eq!(cluster(&founder)["nodes"].as_array().map(Vec::len), Some(1), "it has let nobody in");
     assert_eq!(founder.stop(), 0);
 
+    // As operators are told to start it once there is another one.
+    let joins = Member::new(1, ports[0], ports[3], Some(ports[5]), &[]);
+    let refused = common::run(&joins.flags);
+    assert!(!refused.status.success());
+    let refused = common::stderr(&refused);
+    assert!(refused.contains("another node is number 1 of the cluster"), "{refused}");
     let flags = members[0].flags.iter().cloned().chain(["--join".into(), format!("127.0.0.1:{}", ports[5])]).collect();
     let back = start_again(&Member { place: Place::new(), flags });
     eventually("all are live", || live(&back) == 3);
