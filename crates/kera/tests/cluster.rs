@@ -4,7 +4,7 @@ mod common;
 
 use std::net::TcpStream;
 use std::path::PathBuf;
-use std::process::Stdio;
+use std::process::{Child, Stdio};
 
 use common::members::{Member, cluster, free_ports, live, some_nodes, start_again, three_nodes, voters};
 use common::{Node, Place, change_a_bit, eventually, files, kera};
@@ -336,6 +336,98 @@ fn who_has_the_address_of_a_lost_coordinator_does_not_vote_for_it() {
     child.kill().expect("it runs");
     child.wait().expect("it ends");
     assert_ne!(leader, 3, "one of three coordinators is left");
+}
+
+/// The same when the one that is left has started again, and knows only by its log who the others are.
+#[test]
+fn who_has_the_address_of_a_lost_coordinator_does_not_vote_for_one_that_has_started_again() {
+    let ports = free_ports::<6>();
+    let (members, mut nodes) = three_nodes(&ports);
+    nodes[0].as_ref().expect("it runs").ok("stream create kept --replication 3");
+    nodes.drain(..).flatten().for_each(Node::kill);
+    let new = Member::new(4, ports[0], ports[3], Some(ports[5]), &[]);
+    let new = Waiting::start(&new);
+    eventually("a node at the address of the first one", || TcpStream::connect(("127.0.0.1", ports[3])).is_ok());
+    let third = Waiting::start(&members[2]);
+    eventually("it asks for votes, and has its own", || {
+        let said = third.said();
+        said.contains("another node than the one of this number")
+            && said.contains("2 votes of 3 are needed and 1 can be had")
+    });
+    assert!(!third.is_ready(), "{}", third.said());
+    drop(new);
+    let second = start_again(&members[1]);
+    eventually("the two are there", || live(&second) == 2 && third.is_ready());
+    assert_ne!(cluster(&second)["leader"], 1);
+    assert!(second.ok("stream list").contains("kept"));
+}
+
+/// Its disk is not mounted, for one. The others are told to join where it is, and have heard of no leader when they ask there.
+#[test]
+fn a_first_node_without_its_data_founds_another_cluster_and_the_others_go_on_without_it() {
+    let ports = free_ports::<6>();
+    let (members, mut nodes) = three_nodes(&ports);
+    nodes[0].as_ref().expect("it runs").ok("stream create kept --replication 3");
+    nodes.drain(..).flatten().for_each(Node::kill);
+    let empty = Member::new(1, ports[0], ports[3], None, &[]);
+    let founder = start_again(&empty);
+    assert!(founder.log().contains("this node has founded a cluster"), "{}", founder.log());
+
+    let second = Waiting::start(&members[1]);
+    eventually("it neither asks for a vote there nor to join", || {
+        let said = second.said();
+        said.contains("another node than the one of this number") && said.contains("is of cluster")
+    });
+    let third = start_again(&members[2]);
+    eventually("the two are there", || live(&third) == 2 && second.is_ready());
+    let status = cluster(&third);
+    assert!(status["leader"] == 2 || status["leader"] == 3, "{status}");
+    assert!(third.ok("stream list").contains("kept"));
+    assert_eq!(cluster(&founder)["nodes"].as_array().map(Vec::len), Some(1), "it has let nobody in");
+    assert_eq!(founder.stop(), 0);
+
+    // As operators are told to start it once there is another one.
+    let joins = Member::new(1, ports[0], ports[3], Some(ports[5]), &[]);
+    let refused = common::run(&joins.flags);
+    assert!(!refused.status.success());
+    let refused = common::stderr(&refused);
+    assert!(refused.contains("another node is number 1 of the cluster"), "{refused}");
+    let flags = members[0].flags.iter().cloned().chain(["--join".into(), format!("127.0.0.1:{}", ports[5])]).collect();
+    let back = start_again(&Member { place: Place::new(), flags });
+    eventually("all are live", || live(&back) == 3);
+}
+
+/// A node that cannot be ready yet. Dropped, it is killed.
+struct Waiting {
+    child: Child,
+    log: PathBuf,
+}
+
+impl Waiting {
+    fn start(member: &Member) -> Waiting {
+        let log = member.place.file("log");
+        let out = std::fs::File::create(&log).expect("a log");
+        Waiting { child: kera(&member.flags).stderr(out).spawn().expect("the binary runs"), log }
+    }
+
+    /// What it has said so far.
+    fn said(&self) -> String {
+        std::fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
+    fn is_ready(&self) -> bool {
+        self.said().contains("\"message\":\"ready\"")
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        if std::thread::panicking() {
+            eprintln!("the node said:\n{}", self.said());
+        }
+    }
 }
 
 #[test]

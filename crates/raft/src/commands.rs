@@ -535,6 +535,7 @@ impl Group {
         };
         self.commit(leading, |state| refused(state).and_then(|()| state.plan_join(&join, now_ms)).map(|_| Vec::new()))
             .await?;
+        *self.joining.lock() = Some((join.node, join.uuid));
         let (id, node) = (u64::from(join.node), BasicNode::new(&join.doors.cluster));
         if self.read(|state| state.node(join.node).is_none()) {
             // What is in the group under a number that nobody has is another machine: this one has nothing of the log, and begins as any that is new.

@@ -23,7 +23,7 @@ use crate::file::{self, LogFile, OpenError};
 use crate::machine::{Machine, Observer, Shared};
 use crate::network::{Links, Transport, append_answer, append_request, ask, vote_answer, vote_request};
 use crate::snapshot;
-use crate::store::{ASKED, LogStore, Looker, Writing, given_up};
+use crate::store::{ASKED, Kept, LogStore, Looker, Writing, given_up};
 use crate::types::{Batch, TypeConfig, ballot_of, check_readable, vote};
 
 /// The largest snapshot that is taken from a leader.
@@ -135,6 +135,9 @@ pub struct Group {
     pub(crate) balance_moves: AtomicU64,
     incoming: Mutex<Option<Incoming>>,
     disk: Arc<dyn Disk>,
+    pub(crate) entries: Kept,
+    /// Who joins just now, or joined last, with its uuid: it is sent the log before that says who it is.
+    pub(crate) joining: Mutex<Option<(NodeNumber, [u8; 16])>>,
     looker: Mutex<Looker>,
     /// The node stops: nothing waits for room on its disk any more.
     closing: Arc<AtomicBool>,
@@ -162,7 +165,7 @@ impl Group {
         let failed = |error| OpenError::Disk { path: snapshot::DIR.to_owned(), error };
         let writing = Arc::new(Writing::new(clock.clone()));
         let store = LogStore::start(log, closing.clone(), writing.clone()).map_err(failed)?;
-        let looker = Mutex::new(store.looker());
+        let (entries, looker) = (store.entries(), Mutex::new(store.looker()));
         let timing = config.timing;
         let settings = Config {
             cluster_name: "kera".into(),
@@ -198,6 +201,8 @@ impl Group {
             balance_moves: AtomicU64::new(0),
             incoming: Mutex::default(),
             disk,
+            entries,
+            joining: Mutex::default(),
             looker,
             closing,
             writing,
@@ -590,7 +595,7 @@ impl Group {
 
     /// How the cluster is, as this node knows it.
     pub fn describe(&self) -> ClusterDescription {
-        let metrics = self.raft.metrics().borrow().clone();
+        let (metrics, cluster) = (self.raft.metrics().borrow().clone(), self.cluster());
         let current = self.shared.current.read();
         let lists = current.members.membership().get_joint_config();
         // While one list of voters gives way to another, those of both.
@@ -611,7 +616,7 @@ impl Group {
         });
         let lost = state.nodes().values().filter(|node| node.fenced);
         ClusterDescription {
-            cluster: state.cluster(),
+            cluster: cluster.unwrap_or_default(),
             leader: metrics.current_leader.unwrap_or(0) as u32,
             term: metrics.current_term,
             applied: current.applied.map_or(0, |place| place.index),

@@ -21,6 +21,6 @@ mod votes;
 
 pub use driver::Backups;
 pub use group::{Group, GroupConfig, Timing};
-pub use known::KnownMember;
+pub use known::{KnownMember, Stranger};
 pub use machine::{Change, Observer};
 pub use network::{Pending, Transport, ask, in_versions};

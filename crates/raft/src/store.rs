@@ -103,10 +103,13 @@ pub(crate) fn given_up(what: &str) -> io::Error {
     io::Error::new(io::ErrorKind::TimedOut, format!("{what} is being written, and that does not end"))
 }
 
+/// Entries of the log that no snapshot has taken the place of, by index, committed or not.
+pub(crate) type Kept = Arc<RwLock<BTreeMap<u64, Entry>>>;
+
 /// The log of one node. Clones are the same log.
 #[derive(Clone)]
 pub(crate) struct LogStore {
-    entries: Arc<RwLock<BTreeMap<u64, Entry>>>,
+    entries: Kept,
     purged: Option<Place>,
     vote: Option<Ballot>,
     jobs: Sender<Job>,
@@ -127,6 +130,10 @@ impl LogStore {
             vote: contents.vote.map(ballot),
             jobs,
         })
+    }
+
+    pub(crate) fn entries(&self) -> Kept {
+        self.entries.clone()
     }
 
     pub(crate) fn looker(&self) -> Looker {

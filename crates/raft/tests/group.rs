@@ -10,6 +10,7 @@ use kera_format::{StreamOptions, level};
 use kera_protocol::{
     AllocateProducer, ChangeLog, ChangeNode, CreateStream, DeleteStream, LogChange, NodeChange, Op, UseEnds, UsedEnd,
 };
+use kera_raft::Stranger;
 use support::{World, create, has_half_of_votes};
 
 fn has(world: &World, at: u32, name: &str) -> bool {
@@ -450,6 +451,36 @@ async fn another_machine_has_the_number_of_a_coordinator_that_was_given_up_a_mom
     assert!(has(&world, gone, "behind"));
     world.until("all vote", |world| (1..=3).all(|at| world.voters(at) == [1, 2, 3])).await;
     world.agree().await;
+}
+
+/// All were without power, and the disk of one is gone: what answers at its address now votes for anybody. Nobody has applied anything yet.
+#[tokio::test]
+async fn who_starts_again_takes_no_vote_of_another_machine_at_the_address_of_a_coordinator() {
+    let mut world = World::cluster(23, 3, 0).await;
+    world.create(1, "before").await.unwrap();
+    for node in 1..=3 {
+        world.kill(node, Some(node.into())).await;
+    }
+    world.disks.remove(&1);
+    world.machines.insert(1, 77);
+    world.start(1).await;
+    world.start(2).await;
+    let began = world.nodes[&2].group.describe().term;
+    world.until("some elections", |world| world.nodes[&2].group.describe().term >= began + 3).await;
+    let second = &world.nodes[&2].group;
+    assert!(second.leader().is_none(), "one of three coordinators is left: {:?}", second.describe());
+    assert_eq!(second.read(|state| state.cluster()), [0; 16], "nothing is applied");
+    assert_eq!(second.cluster(), Some([9; 16]));
+    assert_eq!(world.nodes[&1].group.cluster(), None);
+    let said = |uuid, op| second.check_is(1, op, [uuid; 16]);
+    assert_eq!((said(1, Op::RaftVote), said(77, Op::RaftVote)), (Ok(()), Err(Stranger::Another(1))));
+    assert_eq!(second.check_is(4, Op::RaftAppend, [4; 16]), Err(Stranger::Unknown(4)));
+    assert_eq!(second.check_is(4, Op::NodeAlive, [4; 16]), Ok(()));
+
+    world.start(3).await;
+    world.until("the two lead", |world| world.leader().is_some_and(|leader| leader != 1)).await;
+    world.until("they have all", |world| (2..=3).all(|at| has(world, at, "before"))).await;
+    assert!(!has(&world, 1, "before"));
 }
 
 /// Whoever leads is lost when two lists of voters count. If both went on to, nobody could lead without node 1, which is all of the first one.

@@ -38,7 +38,9 @@ impl Member {
 
     pub fn start(&self) -> Node {
         let mut node = Node::start_flags(&self.flags);
-        for words in ["is silent", "joins again", "cannot join yet", "cannot join again", "waits for the"] {
+        let expected =
+            ["is silent", "joins again", "cannot join yet", "cannot join again", "waits for the", "has founded"];
+        for words in expected {
             node.expect_warning(words);
         }
         node

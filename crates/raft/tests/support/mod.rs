@@ -89,11 +89,11 @@ impl Net {
         percent > 0 && self.faults.lock().rng.random_range(0..100) < percent
     }
 
-    /// Whether who sends knows of another machine under a number than the one that has it: nothing is sent to that one.
-    fn is_another(&self, from: u64, to: u64) -> bool {
+    /// Whether who sends does not know the machine that has a number for the node of that number: nothing is sent to that one.
+    fn is_another(&self, from: u64, to: u64, op: Op) -> bool {
         let sender = self.groups.lock().get(&from).cloned();
-        let known = sender.and_then(|group| group.read(|state| state.node(to as NodeNumber).map(|node| node.uuid)));
-        known.is_some_and(|known| self.uuids.lock().get(&to).is_some_and(|uuid| *uuid != known))
+        let uuid = self.uuids.lock().get(&to).copied();
+        sender.zip(uuid).is_some_and(|(group, uuid)| group.check_is(to as NodeNumber, op, uuid).is_err())
     }
 
     fn is_parted(&self, from: u64, to: u64) -> bool {
@@ -150,7 +150,8 @@ impl Wire {
             net.delay().await;
             tokio::time::sleep(Duration::from_micros(us_per_kib * (body.len() as u64 >> 10))).await;
             let reached = net.groups.lock().get(&to).cloned();
-            let is_reached = |_: &Arc<Group>| !net.is_parted(from, to) && !net.is_another(from, to) && !net.roll(lose);
+            let is_reached =
+                |_: &Arc<Group>| !net.is_parted(from, to) && !net.is_another(from, to, op) && !net.roll(lose);
             let Some(group) = reached.filter(is_reached) else {
                 let silent = net.faults.lock().silent;
                 tokio::time::sleep(if silent { SILENCE } else { Duration::from_millis(20) }).await;

@@ -63,7 +63,7 @@ use tokio::sync::watch;
 use crate::again;
 use crate::config::{Config, Mistake, Mistakes, SETTINGS};
 use crate::fatal::{Door, Fatal};
-use crate::identity::Identity;
+use crate::identity::{Identity, uuid_text};
 use crate::metrics::ClusterNumbers;
 use adaptive::Adapting;
 use backups::{BackupRole, RpcBackups};
@@ -597,6 +597,7 @@ fn join(
         let (asked, catalog, first) = (group.clone(), single()?, Join::from(&join_message(joining)));
         let founding = async move { quorum::told(&asked, node, found_until(&asked, &catalog, cluster, &first)).await };
         let epoch = wait(runtime, founding).map_err(|error| Fatal::Data { message: error.to_string() })?;
+        tell_founded(group, cluster);
         // Otherwise the cluster was founded at an earlier start, whose epoch is over.
         if epoch == Some(joining.identity.epoch) {
             return Ok(joining.identity.epoch);
@@ -612,6 +613,17 @@ fn join(
     joined.map(|joined| joined.epoch).map_err(|message| {
         Fatal::not_here(message, "correct what is named, and start the node again; what is on its disks stays as it is")
     })
+}
+
+/// Says that this node has founded a cluster, if it has: one that was in another cluster before has lost its data directory, and it alone does not know.
+fn tell_founded(group: &Group, cluster: [u8; 16]) {
+    if group.cluster() == Some(cluster) {
+        tracing::warn!(
+            cluster = uuid_text(&cluster),
+            "this node has founded a cluster and is its first node. If it was in one before, stop it: it does not find its data directory (--data). Once there are \
+             other nodes, give it --join with the address of one, so that it does not found another cluster without its data directory"
+        );
+    }
 }
 
 /// Only the first node of a cluster brings its streams along: one that has some of its own would lose them. That it has only those that
@@ -681,7 +693,8 @@ async fn join_until(
     let bodies = in_versions(message);
     loop {
         let answer = match &seed {
-            // A node that was told of nobody yet has only the address.
+            // A node that was told of nobody yet has only the address, and one that hears of no leader may have moved. Who is there is of its cluster: see
+            // [`transport`].
             Some(seed) if group.leader().is_none() => {
                 transport.call_versions(0, seed, Op::JoinCluster, bodies.clone()).await
             }

@@ -8,8 +8,9 @@ use std::future::Future;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use kera_protocol::Op;
 use kera_raft::{Group, KnownMember};
-use tokio::net::TcpStream;
+use kera_rpc::{ClientConfig, Connection};
 
 use crate::config::{Config, Mistake, Mistakes};
 use crate::fatal::Fatal;
@@ -18,7 +19,7 @@ use crate::fatal::Fatal;
 const SOON: Duration = Duration::from_secs(1);
 /// And again each time.
 const AGAIN: Duration = Duration::from_secs(10);
-/// How long a coordinator may take to answer a connection.
+/// How long a coordinator may take to greet who connects.
 const CONNECT: Duration = Duration::from_millis(500);
 
 /// Goes on with something, and says in the log what it waits for as long as there is no leader.
@@ -31,7 +32,7 @@ pub(super) async fn told<T>(group: &Group, node: u32, done: impl Future<Output =
             if group.leader().is_some() {
                 continue;
             }
-            let (voters, there) = who_is_there(&group.members(), node).await;
+            let (voters, there) = who_is_there(group, node).await;
             if let Some(said) = lacking(node, &voters, &group.voters(), &there) {
                 tracing::warn!("{said}");
             }
@@ -44,17 +45,21 @@ pub(super) async fn told<T>(group: &Group, node: u32, done: impl Future<Output =
     }
 }
 
-/// Who votes, and which of them are there.
-async fn who_is_there(members: &[KnownMember], node: u32) -> (Vec<KnownMember>, Vec<u32>) {
-    let voters: Vec<KnownMember> = members.iter().filter(|member| member.votes).cloned().collect();
+/// Who votes, and which of them are there. Another node at the address of one is not.
+async fn who_is_there(group: &Group, node: u32) -> (Vec<KnownMember>, Vec<u32>) {
+    let voters: Vec<KnownMember> = group.members().into_iter().filter(|member| member.votes).collect();
     let mut asked = tokio::task::JoinSet::new();
     for voter in voters.iter().filter(|voter| voter.node != node).cloned() {
         asked.spawn(async move {
-            let connected = tokio::time::timeout(CONNECT, TcpStream::connect(&voter.address)).await;
-            matches!(connected, Ok(Ok(_))).then_some(voter.node)
+            let config =
+                ClientConfig { client_name: "kera-node".into(), connect_timeout: CONNECT, ..ClientConfig::default() };
+            let greeted = Connection::connect(&voter.address, config).await.ok()?;
+            Some((voter.node, greeted.hello().node_id))
         });
     }
-    let mut there: Vec<u32> = asked.join_all().await.into_iter().flatten().collect();
+    let answered = asked.join_all().await.into_iter().flatten();
+    let is_it = |(voter, uuid): &(u32, [u8; 16])| group.check_is(*voter, Op::RaftVote, *uuid).is_ok();
+    let mut there: Vec<u32> = answered.filter(is_it).map(|(voter, _)| voter).collect();
     there.extend(voters.iter().map(|voter| voter.node).filter(|voter| *voter == node));
     (voters, there)
 }

@@ -1,14 +1,16 @@
 //! Messages to other nodes over connections of the native protocol, one to each address, opened when it is needed.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
-use kera_protocol::Op;
-use kera_raft::{Group, Pending, Transport};
+use kera_protocol::{DescribeCluster, Op};
+use kera_raft::{Group, Pending, Stranger, Transport};
 use kera_rpc::{ClientConfig, Connection, RpcError};
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
+
+use crate::identity::uuid_text;
 
 /// How long a connection may take, and how long it waits for an answer.
 const CONNECT: Duration = Duration::from_secs(2);
@@ -22,34 +24,76 @@ pub(super) const REFUSED: &str = "refused: ";
 /// See the module. Everything runs on the log's runtime.
 ///
 /// A message for a node goes to who says to be that node. At an address another one may stand by now, as when a machine was replaced, and messages do not say whom they are
-/// for: its vote would count as that of the coordinator who stood there, though it knows nothing of what that one has agreed to.
+/// for: its vote would count as that of the coordinator who stood there, though it knows nothing of what that one has agreed to ([`Group::check_is`]).
 pub(super) struct RpcTransport {
     runtime: Handle,
     connections: Arc<Mutex<HashMap<String, Connection>>>,
-    members: Arc<OnceLock<Weak<Group>>>,
+    known: Arc<Known>,
+}
+
+/// Who is who.
+#[derive(Default)]
+struct Known {
+    members: OnceLock<Weak<Group>>,
+    /// Of which other nodes the log of this one has said that they answer under a number.
+    told: Mutex<BTreeSet<(u64, [u8; 16])>>,
 }
 
 impl RpcTransport {
     pub(super) fn new(runtime: Handle) -> RpcTransport {
-        RpcTransport { runtime, connections: Arc::default(), members: Arc::default() }
+        RpcTransport { runtime, connections: Arc::default(), known: Arc::default() }
     }
 
-    /// From here on it is known who is who. Before, nothing is sent to a node by its number.
+    /// From here on it is known who is who. Before, nothing is sent.
     pub(super) fn knows(&self, group: &Arc<Group>) {
-        let _ = self.members.set(Arc::downgrade(group));
+        let _ = self.known.members.set(Arc::downgrade(group));
     }
 }
 
-/// Whether this is the node of that number, as far as this one knows: one that is new to the cluster may not be known here yet. 0 is whoever is there.
-fn check_is(members: &OnceLock<Weak<Group>>, to: u64, address: &str, uuid: [u8; 16]) -> Result<(), String> {
-    if to == 0 {
+impl Known {
+    /// Whether who answers on a connection may be sent an operation for a node: it is the node of that number, or, for 0, it is of this node's cluster.
+    async fn check(&self, to: u64, op: Op, connection: &Connection) -> Result<(), String> {
+        let group = self.members.get().and_then(Weak::upgrade).ok_or("the node is starting, or stopping")?;
+        if to == 0 {
+            return check_cluster(&group, connection).await;
+        }
+        let (uuid, address) = (connection.hello().node_id, connection.address());
+        group.check_is(to as u32, op, uuid).map_err(|stranger| {
+            if matches!(stranger, Stranger::Another(_)) && self.told.lock().insert((to, uuid)) {
+                tracing::warn!(
+                    node = to,
+                    address,
+                    answers = uuid_text(&uuid),
+                    "another node than the one of this number answers at its address, and is told nothing; if the node was started there, it does not find its data directory"
+                );
+            }
+            format!("{stranger} at {address}")
+        })
+    }
+}
+
+/// Whether who answers on a connection is of this node's cluster, or this one of none yet.
+///
+/// A cluster lets anybody join whose number is free, and its leader sends its log then: what a member of another cluster has in its own would be cut off, and
+/// with that all that its cluster has decided. Who stands at the address to join may be such a one by mistake, or because a node that lost its data directory has founded another
+/// cluster there. So it is asked first which cluster it is of, which nodes of all versions say, and on the connection on which it is asked to let this node join: a process is of one
+/// cluster as long as it runs. One that does not know it yet can let nobody join either.
+async fn check_cluster(group: &Group, connection: &Connection) -> Result<(), String> {
+    let Some(own) = group.cluster() else { return Ok(()) };
+    let address = connection.address();
+    let described = connection.call(&DescribeCluster).await.map_err(|error| error.to_string())?;
+    if described.cluster == own {
         return Ok(());
     }
-    let group = members.get().and_then(Weak::upgrade).ok_or("the node is starting, or stopping")?;
-    match group.read(|state| state.node(to as u32).map(|node| node.uuid)) {
-        Some(known) if known != uuid => Err(format!("another node than {to} answers at {address}")),
-        _ => Ok(()),
+    if described.cluster == [0; 16] {
+        return Err(format!("the node at {address} does not know its cluster yet"));
     }
+    Err(format!(
+        "the node at {address} is of cluster {} and this one of cluster {}, so it is not asked to let this one join; name a node of this one's cluster \
+         with --join, and if that was one, see whether it finds its data directory",
+        uuid_text(&described.cluster),
+        uuid_text(&own)
+    ))
 }
 
 async fn connected(connections: &Mutex<HashMap<String, Connection>>, address: &str) -> Result<Connection, RpcError> {
@@ -78,14 +122,13 @@ impl RpcTransport {
         op: Op,
         choose: impl FnOnce(u8) -> Vec<u8> + Send + 'static,
     ) -> Pending<(u8, Vec<u8>)> {
-        let (connections, members, address) = (self.connections.clone(), self.members.clone(), address.to_owned());
+        let (connections, known, address) = (self.connections.clone(), self.known.clone(), address.to_owned());
         let (sender, answer) = tokio::sync::oneshot::channel();
         // A caller that has lost patience does not end a connection that others wait for.
         self.runtime.spawn(async move {
             let asked = async {
                 let connection = connected(&connections, &address).await?;
-                let uuid = connection.hello().node_id;
-                if let Err(reason) = check_is(&members, to, &address, uuid) {
+                if let Err(reason) = known.check(to, op, &connection).await {
                     // Who stands there may go, and the other one come back.
                     connections.lock().remove(&address);
                     return Ok(Err(reason));

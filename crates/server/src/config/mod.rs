@@ -170,7 +170,8 @@ settings! {
         listen: String = Kind::Address, "127.0.0.1:7072", "cluster-listen";
         /// The address that other nodes are told to connect to, where it is not the one that is listened on; `none` is that one.
         advertised: Option<String> = Kind::OptionalAddress, "none", "cluster-advertised";
-        /// The cluster's address of any node of the cluster to join. Not looked at once the node knows its cluster.
+        /// The cluster's address of any node of the cluster to join. A node that is in one asks there while it knows of no leader, and only a node of
+        /// its own cluster. The first node is given it when there is another one: without it a start on an empty data directory founds another cluster.
         join: Option<String> = Kind::OptionalAddress, "none", "join";
         /// What the node does, separated by commas: `coordinator` keeps the catalog and votes if it is one of the first one,
         /// three or five; `broker` serves streams; `backup` keeps copies.
