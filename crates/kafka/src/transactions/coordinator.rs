@@ -1,6 +1,6 @@
 //! All transactional ids of a node: finds the one that a request is about, records what becomes of it, keeps its time.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fmt;
 use std::ops::Bound;
 use std::sync::Arc;
@@ -182,9 +182,19 @@ impl Transactions {
         })
     }
 
-    /// The ids whose transactions have not ended.
-    pub(crate) fn not_at_rest(&self) -> impl Iterator<Item = &String> {
-        self.transactions.iter().filter(|(_, held)| !is_at_rest(&held.is)).map(|(id, _)| id)
+    /// All ids.
+    pub(crate) fn ids(&self) -> impl Iterator<Item = &String> {
+        self.transactions.keys()
+    }
+
+    /// The groups of transactions that have not ended, each with its producer.
+    pub(crate) fn unfinished_groups(&self) -> HashSet<(String, i64)> {
+        let unfinished = self.transactions.values().filter(|held| !is_at_rest(&held.is));
+        let of_each = |Held { is, .. }: &Held| {
+            let producer_id = producer::marked(is).0;
+            is.groups.iter().map(|group| (group.clone(), producer_id)).collect::<Vec<_>>()
+        };
+        unfinished.flat_map(of_each).collect()
     }
 
     /// What is known of an id.

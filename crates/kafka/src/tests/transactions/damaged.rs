@@ -164,6 +164,70 @@ fn what_was_committed_stays_where_the_journal_has_lost_that_it_was() {
     assert_eq!((world.committed("t", 0), world.committed("t", 1)), (vec![0, 5, 7], vec![0]));
 }
 
+/// The lane knows what was written under each epoch, and takes it for a repetition if it comes again.
+#[test]
+fn no_epoch_is_given_out_again_that_the_journal_has_lost() {
+    // Nothing runs in front of what is lost, or a transaction without partitions, or one whose partition does not say any more how it ended.
+    for before in ["at rest", "only a group", "silent"] {
+        let mut world = World::new();
+        let rotten = Rotten::of(&world);
+        let (_, coordinator) = world.parts();
+        let stream = coordinator.stream(&kera_protocol::StreamRef::Name("_kera.transactions".to_owned())).unwrap().id;
+        let first = world.init("a").unwrap();
+        let mut offset = 0;
+        match before {
+            "only a group" => assert_eq!(world.add_group("a", first, "g"), 0),
+            _ => assert_eq!((world.add("a", first, "t", 0), world.write("a", first, "t", 0, 0)), (0, (0, 0))),
+        }
+        if before == "at rest" {
+            assert_eq!(world.end("a", first, true), 0);
+            world.finish();
+        }
+        world.sink.release();
+        rotten.keep();
+        // From here on it is lost.
+        if before != "at rest" {
+            assert_eq!(world.end("a", first, true), 0);
+            world.finish();
+        }
+        if before == "silent" {
+            let topic = world.running().door.transactions.stream_of("t");
+            rotten.take(topic);
+        }
+        for _ in 0..2 {
+            let next = world.init("a").unwrap();
+            assert_eq!(world.add("a", next, "t", 0), 0);
+            let (error, at) = world.write("a", next, "t", 0, 0);
+            assert_eq!((error, world.end("a", next, true)), (0, 0));
+            world.finish();
+            offset = at;
+        }
+        world.sink.release();
+        rotten.take(stream);
+        world.open(true).unwrap();
+        world.finish();
+        // One that still runs is aborted first.
+        let next = match world.init("a") {
+            Err(Code::ConcurrentTransactions) => {
+                world.finish();
+                world.init("a").unwrap()
+            }
+            next => next.unwrap(),
+        };
+        assert_ne!(next.0, first.0, "{before}");
+        assert_eq!(world.add("a", next, "t", 0), 0);
+        let (error, at) = world.write("a", next, "t", 0, 0);
+        assert!(error == 0 && at > offset, "{before}: {error} {at}");
+        assert_eq!(world.end("a", next, true), 0);
+        world.finish();
+        assert_eq!(world.committed_from("t", 0, at), [at], "{before}");
+        // That is known from here on.
+        world.sink.release();
+        world.open(false).unwrap();
+        assert_eq!(world.init("a"), Ok((next.0, next.1 + 1)), "{before}");
+    }
+}
+
 /// A marker was written to one partition and not to the other one.
 #[test]
 fn a_transaction_whose_end_is_lost_ends_everywhere_as_it_did_somewhere() {
