@@ -172,6 +172,8 @@ impl World {
             assert!(done.token < self.token, "an answer to nobody");
             assert!(self.done.insert(done.token, done).is_none(), "two answers");
         }
+        let of_offsets: usize = self.coordinator.groups().map(|group| group.offsets.counted()).sum();
+        assert_eq!(self.coordinator.offset_bytes(), of_offsets, "what offsets take is counted");
         for group in self.coordinator.groups() {
             let of_members = match &group.kind {
                 Kind::Classic(classic) => classic.member_bytes(),
