@@ -4,7 +4,7 @@
 //! answered and hands it to the connections it is for; an answer that rests on what was recorded waits there until that is
 //! durable. Each [part](crate::group_parts) of the groups has a coordinator of its own; a request about groups of several is answered once.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::io;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -436,6 +436,29 @@ impl GroupDoor {
         drop(coordinator);
         self.deliver(part, done);
         ended.map(|mark| part.after(mark))
+    }
+
+    /// What is pending of transactions that a node which is or was alone knows nothing of, or that are over, never counts: nobody would end them, and who wants stable offsets
+    /// would wait for ever. `unfinished`: the groups of all others, each with its producer. Before anybody is served.
+    ///
+    /// Nothing is pending before it is durable that a transaction which has not ended has the group, and none has ended before it is durable that nothing is pending of it. So there is something only where a
+    /// part of the journal of transactions was lost, at this start or at one before which did not come so far.
+    ///
+    /// # Errors
+    /// That cannot be recorded.
+    pub(crate) fn end_unknown(&self, unfinished: &HashSet<(String, i64)>) -> io::Result<()> {
+        let Some(part) = &self.own else { return Ok(()) };
+        let pending = part.coordinator.lock().pending();
+        for (group, producer_id) in pending.into_iter().filter(|one| !unfinished.contains(one)) {
+            tracing::warn!(
+                group,
+                producer_id,
+                "offsets were pending of a transaction that is not known any more: the group goes on from what was committed before"
+            );
+            let ended = self.end_transaction(&group, producer_id, false);
+            ended.map_err(|AppendFailed| io::Error::other(format!("{GROUPS_STREAM} takes no records")))?;
+        }
+        Ok(())
     }
 
     /// Looks at whose the groups are now: what is to be read. In a cluster, on one thread; waits for nobody.

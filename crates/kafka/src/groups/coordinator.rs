@@ -162,6 +162,14 @@ impl Coordinator {
         self.groups.values().any(|group| group.offsets.has_pending())
     }
 
+    /// The producers that have offsets pending, each with its group.
+    pub fn pending(&self) -> Vec<(String, i64)> {
+        let of_each = |(id, group): (&String, &Group)| {
+            group.offsets.pending_producers().map(|producer| (id.clone(), producer)).collect::<Vec<_>>()
+        };
+        self.groups.iter().flat_map(of_each).collect()
+    }
+
     /// The answer of a closed coordinator to a request that waits for others: to join, or for an assignment.
     pub fn refused(key: ApiKey, version: i16, code: Code) -> Option<Answer> {
         match key {

@@ -228,6 +228,37 @@ fn no_epoch_is_given_out_again_that_the_journal_has_lost() {
     }
 }
 
+#[test]
+fn offsets_of_a_transaction_that_is_not_known_any_more_hold_nobody_up() {
+    let mut world = World::new();
+    let rotten = Rotten::of(&world);
+    let (_, coordinator) = world.parts();
+    let stream = coordinator.stream(&kera_protocol::StreamRef::Name("_kera.transactions".to_owned())).unwrap().id;
+    let (lost, runs) = (world.init("lost").unwrap(), world.init("runs").unwrap());
+    for (id, of, group) in [("lost", lost, "g"), ("runs", runs, "h")] {
+        assert_eq!((world.add_group(id, of, group), world.commit_offset(id, of, group, 5)), (0, 0));
+        assert_eq!(world.end(id, of, true), 0);
+        world.finish();
+    }
+    assert_eq!((world.add_group("runs", runs, "h"), world.add("runs", runs, "t", 0)), (0, 0));
+    world.sink.release();
+    rotten.keep();
+    // From here on it is lost.
+    assert_eq!((world.add_group("lost", lost, "g"), world.commit_offset("lost", lost, "g", 7)), (0, 0));
+    assert_eq!(world.commit_offset("runs", runs, "h", 7), 0);
+    world.sink.release();
+    rotten.take(stream);
+    world.open(true).unwrap();
+    world.finish();
+    let unstable = Err(Code::UnstableOffsetCommit);
+    assert_eq!((world.offset("g"), world.offset("h")), (Ok(5), unstable), "the other one is known, and has not ended");
+    assert_eq!(world.end("runs", runs, true), 0);
+    world.finish();
+    world.sink.release();
+    world.open(false).unwrap();
+    assert_eq!((world.offset("g"), world.offset("h")), (Ok(5), Ok(7)));
+}
+
 /// A marker was written to one partition and not to the other one.
 #[test]
 fn a_transaction_whose_end_is_lost_ends_everywhere_as_it_did_somewhere() {
