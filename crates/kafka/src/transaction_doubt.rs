@@ -31,6 +31,8 @@ const READ_BYTES: usize = 1 << 20;
 struct Said {
     /// Whether it was committed, if one of them says how it ended.
     commits: Option<bool>,
+    /// Its producer has begun another one since: it was over, in its groups too.
+    is_over: bool,
     /// Those that have no marker of it yet.
     left: BTreeMap<OffsetKey, Touched>,
     aborted: Vec<AbortedRange>,
@@ -84,6 +86,10 @@ fn outcome(
             "how a transaction has ended is not in the journal any more, but in its partitions"
         );
     }
+    if said.is_over {
+        // They were told: what its producer has pending there is another transaction's.
+        next.groups.clear();
+    }
     Some((next, said.aborted))
 }
 
@@ -94,8 +100,8 @@ fn without_epochs(known: &Transaction) -> Transaction {
 }
 
 fn ask(id: &str, known: &Transaction, lane_of: impl Fn(StreamId, i32) -> Option<Arc<Lane>>) -> Said {
-    let mut said = Said { commits: None, left: BTreeMap::new(), aborted: Vec::new() };
-    let mut silent = Vec::new();
+    let mut said = Said { commits: None, is_over: false, left: BTreeMap::new(), aborted: Vec::new() };
+    let (mut silent, mut ended) = (Vec::new(), Vec::new());
     let producer_id = marked(known).0;
     for (of, touched) in &known.partitions {
         let (Some(lane), Ok(partition)) = (lane_of(touched.stream, of.partition), u32::try_from(of.partition)) else {
@@ -116,10 +122,14 @@ fn ask(id: &str, known: &Transaction, lane_of: impl Fn(StreamId, i32) -> Option<
                     epoch: marker.epoch,
                 };
                 said.aborted.extend((!marker.commits).then_some(range));
+                ended.push((lane, marker_offset + 1));
             }
             Err(why) => silent.push((of, touched, why)),
         }
     }
+    // Nobody wants to know it of one without groups, and partitions may be long.
+    said.is_over =
+        !known.groups.is_empty() && ended.iter().any(|(lane, from)| has_begun_another(lane, producer_id, *from));
     let has_not_ended = !said.left.is_empty();
     for (of, touched, why) in silent {
         if has_not_ended {
@@ -137,6 +147,25 @@ fn ask(id: &str, known: &Transaction, lane_of: impl Fn(StreamId, i32) -> Option<
         );
     }
     said
+}
+
+/// Whether a producer has written to a partition in a transaction, at an offset or behind it. Behind the marker of its transaction that is another one, which
+/// begins only when the one before has ended in all of its partitions and groups. A second marker does not say so: a start writes one again that was on its way. False also where the
+/// disk does not give it.
+fn has_begun_another(lane: &Arc<Lane>, producer_id: i64, from: u64) -> bool {
+    let is_its = |batch: &KafkaBatchView<'_>| {
+        batch.producer_id() == producer_id && batch.is_transactional() && !batch.is_control()
+    };
+    let found = find(lane, from, |data| {
+        for chunk in Chunks::new(data) {
+            let (base, batch) = batch_of(&chunk.map_err(|error| error.to_string())?)?;
+            if batch.filter(|_| base >= from).as_ref().is_some_and(is_its) {
+                return Ok(Some(()));
+            }
+        }
+        Ok(None)
+    });
+    matches!(found, Ok(Some(())))
 }
 
 /// The first marker of a producer at an offset or behind it, and where it is. The transaction that it ends is the one that has written whatever there is of the

@@ -259,6 +259,41 @@ fn offsets_of_a_transaction_that_is_not_known_any_more_hold_nobody_up() {
     assert_eq!((world.offset("g"), world.offset("h")), (Ok(5), Ok(7)));
 }
 
+/// What a producer has pending is not told apart by its transactions.
+#[test]
+fn a_transaction_that_was_over_takes_no_offsets_of_the_next_one_along() {
+    for has_begun in [true, false] {
+        let mut world = World::new();
+        let rotten = Rotten::of(&world);
+        let (_, coordinator) = world.parts();
+        let stream = coordinator.stream(&kera_protocol::StreamRef::Name("_kera.transactions".to_owned())).unwrap().id;
+        let of = world.init("id").unwrap();
+        for partition in [0, 1] {
+            assert_eq!((world.add("id", of, "t", partition), world.write("id", of, "t", partition, 0)), (0, (0, 0)));
+        }
+        assert_eq!((world.add_group("id", of, "g"), world.commit_offset("id", of, "g", 5)), (0, 0));
+        world.sink.release();
+        rotten.keep();
+        // From here on it is lost.
+        assert_eq!(world.end("id", of, true), 0);
+        if has_begun {
+            world.finish();
+            assert_eq!((world.add_group("id", of, "g"), world.commit_offset("id", of, "g", 7)), (0, 0));
+            assert_eq!((world.add("id", of, "t", 0), world.write("id", of, "t", 0, 1)), (0, (0, 2)));
+        } else {
+            // A marker was written, and the group has not heard of it.
+            let door = world.running().door.clone();
+            let lane = door.transactions.lane(door.transactions.stream_of("t"), 0).unwrap();
+            crate::endings::append_marker(&lane, of, true, NOW_MS).unwrap();
+        }
+        world.sink.release();
+        rotten.take(stream);
+        world.open(true).unwrap();
+        world.finish();
+        assert_eq!(world.offset("g"), Ok(5), "{has_begun}");
+    }
+}
+
 /// A marker was written to one partition and not to the other one.
 #[test]
 fn a_transaction_whose_end_is_lost_ends_everywhere_as_it_did_somewhere() {
