@@ -69,9 +69,7 @@ pub(super) struct ClassicGroup {
     join_deadline_ms: Option<u64>,
     sync_deadline_ms: Option<u64>,
     gathering: Option<Gathering>,
-    /// Whether the members of this generation have got their assignments.
-    is_assigned: bool,
-    /// Topics that the members of this generation subscribe to, if they all say so.
+    /// Topics that the members of this generation subscribe to, if they all say so and there is room for them.
     topics: Option<BTreeSet<String>>,
     /// Bytes that these take.
     topics_bytes: usize,
@@ -104,7 +102,6 @@ impl ClassicGroup {
             join_deadline_ms: None,
             sync_deadline_ms: None,
             gathering: None,
-            is_assigned: false,
             topics: None,
             topics_bytes: 0,
         }
@@ -323,7 +320,6 @@ impl ClassicGroup {
             return self.fail_joins(turn);
         }
         self.generation = generation;
-        self.is_assigned = false;
         self.unsynced.clear();
         self.protocol = self.elect_protocol();
         self.look_up();
