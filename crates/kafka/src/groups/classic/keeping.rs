@@ -84,7 +84,7 @@ impl ClassicGroup {
             group.members.insert(id, member);
         }
         group.protocol = group.elect_protocol();
-        group.look_up();
+        group.look_up(turn.bytes_left.saturating_sub(bytes));
         if group.protocol.is_none() || bytes + group.made_bytes() > turn.bytes_left {
             return;
         }
