@@ -339,12 +339,12 @@ impl GroupDoor {
         }
     }
 
-    /// A topic is gone, and with it what groups have committed of it.
-    pub(crate) fn topic_deleted(&self, name: &str) {
+    /// Topics of these names are gone, and with them what groups have committed of them.
+    pub(crate) fn topics_deleted(&self, names: &BTreeSet<String>) {
         for part in self.parts.here() {
             let done = {
                 let mut coordinator = part.coordinator.lock();
-                coordinator.topic_deleted(now(self.clock.as_ref()), name);
+                coordinator.topics_deleted(now(self.clock.as_ref()), names);
                 coordinator.take_done()
             };
             self.deliver(&part, done);
@@ -804,12 +804,15 @@ pub(crate) fn keep_time(door: &Weak<Door>) {
 /// those that read for it.
 pub(crate) fn follow(door: &Weak<Door>) {
     let mut readers: Vec<JoinHandle<()>> = Vec::new();
-    let (mut topics, mut looks) = (BTreeSet::new(), 0_u32);
+    let (mut topics, mut looks) = (BTreeSet::<String>::new(), 0_u32);
     while let Some(strong) = door.upgrade().filter(|door| !door.is_closing()) {
         if looks.is_multiple_of(TOPICS_LOOKS) {
             // Topics are deleted at any node, and their offsets forgotten at each.
             let now: BTreeSet<String> = strong.catalog.infos().into_iter().map(|info| info.name).collect();
-            topics.difference(&now).for_each(|gone: &String| strong.groups.topic_deleted(gone));
+            let gone: BTreeSet<String> = topics.difference(&now).cloned().collect();
+            if !gone.is_empty() {
+                strong.groups.topics_deleted(&gone);
+            }
             topics = now;
         }
         looks = looks.wrapping_add(1);

@@ -210,12 +210,12 @@ impl Coordinator {
         self.sweep(now);
     }
 
-    /// A topic is gone: what was committed for it is forgotten.
-    pub fn topic_deleted(&mut self, now: Now, topic: &str) {
+    /// The topics of these names are gone: what was committed for them is forgotten.
+    pub fn topics_deleted(&mut self, now: Now, names: &BTreeSet<String>) {
         let ids: Vec<String> = self.groups.keys().cloned().collect();
         for id in ids {
             // If it cannot be recorded, the topic's id tells another topic of the same name apart.
-            self.turn(now, &id, |_, offsets, turn| offsets.delete_topic(turn, topic).is_ok());
+            self.turn(now, &id, |_, offsets, turn| offsets.delete_topics(turn, names).is_ok());
         }
     }
 

@@ -4,7 +4,7 @@
 //! is durable: nobody is told an offset that a crash could take back, and none that was acknowledged is missing after one.
 //! The order is kept by the caller's lock: record, then change, then answer with the group's last mark.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use kafka_protocol::error::ResponseError as Code;
 use kera_format::kafka_groups::{CommittedOffset, Fact, METADATA_BYTES_MAX, OffsetKey};
@@ -244,14 +244,22 @@ impl Offsets {
         self.record(turn, facts).map_err(|_| Code::CoordinatorNotAvailable)
     }
 
-    /// Forgets everything about a topic that is gone.
-    pub(super) fn delete_topic(&mut self, turn: &mut Turn<'_>, topic: &str) -> Result<(), Code> {
-        let pending = self.pending.values().flat_map(BTreeMap::keys);
-        let mut gone: Vec<OffsetKey> =
-            self.committed.keys().chain(pending).filter(|of| of.topic == topic).cloned().collect();
-        gone.sort_unstable();
-        gone.dedup();
-        self.delete(turn, &gone)
+    /// Forgets everything about topics that are gone. Who says so knows their names alone, and may be late: what is of a topic that was made again under the name of one
+    /// stays.
+    pub(super) fn delete_topics(&mut self, turn: &mut Turn<'_>, names: &BTreeSet<String>) -> Result<(), Code> {
+        let there: BTreeMap<&str, u128> =
+            names.iter().filter_map(|name| Some((&**name, turn.topics.topic(name)?.id.as_u128()))).collect();
+        let is_gone = |of: &OffsetKey, offset: &CommittedOffset| {
+            names.contains(&of.topic) && there.get(&*of.topic).is_none_or(|id| *id != offset.topic_id)
+        };
+        let committed = self.committed.iter().filter(|(of, offset)| is_gone(of, offset));
+        let committed = committed.map(|(of, _)| Fact::Offset(of.clone(), None));
+        let pending = self.pending.iter().flat_map(|(producer, offsets)| {
+            let gone = offsets.iter().filter(|(of, offset)| is_gone(of, offset));
+            gone.map(|(of, _)| Fact::Pending(*producer, of.clone(), None))
+        });
+        let gone = committed.chain(pending).collect();
+        self.record(turn, gone).map_err(|_| Code::CoordinatorNotAvailable)
     }
 
     /// Forgets offsets whose time is up. `since_ms`: an offset is not older than this, if given. `is_read`: topics that are

@@ -1,5 +1,7 @@
 //! Offsets: committing, fetching, deleting, expiring, surviving a restart; and what administrators see.
 
+use std::collections::BTreeSet;
+
 use kafka_protocol::error::ResponseError as Code;
 use kafka_protocol::messages::offset_delete_request::{OffsetDeleteRequestPartition, OffsetDeleteRequestTopic};
 use kafka_protocol::messages::offset_fetch_request::OffsetFetchRequestTopic;
@@ -227,8 +229,16 @@ fn a_topic_that_is_made_again_has_not_been_read() {
     world.topics.set("orders", 0);
     world.topics.set("orders", 4);
     assert_eq!(world.offsets(), [("items".into(), 0, 1)]);
-    world.coordinator.topic_deleted(world.now, "orders");
-    world.coordinator.topic_deleted(world.now, "items");
+    // Who says that the first one is gone may come when the second one is read already.
+    world.commit(&simple(&[("orders", 1, 5)]));
+    assert_eq!(txn_commit(&mut world, 11, &[("orders", 2, 6)]), [0]);
+    world.topics.set("items", 0);
+    world.coordinator.topics_deleted(world.now, &BTreeSet::from(["orders".into(), "items".into()]));
+    world.restart();
+    world.coordinator.end_transaction(world.now, GROUP, 11, true).expect("recorded");
+    assert_eq!(world.offsets(), [("orders".into(), 1, 5), ("orders".into(), 2, 6)]);
+    world.topics.set("orders", 0);
+    world.coordinator.topics_deleted(world.now, &BTreeSet::from(["orders".into()]));
     world.restart();
     assert_eq!(world.offsets(), []);
     assert_eq!(world.coordinator.group_count(), 0);
