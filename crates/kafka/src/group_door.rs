@@ -402,10 +402,14 @@ impl GroupDoor {
     }
 
     /// The same at the request of a transaction's coordinator in a cluster; `number` is the transaction's.
-    pub(crate) fn end_here(&self, asked: &EndInGroup) -> Result<Option<After>, ResponseError> {
+    ///
+    /// Who knows nothing of the transaction says that it has ended, and records nothing. So nobody may say it who may have been replaced: the next owner may have
+    /// offsets of it that are pending.
+    pub(crate) fn end_here(&self, broker: &Broker, asked: &EndInGroup) -> Result<Option<After>, ResponseError> {
         let producer_id = asked.producer_id.0.cast_signed();
         let here = self.parts.find_here(&asked.group).filter(|(epoch, _)| *epoch == asked.owner_epoch);
-        let (_, part) = here.ok_or(ResponseError::NotCoordinator)?;
+        let is_ours = |part: &Part| broker.is_confirmed() && part.log.as_ref().is_none_or(|log| log.is_ours());
+        let (_, part) = here.filter(|(_, part)| is_ours(part)).ok_or(ResponseError::NotCoordinator)?;
         let mut coordinator = part.coordinator.lock();
         // It may have left since it was found. What it knows nothing of any more has not ended.
         coordinator.check_loaded()?;
@@ -681,7 +685,7 @@ impl Door {
     /// Tells a group how a transaction has ended, at its coordinator's request.
     pub(crate) fn end_in_group(&self, asked: &EndInGroup) -> Served<GroupEnded> {
         let ended = if self.owner.has_heard_of(self, asked.part, asked.part_epoch) {
-            self.groups.end_here(asked)
+            self.groups.end_here(&self.broker, asked)
         } else {
             Err(ResponseError::TransactionCoordinatorFenced)
         };
