@@ -2,7 +2,7 @@
 //!
 //! [`answer`] runs on the I/O thread of the connection; what [`command`] makes runs on the door's thread for commands.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use kafka_protocol::ResponseError;
 use kafka_protocol::messages::alter_configs_response::AlterConfigsResourceResponse as Altered;
@@ -379,7 +379,7 @@ fn delete_topics(door: &Door, version: i16, asked: &DeleteTopicsRequest) -> Dele
         let by_id = StreamRef::Id(info.id);
         match unled.or(|| door.coordinator.delete_stream(&by_id).map_err(|error| refusal(&error))) {
             Ok(_) => {
-                door.groups.topic_deleted(&info.name);
+                door.groups.topics_deleted(&BTreeSet::from([info.name]));
                 answer
             }
             Err((code, why)) => answer.with_error_code(code.code()).with_error_message(Some(text(why))),

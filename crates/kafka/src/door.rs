@@ -406,6 +406,7 @@ impl Door {
         let transactions = TransactionDoor::open(&catalog, &broker, &clock, events, requests, accept)?;
         let (is_founded, is_at_rest) = (catalog.info_of_groups().is_some(), transactions.own_is_at_rest());
         group_door::may_do_without(unread, is_founded, is_at_rest, accept)?;
+        groups.end_unknown(&transactions.own_groups())?;
         let address = OnceLock::new();
         let door = Door {
             config,

@@ -60,7 +60,14 @@ pub(crate) struct FarEnding {
     /// The decision is durable.
     decided: bool,
     markers: Vec<Marker>,
-    groups: Vec<(String, Step)>,
+    groups: Vec<Group>,
+}
+
+struct Group {
+    name: String,
+    step: Step,
+    /// Its owner's, when that was asked last.
+    owner_epoch: u32,
 }
 
 impl FarEnding {
@@ -78,7 +85,8 @@ impl FarEnding {
             })
         });
         let markers = markers.collect();
-        let groups = ending.groups.iter().map(|group| (group.clone(), Step::ToDo(0))).collect();
+        let groups = ending.groups.iter();
+        let groups = groups.map(|name| Group { name: name.clone(), step: Step::ToDo(0), owner_epoch: 0 }).collect();
         FarEnding { number, part, ending, decided: false, markers, groups }
     }
 
@@ -101,8 +109,20 @@ impl FarEnding {
         self.ask_owners(door, events, now_ms);
         self.ask_groups(door, events, now_ms);
         let is_done = self.markers.iter().all(|marker| marker.step == Step::Done)
-            && self.groups.iter().all(|(_, step)| *step == Step::Done);
-        is_done && self.end(door, now_ms)
+            && self.groups.iter().all(|group| group.step == Step::Done);
+        is_done && self.are_told(door, now_ms) && self.end(door, now_ms)
+    }
+
+    /// Whether all groups have been told at the owner that is known now. One that had been replaced may have said that it is done, since it did not know yet that it was not
+    /// the one to say so: its successor is asked.
+    fn are_told(&mut self, door: &Door, now_ms: u64) -> bool {
+        for group in &mut self.groups {
+            let owner = door.groups.owner_of(&door.broker, &group.name);
+            if owner.is_none_or(|(_, epoch)| epoch != group.owner_epoch) {
+                group.step = Step::ToDo(now_ms);
+            }
+        }
+        self.groups.iter().all(|group| group.step == Step::Done)
     }
 
     /// Records the end. True if that is done.
@@ -169,19 +189,19 @@ impl FarEnding {
     }
 
     fn ask_groups(&mut self, door: &Door, events: &Sender<Event>, now_ms: u64) {
-        for (at, (group, step)) in self.groups.iter_mut().enumerate() {
-            if !matches!(*step, Step::ToDo(from_ms) if from_ms <= now_ms) {
+        for (at, group) in self.groups.iter_mut().enumerate() {
+            if !matches!(group.step, Step::ToDo(from_ms) if from_ms <= now_ms) {
                 continue;
             }
-            let Some((node, owner_epoch)) = door.groups.owner_of(&door.broker, group) else {
-                *step = Step::ToDo(now_ms + RETRY_MS);
+            let Some((node, owner_epoch)) = door.groups.owner_of(&door.broker, &group.name) else {
+                group.step = Step::ToDo(now_ms + RETRY_MS);
                 continue;
             };
-            *step = Step::Asked;
+            (group.step, group.owner_epoch) = (Step::Asked, owner_epoch);
             let message = EndInGroup {
                 part: self.part.number,
                 part_epoch: self.part.epoch,
-                group: group.clone(),
+                group: group.name.clone(),
                 owner_epoch,
                 producer_id: ProducerId(self.ending.producer_id.cast_unsigned()),
                 number: self.ending.number,
@@ -206,10 +226,10 @@ impl FarEnding {
                 tracing::debug!(id = self.ending.id, why = ?told.err(), "markers have to wait");
                 places.into_iter().for_each(|at| self.markers[at].step = Step::ToDo(now_ms + RETRY_MS));
             }
-            Told::Group(at, Ok(GroupEnded { error: 0 })) => self.groups[at].1 = Step::Done,
+            Told::Group(at, Ok(GroupEnded { error: 0 })) => self.groups[at].step = Step::Done,
             Told::Group(at, told) => {
-                tracing::debug!(id = self.ending.id, group = self.groups[at].0, ?told, "a group has to wait");
-                self.groups[at].1 = Step::ToDo(now_ms + RETRY_MS);
+                tracing::debug!(id = self.ending.id, group = self.groups[at].name, ?told, "a group has to wait");
+                self.groups[at].step = Step::ToDo(now_ms + RETRY_MS);
             }
         }
     }

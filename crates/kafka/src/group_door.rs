@@ -4,7 +4,7 @@
 //! answered and hands it to the connections it is for; an answer that rests on what was recorded waits there until that is
 //! durable. Each [part](crate::group_parts) of the groups has a coordinator of its own; a request about groups of several is answered once.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::io;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -339,12 +339,12 @@ impl GroupDoor {
         }
     }
 
-    /// A topic is gone, and with it what groups have committed of it.
-    pub(crate) fn topic_deleted(&self, name: &str) {
+    /// Topics of these names are gone, and with them what groups have committed of them.
+    pub(crate) fn topics_deleted(&self, names: &BTreeSet<String>) {
         for part in self.parts.here() {
             let done = {
                 let mut coordinator = part.coordinator.lock();
-                coordinator.topic_deleted(now(self.clock.as_ref()), name);
+                coordinator.topics_deleted(now(self.clock.as_ref()), names);
                 coordinator.take_done()
             };
             self.deliver(&part, done);
@@ -402,10 +402,14 @@ impl GroupDoor {
     }
 
     /// The same at the request of a transaction's coordinator in a cluster; `number` is the transaction's.
-    pub(crate) fn end_here(&self, asked: &EndInGroup) -> Result<Option<After>, ResponseError> {
+    ///
+    /// Who knows nothing of the transaction says that it has ended, and records nothing. So nobody may say it who may have been replaced: the next owner may have
+    /// offsets of it that are pending.
+    pub(crate) fn end_here(&self, broker: &Broker, asked: &EndInGroup) -> Result<Option<After>, ResponseError> {
         let producer_id = asked.producer_id.0.cast_signed();
         let here = self.parts.find_here(&asked.group).filter(|(epoch, _)| *epoch == asked.owner_epoch);
-        let (_, part) = here.ok_or(ResponseError::NotCoordinator)?;
+        let is_ours = |part: &Part| broker.is_confirmed() && part.log.as_ref().is_none_or(|log| log.is_ours());
+        let (_, part) = here.filter(|(_, part)| is_ours(part)).ok_or(ResponseError::NotCoordinator)?;
         let mut coordinator = part.coordinator.lock();
         // It may have left since it was found. What it knows nothing of any more has not ended.
         coordinator.check_loaded()?;
@@ -436,6 +440,29 @@ impl GroupDoor {
         drop(coordinator);
         self.deliver(part, done);
         ended.map(|mark| part.after(mark))
+    }
+
+    /// What is pending of transactions that a node which is or was alone knows nothing of, or that are over, never counts: nobody would end them, and who wants stable offsets
+    /// would wait for ever. `unfinished`: the groups of all others, each with its producer. Before anybody is served.
+    ///
+    /// Nothing is pending before it is durable that a transaction which has not ended has the group, and none has ended before it is durable that nothing is pending of it. So there is something only where a
+    /// part of the journal of transactions was lost, at this start or at one before which did not come so far.
+    ///
+    /// # Errors
+    /// That cannot be recorded.
+    pub(crate) fn end_unknown(&self, unfinished: &HashSet<(String, i64)>) -> io::Result<()> {
+        let Some(part) = &self.own else { return Ok(()) };
+        let pending = part.coordinator.lock().pending();
+        for (group, producer_id) in pending.into_iter().filter(|one| !unfinished.contains(one)) {
+            tracing::warn!(
+                group,
+                producer_id,
+                "offsets were pending of a transaction that is not known any more: the group goes on from what was committed before"
+            );
+            let ended = self.end_transaction(&group, producer_id, false);
+            ended.map_err(|AppendFailed| io::Error::other(format!("{GROUPS_STREAM} takes no records")))?;
+        }
+        Ok(())
     }
 
     /// Looks at whose the groups are now: what is to be read. In a cluster, on one thread; waits for nobody.
@@ -658,7 +685,7 @@ impl Door {
     /// Tells a group how a transaction has ended, at its coordinator's request.
     pub(crate) fn end_in_group(&self, asked: &EndInGroup) -> Served<GroupEnded> {
         let ended = if self.owner.has_heard_of(self, asked.part, asked.part_epoch) {
-            self.groups.end_here(asked)
+            self.groups.end_here(&self.broker, asked)
         } else {
             Err(ResponseError::TransactionCoordinatorFenced)
         };
@@ -781,12 +808,15 @@ pub(crate) fn keep_time(door: &Weak<Door>) {
 /// those that read for it.
 pub(crate) fn follow(door: &Weak<Door>) {
     let mut readers: Vec<JoinHandle<()>> = Vec::new();
-    let (mut topics, mut looks) = (BTreeSet::new(), 0_u32);
+    let (mut topics, mut looks) = (BTreeSet::<String>::new(), 0_u32);
     while let Some(strong) = door.upgrade().filter(|door| !door.is_closing()) {
         if looks.is_multiple_of(TOPICS_LOOKS) {
             // Topics are deleted at any node, and their offsets forgotten at each.
             let now: BTreeSet<String> = strong.catalog.infos().into_iter().map(|info| info.name).collect();
-            topics.difference(&now).for_each(|gone: &String| strong.groups.topic_deleted(gone));
+            let gone: BTreeSet<String> = topics.difference(&now).cloned().collect();
+            if !gone.is_empty() {
+                strong.groups.topics_deleted(&gone);
+            }
             topics = now;
         }
         looks = looks.wrapping_add(1);

@@ -265,8 +265,12 @@ impl Load {
         go_on: impl Fn() -> bool,
     ) -> Option<Arc<Part>> {
         let all = GroupConfig::default();
-        let config =
-            GroupConfig { groups_max: all.groups_max / SHARE, members_bytes_max: all.members_bytes_max / SHARE, ..all };
+        let config = GroupConfig {
+            groups_max: all.groups_max / SHARE,
+            members_bytes_max: all.members_bytes_max / SHARE,
+            offset_bytes_max: all.offset_bytes_max / SHARE,
+            ..all
+        };
         let Coming { streamlet, epoch, log, .. } = &self.coming;
         let begin = || self.making.coordinator(config.clone(), Some(Arc::clone(log)));
         let fill = (begin, |coordinator: &mut Coordinator, entry| coordinator.replay(entry));

@@ -699,6 +699,11 @@ impl TransactionDoor {
         self.own.state.lock().all.is_at_rest()
     }
 
+    /// The groups of transactions that have not ended there, each with its producer.
+    pub(crate) fn own_groups(&self) -> HashSet<(String, i64)> {
+        self.own.state.lock().all.unfinished_groups()
+    }
+
     /// Records that nothing is left to do there, once that is so.
     fn record_wound_down(&self) {
         if self.wound_down.load(Ordering::Relaxed) {

@@ -34,7 +34,7 @@ pub(crate) struct Own {
     pub(crate) wound_down: bool,
     /// Something could not be read, and is done without.
     pub(crate) is_damaged: bool,
-    /// Ids whose transactions had not ended in front of that, and of which nothing is behind it.
+    /// Ids that were known in front of that, and of which nothing is behind it: any of them may have had transactions since, and other epochs.
     pub(crate) in_doubt: BTreeSet<String>,
 }
 
@@ -54,7 +54,7 @@ pub(crate) fn read_own(log: &StateLog<Entry>, coordinator: &mut Transactions, ac
             Ok(entry) => entry,
             Err(error) => {
                 damage.meet(error);
-                own.in_doubt.extend(coordinator.not_at_rest().cloned());
+                own.in_doubt.extend(coordinator.ids().cloned());
                 return;
             }
         };

@@ -162,6 +162,9 @@ pub struct GroupConfig {
     /// Bytes of the members of all groups together: what they give, what they are called, what they have and should have, and the ids that they
     /// were promised.
     pub members_bytes_max: usize,
+    /// Bytes of the offsets of all groups together, committed and pending, with their metadata: what is more is not committed, but in place of
+    /// an offset that takes no less.
+    pub offset_bytes_max: usize,
     /// Topics that one member of a consumer group may name.
     pub member_topics_max: usize,
     /// Bytes of the metadata of an offset (`offset.metadata.max.bytes`).
@@ -187,6 +190,7 @@ impl Default for GroupConfig {
             groups_max: 100_000,
             member_bytes_max: 1 << 20,
             members_bytes_max: 256 << 20,
+            offset_bytes_max: 1 << 30,
             member_topics_max: 10_000,
             metadata_bytes_max: 4_096,
             offsets_retention_ms: 7 * 24 * 3_600_000,

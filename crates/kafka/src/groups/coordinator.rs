@@ -35,6 +35,8 @@ pub struct Coordinator {
     done: Vec<Done>,
     /// Bytes that the members of all groups take.
     member_bytes: usize,
+    /// Bytes that the offsets of all groups take.
+    offset_bytes: usize,
     /// Why nobody is served: everything in the journal has not been taken yet, or the groups are another node's.
     closed: Option<Code>,
     sweep: Sweep,
@@ -78,6 +80,7 @@ impl Coordinator {
             wakes: BTreeSet::new(),
             done: Vec::new(),
             member_bytes: 0,
+            offset_bytes: 0,
             closed: Some(Code::CoordinatorLoadInProgress),
             sweep: Sweep { next_ms: u64::MAX, behind: None },
         }
@@ -88,7 +91,7 @@ impl Coordinator {
         let Entry { group: id, fact } = entry;
         match fact {
             Fact::Group(None) => {
-                self.groups.remove(&id);
+                self.offset_bytes -= self.groups.remove(&id).map_or(0, |group| group.offsets.bytes());
                 self.kept.remove(&id);
             }
             Fact::Member(member, state) => self.kept.entry(id).or_default().replay(member, state),
@@ -107,7 +110,9 @@ impl Coordinator {
             }
             fact => {
                 let group = self.groups.entry(id).or_insert_with_key(|id| Group::new(id, Now::default()));
+                let before = group.offsets.bytes();
                 group.offsets.replay(fact);
+                self.offset_bytes = self.offset_bytes + group.offsets.bytes() - before;
             }
         }
     }
@@ -136,7 +141,7 @@ impl Coordinator {
         self.groups.clear();
         self.kept.clear();
         self.wakes.clear();
-        self.member_bytes = 0;
+        (self.member_bytes, self.offset_bytes) = (0, 0);
     }
 
     /// The same; but what producers have pending is kept, and nothing else, so that transactions which are decided can still
@@ -146,6 +151,7 @@ impl Coordinator {
         self.close(code);
         for (id, group) in groups.into_iter().filter(|(_, group)| group.offsets.has_pending()) {
             let Group { offsets, .. } = group;
+            self.offset_bytes += offsets.bytes();
             let left = Group { offsets, ..Group::new(&id, Now::default()) };
             self.groups.insert(id, left);
         }
@@ -154,6 +160,14 @@ impl Coordinator {
     /// Whether producers have offsets pending.
     pub fn has_pending(&self) -> bool {
         self.groups.values().any(|group| group.offsets.has_pending())
+    }
+
+    /// The producers that have offsets pending, each with its group.
+    pub fn pending(&self) -> Vec<(String, i64)> {
+        let of_each = |(id, group): (&String, &Group)| {
+            group.offsets.pending_producers().map(|producer| (id.clone(), producer)).collect::<Vec<_>>()
+        };
+        self.groups.iter().flat_map(of_each).collect()
     }
 
     /// The answer of a closed coordinator to a request that waits for others: to join, or for an assignment.
@@ -196,12 +210,12 @@ impl Coordinator {
         self.sweep(now);
     }
 
-    /// A topic is gone: what was committed for it is forgotten.
-    pub fn topic_deleted(&mut self, now: Now, topic: &str) {
+    /// The topics of these names are gone: what was committed for them is forgotten.
+    pub fn topics_deleted(&mut self, now: Now, names: &BTreeSet<String>) {
         let ids: Vec<String> = self.groups.keys().cloned().collect();
         for id in ids {
             // If it cannot be recorded, the topic's id tells another topic of the same name apart.
-            self.turn(now, &id, |_, offsets, turn| offsets.delete_topic(turn, topic).is_ok());
+            self.turn(now, &id, |_, offsets, turn| offsets.delete_topics(turn, names).is_ok());
         }
     }
 
@@ -233,6 +247,12 @@ impl Coordinator {
     /// How many groups there are.
     pub fn group_count(&self) -> usize {
         self.groups.len()
+    }
+
+    /// Bytes that their offsets take.
+    #[cfg(test)]
+    pub(super) fn offset_bytes(&self) -> usize {
+        self.offset_bytes
     }
 
     pub(super) fn groups(&self) -> impl Iterator<Item = &Group> {
@@ -289,6 +309,7 @@ impl Coordinator {
     pub(super) fn remove(&mut self, id: &str) {
         if let Some(group) = self.groups.remove(id) {
             self.member_bytes -= group.head.member_bytes;
+            self.offset_bytes -= group.offsets.bytes();
             self.wakes.remove(&(group.head.wake_ms, id.to_owned()));
         }
     }
@@ -302,7 +323,7 @@ impl Coordinator {
     ) -> Option<R> {
         let group = self.groups.get_mut(id)?;
         let Group { head, kind, offsets } = group;
-        let (wake_before_ms, bytes_before) = (head.wake_ms, head.member_bytes);
+        let (wake_before_ms, bytes_before) = (head.wake_ms, [head.member_bytes, offsets.bytes()]);
         let mut turn = Turn {
             now,
             config: &self.config,
@@ -312,6 +333,7 @@ impl Coordinator {
             done: &mut self.done,
             head,
             bytes_left: self.config.members_bytes_max.saturating_sub(self.member_bytes),
+            offset_bytes_left: self.config.offset_bytes_max.saturating_sub(self.offset_bytes),
         };
         let result = act(kind, offsets, &mut turn);
         // The last member that let the coordinator assign has gone, and others are left: they agree among themselves again.
@@ -324,7 +346,8 @@ impl Coordinator {
         let made_bytes = kind.made_bytes();
         head.member_bytes = head.member_bytes + made_bytes - std::mem::replace(&mut head.made_bytes, made_bytes);
         let wake_ms = group.head.wake_ms;
-        self.member_bytes = self.member_bytes + group.head.member_bytes - bytes_before;
+        self.member_bytes = self.member_bytes + group.head.member_bytes - bytes_before[0];
+        self.offset_bytes = self.offset_bytes + group.offsets.bytes() - bytes_before[1];
         if wake_ms != wake_before_ms {
             self.wakes.remove(&(wake_before_ms, id.to_owned()));
             if wake_ms != u64::MAX {

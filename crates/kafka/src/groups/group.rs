@@ -61,6 +61,8 @@ pub(super) struct Turn<'a> {
     pub(super) head: &'a mut Head,
     /// Bytes that members of all groups may still take.
     pub(super) bytes_left: usize,
+    /// Bytes that offsets of all groups may still take.
+    pub(super) offset_bytes_left: usize,
 }
 
 impl Group {

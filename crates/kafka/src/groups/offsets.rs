@@ -4,7 +4,7 @@
 //! is durable: nobody is told an offset that a crash could take back, and none that was acknowledged is missing after one.
 //! The order is kept by the caller's lock: record, then change, then answer with the group's last mark.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use kafka_protocol::error::ResponseError as Code;
 use kera_format::kafka_groups::{CommittedOffset, Fact, METADATA_BYTES_MAX, OffsetKey};
@@ -18,12 +18,17 @@ const FACTS_AT_ONCE: usize = 512;
 /// Offsets that one group may have pending, over all transactions.
 const PENDING_MAX: usize = 1_000_000;
 
+/// Bytes that an offset is counted for beside the name of its topic and its metadata.
+const OFFSET_BYTES: usize = 192;
+
 /// The offsets of a group.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Offsets {
     committed: BTreeMap<OffsetKey, CommittedOffset>,
     /// By the producer whose transaction they belong to.
     pending: BTreeMap<i64, BTreeMap<OffsetKey, CommittedOffset>>,
+    /// Bytes that all of these take.
+    bytes: usize,
 }
 
 /// What a request wants to commit for one partition.
@@ -64,6 +69,27 @@ impl Commit<'_> {
     }
 }
 
+/// Bytes that an offset takes.
+fn bytes_of(of: &OffsetKey, offset: &CommittedOffset) -> usize {
+    OFFSET_BYTES + of.topic.len() + offset.metadata.len()
+}
+
+/// Has an offset in place of the one before, or none: the bytes that it takes, and those that the one before took.
+fn put(
+    all: &mut BTreeMap<OffsetKey, CommittedOffset>,
+    of: OffsetKey,
+    offset: Option<CommittedOffset>,
+) -> (usize, usize) {
+    let named = OFFSET_BYTES + of.topic.len();
+    let bytes = |offset: &CommittedOffset| named + offset.metadata.len();
+    let more = offset.as_ref().map_or(0, bytes);
+    let before = match offset {
+        Some(offset) => all.insert(of, offset),
+        None => all.remove(&of),
+    };
+    (more, before.as_ref().map_or(0, bytes))
+}
+
 impl Offsets {
     pub(super) fn is_empty(&self) -> bool {
         self.committed.is_empty() && self.pending.is_empty()
@@ -73,28 +99,38 @@ impl Offsets {
         !self.pending.is_empty()
     }
 
+    /// The producers that have offsets pending.
+    pub(super) fn pending_producers(&self) -> impl Iterator<Item = i64> {
+        self.pending.keys().copied()
+    }
+
+    /// Bytes that all of them take.
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// The same, counted now.
+    #[cfg(test)]
+    pub(super) fn counted(&self) -> usize {
+        let all = self.committed.iter().chain(self.pending.values().flatten());
+        all.map(|(of, offset)| bytes_of(of, offset)).sum()
+    }
+
     /// Takes what the journal says.
     pub(super) fn replay(&mut self, fact: Fact) {
-        match fact {
-            Fact::Group(_) | Fact::Member(..) => {}
-            Fact::Offset(of, Some(offset)) => {
-                self.committed.insert(of, offset);
-            }
-            Fact::Offset(of, None) => {
-                self.committed.remove(&of);
-            }
-            Fact::Pending(producer, of, Some(offset)) => {
-                self.pending.entry(producer).or_default().insert(of, offset);
-            }
-            Fact::Pending(producer, of, None) => {
-                if let Some(pending) = self.pending.get_mut(&producer) {
-                    pending.remove(&of);
-                    if pending.is_empty() {
-                        self.pending.remove(&producer);
-                    }
+        let (more, less) = match fact {
+            Fact::Group(_) | Fact::Member(..) => return,
+            Fact::Offset(of, offset) => put(&mut self.committed, of, offset),
+            Fact::Pending(producer, of, offset) => {
+                let pending = self.pending.entry(producer).or_default();
+                let bytes = put(pending, of, offset);
+                if pending.is_empty() {
+                    self.pending.remove(&producer);
                 }
+                bytes
             }
-        }
+        };
+        self.bytes = self.bytes + more - less;
     }
 
     /// Everything, as the journal would tell it.
@@ -124,10 +160,22 @@ impl Offsets {
     ) -> Vec<Result<(), Code>> {
         let mut facts = Vec::with_capacity(commits.len());
         let mut results: Vec<Result<(), Code>> = Vec::with_capacity(commits.len());
+        let mut bytes_left = turn.offset_bytes_left;
         for commit in commits {
-            let fact = commit.checked(turn).map(|(of, offset)| match producer {
-                None => Fact::Offset(of, Some(offset)),
-                Some(producer) => Fact::Pending(producer, of, Some(offset)),
+            let fact = commit.checked(turn).and_then(|(of, offset)| {
+                // Who takes no more than before may go on, however little is left.
+                let known = producer.map_or(Some(&self.committed), |producer| self.pending.get(&producer));
+                let has = known.and_then(|known| known.get(&of)).map_or(0, |known| bytes_of(&of, known));
+                let more = bytes_of(&of, &offset).saturating_sub(has);
+                let Some(left) = bytes_left.checked_sub(more) else {
+                    tell("bytes that offsets of all groups take", &turn.head.id, turn.config.offset_bytes_max);
+                    return Err(Code::PolicyViolation);
+                };
+                bytes_left = left;
+                Ok(match producer {
+                    None => Fact::Offset(of, Some(offset)),
+                    Some(producer) => Fact::Pending(producer, of, Some(offset)),
+                })
             });
             results.push(fact.map(|fact| facts.push(fact)));
         }
@@ -196,14 +244,22 @@ impl Offsets {
         self.record(turn, facts).map_err(|_| Code::CoordinatorNotAvailable)
     }
 
-    /// Forgets everything about a topic that is gone.
-    pub(super) fn delete_topic(&mut self, turn: &mut Turn<'_>, topic: &str) -> Result<(), Code> {
-        let pending = self.pending.values().flat_map(BTreeMap::keys);
-        let mut gone: Vec<OffsetKey> =
-            self.committed.keys().chain(pending).filter(|of| of.topic == topic).cloned().collect();
-        gone.sort_unstable();
-        gone.dedup();
-        self.delete(turn, &gone)
+    /// Forgets everything about topics that are gone. Who says so knows their names alone, and may be late: what is of a topic that was made again under the name of one
+    /// stays.
+    pub(super) fn delete_topics(&mut self, turn: &mut Turn<'_>, names: &BTreeSet<String>) -> Result<(), Code> {
+        let there: BTreeMap<&str, u128> =
+            names.iter().filter_map(|name| Some((&**name, turn.topics.topic(name)?.id.as_u128()))).collect();
+        let is_gone = |of: &OffsetKey, offset: &CommittedOffset| {
+            names.contains(&of.topic) && there.get(&*of.topic).is_none_or(|id| *id != offset.topic_id)
+        };
+        let committed = self.committed.iter().filter(|(of, offset)| is_gone(of, offset));
+        let committed = committed.map(|(of, _)| Fact::Offset(of.clone(), None));
+        let pending = self.pending.iter().flat_map(|(producer, offsets)| {
+            let gone = offsets.iter().filter(|(of, offset)| is_gone(of, offset));
+            gone.map(|(of, _)| Fact::Pending(*producer, of.clone(), None))
+        });
+        let gone = committed.chain(pending).collect();
+        self.record(turn, gone).map_err(|_| Code::CoordinatorNotAvailable)
     }
 
     /// Forgets offsets whose time is up. `since_ms`: an offset is not older than this, if given. `is_read`: topics that are

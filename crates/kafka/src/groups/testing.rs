@@ -28,6 +28,8 @@ pub(super) const GROUP: &str = "group";
 #[derive(Debug, Default)]
 pub(super) struct Kept {
     pub(super) entries: Vec<Entry>,
+    /// Copies of everything: where they begin and end. What stands in front of the last one is not read.
+    copies: Vec<(usize, usize)>,
     pub(super) is_full: bool,
     /// Whether no members are taken.
     pub(super) is_older: bool,
@@ -37,6 +39,35 @@ pub(super) struct Kept {
 
 #[derive(Clone, Debug, Default)]
 pub(super) struct MemoryJournal(pub(super) Arc<Mutex<Kept>>);
+
+impl MemoryJournal {
+    /// Writes everything anew, unless nothing is taken.
+    pub(super) fn copy(&self, coordinator: &Coordinator) {
+        let (copy, next) = coordinator.snapshot(None, usize::MAX);
+        assert_eq!(next, None);
+        let mut kept = self.0.lock();
+        if !kept.is_full {
+            let from = kept.entries.len();
+            kept.entries.extend(copy);
+            let end = kept.entries.len();
+            kept.copies.push((from, end));
+        }
+    }
+
+    /// Loses everything behind so many entries.
+    pub(super) fn cut(&self, durable: u64) {
+        let mut kept = self.0.lock();
+        kept.entries.truncate(durable as usize);
+        kept.copies.retain(|(_, end)| *end as u64 <= durable);
+    }
+
+    /// What whoever begins anew reads.
+    fn read(&self) -> Vec<Entry> {
+        let kept = self.0.lock();
+        let from = kept.copies.last().map_or(0, |(from, _)| *from);
+        kept.entries[from..].to_vec()
+    }
+}
 
 impl Journal for MemoryJournal {
     fn append(&mut self, entries: &[Entry]) -> Result<Mark, AppendFailed> {
@@ -143,8 +174,7 @@ impl World {
         self.seed += 1;
         self.done.clear();
         self.coordinator = World::coordinator(&self.config, &self.journal, &self.topics, self.seed);
-        let entries = self.journal.0.lock().entries.clone();
-        entries.into_iter().for_each(|entry| self.coordinator.replay(entry));
+        self.journal.read().into_iter().for_each(|entry| self.coordinator.replay(entry));
         self.coordinator.start(self.now);
     }
 
@@ -172,6 +202,8 @@ impl World {
             assert!(done.token < self.token, "an answer to nobody");
             assert!(self.done.insert(done.token, done).is_none(), "two answers");
         }
+        let of_offsets: usize = self.coordinator.groups().map(|group| group.offsets.counted()).sum();
+        assert_eq!(self.coordinator.offset_bytes(), of_offsets, "what offsets take is counted");
         for group in self.coordinator.groups() {
             let of_members = match &group.kind {
                 Kind::Classic(classic) => classic.member_bytes(),

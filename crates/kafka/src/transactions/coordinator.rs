@@ -1,6 +1,6 @@
 //! All transactional ids of a node: finds the one that a request is about, records what becomes of it, keeps its time.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fmt;
 use std::ops::Bound;
 use std::sync::Arc;
@@ -45,8 +45,10 @@ pub struct Transactions {
     ids: Box<dyn ProducerIds + Send>,
     places: Arc<dyn Places + Send + Sync>,
     transactions: BTreeMap<String, Held>,
-    /// The ids [at rest](is_at_rest), with when that last changed.
-    resting: BTreeSet<(i64, String)>,
+    /// The ids [at rest](is_at_rest), those that have been so longest first: see [`put`](Transactions::put).
+    resting: BTreeMap<(i64, u64), String>,
+    /// How often an id has come to rest.
+    rests: u64,
     /// When something happens to a transaction by itself.
     wakes: BTreeSet<(u64, String)>,
     endings: Vec<Ending>,
@@ -82,6 +84,14 @@ struct Held {
     wake_ms: u64,
     /// It is decided, and [others](Transactions::hand_over) write the markers that are left.
     is_handed_over: bool,
+    /// Where it is among those at rest.
+    rests: Option<(i64, u64)>,
+}
+
+impl Held {
+    fn new(is: Transaction, mark: Option<Mark>, wake_ms: u64) -> Held {
+        Held { is, mark, wake_ms, is_handed_over: false, rests: None }
+    }
 }
 
 impl fmt::Debug for Transactions {
@@ -104,7 +114,8 @@ impl Transactions {
             ids,
             places,
             transactions: BTreeMap::new(),
-            resting: BTreeSet::new(),
+            resting: BTreeMap::new(),
+            rests: 0,
             wakes: BTreeSet::new(),
             endings: Vec::new(),
             aborted: 0,
@@ -117,21 +128,30 @@ impl Transactions {
     pub fn replay(&mut self, id: String, transaction: Option<Transaction>) {
         match transaction {
             None => self.remove(&id),
-            Some(is) => self.put(id, Held { is, mark: None, wake_ms: u64::MAX, is_handed_over: false }),
+            Some(is) => self.put(id, Held::new(is, None, u64::MAX)),
         }
     }
 
-    fn put(&mut self, id: String, held: Held) {
+    /// An id is so from now on.
+    ///
+    /// Those at rest are in the order of the times at which they came to it. A clock may be set back: whoever comes to rest then is behind all that were before, or it would make
+    /// room first, although its producer has just begun. While the journal is read they come in no order, for a copy has them by their names, and there are their times alone.
+    fn put(&mut self, id: String, mut held: Held) {
         self.remove(&id);
         if is_at_rest(&held.is) {
-            self.resting.insert((held.is.changed_ms, id.clone()));
+            let is_read = self.refuses.is_some();
+            let last_ms = self.resting.last_key_value().filter(|_| !is_read).map_or(i64::MIN, |((ms, _), _)| *ms);
+            self.rests += 1;
+            let place = (held.is.changed_ms.max(last_ms), self.rests);
+            held.rests = Some(place);
+            self.resting.insert(place, id.clone());
         }
         self.transactions.insert(id, held);
     }
 
     fn remove(&mut self, id: &str) {
-        if let Some(Held { is, .. }) = self.transactions.remove(id) {
-            self.resting.remove(&(is.changed_ms, id.to_owned()));
+        if let Some(place) = self.transactions.remove(id).and_then(|held| held.rests) {
+            self.resting.remove(&place);
         }
     }
 
@@ -141,7 +161,7 @@ impl Transactions {
         if self.transactions.len() < self.config.ids_max {
             return true;
         }
-        let Some((_, id)) = self.resting.first().cloned() else { return false };
+        let Some(id) = self.resting.first_key_value().map(|(_, id)| id.clone()) else { return false };
         if self.journal.append(&[Entry::Transaction(id.clone(), None)]).is_err() {
             return false;
         }
@@ -162,9 +182,19 @@ impl Transactions {
         })
     }
 
-    /// The ids whose transactions have not ended.
-    pub(crate) fn not_at_rest(&self) -> impl Iterator<Item = &String> {
-        self.transactions.iter().filter(|(_, held)| !is_at_rest(&held.is)).map(|(id, _)| id)
+    /// All ids.
+    pub(crate) fn ids(&self) -> impl Iterator<Item = &String> {
+        self.transactions.keys()
+    }
+
+    /// The groups of transactions that have not ended, each with its producer.
+    pub(crate) fn unfinished_groups(&self) -> HashSet<(String, i64)> {
+        let unfinished = self.transactions.values().filter(|held| !is_at_rest(&held.is));
+        let of_each = |Held { is, .. }: &Held| {
+            let producer_id = producer::marked(is).0;
+            is.groups.iter().map(|group| (group.clone(), producer_id)).collect::<Vec<_>>()
+        };
+        unfinished.flat_map(of_each).collect()
     }
 
     /// What is known of an id.
@@ -181,7 +211,7 @@ impl Transactions {
         entries.push(Entry::Transaction(id.to_owned(), Some(is.clone())));
         let mark = Some(self.journal.append(&entries)?);
         self.aborted += aborted.len();
-        self.transactions.insert(id.to_owned(), Held { is, mark, wake_ms: u64::MAX, is_handed_over: false });
+        self.put(id.to_owned(), Held::new(is, mark, u64::MAX));
         Ok(())
     }
 
@@ -757,7 +787,7 @@ impl Transactions {
         let begins =
             is.state == State::Ongoing && self.transactions.get(id).is_none_or(|held| held.is.state != State::Ongoing);
         let goes_on = is.state == State::Ongoing && !begins;
-        self.put(id.to_owned(), Held { is, mark: Some(mark), wake_ms, is_handed_over: false });
+        self.put(id.to_owned(), Held::new(is, Some(mark), wake_ms));
         if !goes_on {
             self.set_wake(now, id);
         }

@@ -562,6 +562,20 @@ fn an_id_that_has_made_room_and_comes_back_has_its_whole_time() {
 }
 
 #[test]
+fn a_clock_that_is_set_back_has_nobody_forgotten_who_has_just_begun() {
+    let mut world = full();
+    world.now.wall_ms -= 3_600_000;
+    world.now.believed = world.now.wall_ms.into();
+    let names = ["d", "e", "f", "z", "y", "g"];
+    for (at, name) in names.into_iter().enumerate() {
+        world.pass(1_000);
+        world.init(name).expect("begun");
+        let last = &names[at.saturating_sub(2)..=at];
+        assert!(last.iter().all(|name| world.state(name) == "Empty"), "{name}: those before it are there");
+    }
+}
+
+#[test]
 fn a_clock_that_jumps_forgets_no_id_before_it_is_believed() {
     let mut world = World::new();
     let begun = world.init("a").expect("begun");

@@ -90,7 +90,7 @@ impl ClassicGroup {
         }
         group.leader = group.members.keys().next().cloned();
         group.protocol = group.elect_protocol();
-        group.look_up();
+        group.look_up(turn.bytes_left);
         turn.head.member_bytes += group.member_bytes();
         let ids: Vec<String> = group.members.keys().cloned().collect();
         ids.iter().for_each(|id| group.touch(turn, id));

@@ -2,7 +2,8 @@
 //! started again.
 //!
 //! A generation is kept when its leader has assigned: all of its members, each with the number of them. Who comes and goes after that
-//! changes nothing of it before the next one. If it cannot be recorded, or only in part, it is not known whole later, and
+//! changes nothing of it before the next one, but that a copy of everything leaves out a generation that is ending: of whoever has left nothing is known any more, and the
+//! others would be taken for all that it had, so that nobody had the partitions of the one that is gone. If it cannot be recorded, or only in part, it is not known whole later, and
 //! its members join again: the group goes on, as the assignment does not rest on it. Who takes the place of another under the same name
 //! gets it when that is recorded, and not otherwise.
 
@@ -17,9 +18,9 @@ use super::member::Member;
 use super::{ClassicGroup, State};
 
 impl ClassicGroup {
-    /// The members of this generation, if they have got their assignments.
+    /// The members of this generation, if they have got their assignments, and nobody has come or gone since.
     pub(in crate::groups) fn kept(&self) -> Vec<(String, MemberState)> {
-        if !self.is_assigned {
+        if self.state != State::Stable {
             return Vec::new();
         }
         let count = self.members.values().filter(|member| !member.is_new).count();
@@ -83,14 +84,14 @@ impl ClassicGroup {
             group.members.insert(id, member);
         }
         group.protocol = group.elect_protocol();
-        group.look_up();
+        group.look_up(turn.bytes_left.saturating_sub(bytes));
         if group.protocol.is_none() || bytes + group.made_bytes() > turn.bytes_left {
             return;
         }
         if group.leader.is_none() {
             group.leader = group.members.keys().next().cloned();
         }
-        (group.state, group.is_assigned) = (State::Stable, true);
+        group.state = State::Stable;
         turn.head.member_bytes += bytes;
         *self = group;
         let ids: Vec<String> = self.members.keys().cloned().collect();

@@ -69,9 +69,7 @@ pub(super) struct ClassicGroup {
     join_deadline_ms: Option<u64>,
     sync_deadline_ms: Option<u64>,
     gathering: Option<Gathering>,
-    /// Whether the members of this generation have got their assignments.
-    is_assigned: bool,
-    /// Topics that the members of this generation subscribe to, if they all say so.
+    /// Topics that the members of this generation subscribe to, if they all say so and there is room for them.
     topics: Option<BTreeSet<String>>,
     /// Bytes that these take.
     topics_bytes: usize,
@@ -104,7 +102,6 @@ impl ClassicGroup {
             join_deadline_ms: None,
             sync_deadline_ms: None,
             gathering: None,
-            is_assigned: false,
             topics: None,
             topics_bytes: 0,
         }
@@ -323,10 +320,9 @@ impl ClassicGroup {
             return self.fail_joins(turn);
         }
         self.generation = generation;
-        self.is_assigned = false;
         self.unsynced.clear();
         self.protocol = self.elect_protocol();
-        self.look_up();
+        self.look_up(turn.bytes_left);
         if self.members.is_empty() {
             self.state = State::Empty;
             return;
@@ -346,7 +342,7 @@ impl ClassicGroup {
         }
         if self.members.is_empty() {
             self.state = State::Empty;
-            self.look_up();
+            self.look_up(0);
         } else {
             self.expect_joins(turn, self.rebalance_ms().max(100));
         }
@@ -366,19 +362,27 @@ impl ClassicGroup {
         self.leader.as_deref() == Some(member_id)
     }
 
-    fn look_up(&mut self) {
-        self.topics = self.subscriptions();
-        self.topics_bytes = self.topics.iter().flatten().map(|topic| topic.len() + TOPIC_BYTES).sum();
+    /// Looks up what the members of this generation subscribe to. What takes more than `bytes_left`, beside what it takes now, is not kept: then they may read any topic.
+    fn look_up(&mut self, bytes_left: usize) {
+        let found = self.subscriptions(bytes_left.saturating_add(self.topics_bytes));
+        (self.topics, self.topics_bytes) = found.map_or((None, 0), |(topics, bytes)| (Some(topics), bytes));
     }
 
-    /// The topics of all members, if they are consumers and every one of them says which.
-    fn subscriptions(&self) -> Option<BTreeSet<String>> {
+    /// The topics of all members, and how many bytes they take, if they are consumers, every one of them says which, and these are not more than `bytes_max`. That is looked at
+    /// with each name: members that name many which nobody else does would take all memory before they were counted.
+    fn subscriptions(&self, bytes_max: usize) -> Option<(BTreeSet<String>, usize)> {
         let protocol = self.protocol.as_deref().filter(|_| self.is_consumers())?;
-        let mut topics = BTreeSet::new();
+        let (mut topics, mut bytes) = (BTreeSet::new(), 0);
         for member in self.members.values() {
-            topics.extend(embedded::subscription(&member.metadata(protocol))?.topics);
+            for topic in embedded::subscription(&member.metadata(protocol))?.topics {
+                let more = topic.len() + TOPIC_BYTES;
+                bytes += if topics.insert(topic) { more } else { 0 };
+                if bytes > bytes_max {
+                    return None;
+                }
+            }
         }
-        Some(topics)
+        Some((topics, bytes))
     }
 
     /// What holds between any two requests.

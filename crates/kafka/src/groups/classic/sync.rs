@@ -81,7 +81,6 @@ impl ClassicGroup {
             turn.head.member_bytes += member.assignment.len();
         }
         self.state = State::Stable;
-        self.is_assigned = true;
         self.keep(turn);
         let waiting: Vec<String> =
             self.members.iter().filter(|(_, member)| member.sync.is_some()).map(|(id, _)| id.clone()).collect();

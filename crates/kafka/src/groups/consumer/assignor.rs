@@ -122,44 +122,81 @@ impl<'a> Balance<'a> {
         }
     }
 
-    /// Of those that want the topic, who has least; of equals the first.
-    fn least_loaded(&self, topic: &Uuid) -> Option<usize> {
-        self.wanted.get(topic)?.iter().copied().min_by_key(|at| (self.loads[*at], *at))
+    /// Those that want a topic, by how much they have: who has least first; of equals who comes first.
+    fn by_load(&self, topic: &Uuid) -> BTreeSet<(usize, usize)> {
+        let wanted = self.wanted.get(topic).into_iter().flatten();
+        let by_load = wanted.map(|at| (self.loads[*at], *at)).collect::<BTreeSet<_>>();
+        #[cfg(test)]
+        tests::LOOKED_AT.set(tests::LOOKED_AT.get() + by_load.len());
+        by_load
     }
 
     fn give_the_rest(&mut self) {
-        let mut free: Vec<(Uuid, i32)> =
-            self.owners.iter().filter(|(_, owner)| owner.is_none()).map(|(of, _)| *of).collect();
+        let mut free: BTreeMap<Uuid, Vec<i32>> = BTreeMap::new();
+        for (topic, partition) in self.owners.iter().filter(|(_, owner)| owner.is_none()).map(|(of, _)| *of) {
+            free.entry(topic).or_default().push(partition);
+        }
+        let mut free: Vec<_> = free.into_iter().collect();
         // Topics that few want first: for those there is no choice.
-        free.sort_by_key(|(topic, partition)| (self.wanted[topic].len(), *topic, *partition));
-        for of in free {
-            if let Some(at) = self.least_loaded(&of.0) {
-                self.owners.insert(of, Some(at));
-                self.loads[at] += 1;
+        free.sort_by_key(|(topic, _)| self.wanted[topic].len());
+        for (topic, partitions) in free {
+            let mut by_load = self.by_load(&topic);
+            for partition in partitions {
+                let Some((load, at)) = by_load.pop_first() else { break };
+                self.owners.insert((topic, partition), Some(at));
+                self.loads[at] = load + 1;
+                by_load.insert((load + 1, at));
             }
         }
     }
 
     /// Moves single partitions from those that have at least two more than another who wants them.
     fn improve(&mut self) {
+        let topics: Vec<Uuid> = self.wanted.keys().copied().collect();
         for _ in 0..PASSES_MAX {
-            let mut moves = Vec::new();
-            for (of, owner) in &self.owners {
-                let (Some(owner), Some(least)) = (*owner, self.least_loaded(&of.0)) else { continue };
-                if self.loads[owner] >= self.loads[least] + 2 {
-                    self.loads[owner] -= 1;
-                    self.loads[least] += 1;
-                    moves.push((*of, least));
-                }
-            }
-            if moves.is_empty() {
+            // Where all want the same they have it by now, and nobody looks at what each topic's have.
+            if is_even(&self.loads) {
                 return;
             }
-            for (of, to) in moves {
-                self.owners.insert(of, Some(to));
+            let mut moves = 0;
+            for topic in &topics {
+                moves += self.improve_topic(*topic);
+            }
+            if moves == 0 {
+                return;
             }
         }
     }
+
+    /// The same for the partitions of one topic: how many were moved.
+    fn improve_topic(&mut self, topic: Uuid) -> usize {
+        if is_even(self.wanted[&topic].iter().map(|at| &self.loads[*at])) {
+            return 0;
+        }
+        let (mut by_load, mut moves) = (self.by_load(&topic), 0);
+        for (_, owner) in self.owners.range_mut((topic, i32::MIN)..=(topic, i32::MAX)) {
+            let (Some(from), Some((least, to))) = (*owner, by_load.first().copied()) else { continue };
+            let most = self.loads[from];
+            if most < least + 2 {
+                continue;
+            }
+            for (at, before, after) in [(from, most, most - 1), (to, least, least + 1)] {
+                by_load.remove(&(before, at));
+                by_load.insert((after, at));
+                self.loads[at] = after;
+            }
+            *owner = Some(to);
+            moves += 1;
+        }
+        moves
+    }
+}
+
+/// Whether nobody has at least two more than another.
+fn is_even<'a>(loads: impl IntoIterator<Item = &'a usize>) -> bool {
+    let (least, most) =
+        loads.into_iter().fold((usize::MAX, 0), |(least, most), load| (least.min(*load), most.max(*load)));
+    most < least.saturating_add(2)
 }
 
 fn nothing(subscribers: &[Subscriber<'_>]) -> BTreeMap<String, Assignment> {
@@ -174,8 +211,15 @@ fn give(result: &mut BTreeMap<String, Assignment>, id: &str, topic: Uuid, partit
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use super::*;
     use proptest::prelude::*;
+
+    thread_local! {
+        /// How many subscribers were looked at, over all topics.
+        pub(super) static LOOKED_AT: Cell<usize> = const { Cell::new(0) };
+    }
 
     fn topic(number: u128) -> Uuid {
         Uuid::from_u128(number)
@@ -224,6 +268,29 @@ mod tests {
         for id in &four[..3] {
             assert!(after[id][&topic(1)].is_subset(&before[id][&topic(1)]), "{id} got what another had");
         }
+    }
+
+    /// A large group takes its coordinator no time that grows with members times partitions.
+    #[test]
+    fn subscribers_are_looked_at_once_for_a_topic_and_not_for_each_partition() {
+        let partitions = BTreeMap::from([(topic(1), 3_000), (topic(2), 3_000)]);
+        let both = |_| BTreeSet::from([topic(1), topic(2)]);
+        // Half of them want one topic alone.
+        let some = |at: usize| BTreeSet::from_iter([topic(1), topic(2)].into_iter().take(1 + at % 2));
+        let ids = ids(1_001);
+        let looked_at = |subscribers: &[Subscriber<'_>]| {
+            LOOKED_AT.set(0);
+            (assign("uniform", subscribers, &partitions), LOOKED_AT.get())
+        };
+        let (before, looked) = looked_at(&subscribers(&ids[..1_000], both, None));
+        assert!(looked <= 2 * 1_000, "{looked}");
+        let (after, looked) = looked_at(&subscribers(&ids, both, Some(&before)));
+        assert!(looked <= 2 * 1_001, "{looked}");
+        let (least, most) = (loads(&after).into_iter().min(), loads(&after).into_iter().max());
+        assert_eq!((least, most), (Some(5), Some(6)));
+        let (after, looked) = looked_at(&subscribers(&ids, some, Some(&before)));
+        assert!(looked <= (1 + PASSES_MAX) * 2 * 1_001, "{looked}");
+        assert_eq!(loads(&after).into_iter().sum::<usize>(), 6_000);
     }
 
     proptest! {

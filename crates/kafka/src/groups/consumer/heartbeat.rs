@@ -220,8 +220,12 @@ impl ConsumerGroup {
     ) -> Result<ConsumerGroupHeartbeatResponse, Refusal> {
         let owned = owned(request);
         let id = if request.member_id.is_empty() { turn.fresh_id("consumer") } else { request.member_id.to_string() };
-        let candidate = self.candidate(turn, &id, request, owned.as_ref())?;
-        let member = self.update(turn, &id, candidate, caller, request)?;
+        let (candidate, before) = self.candidate(turn, &id, request, owned.as_ref())?;
+        let member = self.update(turn, &id, (candidate, before.as_deref()), caller, request)?;
+        // Not before: who is refused changes nothing.
+        if let Some(owner) = before {
+            self.succeed(turn, &id, &owner);
+        }
         let stepped = self.step(turn, &id, member, owned.as_ref());
         let changed = stepped.map_err(|error| (Code::CoordinatorNotAvailable, error.to_string()))?;
         let Some(member) = self.members.get(&id) else {
@@ -265,27 +269,28 @@ impl ConsumerGroup {
         Ok(changed)
     }
 
-    /// The member that a heartbeat comes from, as it was.
+    /// The member that a heartbeat comes from, as it was; and whose place it is to [have](ConsumerGroup::succeed), if that is another one's.
     fn candidate(
-        &mut self,
-        turn: &mut Turn<'_>,
+        &self,
+        turn: &Turn<'_>,
         id: &str,
         request: &ConsumerGroupHeartbeatRequest,
         owned: Option<&Assignment>,
-    ) -> Result<Member, Refusal> {
+    ) -> Result<(Member, Option<String>), Refusal> {
         let epoch = request.member_epoch;
         let fenced = |code: Code| (code, format!("Member {id} with epoch {epoch} is fenced: it must join again."));
         let instance = request.instance_id.as_deref();
         let away = instance.and_then(|instance| self.instances.get(instance)).filter(|owner| *owner != id).cloned();
         if let (0, Some(owner)) = (epoch, away) {
-            return self.take_over(turn, id, &owner);
+            self.check_away(id, &owner)?;
+            return Ok((self.successor(&owner), Some(owner)));
         }
         if epoch != 0
             && let Some(instance) = instance
         {
             self.check_instance(id, instance)?;
         }
-        match self.members.get(id) {
+        let member = match self.members.get(id) {
             None if epoch != 0 => Err((Code::UnknownMemberId, format!("Member {id} is not in the group."))),
             None if self.members.len() >= turn.config.members_max => {
                 let most = turn.config.members_max;
@@ -308,34 +313,41 @@ impl ConsumerGroup {
                 Ok(member)
             }
             Some(known) => known.check_epoch(epoch, owned).map(|()| known.clone()).map_err(fenced),
-        }
+        };
+        member.map(|member| (member, None))
     }
 
-    /// Somebody comes back under the name that outlives it: it gets the place of whoever had the name, if that one is away. Who
-    /// speaks the classic protocol never says that it goes away.
-    fn take_over(&mut self, turn: &mut Turn<'_>, id: &str, owner: &str) -> Result<Member, Refusal> {
+    /// Whether somebody may come back under the name that outlives it: if whoever has the name is away. Who speaks the classic protocol never says that it goes away.
+    fn check_away(&self, id: &str, owner: &str) -> Result<(), Refusal> {
         let is_away = self.members.get(owner).is_some_and(|member| member.epoch == AWAY || member.spoken.is_some());
         if !is_away || self.members.contains_key(id) {
             let message = format!("Static member {id} cannot join: its instance id is owned by member {owner}.");
             return Err((Code::UnreleasedInstanceId, message));
         }
-        Ok(self.succeed(turn, id, owner))
+        Ok(())
     }
 
-    /// Somebody has the place of another from now on. What that one was to give back nobody waits for any more: it is a member no more.
+    /// Who has the place of another. What that one was to give back nobody waits for any more: it is a member no more.
+    fn successor(&self, owner: &str) -> Member {
+        let mut member = self.members.get(owner).cloned().unwrap_or_else(|| Member::new(None));
+        (member.epoch, member.previous_epoch, member.step) = (0, 0, Step::Stable);
+        member.revoking.clear();
+        (member.revoke_deadline_ms, member.answer_deadline_ms) = (None, None);
+        member
+    }
+
+    /// Somebody has the place of another from now on.
     pub(super) fn succeed(&mut self, turn: &mut Turn<'_>, id: &str, owner: &str) -> Member {
         if let Some(target) = self.target.remove(owner) {
             self.target.insert(id.to_owned(), target);
         }
+        let member = self.successor(owner);
         let before = self.members.remove(owner);
         let had = before.as_ref().map_or(0, |before| before.bytes(owner));
-        let mut member = before.unwrap_or_else(|| Member::new(None));
         turn.head.member_bytes = turn.head.member_bytes + member.bytes(id) - had;
-        (member.epoch, member.previous_epoch, member.step) = (0, 0, Step::Stable);
-        for of in super::member::partitions(&std::mem::take(&mut member.revoking)) {
+        for of in before.iter().flat_map(|before| super::member::partitions(&before.revoking)) {
             self.held.remove(&of);
         }
-        (member.revoke_deadline_ms, member.answer_deadline_ms) = (None, None);
         if let Some(instance) = &member.instance {
             self.instances.insert(instance.clone(), id.to_owned());
         }
@@ -344,12 +356,12 @@ impl ConsumerGroup {
         member
     }
 
-    /// The member with what the request says about it.
+    /// The member with what the request says about it; with whose place it is to have, if that is another one's.
     fn update(
         &mut self,
         turn: &Turn<'_>,
         id: &str,
-        mut member: Member,
+        (mut member, before): (Member, Option<&str>),
         caller: &Caller,
         request: &ConsumerGroupHeartbeatRequest,
     ) -> Result<Member, Refusal> {
@@ -379,16 +391,22 @@ impl ConsumerGroup {
         }
         member.client_id.clone_from(&caller.client_id);
         member.host.clone_from(&caller.host);
-        self.check_room(turn, id, &member)?;
+        self.check_room(turn, (id, before), &member)?;
         Ok(member)
     }
 
-    /// Whether there is memory for a member as it is now, and for what it subscribes to. Who takes no more than before may stay, however little is left.
-    /// Its pattern can be matched afterwards.
-    fn check_room(&mut self, turn: &Turn<'_>, id: &str, member: &Member) -> Result<(), Refusal> {
-        let known = self.members.get(id);
+    /// Whether there is memory for a member as it is now, and for what it subscribes to. Who takes no more than before may stay, however little is left; before is `before`, if it
+    /// is to have the place of that one. Its pattern can be matched afterwards.
+    fn check_room(
+        &mut self,
+        turn: &Turn<'_>,
+        (id, before): (&str, Option<&str>),
+        member: &Member,
+    ) -> Result<(), Refusal> {
+        let place = before.unwrap_or(id);
+        let known = self.members.get(place);
         let is_known = known.is_some_and(|known| known.names == member.names && known.pattern == member.pattern);
-        let more = member.bytes(id).saturating_sub(known.map_or(0, |known| known.bytes(id)));
+        let more = member.bytes(id).saturating_sub(known.map_or(0, |known| known.bytes(place)));
         let refusal = || Err((Code::PolicyViolation, "No memory is left for subscriptions.".to_owned()));
         if member.given_bytes() > turn.config.member_bytes_max || more > turn.bytes_left {
             return refusal();

@@ -500,6 +500,22 @@ fn a_static_member_takes_its_name_from_one_protocol_to_the_other() {
 }
 
 #[test]
+fn a_member_is_not_fenced_by_one_under_its_name_that_is_refused() {
+    let mut world = World::new();
+    let mut old = [Classic { instance: Some("name".into()), ..Classic::default() }];
+    (0..6).for_each(|_| {
+        old[0].poll(&mut world);
+        world.pass(2_000);
+    });
+    let mut new = [Consumer::new("new")];
+    settle(&mut world, &mut old, &mut new);
+    let refused = beat("newcomer", 0, &[], &[]).with_instance_id(Some(text("name")));
+    let refused = world.beat(&refused.with_subscribed_topic_regex(Some(text("orders("))));
+    assert_eq!(refused.error_code, Code::InvalidRegularExpression.code());
+    assert_eq!(world.static_heartbeat(&old[0].id, Some("name"), old[0].generation), 0);
+}
+
+#[test]
 fn whatever_was_recorded_of_a_change_when_its_coordinator_died_no_partition_is_with_two() {
     let mut world = World::new();
     let mut old = classic(&mut world, 3, true);

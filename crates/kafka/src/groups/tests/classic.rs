@@ -3,7 +3,7 @@
 use kafka_protocol::error::ResponseError as Code;
 use kafka_protocol::messages::{GroupId, JoinGroupRequest, LeaveGroupRequest};
 
-use crate::groups::group::text;
+use crate::groups::group::{Kind, text};
 use crate::groups::testing::{World, caller, join, join_with, sync};
 use crate::groups::{Answer, Coordinator, GroupConfig};
 
@@ -309,6 +309,33 @@ fn promised_ids_of_all_groups_are_bounded_and_forgotten() {
     world.pass(10_000);
     assert_eq!(world.coordinator.group_count(), 0);
     assert_eq!(first(&mut world, 0), Code::MemberIdRequired.code());
+}
+
+#[test]
+fn topics_that_members_name_take_no_more_memory_than_there_is() {
+    const BYTES_MAX: usize = 64 << 10;
+    let mut world = World::with(GroupConfig { members_bytes_max: BYTES_MAX, ..GroupConfig::default() });
+    let mut told = Vec::from(*b"\0\0\0\0\x07\xd0");
+    (0..2_000).for_each(|at| told.extend(format!("\0\x05t{at:04}").bytes()));
+    told.extend([0xff; 4]);
+    let mut request = join("");
+    request.protocols[0].metadata = told.into();
+    let token = world.join(3, &request);
+    world.pass(3_000);
+    let joined = world.take_join(token).expect("joined");
+    assert_eq!(joined.error_code, 0);
+    let token = world.sync(&sync(&joined.member_id, 1, &[(&joined.member_id, b"part")]));
+    assert_eq!(world.take_sync(token).expect("synced").error_code, 0);
+    for restarts in [false, true] {
+        if restarts {
+            world.restart();
+        }
+        assert_eq!(world.heartbeat(&joined.member_id, 1), 0);
+        let group = world.coordinator.groups().next().expect("it is there");
+        assert!(group.head.member_bytes <= BYTES_MAX, "{}", group.head.member_bytes);
+        let Kind::Classic(classic) = &group.kind else { panic!("{:?}", group.kind) };
+        assert!(classic.is_subscribed("orders"), "nobody knows that it does not read it");
+    }
 }
 
 #[test]

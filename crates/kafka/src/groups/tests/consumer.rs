@@ -295,6 +295,27 @@ fn a_member_with_a_name_comes_back_to_its_place() {
 }
 
 #[test]
+fn who_is_refused_does_not_take_the_place_of_another() {
+    let config = GroupConfig { members_bytes_max: 64 << 10, member_topics_max: 2, ..GroupConfig::default() };
+    let mut world = World::with(config);
+    let named =
+        |id: &str, epoch: i32, topics: &[&str]| beat(id, epoch, topics, &[]).with_instance_id(Some(text("place")));
+    let given = world.beat(&named("one", 0, &["orders"])).assignment;
+    assert!(given.as_ref().is_some_and(|given| !given.topic_partitions.is_empty()));
+    assert_eq!(world.beat(&named("one", -2, &[])).error_code, 0);
+    let pattern = |pattern: &str| named("two", 0, &[]).with_subscribed_topic_regex(Some(text(pattern)));
+    assert_eq!(refused(&mut world, &pattern("orders(")), Code::InvalidRegularExpression);
+    assert_eq!(refused(&mut world, &named("two", 0, &["a", "b", "c"])), Code::InvalidRequest);
+    let large = ["a", "b"].map(|name| name.repeat(40_000));
+    let large = named("two", 0, &large.each_ref().map(String::as_str));
+    assert_eq!(refused(&mut world, &large), Code::PolicyViolation);
+    // It is still away, and whoever comes next has its place.
+    let three = world.beat(&named("three", 0, &["orders"]));
+    assert_eq!((three.error_code, &three.assignment), (0, &given));
+    assert_eq!(refused(&mut world, &named("two", 0, &["orders"])), Code::UnreleasedInstanceId);
+}
+
+#[test]
 fn a_name_that_has_not_changed_need_not_be_told_again() {
     let mut world = World::new();
     let named = |id: &str| beat(id, 0, &["orders"], &[]).with_instance_id(Some(text("a")));

@@ -1,5 +1,7 @@
 //! Offsets: committing, fetching, deleting, expiring, surviving a restart; and what administrators see.
 
+use std::collections::BTreeSet;
+
 use kafka_protocol::error::ResponseError as Code;
 use kafka_protocol::messages::offset_delete_request::{OffsetDeleteRequestPartition, OffsetDeleteRequestTopic};
 use kafka_protocol::messages::offset_fetch_request::OffsetFetchRequestTopic;
@@ -191,14 +193,52 @@ fn a_commit_for_a_group_that_is_not_there() {
 }
 
 #[test]
+fn offsets_of_all_groups_take_no_more_memory_than_there_is() {
+    // Three offsets have room whose metadata says `about`.
+    let mut world = World::with(GroupConfig { offset_bytes_max: 700, ..GroupConfig::default() });
+    let full = Code::PolicyViolation.code();
+    let of_others = |at: usize| simple(&[("items", 0, 1)]).with_group_id(GroupId(text(&format!("other-{at}"))));
+    assert_eq!(world.commit(&simple(&[("orders", 0, 1), ("orders", 1, 1)])).0, [0, 0]);
+    assert_eq!(txn_commit(&mut world, 11, &[("orders", 2, 1), ("orders", 3, 1)]), [0, full]);
+    assert_eq!(world.commit(&of_others(0)).0, [full]);
+    let count = world.coordinator.group_count();
+    for restarts in [false, true] {
+        if restarts {
+            world.restart();
+        }
+        // Who has an offset has a later one in its place, unless that takes more.
+        assert_eq!(world.commit(&simple(&[("orders", 0, 2), ("orders", 3, 2)])).0, [0, full]);
+        assert_eq!(txn_commit(&mut world, 11, &[("orders", 2, 3)]), [0]);
+        let mut longer = simple(&[("orders", 1, 3)]);
+        longer.topics[0].partitions[0].committed_metadata = Some(text(&"m".repeat(200)));
+        assert_eq!(world.commit(&longer).0, [full]);
+        assert_eq!((world.commit(&of_others(1)).0, world.coordinator.group_count()), (vec![full], count));
+    }
+    // What is pending counts where it is committed, and what has gone makes room.
+    world.coordinator.end_transaction(world.now, GROUP, 11, true).expect("recorded");
+    assert_eq!(world.commit(&simple(&[("orders", 3, 2)])).0, [full]);
+    assert_eq!(delete_offsets(&mut world, &[("orders", 2)]).error_code, 0);
+    assert_eq!(world.commit(&of_others(2)).0, [0]);
+    assert_eq!(world.offsets(), [("orders".into(), 0, 2), ("orders".into(), 1, 1)]);
+}
+
+#[test]
 fn a_topic_that_is_made_again_has_not_been_read() {
     let mut world = World::new();
     world.commit(&simple(&[("orders", 0, 7), ("items", 0, 1)]));
     world.topics.set("orders", 0);
     world.topics.set("orders", 4);
     assert_eq!(world.offsets(), [("items".into(), 0, 1)]);
-    world.coordinator.topic_deleted(world.now, "orders");
-    world.coordinator.topic_deleted(world.now, "items");
+    // Who says that the first one is gone may come when the second one is read already.
+    world.commit(&simple(&[("orders", 1, 5)]));
+    assert_eq!(txn_commit(&mut world, 11, &[("orders", 2, 6)]), [0]);
+    world.topics.set("items", 0);
+    world.coordinator.topics_deleted(world.now, &BTreeSet::from(["orders".into(), "items".into()]));
+    world.restart();
+    world.coordinator.end_transaction(world.now, GROUP, 11, true).expect("recorded");
+    assert_eq!(world.offsets(), [("orders".into(), 1, 5), ("orders".into(), 2, 6)]);
+    world.topics.set("orders", 0);
+    world.coordinator.topics_deleted(world.now, &BTreeSet::from(["orders".into()]));
     world.restart();
     assert_eq!(world.offsets(), []);
     assert_eq!(world.coordinator.group_count(), 0);

@@ -31,6 +31,8 @@ enum Event {
     Pass(u64),
     /// Everything that was appended becomes durable.
     Durable,
+    /// Everything is written anew, and what stands in front of that is not read any more.
+    Copy,
     /// The journal is full, or no longer.
     Full(bool),
     Crash,
@@ -49,6 +51,7 @@ fn events() -> impl Strategy<Value = Vec<Event>> {
         3 => (0..4_000u64).prop_map(Event::Pass),
         1 => (5_000..40_000u64).prop_map(Event::Pass),
         2 => Just(Event::Durable),
+        1 => Just(Event::Copy),
         1 => any::<bool>().prop_map(Event::Full),
         1 => Just(Event::Crash),
     ];
@@ -151,6 +154,7 @@ impl Story {
             Event::Foreign(partition) => self.commit(0, "", -1, *partition),
             Event::Pass(ms) => self.world.pass(*ms),
             Event::Durable => self.durable = self.appended(),
+            Event::Copy => self.world.journal.copy(&self.world.coordinator),
             Event::Full(is_full) => self.world.journal.0.lock().is_full = *is_full,
             Event::Crash => self.crash(),
         }
@@ -226,7 +230,7 @@ impl Story {
 
     fn crash(&mut self) {
         let is_whole = self.durable == self.appended();
-        self.world.journal.0.lock().entries.truncate(self.durable as usize);
+        self.world.journal.cut(self.durable);
         let before = self.kept();
         self.world.restart();
         // All that are members still, or nobody: if the generation could not be recorded. Who has left since may be there again.
@@ -368,6 +372,7 @@ fn consume(story: &mut Story, event: &Event, heard: &mut BTreeMap<usize, i32>) {
             assert!(!is_kept || story.kept() == before, "{before:?} became {:?}", story.kept());
             heard.clear();
         }
+        Event::Copy => story.world.journal.copy(&story.world.coordinator),
         Event::Foreign(_) | Event::Durable => {}
         Event::Pass(ms) => story.world.pass(*ms),
         Event::Full(is_full) => story.world.journal.0.lock().is_full = *is_full,

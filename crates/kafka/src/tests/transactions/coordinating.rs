@@ -462,6 +462,29 @@ fn groups_at_other_nodes_are_told_under_a_number_that_grows() {
     assert_eq!(world.state(ID), "CompleteAbort");
 }
 
+#[test]
+fn what_an_owner_of_a_group_has_said_that_was_replaced_does_not_count() {
+    let (mut world, asked) = coordinating();
+    let producer = world.init(ID).unwrap();
+    assert_eq!(world.add_group(ID, producer, "g"), 0);
+    assert_eq!(world.end(ID, producer, true), 0);
+    world.sink.release();
+    world.go_on();
+    let (_, done) = asked.take::<EndInGroup>().pop().expect("it is told");
+    let (stream, streamlet) = world.running().door.groups.streamlet_of("g").unwrap();
+    world.parts().0.set_owner(2, stream.id(), streamlet, owner(OTHER, OWNER + 1)).unwrap();
+    done(bytes(&GroupEnded { error: 0 }));
+    world.nodes();
+    assert!(!world.go_on() && !world.go_on());
+    assert_eq!(world.state(ID), "PrepareCommit");
+    let (told, done) = asked.take::<EndInGroup>().pop().expect("the next one is told");
+    assert_eq!(told.owner_epoch, OWNER + 1);
+    done(bytes(&GroupEnded { error: 0 }));
+    world.nodes();
+    assert!(world.go_on());
+    assert_eq!(world.state(ID), "CompleteCommit");
+}
+
 /// An end that has happened is answered from memory; but whether the id is still this node's is known only when something is recorded.
 #[test]
 fn an_end_that_has_happened_is_told_by_who_still_coordinates_alone() {

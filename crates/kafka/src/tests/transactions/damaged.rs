@@ -164,6 +164,136 @@ fn what_was_committed_stays_where_the_journal_has_lost_that_it_was() {
     assert_eq!((world.committed("t", 0), world.committed("t", 1)), (vec![0, 5, 7], vec![0]));
 }
 
+/// The lane knows what was written under each epoch, and takes it for a repetition if it comes again.
+#[test]
+fn no_epoch_is_given_out_again_that_the_journal_has_lost() {
+    // Nothing runs in front of what is lost, or a transaction without partitions, or one whose partition does not say any more how it ended.
+    for before in ["at rest", "only a group", "silent"] {
+        let mut world = World::new();
+        let rotten = Rotten::of(&world);
+        let (_, coordinator) = world.parts();
+        let stream = coordinator.stream(&kera_protocol::StreamRef::Name("_kera.transactions".to_owned())).unwrap().id;
+        let first = world.init("a").unwrap();
+        let mut offset = 0;
+        match before {
+            "only a group" => assert_eq!(world.add_group("a", first, "g"), 0),
+            _ => assert_eq!((world.add("a", first, "t", 0), world.write("a", first, "t", 0, 0)), (0, (0, 0))),
+        }
+        if before == "at rest" {
+            assert_eq!(world.end("a", first, true), 0);
+            world.finish();
+        }
+        world.sink.release();
+        rotten.keep();
+        // From here on it is lost.
+        if before != "at rest" {
+            assert_eq!(world.end("a", first, true), 0);
+            world.finish();
+        }
+        if before == "silent" {
+            let topic = world.running().door.transactions.stream_of("t");
+            rotten.take(topic);
+        }
+        for _ in 0..2 {
+            let next = world.init("a").unwrap();
+            assert_eq!(world.add("a", next, "t", 0), 0);
+            let (error, at) = world.write("a", next, "t", 0, 0);
+            assert_eq!((error, world.end("a", next, true)), (0, 0));
+            world.finish();
+            offset = at;
+        }
+        world.sink.release();
+        rotten.take(stream);
+        world.open(true).unwrap();
+        world.finish();
+        // One that still runs is aborted first.
+        let next = match world.init("a") {
+            Err(Code::ConcurrentTransactions) => {
+                world.finish();
+                world.init("a").unwrap()
+            }
+            next => next.unwrap(),
+        };
+        assert_ne!(next.0, first.0, "{before}");
+        assert_eq!(world.add("a", next, "t", 0), 0);
+        let (error, at) = world.write("a", next, "t", 0, 0);
+        assert!(error == 0 && at > offset, "{before}: {error} {at}");
+        assert_eq!(world.end("a", next, true), 0);
+        world.finish();
+        assert_eq!(world.committed_from("t", 0, at), [at], "{before}");
+        // That is known from here on.
+        world.sink.release();
+        world.open(false).unwrap();
+        assert_eq!(world.init("a"), Ok((next.0, next.1 + 1)), "{before}");
+    }
+}
+
+#[test]
+fn offsets_of_a_transaction_that_is_not_known_any_more_hold_nobody_up() {
+    let mut world = World::new();
+    let rotten = Rotten::of(&world);
+    let (_, coordinator) = world.parts();
+    let stream = coordinator.stream(&kera_protocol::StreamRef::Name("_kera.transactions".to_owned())).unwrap().id;
+    let (lost, runs) = (world.init("lost").unwrap(), world.init("runs").unwrap());
+    for (id, of, group) in [("lost", lost, "g"), ("runs", runs, "h")] {
+        assert_eq!((world.add_group(id, of, group), world.commit_offset(id, of, group, 5)), (0, 0));
+        assert_eq!(world.end(id, of, true), 0);
+        world.finish();
+    }
+    assert_eq!((world.add_group("runs", runs, "h"), world.add("runs", runs, "t", 0)), (0, 0));
+    world.sink.release();
+    rotten.keep();
+    // From here on it is lost.
+    assert_eq!((world.add_group("lost", lost, "g"), world.commit_offset("lost", lost, "g", 7)), (0, 0));
+    assert_eq!(world.commit_offset("runs", runs, "h", 7), 0);
+    world.sink.release();
+    rotten.take(stream);
+    world.open(true).unwrap();
+    world.finish();
+    let unstable = Err(Code::UnstableOffsetCommit);
+    assert_eq!((world.offset("g"), world.offset("h")), (Ok(5), unstable), "the other one is known, and has not ended");
+    assert_eq!(world.end("runs", runs, true), 0);
+    world.finish();
+    world.sink.release();
+    world.open(false).unwrap();
+    assert_eq!((world.offset("g"), world.offset("h")), (Ok(5), Ok(7)));
+}
+
+/// What a producer has pending is not told apart by its transactions.
+#[test]
+fn a_transaction_that_was_over_takes_no_offsets_of_the_next_one_along() {
+    for has_begun in [true, false] {
+        let mut world = World::new();
+        let rotten = Rotten::of(&world);
+        let (_, coordinator) = world.parts();
+        let stream = coordinator.stream(&kera_protocol::StreamRef::Name("_kera.transactions".to_owned())).unwrap().id;
+        let of = world.init("id").unwrap();
+        for partition in [0, 1] {
+            assert_eq!((world.add("id", of, "t", partition), world.write("id", of, "t", partition, 0)), (0, (0, 0)));
+        }
+        assert_eq!((world.add_group("id", of, "g"), world.commit_offset("id", of, "g", 5)), (0, 0));
+        world.sink.release();
+        rotten.keep();
+        // From here on it is lost.
+        assert_eq!(world.end("id", of, true), 0);
+        if has_begun {
+            world.finish();
+            assert_eq!((world.add_group("id", of, "g"), world.commit_offset("id", of, "g", 7)), (0, 0));
+            assert_eq!((world.add("id", of, "t", 0), world.write("id", of, "t", 0, 1)), (0, (0, 2)));
+        } else {
+            // A marker was written, and the group has not heard of it.
+            let door = world.running().door.clone();
+            let lane = door.transactions.lane(door.transactions.stream_of("t"), 0).unwrap();
+            crate::endings::append_marker(&lane, of, true, NOW_MS).unwrap();
+        }
+        world.sink.release();
+        rotten.take(stream);
+        world.open(true).unwrap();
+        world.finish();
+        assert_eq!(world.offset("g"), Ok(5), "{has_begun}");
+    }
+}
+
 /// A marker was written to one partition and not to the other one.
 #[test]
 fn a_transaction_whose_end_is_lost_ends_everywhere_as_it_did_somewhere() {

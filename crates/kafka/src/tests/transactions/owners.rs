@@ -541,3 +541,28 @@ fn a_group_that_has_left_since_it_was_found_has_not_ended() {
     let Served::Now(told, _) = door.end_in_group(&end) else { panic!("it is not answered") };
     assert_eq!(told.error.cast_signed(), Code::NotCoordinator.code(), "the next owner has it to do");
 }
+
+#[test]
+fn who_may_have_been_replaced_says_of_no_transaction_that_it_has_ended() {
+    let (mut world, _) = owning();
+    let door = world.running().door.clone();
+    let end = || {
+        let (producer_id, group) = (kera_format::ProducerId(77), "g".to_owned());
+        let (part, part_epoch, owner_epoch) = (0, COORDINATORS, OWNER);
+        let asked = EndInGroup { part, part_epoch, group, owner_epoch, producer_id, number: 100, commit: true };
+        let Served::Now(told, _) = door.end_in_group(&asked) else { panic!("it is not answered") };
+        told.error.cast_signed()
+    };
+    let (broker, _) = world.parts();
+    broker.confirmed(world.clock.since_boot_us());
+    assert_eq!(end(), 0, "nothing is pending");
+    // It has heard of no coordinator for too long.
+    world.clock.advance_ms(kera_broker::SERVES_MS);
+    assert_eq!(end(), Code::NotCoordinator.code());
+    broker.confirmed(world.clock.since_boot_us());
+    assert_eq!(end(), 0);
+    // It has been replaced, and nobody has looked yet.
+    let (stream, streamlet) = door.groups.streamlet_of("g").unwrap();
+    broker.set_owner(2, stream.id(), streamlet, owner(OTHER, OWNER + 1)).unwrap();
+    assert_eq!(end(), Code::NotCoordinator.code());
+}
