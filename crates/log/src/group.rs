@@ -240,6 +240,12 @@ impl Slot {
         self.memory.as_ref().map_or(self.closed.head, |segment| segment.durable_head())
     }
 
+    /// Where a reader is that has read all of it and will find no more. In a compacted segment that is not its head, which is where bytes end: readers keep
+    /// the positions that chunks had when they were appended, and those behind the head are of chunks that are there.
+    pub(crate) fn last_position(&self) -> u32 {
+        if self.closed.is_compacted { self.end() } else { self.summary().head }
+    }
+
     pub(crate) fn summary(&self) -> Summary {
         match &self.memory {
             Some(segment) if self.open => Summary::of(segment),
@@ -586,8 +592,8 @@ impl Chain {
         let group = self.groups.front_mut()?;
         let slot = group.slots.pop_front()?;
         let id = group.id;
-        let end = if slot.summary().is_compacted { slot.end() } else { slot.summary().head };
-        self.dropped_to = Some(Cursor { group: id, segment: SegmentIndex(slot.index), position: end });
+        let position = slot.last_position();
+        self.dropped_to = Some(Cursor { group: id, segment: SegmentIndex(slot.index), position });
         if group.slots.is_empty() {
             self.groups.pop_front();
         }

@@ -1159,3 +1159,35 @@ fn a_start_does_not_take_compacted_segments_of_two_owners_for_compared_with_each
     let compared = world.lane().stats().compacted_ordinal;
     assert!(compared > 0 && compared <= first_end, "{compared}, the first ones end at {first_end}");
 }
+
+#[test]
+fn a_compacted_group_stays_until_what_is_left_of_it_was_read() {
+    let mut world = World::new(5);
+    world.is_quiet = true;
+    let log = Arc::clone(world.log.as_ref().unwrap());
+    let options = (*log.stream(STREAM).unwrap().options()).clone();
+    log.alter_stream(STREAM, StreamOptions { retention_consumed: true, ..options }).unwrap();
+    let value = "x".repeat(20_000);
+    let groups = |world: &World| world.lane().groups(GroupId::NONE, usize::MAX);
+    while groups(&world).len() < 2 {
+        let key = format!("key {}", world.written.len());
+        world.write(&[(&key, Some(&value))]);
+    }
+    let first = groups(&world)[0];
+    let last = first.next_ordinal - 1;
+    let Ok(Lookup::Found { cursor: unread, .. }) = world.lane().lookup_ordinal(last) else { panic!("it is there") };
+    assert_eq!(unread.group, first.id);
+    (0..last).for_each(|ordinal| world.write(&[(&format!("key {ordinal}"), Some(&value))]));
+    world.pass();
+    let segments = world.lane().segments(first.id, None, usize::MAX).unwrap();
+    let left: u64 = groups(&world)[0].bytes;
+    assert!(left < u64::from(unread.position), "{left} bytes are left, the last chunk was at {}", unread.position);
+    let retained = |floor: Cursor| {
+        world.lane().set_consumed_floor(Some(floor));
+        world.log.as_ref().unwrap().retain(world.clock.now_ms())
+    };
+    assert_eq!(retained(unread), 0, "nobody has read its last record");
+    assert!(world.read(Cursor::default()).iter().any(|(ordinal, ..)| *ordinal == last));
+    assert_eq!(retained(Cursor { position: segments.last().unwrap().durable_head, ..unread }), segments.len() as u64);
+    assert!(groups(&world)[0].id > first.id);
+}
