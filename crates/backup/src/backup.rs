@@ -106,7 +106,7 @@ pub(crate) struct State {
     pub(crate) fences: BTreeMap<u32, u32>,
     pub(crate) logs: BTreeMap<LogId, Replica>,
     /// Of files of which nobody knows whose they are: the virtual log, and the last block.
-    headless: Vec<(u32, u64)>,
+    headless: Vec<(Option<u32>, u64)>,
     /// Logs of which a recovery was told what lanes have: nothing of them goes before all of it does.
     pub(crate) recovered: BTreeSet<LogId>,
     /// Runs of fenced logs with blocks that nobody asked to sync: see [`Backup::settle_fenced`].
@@ -127,7 +127,7 @@ impl State {
         if let Some(replica) = self.logs.get(&log) {
             return ask(replica);
         }
-        let perhaps = self.headless.iter().filter(|(vlog, _)| *vlog == log.vlog);
+        let perhaps = self.headless.iter().filter(|(vlog, _)| vlog.is_none_or(|vlog| vlog == log.vlog));
         let perhaps_through = perhaps.map(|(_, last)| *last).max().unwrap_or(0);
         ask(&Replica { perhaps_through, ..Replica::default() })
     }

@@ -41,8 +41,8 @@ pub struct OpenReport {
 pub(crate) struct Opened {
     pub(crate) fences: BTreeMap<u32, u32>,
     pub(crate) logs: BTreeMap<LogId, Replica>,
-    /// Of files of which nobody knows whose they are: the virtual log, and the last block.
-    pub(crate) headless: Vec<(u32, u64)>,
+    /// Of files of which nobody knows whose they are: the virtual log, if that is known, and the last block that may be in them.
+    pub(crate) headless: Vec<(Option<u32>, u64)>,
     pub(crate) writers: Vec<DiskWriter>,
     pub(crate) next_file: u64,
     pub(crate) report: OpenReport,
@@ -95,7 +95,7 @@ pub(crate) fn open(
     let mut next_run = 0;
     let Opening { power, parts, headless, next_file, mut report, .. } = opening;
     let made = |(log, parts): (LogId, Vec<Found>)| {
-        let perhaps: Vec<&Headless> = headless.iter().filter(|of| of.vlog == log.vlog).collect();
+        let perhaps: Vec<&Headless> = headless.iter().filter(|of| of.may_be_of(log)).collect();
         (log, replica(parts, |row_synced, last| power.lost_behind(log, row_synced, last), &perhaps, &mut next_run))
     };
     let logs: BTreeMap<LogId, Replica> = parts.into_iter().map(made).collect();
@@ -206,12 +206,20 @@ impl Power {
     }
 }
 
-/// A file whose header does not read back, nor a copy of it: its blocks say which virtual log they are of, but not of which node.
+/// A file whose header does not read back, nor a copy of it: its blocks say which virtual log they are of, but not of which node. Or one that cannot even be opened, since the disk
+/// has lost what it knew of the file: any blocks may be in it.
 struct Headless {
-    vlog: u32,
+    /// `None`: of any.
+    vlog: Option<u32>,
     sequence: u64,
     first: u64,
     last: u64,
+}
+
+impl Headless {
+    fn may_be_of(&self, log: LogId) -> bool {
+        self.vlog.is_none_or(|vlog| vlog == log.vlog)
+    }
 }
 
 /// A file with its header.
@@ -286,7 +294,13 @@ impl Opening<'_> {
     fn header(&mut self, disk: &dyn Disk, sequence: u64) -> Result<Option<ReplicaHeader>, Trouble> {
         let name = path(sequence);
         let failed = |error| Trouble::Disk(name.clone(), error);
-        let file = disk.open(&name, OpenMode::ReadWrite, false).map_err(failed)?;
+        let file = match disk.open(&name, OpenMode::ReadWrite, false) {
+            Err(error) if is_unreadable(&error) => {
+                self.unopened(&name, Headless { vlog: None, sequence, first: 0, last: u64::MAX }, &error);
+                return Ok(None);
+            }
+            opened => opened.map_err(failed)?,
+        };
         let mut page = AlignedBuffer::zeroed(PAGE_BYTES);
         let read = file.read_at(0, &mut page);
         let found = match &read {
@@ -322,11 +336,24 @@ impl Opening<'_> {
         Ok(Some(header))
     }
 
+    /// A file cannot be opened, since its disk has lost what it knew of it. It counts as lost with all that is in it, and keeps its name: what cannot be opened can often not be renamed either,
+    /// and what was not for a moment only comes back with the next start. Until then nobody is told that a log ends for sure where the file may go on.
+    fn unopened(&mut self, name: &str, of: Headless, error: &io::Error) {
+        self.report.damage.push(format!("{name} cannot be opened: {error}; what is in it is missing"));
+        self.headless.push(of);
+    }
+
     /// Which blocks are in a file without a header: those that are missing of a log may be these, and were not given back.
     fn headless(&mut self, disk: &dyn Disk, name: &str, sequence: u64) -> Result<(), Trouble> {
         let name = format!("{FOLDER}/{name}");
         let failed = |error| Trouble::Disk(name.clone(), error);
-        let file = disk.open(&name, OpenMode::Read, false).map_err(failed)?;
+        let file = match disk.open(&name, OpenMode::Read, false) {
+            Err(error) if is_unreadable(&error) => {
+                self.unopened(&name, Headless { vlog: None, sequence, first: 0, last: u64::MAX }, &error);
+                return Ok(());
+            }
+            opened => opened.map_err(failed)?,
+        };
         let (mut page, bytes) = (AlignedBuffer::zeroed(PAGE_BYTES), file.len().map_err(failed)?);
         let mut found: Option<Headless> = None;
         for at in (0..bytes).step_by(PAGE_BYTES) {
@@ -334,7 +361,7 @@ impl Opening<'_> {
             let Ok(header) = BlockHeader::parse(&page[..read]) else { continue };
             if header.file == sequence {
                 let (vlog, block) = (header.vlog, header.block);
-                let known = found.get_or_insert(Headless { vlog, sequence, first: block, last: block });
+                let known = found.get_or_insert(Headless { vlog: Some(vlog), sequence, first: block, last: block });
                 (known.first, known.last) = (known.first.min(header.block), known.last.max(header.block));
             }
         }
@@ -365,8 +392,16 @@ impl Opening<'_> {
     ) -> Result<(), Trouble> {
         let name = path(sequence);
         let failed = |error| Trouble::Disk(name.clone(), error);
-        let file = disk.open(&name, OpenMode::ReadWrite, false).map_err(failed)?;
-        let mut source = Source::open_for_start(disk, sequence, header.key, header.log.vlog).map_err(failed)?;
+        let open = || Source::open(disk, sequence, header.key, header.log.vlog);
+        let opened = disk.open(&name, OpenMode::ReadWrite, false).and_then(|file| Ok((file, open()?)));
+        let (file, mut source) = match opened {
+            Err(error) if is_unreadable(&error) => {
+                let vlog = Some(header.log.vlog);
+                self.unopened(&name, Headless { vlog, sequence, first: header.first_block, last: u64::MAX }, &error);
+                return Ok(());
+            }
+            opened => opened.map_err(failed)?,
+        };
         let part = FilePart {
             disk: number,
             sequence,
@@ -570,7 +605,7 @@ fn replica(
             continue;
         }
         // Files are given back from the front of a row on: behind a hole within a row something is missing that should not.
-        let is_missing = |of: &&Headless| run_first <= of.last && of.first < part.first;
+        let is_missing = |of: &&Headless| run_first.max(of.first) < part.first && run_first <= of.last;
         let has_hole = is_behind_damage
             || replica.runs.iter().any(|run| run_first <= run.taken.max(run.first))
             || headless.iter().any(is_missing);

@@ -25,19 +25,13 @@ pub(crate) struct Source {
     chunk_bytes: usize,
     /// Whole pages are read, past the page cache.
     direct: bool,
-    /// Pages that the disk cannot read, of who goes on behind them.
-    lost: Option<BTreeSet<u64>>,
+    /// Pages that the [disk cannot read](kera_env::is_unreadable): a block with one of them does not read back, and is no error to who wants what is behind it.
+    lost: BTreeSet<u64>,
 }
 
 impl Source {
     pub(crate) fn open(disk: &dyn Disk, sequence: u64, key: u64, vlog: u32) -> io::Result<Source> {
         Source::open_as(disk, sequence, key, vlog, false)
-    }
-
-    /// The same for a start, to which a page that the disk [cannot read](kera_env::is_unreadable) is damage and no error: whoever else reads says so to those who asked.
-    pub(crate) fn open_for_start(disk: &dyn Disk, sequence: u64, key: u64, vlog: u32) -> io::Result<Source> {
-        let source = Source::open(disk, sequence, key, vlog)?;
-        Ok(Source { lost: Some(BTreeSet::new()), ..source })
     }
 
     /// The same, past the page cache: what is on the disk is read, and nothing else leaves memory for it.
@@ -49,7 +43,7 @@ impl Source {
         let path = path(sequence);
         let file = disk.open(&path, OpenMode::Read, direct)?;
         let bytes = file.len()?;
-        let (buffer, lost) = (AlignedBuffer::new(), None);
+        let (buffer, lost) = (AlignedBuffer::new(), BTreeSet::new());
         Ok(Source { file, path, sequence, key, vlog, bytes, buffer, chunk_bytes: 0, direct, lost })
     }
 
@@ -57,10 +51,8 @@ impl Source {
         let bytes = if self.direct { bytes.next_multiple_of(PAGE_BYTES) } else { bytes };
         let bytes = (bytes as u64).min(self.bytes.saturating_sub(at)) as usize;
         self.buffer.resize(bytes);
-        let read = match &mut self.lost {
-            Some(lost) => read_readable(&*self.file, at, &mut self.buffer[..bytes], &mut |page| _ = lost.insert(page))?,
-            None => self.file.read_at(at, &mut self.buffer[..bytes])?,
-        };
+        let lost = &mut |page| _ = self.lost.insert(page);
+        let read = read_readable(&*self.file, at, &mut self.buffer[..bytes], lost)?;
         self.buffer.resize(read);
         Ok(())
     }
@@ -68,15 +60,16 @@ impl Source {
     /// The header of a block that is this file's, its chunks not looked at.
     pub(crate) fn header(&mut self, at: u64) -> io::Result<Result<BlockHeader, String>> {
         self.read(at, BLOCK_HEADER_BYTES)?;
-        if self.is_lost(at) {
+        if self.is_lost(at, BLOCK_HEADER_BYTES) {
             return Ok(Err("the disk cannot read it".to_owned()));
         }
         Ok(self.check_header(0))
     }
 
-    /// Whether the disk could not read the page that begins there.
-    fn is_lost(&self, at: u64) -> bool {
-        self.lost.as_ref().is_some_and(|lost| lost.contains(&at))
+    /// Whether the disk could not read some of so many bytes from the start of a page on. What it could not is zeros, which may be what was written: a checksum that
+    /// matches says nothing then.
+    fn is_lost(&self, at: u64, bytes: usize) -> bool {
+        self.lost.range(at..at + bytes as u64).next().is_some()
     }
 
     fn check_header(&self, at: usize) -> Result<BlockHeader, String> {
@@ -94,6 +87,9 @@ impl Source {
             Err(reason) => return Ok(Err(reason)),
         };
         self.read(at, BLOCK_HEADER_BYTES + header.chunk_bytes as usize)?;
+        if self.is_lost(at, BLOCK_HEADER_BYTES + header.chunk_bytes as usize) {
+            return Ok(Err(format!("block {}: the disk cannot read all of it", header.block)));
+        }
         let Some(chunks) = self.buffer.get(BLOCK_HEADER_BYTES..BLOCK_HEADER_BYTES + header.chunk_bytes as usize) else {
             return Ok(Err(format!("block {} goes beyond the end of the file", header.block)));
         };
@@ -107,7 +103,7 @@ impl Source {
     /// Whether a block was begun there, whether or not it reads back. Where the disk cannot read one was, for all that anybody knows.
     pub(crate) fn was_begun(&mut self, at: u64) -> io::Result<bool> {
         self.read(at, BLOCK_HEADER_BYTES)?;
-        Ok(self.is_lost(at) || BlockHeader::was_begun(&self.buffer, self.sequence, self.key))
+        Ok(self.is_lost(at, BLOCK_HEADER_BYTES) || BlockHeader::was_begun(&self.buffer, self.sequence, self.key))
     }
 
     /// Where the blocks of a file end that was closed, if its mark reads back.

@@ -393,7 +393,7 @@ fn a_page_that_the_disk_cannot_read_costs_what_is_in_it_alone() {
         for _ in 0..2 {
             let (backup, report) = start(1).expect("open");
             assert_eq!(report.damage.len(), 1, "{report:?}");
-            assert_eq!(report.damage[0].contains("cannot read"), at == 0, "{report:?}");
+            assert!(report.damage[0].contains("cannot read"), "{report:?}");
             let (front, behind) = (BlockRange { last: 58, ..all }, BlockRange { first: 60, ..all });
             assert_eq!(Rig::over(backup).ranges(LOG), [front, behind]);
         }
@@ -404,6 +404,52 @@ fn a_page_that_the_disk_cannot_read_costs_what_is_in_it_alone() {
         disk.set_unreadable(file, 0);
         let (backup, report) = start(1).expect("open");
         assert_eq!((report.damage.len(), Rig::over(backup).ranges(LOG)), (0, vec![all]));
+    }
+}
+
+/// A disk may have lost what it knows of a file, and not what is in it.
+#[test]
+fn a_file_that_the_disk_cannot_open_is_lost_for_as_long_as_it_cannot_and_ends_no_start() {
+    let (disk, files, start) = with_files();
+    let last = files.len() - 1;
+    let other = LogId { node: LOG.node + 1, vlog: LOG.vlog + 1, ..LOG };
+    for at in [0, last] {
+        disk.set_unopenable(&files[at]);
+        for _ in 0..2 {
+            let (backup, report) = start(1).expect("open");
+            assert!(report.damage.len() == 1 && report.damage[0].starts_with(&files[at]), "{report:?}");
+            let (ranges, end) = (Rig::over(backup.clone()).ranges(LOG), backup.end_now(LOG, 1));
+            assert_eq!(ranges.len(), 1, "{ranges:?}");
+            let [BlockRange { first, last: through }] = ranges[..] else { panic!("{ranges:?}") };
+            assert_eq!((first > 1, through < 60), (at == 0, at == last), "{ranges:?}");
+            // Any blocks of any log may be in it.
+            assert!(!end.certain && !backup.end_now(other, 1).certain, "{end:?}");
+        }
+        disk.heal_reads();
+        let (backup, report) = start(1).expect("open");
+        assert_eq!(
+            (report.damage, Rig::over(backup).ranges(LOG)),
+            (Vec::new(), vec![BlockRange { first: 1, last: 60 }])
+        );
+    }
+}
+
+/// One sector costs the block that it is in, also while the node runs.
+#[test]
+fn what_is_behind_a_page_that_the_disk_cannot_read_is_looked_at_told_and_given() {
+    // The header of a block, and the chunks of one.
+    for at in [0, 200] {
+        let (disk, files, start) = with_files();
+        let rig = Rig::over(start(1).expect("open").0);
+        disk.set_unreadable(&files[0], 3 * 4096 + at);
+        let mut scrubber = BackupScrubber::new(rig.backup.clone());
+        let damaged: u64 = std::iter::from_fn(|| scrubber.step()).map(|(_, damaged)| damaged).sum();
+        let ranges = rig.ranges(LOG);
+        assert_eq!((damaged, ranges.len()), (1, 2), "{at}: {ranges:?}");
+        let bad = ranges[0].last + 1;
+        assert_eq!((ranges[1].first, ranges[1].last), (bad + 1, 60), "{at}");
+        assert_eq!(rig.read(LOG, bad, 60).expect_err("damaged").status, Status::SegmentUnreadable, "{at}");
+        assert_eq!(rig.read(LOG, bad + 1, 60).map(|read| read[0]), Ok(bad + 1), "{at}");
     }
 }
 
@@ -460,6 +506,9 @@ fn an_error_that_may_pass_ends_a_start_and_costs_nothing() {
     let open = &files[files.len() - 1];
     // No memory is left.
     disk.set_lost_errno(12);
+    disk.set_unopenable(&files[0]);
+    assert!(matches!(start(1).err(), Some(OpenError::Disk { path, .. }) if path == files[0]));
+    disk.heal_reads();
     let power = "replicas/power".to_owned();
     for (path, at) in [(&files[0], 0), (&files[0], full - 4096), (open, 0), (open, 4096), (&power, 0)] {
         disk.set_unreadable(path, at);

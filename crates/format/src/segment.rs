@@ -17,7 +17,7 @@
 //!     56      4  flags             bit 0: lane state before this segment does not matter (first of its lane's epoch)
 //!                                  bit 1: compacted, see SegmentHeader::is_compacted
 //!                                  bit 2: producers forgotten, see SegmentHeader::has_forgotten
-//!                                  bits 8 to 31: how often it was rewritten
+//!                                  bits 8 to 31: how often it was rewritten, or cut at a start
 //!     60      4  checksum          CRC-32C of bytes 0..60
 //!   ---- above never changes; below changes in place while the segment is open, each field one aligned store ----
 //!     64      8  head              where the next append goes; everything below is whole chunks
@@ -145,7 +145,7 @@ impl SegmentHeader {
         self.flags & FLAG_COMPACTED != 0
     }
 
-    /// How often it was rewritten: of two images of one segment the one with more counts.
+    /// How often it was rewritten, or [cut](SegmentHeader::cut): of two images of one segment the one with more counts.
     pub fn rewrites(&self) -> u32 {
         self.flags >> REWRITES_SHIFT
     }
@@ -176,6 +176,14 @@ impl SegmentHeader {
         let low = self.flags & ((1 << REWRITES_SHIFT) - 1);
         let flags = low | FLAG_COMPACTED | rewrites << REWRITES_SHIFT;
         (rewrites <= REWRITES_MAX).then_some(SegmentHeader { created_ms, flags, ..*self })
+    }
+
+    /// The header of the segment without its last chunks, `None` if it cannot be rewritten any more: of two images of one segment the shorter counts. Nothing in front of
+    /// them was removed.
+    pub fn cut(&self) -> Option<SegmentHeader> {
+        let rewrites = self.rewrites() + 1;
+        let low = self.flags & ((1 << REWRITES_SHIFT) - 1);
+        (rewrites <= REWRITES_MAX).then_some(SegmentHeader { flags: low | rewrites << REWRITES_SHIFT, ..*self })
     }
 
     /// The same, of a lane that [has forgotten](SegmentHeader::has_forgotten) producers.

@@ -1,7 +1,7 @@
 //! Segment headers, ids, names and stream options: limits, and properties over any of them.
 
 use kera_format::ids::*;
-use kera_format::segment::{SegmentHeader, SegmentProgress, SegmentState, at};
+use kera_format::segment::{REWRITES_MAX, SegmentHeader, SegmentProgress, SegmentState, at};
 use kera_format::{Cleanup, Durability, FormatError, Order, StreamOptions, limits};
 use proptest::prelude::*;
 
@@ -50,6 +50,14 @@ proptest! {
             prop_assert!(SegmentHeader::parse(&bytes[..length]).is_err());
             prop_assert!(SegmentProgress::parse(&bytes[..length], header.capacity_bytes).is_err());
         }
+    }
+
+    #[test]
+    fn what_is_left_of_a_segment_that_was_cut_counts_before_the_longer_one(header in any_header()) {
+        let expected = (header.rewrites() < REWRITES_MAX).then(|| header.rewrites() + 1);
+        prop_assert_eq!(header.cut().map(|cut| cut.rewrites()), expected);
+        let rest = |header: SegmentHeader| (header.is_compacted(), header.has_forgotten(), header.flags & 1, header.created_ms);
+        prop_assert!(header.cut().is_none_or(|cut| rest(cut) == rest(header)));
     }
 
     #[test]

@@ -288,10 +288,7 @@ impl Lane {
         let mut guard = self.state.lock();
         let chain = &mut guard.chain;
         let Some(at) = chain.find(id.group, id.index).filter(|&at| chain.slot(at).at.is_none()) else { return };
-        let Some(slot) = chain.groups[at.group].slots.remove(at.slot) else { return };
-        if chain.groups[at.group].slots.is_empty() {
-            chain.groups.remove(at.group);
-        }
+        let Some(slot) = chain.take_out(at) else { return };
         self.release_gone(guard, vec![(id.group, slot)]);
     }
 

@@ -133,7 +133,8 @@ pub(crate) struct Slot {
     pub(crate) was_loaded: bool,
     /// Why it did not come.
     pub(crate) failed: Option<Box<str>>,
-    /// What is on its way is from here, where the segment was before it was compacted: not taken, and given back then.
+    /// What is on its way is from here, where the segment was before it was compacted: not taken, and given back then. Of one that a start has cut: a longer image, which
+    /// is given back when the shorter is stored.
     pub(crate) stale: Option<Location>,
     /// Nothing is left of it but its last chunk, without a record: no pass of compaction changes it any more. Known once one has seen that.
     pub(crate) is_emptied: bool,
@@ -240,6 +241,12 @@ impl Slot {
         self.memory.as_ref().map_or(self.closed.head, |segment| segment.durable_head())
     }
 
+    /// Where a reader is that has read all of it and will find no more. In a compacted segment that is not its head, which is where bytes end: readers keep
+    /// the positions that chunks had when they were appended, and those behind the head are of chunks that are there.
+    pub(crate) fn last_position(&self) -> u32 {
+        if self.closed.is_compacted { self.end() } else { self.summary().head }
+    }
+
     pub(crate) fn summary(&self) -> Summary {
         match &self.memory {
             Some(segment) if self.open => Summary::of(segment),
@@ -297,6 +304,17 @@ impl Slot {
     pub(crate) fn has_come(&mut self) -> Result<(), Location> {
         self.loading = false;
         self.stale.take().map_or(Ok(()), Err)
+    }
+
+    /// An image of it was written, and is here now. An error: it is not of what is in its place by now, but of what is awaited or of one that was cut since; otherwise where a longer
+    /// image is that the lane needed until then.
+    pub(crate) fn persisted(&mut self, at: Location) -> Result<Option<Location>, ()> {
+        // What is awaited was never given to the store: this is an older copy, which may be longer.
+        if self.is_awaited() || u64::from(self.summary().head) != at.bytes {
+            return Err(());
+        }
+        self.at = Some(at);
+        Ok(if self.loading { None } else { self.stale.take() })
     }
 
     /// The segment was changed while the lane was rebuilt.
@@ -581,13 +599,22 @@ impl Chain {
         Some(At { group, slot: at })
     }
 
+    /// Takes a slot out, and its group if that has no other.
+    pub(crate) fn take_out(&mut self, at: At) -> Option<Slot> {
+        let slot = self.groups.get_mut(at.group)?.slots.remove(at.slot)?;
+        if self.groups[at.group].slots.is_empty() {
+            self.groups.remove(at.group);
+        }
+        Some(slot)
+    }
+
     /// Takes the first slot out.
     pub(crate) fn pop_front(&mut self) -> Option<(GroupId, Slot)> {
         let group = self.groups.front_mut()?;
         let slot = group.slots.pop_front()?;
         let id = group.id;
-        let end = if slot.summary().is_compacted { slot.end() } else { slot.summary().head };
-        self.dropped_to = Some(Cursor { group: id, segment: SegmentIndex(slot.index), position: end });
+        let position = slot.last_position();
+        self.dropped_to = Some(Cursor { group: id, segment: SegmentIndex(slot.index), position });
         if group.slots.is_empty() {
             self.groups.pop_front();
         }

@@ -28,6 +28,7 @@ mod copy;
 mod copying;
 mod cut_off;
 mod forget;
+mod given_again;
 mod group;
 mod lane;
 mod log;
@@ -57,6 +58,7 @@ pub use arena::{Arena, ArenaConfig, ArenaError, ArenaFull, ArenaStats, Attach, L
 pub use attach::{AttachedSegment, Cut, SetAside};
 pub use copying::CopiedAgain;
 pub use cut_off::CutOffRoom;
+pub use given_again::GivenAgain;
 pub use group::{GroupInfo, SegmentInfo};
 pub use lane::{AppendError, Appended, Lane, LaneStats};
 pub use log::{Log, LogConfig, LogStats, StreamError};

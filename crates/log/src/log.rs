@@ -239,17 +239,14 @@ impl Log {
         self.stream(id.stream)?.streamlet(id.streamlet)?.any_lane(id.lane).cloned()
     }
 
-    /// The store has written a segment, synced. If the stream no longer has it, it is released at once.
+    /// The store has written a segment, synced. If the stream no longer has it, or has cut it since, it is released at once.
     pub fn persisted(&self, id: SegmentId, at: Location) {
-        let kept = self.lane_of(id).and_then(|lane| {
-            lane.with_slot(id, |slot| {
-                // What is awaited was never given to the store: this is an older copy, which may be longer.
-                (!slot.is_awaited()).then(|| slot.at = Some(at))
-            })
-        });
-        match kept.flatten() {
-            Some(()) => self.shared.segment_safe(id),
-            None => self.shared.release_image(id, at),
+        match self.lane_of(id).and_then(|lane| lane.with_slot(id, |slot| slot.persisted(at))) {
+            Some(Ok(longer)) => {
+                self.shared.segment_safe(id);
+                longer.into_iter().for_each(|longer| self.shared.release_image(id, longer));
+            }
+            Some(Err(())) | None => self.shared.release_image(id, at),
         }
     }
 

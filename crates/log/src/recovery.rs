@@ -15,6 +15,7 @@ use kera_format::{BrokerPart, ChunkHeader, ChunkView, Cursor, FormatError, LaneI
 
 use crate::arena::{ArenaFull, Purpose};
 use crate::attach::AttachedSegment;
+use crate::given_again::{LeftOut, is_given_again};
 use crate::group::{At, Slot, Summary};
 use crate::lane::{Lane, LaneState, Open};
 use crate::log::Log;
@@ -50,8 +51,10 @@ pub enum Restored {
     Restored,
     /// It is in memory anyway: the arena was attached.
     AlreadyThere,
-    /// Its segment is on disk in a container, or its ordinals are others' by now: the virtual log need not keep it.
+    /// Its segment is on disk in a container: the virtual log need not keep it.
     Stored,
+    /// Its ordinals are others' by now: it is left out, and what the virtual log has of it is to be kept aside.
+    GivenAgain,
     /// Its stream was deleted.
     UnknownStream,
 }
@@ -87,6 +90,8 @@ pub(crate) struct Recovery {
     restored: HashSet<SegmentId>,
     /// Of segments of which the replay has met chunks the virtual log that has all of these, from the first one on. `None`: they are in several, or the first one is in none.
     logged: HashMap<SegmentId, Option<u32>>,
+    /// What is left out since its ordinals were given again.
+    pub(crate) left_out: LeftOut,
 }
 
 impl Recovery {
@@ -167,6 +172,18 @@ impl Log {
                 // Killed after it was compacted, before its memory was given back.
                 return;
             }
+            if slot.summary().rewrites < segment.header().rewrites()
+                && !segment.header().is_compacted()
+                && cut.is_none()
+            {
+                // Killed after a start has cut it, before what is left of it was stored.
+                let longer = slot.at;
+                *slot = Slot::resident(segment, false);
+                slot.stale = longer;
+                report.attached_segments += 1;
+                recovery.marks.insert(id, marks);
+                return;
+            }
             let same = (slot.summary().head, slot.summary().next_ordinal) == (segment.head(), segment.next_ordinal());
             if same && cut.is_none() && segment.state() != SegmentState::Open {
                 slot.memory = Some(segment);
@@ -227,15 +244,18 @@ impl Log {
             let (value, allowed) = (id.lane.0.into(), "a lane of the stream");
             return Err(FormatError::BadField { field: "chunk.lane", value, allowed }.into());
         };
-        let mut state = lane.state.lock();
-        let restored = lane.restore(&mut state, id, &view, &part);
-        drop(state);
+        let begins = part.position == FIRST_CHUNK;
+        let ready = if begins { self.forget_given_again(lane, id, &view, &part) } else { Ok(()) };
+        let restored = ready.and_then(|()| lane.restore(&mut lane.state.lock(), id, &view, &part));
         if restored.is_ok() {
             self.recovery.lock().met(id, part.position, vlog);
         }
         match &restored {
             Ok(Restored::Restored) => {
                 self.recovery.lock().restored.insert(id);
+            }
+            Ok(Restored::GivenAgain) => {
+                self.leave_out(id, part.base_ordinal..part.base_ordinal + u64::from(view.header().record_count));
             }
             Err(RestoreError::ArenaFull(full)) => self.shared.want_space(full),
             _ => {}
@@ -281,19 +301,6 @@ impl Log {
     }
 }
 
-/// Whether the lane goes on behind a place with the ordinals of the chunk that belongs there, or with lower ones: an earlier life of the node did not
-/// know of the chunk when it went on.
-///
-/// Such a chunk is in a virtual log that a start did not read, because its number was too high, or whose damage was accepted. The records that have
-/// its ordinals were acknowledged since. With both in the lane no ordinal would be found any more, neither theirs nor those of what follows.
-fn is_given_again(state: &LaneState, found: Option<At>, cursor: Cursor, part: &BrokerPart) -> bool {
-    let behind = match found {
-        Some(at) => state.chain.next(at),
-        None => state.chain.from(state.chain.first()).find(|&at| state.chain.cursor(at, 0) > cursor),
-    };
-    behind.is_some_and(|at| state.chain.slot(at).summary().base_ordinal <= part.base_ordinal)
-}
-
 impl Lane {
     fn restore(
         &self,
@@ -312,7 +319,8 @@ impl Lane {
         if found.is_none_or(|at| state.chain.slot(at).summary().head < end)
             && is_given_again(state, found, cursor, part)
         {
-            return Ok(Restored::Stored);
+            // What a streamlet's owners say of progress each of them says again: nobody misses it.
+            return Ok(if self.id == LaneId::PROGRESS { Restored::Stored } else { Restored::GivenAgain });
         }
         let at = match found {
             Some(at) => at,

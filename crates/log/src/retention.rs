@@ -340,7 +340,7 @@ fn let_go(state: &mut LaneState, dropped: &[Dropped]) {
 /// Whether a closed group is read to its end by everybody.
 fn is_below(state: &LaneState, group: usize, floor: Cursor) -> bool {
     let group = &state.chain.groups[group];
-    let end = group.slots.back().map(|slot| (SegmentIndex(slot.index), slot.summary().head));
+    let end = group.slots.back().map(|slot| (SegmentIndex(slot.index), slot.last_position()));
     group.closed
         && (group.id < floor.group || (group.id == floor.group && end <= Some((floor.segment, floor.position))))
 }

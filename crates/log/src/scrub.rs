@@ -15,7 +15,7 @@ use crate::group::Slot;
 use crate::lane::Lane;
 use crate::log::Log;
 use crate::segment::Segment;
-use crate::storage::Location;
+use crate::storage::{Location, SegmentStore};
 use crate::store::DiskStore;
 
 /// Reads all segments that are on disk, lane by lane.

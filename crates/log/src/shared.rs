@@ -129,6 +129,13 @@ impl Shared {
         }
     }
 
+    /// Sinks keep aside what they have of this segment.
+    pub(crate) fn segment_given_again(&self, id: SegmentId) {
+        if let Some(sinks) = self.sinks.get() {
+            sinks.sinks().iter().for_each(|sink| sink.segment_given_again(id));
+        }
+    }
+
     /// Keeps the counters of a lane that goes.
     pub(crate) fn retire(&self, counts: Counts, duplicates: u64) {
         let mut retired = self.retired.lock();

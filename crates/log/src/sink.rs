@@ -138,6 +138,12 @@ pub trait DurabilitySink: Send + Sync {
     /// called for segments that it never saw, and more than once. May be called under the lane's lock.
     fn segment_safe(&self, id: SegmentId);
 
+    /// A start leaves out some of the segment, or all of it, since its ordinals were given again: what the sink has of it is kept aside, for a person to look at, when it need not be kept
+    /// otherwise. Before [`segment_safe`](DurabilitySink::segment_safe) of what goes. May be called under the lane's lock, and in the middle of a replay.
+    fn segment_given_again(&self, id: SegmentId) {
+        let _ = id;
+    }
+
     /// The segment is gone for good, by retention or with its stream: copies of its chunks elsewhere may go too. May be called for
     /// segments that it never saw, and more than once; always after or together with
     /// [`segment_safe`](DurabilitySink::segment_safe). May be called under the lane's lock.

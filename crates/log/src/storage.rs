@@ -105,6 +105,12 @@ pub trait SegmentStore: Send + Sync {
     /// [`crate::Log::load_failed`]; not called again for that segment before. Called without locks.
     fn load(&self, id: SegmentId, at: Location);
 
+    /// The image of a segment at a place, in whole pages, not verified. Blocks on the disk, and on nothing that calls the log.
+    fn read_image(&self, at: Location) -> io::Result<AlignedBuffer> {
+        let _ = at;
+        Err(io::Error::other("segments are not kept on disks"))
+    }
+
     /// Writes the image of a segment, in whole pages, that takes the place of what is at `was`, to the disk of that or to another one, and syncs it: after `Ok` it survives a
     /// power cut. The log is not told. On the calling thread, without locks.
     fn write_again(&self, entry: ContainerEntry, image: &AlignedBuffer, was: Location) -> io::Result<Location> {

@@ -22,7 +22,7 @@ use kera_log::compact::{CompactionConfig, Compactor, Holder, Others, Run, Steppe
 use kera_log::store::{DiskStore, Step, StoreConfig};
 use kera_log::{
     AppendError, Appended, Arena, ArenaConfig, Attach, AwaitedSegment, Lane, LaneHandover, Log, LogConfig, Lookup,
-    LostLane, Rebuilt, Restored, Streamlet, Visibility,
+    LostLane, Rebuilt, Restored, Scrubber, Streamlet, Visibility,
 };
 
 const NODE: [u8; 16] = *b"a node for tests";
@@ -1158,4 +1158,67 @@ fn a_start_does_not_take_compacted_segments_of_two_owners_for_compared_with_each
     world.streamlet().open(world.epoch + 1, false).unwrap();
     let compared = world.lane().stats().compacted_ordinal;
     assert!(compared > 0 && compared <= first_end, "{compared}, the first ones end at {first_end}");
+}
+
+#[test]
+fn a_compacted_group_stays_until_what_is_left_of_it_was_read() {
+    let mut world = World::new(5);
+    world.is_quiet = true;
+    let log = Arc::clone(world.log.as_ref().unwrap());
+    let options = (*log.stream(STREAM).unwrap().options()).clone();
+    log.alter_stream(STREAM, StreamOptions { retention_consumed: true, ..options }).unwrap();
+    let value = "x".repeat(20_000);
+    let groups = |world: &World| world.lane().groups(GroupId::NONE, usize::MAX);
+    while groups(&world).len() < 2 {
+        let key = format!("key {}", world.written.len());
+        world.write(&[(&key, Some(&value))]);
+    }
+    let first = groups(&world)[0];
+    let last = first.next_ordinal - 1;
+    let Ok(Lookup::Found { cursor: unread, .. }) = world.lane().lookup_ordinal(last) else { panic!("it is there") };
+    assert_eq!(unread.group, first.id);
+    (0..last).for_each(|ordinal| world.write(&[(&format!("key {ordinal}"), Some(&value))]));
+    world.pass();
+    let segments = world.lane().segments(first.id, None, usize::MAX).unwrap();
+    let left: u64 = groups(&world)[0].bytes;
+    assert!(left < u64::from(unread.position), "{left} bytes are left, the last chunk was at {}", unread.position);
+    let retained = |floor: Cursor| {
+        world.lane().set_consumed_floor(Some(floor));
+        world.log.as_ref().unwrap().retain(world.clock.now_ms())
+    };
+    assert_eq!(retained(unread), 0, "nobody has read its last record");
+    assert!(world.read(Cursor::default()).iter().any(|(ordinal, ..)| *ordinal == last));
+    assert_eq!(retained(Cursor { position: segments.last().unwrap().durable_head, ..unread }), segments.len() as u64);
+    assert!(groups(&world)[0].id > first.id);
+}
+
+/// Whatever took the place of the segment that has the value, what hides it may go only when the value has gone.
+#[test]
+fn a_segment_that_was_written_again_during_a_pass_does_not_show_what_was_deleted() {
+    let mut world = World::new(5);
+    world.is_quiet = true;
+    for records in [[("k", Some("v"))], [("k", None)], [("other", Some("1"))], [("other", Some("2"))]] {
+        world.write(&records);
+        world.log.as_ref().unwrap().close_idle(world.clock.now_ms() + 1, 0);
+    }
+    world.settle();
+    // The first segment's image, behind the pages of the container and of its batch.
+    let containers = world.memory.list("containers").unwrap();
+    let container = containers.iter().find(|name| name.ends_with(".kera")).unwrap();
+    let (log, store) = (world.log.clone().unwrap(), world.store.clone().unwrap());
+    let mut damaged = None;
+    world.compactor.as_ref().unwrap().step(&mut || {
+        damaged.get_or_insert_with(|| {
+            world.memory.flip_bit(&format!("containers/{container}"), 2 * 4096 + 200, 1).unwrap();
+            Scrubber::new(log.clone(), store.clone()).step().unwrap().1
+        });
+        true
+    });
+    assert_eq!((damaged, log.stats().segments_mended), (Some(1), 1));
+    compact_all(&world);
+    world.clock.advance_ms(TOMBSTONE_MS as u64);
+    (0..2).for_each(|_| world.pass());
+    assert!(world.tombstones().is_empty());
+    world.check();
+    world.check_is_whole();
 }

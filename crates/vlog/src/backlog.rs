@@ -37,6 +37,8 @@ struct Queue {
     last_ticket: Ticket,
     /// Segments that need not be kept, with the last ticket at that moment.
     safe: Vec<(SegmentId, Ticket)>,
+    /// Segments of which a start has left out something.
+    given_again: Vec<SegmentId>,
     writer_sleeps: bool,
     /// The writer has something to do that is not in here.
     nudged: bool,
@@ -68,6 +70,7 @@ impl Backlog {
             bytes: 0,
             last_ticket: 0,
             safe: Vec::new(),
+            given_again: Vec::new(),
             writer_sleeps: false,
             nudged: false,
             stopping: false,
@@ -115,6 +118,16 @@ impl Backlog {
         if queue.safe.len().is_multiple_of(64) {
             self.wake_writer(queue);
         }
+    }
+
+    /// Notes that a start has left out some of a segment, or all of it.
+    pub(crate) fn note_given_again(&self, id: SegmentId) {
+        self.queue.lock().given_again.push(id);
+    }
+
+    /// The segments of which a start has left out something, once.
+    pub(crate) fn take_given_again(&self) -> Vec<SegmentId> {
+        std::mem::take(&mut self.queue.lock().given_again)
     }
 
     /// Tells the writer to finish.

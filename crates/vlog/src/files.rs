@@ -61,8 +61,8 @@ pub(crate) struct KeptFile {
     pub(crate) bytes: u64,
     /// Segments that have chunks in it and are neither stored nor gone.
     pub(crate) pinned_by: HashSet<SegmentId>,
-    /// It has blocks that do not read back, and whoever started the node accepted that: it is kept aside for a look.
-    pub(crate) damaged: bool,
+    /// It is kept aside for a look: it has blocks that do not read back, and whoever started the node accepted that, or chunks whose ordinals were given again.
+    pub(crate) goes_aside: bool,
 }
 
 /// Where blocks go.
@@ -239,7 +239,7 @@ impl Files {
                 sequence: started.sequence,
                 bytes: started.bytes,
                 pinned_by: HashSet::new(),
-                damaged: false,
+                goes_aside: false,
             });
             self.current = Some(started);
             self.drop_unneeded();
@@ -363,6 +363,13 @@ impl Files {
         }
     }
 
+    /// The files with chunks of these segments are kept aside when nothing needs them any more. Before they are [unpinned](Files::unpin).
+    pub(crate) fn set_aside(&mut self, segments: &[SegmentId]) {
+        for kept in &mut self.kept {
+            kept.goes_aside |= segments.iter().any(|id| kept.pinned_by.contains(id));
+        }
+    }
+
     /// These segments are stored or gone. Files that nothing else keeps become spares or are removed.
     pub(crate) fn unpin(&mut self, segments: &[SegmentId]) {
         for kept in &mut self.kept {
@@ -401,7 +408,7 @@ impl Files {
         let path = self.path(oldest.sequence);
         let spare = Spare { sequence: oldest.sequence, bytes: oldest.bytes };
         let reused = self.spares.len() < self.config.spares && oldest.bytes == self.config.file_bytes;
-        if oldest.damaged {
+        if oldest.goes_aside {
             self.disk.rename(&path, &format!("{path}.damaged"))?;
         } else if reused && self.disk.rename(&path, &self.spare_path(oldest.sequence)).is_ok() {
             self.spares.push(spare);

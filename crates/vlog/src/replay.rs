@@ -31,6 +31,8 @@ pub struct ReplayReport {
     pub restored: u64,
     /// Of those, the ones whose stream is gone.
     pub unknown: u64,
+    /// Of those, the ones that are left out since their ordinals were given again. The files that have them are kept aside.
+    pub given_again: u64,
     /// What was acknowledged and cannot be read; empty unless damage is accepted.
     pub damage: Vec<Damage>,
 }
@@ -102,6 +104,7 @@ pub(crate) fn replay(
         expected: None,
         stopped: None,
         damaged: HashSet::new(),
+        aside: HashSet::new(),
         in_extents: HashSet::new(),
         gone: HashSet::new(),
         report: ReplayReport::default(),
@@ -115,7 +118,8 @@ pub(crate) fn replay(
         }
     }
     for file in &mut kept {
-        file.damaged = replay.damaged.contains(&files.path(file.sequence));
+        let path = files.path(file.sequence);
+        file.goes_aside = replay.damaged.contains(&path) || replay.aside.contains(&file.sequence);
         file.pinned_by.retain(|id| !replay.gone.contains(id));
     }
     // A process that was killed may have written blocks and not synced them: the last one, and those that it was writing again
@@ -144,6 +148,8 @@ struct Replay<'a, 'b> {
     stopped: Option<Damage>,
     /// Files with damage that was accepted.
     damaged: HashSet<String>,
+    /// Files with chunks whose ordinals were given again, by their sequences.
+    aside: HashSet<u64>,
     /// Segments that have an extent.
     in_extents: HashSet<SegmentId>,
     /// Segments of which only the beginning is there: they were dropped, and no file is kept for them.
@@ -207,7 +213,7 @@ impl Replay<'_, '_> {
         }
         self.lost(&source)?;
         self.report.files += 1;
-        Ok(Some(KeptFile { sequence, bytes, pinned_by, damaged: false }))
+        Ok(Some(KeptFile { sequence, bytes, pinned_by, goes_aside: false }))
     }
 
     /// Pages of a file that the disk cannot read may have had blocks, unless its mark says that none reaches so far: nobody takes them for ones that were never written.
@@ -286,7 +292,11 @@ impl Replay<'_, '_> {
         let chunks = &source.buffer[BLOCK_HEADER_BYTES..BLOCK_HEADER_BYTES + header.chunk_bytes as usize];
         let mut last = None;
         for chunk in Chunks::new(chunks) {
+            let given_again = self.report.given_again;
             let restored = chunk.map_err(|e| RestoreError::Format(e).into()).and_then(|chunk| self.chunk(&chunk));
+            if self.report.given_again > given_again {
+                self.aside.insert(source.sequence);
+            }
             match restored {
                 Ok(Some(id)) if last != Some(id) => {
                     pinned_by.insert(id);
@@ -336,6 +346,10 @@ impl Replay<'_, '_> {
             }
             Restored::AlreadyThere => Ok(Some(id)),
             Restored::Stored => Ok(None),
+            Restored::GivenAgain => {
+                self.report.given_again += 1;
+                Ok(None)
+            }
             Restored::UnknownStream => {
                 self.report.unknown += 1;
                 Ok(None)
@@ -358,6 +372,7 @@ impl Replay<'_, '_> {
         let given = through.replay(id, restored, &mut |chunk| {
             let restored = restore(chunk)?;
             report.restored += u64::from(restored == Restored::Restored);
+            report.given_again += u64::from(restored == Restored::GivenAgain);
             Ok(restored)
         });
         if let Some(given) = given? {

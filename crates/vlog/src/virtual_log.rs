@@ -277,6 +277,10 @@ impl VirtualLog {
         assert!(self.replayed.load(Ordering::Acquire), "the virtual log is written before it is replayed");
         let mut writer = self.writer.lock();
         let safe = self.backlog.take_safe();
+        let given_again = self.backlog.take_given_again();
+        if !given_again.is_empty() {
+            writer.files.set_aside(&given_again);
+        }
         if !safe.is_empty() {
             writer.files.unpin(&safe);
             self.count_files(&writer);
@@ -440,6 +444,10 @@ impl DurabilitySink for VirtualLog {
 
     fn segment_safe(&self, id: SegmentId) {
         self.backlog.note_safe(id);
+    }
+
+    fn segment_given_again(&self, id: SegmentId) {
+        self.backlog.note_given_again(id);
     }
 }
 

@@ -8,9 +8,9 @@ use std::sync::Arc;
 
 use kera_env::{Disk, FaultyDisk, LOST_ERRNOS, MemoryDisk, Random, SeededRandom};
 use kera_format::{LaneId, SegmentId, StreamletId};
-use kera_log::DurabilitySink;
+use kera_log::{DurabilitySink, Restored};
 use kera_vlog::{Ran, ReplayError, VirtualLogConfig};
-use support::{Rig, STREAMLETS, config, replay};
+use support::{Rig, STREAMLETS, config, open, replay};
 
 /// What was appended to each lane, and how much of it was acknowledged.
 #[derive(Default, Debug)]
@@ -281,6 +281,33 @@ fn a_flipped_bit_in_the_middle_is_refused_and_named_or_accepted_and_reported() {
         assert!((1..=20).contains(&lost), "{path} {offset}: {lost}");
         assert!(files(&disk).iter().any(|name| name.starts_with(&path)), "{:?}", files(&disk));
     }
+}
+
+/// Whether the log leaves a record out as it comes, or learns later that it should have.
+#[test]
+fn files_with_records_whose_ordinals_were_given_again_are_kept_aside() {
+    let (disk, _) = written();
+    let before = files(&disk);
+    let aside: Vec<String> = before.iter().map(|path| format!("{path}.damaged")).collect();
+    let all: Arc<dyn Disk> = Arc::new(disk.clone());
+    let report = open(&all, config(), 9).0.replay(&mut |_| Ok(Restored::GivenAgain)).expect("read");
+    assert!(report.chunks > 0 && (report.given_again, report.restored) == (report.chunks, 0), "{report:?}");
+    assert_eq!(files(&disk), aside);
+
+    let (disk, _) = written();
+    let all: Arc<dyn Disk> = Arc::new(disk.clone());
+    let segments = replay(&all, config()).expect("read").0.segments;
+    let (vlog, _) = open(&all, VirtualLogConfig { spares: 0, ..config() }, 9);
+    vlog.replay(&mut |_| Ok(Restored::Restored)).expect("read");
+    // Of the first segment alone, which is in the first file.
+    vlog.segment_given_again(segments[0]);
+    vlog.run_once();
+    assert_eq!(files(&disk), before, "they are needed");
+    segments.iter().for_each(|id| vlog.segment_safe(*id));
+    vlog.run_once();
+    let left = files(&disk);
+    assert!(left.contains(&aside[0]) && left.iter().all(|path| aside.contains(path)), "{left:?}");
+    assert!(left.len() < before.len(), "{left:?} of {before:?}");
 }
 
 /// All that it says the first block says as well.

@@ -249,7 +249,7 @@ impl Visibility for AllCommitted {
 enum Ended {
     /// Its thread is to stop.
     Told,
-    /// Retention or the stream's end came in between.
+    /// Retention or the stream's end came in between, or a segment was written again elsewhere: it has to begin anew.
     Overtaken,
     Failed(String),
     DiskFailed(String),
@@ -507,6 +507,10 @@ impl Compactor {
     }
 
     /// Writes what takes the place of a segment, and then lets it do so.
+    ///
+    /// It does not if the segment is at another place by then: it was damaged there and was written again, from memory or from copies. Then all that was to
+    /// go of it is still there, and the pass must not go on: whatever comes behind would be taken for compared with all in front of it, and a tombstone that
+    /// goes for that shows again what it hides. A segment that has gone altogether hides nothing.
     fn replace(&self, lane: &Lane, piece: &Piece, rewritten: Rewritten) -> Result<(), Ended> {
         let Rewritten { image, header, progress, records_removed } = rewritten;
         let marks = marks_of(&image[SEGMENT_HEADER_BYTES..]).iter().map(Into::into).collect();
@@ -523,6 +527,8 @@ impl Compactor {
             self.counters.removed_bytes.fetch_add(piece.at.bytes.saturating_sub(at.bytes), Ordering::Relaxed);
             self.counters.removed_records.fetch_add(records_removed, Ordering::Relaxed);
             note_emptied(lane, piece.id, at, (&image, &progress));
+        } else if self.log.location(piece.id).is_some() {
+            return Err(Ended::Overtaken);
         }
         Ok(())
     }

@@ -298,6 +298,9 @@ impl SegmentStore for DiskStore {
     fn load(&self, id: SegmentId, at: Location) {
         self.core.load(id, at);
     }
+    fn read_image(&self, at: Location) -> io::Result<AlignedBuffer> {
+        self.core.read_image(at)
+    }
     fn write_again(&self, entry: ContainerEntry, image: &AlignedBuffer, was: Location) -> io::Result<Location> {
         self.core.write_again(entry, image, was)
     }

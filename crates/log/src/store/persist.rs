@@ -105,10 +105,11 @@ impl<H: Host> Core<H> {
         dirty: &[Dirty<H::Image>],
     ) -> (Vec<(Arc<H::Image>, Location)>, Vec<Dirty<H::Image>>) {
         let part = &self.disks[disk];
-        // What the log has dropped meanwhile is not worth writing.
+        // What the log has dropped meanwhile is not worth writing, nor what it has cut: what is left of that comes by itself, and needs until then what had some of it.
         let wanted =
             |dirty: &&Dirty<H::Image>| self.host().is_some_and(|host| host.segment(dirty.image.id()).is_some());
-        let (dirty, gone): (Vec<&Dirty<H::Image>>, Vec<_>) = dirty.iter().partition(wanted);
+        let (dirty, gone): (Vec<&Dirty<H::Image>>, Vec<_>) =
+            dirty.iter().filter(|dirty| !self.is_cut(&dirty.image)).partition(wanted);
         gone.iter().for_each(|gone| self.release_through(gone.image.id()));
         let (mut written, mut dirty, behind) = self.finish_through(disk, dirty);
         let entries = entries_of(&dirty);
@@ -137,6 +138,12 @@ impl<H: Host> Core<H> {
         }
     }
 
+    /// Whether what the log has of a segment is shorter by now: a start has [cut](crate::given_again) it.
+    fn is_cut(&self, image: &H::Image) -> bool {
+        let of_log = self.host().and_then(|host| host.segment(image.id()));
+        of_log.is_some_and(|of_log| of_log.progress().head < image.progress().head)
+    }
+
     pub(crate) fn new_container(&self) -> NewContainer {
         let header = ContainerHeader {
             node: self.config.node,
@@ -153,7 +160,9 @@ impl<H: Host> Core<H> {
         for (image, at) in written {
             host.persisted(image.id(), *at);
             // What had some of it until now.
-            self.release_through(image.id());
+            if !self.is_cut(image) {
+                self.release_through(image.id());
+            }
         }
         let mut clean = self.clean.lock();
         for (image, _) in written {

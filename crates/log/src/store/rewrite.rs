@@ -8,7 +8,6 @@ use std::io::{self, IoSliceMut};
 use kera_env::AlignedBuffer;
 use kera_format::container::{ContainerEntry, pages};
 
-use super::DiskStore;
 use super::container::Batch;
 use super::core::Core;
 use super::host::Host;
@@ -86,12 +85,5 @@ impl<H: Host> Core<H> {
         self.has_worked(number, &batch);
         let entry = &batch.entries[0];
         Ok(Location { disk, container, offset: entry.at, bytes: entry.image_bytes() })
-    }
-}
-
-impl DiskStore {
-    /// See [`Core::read_image`].
-    pub(crate) fn read_image(&self, at: Location) -> io::Result<AlignedBuffer> {
-        self.core.read_image(at)
     }
 }

@@ -397,7 +397,7 @@ impl<H: Host> Core<H> {
     ) -> Result<Option<u64>, ReplayExtentError> {
         let Some(at) = self.through.found.lock().remove(&id) else { return Ok(None) };
         match restored {
-            Restored::Stored | Restored::UnknownStream => {
+            Restored::Stored | Restored::GivenAgain | Restored::UnknownStream => {
                 self.release_at(at);
                 return Ok(None);
             }

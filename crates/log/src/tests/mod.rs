@@ -13,6 +13,7 @@ mod retaining;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
+use kera_env::AlignedBuffer;
 use kera_format::chunk::{ChunkTarget, NO_TIMESTAMP, PayloadKind, seal_in_place};
 use kera_format::{
     CHUNK_HEADER_BYTES, ChunkView, Compression, Cursor, Durability, LaneId, ProducerEpoch, ProducerId, SegmentId,
@@ -123,7 +124,12 @@ pub(crate) struct Store {
     pub(crate) reading: Mutex<Vec<SegmentId>>,
     pub(crate) wanted: AtomicU64,
     pub(crate) let_go: Mutex<Vec<(LaneName, u64)>>,
+    /// What was written, in its order.
+    pub(crate) images: Mutex<Vec<Vec<u8>>>,
 }
+
+/// Where images lie from each other.
+const IMAGE_BYTES: u64 = 65536;
 
 impl SegmentStore for Store {
     fn closed(&self, segment: Arc<Segment>) {
@@ -134,6 +140,12 @@ impl SegmentStore for Store {
     }
     fn load(&self, id: SegmentId, _: Location) {
         self.loads.lock().push(id);
+    }
+    fn read_image(&self, at: Location) -> std::io::Result<AlignedBuffer> {
+        let images = self.images.lock();
+        let mut image = AlignedBuffer::new();
+        image.extend_from_slice(&images[(at.offset / IMAGE_BYTES) as usize]);
+        Ok(image)
     }
     fn release(&self, id: SegmentId, _: Location) {
         self.released.lock().push(id);
@@ -155,10 +167,13 @@ impl Store {
         let closed = std::mem::take(&mut *self.closed.lock());
         closed
             .iter()
-            .enumerate()
-            .map(|(n, segment)| {
+            .map(|segment| {
                 let image = segment.as_image().to_vec();
-                let at = Location { disk: 0, container: 9, offset: n as u64 * 65536, bytes: image.len() as u64 };
+                let mut images = self.images.lock();
+                let offset = images.len() as u64 * IMAGE_BYTES;
+                images.push(image.clone());
+                drop(images);
+                let at = Location { disk: 0, container: 9, offset, bytes: image.len() as u64 };
                 log.persisted(segment.id(), at);
                 let (header, progress) = (*segment.header(), segment.progress());
                 (StoredSegment { header, progress, at, producers: segment.producer_marks() }, image)

@@ -308,31 +308,116 @@ fn a_replay_refuses_what_does_not_fit() {
     drop(sink);
 }
 
+/// A node has appended five chunks, and its next life knew the first `known` of them only and gave the ordinals of the others again; then that one is gone, too, but for its
+/// arena. What the two have synced.
+fn given_again(known: u64) -> (Node, [Vec<Vec<u8>>; 2]) {
+    let (node, sink) = power_node();
+    fill(&node.lane(), 0..5, 25_000);
+    let synced = sink.sync();
+    std::fs::remove_file(arena_config(&node.dir, 0).path).unwrap();
+    drop(sink);
+    let (node, segments, sink) = restart(node, power());
+    node.log.recover(Vec::new(), segments);
+    synced[..known as usize].iter().for_each(|chunk| _ = node.log.restore_chunk(0, chunk).unwrap());
+    assert_eq!(node.log.finish_recovery(1), Vec::<String>::new());
+    fill(&node.lane(), known..3, 100);
+    let since = sink.sync();
+    (node, [synced, since])
+}
+
+fn power() -> StreamOptions {
+    StreamOptions { durability: Durability::Power, ..options() }
+}
+
+/// What was left out, if only the first lane is said to lack something.
+fn left_out(node: &Node) -> std::ops::Range<u64> {
+    let told = node.log.given_again();
+    let [GivenAgain { stream: STREAM, lane: LaneId(0), ordinals, .. }] = &told[..] else { panic!("{told:?}") };
+    assert_eq!(node.log.given_again(), [], "it is told once");
+    ordinals.clone()
+}
+
 #[test]
 fn what_a_log_has_that_no_start_read_does_not_come_back_once_its_ordinals_were_given_again() {
     for known in [0, 1] {
-        let power = || StreamOptions { durability: Durability::Power, ..options() };
-        let (node, sink) = power_node();
-        fill(&node.lane(), 0..5, 25_000);
-        let synced = sink.sync();
-        std::fs::remove_file(arena_config(&node.dir, 0).path).unwrap();
-        drop(sink);
-        let (node, segments, sink) = restart(node, power());
-        node.log.recover(Vec::new(), segments);
-        synced[..known].iter().for_each(|chunk| _ = node.log.restore_chunk(0, chunk).unwrap());
-        assert_eq!(node.log.finish_recovery(1), Vec::<String>::new());
-        fill(&node.lane(), known as u64..3, 100);
-        sink.sync();
-        drop(sink);
+        let (node, [synced, _]) = given_again(known);
         let (node, segments, _) = restart(node, power());
         node.log.recover(Vec::new(), segments);
-        for (at, chunk) in synced.iter().enumerate() {
-            let expected = if at < known { Restored::AlreadyThere } else { Restored::Stored };
+        for (at, chunk) in (0..).zip(&synced) {
+            let expected = if at < known { Restored::AlreadyThere } else { Restored::GivenAgain };
             assert_eq!(node.log.restore_chunk(1, chunk), Ok(expected), "{at} of {known}");
         }
+        assert_eq!(left_out(&node), known..5);
         assert_eq!(node.log.finish_recovery(2), Vec::<String>::new());
         assert_eq!(ordinals(&node.lane().read(start(), 1 << 20, true).unwrap()), [0, 1, 2]);
     }
+}
+
+/// The power goes before anything is stored, so that what was given again comes from a virtual log as well: behind what it takes the place of.
+#[test]
+fn what_no_start_read_goes_again_when_what_has_its_ordinals_comes_behind_it() {
+    for (known, stored, evicted) in
+        [0, 1, 2].map(|known| [(known, false, false), (known, true, false), (known, true, true)]).concat()
+    {
+        let what = format!("{known} were known, stored: {stored}, evicted: {evicted}");
+        let (node, [synced, since]) = given_again(known);
+        std::fs::remove_file(arena_config(&node.dir, 0).path).unwrap();
+        let (node, segments, _) = restart(node, power());
+        let (node, store) = node.with_store();
+        node.log.recover(Vec::new(), segments);
+        synced.iter().for_each(|chunk| assert_eq!(node.log.restore_chunk(1, chunk), Ok(Restored::Restored)));
+        // The store's threads have made room meanwhile.
+        let written = if stored { store.persist_all(&node.log) } else { Vec::new() };
+        assert_eq!(written.len(), if stored { 2 } else { 0 }, "{what}");
+        // Not what stays as it is, which is read below.
+        let leaves = written.iter().filter(|(of, _)| evicted && of.progress.next_ordinal > known);
+        leaves.for_each(|(of, _)| assert!(node.log.evict(of.header.id)));
+        since.iter().for_each(|chunk| assert_eq!(node.log.restore_chunk(0, chunk), Ok(Restored::Restored)));
+        assert_eq!(left_out(&node), known..5, "{what}");
+        assert_eq!(node.log.finish_recovery(2), Vec::<String>::new(), "{what}");
+        let lane = node.lane();
+        assert_eq!(ordinals(&lane.read(start(), 1 << 20, true).unwrap()), [0, 1, 2], "{what}");
+        assert_eq!(append(&lane, &chunk(3, 100), 9).map(|next| next.base_ordinal), Ok(3), "{what}");
+        // Nothing longer is left on the disk once all of it is stored.
+        node.log.close_all();
+        let mut on_disk = written;
+        on_disk.extend(store.persist_all(&node.log));
+        let released = std::mem::take(&mut *store.released.lock());
+        released.iter().for_each(|id| {
+            let at = on_disk.iter().position(|(of, _)| of.header.id == *id).expect("what is released is there");
+            on_disk.remove(at);
+        });
+        let last = on_disk.iter().map(|(of, _)| of.progress.next_ordinal).max();
+        let records: u64 = on_disk.iter().map(|(of, _)| of.progress.next_ordinal - of.header.base_ordinal).sum();
+        assert_eq!((last, records), (Some(3), 3), "{what}: {on_disk:?}");
+    }
+}
+
+/// A start that has cut a segment which was on disk is killed before what is left is stored: the longer image is still there.
+#[test]
+fn what_is_left_of_a_segment_that_was_cut_counts_beside_the_longer_image() {
+    let (node, [synced, since]) = given_again(1);
+    std::fs::remove_file(arena_config(&node.dir, 0).path).unwrap();
+    let (node, segments, _) = restart(node, power());
+    let (node, store) = node.with_store();
+    node.log.recover(Vec::new(), segments);
+    synced.iter().for_each(|chunk| _ = node.log.restore_chunk(1, chunk).unwrap());
+    let longer = store.persist_all(&node.log).remove(0).0;
+    since.iter().for_each(|chunk| _ = node.log.restore_chunk(0, chunk).unwrap());
+    assert_eq!(node.log.finish_recovery(2), Vec::<String>::new());
+    drop(store);
+    let (node, segments, _) = restart(node, power());
+    let (node, store) = node.with_store();
+    assert_eq!(node.log.recover(vec![longer.clone()], segments).problems, Vec::<String>::new());
+    synced.iter().for_each(|chunk| _ = node.log.restore_chunk(1, chunk).unwrap());
+    assert_eq!(node.log.finish_recovery(3), Vec::<String>::new());
+    assert_eq!(ordinals(&node.lane().read(start(), 1 << 20, true).unwrap()), [0, 1, 2]);
+    // Its write may have been under way when it was cut.
+    node.log.persisted(longer.header.id, longer.at);
+    assert_eq!(*store.released.lock(), [longer.header.id]);
+    store.persist_all(&node.log);
+    assert_eq!(*store.released.lock(), [longer.header.id; 2]);
+    assert_eq!(ordinals(&node.lane().read(start(), 1 << 20, true).unwrap()), [0, 1, 2]);
 }
 
 #[test]

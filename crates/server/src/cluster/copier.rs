@@ -2,7 +2,7 @@
 //! a return what only the logs of earlier incarnations have, if those are not whole any more.
 //!
 //! One thread, which looks twice a second and is in no hurry: what is new goes first, and a node that is rebuilding does that before, for as long
-//! as it gets further. What lost a backup goes before the rest, which may take hours: of that about a second's worth is done at each look, and
+//! as it gets further. What lost a backup goes before the rest, log by log in turns. The rest may take hours: of that about a second's worth is done at each look, and
 //! what cannot be given yet holds up nothing else.
 
 use std::cell::RefCell;
@@ -50,7 +50,7 @@ const DEAD_FACTOR: u64 = 2;
 const DEAD_BYTES: u64 = 32 << 20;
 /// Time between two looks whether copies are durable.
 const WAIT: Duration = Duration::from_millis(2);
-/// For about so long something is copied that is not of a log which lost a backup, before it is looked whether one did.
+/// For about so long something is copied before it is looked once more which logs have lost a backup, and so long a log is waited for in its turn.
 const TURN: Duration = Duration::from_secs(1);
 /// A segment that came back and cannot be given for so long makes room for others that may be.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -87,6 +87,8 @@ pub(super) struct Copier {
 struct Memory {
     /// Segments that cannot be copied.
     never: HashSet<SegmentId>,
+    /// What logs were given that had lost a backup, and did not have its copies when their turns ended.
+    under_way: HashMap<LogId, UnderWay>,
     /// Those of them that keep a streamlet from getting its copies, and of which that was told.
     stuck: HashSet<SegmentId>,
     /// Every node understands compacted segments that are copied.
@@ -116,6 +118,46 @@ struct Gave {
     /// When the last has them, and the bytes of all.
     last: Ticket,
     bytes: u64,
+}
+
+/// What a log was given of what lacks copies.
+struct UnderWay {
+    sink: Arc<dyn DurabilitySink>,
+    segments: Vec<SegmentId>,
+    /// When the last of them has its copies.
+    last: Ticket,
+    /// They are in blocks of the log from this one on.
+    since: u64,
+}
+
+impl UnderWay {
+    fn has_copies(&self) -> bool {
+        self.sink.durable_through() >= self.last
+    }
+
+    /// Waits until all of it has its copies, and not for longer than `until`: whether it has, and nothing if the node stops. `pause`: false if it does.
+    fn wait(&self, until: Instant, mut pause: impl FnMut() -> bool) -> Option<bool> {
+        while !self.has_copies() {
+            if Instant::now() >= until {
+                return Some(false);
+            }
+            pause().then_some(())?;
+        }
+        Some(true)
+    }
+}
+
+/// A turn for each log, again and again until none of them got anything or it is `until`: whether some did in the end. Nothing if the node stops, as `turn` says of a log.
+fn in_turns<L>(logs: &[L], until: Instant, mut turn: impl FnMut(&L) -> Option<bool>) -> Option<bool> {
+    loop {
+        let mut got = false;
+        for log in logs {
+            got |= turn(log)?;
+        }
+        if !got || Instant::now() >= until {
+            return Some(got);
+        }
+    }
 }
 
 /// How long copying so many bytes takes at least.
@@ -328,8 +370,12 @@ impl Copier {
                 continue;
             }
             let logs = self.copies.all();
-            if !logs.iter().all(|(id, log)| self.copy(*id, log, &mut memory)) {
-                return;
+            memory.under_way.retain(|id, _| logs.iter().any(|(known, _)| known == id));
+            let copied = in_turns(&logs, Instant::now() + TURN, |(id, log)| self.copy(*id, log, &mut memory));
+            let Some(goes_first) = copied else { return };
+            if goes_first {
+                goes_on = true;
+                continue;
             }
             let Some(changes_more) = self.change_copies(&mut memory) else { return };
             goes_on = changes_more;
@@ -450,33 +496,38 @@ impl Copier {
         }
     }
 
-    /// Copies what is to be of one log; false: the node stops.
-    fn copy(&self, id: LogId, log: &ReplicatedLog, memory: &mut Memory) -> bool {
+    /// The turn of a log that may have lost a backup: it is given some of what is in blocks that lack copies. Whether something has them now that had not before, and nothing if the
+    /// node stops.
+    ///
+    /// A log whose backups do not answer makes nothing durable, for as long as that lasts. It is waited for in one turn only; in those that follow it is looked at, and
+    /// given no more before it has made durable what it has.
+    fn copy(&self, id: LogId, log: &ReplicatedLog, memory: &mut Memory) -> Option<bool> {
+        let mut got = false;
+        if let Some(before) = memory.under_way.remove(&id) {
+            if !before.has_copies() {
+                memory.under_way.insert(id, before);
+                return Some(false);
+            }
+            before.segments.iter().for_each(|segment| log.copied_again(*segment, before.since));
+            got = true;
+        }
         let said = |backup: NodeNumber, blocks: &RangeInclusive<u64>| memory.has_said_less(backup, id, blocks);
         log.look_at_copies(&|backup, blocks| memory.has_all(backup, id, blocks), &said);
-        loop {
-            let lacks = |backup: NodeNumber, blocks: &RangeInclusive<u64>| memory.lacks(backup, id, blocks);
-            let wanted = log.to_copy_again(SEGMENTS, &memory.never, &lacks);
-            let since = log.next_block();
-            match self.give(&wanted, log, &mut memory.never) {
-                None => return false,
-                Some(Gave { copied, .. }) if copied.is_empty() => return true,
-                Some(Gave { copied, .. }) => copied.iter().for_each(|segment| log.copied_again(*segment, since)),
-            }
+        let lacks = |backup: NodeNumber, blocks: &RangeInclusive<u64>| memory.lacks(backup, id, blocks);
+        let wanted = log.to_copy_again(SEGMENTS, &memory.never, &lacks);
+        let (began, since) = (Instant::now(), log.next_block());
+        let Gave { copied: segments, last, bytes, .. } = self.append(&wanted, log, &mut memory.never);
+        if segments.is_empty() {
+            return Some(got);
         }
-    }
-
-    /// Gives segments to their log and waits until they have their copies. What is in neither list can be given later. Nothing if the
-    /// node stops.
-    fn give(&self, wanted: &[SegmentId], log: &ReplicatedLog, never: &mut HashSet<SegmentId>) -> Option<Gave> {
-        let (began, sink) = (Instant::now(), log.behind());
-        let gave = self.append(wanted, log, never);
-        while sink.durable_through() < gave.last {
-            if !self.pause(WAIT) {
-                return None;
-            }
+        let given = UnderWay { sink: log.behind(), segments, last, since };
+        if given.wait(began + TURN, || self.pause(WAIT))? {
+            given.segments.iter().for_each(|segment| log.copied_again(*segment, since));
+            got = true;
+        } else {
+            memory.under_way.insert(id, given);
         }
-        self.pause(due(gave.bytes).saturating_sub(began.elapsed())).then_some(gave)
+        self.pause(due(bytes).saturating_sub(began.elapsed())).then_some(got)
     }
 
     /// Gives segments to their log. What is in neither list can be given later.
@@ -659,6 +710,7 @@ impl Memory {
 #[cfg(test)]
 mod tests {
     use kera_format::{GroupId, LaneId, SegmentIndex, StreamletId};
+    use kera_log::{ChunkReference, Observer, SinkError};
 
     use super::*;
 
@@ -816,6 +868,59 @@ mod tests {
         };
         assert_eq!(change_some(&work, &mut begin, far, later, |_, _| {}), Some(false));
         assert_eq!((looked, begin), (vec![2, 0, 1], None), "each has its turn");
+    }
+
+    #[test]
+    fn a_log_with_much_to_copy_again_holds_up_no_other_log() {
+        let (over, far) = (Instant::now(), Instant::now() + Duration::from_secs(3600));
+        let mut left = [9, 0, 2];
+        let mut turns = Vec::new();
+        let mut some = |until| {
+            let turn = |log: &usize| {
+                turns.push(*log);
+                let gets = left[*log] > 0;
+                left[*log] -= u32::from(gets);
+                Some(gets)
+            };
+            (in_turns(&[0, 1, 2], until, turn), std::mem::take(&mut turns))
+        };
+        assert_eq!(some(over), (Some(true), vec![0, 1, 2]), "each has its turn, however late it is");
+        assert_eq!(some(far).0, Some(false), "until there is nothing left");
+        assert_eq!(left, [0; 3]);
+        assert_eq!(in_turns(&[0, 1], far, |_: &usize| None), None, "the node stops");
+    }
+
+    #[test]
+    fn what_a_log_does_not_make_durable_is_waited_for_in_one_turn_only() {
+        let sink = Arc::new(Stands(AtomicU64::new(6)));
+        let given = UnderWay { sink: sink.clone(), segments: segments(0, 2), last: 7, since: 1 };
+        assert_eq!(given.wait(Instant::now(), || panic!("its turn is over")), Some(false));
+        let far = Instant::now() + Duration::from_secs(3600);
+        assert_eq!(given.wait(far, || false), None, "the node stops");
+        let goes_on = || {
+            sink.0.fetch_add(1, Ordering::Relaxed);
+            true
+        };
+        assert_eq!((given.has_copies(), given.wait(far, goes_on), given.has_copies()), (false, Some(true), true));
+    }
+
+    /// A log that has made durable what it is told.
+    struct Stands(AtomicU64);
+
+    impl DurabilitySink for Stands {
+        fn appended(&self, _: ChunkReference) -> Ticket {
+            0
+        }
+        fn durable_through(&self) -> Ticket {
+            self.0.load(Ordering::Relaxed)
+        }
+        fn wait(&self, _: Ticket, _: &Arc<dyn Observer>, _: u64) -> bool {
+            false
+        }
+        fn healthy(&self) -> Result<(), SinkError> {
+            Ok(())
+        }
+        fn segment_safe(&self, _: SegmentId) {}
     }
 
     /// Backups 3 and 4 are there and have these blocks of the log, which ends at 10.

@@ -287,7 +287,8 @@ settings! {
     /// The virtual logs: where acknowledged records of streams with durability `power` are synced, many at a time.
     virtual_logs: VirtualLogSettings {
         /// How many there are; each has a thread and syncs on its own. A start with fewer than before reads those that are left over too, and gives them up as soon as what they
-        /// have is stored.
+        /// have is stored. Records of one that no start has read, as builds before left them over, are left out where their ordinals were given to others meanwhile: that is said, and its files are
+        /// kept aside as `*.damaged`.
         count: u64 = Kind::Count(range(1, 64)), "1", "virtual-logs";
         /// Bytes of a file. `auto` is 256 MiB divided by the number of virtual logs, at most 128 MiB and at least 32 MiB, and a power of two.
         file_bytes: Option<u64> = Kind::Bytes(range_or("auto", 4 * MIB, 16 * GIB)), "auto", "virtual-log-file-bytes";

@@ -33,7 +33,9 @@ use kera_format::SegmentId;
 use kera_format::arena::BlockSize;
 use kera_log::compact::{CompactionConfig, Compactor};
 use kera_log::store::{DiskStore, StoreConfig, StoreError, StoreRecovery, StoreThreads};
-use kera_log::{Arena, ArenaConfig, ArenaError, Attach, AttachedSegment, DurabilitySink, Log, LogConfig, SetAside};
+use kera_log::{
+    Arena, ArenaConfig, ArenaError, Attach, AttachedSegment, DurabilitySink, GivenAgain, Log, LogConfig, SetAside,
+};
 use kera_protocol::write::WRITE_FRONT_BYTES_MAX;
 use kera_protocol::{FRAME_HEADER_BYTES, HelloResponse};
 use kera_rpc::{RunningServer, Server, ServerConfig, SessionFactory};
@@ -687,7 +689,31 @@ fn replay(virtual_log: &VirtualLog, log: &Log, summary: &mut Summary) -> Result<
     let lost =
         |d: &kera_vlog::Damage| format!("{} is damaged at byte {} and was accepted so: {}", d.path, d.offset, d.reason);
     warn_all(&report.damage.iter().map(lost).collect::<Vec<_>>(), summary);
+    warn_all(left_out(virtual_log.virtual_log(), &log.given_again()).as_slice(), summary);
     Ok(())
+}
+
+/// So many lanes are named of those of which something was left out.
+const LEFT_OUT_LANES_TOLD_MAX: usize = 8;
+
+/// What was left out while a virtual log was read, in one sentence, however much it is.
+fn left_out(number: u32, lanes: &[GivenAgain]) -> Option<String> {
+    let of = |lane: &GivenAgain| {
+        let GivenAgain { stream, streamlet, lane, ordinals } = lane;
+        format!("{stream}/{streamlet}/{lane} (ordinals {} to {})", ordinals.start, ordinals.end - 1)
+    };
+    let named: Vec<String> = lanes.iter().take(LEFT_OUT_LANES_TOLD_MAX).map(of).collect();
+    let more = match lanes.len() - named.len() {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    (!lanes.is_empty()).then(|| {
+        format!(
+            "records are left out while virtual log {number} is read, since an earlier start did not have them and gave their ordinals to others: those of the lanes {}{more}. \
+             Files of virtual logs that have some of them get .damaged behind their names when nothing else needs them; remove them when you need none of it",
+            named.join(", ")
+        )
+    })
 }
 
 fn start_writer(virtual_log: &Arc<VirtualLog>) -> Result<JoinHandle<()>, Fatal> {
@@ -923,6 +949,66 @@ mod tests {
         let opened = started(&config).expect("started");
         assert_eq!([0, 1].map(|streamlet| lane(&opened, stream, streamlet).durable_ordinal()), [3, 4]);
         killed(opened);
+    }
+
+    /// Builds before this one did not read the virtual logs that are left over. What has the ordinals of their records since is in the arena, or in a virtual log that is read later.
+    #[test]
+    fn what_no_start_has_read_is_left_out_and_kept_aside_where_its_ordinals_were_given_again() {
+        for is_power_lost in [false, true] {
+            let dir = tempfile::tempdir().expect("a directory");
+            let mut config = config(dir.path());
+            config.virtual_logs.count = 2;
+            config.storage.write_delay = 3_600_000;
+            let opened = started(&config).expect("started");
+            let stream = make(&opened, 2, Durability::Power);
+            (0..4).for_each(|n| append(&opened, stream, n % 2, b"the first"));
+            let disk = opened.disk.clone();
+            killed(opened);
+            let lose_power = || std::fs::remove_dir_all(dir.path().join("arena")).expect("removed");
+            lose_power();
+            config.virtual_logs.count = 1;
+            let of_second = |name: &String| name.strip_prefix("0001-").is_some_and(|name| name.ends_with(".vlog"));
+            let names: Vec<String> = disk.list("vlog").expect("listed").into_iter().filter(of_second).collect();
+            let rename = |from: &str, to: &str| {
+                let renamed = |name| disk.rename(&format!("vlog/{from}{name}"), &format!("vlog/{to}{name}"));
+                names.iter().for_each(|name| renamed(name).expect("renamed"));
+            };
+            rename("", "not-read-");
+            let opened = started(&config).expect("started");
+            (0..2).for_each(|n| append(&opened, stream, n, b"given again"));
+            killed(opened);
+            rename("not-read-", "");
+            if is_power_lost {
+                lose_power();
+            }
+            let opened = started(&config).expect("started");
+            let mut ends = [0, 1].map(|streamlet| lane(&opened, stream, streamlet).durable_ordinal());
+            ends.sort_unstable();
+            assert_eq!(ends, [1, 3], "the power went: {is_power_lost}");
+            (0..2).for_each(|n| append(&opened, stream, n, b"goes on"));
+            opened.recovered.log.close_all();
+            opened.recovered.store.flush_all().expect("flushed");
+            killed(opened);
+            let left: Vec<String> =
+                disk.list("vlog").expect("listed").into_iter().filter(|name| name.starts_with("0001-")).collect();
+            let aside: Vec<String> = names.iter().map(|name| format!("{name}.damaged")).collect();
+            assert_eq!(left, aside, "the power went: {is_power_lost}");
+        }
+    }
+
+    #[test]
+    fn what_is_left_out_is_told_in_one_sentence_however_many_lanes_lack_something() {
+        let of = |streamlet| GivenAgain {
+            stream: StreamId(3),
+            streamlet: StreamletId(streamlet),
+            lane: LaneId(0),
+            ordinals: 5..8,
+        };
+        assert_eq!(left_out(1, &[]), None);
+        let one = left_out(1, &[of(2)]).expect("told");
+        assert!(one.contains("virtual log 1 ") && one.contains(" 3/2/0 (ordinals 5 to 7). Files"), "{one}");
+        let many = left_out(1, &(0..100).map(of).collect::<Vec<_>>()).expect("told");
+        assert!(many.contains(" and 92 more. Files") && many.len() < 1000, "{many}");
     }
 
     /// A segment that was open in one log does not go on in another one, which would have its end without its beginning.

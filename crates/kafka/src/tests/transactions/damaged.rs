@@ -55,8 +55,9 @@ impl Rotten {
                 self.closed.lock().push(segment);
                 continue;
             }
+            let bytes = segment.head().into();
             drop(segment);
-            log.persisted(id, Location { disk: 0, container: 1, offset: 0, bytes: 64 << 10 });
+            log.persisted(id, Location { disk: 0, container: 1, offset: 0, bytes });
             assert!(log.evict(id));
         }
     }

@@ -1,0 +1,193 @@
+//! What a start finds of records whose ordinals were given again.
+//!
+//! An earlier life of the node did not know of them when it went on: they were in a virtual log that it did not read, because its number was too high, or in
+//! blocks that it could not read and whose damage was accepted. It gave their ordinals to other records, which were acknowledged since, and these count. With
+//! both in the lane no ordinal would be found any more, neither theirs nor those of what follows; a reader would be given two records for one; and the lane
+//! could end at an ordinal that it has given away already.
+//!
+//! Which of the two a start meets first says nothing. The arena and the containers are put into the lane before the virtual logs, these are read one after the other, and
+//! in one log what was appended first comes first. So the rule holds both ways, and is asked for each segment that begins:
+//!
+//! - What belongs in front of a segment that is there already, and has an ordinal at which that begins or a later one, is not put back
+//!   ([`is_given_again`]).
+//! - What is there already in front of a segment that a replay begins, and has such an ordinal, goes ([`Log::forget_given_again`]). Whole segments are dropped, on
+//!   disk too: the store's threads may have written them while the replay made room. One that begins before is cut at the first such chunk: what
+//!   is in front of that the later life knew, and went on behind it.
+//!
+//! # A segment that is cut may be on disk
+//!
+//! What is left of it takes its name, in memory, and goes to the store like any closed segment. Until that has written it the longer image stays where it is: the virtual
+//! log may have let go of its chunks when that was stored, so for a start after another loss of power it is all that there is, and that one cuts it once more. Of both images a start
+//! takes the shorter, which counts as rewritten ([`SegmentHeader::cut`](kera_format::segment::SegmentHeader::cut)). And the store writes a lane in its order, so the shorter is there before what comes behind it.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+use kera_format::chunk::Chunks;
+use kera_format::container::verify_image;
+use kera_format::segment::SEGMENT_HEADER_BYTES;
+use kera_format::{BrokerPart, ChunkView, Cursor, LaneId, SegmentId, StreamId, StreamletId};
+
+use crate::arena::ArenaFull;
+use crate::forget::Gone;
+use crate::group::{At, Slot};
+use crate::lane::{Lane, LaneState};
+use crate::log::Log;
+use crate::recovery::RestoreError;
+use crate::segment::Segment;
+
+/// Records of a lane that a start has left out because their ordinals were given again to records that were acknowledged since.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct GivenAgain {
+    /// The stream.
+    pub stream: StreamId,
+    /// The streamlet.
+    pub streamlet: StreamletId,
+    /// The lane.
+    pub lane: LaneId,
+    /// From the first ordinal of those that were left out to behind the last.
+    pub ordinals: Range<u64>,
+}
+
+/// What a start has left out, by lane.
+#[derive(Default)]
+pub(crate) struct LeftOut(BTreeMap<(StreamId, StreamletId, LaneId), Range<u64>>);
+
+impl LeftOut {
+    pub(crate) fn note(&mut self, id: SegmentId, ordinals: Range<u64>) {
+        if ordinals.is_empty() {
+            return;
+        }
+        let known = self.0.entry((id.stream, id.streamlet, id.lane)).or_insert_with(|| ordinals.clone());
+        *known = known.start.min(ordinals.start)..known.end.max(ordinals.end);
+    }
+}
+
+/// Whether the lane goes on behind a place with the ordinals of the chunk that belongs there, or with lower ones.
+pub(crate) fn is_given_again(state: &LaneState, found: Option<At>, cursor: Cursor, part: &BrokerPart) -> bool {
+    let behind = match found {
+        Some(at) => state.chain.next(at),
+        None => state.chain.from(state.chain.first()).find(|&at| state.chain.cursor(at, 0) > cursor),
+    };
+    behind.is_some_and(|at| state.chain.slot(at).summary().base_ordinal <= part.base_ordinal)
+}
+
+impl Log {
+    /// What was left out since this was asked last, because its ordinals were given again. For whoever replays virtual logs, to be told; before
+    /// [`finish_recovery`](Log::finish_recovery).
+    pub fn given_again(&self) -> Vec<GivenAgain> {
+        let left_out = std::mem::take(&mut self.recovery.lock().left_out);
+        let lanes = left_out.0.into_iter();
+        lanes.map(|((stream, streamlet, lane), ordinals)| GivenAgain { stream, streamlet, lane, ordinals }).collect()
+    }
+
+    /// Notes that something of a segment is left out, but for progress, which each of a streamlet's owners says again.
+    pub(crate) fn leave_out(&self, id: SegmentId, ordinals: Range<u64>) {
+        if id.lane != LaneId::PROGRESS {
+            self.recovery.lock().left_out.note(id, ordinals);
+            self.shared.segment_given_again(id);
+        }
+    }
+
+    /// A replay is about to put back the first chunk of a segment: what is in front of it and has its ordinals, or later ones, goes. With a full arena nothing has changed.
+    pub(crate) fn forget_given_again(
+        &self,
+        lane: &Lane,
+        id: SegmentId,
+        chunk: &ChunkView<'_>,
+        part: &BrokerPart,
+    ) -> Result<(), RestoreError> {
+        let mut guard = lane.state.lock();
+        let state = &mut *guard;
+        let start = Cursor { group: id.group, segment: id.index, position: 0 };
+        if state.chain.find(id.group, id.index).is_some() || is_given_again(state, None, start, part) {
+            return Ok(());
+        }
+        let in_front = state.chain.from(state.chain.first()).take_while(|&at| state.chain.cursor(at, 0) < start);
+        let is_given = |at: &At| state.chain.slot(*at).summary().next_ordinal > part.base_ordinal;
+        let given: Vec<At> = in_front.filter(is_given).collect();
+        if given.is_empty() {
+            return Ok(());
+        }
+        // Nothing goes for a chunk that is not what was sent.
+        chunk.verify()?;
+        let fronts = given.iter().map(|&at| lane.front_of(state, at, part.base_ordinal));
+        let fronts = fronts.collect::<Result<Vec<_>, _>>().map_err(RestoreError::ArenaFull)?;
+        let (mut gone, mut left_out): (Gone, Vec<(SegmentId, Range<u64>)>) = (Vec::new(), Vec::new());
+        // From the last one on: what is in front of a slot that goes keeps its place.
+        for (at, front) in given.into_iter().zip(fronts).rev() {
+            let group = state.chain.groups[at.group].id;
+            let (index, was) = (state.chain.slot(at).index, state.chain.slot(at).summary());
+            let from = part.base_ordinal.max(was.base_ordinal);
+            match front {
+                Front::Nothing => gone.extend(state.chain.take_out(at).map(|slot| (group, slot))),
+                Front::Segment(segment) => lane.cut_to(state, at, &segment),
+                Front::Unknown => continue,
+            }
+            left_out.push((lane.segment_id(group, index), from..was.next_ordinal));
+        }
+        // Before a log hears that it need not keep what is gone.
+        left_out.into_iter().for_each(|(id, ordinals)| self.leave_out(id, ordinals));
+        lane.release_gone(guard, gone);
+        Ok(())
+    }
+}
+
+/// What a segment has in front of an ordinal.
+enum Front {
+    /// It begins there, or behind it.
+    Nothing,
+    /// What is left of it when it is cut there.
+    Segment(Arc<Segment>),
+    /// No chunk begins there or behind it, or that cannot be said. It stays, and the end of the recovery says that its ordinals are not those that they should be.
+    Unknown,
+}
+
+impl Lane {
+    fn front_of(&self, state: &LaneState, at: At, ordinal: u64) -> Result<Front, ArenaFull> {
+        let slot = state.chain.slot(at);
+        let id = self.segment_id(state.chain.groups[at.group].id, slot.index);
+        if slot.summary().base_ordinal >= ordinal {
+            return Ok(Front::Nothing);
+        }
+        let image;
+        let (header, chunks) = match (&slot.memory, slot.at) {
+            (Some(segment), _) => (*segment.header(), segment.bytes(SEGMENT_HEADER_BYTES as u32, segment.head())),
+            (None, Some(at)) => {
+                let read = self.log().store.get().and_then(|store| store.read_image(at).ok());
+                image = read.unwrap_or_default();
+                match verify_image(&image) {
+                    Ok((header, progress)) if header.id == id => {
+                        (header, &image[SEGMENT_HEADER_BYTES..progress.head as usize])
+                    }
+                    _ => return Ok(Front::Unknown),
+                }
+            }
+            (None, None) => return Ok(Front::Unknown),
+        };
+        let is_before = |chunk: &ChunkView<'_>| chunk.broker().is_ok_and(|part| part.base_ordinal < ordinal);
+        let before = Chunks::new(chunks).map_while(Result::ok).take_while(is_before);
+        let bytes: usize = before.map(|chunk| chunk.as_bytes().len()).sum();
+        // Of one that was compacted nothing is cut: positions in it are not places.
+        let Some(header) = header.cut().filter(|_| bytes < chunks.len() && !header.is_compacted()) else {
+            return Ok(Front::Unknown);
+        };
+        self.of_chunks(&header, &chunks[..bytes]).map(Front::Segment)
+    }
+
+    /// A shorter segment takes the place of one of its name.
+    fn cut_to(&self, state: &mut LaneState, at: At, segment: &Arc<Segment>) {
+        let slot = state.chain.slot_mut(at);
+        let was = std::mem::replace(slot, Slot::resident(Arc::clone(segment), false));
+        slot.stale = was.at.or(was.stale);
+        if let Some(longer) = was.memory {
+            longer.disown();
+        }
+        if state.unsettled.is_empty() {
+            self.log().hand_over(segment);
+        } else {
+            state.unsettled.push_back(Arc::clone(segment));
+        }
+    }
+}
