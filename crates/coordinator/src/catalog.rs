@@ -206,6 +206,14 @@ impl Catalog {
         Entry::ProducersReserved { below: ProducerId(self.producers_reserved.0.saturating_add(PRODUCER_BLOCK)) }
     }
 
+    /// Skips so many numbers of streams and blocks of producer ids. `None`, and nothing is changed: there are not as many left.
+    pub(crate) fn skip_numbers(&mut self, count: u32) -> Option<()> {
+        let next_stream = self.next_stream.0.checked_add(count.into())?;
+        let reserved = self.producers_reserved.0.checked_add(PRODUCER_BLOCK * u64::from(count))?;
+        (self.next_stream, self.producers_reserved) = (StreamId(next_stream), ProducerId(reserved));
+        Some(())
+    }
+
     /// The next epoch of `producer`, `given_below` being the first id that nobody has. `None`: it has had them all,
     /// and another id must be given instead.
     pub fn plan_raise(&self, producer: ProducerId, given_below: ProducerId) -> Result<Option<Entry>, CoordinatorError> {

@@ -16,6 +16,7 @@ mod network;
 mod room;
 mod snapshot;
 mod store;
+mod survivor;
 mod types;
 mod votes;
 
@@ -24,3 +25,4 @@ pub use group::{Group, GroupConfig, Timing};
 pub use known::KnownMember;
 pub use machine::{Change, Observer};
 pub use network::{Pending, Transport, ask, in_versions};
+pub use survivor::{SKIPPED, Survivor};
