@@ -121,8 +121,11 @@ impl Survivor {
     ///    the log in front of it. Not before the vote: the node would be elected in a term below that of its last entry.
     /// 3. That the log begins behind it. Not before the snapshot, without which what was in front of it would be gone.
     ///
+    /// What the disk refuses behind the second is no error: it has happened, and the next start writes the copy of the snapshot, and that the log begins behind it. Who were told
+    /// that it failed might have another node go on as well.
+    ///
     /// # Errors
-    /// The disk refuses, or there are no numbers left.
+    /// The disk refuses, and nothing has happened; or there are no numbers left.
     pub fn recover(mut self) -> io::Result<RaftPlace> {
         let none_left = || io::Error::other("there are no terms or entries left to skip");
         let (before, vote) = (self.last(), self.log.contents().vote.map_or(0, |(term, ..)| term));
@@ -137,10 +140,22 @@ impl Survivor {
         let bytes = snapshot::encode(self.uuid, &self.current.state, log_id(&place), &group);
 
         self.log.write(vec![Record::Vote { term, node, committed: false }])?;
-        snapshot::write(&*self.disk, index, &bytes)?;
-        self.log.write(vec![Record::Purged { place }])?;
-        self.log.copy();
+        let written = snapshot::write(&*self.disk, index, &bytes);
+        match written.and_then(|()| self.log.write(vec![Record::Purged { place }])) {
+            Ok(_) => self.log.copy(),
+            Err(error) if self.has_happened(&place) => {
+                tracing::warn!(%error, "the disk has refused what the next start writes");
+            }
+            Err(error) => return Err(error),
+        }
         Ok(place)
+    }
+
+    /// Whether the newest snapshot is the one that was to be written, on the disk for certain.
+    fn has_happened(&self, place: &RaftPlace) -> bool {
+        let newest = snapshot::read_newest(&*self.disk);
+        newest.is_ok_and(|found| found.is_some_and(|(loaded, _)| place_of(&loaded.applied) == *place))
+            && self.disk.sync_dir(DIR).is_ok()
     }
 }
 

@@ -6,7 +6,7 @@ mod support;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use kera_env::{Disk, MemoryDisk};
+use kera_env::{Disk, FaultyDisk, MemoryDisk};
 use kera_format::cluster::{NodeNumber, RaftPlace};
 use kera_raft::{SKIPPED, Survivor};
 use support::World;
@@ -29,6 +29,16 @@ fn recover(world: &World, node: NodeNumber, gone: &[NodeNumber]) {
     assert_eq!(found.node(), node);
     found.check_gone(&gone.iter().copied().collect()).expect("a majority is gone");
     found.recover().expect("there is room");
+}
+
+/// A disk with what another one has of the coordinators' log.
+fn copied(whole: &MemoryDisk) -> Arc<MemoryDisk> {
+    let disk = Arc::new(MemoryDisk::new());
+    disk.create_dir_all("raft").unwrap();
+    for path in whole.list("raft").unwrap().iter().map(|name| format!("raft/{name}")) {
+        disk.replace(&path, &whole.read_all(&path, 1 << 30).unwrap()).unwrap();
+    }
+    disk
 }
 
 /// Three nodes of which the third one misses the last that the others decide, and then all are stopped. Also how far each log goes.
@@ -140,6 +150,24 @@ async fn a_node_that_never_voted_goes_on_when_the_one_that_voted_alone_is_gone()
     assert_eq!(world.voters(2), [2]);
 }
 
+/// There is room for some of what it writes: for the snapshot and not for its copy, too.
+#[tokio::test]
+async fn a_recovery_that_fails_has_not_happened() {
+    let world = third_is_behind(48).await;
+    let gone = BTreeSet::from([1, 2]);
+    let mut outcomes = [0, 0];
+    for space in (0..16 << 10).step_by(48) {
+        let disk = copied(&world.disks[&3]);
+        let full = Arc::new(FaultyDisk::new(disk.clone()));
+        let found = Survivor::open(full.clone(), [3; 16]).unwrap().unwrap();
+        full.set_space(Some(space));
+        let has_happened = found.recover().is_ok();
+        assert_eq!(survivor(&disk, 3).check_gone(&gone).is_err(), has_happened, "{space}");
+        outcomes[usize::from(has_happened)] += 1;
+    }
+    assert!(outcomes.iter().all(|count| *count > 0), "{outcomes:?}");
+}
+
 /// The power goes at each change that it makes to the disk.
 #[tokio::test]
 async fn a_recovery_that_ends_in_the_middle_is_done_again_or_was_done() {
@@ -148,14 +176,11 @@ async fn a_recovery_that_ends_in_the_middle_is_done_again_or_was_done() {
         world.disks.remove(&node);
     }
     let whole = world.disks.remove(&3).unwrap();
-    let paths: Vec<String> = whole.list("raft").unwrap().iter().map(|name| format!("raft/{name}")).collect();
     let gone = BTreeSet::from([1, 2]);
     let (mut again, mut steps, mut is_over) = ([0, 0], 0, false);
     while !is_over {
         steps += 1;
-        let disk = Arc::new(MemoryDisk::new());
-        disk.create_dir_all("raft").unwrap();
-        paths.iter().for_each(|path| disk.replace(path, &whole.read_all(path, 1 << 30).unwrap()).unwrap());
+        let disk = copied(&whole);
         let found = survivor(&disk, 3);
         disk.cut_power_at(steps);
         is_over = found.recover().is_ok() && !disk.is_off();

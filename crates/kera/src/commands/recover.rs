@@ -131,6 +131,7 @@ Node {} will lead the coordinators alone, with all that its log has.
 * Of several nodes that are left take the one whose log goes furthest: the one
   with the highest term, and of those the highest entry.
 * It cannot be undone once the node was started.
+* Never do this on two nodes: each would lead a cluster of its own.
 ",
             of.node
         ));
