@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use kera_env::{Disk, FaultyDisk, MemoryDisk};
 use kera_format::cluster::{NodeNumber, RaftPlace};
+use kera_protocol::{Body, ChangeNode, NodeChange, Op, RaftAppend, RaftBallot, RaftSnapshot, RaftVote, Status};
 use kera_raft::{SKIPPED, Survivor};
 use support::World;
 
@@ -148,6 +149,74 @@ async fn a_node_that_never_voted_goes_on_when_the_one_that_voted_alone_is_gone()
     assert!(has(&world, 2, "before"));
     world.create(2, "after").await.unwrap();
     assert_eq!(world.voters(2), [2]);
+}
+
+/// The last of these nodes goes on, another one is added, and those who were gone are given up, so that nothing is sent to them any more. Then they are started nevertheless.
+async fn those_who_were_given_up_are_back(seed: u64, voters: NodeNumber, others: NodeNumber) {
+    let mut world = World::cluster(seed, voters, others).await;
+    let left = voters + others;
+    let (gone, new): (Vec<NodeNumber>, _) = ((1..left).collect(), left + 1);
+    for node in 1..=left {
+        world.kill(node, None).await;
+    }
+    let old = last(&world, 1);
+    recover(&world, left, &gone);
+    world.start(left).await;
+    world.join_at(left, left, voters).await;
+    world.start(new).await;
+    world.join(new, voters).await;
+    for node in &gone {
+        let removed = ChangeNode { node: *node, change: NodeChange::Remove };
+        world.nodes[&left].group.ask(&removed).await.unwrap();
+    }
+    world.agree().await;
+
+    let term = world.nodes[&left].group.describe().term;
+    for node in &gone {
+        world.start(*node).await;
+    }
+    let leads = |world: &World| gone.iter().any(|node| world.nodes[node].group.is_leader());
+    world.until("they lead the group that they know", leads).await;
+    // They ask all whom they knew all the time.
+    for at in 0..30 {
+        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+        world.create(new, &format!("after-{at}")).await.unwrap();
+    }
+    // As if they had heard of the term all the same.
+    let (term_above, decided) = (term + 1, RaftPlace { term: old.term, leader: 1, index: old.index });
+    let ballot = RaftBallot { term: term_above, node: 1, committed: true };
+    let append = RaftAppend { ballot, before: None, entries: Vec::new(), decided: Some(decided) };
+    let place = RaftPlace { term: term_above, leader: 1, index: old.index + 1 };
+    let vote = RaftVote { ballot: RaftBallot { committed: false, ..ballot }, last: Some(place) };
+    let part = RaftSnapshot { ballot, place, offset: 0, part: Vec::new(), last: false };
+    for node in [left, new] {
+        let group = &world.nodes[&node].group;
+        for (op, body) in
+            [(Op::RaftAppend, encoded(&append)), (Op::RaftVote, encoded(&vote)), (Op::RaftSnapshot, encoded(&part))]
+        {
+            let (status, _) = group.handle(op, 1, &body).await.unwrap_err();
+            assert_eq!(status, Status::InvalidArgument, "{op}");
+        }
+        assert_eq!((group.leader().map(|(node, _)| node), group.describe().term), (Some(left), term));
+    }
+    assert!(world.nodes[&left].group.is_leader());
+    assert!(gone.iter().all(|node| world.nodes[node].group.describe().term < term), "nobody has told them the term");
+}
+
+fn encoded(body: &impl Body) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    body.encode(1, &mut bytes);
+    bytes
+}
+
+#[tokio::test]
+async fn the_one_that_voted_alone_and_was_given_up_never_leads_those_who_went_on() {
+    those_who_were_given_up_are_back(46, 1, 1).await;
+}
+
+#[tokio::test]
+async fn two_of_three_that_were_given_up_never_lead_those_who_went_on() {
+    those_who_were_given_up_are_back(47, 3, 0).await;
 }
 
 /// There is room for some of what it writes: for the snapshot and not for its copy, too.
