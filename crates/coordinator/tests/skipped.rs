@@ -4,7 +4,7 @@
 mod copied;
 
 use copied::{apply, cluster, fence, join};
-use kera_coordinator::cluster::ClusterState;
+use kera_coordinator::cluster::{ClusterState, Join};
 use kera_format::cluster::ClusterEntry;
 use kera_format::level;
 
@@ -40,6 +40,45 @@ fn numbers_that_others_may_have_given_out_are_never_given_out_again() {
 fn no_incarnation_goes_on_but_that_of_the_node_that_is_left() {
     let (mut state, _) = cluster(3, 2, level::NEWEST);
     fence(&mut state, 2);
-    state.end_incarnations(3).unwrap();
+    state.end_incarnations(3, 1000).unwrap();
     assert!([1, 2].iter().all(|node| state.node(*node).unwrap().fenced) && !state.node(3).unwrap().fenced);
+    assert_eq!([1, 2, 3].map(|node| state.node(node).unwrap().epoch), [1001, 1001, 1]);
+    assert!(state.is_over(1, 1) && state.is_over(1, 700), "also what this state has never heard of");
+    assert!(state.end_incarnations(3, u32::MAX).is_err());
+    assert_eq!(state.node(1).unwrap().epoch, 1001, "nothing is changed");
+    assert!(state.lost().contains(&(1, 1)), "what it owned is taken over: {:?}", state.lost());
+    apply(&mut state, &[]);
+}
+
+/// Node 1 has had another epoch, which only those knew who are gone: others have blocks of its logs.
+#[test]
+fn no_machine_that_comes_under_a_number_begins_an_epoch_that_the_node_before_may_have_had() {
+    let mut state = ClusterState::default();
+    let founded = state.plan_found([9; 16], &join(1, true), 0).unwrap();
+    apply(&mut state, &founded);
+    for node in [2, 3, 4] {
+        let joined = state.plan_join(&join(node, true), 0).unwrap();
+        apply(&mut state, &joined);
+    }
+    let remove = |state: &mut ClusterState, node| {
+        if !state.node(node).unwrap().fenced {
+            fence(state, node);
+        }
+        apply(state, &[ClusterEntry::NodeRemoved { node }]);
+    };
+    let begins = |state: &ClusterState, node| {
+        let joined = state.plan_join(&Join { uuid: [77; 16], ..join(node, true) }, 0).unwrap();
+        let epoch = |entry: &ClusterEntry| match entry {
+            ClusterEntry::NodeJoined { epoch, .. } => Some(*epoch),
+            _ => None,
+        };
+        joined.iter().find_map(epoch).unwrap()
+    };
+    remove(&mut state, 4);
+    state.skip_numbers(1000).unwrap();
+    state.end_incarnations(3, 1000).unwrap();
+    apply(&mut state, &[]);
+    remove(&mut state, 1);
+    assert!(begins(&state, 1) > 1001, "given up after the recovery");
+    assert!(begins(&state, 4) > 1001, "and before it");
 }

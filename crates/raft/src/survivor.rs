@@ -134,7 +134,7 @@ impl Survivor {
         let (node, place) = (u64::from(self.node), RaftPlace { term, leader: self.node.into(), index });
         let state = &mut self.current.state;
         state.skip_numbers(SKIPPED).map_err(io::Error::other)?;
-        state.end_incarnations(self.node).map_err(io::Error::other)?;
+        state.end_incarnations(self.node, SKIPPED).map_err(io::Error::other)?;
         let known: Vec<(u64, String)> = self.members().into_iter().map(|of| (of.node.into(), of.address)).collect();
         let group = StoredMembers::new(Some(log_id(&place)), members(&[vec![node]], &known));
         let bytes = snapshot::encode(self.uuid, &self.current.state, log_id(&place), &group);
