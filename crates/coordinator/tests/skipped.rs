@@ -6,7 +6,7 @@ mod copied;
 use copied::{apply, cluster, fence, join};
 use kera_coordinator::cluster::{ClusterState, Join};
 use kera_format::cluster::ClusterEntry;
-use kera_format::level;
+use kera_format::{ProducerId, level};
 
 /// What is given out next: an owner epoch, a move, a stream, a producer id.
 fn next(state: &ClusterState) -> [u64; 4] {
@@ -34,6 +34,32 @@ fn numbers_that_others_may_have_given_out_are_never_given_out_again() {
     assert!(joined.iter().any(is_above), "{joined:?}");
     assert!(state.skip_numbers(u32::MAX).is_err());
     assert_eq!(next(&state), after, "nothing is changed");
+}
+
+/// A producer has had its epoch raised, which only those knew who are gone.
+#[test]
+fn no_epoch_of_a_producer_is_given_out_that_others_may_have_given() {
+    let (mut state, _) = cluster(3, 2, level::NEWEST);
+    let reserve = |state: &mut ClusterState| {
+        let reserved = ClusterEntry::Catalog(state.catalog.plan_reserve());
+        apply(state, &[reserved]);
+    };
+    reserve(&mut state);
+    let known = state.catalog.producers_reserved();
+    let raised = |state: &ClusterState, id: u64| {
+        state.catalog.plan_raise(ProducerId(id), state.catalog.producers_reserved()).unwrap().is_some()
+    };
+    assert!(raised(&state, 5));
+    state.skip_numbers(1000).unwrap();
+    apply(&mut state, &[]);
+    let first = state.catalog.producers_reserved().0;
+    assert!(!raised(&state, 5), "its next epoch may have been given");
+    assert!(!raised(&state, known.0 + 5), "an id that others may have given");
+    reserve(&mut state);
+    assert!(raised(&state, first));
+    let mut copy = ClusterState::default();
+    state.snapshot().iter().for_each(|entry| copy.restore(entry).unwrap());
+    assert!(!raised(&copy, 5) && raised(&copy, first));
 }
 
 #[test]
