@@ -43,6 +43,8 @@ pub struct Catalog {
     /// Ids below it were given out or belong to a block that this process or an earlier one reserved.
     producers_reserved: ProducerId,
     raised: HashMap<ProducerId, ProducerEpoch>,
+    /// The highest id that has had all its epochs. Neither it nor one below it gets another one: see [`skip_numbers`](Catalog::skip_numbers).
+    spent: ProducerId,
     /// Index of the next entry.
     next_index: u64,
 }
@@ -56,6 +58,7 @@ impl Default for Catalog {
             next_stream: StreamId(1),
             producers_reserved: ProducerId(1),
             raised: HashMap::new(),
+            spent: ProducerId(0),
             next_index: 1,
         }
     }
@@ -206,11 +209,38 @@ impl Catalog {
         Entry::ProducersReserved { below: ProducerId(self.producers_reserved.0.saturating_add(PRODUCER_BLOCK)) }
     }
 
-    /// The next epoch of `producer`, `given_below` being the first id that nobody has. `None`: it has had them all,
+    /// Skips so many numbers of streams and blocks of producer ids. `None`, and nothing is changed: there are not as many left.
+    ///
+    /// Producers with ids below may have had epochs raised of which this state does not know, and the same epoch must not be given twice. So the last of the skipped ids, which
+    /// nobody has, is noted as one that has had all its epochs, and whoever asks for another epoch of an id below gets an id that nobody has. That such
+    /// a note also comes of a producer that really has had them all costs producers below it no more than that.
+    pub(crate) fn skip_numbers(&mut self, count: u32) -> Option<()> {
+        let next_stream = self.next_stream.0.checked_add(count.into())?;
+        let reserved = self.producers_reserved.0.checked_add(PRODUCER_BLOCK * u64::from(count))?;
+        (self.next_stream, self.producers_reserved) = (StreamId(next_stream), ProducerId(reserved));
+        if self.raised.len() >= RAISED_EPOCHS_MAX {
+            // None of them is asked for again.
+            self.raised.clear();
+        }
+        self.note_raised(ProducerId(reserved - 1), ProducerEpoch(u16::MAX));
+        Some(())
+    }
+
+    fn note_raised(&mut self, producer: ProducerId, epoch: ProducerEpoch) {
+        if epoch.0 == u16::MAX {
+            self.spent = self.spent.max(producer);
+        }
+        self.raised.insert(producer, epoch);
+    }
+
+    /// The next epoch of `producer`, `given_below` being the first id that nobody has. `None`: it has had them all, or one with a higher id has,
     /// and another id must be given instead.
     pub fn plan_raise(&self, producer: ProducerId, given_below: ProducerId) -> Result<Option<Entry>, CoordinatorError> {
         if producer.0 == 0 || producer >= given_below {
             return Err(CoordinatorError::NoSuchProducer(producer));
+        }
+        if producer <= self.spent {
+            return Ok(None);
         }
         let Some(next) = self.epoch(producer).0.checked_add(1) else { return Ok(None) };
         if self.raised.len() >= RAISED_EPOCHS_MAX && !self.raised.contains_key(&producer) {
@@ -259,7 +289,7 @@ impl Catalog {
                 if self.raised.len() >= RAISED_EPOCHS_MAX && !self.raised.contains_key(producer) {
                     return Err(format!("more than {RAISED_EPOCHS_MAX} producers have a raised epoch"));
                 }
-                self.raised.insert(*producer, *epoch);
+                self.note_raised(*producer, *epoch);
             }
             Entry::Counters { .. } | Entry::End { .. } => return Err("an entry of snapshots is in a journal".into()),
         }

@@ -593,6 +593,31 @@ The level rises by itself when all nodes speak the next one, those that are lost
 `kera node remove`. It never falls; until it has risen nodes can go back to the version before. --cluster-level-max of
 `kera serve` holds it back.")]
     Level,
+    /// Have a stopped node lead the coordinators alone, when most of them are gone for good.
+    #[command(after_help = "\
+Examples:
+  kera cluster recover --data ./three                   how far its log of the coordinators' decisions goes
+  kera cluster recover --data ./three --gone 1,2        nodes 1 and 2 are gone: says what is lost, and asks
+  kera cluster recover --data ./three --gone 1,2 --yes
+
+It works on the data directory of a node that does not run. Of several nodes that are left, look at all and take the one
+whose log goes furthest. The others are started afterwards as they are. docs/operations.md says when to do it, and what
+must never be done after it.")]
+    Recover(RecoverArgs),
+}
+
+/// `kera cluster recover`.
+#[derive(Args)]
+pub struct RecoverArgs {
+    /// The data directory of the node, which must not run.
+    #[arg(long, value_name = "DIR")]
+    pub data: String,
+    /// The nodes that are gone for good, like 1,2. Without it nothing is changed.
+    #[arg(long, value_name = "NODE,…", value_delimiter = ',')]
+    pub gone: Vec<u32>,
+    /// Do not ask. Without a terminal to ask at it is needed.
+    #[arg(long, requires = "gone")]
+    pub yes: bool,
 }
 
 /// `kera cluster up`.

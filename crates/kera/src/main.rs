@@ -42,6 +42,7 @@ fn main() -> ExitCode {
         Command::Status { check } => wait(commands::status::run(check, &globals)),
         Command::Top(args) => wait(commands::top::run(&args, &globals)),
         Command::Cluster(cli::ClusterCommand::Up(args)) => wait(commands::cluster::up(&args, &globals)),
+        Command::Cluster(cli::ClusterCommand::Recover(args)) => commands::recover::run(&args, &globals),
         Command::Cluster(cli::ClusterCommand::Level) => wait(commands::level::run(&globals)),
         Command::Streamlet(command) => wait(commands::moves::streamlet(command, &globals)),
         Command::Log(command) => wait(commands::logs::run(command, &globals)),

@@ -9,7 +9,7 @@ use kera_coordinator::CoordinatorError;
 use kera_coordinator::cluster::{ClusterState, EndLooks, Join, NodeState, Rates, Refused, roles_of};
 use kera_coordinator::loads::Loads;
 use kera_env::{Clock, Disk};
-use kera_format::cluster::{ClusterEntry, NodeNumber, Roles};
+use kera_format::cluster::{ClusterEntry, NodeNumber, RaftPlace, Roles};
 use kera_format::{StreamId, level};
 use kera_protocol::{
     Body, ClusterDescription, DescribeCluster, ErrorBody, ForwardCommand, MemberNode, Message, NodeAlive, NodeHeard,
@@ -18,6 +18,7 @@ use kera_protocol::{
 use openraft::{BasicNode, Config, Raft, ServerState, Snapshot, SnapshotPolicy};
 use parking_lot::Mutex;
 
+use crate::bygone::check_group;
 use crate::commands::Leading;
 use crate::file::{self, LogFile, OpenError};
 use crate::machine::{Machine, Observer, Shared};
@@ -468,11 +469,14 @@ impl Group {
         match op {
             Op::RaftVote => {
                 let message = RaftVote::decode(version, body)?;
+                self.check_group(message.ballot, message.last)?;
                 let answer = self.raft.vote(vote_request(&message)).await.map_err(|error| gone(&error))?;
                 Ok(encoded(&vote_answer(&answer), version))
             }
             Op::RaftAppend => {
-                let request = append_request(RaftAppend::decode(version, body)?).map_err(malformed)?;
+                let message = RaftAppend::decode(version, body)?;
+                self.check_group(message.ballot, message.decided)?;
+                let request = append_request(message).map_err(malformed)?;
                 let answer = self.raft.append_entries(request).await.map_err(|error| gone(&error))?;
                 Ok(encoded(&append_answer(answer), version))
             }
@@ -498,8 +502,15 @@ impl Group {
         }
     }
 
+    /// See [`check_group`].
+    fn check_group(&self, ballot: RaftBallot, at: Option<RaftPlace>) -> Result<(), CoordinatorError> {
+        let applied = self.shared.current.read().applied;
+        check_group(applied, ballot.term, at)
+    }
+
     async fn take_part(&self, message: RaftSnapshot) -> Result<RaftBallot, CoordinatorError> {
         let RaftSnapshot { ballot, place, offset, part, last } = message;
+        self.check_group(ballot, Some(place))?;
         let whole = {
             let mut incoming = self.incoming.lock();
             if offset == 0 {

@@ -6,6 +6,7 @@
 //! run whole groups in one process, over a network that loses, delays and parts them. Nothing per chunk or per segment ever
 //! comes here, and what a node knows it answers from its own memory.
 
+mod bygone;
 mod commands;
 mod driver;
 pub mod file;
@@ -16,6 +17,7 @@ mod network;
 mod room;
 mod snapshot;
 mod store;
+mod survivor;
 mod types;
 mod votes;
 
@@ -24,3 +26,4 @@ pub use group::{Group, GroupConfig, Timing};
 pub use known::{KnownMember, Stranger};
 pub use machine::{Change, Observer};
 pub use network::{Pending, Transport, ask, in_versions};
+pub use survivor::{SKIPPED, Survivor};

@@ -23,7 +23,7 @@ use tokio::sync::watch;
 
 use crate::file::OpenError;
 use crate::room::when_there_is_room;
-use crate::snapshot;
+use crate::snapshot::{self, Loaded};
 use crate::types::{Applied, Entry, Place, StoredMembers, TypeConfig};
 
 /// What has become true.
@@ -43,10 +43,43 @@ pub trait Observer: Send + Sync {
     fn changed(&self, index: u64, change: &Change);
 }
 
+#[derive(Default)]
 pub(crate) struct Current {
     pub(crate) state: ClusterState,
     pub(crate) applied: Option<Place>,
     pub(crate) members: StoredMembers,
+}
+
+impl Current {
+    /// What the newest snapshot says; nothing yet if there is none. Blocks.
+    pub(crate) fn of_newest(disk: &dyn Disk) -> Result<Current, OpenError> {
+        let loaded = snapshot::newest(disk)?;
+        let of =
+            |loaded: Loaded| Current { state: loaded.state, applied: Some(loaded.applied), members: loaded.members };
+        Ok(loaded.map(of).unwrap_or_default())
+    }
+
+    /// Makes the next entry of the log true; what observers are told of it.
+    pub(crate) fn apply(&mut self, entry: Entry) -> (Applied, Vec<Change>) {
+        let (mut answer, mut changes) = (Applied::default(), Vec::new());
+        match entry.payload {
+            EntryPayload::Blank => {}
+            EntryPayload::Membership(members) => self.members = StoredMembers::new(Some(entry.log_id), members),
+            EntryPayload::Normal(batch) => {
+                for one in &batch.0 {
+                    match apply_one(&mut self.state, one) {
+                        Ok(change) => changes.extend(change),
+                        Err(refused) => {
+                            answer.refused = Some(refused);
+                            break;
+                        }
+                    }
+                }
+            }
+        }
+        self.applied = Some(entry.log_id);
+        (answer, changes)
+    }
 }
 
 /// What is shared by all who read the state.
@@ -78,11 +111,7 @@ pub(crate) struct Machine {
 impl Machine {
     /// Begins with the newest snapshot, if there is one. Blocks. A snapshot that waits for room is given up when `closing` says so.
     pub(crate) fn open(disk: Arc<dyn Disk>, node: [u8; 16], closing: Arc<AtomicBool>) -> Result<Machine, OpenError> {
-        let loaded = snapshot::newest(&*disk)?;
-        let current = match loaded {
-            Some(loaded) => Current { state: loaded.state, applied: Some(loaded.applied), members: loaded.members },
-            None => Current { state: ClusterState::default(), applied: None, members: StoredMembers::default() },
-        };
+        let current = Current::of_newest(&*disk)?;
         let index = current.applied.map_or(0, |place| place.index);
         let (told, followed) = watch::channel(index);
         let (changes, receiver) = channel();
@@ -190,29 +219,9 @@ impl RaftStateMachine<TypeConfig> for Machine {
     {
         let mut answers = Vec::new();
         for entry in entries {
-            let (mut answer, mut changes) = (Applied::default(), Vec::new());
-            {
-                let current = &mut *self.shared.current.write();
-                match entry.payload {
-                    EntryPayload::Blank => {}
-                    EntryPayload::Membership(members) => {
-                        current.members = StoredMembers::new(Some(entry.log_id), members);
-                    }
-                    EntryPayload::Normal(batch) => {
-                        for one in &batch.0 {
-                            match apply_one(&mut current.state, one) {
-                                Ok(change) => changes.extend(change),
-                                Err(refused) => {
-                                    answer.refused = Some(refused);
-                                    break;
-                                }
-                            }
-                        }
-                    }
-                }
-                current.applied = Some(entry.log_id);
-            }
-            self.tell(entry.log_id.index, changes);
+            let index = entry.log_id.index;
+            let (answer, changes) = self.shared.current.write().apply(entry);
+            self.tell(index, changes);
             answers.push(answer);
         }
         Ok(answers)

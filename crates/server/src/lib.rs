@@ -23,6 +23,7 @@ pub mod readiness;
 mod run;
 pub mod session;
 pub mod suggest;
+pub mod survivor;
 pub mod units;
 
 /// Where a node keeps its part of the coordinators' log, below its data directory.

@@ -20,6 +20,7 @@ mod owners;
 mod plan;
 mod returned;
 mod rules;
+mod skipped;
 mod state;
 
 pub use balance::{NOTICEABLE, RATE_MAX, Rates, move_info, moves_by_itself};

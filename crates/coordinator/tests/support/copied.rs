@@ -57,6 +57,7 @@ pub(crate) fn apply(state: &mut ClusterState, entries: &[ClusterEntry]) {
 }
 
 /// Has a log begin its next view.
+#[allow(dead_code)] // Some have no logs.
 pub(crate) fn begin_view(state: &mut ClusterState, log: LogName, first: u64, backups: Vec<NodeNumber>) {
     let view = state.logs().get(&log).map_or(0, |of| of.views.len()) as u32 + 1;
     let agreed = state.plan_view(&LogView { log, view, first, backups }).unwrap();

@@ -13,6 +13,7 @@ pub mod moves;
 pub mod owners;
 pub mod printing;
 pub mod produce;
+pub mod recover;
 pub mod serve;
 pub mod status;
 pub mod stream;

@@ -219,6 +219,8 @@ struct ClusterJson {
     level: Option<u32>,
     /// Nodes that do not let the level rise.
     level_held_back_by: Vec<u32>,
+    /// Nodes that vote of which none may be lost any more, or the cluster stands still.
+    last_votes: Vec<u32>,
     nodes: Vec<MemberJson>,
 }
 
@@ -332,6 +334,7 @@ impl From<&Cluster> for ClusterJson {
             copy_changes: whole.changes.iter().map(ChangeJson::from).collect(),
             level: whole.level.as_ref().map(|level| level.level),
             level_held_back_by: whole.level.as_ref().map_or_else(Vec::new, |level| level.held_back_by.clone()),
+            last_votes: last_votes(of),
             nodes: of.nodes.iter().map(member).collect(),
         }
     }
@@ -375,7 +378,9 @@ fn cluster_text(whole: &Cluster) -> String {
         node => format!("node {node}, term {}", cluster.term),
     };
     let level = whole.level.as_ref().map_or_else(|| "not known: the leader does not say".to_owned(), level::line);
-    let mut text = facts(&[("cluster", uuid_text(&cluster.cluster)), ("leader", leader), ("level", level)]);
+    let mut known = vec![("cluster", uuid_text(&cluster.cluster)), ("leader", leader), ("level", level)];
+    known.extend(last_votes_text(cluster).map(|votes| ("votes", votes)));
+    let mut text = facts(&known);
     text.push_str(&members_text(whole));
     if let Some(moves) = whole.moves.as_ref().filter(|moves| moves.under_way > 0) {
         for of in moves.moves.iter().take(SHOWN) {
@@ -408,6 +413,26 @@ fn cluster_text(whole: &Cluster) -> String {
     text
 }
 
+/// Nodes that vote of which none may be lost any more: without it nothing is decided, and after some seconds nobody is served. Nobody, where a
+/// node is alone or a majority is missing already.
+fn last_votes(cluster: &ClusterDescription) -> Vec<u32> {
+    let votes = || cluster.nodes.iter().filter(|node| node.votes);
+    let left: Vec<u32> = votes().filter(|node| !node.fenced).map(|node| node.node).collect();
+    let is_last = cluster.nodes.len() > 1 && left.len() == votes().count() / 2 + 1;
+    if is_last { left } else { Vec::new() }
+}
+
+/// The same in words, which fit a terminal of 80 columns.
+fn last_votes_text(cluster: &ClusterDescription) -> Option<String> {
+    let (last, all) = (last_votes(cluster), cluster.nodes.iter().filter(|node| node.votes).count());
+    let named = last.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
+    match last.len() {
+        0 => None,
+        1 => Some(format!("node {named} alone: the cluster stands still if it is lost")),
+        _ => Some(format!("nodes {named} left of {all}: the cluster stands still if one more is lost")),
+    }
+}
+
 /// Streamlets that are named one by one where there may be many.
 const NAMED: usize = 5;
 
@@ -415,7 +440,11 @@ const NAMED: usize = 5;
 fn problems(whole: &Cluster) -> Vec<String> {
     let mut all = Vec::new();
     if whole.cluster.leader == 0 {
-        all.push("no leader of the coordinators is known: no streams can be made and no owners change until a majority of them is up".to_owned());
+        all.push(
+            "no leader of the coordinators is known: no streams can be made and no owners change until a majority of them is up (most are gone for good: \
+             `kera cluster recover`)"
+                .to_owned(),
+        );
     }
     for (node, Said { copies: of, .. }) in whole.copies.iter().filter(|(_, of)| of.copies.under_replicated_blocks > 0) {
         all.push(match of.under_replicated_blocks {
@@ -651,6 +680,27 @@ pub(super) mod tests {
         assert_eq!(is_lost(&cluster.nodes[2], &cluster), said);
         let said = "node 4 is lost: start it, or give it up with `kera node remove 4`";
         assert_eq!(is_lost(&cluster.nodes[3], &cluster), said);
+    }
+
+    #[test]
+    fn it_is_said_without_whom_the_coordinators_have_no_majority() {
+        let of = |nodes: usize, votes: &[u32], lost: &[u32]| {
+            let mut cluster = described(1, &vec![1; nodes]);
+            for node in &mut cluster.nodes {
+                (node.votes, node.fenced) = (votes.contains(&node.node), lost.contains(&node.node));
+            }
+            let said = last_votes_text(&cluster).unwrap_or_default();
+            assert!(said.chars().count() + "cluster  ".len() <= 80, "{said}");
+            (last_votes(&cluster), said)
+        };
+        assert_eq!(of(1, &[1], &[]).0, [0; 0], "there is nobody else");
+        assert_eq!(of(2, &[1], &[]), (vec![1], "node 1 alone: the cluster stands still if it is lost".into()));
+        assert_eq!(of(3, &[1, 2, 3], &[]), (Vec::new(), String::new()));
+        let said = "nodes 1, 3 left of 3: the cluster stands still if one more is lost";
+        assert_eq!(of(3, &[1, 2, 3], &[2]), (vec![1, 3], said.into()));
+        assert_eq!(of(4, &[1, 2, 3], &[4]).0, [0; 0], "who is lost has no vote");
+        assert_eq!(of(5, &[1, 2, 3, 4, 5], &[2, 5]).0, [1, 3, 4]);
+        assert_eq!(of(3, &[1, 2, 3], &[1, 2]).0, [0; 0], "it stands still already");
     }
 
     #[test]

@@ -190,7 +190,9 @@ enum Needed {
 ///
 /// A block may come before this node knows that its log's first view was agreed to, so that a log is not in the state says nothing by itself. But who
 /// is over in this state gets no view from then on: all logs of that incarnation have been in the state, up to this one or in what a
-/// snapshot has passed over, and those that are not there any more were given up.
+/// snapshot has passed over, and those that are not there any more were given up. There is one exception: after a lost majority of the coordinators the state goes on from one that may be
+/// behind (`docs/replication.md`), and then a log that only those knew who are gone is taken for given up too. Nobody would ask for it: no state names it any more. So operators are told
+/// to copy the data directory away first.
 ///
 /// A view that this node does not know yet begins no earlier than the newest one that it knows, and is in the blocks of that. Who recovers a log asks for the
 /// views of a state in which its owner is over, so behind all that the owner gave up while it was live.

@@ -31,6 +31,7 @@ mod waiting;
 
 use std::cell::Cell;
 use std::future::Future;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::sync::{Arc, OnceLock, Weak};
@@ -190,11 +191,11 @@ impl Cluster {
         let transport: Arc<dyn Transport> = messages.clone();
         let settings = group_config(config, identity, node as u32);
         let started = Group::start(settings, disks[0].clone(), transport.clone(), clock.clone());
-        let group = wait(&runtime, started).map_err(|error| not_opened(config, error))?;
+        let group = wait(&runtime, started).map_err(|error| not_opened(&config.node.data, error))?;
         messages.knows(&group);
         let stopping = Arc::new(AtomicBool::new(false));
         runtime.spawn(end_with(group.clone(), stopping.clone()));
-        check_level(&group)?;
+        check_level(group.level())?;
         let (backup, moves) = (Arc::<BackupRole>::default(), Arc::<MovesRole>::default());
         let (kafka, returning) = (Arc::<KafkaRole>::default(), Arc::<ReturningRole>::default());
         let server = listen(config, identity, &group, (&backup, &moves, &kafka, &returning), &runtime, clock)?;
@@ -549,11 +550,11 @@ fn restart(why: &str, stopping: &AtomicBool) {
 }
 
 /// Why the coordinators' log of a node cannot be gone on with.
-fn not_opened(config: &Config, error: OpenError) -> Fatal {
+pub(crate) fn not_opened(data: &Path, error: OpenError) -> Fatal {
     match error {
-        OpenError::Disk { path, error } => Fatal::Directory { path: config.node.data.join(path), error },
+        OpenError::Disk { path, error } => Fatal::Directory { path: data.join(path), error },
         OpenError::Number { ref path, .. } => {
-            let noted = std::fs::read_to_string(config.node.data.join(path)).unwrap_or_default();
+            let noted = std::fs::read_to_string(data.join(path)).unwrap_or_default();
             let number =
                 noted.trim().parse::<u32>().map_or_else(|_| "and its number".to_owned(), |has| has.to_string());
             let step = format!("start it with --node {number}, or choose another data directory with --data");
@@ -565,8 +566,8 @@ fn not_opened(config: &Config, error: OpenError) -> Fatal {
 
 /// A node of a cluster that has gone on to a level which this build does not speak must not read on: it would be refused, and does not
 /// understand all of its own log.
-fn check_level(group: &Group) -> Result<(), Fatal> {
-    let (level, spoken) = (group.level(), level::spoken());
+pub(crate) fn check_level(level: u32) -> Result<(), Fatal> {
+    let spoken = level::spoken();
     if spoken.contains(&level) {
         return Ok(());
     }

@@ -82,9 +82,17 @@ fn lacking(node: u32, voters: &[KnownMember], lists: &[BTreeSet<u32>], there: &[
     let at = |voter: &KnownMember| format!("node {} at {}", voter.node, voter.address);
     let is_missing = |voter: &&KnownMember| list.contains(&voter.node) && !there.contains(&voter.node);
     let missing: Vec<String> = voters.iter().filter(is_missing).map(at).collect();
+    // A leader tells the others where one is that has moved; those that have moved together wait for each other.
+    let moved = match missing.len() {
+        0 | 1 => "",
+        _ => {
+            "; if they have moved, start so many of them as before that a majority is there, and then the others with --join"
+        }
+    };
     let counted = if list.contains(&node) && there.contains(&node) { ", its own included" } else { "" };
     Some(format!(
-        "this node waits for the majority of the coordinators: {} votes of {} are needed and {} can be had{counted}; start {}",
+        "this node waits for the majority of the coordinators: {} votes of {} are needed and {} can be had{counted}; start {}{moved} (if most are gone for good: \
+         `kera cluster recover --help`)",
         needed(list),
         list.len(),
         answer(list),
@@ -105,7 +113,8 @@ pub(super) fn check_address(config: &Config, node: u32, members: &[KnownMember])
     let (known, now) = (&known.address, config.cluster_address());
     let message = format!(
         "the other nodes know this one at {known}, and it is to be reached at {now}; pass --cluster-listen {known} (or --cluster-advertised), and its \
-         other addresses as before, or, if it has moved, --join with the address of a node that runs"
+         other addresses as before, or, if it has moved, --join with the address of a node that runs; fewer than half of the \
+         coordinators that vote may move at a time: the others have to have a leader, who tells all where it is"
     );
     Err(Fatal::Config(Mistakes(vec![Mistake { place: String::new(), setting: "cluster.listen".into(), message }])))
 }
@@ -136,7 +145,8 @@ mod tests {
             lacking(1, &three(), &[1..=3].map(BTreeSet::from_iter), &[1]).as_deref(),
             Some(
                 "this node waits for the majority of the coordinators: 2 votes of 3 are needed and 1 can be had, its own included; start node 2 at \
-                 127.0.0.1:7182, or node 3 at 127.0.0.1:7183"
+                 127.0.0.1:7182, or node 3 at 127.0.0.1:7183; if they have moved, start so many of them as before that a majority is there, and then the others \
+                 with --join (if most are gone for good: `kera cluster recover --help`)"
             )
         );
         let all = [BTreeSet::from([1, 2, 3])];
@@ -150,7 +160,10 @@ mod tests {
     fn who_waits_while_a_change_of_who_votes_is_half_done_says_whose_votes_are_missing_of_the_list_that_lacks_them() {
         let lists = [BTreeSet::from([3]), BTreeSet::from([1, 2, 3])];
         let said = lacking(1, &three(), &lists, &[1, 2]).expect("it waits");
-        assert!(said.ends_with("1 votes of 1 are needed and 0 can be had; start node 3 at 127.0.0.1:7183"), "{said}");
+        assert!(
+            said.contains("1 votes of 1 are needed and 0 can be had; start node 3 at 127.0.0.1:7183 (if"),
+            "{said}"
+        );
         let said = lacking(3, &three(), &lists, &[3]).expect("it waits");
         assert!(said.contains("2 votes of 3 are needed and 1 can be had, its own included"), "{said}");
     }
@@ -168,6 +181,7 @@ mod tests {
             said.contains("know this one at 127.0.0.1:7182") && said.contains("reached at 127.0.0.1:7072"),
             "{said}"
         );
+        assert!(said.contains("fewer than half of the coordinators that vote may move at a time"), "{said}");
         config.cluster.advertised = Some("127.0.0.1:7182".into());
         assert!(check_address(&config, 2, &three()).is_ok());
         config.cluster.advertised = None;

@@ -42,7 +42,7 @@ use background::Background;
 use maintenance::Maintenance;
 use scrub::ScrubCounts;
 pub use start::forget_arena;
-pub(crate) use start::{arena_dir, resolve};
+pub(crate) use start::{arena_dir, lock, resolve};
 
 /// What the parts share, and what answers questions about the node.
 pub(crate) struct Parts {

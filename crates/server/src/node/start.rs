@@ -240,7 +240,7 @@ fn tell(node: &Node, summary: &Summary) {
     );
 }
 
-fn lock(data: &Path) -> Result<DirLock, Fatal> {
+pub(crate) fn lock(data: &Path) -> Result<DirLock, Fatal> {
     DirLock::acquire(&data.join("LOCK")).map_err(|error| match error {
         LockError::Held { held_by_pid, .. } => Fatal::DirectoryLocked { path: data.to_owned(), pid: held_by_pid },
         LockError::Io { error, .. } => Fatal::directory(data, error),
