@@ -271,8 +271,9 @@ settings! {
     applications: ApplicationSettings {
         /// Applications of the node. With many lanes they may be fewer: one more is refused with `LimitReached` if all of them could come to take more than a
         /// 16th of the arena's size in memory (or 32 MiB), at 256 bytes for each application and each lane that its stream has at the node, used or not. The first
-        /// application of a stream is never refused for that, and none that there is, also where its stream grows. In a cluster the owner of a
-        /// stream's first streamlet decides by what it has itself, and the other owners take whom it takes.
+        /// application of a stream is never refused for that, and none that the node knows. In a cluster the owner of a
+        /// stream's first streamlet decides by what it has itself, and is asked first; the other owners take whom it takes, so that applications go on where their
+        /// stream grows to a full node, up to four times as much.
         applications_max: u64 = Kind::Count(range(1, 1_000_000)), "10000", "applications-max";
         /// Consumers of one application.
         members_max: u64 = Kind::Count(range(1, 1_000_000)), "10000", "members-max";
