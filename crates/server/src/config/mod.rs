@@ -143,7 +143,9 @@ settings! {
         listen: String = Kind::Address, "127.0.0.1:7070", "listen";
         /// The address that clients and other nodes of a cluster are told to connect to, where it is not the one that is listened on; `none` is that one.
         advertised: Option<String> = Kind::OptionalAddress, "none", "advertised";
-        /// Connections at a time; more are refused with an error that says so.
+        /// Connections at a time, by each of the doors: of native clients, of Kafka clients, and of other nodes; more are refused with an error that says so. Each is a
+        /// file of the process, of which it keeps a quarter for itself, 512 at least: where it may open few (`ulimit -n`) clients have fewer connections, by
+        /// both doors together, and the start says how many.
         connections_max: u64 = Kind::Count(range(1, 1_000_000)), "10000", "connections-max";
         /// The largest frame a client may send, and so the most chunks of one request.
         frame_bytes_max: u64 = Kind::Bytes(range(64 * KIB, 256 * MIB)), "32MiB", "frame-bytes-max";

@@ -113,10 +113,8 @@ fn listen(config: &Config, parts: &Parts, address: &str, door: &Arc<Door>) -> Re
         subscriptions_max: 0,
         idle_timeout_ms: network.idle_timeout.map_or(IDLE_TIMEOUT_MS, |ms| u32::try_from(ms).unwrap_or(u32::MAX)),
     };
-    let server = ServerConfig {
-        framing: Framing::Prefixed,
-        ..server_config(config, resolve(address).map_err(failed)?, limits, parts.clock.clone())
-    };
+    let server =
+        ServerConfig { framing: Framing::Prefixed, ..server_config(parts, resolve(address).map_err(failed)?, limits) };
     match Server::start(server, Arc::new(KafkaSessions(door.clone()))) {
         Ok(server) => Ok(Some(server)),
         // Nobody asked for this port, and a first node beside a Kafka broker is no mistake. The door is there all the same: it
