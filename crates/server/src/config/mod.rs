@@ -139,10 +139,10 @@ settings! {
 
     /// The native protocol: where clients connect, and what one of them can take.
     network: NetworkSettings {
-        /// Where clients connect. Other machines can only reach it when it is not a loopback address.
+        /// Where clients connect. Other machines can only reach it when it is not a loopback address. In a cluster its port is not 0: others are told of it.
         listen: String = Kind::Address, "127.0.0.1:7070", "listen";
         /// The address that clients and other nodes of a cluster are told to connect to, where it is not the one that is listened on; `none` is that one.
-        advertised: Option<String> = Kind::OptionalAddress, "none", "advertised";
+        advertised: Option<String> = Kind::OptionalToldAddress, "none", "advertised";
         /// Connections at a time, by each of the doors: of native clients, of Kafka clients, and of other nodes; more are refused with an error that says so. Each is a
         /// file of the process, of which it keeps a quarter for itself, 512 at least: where it may open few (`ulimit -n`) clients have fewer connections, by
         /// both doors together, and the start says how many.
@@ -155,7 +155,8 @@ settings! {
         unsent_bytes_max: u64 = Kind::Bytes(range(64 * KIB, GIB)), "8MiB", "unsent-bytes-max";
         /// A connection that takes none of the bytes that wait for it for so long is closed.
         stall_timeout: u64 = Kind::Duration(range(SECOND_MS, DAY_MS)), "60s", "stall-timeout";
-        /// A connection that is silent for so long is closed.
+        /// A connection that is silent for so long is closed. `none`: one of a Kafka client is closed after 10 minutes, as a Kafka broker does, for its clients expect
+        /// it and come back, and one of another client never. Who wants more for Kafka clients says how much.
         idle_timeout: Option<u64> = Kind::Duration(range_or("none", SECOND_MS, 30 * DAY_MS)), "none", "idle-timeout";
     }
 
@@ -166,11 +167,11 @@ settings! {
         node: Option<u64> = Kind::Count(range_or("none", 1, 1_000_000)), "none", "node";
         /// Where other nodes reach this one; the address is told to them as it is written here, unless another one is advertised. Not for clients: whoever
         /// reaches it may command the cluster.
-        listen: String = Kind::Address, "127.0.0.1:7072", "cluster-listen";
+        listen: String = Kind::ToldAddress, "127.0.0.1:7072", "cluster-listen";
         /// The address that other nodes are told to connect to, where it is not the one that is listened on; `none` is that one.
-        advertised: Option<String> = Kind::OptionalAddress, "none", "cluster-advertised";
+        advertised: Option<String> = Kind::OptionalToldAddress, "none", "cluster-advertised";
         /// The cluster's address of any node of the cluster to join. Not looked at once the node knows its cluster.
-        join: Option<String> = Kind::OptionalAddress, "none", "join";
+        join: Option<String> = Kind::OptionalToldAddress, "none", "join";
         /// What the node does, separated by commas: `coordinator` keeps the catalog and votes if it is one of the first one,
         /// three or five; `broker` serves streams; `backup` keeps copies.
         roles: String = Kind::Text, "coordinator,broker,backup", "roles";
@@ -216,7 +217,7 @@ settings! {
         listen: Option<String> = Kind::OptionalAddress, "127.0.0.1:9092", "kafka-listen";
         /// The address that Kafka clients are told to connect to, where it is not the one that is listened on; `none` is
         /// that one.
-        advertised: Option<String> = Kind::OptionalAddress, "none", "kafka-advertised";
+        advertised: Option<String> = Kind::OptionalToldAddress, "none", "kafka-advertised";
         /// Whether a topic that a client names is made when it is not there.
         auto_create: bool = Kind::Switch, "true", "kafka-auto-create";
         /// Partitions of a topic that is made without saying how many.
@@ -379,9 +380,9 @@ impl Config {
                 wrong.push((vec![name], message));
             }
         }
-        let addresses = [("network.listen", &self.network.listen), ("cluster.listen", &self.cluster.listen)];
-        for (name, _) in addresses.iter().filter(|(_, address)| address.ends_with(":0")) {
-            wrong.push((vec![name], "other nodes must know the port before it is taken; 0 is none".to_owned()));
+        if self.network.listen.ends_with(":0") {
+            let message = "other nodes must know the port before it is taken; 0 is none".to_owned();
+            wrong.push((vec!["network.listen"], message));
         }
         if self.network.listen == self.cluster.listen {
             let message = format!("both are {}; give one of them another port", self.network.listen);
