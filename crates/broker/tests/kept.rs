@@ -265,6 +265,28 @@ fn only_the_owner_of_the_first_streamlet_refuses_applications_for_which_there_is
     }
 }
 
+/// Who asks all owners at once came to those that do not decide, and stayed there although it was refused.
+#[test]
+fn owners_of_other_streamlets_have_a_limit_too() {
+    let room_for_one = BrokerConfig { applications_bytes_max: 4 << 8, ..config() };
+    let house = node_with(room_for_one, 1, &StreamOptions { replication: 2, ..options(2, 4) });
+    let mut peer = house.peer();
+    house.broker.set_owner(2, STREAM, StreamletId(1), owner(1, 2)).unwrap();
+    house.broker.open_streamlet(STREAM, StreamletId(1), 2, None).unwrap();
+    for at in 0..4 {
+        peer.join(&house, &format!("report{at}"), Start::Earliest);
+    }
+    peer.send(&join_request("late", STREAM, Start::Earliest));
+    let frame = peer.frame();
+    assert_eq!(frame.status(), Status::LimitReached);
+    let message = frame.error().message;
+    assert!(
+        message.contains("would be 20, the limit is 16") && message.contains("does not own streamlet 0"),
+        "{message}"
+    );
+    peer.join(&house, "report0", Start::Earliest);
+}
+
 /// The node has owned it before and wrote all of it anew then. What that replaced goes while it is awaited from disk, to be read again.
 #[test]
 fn what_is_read_may_go_when_a_copy_has_replaced_it() {

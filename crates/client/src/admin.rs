@@ -23,6 +23,21 @@ use crate::{Client, ClientError};
 /// For how long, at least, an owner that cannot be asked is waited for: another one may take over from it.
 const NEXT_OWNER_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// Its owner knows all applications of a stream.
+const FIRST: StreamletId = StreamletId(0);
+
+/// What owners are asked for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Asked {
+    /// To tell something.
+    Tell,
+    /// To change something: it is done at each owner that has answered, and an error says at which.
+    Change,
+    /// The same, and who does not know the application makes it. Whether there is room for another one is for the owner of the first streamlet to say: it
+    /// is asked before the others, which would keep what it refuses.
+    Make,
+}
+
 /// Applications, as all nodes together know them.
 #[derive(Clone, PartialEq, Debug, Default)]
 #[non_exhaustive]
@@ -201,7 +216,8 @@ impl Admin {
         Ok(joined(self.at_owners(stream, &[], message).await?))
     }
 
-    /// Sets how far an application has read; it must have no members. `dry_run` only tells what would be set. Errors:
+    /// Sets how far an application has read; it must have no members. One that is not there is made; in a cluster the first streamlet has to be
+    /// among those that are set for that, for its owner decides whether there is room. `dry_run` only tells what would be set. Errors:
     /// [`ClientError::Partly`] if some owners have done it and others not.
     pub async fn reset_offsets(
         &self,
@@ -212,15 +228,36 @@ impl Admin {
         dry_run: bool,
     ) -> Result<CommittedOffsets, ClientError> {
         let message = |streamlets| ResetOffsets { application: application.into(), stream, streamlets, to, dry_run };
-        let changes = !dry_run;
-        Ok(joined(self.at_owners_each(stream, &streamlets, changes, message).await?))
+        let is_apart = !dry_run && !streamlets.is_empty() && !streamlets.contains(&FIRST);
+        if is_apart && !self.client.placement(stream).await?.is_alone() {
+            // None of those who set it decides whether there is room for it.
+            self.check_known_at_first(stream, application).await?;
+        }
+        let asked = if dry_run { Asked::Tell } else { Asked::Make };
+        Ok(joined(self.at_owners_each(stream, &streamlets, asked, message).await?))
+    }
+
+    /// Refuses if the owner of the first streamlet does not know an application.
+    async fn check_known_at_first(&self, stream: StreamId, application: &str) -> Result<(), ClientError> {
+        let message = |streamlets| FetchOffsets { application: application.into(), stream, streamlets };
+        match self.at_owners(stream, &[FIRST], message).await {
+            Err(ClientError::Rpc(error)) if error.status() == Some(Status::UnknownApplication) => {
+                let status = Status::UnknownApplication;
+                let message = format!(
+                    "the owner of streamlet 0 of stream {stream} does not know an application `{application}`, and a new one is made with that \
+                     streamlet: set it as well, or all"
+                );
+                Err(RpcError::Status { status, message, retry_after: None }.into())
+            }
+            answered => answered.map(drop),
+        }
     }
 
     /// Forgets an application and what it has read; it must have no members. Errors: [`ClientError::Partly`] if some owners have done it and
     /// others not.
     pub async fn delete_application(&self, stream: StreamId, name: &str) -> Result<(), ClientError> {
         let message = |_| DeleteApplication { application: name.into(), stream };
-        self.at_owners_each(stream, &[], true, message).await.map(drop)
+        self.at_owners_each(stream, &[], Asked::Change, message).await.map(drop)
     }
 
     /// Who has what of a stream now: what the client knows may be old.
@@ -240,15 +277,15 @@ impl Admin {
         streamlets: &[StreamletId],
         message: impl Fn(Vec<StreamletId>) -> M,
     ) -> Result<Vec<M::Response>, ClientError> {
-        self.at_owners_each(stream, streamlets, false, message).await
+        self.at_owners_each(stream, streamlets, Asked::Tell, message).await
     }
 
-    /// The same; `changes`: what was asked for is done at each owner that has answered, and an error says at which.
+    /// The same, whatever they are [`Asked`] for.
     async fn at_owners_each<M: Message>(
         &self,
         stream: StreamId,
         streamlets: &[StreamletId],
-        changes: bool,
+        asked: Asked,
         message: impl Fn(Vec<StreamletId>) -> M,
     ) -> Result<Vec<M::Response>, ClientError> {
         let mut placement = self.newest_placement(stream).await?;
@@ -261,7 +298,9 @@ impl Admin {
         let mut backoff = Backoff::default();
         loop {
             let mut failed = None;
-            for (node, mut owned) in placement.by_owner(streamlets) {
+            let mut owners: Vec<_> = placement.by_owner(streamlets).into_iter().collect();
+            owners.sort_by_key(|(_, owned)| asked == Asked::Make && !owned.contains(&FIRST));
+            for (node, mut owned) in owners {
                 // What an owner has told of before it moved is not asked for twice.
                 owned.retain(|streamlet| !done.contains(streamlet) && !nothing_to_do.contains(streamlet));
                 if owned.is_empty() {
@@ -276,7 +315,12 @@ impl Admin {
                         unknown = Some(error);
                         nothing_to_do.extend(owned);
                     }
-                    Err(error) => failed = Some(error),
+                    Err(error) => {
+                        failed = Some(error);
+                        if asked == Asked::Make && owned.contains(&FIRST) {
+                            break;
+                        }
+                    }
                 }
             }
             let Some(error) = failed else { break };
@@ -295,7 +339,7 @@ impl Admin {
                 }
             };
             if let Some(error) = failed {
-                let done = if changes { done } else { BTreeSet::new() };
+                let done = if asked == Asked::Tell { BTreeSet::new() } else { done };
                 let wanted = placement.by_owner(streamlets).into_values().flatten();
                 return Err(partly(done, wanted.filter(|streamlet| !nothing_to_do.contains(streamlet)), error));
             }

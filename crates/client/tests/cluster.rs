@@ -16,9 +16,12 @@ use kera_env::SystemClock;
 use kera_format::{Durability, LaneId, ProducerEpoch, ProducerId, StreamId, StreamOptions, StreamletId};
 use kera_log::{Arena, ArenaConfig, Log, LogConfig};
 use kera_protocol::{
-    AllocatedProducer, ErrorBody, FrameHeader, HelloResponse, NodeInfo, OlderGroups, Op, Owner, Role, StreamInfo,
+    AllocatedProducer, ErrorBody, FetchOffsets, FrameHeader, HelloResponse, JoinApplication, LeaveApplication,
+    NodeInfo, OlderGroups, Op, Owner, Role, StreamInfo,
 };
-use kera_rpc::{Flow, Outbox, Peer, RunningServer, Server, ServerConfig, Session, SessionWaker};
+use kera_rpc::{
+    ClientConfig, Connection, Flow, Outbox, Peer, RunningServer, Server, ServerConfig, Session, SessionWaker,
+};
 use parking_lot::Mutex;
 use rand::Rng;
 
@@ -111,6 +114,11 @@ impl Session for NodeSession {
 impl Cluster {
     /// So many nodes; streamlets are dealt out in turn.
     fn start(nodes: u32, streamlets: u32, lanes: u32) -> Arc<Cluster> {
+        Cluster::start_with(nodes, streamlets, lanes, |_| BrokerConfig::default())
+    }
+
+    /// The same with limits for each node.
+    fn start_with(nodes: u32, streamlets: u32, lanes: u32, config: impl Fn(u32) -> BrokerConfig) -> Arc<Cluster> {
         let segment_bytes_max = 64 << 10;
         let options =
             StreamOptions { streamlets, lanes, segments_per_group: 2, segment_bytes_max, ..StreamOptions::default() };
@@ -123,7 +131,7 @@ impl Cluster {
             let arena = ArenaConfig { path: dir.path().join("arena"), bytes: 64 << 20, node: [number as u8; 16] };
             let (arena, _) = Arena::create_or_attach(arena).unwrap();
             let log = Log::new(LogConfig::default(), arena);
-            let broker = Broker::new(BrokerConfig::default(), log, Arc::new(SystemClock::new()));
+            let broker = Broker::new(config(number), log, Arc::new(SystemClock::new()));
             broker.stream_created(STREAM, options.clone()).unwrap();
             let system = StreamOptions { durability: Durability::Process, ..applications_stream_options() };
             broker.stream_created(SYSTEM, system).unwrap();
@@ -945,6 +953,124 @@ fn members_go_on_at_whoever_takes_over_from_a_lost_node() {
             member.close().await.unwrap();
         }
         assert_eq!(committed(&client).await.iter().map(|(_, ordinal)| ordinal).sum::<u64>(), 80);
+    });
+}
+
+/// Two nodes that own two streamlets each; the first has room for one application of these.
+fn with_a_small_first_owner() -> Arc<Cluster> {
+    let small = BrokerConfig { applications_bytes_max: 2 << 8, ..BrokerConfig::default() };
+    Cluster::start_with(2, 4, 1, |number| if number == 1 { small.clone() } else { BrokerConfig::default() })
+}
+
+impl Cluster {
+    /// A connection of its own to a node, for what clients do not ask.
+    async fn connection(&self, at: usize) -> Connection {
+        Connection::connect(&self.address(at), ClientConfig::default()).await.unwrap()
+    }
+
+    /// Whether a node knows an application, which is asked for a streamlet that it owns.
+    async fn knows(&self, at: usize, application: &str) -> bool {
+        let (application, streamlets) = (application.to_owned(), vec![StreamletId(at as u32)]);
+        let asked = FetchOffsets { application, stream: STREAM, streamlets };
+        match self.connection(at).await.call(&asked).await {
+            Ok(_) => true,
+            Err(error) => {
+                assert_eq!(error.status(), Some(Status::UnknownApplication), "{error}");
+                false
+            }
+        }
+    }
+
+    /// Lets a member go on until nodes have taken so many more connections.
+    async fn go_on_until_opened(&self, member: &mut Consumer, more: u64) {
+        let until = self.opened.load(Ordering::SeqCst) + more;
+        while self.opened.load(Ordering::SeqCst) < until {
+            let next = tokio::time::timeout(Duration::from_millis(20), member.next_batch()).await;
+            assert!(next.is_err(), "there is nothing to read: {next:?}");
+        }
+    }
+}
+
+async fn write_to_second_node(client: &Client, numbers: std::ops::Range<u64>) {
+    let mut producer = client.producer("moving").chunk_bytes(512).build().await.unwrap();
+    for number in numbers {
+        let value = number.to_string();
+        producer.send_to(StreamletId(1), &Record::value(value.as_bytes())).await.unwrap();
+    }
+    producer.close().await.unwrap();
+}
+
+/// The other owners made it at the same time, and kept it for good, with what it would have read.
+#[test]
+fn an_application_for_which_the_first_owner_has_no_room_is_made_nowhere() {
+    let cluster = with_a_small_first_owner();
+    run(async {
+        let client = Client::connect(cluster.address(1)).await.unwrap();
+        write_to_all(&client, 0..8).await;
+        let mut one = [client.consumer("moving").application("one").build().await.unwrap()];
+        assert_eq!(read_as_members(&mut one, 8).await, (0..8).collect::<Vec<_>>());
+        let mut two = client.consumer("moving").application("two").build().await.unwrap();
+        let ended = two.next_batch().await.unwrap_err();
+        assert_eq!(ended.status(), Some(Status::LimitReached), "{ended}");
+        assert!(cluster.knows(1, "one").await && !cluster.knows(1, "two").await);
+
+        for streamlets in [vec![], vec![StreamletId(0), StreamletId(1)]] {
+            let refused = client.admin().reset_offsets(STREAM, "two", streamlets, Start::Earliest, false).await;
+            let refused = refused.unwrap_err();
+            assert!(matches!(refused, ClientError::Rpc(_)), "it is done nowhere: {refused}");
+            assert_eq!(refused.status(), Some(Status::LimitReached), "{refused}");
+        }
+        let without_first = vec![StreamletId(1)];
+        let refused = client.admin().reset_offsets(STREAM, "two", without_first, Start::Earliest, false).await;
+        let refused = refused.unwrap_err().to_string();
+        assert!(refused.contains("streamlet 0") && refused.contains("set it as well"), "{refused}");
+        assert!(!cluster.knows(1, "two").await);
+    });
+}
+
+/// Only new applications need the first owner's word.
+#[test]
+fn members_go_on_without_the_first_owner_where_others_know_their_application() {
+    let cluster = with_a_small_first_owner();
+    run(async {
+        let client = Client::connect(cluster.address(1)).await.unwrap();
+        let one = client.consumer("moving").application("one").until_end(true).build().await;
+        let mut one = one.unwrap();
+        assert!(one.next_batch().await.unwrap().is_none());
+        one.close().await.unwrap();
+        // As one that the first owner does not know, because it was away.
+        let join = JoinApplication {
+            application: "report".into(),
+            stream: STREAM,
+            member_name: String::new(),
+            member: 0,
+            start: Start::Earliest,
+            lease_ms: 0,
+            leases: None,
+        };
+        let connection = cluster.connection(1).await;
+        let joined = connection.call(&join).await.unwrap();
+        let (application, member) = (joined.application, joined.member);
+        connection.call(&LeaveApplication { application, member }).await.unwrap();
+        cluster.stop(0);
+        write_to_second_node(&client, 0..10).await;
+
+        let mut members = [client.consumer("moving").application("report").build().await.unwrap()];
+        assert_eq!(read_as_members(&mut members, 10).await, (0..10).collect::<Vec<_>>());
+        let mut new = client.consumer("moving").application("new").build().await.unwrap();
+        cluster.go_on_until_opened(&mut new, 6).await;
+        drop(new);
+        assert!(!cluster.knows(1, "new").await, "whether there is room for it has nobody said");
+
+        cluster.serve(0);
+        cluster.go_on_until_opened(&mut members[0], 6).await;
+        assert!(!cluster.knows(0, "report").await, "there is no room for it");
+        write_to_second_node(&client, 10..20).await;
+        assert_eq!(read_as_members(&mut members, 10).await, (10..20).collect::<Vec<_>>());
+        client.admin().delete_application(STREAM, "one").await.unwrap();
+        write_to_all(&client, 20..28).await;
+        assert_eq!(read_as_members(&mut members, 8).await, (20..28).collect::<Vec<_>>());
+        assert!(cluster.knows(0, "report").await);
     });
 }
 

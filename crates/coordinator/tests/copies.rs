@@ -40,11 +40,11 @@ fn wants(state: &mut ClusterState, stream: StreamId, copies: u32) {
 fn made(state: &ClusterState, what: (StreamId, u32), node: NodeNumber, number: u64) -> CopiesMade {
     let ((stream, streamlet), epoch) = (what, state.node(node).unwrap().epoch);
     let copies = state.wanted_copies(stream).unwrap_or(9);
-    let handed = state.owner(stream, streamlet).map_or(0, |owner| owner.owner_epoch);
+    let owner_epoch = state.owner(stream, streamlet).map_or(0, |owner| owner.owner_epoch);
     let (lanes, progress) = (Vec::new(), Vec::new());
-    let handed = StreamletState { stream, streamlet: StreamletId(streamlet), epoch: handed, lanes, progress };
+    let handed = StreamletState { stream, streamlet: StreamletId(streamlet), epoch: owner_epoch, lanes, progress };
     let state = if number == 0 { Vec::new() } else { kera_protocol::codec::bytes_of(&handed) };
-    CopiesMade { node, epoch, stream, streamlet: StreamletId(streamlet), copies, number, state }
+    CopiesMade { node, epoch, stream, streamlet: StreamletId(streamlet), copies, number, state, owner_epoch }
 }
 
 /// The owner of a streamlet moves it to itself and says that it has made the copies.
@@ -85,7 +85,10 @@ fn a_streamlet_waits_for_its_node_until_its_copies_are_made() {
     assert_eq!(ask(&state, stream, 3), Ok(Vec::new()), "asking twice is answered like asking once");
     assert_eq!((says(&state, stream), state.wanted_copies(stream)), (1, Some(3)));
     let epoch = state.node(2).unwrap().epoch;
-    let of = |at: &u32| ToCopy { stream, streamlet: *at, copies: 1, wanted: 3, is_owner: true };
+    let of = |at: &u32| {
+        let owner_epoch = state.owner(stream, *at).unwrap().owner_epoch;
+        ToCopy { stream, streamlet: *at, copies: 1, wanted: 3, is_owner: true, owner_epoch }
+    };
     assert_eq!(state.to_copy(2, epoch), mine.iter().map(of).collect::<Vec<_>>());
     let log = LogName { node: 2, epoch, log: 0 };
     begin_view(&mut state, log, 1, vec![1, 3]);
@@ -206,6 +209,30 @@ fn who_comes_to_hold_more_makes_its_copies_once_more() {
     says(&mut state, 0, from);
     owner_makes(&mut state, stream, 0).unwrap();
     assert_eq!(state.copies_of(stream, 0), 2);
+}
+
+/// It was believed, and what it wrote in the meantime was said to have two copies and had one.
+#[test]
+fn what_was_said_before_the_streamlet_came_and_went_again_counts_for_nothing() {
+    for level in [level::NEWEST, level::COPIED_IN - 1] {
+        let (mut state, stream) = cluster(1, level);
+        let from = state.owner(stream, 0).unwrap().node;
+        let to = from % 3 + 1;
+        moves(&mut state, stream, 0, to);
+        wants(&mut state, stream, 2);
+        let late = made(&state, (stream, 0), from, 0);
+        moves(&mut state, stream, 0, from);
+        moves(&mut state, stream, 0, to);
+        let refused = state.plan_copies_made(&late).unwrap_err().to_string();
+        assert!(refused.contains(&format!("as it was in owner epoch {}", late.owner_epoch)), "{refused}");
+        // One of an earlier version does not say it, and is believed until all nodes say it.
+        let earlier = CopiesMade { owner_epoch: 0, ..late };
+        assert_eq!(state.plan_copies_made(&earlier).is_ok(), level < level::COPIED_IN);
+        owner_makes(&mut state, stream, 0).unwrap_err();
+        let again = state.plan_copies_made(&made(&state, (stream, 0), from, 0)).unwrap();
+        apply(&mut state, &again);
+        owner_makes(&mut state, stream, 0).unwrap();
+    }
 }
 
 #[test]

@@ -113,6 +113,12 @@ pub fn is_unreadable(error: &io::Error) -> bool {
     error.raw_os_error().is_some_and(|errno| LOST_ERRNOS.contains(&errno))
 }
 
+/// Whether the system says that there are no more files to open, for the process or at all, or no memory: whoever waits may get some.
+pub fn is_out_of_means(error: &io::Error) -> bool {
+    let errnos = [Errno::MFILE, Errno::NFILE, Errno::NOMEM].map(Errno::raw_os_error);
+    error.raw_os_error().is_some_and(|errno| errnos.contains(&errno))
+}
+
 /// Reads as [`DiskFile::read_at`] does. Pages of [`DISK_ALIGNMENT`] bytes that the disk cannot read are zeros, and `lost` is called with the place of each.
 ///
 /// # Errors

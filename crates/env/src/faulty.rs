@@ -36,6 +36,9 @@ struct Plan {
     unopenable: Vec<String>,
     /// What is said of those.
     lost_errno: Option<i32>,
+    /// What is said to whoever opens anything.
+    open_errno: Option<i32>,
+    opens: u64,
     slow: Option<Duration>,
     is_stuck: bool,
     /// Reads, writes and syncs that wait because it is.
@@ -118,6 +121,16 @@ impl FaultyDisk {
         self.plan().lost_errno = Some(errno);
     }
 
+    /// From now on nothing can be opened, and this is the error number of the system; `None`: everything can.
+    pub fn set_open_errno(&self, errno: Option<i32>) {
+        self.plan().open_errno = errno;
+    }
+
+    /// Files that were to be opened so far, those that were not included.
+    pub fn opens(&self) -> u64 {
+        self.plan().opens
+    }
+
     /// Takes back all flipped bits, and what cannot be read or opened.
     pub fn heal_reads(&self) {
         let mut plan = self.plan();
@@ -129,8 +142,8 @@ impl FaultyDisk {
     /// Everything that was planned and has not happened will not, and what was broken works.
     pub fn heal(&self) {
         let mut plan = self.plan();
-        let (writes, syncs, reads) = (plan.writes, plan.syncs, plan.reads);
-        *plan = Plan { writes, syncs, reads, waiting: plan.waiting, ..Plan::default() };
+        let (writes, syncs, reads, opens) = (plan.writes, plan.syncs, plan.reads, plan.opens);
+        *plan = Plan { writes, syncs, reads, opens, waiting: plan.waiting, ..Plan::default() };
         self.stuck.notify_all();
     }
 
@@ -184,7 +197,11 @@ impl Disk for FaultyDisk {
     fn open(&self, path: &str, mode: OpenMode, direct: bool) -> io::Result<Arc<dyn DiskFile>> {
         self.works()?;
         {
-            let plan = self.plan();
+            let mut plan = self.plan();
+            plan.opens += 1;
+            if let Some(errno) = plan.open_errno {
+                return Err(io::Error::from_raw_os_error(errno));
+            }
             if plan.unopenable.iter().any(|unopenable| unopenable == path) {
                 return Err(plan.lost());
             }

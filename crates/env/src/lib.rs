@@ -20,7 +20,9 @@ mod twice;
 pub use aligned::AlignedBuffer;
 pub use believed::{Believed, Doubt, Doubted, Reckoning};
 pub use clock::{Clock, ManualClock, SystemClock};
-pub use disk::{DISK_ALIGNMENT, DirectIo, Disk, DiskFile, LOST_ERRNOS, OpenMode, is_unreadable, read_readable};
+pub use disk::{
+    DISK_ALIGNMENT, DirectIo, Disk, DiskFile, LOST_ERRNOS, OpenMode, is_out_of_means, is_unreadable, read_readable,
+};
 pub use faulty::FaultyDisk;
 pub use lock::{DirLock, LockError};
 pub use memory::MemoryDisk;

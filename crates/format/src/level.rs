@@ -30,6 +30,7 @@
 //! | 21 | the number of copies of a stream may change, streamlet by streamlet |
 //! | 22 | who goes on with what it was rebuilding needs none of its own logs for it |
 //! | 23 | who has taken over what it cannot open gives it back to the node that is back with all of it |
+//! | 24 | that a node has copied what it holds of a streamlet counts for the owner epoch that it knew of, and for no later one |
 
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -80,8 +81,10 @@ pub const CHANGED_COPIES: u32 = 21;
 pub const OWN_LIVES: u32 = 22;
 /// From this one on who has taken over what it cannot open gives it back to the node that has come back with all of it.
 pub const GIVEN_BACK: u32 = 23;
+/// From this one on a node that has copied what it holds of a streamlet says in which owner epoch that is.
+pub const COPIED_IN: u32 = 24;
 /// The highest level that this build speaks.
-pub const NEWEST: u32 = 23;
+pub const NEWEST: u32 = 24;
 
 /// What this process speaks up to.
 static SPOKEN: AtomicU32 = AtomicU32::new(NEWEST);

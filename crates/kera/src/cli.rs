@@ -549,7 +549,7 @@ Examples:
         /// Where to: earliest, latest, a time at which nodes took records, how long ago, like 2h, or ordinal:N.
         #[arg(long, value_name = "WHEN")]
         to: String,
-        /// Only these streamlets, like 0,3.
+        /// Only these streamlets, like 0,3. In a cluster a new application is made only if 0 is among them.
         #[arg(long, value_name = "N,…", value_delimiter = ',')]
         streamlets: Vec<u32>,
         /// Only show what would be set.

@@ -106,6 +106,12 @@ fn a_node_that_is_not_heard_is_named_and_so_is_what_was_done_without_it() {
         assert!(common::stderr(&listed).contains(&not_heard), "{}", common::stderr(&listed));
     }
     assert_eq!(node.json("application list")[0]["unheard"], serde_json::json!([owner]));
+    // It alone knows one there.
+    for flags in ["", " --json"] {
+        let listed = node.run(&format!("application list --stream lone{flags}"));
+        let (status, said) = (listed.status.code(), common::stdout(&listed) + &common::stderr(&listed));
+        assert!(status == Some(1) && said.contains(&format!("no application is known, but {not_heard}")), "{said}");
+    }
     let top = node.ok("top --count 1");
     assert!(top.contains(&format!("{not_heard}: LAG lacks")), "{top}");
     assert_eq!(node.json("top --count 1")["unheard"], serde_json::json!([owner]));

@@ -5,7 +5,7 @@ use kera_format::{LaneId, StreamId, StreamletId};
 
 use crate::StreamRef;
 use crate::codec::{wire_enum, wire_struct};
-use crate::first::moves::{GroupsOfferedV1, OfferGroupsV1};
+use crate::first::moves::{CopiesMadeV1, GroupsOfferedV1, OfferGroupsV1};
 use crate::message::{messages, responses, versioned_messages, versioned_responses};
 
 wire_struct! {
@@ -338,6 +338,9 @@ wire_struct! {
         pub number: u64,
         /// With a move what [`FinishMove`] has of the state.
         pub state: Vec<u8>,
+        /// The owner epoch of the streamlet before the node looked whether all that it holds has been copied: in a later one it may hold more. Zero: it does not
+        /// say, being of an earlier version.
+        pub owner_epoch: u32,
     }
 }
 
@@ -393,9 +396,11 @@ messages! {
     AcceptLoss => crate::Empty;
     ReturnGroups => crate::Empty;
     GiveBack => crate::Empty;
-    CopiesMade => crate::Empty;
     DescribeCopyChanges => CopyChanges;
 }
-versioned_messages! { OfferGroups, 1 OfferGroupsV1 => GroupsOffered; }
+versioned_messages! {
+    OfferGroups, 1 OfferGroupsV1 => GroupsOffered;
+    CopiesMade, 1 CopiesMadeV1 => crate::Empty;
+}
 responses!(MoveInfo, LetGone, MovePlan, MovesDescription, CopyChanges,);
 versioned_responses! { GroupsOffered, 1 GroupsOfferedV1; }

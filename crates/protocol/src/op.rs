@@ -178,7 +178,7 @@ ops! {
     /// Gives up blocks of a log of which no backup is left.
     AcceptLogLoss = 121, 1..=1;
     /// Tells that a node has made the copies that are wanted of a streamlet.
-    CopiesMade = 122, 1..=1;
+    CopiesMade = 122, 1..=2;
     /// Tells which streams are about to have another number of copies.
     DescribeCopyChanges = 123, 1..=1;
     /// Tells the leader of the coordinators what a broker takes.
@@ -206,6 +206,7 @@ impl Op {
             (Op::OfferGroups | Op::FenceNode, 2..) => level::CHANGED_COPIES,
             (Op::OfferGroups | Op::ReturnGroups, _) => level::RETURNED_GROUPS,
             (Op::DescribeLostLogs | Op::AcceptLogLoss, _) => level::LOST_BLOCKS,
+            (Op::CopiesMade, 2..) => level::COPIED_IN,
             (Op::CopiesMade | Op::DescribeCopyChanges, _) => level::CHANGED_COPIES,
             (Op::GiveBack, _) => level::GIVEN_BACK,
             (Op::WriteChunks, 2..) => level::SKIPPED_NUMBERS,

@@ -16,7 +16,7 @@ use kera_format::raft::{
     FILE_HEADER_BYTES, FileHeader, LogEntry, Record, encode_blocks, parse_block, parse_first_block,
 };
 
-use crate::room::is_full;
+use crate::room::has_no_room;
 
 /// Where the files are, below the data directory.
 pub const DIR: &str = "raft";
@@ -259,12 +259,12 @@ impl LogFile {
     ///
     /// What fails in one file is tried once more in the next generation: that says what counts, so that it is all the same what the first try has left on
     /// the disk. Otherwise whoever ends on the error and starts again would read what the system has in memory of that try, take it for durable, and
-    /// write behind it. A full disk is left to whoever waits for room.
+    /// write behind it. What finds no room is left to whoever waits for it.
     pub(crate) fn write(&mut self, records: Vec<Record>) -> io::Result<u64> {
         let mut after = None;
         self.copy();
         let bytes = match self.append(&records) {
-            Err(error) if !is_full(&error) => {
+            Err(error) if !has_no_room(&error) => {
                 tracing::warn!(%error, "the coordinators' log could not be written; it goes on in another file");
                 self.append(&records)?
             }

@@ -11,7 +11,7 @@ use openraft::SnapshotMeta;
 
 pub(crate) use crate::file::DIR;
 use crate::file::{OpenError, number_of, remove_before};
-use crate::room::is_full;
+use crate::room::has_no_room;
 use crate::types::{Node, Place, StoredMembers, log_id, members, membership_entry, place_of};
 
 /// The largest snapshot: one that is larger is not read, and not written either.
@@ -102,7 +102,7 @@ pub(crate) fn write(disk: &dyn Disk, index: u64, bytes: &[u8]) -> io::Result<()>
     disk.replace(&path, bytes)?;
     let copied = write_copy(disk, &path, bytes).and_then(|copy| copy.sync_data()).and_then(|()| disk.sync_dir(DIR));
     match copied {
-        Err(error) if is_full(&error) => return Err(error),
+        Err(error) if has_no_room(&error) => return Err(error),
         Err(error) => tracing::warn!(path, %error, "a snapshot of the coordinators is there once"),
         Ok(()) => {}
     }

@@ -233,6 +233,34 @@ async fn full_disks_make_coordinators_wait_and_nothing_else() {
     world.kill(2, None).await;
 }
 
+/// Clients that take all files of a process had its coordinator given up when its log went on in another file.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn coordinators_wait_for_files_to_open() {
+    const EMFILE: i32 = 24;
+    let world = World::cluster(7, 3, 0).await;
+    for out in [vec![1], vec![1, 2, 3]] {
+        for node in &out {
+            // What cannot be written goes on in another file, which cannot be opened.
+            world.faulty[node].set_open_errno(Some(EMFILE));
+            world.faulty[node].fail_write(1);
+        }
+        let opens: Vec<u64> = out.iter().map(|node| world.faulty[node].opens()).collect();
+        let (group, name) = (world.nodes[&3].group.clone(), format!("out-{}", out.len()));
+        let asked = name.clone();
+        let asking = tokio::spawn(async move { made(&group, &asked).await });
+        // What is asked for has them write, and try again and again.
+        for (node, before) in out.iter().zip(opens) {
+            world.until("it is tried again", |world| world.faulty[node].opens() >= before + 3).await;
+        }
+        out.iter().for_each(|node| world.faulty[node].set_open_errno(None));
+        asking.await.unwrap();
+        for node in 1..=3 {
+            made(&world.nodes[&node].group, &format!("{name}-{node}")).await;
+        }
+        world.agree().await;
+    }
+}
+
 /// A node whose disk does not answer falls silent, be it the leader or not, and others go on without it; when all disks stand still nobody is lost.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_whose_disk_stands_still_is_taken_for_lost_and_not_all_of_them_at_once() {

@@ -22,5 +22,5 @@ pub use connection::{Call, ClientConfig, Connection, Frame, Subscription, WeakCo
 pub use error::RpcError;
 pub use hedge::first_of;
 pub use outbox::{FrameWriter, Outbox};
-pub use server::{RunningServer, Server, ServerConfig, ServerStats};
+pub use server::{ConnectionRoom, RunningServer, Server, ServerConfig, ServerStats};
 pub use session::{Flow, Framing, Peer, Place, Session, SessionFactory, SessionWaker};

@@ -44,6 +44,8 @@ pub struct ServerConfig {
     pub io_threads: usize,
     /// Connections at one time; further ones are told so and closed.
     pub connections_max: usize,
+    /// What several servers may have of connections together, if there is a limit: further ones are told so and closed as well.
+    pub room: Option<Arc<ConnectionRoom>>,
     /// Bytes of frames that all connections together may be in the middle of receiving or handling. Whoever needs more
     /// waits. Frames of a few KiB (control traffic) are not counted, so that they always get through.
     ///
@@ -76,6 +78,7 @@ impl ServerConfig {
             listen,
             io_threads: 1,
             connections_max: 10_000,
+            room: None,
             inflight_bytes_max: 256 << 20,
             outbox_bytes_max: 8 << 20,
             handshake_timeout: Duration::from_secs(10),
@@ -85,6 +88,27 @@ impl ServerConfig {
             framing: Framing::Native,
             clock,
         }
+    }
+}
+
+/// So many connections that several servers may have together, because each takes one of the files that the process may open.
+#[derive(Debug)]
+pub struct ConnectionRoom {
+    max: usize,
+    used: AtomicUsize,
+}
+
+impl ConnectionRoom {
+    /// Room for so many.
+    pub fn new(max: usize) -> ConnectionRoom {
+        ConnectionRoom { max, used: AtomicUsize::new(0) }
+    }
+
+    /// Takes room for one more, if there is some.
+    fn take(&self) -> bool {
+        self.used
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |used| (used < self.max).then_some(used + 1))
+            .is_ok()
     }
 }
 
@@ -108,7 +132,7 @@ impl Server {
             accepted: AtomicU64::new(0),
             refused: AtomicU64::new(0),
             rejected: AtomicU64::new(0),
-            rejects_logged: Mutex::new(RejectLog::default()),
+            rejects_logged: Mutex::default(),
             stopping: AtomicBool::new(false),
             config,
         });
@@ -152,7 +176,7 @@ pub(crate) struct Shared {
     accepted: AtomicU64,
     refused: AtomicU64,
     rejected: AtomicU64,
-    rejects_logged: Mutex<RejectLog>,
+    rejects_logged: Mutex<Sparse>,
     pub(crate) stopping: AtomicBool,
 }
 
@@ -165,25 +189,47 @@ pub(crate) struct Counters {
     pub(crate) bytes_out: AtomicU64,
 }
 
+/// What is logged at most once a second: who connects should not be able to fill the log.
 #[derive(Debug, Default)]
-struct RejectLog {
+struct Sparse {
     last: Option<Instant>,
     suppressed: u64,
 }
 
+impl Sparse {
+    /// Whether it is logged now: how often it was not since the last time.
+    fn due(&mut self, now: Instant) -> Option<u64> {
+        if self.last.is_some_and(|last| now < last + Duration::from_secs(1)) {
+            self.suppressed += 1;
+            return None;
+        }
+        self.last = Some(now);
+        Some(std::mem::take(&mut self.suppressed))
+    }
+}
+
 impl Shared {
-    /// A connection is closed because of what came over it. Logged at most once a second: who connects should not be
-    /// able to fill the log.
+    /// Takes a connection's part of the limits; why it cannot be had.
+    fn enter(&self) -> Result<(), String> {
+        let limit = self.config.connections_max;
+        if self.connections.load(Ordering::Relaxed) >= limit {
+            return Err(format!("connections_max is {limit}, and that many are open; close some, or raise the limit"));
+        }
+        if let Some(room) = self.config.room.as_ref().filter(|room| !room.take()) {
+            let limit = room.max;
+            return Err(format!(
+                "the files that the process may open leave {limit} for connections, and that many are open; close some, or have it open more (ulimit -n)"
+            ));
+        }
+        self.connections.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// A connection is closed because of what came over it.
     pub(crate) fn rejected(&self, peer: &Peer, reason: &str) {
         self.rejected.fetch_add(1, Ordering::Relaxed);
-        let now = Instant::now();
         let Ok(mut log) = self.rejects_logged.lock() else { return };
-        if log.last.is_some_and(|last| now < last + Duration::from_secs(1)) {
-            log.suppressed += 1;
-            return;
-        }
-        log.last = Some(now);
-        let suppressed = std::mem::take(&mut log.suppressed);
+        let Some(suppressed) = log.due(Instant::now()) else { return };
         tracing::info!(peer = %peer.address, reason, suppressed, "connection rejected");
     }
 }
@@ -203,7 +249,10 @@ struct Open {
 
 impl Drop for Open {
     fn drop(&mut self) {
-        self.shared.connections.fetch_sub(1, Ordering::Relaxed);
+        if let Some(room) = &self.shared.config.room {
+            room.used.fetch_sub(1, Ordering::Release);
+        }
+        self.shared.connections.fetch_sub(1, Ordering::Release);
     }
 }
 
@@ -292,29 +341,29 @@ async fn accept(shared: Arc<Shared>, listener: std::net::TcpListener, mailboxes:
         }
     };
     let refusing = Arc::new(Semaphore::new(REFUSALS_MAX));
-    let mut connection = 0;
+    let (mut connection, mut failures) = (0, Sparse::default());
     loop {
         let (stream, address) = match listener.accept().await {
             Ok(accepted) => accepted,
             Err(e) => {
                 // Typically out of file descriptors: accepting again at once would only burn the processor.
-                tracing::warn!(error = %e, "connection not accepted");
+                if let Some(suppressed) = failures.due(Instant::now()) {
+                    tracing::warn!(error = %e, suppressed, "connection not accepted");
+                }
                 tokio::time::sleep(ACCEPT_PAUSE).await;
                 continue;
             }
         };
-        let connections_max = shared.config.connections_max;
-        if shared.connections.load(Ordering::Relaxed) >= connections_max {
+        if let Err(full) = shared.enter() {
             shared.refused.fetch_add(1, Ordering::Relaxed);
             if shared.config.framing == Framing::Native
                 && let Ok(permit) = Arc::clone(&refusing).try_acquire_owned()
             {
-                tokio::task::spawn_local(refuse(stream, connections_max, permit));
+                tokio::task::spawn_local(refuse(stream, full, permit));
             }
             continue;
         }
         connection += 1;
-        shared.connections.fetch_add(1, Ordering::Relaxed);
         let open = Open { shared: Arc::clone(&shared), address, connection };
         shared.accepted.fetch_add(1, Ordering::Relaxed);
         if let Err(e) = configure(&stream) {
@@ -336,12 +385,9 @@ fn configure(stream: &TcpStream) -> io::Result<()> {
 }
 
 /// Says that there are too many connections.
-async fn refuse(mut stream: TcpStream, limit: usize, permit: OwnedSemaphorePermit) {
+async fn refuse(mut stream: TcpStream, message: String, permit: OwnedSemaphorePermit) {
     let hello = FrameHeader { op: Op::Hello as u16, version: 1, ..FrameHeader::default() };
-    let error = ErrorBody {
-        message: format!("connections_max is {limit}, and that many are open; close some, or raise the limit"),
-        retry_after_ms: 1_000,
-    };
+    let error = ErrorBody { message, retry_after_ms: 1_000 };
     let mut frame = Vec::new();
     encode_error(&hello, Status::Overloaded, &error, &mut frame);
     if stream.write_all(&frame).await.is_ok() {
@@ -428,5 +474,18 @@ impl RunningServer {
 impl Drop for RunningServer {
     fn drop(&mut self) {
         self.end(Duration::ZERO);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_happens_all_the_time_is_logged_once_a_second() {
+        let (mut sparse, now) = (Sparse::default(), Instant::now());
+        let said: Vec<_> = (0..45).map(|at| sparse.due(now + Duration::from_millis(50 * at))).collect();
+        let times: Vec<_> = said.iter().flatten().copied().collect();
+        assert_eq!(times, [0, 19, 19]);
     }
 }

@@ -4,13 +4,14 @@ mod common;
 
 use std::io::{Read, Write};
 use std::net::Shutdown;
+use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
 use common::{Raw, Script, frame, hello_frame, start};
 use kera_protocol::frame::FLAG_RESPONSE;
 use kera_protocol::{FrameHeader, Op, Status};
-use kera_rpc::RunningServer;
+use kera_rpc::{ConnectionRoom, RunningServer};
 
 #[test]
 fn frames_are_answered_in_order_however_they_are_cut() {
@@ -161,6 +162,30 @@ fn too_many_connections_are_told_so() {
     }
     Raw::greeted(server.local_addr()).echo(b"in");
     assert_eq!(server.stats().refused, 1);
+}
+
+#[test]
+fn servers_that_share_room_have_so_many_connections_together() {
+    let room = Arc::new(ConnectionRoom::new(2));
+    let (one, script) = start(|config| config.room = Some(room.clone()));
+    let (other, _) = start(|config| config.room = Some(room.clone()));
+    let first = Raw::greeted(one.local_addr());
+    let _second = Raw::greeted(other.local_addr());
+    for server in [&one, &other] {
+        let mut third = Raw::connect(server.local_addr());
+        third.write(&hello_frame());
+        let (_, status, message) = third.read_error();
+        assert_eq!(status, Status::Overloaded);
+        assert!(message.contains("may open leave 2 for connections"), "{message}");
+        third.expect_end();
+        assert_eq!((server.stats().connections, server.stats().refused), (1, 1));
+    }
+    drop(first);
+    script.until("a place is free", |s| s.closed.load(SeqCst) == 1);
+    while one.stats().connections > 0 {
+        std::thread::yield_now();
+    }
+    Raw::greeted(other.local_addr()).echo(b"in");
 }
 
 #[test]

@@ -4,6 +4,8 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
+use rustix::process::{Resource, getrlimit, setrlimit};
+
 use crate::units::{GIB, MIB};
 
 /// The most that `auto` takes for the arena.
@@ -13,6 +15,13 @@ const ARENA_STEP: u64 = 16 * MIB;
 /// The most that stays free of a disk, and at most one part in so many of it.
 const DISK_FREE_MIN: u64 = 512 * MIB;
 const DISK_FREE_SHARE: u64 = 50;
+/// Of all files that the process may open the node keeps so many for itself, or one in so many if that is more; half of them if there are few.
+const FILES_OWN_MIN: u64 = 512;
+const FILES_OWN_SHARE: u64 = 4;
+/// As many connections the HTTP door takes at most.
+const HTTP_FILES: u64 = 256;
+/// Of what is left one in so many is for connections of other nodes.
+const FILES_NODES_SHARE: u64 = 4;
 
 /// Bytes of memory that the process may use: the machine's, or the limit of its control group.
 pub(crate) fn memory_bytes() -> u64 {
@@ -39,12 +48,38 @@ pub(crate) fn space(path: &Path) -> io::Result<(u64, u64)> {
 
 /// Lets the process open as many files as it may: every connection is one.
 pub(crate) fn raise_file_limit() {
-    use rustix::process::{Resource, getrlimit, setrlimit};
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum;
     if let Err(error) = setrlimit(Resource::Nofile, limit) {
         tracing::debug!(%error, "the limit of open files stays as it is");
     }
+}
+
+/// Files that the process may open.
+pub(crate) fn files_max() -> u64 {
+    getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
+}
+
+/// How many connections there may be, as far as each is a file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Connections {
+    /// Of clients, native ones and Kafka's together.
+    pub(crate) clients: usize,
+    /// Of other nodes.
+    pub(crate) nodes: usize,
+}
+
+/// What is left for connections of so many files that the process may open.
+///
+/// Without a bound clients take all of them, and then the node opens neither the next file of the coordinators' log nor one with records. So it keeps
+/// [some](FILES_OWN_MIN) for itself, for what is on its disks and for its own connections to other nodes. And as clients are not to keep other nodes
+/// from connecting, a part of the rest is for those alone.
+pub(crate) fn connections_of(files_max: u64) -> Connections {
+    let own = (files_max / FILES_OWN_SHARE).max(FILES_OWN_MIN.min(files_max / 2));
+    let left = files_max.saturating_sub(own).saturating_sub(HTTP_FILES);
+    let nodes = left / FILES_NODES_SHARE;
+    let count = |files: u64| usize::try_from(files.max(1)).unwrap_or(usize::MAX);
+    Connections { clients: count(left - nodes), nodes: count(nodes) }
 }
 
 /// The arena's size when nobody says: the least of 2 GiB, a quarter of the memory and half of what is free in `dir`.
@@ -62,6 +97,20 @@ pub(crate) fn disk_free_min(root: &Path) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn connections_leave_the_node_some_files() {
+        for files in [0, 1, 100, 1_024, 4_096, 20_000, 1 << 20] {
+            let Connections { clients, nodes } = connections_of(files);
+            assert!(clients >= 1 && nodes >= 1, "{files}");
+            let left = files.saturating_sub((clients + nodes) as u64 + HTTP_FILES);
+            assert!(files < 1_000 || left >= FILES_OWN_MIN.max(files / FILES_OWN_SHARE), "{files}: {left}");
+        }
+        assert_eq!(connections_of(4_096), Connections { clients: 2_112, nodes: 704 });
+        assert!(connections_of(20_000).clients > 10_000, "enough for what is set unless somebody says otherwise");
+        assert!(connections_of(u64::MAX).nodes > 10_000);
+        assert!(files_max() > 0);
+    }
 
     #[test]
     fn the_machine_has_something() {

@@ -49,6 +49,8 @@ const GROUPS_ALONG_MAX: usize = 400;
 const PROGRESS_BYTES_MAX: usize = HANDED_BYTES_MAX / 4 * 3;
 /// Every stream has it.
 const FIRST_STREAMLET: StreamletId = StreamletId(0);
+/// So many times what the owner of a stream's first streamlet has room for is the most of an owner of others.
+const OTHERS_TIMES: u64 = 4;
 /// No stream has this id.
 const NO_STREAM: u64 = u64::MAX;
 
@@ -227,11 +229,12 @@ impl Applications {
     ///
     /// What is not made anew is never refused: applications come along with starts and with streamlets that move. But where a stream grows to a node
     /// its members come by themselves, and ask like those of a new one. They differ in that the stream's first streamlet was there before:
-    /// its owner knows of every application, for a member joins at all owners, and so it alone decides, by what it has itself. Its refusal ends a
-    /// member; other owners take whoever comes. The first application of a stream is always made: one for each stream takes a tenth
-    /// of what the lanes themselves take.
+    /// its owner knows of every application, for members ask it first and come to the others when it has taken them, and so it decides, by what it
+    /// has itself. As long as it still reads what it knows of, who does not fit may be one that there is, and is told to come back. Other owners take
+    /// whoever comes up to [`OTHERS_TIMES`] as much: there is a bound for those as well who ask all owners at once, as earlier clients do.
+    /// The first application of a stream is always made: one for each stream takes a tenth of what the lanes themselves take.
     fn check_room(&self, registry: &Registry, stream: &Stream, bytes_max: u64) -> Result<(), Failure> {
-        if !self.keepers.serves(stream.id(), FIRST_STREAMLET) || !registry.by_name.contains_key(&stream.id()) {
+        if !registry.by_name.contains_key(&stream.id()) {
             return Ok(());
         }
         let of_stream = |names: &BTreeMap<String, Arc<Application>>| {
@@ -239,13 +242,25 @@ impl Applications {
             lanes.saturating_mul(names.len() as u64)
         };
         let others = registry.by_name.values().map(of_stream).fold(0, u64::saturating_add);
-        let (count, limit) = (others.saturating_add(self.keepers.lanes_of(stream)), bytes_max / LANE_BYTES);
+        let count = others.saturating_add(self.keepers.lanes_of(stream));
+        let is_first = !self.keepers.is_in_cluster() || self.keepers.get(stream.id(), FIRST_STREAMLET).is_some();
+        let (bytes_max, share) = match is_first {
+            true => (bytes_max, "a 16th of arena.bytes, or 32 MiB"),
+            false => (
+                bytes_max.saturating_mul(OTHERS_TIMES),
+                "a quarter of arena.bytes, or 128 MiB, at a node that does not own streamlet 0 of the stream",
+            ),
+        };
+        let limit = bytes_max / LANE_BYTES;
         if count <= limit {
             return Ok(());
         }
+        if is_first && !self.keepers.serves(stream.id(), FIRST_STREAMLET) {
+            return Err(still_read(stream.id(), FIRST_STREAMLET));
+        }
         let message = format!(
-            "lanes of their streams, counted for each application of this node, would be {count}, the limit is {limit} ({bytes_max} bytes: a \
-             16th of arena.bytes, or 32 MiB); delete applications that are not used any more, or give the node a larger arena"
+            "lanes of their streams, counted for each application of this node, would be {count}, the limit is {limit} ({bytes_max} bytes: \
+             {share}); delete applications that are not used any more, or give the node a larger arena"
         );
         Err(Failure::new(Status::LimitReached, message))
     }

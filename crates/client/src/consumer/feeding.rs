@@ -240,7 +240,7 @@ impl Consumer {
         self.feed_at = now + Duration::from_secs(3600);
         let mut nodes: Vec<u32> = self.tracks.values().filter_map(|track| self.to_feed(track)).collect();
         if self.settings.application.is_some() {
-            nodes.extend(self.owners_to_join());
+            nodes.extend(self.owners_to_join(now));
         }
         nodes.sort_unstable();
         nodes.dedup();

@@ -10,7 +10,9 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use kera_format::{GroupId, StreamId, StreamletId};
-use kera_protocol::{Body, FindOwners, JoinApplication, JoinedApplication, LookupResult, Op, Owners, StreamInfo};
+use kera_protocol::{
+    Body, FetchOffsets, FindOwners, JoinApplication, JoinedApplication, LookupResult, Op, Owners, Status, StreamInfo,
+};
 use kera_rpc::{Call, Connection, RpcError};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
@@ -28,6 +30,8 @@ use crate::{Client, ClientError};
 const QUIET_MAX: Duration = Duration::from_secs(1);
 /// A node that takes longer to say so may be lost, and others may know who has what it had.
 const DOUBT: Duration = Duration::from_millis(500);
+/// Its owner knows all applications of a stream.
+const FIRST: StreamletId = StreamletId(0);
 /// A node that does not say within this that it is there is given up.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(3);
 /// A probe that is looked at so long after its time was not answered because nobody looked: it gets its time once more.
@@ -81,6 +85,22 @@ struct Away {
     not_before: Instant,
     backoff: Backoff,
     connecting: Option<Task<Reached>>,
+    /// When that was begun last.
+    since: Instant,
+}
+
+impl Away {
+    fn new(now: Instant) -> Away {
+        Away { lost: false, not_before: now, backoff: Backoff::default(), connecting: None, since: now }
+    }
+}
+
+/// How a member joins at a node.
+#[derive(Debug)]
+pub(super) struct Joining {
+    pub(super) message: JoinApplication,
+    /// Only if the node knows the application; it owns this streamlet.
+    pub(super) if_known_of: Option<StreamletId>,
 }
 
 /// A connection, and the membership if the node was asked for one.
@@ -247,6 +267,11 @@ impl Holders {
         self.ask_at.is_some() || self.asking.is_some()
     }
 
+    /// Whether a node that is being connected to lets itself be waited for for so long that others are asked as well.
+    fn is_doubted(&self, node: u32, now: Instant) -> bool {
+        self.away.get(&node).is_some_and(|away| away.connecting.is_some() && away.since + DOUBT <= now)
+    }
+
     /// Whether a node could not be reached, or its connection broke, and nothing was heard of it since.
     fn is_down(&self, node: u32) -> bool {
         self.away.get(&node).is_some_and(|away| !away.backoff.is_first())
@@ -355,24 +380,21 @@ impl Holders {
     }
 }
 
-/// Connects to a node, and joins there if there is a message for that.
+/// Connects to a node, and joins there if that is wanted. [`Status::UnknownApplication`]: it was to be joined only if it knows the application.
 pub(super) async fn reach(
     client: Client,
     placement: Arc<Placement>,
     node: u32,
-    message: Option<JoinApplication>,
+    joining: Option<Joining>,
 ) -> Result<Reached, RpcError> {
     let connection = client.dedicated_to(&placement, node).await?;
-    let joined = match message {
-        Some(message) => Some(join(&connection, message).await?),
-        None => None,
-    };
-    Ok((connection, joined))
-}
-
-/// Whether there is no sense in trying to reach a node again. Of a cluster's nodes others may know more than one that says something odd.
-fn is_final(node: u32, error: &RpcError) -> bool {
-    !error.retryable() && (node == HOME || error.status().is_some())
+    let Some(Joining { message, if_known_of }) = joining else { return Ok((connection, None)) };
+    if let Some(streamlet) = if_known_of {
+        let (application, stream) = (message.application.clone(), message.stream);
+        connection.call(&FetchOffsets { application, stream, streamlets: vec![streamlet] }).await?;
+    }
+    let joined = join(&connection, message).await?;
+    Ok((connection, Some(joined)))
 }
 
 /// When a node that is asked whether it is there, and has `until` then to say so, is doubted.
@@ -388,8 +410,10 @@ impl Consumer {
             Happening::Reached(node, Ok(reached)) => self.reached(node, reached),
             Happening::Reached(node, Err(error)) => {
                 tracing::debug!(stream = self.stream.name, node, %error, "a node cannot be reached");
-                match is_final(node, &error) {
+                match self.is_final(node, &error) {
                     true => self.failed = Some(error.into()),
+                    // What is wrong is that the owner that makes applications is away.
+                    false if error.status() == Some(Status::UnknownApplication) => {}
                     false => self.trouble = Some(error),
                 }
                 self.back_off_from(node, now);
@@ -412,15 +436,36 @@ impl Consumer {
         }
     }
 
+    /// Whether there is no sense in trying to reach a node again. Of a cluster's nodes others may know more than one that says something odd.
+    ///
+    /// One that was to be joined if it knows the application does not: it is joined when the owner of the first streamlet has taken the member. And
+    /// that one refuses a new application for which it has no room; it may have been away when others had the application already, and who is a member
+    /// there reads on, until there is room. But one who is to stop at the end would wait for that.
+    fn is_final(&self, node: u32, error: &RpcError) -> bool {
+        let goes_on = match error.status() {
+            Some(Status::UnknownApplication) => true,
+            Some(Status::LimitReached) => {
+                let is_first = self.holders.placement.owner(FIRST.0).0 == node;
+                is_first && !self.memberships.is_empty() && !self.settings.until_end
+            }
+            _ => false,
+        };
+        !goes_on && !error.retryable() && (node == HOME || error.status().is_some())
+    }
+
     /// A node was connected to.
     pub(super) fn reached(&mut self, node: u32, (connection, joined): Reached) {
         let lost = self.holders.away.get_mut(&node).is_some_and(|away| std::mem::take(&mut away.lost));
         self.stats.reconnects += u64::from(lost);
         let mut link = Link::new(connection);
+        let now = Instant::now();
         if let Some(joined) = joined {
+            if self.memberships.is_empty() {
+                // The others take it from now on.
+                self.holders.away.values_mut().for_each(|away| away.not_before = now);
+            }
             self.take_membership(node, &mut link, &joined);
         }
-        let now = Instant::now();
         self.holders.linked.push(Holder { node, link, heard_at: now, probe: None, asked_at: now });
         self.feed_at = now;
     }
@@ -456,25 +501,22 @@ impl Consumer {
         let client = self.client().clone();
         let placement = Arc::clone(&self.holders.placement);
         let is_member = self.memberships.contains_key(&node) || placement.owners().contains(&node);
-        let message = if is_member { self.join_message(node) } else { None };
+        let joining = if is_member { self.joining(node) } else { None };
+        let is_newcomer = joining.is_some() && self.memberships.is_empty();
         if node != HOME && self.holders.is_down(node) && self.holders.asking.is_none() {
             // Tries to reach it get rare, or take long, and its successor is to be heard of soon.
             self.holders.want_owners(now);
         }
-        let away = self.holders.away.entry(node).or_insert_with(|| Away {
-            lost: false,
-            not_before: now,
-            backoff: Backoff::default(),
-            connecting: None,
-        });
-        if away.connecting.is_some() {
-            return None;
+        let away = self.holders.away.entry(node).or_insert_with(|| Away::new(now));
+        if away.connecting.is_none() {
+            if away.not_before > now {
+                return Some(away.not_before);
+            }
+            away.since = now;
+            away.connecting = Some(Task(tokio::spawn(reach(client, placement, node, joining))));
         }
-        if away.not_before > now {
-            return Some(away.not_before);
-        }
-        away.connecting = Some(Task(tokio::spawn(reach(client, placement, node, message))));
-        None
+        // Then others are asked as well.
+        Some(away.since + DOUBT).filter(|at| is_newcomer && *at > now)
     }
 
     /// The node that is to feed a track, if it has to be fed.
@@ -506,12 +548,7 @@ impl Consumer {
     }
 
     fn back_off_from(&mut self, node: u32, now: Instant) {
-        let away = self.holders.away.entry(node).or_insert_with(|| Away {
-            lost: false,
-            not_before: now,
-            backoff: Backoff::default(),
-            connecting: None,
-        });
+        let away = self.holders.away.entry(node).or_insert_with(|| Away::new(now));
         away.not_before = now + away.backoff.next(None);
     }
 
@@ -522,9 +559,23 @@ impl Consumer {
         }
     }
 
-    /// Owners at which the consumer is no member yet.
-    pub(super) fn owners_to_join(&mut self) -> Vec<u32> {
+    /// Owners at which the consumer is no member yet, and is to become one.
+    ///
+    /// Who is a member nowhere may be the first of a new application, and whether there is room for another one is for the owner of the first streamlet to
+    /// say: the others make it for whoever asks, and would keep one that is refused there. So that owner is asked first, and the others when it
+    /// has taken the member. If it is away they are asked as well, and take who belongs to an application that they [know](Joining::if_known_of): its
+    /// members go on without that owner.
+    pub(super) fn owners_to_join(&mut self, now: Instant) -> Vec<u32> {
         let mut owners = self.holders.placement.owners();
+        if self.memberships.is_empty() {
+            let (first, _) = self.holders.placement.owner(FIRST.0);
+            if first == NOBODY {
+                // Nobody else has it looked for while nobody is joined.
+                owners.push(first);
+            } else if !self.holders.is_down(first) && !self.holders.is_doubted(first, now) {
+                owners.retain(|node| *node == first);
+            }
+        }
         owners.retain(|node| !self.memberships.contains_key(node) || self.holders.link(*node).is_none());
         for node in &owners {
             // It was connected to only to read what it has of others' streamlets.

@@ -13,6 +13,7 @@ use kera_rpc::{Connection, RpcError};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
+use super::holders::Joining;
 use super::link::Link;
 use super::track::{Lease, Track};
 use super::{CommitMode, Consumer};
@@ -70,9 +71,10 @@ pub(super) async fn join(connection: &Connection, message: JoinApplication) -> R
 }
 
 impl Consumer {
-    /// What to ask a node for to become a member there, or again the one that it was; `None` without an application.
-    pub(super) fn join_message(&self, node: u32) -> Option<JoinApplication> {
-        Some(JoinApplication {
+    /// How to become a member at a node, or again the one that it was; `None` without an application. Who is a member nowhere is one of a new
+    /// application only with the owner of the first streamlet: see [`Consumer::owners_to_join`].
+    pub(super) fn joining(&self, node: u32) -> Option<Joining> {
+        let message = JoinApplication {
             application: self.settings.application.clone()?,
             stream: self.stream.id,
             member_name: self.settings.member_name.clone(),
@@ -80,7 +82,10 @@ impl Consumer {
             start: self.settings.from,
             lease_ms: self.settings.lease.as_millis() as u32,
             leases: Some(self.leases_of(node)),
-        })
+        };
+        let owned = || self.holders.placement.by_owner(&[]).remove(&node).unwrap_or_default();
+        let is_to_know = self.memberships.is_empty() && self.holders.placement.owner(0).0 != node;
+        Some(Joining { message, if_known_of: is_to_know.then(owned).and_then(|owned| owned.first().copied()) })
     }
 
     /// The leases of a node that it reads, or has still to give back.

@@ -610,7 +610,7 @@ impl Consumer {
         self.holders.placement = self.client().placement(self.stream.id).await?;
         self.check_lanes_of_nodes()?;
         if self.is_alone() {
-            let reached = reach(self.client().clone(), Arc::default(), HOME, self.join_message(HOME)).await?;
+            let reached = reach(self.client().clone(), Arc::default(), HOME, self.joining(HOME)).await?;
             self.reached(HOME, reached);
         }
         self.find_start().await

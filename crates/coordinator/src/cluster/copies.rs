@@ -52,6 +52,8 @@ pub struct ToCopy {
     pub wanted: u32,
     /// It owns it; otherwise it holds older groups of it.
     pub is_owner: bool,
+    /// The streamlet's owner epoch.
+    pub owner_epoch: u32,
 }
 
 impl ToCopy {
@@ -281,13 +283,6 @@ impl ClusterState {
         }
         for (stream, change) in &self.copies {
             let Some(owners) = self.owners.get(stream) else { continue };
-            let of = |streamlet, copies, is_owner| ToCopy {
-                stream: *stream,
-                streamlet,
-                copies,
-                wanted: change.wanted,
-                is_owner,
-            };
             for run in owners.runs().iter().filter(|run| run.owner.copies != change.wanted && !run.owner.rebuilding) {
                 let is_owner = (run.owner.node, run.owner.epoch) == (node, epoch);
                 let holds = |streamlet: &u32| {
@@ -296,7 +291,14 @@ impl ClusterState {
                 };
                 let is_more = change.wanted > run.owner.copies;
                 let one = |streamlet: &u32| is_owner || (is_more && holds(streamlet));
-                found.extend((run.first..run.end()).filter(one).map(|at| of(at, run.owner.copies, is_owner)));
+                found.extend((run.first..run.end()).filter(one).map(|streamlet| ToCopy {
+                    stream: *stream,
+                    streamlet,
+                    copies: run.owner.copies,
+                    wanted: change.wanted,
+                    is_owner,
+                    owner_epoch: run.owner.owner_epoch,
+                }));
             }
         }
         found
@@ -310,8 +312,12 @@ impl ClusterState {
     }
 
     /// What a node says of copies that it has made: of older groups that it holds, or with the end of a move to itself of what it owns.
+    ///
+    /// Of older groups it counts in the owner epoch in which the node has looked, and in no later one. What it says may be under way for long, and the
+    /// streamlet may have moved to it and away again meanwhile: then it holds more, what it wrote as the owner, of which there is one copy, and with what it
+    /// had said the streamlet would be taken for one that has as many as are wanted. It looks again and says it again.
     pub fn plan_copies_made(&self, made: &CopiesMade) -> Planned {
-        let CopiesMade { node, epoch, stream, streamlet, copies, number, ref state } = *made;
+        let CopiesMade { node, epoch, stream, streamlet, copies, number, ref state, owner_epoch } = *made;
         if number != 0 {
             // The entry gives the streamlet as many as are wanted: another number may be by now.
             let wanted = self.wanted_copies(stream);
@@ -320,9 +326,18 @@ impl ClusterState {
             return self.plan_end_of_move(number, (node, epoch), state, OwnerReason::Copied);
         }
         // Of what it writes now there are no copies yet, and there will be older groups of that.
-        let owner = self.owner(stream, streamlet.0).map(|owner| owner.node);
-        must(owner != Some(node), || format!("node {node} owns streamlet {streamlet} of stream {stream} by now"))
-            .map_err(CoordinatorError::Refused)?;
+        let owner = self.owner(stream, streamlet.0);
+        must(owner.is_none_or(|owner| owner.node != node), || {
+            format!("node {node} owns streamlet {streamlet} of stream {stream} by now")
+        })
+        .map_err(CoordinatorError::Refused)?;
+        let (is, is_told) = (owner.map_or(0, |owner| owner.owner_epoch), self.level() >= level::COPIED_IN);
+        must(owner_epoch == is || (owner_epoch == 0 && !is_told), || {
+            format!(
+                "node {node} tells of streamlet {streamlet} of stream {stream} as it was in owner epoch {owner_epoch}, and it is in {is}: look again"
+            )
+        })
+        .map_err(CoordinatorError::Refused)?;
         let known = self.copies.get(&stream).and_then(|change| change.made.get(&(streamlet.0, node)));
         if known == Some(&epoch) {
             return Ok(Vec::new());

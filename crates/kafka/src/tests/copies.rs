@@ -127,8 +127,9 @@ impl Leader {
         self.apply(|state| {
             let (node, epoch, copies) = (owner.node, owner.epoch, state.wanted_copies(stream).unwrap());
             let (number, state_of) = (state.move_of(stream, streamlet).unwrap(), handed(state, stream, streamlet));
-            let streamlet = StreamletId(streamlet);
-            state.plan_copies_made(&CopiesMade { node, epoch, stream, streamlet, copies, number, state: state_of })
+            let (streamlet, owner_epoch) = (StreamletId(streamlet), owner.owner_epoch);
+            let made = CopiesMade { node, epoch, stream, streamlet, copies, number, state: state_of, owner_epoch };
+            state.plan_copies_made(&made)
         })
         .unwrap();
         self.apply(|state| state.plan_say_copies(0)).unwrap();

@@ -70,6 +70,13 @@ async fn list(stream: Option<&str>, globals: &Globals) -> Result<(), CliError> {
     let client = connect(globals).await?;
     let (applications, unheard) = all(&client, stream).await?;
     if let Some(nodes) = not_heard(&unheard) {
+        if applications.is_empty() {
+            // An empty list would say that there are none, and has nowhere to say who was not heard.
+            let message = format!("no application is known, but {nodes} and may know some");
+            return Err(
+                CliError::failure(message).next("`kera status` shows which nodes are lost; start them, and list again")
+            );
+        }
         say(format_args!("{nodes}: LAG lacks what applications have to read there, and some may be known there alone"));
     }
     if globals.json {

@@ -1,10 +1,11 @@
-//! Of [`crate::moves`]: what a node that came back offers, before it kept what it has cut off.
+//! Of [`crate::moves`]: what a node that came back offers, before it kept what it has cut off; and copies that are made, before it was said in which
+//! owner epoch.
 
 use kera_format::{StreamId, StreamletId};
 
 use super::bodies;
 use crate::codec::wire_struct;
-use crate::{GroupsOffered, OfferGroups, WholeLane};
+use crate::{CopiesMade, GroupsOffered, OfferGroups, WholeLane};
 
 wire_struct! {
     /// [`OfferGroups`], version 1.
@@ -59,4 +60,38 @@ impl From<GroupsOfferedV1> for GroupsOffered {
     }
 }
 
-bodies!(OfferGroupsV1, GroupsOfferedV1);
+wire_struct! {
+    /// [`CopiesMade`], version 1.
+    pub struct CopiesMadeV1 {
+        /// The node.
+        pub node: u32,
+        /// Its epoch.
+        pub epoch: u32,
+        /// Of which stream.
+        pub stream: StreamId,
+        /// Which streamlet.
+        pub streamlet: StreamletId,
+        /// How many, the owner's included.
+        pub copies: u32,
+        /// Number of the move; zero: it holds older groups.
+        pub number: u64,
+        /// With a move what [`FinishMove`](crate::FinishMove) has of the state.
+        pub state: Vec<u8>,
+    }
+}
+
+impl From<&CopiesMade> for CopiesMadeV1 {
+    fn from(current: &CopiesMade) -> CopiesMadeV1 {
+        let CopiesMade { node, epoch, stream, streamlet, copies, number, .. } = *current;
+        CopiesMadeV1 { node, epoch, stream, streamlet, copies, number, state: current.state.clone() }
+    }
+}
+
+impl From<CopiesMadeV1> for CopiesMade {
+    fn from(first: CopiesMadeV1) -> CopiesMade {
+        let CopiesMadeV1 { node, epoch, stream, streamlet, copies, number, state } = first;
+        CopiesMade { node, epoch, stream, streamlet, copies, number, state, owner_epoch: 0 }
+    }
+}
+
+bodies!(OfferGroupsV1, GroupsOfferedV1, CopiesMadeV1);

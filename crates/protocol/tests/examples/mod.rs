@@ -13,7 +13,7 @@ use kera_format::{BrokerPart, ChunkBuilder, Compression, Order, Record, Settings
 use kera_protocol::first::admin::{AlterStreamV1, CreateStreamV1, StreamInfoV1, StreamListV1};
 use kera_protocol::first::application::JoinApplicationV1;
 use kera_protocol::first::cluster::{ClusterDescriptionV1, JoinClusterV1, NodeAliveV1, StreamletsRebuiltV1};
-use kera_protocol::first::moves::{GroupsOfferedV1, OfferGroupsV1};
+use kera_protocol::first::moves::{CopiesMadeV1, GroupsOfferedV1, OfferGroupsV1};
 use kera_protocol::first::node::CopiesDescriptionV1;
 use kera_protocol::first::replication::{LaneStateListV1, NodeFencedV1};
 use kera_protocol::first::write::WriteChunksV1;
@@ -711,7 +711,9 @@ examples! {
         copies: 3,
         number: 4,
         state: vec![1, 2, 3],
+        owner_epoch: 8,
     };
+    CopiesMadeV1 => CopiesMadeV1::from(&CopiesMade::example());
     DescribeCopyChanges => DescribeCopyChanges { limit: 100 };
     CopyChanges => CopyChanges {
         changes: vec![CopyChange {

@@ -127,7 +127,9 @@ impl Changing {
             ask_while(coordinators, renew, goes_on).map(drop)
         } else {
             let (copies, number, state) = (of.wanted, 0, Vec::new());
-            let made = CopiesMade { node, epoch, stream, streamlet, copies, number, state };
+            // As it was before it was looked at what is there: what came since has not been copied.
+            let owner_epoch = of.owner_epoch;
+            let made = CopiesMade { node, epoch, stream, streamlet, copies, number, state, owner_epoch };
             ask_while(coordinators, made, goes_on).map(drop)
         };
         if let Err(error) = asked {
@@ -181,7 +183,8 @@ impl Changing {
     /// The end of such a move.
     pub(super) async fn tell_moved(&self, of: &ToCopy, number: u64, state: Vec<u8>) -> Result<(), CoordinatorError> {
         let (node, epoch, stream, streamlet) = (self.node, self.epoch, of.stream, StreamletId(of.streamlet));
-        let made = CopiesMade { node, epoch, stream, streamlet, copies: of.wanted, number, state };
+        let (copies, owner_epoch) = (of.wanted, of.owner_epoch);
+        let made = CopiesMade { node, epoch, stream, streamlet, copies, number, state, owner_epoch };
         self.group.ask(&made).await.map(drop)
     }
 }

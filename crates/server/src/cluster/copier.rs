@@ -842,7 +842,8 @@ mod tests {
 
     #[test]
     fn a_streamlet_that_gets_copies_without_end_holds_up_a_look_for_one_piece() {
-        let of = |streamlet| ToCopy { stream: StreamId(1), streamlet, copies: 1, wanted: 2, is_owner: true };
+        let of =
+            |streamlet| ToCopy { stream: StreamId(1), streamlet, copies: 1, wanted: 2, is_owner: true, owner_epoch: 1 };
         let work = [of(0), of(1), of(2)];
         let (over, far) = (Instant::now(), Instant::now() + Duration::from_secs(3600));
         let (mut begin, mut steps) = (None, Vec::new());

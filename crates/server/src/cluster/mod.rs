@@ -65,6 +65,7 @@ use crate::again;
 use crate::config::{Config, Mistake, Mistakes, SETTINGS};
 use crate::fatal::{Door, Fatal};
 use crate::identity::{Identity, uuid_text};
+use crate::machine::{connections_of, files_max};
 use crate::metrics::ClusterNumbers;
 use adaptive::Adapting;
 use backups::{BackupRole, RpcBackups};
@@ -882,7 +883,7 @@ fn listen(
     };
     let server = ServerConfig {
         io_threads: IO_THREADS,
-        connections_max: config.network.connections_max as usize,
+        connections_max: connections_of(files_max()).nodes.min(config.network.connections_max as usize),
         stall_timeout: Duration::from_millis(config.network.stall_timeout),
         ..ServerConfig::new(crate::node::resolve(address).map_err(failed)?, hello, clock.clone())
     };

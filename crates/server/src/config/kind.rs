@@ -17,10 +17,14 @@ pub enum Kind {
     },
     /// Any number of paths: a list in the file, separated by commas elsewhere.
     Paths,
-    /// `HOST:PORT`; port 0 takes a free one.
+    /// `HOST:PORT` to listen on; port 0 takes a free one.
     Address,
-    /// `HOST:PORT`, or `none`.
+    /// The same, or `none`.
     OptionalAddress,
+    /// `HOST:PORT` that others are told, or that is another node's: a port of 0 is none.
+    ToldAddress,
+    /// The same, or `none`.
+    OptionalToldAddress,
     /// A size.
     Bytes(Range),
     /// A time span.
@@ -102,6 +106,8 @@ impl Kind {
             Kind::Paths => "a list of paths".into(),
             Kind::Address => "`HOST:PORT`; port 0 takes a free one".into(),
             Kind::OptionalAddress => "`HOST:PORT`; port 0 takes a free one; or `none`".into(),
+            Kind::ToldAddress => "`HOST:PORT`; the port is not 0".into(),
+            Kind::OptionalToldAddress => "`HOST:PORT`; the port is not 0; or `none`".into(),
             Kind::Bytes(range) => bounds(range, exact_bytes),
             Kind::Duration(range) => bounds(range, exact_duration),
             Kind::Count(range) => bounds(range, |n| n.to_string()),
@@ -149,8 +155,14 @@ impl Kind {
                 let paths = trimmed.split(',').map(str::trim).filter(|p| !p.is_empty()).map(PathBuf::from);
                 Ok(Value::Paths(paths.collect()))
             }
-            Kind::OptionalAddress if is("none") => Ok(Value::Word),
-            Kind::Address | Kind::OptionalAddress => check_address(trimmed).map(|()| Value::Text(trimmed.into())),
+            Kind::OptionalAddress | Kind::OptionalToldAddress if is("none") => Ok(Value::Word),
+            Kind::Address | Kind::OptionalAddress => check_address(trimmed).map(|_| Value::Text(trimmed.into())),
+            Kind::ToldAddress | Kind::OptionalToldAddress => match check_address(trimmed)? {
+                0 => Err(format!(
+                    "`{trimmed}`: whoever connects must know the port, and 0 is none; allowed is 1 to 65535"
+                )),
+                _ => Ok(Value::Text(trimmed.into())),
+            },
             Kind::Bytes(range) | Kind::Duration(range) | Kind::Count(range) => {
                 if range.word.is_some_and(is) {
                     return Ok(Value::Word);
@@ -204,7 +216,7 @@ impl Kind {
         match self {
             Kind::Path | Kind::OptionalPath { .. } => "DIR",
             Kind::Paths => "DIR,…",
-            Kind::Address | Kind::OptionalAddress => "HOST:PORT",
+            Kind::Address | Kind::OptionalAddress | Kind::ToldAddress | Kind::OptionalToldAddress => "HOST:PORT",
             Kind::Bytes(_) => "BYTES",
             Kind::Duration(_) => "TIME",
             Kind::Count(_) => "N",
@@ -227,8 +239,8 @@ impl Written {
     }
 }
 
-/// Whether `text` looks like `HOST:PORT`. Whether the host exists is found out when the node listens.
-fn check_address(text: &str) -> Result<(), String> {
+/// The port if `text` looks like `HOST:PORT`. Whether the host exists is found out when the node listens.
+fn check_address(text: &str) -> Result<u16, String> {
     let help = "an address is HOST:PORT, like 127.0.0.1:7070 or [::1]:7070";
     let Some((host, port)) = text.rsplit_once(':') else {
         return Err(format!("`{text}` has no port; {help}"));
@@ -239,10 +251,7 @@ fn check_address(text: &str) -> Result<(), String> {
     if host.contains(':') && !(host.starts_with('[') && host.ends_with(']')) {
         return Err(format!("`{text}`: an IPv6 address stands in brackets; {help}"));
     }
-    match port.parse::<u16>() {
-        Ok(_) => Ok(()),
-        Err(_) => Err(format!("`{text}`: the port `{port}` is not a number from 0 to 65535; {help}")),
-    }
+    port.parse().map_err(|_| format!("`{text}`: the port `{port}` is not a number from 0 to 65535; {help}"))
 }
 
 /// A typed field that a checked [`Value`] can be put into. The kind of the setting guarantees that it fits; a value
@@ -322,6 +331,13 @@ mod tests {
         }
         assert_eq!(Kind::OptionalAddress.read_text("none"), Ok(Value::Word));
         assert!(Kind::Address.read_text("none").is_err());
+        for kind in [Kind::ToldAddress, Kind::OptionalToldAddress] {
+            assert_eq!(kind.read_text("h:1"), Ok(Value::Text("h:1".into())));
+            let refused = kind.read_text("h:0").unwrap_err();
+            assert!(refused.contains("`h:0`: whoever connects must know the port"), "{refused}");
+            assert!(kind.read_text("h").unwrap_err().contains("HOST:PORT") && !kind.allowed().contains("free one"));
+        }
+        assert_eq!(Kind::OptionalToldAddress.read_text("none"), Ok(Value::Word));
     }
 
     #[test]

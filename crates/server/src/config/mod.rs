@@ -139,11 +139,13 @@ settings! {
 
     /// The native protocol: where clients connect, and what one of them can take.
     network: NetworkSettings {
-        /// Where clients connect. Other machines can only reach it when it is not a loopback address.
+        /// Where clients connect. Other machines can only reach it when it is not a loopback address. In a cluster its port is not 0: others are told of it.
         listen: String = Kind::Address, "127.0.0.1:7070", "listen";
         /// The address that clients and other nodes of a cluster are told to connect to, where it is not the one that is listened on; `none` is that one.
-        advertised: Option<String> = Kind::OptionalAddress, "none", "advertised";
-        /// Connections at a time; more are refused with an error that says so.
+        advertised: Option<String> = Kind::OptionalToldAddress, "none", "advertised";
+        /// Connections at a time, by each of the doors: of native clients, of Kafka clients, and of other nodes; more are refused with an error that says so. Each is a
+        /// file of the process, of which it keeps a quarter for itself, 512 at least: where it may open few (`ulimit -n`) clients have fewer connections, by
+        /// both doors together, and the start says how many.
         connections_max: u64 = Kind::Count(range(1, 1_000_000)), "10000", "connections-max";
         /// The largest frame a client may send, and so the most chunks of one request.
         frame_bytes_max: u64 = Kind::Bytes(range(64 * KIB, 256 * MIB)), "32MiB", "frame-bytes-max";
@@ -156,7 +158,8 @@ settings! {
         /// A connection that takes none of the bytes that wait for it for so long is closed, and one that has begun a request
         /// and sends no more of it.
         stall_timeout: u64 = Kind::Duration(range(SECOND_MS, DAY_MS)), "60s", "stall-timeout";
-        /// A connection that is silent for so long is closed.
+        /// A connection that is silent for so long is closed. `none`: one of a Kafka client is closed after 10 minutes, as a Kafka broker does, for its clients expect
+        /// it and come back, and one of another client never. Who wants more for Kafka clients says how much.
         idle_timeout: Option<u64> = Kind::Duration(range_or("none", SECOND_MS, 30 * DAY_MS)), "none", "idle-timeout";
     }
 
@@ -167,12 +170,12 @@ settings! {
         node: Option<u64> = Kind::Count(range_or("none", 1, 1_000_000)), "none", "node";
         /// Where other nodes reach this one; the address is told to them as it is written here, unless another one is advertised. Not for clients: whoever
         /// reaches it may command the cluster.
-        listen: String = Kind::Address, "127.0.0.1:7072", "cluster-listen";
+        listen: String = Kind::ToldAddress, "127.0.0.1:7072", "cluster-listen";
         /// The address that other nodes are told to connect to, where it is not the one that is listened on; `none` is that one.
-        advertised: Option<String> = Kind::OptionalAddress, "none", "cluster-advertised";
+        advertised: Option<String> = Kind::OptionalToldAddress, "none", "cluster-advertised";
         /// The cluster's address of any node of the cluster to join. A node that is in one asks there while it knows of no leader, and only a node of
         /// its own cluster. The first node is given it when there is another one: without it a start on an empty data directory founds another cluster.
-        join: Option<String> = Kind::OptionalAddress, "none", "join";
+        join: Option<String> = Kind::OptionalToldAddress, "none", "join";
         /// What the node does, separated by commas: `coordinator` keeps the catalog and votes if it is one of the first one,
         /// three or five; `broker` serves streams; `backup` keeps copies.
         roles: String = Kind::Text, "coordinator,broker,backup", "roles";
@@ -218,7 +221,7 @@ settings! {
         listen: Option<String> = Kind::OptionalAddress, "127.0.0.1:9092", "kafka-listen";
         /// The address that Kafka clients are told to connect to, where it is not the one that is listened on; `none` is
         /// that one.
-        advertised: Option<String> = Kind::OptionalAddress, "none", "kafka-advertised";
+        advertised: Option<String> = Kind::OptionalToldAddress, "none", "kafka-advertised";
         /// Whether a topic that a client names is made when it is not there.
         auto_create: bool = Kind::Switch, "true", "kafka-auto-create";
         /// Partitions of a topic that is made without saying how many.
@@ -275,8 +278,9 @@ settings! {
     applications: ApplicationSettings {
         /// Applications of the node. With many lanes they may be fewer: one more is refused with `LimitReached` if all of them could come to take more than a
         /// 16th of the arena's size in memory (or 32 MiB), at 256 bytes for each application and each lane that its stream has at the node, used or not. The first
-        /// application of a stream is never refused for that, and none that there is, also where its stream grows. In a cluster the owner of a
-        /// stream's first streamlet decides by what it has itself, and the other owners take whom it takes.
+        /// application of a stream is never refused for that, and none that the node knows. In a cluster the owner of a
+        /// stream's first streamlet decides by what it has itself, and is asked first; the other owners take whom it takes, so that applications go on where their
+        /// stream grows to a full node, up to four times as much.
         applications_max: u64 = Kind::Count(range(1, 1_000_000)), "10000", "applications-max";
         /// Consumers of one application.
         members_max: u64 = Kind::Count(range(1, 1_000_000)), "10000", "members-max";
@@ -381,9 +385,9 @@ impl Config {
                 wrong.push((vec![name], message));
             }
         }
-        let addresses = [("network.listen", &self.network.listen), ("cluster.listen", &self.cluster.listen)];
-        for (name, _) in addresses.iter().filter(|(_, address)| address.ends_with(":0")) {
-            wrong.push((vec![name], "other nodes must know the port before it is taken; 0 is none".to_owned()));
+        if self.network.listen.ends_with(":0") {
+            let message = "other nodes must know the port before it is taken; 0 is none".to_owned();
+            wrong.push((vec!["network.listen"], message));
         }
         if self.network.listen == self.cluster.listen {
             let message = format!("both are {}; give one of them another port", self.network.listen);

@@ -50,8 +50,8 @@ impl Default for Limits {
 const HEADER_BYTES_MAX: usize = 16 << 10;
 /// Headers of a request.
 const HEADERS_MAX: usize = 64;
-/// Wait after a connection could not be accepted: the process is out of files, and others have to end first.
-const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
+/// Wait after a connection could not be accepted: the process is out of files, and others have to end first. Each time is logged.
+const ACCEPT_AGAIN: Duration = Duration::from_secs(1);
 
 /// Accepts and serves connections until it is dropped.
 pub(super) async fn serve(listener: TcpListener, router: Router, limits: Limits) {

@@ -16,9 +16,14 @@ use crate::cluster::Others;
 use crate::config::Config;
 use crate::fatal::{Door as Listener, Fatal};
 
-/// A connection of a Kafka client that is silent for so long is closed, when the configuration does not say: as in Kafka,
+/// A connection of a Kafka client that is silent for so long is closed, when the configuration says `none`: as in Kafka,
 /// whose clients expect it and come back.
 const IDLE_TIMEOUT_MS: u32 = 600_000;
+
+/// After how long a silent connection of a Kafka client is closed.
+fn idle_timeout_ms(set: Option<u64>) -> u32 {
+    set.map_or(IDLE_TIMEOUT_MS, |ms| u32::try_from(ms).unwrap_or(u32::MAX))
+}
 
 /// The door and its server.
 pub(crate) struct Listening {
@@ -111,12 +116,10 @@ fn listen(config: &Config, parts: &Parts, address: &str, door: &Arc<Door>) -> Re
         in_flight_bytes_max: 0,
         in_flight_requests_max: 0,
         subscriptions_max: 0,
-        idle_timeout_ms: network.idle_timeout.map_or(IDLE_TIMEOUT_MS, |ms| u32::try_from(ms).unwrap_or(u32::MAX)),
+        idle_timeout_ms: idle_timeout_ms(network.idle_timeout),
     };
-    let server = ServerConfig {
-        framing: Framing::Prefixed,
-        ..server_config(config, resolve(address).map_err(failed)?, limits, parts.clock.clone())
-    };
+    let server =
+        ServerConfig { framing: Framing::Prefixed, ..server_config(parts, resolve(address).map_err(failed)?, limits) };
     match Server::start(server, Arc::new(KafkaSessions(door.clone()))) {
         Ok(server) => Ok(Some(server)),
         // Nobody asked for this port, and a first node beside a Kafka broker is no mistake. The door is there all the same: it
@@ -129,5 +132,20 @@ fn listen(config: &Config, parts: &Parts, address: &str, door: &Arc<Door>) -> Re
             Ok(None)
         }
         Err(error) => Err(failed(error)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::SETTINGS;
+
+    /// The text of the setting and `docs/moving-from-kafka.md` say so.
+    #[test]
+    fn kafka_clients_have_a_time_where_others_have_none() {
+        assert_eq!(idle_timeout_ms(Config::default().network.idle_timeout), 600_000);
+        assert_eq!([5_000, u64::MAX].map(|ms| idle_timeout_ms(Some(ms))), [5_000, u32::MAX]);
+        let setting = SETTINGS.iter().find(|setting| setting.flag == "idle-timeout").unwrap();
+        assert!(setting.doc_line().contains("of a Kafka client is closed after 10 minutes"));
     }
 }

@@ -27,7 +27,7 @@ use kera_env::{Clock, DirLock, Disk};
 use kera_log::Log;
 use kera_log::compact::Compactor;
 use kera_log::store::{DiskStore, StoreThreads};
-use kera_rpc::RunningServer;
+use kera_rpc::{ConnectionRoom, RunningServer};
 use kera_vlog::VirtualLog;
 use parking_lot::Mutex;
 
@@ -65,6 +65,8 @@ pub(crate) struct Parts {
     /// What its thread has taken of a processor, in microseconds.
     pub(crate) compaction_us: Arc<AtomicU64>,
     pub(crate) scrub: ScrubCounts,
+    /// Connections that clients may have, by whichever door.
+    pub(crate) room: Arc<ConnectionRoom>,
     /// There once it listens, until it stops.
     pub(crate) server: Mutex<Option<RunningServer>>,
     /// The same for Kafka clients, if they may connect.

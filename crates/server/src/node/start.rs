@@ -38,7 +38,7 @@ use kera_log::{
 };
 use kera_protocol::write::WRITE_FRONT_BYTES_MAX;
 use kera_protocol::{FRAME_HEADER_BYTES, HelloResponse};
-use kera_rpc::{RunningServer, Server, ServerConfig, SessionFactory};
+use kera_rpc::{ConnectionRoom, RunningServer, Server, ServerConfig, SessionFactory};
 use kera_vlog::{ReplayError, SegmentCloser, VirtualLog, VirtualLogConfig};
 use parking_lot::Mutex;
 
@@ -72,7 +72,7 @@ struct Summary {
 
 pub(super) fn start(config: &Config) -> Result<Node, Fatal> {
     let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
-    machine::raise_file_limit();
+    let room = connection_room(config);
     let lock = begin_in(config)?;
     let readiness = Arc::new(Readiness::default());
     let http_state = Arc::new(HttpState { readiness: readiness.clone(), node: OnceLock::new() });
@@ -100,6 +100,7 @@ pub(super) fn start(config: &Config) -> Result<Node, Fatal> {
         compactor,
         compaction_us: Arc::new(AtomicU64::new(0)),
         scrub: ScrubCounts::default(),
+        room,
         server: Mutex::new(None),
         kafka: Mutex::new(None),
     });
@@ -784,7 +785,7 @@ fn listen(config: &Config, parts: &Parts, sessions: Arc<dyn SessionFactory>) -> 
         subscriptions_max: broker.subscriptions_max as u32,
         idle_timeout_ms: config.network.idle_timeout.map_or(0, |ms| u32::try_from(ms).unwrap_or(u32::MAX)),
     };
-    let server = server_config(config, socket_address, hello, parts.clock.clone());
+    let server = server_config(parts, socket_address, hello);
     Server::start(server, sessions).map_err(|error| Fatal::listen(Door::Native, address, error))
 }
 
@@ -794,21 +795,33 @@ fn chunk_bytes_max(frame_bytes_max: u64) -> usize {
     kera_format::limits::CHUNK_BYTES_MAX.min(room) & !7
 }
 
+/// Lets the process open as many files as it may; how many of them clients' connections may be.
+fn connection_room(config: &Config) -> Arc<ConnectionRoom> {
+    machine::raise_file_limit();
+    let (files, wanted) = (machine::files_max(), config.network.connections_max);
+    let clients = machine::connections_of(files).clients;
+    if (clients as u64) < wanted {
+        tracing::warn!(
+            connections_max = wanted,
+            files_max = files,
+            "the process may open too few files for network.connections_max: clients have {clients} connections together at most; raise the \
+             limit of open files (ulimit -n, LimitNOFILE= of systemd)"
+        );
+    }
+    Arc::new(ConnectionRoom::new(clients))
+}
+
 /// What every door for clients may take of threads, connections and memory.
-pub(super) fn server_config(
-    config: &Config,
-    listen: SocketAddr,
-    hello: HelloResponse,
-    clock: Arc<dyn Clock>,
-) -> ServerConfig {
-    let network = &config.network;
+pub(super) fn server_config(parts: &Parts, listen: SocketAddr, hello: HelloResponse) -> ServerConfig {
+    let (config, network) = (&parts.config, &parts.config.network);
     ServerConfig {
         io_threads: config.node.io_threads.map_or_else(machine::cores, |n| n as usize),
         connections_max: network.connections_max as usize,
+        room: Some(parts.room.clone()),
         inflight_bytes_max: network.receive_bytes_max as usize,
         outbox_bytes_max: network.unsent_bytes_max as usize,
         stall_timeout: Duration::from_millis(network.stall_timeout),
-        ..ServerConfig::new(listen, hello, clock)
+        ..ServerConfig::new(listen, hello, parts.clock.clone())
     }
 }
 

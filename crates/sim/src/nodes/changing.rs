@@ -100,7 +100,8 @@ impl World {
             let (stream, streamlet) = (of.stream, StreamletId(of.streamlet));
             if !of.is_owner {
                 let (copies, number, state) = (of.wanted, 0, Vec::new());
-                let made = CopiesMade { node, epoch, stream, streamlet, copies, number, state };
+                let owner_epoch = of.owner_epoch;
+                let made = CopiesMade { node, epoch, stream, streamlet, copies, number, state, owner_epoch };
                 self.ask(node, Command::Made(made));
             } else if lock(&known).may_be_copied(stream, of.streamlet) && running.may_move_now(&of, now_us) {
                 self.ask(node, Command::Renew(stream, of.streamlet, node, epoch));
@@ -138,8 +139,10 @@ impl World {
             self.ask(node, Command::FinishMove(FinishMove { number, node, epoch, state }));
             return;
         }
-        let (stream, streamlet, copies) = (of.stream, StreamletId(of.streamlet), of.wanted);
-        self.ask(node, Command::Made(CopiesMade { node, epoch, stream, streamlet, copies, number, state }));
+        let (stream, streamlet, copies, owner_epoch) =
+            (of.stream, StreamletId(of.streamlet), of.wanted, of.owner_epoch);
+        let made = CopiesMade { node, epoch, stream, streamlet, copies, number, state, owner_epoch };
+        self.ask(node, Command::Made(made));
     }
 
     /// The coordinators have answered. A move goes on without the copies if they are refused.
