@@ -289,6 +289,7 @@ fn owners_of_other_streamlets_have_a_limit_too() {
         message.contains("would be 20, the limit is 16") && message.contains("does not own streamlet 0"),
         "{message}"
     );
+    assert!(message.contains("the owner of streamlet 0") && message.contains("kera application delete"), "{message}");
     peer.join(&house, "report0", Start::Earliest);
 }
 

@@ -258,9 +258,16 @@ impl Applications {
         if let Some(unread) = self.keepers.of_stream(stream.id()).iter().find(|kept| !kept.is_read()) {
             return Err(still_read(stream.id(), unread.place.id()));
         }
+        let made = match is_first {
+            true => "",
+            false => {
+                "; the owner of streamlet 0, which may have more room, is asked first, and where it has made this application it keeps it until \
+                 `kera application delete`"
+            }
+        };
         let message = format!(
             "lanes of their streams, counted for each application of this node, would be {count}, the limit is {limit} ({bytes_max} bytes: \
-             {share}); delete applications that are not used any more, or give the node a larger arena"
+             {share}); delete applications that are not used any more, or give the node a larger arena{made}"
         );
         Err(Failure::new(Status::LimitReached, message))
     }
