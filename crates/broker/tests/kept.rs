@@ -51,9 +51,14 @@ impl OneBackup {
         OneBackup(Backup::open(config, disks, clock, random).expect("a backup").0)
     }
 
-    /// Has all that a house has of the streamlet, as the log of a lost broker, a few chunks in a block.
+    /// Has all that a house has of the first streamlet, as the log of a lost broker, a few chunks in a block.
     fn take(&self, house: &House, log: LogId) -> EndedLog {
-        let place = house.log.stream(STREAM).unwrap().streamlet(X).unwrap().clone();
+        self.take_of(house, log, X)
+    }
+
+    /// The same of any streamlet.
+    fn take_of(&self, house: &House, log: LogId, streamlet: StreamletId) -> EndedLog {
+        let place = house.log.stream(STREAM).unwrap().streamlet(streamlet).unwrap().clone();
         let chunks: Vec<Vec<u8>> = place.all_lanes().flat_map(|lane| chunks_of(house, lane)).collect();
         let mut end = 0;
         for (block, chunks) in (1..).zip(chunks.chunks(5)) {
@@ -98,7 +103,7 @@ fn chunks_of(house: &House, lane: &Lane) -> Vec<Vec<u8>> {
         for index in group.first_segment.0..=group.last_segment.0 {
             let id = SegmentId {
                 stream: STREAM,
-                streamlet: X,
+                streamlet: lane.streamlet_id(),
                 lane: lane.id(),
                 group: group.id,
                 index: SegmentIndex(index),
@@ -284,7 +289,37 @@ fn owners_of_other_streamlets_have_a_limit_too() {
         message.contains("would be 20, the limit is 16") && message.contains("does not own streamlet 0"),
         "{message}"
     );
+    assert!(message.contains("the owner of streamlet 0") && message.contains("kera application delete"), "{message}");
     peer.join(&house, "report0", Start::Earliest);
+}
+
+/// One that there is ended at a full owner which had not read yet that it knows it.
+#[test]
+fn who_may_be_known_in_what_is_still_read_is_told_to_come_back() {
+    let room_for_one = BrokerConfig { applications_bytes_max: 4 << 8, ..config() };
+    let options = StreamOptions { replication: 2, ..options(3, 4) };
+    let owns = |house: &House, node: u32, streamlet: StreamletId| {
+        house.broker.set_owner(2, STREAM, streamlet, owner(node, 2)).unwrap();
+        house.broker.open_streamlet(STREAM, streamlet, 2, None).unwrap();
+    };
+    let (moved, backup) = (StreamletId(1), OneBackup::new());
+    let before = node(1, &options);
+    owns(&before, 1, moved);
+    before.peer().join(&before, "report", Start::Earliest);
+    let logs = [backup.take_of(&before, LogId { node: 1, epoch: 10, vlog: 0 }, moved)];
+
+    let house = node_with(room_for_one, 2, &options);
+    let mut peer = house.peer();
+    owns(&house, 2, StreamletId(2));
+    for at in 0..4 {
+        peer.join(&house, &format!("other{at}"), Start::Earliest);
+    }
+    house.broker.set_owner(3, STREAM, moved, owner(2, 3)).unwrap();
+    let rebuild = house.broker.take_over(&[(STREAM, moved, 3)], &logs, &backup).unwrap();
+    assert_eq!(peer.refused(&join_request("report", STREAM, Start::Earliest)), Status::NotReady);
+    house.broker.rebuild(&rebuild, &logs, &backup, &RecoveryProgress::default()).unwrap();
+    peer.join(&house, "report", Start::Earliest);
+    assert_eq!(peer.refused(&join_request("late", STREAM, Start::Earliest)), Status::LimitReached);
 }
 
 /// The node has owned it before and wrote all of it anew then. What that replaced goes while it is awaited from disk, to be read again.

@@ -217,7 +217,8 @@ impl Admin {
     }
 
     /// Sets how far an application has read; it must have no members. One that is not there is made; in a cluster the first streamlet has to be
-    /// among those that are set for that, for its owner decides whether there is room. `dry_run` only tells what would be set. Errors:
+    /// among those that are set for that, for its owner decides whether there is room. It is not asked where the owners of all that are set know the
+    /// application. `dry_run` only tells what would be set. Errors:
     /// [`ClientError::Partly`] if some owners have done it and others not.
     pub async fn reset_offsets(
         &self,
@@ -231,10 +232,25 @@ impl Admin {
         let is_apart = !dry_run && !streamlets.is_empty() && !streamlets.contains(&FIRST);
         if is_apart && !self.client.placement(stream).await?.is_alone() {
             // None of those who set it decides whether there is room for it.
-            self.check_known_at_first(stream, application).await?;
+            self.check_known(stream, application, &streamlets).await?;
         }
         let asked = if dry_run { Asked::Tell } else { Asked::Make };
         Ok(joined(self.at_owners_each(stream, &streamlets, asked, message).await?))
+    }
+
+    /// Refuses if neither the owners of these streamlets know an application, each of them, nor the owner of the first one. Those come first: where they
+    /// know it nothing is made, and the first owner, which may be away or may never have had room for it, has no say.
+    async fn check_known(&self, stream: StreamId, application: &str, of: &[StreamletId]) -> Result<(), ClientError> {
+        let message = |streamlets| FetchOffsets { application: application.into(), stream, streamlets };
+        for owned in self.newest_placement(stream).await?.by_owner(of).into_values() {
+            match self.at_owners(stream, &owned, message).await {
+                Err(ClientError::Rpc(error)) if error.status() == Some(Status::UnknownApplication) => {
+                    return self.check_known_at_first(stream, application).await;
+                }
+                answered => answered.map(drop)?,
+            }
+        }
+        Ok(())
     }
 
     /// Refuses if the owner of the first streamlet does not know an application.

@@ -1054,6 +1054,8 @@ fn members_go_on_without_the_first_owner_where_others_know_their_application() {
         connection.call(&LeaveApplication { application, member }).await.unwrap();
         cluster.stop(0);
         write_to_second_node(&client, 0..10).await;
+        let its_own = vec![StreamletId(1)];
+        client.admin().reset_offsets(STREAM, "report", its_own, Start::Earliest, false).await.unwrap();
 
         let mut members = [client.consumer("moving").application("report").build().await.unwrap()];
         assert_eq!(read_as_members(&mut members, 10).await, (0..10).collect::<Vec<_>>());

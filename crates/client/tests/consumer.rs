@@ -1314,6 +1314,28 @@ fn a_member_that_the_server_has_forgotten_joins_again_and_loses_nothing() {
     });
 }
 
+/// It waited for ever, without a word: the membership that it had lost was taken for one elsewhere.
+#[test]
+fn a_member_whose_place_another_one_has_got_at_the_only_node_ends() {
+    let mut server = FakeServer::start(1, 1);
+    run(async {
+        server.fake.state().members.members_max = 1;
+        fill(&server, 0, 0, 0..10);
+        let mut first = build(&server, member).await;
+        read(&mut first, 10).await;
+        server.crash();
+        {
+            // Its lease ends while it is cut off, and another one joins.
+            let members = &mut server.fake.state().members;
+            members.forget();
+            members.members.push(98);
+        }
+        server.restart();
+        let ended = tokio::time::timeout(Duration::from_secs(60), first.next_batch()).await.expect("it ends");
+        assert_eq!(ended.unwrap_err().status(), Some(Status::LimitReached));
+    });
+}
+
 #[test]
 fn two_members_share_the_lanes() {
     let server = FakeServer::start(4, 1);

@@ -3,7 +3,10 @@
 #[allow(dead_code, unreachable_pub)]
 mod support;
 
-use kera_format::level::{FIRST, NEWEST};
+use kera_format::level::{COPIED_IN, FIRST, NEWEST};
+use kera_format::{StreamId, StreamletId};
+use kera_protocol::codec::bytes_of;
+use kera_protocol::{AlterStream, CopiesMade, FinishMove, MoveStreamlet, StreamChanges, StreamletState};
 use support::World;
 
 fn levels(world: &World) -> Vec<u32> {
@@ -108,4 +111,48 @@ async fn who_does_not_speak_the_level_in_force_is_refused_and_nothing_changes() 
     let expected = format!("the cluster is at level {NEWEST} and this node speaks levels 1 to 1");
     assert!(refused.contains(&expected), "{refused}");
     assert_eq!((world.nodes[&1].group.describe().nodes.len(), world.nodes[&1].group.peers().len()), (1, 1));
+}
+
+/// A stream whose streamlet has moved, and which is to have two copies: who had it before, and in which epoch of its own.
+async fn moved_and_to_be_copied(world: &World, at: u32) -> (StreamId, u32, u32) {
+    let stream = world.create(at, "copied").await.unwrap().id;
+    let group = &world.nodes[&at].group;
+    let owner = |world: &World| world.nodes[&at].group.read(|state| state.owner(stream, 0));
+    world.until("it has an owner", |world| owner(world).is_some()).await;
+    let from = owner(world).unwrap();
+    let (streamlet, to) = (StreamletId(0), from.node % 3 + 1);
+    let epoch = group.read(|state| state.node(to).unwrap().epoch);
+    group.ask(&MoveStreamlet { stream: stream.into(), streamlet, to }).await.unwrap();
+    let number = group.read(|state| state.move_of(stream, 0)).unwrap();
+    let (lanes, progress) = (Vec::new(), Vec::new());
+    let state = bytes_of(&StreamletState { stream, streamlet, epoch: from.owner_epoch, lanes, progress });
+    group.ask(&FinishMove { number, node: to, epoch, state }).await.unwrap();
+    let changes = StreamChanges { replication: Some(2), ..StreamChanges::default() };
+    group.ask(&AlterStream { stream: stream.into(), changes }).await.unwrap();
+    (stream, from.node, from.epoch)
+}
+
+/// It got the body of the next version as one of its own, took it for malformed, and the change of copies stood still.
+#[tokio::test]
+async fn a_leader_of_before_is_told_of_copies_as_it_knows_it() {
+    let mut world = World::new(6);
+    world.level_max = COPIED_IN - 1;
+    world.found(Default::default()).await;
+    for node in 2..=3 {
+        world.start(node).await;
+        world.join(node, 3).await;
+    }
+    world.until("all coordinators vote", |world| world.voters(1).len() == 3).await;
+    let leader = world.leader().unwrap();
+    let at = leader % 3 + 1;
+    let (stream, node, epoch) = moved_and_to_be_copied(&world, at).await;
+    assert_eq!(levels(&world), [COPIED_IN - 1; 3]);
+    world.net.old.lock().extend((1..=3).filter(|other| *other != u64::from(at)));
+    let group = &world.nodes[&at].group;
+    let owner_epoch = group.read(|state| state.owner(stream, 0)).unwrap().owner_epoch;
+    let (streamlet, state) = (StreamletId(0), Vec::new());
+    let is_to_copy = || group.read(|state| state.to_copy(node, epoch).iter().any(|of| of.stream == stream));
+    assert!(is_to_copy());
+    group.ask(&CopiesMade { node, epoch, stream, streamlet, copies: 2, number: 0, state, owner_epoch }).await.unwrap();
+    assert!(!is_to_copy(), "it is believed");
 }

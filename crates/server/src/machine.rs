@@ -23,6 +23,9 @@ const HTTP_FILES: u64 = 256;
 /// Of what is left one in so many is for connections of other nodes.
 const FILES_NODES_SHARE: u64 = 4;
 
+/// Fewer connections for other nodes than this are said at the start: some from each, and a cluster may have hundreds of them.
+pub(crate) const NODES_FEW: u64 = 1_024;
+
 /// Bytes of memory that the process may use: the machine's, or the limit of its control group.
 pub(crate) fn memory_bytes() -> u64 {
     let info = rustix::system::sysinfo();
@@ -109,6 +112,8 @@ mod tests {
         assert_eq!(connections_of(4_096), Connections { clients: 2_112, nodes: 704 });
         assert!(connections_of(20_000).clients > 10_000, "enough for what is set unless somebody says otherwise");
         assert!(connections_of(u64::MAX).nodes > 10_000);
+        let is_said = |files| (connections_of(files).nodes as u64) < NODES_FEW;
+        assert!(is_said(4_096) && !is_said(20_000));
         assert!(files_max() > 0);
     }
 

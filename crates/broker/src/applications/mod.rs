@@ -230,7 +230,7 @@ impl Applications {
     /// What is not made anew is never refused: applications come along with starts and with streamlets that move. But where a stream grows to a node
     /// its members come by themselves, and ask like those of a new one. They differ in that the stream's first streamlet was there before:
     /// its owner knows of every application, for members ask it first and come to the others when it has taken them, and so it decides, by what it
-    /// has itself. As long as it still reads what it knows of, who does not fit may be one that there is, and is told to come back. Other owners take
+    /// has itself. As long as a node still reads what is known in one of its streamlets, who does not fit may be one that there is, and is told to come back. Other owners take
     /// whoever comes up to [`OTHERS_TIMES`] as much: there is a bound for those as well who ask all owners at once, as earlier clients do.
     /// The first application of a stream is always made: one for each stream takes a tenth of what the lanes themselves take.
     fn check_room(&self, registry: &Registry, stream: &Stream, bytes_max: u64) -> Result<(), Failure> {
@@ -255,12 +255,19 @@ impl Applications {
         if count <= limit {
             return Ok(());
         }
-        if is_first && !self.keepers.serves(stream.id(), FIRST_STREAMLET) {
-            return Err(still_read(stream.id(), FIRST_STREAMLET));
+        if let Some(unread) = self.keepers.of_stream(stream.id()).iter().find(|kept| !kept.is_read()) {
+            return Err(still_read(stream.id(), unread.place.id()));
         }
+        let made = match is_first {
+            true => "",
+            false => {
+                "; the owner of streamlet 0, which may have more room, is asked first, and where it has made this application it keeps it until \
+                 `kera application delete`"
+            }
+        };
         let message = format!(
             "lanes of their streams, counted for each application of this node, would be {count}, the limit is {limit} ({bytes_max} bytes: \
-             {share}); delete applications that are not used any more, or give the node a larger arena"
+             {share}); delete applications that are not used any more, or give the node a larger arena{made}"
         );
         Err(Failure::new(Status::LimitReached, message))
     }

@@ -38,6 +38,8 @@ const PROBE_TIMEOUT: Duration = Duration::from_secs(3);
 const LATE: Duration = Duration::from_millis(500);
 /// After so long without a question for owners the next one is not held back by those before.
 const BACKOFF_FORGOTTEN: Duration = Duration::from_secs(5);
+/// That a node refuses a member which reads on elsewhere is said again after so long.
+const REFUSED_AGAIN: Duration = Duration::from_secs(60);
 
 /// The nodes that a consumer reads from.
 #[derive(Debug, Default)]
@@ -55,6 +57,8 @@ pub(super) struct Holders {
     backoff: Backoff,
     /// Whether the stream has grown is being asked; `None` if that could not be found out.
     pub(super) growing: Option<Task<Option<StreamInfo>>>,
+    /// When it was last said that a node refuses a member which reads on elsewhere.
+    refused_at: Option<Instant>,
     /// New places are being found for tracks, by their numbers.
     pub(super) finding: HashMap<u64, Finding>,
 }
@@ -414,7 +418,10 @@ impl Consumer {
                     true => self.failed = Some(error.into()),
                     // What is wrong is that the owner that makes applications is away.
                     false if error.status() == Some(Status::UnknownApplication) => {}
-                    false => self.trouble = Some(error),
+                    false => {
+                        self.say_if_refused(node, &error, now);
+                        self.trouble = Some(error);
+                    }
                 }
                 self.back_off_from(node, now);
                 if node != HOME {
@@ -440,17 +447,29 @@ impl Consumer {
     ///
     /// One that was to be joined if it knows the application does not: it is joined when the owner of the first streamlet has taken the member. And
     /// that one refuses a new application for which it has no room; it may have been away when others had the application already, and who is a member
-    /// there reads on, until there is room. But one who is to stop at the end would wait for that.
+    /// there reads on, until there is room. But one who is to stop at the end would wait for that. And who is a member at no other node has nothing to
+    /// read on: its membership at the one that refuses it is over, though it has not heard so, and one that is alone is the first owner as well.
     fn is_final(&self, node: u32, error: &RpcError) -> bool {
         let goes_on = match error.status() {
             Some(Status::UnknownApplication) => true,
             Some(Status::LimitReached) => {
                 let is_first = self.holders.placement.owner(FIRST.0).0 == node;
-                is_first && !self.memberships.is_empty() && !self.settings.until_end
+                let is_elsewhere = node != HOME && self.memberships.keys().any(|of| *of != node);
+                is_first && is_elsewhere && !self.settings.until_end
             }
             _ => false,
         };
         !goes_on && !error.retryable() && (node == HOME || error.status().is_some())
+    }
+
+    /// A member reads on without a node that has no room for it: nobody would hear of what it does not read, so that is said now and then.
+    fn say_if_refused(&mut self, node: u32, error: &RpcError, now: Instant) {
+        let is_due = self.holders.refused_at.is_none_or(|at| at + REFUSED_AGAIN <= now);
+        if error.status() == Some(Status::LimitReached) && is_due {
+            self.holders.refused_at = Some(now);
+            let stream = self.stream.name.as_str();
+            tracing::warn!(stream, node, %error, "a node refuses this member, which reads what others have and tries again");
+        }
     }
 
     /// A node was connected to.

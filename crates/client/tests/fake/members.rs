@@ -40,6 +40,8 @@ pub struct Members {
     pub reserved: std::collections::BTreeSet<(u32, u32)>,
     pub commits: u64,
     pub joins: u64,
+    /// More are refused; 0: any number is taken.
+    pub members_max: usize,
     /// With so many answers that lease groups the connection breaks.
     pub lost_answers: u64,
     pub heartbeat_ms: u32,
@@ -165,6 +167,10 @@ pub fn on_frame(state: &mut State, op: Op, header: &FrameHeader, body: &[u8], ou
                     members.take_unknown(join.member, known);
                 }
                 join.member
+            } else if members.members_max > 0 && members.members.len() >= members.members_max {
+                let error = ErrorBody::new("members would be too many");
+                out.error(header, Status::LimitReached, &error);
+                return Flow::Done;
             } else {
                 members.next_member += 1;
                 members.members.push(members.next_member);

@@ -56,7 +56,7 @@ use kera_protocol::{
 };
 use kera_raft::file::OpenError;
 use kera_raft::{Group, GroupConfig, Timing, Transport, in_versions};
-use kera_rpc::{RunningServer, Server, ServerConfig};
+use kera_rpc::{ConnectionRoom, RunningServer, Server, ServerConfig};
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
@@ -883,7 +883,8 @@ fn listen(
     };
     let server = ServerConfig {
         io_threads: IO_THREADS,
-        connections_max: connections_of(files_max()).nodes.min(config.network.connections_max as usize),
+        connections_max: config.network.connections_max as usize,
+        room: Some(Arc::new(ConnectionRoom::new(connections_of(files_max()).nodes))),
         stall_timeout: Duration::from_millis(config.network.stall_timeout),
         ..ServerConfig::new(crate::node::resolve(address).map_err(failed)?, hello, clock.clone())
     };

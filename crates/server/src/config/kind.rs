@@ -21,9 +21,9 @@ pub enum Kind {
     Address,
     /// The same, or `none`.
     OptionalAddress,
-    /// `HOST:PORT` that others are told, or that is another node's: a port of 0 is none.
+    /// `HOST:PORT` to listen on, which others are told: a port of 0 is none. Whoever listens there refuses it, for a node that does not may have it in its file.
     ToldAddress,
-    /// The same, or `none`.
+    /// `HOST:PORT` that others are told, or that is another node's, or `none`: a port of 0 is none.
     OptionalToldAddress,
     /// A size.
     Bytes(Range),
@@ -156,8 +156,10 @@ impl Kind {
                 Ok(Value::Paths(paths.collect()))
             }
             Kind::OptionalAddress | Kind::OptionalToldAddress if is("none") => Ok(Value::Word),
-            Kind::Address | Kind::OptionalAddress => check_address(trimmed).map(|_| Value::Text(trimmed.into())),
-            Kind::ToldAddress | Kind::OptionalToldAddress => match check_address(trimmed)? {
+            Kind::Address | Kind::OptionalAddress | Kind::ToldAddress => {
+                check_address(trimmed).map(|_| Value::Text(trimmed.into()))
+            }
+            Kind::OptionalToldAddress => match check_address(trimmed)? {
                 0 => Err(format!(
                     "`{trimmed}`: whoever connects must know the port, and 0 is none; allowed is 1 to 65535"
                 )),
@@ -333,11 +335,12 @@ mod tests {
         assert!(Kind::Address.read_text("none").is_err());
         for kind in [Kind::ToldAddress, Kind::OptionalToldAddress] {
             assert_eq!(kind.read_text("h:1"), Ok(Value::Text("h:1".into())));
-            let refused = kind.read_text("h:0").unwrap_err();
-            assert!(refused.contains("`h:0`: whoever connects must know the port"), "{refused}");
             assert!(kind.read_text("h").unwrap_err().contains("HOST:PORT") && !kind.allowed().contains("free one"));
         }
         assert_eq!(Kind::OptionalToldAddress.read_text("none"), Ok(Value::Word));
+        let refused = Kind::OptionalToldAddress.read_text("h:0").unwrap_err();
+        assert!(refused.contains("`h:0`: whoever connects must know the port"), "{refused}");
+        assert_eq!(Kind::ToldAddress.read_text("h:0"), Ok(Value::Text("h:0".into())));
     }
 
     #[test]

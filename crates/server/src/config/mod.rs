@@ -385,9 +385,9 @@ impl Config {
                 wrong.push((vec![name], message));
             }
         }
-        if self.network.listen.ends_with(":0") {
-            let message = "other nodes must know the port before it is taken; 0 is none".to_owned();
-            wrong.push((vec!["network.listen"], message));
+        let addresses = [("network.listen", &self.network.listen), ("cluster.listen", &self.cluster.listen)];
+        for (name, _) in addresses.iter().filter(|(_, address)| address.ends_with(":0")) {
+            wrong.push((vec![name], "other nodes must know the port before it is taken; 0 is none".to_owned()));
         }
         if self.network.listen == self.cluster.listen {
             let message = format!("both are {}; give one of them another port", self.network.listen);

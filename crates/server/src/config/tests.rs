@@ -150,6 +150,10 @@ fn a_node_of_a_cluster_tells_nobody_an_address_that_is_none() {
     let advertised = [("listen", "0.0.0.0:7070"), ("advertised", "node-1:7070")];
     let config = load(&flags(&advertised)).unwrap().config;
     assert_eq!((config.native_address(), config.cluster_address()), ("node-1:7070", "127.0.0.1:7072"));
+    let text = load(&flags(&[("cluster-listen", "127.0.0.1:0")])).unwrap_err().to_string();
+    assert!(text.contains("cluster.listen") && text.contains("must know the port"), "{text}");
     // Who is alone tells nobody.
-    load(&Sources { flags: vec![("listen".into(), "0.0.0.0:7070".into())], ..Sources::default() }).unwrap();
+    for (flag, address) in [("listen", "0.0.0.0:7070"), ("cluster-listen", "127.0.0.1:0")] {
+        load(&Sources { flags: vec![(flag.into(), address.into())], ..Sources::default() }).unwrap();
+    }
 }

@@ -799,7 +799,15 @@ fn chunk_bytes_max(frame_bytes_max: u64) -> usize {
 fn connection_room(config: &Config) -> Arc<ConnectionRoom> {
     machine::raise_file_limit();
     let (files, wanted) = (machine::files_max(), config.network.connections_max);
-    let clients = machine::connections_of(files).clients;
+    let machine::Connections { clients, nodes } = machine::connections_of(files);
+    if config.cluster.node.is_some() && (nodes as u64) < wanted.min(machine::NODES_FEW) {
+        tracing::warn!(
+            connections_max = wanted,
+            files_max = files,
+            "the process may open too few files for the connections of other nodes: they have {nodes} together at most; raise the limit of open \
+             files (ulimit -n, LimitNOFILE= of systemd)"
+        );
+    }
     if (clients as u64) < wanted {
         tracing::warn!(
             connections_max = wanted,
