@@ -34,8 +34,8 @@ pub(crate) fn check_group(applied: Option<Place>, term: u64, at: Option<RaftPlac
     }
     tracing::debug!(term, index, "a node of the coordinators' group before a recovery is refused");
     let reason = format!(
-        "it is at entry {index} of the coordinators' log, in a group that was given up when the majority was lost (`kera cluster recover`); stop it, and start it with an \
-         empty data directory"
+        "the coordinators' log is at entry {index} there, in the group from before the majority was lost (`kera cluster recover`): the node follows by itself when the leader reaches \
+         it, keep its disks; if it was given up (`kera node remove`), stop it"
     );
     Err(CoordinatorError::Refused(Refused(reason)))
 }
