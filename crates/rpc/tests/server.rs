@@ -599,6 +599,28 @@ fn who_has_a_next_large_frame_takes_turns_with_others() {
 }
 
 #[test]
+fn who_waits_from_the_middle_of_a_next_large_frame_on_has_its_turn_behind_that() {
+    let (server, script) = start(|config| config.inflight_bytes_max = 1);
+    let mut busy = Raw::greeted(server.local_addr());
+    let rest = one_behind_the_other(&mut busy, (5_500_000, 5_500_000), &script);
+    script.let_go.store(true, SeqCst);
+    script.wake_all();
+    assert_eq!(busy.read().0.correlation, 1);
+    let (middle, end) = rest.split_at(1 << 20);
+    busy.write(middle);
+    script.until("much of the second one has come", |_| server.stats().bytes_in > 5_500_000 + (1 << 20));
+    let mut other = Raw::greeted(server.local_addr());
+    other.write(&frame(Op::NodeStatus, 7, &vec![2; 3_500_000])[..300_000]);
+    let mut control = Raw::greeted(server.local_addr());
+    (0..10).for_each(|_| control.echo(b"the other one stands in line"));
+    busy.write(end);
+    assert_eq!(busy.read().1, vec![2; 5_500_000]);
+    other.write(&frame(Op::NodeStatus, 7, &vec![2; 3_500_000])[300_000..]);
+    assert_eq!(other.read().1, vec![2; 3_500_000]);
+    assert_eq!(script.closed.load(SeqCst), 0);
+}
+
+#[test]
 fn who_waits_for_memory_is_missed_when_it_closes_unless_its_frame_is_there() {
     let (server, script) = start(|config| config.inflight_bytes_max = 1);
     let mut holder = Raw::greeted(server.local_addr());
