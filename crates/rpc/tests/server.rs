@@ -4,6 +4,7 @@ mod common;
 
 use std::io::{Read, Write};
 use std::net::Shutdown;
+use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
@@ -679,7 +680,10 @@ fn an_answer_that_is_not_taken_lets_go_of_its_segments_and_is_whole_all_the_same
 #[test]
 fn answers_that_nobody_takes_are_bounded_over_all_connections() {
     const ANSWER: u64 = 1 << 20;
-    let (server, script) = start(|config| config.inflight_bytes_max = 16 << 20);
+    let (server, script) = start(|config| {
+        config.inflight_bytes_max = 16 << 20;
+        config.answer_bytes_max = ANSWER as usize;
+    });
     let mut deaf: Vec<Raw> = (0..50).map(|_| Raw::greeted(server.local_addr())).collect();
     for raw in &mut deaf {
         raw.write(&frame(Op::StreamStats, 1, &ANSWER.to_le_bytes()).repeat(40));
@@ -705,9 +709,12 @@ fn answers_that_nobody_takes_are_bounded_over_all_connections() {
 }
 
 #[test]
-fn for_what_is_copied_out_of_segments_the_connection_goes_that_has_waited_longest() {
+fn for_what_is_copied_out_of_segments_the_connection_goes_that_has_taken_nothing_for_longest() {
     const ANSWER: u64 = 40 << 20;
-    let (server, script) = start(|config| config.inflight_bytes_max = 50 << 20);
+    let (server, script) = start(|config| {
+        config.inflight_bytes_max = 50 << 20;
+        config.bytes_per_s_min = 64 << 20;
+    });
     let mut all = Vec::new();
     for made in 1..=3 {
         let mut raw = Raw::greeted(server.local_addr());
@@ -721,6 +728,55 @@ fn for_what_is_copied_out_of_segments_the_connection_goes_that_has_waited_longes
     assert_eq!(last.read().1.len() as u64, ANSWER);
     last.echo(b"goes on");
     assert_eq!(script.closed.load(SeqCst), 2);
+}
+
+/// What waits for all connections has no room for one answer of so many bytes.
+const TOO_LARGE: u64 = 48 << 20;
+
+fn start_with_little_room() -> (RunningServer, Arc<Script>) {
+    start(|config| {
+        config.inflight_bytes_max = 1;
+        config.outbox_bytes_max = 64 << 10;
+        config.answer_bytes_max = 1 << 20;
+        config.stall_timeout = Duration::from_secs(3_600);
+    })
+}
+
+/// Takes such an answer piece by piece, for longer than anybody may stand still.
+fn take_slowly(raw: &mut Raw, script: &Script) {
+    let (mut piece, mut taken) = (vec![0; 64 << 10], 0);
+    while taken < 24 + TOO_LARGE as usize {
+        let bytes = raw.stream.read(&mut piece).unwrap();
+        assert!(bytes > 0, "closed after {taken} bytes: {script:?}");
+        taken += bytes;
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn who_takes_an_answer_that_there_is_no_room_to_copy_is_not_closed() {
+    let (server, script) = start_with_little_room();
+    let mut raw = Raw::greeted(server.local_addr());
+    raw.write(&frame(Op::GetStream, 1, &TOO_LARGE.to_le_bytes()));
+    take_slowly(&mut raw, &script);
+    raw.echo(b"goes on");
+    assert_eq!(script.closed.load(SeqCst), 0);
+}
+
+#[test]
+fn where_there_is_no_room_to_copy_who_takes_nothing_is_closed_and_who_reads_is_not() {
+    let (server, script) = start_with_little_room();
+    let mut reader = Raw::greeted(server.local_addr());
+    reader.write(&frame(Op::GetStream, 1, &TOO_LARGE.to_le_bytes()));
+    script.until("it waits for the reader", |s| s.made.load(SeqCst) == 1);
+    // Something waits for this one for less long.
+    let mut deaf = Raw::greeted(server.local_addr());
+    deaf.write(&frame(Op::GetStream, 1, &TOO_LARGE.to_le_bytes()));
+    take_slowly(&mut reader, &script);
+    script.until("the deaf one is closed", |s| s.closed.load(SeqCst) == 1);
+    script.until("nothing of it is kept in the log's memory", |s| s.held_bytes.load(SeqCst) == 0);
+    reader.echo(b"goes on");
+    assert_eq!(script.closed.load(SeqCst), 1);
 }
 
 #[test]

@@ -31,6 +31,7 @@ use kera_coordinator::{Coordinator, CoordinatorConfig, OpenError, StreamEvent, S
 use kera_env::{Clock, DirLock, DirectIo, Disk, LockError, RealDisk, SystemClock, SystemRandom};
 use kera_format::SegmentId;
 use kera_format::arena::BlockSize;
+use kera_kafka::DoorConfig;
 use kera_log::compact::{CompactionConfig, Compactor};
 use kera_log::store::{DiskStore, StoreConfig, StoreError, StoreRecovery, StoreThreads};
 use kera_log::{Arena, ArenaConfig, ArenaError, Attach, AttachedSegment, DurabilitySink, Log, LogConfig, SetAside};
@@ -768,6 +769,12 @@ fn chunk_bytes_max(frame_bytes_max: u64) -> usize {
     kera_format::limits::CHUNK_BYTES_MAX.min(room) & !7
 }
 
+/// The largest answer at any of the doors, but for a chunk that is larger by itself: that fits into a frame.
+fn answer_bytes_max(config: &Config) -> usize {
+    let native = config.reads.answer_bytes_max.max(config.reads.push_bytes_max) as usize;
+    native.max(DoorConfig::default().fetch_bytes_max)
+}
+
 /// What every door for clients may take of threads, connections and memory.
 pub(super) fn server_config(
     config: &Config,
@@ -781,6 +788,7 @@ pub(super) fn server_config(
         connections_max: network.connections_max as usize,
         inflight_bytes_max: network.receive_bytes_max as usize,
         outbox_bytes_max: network.unsent_bytes_max as usize,
+        answer_bytes_max: answer_bytes_max(config),
         stall_timeout: Duration::from_millis(network.stall_timeout),
         ..ServerConfig::new(listen, hello, clock)
     }
