@@ -364,11 +364,13 @@ impl Input {
     /// was got for a frame that is handled, and with one no more than [`AHEAD_BYTES`] of what follows are read. The same is done
     /// if what follows is not large, because it would be read in small pieces, and if others wait: who has a next frame each
     /// time would keep it for ever. But never before the frame is handled that memory was got for, or nobody of those who take
-    /// turns with it would come any further.
+    /// turns with it would come any further; and no more once so much of the next frame has come that it does not fit into a small
+    /// buffer: who begins to wait then has its turn before the frame behind that.
     fn make_room(&mut self, wanted: usize) -> Result<(), usize> {
         let is_known = self.bytes().len() >= 4;
         let fits = wanted > POOL_BUFFER_BYTES && wanted <= self.buffer.capacity();
-        let is_kept = fits && !self.pool.budget.is_waited_for();
+        let is_begun = fits && self.bytes().len() > SMALL_BUFFER_BYTES;
+        let is_kept = is_begun || fits && !self.pool.budget.is_waited_for();
         if self.is_large && self.is_used && is_known && !is_kept {
             debug_assert!(self.bytes().len() <= SMALL_BUFFER_BYTES);
             self.settle();

@@ -49,11 +49,13 @@ pub struct ServerConfig {
     /// Bytes of frames that all connections together may be in the middle of receiving or handling. Whoever needs more
     /// waits. Frames of a few KiB (control traffic) are not counted, so that they always get through.
     ///
-    /// As many bytes of answers may wait on all connections together, and at least those of one full outbox, not counting data
-    /// that lies in segments: beyond that each connection has one answer at a time made for it.
+    /// As many bytes of answers may wait on all connections together, and at least those of one full outbox and one answer
+    /// more, not counting data that lies in segments: beyond that each connection has one answer at a time made for it.
     pub inflight_bytes_max: usize,
     /// Bytes of answers that wait on one connection before nothing more is read from it.
     pub outbox_bytes_max: usize,
+    /// About how many bytes the largest answer of a session has, if that is more than the largest frame of a client.
+    pub answer_bytes_max: usize,
     /// A connection that has not completed its handshake by then is closed.
     pub handshake_timeout: Duration,
     /// A connection that takes none of the bytes that wait for it for so long is closed, and one that sends nothing more of a
@@ -71,8 +73,8 @@ pub struct ServerConfig {
 }
 
 impl ServerConfig {
-    /// Defaults: one I/O thread, 10,000 connections, 256 MiB in flight, 8 MiB of waiting answers per connection, 64 KiB per second
-    /// at least where memory is short.
+    /// Defaults: one I/O thread, 10,000 connections, 256 MiB in flight, 8 MiB of waiting answers per connection, answers of up to
+    /// 16 MiB, 64 KiB per second at least where memory is short.
     pub fn new(listen: SocketAddr, hello: HelloResponse, clock: Arc<dyn Clock>) -> ServerConfig {
         ServerConfig {
             listen,
@@ -81,6 +83,7 @@ impl ServerConfig {
             room: None,
             inflight_bytes_max: 256 << 20,
             outbox_bytes_max: 8 << 20,
+            answer_bytes_max: 16 << 20,
             handshake_timeout: Duration::from_secs(10),
             stall_timeout: Duration::from_secs(60),
             bytes_per_s_min: 64 << 10,
@@ -124,9 +127,11 @@ impl Server {
         let local_addr = listener.local_addr()?;
         let io_threads = config.io_threads.max(1);
         let frame_bytes_max = config.hello.frame_bytes_max as usize;
+        // What one outbox has can be copied out of segments: it is read on until it is full, and the last answer comes on top.
+        let outbox_bytes = config.outbox_bytes_max.saturating_add(config.answer_bytes_max.max(frame_bytes_max));
         let shared = Arc::new(Shared {
             budget: Budget::new(config.inflight_bytes_max, frame_bytes_max),
-            unsent: Unsent::new(config.inflight_bytes_max.max(config.outbox_bytes_max)),
+            unsent: Unsent::new(config.inflight_bytes_max.max(outbox_bytes)),
             counters: (0..io_threads).map(|_| Counters::default()).collect(),
             connections: AtomicUsize::new(0),
             accepted: AtomicU64::new(0),

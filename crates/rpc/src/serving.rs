@@ -470,7 +470,7 @@ impl Serving {
             let in_us = deadline_us.saturating_sub(self.shared.config.clock.monotonic_us());
             now + Duration::from_micros(in_us).max(DEADLINE_PAUSE)
         });
-        let look = self.taking.as_ref().and_then(|taking| taking.look_at(&self.out));
+        let look = self.taking.as_ref().map(Taking::look_at);
         session.into_iter().chain(self.limit().map(|(at, _)| at)).chain(look).min()
     }
 
@@ -493,10 +493,13 @@ impl Serving {
             by(reads, frame_until, "a frame comes too slowly while others wait for memory");
         }
         if let Some(taking) = &self.taking {
-            let is_short = held_since.is_some() || self.shared.unsent.is_over();
+            let is_short = held_since.is_some() || self.shared.unsent.is_over() || taking.found_no_room();
             let taken_until = taking.since + time_for(taking.bytes);
             by(is_short, taken_until, "what waits for the peer is taken too slowly while others lack memory");
-            by(taking.is_to_close(), taking.since, "nobody has taken what waits for longer, and others lack memory");
+            // Since it was seen to be too slow it may have taken enough.
+            let slow_from = taking.is_slow_from(&self.out, config.bytes_per_s_min);
+            let why = "the peer takes too slowly what waits for it, nobody has taken nothing for longer, and others lack memory";
+            by(taking.is_to_close(), slow_from, why);
         }
         by(!self.greeted, self.opened_at + config.handshake_timeout, "no handshake in time");
         by(writes, self.wrote_at + config.stall_timeout, "the peer takes nothing of what waits for it");
@@ -518,9 +521,11 @@ impl Serving {
             return Err(io::Error::new(io::ErrorKind::TimedOut, why));
         }
         if let Some(taking) = &mut self.taking
-            && taking.look_at(&self.out).is_some_and(|at| at <= now)
+            && taking.look_at() <= now
         {
-            taking.look(&mut self.out, now, &self.shared.unsent, (self.peer.connection, &self.waker));
+            let is_slow = taking.is_slow_from(&self.out, self.shared.config.bytes_per_s_min) <= now;
+            let who = (self.peer.connection, &self.waker);
+            taking.look(&mut self.out, now, is_slow.then_some(self.wrote_at), &self.shared.unsent, who);
         }
         let now_us = self.shared.config.clock.monotonic_us();
         if self.session.deadline_us().is_some_and(|at| at <= now_us) {

@@ -1,5 +1,5 @@
 //! What waits in the outboxes of all connections of a server: how many bytes of memory of its own it takes, and which
-//! connections have not taken theirs for longest.
+//! connections take theirs too slowly.
 //!
 //! Outboxes count themselves on the I/O threads of their connections. Data of segments is not counted: it is the log's, and
 //! [copied](crate::Outbox::detach) out of it only if it is not taken soon.
@@ -15,19 +15,31 @@ use crate::{Outbox, SessionWaker};
 
 /// What has lain in an outbox for so long is not taken soon: a peer that reads has it within a fraction of that.
 const TAKEN_SOON: Duration = Duration::from_secs(1);
+/// A peer may stand still for so long before it counts as too slow. The socket tells of bytes that are taken in pieces of up to a
+/// third of its buffer, more than a megabyte: on a line of a few Mbit/s there are seconds between them.
+const STANDS_STILL_MAX: Duration = Duration::from_secs(5);
 
 /// The bound on the memory of its own that a server's outboxes take together.
 ///
 /// A connection's own bound is not enough: a thousand connections that ask and never read would have a thousand times as much.
 /// Beyond the sum a connection that has anything in its outbox counts as full, so that nothing more is made for it before that
 /// has left. So whoever reads is served, one answer after the other, and the sum is passed by one answer of each connection at
-/// most. What is copied out of segments does not pass it: the connection that has taken nothing for longest is
-/// [closed](Unsent::close_first) for it.
+/// most.
+///
+/// What is copied out of segments does not pass it. Where there is no room for that, what waits stays in the segments and is
+/// looked at again, and of the connections that are [too slow](Taking::is_slow_from) the one that has taken nothing for longest
+/// is [closed](Unsent::close_first). Nobody else is: a healthy reader has an answer of many megabytes for longer than a
+/// [moment](TAKEN_SOON), and closed for it would ask for the same one again, for ever. All the same no segment is kept for good:
+///
+/// - one that is too slow stands in line and goes, if not at once then by one of the looks that follow, each of which has one
+///   closed while there is no room;
+/// - one that is not has taken so many bytes per second since what waits was first seen, and while the outbox finds no room all
+///   of that has to leave within the time that its size sets.
 #[derive(Debug)]
 pub(crate) struct Unsent {
     bytes: AtomicUsize,
     bytes_max: usize,
-    /// Connections that are slow to take what waits for them, by when it was there, and their numbers.
+    /// Connections that are too slow to take what waits for them, by when they last took something, and their numbers.
     line: Mutex<BTreeMap<(Instant, u64), Slow>>,
 }
 
@@ -72,14 +84,15 @@ impl Unsent {
         self.line.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn line_up(self: &Arc<Self>, since: Instant, connection: u64, waker: &SessionWaker) -> InLine {
+    fn line_up(self: &Arc<Self>, took_at: Instant, connection: u64, waker: &SessionWaker) -> InLine {
         let is_to_close = Arc::new(AtomicBool::new(false));
         let slow = Slow { is_to_close: Arc::clone(&is_to_close), waker: waker.clone() };
-        self.line().insert((since, connection), slow);
-        InLine { unsent: Arc::clone(self), at: (since, connection), is_to_close }
+        self.line().insert((took_at, connection), slow);
+        InLine { unsent: Arc::clone(self), at: (took_at, connection), is_to_close }
     }
 
-    /// Has the connection closed whose outbox has waited longest. One at a time: until it is gone it stays the first.
+    /// Has the connection closed that is too slow and has taken nothing for longest, if one is. One at a time: until it is gone,
+    /// or has taken something, it stays the first.
     pub(crate) fn close_first(&self) {
         if let Some((_, first)) = self.line().first_key_value() {
             first.is_to_close.store(true, Ordering::Release);
@@ -88,7 +101,7 @@ impl Unsent {
     }
 }
 
-/// A connection's place among those that are slow; dropped, it is given up.
+/// A connection's place among those that are too slow; dropped, it is given up.
 #[derive(Debug)]
 struct InLine {
     unsent: Arc<Unsent>,
@@ -112,16 +125,18 @@ pub(crate) struct Taking {
     pub(crate) bytes: usize,
     /// Its end among all bytes of the connection.
     end: u64,
-    /// When to see again whether something of it belongs to segments.
+    /// When to see again how slow it is, and whether something of the outbox belongs to segments.
     look_at: Instant,
     in_line: Option<InLine>,
+    found_no_room: bool,
 }
 
 impl Taking {
     /// What waits now.
     pub(crate) fn new(out: &Outbox, now: Instant) -> Taking {
         let bytes = out.queued_bytes();
-        Taking { since: now, bytes, end: out.left_bytes() + bytes as u64, look_at: now + TAKEN_SOON, in_line: None }
+        let end = out.left_bytes() + bytes as u64;
+        Taking { since: now, bytes, end, look_at: now + TAKEN_SOON, in_line: None, found_no_room: false }
     }
 
     /// Whether all of it has left.
@@ -130,19 +145,41 @@ impl Taking {
         out.left_bytes() >= self.end
     }
 
-    /// When [`look`](Taking::look) is due.
-    pub(crate) fn look_at(&self, out: &Outbox) -> Option<Instant> {
-        (self.in_line.is_none() || out.has_shared()).then_some(self.look_at)
+    /// From when on the peer is too slow if it takes nothing more: what it has taken would have been there long before at
+    /// `bytes_per_s`.
+    pub(crate) fn is_slow_from(&self, out: &Outbox, bytes_per_s: u64) -> Instant {
+        let waited = self.end - self.bytes as u64;
+        self.since + time_for((out.left_bytes() - waited) as usize, STANDS_STILL_MAX, bytes_per_s)
     }
 
-    /// It was not taken soon: lets go of what the outbox keeps of segments, and stands in line for the case that somebody has to
-    /// go for that.
-    pub(crate) fn look(&mut self, out: &mut Outbox, now: Instant, unsent: &Arc<Unsent>, who: (u64, &SessionWaker)) {
+    /// When [`look`](Taking::look) is due.
+    pub(crate) fn look_at(&self) -> Instant {
+        self.look_at
+    }
+
+    /// It was not taken soon: lets go of what the outbox keeps of segments. `slow_since`: when the peer last took something, if it
+    /// is too slow; then it stands in line for the case that somebody has to go for that.
+    pub(crate) fn look(
+        &mut self,
+        out: &mut Outbox,
+        now: Instant,
+        slow_since: Option<Instant>,
+        unsent: &Arc<Unsent>,
+        (connection, waker): (u64, &SessionWaker),
+    ) {
         self.look_at = now + TAKEN_SOON;
-        self.in_line.get_or_insert_with(|| unsent.line_up(self.since, who.0, who.1));
-        if out.has_shared() && !out.detach() {
+        if self.in_line.as_ref().map(|in_line| in_line.at.0) != slow_since {
+            self.in_line = slow_since.map(|took_at| unsent.line_up(took_at, connection, waker));
+        }
+        self.found_no_room = out.has_shared() && !out.detach();
+        if self.found_no_room {
             unsent.close_first();
         }
+    }
+
+    /// Whether the outbox keeps segments because there was no room to copy what it has of them.
+    pub(crate) fn found_no_room(&self) -> bool {
+        self.found_no_room
     }
 
     /// Whether the connection is to be closed, so that others get room.
@@ -151,7 +188,7 @@ impl Taking {
     }
 }
 
-/// How long so many bytes may take on a connection that may stand still for `stall_timeout`.
-pub(crate) fn time_for(bytes: usize, stall_timeout: Duration, bytes_per_s: u64) -> Duration {
-    stall_timeout + Duration::from_millis((bytes as u64).saturating_mul(1_000) / bytes_per_s.max(1))
+/// How long so many bytes may take on a connection that may stand still for `still_max`.
+pub(crate) fn time_for(bytes: usize, still_max: Duration, bytes_per_s: u64) -> Duration {
+    still_max + Duration::from_millis((bytes as u64).saturating_mul(1_000) / bytes_per_s.max(1))
 }

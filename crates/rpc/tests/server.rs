@@ -624,6 +624,28 @@ fn who_has_a_next_large_frame_takes_turns_with_others() {
 }
 
 #[test]
+fn who_waits_from_the_middle_of_a_next_large_frame_on_has_its_turn_behind_that() {
+    let (server, script) = start(|config| config.inflight_bytes_max = 1);
+    let mut busy = Raw::greeted(server.local_addr());
+    let rest = one_behind_the_other(&mut busy, (5_500_000, 5_500_000), &script);
+    script.let_go.store(true, SeqCst);
+    script.wake_all();
+    assert_eq!(busy.read().0.correlation, 1);
+    let (middle, end) = rest.split_at(1 << 20);
+    busy.write(middle);
+    script.until("much of the second one has come", |_| server.stats().bytes_in > 5_500_000 + (1 << 20));
+    let mut other = Raw::greeted(server.local_addr());
+    other.write(&frame(Op::NodeStatus, 7, &vec![2; 3_500_000])[..300_000]);
+    let mut control = Raw::greeted(server.local_addr());
+    (0..10).for_each(|_| control.echo(b"the other one stands in line"));
+    busy.write(end);
+    assert_eq!(busy.read().1, vec![2; 5_500_000]);
+    other.write(&frame(Op::NodeStatus, 7, &vec![2; 3_500_000])[300_000..]);
+    assert_eq!(other.read().1, vec![2; 3_500_000]);
+    assert_eq!(script.closed.load(SeqCst), 0);
+}
+
+#[test]
 fn who_waits_for_memory_is_missed_when_it_closes_unless_its_frame_is_there() {
     let (server, script) = start(|config| config.inflight_bytes_max = 1);
     let mut holder = Raw::greeted(server.local_addr());
@@ -682,7 +704,10 @@ fn an_answer_that_is_not_taken_lets_go_of_its_segments_and_is_whole_all_the_same
 #[test]
 fn answers_that_nobody_takes_are_bounded_over_all_connections() {
     const ANSWER: u64 = 1 << 20;
-    let (server, script) = start(|config| config.inflight_bytes_max = 16 << 20);
+    let (server, script) = start(|config| {
+        config.inflight_bytes_max = 16 << 20;
+        config.answer_bytes_max = ANSWER as usize;
+    });
     let mut deaf: Vec<Raw> = (0..50).map(|_| Raw::greeted(server.local_addr())).collect();
     for raw in &mut deaf {
         raw.write(&frame(Op::StreamStats, 1, &ANSWER.to_le_bytes()).repeat(40));
@@ -708,9 +733,12 @@ fn answers_that_nobody_takes_are_bounded_over_all_connections() {
 }
 
 #[test]
-fn for_what_is_copied_out_of_segments_the_connection_goes_that_has_waited_longest() {
+fn for_what_is_copied_out_of_segments_the_connection_goes_that_has_taken_nothing_for_longest() {
     const ANSWER: u64 = 40 << 20;
-    let (server, script) = start(|config| config.inflight_bytes_max = 50 << 20);
+    let (server, script) = start(|config| {
+        config.inflight_bytes_max = 50 << 20;
+        config.bytes_per_s_min = 64 << 20;
+    });
     let mut all = Vec::new();
     for made in 1..=3 {
         let mut raw = Raw::greeted(server.local_addr());
@@ -724,6 +752,55 @@ fn for_what_is_copied_out_of_segments_the_connection_goes_that_has_waited_longes
     assert_eq!(last.read().1.len() as u64, ANSWER);
     last.echo(b"goes on");
     assert_eq!(script.closed.load(SeqCst), 2);
+}
+
+/// What waits for all connections has no room for one answer of so many bytes.
+const TOO_LARGE: u64 = 48 << 20;
+
+fn start_with_little_room() -> (RunningServer, Arc<Script>) {
+    start(|config| {
+        config.inflight_bytes_max = 1;
+        config.outbox_bytes_max = 64 << 10;
+        config.answer_bytes_max = 1 << 20;
+        config.stall_timeout = Duration::from_secs(3_600);
+    })
+}
+
+/// Takes such an answer piece by piece, for longer than anybody may stand still.
+fn take_slowly(raw: &mut Raw, script: &Script) {
+    let (mut piece, mut taken) = (vec![0; 64 << 10], 0);
+    while taken < 24 + TOO_LARGE as usize {
+        let bytes = raw.stream.read(&mut piece).unwrap();
+        assert!(bytes > 0, "closed after {taken} bytes: {script:?}");
+        taken += bytes;
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn who_takes_an_answer_that_there_is_no_room_to_copy_is_not_closed() {
+    let (server, script) = start_with_little_room();
+    let mut raw = Raw::greeted(server.local_addr());
+    raw.write(&frame(Op::GetStream, 1, &TOO_LARGE.to_le_bytes()));
+    take_slowly(&mut raw, &script);
+    raw.echo(b"goes on");
+    assert_eq!(script.closed.load(SeqCst), 0);
+}
+
+#[test]
+fn where_there_is_no_room_to_copy_who_takes_nothing_is_closed_and_who_reads_is_not() {
+    let (server, script) = start_with_little_room();
+    let mut reader = Raw::greeted(server.local_addr());
+    reader.write(&frame(Op::GetStream, 1, &TOO_LARGE.to_le_bytes()));
+    script.until("it waits for the reader", |s| s.made.load(SeqCst) == 1);
+    // Something waits for this one for less long.
+    let mut deaf = Raw::greeted(server.local_addr());
+    deaf.write(&frame(Op::GetStream, 1, &TOO_LARGE.to_le_bytes()));
+    take_slowly(&mut reader, &script);
+    script.until("the deaf one is closed", |s| s.closed.load(SeqCst) == 1);
+    script.until("nothing of it is kept in the log's memory", |s| s.held_bytes.load(SeqCst) == 0);
+    reader.echo(b"goes on");
+    assert_eq!(script.closed.load(SeqCst), 1);
 }
 
 #[test]

@@ -151,7 +151,7 @@ settings! {
         frame_bytes_max: u64 = Kind::Bytes(range(64 * KIB, 256 * MIB)), "32MiB", "frame-bytes-max";
         /// Bytes of requests that all connections together may be sending or waiting for. Whoever needs more waits, and meanwhile
         /// each request that has begun must come within the stall timeout and a second for each 64 KiB. As many bytes of
-        /// answers may wait for all clients together; beyond that each gets one at a time.
+        /// answers may wait for all clients together, or what one connection can have if that is more; beyond that each gets one at a time.
         receive_bytes_max: u64 = Kind::Bytes(range(MIB, TIB)), "256MiB", "receive-bytes-max";
         /// Bytes of answers that may wait on one connection before nothing more is read from it.
         unsent_bytes_max: u64 = Kind::Bytes(range(64 * KIB, GIB)), "8MiB", "unsent-bytes-max";

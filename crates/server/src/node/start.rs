@@ -31,6 +31,7 @@ use kera_coordinator::{Coordinator, CoordinatorConfig, OpenError, StreamEvent, S
 use kera_env::{Clock, DirLock, DirectIo, Disk, LockError, RealDisk, SystemClock, SystemRandom};
 use kera_format::SegmentId;
 use kera_format::arena::BlockSize;
+use kera_kafka::DoorConfig;
 use kera_log::compact::{CompactionConfig, Compactor};
 use kera_log::store::{DiskStore, StoreConfig, StoreError, StoreRecovery, StoreThreads};
 use kera_log::{
@@ -819,6 +820,12 @@ fn connection_room(config: &Config) -> Arc<ConnectionRoom> {
     Arc::new(ConnectionRoom::new(clients))
 }
 
+/// The largest answer at any of the doors, but for a chunk that is larger by itself: that fits into a frame.
+fn answer_bytes_max(config: &Config) -> usize {
+    let native = config.reads.answer_bytes_max.max(config.reads.push_bytes_max) as usize;
+    native.max(DoorConfig::default().fetch_bytes_max)
+}
+
 /// What every door for clients may take of threads, connections and memory.
 pub(super) fn server_config(parts: &Parts, listen: SocketAddr, hello: HelloResponse) -> ServerConfig {
     let (config, network) = (&parts.config, &parts.config.network);
@@ -828,6 +835,7 @@ pub(super) fn server_config(parts: &Parts, listen: SocketAddr, hello: HelloRespo
         room: Some(parts.room.clone()),
         inflight_bytes_max: network.receive_bytes_max as usize,
         outbox_bytes_max: network.unsent_bytes_max as usize,
+        answer_bytes_max: answer_bytes_max(config),
         stall_timeout: Duration::from_millis(network.stall_timeout),
         ..ServerConfig::new(listen, hello, parts.clock.clone())
     }
