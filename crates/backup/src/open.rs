@@ -217,6 +217,11 @@ struct Headless {
 }
 
 impl Headless {
+    /// One that could be opened for its header, and then could not be any more.
+    fn of(header: &ReplicaHeader, sequence: u64) -> Headless {
+        Headless { vlog: Some(header.log.vlog), sequence, first: header.first_block, last: u64::MAX }
+    }
+
     fn may_be_of(&self, log: LogId) -> bool {
         self.vlog.is_none_or(|vlog| vlog == log.vlog)
     }
@@ -252,6 +257,17 @@ fn copy_of_header(file: &dyn DiskFile, first: &[u8], sequence: u64) -> io::Resul
     let mut page = AlignedBuffer::zeroed(PAGE_BYTES);
     let read = read_readable(file, bytes - PAGE_BYTES as u64, &mut page, &mut |_| {})?;
     Ok(copy_in(&page[..read]))
+}
+
+/// A file, and its blocks.
+fn open_both(
+    disk: &dyn Disk,
+    name: &str,
+    sequence: u64,
+    header: &ReplicaHeader,
+) -> io::Result<(Arc<dyn DiskFile>, Source)> {
+    let file = disk.open(name, OpenMode::ReadWrite, false)?;
+    Ok((file, Source::open(disk, sequence, header.key, header.log.vlog)?))
 }
 
 enum Trouble {
@@ -392,12 +408,9 @@ impl Opening<'_> {
     ) -> Result<(), Trouble> {
         let name = path(sequence);
         let failed = |error| Trouble::Disk(name.clone(), error);
-        let open = || Source::open(disk, sequence, header.key, header.log.vlog);
-        let opened = disk.open(&name, OpenMode::ReadWrite, false).and_then(|file| Ok((file, open()?)));
-        let (file, mut source) = match opened {
+        let (file, mut source) = match open_both(disk, &name, sequence, &header) {
             Err(error) if is_unreadable(&error) => {
-                let vlog = Some(header.log.vlog);
-                self.unopened(&name, Headless { vlog, sequence, first: header.first_block, last: u64::MAX }, &error);
+                self.unopened(&name, Headless::of(&header, sequence), &error);
                 return Ok(());
             }
             opened => opened.map_err(failed)?,
