@@ -22,11 +22,11 @@ const SOURCE_BYTES: usize = 256 << 10;
 
 /// Takes closed segments; the main loop gives their memory back.
 #[derive(Default)]
-struct Closed(Mutex<VecDeque<(SegmentId, u64)>>);
+struct Closed(Mutex<VecDeque<(SegmentId, u32, u64)>>);
 
 impl SegmentStore for Closed {
     fn closed(&self, segment: Arc<Segment>) {
-        self.0.lock().unwrap().push_back((segment.id(), segment.block_bytes()));
+        self.0.lock().unwrap().push_back((segment.id(), segment.head(), segment.block_bytes()));
     }
     fn want_space(&self, _: u64) {}
     fn load(&self, _: SegmentId, _: Location) {}
@@ -37,11 +37,11 @@ impl Closed {
     /// Evicts the oldest segments until they take so much memory.
     fn give_back(&self, log: &Log, keep: usize) {
         let mut closed = self.0.lock().unwrap();
-        let mut bytes: u64 = closed.iter().map(|(_, bytes)| bytes).sum();
+        let mut bytes: u64 = closed.iter().map(|(_, _, block)| block).sum();
         while bytes > keep as u64 {
-            let Some((id, block)) = closed.pop_front() else { break };
+            let Some((id, head, block)) = closed.pop_front() else { break };
             bytes -= block;
-            log.persisted(id, Location { disk: 0, container: 0, offset: 0, bytes: block });
+            log.persisted(id, Location { disk: 0, container: 0, offset: 0, bytes: head.into() });
             log.evict(id);
         }
     }

@@ -18,7 +18,8 @@
 //!
 //! What is left of it takes its name, in memory, and goes to the store like any closed segment. Until that has written it the longer image stays where it is: the virtual
 //! log may have let go of its chunks when that was stored, so for a start after another loss of power it is all that there is, and that one cuts it once more. Of both images a start
-//! takes the shorter, which counts as rewritten ([`SegmentHeader::cut`](kera_format::segment::SegmentHeader::cut)). And the store writes a lane in its order, so the shorter is there before what comes behind it.
+//! takes the shorter, which counts as rewritten ([`SegmentHeader::cut`](kera_format::segment::SegmentHeader::cut)), and of one that counts so nothing is put back behind its end:
+//! the next start may find it stored, and what comes behind it in a virtual log alone. And the store writes a lane in its order, so the shorter is there before what comes behind it.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

@@ -239,7 +239,8 @@ impl Log {
         self.stream(id.stream)?.streamlet(id.streamlet)?.any_lane(id.lane).cloned()
     }
 
-    /// The store has written a segment, synced. If the stream no longer has it, or has cut it since, it is released at once.
+    /// The store has written a segment, synced; `at` has as many bytes as the segment's head is. If the stream no longer has it, or has cut it since, it is released at
+    /// once.
     pub fn persisted(&self, id: SegmentId, at: Location) {
         match self.lane_of(id).and_then(|lane| lane.with_slot(id, |slot| slot.persisted(at))) {
             Some(Ok(longer)) => {

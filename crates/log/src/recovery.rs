@@ -53,7 +53,8 @@ pub enum Restored {
     AlreadyThere,
     /// Its segment is on disk in a container: the virtual log need not keep it.
     Stored,
-    /// Its ordinals are others' by now: it is left out, and what the virtual log has of it is to be kept aside.
+    /// Its ordinals are others' by now: it is left out, and the virtual log's file that has it is to be kept aside; space in a
+    /// container that it was written to is given back.
     GivenAgain,
     /// Its stream was deleted.
     UnknownStream,
@@ -319,8 +320,7 @@ impl Lane {
         if found.is_none_or(|at| state.chain.slot(at).summary().head < end)
             && is_given_again(state, found, cursor, part)
         {
-            // What a streamlet's owners say of progress each of them says again: nobody misses it.
-            return Ok(if self.id == LaneId::PROGRESS { Restored::Stored } else { Restored::GivenAgain });
+            return Ok(self.left_out());
         }
         let at = match found {
             Some(at) => at,
@@ -328,10 +328,15 @@ impl Lane {
             None => return Err(RestoreError::Hole { cursor, head: 0 }),
         };
         let slot = state.chain.slot(at);
-        let (stored, head) = (slot.at.is_some(), slot.summary().head);
-        if slot.summary().is_compacted {
+        let (stored, summary) = (slot.at.is_some(), slot.summary());
+        let head = summary.head;
+        if summary.is_compacted {
             // Only what is stored is compacted. The chunk may have gone since.
             return Ok(Restored::Stored);
+        }
+        // An earlier start has cut it there: nothing was appended to it since, and what has these ordinals now need not have been met yet.
+        if summary.rewrites > 0 && part.position >= head {
+            return Ok(self.left_out());
         }
         let there = if stored { Restored::Stored } else { Restored::AlreadyThere };
         let Some(segment) = slot.memory.clone() else {
@@ -358,6 +363,11 @@ impl Lane {
         segment.advance(end, next_ordinal, count, part.append_time_ms, timestamp);
         segment.advance_durable(end);
         Ok(Restored::Restored)
+    }
+
+    /// What becomes of a chunk whose ordinals were given again. What a streamlet's owners say of progress each of them says again: nobody misses it.
+    fn left_out(&self) -> Restored {
+        if self.id == LaneId::PROGRESS { Restored::Stored } else { Restored::GivenAgain }
     }
 
     /// Makes the segment of a chunk that is its first. Those before it in the lane get no more: they go to the store.

@@ -3,7 +3,7 @@
 //! Appenders push on I/O threads, under the lock of a lane; the writer takes everything at once. Sessions register for
 //! tickets. Nothing here touches a disk, and no lock here is held while anybody else is called.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -38,7 +38,7 @@ struct Queue {
     /// Segments that need not be kept, with the last ticket at that moment.
     safe: Vec<(SegmentId, Ticket)>,
     /// Segments of which a start has left out something.
-    given_again: Vec<SegmentId>,
+    given_again: HashSet<SegmentId>,
     writer_sleeps: bool,
     /// The writer has something to do that is not in here.
     nudged: bool,
@@ -70,7 +70,7 @@ impl Backlog {
             bytes: 0,
             last_ticket: 0,
             safe: Vec::new(),
-            given_again: Vec::new(),
+            given_again: HashSet::new(),
             writer_sleeps: false,
             nudged: false,
             stopping: false,
@@ -122,11 +122,11 @@ impl Backlog {
 
     /// Notes that a start has left out some of a segment, or all of it.
     pub(crate) fn note_given_again(&self, id: SegmentId) {
-        self.queue.lock().given_again.push(id);
+        self.queue.lock().given_again.insert(id);
     }
 
     /// The segments of which a start has left out something, once.
-    pub(crate) fn take_given_again(&self) -> Vec<SegmentId> {
+    pub(crate) fn take_given_again(&self) -> HashSet<SegmentId> {
         std::mem::take(&mut self.queue.lock().given_again)
     }
 

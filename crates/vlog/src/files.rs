@@ -364,9 +364,9 @@ impl Files {
     }
 
     /// The files with chunks of these segments are kept aside when nothing needs them any more. Before they are [unpinned](Files::unpin).
-    pub(crate) fn set_aside(&mut self, segments: &[SegmentId]) {
+    pub(crate) fn set_aside(&mut self, segments: &HashSet<SegmentId>) {
         for kept in &mut self.kept {
-            kept.goes_aside |= segments.iter().any(|id| kept.pinned_by.contains(id));
+            kept.goes_aside |= !kept.pinned_by.is_disjoint(segments);
         }
     }
 

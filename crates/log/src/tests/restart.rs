@@ -421,6 +421,40 @@ fn what_is_left_of_a_segment_that_was_cut_counts_beside_the_longer_image() {
 }
 
 #[test]
+fn what_a_virtual_log_has_behind_a_segment_that_was_cut_and_stored_is_left_out() {
+    for known in [1, 2] {
+        let (node, [synced, since]) = given_again(known);
+        std::fs::remove_file(arena_config(&node.dir, 0).path).unwrap();
+        let (node, segments, _) = restart(node, power());
+        let (node, store) = node.with_store();
+        node.log.recover(Vec::new(), segments);
+        synced.iter().for_each(|chunk| _ = node.log.restore_chunk(1, chunk).unwrap());
+        // The power goes again when the shorter one is stored, and what has taken the ordinals of the others is not.
+        assert_eq!(node.log.restore_chunk(0, &since[0]), Ok(Restored::Restored));
+        let short = store.persist_all(&node.log).pop().unwrap().0;
+        assert_eq!(short.progress.next_ordinal, known);
+        drop(store);
+        std::fs::remove_file(arena_config(&node.dir, 0).path).unwrap();
+        let (node, segments, _) = restart(node, power());
+        let (node, _store) = node.with_store();
+        assert_eq!(node.log.recover(vec![short], segments).problems, Vec::<String>::new());
+        for (at, chunk) in (0..).zip(&synced) {
+            let restored = node.log.restore_chunk(1, chunk);
+            assert!(
+                restored.is_ok() && (at >= known || restored == Ok(Restored::Stored)),
+                "{at} of {known}: {restored:?}"
+            );
+        }
+        since.iter().for_each(|chunk| assert_eq!(node.log.restore_chunk(0, chunk), Ok(Restored::Restored)));
+        assert_eq!(left_out(&node), known..5);
+        assert_eq!(node.log.finish_recovery(3), Vec::<String>::new());
+        let lane = node.lane();
+        assert_eq!(lane.next_ordinal(), 3);
+        assert_eq!(append(&lane, &chunk(3, 100), 9).map(|next| next.base_ordinal), Ok(3));
+    }
+}
+
+#[test]
 fn what_was_not_durable_when_the_process_died_goes_to_the_sink_again() {
     for in_logs in [&[0][..], &[1], &[0, 1], &[1, 0], &[]] {
         let (node, sink) = power_node();
