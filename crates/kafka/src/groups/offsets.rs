@@ -151,6 +151,16 @@ impl Offsets {
         Ok(())
     }
 
+    /// Bytes of the offset whose place another one is to take.
+    ///
+    /// With a producer that is the one which it has pending; else the committed one, whose place it takes when the transaction ends. So a committed offset makes room for one that
+    /// is pending, and for no second one: all of them together take at most twice what they may.
+    fn replaced_bytes(&self, producer: Option<i64>, of: &OffsetKey) -> usize {
+        let pending = producer.and_then(|producer| self.pending.get(&producer)?.get(of));
+        let committed = || self.committed.get(of).filter(|_| producer.is_none() || !self.is_unstable(of));
+        pending.or_else(committed).map_or(0, |offset| bytes_of(of, offset))
+    }
+
     /// Commits offsets; one result for each, in their order. With a producer they wait for the end of its transaction.
     pub(super) fn commit(
         &mut self,
@@ -164,9 +174,7 @@ impl Offsets {
         for commit in commits {
             let fact = commit.checked(turn).and_then(|(of, offset)| {
                 // Who takes no more than before may go on, however little is left.
-                let known = producer.map_or(Some(&self.committed), |producer| self.pending.get(&producer));
-                let has = known.and_then(|known| known.get(&of)).map_or(0, |known| bytes_of(&of, known));
-                let more = bytes_of(&of, &offset).saturating_sub(has);
+                let more = bytes_of(&of, &offset).saturating_sub(self.replaced_bytes(producer, &of));
                 let Some(left) = bytes_left.checked_sub(more) else {
                     tell("bytes that offsets of all groups take", &turn.head.id, turn.config.offset_bytes_max);
                     return Err(Code::PolicyViolation);

@@ -217,6 +217,10 @@ fn offsets_of_all_groups_take_no_more_memory_than_there_is() {
     // What is pending counts where it is committed, and what has gone makes room.
     world.coordinator.end_transaction(world.now, GROUP, 11, true).expect("recorded");
     assert_eq!(world.commit(&simple(&[("orders", 3, 2)])).0, [full]);
+    // The next transaction goes on: what is committed makes room for what is to take its place, once.
+    assert_eq!(txn_commit(&mut world, 11, &[("orders", 2, 4), ("orders", 3, 4)]), [0, full]);
+    assert_eq!(txn_commit(&mut world, 11, &[("orders", 2, 5)]), [0]);
+    assert_eq!(txn_commit(&mut world, 12, &[("orders", 2, 6)]), [full]);
     assert_eq!(delete_offsets(&mut world, &[("orders", 2)]).error_code, 0);
     assert_eq!(world.commit(&of_others(2)).0, [0]);
     assert_eq!(world.offsets(), [("orders".into(), 0, 2), ("orders".into(), 1, 1)]);
