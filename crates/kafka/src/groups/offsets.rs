@@ -4,7 +4,7 @@
 //! is durable: nobody is told an offset that a crash could take back, and none that was acknowledged is missing after one.
 //! The order is kept by the caller's lock: record, then change, then answer with the group's last mark.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use kafka_protocol::error::ResponseError as Code;
 use kera_format::kafka_groups::{CommittedOffset, Fact, METADATA_BYTES_MAX, OffsetKey};
@@ -252,13 +252,15 @@ impl Offsets {
         self.record(turn, facts).map_err(|_| Code::CoordinatorNotAvailable)
     }
 
-    /// Forgets everything about topics that are gone. Who says so knows their names alone, and may be late: what is of a topic that was made again under the name of one
+    /// Forgets everything about topics that are gone: `names` are theirs, each with the id of the topic that was made again under it, if there is one. What is of that one
     /// stays.
-    pub(super) fn delete_topics(&mut self, turn: &mut Turn<'_>, names: &BTreeSet<String>) -> Result<(), Code> {
-        let there: BTreeMap<&str, u128> =
-            names.iter().filter_map(|name| Some((&**name, turn.topics.topic(name)?.id.as_u128()))).collect();
+    pub(super) fn delete_topics(
+        &mut self,
+        turn: &mut Turn<'_>,
+        names: &BTreeMap<&str, Option<u128>>,
+    ) -> Result<(), Code> {
         let is_gone = |of: &OffsetKey, offset: &CommittedOffset| {
-            names.contains(&of.topic) && there.get(&*of.topic).is_none_or(|id| *id != offset.topic_id)
+            names.get(&*of.topic).is_some_and(|again| *again != Some(offset.topic_id))
         };
         let committed = self.committed.iter().filter(|(of, offset)| is_gone(of, offset));
         let committed = committed.map(|(of, _)| Fact::Offset(of.clone(), None));
