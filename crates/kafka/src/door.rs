@@ -403,7 +403,8 @@ impl Door {
         let endings = Endings::new(events.clone());
         let (node_requests, node_work) = NodeRequests::new();
         let (requests, accept) = (node_requests.clone(), config.accept_damage);
-        let transactions = TransactionDoor::open(&catalog, &broker, &clock, events, requests, accept)?;
+        let transactions =
+            TransactionDoor::open(&catalog, &broker, &clock, events, requests, accept, &groups.own_pending())?;
         let (is_founded, is_at_rest) = (catalog.info_of_groups().is_some(), transactions.own_is_at_rest());
         group_door::may_do_without(unread, is_founded, is_at_rest, accept)?;
         groups.end_unknown(&transactions.own_groups())?;

@@ -442,18 +442,22 @@ impl GroupDoor {
         ended.map(|mark| part.after(mark))
     }
 
+    /// The groups of a node that is or was alone which have offsets pending, each with the producer whose they are.
+    pub(crate) fn own_pending(&self) -> Vec<(String, i64)> {
+        self.own.as_ref().map_or_else(Vec::new, |part| part.coordinator.lock().pending())
+    }
+
     /// What is pending of transactions that a node which is or was alone knows nothing of, or that are over, never counts: nobody would end them, and who wants stable offsets
     /// would wait for ever. `unfinished`: the groups of all others, each with its producer. Before anybody is served.
     ///
     /// Nothing is pending before it is durable that a transaction which has not ended has the group, and none has ended before it is durable that nothing is pending of it. So there is something only where a
-    /// part of the journal of transactions was lost, at this start or at one before which did not come so far.
+    /// part of the journal of transactions was lost, at this start or at one before which did not come so far. Transactions that go on
+    /// [have got](crate::transaction_doubt::settle) by then what is theirs.
     ///
     /// # Errors
     /// That cannot be recorded.
     pub(crate) fn end_unknown(&self, unfinished: &HashSet<(String, i64)>) -> io::Result<()> {
-        let Some(part) = &self.own else { return Ok(()) };
-        let pending = part.coordinator.lock().pending();
-        for (group, producer_id) in pending.into_iter().filter(|one| !unfinished.contains(one)) {
+        for (group, producer_id) in self.own_pending().into_iter().filter(|one| !unfinished.contains(one)) {
             tracing::warn!(
                 group,
                 producer_id,

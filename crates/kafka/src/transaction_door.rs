@@ -170,7 +170,8 @@ impl Places for NamedPlaces {
 
 impl TransactionDoor {
     /// Opens the stream of transactions and reads what is in it, and gives to `events` what was decided and is not carried out.
-    /// Blocks the thread while segments come from disk. If `accept_damage`, what the disk does not give is done without.
+    /// Blocks the thread while segments come from disk. If `accept_damage`, what the disk does not give is done without; `pending` are the groups here that have
+    /// offsets pending then, each with their producer.
     ///
     /// # Errors
     /// The stream cannot be made, read, or written to.
@@ -181,6 +182,7 @@ impl TransactionDoor {
         events: Sender<Event>,
         requests: NodeRequests,
         accept_damage: bool,
+        pending: &[(String, i64)],
     ) -> io::Result<TransactionDoor> {
         let log = StateLog::open(TRANSACTIONS_STREAM, catalog, broker, clock)?;
         let ids = Arc::new(Mutex::new(StockedIds::default()));
@@ -218,7 +220,7 @@ impl TransactionDoor {
         };
         aborted.into_values().for_each(|range| transactions.partitions.restore(range));
         let refused = |AppendFailed| io::Error::other(format!("{TRANSACTIONS_STREAM} takes no records"));
-        transactions.settle(&in_doubt).map_err(refused)?;
+        transactions.settle(&in_doubt, pending).map_err(refused)?;
         transactions.start().map_err(refused)?;
         if !transactions.is_alone() {
             transactions.wind_down();
@@ -230,9 +232,9 @@ impl TransactionDoor {
     }
 
     /// Asks the partitions what has become of transactions whose end the journal may have lost.
-    fn settle(&self, in_doubt: &BTreeSet<String>) -> Result<(), AppendFailed> {
+    fn settle(&self, in_doubt: &BTreeSet<String>, pending: &[(String, i64)]) -> Result<(), AppendFailed> {
         let mut state = self.own.state.lock();
-        let aborted = settle(&mut state.all, in_doubt, |stream, partition| self.lane(stream, partition))?;
+        let aborted = settle(&mut state.all, in_doubt, pending, |stream, partition| self.lane(stream, partition))?;
         drop(state);
         aborted.into_iter().for_each(|range| self.partitions.restore(range));
         Ok(())

@@ -45,18 +45,30 @@ struct Said {
 /// Some may not say whether it has ended there. If another one says that it has not, its producer has begun no other one, and it ends in them as well. If none does it ends in
 /// them without a trace, so that nothing that was committed is hidden.
 ///
+/// `pending`: the groups that have offsets pending here, each with the producer whose they are. The journal may have lost that they were added: a transaction that was running
+/// and has not ended in all of its partitions gets those of its producer. What is pending there is its own, since its producer begins another one only when this one has a marker
+/// in all of them.
+///
 /// # Errors
 /// The journal does not take it: transactions must not be served.
 pub(crate) fn settle(
     all: &mut Transactions,
     in_doubt: &BTreeSet<String>,
+    pending: &[(String, i64)],
     lane_of: impl Fn(StreamId, i32) -> Option<Arc<Lane>>,
 ) -> Result<Vec<AbortedRange>, AppendFailed> {
     let mut aborted = Vec::new();
+    let mut pending_of: BTreeMap<i64, BTreeSet<String>> = BTreeMap::new();
+    for (group, producer_id) in pending {
+        pending_of.entry(*producer_id).or_default().insert(group.clone());
+    }
     for id in in_doubt {
         let Some(known) = all.known(id) else { continue };
-        let outcome =
-            if is_at_rest(known) { Some((without_epochs(known), Vec::new())) } else { outcome(id, known, &lane_of) };
+        let outcome = if is_at_rest(known) {
+            Some((without_epochs(known), Vec::new()))
+        } else {
+            outcome(id, known, pending_of.get(&marked(known).0), &lane_of)
+        };
         if let Some((next, left)) = outcome {
             all.settle(id, next, &left)?;
             aborted.extend(left);
@@ -66,18 +78,28 @@ pub(crate) fn settle(
 }
 
 /// What a transaction that had not ended is now, and what it has left in partitions where it was aborted; `None`: it goes on as it is known.
+/// `pending`: the groups in which its producer has offsets pending.
 fn outcome(
     id: &str,
     known: &Transaction,
+    pending: Option<&BTreeSet<String>>,
     lane_of: impl Fn(StreamId, i32) -> Option<Arc<Lane>>,
 ) -> Option<(Transaction, Vec<AbortedRange>)> {
-    let said = ask(id, known, lane_of);
-    let goes_on = said.commits.is_none() && !said.left.is_empty();
-    if goes_on && said.left.len() == known.partitions.len() {
+    let mut groups = known.groups.clone();
+    if known.state == TransactionState::Ongoing {
+        groups.extend(pending.into_iter().flatten().cloned());
+    }
+    let said = ask(id, known, !groups.is_empty(), lane_of);
+    let has_not_ended = !said.left.is_empty();
+    let goes_on = said.commits.is_none() && has_not_ended;
+    if goes_on && said.left.len() == known.partitions.len() && groups == known.groups {
         return None;
     }
     let mut next = if goes_on { known.clone() } else { without_epochs(known) };
     next.partitions = said.left;
+    if has_not_ended {
+        next.groups = groups;
+    }
     if let Some(commits) = said.commits {
         next.state = if commits { TransactionState::Committing } else { TransactionState::Aborting };
         tracing::warn!(
@@ -99,7 +121,8 @@ fn without_epochs(known: &Transaction) -> Transaction {
     Transaction { producer_id, previous_producer_id: -1, epoch: i16::MAX, last_epoch: -1, ..known.clone() }
 }
 
-fn ask(id: &str, known: &Transaction, lane_of: impl Fn(StreamId, i32) -> Option<Arc<Lane>>) -> Said {
+/// `has_groups`: whether it matters to a group if its producer has begun another one.
+fn ask(id: &str, known: &Transaction, has_groups: bool, lane_of: impl Fn(StreamId, i32) -> Option<Arc<Lane>>) -> Said {
     let mut said = Said { commits: None, is_over: false, left: BTreeMap::new(), aborted: Vec::new() };
     let (mut silent, mut ended) = (Vec::new(), Vec::new());
     let producer_id = marked(known).0;
@@ -128,8 +151,7 @@ fn ask(id: &str, known: &Transaction, lane_of: impl Fn(StreamId, i32) -> Option<
         }
     }
     // Nobody wants to know it of one without groups, and partitions may be long.
-    said.is_over =
-        !known.groups.is_empty() && ended.iter().any(|(lane, from)| has_begun_another(lane, producer_id, *from));
+    said.is_over = has_groups && ended.iter().any(|(lane, from)| has_begun_another(lane, producer_id, *from));
     let has_not_ended = !said.left.is_empty();
     for (of, touched, why) in silent {
         if has_not_ended {

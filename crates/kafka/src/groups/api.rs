@@ -163,7 +163,7 @@ pub struct GroupConfig {
     /// were promised.
     pub members_bytes_max: usize,
     /// Bytes of the offsets of all groups together, committed and pending, with their metadata: what is more is not committed, but in place of
-    /// an offset that takes no less.
+    /// an offset that takes no less. One that is pending may wait beside the one whose place it is to take, so they take twice as much at most.
     pub offset_bytes_max: usize,
     /// Topics that one member of a consumer group may name.
     pub member_topics_max: usize,

@@ -210,12 +210,17 @@ impl Coordinator {
         self.sweep(now);
     }
 
-    /// The topics of these names are gone: what was committed for them is forgotten.
+    /// The topics of these names are gone: what was committed for them is forgotten. Who says so knows their names alone, and may be late: what is of a topic that was made
+    /// again under the name of one stays.
     pub fn topics_deleted(&mut self, now: Now, names: &BTreeSet<String>) {
+        // Once for all groups: there may be many of both, and whoever asks for a group waits meanwhile.
+        let topics = Arc::clone(&self.topics);
+        let again = |name: &str| topics.topic(name).map(|topic| topic.id.as_u128());
+        let names: BTreeMap<&str, Option<u128>> = names.iter().map(|name| (&**name, again(name))).collect();
         let ids: Vec<String> = self.groups.keys().cloned().collect();
         for id in ids {
             // If it cannot be recorded, the topic's id tells another topic of the same name apart.
-            self.turn(now, &id, |_, offsets, turn| offsets.delete_topics(turn, names).is_ok());
+            self.turn(now, &id, |_, offsets, turn| offsets.delete_topics(turn, &names).is_ok());
         }
     }
 

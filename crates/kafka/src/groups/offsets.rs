@@ -4,7 +4,7 @@
 //! is durable: nobody is told an offset that a crash could take back, and none that was acknowledged is missing after one.
 //! The order is kept by the caller's lock: record, then change, then answer with the group's last mark.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use kafka_protocol::error::ResponseError as Code;
 use kera_format::kafka_groups::{CommittedOffset, Fact, METADATA_BYTES_MAX, OffsetKey};
@@ -151,6 +151,16 @@ impl Offsets {
         Ok(())
     }
 
+    /// Bytes of the offset whose place another one is to take.
+    ///
+    /// With a producer that is the one which it has pending; else the committed one, whose place it takes when the transaction ends. So a committed offset makes room for one that
+    /// is pending, and for no second one: all of them together take at most twice what they may.
+    fn replaced_bytes(&self, producer: Option<i64>, of: &OffsetKey) -> usize {
+        let pending = producer.and_then(|producer| self.pending.get(&producer)?.get(of));
+        let committed = || self.committed.get(of).filter(|_| producer.is_none() || !self.is_unstable(of));
+        pending.or_else(committed).map_or(0, |offset| bytes_of(of, offset))
+    }
+
     /// Commits offsets; one result for each, in their order. With a producer they wait for the end of its transaction.
     pub(super) fn commit(
         &mut self,
@@ -164,9 +174,7 @@ impl Offsets {
         for commit in commits {
             let fact = commit.checked(turn).and_then(|(of, offset)| {
                 // Who takes no more than before may go on, however little is left.
-                let known = producer.map_or(Some(&self.committed), |producer| self.pending.get(&producer));
-                let has = known.and_then(|known| known.get(&of)).map_or(0, |known| bytes_of(&of, known));
-                let more = bytes_of(&of, &offset).saturating_sub(has);
+                let more = bytes_of(&of, &offset).saturating_sub(self.replaced_bytes(producer, &of));
                 let Some(left) = bytes_left.checked_sub(more) else {
                     tell("bytes that offsets of all groups take", &turn.head.id, turn.config.offset_bytes_max);
                     return Err(Code::PolicyViolation);
@@ -244,13 +252,15 @@ impl Offsets {
         self.record(turn, facts).map_err(|_| Code::CoordinatorNotAvailable)
     }
 
-    /// Forgets everything about topics that are gone. Who says so knows their names alone, and may be late: what is of a topic that was made again under the name of one
+    /// Forgets everything about topics that are gone: `names` are theirs, each with the id of the topic that was made again under it, if there is one. What is of that one
     /// stays.
-    pub(super) fn delete_topics(&mut self, turn: &mut Turn<'_>, names: &BTreeSet<String>) -> Result<(), Code> {
-        let there: BTreeMap<&str, u128> =
-            names.iter().filter_map(|name| Some((&**name, turn.topics.topic(name)?.id.as_u128()))).collect();
+    pub(super) fn delete_topics(
+        &mut self,
+        turn: &mut Turn<'_>,
+        names: &BTreeMap<&str, Option<u128>>,
+    ) -> Result<(), Code> {
         let is_gone = |of: &OffsetKey, offset: &CommittedOffset| {
-            names.contains(&of.topic) && there.get(&*of.topic).is_none_or(|id| *id != offset.topic_id)
+            names.get(&*of.topic).is_some_and(|again| *again != Some(offset.topic_id))
         };
         let committed = self.committed.iter().filter(|(of, offset)| is_gone(of, offset));
         let committed = committed.map(|(of, _)| Fact::Offset(of.clone(), None));

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use kafka_protocol::messages::consumer_group_heartbeat_request::TopicPartitions;
 use kafka_protocol::messages::join_group_request::JoinGroupRequestProtocol;
@@ -92,6 +93,8 @@ impl Journal for MemoryJournal {
 #[derive(Debug, Default)]
 pub(super) struct MemoryTopics {
     topics: Mutex<(u64, BTreeMap<String, Topic>)>,
+    /// How often one was looked up by its name.
+    pub(super) looks: AtomicUsize,
 }
 
 impl MemoryTopics {
@@ -111,6 +114,7 @@ impl MemoryTopics {
 
 impl Topics for MemoryTopics {
     fn topic(&self, name: &str) -> Option<Topic> {
+        self.looks.fetch_add(1, Ordering::Relaxed);
         self.topics.lock().1.get(name).copied()
     }
 

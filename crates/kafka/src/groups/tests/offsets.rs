@@ -1,6 +1,7 @@
 //! Offsets: committing, fetching, deleting, expiring, surviving a restart; and what administrators see.
 
 use std::collections::BTreeSet;
+use std::sync::atomic::Ordering;
 
 use kafka_protocol::error::ResponseError as Code;
 use kafka_protocol::messages::offset_delete_request::{OffsetDeleteRequestPartition, OffsetDeleteRequestTopic};
@@ -217,9 +218,30 @@ fn offsets_of_all_groups_take_no_more_memory_than_there_is() {
     // What is pending counts where it is committed, and what has gone makes room.
     world.coordinator.end_transaction(world.now, GROUP, 11, true).expect("recorded");
     assert_eq!(world.commit(&simple(&[("orders", 3, 2)])).0, [full]);
+    // The next transaction goes on: what is committed makes room for what is to take its place, once.
+    assert_eq!(txn_commit(&mut world, 11, &[("orders", 2, 4), ("orders", 3, 4)]), [0, full]);
+    assert_eq!(txn_commit(&mut world, 11, &[("orders", 2, 5)]), [0]);
+    assert_eq!(txn_commit(&mut world, 12, &[("orders", 2, 6)]), [full]);
     assert_eq!(delete_offsets(&mut world, &[("orders", 2)]).error_code, 0);
     assert_eq!(world.commit(&of_others(2)).0, [0]);
     assert_eq!(world.offsets(), [("orders".into(), 0, 2), ("orders".into(), 1, 1)]);
+}
+
+#[test]
+fn topics_that_are_gone_are_looked_up_once_for_all_groups() {
+    let mut world = World::new();
+    let names: BTreeSet<String> = (0..20).map(|at| format!("topic-{at}")).collect();
+    names.iter().for_each(|name| world.topics.set(name, 1));
+    let all: Vec<(&str, i32, i64)> = names.iter().map(|name| (&**name, 0, 1)).collect();
+    for at in 0..50 {
+        let request = simple(&all).with_group_id(GroupId(text(&format!("group-{at}"))));
+        assert_eq!(world.commit(&request).0, [0; 20]);
+    }
+    names.iter().for_each(|name| world.topics.set(name, 0));
+    let before = world.topics.looks.load(Ordering::Relaxed);
+    world.coordinator.topics_deleted(world.now, &names);
+    assert!(world.topics.looks.load(Ordering::Relaxed) - before <= names.len());
+    assert_eq!(world.coordinator.group_count(), 0);
 }
 
 #[test]

@@ -238,6 +238,7 @@ impl Story {
         let is_there = |id: &String| after.iter().any(|(known, _)| known == id);
         let are_there = before.iter().all(|(id, _)| is_there(id));
         assert!(after.is_empty() || !is_whole || self.named || are_there, "{before:?} became {after:?}");
+        self.check_whole(&after);
         self.open.clear();
         self.before_crash = self.leaders.keys().last().copied().unwrap_or(0);
         let is_of = |member: &MemberState| match &member.part {
@@ -246,6 +247,21 @@ impl Story {
         };
         self.goes_on = after.iter().any(|(_, member)| is_of(member));
         self.check_offsets();
+    }
+
+    /// Whoever is there is all that the generation had: of one that is missing nobody has the partitions. Members that come back by their names have other ids.
+    fn check_whole(&self, after: &[(String, MemberState)]) {
+        let Some((_, MemberState { part: MemberPart::Classic(part), .. })) = after.first().filter(|_| !self.named)
+        else {
+            return;
+        };
+        let told = self.told.iter().find(|(generation, _)| i64::from(**generation) == i64::from(part.generation));
+        let (_, told) = told.expect("its leader was told of it, and has assigned");
+        let mut told: Vec<&String> = told.iter().map(|(id, _)| id).collect();
+        let mut kept: Vec<&String> = after.iter().map(|(id, _)| id).collect();
+        told.sort();
+        kept.sort();
+        assert_eq!(kept, told, "not all of a generation are there");
     }
 
     /// Whether a member that joins was in this generation, itself or by its name.

@@ -241,12 +241,13 @@ fn offsets_of_a_transaction_that_is_not_known_any_more_hold_nobody_up() {
         assert_eq!(world.end(id, of, true), 0);
         world.finish();
     }
-    assert_eq!((world.add_group("runs", runs, "h"), world.add("runs", runs, "t", 0)), (0, 0));
+    assert_eq!(world.add("runs", runs, "t", 0), 0);
     world.sink.release();
     rotten.keep();
     // From here on it is lost.
-    assert_eq!((world.add_group("lost", lost, "g"), world.commit_offset("lost", lost, "g", 7)), (0, 0));
-    assert_eq!(world.commit_offset("runs", runs, "h", 7), 0);
+    for (id, of, group) in [("lost", lost, "g"), ("runs", runs, "h")] {
+        assert_eq!((world.add_group(id, of, group), world.commit_offset(id, of, group, 7)), (0, 0));
+    }
     world.sink.release();
     rotten.take(stream);
     world.open(true).unwrap();
@@ -309,6 +310,8 @@ fn a_transaction_whose_end_is_lost_ends_everywhere_as_it_did_somewhere() {
         }
         world.sink.release();
         rotten.keep();
+        // From here on it is lost.
+        assert_eq!((world.add_group("id", of, "g"), world.commit_offset("id", of, "g", 7)), (0, 0));
         assert_eq!(world.end("id", of, commits), 0);
         let door = world.running().door.clone();
         let lane = door.transactions.lane(door.transactions.stream_of("t"), 0).unwrap();
@@ -321,6 +324,8 @@ fn a_transaction_whose_end_is_lost_ends_everywhere_as_it_did_somewhere() {
         assert_eq!((world.committed("t", 0), world.committed("t", 1)), (shown.clone(), shown));
         let marker = |epoch| vec![(1, Kind::Marker(commits, epoch))];
         assert_eq!((world.markers("t", 0), world.markers("t", 1)), (marker(of.1), marker(i16::MAX)));
+        // Nobody had told the group.
+        assert_eq!(world.offset("g"), Ok(if commits { 7 } else { -1 }));
     }
 }
 
