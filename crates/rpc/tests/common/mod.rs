@@ -67,7 +67,7 @@ struct Held {
 }
 
 impl Held {
-    fn new(bytes: usize, script: &Arc<Script>) -> Bytes {
+    fn bytes_of(bytes: usize, script: &Arc<Script>) -> Bytes {
         let now = script.held_bytes.fetch_add(bytes as u64, Ordering::SeqCst) + bytes as u64;
         script.held_bytes_peak.fetch_max(now, Ordering::SeqCst);
         Bytes::from_owner(Held { bytes: vec![5; bytes], script: Arc::clone(script) })
@@ -114,12 +114,12 @@ impl Session for Scripted {
             Op::StreamStats => {
                 self.script.made.fetch_add(1, Ordering::SeqCst);
                 let mut frame = out.begin(&header.response(0));
-                frame.attach_own(Held::new(number(body), &self.script));
+                frame.attach_own(Held::bytes_of(number(body), &self.script));
                 frame.finish();
             }
             Op::GetStream => {
                 let mut frame = out.begin(&header.response(0));
-                frame.attach(Held::new(number(body), &self.script));
+                frame.attach(Held::bytes_of(number(body), &self.script));
                 frame.finish();
                 self.script.made.fetch_add(1, Ordering::SeqCst);
             }
