@@ -6,6 +6,7 @@ use std::path::Path;
 
 use rustix::process::{Resource, getrlimit, setrlimit};
 
+use crate::http;
 use crate::units::{GIB, MIB};
 
 /// The most that `auto` takes for the arena.
@@ -18,8 +19,6 @@ const DISK_FREE_SHARE: u64 = 50;
 /// Of all files that the process may open the node keeps so many for itself, or one in so many if that is more; half of them if there are few.
 const FILES_OWN_MIN: u64 = 512;
 const FILES_OWN_SHARE: u64 = 4;
-/// As many connections the HTTP door takes at most.
-const HTTP_FILES: u64 = 256;
 /// Of what is left one in so many is for connections of other nodes.
 const FILES_NODES_SHARE: u64 = 4;
 
@@ -79,7 +78,7 @@ pub(crate) struct Connections {
 /// from connecting, a part of the rest is for those alone.
 pub(crate) fn connections_of(files_max: u64) -> Connections {
     let own = (files_max / FILES_OWN_SHARE).max(FILES_OWN_MIN.min(files_max / 2));
-    let left = files_max.saturating_sub(own).saturating_sub(HTTP_FILES);
+    let left = files_max.saturating_sub(own).saturating_sub(http::CONNECTIONS_MAX as u64);
     let nodes = left / FILES_NODES_SHARE;
     let count = |files: u64| usize::try_from(files.max(1)).unwrap_or(usize::MAX);
     Connections { clients: count(left - nodes), nodes: count(nodes) }
@@ -106,7 +105,7 @@ mod tests {
         for files in [0, 1, 100, 1_024, 4_096, 20_000, 1 << 20] {
             let Connections { clients, nodes } = connections_of(files);
             assert!(clients >= 1 && nodes >= 1, "{files}");
-            let left = files.saturating_sub((clients + nodes) as u64 + HTTP_FILES);
+            let left = files.saturating_sub((clients + nodes + http::CONNECTIONS_MAX) as u64);
             assert!(files < 1_000 || left >= FILES_OWN_MIN.max(files / FILES_OWN_SHARE), "{files}: {left}");
         }
         assert_eq!(connections_of(4_096), Connections { clients: 2_112, nodes: 704 });

@@ -20,6 +20,9 @@ use tokio::sync::Semaphore;
 
 use super::error::HttpError;
 
+/// Connections at a time.
+pub(crate) const CONNECTIONS_MAX: usize = 256;
+
 /// What one connection, and all of them, may take.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
@@ -38,7 +41,7 @@ pub(super) struct Limits {
 impl Default for Limits {
     fn default() -> Limits {
         Limits {
-            connections: 256,
+            connections: CONNECTIONS_MAX,
             headers: Duration::from_secs(10),
             request: Duration::from_secs(40),
             life: Duration::from_secs(120),

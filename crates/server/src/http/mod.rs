@@ -26,6 +26,7 @@ use crate::metrics::Metrics;
 use crate::readiness::Readiness;
 use connections::Limits;
 
+pub(crate) use connections::CONNECTIONS_MAX;
 pub use routes::openapi_text;
 
 /// What the handlers see of the node. What comes after recovery is missing until then.
