@@ -30,6 +30,11 @@ impl SegmentStore for Rotten {
     fn release(&self, _: SegmentId, _: Location) {}
 }
 
+fn stream_of(world: &World, name: &str) -> StreamId {
+    let (_, coordinator) = world.parts();
+    coordinator.stream(&kera_protocol::StreamRef::Name(name.to_owned())).unwrap().id
+}
+
 impl Rotten {
     fn of(world: &World) -> Arc<Rotten> {
         let log = world.parts().0.log().clone();
@@ -79,8 +84,7 @@ fn is_refused_for(world: &mut World, stream: &str) {
 fn a_node_goes_on_without_what_it_kept_of_transactions_when_it_is_told_to() {
     let mut world = World::new();
     let rotten = Rotten::of(&world);
-    let (_, coordinator) = world.parts();
-    let stream = coordinator.stream(&kera_protocol::StreamRef::Name("_kera.transactions".to_owned())).unwrap().id;
+    let stream = stream_of(&world, "_kera.transactions");
     let gone = world.init("gone").unwrap();
     assert_eq!((world.add("gone", gone, "t", 0), world.write("gone", gone, "t", 0, 0)), (0, (0, 0)));
     assert_eq!(world.end("gone", gone, true), 0);
@@ -113,8 +117,7 @@ fn a_node_goes_on_without_what_it_kept_of_transactions_when_it_is_told_to() {
 fn what_was_committed_stays_where_the_journal_has_lost_that_it_was() {
     let mut world = World::new();
     let rotten = Rotten::of(&world);
-    let (_, coordinator) = world.parts();
-    let stream = coordinator.stream(&kera_protocol::StreamRef::Name("_kera.transactions".to_owned())).unwrap().id;
+    let stream = stream_of(&world, "_kera.transactions");
     let begin = |world: &mut World, id: &str| {
         let of = world.init(id).unwrap();
         for partition in [0, 1] {
@@ -172,8 +175,7 @@ fn no_epoch_is_given_out_again_that_the_journal_has_lost() {
     for before in ["at rest", "only a group", "silent"] {
         let mut world = World::new();
         let rotten = Rotten::of(&world);
-        let (_, coordinator) = world.parts();
-        let stream = coordinator.stream(&kera_protocol::StreamRef::Name("_kera.transactions".to_owned())).unwrap().id;
+        let stream = stream_of(&world, "_kera.transactions");
         let first = world.init("a").unwrap();
         let mut offset = 0;
         match before {
@@ -233,8 +235,7 @@ fn no_epoch_is_given_out_again_that_the_journal_has_lost() {
 fn offsets_of_a_transaction_that_is_not_known_any_more_hold_nobody_up() {
     let mut world = World::new();
     let rotten = Rotten::of(&world);
-    let (_, coordinator) = world.parts();
-    let stream = coordinator.stream(&kera_protocol::StreamRef::Name("_kera.transactions".to_owned())).unwrap().id;
+    let stream = stream_of(&world, "_kera.transactions");
     let (lost, runs) = (world.init("lost").unwrap(), world.init("runs").unwrap());
     for (id, of, group) in [("lost", lost, "g"), ("runs", runs, "h")] {
         assert_eq!((world.add_group(id, of, group), world.commit_offset(id, of, group, 5)), (0, 0));
@@ -267,8 +268,7 @@ fn a_transaction_that_was_over_takes_no_offsets_of_the_next_one_along() {
     for has_begun in [true, false] {
         let mut world = World::new();
         let rotten = Rotten::of(&world);
-        let (_, coordinator) = world.parts();
-        let stream = coordinator.stream(&kera_protocol::StreamRef::Name("_kera.transactions".to_owned())).unwrap().id;
+        let stream = stream_of(&world, "_kera.transactions");
         let of = world.init("id").unwrap();
         for partition in [0, 1] {
             assert_eq!((world.add("id", of, "t", partition), world.write("id", of, "t", partition, 0)), (0, (0, 0)));
@@ -302,8 +302,7 @@ fn a_transaction_whose_end_is_lost_ends_everywhere_as_it_did_somewhere() {
     for commits in [true, false] {
         let mut world = World::new();
         let rotten = Rotten::of(&world);
-        let (_, coordinator) = world.parts();
-        let stream = coordinator.stream(&kera_protocol::StreamRef::Name("_kera.transactions".to_owned())).unwrap().id;
+        let stream = stream_of(&world, "_kera.transactions");
         let of = world.init("id").unwrap();
         for partition in [0, 1] {
             assert_eq!((world.add("id", of, "t", partition), world.write("id", of, "t", partition, 0)), (0, (0, 0)));
@@ -334,8 +333,7 @@ fn a_transaction_whose_end_is_lost_ends_everywhere_as_it_did_somewhere() {
 fn nothing_is_hidden_behind_what_the_disk_has_lost_with_a_marker() {
     let mut world = World::new();
     let rotten = Rotten::of(&world);
-    let (_, coordinator) = world.parts();
-    let stream = coordinator.stream(&kera_protocol::StreamRef::Name("_kera.transactions".to_owned())).unwrap().id;
+    let stream = stream_of(&world, "_kera.transactions");
     let of = world.init("id").unwrap();
     assert_eq!((world.add("id", of, "t", 0), world.write("id", of, "t", 0, 0)), (0, (0, 0)));
     world.sink.release();
@@ -391,8 +389,7 @@ fn a_marker_behind_a_gap_ends_nothing() {
 fn a_node_goes_on_without_what_it_kept_of_groups_when_it_is_told_to() {
     let mut world = World::new();
     let rotten = Rotten::of(&world);
-    let (_, coordinator) = world.parts();
-    let stream = coordinator.stream(&kera_protocol::StreamRef::Name("_kera.groups".to_owned())).unwrap().id;
+    let stream = stream_of(&world, "_kera.groups");
     let commit = |world: &mut World, group: &str| {
         let door = world.running().door.clone();
         let log = StateLog::find("_kera.groups", &door.catalog, &door.broker, &door.clock).unwrap();
@@ -434,9 +431,8 @@ struct Floored {
 impl Floored {
     fn new() -> Floored {
         let world = World::new();
-        let (rotten, (_, coordinator)) = (Rotten::of(&world), world.parts());
-        let id = |name: &str| coordinator.stream(&kera_protocol::StreamRef::Name(name.to_owned())).unwrap().id;
-        let (kept, topic) = (id("_kera.floors"), id("t"));
+        let rotten = Rotten::of(&world);
+        let (kept, topic) = (stream_of(&world, "_kera.floors"), stream_of(&world, "t"));
         Floored { world, rotten, kept, topic }
     }
 
