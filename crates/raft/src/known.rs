@@ -8,6 +8,7 @@ use kera_protocol::Op;
 use openraft::EntryPayload;
 
 use crate::group::Group;
+use crate::types::StoredMembers;
 
 /// A node of the cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,19 +32,24 @@ pub enum Stranger {
     Unknown(NodeNumber),
 }
 
+/// All nodes that a membership names, by number.
+pub(crate) fn known_members(members: &StoredMembers) -> Vec<KnownMember> {
+    let membership = members.membership();
+    let votes: BTreeSet<u64> = membership.voter_ids().collect();
+    let one = |(node, at): (&u64, &openraft::BasicNode)| KnownMember {
+        node: *node as NodeNumber,
+        address: at.addr.clone(),
+        votes: votes.contains(node),
+    };
+    membership.nodes().map(one).collect()
+}
+
 impl Group {
     /// All nodes that this node's log names, by number; none if it was never told of a cluster. Unlike what [`read`](Group::read) tells it is there
     /// before anybody has said what is committed.
     pub fn members(&self) -> Vec<KnownMember> {
         let metrics = self.raft.metrics().borrow().clone();
-        let membership = metrics.membership_config.membership();
-        let votes = |node: u64| membership.voter_ids().any(|voter| voter == node);
-        let one = |(node, at): (&u64, &openraft::BasicNode)| KnownMember {
-            node: *node as NodeNumber,
-            address: at.addr.clone(),
-            votes: votes(*node),
-        };
-        membership.nodes().map(one).collect()
+        known_members(&metrics.membership_config)
     }
 
     /// Who votes, by number: while a change of that is half done two lists, and nothing is decided without a majority of each.

@@ -13,7 +13,7 @@ use kera_format::cluster::{NodeNumber, RaftPlace};
 use kera_format::raft::Record;
 
 use crate::file::{DIR, LogFile, OpenError};
-use crate::known::KnownMember;
+use crate::known::{KnownMember, known_members};
 use crate::machine::Current;
 use crate::snapshot;
 use crate::types::{StoredMembers, from_format, log_id, members, place_of};
@@ -71,14 +71,7 @@ impl Survivor {
 
     /// All nodes that its log names, by number.
     pub fn members(&self) -> Vec<KnownMember> {
-        let membership = self.current.members.membership();
-        let votes: BTreeSet<u64> = membership.voter_ids().collect();
-        let one = |(node, at): (&u64, &openraft::BasicNode)| KnownMember {
-            node: *node as NodeNumber,
-            address: at.addr.clone(),
-            votes: votes.contains(node),
-        };
-        membership.nodes().map(one).collect()
+        known_members(&self.current.members)
     }
 
     /// Whether the majority is gone if these nodes are.
@@ -86,7 +79,8 @@ impl Survivor {
     /// # Errors
     /// Why not, in words, with what to do.
     pub fn check_gone(&self, gone: &BTreeSet<NodeNumber>) -> Result<(), String> {
-        let known: Vec<NodeNumber> = self.members().iter().map(|member| member.node).collect();
+        let members = self.members();
+        let known: Vec<NodeNumber> = members.iter().map(|member| member.node).collect();
         if gone.contains(&self.node) {
             return Err(format!("node {} is the one whose data directory this is, so it is not gone", self.node));
         }
@@ -99,12 +93,8 @@ impl Survivor {
         if !lists.iter().all(has_majority) {
             return Ok(());
         }
-        let left = self
-            .members()
-            .iter()
-            .filter(|of| of.votes && !gone.contains(&of.node))
-            .map(|of| of.node)
-            .collect::<Vec<_>>();
+        let left = members.iter().filter(|of| of.votes && !gone.contains(&of.node)).map(|of| of.node);
+        let left: Vec<NodeNumber> = left.collect();
         Err(format!(
             "of the nodes that vote a majority is left: {}; start these, and name the others with `kera node remove` then",
             named(&left)
