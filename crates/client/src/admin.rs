@@ -17,14 +17,11 @@ use kera_rpc::RpcError;
 use tokio::time::Instant;
 
 use crate::backoff::Backoff;
-use crate::placement::Placement;
+use crate::placement::{FIRST, Placement};
 use crate::{Client, ClientError};
 
 /// For how long, at least, an owner that cannot be asked is waited for: another one may take over from it.
 const NEXT_OWNER_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// Its owner knows all applications of a stream.
-const FIRST: StreamletId = StreamletId(0);
 
 /// What owners are asked for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -14,6 +14,8 @@ use kera_rpc::{Connection, RpcError};
 pub(crate) const HOME: u32 = 0;
 /// Nobody, at the moment.
 pub(crate) const NOBODY: u32 = u32::MAX;
+/// Its owner knows all applications of a stream.
+pub(crate) const FIRST: StreamletId = StreamletId(0);
 /// How often pages are asked for again because the cluster changed between them.
 const PAGES_TRIES: usize = 8;
 /// Streams whose owners are kept: those of others are asked for again.
@@ -59,6 +61,11 @@ impl Placement {
             None if self.is_alone() => (HOME, 0),
             None => (NOBODY, 0),
         }
+    }
+
+    /// The node that takes writes of the [`FIRST`] streamlet.
+    pub(crate) fn first_owner(&self) -> u32 {
+        self.owner(FIRST.0).0
     }
 
     /// All nodes that own something.

@@ -30,8 +30,6 @@ use crate::{Client, ClientError};
 const QUIET_MAX: Duration = Duration::from_secs(1);
 /// A node that takes longer to say so may be lost, and others may know who has what it had.
 const DOUBT: Duration = Duration::from_millis(500);
-/// Its owner knows all applications of a stream.
-const FIRST: StreamletId = StreamletId(0);
 /// A node that does not say within this that it is there is given up.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(3);
 /// A probe that is looked at so long after its time was not answered because nobody looked: it gets its time once more.
@@ -453,7 +451,7 @@ impl Consumer {
         let goes_on = match error.status() {
             Some(Status::UnknownApplication) => true,
             Some(Status::LimitReached) => {
-                let is_first = self.holders.placement.owner(FIRST.0).0 == node;
+                let is_first = self.holders.placement.first_owner() == node;
                 let is_elsewhere = node != HOME && self.memberships.keys().any(|of| *of != node);
                 is_first && is_elsewhere && !self.settings.until_end
             }
@@ -587,7 +585,7 @@ impl Consumer {
     pub(super) fn owners_to_join(&mut self, now: Instant) -> Vec<u32> {
         let mut owners = self.holders.placement.owners();
         if self.memberships.is_empty() {
-            let (first, _) = self.holders.placement.owner(FIRST.0);
+            let first = self.holders.placement.first_owner();
             if first == NOBODY {
                 // Nobody else has it looked for while nobody is joined.
                 owners.push(first);

@@ -84,7 +84,7 @@ impl Consumer {
             leases: Some(self.leases_of(node)),
         };
         let owned = || self.holders.placement.by_owner(&[]).remove(&node).unwrap_or_default();
-        let is_to_know = self.memberships.is_empty() && self.holders.placement.owner(0).0 != node;
+        let is_to_know = self.memberships.is_empty() && self.holders.placement.first_owner() != node;
         Some(Joining { message, if_known_of: is_to_know.then(owned).and_then(|owned| owned.first().copied()) })
     }
 
