@@ -96,10 +96,9 @@ impl Coordinator {
             }
             Fact::Member(member, state) => self.kept.entry(id).or_default().replay(member, state),
             Fact::Group(Some(state)) => {
-                let changes =
-                    |known: &Group| known.head.stored.as_ref().is_some_and(|stored| stored.kind != state.kind);
-                // Of a group that changes its protocol all members are recorded anew, behind this.
-                if !state.members || self.groups.get(&id).is_some_and(changes) {
+                // A group that begins, or changes its protocol, has its members recorded behind this.
+                let stored = self.groups.get(&id).and_then(|known| known.head.stored.as_ref());
+                if !state.members || stored.is_none_or(|stored| stored.kind != state.kind) {
                     self.kept.remove(&id);
                 }
                 let mut group = Group::of_state(&id, &state);
@@ -237,8 +236,12 @@ impl Coordinator {
                 let last = entries.last().map(|entry: &Entry| entry.group.clone());
                 return (entries, last);
             }
-            let state = group.head.stored.is_some().then(|| Fact::Group(Some(group.state())));
-            let members = if self.journal.keeps_members() { group.kind.kept() } else { Vec::new() };
+            // Of a group whose own record failed the members are not kept either: whoever reads them would take them for members
+            // of the next group of the name.
+            let is_stored = group.head.stored.is_some();
+            let state = is_stored.then(|| Fact::Group(Some(group.state())));
+            let keeps_members = is_stored && self.journal.keeps_members();
+            let members = if keeps_members { group.kind.kept() } else { Vec::new() };
             let members = members.into_iter().map(|(id, member)| Fact::Member(id, Some(Box::new(member))));
             for fact in state.into_iter().chain(members).chain(group.offsets.facts()) {
                 let entry = Entry { group: id.clone(), fact };

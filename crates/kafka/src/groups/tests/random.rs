@@ -323,6 +323,12 @@ fn who_joined_while_nothing_was_recorded_and_went_away_is_away_after_a_crash() {
     consume_all(&[Full(true), Join(4), Full(false), Leave(4), Crash]);
 }
 
+#[test]
+fn members_of_a_group_that_was_never_recorded_are_in_no_copy() {
+    use Event::{Copy, Crash, Full, Join};
+    consume_all(&[Full(true), Join(0), Full(false), Copy, Crash, Join(1), Crash]);
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
