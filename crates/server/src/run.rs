@@ -40,6 +40,8 @@ pub fn serve(config: &Config) -> Result<(), Fatal> {
         Ok(node) => node,
         Err(error) => return Err(not_started(&runtime, &mut signals, error)),
     };
+    // Not before the start is over: until then a signal ends the process at once.
+    node.tell_ready();
     let name = runtime.block_on(signals.next());
     tracing::info!(signal = name, "stopping; another signal, after a second, stops at once");
     let (done, stopped) = tokio::sync::oneshot::channel();

@@ -87,15 +87,22 @@ pub struct Node {
     writers: Vec<JoinHandle<()>>,
     store_threads: StoreThreads,
     lock: DirLock,
+    found: start::Summary,
 }
 
 impl Node {
-    /// Starts a node and returns when it serves.
+    /// Starts a node and returns when it serves. That it is [ready](Node::tell_ready) is the caller's to say.
     ///
     /// # Errors
     /// Everything that [`Fatal`] lists. The caller is expected to end the process; what was written so far is harmless.
     pub fn start(config: &Config) -> Result<Node, Fatal> {
         start::start(config)
+    }
+
+    /// Logs that the node is ready, where it listens and what its start found. Whoever reads that may end the node by a signal in the next moment,
+    /// and expects a graceful stop.
+    pub fn tell_ready(&self) {
+        start::tell(self);
     }
 
     /// Where clients connect.

@@ -61,7 +61,7 @@ use crate::units::human_bytes;
 
 /// What recovery found, for the one line at the end.
 #[derive(Default)]
-struct Summary {
+pub(super) struct Summary {
     arena: &'static str,
     attached_segments: u64,
     stored_segments: u64,
@@ -124,10 +124,20 @@ pub(super) fn start(config: &Config) -> Result<Node, Fatal> {
     let maintenance = Maintenance::start(parts.clone()).map_err(|error| no_thread("maintenance", error))?;
     let _ = http_state.node.set(http_node(sessions, clock, &parts));
     readiness.enter(Phase::Serving);
-    let node =
-        Node { parts, address, http, kafka, commands, maintenance, compaction, scrub, writers, store_threads, lock };
-    tell(&node, &summary);
-    Ok(node)
+    Ok(Node {
+        parts,
+        address,
+        http,
+        kafka,
+        commands,
+        maintenance,
+        compaction,
+        scrub,
+        writers,
+        store_threads,
+        lock,
+        found: summary,
+    })
 }
 
 /// Locks the data directory, and looks whether all ports are free: where they are not nothing has been made yet. Who has the directory is said
@@ -218,8 +228,8 @@ fn metrics(parts: &Arc<Parts>) -> Metrics {
     Metrics::new(move || parts.upgrade().map_or_else(Default::default, |parts| parts.snapshot()))
 }
 
-fn tell(node: &Node, summary: &Summary) {
-    let parts = &node.parts;
+pub(super) fn tell(node: &Node) {
+    let (parts, summary) = (&node.parts, &node.found);
     let http = node.http_address().map_or_else(|| "none".to_owned(), |address| address.to_string());
     tracing::info!(
         listen = %node.address,

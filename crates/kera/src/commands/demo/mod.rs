@@ -39,6 +39,7 @@ pub fn run(args: &DemoArgs, globals: &Globals) -> Result<(), CliError> {
         error.exit = fatal.exit_status();
         error
     })?;
+    node.tell_ready();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| CliError::failure(format!("cannot start: {error}")))?;
     let address = node.address().to_string();
