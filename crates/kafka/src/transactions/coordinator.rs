@@ -493,15 +493,8 @@ impl Transactions {
         version: i16,
         request: &AddOffsetsToTxnRequest,
     ) -> Reply<AddOffsetsToTxnResponse> {
-        let group = &**request.group_id;
-        let (after, result) = if group.is_empty() || group.len() > GROUP_NAME_BYTES_MAX {
-            (None, Err(Code::InvalidGroupId))
-        } else {
-            let producer = (request.producer_id.0, request.producer_epoch);
-            self.extend(now, &request.transactional_id, producer, |transaction| {
-                transaction.groups.insert(group.to_owned());
-            })
-        };
+        let producer = (request.producer_id.0, request.producer_epoch);
+        let (after, result) = self.extend_by_group(now, &request.transactional_id, producer, &request.group_id);
         let result = result.map_err(|code| if version < VERSION_TXN_FENCED { unfenced(code) } else { code });
         Reply { after, response: AddOffsetsToTxnResponse::default().with_error_code(number(result)) }
     }
@@ -560,14 +553,29 @@ impl Transactions {
 
     /// TxnOffsetCommit of the second version: the group is added with that. What is returned must be durable before.
     pub fn add_group(&mut self, now: Now, id: &str, producer: (i64, i16), group: &str) -> Result<Option<Mark>, Code> {
-        let (mark, result) = self.extend(now, id, producer, |transaction| {
-            transaction.groups.insert(group.to_owned());
-        });
+        let (mark, result) = self.extend_by_group(now, id, producer, group);
         result.map(|()| mark)
     }
 
     /// Puts more into a transaction, and records it unless it is in it already.
     fn extend(
+    /// Puts a group into a transaction, if a group may have that name: a record with a longer one could not be read again, and what it says of the
+    /// transaction would be lost.
+    fn extend_by_group(
+        &mut self,
+        now: Now,
+        id: &str,
+        producer: (i64, i16),
+        group: &str,
+    ) -> (Option<Mark>, Result<(), Code>) {
+        if group.is_empty() || group.len() > GROUP_NAME_BYTES_MAX || group.starts_with(SYSTEM_PREFIX) {
+            return (None, Err(Code::InvalidGroupId));
+        }
+        self.extend(now, id, producer, |transaction| {
+            transaction.groups.insert(group.to_owned());
+        })
+    }
+
         &mut self,
         now: Now,
         id: &str,

@@ -11,9 +11,10 @@ use kafka_protocol::messages::{
     InitProducerIdRequest, ListTransactionsRequest, ProducerId, TopicName, TransactionalId,
 };
 use kafka_protocol::protocol::StrBytes;
-use kera_format::StreamId;
+use kera_format::chunk::ChunkTarget;
 use kera_format::kafka_groups::OffsetKey;
 use kera_format::kafka_transactions::{AbortedRange, Entry, Touched, Transaction, TransactionState as State};
+use kera_format::{ChunkBuilder, ChunkView, Compression, StreamId};
 use parking_lot::Mutex;
 use proptest::prelude::*;
 
@@ -26,6 +27,16 @@ struct Kept {
     is_full: bool,
 }
 
+/// What is recorded says the same when it is read.
+fn check_readable(entry: &Entry) {
+    let mut chunk = ChunkBuilder::default();
+    entry.encode(&mut chunk);
+    let bytes = chunk.seal(&ChunkTarget::default(), Compression::None).expect("a chunk");
+    let chunk = ChunkView::parse(&bytes).expect("whole");
+    let records: Vec<_> = chunk.records().map(|record| Entry::decode(&record.expect("a record"))).collect();
+    assert_eq!(records, [Ok(entry.clone())]);
+}
+
 #[derive(Clone, Default)]
 struct MemoryJournal(Arc<Mutex<Kept>>);
 
@@ -35,6 +46,7 @@ impl TransactionJournal for MemoryJournal {
         if kept.is_full {
             return Err(AppendFailed);
         }
+        entries.iter().for_each(check_readable);
         kept.entries.extend_from_slice(entries);
         Ok(Mark(kept.entries.len() as u64))
     }
@@ -484,8 +496,26 @@ fn requests_that_make_no_sense_get_kafkas_errors() {
     for (topic, partition) in [("no", 0), ("orders", 4), ("orders", -1)] {
         assert_eq!(world.add("a", producer, topic, partition), Code::UnknownTopicOrPartition.code());
     }
-    assert_eq!(world.add_group("a", producer, ""), Code::InvalidGroupId.code());
     assert_eq!(world.end("a", producer, true), Code::InvalidTxnState.code());
+}
+
+#[test]
+fn no_group_is_recorded_whose_name_cannot_be_read_again() {
+    let mut world = World::new();
+    let producer = world.init("a").expect("begun");
+    assert_eq!(world.add("a", producer, "orders", 0), 0);
+    let kept = world.journal.0.lock().entries.len();
+    for name in ["", "_kera.x", &"g".repeat(1_025), &"g".repeat(70_000)] {
+        assert_eq!(world.add_group("a", producer, name), Code::InvalidGroupId.code());
+        let added = world.transactions.add_group(world.now, "a", producer, name);
+        assert_eq!(added, Err(Code::InvalidGroupId));
+    }
+    assert_eq!(world.journal.0.lock().entries.len(), kept);
+    assert_eq!(world.add_group("a", producer, &"g".repeat(1_024)), 0);
+    assert_eq!(world.transactions.add_group(world.now, "a", producer, &"h".repeat(1_024)).map(drop), Ok(()));
+    world.restart();
+    assert_eq!(world.end("a", producer, true), 0);
+    assert_eq!((world.finish().groups.len(), world.state("a")), (2, "CompleteCommit".to_owned()));
 }
 
 /// As many as may be, each of another age: `b` has been at rest longest.
