@@ -271,7 +271,7 @@ impl TransactionDoor {
                 let mut of = of.lock();
                 of.wrote(producer_id, touched.from_offset);
                 if is_handed_over {
-                    of.hand_over(producer_id);
+                    of.hand_over(producer_id, touched.from_offset);
                 }
             }
         }
@@ -495,7 +495,7 @@ impl TransactionDoor {
         let is_handed_over = self.call(&self.own, |all, now| all.hand_over(now, ending, left, aborted))?;
         for (of, touched) in left.iter().filter(|_| is_handed_over) {
             if let Some(partition) = self.partitions.get(touched.stream, of.partition) {
-                partition.lock().hand_over(ending.producer_id);
+                partition.lock().hand_over(ending.producer_id, touched.from_offset);
             }
         }
         // Its end is not told here: who waits for it asks elsewhere.

@@ -77,11 +77,17 @@ impl PartitionTransactions {
         self.alone.get_or_insert_with(|| open.clone());
     }
 
-    /// The coordinators tell from here on what becomes of this producer's transaction, which the node has known of when it was alone.
-    pub fn hand_over(&mut self, producer_id: i64) {
+    /// The coordinators tell from here on what becomes of this producer's transaction, which the node has known of when it was alone. It has written
+    /// nothing before `from_offset`: that is what its marker will name, also where the first record came later.
+    pub fn hand_over(&mut self, producer_id: i64, from_offset: u64) {
         self.keep_alone();
         if let Some(alone) = &mut self.alone {
             alone.remove(&producer_id);
+        }
+        if let Some(first) = self.open.get_mut(&producer_id).filter(|first| from_offset < **first) {
+            self.firsts.remove(&(*first, producer_id));
+            self.firsts.insert((from_offset, producer_id));
+            *first = from_offset;
         }
     }
 
@@ -427,6 +433,24 @@ mod tests {
         of.ended((1, 0), true, 20);
         of.refresh([], []);
         assert_eq!((of.stable(30), of.ranges()), (30, &[told, range][..]));
+    }
+
+    /// Its coordinator knows the place where the partition was added to it.
+    #[test]
+    fn the_marker_of_what_was_handed_over_is_not_late_where_its_first_record_came_later() {
+        let mut of = none();
+        of.wrote(1, 10);
+        of.wrote(2, 12);
+        of.hand_over(1, 7);
+        of.hand_over(2, u64::MAX);
+        of.hand_over(3, 4);
+        of.learn([(1, 7)], []);
+        assert!(!of.is_late(1, 7) && of.is_late(1, 6));
+        assert_eq!((of.stable(20), of.begun(2), of.begun(3)), (7, Some(12), None));
+        let range = of.ended((1, 0), false, 14).unwrap();
+        assert_eq!((range.first_offset, range.marker_offset, range.stable_offset), (7, 14, 12));
+        of.ended((2, 0), true, 15);
+        assert_eq!((of.stable(20), of.has_open()), (20, false));
     }
 
     /// A record of the log, and what a reader of committed records makes of it.
