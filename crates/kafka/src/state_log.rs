@@ -31,6 +31,8 @@ const PIECE_BYTES: usize = 1 << 20;
 const READ_BYTES: usize = 1 << 20;
 /// How often a log rests before it is tried again.
 const RESTS: u32 = 6;
+/// After what time a copy is begun again that broke off: what is written of each stays in the log.
+const COPY_PAUSE_US: u64 = 10_000_000;
 /// How late it is noticed that what is read is wanted no more.
 const PATIENCE: Duration = Duration::from_millis(50);
 
@@ -285,6 +287,8 @@ struct State {
     copy_bytes: u64,
     /// A copy that is written and not yet durable: where it starts, its last ticket.
     copied: Option<(Cursor, Ticket)>,
+    /// A copy was begun that has not ended: no other is before then.
+    next_copy_us: u64,
 }
 
 impl<E: Kept> StateLog<E> {
@@ -546,12 +550,17 @@ impl<E: Kept> StateLog<E> {
         }
     }
 
-    /// Whether it is time to write everything anew, since `bytes_min` and at least as much as a copy takes were added: where
+    /// Whether it is time to write everything anew, since `bytes_min` and at least as much as a copy takes were added, and none broke off just now: where
     /// the copy will start, and what was added until then. Under the coordinator's lock.
     pub(crate) fn begin_copy(&self, bytes_min: u64) -> Option<(Cursor, u64)> {
-        let state = self.state.lock();
-        let due = state.copied.is_none() && state.added_bytes > bytes_min.max(state.copy_bytes);
-        due.then(|| (self.lane.latest().0, state.added_bytes))
+        let now_us = self.clock.monotonic_us();
+        let mut state = self.state.lock();
+        let is_grown = state.added_bytes > bytes_min.max(state.copy_bytes);
+        if state.copied.is_some() || !is_grown || now_us < state.next_copy_us {
+            return None;
+        }
+        state.next_copy_us = now_us + COPY_PAUSE_US;
+        Some((self.lane.latest().0, state.added_bytes))
     }
 
     /// Everything is written anew from `from` on.
@@ -560,6 +569,7 @@ impl<E: Kept> StateLog<E> {
         state.copied = Some((from, state.last_ticket));
         state.copy_bytes = state.added_bytes - added_before;
         state.added_bytes = 0;
+        state.next_copy_us = 0;
     }
 
     /// Lets go of what a durable copy has replaced. Not once it is somebody else's: who reads it next reads what is here.

@@ -9,7 +9,7 @@ use kera_format::kafka_transactions::{AbortedRange, Entry};
 use kera_log::ReadError;
 
 use crate::groups::{AppendFailed, Mark};
-use crate::state_log::{Bounded, Damage, StateLog, cannot_be_read};
+use crate::state_log::{Bounded, Damage, StateLog, cannot_be_read, pieces};
 use crate::transaction_door::TRANSACTIONS_STREAM;
 use crate::transaction_founding::is_wound_down;
 use crate::transactions::{TransactionJournal, Transactions};
@@ -102,7 +102,9 @@ pub(crate) fn copy_ids(log: &StateLog<Entry>, all: &Transactions) -> Result<usiz
     let (mut behind, mut copied) = (None, 0);
     loop {
         let (entries, next) = all.snapshot(behind.as_deref(), COPY_STEP_BYTES);
-        log.append(&entries)?;
+        for piece in pieces(&entries) {
+            log.append(piece)?;
+        }
         copied += entries.len();
         behind = next;
         if behind.is_none() {

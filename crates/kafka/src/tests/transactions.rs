@@ -20,7 +20,7 @@ use kafka_protocol::messages::txn_offset_commit_request::{
 };
 use kafka_protocol::protocol::{Decodable, Request};
 use kera_env::ManualClock;
-use kera_format::kafka_transactions::{AbortedRange, Entry};
+use kera_format::kafka_transactions::{AbortedRange, Entry, Transaction};
 use kera_log::ChunkReference;
 use kera_log::store::{DiskStore, StoreConfig};
 use parking_lot::Mutex;
@@ -787,6 +787,43 @@ fn the_log_is_written_anew_and_says_the_same() {
     world.restart();
     assert_eq!((world.state("a"), world.state("b")), ("CompleteAbort".into(), "Ongoing".into()));
     assert_eq!((world.committed("t", 0), world.list("u", 0, -1, 1)), (vec![], 0));
+}
+
+/// Each of them fits into a chunk, and not all together.
+#[test]
+fn transactions_with_many_groups_are_written_anew_too() {
+    let mut world = World::new();
+    let producer = world.init("a").unwrap();
+    assert_eq!(world.add("a", producer, "t", 0), 0);
+    let door = world.running().door.clone();
+    let own = door.transactions.part(0);
+    let ids = ["b", "c", "d", "e", "f"];
+    let known = own.state.lock().all.known("a").cloned().unwrap();
+    for id in ids {
+        let groups = (0..1_000).map(|number| format!("{number:01024}")).collect();
+        own.state.lock().all.replay(id.to_owned(), Some(Transaction { groups, ..known.clone() }));
+    }
+    assert_eq!(door.transactions.copy(0), (true, 6));
+    drop((door, own));
+    world.sink.release();
+    world.running().door.transactions.tick();
+    world.restart();
+    ids.iter().for_each(|id| assert_eq!(world.state(id), "Ongoing"));
+    let part = world.running().door.transactions.part(0);
+    assert_eq!(part.state.lock().all.known("f").unwrap().groups.len(), 1_000);
+}
+
+#[test]
+fn a_copy_that_broke_off_is_not_begun_again_at_once() {
+    let mut world = World::new();
+    world.init("a").unwrap();
+    let door = world.running().door.clone();
+    let begins = || door.transactions.log().begin_copy(0).is_some();
+    assert!(begins() && !begins());
+    world.clock.advance_ms(9_999);
+    assert!(!begins());
+    world.clock.advance_ms(1);
+    assert!(begins());
 }
 
 /// Partitions with durability `process` lose their end with the machine's power; what is known of their transactions does not.

@@ -29,6 +29,7 @@ use super::producer::{self, Begun};
 use super::{Ending, NOT_WRITTEN, Places, ProducerIds, Reply, TransactionConfig, TransactionJournal};
 use crate::groups::{AppendFailed, Mark, Now};
 use crate::limits_told::tell;
+use crate::state_log::Bounded;
 
 /// Ids that one request may ask about.
 const DESCRIBED_MAX: usize = 10_000;
@@ -371,8 +372,9 @@ impl Transactions {
             if bytes >= bytes_max && !entries.is_empty() {
                 return (entries, last);
             }
-            bytes += 64 + id.len() + held.is.partitions.keys().map(|of| of.topic.len() + 24).sum::<usize>();
-            entries.push(Entry::Transaction(id.clone(), Some(held.is.clone())));
+            let entry = Entry::Transaction(id.clone(), Some(held.is.clone()));
+            bytes += entry.bytes();
+            entries.push(entry);
             last = Some(id.clone());
         }
         (entries, None)
@@ -557,8 +559,6 @@ impl Transactions {
         result.map(|()| mark)
     }
 
-    /// Puts more into a transaction, and records it unless it is in it already.
-    fn extend(
     /// Puts a group into a transaction, if a group may have that name: a record with a longer one could not be read again, and what it says of the
     /// transaction would be lost.
     fn extend_by_group(
@@ -576,6 +576,8 @@ impl Transactions {
         })
     }
 
+    /// Puts more into a transaction, and records it unless it is in it already.
+    fn extend(
         &mut self,
         now: Now,
         id: &str,
