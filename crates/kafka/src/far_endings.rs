@@ -9,7 +9,7 @@ use std::sync::mpsc::Sender;
 
 use kafka_protocol::ResponseError as Code;
 use kera_format::kafka_transactions::AbortedRange;
-use kera_format::{ProducerEpoch, ProducerId, StreamId, StreamletId};
+use kera_format::{ProducerEpoch, ProducerId, StreamId};
 use kera_protocol::admin::StreamRef;
 use kera_protocol::{EndInGroup, EndInPartitions, EndedPartition, GroupEnded, PartitionEnded, PartitionsEnded};
 
@@ -37,9 +37,8 @@ struct Marker {
     partition: u32,
     from_offset: u64,
     step: Step,
-    /// By whom it was written.
-    streamlet: u32,
-    owner_epoch: u32,
+    /// By whom it was written: the owner of which streamlet, in which epoch. By nobody, if the topic is gone.
+    owner: Option<(u32, u32)>,
     aborted: Option<AbortedRange>,
 }
 
@@ -79,8 +78,7 @@ impl FarEnding {
                 partition: u32::try_from(of.partition).ok()?,
                 from_offset: touched.from_offset,
                 step: Step::ToDo(0),
-                streamlet: 0,
-                owner_epoch: 0,
+                owner: None,
                 aborted: None,
             })
         });
@@ -127,11 +125,12 @@ impl FarEnding {
 
     /// Records the end. True if that is done.
     fn end(&mut self, door: &Door, now_ms: u64) -> bool {
-        let marked: Vec<Marked> = self.markers.iter().map(Marker::marked).collect();
+        let marked = self.markers.iter().enumerate().filter_map(|(at, marker)| Some((at, marker.marked()?)));
+        let (places, marked): (Vec<usize>, Vec<Marked>) = marked.unzip();
         let aborted: Vec<AbortedRange> = self.markers.iter().filter_map(|marker| marker.aborted).collect();
         match door.transactions.ended_far(&self.part, &self.ending, &marked, &aborted) {
             Ok(again) => {
-                again.iter().for_each(|at| self.markers[*at].step = Step::ToDo(now_ms));
+                again.iter().for_each(|at| self.markers[places[*at]].step = Step::ToDo(now_ms));
                 again.is_empty()
             }
             Err(AppendFailed) => false,
@@ -147,16 +146,17 @@ impl FarEnding {
             let Ok(info) = door.coordinator.stream(&StreamRef::Id(marker.stream)) else {
                 // The topic is gone, and with it what the transaction has written; or it is so new that this node has not heard of it.
                 let is_unheard = door.broker.ownership().may_hear_of(marker.stream);
+                marker.owner = None;
                 marker.step = if is_unheard { Step::ToDo(now_ms + RETRY_MS) } else { Step::Done };
                 continue;
             };
-            marker.streamlet = streamlet_of(marker.partition, &info.options).0;
-            let owner = door.broker.ownership().owner(marker.stream, StreamletId(marker.streamlet));
+            let streamlet = streamlet_of(marker.partition, &info.options);
+            let owner = door.broker.ownership().owner(marker.stream, streamlet);
             let Some(owner) = owner.filter(|owner| owner.node != 0) else {
                 marker.step = Step::ToDo(now_ms + RETRY_MS);
                 continue;
             };
-            (marker.step, marker.owner_epoch) = (Step::Asked, owner.epoch);
+            (marker.step, marker.owner) = (Step::Asked, Some((streamlet.0, owner.epoch)));
             let one = EndedPartition {
                 stream: marker.stream,
                 partition: marker.partition,
@@ -257,7 +257,8 @@ impl FarEnding {
 }
 
 impl Marker {
-    fn marked(&self) -> Marked {
-        Marked { stream: self.stream, streamlet: self.streamlet, owner_epoch: self.owner_epoch }
+    fn marked(&self) -> Option<Marked> {
+        let (streamlet, owner_epoch) = self.owner?;
+        Some(Marked { stream: self.stream, streamlet, owner_epoch })
     }
 }
