@@ -104,6 +104,11 @@ impl Outbox {
         self.own_queued + self.small.len() + if is_own { self.front_written } else { 0 }
     }
 
+    /// The same, if nothing were in segments.
+    pub(crate) fn all_bytes(&self) -> usize {
+        self.own_bytes() + self.shared_queued
+    }
+
     /// All bytes that were ever written.
     #[inline]
     pub(crate) fn left_bytes(&self) -> u64 {
@@ -288,34 +293,34 @@ impl Outbox {
         }
     }
 
-    /// Copies what waits out of the segments that it belongs to, so that they can leave memory. False if the server's sum has no
-    /// room for that; then nothing is changed.
+    /// Copies what waits out of the segments that it belongs to, so that they can leave memory, as far as the server's sum has room. False if some
+    /// is left in segments.
     ///
     /// A few bytes keep a whole segment, and one answer may have bytes of hundreds: a peer that does not take it would keep
     /// the arena from producers, with an outbox that is far from full. One that reads is gone before, and costs no copy.
     pub(crate) fn detach(&mut self) -> bool {
-        if !self.unsent.try_add(self.shared_queued) {
-            return false;
-        }
-        self.counted += self.shared_queued;
-        self.own_queued += std::mem::take(&mut self.shared_queued);
         let mut copied = Vec::new();
+        // The front part is copied without what is written of it.
+        let mut written = self.front_written;
         for part in std::mem::take(&mut self.parts) {
             match part {
-                Part::Large { bytes, is_own: false } => {
-                    // The front part is copied without what is written of it.
-                    let is_front = self.parts.is_empty() && copied.is_empty();
-                    let from = if is_front { std::mem::take(&mut self.front_written) } else { 0 };
-                    copied.extend_from_slice(&bytes[from..]);
+                Part::Large { bytes, is_own: false } if self.unsent.try_add(bytes.len() - written) => {
+                    let waits = &bytes[written..];
+                    self.counted += waits.len();
+                    self.own_queued += waits.len();
+                    self.shared_queued -= waits.len();
+                    self.front_written -= written;
+                    copied.extend_from_slice(waits);
                 }
-                own => {
+                kept => {
                     self.push_copied(&mut copied);
-                    self.parts.push_back(own);
+                    self.parts.push_back(kept);
                 }
             }
+            written = 0;
         }
         self.push_copied(&mut copied);
-        true
+        !self.has_shared()
     }
 
     fn push_copied(&mut self, copied: &mut Vec<u8>) {
@@ -559,6 +564,30 @@ mod tests {
         assert_eq!(unsent.bytes(), 0);
         assert!(second.detach());
         assert_eq!(Arc::strong_count(&segment), 1);
+    }
+
+    #[test]
+    fn of_what_does_not_fit_into_the_sum_as_much_is_detached_as_fits() {
+        let unsent = Unsent::new(100_000);
+        let mut out = Outbox::counted(1 << 20, Arc::clone(&unsent));
+        let segments = [50_000, 60_000, 30_000, 35_000].map(|bytes| {
+            let (bytes, segment) = of_segment(bytes);
+            attach(&mut out, bytes);
+            segment
+        });
+        let kept = || segments.each_ref().map(|segment| Arc::strong_count(segment) > 1);
+        out.advance(FRAME_HEADER_BYTES + 10_000);
+        let before = out.to_vec();
+        assert!(!out.detach());
+        assert_eq!(out.to_vec(), before);
+        assert_eq!((kept(), unsent.bytes()), ([false, true, false, true], 70_000));
+        // The first of those that are left is in front now, and has been taken in part.
+        out.advance(40_000 + FRAME_HEADER_BYTES + 30_000);
+        let before = out.to_vec();
+        assert!(out.detach());
+        assert_eq!((out.to_vec(), kept()), (before, [false; 4]));
+        out.advance(out.queued_bytes());
+        assert_eq!(unsent.bytes(), 0);
     }
 
     #[test]

@@ -26,9 +26,10 @@ const STANDS_STILL_MAX: Duration = Duration::from_secs(5);
 /// has left. So whoever reads is served, one answer after the other, and the sum is passed by one answer of each connection at
 /// most.
 ///
-/// What is copied out of segments does not pass it. Where there is no room for that, what waits stays in the segments and is
+/// What is copied out of segments does not pass it. Where there is no room for all of that, the rest stays in the segments and is
 /// looked at again, and of the connections that are [too slow](Taking::is_slow_from) the one that has taken nothing for longest
-/// is [closed](Unsent::close_first). Nobody else is: a healthy reader has an answer of many megabytes for longer than a
+/// is [closed](Unsent::close_first); where one has more than all may have, no other makes room for it, and it goes itself if it is too slow. Nobody
+/// else is closed: a healthy reader has an answer of many megabytes for longer than a
 /// [moment](TAKEN_SOON), and closed for it would ask for the same one again, for ever. All the same no segment is kept for good:
 ///
 /// - one that is too slow stands in line and goes, if not at once then by one of the looks that follow, each of which has one
@@ -93,7 +94,7 @@ impl Unsent {
 
     /// Has the connection closed that is too slow and has taken nothing for longest, if one is. One at a time: until it is gone,
     /// or has taken something, it stays the first.
-    pub(crate) fn close_first(&self) {
+    fn close_first(&self) {
         if let Some((_, first)) = self.line().first_key_value() {
             first.is_to_close.store(true, Ordering::Release);
             first.waker.wake();
@@ -172,11 +173,16 @@ impl Taking {
             self.in_line = slow_since.map(|took_at| unsent.line_up(took_at, connection, waker));
         }
         self.found_no_room = out.has_shared() && !out.detach();
-        if self.found_no_room {
+        if !self.found_no_room {
+            return;
+        }
+        if out.all_bytes() <= unsent.bytes_max {
             unsent.close_first();
         }
     }
 
+        } else if let Some(in_line) = &self.in_line {
+            in_line.is_to_close.store(true, Ordering::Release);
     /// Whether the outbox keeps segments because there was no room to copy what it has of them.
     pub(crate) fn found_no_room(&self) -> bool {
         self.found_no_room

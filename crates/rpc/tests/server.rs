@@ -804,6 +804,33 @@ fn where_there_is_no_room_to_copy_who_takes_nothing_is_closed_and_who_reads_is_n
 }
 
 #[test]
+fn nobody_is_closed_for_one_that_has_more_than_all_may_have() {
+    const ANSWER: u64 = 8 << 20;
+    let (server, script) = start(|config| {
+        config.inflight_bytes_max = 1;
+        config.outbox_bytes_max = 32 << 20;
+        config.answer_bytes_max = ANSWER as usize;
+        config.stall_timeout = Duration::from_secs(3_600);
+        config.bytes_per_s_min = 64 << 20;
+    });
+    let mut deaf = Raw::greeted(server.local_addr());
+    deaf.write(&frame(Op::GetStream, 1, &ANSWER.to_le_bytes()));
+    script.until("it waits for the deaf one", |s| s.made.load(SeqCst) == 1);
+    let mut greedy = Raw::greeted(server.local_addr());
+    for correlation in 0..8 {
+        greedy.write(&frame(Op::NextSegments, correlation, &ANSWER.to_le_bytes()));
+    }
+    script.until("all are asked for", |s| s.frames.load(SeqCst) == 9);
+    script.let_go.store(true, SeqCst);
+    script.wake_all();
+    script.until("the one that has too much is closed", |s| s.closed.load(SeqCst) == 1);
+    assert_eq!(deaf.read().1.len() as u64, ANSWER);
+    deaf.echo(b"goes on");
+    script.until("nothing is kept in the log's memory", |s| s.held_bytes.load(SeqCst) == 0);
+    assert_eq!(script.closed.load(SeqCst), 1);
+}
+
+#[test]
 fn who_takes_answers_byte_by_byte_is_closed_while_others_lack_memory() {
     let (server, script) = start(|config| {
         config.inflight_bytes_max = 1;

@@ -90,12 +90,14 @@ impl Drop for Held {
 const IN_FRONT: &[u8] = b"front";
 
 /// What the operations do here: `NodeStatus` echoes its body, `StreamStats` answers with so many bytes as its body says,
-/// `GetStream` with so many as of a segment, `Lookup` blocks the connection until let go, `NextGroups` is answered in a later wake, last first, `ReadChunks` fails,
+/// `GetStream` with so many as of a segment, `Lookup` blocks the connection until let go, `NextGroups` is answered in a later wake, last first, and so
+/// is `NextSegments`, with so many bytes as of a segment, `ReadChunks` fails,
 /// `Subscribe` is answered by as many pushes as its body says, `DeleteStream` closes. `StoreBlock` echoes its body too, and has a place for
 /// all behind its first eight bytes; if the first one is 1 it is blocked until let go.
 struct Scripted {
     script: Arc<Script>,
-    waiting: Vec<FrameHeader>,
+    /// With how many bytes each is answered.
+    waiting: Vec<(FrameHeader, usize)>,
 }
 
 fn number(body: &[u8]) -> usize {
@@ -129,7 +131,8 @@ impl Session for Scripted {
                 }
                 out.begin(&header.response(0)).finish();
             }
-            Op::NextGroups => self.waiting.push(*header),
+            Op::NextGroups => self.waiting.push((*header, 0)),
+            Op::NextSegments => self.waiting.push((*header, number(body))),
             Op::ReadChunks => {
                 let error = ErrorBody { message: "not today".into(), retry_after_ms: 70 };
                 out.error(header, Status::ArenaFull, &error);
@@ -179,8 +182,10 @@ impl Session for Scripted {
 
     fn on_wake(&mut self, out: &mut Outbox) {
         if self.script.let_go.load(Ordering::SeqCst) {
-            while let Some(header) = self.waiting.pop() {
-                out.begin(&header.response(0)).finish();
+            while let Some((header, bytes)) = self.waiting.pop() {
+                let mut frame = out.begin(&header.response(0));
+                frame.attach(Held::bytes_of(bytes, &self.script));
+                frame.finish();
             }
         }
     }
