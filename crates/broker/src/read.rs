@@ -17,7 +17,9 @@ pub(crate) struct WaitingRead {
     min_bytes: usize,
     budget: usize,
     received_us: u64,
-    pub(crate) deadline_us: u64,
+    deadline_us: u64,
+    /// What the peer has not taken is in the way.
+    is_held_back: bool,
 }
 
 impl WaitingRead {
@@ -44,7 +46,31 @@ impl WaitingRead {
             budget,
             received_us,
             deadline_us: received_us + wait_us,
+            is_held_back: false,
         })
+    }
+
+    /// When it is answered in any case; while it is held back that is up to the peer.
+    pub(crate) fn deadline_us(&self) -> Option<u64> {
+        (!self.is_held_back).then_some(self.deadline_us)
+    }
+
+    /// Whether it waits for the outbox to drain.
+    pub(crate) fn is_held_back(&self) -> bool {
+        self.is_held_back
+    }
+
+    /// It is not answered before the outbox has drained; with `last` its time is up then.
+    pub(crate) fn hold_back(&mut self, last: bool) {
+        self.is_held_back = true;
+        if last {
+            self.deadline_us = self.received_us;
+        }
+    }
+
+    /// The outbox has room for its answer. Whether its time is up.
+    pub(crate) fn go_on(&mut self, now_us: u64) -> bool {
+        std::mem::take(&mut self.is_held_back) && self.deadline_us <= now_us
     }
 
     /// Reads what is there and answers if it is enough, if there is something else to tell, or if `force`d: the time is

@@ -197,14 +197,18 @@ impl BrokerSession {
         self.flush_counts();
     }
 
-    /// The outbox has room again: goes on with pushes that were held back.
+    /// The outbox has room again: goes on with answers and pushes that were held back. Answers first: of those there are only so many, and no more
+    /// are asked for while it is full.
     pub fn on_drained(&mut self, out: &mut Outbox) {
-        let held_back = |(number, waiter): (u32, &Waiter)| match waiter {
-            Waiter::Subscription(subscription) if subscription.entries.has_line() => Some(number),
-            _ => None,
-        };
-        let numbers: Vec<u32> = self.waiters.iter().filter_map(held_back).collect();
-        for number in numbers {
+        let (mut reads, mut subscriptions) = (Vec::new(), Vec::new());
+        for (number, waiter) in self.waiters.iter() {
+            match waiter {
+                Waiter::Read(read) if read.is_held_back() => reads.push(number),
+                Waiter::Subscription(subscription) if subscription.entries.has_line() => subscriptions.push(number),
+                _ => {}
+            }
+        }
+        for number in reads.into_iter().chain(subscriptions) {
             self.serve(number, false, out);
         }
         self.on_wake(out);
@@ -385,7 +389,13 @@ impl BrokerSession {
         match self.waiters.take(number) {
             None => {}
             Some(Waiter::Subscription(subscription)) => self.pump(number, subscription, out),
+            // Many may be due at once: together they would have far more than any outbox is meant to.
+            Some(Waiter::Read(mut read)) if out.is_full() => {
+                read.hold_back(last);
+                self.waiters.put(number, Waiter::Read(read));
+            }
             Some(Waiter::Read(mut read)) => {
+                let last = read.go_on(self.core.clock.monotonic_us()) || last;
                 if read.serve(&mut self.core, number, last, &mut self.gathered, out) {
                     read.entries.unwatch(&mut self.core, number);
                     self.waiters.release(number);

@@ -28,7 +28,7 @@ impl Waiter {
     /// When it is answered in any case.
     pub(crate) fn deadline_us(&self) -> Option<u64> {
         match self {
-            Waiter::Read(read) => Some(read.deadline_us),
+            Waiter::Read(read) => read.deadline_us(),
             Waiter::Subscription(_) => None,
             Waiter::Retry(retry) => Some(retry.deadline_us),
         }

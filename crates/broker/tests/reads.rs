@@ -326,6 +326,42 @@ fn a_graceful_stop_answers_waiting_reads() {
 }
 
 #[test]
+fn reads_whose_time_is_up_together_are_answered_as_far_as_the_peer_takes_them() {
+    for stops in [false, true] {
+        let house = House::with(BrokerConfig { waiting_max: 64, ..config() }, 16 << 20);
+        house.stream(STREAM, options(1, 1));
+        house.peer().write(&[chunk(4_000)]);
+        let mut reader = house.peer_with(20_000);
+        let mut request = read_request(&[entry(STREAM, 0, 0, Cursor::default())], 1_000);
+        request.min_bytes = 8_000;
+        (0..64).for_each(|_| assert_eq!(reader.send(&request), Flow::Done));
+        assert!(reader.out.is_empty());
+        if stops {
+            let Peer { session, out, .. } = &mut reader;
+            session.on_stop(out);
+        } else {
+            house.clock.advance_ms(1_000);
+        }
+        let mut answered = 0;
+        while answered < 64 {
+            reader.run(&house);
+            assert!(reader.out.queued_bytes() < 20_000 + 5_000, "{} bytes", reader.out.queued_bytes());
+            let answers = reader.frames();
+            assert!(!answers.is_empty(), "only {answered} are answered");
+            answers.iter().for_each(|answer| {
+                assert_eq!(ordinals(&answer.decode::<ReadChunksResponse>().answers[0].1), [0]);
+            });
+            answered += answers.len();
+            // Those that are held back are up to the peer.
+            assert_eq!(reader.session.deadline_us(), None);
+            let Peer { session, out, .. } = &mut reader;
+            session.on_drained(out);
+        }
+        assert!(reader.frames().is_empty());
+    }
+}
+
+#[test]
 fn waiting_requests_and_their_entries_are_bounded() {
     let config = BrokerConfig { waiting_max: 2, entries_max: 3, ..config() };
     let house = House::with(config, 16 << 20);
