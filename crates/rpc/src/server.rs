@@ -62,7 +62,8 @@ pub struct ServerConfig {
     /// frame that it has begun.
     pub stall_timeout: Duration,
     /// While others lack memory a connection is closed whose frame takes longer than `stall_timeout` and what it would at
-    /// so many bytes per second, or that takes longer to take what waits for it.
+    /// so many bytes per second, or that takes longer to take what waits for it. Where there is no memory to copy what waits out of segments one goes that
+    /// takes fewer, once it has stood still for 5 seconds, or for as long as 1.5 MiB take if that is longer: sockets tell of what is taken in such pieces.
     pub bytes_per_s_min: u64,
     /// What the handshake answers. The server itself obeys `frame_bytes_max` and `idle_timeout_ms`.
     pub hello: HelloResponse,

@@ -15,9 +15,11 @@ use crate::{Outbox, SessionWaker};
 
 /// What has lain in an outbox for so long is not taken soon: a peer that reads has it within a fraction of that.
 const TAKEN_SOON: Duration = Duration::from_secs(1);
-/// A peer may stand still for so long before it counts as too slow. The socket tells of bytes that are taken in pieces of up to a
-/// third of its buffer, more than a megabyte: on a line of a few Mbit/s there are seconds between them.
+/// A peer may stand still for so long before it counts as too slow, or for as long as it may take for a [piece](PIECE_BYTES) if that is longer.
 const STANDS_STILL_MAX: Duration = Duration::from_secs(5);
+/// The socket tells of bytes that are taken in pieces of up to a third of its buffer, which has 4 MiB: on a line of a few Mbit/s there are seconds
+/// between them.
+const PIECE_BYTES: usize = 1536 << 10;
 
 /// The bound on the memory of its own that a server's outboxes take together.
 ///
@@ -150,7 +152,8 @@ impl Taking {
     /// `bytes_per_s`.
     pub(crate) fn is_slow_from(&self, out: &Outbox, bytes_per_s: u64) -> Instant {
         let waited = self.end - self.bytes as u64;
-        self.since + time_for((out.left_bytes() - waited) as usize, STANDS_STILL_MAX, bytes_per_s)
+        let still_max = STANDS_STILL_MAX.max(time_for(PIECE_BYTES, Duration::ZERO, bytes_per_s));
+        self.since + time_for((out.left_bytes() - waited) as usize, still_max, bytes_per_s)
     }
 
     /// When [`look`](Taking::look) is due.
@@ -178,11 +181,11 @@ impl Taking {
         }
         if out.all_bytes() <= unsent.bytes_max {
             unsent.close_first();
+        } else if let Some(in_line) = &self.in_line {
+            in_line.is_to_close.store(true, Ordering::Release);
         }
     }
 
-        } else if let Some(in_line) = &self.in_line {
-            in_line.is_to_close.store(true, Ordering::Release);
     /// Whether the outbox keeps segments because there was no room to copy what it has of them.
     pub(crate) fn found_no_room(&self) -> bool {
         self.found_no_room
@@ -197,4 +200,40 @@ impl Taking {
 /// How long so many bytes may take on a connection that may stand still for `still_max`.
 pub(crate) fn time_for(bytes: usize, still_max: Duration, bytes_per_s: u64) -> Duration {
     still_max + Duration::from_millis((bytes as u64).saturating_mul(1_000) / bytes_per_s.max(1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kera_protocol::FrameHeader;
+
+    fn waiting(bytes: usize) -> Outbox {
+        let mut out = Outbox::new(1);
+        let mut frame = out.begin(&FrameHeader::default());
+        frame.attach_own(vec![0; bytes].into());
+        frame.finish();
+        out
+    }
+
+    /// Linux tells of a full buffer of 4 MiB when a third of it is free.
+    #[test]
+    fn who_takes_more_than_the_least_is_not_too_slow_between_two_pieces() {
+        for bytes_per_s in [64 << 10, 1 << 20, 64 << 20] {
+            let (mut out, now) = (waiting(64 << 20), Instant::now());
+            let taking = Taking::new(&out, now);
+            let piece = (4 << 20) / 3;
+            for count in 1..40 {
+                let comes_at = now + time_for(count * piece, Duration::ZERO, bytes_per_s);
+                assert!(taking.is_slow_from(&out, bytes_per_s) > comes_at, "piece {count}");
+                out.advance(piece);
+            }
+        }
+    }
+
+    #[test]
+    fn who_takes_nothing_is_too_slow_after_the_time_for_a_piece() {
+        let (out, now) = (waiting(1 << 20), Instant::now());
+        let still = |bytes_per_s| Taking::new(&out, now).is_slow_from(&out, bytes_per_s) - now;
+        assert_eq!([64 << 10, 1 << 20].map(still), [24, 5].map(Duration::from_secs));
+    }
 }

@@ -762,6 +762,7 @@ fn start_with_little_room() -> (RunningServer, Arc<Script>) {
         config.inflight_bytes_max = 1;
         config.outbox_bytes_max = 64 << 10;
         config.answer_bytes_max = 1 << 20;
+        config.bytes_per_s_min = 320 << 10;
         config.stall_timeout = Duration::from_secs(3_600);
     })
 }
