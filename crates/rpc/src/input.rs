@@ -45,7 +45,7 @@ const PLACED_BYTES_MIN: usize = 64 << 10;
 /// that wait for something else:
 ///
 /// - for the rest of their frame. That it comes byte by byte is not enough: while others wait ([`Budget::is_waited_for`]) a
-///   frame has to be there within a time that its size sets, from when its memory was got.
+///   frame has to be there within a time that its size sets, from when its memory was got; time in which the server does not read it does not count.
 /// - for their peer to take answers, since no frame is handled while the outbox is full. Here too it does not help to take
 ///   them byte by byte: what waits in the outbox has to leave within such a time while others wait.
 /// - for the session, which has time limits of its own.

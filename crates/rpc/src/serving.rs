@@ -37,6 +37,8 @@ const TURN_BYTES: usize = 512 << 10;
 const HANDSHAKE_FRAME_BYTES_MAX: usize = 4 << 10;
 /// A session's deadline that does not move when it is called is not called again sooner than this.
 const DEADLINE_PAUSE: Duration = Duration::from_millis(1);
+/// A wait that ends so long after it was to end: the process was stopped, or its machine, and took and gave nothing meanwhile.
+const LATE: Duration = Duration::from_secs(1);
 /// How long, and how many bytes, a connection that was told why it is closed may go on sending before it is cut. Cut at
 /// once, it would lose what it was told.
 const LINGER: Duration = Duration::from_secs(1);
@@ -126,8 +128,13 @@ pub(crate) struct Serving {
     wrote_at: Instant,
     has_read: bool,
     has_written: bool,
-    /// When the first frame of the input had begun, and its memory had been got; `None` while there is no memory of it.
+    /// When the first frame of the input had begun, and its memory had been got, but for the time in which nothing was read here; `None` while there is no
+    /// memory of it.
     frame_at: Option<Instant>,
+    /// When times were noted last, whether it was waited for input then, and until when at most.
+    noted_at: Instant,
+    has_waited_for_input: bool,
+    due_at: Option<Instant>,
     is_next_frame: bool,
     /// How the peer takes what waits, if something does.
     taking: Option<Taking>,
@@ -174,6 +181,9 @@ impl Serving {
             has_read: false,
             has_written: false,
             frame_at: None,
+            noted_at: now,
+            has_waited_for_input: true,
+            due_at: None,
             is_next_frame: false,
             taking: None,
         }
@@ -389,6 +399,7 @@ impl Serving {
             timer.as_mut().reset(until);
             *armed = Some(until);
         }
+        self.due_at = until;
         let sees_end = waits.memory.is_some() && !self.has_ended;
         let mut interest = match (waits.read, waits.write) {
             (true, true) => Interest::READABLE | Interest::WRITABLE,
@@ -422,7 +433,9 @@ impl Serving {
             }
             Event::Timer => {
                 *armed = None;
-                self.expired(Instant::now())
+                let now = Instant::now();
+                self.forgive_late(now);
+                self.expired(now)
             }
         }
     }
@@ -433,8 +446,24 @@ impl Serving {
         }
     }
 
+    /// The peer answers for no time in which nobody was here to read or write.
+    fn forgive_late(&mut self, now: Instant) {
+        let late = self.due_at.take().map_or(Duration::ZERO, |due| now.saturating_duration_since(due));
+        if late > LATE {
+            self.frame_at = self.frame_at.map(|at| now.min(at + late));
+            if let Some(taking) = &mut self.taking {
+                taking.since = now.min(taking.since + late);
+            }
+        }
+    }
+
     /// Notes what has happened since the last wait.
     fn note_times(&mut self, waits: Waits, now: Instant) {
+        self.forgive_late(now);
+        if !self.has_waited_for_input {
+            self.frame_at = self.frame_at.map(|at| now.min(at + (now - self.noted_at)));
+        }
+        (self.noted_at, self.has_waited_for_input) = (now, waits.read);
         if std::mem::take(&mut self.has_read) || !waits.read {
             self.read_at = now;
         }

@@ -831,6 +831,40 @@ fn nobody_is_closed_for_one_that_has_more_than_all_may_have() {
     assert_eq!(script.closed.load(SeqCst), 1);
 }
 
+/// While it takes its answers nothing is read of its next frame.
+#[test]
+fn a_frame_is_not_given_up_for_time_in_which_it_is_not_read() {
+    const ANSWER: u64 = 64 << 20;
+    let (server, script) = start(|config| {
+        config.inflight_bytes_max = 1;
+        config.outbox_bytes_max = 64 << 10;
+        config.stall_timeout = Duration::from_secs(3);
+        config.bytes_per_s_min = 4 << 20;
+    });
+    let mut raw = Raw::greeted(server.local_addr());
+    raw.write(&frame(Op::NextSegments, 1, &ANSWER.to_le_bytes()));
+    script.until("it is asked for", |s| s.frames.load(SeqCst) == 1);
+    let rest = hold_all(&mut raw, &server, &script);
+    let mut other = Raw::greeted(server.local_addr());
+    let (begins, goes_on) = (frame(Op::NodeStatus, 7, &vec![2; 3_500_000]), 300_000);
+    other.write(&begins[..goes_on]);
+    let mut control = Raw::greeted(server.local_addr());
+    (0..10).for_each(|_| control.echo(b"the other one stands in line"));
+    script.let_go.store(true, SeqCst);
+    script.wake_all();
+    raw.stream.read_exact(&mut [0; 24]).unwrap();
+    let mut piece = vec![0; 1 << 20];
+    for _ in 0..ANSWER >> 20 {
+        raw.stream.read_exact(&mut piece).unwrap();
+        std::thread::sleep(Duration::from_millis(120));
+    }
+    raw.write(&rest);
+    assert_eq!(raw.read().1.len(), (8 << 20) - 24);
+    other.write(&begins[goes_on..]);
+    assert_eq!(other.read().1, vec![2; 3_500_000]);
+    assert_eq!(script.closed.load(SeqCst), 0);
+}
+
 #[test]
 fn who_takes_answers_byte_by_byte_is_closed_while_others_lack_memory() {
     let (server, script) = start(|config| {
