@@ -2,6 +2,7 @@
 //! number of a record, `ordinal:1000`.
 //! Pure but for [`parse_start`], which takes "now" from the machine.
 
+use std::ops::RangeInclusive;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use kera_client::Start;
@@ -67,9 +68,13 @@ pub fn now_ms() -> i64 {
 
 /// Reads an instant as milliseconds since 1970: a date with or without time (`-` or `/` between its numbers, `T` or a
 /// space before the time, `Z` or an offset at the end; without one it is UTC), or a number of seconds, milliseconds,
-/// microseconds or nanoseconds since 1970, told apart by size.
+/// microseconds or nanoseconds since 1970, told apart by size; and what [`show_instant`] writes of times that no date stands for.
 pub fn parse_instant(text: &str) -> Option<i64> {
     let text = text.trim();
+    if let Some(number) = text.strip_suffix("ms") {
+        // What dates stand for is none: `500ms` is how long ago.
+        return number.parse().ok().filter(|ms| !DATES.contains(ms));
+    }
     if text.len() >= 9 && text.bytes().all(|b| b.is_ascii_digit()) {
         return epoch_number(text.parse().ok()?);
     }
@@ -148,10 +153,14 @@ fn days_from_civil(year: i64, month: i64, day: i64) -> Option<i64> {
     Some(days - 719_162)
 }
 
-/// Writes milliseconds since 1970 as `2026-01-31T12:00:00.000Z`; outside the years 1 to 9999 as the number it is.
+/// Milliseconds since 1970 that a date with four digits of a year stands for: the years 1 to 9999.
+const DATES: RangeInclusive<i64> = -62_135_596_800_000..=253_402_300_799_999;
+
+/// Writes milliseconds since 1970 as `2026-01-31T12:00:00.000Z`; outside the years 1 to 9999 as their number with its unit, as in
+/// `1767225600000000ms`: without it that would be read as microseconds.
 pub fn show_instant(ms: i64) -> String {
-    if !(-62_135_596_800_000..=253_402_300_799_999).contains(&ms) {
-        return ms.to_string();
+    if !DATES.contains(&ms) {
+        return format!("{ms}ms");
     }
     let (days, rest) = (ms.div_euclid(86_400_000), ms.rem_euclid(86_400_000));
     let mut year = 1970 + days.div_euclid(366).min(days.div_euclid(365));
@@ -216,6 +225,7 @@ mod tests {
         assert_eq!(parse_when("latest", 0), Ok(When::Latest));
         assert_eq!(parse_when("2h", 10_000_000), Ok(When::At(2_800_000)));
         assert_eq!(parse_when("30m ago", 10_000_000), Ok(When::At(8_200_000)));
+        assert_eq!(parse_when("500ms", 10_000), Ok(When::At(9_500)), "a time span");
         assert_eq!(parse_when("1970-01-02", 0), Ok(When::At(86_400_000)));
         assert!(parse_when("earlyest", 0).unwrap_err().contains("`earliest`, `latest`"));
     }
@@ -225,7 +235,10 @@ mod tests {
         assert_eq!(show_instant(0), "1970-01-01T00:00:00.000Z");
         assert_eq!(show_instant(-1), "1969-12-31T23:59:59.999Z");
         let mut ms = -62_000_000_000_000;
-        assert_eq!(show_instant(i64::MAX), i64::MAX.to_string());
+        for ms in [253_402_300_800_000, 1_767_225_600_000_000, i64::MAX, -62_135_596_800_001, i64::MIN] {
+            assert_eq!(show_instant(ms), format!("{ms}ms"));
+            assert_eq!(parse_instant(&show_instant(ms)), Some(ms));
+        }
         while ms < 253_000_000_000_000 {
             assert_eq!(parse_instant(&show_instant(ms)), Some(ms));
             ms += 86_400_000 * 17 + 12_345_678;
