@@ -637,7 +637,10 @@ fn read_rows(mut source: Box<dyn rows::RowSource>, ahead: &Ahead, cut: &AtomicU6
     }
 }
 
-/// Keeps a rate: the n-th record leaves n / rate seconds after the first.
+/// Behind its time by more than this a rate begins anew.
+const PACE_BEHIND_MAX: Duration = Duration::from_millis(100);
+
+/// Keeps a rate: the n-th record leaves n / rate seconds after the first. What a pause of the input has left unused is not made up for.
 struct Pace {
     started: Instant,
     per_second: u64,
@@ -650,12 +653,21 @@ impl Pace {
     }
 
     async fn wait(&mut self) {
-        let due = self.started + Duration::from_secs_f64(self.released as f64 / self.per_second as f64);
-        self.released += 1;
+        let due = self.due(Instant::now());
         // Timers are no finer than a millisecond: records that are due by then go together.
         if due > Instant::now() + Duration::from_millis(1) {
             tokio::time::sleep_until(due.into()).await;
         }
+    }
+
+    /// When the next record leaves.
+    fn due(&mut self, now: Instant) -> Instant {
+        let mut due = self.started + Duration::from_secs_f64(self.released as f64 / self.per_second as f64);
+        if now.saturating_duration_since(due) > PACE_BEHIND_MAX {
+            (self.started, self.released, due) = (now, 0, now);
+        }
+        self.released += 1;
+        due
     }
 }
 
@@ -707,5 +719,23 @@ impl Progress {
 
     fn end(&self) {
         self.bar.finish_and_clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rate_is_kept_after_a_pause_too() {
+        let mut pace = Pace::new(100);
+        let started = pace.started;
+        let ms = Duration::from_millis;
+        let mut dues = |now: Duration, count: usize| -> Vec<Duration> {
+            (0..count).map(|_| pace.due(started + now) - started).collect()
+        };
+        assert_eq!(dues(ms(0), 3), [0, 10, 20].map(ms));
+        assert_eq!(dues(ms(100), 2), [30, 40].map(ms), "what is a little late is made up for");
+        assert_eq!(dues(ms(60_000), 3), [60_000, 60_010, 60_020].map(ms));
     }
 }
