@@ -328,14 +328,10 @@ fn run_load(mode: Mode, args: &LoadArgs, connect: &str, json: bool) -> Result<()
         kera_bench::BenchError::Interrupted => interrupted(&config),
         error => failed(error),
     })?;
-    if json {
-        output::print_json(&report)?
-    } else {
-        output::print(&report.table(mode == Mode::Consume))?
-    }
+    let told = if json { output::print_json(&report) } else { output::print(&report.table(mode == Mode::Consume)) };
     let errors = report.main.errors + report.consume.map_or(0, |side| side.errors);
     match errors {
-        0 => Ok(()),
+        0 => told,
         n => Err(CliError::failure(format!("{n} errors; the first: {}", report.first_error.unwrap_or_default()))),
     }
 }

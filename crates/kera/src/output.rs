@@ -8,7 +8,8 @@ use serde::Serialize;
 
 use crate::error::CliError;
 
-/// Prints text to standard output. A reader that has gone away ends the command quietly.
+/// Prints text to standard output. A reader that has gone away ends the command quietly, and well: who has more to do, or an outcome to tell by its
+/// status, does that before it returns this.
 ///
 /// # Errors
 /// [`CliError::pipe_closed`], or what the operating system says.

@@ -260,8 +260,8 @@ fn run_produce(args: &ProduceArgs, connect: &str, json: bool) -> Result<(), CliE
         seed: args.seed,
     };
     let report = verify::produce(&config, connect, &Arc::new(ProduceProgress::default())).map_err(failed)?;
-    if json {
-        output::print_json(&report)?;
+    let told = if json {
+        output::print_json(&report)
     } else {
         output::print(&format!(
             "{} records sent, {} acknowledged, {} given up; {} retries recognised, {} reconnects; run {} in {}\n",
@@ -272,10 +272,10 @@ fn run_produce(args: &ProduceArgs, connect: &str, json: bool) -> Result<(), CliE
             report.reconnects,
             report.run,
             args.log.display()
-        ))?;
-    }
+        ))
+    };
     match (report.given_up, report.first_error) {
-        (0, _) => Ok(()),
+        (0, _) => told,
         (n, why) => Err(CliError::failure(format!("{n} records were given up: {}", why.unwrap_or_default()))
             .next("records that were given up may be in the stream or not; what was acknowledged is in the log")),
     }
@@ -297,12 +297,13 @@ fn run_consume(args: &ConsumeArgs, connect: &str, json: bool) -> Result<(), CliE
         return Err(CliError::failure(message).next("`kera verify produce` writes one: give both the same --log"));
     }
     let verdict = verify::consume(&config, connect).map_err(failed)?;
-    if json {
-        output::print_json(&verdict_json(&verdict))?
-    } else {
-        output::print(&format!("{verdict}\n"))?
-    }
-    if verdict.holds() { Ok(()) } else { Err(CliError::failure("not everything that was promised holds")) }
+    let told = if json { output::print_json(&verdict_json(&verdict)) } else { output::print(&format!("{verdict}\n")) };
+    held(verdict.holds(), told)
+}
+
+/// What comes of a verdict that was told, or that nobody wanted to read: it is the status all the same.
+fn held(holds: bool, told: Result<(), CliError>) -> Result<(), CliError> {
+    if holds { told } else { Err(CliError::failure("not everything that was promised holds")) }
 }
 
 fn verdict_json(verdict: &Verdict) -> serde_json::Value {
@@ -382,10 +383,6 @@ fn run_chaos(args: &ChaosArgs, json: bool) -> Result<(), CliError> {
     });
     line.clear();
     let report = report.map_err(chaos_failed)?;
-    if json {
-        output::print_json(&report)?
-    } else {
-        output::print(&format!("{report}\n"))?
-    }
-    if report.holds { Ok(()) } else { Err(CliError::failure("not everything that was promised holds")) }
+    let told = if json { output::print_json(&report) } else { output::print(&format!("{report}\n")) };
+    held(report.holds, told)
 }

@@ -20,6 +20,7 @@ pub fn run(command: &ConfigCommand, globals: &Globals) -> Result<(), CliError> {
 
 fn check(args: &ServeArgs, globals: &Globals) -> Result<(), CliError> {
     let result = load(&args.sources());
+    let mut told = Ok(());
     if globals.json {
         let (mistakes, notices) = match &result {
             Ok(loaded) => (Vec::new(), loaded.notices.clone()),
@@ -28,11 +29,11 @@ fn check(args: &ServeArgs, globals: &Globals) -> Result<(), CliError> {
                 (all.iter().map(one).collect(), Vec::new())
             }
         };
-        print_json(&json!({ "mistakes": mistakes, "notices": notices }))?;
+        told = print_json(&json!({ "mistakes": mistakes, "notices": notices }));
     }
     let loaded = result.map_err(|mistakes| bad_config(&mistakes))?;
     if globals.json {
-        return Ok(());
+        return told;
     }
     let set = loaded.origins.iter().filter(|o| **o != kera_server::config::Origin::Default).count();
     let notices: String = loaded.notices.iter().map(|n| format!("note: {n}\n")).collect();

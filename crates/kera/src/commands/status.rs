@@ -60,21 +60,21 @@ pub async fn run(check: bool, globals: &Globals) -> Result<(), CliError> {
         cluster.map(|cluster| Cluster { cluster, moves, changes, names, copies, silent, waiting, own_problems, level });
     let problems = cluster.as_ref().map_or_else(Vec::new, problems);
     let count = status.problems.len() + problems.len();
-    if globals.json {
+    let told = if globals.json {
         let mut node = NodeJson::from(&status);
         node.problems.extend(problems);
-        print_json(&StatusJson { node, cluster: cluster.as_ref().map(ClusterJson::from) })?;
+        print_json(&StatusJson { node, cluster: cluster.as_ref().map(ClusterJson::from) })
     } else {
         let own = status_text(&status, cluster.as_ref().map(|of| &of.cluster), &globals.connect);
         let all =
             cluster.map_or_else(String::new, |cluster| format!("\n{}{}", cluster_text(&cluster), lines(&problems)));
-        print(&(own + &all))?;
-    }
+        print(&(own + &all))
+    };
     if check && count > 0 {
         let are = if count == 1 { "there is a problem".to_owned() } else { format!("there are {count} problems") };
         return Err(CliError::failure(are).next("see PROBLEM above, or `problems` with --json"));
     }
-    Ok(())
+    told
 }
 
 fn lines(problems: &[String]) -> String {
