@@ -3,9 +3,10 @@
 mod common;
 
 use std::collections::BTreeSet;
+use std::process::Stdio;
 
 use common::members::{Member, cluster, free_ports, live, start_again, three_nodes, voters};
-use common::{Node, eventually, run, stderr, stdout};
+use common::{Node, end_of, eventually, run, stderr, stdout};
 use serde_json::{Value, json};
 
 /// Runs `kera cluster recover` on a member's data directory, with more flags.
@@ -72,6 +73,8 @@ fn the_last_of_three_goes_on_alone_with_all_that_was_acknowledged_and_takes_writ
     assert!(said.contains("a majority is left: node 2, node 3; start these"), "{said}");
     let said = refused(&members[2], "--gone 1,2");
     assert!(said.contains("Node 3 will lead the coordinators alone") && said.contains("pass --yes"), "{said}");
+    let said = stderr(&recover(&members[2], "--gone 1,2 --json"));
+    assert!(said.contains("Node 3 will lead the coordinators alone") && said.contains("pass --yes"), "{said}");
     assert_eq!(recovered(&members[2], "")["entry"], found["entry"], "nothing was changed");
     let done = recovered(&members[2], "--gone 1,2 --yes");
     assert!(done["leads_from"]["entry"].as_u64() > done["entry"].as_u64(), "{done}");
@@ -110,7 +113,12 @@ fn the_node_that_is_left_of_two_goes_on_when_the_one_that_voted_alone_is_gone() 
         second.get("/readyz").1.contains("no majority of the coordinators")
     });
     second.kill();
-    recovered(&members[1], "--gone 1 --yes");
+    // It is done, also if nobody reads what it says.
+    let data = members[1].place.data().display().to_string();
+    let mut command = common::kera(["cluster", "recover", "--data", &data, "--gone", "1", "--yes"]);
+    let mut recovering = command.stdout(Stdio::piped()).spawn().expect("the binary runs");
+    drop(recovering.stdout.take());
+    assert_eq!(end_of(&mut recovering), Some(0));
     let second = start_again(&members[1]);
     eventually("all is taken over", || cluster(&second)["waiting_streamlets"] == 0);
     consume(&second, &members[1], 3000);

@@ -54,22 +54,24 @@ pub fn run(args: &RecoverArgs, globals: &Globals) -> Result<(), CliError> {
     if !gone.is_empty() {
         survivor.check_gone(&gone).map_err(CliError::failure)?;
     }
-    if !globals.json {
-        print(&text(&found, &args.data))?;
-    }
+    let text = text(&found, &args.data);
     if gone.is_empty() {
-        return if globals.json { print_json(&found) } else { print(&next(&found, &args.data)) };
+        return if globals.json { print_json(&found) } else { print(&(text + &next(&found, &args.data))) };
     }
+    let mut told = Ok(());
     if !args.yes {
+        // Where it is asked, wherever standard output goes and whatever is printed there.
         let word = listed(&gone);
-        have_typed(&word, &format!("Type {word} to go on: "), || "what is said above does not come back".to_owned())?;
+        have_typed(&word, &format!("{text}\nType {word} to go on: "), || format!("this does not come back:\n{text}"))?;
+    } else if !globals.json {
+        told = print(&text);
     }
     let place = survivor.recover();
     let place = place.map_err(|error| CliError::failure(format!("{}: {error}", data.display())))?;
     // From here on the node may be started.
     drop(lock);
     let done = SurvivorJson { leads_from: Some(PlaceJson { term: place.term, entry: place.index }), ..found };
-    if globals.json { print_json(&done) } else { print(&said(&done)) }
+    told.and(if globals.json { print_json(&done) } else { print(&said(&done)) })
 }
 
 fn not_opened(fatal: &Fatal) -> CliError {
