@@ -102,13 +102,36 @@ async fn accept_loss(
             || format!("what is missing of these logs would be gone for good:\n{text}"),
         )?;
     }
-    for of in &logs {
+    // A pipe that is closed meanwhile keeps nothing of it from being done.
+    let mut said = Ok(());
+    let (done, outcome) = each(logs, async |of: &LostLog| -> Result<(), CliError> {
         client.admin().accept_log_loss(of.log, gone).await?;
-        if !globals.json {
-            print(&format!("nobody waits any more for what is missing of log {}\n", name(of)))?;
+        if !globals.json && said.is_ok() {
+            said = print(&format!("nobody waits any more for what is missing of log {}\n", name(of)));
         }
+        Ok(())
+    })
+    .await;
+    if globals.json {
+        said = print_json(&serde_json::json!({ "accepted": json(&done, names) }));
     }
-    if globals.json { print_json(&serde_json::json!({ "accepted": json(&logs, names) })) } else { Ok(()) }
+    outcome.and(said)
+}
+
+/// Gives up what is missing of one log after the other: those of which that is done, and why it is not of the next one.
+async fn each(
+    logs: Vec<LostLog>,
+    mut give_up: impl AsyncFnMut(&LostLog) -> Result<(), CliError>,
+) -> (Vec<LostLog>, Result<(), CliError>) {
+    let mut done = Vec::new();
+    for of in logs {
+        if let Err(mut error) = give_up(&of).await {
+            error.message = format!("log {}: {}", name(&of), error.message);
+            return (done, Err(error));
+        }
+        done.push(of);
+    }
+    (done, Ok(()))
 }
 
 /// A log, what is missing of it, who had that, and whom it concerns.
@@ -187,4 +210,31 @@ fn json(logs: &[LostLog], names: &HashMap<StreamId, String>) -> Vec<LogJson> {
         streamlets: of.streamlets.iter().flat_map(each).collect(),
     };
     logs.iter().map(one).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kera_format::vlog_replica::LogId;
+
+    #[tokio::test]
+    async fn those_given_up_before_one_is_refused_are_known_and_which_one_that_is() {
+        let logs = [0, 1, 2].map(|vlog| LostLog {
+            log: LogId { node: 4, epoch: 1, vlog },
+            end: 0,
+            missing: Vec::new(),
+            lost_nodes: Vec::new(),
+            live_nodes: Vec::new(),
+            streamlets: Vec::new(),
+        });
+        let mut asked = Vec::new();
+        let (done, outcome) = each(logs.to_vec(), async |of: &LostLog| -> Result<(), CliError> {
+            asked.push(of.log.vlog);
+            if of.log.vlog == 1 { Err(CliError::failure("node 3 may come back")) } else { Ok(()) }
+        })
+        .await;
+        assert_eq!(asked, [0, 1], "nothing behind it is given up");
+        assert_eq!(done, logs[..1]);
+        assert_eq!(outcome.unwrap_err().message, "log 4/1/1: node 3 may come back");
+    }
 }
