@@ -3,10 +3,11 @@
 
 mod common;
 
+use std::io::{BufRead, BufReader};
 use std::process::{Child, Output, Stdio};
 
 use common::members::{Member, cluster, free_ports, start_again, three_nodes, voters};
-use common::{Node, eventually};
+use common::{Node, end_of, eventually};
 
 /// Three nodes with a stream that `kera verify` writes to.
 struct House {
@@ -106,6 +107,21 @@ fn a_streamlet_goes_to_and_fro_under_load_and_a_node_is_drained_and_used_again()
         let described = house.node(at).json("stream describe moved");
         assert_eq!((&described["records"], described.get("unheard")), (&40_000.into(), None), "{described}");
     }
+}
+
+#[test]
+fn a_node_that_is_lost_while_it_is_drained_is_not_waited_for() {
+    let mut house = House::new("--streamlets 600 --replication 1");
+    let mut command = house.node(1).command("node drain 2");
+    let mut draining = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the binary runs");
+    let mut said = String::new();
+    let mut says = BufReader::new(draining.stderr.take().expect("it is piped"));
+    says.read_line(&mut said).expect("it says what is left");
+    house.kill(2);
+    assert!(said.starts_with("node 2 owns"), "{said}");
+    assert_eq!(end_of(&mut draining), Some(0));
+    let told = std::io::read_to_string(draining.stdout.take().expect("it is piped")).expect("text");
+    assert!(told.starts_with("node 2 is lost and owns"), "{told}");
 }
 
 impl House {

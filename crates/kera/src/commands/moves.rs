@@ -169,18 +169,18 @@ fn said(globals: &Globals, node: u32, state: &str, text: &str) -> Result<(), Cli
 
 /// Says how far the draining of a node is, until it owns nothing.
 async fn drained(client: &Client, node: u32, no_wait: bool, globals: &Globals) -> Result<(), CliError> {
-    let known = client.admin().describe_cluster().await?;
-    let is_lost = known.nodes.iter().any(|of| of.node == node && of.fenced);
     let mut told = None;
-    let left = loop {
+    let (left, is_lost) = loop {
         let described = client.admin().describe_moves().await?;
         let left = holdings(&described, node)?;
         if !left.draining {
             return Err(CliError::failure(format!("node {node} is not drained any more: somebody has said `--undo`")));
         }
-        // Nothing moves from a node that is lost before it is back.
+        // Nothing moves from a node that is lost before it is back, also if it was lost while it was waited for.
+        let known = client.admin().describe_cluster().await?;
+        let is_lost = known.nodes.iter().any(|of| of.node == node && of.fenced);
         if left.streamlets == 0 || no_wait || is_lost {
-            break left;
+            break (left, is_lost);
         }
         if told != Some(left.streamlets) && !globals.json {
             let (has, moves) = (counted(left.streamlets, "streamlet"), counted(described.under_way, "move"));
