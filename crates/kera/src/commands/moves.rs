@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use crate::cli::{Globals, NodeCommand, RebalanceArgs, StreamletCommand, StreamletName};
 use crate::commands::copies::named;
-use crate::connect::{connect, find_stream};
+use crate::connect::{connect, explain, find_stream};
 use crate::error::CliError;
 use crate::output::{Table, counted, have_typed, print, print_json, say};
 
@@ -284,11 +284,9 @@ pub async fn rebalance(args: &RebalanceArgs, globals: &Globals) -> Result<(), Cl
             break;
         }
         let missed = carry_out(&client, plan, &names, globals, &mut moved).await?;
-        failures = if missed == 0 { 0 } else { failures + 1 };
+        failures = if missed.moves == 0 { 0 } else { failures + 1 };
         if failures == TRIES {
-            let done = moved.len();
-            return Err(CliError::failure(format!("{missed} moves were called off {TRIES} times, {done} are done"))
-                .next("look at `kera status` whether a node is lost, and try again"));
+            return Err(not_balanced(&missed, moved.len()));
         }
     }
     if globals.json {
@@ -299,6 +297,13 @@ pub async fn rebalance(args: &RebalanceArgs, globals: &Globals) -> Result<(), Cl
         1 => "1 streamlet has moved\n".to_owned(),
         done => format!("{done} streamlets have moved\n"),
     })
+}
+
+fn not_balanced(missed: &Missed, done: usize) -> CliError {
+    let why = missed.refusal.as_ref().map_or(String::new(), |why| format!("; the last that was refused: {why}"));
+    let moves = counted(missed.moves as u64, "move");
+    CliError::failure(format!("{moves} did not come to pass {TRIES} times, {done} are done{why}"))
+        .next("look at `kera status` whether a node is lost, and try again")
 }
 
 fn to_be_done(moves: usize) -> String {
@@ -397,15 +402,23 @@ fn tell_plan(plan: &[MoveInfo], names: &HashMap<StreamId, String>, globals: &Glo
     print(&format!("{}{}", table.text(), to_be_done(plan.len())))
 }
 
-/// Does the moves of a plan, a few at a time; how many did not come to pass.
+/// Moves of a plan that did not come to pass.
+#[derive(Default)]
+struct Missed {
+    moves: usize,
+    /// Why the last one was refused, if one was; the others were called off.
+    refusal: Option<String>,
+}
+
+/// Does the moves of a plan, a few at a time; those that did not come to pass.
 async fn carry_out(
     client: &Client,
     plan: Vec<MoveInfo>,
     names: &HashMap<StreamId, String>,
     globals: &Globals,
     moved: &mut Moved,
-) -> Result<usize, CliError> {
-    let (mut waiting, mut under_way, mut missed) = (VecDeque::from(plan), Vec::<MoveInfo>::new(), 0);
+) -> Result<Missed, CliError> {
+    let (mut waiting, mut under_way, mut missed) = (VecDeque::from(plan), Vec::<MoveInfo>::new(), Missed::default());
     while !waiting.is_empty() || !under_way.is_empty() {
         while under_way.len() < AT_ONCE
             && let Some(of) = waiting.pop_front()
@@ -413,7 +426,10 @@ async fn carry_out(
             match client.admin().move_streamlet(of.stream, of.streamlet, of.to).await {
                 Ok(noted) => under_way.push(noted),
                 // What has changed since it was planned is planned again.
-                Err(error) if error.status().is_some() => missed += 1,
+                Err(error) if error.status().is_some() => {
+                    missed.moves += 1;
+                    missed.refusal = Some(explain(&error).message);
+                }
                 Err(error) => return Err(error.into()),
             }
         }
@@ -422,7 +438,7 @@ async fn carry_out(
             under_way.extract_if(.., |of| !moves.iter().any(|known| known.number == of.number)).collect();
         for of in over {
             if client.admin().owner(of.stream, of.streamlet).await? != of.to {
-                missed += 1;
+                missed.moves += 1;
                 continue;
             }
             moved.insert((of.stream, of.streamlet));
@@ -440,6 +456,17 @@ async fn carry_out(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn why_a_move_was_refused_is_said_at_the_end() {
+        let said = |moves, refusal| not_balanced(&Missed { moves, refusal }, 5).message;
+        assert_eq!(said(2, None), "2 moves did not come to pass 3 times, 5 are done");
+        let refused = said(1, Some("node 3 is drained".into()));
+        assert_eq!(
+            refused,
+            "1 move did not come to pass 3 times, 5 are done; the last that was refused: node 3 is drained"
+        );
+    }
 
     #[test]
     fn what_is_left_at_a_drained_node_is_told_with_what_nobody_else_has() {
