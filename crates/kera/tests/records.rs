@@ -31,6 +31,10 @@ fn follow(node: &Node, line: &str) -> (Child, impl Iterator<Item = String> + use
     (child, out.lines().map_while(Result::ok))
 }
 
+fn terminate(child: &Child) {
+    assert!(std::process::Command::new("kill").arg(child.id().to_string()).status().unwrap().success());
+}
+
 #[test]
 fn what_goes_in_comes_out() {
     let (_place, node) = with_stream("--streamlets 4 --lanes 2");
@@ -395,7 +399,7 @@ fn a_consumer_that_is_stopped_does_not_wait_for_its_reader() {
         let out = consumer.stdout.take().unwrap();
         // No more goes into a pipe unless somebody has made it larger.
         eventually("a full pipe", || rustix::io::ioctl_fionread(&out).unwrap() >= 60 << 10);
-        assert!(std::process::Command::new("kill").arg(consumer.id().to_string()).status().unwrap().success());
+        terminate(&consumer);
         assert_eq!(end_of(&mut consumer), Some(status), "{flags}");
         let mut seen: Vec<String> = BufReader::new(out).lines().map_while(Result::ok).collect();
         assert!(seen.len() < written.len());
@@ -444,7 +448,7 @@ fn a_consumer_that_is_stopped_before_the_end_is_an_interrupted_one() {
         let mut consumer = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let out = consumer.stdout.take().unwrap();
         eventually("a full pipe", || rustix::io::ioctl_fionread(&out).unwrap() >= 60 << 10);
-        assert!(std::process::Command::new("kill").arg(consumer.id().to_string()).status().unwrap().success());
+        terminate(&consumer);
         assert_eq!(end_of(&mut consumer), Some(130), "{flags}");
         let said = std::io::read_to_string(consumer.stderr.take().unwrap()).unwrap();
         let lacking = if flags.is_empty() { "interrupted after" } else { "before what was printed last was committed" };
@@ -568,21 +572,30 @@ fn a_file_that_is_not_read_to_its_end_is_an_interrupted_one_and_says_where_to_go
     let file = place.file("lines");
     std::fs::write(&file, (1..=1_000_000).map(|line| format!("{line}\n")).collect::<String>()).unwrap();
     let line = format!("produce flights --rate 1000 --file {}", file.display());
-    let child = node.command(&line).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    eventually("records", || node.json("status")["appended_records"].as_u64() > Some(0));
-    assert!(std::process::Command::new("kill").arg(child.id().to_string()).status().unwrap().success());
-    let output = child.wait_with_output().unwrap();
-    let (told, said) = (common::stdout(&output), common::stderr(&output));
-    assert_eq!(output.status.code(), Some(130), "{told}{said}");
-    let written = node.ok("consume flights").lines().count();
-    assert!(told.contains("(interrupted)") && said.contains(&format!("line {written}")), "{written}: {told}{said}");
-    assert!(said.contains(&format!("from line {} on", written + 1)), "{said}");
+    let mut written = 0;
+    for as_stdin in [false, true] {
+        let mut command = node.command(if as_stdin { "produce flights --rate 1000" } else { &line });
+        if as_stdin {
+            command.stdin(std::fs::File::open(&file).unwrap());
+        }
+        let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        eventually("records", || node.json("status")["appended_records"].as_u64() > Some(written));
+        terminate(&child);
+        let output = child.wait_with_output().unwrap();
+        let (told, said) = (common::stdout(&output), common::stderr(&output));
+        assert_eq!(output.status.code(), Some(130), "{told}{said}");
+        let before = std::mem::replace(&mut written, node.ok("consume flights").lines().count() as u64);
+        let last = written - before;
+        assert!(told.contains("(interrupted)") && said.contains(&format!("line {last}")), "{last}: {told}{said}");
+        assert!(said.contains(&format!("from line {} on", last + 1)), "{said}");
+    }
+    let written = written as usize;
 
     // Ctrl-C ends all of a pipeline, and whoever keeps what it says may be gone first.
     let mut child = node.command(&line).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
     drop(child.stdout.take());
     eventually("records", || node.ok("consume flights").lines().count() > written);
-    assert!(std::process::Command::new("kill").arg(child.id().to_string()).status().unwrap().success());
+    terminate(&child);
     assert_eq!(end_of(&mut child), Some(130));
     let written = node.ok("consume flights").lines().count();
 
@@ -590,7 +603,7 @@ fn a_file_that_is_not_read_to_its_end_is_an_interrupted_one_and_says_where_to_go
     let mut input = child.stdin.take().unwrap();
     writeln!(input, "what comes from elsewhere ends so").unwrap();
     eventually("the line", || node.ok("consume flights").lines().count() > written);
-    assert!(std::process::Command::new("kill").arg(child.id().to_string()).status().unwrap().success());
+    terminate(&child);
     assert_eq!(child.wait().unwrap().code(), Some(0));
 }
 

@@ -11,7 +11,8 @@ mod lines;
 mod records;
 
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, Cursor, Read};
+use std::io::{self, BufRead, BufReader, Cursor, Read, Seek};
+use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -112,7 +113,7 @@ pub trait RowSource: Send {
 pub struct Input {
     /// Its name in messages.
     pub name: String,
-    /// Its size on disk, if it is a file.
+    /// Its size on disk, if it is a file; of standard input that is one, what is behind the place where it stands.
     pub bytes: Option<u64>,
     /// Bytes of it that were read so far.
     pub read: Arc<AtomicU64>,
@@ -127,7 +128,7 @@ pub struct Input {
 pub fn open(path: &str, format: Format, picks: Picks) -> Result<Input, CliError> {
     let read = Arc::new(AtomicU64::new(0));
     let (raw, bytes): (Box<dyn Read + Send>, Option<u64>) = if path == "-" {
-        (Box::new(io::stdin()), None)
+        (Box::new(io::stdin()), rest_of_stdin())
     } else {
         let file = File::open(path).map_err(|error| {
             CliError::failure(format!("{path} cannot be opened: {error}"))
@@ -154,6 +155,14 @@ pub fn open(path: &str, format: Format, picks: Picks) -> Result<Input, CliError>
         error
     })?;
     Ok(Input { name, bytes, read, rows })
+}
+
+/// What of standard input is not read yet, if that is a file.
+fn rest_of_stdin() -> Option<u64> {
+    // Where it stands is that of all who have it open.
+    let mut file = File::from(io::stdin().as_fd().try_clone_to_owned().ok()?);
+    let metadata = file.metadata().ok().filter(|metadata| metadata.is_file())?;
+    Some(metadata.len().saturating_sub(file.stream_position().ok()?))
 }
 
 /// CSV with a header line, whatever it comes from.
