@@ -607,6 +607,48 @@ fn a_file_that_is_not_read_to_its_end_is_an_interrupted_one_and_says_where_to_go
     assert_eq!(child.wait().unwrap().code(), Some(0));
 }
 
+/// What a producer has taken from a pipe nobody else gets.
+#[test]
+fn what_was_taken_from_a_pipe_is_written_before_a_signal_ends_the_producer() {
+    let (_place, node) = with_stream("");
+    let mut command = node.command("produce flights --rate 100 --json");
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut input = child.stdin.take().unwrap();
+    let written: Vec<String> = (1..=5000).map(|line| format!("line {line}")).collect();
+    write!(input, "{}\nand half of", written.join("\n")).unwrap();
+    eventually("all of it is taken", || rustix::io::ioctl_fionread(&input).unwrap() == 0);
+    eventually("a record", || node.json("status")["appended_records"].as_u64() > Some(0));
+    terminate(&child);
+    let output = child.wait_with_output().unwrap();
+    let (told, said) = (common::stdout(&output), common::stderr(&output));
+    assert_eq!(output.status.code(), Some(0), "{told}{said}");
+    let told: Value = serde_json::from_str(&told).unwrap();
+    assert_eq!(
+        (&told["records"], &told["last_line"], &told["interrupted"]),
+        (&json!(5000), &json!(5000), &json!(true))
+    );
+    assert_eq!(sorted(lines(&node.ok("consume flights"))), sorted(written));
+}
+
+#[test]
+fn a_second_signal_ends_a_producer_that_has_more_to_write_and_says_where_to_go_on() {
+    let (_place, node) = with_stream("");
+    let mut child = node.command("produce flights").stdin(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut input = child.stdin.take().unwrap();
+    writeln!(input, "first").unwrap();
+    eventually("a record", || node.json("status")["appended_records"].as_u64() > Some(0));
+    node.signal("STOP");
+    writeln!(input, "second").unwrap();
+    eventually("it is taken", || rustix::io::ioctl_fionread(&input).unwrap() == 0);
+    terminate(&child);
+    let mut says = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
+    assert!(says.by_ref().any(|line| line.contains("another signal ends that at once")));
+    terminate(&child);
+    assert_eq!(end_of(&mut child), Some(130));
+    let said = says.collect::<Vec<_>>().join("\n");
+    assert!(said.contains("the command was stopped before the others were") && said.contains("on again"), "{said}");
+}
+
 #[test]
 fn streams_are_described_altered_listed_and_deleted() {
     let (_place, node) =

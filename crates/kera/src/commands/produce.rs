@@ -3,6 +3,9 @@
 //! One thread reads and cuts the input into batches of rows; the main thread runs the producer and sends them. The
 //! batches are small while the sender keeps up (so that `tail -f` is not delayed) and large while it does not.
 //!
+//! Who ends the command by a signal ends input without an end with it: what was taken from it until then is still sent, for nobody else has it any more. Of a
+//! file the rest is left out, and where to go on is said.
+//!
 //! The input may have no end, so nothing is left for its end. Whenever it pauses, and once a second while it does not, the
 //! command waits until all that was sent is acknowledged: how far the stream has the input in order is known to a second.
 //! With the first record that is given up the command ends, so that the stream gets no hole that nobody is told of: what comes
@@ -10,6 +13,7 @@
 
 use std::collections::VecDeque;
 use std::io::IsTerminal;
+use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -27,7 +31,7 @@ use crate::commands::consume::stop_signal;
 use crate::connect::{connect, explain, find_stream};
 use crate::error::{CliError, EXIT_INTERRUPTED};
 use crate::output::{print, print_json, records_of, say};
-use crate::rows::{self, Input, Picks, Row, RowError};
+use crate::rows::{self, Format, Input, Picks, Row, RowError, Tap};
 
 /// Bytes of values after which a batch is full.
 const BATCH_BYTES: usize = 256 << 10;
@@ -51,6 +55,8 @@ const QUIET_MAX: Duration = Duration::from_secs(2);
 struct Rows {
     bytes: Vec<u8>,
     rows: Vec<RowSpan>,
+    /// How many of them were sent.
+    sent: usize,
 }
 
 struct RowSpan {
@@ -108,7 +114,7 @@ pub async fn run(args: &ProduceArgs, globals: &Globals) -> Result<(), CliError> 
         let message = format!("`{}` is one of the system's own streams: only nodes write to it", stream.name);
         return Err(CliError::failure(message).next("`kera stream list` shows those that can be written to"));
     }
-    let Input { name, bytes, read, rows } = open_input(args, picks).await?;
+    let Input { name, bytes, read, tap, rows } = open_input(args, picks).await?;
     let failed = FirstFailure::default();
     let noting = failed.clone();
     let producer = client
@@ -128,7 +134,9 @@ pub async fn run(args: &ProduceArgs, globals: &Globals) -> Result<(), CliError> 
         failed,
         address: globals.connect.clone(),
         source: name,
-        has_end: bytes.is_some(),
+        // Half a value is none.
+        has_end: bytes.is_some() || args.format == Format::Raw,
+        tap,
         on_error: args.on_error,
         max: args.max.unwrap_or(u64::MAX),
         pace: args.rate.map(Pace::new),
@@ -141,6 +149,7 @@ pub async fn run(args: &ProduceArgs, globals: &Globals) -> Result<(), CliError> 
         skipped: 0,
         headers: 0,
         stopped: None,
+        is_cut_off: false,
     };
     let started = Instant::now();
     let outcome = sending.all(rows).await;
@@ -197,6 +206,8 @@ struct Sending {
     source: String,
     /// It is a file: who stops the command has kept it from the rest. Other input may have no end, and is ended so.
     has_end: bool,
+    /// Ends the input.
+    tap: Arc<Tap>,
     on_error: OnError,
     max: u64,
     pace: Option<Pace>,
@@ -212,6 +223,8 @@ struct Sending {
     headers: u64,
     /// Why sending ended before the input did, if it did.
     stopped: Option<String>,
+    /// A second signal came before everything was sent that had been read until the first one.
+    is_cut_off: bool,
 }
 
 /// What there is to do next.
@@ -221,6 +234,21 @@ enum Next {
     Flushed(Result<(), ClientError>),
     Look,
     Stop,
+}
+
+/// Signals that end the command, one after the other.
+struct Signals(Pin<Box<dyn Future<Output = ()>>>);
+
+impl Signals {
+    fn new() -> Signals {
+        Signals(Box::pin(stop_signal()))
+    }
+
+    /// The next one. Dropped before it is there none is missed.
+    async fn next(&mut self) {
+        self.0.as_mut().await;
+        *self = Signals::new();
+    }
 }
 
 /// Waits until everything is acknowledged, once nothing has come for a moment: input that comes in small parts is not sent in chunks as small.
@@ -233,11 +261,11 @@ async fn flush_after_pause(producer: &mut Producer) -> Result<(), ClientError> {
 impl Sending {
     async fn all(&mut self, source: Box<dyn rows::RowSource>) -> Result<(), CliError> {
         let ahead = Arc::new(Ahead::default());
-        let (read_ahead, cut) = (Arc::clone(&ahead), Arc::clone(&self.progress.rows));
+        let (read_ahead, cut, tap) = (Arc::clone(&ahead), Arc::clone(&self.progress.rows), Arc::clone(&self.tap));
         // Detached: it may be waiting for standard input when sending is over.
         thread::Builder::new()
             .name("kera-input".into())
-            .spawn(move || read_rows(source, &read_ahead, &cut))
+            .spawn(move || read_rows(source, &read_ahead, &cut, &tap))
             .map_err(|error| CliError::failure(format!("no thread to read the input: {error}")))?;
         let outcome = self.all_of(&ahead).await;
         ahead.close();
@@ -245,43 +273,66 @@ impl Sending {
     }
 
     async fn all_of(&mut self, ahead: &Ahead) -> Result<(), CliError> {
-        let stop = stop_signal();
-        tokio::pin!(stop);
+        let mut signals = Signals::new();
         loop {
             let waits = self.settled.records < self.sent;
             let next = tokio::select! {
                 biased;
-                () = &mut stop => Next::Stop,
+                () = signals.next() => Next::Stop,
                 next = ahead.next() => Next::Read(next),
                 flushed = flush_after_pause(&mut self.producer), if waits => Next::Flushed(flushed),
                 () = tokio::time::sleep(LOOK_EVERY), if waits => Next::Look,
             };
             match next {
                 Next::Read(None) => return Ok(()),
-                Next::Read(Some(Read::Rows(rows))) => {
+                Next::Read(Some(Read::Rows(mut rows))) => loop {
                     tokio::select! {
-                        sent = self.send(&rows) => sent?,
-                        () = &mut stop => self.stopped = Some("interrupted".into()),
+                        sent = self.send(&mut rows) => break sent?,
+                        () = signals.next() => if self.take_signal(ahead) { return Ok(()) },
                     }
-                }
+                },
                 Next::Read(Some(Read::Malformed(error))) => self.malformed(&error)?,
                 Next::Flushed(flushed) => self.flushed(flushed)?,
                 Next::Look => self.look()?,
-                Next::Stop => self.stopped = Some("interrupted".into()),
+                Next::Stop => {
+                    if self.take_signal(ahead) {
+                        return Ok(());
+                    }
+                }
             }
-            if self.stopped.is_some() || self.sent >= self.max {
+            if self.sent >= self.max {
                 return Ok(());
             }
             self.progress.show(self.sent);
         }
     }
 
-    async fn send(&mut self, rows: &Rows) -> Result<(), CliError> {
+    /// A signal has come. Whether nothing more is sent: the first one ends only the input, if that may have no end by itself.
+    fn take_signal(&mut self, ahead: &Ahead) -> bool {
+        let is_first = self.stopped.replace("interrupted".into()).is_none();
+        if self.has_end || !is_first {
+            self.is_cut_off = !is_first;
+            return true;
+        }
+        let all_is_cut = self.tap.shut();
+        if all_is_cut {
+            ahead.end();
+        }
+        // Whoever has sent the signal does not wait for long.
+        self.pace = None;
+        if !all_is_cut || self.progress.rows.load(Ordering::Relaxed) > self.producer.stats().acknowledged_records {
+            self.progress.line("interrupted: what was read until now is still sent; another signal ends that at once");
+        }
+        false
+    }
+
+    /// Sends what is left of a batch. Dropped before it is done it goes on where it was.
+    async fn send(&mut self, rows: &mut Rows) -> Result<(), CliError> {
         if self.producer.stats().acknowledged_records == self.sent {
             self.has_settled();
             self.quiet.since = Instant::now();
         }
-        for row in &rows.rows {
+        while let Some(row) = rows.rows.get(rows.sent) {
             if self.sent >= self.max {
                 return Ok(());
             }
@@ -305,6 +356,7 @@ impl Sending {
             self.sent_bytes += value.map_or(0, <[u8]>::len) as u64;
             self.headers += row.headers;
             self.last_line = row.line;
+            rows.sent += 1;
             if self.pace.is_some() {
                 self.settle_if_due().await?;
             }
@@ -451,6 +503,12 @@ impl Sending {
         CliError { exit: EXIT_INTERRUPTED, ..CliError::failure(message).next(next) }
     }
 
+    /// How the command ends when it was stopped before everything that it had read was acknowledged.
+    fn cut_off(&self) -> CliError {
+        let message = format!("{}; the command was stopped before the others were", self.how_far());
+        CliError { exit: EXIT_INTERRUPTED, ..CliError::failure(message).next(self.send_again()) }
+    }
+
     /// Waits for every acknowledgement, and tells how it went.
     async fn finish(
         mut self,
@@ -461,12 +519,10 @@ impl Sending {
         // What was given up is told already, and nothing behind it is waited for.
         let settled = match self.failed.get() {
             Some(_) if outcome.is_err() => Ok(()),
+            _ if self.is_cut_off => Err(self.cut_off()),
             _ => tokio::select! {
                 settled = self.settle() => settled,
-                () = stop_signal() => {
-                    let message = format!("{}; the command was stopped before the others were", self.how_far());
-                    Err(CliError::failure(message).next(self.send_again()))
-                }
+                () = stop_signal() => Err(self.cut_off()),
             },
         };
         self.progress.end();
@@ -494,6 +550,7 @@ impl Sending {
         let told = if globals.json {
             print_json(&json!({
                 "records": self.sent, "value_bytes": self.sent_bytes, "skipped": self.skipped, "headers_left_out": self.headers,
+                "last_line": self.last_line,
                 "seconds": seconds, "records_per_second": rate,
                 "interrupted": self.stopped.is_some(), "retried_chunks": stats.retried_chunks,
             }))
@@ -619,8 +676,8 @@ impl Ahead {
     }
 }
 
-/// Reads all rows. Ends early when nobody wants them any more, or after an error that is fatal.
-fn read_rows(mut source: Box<dyn rows::RowSource>, ahead: &Ahead, cut: &AtomicU64) {
+/// Reads all rows. Ends early when nobody wants them any more, or after an error that is fatal, or where the input was shut.
+fn read_rows(mut source: Box<dyn rows::RowSource>, ahead: &Ahead, cut: &AtomicU64, tap: &Tap) {
     let mut row = Row::default();
     loop {
         let goes_on = match source.next(&mut row) {
@@ -629,6 +686,7 @@ fn read_rows(mut source: Box<dyn rows::RowSource>, ahead: &Ahead, cut: &AtomicU6
                 ahead.push(&row)
             }
             Ok(false) => false,
+            Err(_) if tap.is_dry() => false,
             Err(error) => ahead.push_malformed(&error) && !error.fatal,
         };
         if !goes_on {

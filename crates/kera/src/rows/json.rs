@@ -44,7 +44,8 @@ impl JsonRows {
             }
         }
         let lines_behind = match is_closed(&first) {
-            true => self.empty_lines()?,
+            // What keeps it from being read keeps whoever looks behind the array from it again.
+            true => self.empty_lines().unwrap_or(None),
             false => None,
         };
         if let Some(empty) = lines_behind {

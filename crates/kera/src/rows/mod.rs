@@ -15,7 +15,7 @@ use std::io::{self, BufRead, BufReader, Cursor, Read, Seek};
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 use crate::error::CliError;
 
@@ -117,6 +117,8 @@ pub struct Input {
     pub bytes: Option<u64>,
     /// Bytes of it that were read so far.
     pub read: Arc<AtomicU64>,
+    /// Ends it before its end.
+    pub tap: Arc<Tap>,
     /// Its rows.
     pub rows: Box<dyn RowSource>,
 }
@@ -140,7 +142,8 @@ pub fn open(path: &str, format: Format, picks: Picks) -> Result<Input, CliError>
         }
         (Box::new(file), metadata.is_file().then_some(metadata.len()))
     };
-    let counted = Counted { inner: raw, read: read.clone(), is_over: false };
+    let tap = Arc::new(Tap::default());
+    let counted = Counted { inner: raw, read: read.clone(), tap: tap.clone(), is_over: false };
     let name = if path == "-" { "standard input".to_owned() } else { path.to_owned() };
     let (plain_path, unpacked): (&str, Box<dyn BufRead + Send>) = match path.strip_suffix(".zst") {
         Some(plain) => {
@@ -154,7 +157,7 @@ pub fn open(path: &str, format: Format, picks: Picks) -> Result<Input, CliError>
         error.message = format!("{name}: {}", error.message);
         error
     })?;
-    Ok(Input { name, bytes, read, rows })
+    Ok(Input { name, bytes, read, tap, rows })
 }
 
 /// What of standard input is not read yet, if that is a file.
@@ -281,9 +284,48 @@ fn first_byte(input: &mut Box<dyn BufRead + Send>) -> io::Result<Option<u8>> {
     Ok(buffer.iter().copied().find(|b| !b.is_ascii_whitespace()))
 }
 
+/// What input comes through until it is shut. What has come by then is cut into rows all the same; only one that is not whole is left out.
+#[derive(Default)]
+pub struct Tap(AtomicU8);
+
+impl Tap {
+    const OPEN: u8 = 0;
+    /// More is waited for: whatever has come is cut, but for a row that is not whole.
+    const WAITS: u8 = 1;
+    const SHUT: u8 = 2;
+    /// Shut, and more was asked for: as where more is waited for.
+    const DRY: u8 = 3;
+
+    /// Lets nothing more through, also if it is waited for. Whether it is: no row is cut any more then.
+    pub fn shut(&self) -> bool {
+        self.0.swap(Tap::SHUT, Ordering::AcqRel) == Tap::WAITS
+    }
+
+    /// Whether the input has ended here, maybe within a row.
+    pub fn is_dry(&self) -> bool {
+        self.0.load(Ordering::Acquire) == Tap::DRY
+    }
+
+    /// Reads, unless it is shut by then. What comes while it is being shut is left out, as what is still in a pipe is.
+    fn through(&self, read: impl FnOnce() -> io::Result<usize>) -> io::Result<usize> {
+        let turn = |from, to| match self.0.compare_exchange(from, to, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => Ok(()),
+            Err(_) => {
+                self.0.store(Tap::DRY, Ordering::Release);
+                Err(io::Error::other("nothing more is read"))
+            }
+        };
+        turn(Tap::OPEN, Tap::WAITS)?;
+        let count = read();
+        turn(Tap::WAITS, Tap::OPEN)?;
+        count
+    }
+}
+
 struct Counted {
     inner: Box<dyn Read + Send>,
     read: Arc<AtomicU64>,
+    tap: Arc<Tap>,
     /// The end was seen. It stays one: at a terminal whoever reads on waits for the next line, and for one more Ctrl-D.
     is_over: bool,
 }
@@ -293,7 +335,7 @@ impl Read for Counted {
         if self.is_over {
             return Ok(0);
         }
-        let count = self.inner.read(buffer)?;
+        let count = self.tap.through(|| self.inner.read(buffer))?;
         self.is_over = count == 0 && !buffer.is_empty();
         self.read.fetch_add(count as u64, Ordering::Relaxed);
         Ok(count)

@@ -176,7 +176,8 @@ fn a_quote_that_is_not_closed_does_not_take_all_the_rest_into_memory() {
         let text = format!("{header}\"x,y\n").into_bytes();
         let inner = Box::new(io::Cursor::new(text).chain(io::repeat(b'z').take(8 * ROW_BYTES_MAX as u64)));
         let before = read.load(Ordering::Relaxed);
-        let input = Box::new(BufReader::new(Counted { inner, read: read.clone(), is_over: false }));
+        let input =
+            Box::new(BufReader::new(Counted { inner, read: read.clone(), tap: Arc::default(), is_over: false }));
         let opened = source(input, "f.csv", Format::Auto, Picks::default());
         let said = match opened {
             Err(error) => error.message,
@@ -304,7 +305,7 @@ fn an_end_that_was_seen_stays_one() {
     for (typed, rows) in [(vec![&b""[..], b"late\n"], 0), (vec![&b"x\n"[..], b"", b"late\n"], 1)] {
         for format in [Format::Auto, Format::Lines, Format::Ndjson, Format::Records] {
             let inner: Box<dyn Read + Send> = Box::new(Typed(typed.clone()));
-            let counted = Counted { inner, read: Arc::default(), is_over: false };
+            let counted = Counted { inner, read: Arc::default(), tap: Arc::default(), is_over: false };
             let mut source = source(Box::new(BufReader::new(counted)), "-", format, Picks::default()).unwrap();
             let mut seen = 0;
             while source.next(&mut Row::default()) != Ok(false) {
@@ -313,4 +314,51 @@ fn an_end_that_was_seen_stays_one() {
             assert_eq!(seen, rows, "{format:?}");
         }
     }
+}
+
+#[test]
+fn input_that_is_shut_ends_behind_its_last_whole_row() {
+    let lines: [(Format, &[u8], &[&str]); 7] = [
+        (Format::Lines, b"a\nb\nc", &["a", "b"]),
+        (Format::Lines, b"a\nb\n", &["a", "b"]),
+        (Format::Ndjson, b"{\"a\":1}\n23", &["{\"a\":1}"]),
+        (Format::Ndjson, b"[1,\n2, 3", &["1", "2"]),
+        (Format::Ndjson, b"[[1],2]\n", &["[1]", "2"]),
+        (Format::Csv, b"a\n1\n23", &["{\"a\":1}"]),
+        (Format::Records, b"{\"value\":\"x\"}\n{\"value\":", &["x"]),
+    ];
+    for (format, text, whole) in lines {
+        let tap = Arc::new(Tap::default());
+        let inner: Box<dyn Read + Send> = Box::new(Typed(vec![text]));
+        let counted = Counted { inner, read: Arc::default(), tap: tap.clone(), is_over: false };
+        let mut source = source(Box::new(BufReader::new(counted)), "-", format, Picks::default()).unwrap();
+        assert!(!tap.shut(), "more has not been asked for");
+        let mut row = Row::default();
+        for value in whole {
+            assert_eq!(source.next(&mut row), Ok(true), "{format:?}");
+            assert_eq!(row.value, value.as_bytes());
+        }
+        assert!(!tap.is_dry());
+        assert!(source.next(&mut row).is_err() && tap.is_dry(), "{format:?}");
+    }
+}
+
+/// Waits for more, and is shut meanwhile.
+struct Waiting(Arc<Tap>);
+
+impl Read for Waiting {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        assert!(self.0.shut(), "it is waited for");
+        buffer[..2].copy_from_slice(b"x\n");
+        Ok(2)
+    }
+}
+
+#[test]
+fn what_comes_through_no_more_is_no_row() {
+    let tap = Arc::new(Tap::default());
+    let counted =
+        Counted { inner: Box::new(Waiting(tap.clone())), read: Arc::default(), tap: tap.clone(), is_over: false };
+    let mut source = lines::LineRows::new(Box::new(BufReader::new(counted)), false, None);
+    assert!(source.next(&mut Row::default()).is_err() && tap.is_dry());
 }
