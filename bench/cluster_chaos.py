@@ -25,7 +25,8 @@ or frozen (SIGSTOP) for one to two seconds. With `--kinds` also
 
 With `--kafka-rate N` and Python's `confluent_kafka`, an idempotent Kafka producer writes N records per second to a topic with as many copies meanwhile, and
 in the end a Kafka consumer reads that topic and what `kera verify` has written: both have to be whole, in order, and there once, too. With `--kafka-transactions`
-another one copies that topic meanwhile, each batch in a transaction with the positions of what it has read: the copy has to have each record once as well.
+another one copies that topic meanwhile, each batch in a transaction with the positions of what it has read: the copy has to have each record once as well, and what a
+reader of committed records was shown of it meanwhile, at the same offset.
 
 With `--from-one` all streams begin with one copy and get more when some records are there, before the first torment.
 
@@ -52,7 +53,7 @@ import sys
 import tempfile
 import time
 
-from kafka_clients import Transactions, Writer, check_copied, check_verified, check_written, confluent_kafka, create_topic
+from kafka_clients import Transactions, Witness, Writer, check_copied, check_verified, check_written, confluent_kafka, create_topic
 
 
 def free_ports(count):
@@ -670,13 +671,13 @@ def main():
         create = [kera, "stream", "create", "verify", "--streamlets", "6", "--replication", str(copies)]
         create += ["--durability", args.durability, "--order", args.order, "--connect", connect]
         subprocess.run(create, check=True)
-        writer = copier = None
+        writer = copier = witness = None
         if args.kafka_rate:
             create_topic(bootstrap, "kafka", 6, copies, {"kera.durability": args.durability})
             writer = Writer(bootstrap, "kafka", args.kafka_rate)
         if args.kafka_transactions:
             create_topic(bootstrap, "copied", 6, copies, {"kera.durability": args.durability})
-            copier = Transactions(bootstrap, "kafka", "copied")
+            copier, witness = Transactions(bootstrap, "kafka", "copied"), Witness(bootstrap, "copied")
         produce = [kera, "verify", "produce", "--log", acks, "--seconds", str(args.seconds), "--rate", str(args.rate)]
         produce += ["--patience-seconds", str(args.patience_seconds), "--record-bytes", str(args.record_bytes)]
         produce += ["--chunk-bytes", args.chunk_bytes, "--linger-ms", str(args.linger_ms)]
@@ -701,7 +702,8 @@ def main():
             checks = [lambda: check_written(bootstrap, writer), lambda: check_verified(bootstrap, "verify", acks)]
             if copier:
                 copier.end()
-                checks.append(lambda: check_copied(bootstrap, copier))
+                witness.end()
+                checks.append(lambda: check_copied(bootstrap, copier, witness))
             for check in checks:
                 found, said = check()
                 broken += found

@@ -1,5 +1,5 @@
-"""Kafka clients of the scripts beside this file: a producer that goes on through everything, one that copies what it has written in transactions, and a reader that
-looks at each record once.
+"""Kafka clients of the scripts beside this file: a producer that goes on through everything, one that copies what it has written in transactions, one that reads what
+is committed as it comes, and a reader that looks at each record once.
 
 They are librdkafka's, by way of `confluent_kafka`: nothing of them was written here, so what they agree to is not the word of KerA's own client."""
 import random
@@ -235,8 +235,56 @@ class Transactions:
             self.errors.append(f"{self.target}: not all is copied after 600 s")
 
 
+class Witness:
+    """Reads what is committed of a topic from its front on, until it is told to end, and keeps where it was shown what: that may not change any more."""
+
+    def __init__(self, bootstrap, topic):
+        self.topic, self.seen, self.errors = topic, {}, []
+        self.config = {"bootstrap.servers": bootstrap, "group.id": "witness", "enable.auto.commit": False, "auto.offset.reset": "earliest",
+                       "isolation.level": "read_committed", "error_cb": lambda error: None, "log_level": 2}
+        self.reading = threading.Event()
+        self.reading.set()
+        self.thread = threading.Thread(target=self.run, daemon=True)
+        self.thread.start()
+
+    def run(self):
+        try:
+            consumer = confluent_kafka.Consumer(self.config)
+            partitions = consumer.list_topics(self.topic, 30).topics[self.topic].partitions
+            consumer.assign([confluent_kafka.TopicPartition(self.topic, of, confluent_kafka.OFFSET_BEGINNING) for of in partitions])
+            while self.reading.is_set():
+                for message in consumer.consume(1000, 0.5):
+                    if not message.error():
+                        self.take(message.partition(), message.offset(), message.value())
+            consumer.close()
+        except Exception as error:  # whatever a client throws is an error that a user would see
+            self.errors.append(f"{self.topic}, read as it came: {type(error).__name__}: {error}")
+
+    def take(self, partition, offset, value):
+        before = self.seen.setdefault((partition, offset), value)
+        if before != value:
+            self.errors.append(f"{self.topic}: offset {offset} of partition {partition} was {before} when it was read first, and {value} later")
+
+    def end(self):
+        self.reading.clear()
+        self.thread.join(60)
+        if self.thread.is_alive():
+            self.errors.append(f"{self.topic}, read as it came: the reader has not ended after 60 s")
+
+    def broken(self, last):
+        """What is broken, given what is there in the end by partition and offset."""
+        changed = sorted(at for at, value in self.seen.items() if last.get(at) != value)
+        if changed:
+            (partition, offset), now = changed[0], last.get(changed[0])
+            yield (f"{self.topic}: {len(changed)} records were shown as committed and are not there in the end, the first is {self.seen[changed[0]]} at offset {offset} of "
+                   f"partition {partition}, where now is {'none' if now is None else now}")
+        if last and not self.seen:
+            yield f"{self.topic}: nothing was shown as committed before the end"
+        yield from self.errors
+
+
 def read_all(bootstrap, topic, seconds=300, isolation="read_committed"):
-    """Partition and value of each record that is in a topic now, in the order of the offsets of each partition."""
+    """Partition, offset and value of each record that is in a topic now, in the order of the offsets of each partition."""
     consumer = confluent_kafka.Consumer({"bootstrap.servers": bootstrap, "group.id": "reads-all", "enable.auto.commit": False, "enable.partition.eof": True,
                                          "isolation.level": isolation})
     try:
@@ -248,7 +296,7 @@ def read_all(bootstrap, topic, seconds=300, isolation="read_committed"):
                 raise TimeoutError(f"{topic} is not read to its end after {seconds} s; partitions that are left: {sorted(left)}")
             for message in consumer.consume(10000, 0.5):
                 if not message.error():
-                    yield message.partition(), message.value()
+                    yield message.partition(), message.offset(), message.value()
                 elif message.error().code() == confluent_kafka.KafkaError._PARTITION_EOF:
                     left.discard(message.partition())
     finally:
@@ -278,7 +326,7 @@ class Rows:
 def check_written(bootstrap, writer):
     """What is broken of the promises to a [`Writer`], and a sentence about what was seen."""
     rows, seen, broken = {}, set(), list(writer.errors)
-    for partition, value in read_all(bootstrap, writer.topic):
+    for partition, _, value in read_all(bootstrap, writer.topic):
         number = int(value)
         if not rows.setdefault(partition, Rows()).add(number):
             broken.append(f"{writer.topic}: record {number} comes twice or out of order in partition {partition}")
@@ -289,12 +337,13 @@ def check_written(bootstrap, writer):
     return broken, f"a Kafka client wrote {len(writer.delivered)} records and reads {len(seen)}"
 
 
-def check_copied(bootstrap, copier):
-    """The same for [`Transactions`]."""
+def check_copied(bootstrap, copier, witness):
+    """The same for [`Transactions`], and for what a [`Witness`] was shown of them."""
     rows, broken = {}, list(copier.errors)
-    written = {int(value) for _, value in read_all(bootstrap, copier.source)}
-    copied = set()
-    for partition, value in read_all(bootstrap, copier.target):
+    written = {int(value) for _, _, value in read_all(bootstrap, copier.source)}
+    copied, last = set(), {}
+    for partition, offset, value in read_all(bootstrap, copier.target):
+        last[partition, offset] = value
         number = int(value)
         if not rows.setdefault(partition, Rows()).add(number):
             broken.append(f"{copier.target}: record {number} comes twice or out of order in partition {partition}")
@@ -302,15 +351,16 @@ def check_copied(bootstrap, copier):
     if written != copied:
         broken.append(f"{copier.target}: {len(written - copied)} records are not copied, and {len(copied - written)} are that nobody wrote; "
                       f"the first is {min(written ^ copied)}")
+    broken += witness.broken(last)
     all_of_it = sum(1 for _ in read_all(bootstrap, copier.target, isolation="read_uncommitted"))
     return broken, (f"a Kafka client copied {len(copied)} records in {copier.committed} transactions, aborted {copier.aborted}, with {all_of_it - len(copied)} records, "
-                    f"and opened {copier.opened} times, {copier.stuck} of them behind a call that did not return")
+                    f"and opened {copier.opened} times, {copier.stuck} of them behind a call that did not return; {len(witness.seen)} were shown as they came")
 
 
 def check_verified(bootstrap, topic, acks):
     """The same for what `kera verify produce` has written, by its log of acknowledgements."""
     rows, broken, count, acknowledged = {}, [], 0, 0
-    for partition, value in read_all(bootstrap, topic):
+    for partition, _, value in read_all(bootstrap, topic):
         run, producer, streamlet, number = VERIFY.unpack_from(value)
         count += 1
         if not rows.setdefault((run, producer, streamlet), Rows()).add(number):
