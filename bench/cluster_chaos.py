@@ -31,7 +31,10 @@ reader of committed records was shown of it meanwhile, at the same offset.
 With `--from-one` all streams begin with one copy and get more when some records are there, before the first torment.
 
 A disk that is lost while copies are made that the loss before has cost is more than is promised. So before a wipe, or changed bits, the script waits until everything has its
-copies, and does without them if that takes longer than two minutes; with two copies it waits after one, too, before anything that may cost another copy.
+copies, and does without them if that takes longer than two minutes; with two copies it waits after one, too, before anything that may cost another copy. A kind that was wanted
+and could never be done for that reason is a fault, and so is one that the cluster has refused each of more than five times.
+
+After each torment something has to be acknowledged within a minute, and within two after the last one everything has to have its copies.
 
 Whatever is done to networks and disks, wipe excepted, needs root: the script runs again in network and mount namespaces of its own, where each node has a network of its own with
 one cable for clients and one for the other nodes, and a disk of `--disk-mib` in memory, or with `--disk-files` an ext4 in a file, so that syncs and O_DIRECT
@@ -79,11 +82,16 @@ SERVE_S = 60
 NEEDED_S = 120
 # What has no copies so many seconds after the last torment is not waited for.
 WHOLE_S = 120
+# A native producer whose time is over has got its last acknowledgement so many seconds later.
+LAST_S = 120
 # A native producer gives up what is not acknowledged after so many seconds: no torment lasts as long.
 PATIENCE_S = 600
 # What needs networks and disks of its own.
 PLACES = {"cut", "isolate", "full-disk", "stuck-disk", "pair-cut", "slow-net", "client-net"}
-KINDS = {"kill", "stop", "freeze", "kill-all", "stop-all", "move", "drain", "copies", "wipe", "rot", "decay"} | PLACES
+# What the cluster may refuse just now. It is broken if it has refused each of more tries than so many.
+REFUSED = {"move", "drain", "copies"}
+REFUSED_MAX = 5
+KINDS = {"kill", "stop", "freeze", "kill-all", "stop-all", "wipe", "rot", "decay"} | REFUSED | PLACES
 NAMESPACES = "KERA_CHAOS_NAMESPACES"
 
 
@@ -352,19 +360,23 @@ def remove(folder):
 
 
 def move(kera, nodes, node, kind, chance):
-    """Moves a streamlet to a node, or all away from it. One that is lost just now refuses, and it may take long while disks are full: both are fine."""
+    """Moves a streamlet to a node, or all away from it. One that is lost just now refuses, and it may take long while disks are full: both are fine. Whether
+    something has moved."""
     connect = ["--connect", ",".join(one.address for one in nodes)]
     words = ["streamlet", "move", f"verify/{chance.randrange(6)}", "--to", str(node.number)]
     if kind == "drain":
         words = ["node", "drain", str(node.number)]
+    has_moved = False
     try:
-        subprocess.run([kera, *words, *connect], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=60, check=False)
+        moved = subprocess.run([kera, *words, "--json", *connect], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=60, check=False)
+        has_moved = moved.returncode == 0 and json.loads(moved.stdout)["state"] in ("moved", "drained")
     except subprocess.TimeoutExpired:
         print(f"          {' '.join(words)} is not over after 60 s", flush=True)
     if kind == "drain":
         undone = subprocess.run([kera, *words, "--undo", *connect], stdout=subprocess.DEVNULL, timeout=120, check=False)
         if undone.returncode:
             raise Fault(f"{' '.join(words)} --undo ended with exit status {undone.returncode}")
+    return has_moved
 
 
 def described(nodes):
@@ -385,6 +397,7 @@ def lacking(nodes):
     if not cluster:
         return "no node says how the cluster is"
     lacks = [f"{name} is {cluster[name]}" for name in ("waiting_streamlets", "moves_under_way") if cluster[name]]
+    lacks += [f"of {change['streamlets']} streamlets of {change['stream']} {change['there']} have {change['wanted']} copies" for change in cluster["copy_changes"]]
     there, wanted = {node["node"] for node in cluster["nodes"]}, {node.number for node in nodes}
     if there != wanted:
         lacks.append(f"the nodes are {sorted(there)}, not {sorted(wanted)}")
@@ -510,45 +523,71 @@ def rounds(node):
 
 
 def change_copies(kera, nodes, args, stream, copies, wait=0):
-    """Asks for another number of copies, which may be refused while a node is lost; waits until the stream has them if that is wanted."""
+    """Asks for another number of copies, which may be refused while a node is lost or nobody leads; waits until the stream has them if that is wanted. Whether it was
+    taken."""
     connect = ["--connect", ",".join(one.address for one in nodes)]
     alter = [kera, "stream", "alter", stream, "--replication", str(copies), "--no-wait", *connect]
     altered = subprocess.run(alter, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120, check=False)
-    if altered.returncode and (wait or "there are 2 nodes" not in altered.stdout and "leader" not in altered.stdout):
-        raise Fault(f"{stream} gets no other number of copies: {altered.stdout.strip()}")
+    if altered.returncode:
+        # The second one is what the command says of a cluster that is not ready.
+        if wait or not any(words in altered.stdout for words in ("there are 2 nodes to hold copies", "next: try again in a moment")):
+            raise Fault(f"{stream} gets no other number of copies: {altered.stdout.strip()}")
+        return False
     until = time.monotonic() + wait
     while wait:
         described = subprocess.run([kera, "stream", "describe", stream, "--json", *connect], stdout=subprocess.PIPE, check=True).stdout
         if json.loads(described)["options"]["replication"] == copies:
-            return
+            break
         if time.monotonic() > until:
             raise Fault(f"{stream} has not {copies} copies after {wait} s")
         time.sleep(0.1)
+    return True
 
 
-def torment(args, nodes, chance, done, is_over):
-    node, kind = chance.choice(nodes), chance.choice(args.kinds.split(","))
+def torment_all(nodes, kind, chance):
+    """Ends all nodes and starts them again, one after the other."""
+    for one in nodes:
+        one.signal(signal.SIGTERM if kind == "stop-all" else signal.SIGKILL)
+    for one in nodes:
+        one.has_ended()
+    for one in chance.sample(nodes, len(nodes)):
+        one.start()
+    for one in nodes:
+        one.wait()
+
+
+def note(done, kind, is_done):
+    if not is_done:
+        print(f"          no {kind}", flush=True)
+    word = kind if is_done else f"no {kind}"
+    done[word] = done.get(word, 0) + 1
+
+
+def never_done(done, kinds):
+    """The kinds that were wanted and tried, and to which the cluster never was in the right state: nothing was proved of them."""
+    for kind in sorted(kinds):
+        tried = done.get(f"no {kind}", 0)
+        if kind not in done and tried > (REFUSED_MAX if kind in REFUSED else 0):
+            yield f"{kind} could not be done, {tried} times of {tried}: " + ("it was refused, or not over in time" if kind in REFUSED else "not everything had its copies")
+
+
+def torment(args, nodes, chance, done, is_over, kind=None):
+    """One torment, of that kind or by chance."""
+    node, kind = chance.choice(nodes), kind or chance.choice(args.kinds.split(","))
+    is_done = True
     # With three copies one loss after a wipe is survived, as long as it is not another disk; moves cost none.
     must_be_whole = kind in ("wipe", "rot") or args.least == 2 and not done.keys().isdisjoint({"wipe", "rot"}) and kind not in ("move", "drain", "copies", "full-disk")
     if must_be_whole and not is_whole(nodes, is_over):
         if not is_over():
-            print(f"          no {kind}", flush=True)
-            done[f"no {kind}"] = done.get(f"no {kind}", 0) + 1
+            note(done, kind, False)
         return
     print(f"{time.strftime('%H:%M:%S')}  {kind}{'' if kind.endswith('all') else f' node {node.number}'}", flush=True)
-    if kind in ("kill-all", "stop-all"):
-        for one in nodes:
-            one.signal(signal.SIGKILL if kind == "kill-all" else signal.SIGTERM)
-        for one in nodes:
-            one.has_ended()
-        for one in chance.sample(nodes, len(nodes)):
-            one.start()
-        for one in nodes:
-            one.wait()
+    if kind.endswith("-all"):
+        torment_all(nodes, kind, chance)
     elif kind == "copies":
-        change_copies(node.command[0], nodes, args, chance.choice(args.streams), chance.choice([2, 3]))
+        is_done = change_copies(node.command[0], nodes, args, chance.choice(args.streams), chance.choice([2, 3]))
     elif kind in ("move", "drain"):
-        move(node.command[0], nodes, node, kind, chance)
+        is_done = move(node.command[0], nodes, node, kind, chance)
     elif kind in ("cut", "isolate"):
         # Some last for longer than a node serves without coordinators.
         node.place.cut("n" if kind == "cut" else "cn", chance.choice([chance.uniform(1, 4), chance.uniform(6, 9)]))
@@ -581,21 +620,75 @@ def torment(args, nodes, chance, done, is_over):
         time.sleep(chance.uniform(0, 3))
         node.start()
         node.wait()
-    done[kind] = done.get(kind, 0) + 1
+    note(done, kind, is_done)
 
 
-def torment_while(running, until, args, nodes, chance, done):
-    """Torments nodes as long as `running` runs, at most until then. What is broken: nothing, or the node that is at fault."""
-    def is_over():
-        return time.monotonic() >= until or running.poll() is not None
+def goes_on(producing, acks):
+    """Waits until something is acknowledged that was not before, if there is a producer."""
+    with open(acks, "rb") as log:
+        log.seek(0, os.SEEK_END)
+        until = time.monotonic() + SERVE_S
+        while producing.poll() is None and not any(line.startswith(b"ack ") for line in log.readlines()):
+            if time.monotonic() > until:
+                raise Fault(f"nothing is acknowledged {SERVE_S} s after that")
+            time.sleep(0.1)
+
+
+def attempt(call):
+    """What is broken of what is called: nothing, or the node that is at fault."""
     try:
-        while not is_over():
-            torment(args, nodes, chance, done, is_over)
-            time.sleep(args.pause)
+        call()
     except Fault as fault:
         print(f"{time.strftime('%H:%M:%S')}  BROKEN: {fault}; no more torments, what clients find comes at the end", flush=True)
         return [str(fault)]
     return []
+
+
+def torment_while(running, until, args, nodes, chance, done, acks=None):
+    """Torments nodes as long as `running` runs, at most until then, and looks after each torment whether it goes on if it is the producer with this log. What is
+    broken: nothing, or the node that is at fault."""
+    def is_over():
+        return time.monotonic() >= until or running.poll() is not None
+
+    def torments():
+        while not is_over():
+            torment(args, nodes, chance, done, is_over)
+            if acks:
+                goes_on(running, acks)
+            time.sleep(args.pause)
+
+    return attempt(torments)
+
+
+def output_of(what, process, wait_s, broken):
+    """What a client printed, once it has ended; one that has not after so many seconds is ended."""
+    try:
+        return process.communicate(timeout=wait_s)[0].strip()
+    except subprocess.TimeoutExpired:
+        broken.append(f"{what} has not ended {wait_s} s after its time")
+        process.kill()
+        return process.communicate()[0].strip()
+
+
+def reads_nothing_again(consume, nodes, kind, chance):
+    """What an application has read to the end and has committed does not come again, whatever all nodes go through in between."""
+    def read():
+        # What is leased to a member that others have lost sight of is given to nobody.
+        describe, until = [consume[0], "application", "describe", "audit", "--stream", "verify", "--json", *consume[-2:]], time.monotonic() + LAST_S
+        while (told := subprocess.run(describe, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False)).returncode or json.loads(told.stdout)["members"]:
+            if time.monotonic() > until:
+                raise Fault(f"an application whose members have all gone still has some after {LAST_S} s, or cannot be described")
+            time.sleep(0.2)
+        consumed = subprocess.run(["timeout", str(LAST_S), *consume], stdout=subprocess.PIPE, stderr=subprocess.PIPE, check=False)
+        if consumed.returncode:
+            raise Fault(f"an application cannot read to the end within {LAST_S} s: exit status {consumed.returncode}, {consumed.stderr.decode(errors='replace').strip()}")
+        return consumed.stdout
+
+    read()
+    print(f"{time.strftime('%H:%M:%S')}  {kind}, when an application has read everything", flush=True)
+    torment_all(nodes, kind, chance)
+    if again := read():
+        raise Fault(f"an application had read everything, and is given {len(again)} bytes of it again after {kind}")
 
 
 def main():
@@ -687,12 +780,12 @@ def main():
         for stream in args.streams if args.from_one else []:
             change_copies(kera, nodes, args, stream, args.copies, 60)
             print(f"          {stream} has {args.copies} copies", flush=True)
-        broken = torment_while(producing, until, args, nodes, chance, done)
-        said = producing.communicate()[0].strip()
+        broken = torment_while(producing, until, args, nodes, chance, done, acks)
+        said = output_of("the native producer", producing, max(until + 3 - time.monotonic(), 0) + LAST_S, broken)
         # Whoever has little patience gives up what cannot be written in time; that is no fault then.
         gave_up = args.patience_seconds < PATIENCE_S and "were given up" in said
         print(re.sub(r"; run .*", "", said))
-        if "wipe" in done and not broken and not is_whole(nodes):
+        if not broken and not is_whole(nodes):
             broken.append(f"not everything has its copies {WHOLE_S} s after the last torment")
         consume = [kera, "verify", "consume", "--log", acks, "--connect", connect]
         consumed = subprocess.run(consume, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -713,8 +806,12 @@ def main():
             members = subprocess.Popen(consume + ["--application", "audit", "--consumers", str(args.members)],
                                        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
             broken += torment_while(members, float("inf"), args, nodes, chance, done)
-            print(members.communicate()[0].strip()[-2000:])
+            print(output_of("the application", members, LAST_S, broken)[-2000:])
             shared = members.returncode
+            for kind in ["kill-all"] if "kill-all" in kinds and not broken else []:
+                read = [kera, "consume", "verify", "--application", "audit", "--from", "earliest", "--connect", connect]
+                broken += attempt(lambda: reads_nothing_again(read, nodes, kind, chance))
+        broken += never_done(done, kinds)
         print("\n".join(broken[:20]), end="\n" if broken else "")
         print(f"copies {args.copies}, durability {args.durability}, order {args.order}, seed {args.seed}: "
               + ", ".join(f"{count} x {kind}" for kind, count in sorted(done.items())))
