@@ -7,6 +7,8 @@ Every few seconds a node is killed with kill -9 and started again after up to th
 or frozen (SIGSTOP) for one to two seconds. With `--kinds` also
 
     kill-all, stop-all   all nodes at once, by kill -9 or in good order
+    power-all            kill-all, and what all nodes had in memory is gone, as after a loss of power: only `--durability power` survives it. It comes once more when all was
+                         written, before it is read. What disks lose that had not synced it is not tried here: the simulator does (docs/simulator.md)
     move, drain          a streamlet is moved, a node emptied and filled again
     copies               a stream gets another number of copies, two or three
     cut                  a node cannot reach the others for one to nine seconds, nor they it; clients reach all of them
@@ -91,7 +93,7 @@ PLACES = {"cut", "isolate", "full-disk", "stuck-disk", "pair-cut", "slow-net", "
 # What the cluster may refuse just now. It is broken if it has refused each of more tries than so many.
 REFUSED = {"move", "drain", "copies"}
 REFUSED_MAX = 5
-KINDS = {"kill", "stop", "freeze", "kill-all", "stop-all", "wipe", "rot", "decay"} | REFUSED | PLACES
+KINDS = {"kill", "stop", "freeze", "kill-all", "power-all", "stop-all", "wipe", "rot", "decay"} | REFUSED | PLACES
 NAMESPACES = "KERA_CHAOS_NAMESPACES"
 
 
@@ -349,13 +351,18 @@ def stop_all(nodes):
                 node.process.kill()
 
 
-def remove(folder):
-    """Removes the folder of nodes that have ended, or that of one, and the memory that killed ones have left behind."""
+def forget(folder):
+    """Removes the memory that killed nodes have left behind, of those whose data is in this folder."""
     for link in glob.glob("/dev/shm/kera-*.data"):
         if os.path.join(os.readlink(link), "").startswith(os.path.join(folder, "")):
             for path in (link, link.removesuffix(".data") + ".arena"):
                 if os.path.lexists(path):
                     os.unlink(path)
+
+
+def remove(folder):
+    """Removes the folder of nodes that have ended, or that of one, and the memory that killed ones have left behind."""
+    forget(folder)
     shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -550,6 +557,8 @@ def torment_all(nodes, kind, chance):
         one.signal(signal.SIGTERM if kind == "stop-all" else signal.SIGKILL)
     for one in nodes:
         one.has_ended()
+    for one in nodes if kind == "power-all" else []:
+        forget(one.data)
     for one in chance.sample(nodes, len(nodes)):
         one.start()
     for one in nodes:
@@ -723,6 +732,8 @@ def main():
         parser.error(f"--kinds: there is no {', '.join(sorted(kinds - KINDS))}; there are {', '.join(sorted(KINDS))}")
     if "stuck-disk" in kinds and not args.disk_files:
         parser.error("--kinds: stuck-disk is for disks that are files; add --disk-files")
+    if "power-all" in kinds and args.durability != "power":
+        parser.error("--kinds: power-all takes what is acknowledged with --durability process; add --durability power")
     if args.kafka_rate and not confluent_kafka:
         parser.error("--kafka-rate: this Python has no confluent_kafka; install it, or leave the flag out")
     if args.kafka_transactions and not args.kafka_rate:
@@ -787,6 +798,8 @@ def main():
         print(re.sub(r"; run .*", "", said))
         if not broken and not is_whole(nodes):
             broken.append(f"not everything has its copies {WHOLE_S} s after the last torment")
+        if "power-all" in kinds and not broken:
+            broken += attempt(lambda: torment(args, nodes, chance, done, lambda: False, "power-all"))
         consume = [kera, "verify", "consume", "--log", acks, "--connect", connect]
         consumed = subprocess.run(consume, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         print(consumed.stdout.strip()[-2000:])
@@ -808,7 +821,7 @@ def main():
             broken += torment_while(members, float("inf"), args, nodes, chance, done)
             print(output_of("the application", members, LAST_S, broken)[-2000:])
             shared = members.returncode
-            for kind in ["kill-all"] if "kill-all" in kinds and not broken else []:
+            for kind in [one for one in ("power-all", "kill-all") if one in kinds and not broken][:1]:
                 read = [kera, "consume", "verify", "--application", "audit", "--from", "earliest", "--connect", connect]
                 broken += attempt(lambda: reads_nothing_again(read, nodes, kind, chance))
         broken += never_done(done, kinds)
