@@ -79,6 +79,29 @@ fn the_admin_api_does_what_the_protocol_does() {
     assert_eq!((code, &error["limit"]), (400, &json!("131072")), "{error}");
     let (code, error) = http(&node, "POST", "/v1/streams", "{\"nam\":\"b\"}");
     assert_eq!((code, &error["field"]), (400, &json!("nam")), "{error}");
+    for (body, field) in [
+        ("{\"name\":5}", "name"),
+        ("{\"name\":\"`b`\"", "body"),
+        ("{\"name\":\"b\",\"options\":{\"streamlets\":-1}}", "options.streamlets"),
+        ("{\"name\":\"b\",\"options\":{\"order\":\"`lane`\"}}", "order"),
+        ("{\"name\":\"b\",\"name\":\"c\"}", "name"),
+        ("{\"options\":{}}", "name"),
+        ("5", "body"),
+    ] {
+        let (code, error) = http(&node, "POST", "/v1/streams", body);
+        assert_eq!((code, &error["field"]), (400, &json!(field)), "{body}: {error}");
+    }
+    let (code, error) = http(&node, "GET", "/v1/streams?limit=abc", "");
+    assert_eq!((code, &error["field"]), (400, &json!("limit")), "{error}");
+    for to in ["[1]", "{\"x\":1}", "null", "1.5", "\"noon\""] {
+        let (code, error) = http(&node, "POST", "/v1/applications/flights/a/reset", &format!("{{\"to\":{to}}}"));
+        assert_eq!((code, &error["field"]), (400, &json!("to")), "{error}");
+        assert!(error.to_string().contains("`earliest`, `latest` or a number"), "{error}");
+    }
+    for (method, path) in [("GET", "/v1/streams/%FF"), ("POST", "/v1/applications/%FF/a/reset")] {
+        let (code, error) = http(&node, method, path, "{\"to\":\"latest\"}");
+        assert_eq!((code, &error["field"]), (400, &json!("stream")), "{error}");
+    }
     let (code, error) = http(&node, "GET", "/v1/streams?prefx=a", "");
     assert_eq!((code, &error["field"]), (400, &json!("prefx")), "{error}");
     let (code, error) = http(&node, "POST", "/v1/streams", &format!("{{\"name\":\"{}\"}}", "x".repeat(100_000)));

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use axum::Json;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::http::StatusCode;
 use kera_format::{StreamId, StreamOptions, StreamletId};
 use kera_protocol::{
@@ -13,7 +13,7 @@ use kera_protocol::{
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
-use super::error::{Asked, HttpError, Told};
+use super::error::{Asked, HttpError, Named, Told};
 use super::inside::Inside;
 use super::routes::Door;
 use crate::api::{
@@ -127,7 +127,7 @@ pub(super) async fn create_stream(
     (status = 404, description = "There is none of that name", body = ErrorJson),
     (status = 503, description = "The node still starts", body = ErrorJson),
 ))]
-pub(super) async fn get_stream(State(door): State<Door>, Path(stream): Path<String>) -> Answer<StreamDetailsJson> {
+pub(super) async fn get_stream(State(door): State<Door>, Named(stream): Named<String>) -> Answer<StreamDetailsJson> {
     let inside = door.inside()?;
     let info = find(&inside, &stream).await?;
     let lanes = lanes(&inside, info.id).await?;
@@ -159,7 +159,7 @@ async fn lanes(inside: &Inside, stream: StreamId) -> Result<Vec<LaneStats>, Http
 ))]
 pub(super) async fn alter_stream(
     State(door): State<Door>,
-    Path(stream): Path<String>,
+    Named(stream): Named<String>,
     Told(options): Told<OptionsJson>,
 ) -> Answer<StreamJson> {
     let changes = changes(&options)?;
@@ -175,7 +175,7 @@ pub(super) async fn alter_stream(
 ))]
 pub(super) async fn delete_stream(
     State(door): State<Door>,
-    Path(stream): Path<String>,
+    Named(stream): Named<String>,
 ) -> Result<StatusCode, HttpError> {
     door.inside()?.call(&DeleteStream { stream: StreamRef::Name(stream) }).await?;
     Ok(StatusCode::NO_CONTENT)
@@ -271,7 +271,7 @@ pub(super) async fn list_applications(
 ))]
 pub(super) async fn get_application(
     State(door): State<Door>,
-    Path((stream, application)): Path<(String, String)>,
+    Named((stream, application)): Named<(String, String)>,
 ) -> Answer<ApplicationDetailsJson> {
     let inside = door.inside()?;
     let info = find(&inside, &stream).await?;
@@ -299,7 +299,7 @@ pub(super) async fn get_application(
 ))]
 pub(super) async fn delete_application(
     State(door): State<Door>,
-    Path((stream, application)): Path<(String, String)>,
+    Named((stream, application)): Named<(String, String)>,
 ) -> Result<StatusCode, HttpError> {
     let inside = door.inside()?;
     let info = find(&inside, &stream).await?;
@@ -324,7 +324,7 @@ pub(super) struct ResetRequest {
 
 /// `earliest`, `latest`, or a number of milliseconds since 1970.
 #[derive(Deserialize, ToSchema)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "expected `earliest`, `latest` or a number of milliseconds since 1970")]
 enum ResetTo {
     /// Milliseconds since 1970.
     TimeMs(i64),
@@ -356,7 +356,7 @@ pub(super) struct ResetPlace {
 ))]
 pub(super) async fn reset_application(
     State(door): State<Door>,
-    Path((stream, application)): Path<(String, String)>,
+    Named((stream, application)): Named<(String, String)>,
     Told(reset): Told<ResetRequest>,
 ) -> Answer<Vec<ResetPlace>> {
     let ResetRequest { to, streamlets, dry_run } = reset;

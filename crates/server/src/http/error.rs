@@ -2,7 +2,9 @@
 
 use axum::Json;
 use axum::body::Bytes;
-use axum::extract::{FromRequest, FromRequestParts, Query, Request};
+use axum::extract::path::ErrorKind;
+use axum::extract::rejection::PathRejection;
+use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
 use axum::http::StatusCode;
 use axum::http::request::Parts;
 use axum::response::{IntoResponse, Response};
@@ -31,10 +33,18 @@ impl HttpError {
         HttpError { code: StatusCode::BAD_REQUEST, body }
     }
 
-    /// What serde says is wrong; it names the field in backticks.
-    fn described(text: String) -> HttpError {
-        let field = text.split('`').nth(1).unwrap_or("body").to_owned();
-        HttpError::field(&field, text, "/openapi.json describes what is asked for")
+    /// What serde says is wrong, without what axum puts in front of it: where, if that is not the whole, and what. Backticks are around values too, so
+    /// the names of fields that are not known or not there are taken from the sentences that have them.
+    fn described(text: &str) -> HttpError {
+        let said = text.split_once(": ").map_or(text, |(_, said)| said);
+        let (place, what) = match said.split_once(": ") {
+            Some((place, what)) if !place.contains(' ') => (Some(place), what),
+            _ => (None, said),
+        };
+        let named = ["unknown field `", "missing field `", "duplicate field `"]
+            .iter()
+            .find_map(|sentence| Some(what.strip_prefix(sentence)?.split_once('`')?.0));
+        HttpError::field(named.or(place).unwrap_or("body"), said, "/openapi.json describes what is asked for")
     }
 
     /// It is not done by this node alone.
@@ -128,8 +138,31 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequestParts<S> for Asked<T> {
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Asked<T>, HttpError> {
         match Query::from_request_parts(parts, state).await {
             Ok(Query(query)) => Ok(Asked(query)),
-            Err(rejection) => Err(HttpError::described(rejection.body_text())),
+            Err(rejection) => Err(HttpError::described(&rejection.body_text())),
         }
+    }
+}
+
+/// The names in the path of a request; what is wrong with one is told as JSON.
+pub(super) struct Named<T>(pub(super) T);
+
+impl<S: Send + Sync, T: DeserializeOwned + Send> FromRequestParts<S> for Named<T> {
+    type Rejection = HttpError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Named<T>, HttpError> {
+        let rejection = match Path::from_request_parts(parts, state).await {
+            Ok(Path(names)) => return Ok(Named(names)),
+            Err(rejection) => rejection,
+        };
+        let field = match &rejection {
+            PathRejection::FailedToDeserializePathParams(error) => match error.kind() {
+                ErrorKind::InvalidUtf8InPathParam { key } => key.as_str(),
+                _ => "path",
+            },
+            _ => "path",
+        };
+        let error = HttpError::field(field, rejection.body_text(), "/openapi.json describes what is asked for");
+        Err(HttpError { code: rejection.status(), ..error })
     }
 }
 
@@ -151,7 +184,10 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Told<T> {
             Err(rejection) => return Err(HttpError::field("body", rejection.body_text(), "send it again")),
         };
         let bytes: &[u8] = if bytes.is_empty() { b"{}" } else { &bytes };
-        serde_json::from_slice(bytes).map(Told).map_err(|error| HttpError::described(error.to_string()))
+        match Json::from_bytes(bytes) {
+            Ok(Json(told)) => Ok(Told(told)),
+            Err(rejection) => Err(HttpError::described(&rejection.body_text())),
+        }
     }
 }
 
