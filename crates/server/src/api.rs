@@ -229,8 +229,11 @@ pub struct StreamDetailsJson {
     pub records: u64,
     /// Bytes of its chunks.
     pub bytes: u64,
-    /// Lanes that were ever written to.
+    /// Lanes that were ever written to; over HTTP a page of them.
     pub lanes_used: Vec<LaneJson>,
+    /// How many lanes were ever written to, also where `lanes_used` is a page of them.
+    #[serde(default)]
+    pub lanes_used_count: u64,
     /// Who reads it.
     pub applications: Vec<ApplicationJson>,
     /// Nodes that have some of it and could not be asked: what they have is not in the figures. A node's own answer is about what it
@@ -239,14 +242,20 @@ pub struct StreamDetailsJson {
     pub unheard: Vec<u32>,
 }
 
+/// Records of a lane that can be read.
+pub(crate) fn records_in(lane: &LaneStats) -> u64 {
+    lane.durable_ordinal.saturating_sub(lane.first_ordinal)
+}
+
 impl StreamDetailsJson {
-    /// From what the broker says.
+    /// From what the broker says of all of its lanes.
     pub fn new(info: &StreamInfo, lanes: &[LaneStats], applications: &[ApplicationSummary]) -> StreamDetailsJson {
         StreamDetailsJson {
             stream: info.into(),
-            records: lanes.iter().map(|l| l.durable_ordinal.saturating_sub(l.first_ordinal)).sum(),
+            records: lanes.iter().map(records_in).sum(),
             bytes: lanes.iter().map(|l| l.bytes).sum(),
             lanes_used: lanes.iter().map(LaneJson::from).collect(),
+            lanes_used_count: lanes.len() as u64,
             applications: applications.iter().map(|a| ApplicationJson::new(a, &info.name)).collect(),
             unheard: Vec::new(),
         }

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use kera_env::{Disk, RealDisk};
 use kera_format::chunk::ChunkTarget;
-use kera_format::{ChunkBuilder, Compression, Durability, Record, StreamId, StreamOptions};
+use kera_format::{ChunkBuilder, Compression, Durability, Record, StreamId, StreamOptions, StreamletId};
 use kera_protocol::{CreateStream, GetStream, NodeStatus, Status, WriteChunks};
 use kera_rpc::{ClientConfig, Connection, RpcError};
 use kera_server::Node;
@@ -121,6 +121,34 @@ fn the_admin_api_does_what_the_protocol_does() {
     assert_eq!(http(&node, "GET", "/v1/status", "").1["ready"], json!(true));
     assert_eq!(http(&node, "DELETE", "/v1/streams/flights", "").0, 204);
     assert_eq!(http(&node, "GET", "/v1/streams/flights", "").0, 404);
+    node.stop();
+}
+
+#[test]
+fn a_page_of_a_streams_lanes_says_how_many_there_are() {
+    let dir = tempfile::tempdir().unwrap();
+    let node = Node::start(&config(dir.path())).unwrap();
+    let writer = Writer::new(&node);
+    assert_eq!(http(&node, "PATCH", "/v1/streams/a", "{\"streamlets\":4,\"durability\":\"process\"}").0, 200);
+    for streamlet in [0, 1, 3] {
+        assert!(writer.write_to(streamlet));
+    }
+    let shown = |query: &str| {
+        let (code, found) = http(&node, "GET", &format!("/v1/streams/a{query}"), "");
+        let all = [&found["records"], &found["lanes_used_count"]].map(|sum| sum.as_u64().unwrap_or_default());
+        assert_eq!((code, all), (200, [3, 3]), "{query}: {found}");
+        let lanes = found["lanes_used"].as_array().unwrap();
+        lanes.iter().map(|lane| lane["streamlet"].as_u64().unwrap()).collect::<Vec<_>>()
+    };
+    assert_eq!(shown(""), [0, 1, 3]);
+    assert_eq!(shown("?limit=2"), [0, 1]);
+    assert_eq!(shown("?limit=2&after=1/0"), [3]);
+    assert!(shown("?after=3/0").is_empty());
+    for query in ["after=1", "after=a/0", "limit=-1"] {
+        let (code, error) = http(&node, "GET", &format!("/v1/streams/a?{query}"), "");
+        assert_eq!((code, error["field"].as_str()), (400, query.split('=').next()), "{error}");
+    }
+    drop(writer);
     node.stop();
 }
 
@@ -237,9 +265,13 @@ impl Writer {
 
     /// Writes 200 KiB. Whether they are acknowledged.
     fn write(&self) -> bool {
+        self.write_to(0)
+    }
+
+    fn write_to(&self, streamlet: u32) -> bool {
         let mut chunk = ChunkBuilder::default();
         chunk.push(&Record::value(&[1; 200 << 10]));
-        let target = ChunkTarget { stream: self.stream, ..ChunkTarget::default() };
+        let target = ChunkTarget { stream: self.stream, streamlet: StreamletId(streamlet), ..ChunkTarget::default() };
         let chunks = chunk.seal(&target, Compression::None).unwrap().into();
         let wanted = WriteChunks { timeout_ms: 50, chunk_count: 1, skips: Vec::new(), chunks };
         let written = self.runtime.block_on(self.client.call(&wanted));

@@ -5,7 +5,8 @@ use std::collections::BTreeSet;
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
-use kera_format::{StreamId, StreamOptions, StreamletId};
+use kera_format::{LaneId, StreamId, StreamOptions, StreamletId};
+use kera_protocol::limits::PAGE_ITEMS_MAX;
 use kera_protocol::{
     AlterStream, CreateStream, DeleteApplication, DeleteStream, DescribeApplication, FindOwners, GetStream, LaneStats,
     ListApplications, ListStreams, NodeStatus, ResetOffsets, Start, Status, StreamInfo, StreamRef, StreamStats,
@@ -18,6 +19,7 @@ use super::inside::Inside;
 use super::routes::Door;
 use crate::api::{
     ApplicationDetailsJson, ApplicationJson, ErrorJson, NodeJson, OptionsJson, StreamDetailsJson, StreamJson,
+    records_in,
 };
 
 type Answer<T> = Result<Json<T>, HttpError>;
@@ -121,30 +123,85 @@ pub(super) async fn create_stream(
     Ok((StatusCode::CREATED, Json((&info).into())))
 }
 
+/// Which lanes of a stream to show.
+#[derive(Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct LanesQuery {
+    /// Only lanes after this one, as `STREAMLET/LANE`: the last of the page before.
+    #[serde(default)]
+    after: Option<String>,
+    /// Most lanes in the answer; 0, or more than 10,000: 10,000.
+    #[serde(default)]
+    limit: u32,
+}
+
+impl LanesQuery {
+    /// The lane behind which the page begins.
+    fn after(&self) -> Result<Option<(StreamletId, LaneId)>, HttpError> {
+        let Some(text) = &self.after else { return Ok(None) };
+        let place = text
+            .split_once('/')
+            .and_then(|(streamlet, lane)| Some((StreamletId(streamlet.parse().ok()?), LaneId(lane.parse().ok()?))));
+        let wrong = || HttpError::field("after", format!("`{text}` is no lane"), "give STREAMLET/LANE, as 3/0");
+        place.map(Some).ok_or_else(wrong)
+    }
+}
+
 /// A stream with what this node has of it, and who reads that; in a cluster `kera stream describe` asks all nodes.
-#[utoipa::path(get, path = "/v1/streams/{stream}", tag = "streams", params(("stream" = String, Path, description = "Its name")), responses(
+/// Of its lanes a page at a time: `lanes_used_count` says how many there are.
+#[utoipa::path(get, path = "/v1/streams/{stream}", tag = "streams", params(("stream" = String, Path, description = "Its name"), LanesQuery), responses(
     (status = 200, description = "The stream", body = StreamDetailsJson),
     (status = 404, description = "There is none of that name", body = ErrorJson),
     (status = 503, description = "The node still starts", body = ErrorJson),
 ))]
-pub(super) async fn get_stream(State(door): State<Door>, Named(stream): Named<String>) -> Answer<StreamDetailsJson> {
+pub(super) async fn get_stream(
+    State(door): State<Door>,
+    Named(stream): Named<String>,
+    Asked(query): Asked<LanesQuery>,
+) -> Answer<StreamDetailsJson> {
+    let after = query.after()?;
     let inside = door.inside()?;
     let info = find(&inside, &stream).await?;
-    let lanes = lanes(&inside, info.id).await?;
+    let held = held(&inside, info.id, after, query.limit).await?;
     let applications = inside.call(&ListApplications { stream: Some(info.id) }).await?.applications;
     let stream = with_change(&door, &info)?;
-    Ok(Json(StreamDetailsJson { stream, ..StreamDetailsJson::new(&info, &lanes, &applications) }))
+    let Held { records, bytes, lanes_used_count, .. } = held;
+    let details = StreamDetailsJson::new(&info, &held.page, &applications);
+    Ok(Json(StreamDetailsJson { stream, records, bytes, lanes_used_count, ..details }))
 }
 
-async fn lanes(inside: &Inside, stream: StreamId) -> Result<Vec<LaneStats>, HttpError> {
-    let mut all: Vec<LaneStats> = Vec::new();
+/// What is in a stream: all of it in sums, and a page of its lanes.
+#[derive(Default)]
+struct Held {
+    records: u64,
+    bytes: u64,
+    lanes_used_count: u64,
+    page: Vec<LaneStats>,
+}
+
+/// Looks at all lanes of a stream, of which there may be a million: no more than a page of them is kept, and others are answered between two.
+async fn held(
+    inside: &Inside,
+    stream: StreamId,
+    after: Option<(StreamletId, LaneId)>,
+    limit: u32,
+) -> Result<Held, HttpError> {
+    let most = if limit == 0 { PAGE_ITEMS_MAX } else { PAGE_ITEMS_MAX.min(limit as usize) };
+    let (mut held, mut seen) = (Held::default(), None);
     loop {
-        let after = all.last().map(|lane| (lane.streamlet, lane.lane));
-        let page = inside.call(&StreamStats { stream, streamlets: Vec::new(), after, limit: 0 }).await?;
-        let more = page.more && !page.lanes.is_empty();
-        all.extend(page.lanes);
-        if !more {
-            return Ok(all);
+        let found = inside.call(&StreamStats { stream, streamlets: Vec::new(), after: seen, limit: 0 }).await?;
+        for lane in &found.lanes {
+            seen = Some((lane.streamlet, lane.lane));
+            held.records += records_in(lane);
+            held.bytes += lane.bytes;
+            held.lanes_used_count += 1;
+            if seen > after && held.page.len() < most {
+                held.page.push(*lane);
+            }
+        }
+        if !found.more || found.lanes.is_empty() {
+            return Ok(held);
         }
     }
 }
