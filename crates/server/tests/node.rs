@@ -26,13 +26,14 @@ fn config(dir: &Path) -> Config {
 }
 
 fn http(node: &Node, method: &str, path: &str, body: &str) -> (u16, Value) {
+    http_with(node, method, path, "Host: localhost", body)
+}
+
+fn http_with(node: &Node, method: &str, path: &str, headers: &str, body: &str) -> (u16, Value) {
     let mut stream = TcpStream::connect(node.http_address().unwrap()).unwrap();
     let length = body.len();
-    write!(
-        stream,
-        "{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n{body}"
-    )
-    .unwrap();
+    let head = format!("{method} {path} HTTP/1.1\r\n{headers}\r\nConnection: close\r\nContent-Length: {length}");
+    stream.write_all(format!("{head}\r\n\r\n{body}").as_bytes()).unwrap();
     let mut answer = String::new();
     stream.read_to_string(&mut answer).unwrap();
     let status = answer.split(' ').nth(1).unwrap().parse().unwrap();
@@ -148,6 +149,33 @@ fn a_page_of_a_streams_lanes_says_how_many_there_are() {
         let (code, error) = http(&node, "GET", &format!("/v1/streams/a?{query}"), "");
         assert_eq!((code, error["field"].as_str()), (400, query.split('=').next()), "{error}");
     }
+    drop(writer);
+    node.stop();
+}
+
+/// A browser on the machine sends it with the page's body, whatever that is said to be.
+#[test]
+fn a_web_page_moves_no_application() {
+    let dir = tempfile::tempdir().unwrap();
+    let node = Node::start(&config(dir.path())).unwrap();
+    let writer = Writer::new(&node);
+    assert_eq!(http(&node, "PATCH", "/v1/streams/a", "{\"durability\":\"process\"}").0, 200);
+    assert!(writer.write());
+    let (path, latest) = ("/v1/applications/a/reader/reset", "{\"to\":\"latest\"}");
+    assert_eq!(http(&node, "POST", path, "{\"to\":\"earliest\"}").0, 200);
+    let lag = || http(&node, "GET", "/v1/applications/a/reader", "").1["lag"].clone();
+    assert_eq!(lag(), json!(1));
+    let page = "Host: localhost\r\nOrigin: https://evil.example\r\nContent-Type: text/plain";
+    for (headers, field) in [(page, "Origin"), ("Host: evil.example", "Host")] {
+        let (code, error) = http_with(&node, "POST", path, headers, latest);
+        assert_eq!((code, &error["field"]), (403, &json!(field)), "{error}");
+        assert_eq!(lag(), json!(1));
+    }
+    assert_eq!(http_with(&node, "GET", "/v1/streams", "Host: evil.example", "").0, 403);
+    // As curl sends it.
+    let form = "Host: 127.0.0.1:7071\r\nContent-Type: application/x-www-form-urlencoded";
+    assert_eq!(http_with(&node, "POST", path, form, latest).0, 200);
+    assert_eq!(lag(), json!(0));
     drop(writer);
     node.stop();
 }

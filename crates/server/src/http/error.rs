@@ -47,6 +47,20 @@ impl HttpError {
         HttpError::field(named.or(place).unwrap_or("body"), said, "/openapi.json describes what is asked for")
     }
 
+    /// A web page would change something; `header` says that it is one.
+    pub(super) fn of_page(header: &str) -> HttpError {
+        let error = format!("the header {header} says that a web page asks, and no page may change anything here");
+        let next = format!("ask without {header}, from a program that is no browser");
+        HttpError { code: StatusCode::FORBIDDEN, ..HttpError::field(header, error, &next) }
+    }
+
+    /// A loopback address is asked under a name that may be a web page's.
+    pub(super) fn of_other_host(host: &str) -> HttpError {
+        let error = format!("the header Host is `{host}`, and at a loopback address it has to be one or `localhost`");
+        let next = "ask for localhost or 127.0.0.1; a proxy in front of the node has to send one of these as Host";
+        HttpError { code: StatusCode::FORBIDDEN, ..HttpError::field("Host", error, next) }
+    }
+
     /// It is not done by this node alone.
     pub(super) fn not_here(error: String, next_step: String) -> HttpError {
         HttpError { code: StatusCode::NOT_IMPLEMENTED, body: ErrorJson { error, next_step, ..ErrorJson::default() } }

@@ -4,6 +4,7 @@
 //! begins, so that `/readyz` can say what the node waits for, and goes last.
 
 mod admin;
+mod browsers;
 mod connections;
 mod error;
 mod health;
@@ -98,10 +99,11 @@ async fn serve(
     limits: Limits,
     stopped: oneshot::Receiver<()>,
 ) -> io::Result<()> {
+    let is_loopback = listener.local_addr()?.ip().to_canonical().is_loopback();
     let listener = tokio::net::TcpListener::from_std(listener)?;
     let (inside, asking) = inside::Inside::new(state.clone());
     tokio::task::spawn_local(asking);
-    let router = routes::router(routes::Door::new(state, inside));
+    let router = routes::router(routes::Door::new(state, inside), is_loopback);
     tokio::select! {
         () = connections::serve(listener, router, limits) => {}
         _ = stopped => {}

@@ -5,13 +5,14 @@ use std::sync::Arc;
 use axum::Router;
 use axum::extract::{DefaultBodyLimit, Request};
 use axum::http::header;
+use axum::middleware::{self, Next};
 use axum::response::IntoResponse;
 use axum::routing::{MethodRouter, delete, get, patch, post};
 use utoipa::OpenApi;
 
 use super::error::HttpError;
 use super::inside::Inside;
-use super::{HttpNode, HttpState, admin, health};
+use super::{HttpNode, HttpState, admin, browsers, health};
 
 /// What handlers get: the node, as far as it is there.
 #[derive(Clone)]
@@ -52,7 +53,7 @@ macro_rules! routes {
 
         #[derive(OpenApi)]
         #[openapi(
-            info(title = "KerA", description = "Health, metrics and administration of a KerA node."),
+            info(title = "KerA", description = "Health, metrics and administration of a KerA node. Changes that a web page asks for are refused (403)."),
             paths($($module::$handler),+),
         )]
         struct Document;
@@ -80,13 +81,20 @@ pub fn openapi_text() -> String {
     Document::openapi().to_pretty_json().unwrap_or_default()
 }
 
-pub(super) fn router(door: Door) -> Router {
+/// `is_loopback`: the listener has a loopback address.
+pub(super) fn router(door: Door, is_loopback: bool) -> Router {
     let routes = paths().into_iter().fold(Router::new(), |router, (path, method)| router.route(path, method));
     routes
         .route("/openapi.json", get(openapi))
         .fallback(|request: Request| async move { HttpError::no_such_path(request.uri().path()) })
         .method_not_allowed_fallback(|| async { HttpError::no_such_method() })
         .layer(DefaultBodyLimit::max(super::error::BODY_BYTES_MAX))
+        .layer(middleware::from_fn(move |request: Request, next: Next| async move {
+            match browsers::refusal(&request, is_loopback) {
+                Some(refused) => refused.into_response(),
+                None => next.run(request).await,
+            }
+        }))
         .with_state(door)
 }
 

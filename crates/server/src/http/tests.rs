@@ -45,8 +45,13 @@ fn limited(limits: Limits) -> (HttpServer, Arc<Readiness>) {
 }
 
 fn request(address: SocketAddr, head: &str) -> String {
+    request_with(address, head, &["Host: localhost"])
+}
+
+fn request_with(address: SocketAddr, head: &str, headers: &[&str]) -> String {
     let mut stream = TcpStream::connect(address).unwrap();
-    write!(stream, "{head} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
+    let headers: String = headers.iter().map(|header| format!("{header}\r\n")).collect();
+    stream.write_all(format!("{head} HTTP/1.1\r\n{headers}Connection: close\r\n\r\n").as_bytes()).unwrap();
     let mut answer = String::new();
     stream.read_to_string(&mut answer).unwrap();
     answer
@@ -75,6 +80,69 @@ fn wrong_paths_and_methods_get_json_that_helps() {
     let answer = request(server.address, "DELETE /healthz");
     assert!(answer.starts_with("HTTP/1.1 405") && answer.contains("\"error\""), "{answer}");
     assert!(request(server.address, "GET /openapi.json").contains("\"openapi\""));
+    server.stop();
+}
+
+#[test]
+fn what_a_web_page_asks_for_changes_nothing() {
+    let (server, _) = starting();
+    let post = "POST /v1/applications/s/a/reset";
+    for (head, page, named) in [
+        (post, "Origin: https://evil.example", "Origin"),
+        (post, "Origin: null", "Origin"),
+        (post, "Sec-Fetch-Site: cross-site", "Sec-Fetch-Site"),
+        (post, "Sec-Fetch-Site: same-site", "Sec-Fetch-Site"),
+        ("OPTIONS /v1/streams", "Origin: https://evil.example", "Origin"),
+        ("DELETE /v1/streams/a", "Origin: https://evil.example", "Origin"),
+    ] {
+        let answer = request_with(server.address, head, &["Host: localhost", page]);
+        assert!(answer.starts_with("HTTP/1.1 403") && answer.contains(&format!("\"field\":\"{named}\"")), "{answer}");
+    }
+    // A link from another page, and what somebody types: nothing is changed by it, and no page can read it.
+    for page in ["Origin: https://evil.example", "Sec-Fetch-Site: cross-site"] {
+        let answer = request_with(server.address, "GET /v1/streams", &["Host: localhost", page]);
+        assert!(answer.starts_with("HTTP/1.1 503"), "{answer}");
+    }
+    let answer = request_with(server.address, "DELETE /v1/streams/a", &["Host: localhost", "Sec-Fetch-Site: none"]);
+    assert!(answer.starts_with("HTTP/1.1 503"), "{answer}");
+    server.stop();
+}
+
+#[test]
+fn a_loopback_address_is_asked_under_no_name_that_may_be_a_pages() {
+    let (server, _) = starting();
+    let port = server.address.port();
+    for head in ["GET /v1/streams", "DELETE /v1/streams/a"] {
+        for host in ["Host: evil.example".to_owned(), format!("Host: evil.example:{port}")] {
+            let answer = request_with(server.address, head, &[&host]);
+            assert!(answer.starts_with("HTTP/1.1 403") && answer.contains("\"field\":\"Host\""), "{answer}");
+        }
+        for host in ["Host: localhost".to_owned(), format!("Host: 127.0.0.1:{port}"), "Host: [::1]:7071".to_owned()] {
+            let answer = request_with(server.address, head, &[&host]);
+            assert!(answer.starts_with("HTTP/1.1 503"), "{answer}");
+        }
+    }
+    let absolute = request_with(server.address, "GET http://evil.example/v1/streams", &["Host: localhost"]);
+    assert!(absolute.starts_with("HTTP/1.1 403"), "{absolute}");
+    assert!(request_with(server.address, "GET /healthz", &["Host: evil.example"]).starts_with("HTTP/1.1 200"));
+    // Who asks without any is no browser.
+    let mut stream = TcpStream::connect(server.address).unwrap();
+    stream.write_all(b"GET /v1/streams HTTP/1.0\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    assert!(answer.starts_with("HTTP/1.0 503"), "{answer}");
+    server.stop();
+}
+
+#[test]
+fn an_address_that_others_reach_is_asked_under_any_name() {
+    let state = Arc::new(HttpState { readiness: Arc::new(Readiness::default()), node: OnceLock::new() });
+    let server = HttpServer::with_limits("0.0.0.0:0", state, Limits::default()).unwrap();
+    let at = SocketAddr::from(([127, 0, 0, 1], server.address.port()));
+    let answer = request_with(at, "GET /v1/streams", &["Host: broker.example:7071"]);
+    assert!(answer.starts_with("HTTP/1.1 503"), "{answer}");
+    let answer = request_with(at, "DELETE /v1/streams/a", &["Host: broker.example:7071", "Origin: null"]);
+    assert!(answer.starts_with("HTTP/1.1 403"), "{answer}");
     server.stop();
 }
 
@@ -121,7 +189,7 @@ fn who_sends_a_body_byte_by_byte_is_cut_off() {
     let (server, readiness) = limited(Limits { request: Duration::from_millis(300), ..Limits::default() });
     readiness.enter(Phase::Serving);
     let mut stream = TcpStream::connect(server.address).unwrap();
-    write!(stream, "POST /v1/streams HTTP/1.1\r\nHost: x\r\nContent-Length: 60000\r\n\r\n{{").unwrap();
+    write!(stream, "POST /v1/streams HTTP/1.1\r\nHost: localhost\r\nContent-Length: 60000\r\n\r\n{{").unwrap();
     let said = drip(stream, b" ");
     assert!(said.starts_with("HTTP/1.1 408") && said.contains("\"limit\":\"0.3 s\""), "{said}");
     server.stop();
