@@ -18,6 +18,10 @@ pub(super) struct Look {
     at: Instant,
     nodes: Vec<NodeLook>,
     streams: Vec<StreamLook>,
+    /// The names of all streams by their ids, also of those that are not looked at.
+    names: HashMap<u64, String>,
+    /// Streams that are not looked at.
+    streams_left_out: usize,
     applications: Vec<ApplicationLook>,
     /// Nodes that have not told how far applications are.
     unheard: Vec<u32>,
@@ -110,8 +114,11 @@ impl Watch {
 
 async fn look(client: &Client, nodes: Vec<NodeLook>) -> Result<Look, CliError> {
     let admin = client.admin();
+    let all = admin.streams("", false).await?;
+    let names = all.iter().map(|info| (info.id.0, info.name.clone())).collect();
+    let streams_left_out = all.len().saturating_sub(STREAMS_MAX);
     let mut streams = Vec::new();
-    for info in admin.streams("", false).await?.into_iter().take(STREAMS_MAX) {
+    for info in all.into_iter().take(STREAMS_MAX) {
         // A stream that was deleted a moment ago has no statistics.
         let Ok(found) = admin.stream_stats(info.id).await else { continue };
         let mut stream = StreamLook {
@@ -142,7 +149,8 @@ async fn look(client: &Client, nodes: Vec<NodeLook>) -> Result<Look, CliError> {
         members: a.members,
         lag: a.lag,
     });
-    Ok(Look { at: Instant::now(), nodes, streams, applications: applications.collect(), unheard })
+    let (at, applications) = (Instant::now(), applications.collect());
+    Ok(Look { at, nodes, streams, names, streams_left_out, applications, unheard })
 }
 
 /// What is shown: the latest look with rates since the one before. Figures that are no stream's are sums over the nodes that answer.
@@ -156,6 +164,8 @@ pub(super) struct View {
     /// The nodes of a cluster; none of one that is alone.
     pub(super) nodes: Vec<NodeView>,
     pub(super) streams: Vec<StreamView>,
+    /// Streams that are not looked at: there are too many.
+    pub(super) streams_left_out: usize,
     pub(super) applications: Vec<ApplicationView>,
     /// Nodes that have not told how far applications are.
     pub(super) unheard: Vec<u32>,
@@ -187,7 +197,8 @@ pub(super) struct ApplicationView {
     pub(super) name: String,
     pub(super) stream: String,
     pub(super) members: u32,
-    pub(super) out_records_s: u64,
+    /// Not known where its stream is not looked at.
+    pub(super) out_records_s: Option<u64>,
     pub(super) lag: u64,
 }
 
@@ -200,26 +211,16 @@ impl View {
         let application_before = |id: u64| before.and_then(|b| b.applications.iter().find(|a| a.id == id));
         // What an application has read is what is there less what it lags behind.
         let read = |streams: &[StreamLook], a: &ApplicationLook| {
-            let durable = streams.iter().find(|s| s.id == a.stream).map_or(0, |s| s.durable);
-            durable.saturating_sub(a.lag)
+            let stream = streams.iter().find(|s| s.id == a.stream)?;
+            Some(stream.durable.saturating_sub(a.lag))
         };
         let applications: Vec<(u64, ApplicationView)> = (now.applications.iter())
             .map(|a| {
-                let then = application_before(a.id).zip(before).map(|(then, before)| read(&before.streams, then));
-                let name_of = |id: u64| {
-                    now.streams.iter().find(|s| s.id == id).map_or_else(|| id.to_string(), |s| s.name.clone())
-                };
-                let out_records_s = then.map_or(0, |then| rate(then, read(&now.streams, a)));
-                (
-                    a.stream,
-                    ApplicationView {
-                        name: a.name.clone(),
-                        stream: name_of(a.stream),
-                        members: a.members,
-                        out_records_s,
-                        lag: a.lag,
-                    },
-                )
+                let then = application_before(a.id).zip(before).and_then(|(then, before)| read(&before.streams, then));
+                let out_records_s = read(&now.streams, a).map(|now| then.map_or(0, |then| rate(then, now)));
+                let stream = now.names.get(&a.stream).cloned().unwrap_or_else(|| a.stream.to_string());
+                let (name, members, lag) = (a.name.clone(), a.members, a.lag);
+                (a.stream, ApplicationView { name, stream, members, out_records_s, lag })
             })
             .collect();
         let streams = now.streams.iter().map(|s| {
@@ -231,7 +232,7 @@ impl View {
                 out_records_s: applications
                     .iter()
                     .filter(|(stream, _)| *stream == s.id)
-                    .map(|(_, a)| a.out_records_s)
+                    .filter_map(|(_, a)| a.out_records_s)
                     .sum(),
                 records: s.durable.saturating_sub(s.first),
                 bytes: s.bytes,
@@ -253,10 +254,16 @@ impl View {
             out_bytes_s: sum(|node| node.out_bytes_s),
             problems: problems(&now.nodes),
             streams: streams.collect(),
+            streams_left_out: now.streams_left_out,
             applications: applications.into_iter().map(|(_, a)| a).collect(),
             nodes: nodes.into_iter().filter(|node| node.node != 0).collect(),
             unheard: now.unheard.clone(),
         }
+    }
+
+    /// That there are streams which are not looked at; nothing if there are none.
+    pub(super) fn left_out(&self) -> Option<String> {
+        (self.streams_left_out > 0).then(|| format!("and {} more", self.streams_left_out))
     }
 
     /// What figures of applications lack, as a line; nothing if all nodes were heard.
@@ -324,7 +331,13 @@ mod tests {
 
     fn look(seconds: u64, nodes: Vec<NodeLook>) -> Look {
         let at = Instant::now() + Duration::from_secs(seconds);
-        Look { at, nodes, streams: Vec::new(), applications: Vec::new(), unheard: Vec::new() }
+        let (streams, applications, unheard) = (Vec::new(), Vec::new(), Vec::new());
+        Look { at, nodes, streams, names: HashMap::new(), streams_left_out: 0, applications, unheard }
+    }
+
+    fn stream(id: u64, durable: u64) -> StreamLook {
+        let name = format!("s{id}");
+        StreamLook { id, name, first: 0, next: durable, durable, bytes: 0, memory_bytes: 0, disk_bytes: 0 }
     }
 
     fn node(number: u32, appended: Option<u64>) -> NodeLook {
@@ -354,5 +367,31 @@ mod tests {
         let alone = View::new(None, &look(0, vec![node(0, Some(1))]));
         assert!(alone.nodes.is_empty());
         assert_eq!(alone.problems, ["the disk is full"]);
+    }
+
+    #[test]
+    fn streams_that_are_not_looked_at_are_counted_and_their_applications_have_names_and_no_rate() {
+        let at = |seconds: u64, durable: u64, lag: u64| {
+            let application =
+                |id: u64, stream: u64| ApplicationLook { id, name: format!("a{id}"), stream, members: 1, lag };
+            Look {
+                streams: vec![stream(1, durable)],
+                names: [1, 2].map(|id| (id, format!("s{id}"))).into(),
+                streams_left_out: 1,
+                // The third one's stream was deleted a moment ago.
+                applications: vec![application(7, 1), application(8, 2), application(9, 3)],
+                ..look(seconds, Vec::new())
+            }
+        };
+        let view = View::new(Some(&at(0, 1000, 1000)), &at(10, 2000, 0));
+        assert_eq!((view.streams_left_out, view.left_out().as_deref()), (1, Some("and 1 more")));
+        let streams: Vec<&str> = view.applications.iter().map(|a| a.stream.as_str()).collect();
+        assert_eq!(streams, ["s1", "s2", "3"]);
+        let rates: Vec<bool> = view.applications.iter().map(|a| a.out_records_s.is_some()).collect();
+        assert_eq!(rates, [true, false, false]);
+        let rate = view.applications[0].out_records_s.expect("it is known");
+        assert!((190..=200).contains(&rate), "{rate}");
+        assert_eq!(view.streams[0].out_records_s, rate);
+        assert_eq!(View::new(None, &look(0, Vec::new())).left_out(), None);
     }
 }

@@ -13,7 +13,7 @@ use crate::commands::consume::stop_signal;
 use crate::connect::connect;
 use crate::error::CliError;
 use crate::output::{on_terminal, print, say};
-use look::{Look, View, Watch};
+use look::{ApplicationView, Look, View, Watch};
 
 /// Runs the command until it is stopped, or for as many looks as it was told. A node that does not answer later is waited for: whoever watches
 /// wants to see it come back.
@@ -110,10 +110,14 @@ fn plain(view: &View) -> String {
             s.name, s.in_records_s, s.in_bytes_s, s.out_records_s, s.records, s.bytes
         ));
     }
+    if let Some(left_out) = view.left_out() {
+        text.push_str(&format!("streams: {left_out}\n"));
+    }
     for a in &view.applications {
+        let rate = a.out_records_s.map_or_else(String::new, |rate| format!(" out_records_s={rate}"));
         text.push_str(&format!(
-            "application {} stream={} consumers={} out_records_s={} lag={}\n",
-            a.name, a.stream, a.members, a.out_records_s, a.lag
+            "application {} stream={} consumers={}{rate} lag={}\n",
+            a.name, a.stream, a.members, a.lag
         ));
     }
     if let Some(lacking) = view.lacking() {
@@ -137,10 +141,17 @@ fn view_json(view: &View) -> serde_json::Value {
             "name": s.name, "in_records_s": s.in_records_s, "in_bytes_s": s.in_bytes_s, "out_records_s": s.out_records_s,
             "records": s.records, "bytes": s.bytes, "memory_bytes": s.memory_bytes, "disk_bytes": s.disk_bytes,
         })).collect::<Vec<_>>(),
-        "applications": view.applications.iter().map(|a| json!({
-            "name": a.name, "stream": a.stream, "members": a.members, "out_records_s": a.out_records_s, "lag": a.lag,
-        })).collect::<Vec<_>>(),
+        "streams_left_out": view.streams_left_out,
+        "applications": view.applications.iter().map(application_json).collect::<Vec<_>>(),
         "unheard": view.unheard,
         "problems": view.problems,
     })
+}
+
+fn application_json(a: &ApplicationView) -> serde_json::Value {
+    let mut told = json!({"name": a.name, "stream": a.stream, "members": a.members, "lag": a.lag});
+    if let Some(rate) = a.out_records_s {
+        told["out_records_s"] = rate.into();
+    }
+    told
 }

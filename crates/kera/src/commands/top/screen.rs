@@ -154,7 +154,7 @@ fn fitting(columns: &[Column], rows: &[Vec<String>], width: u16) -> Vec<(usize, 
 }
 
 fn table(
-    title: &'static str,
+    title: String,
     columns: &[Column],
     rows: &[Vec<String>],
     width: u16,
@@ -196,7 +196,7 @@ fn nodes_table(view: &View, width: u16) -> Table<'static> {
         true => Style::new().fg(Color::Red),
         false => Style::new(),
     };
-    table(" nodes ", &NODES, &rows, width, lost)
+    table(" nodes ".into(), &NODES, &rows, width, lost)
 }
 
 fn streams_table(view: &View, width: u16) -> Table<'static> {
@@ -213,19 +213,21 @@ fn streams_table(view: &View, width: u16) -> Table<'static> {
         ]
     };
     let rows: Vec<Vec<String>> = view.streams.iter().map(row).collect();
-    table(" streams ", &STREAMS, &rows, width, |_, _| Style::new())
+    let title = view.left_out().map_or_else(|| " streams ".into(), |left_out| format!(" streams, {left_out} "));
+    table(title, &STREAMS, &rows, width, |_, _| Style::new())
 }
 
 fn applications_table(view: &View, width: u16) -> Table<'static> {
     let row = |a: &ApplicationView| {
-        vec![a.name.clone(), a.stream.clone(), a.members.to_string(), human_count(a.out_records_s), human_count(a.lag)]
+        let rate = a.out_records_s.map_or_else(String::new, human_count);
+        vec![a.name.clone(), a.stream.clone(), a.members.to_string(), rate, human_count(a.lag)]
     };
     let rows: Vec<Vec<String>> = view.applications.iter().map(row).collect();
     let behind = |line: usize, at: usize| match at == 4 && view.applications.get(line).is_some_and(|a| a.lag > 0) {
         true => Style::new().fg(Color::Yellow),
         false => Style::new(),
     };
-    table(" applications ", &APPLICATIONS, &rows, width, behind)
+    table(" applications ".into(), &APPLICATIONS, &rows, width, behind)
 }
 
 #[cfg(test)]
