@@ -812,22 +812,21 @@ fn connection_room(config: &Config) -> Arc<ConnectionRoom> {
     let (files, wanted) = (machine::files_max(), config.network.connections_max);
     let machine::Connections { clients, nodes } = machine::connections_of(files);
     if config.cluster.node.is_some() && (nodes as u64) < wanted.min(machine::NODES_FEW) {
-        tracing::warn!(
-            connections_max = wanted,
-            files_max = files,
-            "the process may open too few files for the connections of other nodes: they have {nodes} together at most; raise the limit of open \
-             files (ulimit -n, LimitNOFILE= of systemd)"
-        );
+        too_few_files(files, wanted, &format!("the connections of other nodes: they have {nodes}"));
     }
     if (clients as u64) < wanted {
-        tracing::warn!(
-            connections_max = wanted,
-            files_max = files,
-            "the process may open too few files for network.connections_max: clients have {clients} connections together at most; raise the \
-             limit of open files (ulimit -n, LimitNOFILE= of systemd)"
-        );
+        too_few_files(files, wanted, &format!("network.connections_max: clients have {clients} connections"));
     }
     Arc::new(ConnectionRoom::new(clients))
+}
+
+/// `short`: what there are too few for, and how many connections those have whose they are.
+fn too_few_files(files_max: u64, connections_max: u64, short: &str) {
+    tracing::warn!(
+        connections_max,
+        files_max,
+        "the process may open too few files for {short} together at most; raise the limit of open files (ulimit -n, LimitNOFILE= of systemd)"
+    );
 }
 
 /// The largest answer at any of the doors, but for a chunk that is larger by itself: that fits into a frame.
