@@ -238,31 +238,29 @@ impl Admin {
     /// Refuses if neither the owners of these streamlets know an application, each of them, nor the owner of the first one. Those come first: where they
     /// know it nothing is made, and the first owner, which may be away or may never have had room for it, has no say.
     async fn check_known(&self, stream: StreamId, application: &str, of: &[StreamletId]) -> Result<(), ClientError> {
-        let message = |streamlets| FetchOffsets { application: application.into(), stream, streamlets };
+        let mut is_known = true;
         for owned in self.newest_placement(stream).await?.by_owner(of).into_values() {
-            match self.at_owners(stream, &owned, message).await {
-                Err(ClientError::Rpc(error)) if error.status() == Some(Status::UnknownApplication) => {
-                    return self.check_known_at_first(stream, application).await;
-                }
-                answered => answered.map(drop)?,
+            is_known = self.is_known(stream, application, &owned).await?;
+            if !is_known {
+                break;
             }
         }
-        Ok(())
+        if is_known || self.is_known(stream, application, &[FIRST]).await? {
+            return Ok(());
+        }
+        let message = format!(
+            "the owner of streamlet 0 of stream {stream} does not know an application `{application}`, and a new one is made with that streamlet: \
+             set it as well, or all"
+        );
+        Err(RpcError::Status { status: Status::UnknownApplication, message, retry_after: None }.into())
     }
 
-    /// Refuses if the owner of the first streamlet does not know an application.
-    async fn check_known_at_first(&self, stream: StreamId, application: &str) -> Result<(), ClientError> {
+    /// Whether an owner of these streamlets knows an application.
+    async fn is_known(&self, stream: StreamId, application: &str, of: &[StreamletId]) -> Result<bool, ClientError> {
         let message = |streamlets| FetchOffsets { application: application.into(), stream, streamlets };
-        match self.at_owners(stream, &[FIRST], message).await {
-            Err(ClientError::Rpc(error)) if error.status() == Some(Status::UnknownApplication) => {
-                let status = Status::UnknownApplication;
-                let message = format!(
-                    "the owner of streamlet 0 of stream {stream} does not know an application `{application}`, and a new one is made with that \
-                     streamlet: set it as well, or all"
-                );
-                Err(RpcError::Status { status, message, retry_after: None }.into())
-            }
-            answered => answered.map(drop),
+        match self.at_owners(stream, of, message).await {
+            Err(ClientError::Rpc(error)) if error.status() == Some(Status::UnknownApplication) => Ok(false),
+            answered => answered.map(|_| true),
         }
     }
 
