@@ -206,11 +206,13 @@ pub(crate) struct Marker {
 }
 
 /// The same of a kept batch; `None` if it is no [marker].
-pub(crate) fn marker_of(batch: &[u8]) -> Option<Marker> {
-    let view = KafkaBatchView::parse(batch).ok().filter(KafkaBatchView::is_control)?;
-    let records = view.uncompressed(CHUNK_UNCOMPRESSED_BYTES_MAX).ok()?;
-    let key = KafkaRecords::new(&view, &records).next()?.ok()?.key?;
-    Some(Marker { producer_id: view.producer_id(), epoch: i16_at(batch, 51), commits: key == [0, 0, 0, 1] })
+pub(crate) fn marker_of(batch: &KafkaBatchView<'_>) -> Option<Marker> {
+    if !batch.is_control() {
+        return None;
+    }
+    let records = batch.uncompressed(CHUNK_UNCOMPRESSED_BYTES_MAX).ok()?;
+    let key = KafkaRecords::new(batch, &records).next()?.ok()?.key?;
+    Some(Marker { producer_id: batch.producer_id(), epoch: i16_at(batch.as_bytes(), 51), commits: key == [0, 0, 0, 1] })
 }
 
 /// Whether a whole batch of magic 2 says that it is compressed with zstd, which clients of old do not know.

@@ -273,7 +273,7 @@ impl Search {
                 return Err(format!("nothing is at offset {} any more", self.expected));
             }
             self.expected = base + u64::from(chunk.header().record_count);
-            let marker = batch.filter(|_| base >= self.from).and_then(|batch| marker_of(batch.as_bytes()));
+            let marker = batch.filter(|_| base >= self.from).as_ref().and_then(marker_of);
             if let Some(marker) = marker.filter(|marker| marker.producer_id == self.producer_id) {
                 return Ok(Some((base, marker)));
             }
