@@ -77,11 +77,16 @@ pub trait Disk: Send + Sync + fmt::Debug {
         Ok(contents)
     }
 
-    /// Replaces a small file, or makes it: after a power cut it holds the old bytes or the new ones, never a mix.
+    /// Replaces a small file, or makes it: after a power cut it holds the old bytes or the new ones, never a mix. What was
+    /// written of the new ones before an error is removed, if the disk lets it be: after a kill it stays, as `path` with `.tmp` behind it.
     fn replace(&self, path: &str, bytes: &[u8]) -> io::Result<()> {
         let temporary = format!("{path}.tmp");
-        self.create_with(&temporary, bytes)?.sync_data()?;
-        self.rename(&temporary, path)?;
+        let written = self.create_with(&temporary, bytes).and_then(|file| file.sync_data());
+        if let Err(error) = written.and_then(|()| self.rename(&temporary, path)) {
+            // On a full disk it would take what is left, once for each name that is tried.
+            let _ = self.remove(&temporary);
+            return Err(error);
+        }
         self.sync_dir(dir_of(path))
     }
 

@@ -22,6 +22,8 @@ use crate::room::has_no_room;
 pub const DIR: &str = "raft";
 /// The file with the node's number, in decimal digits.
 const NUMBER: &str = "node";
+/// What a name ends in until the file is [whole](Disk::replace).
+const UNFINISHED: &str = ".tmp";
 /// The largest file that is read. Earlier builds had some of more than 1 GiB.
 const FILE_BYTES_MAX: usize = 4 << 30;
 /// A file that is larger, and has grown to four times what it began with, gives way to the next.
@@ -187,6 +189,7 @@ impl LogFile {
                 }
             }
         }
+        remove_unfinished(&*log.disk);
         Ok(log)
     }
 
@@ -360,10 +363,21 @@ impl LogFile {
     }
 }
 
-/// Removes files with lower numbers. That one of them stays does no harm.
+/// Removes files with lower numbers, and what was to become such a one. That one of them stays does no harm.
 pub(crate) fn remove_before(disk: &dyn Disk, suffix: &str, number: u64) {
+    let of = |name: &str| number_of(name.strip_suffix(UNFINISHED).unwrap_or(name), suffix);
+    remove_all(disk, |name| of(name).is_some_and(|of| of < number));
+}
+
+/// Removes what a kill has left that came before a file had its name. For a start: nobody writes one yet.
+fn remove_unfinished(disk: &dyn Disk) {
+    let is_numbered = |name: &str| [".log", ".snapshot"].iter().any(|suffix| number_of(name, suffix).is_some());
+    remove_all(disk, |name| name.strip_suffix(UNFINISHED).is_some_and(is_numbered));
+}
+
+fn remove_all(disk: &dyn Disk, is_meant: impl Fn(&str) -> bool) {
     let Ok(names) = disk.list(DIR) else { return };
-    for name in names.iter().filter(|name| number_of(name, suffix).is_some_and(|of| of < number)) {
+    for name in names.iter().filter(|name| is_meant(name)) {
         if let Err(error) = disk.remove(&format!("{DIR}/{name}")) {
             tracing::debug!(%name, %error, "an old file of the coordinators' log stays");
         }
@@ -428,7 +442,8 @@ mod tests {
         log.write(vec![entry(2)]).unwrap_err();
         disk.set_broken(false);
         disk.set_space(Some(50));
-        log.write(vec![entry(2)]).unwrap_err();
+        // As often as whoever waits for room tries it.
+        (0..20).for_each(|_| drop(log.write(vec![entry(2)]).unwrap_err()));
         disk.set_space(None);
         assert_eq!(log.contents().last().map(|place| place.index), Some(1));
         // What lies behind the failed write is out of the way with the next that goes well.
@@ -437,9 +452,20 @@ mod tests {
             payload: Payload::Blank,
         })])
         .unwrap();
+        let is_all_there_is = |log: &LogFile| {
+            let names: Vec<String> = memory.list(DIR).unwrap().iter().map(|name| format!("{DIR}/{name}")).collect();
+            assert_eq!(names, [log.path(), copy_path(&log.path())]);
+        };
+        is_all_there_is(&log);
         let before = log.contents().clone();
         drop(log);
-        assert_eq!(LogFile::open(memory, [1; 16]).unwrap().contents(), &before);
+        // What a kill has left of earlier tries, and of a later one.
+        for name in ["0000000000000001.log", "0000000000000099.log", "0000000000000009.snapshot"] {
+            memory.create_with(&format!("{DIR}/{name}.tmp"), b"the beginning").unwrap();
+        }
+        let again = LogFile::open(memory.clone(), [1; 16]).unwrap();
+        assert_eq!(again.contents(), &before);
+        is_all_there_is(&again);
     }
 
     #[test]
