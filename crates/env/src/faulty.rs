@@ -26,10 +26,12 @@ struct Plan {
     writes: u64,
     syncs: u64,
     reads: u64,
+    removes: u64,
     fail_write: Option<u64>,
     tear_write: Option<u64>,
     fail_sync: Option<u64>,
     fail_read: Option<u64>,
+    fail_remove: Option<u64>,
     is_broken: bool,
     flips: Vec<(String, u64, u8)>,
     unreadable: Vec<(String, u64)>,
@@ -96,6 +98,12 @@ impl FaultyDisk {
         plan.fail_read = Some(plan.reads + nth);
     }
 
+    /// The `nth` removal of a file from now on fails with an I/O error and removes nothing.
+    pub fn fail_remove(&self, nth: u64) {
+        let mut plan = self.plan();
+        plan.fail_remove = Some(plan.removes + nth);
+    }
+
     /// While it is broken, everything fails with an I/O error.
     pub fn set_broken(&self, broken: bool) {
         self.plan().is_broken = broken;
@@ -142,8 +150,8 @@ impl FaultyDisk {
     /// Everything that was planned and has not happened will not, and what was broken works.
     pub fn heal(&self) {
         let mut plan = self.plan();
-        let (writes, syncs, reads, opens) = (plan.writes, plan.syncs, plan.reads, plan.opens);
-        *plan = Plan { writes, syncs, reads, opens, waiting: plan.waiting, ..Plan::default() };
+        let Plan { writes, syncs, reads, removes, opens, .. } = *plan;
+        *plan = Plan { writes, syncs, reads, removes, opens, waiting: plan.waiting, ..Plan::default() };
         self.stuck.notify_all();
     }
 
@@ -217,6 +225,13 @@ impl Disk for FaultyDisk {
 
     fn remove(&self, path: &str) -> io::Result<()> {
         self.works()?;
+        {
+            let mut plan = self.plan();
+            plan.removes += 1;
+            if plan.fail_remove == Some(plan.removes) {
+                return Err(eio());
+            }
+        }
         self.inner.remove(path)
     }
 
@@ -415,7 +430,7 @@ mod tests {
     }
 
     #[test]
-    fn nth_write_sync_and_read_fail_once() {
+    fn nth_write_sync_read_and_removal_fail_once() {
         let (disk, file) = file();
         disk.fail_write(2);
         file.write_at(0, b"one").unwrap();
@@ -430,6 +445,9 @@ mod tests {
         assert!(disk.read_all("f", 100).is_err());
         assert_eq!(disk.read_all("f", 100).unwrap(), b"sixab");
         assert_eq!(disk.counts(), (4, 2, 2));
+        disk.fail_remove(1);
+        assert!(disk.remove("f").is_err());
+        disk.remove("f").unwrap();
     }
 
     #[test]

@@ -223,7 +223,7 @@ impl Files {
                 Ok(bytes) if bytes >= self.config.file_bytes && self.spares.len() < self.config.spares => {
                     self.spares.push(Spare { sequence, bytes });
                 }
-                _ => self.remove(&path),
+                _ => _ = self.remove(&path),
             }
         }
         self.drop_unneeded();
@@ -257,7 +257,7 @@ impl Files {
         let path = self.path(sequence);
         let started = self.start_at(&path, sequence, bytes_min, next_block);
         if started.is_err() {
-            self.remove(&path);
+            self.remove_or_keep(sequence);
         }
         started
     }
@@ -347,7 +347,16 @@ impl Files {
         if current.end == PAGE_BYTES as u64 {
             // It has no block that counts. With it gone, a disk that fails for long does not fill up with files.
             self.kept.pop_back();
-            self.remove(&self.path(current.sequence));
+            self.remove_or_keep(current.sequence);
+        }
+    }
+
+    /// Removes the newest file, which has no block that counts. One that stays goes in its turn: its header names its first block, and a start would miss that
+    /// one if the files behind it went first.
+    fn remove_or_keep(&mut self, sequence: u64) {
+        if !self.remove(&self.path(sequence)) {
+            // As one without bytes it is not used again: how far it has been made nobody knows.
+            self.kept.push_back(KeptFile { sequence, bytes: 0, pinned_by: HashSet::new(), goes_aside: false });
         }
     }
 
@@ -437,13 +446,14 @@ impl Files {
         self.remove(&self.path(sequence));
     }
 
-    /// Removes a file that is not needed. That it stays costs space only, so an error is only told.
-    fn remove(&self, path: &str) {
+    /// Removes a file that is not needed, and tells whether it is gone. Of one without a header, that it stays costs space only.
+    fn remove(&self, path: &str) -> bool {
         match self.disk.remove(path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
                 tracing::warn!(path, %error, "a file that is not needed cannot be removed");
+                false
             }
-            _ => {}
+            _ => true,
         }
     }
 

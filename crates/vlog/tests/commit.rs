@@ -7,7 +7,7 @@ use std::thread;
 
 use kera_env::{Disk, FaultyDisk, MemoryDisk};
 use kera_format::SegmentId;
-use kera_log::{DurabilitySink, Observer};
+use kera_log::{Appended, DurabilitySink, Observer};
 use kera_vlog::{Ran, SegmentCloser, VirtualLogConfig};
 use support::{Calls, Rig, STREAMLETS, config, replay};
 
@@ -310,18 +310,45 @@ fn a_file_that_a_sick_disk_does_not_let_go_of_keeps_those_behind_it() {
     replay(&disk, config()).expect("no holes");
 }
 
+/// Its first block could not be synced, or its own header.
+#[test]
+fn a_file_without_a_block_that_a_sick_disk_does_not_let_go_of_is_no_hole() {
+    for sync in [2, 1] {
+        let faulty = FaultyDisk::new(memory());
+        let disk: Arc<dyn Disk> = Arc::new(faulty.clone());
+        let rig = Rig::new(Arc::clone(&disk));
+        faulty.fail_sync(sync);
+        faulty.fail_remove(1);
+        let mut segments = vec![segment_of(&rig.append(0, "a"))];
+        assert!(matches!(rig.vlog.run_once(), Ran::Stuck { .. }));
+        assert_eq!(file_names(&disk).len(), 1, "it is still there");
+        rig.clock.advance_ms(60_000);
+        assert!(matches!(rig.vlog.run_once(), Ran::Wrote { chunks: 1, .. }));
+        for _ in 0..100 {
+            segments.push(segment_of(&rig.append(0, &"x".repeat(3000))));
+            rig.vlog.run_once();
+        }
+        for id in &segments {
+            rig.vlog.segment_safe(*id);
+        }
+        rig.vlog.run_once();
+        assert_eq!(rig.vlog.stats().files, 1, "only the current one");
+        replay(&disk, config()).expect("no holes");
+    }
+}
+
+/// The segment of a chunk of streamlet 0.
+fn segment_of(appended: &Appended) -> SegmentId {
+    let (streamlet, lane) = (kera_format::StreamletId(0), kera_format::LaneId(0));
+    let cursor = appended.cursor;
+    SegmentId { stream: support::STREAM, streamlet, lane, group: cursor.group, index: cursor.segment }
+}
+
 #[test]
 fn a_segment_that_is_safe_while_its_chunks_still_wait_keeps_no_file() {
     let disk = memory();
     let rig = Rig::new(Arc::clone(&disk));
-    let cursor = rig.append(0, "a").cursor;
-    let id = SegmentId {
-        stream: support::STREAM,
-        streamlet: kera_format::StreamletId(0),
-        lane: kera_format::LaneId(0),
-        group: cursor.group,
-        index: cursor.segment,
-    };
+    let id = segment_of(&rig.append(0, "a"));
     // The stream is deleted: its segment is gone before its chunk is written.
     rig.vlog.segment_safe(id);
     rig.vlog.run_once();
