@@ -669,11 +669,16 @@ impl Backup {
         let synced = self.try_sync(writer, disk, run);
         if synced.is_err() {
             writer.abandon(run);
+            let mut cut = Vec::new();
             self.roll_back(writer, disk, run, |run| {
                 run.written = run.synced.max(run.answered);
                 let written = run.written;
-                run.files.iter_mut().for_each(|part| part.last = part.last.min(written));
+                for part in run.files.iter_mut().filter(|part| part.last > written) {
+                    (part.last, part.footer) = (written, None);
+                    cut.push(*part);
+                }
             });
+            cut.iter().for_each(|part| self.cut_off(run.0, part));
         }
         synced
     }

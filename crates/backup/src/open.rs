@@ -8,7 +8,7 @@ use kera_env::{
     AlignedBuffer, Clock, Disk, DiskFile, OpenMode, Random, is_unreadable, read_readable, read_twice, replace_twice,
 };
 use kera_format::vlog::{BlockHeader, PAGE_BYTES};
-use kera_format::vlog_replica::{FENCES_MAX, Fences, LogId, POWER_LOSSES_MAX, PowerLosses, ReplicaHeader};
+use kera_format::vlog_replica::{FENCES_MAX, Fences, Footer, LogId, POWER_LOSSES_MAX, PowerLosses, ReplicaHeader};
 
 use crate::backup::BackupConfig;
 use crate::disks::FOLDER;
@@ -25,7 +25,7 @@ pub struct OpenReport {
     pub logs: u64,
     /// Their files.
     pub files: u64,
-    /// Of those, the ones whose blocks were read: without a footer, or perhaps not synced before a loss of power.
+    /// Of those, the ones whose blocks were read: without a footer, or perhaps not synced, before a loss of power or by a sync that failed.
     pub scanned: u64,
     /// Blocks that are there.
     pub blocks: u64,
@@ -68,8 +68,8 @@ pub(crate) fn open(
     for (disk, number) in disks.iter().zip(0..) {
         spares.push(opening.disk(&**disk, number, &mut files).map_err(of_opening)?);
     }
-    for (file, is_last) in opening.last_of_rows(files) {
-        opening.file(&*disks[file.disk], file, is_last).map_err(of_opening)?;
+    for (file, behind) in last_of_rows(files) {
+        opening.file(&*disks[file.disk], file, &behind).map_err(of_opening)?;
     }
     // What is there counts as synced, and so must its names: the process before may have been killed in between.
     for disk in disks {
@@ -234,6 +234,29 @@ struct Headed {
     header: ReplicaHeader,
 }
 
+/// What of its row is behind a file.
+struct Behind {
+    /// Only a few files: a loss of power may have taken something of this one although it has a footer.
+    is_last: bool,
+    /// The first block of the next one, if there is one.
+    next_first: Option<u64>,
+}
+
+/// What of its row is behind each file, those that were written first in front.
+fn last_of_rows(mut files: Vec<Headed>) -> Vec<(Headed, Behind)> {
+    let mut rows: BTreeMap<(LogId, u64), (usize, Option<u64>)> = BTreeMap::new();
+    files.sort_by_key(|file| std::cmp::Reverse(file.sequence));
+    let mut found: Vec<(Headed, Behind)> = Vec::with_capacity(files.len());
+    for file in files {
+        let (count, next_first) = rows.entry((file.header.log, file.header.run_first)).or_default();
+        *count += 1;
+        let next_first = next_first.replace(file.header.first_block);
+        found.push((file, Behind { is_last: *count <= UNSYNCED_MAX + 2, next_first }));
+    }
+    found.reverse();
+    found
+}
+
 /// A file without a hole, or what is behind a hole in it.
 struct Found {
     part: FilePart,
@@ -259,7 +282,8 @@ fn copy_of_header(file: &dyn DiskFile, first: &[u8], sequence: u64) -> io::Resul
     Ok(copy_in(&page[..read]))
 }
 
-/// A file, and its blocks.
+/// A file, and its blocks. In a row that is synced before it is answered those count that are on the disk: what a sync that failed has not written
+/// is in the page cache still, the next sync says nothing of it, and nobody was answered for it.
 fn open_both(
     disk: &dyn Disk,
     name: &str,
@@ -267,7 +291,8 @@ fn open_both(
     header: &ReplicaHeader,
 ) -> io::Result<(Arc<dyn DiskFile>, Source)> {
     let file = disk.open(name, OpenMode::ReadWrite, false)?;
-    Ok((file, Source::open(disk, sequence, header.key, header.log.vlog)?))
+    let open = if header.synced { Source::open_direct } else { Source::open };
+    Ok((file, open(disk, sequence, header.key, header.log.vlog)?))
 }
 
 enum Trouble {
@@ -385,26 +410,18 @@ impl Opening<'_> {
         Ok(())
     }
 
-    /// Whether each file is one of the last of its row, of which a loss of power may have taken something although it has a footer.
-    fn last_of_rows(&self, mut files: Vec<Headed>) -> Vec<(Headed, bool)> {
-        let mut behind: BTreeMap<(LogId, u64), usize> = BTreeMap::new();
-        files.sort_by_key(|file| std::cmp::Reverse(file.sequence));
-        let mut found: Vec<(Headed, bool)> = Vec::with_capacity(files.len());
-        for file in files {
-            let behind = behind.entry((file.header.log, file.header.run_first)).or_default();
-            *behind += 1;
-            let is_last = *behind <= UNSYNCED_MAX + 2;
-            found.push((file, is_last));
-        }
-        found.reverse();
-        found
+    /// Whether all blocks are there that a footer tells of. The power may have taken some. And of a row that is synced before it is answered a file
+    /// gets its footer before its sync, which may fail: then either no other file follows, or one with the same blocks.
+    fn believes(&self, header: &ReplicaHeader, footer: &Footer, behind: &Behind) -> bool {
+        let was_synced = || behind.next_first.is_some_and(|next| footer.last_block < next);
+        !(behind.is_last && self.power.was_lost) && (!header.synced || was_synced())
     }
 
     fn file(
         &mut self,
         disk: &dyn Disk,
         Headed { disk: number, sequence, header }: Headed,
-        is_last: bool,
+        behind: &Behind,
     ) -> Result<(), Trouble> {
         let name = path(sequence);
         let failed = |error| Trouble::Disk(name.clone(), error);
@@ -431,7 +448,7 @@ impl Opening<'_> {
         // What a killed process has written counts from here on: it is said to be synced.
         file.sync_data().map_err(failed)?;
         let footer = source.footer().map_err(failed)?;
-        if let Some((at, footer)) = footer.as_ref().filter(|_| !(is_last && self.power.was_lost)) {
+        if let Some((at, footer)) = footer.as_ref().filter(|(_, footer)| self.believes(&header, footer, behind)) {
             self.report.blocks += (footer.last_block + 1).saturating_sub(part.first);
             let part = FilePart { last: footer.last_block, footer: Some(*at), ..part };
             let (synced, run_first) = (header.synced, header.run_first);

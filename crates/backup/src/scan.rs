@@ -12,6 +12,8 @@ use crate::files::path;
 
 /// Bytes looked at together when a block is searched for.
 const SEARCH_BYTES: usize = 1 << 20;
+/// Bytes read at a time past the page cache, where nobody else reads ahead.
+const AHEAD_BYTES: usize = 1 << 20;
 
 /// An open file and what its blocks must say.
 pub(crate) struct Source {
@@ -25,6 +27,9 @@ pub(crate) struct Source {
     chunk_bytes: usize,
     /// Whole pages are read, past the page cache.
     direct: bool,
+    /// What was read there last, and where it is.
+    ahead: AlignedBuffer,
+    ahead_at: u64,
     /// Pages that the [disk cannot read](kera_env::is_unreadable): a block with one of them does not read back, and is no error to who wants what is behind it.
     lost: BTreeSet<u64>,
 }
@@ -43,17 +48,40 @@ impl Source {
         let path = path(sequence);
         let file = disk.open(&path, OpenMode::Read, direct)?;
         let bytes = file.len()?;
-        let (buffer, lost) = (AlignedBuffer::new(), BTreeSet::new());
-        Ok(Source { file, path, sequence, key, vlog, bytes, buffer, chunk_bytes: 0, direct, lost })
+        let (buffer, ahead, lost) = (AlignedBuffer::new(), AlignedBuffer::new(), BTreeSet::new());
+        Ok(Source { file, path, sequence, key, vlog, bytes, buffer, chunk_bytes: 0, direct, ahead, ahead_at: 0, lost })
     }
 
     fn read(&mut self, at: u64, bytes: usize) -> io::Result<()> {
-        let bytes = if self.direct { bytes.next_multiple_of(PAGE_BYTES) } else { bytes };
+        if self.direct {
+            return self.read_direct(at, bytes);
+        }
         let bytes = (bytes as u64).min(self.bytes.saturating_sub(at)) as usize;
         self.buffer.resize(bytes);
         let lost = &mut |page| _ = self.lost.insert(page);
         let read = read_readable(&*self.file, at, &mut self.buffer[..bytes], lost)?;
         self.buffer.resize(read);
+        Ok(())
+    }
+
+    fn read_direct(&mut self, at: u64, bytes: usize) -> io::Result<()> {
+        // The last page as a whole as well: a part of one would come from the page cache.
+        let left = self.bytes.next_multiple_of(PAGE_BYTES as u64).saturating_sub(at);
+        let most = |bytes: usize| (bytes.next_multiple_of(PAGE_BYTES) as u64).min(left) as usize;
+        let bytes = most(bytes);
+        let is_there = at >= self.ahead_at && at + bytes as u64 <= self.ahead_at + self.ahead.len() as u64;
+        if !is_there {
+            self.ahead.resize(most(bytes.max(AHEAD_BYTES)));
+            let lost = &mut |page| _ = self.lost.insert(page);
+            let read = read_readable(&*self.file, at, &mut self.ahead, lost);
+            self.ahead_at = at;
+            self.ahead.resize(*read.as_ref().unwrap_or(&0));
+            read?;
+        }
+        let from = (at - self.ahead_at) as usize;
+        let to = (from + bytes).min(self.ahead.len());
+        self.buffer.clear();
+        self.buffer.extend_from_slice(&self.ahead[from..to]);
         Ok(())
     }
 

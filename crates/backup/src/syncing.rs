@@ -4,12 +4,17 @@
 //! looks through after a loss of power. The writer keeps to that by itself; who runs this has it wait for it only when the disk is that
 //! far behind. What is synced here counts for nothing else: blocks that are to be synced before they are answered are the writer's.
 
+use std::io;
 use std::time::Duration;
 
+use kera_env::OpenMode;
+use kera_format::vlog_replica::LogId;
 use parking_lot::{Condvar, Mutex};
 
 use crate::backup::Backup;
-use crate::files::{FullFile, RunKey};
+use crate::files::{FullFile, RunKey, path};
+use crate::replica::FilePart;
+use crate::scan::Source;
 
 /// A look at what is full although nobody said so.
 const IDLE: Duration = Duration::from_secs(1);
@@ -89,6 +94,32 @@ impl Backup {
             }
         }
         true
+    }
+
+    /// Cuts a file behind the last block in it that counts, after a sync that failed. What that has not written the system may have in memory
+    /// still, and the next sync works: a process that starts would take it for synced. It reads past that memory as well, where the disk has a way
+    /// past it. The disk may refuse to cut.
+    pub(crate) fn cut_off(&self, log: LogId, part: &FilePart) {
+        match self.try_cut_off(log, part) {
+            // It had none, and is removed.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => tracing::warn!(file = part.sequence, %error, "a file that could not be synced is not cut"),
+            Ok(()) => {}
+        }
+    }
+
+    fn try_cut_off(&self, log: LogId, part: &FilePart) -> io::Result<()> {
+        let disk = &*self.disks[part.disk].disk;
+        let file = disk.open(&path(part.sequence), OpenMode::ReadWrite, false)?;
+        let mut source = Source::open(disk, part.sequence, part.key, log.vlog)?;
+        let (mut at, mut block) = (part.start, part.first);
+        while block <= part.last {
+            match source.header(at)?.map_err(io::Error::other)? {
+                header if header.block == block => (at, block) = (at + header.total_bytes() as u64, block + 1),
+                header => return Err(io::Error::other(format!("block {} is there", header.block))),
+            }
+        }
+        file.set_len(at)
     }
 
     /// Syncs one run of a log that has been fenced, whether or not its blocks were to survive a loss of power: other backups of the log may be

@@ -3,10 +3,11 @@
 
 mod common;
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, IoSlice};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -775,4 +776,177 @@ fn what_waits_for_a_writer_and_what_it_is_with_take_no_more_than_they_may_togeth
     writer.join().expect("no panic");
     rig.write();
     assert_eq!(rig.store(LOG, next, 1, false), Ok(stored(next)));
+}
+
+/// A disk behind a page cache. What a sync fails to write is there for whoever reads through the cache, and counts as written; the disk does not have it.
+#[derive(Debug, Clone)]
+struct CachedDisk {
+    shown: MemoryDisk,
+    has: MemoryDisk,
+    cache: Arc<Mutex<Cache>>,
+}
+
+#[derive(Debug, Default)]
+struct Cache {
+    /// Places of pages that have yet to be written, by file.
+    dirty: BTreeMap<String, BTreeSet<u64>>,
+    /// The next sync of a file fails.
+    fails_to_sync: bool,
+    /// No file can be cut.
+    fails_to_cut: bool,
+    /// There is no way past it.
+    is_all: bool,
+}
+
+impl CachedDisk {
+    fn new() -> CachedDisk {
+        CachedDisk { shown: MemoryDisk::new(), has: MemoryDisk::new(), cache: Arc::default() }
+    }
+
+    fn cache(&self) -> MutexGuard<'_, Cache> {
+        self.cache.lock().expect("no panic")
+    }
+}
+
+#[derive(Debug)]
+struct CachedFile {
+    disk: CachedDisk,
+    path: String,
+    direct: bool,
+    shown: Arc<dyn DiskFile>,
+    has: Arc<dyn DiskFile>,
+}
+
+impl CachedFile {
+    fn write_back(&self) -> io::Result<()> {
+        let dirty = self.disk.cache().dirty.remove(&self.path).unwrap_or_default();
+        for at in dirty {
+            let mut page = [0; 4096];
+            let read = self.shown.read_at(at, &mut page)?;
+            self.has.write_at(at, &page[..read])?;
+        }
+        self.has.set_len(self.shown.len()?)?;
+        self.has.sync_data()
+    }
+}
+
+impl Disk for CachedDisk {
+    fn open(&self, path: &str, mode: OpenMode, direct: bool) -> io::Result<Arc<dyn DiskFile>> {
+        let shown = self.shown.open(path, mode, direct)?;
+        let mode = if mode == OpenMode::Create { mode } else { OpenMode::ReadWrite };
+        let has = self.has.open(path, mode, direct)?;
+        let direct = direct && !self.cache().is_all;
+        Ok(Arc::new(CachedFile { disk: self.clone(), path: path.to_owned(), direct, shown, has }))
+    }
+    fn list(&self, dir: &str) -> io::Result<Vec<String>> {
+        self.shown.list(dir)
+    }
+    fn remove(&self, path: &str) -> io::Result<()> {
+        self.cache().dirty.remove(path);
+        self.shown.remove(path).and_then(|()| self.has.remove(path))
+    }
+    fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        let mut cache = self.cache();
+        let dirty = cache.dirty.remove(from).unwrap_or_default();
+        cache.dirty.insert(to.to_owned(), dirty);
+        self.shown.rename(from, to).and_then(|()| self.has.rename(from, to))
+    }
+    fn create_dir_all(&self, dir: &str) -> io::Result<()> {
+        self.shown.create_dir_all(dir).and_then(|()| self.has.create_dir_all(dir))
+    }
+    fn sync_dir(&self, dir: &str) -> io::Result<()> {
+        self.shown.sync_dir(dir).and_then(|()| self.has.sync_dir(dir))
+    }
+    fn free_bytes(&self) -> io::Result<u64> {
+        self.shown.free_bytes()
+    }
+    fn root(&self) -> &Path {
+        self.shown.root()
+    }
+    fn direct_io(&self) -> DirectIo {
+        self.shown.direct_io()
+    }
+}
+
+impl DiskFile for CachedFile {
+    fn write_vectored_at(&self, offset: u64, parts: &[IoSlice<'_>]) -> io::Result<()> {
+        self.shown.write_vectored_at(offset, parts)?;
+        let bytes: usize = parts.iter().map(|part| part.len()).sum();
+        let pages = offset / 4096..(offset + bytes as u64).div_ceil(4096);
+        self.disk.cache().dirty.entry(self.path.clone()).or_default().extend(pages.map(|page| page * 4096));
+        if self.direct { self.write_back() } else { Ok(()) }
+    }
+    fn read_at(&self, offset: u64, bytes: &mut [u8]) -> io::Result<usize> {
+        if !self.direct {
+            return self.shown.read_at(offset, bytes);
+        }
+        self.write_back()?;
+        self.has.read_at(offset, bytes)
+    }
+    fn sync_data(&self) -> io::Result<()> {
+        let mut cache = self.disk.cache();
+        if std::mem::take(&mut cache.fails_to_sync) {
+            cache.dirty.remove(&self.path);
+            return Err(io::Error::other("some of it cannot be written"));
+        }
+        drop(cache);
+        self.write_back()
+    }
+    fn set_len(&self, bytes: u64) -> io::Result<()> {
+        if self.disk.cache().fails_to_cut && bytes < self.shown.len()? {
+            return Err(io::Error::other("it cannot be cut"));
+        }
+        self.shown.set_len(bytes).and_then(|()| self.has.set_len(bytes))
+    }
+    fn allocate(&self, offset: u64, bytes: u64) -> io::Result<()> {
+        self.shown.allocate(offset, bytes)
+    }
+    fn punch_hole(&self, offset: u64, bytes: u64) -> io::Result<()> {
+        self.shown.punch_hole(offset, bytes).and_then(|()| self.has.punch_hole(offset, bytes))
+    }
+    fn len(&self) -> io::Result<u64> {
+        self.shown.len()
+    }
+}
+
+/// Only what the sync has not written is sent again: who takes it for synced answers for what a loss of power takes.
+#[test]
+fn what_a_sync_that_failed_has_not_written_is_not_taken_for_synced_by_the_next_process() {
+    let start = |disk: Arc<dyn Disk>, boot| {
+        let config = BackupConfig { boot_id: Some([boot; 16]), file_bytes: 16 << 10, ..config() };
+        let clock = Arc::new(ManualClock::new(1_000_000));
+        Rig::over(Backup::open(config, vec![disk], clock, Arc::new(SeededRandom::new(boot.into()))).expect("open").0)
+    };
+    // The file is cut, or it is not and is read past the page cache.
+    for (fails_to_cut, is_all) in [(false, true), (true, false), (false, false)] {
+        // Of a file that takes more, and of one that is full with the third block and has a footer.
+        for lost in [2, 3] {
+            let disk = CachedDisk::new();
+            disk.cache().is_all = is_all;
+            let mut rig = start(Arc::new(disk.clone()), 1);
+            for block in 1..lost {
+                assert_eq!(rig.store(LOG, block, 1, true), Ok(stored(block)));
+            }
+            disk.cache().fails_to_sync = true;
+            disk.cache().fails_to_cut = fails_to_cut;
+            assert_eq!(rig.send(LOG, lost, 1, true), Taken::Queued);
+            if lost == 3 {
+                assert_eq!(rig.send(LOG, lost + 1, 1, true), Taken::Queued);
+            }
+            rig.write();
+            assert!(rig.answers.all.lock().expect("no panic")[&rig.token].is_err());
+            assert!(!disk.cache().fails_to_sync, "it has failed");
+            disk.cache().fails_to_cut = false;
+            drop(rig);
+            let mut rig = start(Arc::new(disk.clone()), 1);
+            assert_eq!(rig.store(LOG, lost, 1, true), Ok(stored(lost)));
+            drop(rig);
+            for seed in 0..5 {
+                disk.has.crash(seed);
+            }
+            let rig = start(Arc::new(disk.has.clone()), 2);
+            assert_eq!(rig.read(LOG, 1, lost), Ok((1..=lost).collect()), "{fails_to_cut} {is_all}");
+            assert_eq!((rig.backup.end_now(LOG, 1).through, rig.backup.end_now(LOG, 1).certain), (lost, true));
+        }
+    }
 }
