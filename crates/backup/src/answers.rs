@@ -17,7 +17,7 @@ use kera_protocol::{
 };
 use parking_lot::Mutex;
 
-use crate::backup::Backup;
+use crate::backup::{Backup, State};
 use crate::disks::FOLDER;
 use crate::error::BackupError;
 use crate::index::{FileIndex, LaneKey, MARKS};
@@ -319,48 +319,92 @@ impl Backup {
     ///
     /// Of a log that is fenced, or that a recovery has asked about, only all goes: an owner that was declared lost and does not know it yet may have
     /// nothing to do with what retention takes, but who took over from it waits for each segment that it was told of.
+    ///
+    /// A file that its disk does not let go of stays, with those of its row behind it, until the next time.
     pub fn release(&self, asked: &ReleaseBlocks) -> BlocksReleased {
-        let released = BlocksReleased { files: 0, bytes: 0 };
-        let mut gone: Vec<FilePart> = Vec::new();
-        if asked.through_block < u64::MAX {
-            if self.state.lock().is_over(asked.log) {
-                return released;
-            }
-            if let Err(error) = self.anchor(asked) {
-                tracing::warn!(log = %asked.log, %error, "files of copies are given back later");
-                return released;
-            }
+        if asked.through_block == u64::MAX {
+            return self.release_all(asked.log);
+        }
+        let _releasing = self.releasing.lock();
+        let mut released = BlocksReleased { files: 0, bytes: 0 };
+        if self.state.lock().is_over(asked.log) {
+            return released;
+        }
+        if let Err(error) = self.anchor(asked) {
+            tracing::warn!(log = %asked.log, %error, "files of copies are given back later");
+            return released;
         }
         let mut state = self.state.lock();
+        let is_over = state.is_over(asked.log);
+        let Some(replica) = state.logs.get_mut(&asked.log).filter(|_| !is_over) else { return released };
+        let mut rows: Vec<(u64, VecDeque<FilePart>)> = Vec::new();
+        for run in &mut replica.runs {
+            let mut parts = VecDeque::new();
+            // The last file stays: it is what a restart knows the row by.
+            while run.files.len() > 1
+                && run.files[1].anchored
+                && let Some(part) = run.files.front().filter(|part| !part.open && part.last <= asked.through_block)
+            {
+                parts.push_back(*part);
+                run.files.pop_front();
+                run.first = run.files.front().map_or(run.first, |part| part.first);
+            }
+            rows.push((run.id, parts));
+        }
+        // One that has parts in several rows goes once, and not before all of them do.
+        let mut known = files_of(replica);
+        drop(state);
+        for (run, mut parts) in rows {
+            parts.retain(|part| known.insert((part.disk, part.sequence)));
+            if !parts.is_empty() {
+                self.give_back_in_order(asked.log, run, parts, &mut released);
+            }
+        }
+        released
+    }
+
+    fn release_all(&self, log: LogId) -> BlocksReleased {
+        let mut state = self.state.lock();
         let state_now = &mut *state;
-        if asked.through_block == u64::MAX {
-            state_now.recovered.remove(&asked.log);
-            let Some(replica) = state_now.logs.remove(&asked.log) else { return released };
-            for run in replica.runs {
-                state_now.runs[run.disk] = state_now.runs[run.disk].saturating_sub(1);
-                gone.extend(run.files);
-            }
-        } else {
-            if state_now.is_over(asked.log) {
-                return released;
-            }
-            let Some(replica) = state_now.logs.get_mut(&asked.log) else { return released };
-            for run in &mut replica.runs {
-                // The last file stays: it is what a restart knows the row by.
-                while run.files.len() > 1
-                    && run.files[1].anchored
-                    && let Some(part) = run.files.front().filter(|part| !part.open && part.last <= asked.through_block)
-                {
-                    gone.push(*part);
-                    run.files.pop_front();
-                    run.first = run.files.front().map_or(run.first, |part| part.first);
-                }
-            }
-            let kept = files_of(replica);
-            gone.retain(|part| !kept.contains(&(part.disk, part.sequence)));
+        state_now.recovered.remove(&log);
+        let Some(replica) = state_now.logs.remove(&log) else { return BlocksReleased { files: 0, bytes: 0 } };
+        let mut gone: Vec<FilePart> = Vec::new();
+        for run in replica.runs {
+            state_now.runs[run.disk] = state_now.runs[run.disk].saturating_sub(1);
+            gone.extend(run.files);
         }
         drop(state);
         self.give_back(gone)
+    }
+
+    /// Gives back the first files of a row, which goes on behind them. None before those in front of it are gone for good, be they on another
+    /// disk: with one of them still there, or there again behind a loss of power, it would be missing within its row, and nobody could tell that from
+    /// damage. What stays is the row's again.
+    fn give_back_in_order(&self, log: LogId, run: u64, mut parts: VecDeque<FilePart>, released: &mut BlocksReleased) {
+        let known = |state: &State| state.logs.get(&log)?.runs.iter().find(|known| known.id == run)?.given_back_on;
+        let mut given_back_on = known(&self.state.lock());
+        while let Some(part) = parts.front() {
+            // Of one disk none that is gone comes back before those that went behind it.
+            let gone = match given_back_on.filter(|disk| *disk != part.disk) {
+                Some(other) => self.disks[other].disk.sync_dir(FOLDER),
+                None => Ok(()),
+            };
+            let gone = gone.and_then(|()| self.disks[part.disk].writer.lock().remove(part.sequence));
+            if let Err(error) = gone {
+                tracing::warn!(%log, file = part.sequence, %error, "files of copies are given back later");
+                break;
+            }
+            given_back_on = Some(part.disk);
+            released.files += 1;
+            released.bytes += part.bytes;
+            parts.pop_front();
+        }
+        let mut state = self.state.lock();
+        if let Some(run) = state.logs.get_mut(&log).and_then(|log| log.run_mut(run)) {
+            run.given_back_on = given_back_on;
+            parts.into_iter().rev().for_each(|part| run.files.push_front(part));
+            run.first = run.files.front().map_or(run.first, |part| part.first);
+        }
     }
 
     /// Forgets the rows of a log that reach into none of these ranges, and gives their files back. `needed`: the blocks of all views that anybody may ask
@@ -396,12 +440,18 @@ impl Backup {
         self.give_back(gone)
     }
 
+    /// Gives files of rows back of which nothing is asked for any more.
     fn give_back(&self, mut gone: Vec<FilePart>) -> BlocksReleased {
         let mut released = BlocksReleased { files: 0, bytes: 0 };
         gone.sort_by_key(|part| (part.disk, part.sequence));
         gone.dedup_by_key(|part| (part.disk, part.sequence));
         for part in gone {
-            self.disks[part.disk].writer.lock().remove(part.sequence);
+            let mut writer = self.disks[part.disk].writer.lock();
+            if let Err(error) = writer.remove(part.sequence) {
+                // A start finds it, and whoever wants nothing of it says so again.
+                tracing::warn!(file = part.sequence, %error, "a file of copies cannot be removed");
+                writer.forget(part.sequence);
+            }
             released.files += 1;
             released.bytes += part.bytes;
         }

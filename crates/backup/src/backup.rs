@@ -151,6 +151,8 @@ pub struct Backup {
     pub(crate) positions: Positions,
     /// Held while the fences are written: a file has all of those before it.
     fencing: Mutex<()>,
+    /// Held while files of a row are given back: they go in their order.
+    pub(crate) releasing: Mutex<()>,
     counts: Counts,
 }
 
@@ -190,6 +192,7 @@ impl Backup {
             buffers: Mutex::default(),
             positions: Positions::default(),
             fencing: Mutex::new(()),
+            releasing: Mutex::new(()),
             counts: Counts::default(),
         };
         Ok((Arc::new(backup), opened.report))
@@ -373,6 +376,7 @@ impl Backup {
                     disk,
                     id,
                     files: VecDeque::new(),
+                    given_back_on: None,
                 })
             }
         };

@@ -451,21 +451,31 @@ impl DiskWriter {
         }
     }
 
-    /// Gives a file back. What is open of it here is closed: the disk has its space back with the last handle.
-    pub(crate) fn remove(&mut self, sequence: u64) {
-        self.open.retain(|_, open| open.header.file != sequence);
-        self.unsynced.retain(|_, files| {
-            files.retain(|unsynced| unsynced.sequence != sequence);
-            !files.is_empty()
-        });
+    /// Gives a file back. What is open of it here is closed: the disk has its space back with the last handle. After an error it is as it was.
+    /// That it is gone survives a loss of power when the folder is synced.
+    pub(crate) fn remove(&mut self, sequence: u64) -> io::Result<()> {
         let kept = self.spares.len() < self.config.spares
             && self.has_free(self.spares.len() + 1)
             && self.disk.rename(&path(sequence), &spare_path(sequence)).is_ok();
         if kept {
             self.spares.push(sequence);
-            return;
+        } else {
+            match self.disk.remove(&path(sequence)) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
         }
-        self.remove_path(&path(sequence));
+        self.forget(sequence);
+        Ok(())
+    }
+
+    /// Closes what is open of a file.
+    pub(crate) fn forget(&mut self, sequence: u64) {
+        self.open.retain(|_, open| open.header.file != sequence);
+        self.unsynced.retain(|_, files| {
+            files.retain(|unsynced| unsynced.sequence != sequence);
+            !files.is_empty()
+        });
     }
 
     /// Whether so many files may be kept: what is free is several times as much.

@@ -656,6 +656,7 @@ fn replica(
             disk: part.disk,
             id,
             files: VecDeque::from([part]),
+            given_back_on: None,
         });
     }
     // Blocks are written in their order: what is in front of its newest file it has told of there.

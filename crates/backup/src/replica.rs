@@ -57,6 +57,8 @@ pub(crate) struct Run {
     /// Names the run: its first block changes when files are given back.
     pub(crate) id: u64,
     pub(crate) files: VecDeque<FilePart>,
+    /// The disk of the file that was given back last, if a loss of power may bring that back.
+    pub(crate) given_back_on: Option<usize>,
 }
 
 /// See the module.
@@ -250,6 +252,7 @@ mod tests {
             disk: 0,
             id,
             files: VecDeque::new(),
+            given_back_on: None,
         }
     }
 

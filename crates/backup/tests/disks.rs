@@ -19,8 +19,8 @@ use kera_env::{
 use kera_format::vlog::{BLOCK_HEADER_BYTES, pages};
 use kera_format::vlog_replica::LogId;
 use kera_protocol::{
-    BlockRange, BlockStored, FenceNode, FrameHeader, LaneStates, ListReplicas, Message, Op, ReadBlocks, ReleaseBlocks,
-    Status, StoreOutcome,
+    BlockRange, BlockStored, FenceNode, FrameHeader, LaneStates, ListReplicas, LogView, Message, Op, ReadBlocks,
+    ReleaseBlocks, Status, StoreOutcome,
 };
 use kera_rpc::{Flow, Outbox, Session, SessionWaker};
 
@@ -949,4 +949,99 @@ fn what_a_sync_that_failed_has_not_written_is_not_taken_for_synced_by_the_next_p
             assert_eq!((rig.backup.end_now(LOG, 1).through, rig.backup.end_now(LOG, 1).certain), (lost, true));
         }
     }
+}
+
+/// What runs a backup with two disks, and starts it again.
+struct TwoDisks {
+    memory: [MemoryDisk; 2],
+    faulty: [FaultyDisk; 2],
+    clock: Arc<ManualClock>,
+}
+
+impl TwoDisks {
+    fn new() -> TwoDisks {
+        let memory = [MemoryDisk::new(), MemoryDisk::new()];
+        let faulty = memory.each_ref().map(|disk| FaultyDisk::new(Arc::new(disk.clone())));
+        TwoDisks { memory, faulty, clock: Arc::new(ManualClock::new(1_000_000)) }
+    }
+
+    fn start(&self, boot: u8) -> Rig {
+        let config = BackupConfig { boot_id: Some([boot; 16]), spares: 0, ..config() };
+        let disks = self.faulty.iter().map(|disk| Arc::new(disk.clone()) as Arc<dyn Disk>).collect();
+        let opened = Backup::open(config, disks, self.clock.clone(), Arc::new(SeededRandom::new(boot.into())));
+        Rig::over(opened.expect("open").0)
+    }
+
+    /// A row of three files with a block each: on the first disk, the other one, and the first again.
+    fn with_row(&self) -> Rig {
+        let mut rig = self.start(1);
+        assert_eq!(rig.store(LOG, 1, 1, true), Ok(stored(1)));
+        for (fails, block) in [(0, 2), (1, 3)] {
+            self.clock.advance_ms(1_000);
+            self.faulty[fails].fail_write(1);
+            assert!(rig.store(LOG, block, 1, true).is_err());
+            assert_eq!(rig.store(LOG, block, 1, true), Ok(stored(block)), "at the other one");
+        }
+        assert_eq!(self.memory.each_ref().map(|disk| files(disk, ".replica")), [2, 1]);
+        rig
+    }
+}
+
+/// What is missing of a row behind its first file would be damage.
+fn ends_for_certain(rig: &Rig) {
+    let asked = LaneStates { log: LOG, from_block: 1, through_block: 3, streamlets: Vec::new() };
+    assert!(rig.backup.lane_states(&asked).is_ok(), "{:?}", rig.ranges(LOG));
+    let views = [LogView { vlog: LOG.vlog, first_block: 1 }];
+    let ends = rig.backup.fence(LOG.node, LOG.epoch, &views).expect("fenced");
+    assert!(ends.iter().any(|end| end.through == 3 && end.certain), "{ends:?}");
+}
+
+#[test]
+fn files_of_a_row_that_are_on_several_disks_come_back_in_their_order_behind_a_loss_of_power() {
+    for seed in 0..20 {
+        let disks = TwoDisks::new();
+        let rig = disks.with_row();
+        release(&rig, LOG, 2);
+        assert_eq!(disks.memory.each_ref().map(|disk| files(disk, ".replica")), [1, 0]);
+        drop(rig);
+        // The other disk has written on its own what has become of its names, and the first one has not.
+        disks.memory[1].sync_dir("replicas").expect("synced");
+        disks.memory.iter().for_each(|disk| disk.crash(seed));
+        ends_for_certain(&disks.start(2));
+    }
+}
+
+/// Two calls, of which the second one begins at the other disk.
+#[test]
+fn what_was_given_back_before_of_a_row_is_gone_for_good_before_more_of_it_goes() {
+    for seed in 0..20 {
+        let disks = TwoDisks::new();
+        let rig = disks.with_row();
+        (1..=2).for_each(|through| release(&rig, LOG, through));
+        drop(rig);
+        disks.memory[1].sync_dir("replicas").expect("synced");
+        disks.memory.iter().for_each(|disk| disk.crash(seed));
+        ends_for_certain(&disks.start(2));
+    }
+}
+
+#[test]
+fn a_file_that_a_disk_does_not_let_go_of_keeps_those_of_its_row_behind_it() {
+    let disks = TwoDisks::new();
+    let rig = disks.with_row();
+    disks.faulty[0].fail_remove(1);
+    let asked = ReleaseBlocks { log: LOG, through_block: 2 };
+    assert_eq!(rig.backup.release(&asked).files, 0);
+    assert_eq!((rig.ranges(LOG), rig.read(LOG, 1, 3)), (vec![BlockRange { first: 1, last: 3 }], Ok(vec![1, 2, 3])));
+    drop(rig);
+    let rig = disks.start(1);
+    disks.faulty[1].fail_remove(1);
+    assert_eq!(rig.backup.release(&asked).files, 1, "the first one");
+    drop(rig);
+    let rig = disks.start(1);
+    assert_eq!(rig.ranges(LOG), [BlockRange { first: 2, last: 3 }]);
+    assert_eq!(rig.backup.release(&asked).files, 1, "it is tried again");
+    ends_for_certain(&rig);
+    drop(rig);
+    ends_for_certain(&disks.start(1));
 }
