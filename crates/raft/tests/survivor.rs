@@ -156,6 +156,8 @@ async fn those_who_were_given_up_are_back(seed: u64, voters: NodeNumber, others:
     let mut world = World::cluster(seed, voters, others).await;
     let left = voters + others;
     let (gone, new): (Vec<NodeNumber>, _) = ((1..left).collect(), left + 1);
+    // The last one has heard that it is in the cluster.
+    world.agree().await;
     for node in 1..=left {
         world.kill(node, None).await;
     }
