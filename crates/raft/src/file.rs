@@ -93,21 +93,28 @@ pub(crate) struct Contents {
 }
 
 impl Contents {
+    #[cfg(test)]
     pub(crate) fn last(&self) -> Option<RaftPlace> {
         self.entries.last_key_value().map(|(_, entry)| entry.place).or(self.purged)
     }
 
+    fn span(&self) -> Span {
+        let first = self.entries.first_key_value().map(|(index, _)| *index);
+        let last = self.entries.last_key_value().map(|(index, _)| *index);
+        Span { purged: self.purged.map(|place| place.index), entries: first.zip(last) }
+    }
+
+    /// Whether these records may follow, one after the other.
+    fn check(&self, records: &[Record]) -> Result<(), String> {
+        let mut span = self.span();
+        records.iter().try_for_each(|record| span.take(record))
+    }
+
     fn take(&mut self, record: Record) -> Result<(), String> {
+        self.span().take(&record)?;
         match record {
             Record::Vote { term, node, committed } => self.vote = Some((term, node, committed)),
-            Record::Appended(entry) => {
-                let index = entry.place.index;
-                let next = self.last().map(|place| place.index + 1);
-                if next.is_some_and(|next| next != index) {
-                    return Err(format!("entry {index} does not follow {}", next.unwrap_or(0) - 1));
-                }
-                self.entries.insert(index, entry);
-            }
+            Record::Appended(entry) => drop(self.entries.insert(entry.place.index, entry)),
             Record::Truncated { from } => drop(self.entries.split_off(&from)),
             Record::Purged { place } => {
                 self.entries = self.entries.split_off(&(place.index + 1));
@@ -122,6 +129,39 @@ impl Contents {
         let vote = self.vote.map(|(term, node, committed)| Record::Vote { term, node, committed });
         let purged = self.purged.map(|place| Record::Purged { place });
         vote.into_iter().chain(purged).chain(self.entries.values().cloned().map(Record::Appended)).collect()
+    }
+}
+
+/// Which entries a log has, without what they are.
+struct Span {
+    purged: Option<u64>,
+    /// The first and the last of them.
+    entries: Option<(u64, u64)>,
+}
+
+impl Span {
+    fn take(&mut self, record: &Record) -> Result<(), String> {
+        match record {
+            Record::Vote { .. } => {}
+            Record::Appended(entry) => {
+                let index = entry.place.index;
+                let last = self.entries.map(|(_, last)| last).or(self.purged);
+                if let Some(last) = last.filter(|last| last + 1 != index) {
+                    return Err(format!("entry {index} does not follow {last}"));
+                }
+                self.entries = Some((self.entries.map_or(index, |(first, _)| first), index));
+            }
+            Record::Truncated { from } => {
+                let left = self.entries.filter(|(first, _)| first < from);
+                self.entries = left.map(|(first, last)| (first, last.min(from - 1)));
+            }
+            Record::Purged { place } => {
+                let left = self.entries.filter(|(_, last)| *last > place.index);
+                self.entries = left.map(|(first, last)| (first.max(place.index + 1), last));
+                self.purged = Some(place.index);
+            }
+        }
+        Ok(())
     }
 }
 
@@ -263,8 +303,10 @@ impl LogFile {
     /// What fails in one file is tried once more in the next generation: that says what counts, so that it is all the same what the first try has left on
     /// the disk. Otherwise whoever ends on the error and starts again would read what the system has in memory of that try, take it for durable, and
     /// write behind it. What finds no room is left to whoever waits for it.
+    ///
+    /// Records that do not follow are an error and are not written: on the disk they would be damage at every start.
     pub(crate) fn write(&mut self, records: Vec<Record>) -> io::Result<u64> {
-        let mut after = None;
+        self.contents.check(&records).map_err(io::Error::other)?;
         self.copy();
         let bytes = match self.append(&records) {
             Err(error) if !has_no_room(&error) => {
@@ -273,12 +315,8 @@ impl LogFile {
             }
             written => written?,
         };
-        for record in records {
-            if let Err(reason) = self.contents.take(record) {
-                after = Some(reason);
-            }
-        }
-        after.map_or(Ok(bytes), |reason| Err(io::Error::other(reason)))
+        records.into_iter().try_for_each(|record| self.contents.take(record)).map_err(io::Error::other)?;
+        Ok(bytes)
     }
 
     /// Has records on the disk, in the next generation if there has to be one.
@@ -483,6 +521,29 @@ mod tests {
             let again = LogFile::open(memory, [1; 16]).unwrap();
             assert_eq!((again.contents(), again.contents().entries.len()), (log.contents(), 2));
         }
+    }
+
+    #[test]
+    fn what_does_not_follow_is_not_written_and_the_log_can_still_be_read() {
+        let disk = Arc::new(MemoryDisk::new());
+        let mut log = LogFile::open(disk.clone(), [1; 16]).unwrap();
+        let purged = |index| Record::Purged { place: RaftPlace { term: 1, leader: 1, index } };
+        log.write(vec![vote(3), entry(1)]).unwrap();
+        let wrong = [
+            vec![entry(5)],
+            vec![entry(2), entry(4)],
+            vec![entry(2), Record::Truncated { from: 2 }, entry(3)],
+            vec![purged(7), entry(2)],
+            vec![Record::Truncated { from: 1 }, purged(7), Record::Truncated { from: 3 }, entry(3)],
+        ];
+        for records in wrong {
+            let error = log.write(records).unwrap_err().to_string();
+            assert!(error.contains("does not follow"), "{error}");
+        }
+        log.write(vec![entry(2), Record::Truncated { from: 2 }, entry(2), purged(7), entry(8)]).unwrap();
+        let again = LogFile::open(disk, [1; 16]).unwrap();
+        assert_eq!(again.contents(), log.contents());
+        assert_eq!(again.contents().entries.keys().copied().collect::<Vec<_>>(), [8]);
     }
 
     #[test]

@@ -165,7 +165,9 @@ impl Group {
         let shared = machine.shared.clone();
         let failed = |error| OpenError::Disk { path: snapshot::DIR.to_owned(), error };
         let writing = Arc::new(Writing::new(clock.clone()));
-        let store = LogStore::start(log, closing.clone(), writing.clone()).map_err(failed)?;
+        let mut store = LogStore::start(log, closing.clone(), writing.clone()).map_err(failed)?;
+        let applied = shared.current.read().applied;
+        store.begin_behind(applied).await.map_err(|error| failed(std::io::Error::other(error)))?;
         let (entries, looker) = (store.entries(), Mutex::new(store.looker()));
         let timing = config.timing;
         let settings = Config {
@@ -727,7 +729,12 @@ pub(crate) fn packed<M: Message>(message: &M) -> (Op, u8, Vec<u8>) {
 
 #[cfg(test)]
 mod tests {
+    use kera_env::{MemoryDisk, SystemClock};
+    use kera_format::raft::{LogEntry, Payload, Record};
+
     use super::*;
+    use crate::network::Pending;
+    use crate::types::{StoredMembers, log_id, members};
 
     #[test]
     fn a_majority_has_answered_when_more_than_half_have() {
@@ -750,5 +757,51 @@ mod tests {
         assert_eq!(confirmed.lock().refused_us, Some((60, 70)));
         confirm(&confirmed, 2, NodeHeard { leader: 2, live: true }, 80);
         assert_eq!(confirmed.lock().refused_us, None);
+    }
+
+    /// Reaches nobody.
+    struct Nowhere;
+
+    impl Transport for Nowhere {
+        fn call(&self, _: u64, _: &str, _: Op, _: Vec<u8>) -> Pending<Vec<u8>> {
+            Box::pin(async { Err("nobody is there".into()) })
+        }
+    }
+
+    /// What a kill leaves between a snapshot that has come and the cut of the log that it replaces, where that was written in a later term.
+    #[tokio::test]
+    async fn a_log_that_ends_in_front_of_a_snapshot_of_an_earlier_term_begins_behind_it() {
+        let disk = Arc::new(MemoryDisk::new());
+        let place = |term, index| RaftPlace { term, leader: 1, index };
+        let blank = |term, index| Record::Appended(LogEntry { place: place(term, index), payload: Payload::Blank });
+        let mut log = LogFile::open(disk.clone(), [1; 16]).unwrap();
+        log.write(vec![Record::Vote { term: 9, node: 1, committed: false }, blank(0, 0), blank(9, 1)]).unwrap();
+        drop(log);
+        let (applied, alone) = (log_id(&place(5, 100)), members(&[vec![1]], &[(1, "1".into())]));
+        let stored = StoredMembers::new(Some(applied), alone);
+        let bytes = snapshot::encode([1; 16], &ClusterState::default(), applied, &stored);
+        snapshot::write(&*disk, 100, &bytes).unwrap();
+
+        let config = GroupConfig {
+            node: 1,
+            uuid: [1; 16],
+            address: "1".into(),
+            streams_max: 1,
+            copies_max: 1,
+            snapshot_entries: 1000,
+            snapshot_bytes: 1 << 20,
+            timing: Timing::default(),
+            level_max: level::NEWEST,
+            balance_after_ms: None,
+        };
+        let clock = Arc::new(SystemClock::new());
+        let group = Group::start(config, disk.clone(), Arc::new(Nowhere), clock).await.unwrap();
+        group.wait_for_leader().await.unwrap();
+        let leads = group.raft.wait(None).metrics(|metrics| metrics.last_applied > Some(applied), "its entry").await;
+        leads.unwrap();
+        group.stop().await;
+        let log = LogFile::open(disk, [1; 16]).unwrap();
+        assert_eq!(log.contents().purged, Some(place(5, 100)));
+        assert_eq!(log.contents().entries.first_key_value().map(|(index, _)| *index), Some(101));
     }
 }

@@ -132,6 +132,18 @@ impl LogStore {
         })
     }
 
+    /// Has the log begin behind what a snapshot has, if it ends in front of that: whoever wrote the snapshot did not live to cut it.
+    ///
+    /// `openraft` does so too, but by the order of terms: where a snapshot of an earlier term has replaced entries that were never decided it would leave them, and the next entry
+    /// would not follow on them.
+    pub(crate) async fn begin_behind(&mut self, snapshot: Option<Place>) -> Result<(), Failed> {
+        let last = self.get_log_state().await?.last_log_id;
+        match snapshot {
+            Some(place) if last.is_some_and(|last| last.index < place.index) => self.purge(place).await,
+            _ => Ok(()),
+        }
+    }
+
     pub(crate) fn entries(&self) -> Kept {
         self.entries.clone()
     }
