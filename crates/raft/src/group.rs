@@ -539,8 +539,8 @@ impl Group {
 
     fn hear(&self, alive: NodeAlive) -> NodeHeard {
         if self.read(|state| state.node(alive.node).is_some()) {
-            self.heard.lock().insert(alive.node, (alive.epoch, self.clock.monotonic_us()));
-            self.levels.lock().insert(alive.node, (alive.epoch, alive.level_max));
+            note_newest(&mut self.heard.lock(), alive.node, alive.epoch, self.clock.monotonic_us());
+            note_newest(&mut self.levels.lock(), alive.node, alive.epoch, alive.level_max);
         }
         let leader = self.leader().map_or(0, |(node, _)| node);
         NodeHeard { leader, live: self.read(|state| state.is_live(alive.node, alive.epoch)) }
@@ -673,6 +673,13 @@ impl Group {
     }
 }
 
+/// Remembers what an incarnation has said, unless a later one was heard: an earlier one may live on beside it for a while, and what it says comes late or all the time.
+fn note_newest<T>(said: &mut BTreeMap<NodeNumber, (u32, T)>, node: NodeNumber, epoch: u32, what: T) {
+    if said.get(&node).is_none_or(|(known, _)| *known <= epoch) {
+        said.insert(node, (epoch, what));
+    }
+}
+
 /// A coordinator that was asked then has answered.
 fn confirm(confirmed: &Mutex<Confirmed>, coordinator: NodeNumber, heard: NodeHeard, asked_us: u64) {
     let mut confirmed = confirmed.lock();
@@ -757,6 +764,17 @@ mod tests {
         assert_eq!(confirmed.lock().refused_us, Some((60, 70)));
         confirm(&confirmed, 2, NodeHeard { leader: 2, live: true }, 80);
         assert_eq!(confirmed.lock().refused_us, None);
+    }
+
+    #[test]
+    fn signs_of_life_of_an_earlier_incarnation_do_not_hide_those_of_the_one_that_takes_part() {
+        let mut said = BTreeMap::new();
+        for (epoch, at_us) in [(3, 10), (4, 20), (3, 30)] {
+            note_newest(&mut said, 2, epoch, at_us);
+        }
+        assert_eq!(said[&2], (4, 20));
+        note_newest(&mut said, 2, 4, 40);
+        assert_eq!(said[&2], (4, 40));
     }
 
     /// Reaches nobody.
