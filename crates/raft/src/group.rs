@@ -102,6 +102,8 @@ struct Confirmed {
     at_us: BTreeMap<u64, u64>,
     /// When the first and the last of them said that it does not, since one said that it does.
     refused_us: Option<(u64, u64)>,
+    /// Whether one of those leads.
+    is_refused_by_leader: bool,
 }
 
 /// A snapshot that comes in parts.
@@ -567,11 +569,11 @@ impl Group {
         });
         let asked_us = self.clock.since_boot_us();
         for (other, address) in others {
-            let (transport, confirmed) = (self.transport.clone(), self.confirmed.clone());
+            let (transport, confirmed, me) = (self.transport.clone(), self.confirmed.clone(), self.config.node);
             tokio::spawn(async move {
                 // One that does not hear it is not the leader, or not for long.
                 if let Ok(heard) = ask(&*transport, other.into(), &address, &alive).await {
-                    confirm(&confirmed, other, heard, asked_us);
+                    confirm(&confirmed, me, other, heard, asked_us);
                 }
             });
         }
@@ -583,7 +585,7 @@ impl Group {
         let wait = Duration::from_millis(self.config.timing.heartbeat_ms);
         let asked = tokio::time::timeout(wait, ask(&*self.transport, leader.into(), &address, &alive)).await;
         let heard = asked.unwrap_or_else(|_| Err("the leader does not answer".into()))?;
-        confirm(&self.confirmed, leader, heard, asked_us);
+        confirm(&self.confirmed, self.config.node, leader, heard, asked_us);
         Ok(heard)
     }
 
@@ -680,16 +682,23 @@ fn note_newest<T>(said: &mut BTreeMap<NodeNumber, (u32, T)>, node: NodeNumber, e
     }
 }
 
-/// A coordinator that was asked then has answered.
-fn confirm(confirmed: &Mutex<Confirmed>, coordinator: NodeNumber, heard: NodeHeard, asked_us: u64) {
+/// A coordinator that was asked by `me` then has answered.
+///
+/// Each answers by what it has applied itself. Who does not lead may have been given up together with this node, and then knows of it as little as this one: what a leader
+/// has refused, only who leads says otherwise, or who follows this node.
+fn confirm(confirmed: &Mutex<Confirmed>, me: NodeNumber, coordinator: NodeNumber, heard: NodeHeard, asked_us: u64) {
     let mut confirmed = confirmed.lock();
+    let leads = heard.leader == coordinator;
     if heard.live {
         let at = confirmed.at_us.entry(coordinator.into()).or_insert(asked_us);
         *at = asked_us.max(*at);
-        confirmed.refused_us = None;
+        if leads || heard.leader == me || !confirmed.is_refused_by_leader {
+            (confirmed.refused_us, confirmed.is_refused_by_leader) = (None, false);
+        }
     } else {
         let (_, last) = confirmed.refused_us.get_or_insert((asked_us, asked_us));
         *last = asked_us.max(*last);
+        confirmed.is_refused_by_leader |= leads;
     }
 }
 
@@ -755,15 +764,36 @@ mod tests {
     #[test]
     fn an_answer_that_says_lost_and_one_that_comes_late_confirm_nothing() {
         let confirmed = Mutex::default();
-        confirm(&confirmed, 2, NodeHeard { leader: 2, live: true }, 50);
-        confirm(&confirmed, 2, NodeHeard { leader: 2, live: true }, 40);
-        confirm(&confirmed, 2, NodeHeard { leader: 2, live: false }, 60);
+        confirm(&confirmed, 1, 2, NodeHeard { leader: 2, live: true }, 50);
+        confirm(&confirmed, 1, 2, NodeHeard { leader: 2, live: true }, 40);
+        confirm(&confirmed, 1, 2, NodeHeard { leader: 2, live: false }, 60);
         assert_eq!(confirmed.lock().at_us.get(&2), Some(&50));
         assert_eq!(confirmed.lock().refused_us, Some((60, 60)));
-        confirm(&confirmed, 3, NodeHeard { leader: 2, live: false }, 70);
+        confirm(&confirmed, 1, 3, NodeHeard { leader: 2, live: false }, 70);
         assert_eq!(confirmed.lock().refused_us, Some((60, 70)));
-        confirm(&confirmed, 2, NodeHeard { leader: 2, live: true }, 80);
+        confirm(&confirmed, 1, 2, NodeHeard { leader: 2, live: true }, 80);
         assert_eq!(confirmed.lock().refused_us, None);
+    }
+
+    /// As two nodes that were given up while they were cut off together: each has applied that the other takes part.
+    #[test]
+    fn what_a_leader_has_refused_nobody_takes_back_who_knows_as_little_as_the_node_itself() {
+        let confirmed: Mutex<Confirmed> = Mutex::default();
+        let refused_us = || confirmed.lock().refused_us;
+        confirm(&confirmed, 1, 2, NodeHeard { leader: 3, live: false }, 10);
+        confirm(&confirmed, 1, 4, NodeHeard { leader: 0, live: true }, 20);
+        assert_eq!(refused_us(), None, "one that has not come as far as another");
+        confirm(&confirmed, 1, 3, NodeHeard { leader: 3, live: false }, 30);
+        for leader in [0, 3] {
+            confirm(&confirmed, 1, 4, NodeHeard { leader, live: true }, 40);
+        }
+        confirm(&confirmed, 1, 3, NodeHeard { leader: 3, live: false }, 50);
+        assert_eq!(refused_us(), Some((30, 50)));
+        confirm(&confirmed, 1, 4, NodeHeard { leader: 1, live: true }, 60);
+        assert_eq!(refused_us(), None, "it follows this node");
+        confirm(&confirmed, 1, 3, NodeHeard { leader: 3, live: false }, 70);
+        confirm(&confirmed, 1, 4, NodeHeard { leader: 4, live: true }, 80);
+        assert_eq!(refused_us(), None, "it leads");
     }
 
     #[test]
