@@ -21,6 +21,8 @@ use crate::commands::Leading;
 use crate::group::Group;
 use crate::machine::Shared;
 use crate::network::Pending;
+use crate::survivor::SKIPPED;
+use crate::types::Place;
 use crate::votes::{Coordinator, who_votes};
 
 /// A coordinator that is so many entries behind gets no vote yet.
@@ -174,6 +176,7 @@ impl Group {
                 () = fenced.notified() => {}
             }
             self.keep_log_short(&mut kept).await;
+            self.renew_snapshot().await;
             if !self.is_leader() {
                 moves.clear();
                 waits = Waits::default();
@@ -204,6 +207,21 @@ impl Group {
             if let Err(error) = self.raft.trigger().snapshot().await {
                 tracing::debug!(%error, "no snapshot is made");
             }
+        }
+    }
+
+    /// Has a snapshot made in the term of this leader where the newest one is of an earlier term, in a group that has gone on without a majority: those who were the majority may have
+    /// heard of its term without its snapshot, elected one of theirs in the next, and decided something. They take a snapshot only if it is of a later term than that.
+    ///
+    /// In any other group a snapshot is of no earlier term than what others have decided in front of it.
+    async fn renew_snapshot(&self) {
+        let metrics = self.raft.metrics().borrow().clone();
+        let term = |place: Option<Place>| place.map_or(0, |place| place.leader_id.term);
+        let is_due = self.is_leader()
+            && (u64::from(SKIPPED)..metrics.current_term).contains(&term(metrics.snapshot))
+            && term(metrics.last_applied) == metrics.current_term;
+        if is_due && let Err(error) = self.raft.trigger().snapshot().await {
+            tracing::debug!(%error, "no snapshot is made");
         }
     }
 

@@ -112,6 +112,36 @@ async fn those_who_were_taken_for_gone_and_go_on_together_follow_as_soon_as_they
     assert!([1, 2].iter().all(|node| !has(&world, *node, "in-vain") && !has(&world, *node, "lost")));
 }
 
+/// They have heard of the term of the one that is left, and not more, and one of them leads in the next: what it decides is of a later term than the snapshot that is to replace it.
+#[tokio::test]
+async fn those_who_were_taken_for_gone_and_lead_in_a_later_term_follow_as_soon_as_they_are_reached() {
+    let mut world = third_is_behind(51).await;
+    recover(&world, 3, &[1, 2]);
+    let begins = last(&world, 3);
+    world.part(&[3], &[1, 2]);
+    for node in 1..=3 {
+        world.start(node).await;
+    }
+    world.join_at(3, 3, 3).await;
+    let ballot = RaftBallot { term: world.nodes[&3].group.describe().term, node: 3, committed: true };
+    let append = RaftAppend { ballot, before: Some(begins), entries: Vec::new(), decided: Some(begins) };
+    for node in [1, 2] {
+        world.nodes[&node].group.handle(Op::RaftAppend, 1, &encoded(&append)).await.unwrap();
+    }
+    let leads = |world: &World| [1, 2].iter().any(|node| world.nodes[node].group.is_leader());
+    world.until("one of them leads", leads).await;
+    world.create(2, "in-vain").await.unwrap();
+    assert!(world.nodes[&2].group.describe().term > ballot.term);
+    world.create(3, "after").await.unwrap();
+    world.heal();
+    for node in [1, 2] {
+        world.until("it follows", |world| has(world, node, "after")).await;
+        world.join_at(3, node, 3).await;
+    }
+    world.agree().await;
+    assert!([1, 2].iter().all(|node| !has(&world, *node, "in-vain") && !has(&world, *node, "lost")));
+}
+
 #[tokio::test]
 async fn of_two_of_five_that_are_left_the_one_goes_on_whose_log_goes_furthest_and_the_other_follows_as_it_is() {
     let mut world = World::cluster(43, 5, 0).await;
