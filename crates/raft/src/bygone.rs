@@ -13,13 +13,17 @@
 //!   would get no vote anyway.
 //!
 //! Nodes from before can pass for this group only once they decide half a million entries by themselves.
+//!
+//! Where a person has had two nodes go on, each alone, one of them has skipped at least [`SKIPPED`] more than the other, which is to it as a node from before.
 
 use kera_coordinator::CoordinatorError;
 use kera_coordinator::cluster::Refused;
 use kera_format::cluster::RaftPlace;
+use kera_protocol::RaftBallot;
 
+use crate::group::Group;
 use crate::survivor::SKIPPED;
-use crate::types::{Place, place_of};
+use crate::types::{Place, ballot_of, log_id, place_of};
 
 /// Refuses a message of a group that this node's has left behind. `applied`: up to where this node's state is; `at`: an entry that whoever sends it has or knows to be decided.
 ///
@@ -40,10 +44,47 @@ pub(crate) fn check_group(applied: Option<Place>, term: u64, at: Option<RaftPlac
     Err(CoordinatorError::Refused(Refused(reason)))
 }
 
+impl Group {
+    /// Refuses what a leader sends in whose log another entry is at a place that is decided here: each of two nodes went on alone from the group that both were in, and they have come as
+    /// far. `openraft` takes for granted that what is decided is the same everywhere, and would go on with the one's entries behind the other's. A recovery skips so much that two of
+    /// them are told apart as a group and one before it ([`check_group`]); this is for those that are not, as of earlier versions.
+    ///
+    /// A leader of this very group that was deposed, and does not know it yet, may have an entry there that was never decided. Its messages are in vain anyway; the present leader tells it.
+    ///
+    /// # Errors
+    /// It has another one.
+    pub(crate) fn check_same(&self, ballot: RaftBallot, at: Option<RaftPlace>) -> Result<(), CoordinatorError> {
+        let applied = self.shared.current.read().applied;
+        let (Some(at), Some(applied)) = (at.as_ref().map(log_id), applied) else { return Ok(()) };
+        if applied.leader_id.term < u64::from(SKIPPED) || at.index > applied.index {
+            return Ok(());
+        }
+        let entry = self.entries.read().get(&at.index).map(|entry| entry.log_id);
+        let metrics = self.raft.metrics().borrow().clone();
+        let decided = [Some(applied), entry, metrics.snapshot, metrics.purged];
+        let here = decided.into_iter().flatten().find(|place| place.index == at.index);
+        if at <= applied && here.is_none_or(|here| here == at) {
+            return Ok(());
+        }
+        let (node, here) = (ballot.node, here.unwrap_or(applied));
+        let reason = format!(
+            "node {node} leads coordinators with another log: entry {} is of node {} in term {} there, and this node has entry {} of node {} in term {}. Both have gone on alone from the \
+             same coordinators (`kera cluster recover`), and what one has decided since the other lacks: decide which of them goes on, stop the other one, give it up there \
+             (`kera node remove`), and start it with an empty data directory",
+            at.index, at.leader_id.node_id, at.leader_id.term, here.index, here.leader_id.node_id, here.leader_id.term
+        );
+        // A deposed leader is silent soon, or follows.
+        let own = ballot_of(&metrics.vote);
+        if (ballot.term, ballot.node) >= (own.term, own.node) && self.contradicting.lock().insert(node) {
+            tracing::error!("{reason}");
+        }
+        Err(CoordinatorError::Refused(Refused(reason)))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::types::log_id;
 
     #[test]
     fn who_is_far_behind_in_terms_or_entries_is_of_a_group_before() {

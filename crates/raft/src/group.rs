@@ -1,6 +1,6 @@
 //! One node's part of the coordinators' group.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -137,6 +137,8 @@ pub struct Group {
     /// Moves that it has begun by itself to even out the brokers.
     pub(crate) balance_moves: AtomicU64,
     incoming: Mutex<Option<Incoming>>,
+    /// Leaders that have another log than this node, as it has said.
+    pub(crate) contradicting: Mutex<BTreeSet<u64>>,
     disk: Arc<dyn Disk>,
     pub(crate) entries: Kept,
     /// Who joins just now, or joined last, with its uuid: it is sent the log before that says who it is.
@@ -205,6 +207,7 @@ impl Group {
             noted: Mutex::default(),
             balance_moves: AtomicU64::new(0),
             incoming: Mutex::default(),
+            contradicting: Mutex::default(),
             disk,
             entries,
             joining: Mutex::default(),
@@ -480,6 +483,8 @@ impl Group {
             Op::RaftAppend => {
                 let message = RaftAppend::decode(version, body)?;
                 self.check_group(message.ballot, message.decided)?;
+                self.check_same(message.ballot, message.before)?;
+                self.check_same(message.ballot, message.decided)?;
                 let request = append_request(message).map_err(malformed)?;
                 let answer = self.raft.append_entries(request).await.map_err(|error| gone(&error))?;
                 Ok(encoded(&append_answer(answer), version))
@@ -515,6 +520,7 @@ impl Group {
     async fn take_part(&self, message: RaftSnapshot) -> Result<RaftBallot, CoordinatorError> {
         let RaftSnapshot { ballot, place, offset, part, last } = message;
         self.check_group(ballot, Some(place))?;
+        self.check_same(ballot, Some(place))?;
         let whole = {
             let mut incoming = self.incoming.lock();
             if offset == 0 {

@@ -18,7 +18,7 @@ use crate::machine::Current;
 use crate::snapshot;
 use crate::types::{StoredMembers, from_format, log_id, members, place_of};
 
-/// So many terms, entries and numbers are skipped: more than those who are gone can have had that this node does not know of, elections in vain of some days included.
+/// So many terms, entries and numbers are skipped, or several times as many: more than those who are gone can have had that this node does not know of, elections in vain of some days included.
 pub const SKIPPED: u32 = 1 << 20;
 
 /// What a stopped node has of the coordinators' log.
@@ -111,6 +111,9 @@ impl Survivor {
     ///    the log in front of it. Not before the vote: the node would be elected in a term below that of its last entry.
     /// 3. That the log begins behind it. Not before the snapshot, without which what was in front of it would be gone.
     ///
+    /// How much is skipped depends on its place among the nodes that it knows, so that no two of them go on with the same terms, entries and numbers, if a person has both go on: the one
+    /// that is behind follows as soon as the other reaches it, as those who were taken for gone do.
+    ///
     /// What the disk refuses behind the second is no error: it has happened, and the next start writes the copy of the snapshot, and that the log begins behind it. Who were told
     /// that it failed might have another node go on as well.
     ///
@@ -119,12 +122,15 @@ impl Survivor {
     pub fn recover(mut self) -> io::Result<RaftPlace> {
         let none_left = || io::Error::other("there are no terms or entries left to skip");
         let (before, vote) = (self.last(), self.log.contents().vote.map_or(0, |(term, ..)| term));
-        let term = before.term.max(vote).checked_add(SKIPPED.into()).ok_or_else(none_left)?;
-        let index = before.index.checked_add(SKIPPED.into()).ok_or_else(none_left)?;
+        let rank = self.members().iter().take_while(|member| member.node != self.node).count();
+        let skipped =
+            u32::try_from(rank + 1).ok().and_then(|times| SKIPPED.checked_mul(times)).ok_or_else(none_left)?;
+        let term = before.term.max(vote).checked_add(skipped.into()).ok_or_else(none_left)?;
+        let index = before.index.checked_add(skipped.into()).ok_or_else(none_left)?;
         let (node, place) = (u64::from(self.node), RaftPlace { term, leader: self.node.into(), index });
         let state = &mut self.current.state;
-        state.skip_numbers(SKIPPED).map_err(io::Error::other)?;
-        state.end_incarnations(self.node, SKIPPED).map_err(io::Error::other)?;
+        state.skip_numbers(skipped).map_err(io::Error::other)?;
+        state.end_incarnations(self.node, skipped).map_err(io::Error::other)?;
         let known: Vec<(u64, String)> = self.members().into_iter().map(|of| (of.node.into(), of.address)).collect();
         let group = StoredMembers::new(Some(log_id(&place)), members(&[vec![node]], &known));
         let bytes = snapshot::encode(self.uuid, &self.current.state, log_id(&place), &group);

@@ -165,6 +165,66 @@ async fn of_two_of_five_that_are_left_the_one_goes_on_whose_log_goes_furthest_an
     assert_eq!(world.voters(5), [4], "of two one votes");
 }
 
+/// A person must not do that. What the one with the lower number has decided meanwhile is in vain, and nothing has two meanings.
+#[tokio::test]
+async fn of_two_that_both_go_on_alone_one_follows_the_other_as_soon_as_it_is_reached() {
+    let mut world = World::cluster(49, 5, 0).await;
+    world.create(4, "before").await.unwrap();
+    world.agree().await;
+    for node in 1..=5 {
+        world.kill(node, None).await;
+    }
+    world.part(&[4], &[5]);
+    let mut made = Vec::new();
+    for node in [4, 5] {
+        recover(&world, node, &[1, 2, 3]);
+        world.start(node).await;
+        world.join_at(node, node, 5).await;
+        made.push(world.create(node, &format!("of-{node}")).await.unwrap().id);
+    }
+    assert_ne!(made[0], made[1], "each would take the other's records for its own");
+    world.heal();
+    world.until("it follows", |world| has(world, 4, "of-5")).await;
+    world.join_at(5, 4, 5).await;
+    world.agree().await;
+    assert!(has(&world, 4, "before") && !has(&world, 4, "of-4"));
+}
+
+/// As by two recoveries that skip as much.
+#[tokio::test]
+async fn a_leader_with_another_entry_at_a_place_that_is_decided_is_refused() {
+    let mut world = third_is_behind(50).await;
+    recover(&world, 3, &[1, 2]);
+    let begins = last(&world, 3);
+    world.start(3).await;
+    world.join_at(3, 3, 3).await;
+    let group = &world.nodes[&3].group;
+    let (term, applied) = (group.describe().term, group.applied());
+    let ballot = RaftBallot { term: term + 1, node: 2, committed: true };
+    for at in [begins.index, applied - 1, applied] {
+        for of in [begins.term, term + 1] {
+            let place = RaftPlace { term: of, leader: 2, index: at };
+            let append = |before, decided| RaftAppend { ballot, before, entries: Vec::new(), decided };
+            let part = RaftSnapshot { ballot, place, offset: 0, part: Vec::new(), last: false };
+            for (op, body) in [
+                (Op::RaftAppend, encoded(&append(Some(place), Some(begins)))),
+                (Op::RaftAppend, encoded(&append(None, Some(place)))),
+                (Op::RaftSnapshot, encoded(&part)),
+            ] {
+                let (status, error) = group.handle(op, 1, &body).await.unwrap_err();
+                assert_eq!(status, Status::InvalidArgument, "{op} {place:?}");
+                assert!(error.message.contains("node 2 leads coordinators with another log"), "{}", error.message);
+            }
+        }
+    }
+    assert!(group.is_leader());
+    // One with the same log is followed.
+    let append = RaftAppend { ballot, before: Some(begins), entries: Vec::new(), decided: Some(begins) };
+    group.handle(Op::RaftAppend, 1, &encoded(&append)).await.unwrap();
+    let follows = |world: &World| world.nodes[&3].group.leader().is_some_and(|(node, _)| node == 2);
+    world.until("it follows", follows).await;
+}
+
 /// The only one that votes of two is gone; the other one need not even be a coordinator.
 #[tokio::test]
 async fn a_node_that_never_voted_goes_on_when_the_one_that_voted_alone_is_gone() {
