@@ -397,6 +397,29 @@ fn a_first_node_without_its_data_founds_another_cluster_and_the_others_go_on_wit
     eventually("all are live", || live(&back) == 3);
 }
 
+/// It was started without `--join` at first, by mistake. By itself it would go on beside the cluster that it was meant for.
+#[test]
+fn a_node_that_has_founded_a_cluster_of_its_own_is_not_taken_for_one_of_another_and_goes_on_where_nobody_is() {
+    let ports = free_ports::<4>();
+    let first = start_again(&Member::new(1, ports[0], ports[2], None, &[]));
+    let second = Member::new(2, ports[1], ports[3], None, &[]);
+    assert_eq!(start_again(&second).stop(), 0);
+
+    let flags = second.flags.iter().cloned().chain(["--join".into(), format!("127.0.0.1:{}", ports[2])]).collect();
+    let joins = Member { place: second.place, flags };
+    for _ in 0..2 {
+        let refused = common::run(&joins.flags);
+        let said = common::stderr(&refused);
+        assert!(!refused.status.success() && said.contains("this data directory is that of cluster"), "{said}");
+        let there = cluster(&first)["cluster"].as_str().expect("a uuid").to_owned();
+        assert!(said.contains(&there) && said.contains("use an empty one"), "{said}");
+    }
+    assert_eq!(cluster(&first)["nodes"].as_array().map(Vec::len), Some(1), "it has let nobody in");
+    // A founder is told to name another node, and comes up where that one is down.
+    assert_eq!(first.stop(), 0);
+    assert_eq!(start_again(&joins).stop(), 0);
+}
+
 /// A node that cannot be ready yet. Dropped, it is killed.
 struct Waiting {
     child: Child,

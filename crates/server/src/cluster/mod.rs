@@ -607,6 +607,8 @@ fn join(
     } else if seed.is_some() && !is_member {
         check_empty(&single()?)?;
         check_reachable(joining.config)?;
+    } else if seed.is_some() {
+        check_founded(group, node)?;
     }
     let message = join_message(joining);
     let (asked, transport) = (group.clone(), joining.transport.clone());
@@ -641,6 +643,23 @@ fn check_empty(catalog: &Catalog) -> Result<(), Fatal> {
         "this node was alone before and has {all} streams of its own{which}, and only the first node of a cluster brings its streams along"
     );
     Err(Fatal::not_here(message, "join with an empty data directory, named with --data; this one can stay"))
+}
+
+/// Whether a node's log knows of no other node.
+fn is_alone(group: &Group, node: u32) -> bool {
+    let members = group.members();
+    !members.is_empty() && members.iter().all(|member| member.node == node)
+}
+
+/// One that was to found a cluster, and was killed before that was in its log, has a log of its own in which nothing leads to a cluster: who has it can be let in nowhere, and
+/// it lets nobody in.
+fn check_founded(group: &Group, node: u32) -> Result<(), Fatal> {
+    if group.cluster().is_some() || !is_alone(group, node) {
+        return Ok(());
+    }
+    let message = "an earlier start of this node, without --join, was to found a cluster and did not come to its end";
+    let step = "to join a cluster start it with an empty data directory, named with --data; without --join it founds the cluster now";
+    Err(Fatal::not_here(message, step))
 }
 
 /// A node that tells a cluster of other machines to reach it at a loopback address would be in it, and nobody would reach it.
@@ -695,9 +714,9 @@ async fn join_until(
     let bodies = in_versions(message);
     loop {
         let answer = match &seed {
-            // A node that was told of nobody yet has only the address, and one that hears of no leader may have moved. Who is there is of its cluster: see
-            // [`transport`].
-            Some(seed) if group.leader().is_none() => {
+            // A node that was told of nobody yet has only the address, and one that hears of no leader may have moved. One that is alone leads itself: it asks once, lest it be
+            // meant for another cluster. Who is there is of its cluster: see [`transport`].
+            Some(seed) if group.leader().is_none() || (tries == 0 && is_alone(group, message.node)) => {
                 transport.call_versions(0, seed, Op::JoinCluster, bodies.clone()).await
             }
             _ => match group.request(Op::JoinCluster, newest, &bodies[usize::from(newest) - 1], false).await {
@@ -931,6 +950,8 @@ mod tests {
     use std::sync::atomic::AtomicU32;
 
     use kera_env::{MemoryDisk, SystemClock};
+    use kera_format::cluster::{ClusterEntry, RaftPlace};
+    use kera_format::raft::{FileHeader, LogEntry, Payload, Record, encode_blocks};
     use kera_protocol::AllocateProducer;
     use kera_raft::Pending;
 
@@ -945,10 +966,8 @@ mod tests {
         }
     }
 
-    #[test]
-    fn a_thread_that_a_stop_waits_for_waits_for_no_leader() {
-        let (runtime, thread, stop) = start_runtime("unit").expect("a thread");
-        let config = GroupConfig {
+    fn config() -> GroupConfig {
+        GroupConfig {
             node: 1,
             uuid: [1; 16],
             address: String::new(),
@@ -959,9 +978,45 @@ mod tests {
             timing: Timing::default(),
             level_max: *level::spoken().end(),
             balance_after_ms: None,
-        };
+        }
+    }
+
+    /// Killed behind the first entry of its log, which says that it votes, or behind the next, which founds the cluster.
+    #[test]
+    fn who_was_killed_while_it_founded_a_cluster_is_told_how_it_joins_another_one() {
+        let (runtime, thread, stop) = start_runtime("unit").expect("a thread");
+        for is_founded in [false, true] {
+            let votes = ClusterEntry::Membership { place: None, voters: vec![vec![1]], nodes: vec![(1, "1".into())] };
+            let founded = ClusterEntry::Founded { cluster: [9; 16], owner_epoch: 1, settings: Vec::new() };
+            let entries = [votes, founded].into_iter().take(1 + usize::from(is_founded));
+            let place = |index| RaftPlace { term: 0, leader: 0, index };
+            let record = |(index, entry)| {
+                Record::Appended(LogEntry { place: place(index), payload: Payload::Entries(vec![entry]) })
+            };
+            let records: Vec<Record> = (0..).zip(entries).map(record).collect();
+            let header = FileHeader { node: [1; 16], generation: 1 }.encode().to_vec();
+            let bytes = [vec![header], encode_blocks(1, &records).expect("blocks")].concat().concat();
+            let disk = Arc::new(MemoryDisk::new());
+            disk.create_dir_all("raft").expect("a disk");
+            disk.replace("raft/0000000000000001.log", &bytes).expect("a disk");
+            let group = wait(&runtime, Group::start(config(), disk, Arc::new(Nowhere), Arc::new(SystemClock::new())));
+            let group = group.expect("it starts");
+            assert!(is_alone(&group, 1) && !is_alone(&group, 2));
+            match check_founded(&group, 1) {
+                Ok(()) => assert!(is_founded),
+                Err(error) => assert!(!is_founded && error.next_step().contains("an empty data directory"), "{error}"),
+            }
+            wait(&runtime, async move { group.stop().await });
+        }
+        stop.send_replace(true);
+        thread.join().expect("it ends");
+    }
+
+    #[test]
+    fn a_thread_that_a_stop_waits_for_waits_for_no_leader() {
+        let (runtime, thread, stop) = start_runtime("unit").expect("a thread");
         let started =
-            Group::start(config, Arc::new(MemoryDisk::new()), Arc::new(Nowhere), Arc::new(SystemClock::new()));
+            Group::start(config(), Arc::new(MemoryDisk::new()), Arc::new(Nowhere), Arc::new(SystemClock::new()));
         let group = wait(&runtime, started).expect("it starts");
         // Nobody leads: an answer takes as long as a command may.
         let looks = AtomicU32::new(0);

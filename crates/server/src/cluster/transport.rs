@@ -88,12 +88,23 @@ async fn check_cluster(group: &Group, connection: &Connection) -> Result<(), Str
     if described.cluster == [0; 16] {
         return Err(format!("the node at {address} does not know its cluster yet"));
     }
-    Err(format!(
-        "the node at {address} is of cluster {} and this one of cluster {}, so it is not asked to let this one join; name a node of this one's cluster \
-         with --join, and if that was one, see whether it finds its data directory",
-        uuid_text(&described.cluster),
-        uuid_text(&own)
-    ))
+    Err(of_another(address, described.cluster, own, group.members().len() > 1))
+}
+
+/// What is said where a node of another cluster answers. Who is alone in its own would go on in that, beside the one that it was meant to join: that ends its start. With others it
+/// goes on with them, for the one there may have founded a cluster only because it does not find its data directory.
+fn of_another(address: &str, there: [u8; 16], own: [u8; 16], has_others: bool) -> String {
+    let (there, own) = (uuid_text(&there), uuid_text(&own));
+    if has_others {
+        return format!(
+            "the node at {address} is of cluster {there} and this one of cluster {own}, so it is not asked to let this one join; name a node of this one's cluster \
+             with --join, and if that was one, see whether it finds its data directory"
+        );
+    }
+    format!(
+        "{REFUSED}the node at {address} is of cluster {there}, and this data directory is that of cluster {own}, in which this node is alone; use an empty one (--data) to \
+         join that cluster, or leave out --join to go on with this one"
+    )
 }
 
 async fn connected(connections: &Mutex<HashMap<String, Connection>>, address: &str) -> Result<Connection, RpcError> {
