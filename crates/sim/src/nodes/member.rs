@@ -350,6 +350,7 @@ impl Member {
                     }
                     if !data.is_empty() {
                         lease.next = around.read(place, lease.next, data)?;
+                        around.told.early.read(place, lease.next);
                     }
                     (lease.cursor, lease.not_at) = (one.next, 0);
                     lease.is_at_end |= one.end_of_group();

@@ -270,12 +270,12 @@ impl Producer {
                     let chunks = &mut streamlet.chunks;
                     let Some(found) = chunks.iter().position(|chunk| chunk.sequence == sequence) else { continue };
                     let chunk = chunks.remove(found).expect("it was found");
-                    if status == Status::SequenceTooOld && self.is_async {
-                        continue;
-                    }
                     if status == Status::SequenceTooOld {
-                        // It is told of no place: more was under way than a lane remembers places.
+                        // It is told of no place: more was under way than a lane remembers places, which asynchronous ones never have.
                         *around.told.did.entry("told only that it is there").or_default() += 1;
+                        if self.is_async {
+                            return Err(Violation(format!("nobody says where chunk {sequence} is")));
+                        }
                         around.truth.acknowledged_somewhere(self.stream.0, &chunk.records);
                         continue;
                     }
