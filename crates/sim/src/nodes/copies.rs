@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use bytes::Bytes;
 use kera_coordinator::cluster::ClusterState;
 use kera_env::Clock;
-use kera_format::cluster::Rack;
+use kera_format::cluster::{LogName, Rack};
 use kera_format::vlog_replica::LogId;
 use kera_format::{Durability, SegmentId, StreamId, StreamOptions, StreamletId};
 use kera_log::{ChunkReference, DurabilitySink, Observer, SinkDirectory, SinkError, Ticket};
@@ -15,6 +15,7 @@ use kera_protocol::{ReleaseBlocks, StoreHead};
 use kera_vlog::{BackupId, BackupLink, Block, ReplicatedConfig, ReplicatedLog, View, Views};
 
 use super::CLUSTER;
+use super::plan::Planted;
 
 /// Logs that streams share.
 const SHARED_LOGS: u32 = 2;
@@ -92,6 +93,8 @@ struct Outside {
     out: Arc<Mutex<Vec<Out>>>,
     known: Arc<Mutex<ClusterState>>,
     synced: bool,
+    /// As long as one backup of the newest view is there nobody else may be chosen: a defect.
+    takes_none_back: bool,
 }
 
 impl BackupLink for Outside {
@@ -119,7 +122,15 @@ impl BackupLink for Outside {
 
 impl Views for Outside {
     fn candidates(&self, log: LogId) -> Vec<(BackupId, Rack)> {
-        lock(&self.known).backups_for(self.node, log.vlog)
+        let known = lock(&self.known);
+        let mut found = known.backups_for(self.node, log.vlog);
+        let view = known.logs().get(&LogName::from(log)).and_then(|log| log.views.last());
+        if let Some(view) = view.filter(|_| self.takes_none_back)
+            && found.iter().any(|(backup, _)| view.backups.contains(backup))
+        {
+            found.retain(|(backup, _)| view.backups.contains(backup));
+        }
+        found
     }
     fn ask(&self, log: LogId, view: &View) {
         lock(&self.out).push(Out::Ask(log, view.clone()));
@@ -143,6 +154,7 @@ struct Pool {
 struct OneLog {
     log: Arc<ReplicatedLog>,
     sink: Arc<WeakSink>,
+    copies: u32,
 }
 
 #[derive(Default)]
@@ -158,8 +170,7 @@ pub(super) struct Copies {
     known: Arc<Mutex<ClusterState>>,
     pub(super) out: Arc<Mutex<Vec<Out>>>,
     logs: Mutex<Logs>,
-    /// Producers are answered however long copies are missing: a defect.
-    never_late: bool,
+    planted: Option<Planted>,
     /// Logs that wait for an answer of the coordinators.
     pub(super) asking: Mutex<BTreeSet<LogId>>,
 }
@@ -169,15 +180,20 @@ impl Copies {
         (node, epoch): (u32, u32),
         clock: Arc<dyn Clock>,
         known: Arc<Mutex<ClusterState>>,
-        never_late: bool,
+        planted: Option<Planted>,
     ) -> Copies {
         let me = LogId { node, epoch, vlog: 0 };
         let (out, logs, asking) = (Arc::default(), Mutex::default(), Mutex::default());
-        Copies { me, clock, known, out, logs, never_late, asking }
+        Copies { me, clock, known, out, logs, planted, asking }
     }
 
     pub(super) fn all(&self) -> Vec<Arc<ReplicatedLog>> {
         lock(&self.logs).all.iter().map(|one| one.log.clone()).collect()
+    }
+
+    /// The same, each with how many copies its blocks are to have.
+    pub(super) fn all_wanted(&self) -> Vec<(Arc<ReplicatedLog>, u32)> {
+        lock(&self.logs).all.iter().map(|one| (one.log.clone(), one.copies)).collect()
     }
 
     /// The name of one of [all](Copies::all), by its place.
@@ -196,7 +212,7 @@ impl Copies {
             block_bytes_max: 8 << 10,
             stretch_bytes: 64 << 10,
             spread_after_us: 500_000,
-            lag_us_max: if self.never_late { u64::MAX } else { LAG_US_MAX },
+            lag_us_max: if self.planted == Some(Planted::NeverLate) { u64::MAX } else { LAG_US_MAX },
             ..ReplicatedConfig::new(id, pool.copies)
         };
         let outside = Arc::new(Outside {
@@ -204,10 +220,11 @@ impl Copies {
             out: self.out.clone(),
             known: self.known.clone(),
             synced: pool.synced,
+            takes_none_back: self.planted == Some(Planted::TakesNoneBack),
         });
         let log = ReplicatedLog::new(config, View::NONE, self.clock.clone(), outside.clone(), outside);
         let sink = Arc::new(WeakSink::new(&log));
-        logs.all.push(OneLog { log, sink });
+        logs.all.push(OneLog { log, sink, copies: pool.copies });
         logs.all.len() - 1
     }
 }

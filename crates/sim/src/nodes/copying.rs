@@ -30,7 +30,14 @@ const DEAD_FACTOR: u64 = 2;
 const DEAD_BYTES: u64 = 128 << 10;
 
 /// What live backups have of logs, by their nodes: blocks, and bytes of files.
-type Has = BTreeMap<BackupId, HashMap<LogId, (Vec<RangeInclusive<u64>>, u64)>>;
+type Has = BTreeMap<BackupId, HasOne>;
+type HasOne = HashMap<LogId, (Vec<RangeInclusive<u64>>, u64)>;
+
+/// Whether a backup has all of these blocks of a log.
+fn has_blocks(has: &HasOne, log: LogId, blocks: &RangeInclusive<u64>) -> bool {
+    let ranges = has.get(&log).map_or(&[][..], |(ranges, _)| ranges);
+    ranges.iter().any(|range| range.contains(blocks.start()) && range.contains(blocks.end()))
+}
 
 /// Segments that were given to their log again and are not acknowledged yet.
 struct Given {
@@ -133,9 +140,13 @@ impl Copier {
         if let Some(since) = self.away.get(&backup) {
             return now_us - since > AWAY_US;
         }
-        let Some(has) = has.get(&backup) else { return false };
-        let ranges = has.get(&log).map_or(&[][..], |(ranges, _)| ranges);
-        !ranges.iter().any(|range| range.contains(blocks.start()) && range.contains(blocks.end()))
+        has.get(&backup).is_some_and(|has| !has_blocks(has, log, blocks))
+    }
+
+    /// Whether a backup takes part and has all of these.
+    fn has_all(&self, has: &Has, backup: BackupId, log: LogId, blocks: &RangeInclusive<u64>) -> bool {
+        let is_there = self.members.contains(&backup) && !self.away.contains_key(&backup);
+        is_there && has.get(&backup).is_some_and(|has| has_blocks(has, log, blocks))
     }
 
     /// Who is away. Done also while something is rebuilt: a log to which nothing is written would not notice.
@@ -271,11 +282,36 @@ impl World {
             for (backup, has) in &has {
                 of.came_back(*backup, &held, has.get(&id).map_or(&[][..], |(ranges, _)| ranges));
             }
+            let copier = &running.copier;
+            of.look_at_copies(&|backup, blocks| copier.has_all(&has, backup, id, blocks), &|backup, blocks| {
+                copier.lacks(&has, now_us, backup, id, blocks)
+            });
         }
         if !is_rebuilding {
             running.copier.turn((&*state, &has, now_us), &log, &copies, node);
         }
         Ok(())
+    }
+
+    /// Logs of nodes that have fewer backups than they are to have, or blocks with fewer copies, although there are machines for all of them.
+    pub(super) fn without_all_copies(&self) -> Vec<String> {
+        let state = &self.coordinators.state;
+        let live = state.nodes().values().filter(|node| node.is_live(Roles::BACKUP)).count() as u64;
+        let mut lacking = Vec::new();
+        for node in &self.nodes {
+            let Some(running) = node.process.as_ref().and_then(|process| process.running.as_ref()) else { continue };
+            for (log, copies) in running.copies.all_wanted() {
+                let (stats, wanted, (_, view)) = (log.stats(), live.min(copies.into()), log.state());
+                let of = format!("a log of node {}", node.number);
+                if stats.copies < wanted {
+                    lacking.push(format!("{of} has fewer backups than {wanted} copies need: {view:?}"));
+                } else if stats.under_replicated > 0 && wanted == u64::from(copies) {
+                    let blocks = stats.under_replicated;
+                    lacking.push(format!("{blocks} blocks of {of} lack some of their {wanted} copies in {view:?}"));
+                }
+            }
+        }
+        lacking
     }
 
     /// Logs of live nodes that have blocks in need of copies whose backup is gone for good.

@@ -69,8 +69,8 @@ pub(super) struct Node {
     pub(super) changes_unsettled: bool,
     /// It takes all that it has to be read by applications: a defect.
     pub(super) consumes_early: bool,
-    /// It acknowledges streams whose producers do not wait however long copies are missing: a defect.
-    pub(super) never_late: bool,
+    /// A defect of its virtual logs, if there is one.
+    pub(super) planted: Option<Planted>,
     /// Its own virtual logs say that everything is durable before it is: a defect.
     pub(super) own_logs_lie: bool,
     /// It leaves out what its own virtual logs have when it starts: a defect.
@@ -339,7 +339,7 @@ impl Node {
             gives_up_held: false,
             changes_unsettled: false,
             consumes_early: false,
-            never_late: false,
+            planted: None,
             own_logs_lie: false,
             leaves_out_own_logs: false,
             forgets_memory: false,
@@ -451,7 +451,7 @@ impl Node {
             self.sound(&report.damage)?;
         }
         self.forget_given_up(&backup);
-        let copies = Copies::new((self.number, epoch), clock.clone(), self.known.clone(), self.never_late);
+        let copies = Copies::new((self.number, epoch), clock.clone(), self.known.clone(), self.planted);
         let copies = Arc::new(copies);
         let (store, stored, memory) = self.kept()?;
         let (arena, attached) = match memory {

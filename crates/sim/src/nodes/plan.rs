@@ -184,6 +184,8 @@ pub enum Planted {
     BelievesItsClock,
     /// Who has taken something over gives it back to whoever offers it, opened or not.
     GivesBackBlindly,
+    /// A log that has lost a backup goes on with those that are left, and takes none in its place as long as there is one.
+    TakesNoneBack,
 }
 
 impl Planted {
@@ -225,6 +227,7 @@ impl Planted {
         Planted::BelievesItsDisk,
         Planted::BelievesItsClock,
         Planted::GivesBackBlindly,
+        Planted::TakesNoneBack,
     ];
 
     /// Its name on the command line.

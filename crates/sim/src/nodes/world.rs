@@ -205,7 +205,7 @@ fn machine(plan: &Plan, number: u32, clock: &ManualClock, dir: &std::path::Path)
     // One of three may have to take over all streamlets while they are read.
     node.arena_bytes *= if plan.three { 4 } else { 1 };
     node.consumes_early = plan.planted == Some(Planted::ConsumesEarly);
-    node.never_late = plan.planted == Some(Planted::NeverLate);
+    node.planted = plan.planted;
     node.own_logs_lie = plan.planted == Some(Planted::AcknowledgesUnwritten);
     node.leaves_out_own_logs = plan.planted == Some(Planted::LeavesOutOwnLogs);
     node.forgets_memory = plan.planted == Some(Planted::ForgetsMemory);
@@ -432,6 +432,7 @@ impl World {
                 }
             }
         }
+        waiting.extend(self.without_all_copies());
         waiting.extend(self.without_copies());
         waiting.extend(self.crowded());
         waiting.extend(self.without_last_blocks());
@@ -483,6 +484,7 @@ impl World {
         let one = all[from..].iter().chain(&all[..from]).copied().find(may_burn);
         match one.filter(|_| self.below(2) == 0) {
             Some(node) => {
+                *self.events_of.entry("burned once more").or_default() += 1;
                 self.destroy(node);
             }
             None if self.power && self.survives(&all, &[], false) => {
