@@ -51,6 +51,9 @@ struct Arguments {
     /// No stream of a cluster forgets what is old.
     #[arg(long)]
     keep: bool,
+    /// Streams of a cluster keep so many bytes of each streamlet, and forget what is older.
+    #[arg(long)]
+    retention_bytes: bool,
     /// Applications read the streams of a cluster.
     #[arg(long)]
     applications: bool,
@@ -61,7 +64,7 @@ struct Arguments {
     #[arg(long)]
     change_copies: bool,
     /// What streams of a cluster are like: `usual`, `consumed` (kept until they are read), `unordered` (`order = none`), `one-copy`, `async` (producers do
-    /// not wait for copies) or `compacted`; applications always read those that are consumed or unordered.
+    /// not wait for copies), `compacted` or `compacted-consumed`; applications always read those that are consumed or unordered.
     #[arg(long, default_value = "usual")]
     streams: String,
     /// A defect that is put into a cluster, by the name that `nodes::Planted` gives it: to see what is found of it.
@@ -144,6 +147,7 @@ fn run_cluster(
         fault_us: arguments.fault_ms * 1000,
         only: only.to_vec(),
         retention: !arguments.keep,
+        retention_bytes: arguments.retention_bytes,
         applications: arguments.applications,
         balances: arguments.balance,
         changes_copies: arguments.change_copies,

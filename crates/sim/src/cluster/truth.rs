@@ -124,6 +124,8 @@ struct LaneTruth {
     acknowledged: u64,
     /// Ordinals at which a reader found that compaction has removed what was there.
     removed: BTreeSet<u64>,
+    /// Ordinals of which nothing was left when all applications had read them.
+    read_by_all: BTreeSet<u64>,
 }
 
 /// Numbers of records, by stream, streamlet and producer.
@@ -223,6 +225,11 @@ impl Truth {
         self.lanes.entry(place).or_default().removed.extend(ordinals);
     }
 
+    /// The same of ordinals that all applications have read, of a stream that keeps nothing longer: whatever was there may have gone for that.
+    pub fn read_by_all(&mut self, place: Place, ordinals: std::ops::Range<u64>) {
+        self.lanes.entry(place).or_default().read_by_all.extend(ordinals);
+    }
+
     /// A compacted lane was read from its beginning to `end`, and these ordinals were there. Of each key that is what was written to it last, and
     /// what was not there, now or when anybody read the lane before, is something that a later record of its key stands for.
     pub fn read_compacted(&mut self, place: Place, end: u64, seen: &BTreeSet<u64>) -> Result<(), Violation> {
@@ -248,6 +255,7 @@ impl Truth {
                 return violation(format!("{place}: {written:?} at {ordinal} is the last of its key, and was removed"));
             }
         }
+        last.retain(|_, (ordinal, _)| !lane.read_by_all.contains(ordinal));
         for (key, (ordinal, written)) in last {
             match (shown.get(&key), written.is_tombstone()) {
                 (Some((at, _)), _) if *at == ordinal => {}
@@ -517,6 +525,11 @@ mod tests {
         assert!(check(&|at| is_last(at) && at != value, None).unwrap_err().contains("is gone"));
         assert!(check(&|at| at != gone, None).unwrap_err().contains("came back to life"));
         assert!(check(&|_| true, Some(value)).unwrap_err().contains("was removed"));
+        let mut truth = Truth::default();
+        truth.acknowledged_at(PLACE, 0, &all).expect("nothing was there");
+        truth.read_by_all(PLACE, value..value + 1);
+        let seen: BTreeSet<u64> = (0..end).filter(|at| *at != value).collect();
+        assert_eq!(truth.read_compacted(PLACE, end, &seen), Ok(()), "all have read it");
         let mut truth = Truth::default();
         assert_eq!(truth.tombstone_at(PLACE, 0, all[gone as usize].stamp()), Ok(()));
         assert!(truth.tombstone_at(PLACE, 1, all[value as usize].stamp()).unwrap_err().0.contains("lost its value"));

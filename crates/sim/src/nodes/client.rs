@@ -8,6 +8,7 @@ use kera_env::{Random, SeededRandom};
 use kera_format::{Cursor, GroupId, LaneId, StreamId, StreamletId};
 use kera_protocol::{FRAME_HEADER_BYTES, FindOwners, FrameHeader, Message, Owner, Owners, Status};
 
+use super::bounds::Bounds;
 use super::coordinators::Coordinators;
 use super::copies::lock;
 use super::early::{Early, Left};
@@ -45,8 +46,12 @@ pub(super) struct Told {
     pub(super) fresh: Vec<(u32, Place, Cursor)>,
     /// How long streams keep what was written, by their numbers.
     pub(super) retention_ms: BTreeMap<u64, u64>,
-    /// Streams are kept until the application has read them.
+    /// How many bytes streams keep of each streamlet.
+    pub(super) bounds: Bounds,
+    /// Streams are kept until all applications have read them.
     pub(super) is_consumed: bool,
+    /// Where the first lease of an application in a lane began that anybody was told of, by its name: from then on nothing goes that it has not read.
+    begun: BTreeMap<Place, BTreeMap<String, u64>>,
     /// Of each key the last record is kept.
     pub(super) is_compacted: bool,
     /// A clock was set to another time: nobody knows when retention takes what.
@@ -144,6 +149,22 @@ impl Told {
         known.fold(0, |end, (from, to)| if *from <= end { end.max(*to) } else { end })
     }
 
+    /// How far all applications have processed a lane that were given some of it.
+    fn processed_by_all(&self, truth: &Truth, place: Place) -> u64 {
+        let begun = self.begun.get(&place).into_iter().flat_map(BTreeMap::keys);
+        begun.map(|application| truth.processed_by(application, place)).min().unwrap_or(0)
+    }
+
+    /// Where the first lease of an application in a lane began; nothing before anybody was told of it.
+    fn began_at(&self, application: &str, place: Place) -> Option<u64> {
+        self.begun.get(&place)?.get(application).copied()
+    }
+
+    /// Whether a stream forgets what is old, or too much.
+    fn forgets(&self, stream: u64) -> bool {
+        self.retention_ms.contains_key(&stream) || self.bounds.are_of(stream)
+    }
+
     /// How old a record is and how long it is kept, both in milliseconds; nothing if it may be gone.
     pub(super) fn age(&self, place: Place, written: Written, now_ms: i64) -> Option<(i64, Option<u64>)> {
         let made_ms = self.made_ms.get(&(place.stream, written)).copied().unwrap_or(0);
@@ -230,21 +251,31 @@ impl Around<'_> {
         }
     }
 
-    /// Records of a lane are not there any more: that must be because they are old enough.
+    /// Records of a lane are not there any more: that must be because they are old enough, too many, or read by all applications.
     pub(super) fn gone(&mut self, place: Place, ordinals: std::ops::Range<u64>) -> Result<(), Violation> {
         self.truth.checked();
         if self.told.losses.may_begin(place, ordinals.end) {
             *self.told.did.entry("began behind what was given up").or_default() += u64::from(!ordinals.is_empty());
             return Ok(());
         }
+        let processed = if self.told.is_consumed { self.told.processed_by_all(self.truth, place) } else { 0 };
+        if ordinals.start == 0 && processed > 0 && !ordinals.is_empty() {
+            let begun = self.told.begun.get(&place).map_or(0, BTreeMap::len);
+            *self.told.did.entry("gone as read").or_default() += 1;
+            *self.told.did.entry("gone as read by both").or_default() += u64::from(begun > 1);
+        }
         if self.told.is_compacted {
-            // The beginning of a lane stays, and so does the end of each segment.
-            self.truth.removed_at(place, ordinals);
+            // The beginning of a lane stays as long as somebody is to read it, and so does the end of each segment.
+            let read = processed.min(ordinals.end).max(ordinals.start);
+            self.truth.read_by_all(place, ordinals.start..read);
+            self.truth.removed_at(place, read..ordinals.end);
             return Ok(());
         }
+        if self.told.bounds.are_of(place.stream) {
+            *self.told.did.entry("gone for what came later").or_default() += u64::from(!ordinals.is_empty());
+            return self.told.bounds.begins(self.truth, place, ordinals.end);
+        }
         if self.told.is_consumed {
-            let processed = self.truth.processed_by(REPORT, place);
-            *self.told.did.entry("gone as read").or_default() += u64::from(!ordinals.is_empty());
             if ordinals.end > processed {
                 let end = ordinals.end;
                 return Err(Violation(format!("{place} begins at {end}, and was read up to {processed}")));
@@ -288,7 +319,7 @@ impl Around<'_> {
         self.truth.checked();
         let known = self.owners.coordinators.state.floor(StreamId(place.stream), place.streamlet, LaneId(place.lane));
         let floor = known.map_or(0, |floor| floor.ordinal);
-        let may_have_less = self.told.retention_ms.contains_key(&place.stream);
+        let may_have_less = self.told.forgets(place.stream);
         if first == floor || (first > floor && may_have_less) {
             return Ok(());
         }
@@ -296,12 +327,16 @@ impl Around<'_> {
     }
 
     /// A member was given a lease that begins at `start`: what lies before it was processed by somebody, or has gone because it was old
-    /// enough.
+    /// enough, or before the application was there.
     pub(super) fn leased_from(&mut self, asked: &Asked, place: Place, start: u64) -> Result<(), Violation> {
         let processed = self.truth.processed_to(asked, place);
-        if start > processed && self.told.retention_ms.contains_key(&place.stream) {
+        let is_first = self.told.is_consumed && self.told.began_at(asked.application(), place).is_none();
+        if start > processed && (is_first || self.told.forgets(place.stream)) {
             self.gone(place, processed..start)?;
             self.truth.processed(asked.application(), place, start);
+        }
+        if is_first {
+            self.told.begun.entry(place).or_default().insert(asked.application().to_owned(), start);
         }
         self.truth.goes_on_at(asked, place, start)
     }
@@ -325,8 +360,8 @@ impl Around<'_> {
         }
     }
 
-    /// An application was told where it is. Where retention is faster than the application, that is where the records begin that are left; it is
-    /// kept nowhere, and the next owner may have older ones still.
+    /// An application was told where it is. Where retention is faster than the application, or was before it was there, that is where the records begin
+    /// that are left; it is kept nowhere, and the next owner may have older ones still.
     pub(super) fn told_to_be_at(
         &mut self,
         asked: &Asked,
@@ -334,7 +369,8 @@ impl Around<'_> {
         ordinal: u64,
         how: &'static str,
     ) -> Result<(), Violation> {
-        match self.told.retention_ms.contains_key(&place.stream) {
+        let is_late = self.told.began_at(asked.application(), place).is_some_and(|at| at > 0);
+        match is_late || self.told.forgets(place.stream) {
             true => self.truth.not_before(asked, place, ordinal, how),
             false => self.truth.committed_to(asked, place, ordinal, how),
         }

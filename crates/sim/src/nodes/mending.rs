@@ -14,7 +14,6 @@ use kera_log::{Log, Mender, Scrubber};
 use super::copies::{Copies, lock};
 use super::faults::Fault;
 use super::node::{Node, Running};
-use super::plan::Kind;
 use super::recovering::Worker;
 use super::world::World;
 
@@ -126,7 +125,7 @@ impl World {
     /// Disks that are still to be mended. Nothing else is lost before that: a segment that its owner has lost is in fewer copies. But one that was compacted
     /// may be in none, and is with the next start only.
     pub(super) fn damaged(&self) -> Vec<String> {
-        let changes = self.plan.only.contains(&Fault::Rot) && self.plan.kind != Kind::Compacted;
+        let changes = self.plan.only.contains(&Fault::Rot) && !self.plan.kind.is_compacted();
         let running = |node: &Node| node.process.as_ref()?.running.as_ref().map(|running| !running.is_mended());
         let damaged = self.nodes.iter().filter(|node| changes && running(node) == Some(true));
         damaged.map(|node| format!("the disk of node {} has lost something", node.number)).collect()

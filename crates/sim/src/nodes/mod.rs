@@ -16,6 +16,7 @@
 //! | `early` | what producers of asynchronous streams were told of, and what may be missing of it |
 //! | `network`, `packets`, `wires` | what is said between nodes, and between them and clients |
 //! | `moving` | streamlets that move, and nodes that are stopped in good order |
+//! | `bounds` | streams that keep so many bytes of each streamlet |
 //! | `floors` | records that are deleted from the front of lanes |
 //! | `losses` | more that is lost than copies allow, and what a person gives up |
 //! | `people` | nodes that are removed for good, and machines that come |
@@ -26,6 +27,7 @@
 //!
 //! A run is a function of its seed, like one of a single node ([`crate::cluster`]).
 
+mod bounds;
 mod changing;
 mod client;
 mod clock;

@@ -27,6 +27,8 @@ pub struct Plan {
     pub only: Vec<Fault>,
     /// Whether streams may forget what is old.
     pub retention: bool,
+    /// Whether streams keep so many bytes of each streamlet instead, and forget what is older.
+    pub retention_bytes: bool,
     /// Whether applications read the streams.
     pub applications: bool,
     /// Whether whoever leads evens out the nodes by itself.
@@ -59,6 +61,7 @@ impl Plan {
             fault_us: 1_500_000,
             only: Vec::new(),
             retention: true,
+            retention_bytes: false,
             applications: false,
             balances: false,
             changes_copies: false,
@@ -74,7 +77,7 @@ impl Plan {
 pub enum Kind {
     /// Lanes are read in their order, and are kept, or go with time.
     Usual,
-    /// Records go when the application has read them, and not before.
+    /// Records go when both applications have read them, and not before.
     Consumed,
     /// Groups are read in any order; nothing goes.
     Unordered,
@@ -84,12 +87,21 @@ pub enum Kind {
     Async,
     /// Of each key the last record is kept.
     Compacted,
+    /// The same, and what both applications have read goes.
+    CompactedConsumed,
 }
 
 impl Kind {
     /// All of them.
-    pub const ALL: &'static [Kind] =
-        &[Kind::Usual, Kind::Consumed, Kind::Unordered, Kind::OneCopy, Kind::Async, Kind::Compacted];
+    pub const ALL: &'static [Kind] = &[
+        Kind::Usual,
+        Kind::Consumed,
+        Kind::Unordered,
+        Kind::OneCopy,
+        Kind::Async,
+        Kind::Compacted,
+        Kind::CompactedConsumed,
+    ];
 
     /// Its name on the command line.
     pub fn name(self) -> &'static str {
@@ -100,12 +112,23 @@ impl Kind {
             Kind::OneCopy => "one-copy",
             Kind::Async => "async",
             Kind::Compacted => "compacted",
+            Kind::CompactedConsumed => "compacted-consumed",
         }
     }
 
     /// Whether it is about applications.
     pub(super) fn is_of_applications(self) -> bool {
-        matches!(self, Kind::Consumed | Kind::Unordered)
+        self.is_consumed() || self == Kind::Unordered
+    }
+
+    /// Whether records go when all applications have read them.
+    pub(super) fn is_consumed(self) -> bool {
+        matches!(self, Kind::Consumed | Kind::CompactedConsumed)
+    }
+
+    /// Whether of each key the last record is kept.
+    pub(super) fn is_compacted(self) -> bool {
+        matches!(self, Kind::Compacted | Kind::CompactedConsumed)
     }
 }
 
@@ -186,6 +209,8 @@ pub enum Planted {
     GivesBackBlindly,
     /// A log that has lost a backup goes on with those that are left, and takes none in its place as long as there is one.
     TakesNoneBack,
+    /// Streams keep a quarter of the bytes that they are to keep.
+    KeepsTooLittle,
 }
 
 impl Planted {
@@ -228,6 +253,7 @@ impl Planted {
         Planted::BelievesItsClock,
         Planted::GivesBackBlindly,
         Planted::TakesNoneBack,
+        Planted::KeepsTooLittle,
     ];
 
     /// Its name on the command line.

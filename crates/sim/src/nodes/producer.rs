@@ -120,7 +120,7 @@ impl Producer {
             under_way,
             timeout_ms,
             is_async: plan.kind == Kind::Async,
-            is_compacted: plan.kind == Kind::Compacted,
+            is_compacted: plan.kind.is_compacted(),
             is_impatient: plan.impatient,
             next_us: 0,
             owned: Owned::new(stream),
@@ -160,6 +160,7 @@ impl Producer {
         };
         let compression = [Compression::None, Compression::Lz4][around.below(2) as usize];
         let bytes = builder.seal(&target, compression).expect("a small chunk");
+        around.told.bounds.made(self.stream.0, &records, bytes.len() as u64);
         streamlet.chunks.push_back(Chunk { bytes, records, sequence, with: None, was_sent: false });
     }
 

@@ -259,7 +259,7 @@ impl World {
             events: 0,
             is_troubled: true,
             copies_all: false,
-            is_compacting: plan.kind == Kind::Compacted,
+            is_compacting: plan.kind.is_compacted(),
             emptied: None,
             power,
             left: BTreeMap::new(),
@@ -345,7 +345,7 @@ impl World {
             self.until_done("everything was to have copies")?;
         }
         self.once_more();
-        if self.plan.kind == Kind::Compacted {
+        if self.plan.kind.is_compacted() {
             // What came back is compacted, too. Then no more: a tombstone must not go while somebody reads who has read what it hides.
             self.run_until(self.now_us() + 8_000_000)?;
             self.is_compacting = false;
@@ -362,7 +362,7 @@ impl World {
         self.until_done("everything was lost once more that may be")
     }
 
-    /// Who reads the streams together: one application with some members, and sometimes another one with one.
+    /// Who reads the streams together: one application with some members, and another one with one: sometimes, or always if what both have read goes.
     fn members(&self, streams: &[(StreamId, StreamOptions)]) -> Vec<(&'static str, StreamId, u32)> {
         let mut members = Vec::new();
         let is_usual = !self.plan.kind.is_of_applications();
@@ -370,7 +370,9 @@ impl World {
             let of = |application| (application, *stream, options.streamlets);
             members.extend((0..2 + self.below(2)).map(|_| of(REPORT)));
             // What has gone before an application is there it never gets.
-            members.extend((0..self.below(2)).filter(|_| is_usual).map(|_| of("audit")));
+            let others = self.below(2);
+            let others = if self.plan.kind.is_consumed() { 1 } else { others };
+            members.extend((0..others).filter(|_| is_usual || self.plan.kind.is_consumed()).map(|_| of("audit")));
         }
         members
     }
@@ -530,8 +532,8 @@ impl World {
     fn create_streams(&mut self) -> Result<Vec<(StreamId, StreamOptions)>, Violation> {
         let mut made = Vec::new();
         for name in ["events", "measures"].into_iter().take(1 + self.below(2) as usize) {
-            let is_kept = self.plan.kind.is_of_applications() || self.plan.kind == Kind::Compacted;
-            let may_go = self.plan.retention && !is_kept;
+            let is_kept = self.plan.kind.is_of_applications() || self.plan.kind.is_compacted();
+            let may_go = self.plan.retention && !self.plan.retention_bytes && !is_kept;
             let retention_ms = (self.below(2) == 0 && may_go).then(|| 3_000 + self.below(10_000));
             // Of two streams one may have copies beside it.
             let has_one = self.plan.has_one_copy() && (name == "events" || self.plan.seed & 2 == 0);
@@ -544,7 +546,7 @@ impl World {
                 durability: if self.power { Durability::Power } else { Durability::Process },
                 virtual_logs: self.below(2) as u32,
                 retention_ms,
-                retention_consumed: self.plan.kind == Kind::Consumed,
+                retention_consumed: self.plan.kind.is_consumed(),
                 order: if self.plan.kind == Kind::Unordered { Order::None } else { Order::Lane },
                 ..StreamOptions::default()
             };
@@ -554,11 +556,17 @@ impl World {
             if self.plan.kind == Kind::Async {
                 options.replication_mode = ReplicationMode::Async;
             }
-            if self.plan.kind == Kind::Compacted {
+            if self.plan.kind.is_compacted() {
                 options.cleanup = Cleanup::Compact;
                 options.compact_dirty_percent = [1, 20, 50][self.below(3) as usize];
                 options.tombstone_ms = 1_000 + self.below(5_000);
             }
+            let kept = self.plan.retention_bytes.then(|| {
+                let segment = u64::from(options.segment_bytes_max);
+                (2 * segment + self.below(2 * segment), segment)
+            });
+            let share = if self.plan.planted == Some(Planted::KeepsTooLittle) { 4 } else { 1 };
+            options.retention_bytes = kept.map(|(bytes, _)| bytes / share);
             let request = CreateStream { name: name.to_owned(), options: options.clone(), if_not_exists: true };
             let (most, now_ms) = (Limits { streams: 10, nodes: 16 }, self.clock.now_ms());
             let before = self.coordinators.index();
@@ -569,6 +577,9 @@ impl World {
             let info = self.coordinators.state.catalog.streams().find(|info| info.name == name);
             let id = info.map(|info| info.id).ok_or_else(|| Violation("there is no stream".to_owned()))?;
             self.told.retention_ms.extend(retention_ms.map(|ms| (id.0, ms)));
+            if let Some(kept) = kept {
+                self.told.bounds.keeps(id.0, kept);
+            }
             self.told.is_consumed = options.retention_consumed;
             self.told.is_compacted = options.cleanup == Cleanup::Compact;
             made.push((id, options));
