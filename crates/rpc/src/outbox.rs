@@ -570,7 +570,7 @@ mod tests {
     fn of_what_does_not_fit_into_the_sum_as_much_is_detached_as_fits() {
         let unsent = Unsent::new(100_000);
         let mut out = Outbox::counted(1 << 20, Arc::clone(&unsent));
-        let segments = [50_000, 60_000, 30_000, 35_000].map(|bytes| {
+        let segments = [50_000, 70_000, 30_000, 35_000].map(|bytes| {
             let (bytes, segment) = of_segment(bytes);
             attach(&mut out, bytes);
             segment
@@ -582,7 +582,7 @@ mod tests {
         assert_eq!(out.to_vec(), before);
         assert_eq!((kept(), unsent.bytes()), ([false, true, false, true], 70_000));
         // The first of those that are left is in front now, and has been taken in part.
-        out.advance(40_000 + FRAME_HEADER_BYTES + 30_000);
+        out.advance(40_000 + FRAME_HEADER_BYTES + 40_000);
         let before = out.to_vec();
         assert!(out.detach());
         assert_eq!((out.to_vec(), kept()), (before, [false; 4]));
