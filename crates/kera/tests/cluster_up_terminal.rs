@@ -9,7 +9,7 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::{Arc, Mutex};
 
 use common::members::free_ports;
-use common::{Place, end_of, eventually, run, stdout};
+use common::{Place, end_of, eventually, lacks, run, stdout};
 
 /// Ports next to one another, three for each kind.
 fn ports() -> [u16; 12] {
@@ -141,7 +141,7 @@ fn send(signal: &str, process: &str) -> bool {
 fn can_have_terminals() -> bool {
     let there = Command::new("script").arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
     if there.is_err() {
-        eprintln!("`script` of util-linux is not there: nothing is tried at a terminal");
+        lacks("`script` of util-linux, for a terminal");
     }
     there.is_ok()
 }

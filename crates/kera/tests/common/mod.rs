@@ -19,6 +19,12 @@ use serde_json::Value;
 /// The longest that anything may take before a test gives up.
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// Says that a test proves nothing, for want of something that is not there. Continuous integration has it: there the test fails.
+pub fn lacks(what: &str) {
+    assert!(std::env::var_os("CI").is_none(), "{what} is not there, and `CI` is set: nothing may be left out");
+    eprintln!("{what} is not there: nothing to test");
+}
+
 /// The `kera` binary with an environment that the tests control.
 pub fn kera<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_kera"));
