@@ -6,7 +6,8 @@
 Three nodes on this machine, a stream with one streamlet and as many copies as asked for, filled with as many GiB as asked for. While an
 open-loop producer writes a little and a consumer follows, the streamlet is moved to the next node, again and again. Told are: how long each
 move took as `kera streamlet move` says, and the longest and the typical time that any record waited for its acknowledgement and for its
-receipt, beside the same without moves. No data is copied by a move. Needs about three times the data as memory at most, and as much disk.
+receipt, beside the same without moves. No data is copied by a move. Behind the moves everything is read once, from the front to the end; a load or a reader that fails, or has
+counted errors, and records that are missing end the run. Needs about three times the data as memory at most, and as much disk.
 With `--application` the consumer is a member of an application, which has to leave the old owner and join the new one to get a lease.
 """
 import argparse
@@ -20,7 +21,7 @@ import time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from cluster_chaos import Node, free_ports, remove, stop_all
-from cluster_recovery import begin, owner
+from cluster_recovery import begin, owner, read_back, told_by
 
 # So many seconds are given to a consumer for each GiB that it reads before the clock starts.
 READ_S = 4
@@ -49,10 +50,7 @@ def probe(kera, connect, rate, seconds, moves, warmup, application):
         assert said["state"] == "moved", said
         took.append(said["took_ms"])
         time.sleep(1)
-    out, err = probing.communicate()
-    if probing.returncode != 0:
-        sys.exit(f"the probe failed: {err}")
-    return json.loads(out), took
+    return told_by(probing), took
 
 
 def latencies(said):
@@ -86,7 +84,8 @@ def main():
         still, _ = probe(kera, connect, args.rate, 5, 0, warmup, args.application)
         moved, took = probe(kera, connect, args.rate, 4 + 2 * args.moves, args.moves, warmup, args.application)
         print(json.dumps({"gib": args.gib, "copies": args.copies, "rate": args.rate, "without": latencies(still)}))
-        print(json.dumps({"moves": args.moves, "move_ms": took, "with": latencies(moved)}))
+        written = (mib << 10) + still["records"] + moved["records"]
+        print(json.dumps({"moves": args.moves, "move_ms": took, "with": latencies(moved), "read_back_records": read_back(kera, connect, written, True)}))
     finally:
         stop_all(nodes)
         remove(folder)

@@ -34,6 +34,10 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from cluster_chaos import Node, free_ports, remove, stop_all
 
 
+# A stream that keeps so many MiB may have a segment less: retention takes whole ones.
+SEGMENT_MIB = 8
+
+
 def stamp(line):
     return datetime.datetime.fromisoformat(line.split()[0].replace("Z", "+00:00")).timestamp()
 
@@ -106,12 +110,18 @@ def told_by(process):
     return said
 
 
+def kept_of(records, retention_mib):
+    """So many of the records that were written have to be there. None of them takes more than a KiB."""
+    return min(records, max(retention_mib - SEGMENT_MIB, 0) << 10) if retention_mib else records
+
+
 def read_back(kera, connect, at_least, keeps_all):
-    """Reads all that there is, from the front to the end. Nothing of it may be missing: a hole is an error of the reader's, and what is gone for good it counts."""
+    """Reads all that there is, from the front to the end. Nothing of it may be missing: a hole is an error of the reader's, and what is gone for good it counts, which
+    only retention may take."""
     consume = [kera, "bench", "consume", "--stream", "old", "--streamlets", "1", "--records", "1000000000000", "--connect", connect, "--json"]
     process = subprocess.Popen(consume, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     said = told_by(process)
-    if keeps_all and (said["records"] < at_least or said["removed"]):
+    if said["records"] < at_least or keeps_all and said["removed"]:
         sys.exit(f"of {at_least} records or more {said['records']} could be read back, and {said['removed']} are gone")
     return said["records"]
 
@@ -155,7 +165,7 @@ def round_of(kera, mib, args):
             lost.process.wait()
         if args.back_s is not None:
             told, written = back(nodes, lost, killed, args.back_s, probing)
-            return {**told, "read_back_records": read_back(kera, connect, (mib << 10) + written, not args.retention_mib)}
+            return {**told, "read_back_records": read_back(kera, connect, kept_of((mib << 10) + written, args.retention_mib), not args.retention_mib)}
         behind = reads(kera, connect, behind_mib << 10) if behind_mib else None
         others = [node for node in nodes if node is not lost]
         if behind:
@@ -180,7 +190,7 @@ def round_of(kera, mib, args):
             "rebuilt_mib": size >> 20,
             "mib_per_s_since_taken": round((size >> 20) / max(readable - taken, 0.001)),
             "mib_per_s_with_copies": round((size >> 20) / max(at - killed - taken, 0.001)),
-            "read_back_records": read_back(kera, connect, (mib << 10) + said["records"], not args.retention_mib),
+            "read_back_records": read_back(kera, connect, kept_of((mib << 10) + said["records"], args.retention_mib), not args.retention_mib),
         }
     finally:
         stop_all(nodes)
@@ -196,7 +206,9 @@ def back(nodes, lost, killed, after_s, probing):
     serves = time.time() - killed
     said = told_by(probing)
     until = time.monotonic() + 60
-    while not list(find(others, "what a lost broker had is rebuilt", killed)) and time.monotonic() < until:
+    while not list(find(others, "what a lost broker had is rebuilt", killed)):
+        if time.monotonic() > until:
+            sys.exit("nobody has rebuilt what the node had, or held it again with it, 60 s after it was back: there are no figures")
         time.sleep(0.1)
     number = lambda name, words: [int(re.search(name + r"=(\d+)", line).group(1)) for _, line in find(others, words, killed)]
     held = number("bytes", "older groups are with the node that came back with them")

@@ -1,28 +1,16 @@
-//! `bench/cluster_recovery.py`: what it takes for a figure. Left out where there is no `python3`, which only the scripts in `bench` need.
+//! `bench/cluster_recovery.py`: what it takes for a figure. Left out where there is no `python3`, which only the scripts in `bench` need; continuous
+//! integration (`CI` is set) has it.
 
-use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
-use std::process::{Command, Output};
-use std::sync::Mutex;
+mod common;
 
-/// A program cannot be run while any process holds it open for writing, as one does that another test forks meanwhile.
-static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+use std::process::Output;
 
-/// Runs words of Python behind the script's own, with a `kera` that says and does `does`. `None`: there is no Python.
 fn script(does: &str, words: &str) -> Option<Output> {
-    let _alone = ONE_AT_A_TIME.lock();
-    let dir = tempfile::tempdir().unwrap();
-    let program = dir.path().join("kera");
-    std::fs::write(&program, format!("#!/bin/sh\n{does}\n")).unwrap();
-    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
-    let words = format!("import sys, subprocess; sys.path.insert(0, 'bench')\nfrom cluster_recovery import *\n{words}");
-    let mut python = Command::new("python3");
-    python.args(["-B", "-c", &words]).arg(&program);
-    python.current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")).output().ok()
+    common::script("cluster_recovery", does, words)
 }
 
-fn read_back(says: &str) -> Option<(bool, String)> {
-    let output = script(says, "print(read_back(sys.argv[1], 'nowhere', 100, True))")?;
+fn read_back(says: &str, keeps_all: &str) -> Option<(bool, String)> {
+    let output = script(says, &format!("print(read_back(sys.argv[1], 'nowhere', 100, {keeps_all}))"))?;
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     Some((output.status.success(), text(&output.stdout) + &text(&output.stderr)))
 }
@@ -36,9 +24,41 @@ fn what_was_rebuilt_counts_only_if_all_of_it_can_be_read() {
         (r#"echo '{"records": 100, "removed": 0, "errors": 1, "first_error": "a gap"}'"#, false, "a gap"),
         (r#"echo '{"records": 100, "removed": 0, "errors": 0}'; echo no node >&2; exit 1"#, false, "no node"),
     ] {
-        let Some((passed, told)) = read_back(says) else { return };
+        let Some((passed, told)) = read_back(says, "True") else { return };
         assert!(passed == passes && told.contains(word), "{says}: {told}");
     }
+}
+
+#[test]
+fn retention_takes_records_and_no_more_than_it_must() {
+    for (says, passes, word) in [
+        (r#"echo '{"records": 100, "removed": 7, "errors": 0}'"#, true, "100"),
+        (r#"echo '{"records": 99, "removed": 8, "errors": 0}'"#, false, "of 100 records or more 99 could be read"),
+    ] {
+        let Some((passed, told)) = read_back(says, "False") else { return };
+        assert!(passed == passes && told.contains(word), "{says}: {told}");
+    }
+    let words = "print([kept_of(9000, None), kept_of(9000, 16), kept_of(9000, 8), kept_of(9000, 100)])";
+    let Some(output) = script("exit 0", words) else { return };
+    assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), "[9000, 8192, 0, 9000]");
+}
+
+#[test]
+fn a_node_that_came_back_and_of_which_nothing_is_told_has_no_figures() {
+    let words = "\
+import cluster_recovery
+class Lost:
+    start = wait = lambda self: None
+class Clock:
+    now, sleep, time = 0.0, lambda self, s: setattr(self, 'now', self.now + s), lambda self: self.now
+    monotonic = time
+cluster_recovery.time = Clock()
+cluster_recovery.told_by = lambda process: {'latency_us': {'max': 0}, 'records': 1}
+cluster_recovery.back([], Lost(), 0, 1, None)
+print('figures')";
+    let Some(output) = script("exit 0", words) else { return };
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success() && told.contains("there are no figures"), "{told}");
 }
 
 #[test]
