@@ -4,7 +4,8 @@ mod common;
 
 use std::process::{Output, Stdio};
 
-use common::{Place, run, stderr, stdout};
+use common::{Place, lacks, run, stderr, stdout};
+use kera_bench::verify::{ConsumeConfig, consume_with};
 use serde_json::Value;
 
 #[test]
@@ -56,6 +57,25 @@ fn a_record_that_is_missing_is_found_and_the_exit_status_says_so() {
     assert!(status == 1 && says.contains("proves nothing"), "{says}");
     let output = node.run(&format!("verify consume --log {path}"));
     assert!(stdout(&output).contains("records 2000 to 2009 were acknowledged and never came"), "{}", stdout(&output));
+    node.stop();
+}
+
+/// A position that moves back when all that was read is committed: here somebody sets it back.
+#[test]
+fn what_an_application_has_committed_and_is_given_again_is_found() {
+    let place = Place::new();
+    let node = place.start();
+    let log = place.file("acks");
+    node.json(&format!("verify produce --log {} --records 2000 --streamlets 2 --producers 1", log.display()));
+    let verdict = |application: &str, between: &dyn Fn()| {
+        let config =
+            ConsumeConfig { log: log.clone(), application: Some(application.into()), ..ConsumeConfig::default() };
+        consume_with(&config, &node.address(), between).expect("a verdict")
+    };
+    let kept = verdict("kept", &|| ());
+    assert!(kept.holds() && kept.redelivered == 0, "{kept}");
+    let moved = verdict("moved", &|| drop(node.ok("application reset moved --to earliest --yes")));
+    assert!(moved.to_string().contains("again 2000"), "{moved}");
     node.stop();
 }
 
@@ -128,7 +148,7 @@ fn full_disk(flags: &str) -> Option<Output> {
         format!("verify chaos --dir {} --quiet --json --rounds 1 --faults full-disk {flags}", place.file("").display());
     let output = run(line.split_whitespace());
     if stderr(&output).contains("needs root") {
-        eprintln!("not root: nothing to test");
+        lacks("root, for a small disk");
         return None;
     }
     Some(output)

@@ -3,8 +3,9 @@
 //!
 //! All the while producers write, and an application whose members now and then go away without a word reads. After
 //! each fault acknowledgements have to go on within a time. In the end the application must have had everything that
-//! was acknowledged, and a reader of the whole stream must find all of it. The moments and the kinds of faults follow
-//! from a seed; what the machine does meanwhile does not, so a seed repeats the plan and not the run.
+//! was acknowledged, it must be given nothing again of what it has committed, the server killed once more in between,
+//! and a reader of the whole stream must find all of it. The moments and the kinds of faults follow from a seed; what the
+//! machine does meanwhile does not, so a seed repeats the plan and not the run.
 //!
 //! The faults, and what they stand for:
 //!

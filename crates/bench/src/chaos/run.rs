@@ -17,7 +17,7 @@ use crate::experiment::Stop;
 use crate::server::{Server, ServerConfig};
 use crate::verify::{
     Checker, ConsumeConfig, ProduceConfig, ProduceProgress, ProduceReport, Verdict, acklog, collect, consume_until,
-    produce,
+    nothing_again, produce, settle,
 };
 
 const STREAM: &str = "chaos";
@@ -175,6 +175,8 @@ fn torment(config: &ChaosConfig, place: &Workplace, progress: &mut dyn FnMut(&st
         }
         Ok(())
     })?;
+    config.stop.check()?;
+    read_on(config, place, &mut server, &reading, &checker, &mut report)?;
     config.stop.check()?;
     progress("reading everything");
     judge(&mut report, &mut server, &writing.log, checker, &config.stop)?;
@@ -456,6 +458,36 @@ fn wait_for_application(
             last = (outstanding, Instant::now());
         }
         std::thread::sleep(Duration::from_millis(100));
+    }
+    Ok(())
+}
+
+/// Has the application commit everything, kills the server once more, and lets nothing of that come again. Nothing is proved
+/// by that where something else has gone wrong.
+fn read_on(
+    config: &ChaosConfig,
+    place: &Workplace,
+    server: &mut Server,
+    reading: &ConsumeConfig,
+    checker: &Mutex<Checker>,
+    report: &mut ChaosReport,
+) -> Result<(), BenchError> {
+    if !report.problems.is_empty() {
+        return Ok(());
+    }
+    let (address, stop) = (server.address(), config.stop.asked());
+    let mut outcome = settle(reading, &address, checker, stop);
+    config.stop.check()?;
+    if outcome.is_ok() {
+        server.kill()?;
+        if config.faults.contains(&Fault::Power) {
+            place.delete_arena()?;
+        }
+        server.start_again()?;
+        outcome = nothing_again(reading, &address, checker, stop);
+    }
+    if let Err(error) = outcome {
+        report.problems.push(format!("the application, read on: {error}"));
     }
     Ok(())
 }

@@ -1,8 +1,8 @@
 //! The judge: fed with every record that consumers were given, it says what is lost, twice, out of order or damaged.
 //!
 //! It knows records by what they say about themselves and by where they were (streamlet, lane, ordinal). An ordinal
-//! that comes again is a redelivery, which applications are promised to survive and which proves nothing. A record
-//! that comes again under another ordinal is in the log twice. It keeps one small entry for each stretch of records
+//! that comes again is a redelivery, which applications are promised to survive and which proves nothing, as long as
+//! nobody says that it was committed. A record that comes again under another ordinal is in the log twice. It keeps one small entry for each stretch of records
 //! that follow each other both in number and in ordinal, which is about one for each chunk.
 
 use std::collections::BTreeMap;
@@ -112,6 +112,11 @@ pub enum Finding {
         /// Where it is.
         place: Place,
     },
+    /// A record that an application had committed, and was given again.
+    Again {
+        /// Where it is.
+        place: Place,
+    },
 }
 
 impl Finding {
@@ -126,6 +131,7 @@ impl Finding {
             Finding::Moved { .. } => "moved",
             Finding::Astray { .. } => "astray",
             Finding::Damaged { .. } => "damaged",
+            Finding::Again { .. } => "again",
         }
     }
 
@@ -170,6 +176,9 @@ impl fmt::Display for Finding {
                 write!(f, "{source}: record {number} was sent to streamlet {sent_to} and is at {found}")
             }
             Finding::Damaged { place } => write!(f, "the record at {place} does not match its own checksum"),
+            Finding::Again { place } => {
+                write!(f, "the record at {place} was delivered again, and its application had committed it")
+            }
         }
     }
 }
@@ -237,6 +246,8 @@ pub struct Checker {
     current: Option<(Source, StreamletId, Run)>,
     /// Whether records of a lane must come in the order of their ordinals.
     ordered_delivery: bool,
+    /// Whether all that came so far is committed.
+    is_committed: bool,
     findings: Findings,
     seen: u64,
     redelivered: u64,
@@ -267,10 +278,18 @@ impl Checker {
         Checker { ordered_delivery, ..Checker::default() }
     }
 
+    /// All that came so far is committed: from here on what comes again is a finding.
+    pub fn expect_nothing_again(&mut self) {
+        self.is_committed = true;
+    }
+
     /// Takes a record that a consumer was given.
     pub fn take(&mut self, place: Place, value: &[u8]) {
         if !self.note_ordinal(place) {
             self.redelivered += 1;
+            if self.is_committed {
+                self.findings.add(Finding::Again { place });
+            }
             return;
         }
         let identity = match record::decode(value) {

@@ -11,12 +11,13 @@ use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
 use super::acklog::{self, Acked};
+use super::again::{nothing_again, settle};
 use super::checker::{Checker, Place, Verdict};
 use super::produce::{SECONDS_MAX, THREADS_MAX, patient_client, whole_seconds};
 use crate::BenchError;
 
 /// How often a reader without data looks whether it is to end.
-const LOOK: Duration = Duration::from_millis(50);
+pub(super) const LOOK: Duration = Duration::from_millis(50);
 /// How long a reader may take to say good-bye.
 const CLOSE: Duration = Duration::from_secs(30);
 
@@ -73,24 +74,36 @@ impl ConsumeConfig {
 /// Reads what is in the stream and compares it with the log of acknowledgements.
 ///
 /// A free reader ends where the stream ends; an application ends when it has had everything that was acknowledged, or
-/// nothing for a while. Must not be called from within an async runtime.
+/// nothing for a while. One that has had everything, and whose members all go in good order, is read on as for another
+/// two seconds: what it has committed must not come again. Must not be called from within an async runtime.
 pub fn consume(config: &ConsumeConfig, address: &str) -> Result<Verdict, BenchError> {
+    consume_with(config, address, || ())
+}
+
+/// The same, and calls `between` when the members of an application have gone, before it is read on.
+pub fn consume_with(config: &ConsumeConfig, address: &str, between: impl FnOnce()) -> Result<Verdict, BenchError> {
     config.check()?;
     let acked = acklog::read(&config.log)?;
     acked.check(&config.log, &config.stream)?;
-    compare(config, &acked, address, &AtomicBool::new(false))
+    compare(config, &acked, address, &AtomicBool::new(false), between)
 }
 
 /// The same, also with a log that says nothing; it ends early when `stop` is set, and then it has not seen everything.
 pub(crate) fn consume_until(config: &ConsumeConfig, address: &str, stop: &AtomicBool) -> Result<Verdict, BenchError> {
     config.check()?;
-    compare(config, &acklog::read(&config.log)?, address, stop)
+    compare(config, &acklog::read(&config.log)?, address, stop, || ())
 }
 
-fn compare(config: &ConsumeConfig, acked: &Acked, address: &str, stop: &AtomicBool) -> Result<Verdict, BenchError> {
+fn compare(
+    config: &ConsumeConfig,
+    acked: &Acked,
+    address: &str,
+    stop: &AtomicBool,
+    between: impl FnOnce(),
+) -> Result<Verdict, BenchError> {
     let ordered = config.application.is_none() || order_of(config, address)? == Order::Lane;
     let checker = Mutex::new(Checker::new(ordered));
-    std::thread::scope(|scope| {
+    let is_committed = std::thread::scope(|scope| {
         let reading = scope.spawn(|| collect(config, address, &checker, stop));
         let mut last = (u64::MAX, Instant::now());
         while config.application.is_some() && !reading.is_finished() {
@@ -105,6 +118,16 @@ fn compare(config: &ConsumeConfig, acked: &Acked, address: &str, stop: &AtomicBo
         }
         reading.join().unwrap_or(Err(BenchError::Thread { what: "a verifying consumer" }))
     })?;
+    // Leases of members that went without a word are theirs for a while, and nobody is given anything of them.
+    let all_went = config.application.is_some() && config.crash_every.is_none();
+    if all_went && checker.lock().outstanding(acked) == 0 {
+        let never = AtomicBool::new(false);
+        if !is_committed {
+            settle(config, address, &checker, &never)?;
+        }
+        between();
+        nothing_again(config, address, &checker, &never)?;
+    }
     Ok(checker.into_inner().finish(acked))
 }
 
@@ -116,22 +139,23 @@ fn order_of(config: &ConsumeConfig, address: &str) -> Result<Order, BenchError> 
     })
 }
 
-/// Reads into `checker` until `stop` is set or, for a free reader, until the end of the stream.
+/// Reads into `checker` until `stop` is set or, for a free reader, until the end of the stream. Tells whether an
+/// application has committed all of it: not so where a member has lost a lease or gone away without a word.
 pub fn collect(
     config: &ConsumeConfig,
     address: &str,
     checker: &Mutex<Checker>,
     stop: &AtomicBool,
-) -> Result<(), BenchError> {
+) -> Result<bool, BenchError> {
     let members = if config.application.is_some() { config.consumers.max(1) } else { 1 };
-    let outcomes: Vec<Result<(), BenchError>> = std::thread::scope(|scope| {
+    let outcomes: Vec<Result<bool, BenchError>> = std::thread::scope(|scope| {
         let threads: Vec<_> = (0..members)
             .map(|number| scope.spawn(move || one_reader(config, address, number, checker, stop)))
             .collect();
         let panicked = || Err(BenchError::Thread { what: "a verifying consumer" });
         threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| panicked())).collect()
     });
-    outcomes.into_iter().collect()
+    outcomes.into_iter().try_fold(true, |all, one| Ok(all & one?))
 }
 
 fn one_reader(
@@ -140,20 +164,32 @@ fn one_reader(
     number: u32,
     checker: &Mutex<Checker>,
     stop: &AtomicBool,
-) -> Result<(), BenchError> {
+) -> Result<bool, BenchError> {
     let mut random = SmallRng::seed_from_u64(config.seed ^ u64::from(number) << 40);
+    let mut is_committed = true;
     // A runtime for each life of the member: what it leaves behind when it goes away dies with its runtime.
     while !stop.load(Relaxed) {
         let life = config.crash_every.map(|mean| mean.mul_f64(random.random_range(0.2..1.8)));
-        let ended = crate::runtime()?.block_on(one_life(config, address, number, checker, stop, life))?;
-        if ended {
-            break;
+        match crate::runtime()?.block_on(one_life(config, address, number, checker, stop, life))? {
+            Life::Ended { committed } => return Ok(is_committed & committed),
+            Life::Over => is_committed = false,
         }
     }
-    Ok(())
+    Ok(is_committed)
 }
 
-/// Reads until told to stop or the end of the stream: true. False: its life was over.
+/// How a life of a member has ended.
+enum Life {
+    /// It was told to stop, or has come to the end of the stream, and went in good order.
+    Ended {
+        /// Whether all that it was given is committed.
+        committed: bool,
+    },
+    /// It went without a word.
+    Over,
+}
+
+/// Reads until it is told to stop, to the end of the stream, or until its life is over.
 async fn one_life(
     config: &ConsumeConfig,
     address: &str,
@@ -161,16 +197,16 @@ async fn one_life(
     checker: &Mutex<Checker>,
     stop: &AtomicBool,
     life: Option<Duration>,
-) -> Result<bool, BenchError> {
-    let started = async { start(config, &patient_client(address).await?, number).await };
+) -> Result<Life, BenchError> {
+    let started = async { start(config, &patient_client(address).await?, number, config.application.is_none()).await };
     let mut consumer = tokio::select! {
         consumer = started => consumer?,
-        () = super::until_set(stop) => return Ok(true),
+        () = super::until_set(stop) => return Ok(Life::Ended { committed: true }),
     };
     let born = Instant::now();
     loop {
         if life.is_some_and(|life| born.elapsed() >= life) {
-            return Ok(false);
+            return Ok(Life::Over);
         }
         if stop.load(Relaxed) {
             break;
@@ -182,28 +218,41 @@ async fn one_life(
             Ok(Err(error)) => return Err(BenchError::server("reading", error)),
         }
     }
-    match tokio::time::timeout(CLOSE, consumer.close()).await {
-        Ok(closed) => closed.map_err(|error| BenchError::server("closing a consumer", error))?,
-        Err(_) => return Err(BenchError::server("closing a consumer", format!("it took more than {CLOSE:?}"))),
-    }
-    Ok(true)
+    Ok(Life::Ended { committed: leave(consumer).await? })
 }
 
-async fn start(config: &ConsumeConfig, client: &Client, number: u32) -> Result<Consumer, BenchError> {
+/// Commits and goes in good order. Whether all that it was given is committed: not so if it has lost a lease.
+pub(super) async fn leave(mut consumer: Consumer) -> Result<bool, BenchError> {
+    let leaving = async {
+        consumer.commit().await?;
+        let lost = consumer.stats().lost;
+        consumer.close().await.map(|()| lost == 0)
+    };
+    match tokio::time::timeout(CLOSE, leaving).await {
+        Ok(closed) => closed.map_err(|error| BenchError::server("closing a consumer", error)),
+        Err(_) => Err(BenchError::server("closing a consumer", format!("it took more than {CLOSE:?}"))),
+    }
+}
+
+pub(super) async fn start(
+    config: &ConsumeConfig,
+    client: &Client,
+    number: u32,
+    until_end: bool,
+) -> Result<Consumer, BenchError> {
     let failed = |error: ClientError| BenchError::server("starting a consumer", error);
-    let mut builder = client.consumer(&config.stream).gaps(kera_client::GapPolicy::Error);
-    builder = match &config.application {
-        Some(application) => builder
+    let mut builder = client.consumer(&config.stream).gaps(kera_client::GapPolicy::Error).until_end(until_end);
+    if let Some(application) = &config.application {
+        builder = builder
             .application(application)
             .member_name(format!("verify-{number}"))
             .commit(CommitMode::Interval(Duration::from_millis(500)))
-            .lease(if config.crash_every.is_some() { Duration::from_secs(2) } else { Duration::ZERO }),
-        None => builder.until_end(true),
-    };
+            .lease(if config.crash_every.is_some() { Duration::from_secs(2) } else { Duration::ZERO });
+    }
     builder.build().await.map_err(failed)
 }
 
-fn take(checker: &mut Checker, batch: &Batch) {
+pub(super) fn take(checker: &mut Checker, batch: &Batch) {
     for record in batch.records() {
         let place = Place { streamlet: batch.streamlet(), lane: batch.lane(), ordinal: record.ordinal };
         checker.take(place, record.view.value().unwrap_or_default());

@@ -224,3 +224,18 @@ fn records_of_others_are_counted_and_do_no_harm() {
     assert!(verdict.holds());
     assert_eq!(verdict.foreign, 1);
 }
+
+#[test]
+fn a_record_that_comes_again_is_a_finding_only_once_it_is_committed() {
+    let mut checker = Checker::new(true);
+    for ordinal in [0, 1, 0, 1] {
+        checker.take(place(0, ordinal), &value(0, 0, ordinal));
+    }
+    checker.expect_nothing_again();
+    checker.take(place(0, 2), &value(0, 0, 2));
+    assert!(checker.findings().is_empty());
+    checker.take(place(0, 1), &value(0, 0, 1));
+    let verdict = checker.finish(&Acked::default());
+    assert_eq!((verdict.redelivered, kinds(&verdict)), (3, vec!["again"]));
+    assert!(verdict.to_string().contains("streamlet 0 lane 0 ordinal 1 was delivered again"), "{verdict}");
+}
