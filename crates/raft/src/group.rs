@@ -170,6 +170,7 @@ impl Group {
         let failed = |error| OpenError::Disk { path: snapshot::DIR.to_owned(), error };
         let writing = Arc::new(Writing::new(clock.clone()));
         let mut store = LogStore::start(log, closing.clone(), writing.clone()).map_err(failed)?;
+        store.wait_for_snapshots(shared.durable.subscribe());
         let applied = shared.current.read().applied;
         store.begin_behind(applied).await.map_err(|error| failed(std::io::Error::other(error)))?;
         let (entries, looker) = (store.entries(), Mutex::new(store.looker()));

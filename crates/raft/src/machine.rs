@@ -91,6 +91,8 @@ pub(crate) struct Shared {
     pub(crate) followed: watch::Receiver<u64>,
     /// Held by whoever writes snapshots.
     pub(crate) snapshots: Mutex<()>,
+    /// Up to which entry a snapshot is durable. None: one could not be written, or was given up, and nothing is written any more.
+    pub(crate) durable: watch::Sender<Option<u64>>,
 }
 
 impl Shared {
@@ -121,7 +123,8 @@ impl Machine {
         let spawn = std::thread::Builder::new().name("kera-follow".into()).stack_size(512 << 10);
         spawn.spawn(move || follow(&receiver, &followers, &told)).map_err(disk_error)?;
         let (current, changes) = (RwLock::new(current), Mutex::new(changes));
-        let shared = Shared { current, changes, observers, followed, snapshots: Mutex::default() };
+        let (snapshots, durable) = (Mutex::default(), watch::Sender::new(Some(index)));
+        let shared = Shared { current, changes, observers, followed, snapshots, durable };
         Ok(Machine { shared: Arc::new(shared), disk, node, closing })
     }
 
@@ -137,8 +140,10 @@ impl Machine {
             let _alone = shared.snapshots.lock();
             when_there_is_room("a snapshot of the coordinators", &closing, || snapshot::write(&*disk, index, &bytes))
         };
-        let written = tokio::task::spawn_blocking(write).await;
-        written.map_err(io::Error::other).flatten().map_err(Machine::failed)
+        let written = tokio::task::spawn_blocking(write).await.map_err(io::Error::other).flatten();
+        let is_written = written.is_ok();
+        self.shared.durable.send_modify(|until| *until = until.filter(|_| is_written).map(|until| until.max(index)));
+        written.map_err(Machine::failed)
     }
 
     fn failed(error: io::Error) -> StorageError<u64> {

@@ -15,7 +15,7 @@ use kera_format::raft::Record;
 use openraft::storage::{LogFlushed, RaftLogStorage};
 use openraft::{ErrorSubject, ErrorVerb, LogState, OptionalSend, RaftLogReader, StorageError};
 use parking_lot::RwLock;
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 
 use crate::file::LogFile;
 use crate::room::when_there_is_room;
@@ -113,6 +113,8 @@ pub(crate) struct LogStore {
     purged: Option<Place>,
     vote: Option<Ballot>,
     jobs: Sender<Job>,
+    /// Up to which entry a snapshot is durable; None: none will be any more.
+    snapshots: Option<watch::Receiver<Option<u64>>>,
 }
 
 impl LogStore {
@@ -129,7 +131,27 @@ impl LogStore {
             purged: contents.purged.as_ref().map(log_id),
             vote: contents.vote.map(ballot),
             jobs,
+            snapshots: None,
         })
+    }
+
+    /// From now on the log is cut only behind what a snapshot has for certain.
+    ///
+    /// `openraft` has a snapshot that came from the leader written, and the log cut, at the same time. A kill between the two, with the cut first, would leave a node with neither the
+    /// entries nor the snapshot that has taken their place, which no later start could mend.
+    pub(crate) fn wait_for_snapshots(&mut self, snapshots: watch::Receiver<Option<u64>>) {
+        self.snapshots = Some(snapshots);
+    }
+
+    async fn wait_for_snapshot(&mut self, index: u64) -> Result<(), Failed> {
+        let Some(snapshots) = &mut self.snapshots else { return Ok(()) };
+        let reaches = |until: &Option<u64>| until.is_none_or(|until| until >= index);
+        let is_there = snapshots.wait_for(reaches).await.is_ok_and(|until| until.is_some());
+        if is_there {
+            return Ok(());
+        }
+        let error = io::Error::other("the log is not cut: the snapshot that was to replace it could not be written");
+        Err(StorageError::from_io_error(ErrorSubject::Logs, ErrorVerb::Write, error))
     }
 
     /// Has the log begin behind what a snapshot has, if it ends in front of that: whoever wrote the snapshot did not live to cut it.
@@ -289,6 +311,7 @@ impl RaftLogStorage<TypeConfig> for LogStore {
     }
 
     async fn purge(&mut self, through: Place) -> Result<(), Failed> {
+        self.wait_for_snapshot(through.index).await?;
         {
             let mut entries = self.entries.write();
             *entries = entries.split_off(&(through.index + 1));
@@ -306,6 +329,37 @@ mod tests {
     use kera_format::raft::{LogEntry, Payload};
 
     use super::*;
+
+    #[tokio::test]
+    async fn the_log_is_cut_when_the_snapshot_that_replaces_it_is_there_and_not_before() {
+        let disk = Arc::new(MemoryDisk::new());
+        let writing = Arc::new(Writing::new(Arc::new(SystemClock::new())));
+        let file = LogFile::open(disk.clone(), [1; 16]).unwrap();
+        let mut store = LogStore::start(file, Arc::default(), writing).unwrap();
+        let (durable, snapshots) = watch::channel(Some(0));
+        store.wait_for_snapshots(snapshots);
+        let place = |index| log_id(&RaftPlace { term: 1, leader: 1, index });
+        {
+            let mut cut = store.clone();
+            let cut = cut.purge(place(5));
+            tokio::pin!(cut);
+            for until in [0, 4] {
+                durable.send_replace(Some(until));
+                tokio::select! {
+                    biased;
+                    _ = &mut cut => panic!("a snapshot reaches up to {until}"),
+                    () = tokio::task::yield_now() => {}
+                }
+            }
+            durable.send_replace(Some(5));
+            cut.await.unwrap();
+        }
+        durable.send_replace(None);
+        store.purge(place(6)).await.unwrap_err();
+        drop(store);
+        let again = LogFile::open(disk, [1; 16]).unwrap();
+        assert_eq!(again.contents().purged, Some(place_of(&place(5))));
+    }
 
     #[tokio::test]
     async fn no_more_is_sent_at_a_time_than_comes_there_between_two_signs_of_life() {
