@@ -137,8 +137,9 @@ impl BrokerSession {
             } else {
                 self.writer.handle(&mut self.core, header, body, out)
             }
-        } else if is_recorded(op) && !self.writer.has_turn(&self.core, body.len()) {
-            // Answers wait for the disk: the peer waits for them before it sends more.
+        } else if is_recorded(op) && !self.writer.has_turn(&self.core, body.len()) || !self.serve_held_back(out) {
+            // Answers wait for the disk: the peer waits for them before it sends more. Or reads are held back: a peer that
+            // always asks for more would be answered that, and never those.
             Flow::Blocked
         } else {
             match self.dispatch(op, header, body, out) {
@@ -190,6 +191,8 @@ impl BrokerSession {
         touched.sort_unstable();
         touched.dedup();
         self.writer.complete(&mut self.core, now_us, out);
+        // Before pushes, which would fill what has become free.
+        self.serve_held_back(out);
         for number in touched.drain(..) {
             self.serve(number, false, out);
         }
@@ -200,15 +203,13 @@ impl BrokerSession {
     /// The outbox has room again: goes on with answers and pushes that were held back. Answers first: of those there are only so many, and no more
     /// are asked for while it is full.
     pub fn on_drained(&mut self, out: &mut Outbox) {
-        let (mut reads, mut subscriptions) = (Vec::new(), Vec::new());
-        for (number, waiter) in self.waiters.iter() {
-            match waiter {
-                Waiter::Read(read) if read.is_held_back() => reads.push(number),
-                Waiter::Subscription(subscription) if subscription.entries.has_line() => subscriptions.push(number),
-                _ => {}
-            }
-        }
-        for number in reads.into_iter().chain(subscriptions) {
+        self.serve_held_back(out);
+        let in_line = |(number, waiter): (u32, &Waiter)| match waiter {
+            Waiter::Subscription(subscription) if subscription.entries.has_line() => Some(number),
+            _ => None,
+        };
+        let numbers: Vec<u32> = self.waiters.iter().filter_map(in_line).collect();
+        for number in numbers {
             self.serve(number, false, out);
         }
         self.on_wake(out);
@@ -381,6 +382,22 @@ impl BrokerSession {
         } else {
             self.waiters.put(number, Waiter::Subscription(subscription));
         }
+    }
+
+    /// Goes on with the reads that are held back, as far as there is room. False if that has filled the outbox, or it was full:
+    /// [`on_drained`](BrokerSession::on_drained) comes then.
+    fn serve_held_back(&mut self, out: &mut Outbox) -> bool {
+        let numbers = self.waiters.held_back();
+        if numbers.is_empty() {
+            return true;
+        }
+        for number in numbers {
+            if out.is_full() {
+                return false;
+            }
+            self.serve(number, false, out);
+        }
+        !out.is_full()
     }
 
     /// Does what can be done for a waiter; with `last` its time is up.

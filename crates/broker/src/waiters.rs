@@ -34,6 +34,10 @@ impl Waiter {
         }
     }
 
+    fn is_held_back(&self) -> bool {
+        matches!(self, Waiter::Read(read) if read.is_held_back())
+    }
+
     /// Entries that count against the connection's limit.
     fn entries(&self) -> usize {
         match self {
@@ -52,6 +56,8 @@ pub(crate) struct Waiters {
     /// Of all that wait, out ones included.
     entries: usize,
     subscriptions: usize,
+    /// Reads that the outbox had no room for.
+    held_back: usize,
 }
 
 impl Waiters {
@@ -67,6 +73,7 @@ impl Waiters {
     pub(crate) fn put(&mut self, number: u32, waiter: Waiter) {
         self.entries += waiter.entries();
         self.subscriptions += usize::from(matches!(waiter, Waiter::Subscription(_)));
+        self.held_back += usize::from(waiter.is_held_back());
         self.slots[number as usize] = Some(waiter);
     }
 
@@ -75,10 +82,11 @@ impl Waiters {
         let waiter = self.slots.get_mut(number as usize)?.take()?;
         self.entries -= waiter.entries();
         self.subscriptions -= usize::from(matches!(waiter, Waiter::Subscription(_)));
+        self.held_back -= usize::from(waiter.is_held_back());
         Some(waiter)
     }
 
-    /// Looks at a waiter.
+    /// Looks at a waiter. Whether it is held back is changed only while it is taken out, for those are counted.
     pub(crate) fn get_mut(&mut self, number: u32) -> Option<&mut Waiter> {
         self.slots.get_mut(number as usize)?.as_mut()
     }
@@ -102,6 +110,14 @@ impl Waiters {
     /// Subscriptions.
     pub(crate) fn subscriptions(&self) -> usize {
         self.subscriptions
+    }
+
+    /// The numbers of reads that are held back.
+    pub(crate) fn held_back(&self) -> Vec<u32> {
+        if self.held_back == 0 {
+            return Vec::new();
+        }
+        self.iter().filter_map(|(number, waiter)| waiter.is_held_back().then_some(number)).collect()
     }
 
     /// Entries of reads and subscriptions.

@@ -327,8 +327,7 @@ impl World {
                 assert_eq!(Op::from_u16(frame.header.op), Some(op));
                 self.answered(number, op, &frame);
             }
-            let Peer { session, out, .. } = &mut self.peers[number];
-            session.on_drained(out);
+            self.peers[number].drained();
         }
     }
 

@@ -362,6 +362,45 @@ fn reads_whose_time_is_up_together_are_answered_as_far_as_the_peer_takes_them() 
 }
 
 #[test]
+fn reads_that_are_held_back_are_answered_before_what_is_asked_for_after_them() {
+    let house = House::with(BrokerConfig { waiting_max: 64, ..config() }, 16 << 20);
+    house.stream(STREAM, options(1, 1));
+    house.peer().write(&[chunk(4_000)]);
+    let entries = [entry(STREAM, 0, 0, Cursor::default())];
+    for subscribes in [false, true] {
+        let mut reader = house.peer_with(20_000);
+        if subscribes {
+            reader.send(&subscribe(&entries, 0));
+            assert_eq!(reader.frames().len(), 1);
+        }
+        let subscription = reader.correlation;
+        let mut request = read_request(&entries, 1_000);
+        request.min_bytes = 8_000;
+        (0..16).for_each(|_| assert_eq!(reader.send(&request), Flow::Done));
+        house.clock.advance_ms(1_000);
+        reader.run(&house);
+        let mut answered = reader.frames();
+        // The peer has taken all of that, and what it sends comes before the session is told so.
+        let flow = match subscribes {
+            false => reader.send(&read_request(&entries, 0)),
+            true => reader.send(&Credit { subscription, credit_bytes: 1 << 20 }),
+        };
+        assert_eq!(flow, Flow::Blocked);
+        while reader.is_blocked() {
+            let answers = reader.frames();
+            assert!(!answers.is_empty(), "only {} are answered", answered.len());
+            answered.extend(answers);
+            reader.offer_again();
+        }
+        answered.extend(reader.frames());
+        let responses = answered.iter().filter(|frame| !frame.header.is_push());
+        let order: Vec<u64> = responses.map(|frame| frame.header.correlation).collect();
+        assert_eq!(order, (subscription + 1..=subscription + 17).collect::<Vec<_>>());
+        assert_eq!(answered.len() - order.len(), usize::from(subscribes), "pushed");
+    }
+}
+
+#[test]
 fn waiting_requests_and_their_entries_are_bounded() {
     let config = BrokerConfig { waiting_max: 2, entries_max: 3, ..config() };
     let house = House::with(config, 16 << 20);

@@ -237,11 +237,12 @@ impl Serving {
                     continue;
                 }
             }
-            if self.out.is_empty() && (self.closing.is_some() || self.stopping && !self.session.is_busy()) {
-                return Ok(Next::End);
-            }
+            // Before it may end: what has drained just now may set a frame free that is to be brought to its end.
             if left == 0 {
                 return Ok(Next::Yield);
+            }
+            if self.out.is_empty() && (self.closing.is_some() || self.stopping && !self.session.is_busy()) {
+                return Ok(Next::End);
             }
             let write = !self.out.is_empty();
             match stopped {

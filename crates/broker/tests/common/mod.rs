@@ -344,11 +344,22 @@ impl Peer {
             } else {
                 self.session.on_wake(&mut self.out);
             }
-            if let Some((header, body)) = self.blocked.take() {
-                self.offer(header, body);
-            }
+            self.offer_again();
         }
         panic!("the session never comes to rest");
+    }
+
+    /// Does what the server does when what was answered has been taken.
+    pub fn drained(&mut self) {
+        self.session.on_drained(&mut self.out);
+        self.offer_again();
+    }
+
+    /// Offers the frame again that is blocked, if one is.
+    pub fn offer_again(&mut self) {
+        if let Some((header, body)) = self.blocked.take() {
+            self.offer(header, body);
+        }
     }
 
     pub fn is_blocked(&self) -> bool {
