@@ -239,9 +239,13 @@ impl BrokerSession {
         self.writer.is_busy()
     }
 
-    /// The server stops gracefully: requests that wait are answered with what there is.
+    /// The server stops gracefully: requests that wait are answered with what there is, those that are held back as soon as
+    /// there is room.
     pub fn on_stop(&mut self, out: &mut Outbox) {
-        let waits = |(number, waiter): (u32, &Waiter)| waiter.deadline_us().map(|_| number);
+        let waits = |(number, waiter): (u32, &Waiter)| match waiter {
+            Waiter::Read(_) | Waiter::Retry(_) => Some(number),
+            Waiter::Subscription(_) => None,
+        };
         let numbers: Vec<u32> = self.waiters.iter().filter_map(waits).collect();
         for number in numbers {
             self.serve(number, true, out);

@@ -326,6 +326,30 @@ fn a_graceful_stop_answers_waiting_reads() {
 }
 
 #[test]
+fn a_graceful_stop_answers_a_read_that_is_held_back_before_its_time_is_up() {
+    let house = House::new();
+    house.stream(STREAM, options(1, 1));
+    let (mut reader, mut writer) = (house.peer_with(3_000), house.peer());
+    writer.write(&[chunk(4_000)]);
+    let mut request = read_request(&[entry(STREAM, 0, 0, Cursor::default())], 60_000);
+    request.min_bytes = 16_000;
+    reader.send(&request);
+    request.max_wait_ms = 0;
+    reader.send(&request);
+    assert!(reader.out.is_full());
+    writer.write(&[chunk(4_000)]);
+    reader.run(&house);
+    assert_eq!(reader.session.deadline_us(), None, "it is held back");
+    let Peer { session, out, .. } = &mut reader;
+    session.on_stop(out);
+    let first = reader.frame().decode::<ReadChunksResponse>();
+    assert_eq!(ordinals(&first.answers[0].1), [0]);
+    reader.drained();
+    let held_back = reader.frame().decode::<ReadChunksResponse>();
+    assert_eq!(ordinals(&held_back.answers[0].1), [0, 1]);
+}
+
+#[test]
 fn reads_whose_time_is_up_together_are_answered_as_far_as_the_peer_takes_them() {
     for stops in [false, true] {
         let house = House::with(BrokerConfig { waiting_max: 64, ..config() }, 16 << 20);
