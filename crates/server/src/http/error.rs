@@ -56,7 +56,9 @@ impl HttpError {
 
     /// A loopback address is asked under a name that may be a web page's.
     pub(super) fn of_other_host(host: &str) -> HttpError {
-        let error = format!("the header Host is `{host}`, and at a loopback address it has to be one or `localhost`");
+        let error = format!(
+            "the header Host is `{host}`, and at a loopback address it has to be one, `localhost` or the name in http.listen"
+        );
         let next = "ask for localhost or 127.0.0.1; a proxy in front of the node has to send one of these as Host";
         HttpError { code: StatusCode::FORBIDDEN, ..HttpError::field("Host", error, next) }
     }

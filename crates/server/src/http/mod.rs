@@ -70,13 +70,14 @@ impl HttpServer {
     fn with_limits(address: &str, state: Arc<HttpState>, limits: Limits) -> io::Result<HttpServer> {
         let listener = TcpListener::bind(address)?;
         listener.set_nonblocking(true)?;
+        let name: Arc<str> = browsers::name_of(address).into();
         let address = listener.local_addr()?;
         let (stop, stopped) = oneshot::channel();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
         let thread = std::thread::Builder::new().name("kera-http".into()).stack_size(1 << 20).spawn(move || {
             let local = tokio::task::LocalSet::new();
             local.block_on(&runtime, async move {
-                if let Err(error) = serve(listener, state, limits, stopped).await {
+                if let Err(error) = serve(listener, name, state, limits, stopped).await {
                     tracing::error!(%error, "HTTP ended; health, metrics and the admin API are gone");
                 }
             });
@@ -95,6 +96,7 @@ impl HttpServer {
 
 async fn serve(
     listener: TcpListener,
+    name: Arc<str>,
     state: Arc<HttpState>,
     limits: Limits,
     stopped: oneshot::Receiver<()>,
@@ -103,7 +105,7 @@ async fn serve(
     let listener = tokio::net::TcpListener::from_std(listener)?;
     let (inside, asking) = inside::Inside::new(state.clone());
     tokio::task::spawn_local(asking);
-    let router = routes::router(routes::Door::new(state, inside), is_loopback);
+    let router = routes::router(routes::Door::new(state, inside), is_loopback.then_some(name));
     tokio::select! {
         () = connections::serve(listener, router, limits) => {}
         _ = stopped => {}

@@ -81,18 +81,21 @@ pub fn openapi_text() -> String {
     Document::openapi().to_pretty_json().unwrap_or_default()
 }
 
-/// `is_loopback`: the listener has a loopback address.
-pub(super) fn router(door: Door, is_loopback: bool) -> Router {
+/// `loopback`: the listener has a loopback address, and by this name it was set.
+pub(super) fn router(door: Door, loopback: Option<Arc<str>>) -> Router {
     let routes = paths().into_iter().fold(Router::new(), |router, (path, method)| router.route(path, method));
     routes
         .route("/openapi.json", get(openapi))
         .fallback(|request: Request| async move { HttpError::no_such_path(request.uri().path()) })
         .method_not_allowed_fallback(|| async { HttpError::no_such_method() })
         .layer(DefaultBodyLimit::max(super::error::BODY_BYTES_MAX))
-        .layer(middleware::from_fn(move |request: Request, next: Next| async move {
-            match browsers::refusal(&request, is_loopback) {
-                Some(refused) => refused.into_response(),
-                None => next.run(request).await,
+        .layer(middleware::from_fn(move |request: Request, next: Next| {
+            let refused = browsers::refusal(&request, loopback.as_deref());
+            async move {
+                match refused {
+                    Some(refused) => refused.into_response(),
+                    None => next.run(request).await,
+                }
             }
         }))
         .with_state(door)
