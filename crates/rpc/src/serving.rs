@@ -39,6 +39,8 @@ const HANDSHAKE_FRAME_BYTES_MAX: usize = 4 << 10;
 const DEADLINE_PAUSE: Duration = Duration::from_millis(1);
 /// A wait that ends so long after it was to end: the process was stopped, or its machine, and took and gave nothing meanwhile.
 const LATE: Duration = Duration::from_secs(1);
+/// While a frame has memory no wait is meant to be longer: a stop is seen only if a time has passed in it that was set before.
+const FRAME_WAIT: Duration = Duration::from_secs(1);
 /// How long, and how many bytes, a connection that was told why it is closed may go on sending before it is cut. Cut at
 /// once, it would lose what it was told.
 const LINGER: Duration = Duration::from_secs(1);
@@ -501,7 +503,8 @@ impl Serving {
             now + Duration::from_micros(in_us).max(DEADLINE_PAUSE)
         });
         let look = self.taking.as_ref().map(Taking::look_at);
-        session.into_iter().chain(self.limit().map(|(at, _)| at)).chain(look).min()
+        let frame = self.frame_at.map(|_| now + FRAME_WAIT);
+        session.into_iter().chain(self.limit().map(|(at, _)| at)).chain(look).chain(frame).min()
     }
 
     /// When the connection has to be closed if nothing happens until then, and why.
