@@ -13,7 +13,6 @@
 
 use std::collections::VecDeque;
 use std::io::IsTerminal;
-use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -23,11 +22,11 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use kera_client::{ClientError, Producer, Record};
 use kera_server::units::{human_bytes, human_count};
 use serde_json::json;
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::Notify;
 use tokio::time::timeout;
 
 use crate::cli::{Globals, OnError, ProduceArgs};
-use crate::commands::consume::stop_signal;
 use crate::connect::{connect, explain, find_stream};
 use crate::error::{CliError, EXIT_INTERRUPTED};
 use crate::output::{print, print_json, records_of, say};
@@ -151,9 +150,10 @@ pub async fn run(args: &ProduceArgs, globals: &Globals) -> Result<(), CliError> 
         stopped: None,
         is_cut_off: false,
     };
+    let mut signals = Signals::new()?;
     let started = Instant::now();
-    let outcome = sending.all(rows).await;
-    sending.finish(outcome, started, globals).await
+    let outcome = sending.all(rows, &mut signals).await;
+    sending.finish(outcome, started, signals, globals).await
 }
 
 /// Opens the input away from the runtime: a pipe may take its time.
@@ -236,18 +236,25 @@ enum Next {
     Stop,
 }
 
-/// Signals that end the command, one after the other.
-struct Signals(Pin<Box<dyn Future<Output = ()>>>);
+/// Signals that end the command. They are listened for until it has ended, also while nobody waits for one: none is missed.
+struct Signals {
+    interrupt: Signal,
+    terminate: Signal,
+}
 
 impl Signals {
-    fn new() -> Signals {
-        Signals(Box::pin(stop_signal()))
+    fn new() -> Result<Signals, CliError> {
+        let listen =
+            |kind| signal(kind).map_err(|error| CliError::failure(format!("signals cannot be waited for: {error}")));
+        Ok(Signals { interrupt: listen(SignalKind::interrupt())?, terminate: listen(SignalKind::terminate())? })
     }
 
     /// The next one. Dropped before it is there none is missed.
     async fn next(&mut self) {
-        self.0.as_mut().await;
-        *self = Signals::new();
+        tokio::select! {
+            _ = self.interrupt.recv() => {}
+            _ = self.terminate.recv() => {}
+        }
     }
 }
 
@@ -259,7 +266,7 @@ async fn flush_after_pause(producer: &mut Producer) -> Result<(), ClientError> {
 }
 
 impl Sending {
-    async fn all(&mut self, source: Box<dyn rows::RowSource>) -> Result<(), CliError> {
+    async fn all(&mut self, source: Box<dyn rows::RowSource>, signals: &mut Signals) -> Result<(), CliError> {
         let ahead = Arc::new(Ahead::default());
         let (read_ahead, cut, tap) = (Arc::clone(&ahead), Arc::clone(&self.progress.rows), Arc::clone(&self.tap));
         // Detached: it may be waiting for standard input when sending is over.
@@ -267,13 +274,12 @@ impl Sending {
             .name("kera-input".into())
             .spawn(move || read_rows(source, &read_ahead, &cut, &tap))
             .map_err(|error| CliError::failure(format!("no thread to read the input: {error}")))?;
-        let outcome = self.all_of(&ahead).await;
+        let outcome = self.all_of(&ahead, signals).await;
         ahead.close();
         outcome
     }
 
-    async fn all_of(&mut self, ahead: &Ahead) -> Result<(), CliError> {
-        let mut signals = Signals::new();
+    async fn all_of(&mut self, ahead: &Ahead, signals: &mut Signals) -> Result<(), CliError> {
         loop {
             let waits = self.settled.records < self.sent;
             let next = tokio::select! {
@@ -514,6 +520,7 @@ impl Sending {
         mut self,
         outcome: Result<(), CliError>,
         started: Instant,
+        mut signals: Signals,
         globals: &Globals,
     ) -> Result<(), CliError> {
         // What was given up is told already, and nothing behind it is waited for.
@@ -521,8 +528,9 @@ impl Sending {
             Some(_) if outcome.is_err() => Ok(()),
             _ if self.is_cut_off => Err(self.cut_off()),
             _ => tokio::select! {
+                biased;
                 settled = self.settle() => settled,
-                () = stop_signal() => Err(self.cut_off()),
+                () = signals.next() => Err(self.cut_off()),
             },
         };
         self.progress.end();
