@@ -48,6 +48,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
 const PAUSE: Duration = Duration::from_millis(20);
 /// Without an acknowledgement for so long, what is waited for is said.
 const QUIET_MAX: Duration = Duration::from_secs(2);
+/// What comes within this time of the first signal is the same wish: `timeout` signals its child and then the group that the child is in.
+const SAME_WISH: Duration = Duration::from_secs(1);
 
 /// Rows on their way from the reader to the producer, in one buffer.
 #[derive(Default)]
@@ -240,20 +242,39 @@ enum Next {
 struct Signals {
     interrupt: Signal,
     terminate: Signal,
+    /// When the first one came.
+    first: Option<Instant>,
 }
 
 impl Signals {
     fn new() -> Result<Signals, CliError> {
         let listen =
             |kind| signal(kind).map_err(|error| CliError::failure(format!("signals cannot be waited for: {error}")));
-        Ok(Signals { interrupt: listen(SignalKind::interrupt())?, terminate: listen(SignalKind::terminate())? })
+        let (interrupt, terminate) = (listen(SignalKind::interrupt())?, listen(SignalKind::terminate())?);
+        Ok(Signals { interrupt, terminate, first: None })
     }
 
-    /// The next one. Dropped before it is there none is missed.
+    /// The next one that is a wish of its own. Dropped before it is there none is missed.
     async fn next(&mut self) {
-        tokio::select! {
-            _ = self.interrupt.recv() => {}
-            _ = self.terminate.recv() => {}
+        loop {
+            tokio::select! {
+                _ = self.interrupt.recv() => {}
+                _ = self.terminate.recv() => {}
+            }
+            if is_another_wish(&mut self.first, Instant::now()) {
+                return;
+            }
+        }
+    }
+}
+
+/// Whether a signal that comes now is the first one, or comes [`SAME_WISH`] after that or later.
+fn is_another_wish(first: &mut Option<Instant>, now: Instant) -> bool {
+    match *first {
+        Some(at) => now.saturating_duration_since(at) >= SAME_WISH,
+        None => {
+            *first = Some(now);
+            true
         }
     }
 }
@@ -327,7 +348,9 @@ impl Sending {
         // Whoever has sent the signal does not wait for long.
         self.pace = None;
         if !all_is_cut || self.progress.rows.load(Ordering::Relaxed) > self.producer.stats().acknowledged_records {
-            self.progress.line("interrupted: what was read until now is still sent; another signal ends that at once");
+            self.progress.line(
+                "interrupted: what was read until now is still sent; another signal, after a second, ends that at once",
+            );
         }
         false
     }
@@ -803,5 +826,13 @@ mod tests {
         assert_eq!(dues(ms(0), 3), [0, 10, 20].map(ms));
         assert_eq!(dues(ms(100), 2), [30, 40].map(ms), "what is a little late is made up for");
         assert_eq!(dues(ms(60_000), 3), [60_000, 60_010, 60_020].map(ms));
+    }
+
+    #[test]
+    fn a_signal_that_is_sent_twice_at_once_is_one() {
+        let (mut first, began) = (None, Instant::now());
+        let comes = [0, 0, 1, 999, 1000, 60_000];
+        let counts = comes.map(|after_ms| is_another_wish(&mut first, began + Duration::from_millis(after_ms)));
+        assert_eq!(counts, [true, false, false, false, true, true]);
     }
 }
