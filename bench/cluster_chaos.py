@@ -86,7 +86,7 @@ NEEDED_S = 120
 WHOLE_S = 120
 # A native producer whose time is over has got its last acknowledgement so many seconds later.
 LAST_S = 120
-# A native producer gives up what is not acknowledged after so many seconds: no torment lasts as long.
+# A native producer gives up what is not acknowledged after so many seconds, and members wait for so long for what they lack: no torment lasts as long.
 PATIENCE_S = 600
 # What needs networks and disks of its own.
 PLACES = {"cut", "isolate", "full-disk", "stuck-disk", "pair-cut", "slow-net", "client-net"}
@@ -816,7 +816,7 @@ def main():
                 print(f"{said}: {'BROKEN' if found else 'all is there once, in order'}", flush=True)
         shared = 0
         if args.members > 0:
-            members = subprocess.Popen(consume + ["--application", "audit", "--consumers", str(args.members)],
+            members = subprocess.Popen(consume + ["--application", "audit", "--consumers", str(args.members), "--patience-seconds", str(PATIENCE_S)],
                                        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
             broken += torment_while(members, float("inf"), args, nodes, chance, done)
             print(output_of("the application", members, LAST_S, broken)[-2000:])
