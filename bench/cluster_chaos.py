@@ -366,24 +366,33 @@ def remove(folder):
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def move(kera, nodes, node, kind, chance):
-    """Moves a streamlet to a node, or all away from it. One that is lost just now refuses, and it may take long while disks are full: both are fine. Whether
-    something has moved."""
-    connect = ["--connect", ",".join(one.address for one in nodes)]
-    words = ["streamlet", "move", f"verify/{chance.randrange(6)}", "--to", str(node.number)]
-    if kind == "drain":
-        words = ["node", "drain", str(node.number)]
-    has_moved = False
+def state_after(kera, words, connect):
+    """How what was to be moved is then, in a word. None: it was refused, as by a node that is lost just now, or takes long, as it may while disks are full; both are fine."""
     try:
-        moved = subprocess.run([kera, *words, "--json", *connect], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=60, check=False)
-        has_moved = moved.returncode == 0 and json.loads(moved.stdout)["state"] in ("moved", "drained")
+        asked = subprocess.run([kera, *words, "--json", *connect], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=60, check=False)
     except subprocess.TimeoutExpired:
         print(f"          {' '.join(words)} is not over after 60 s", flush=True)
+        return None
+    return json.loads(asked.stdout)["state"] if asked.returncode == 0 else None
+
+
+def move(kera, nodes, node, kind, chance):
+    """Moves a streamlet to a node, or to another one if that owns it already, or all away from it. Whether something has moved."""
+    connect = ["--connect", ",".join(one.address for one in nodes)]
     if kind == "drain":
+        words = ["node", "drain", str(node.number)]
+        state = state_after(kera, words, connect)
         undone = subprocess.run([kera, *words, "--undo", *connect], stdout=subprocess.DEVNULL, timeout=120, check=False)
         if undone.returncode:
             raise Fault(f"{' '.join(words)} --undo ended with exit status {undone.returncode}")
-    return has_moved
+        return state == "drained"
+    others, streamlet = [one for one in nodes if one is not node], f"verify/{chance.randrange(6)}"
+    for to in [node, *chance.sample(others, len(others))]:
+        state = state_after(kera, ["streamlet", "move", streamlet, "--to", str(to.number)], connect)
+        if state != "there":
+            return state == "moved"
+        print(f"          node {to.number} owns {streamlet} already", flush=True)
+    return False
 
 
 def described(nodes):

@@ -34,11 +34,14 @@ fn a_cluster_in_which_copies_are_still_made_is_not_whole() {
 #[test]
 fn a_torment_that_did_nothing_is_not_done() {
     let node = "import types, random\nnode = types.SimpleNamespace(address='nowhere', number=1)\n";
-    let moved = format!("{node}print(move(sys.argv[1], [node], node, 'move', random.Random(1)))");
+    let other = "types.SimpleNamespace(address='nowhere', number=2)";
+    let moved = format!("{node}print('moved', move(sys.argv[1], [node, {other}], node, 'move', random.Random(1)))");
+    let owned = r#"case "$*" in *"--to 1 "*) echo '{"state": "there"}';; *) echo '{"state": "moved"}';; esac"#;
     let cases = [
-        (r#"echo '{"state": "moved"}'"#, "True"),
-        (r#"echo '{"state": "there"}'"#, "False"),
-        ("echo it was called off >&2; exit 1", "False"),
+        (r#"echo '{"state": "moved"}'"#, "moved True"),
+        (owned, "moved True"),
+        (r#"echo '{"state": "there"}'"#, "moved False"),
+        ("echo it was called off >&2; exit 1", "moved False"),
     ];
     each("cluster_chaos", &moved, &cases);
     let copies = format!("{node}print('taken', change_copies(sys.argv[1], [node], None, 'verify', 2))");
