@@ -290,7 +290,8 @@ pub struct Tap(AtomicU8);
 
 impl Tap {
     const OPEN: u8 = 0;
-    /// More is waited for: whatever has come is cut, but for a row that is not whole.
+    /// More is waited for: whatever has come is cut, but for a row that is not whole, and for an array that is the first line and has
+    /// nothing behind it yet. Nobody knows of that whether it is a row or all of them.
     const WAITS: u8 = 1;
     const SHUT: u8 = 2;
     /// Shut, and more was asked for: as where more is waited for.
