@@ -73,7 +73,7 @@ pub fn parse_instant(text: &str) -> Option<i64> {
     let text = text.trim();
     if let Some(number) = text.strip_suffix("ms") {
         // What dates stand for is none: `500ms` is how long ago.
-        return number.parse().ok().filter(|ms| !DATES.contains(ms));
+        return number.parse::<i64>().ok().filter(|ms| !DATES.contains(ms));
     }
     if text.len() >= 9 && text.bytes().all(|b| b.is_ascii_digit()) {
         return epoch_number(text.parse().ok()?);
