@@ -17,7 +17,7 @@ use kera_protocol::{
 };
 use parking_lot::Mutex;
 
-use crate::backup::{Backup, State};
+use crate::backup::Backup;
 use crate::disks::FOLDER;
 use crate::error::BackupError;
 use crate::index::{FileIndex, LaneKey, MARKS};
@@ -320,7 +320,7 @@ impl Backup {
     /// Of a log that is fenced, or that a recovery has asked about, only all goes: an owner that was declared lost and does not know it yet may have
     /// nothing to do with what retention takes, but who took over from it waits for each segment that it was told of.
     ///
-    /// A file that its disk does not let go of stays, with those of its row behind it, until the next time.
+    /// A file that its disk does not let go of stays, with those of its row behind it if the disk is well, until the next time.
     pub fn release(&self, asked: &ReleaseBlocks) -> BlocksReleased {
         if asked.through_block == u64::MAX {
             return self.release_all(asked.log);
@@ -337,7 +337,7 @@ impl Backup {
         let mut state = self.state.lock();
         let is_over = state.is_over(asked.log);
         let Some(replica) = state.logs.get_mut(&asked.log).filter(|_| !is_over) else { return released };
-        let mut rows: Vec<(u64, VecDeque<FilePart>)> = Vec::new();
+        let mut rows: Vec<Going> = Vec::new();
         for run in &mut replica.runs {
             let mut parts = VecDeque::new();
             // The last file stays: it is what a restart knows the row by.
@@ -349,15 +349,23 @@ impl Backup {
                 run.files.pop_front();
                 run.first = run.files.front().map_or(run.first, |part| part.first);
             }
-            rows.push((run.id, parts));
+            rows.push(Going::of(run, parts));
         }
         // One that has parts in several rows goes once, and not before all of them do.
         let mut known = files_of(replica);
         drop(state);
-        for (run, mut parts) in rows {
-            parts.retain(|part| known.insert((part.disk, part.sequence)));
-            if !parts.is_empty() {
-                self.give_back_in_order(asked.log, run, parts, &mut released);
+        for mut going in rows {
+            going.leave_out(&mut known);
+            if going.is_nothing() {
+                continue;
+            }
+            self.give_back_in_order(&mut going, &mut released);
+            let mut state = self.state.lock();
+            if let Some(run) = state.logs.get_mut(&asked.log).and_then(|log| log.run_mut(going.run)) {
+                run.given_back_on = going.given_back_on;
+                run.refused = going.refused;
+                going.parts.into_iter().rev().for_each(|part| run.files.push_front(part));
+                run.first = run.files.front().map_or(run.first, |part| part.first);
             }
         }
         released
@@ -371,39 +379,68 @@ impl Backup {
         let mut gone: Vec<FilePart> = Vec::new();
         for run in replica.runs {
             state_now.runs[run.disk] = state_now.runs[run.disk].saturating_sub(1);
+            gone.extend(run.refused);
             gone.extend(run.files);
         }
         drop(state);
         self.give_back(gone)
     }
 
-    /// Gives back the first files of a row, which goes on behind them. None before those in front of it are gone for good, be they on another
-    /// disk: with one of them still there, or there again behind a loss of power, it would be missing within its row, and nobody could tell that from
-    /// damage. What stays is the row's again.
-    fn give_back_in_order(&self, log: LogId, run: u64, mut parts: VecDeque<FilePart>, released: &mut BlocksReleased) {
-        let known = |state: &State| state.logs.get(&log)?.runs.iter().find(|known| known.id == run)?.given_back_on;
-        let mut given_back_on = known(&self.state.lock());
-        while let Some(part) = parts.front() {
-            // Of one disk none that is gone comes back before those that went behind it.
-            let gone = match given_back_on.filter(|disk| *disk != part.disk) {
-                Some(other) => self.disks[other].disk.sync_dir(FOLDER),
-                None => Ok(()),
-            };
-            let gone = gone.and_then(|()| self.disks[part.disk].writer.lock().remove(part.sequence));
-            if let Err(error) = gone {
-                tracing::warn!(%log, file = part.sequence, %error, "files of copies are given back later");
-                break;
+    /// Gives back the first files of a row. None before those in front of it are gone for good, be they on another disk: with one of them still there, or
+    /// there again behind a loss of power, it would be missing within its row, and nobody could tell that from damage. What stays is left in `going`.
+    ///
+    /// But a disk that is not well, and that the row is not written to, is not waited for: it may never let go of anything, and what is behind would fill up
+    /// the others. Its own files are asked for each time, first and in their order. A start that finds them before they are gone takes the row for doubtful, and
+    /// a person is asked where it ends. That is the lesser evil: a disk that is gone is seldom there again with a start, and what it has is given back then without it.
+    fn give_back_in_order(&self, going: &mut Going, released: &mut BlocksReleased) {
+        let mut refusing = BTreeMap::new();
+        let mut refused = VecDeque::new();
+        for part in std::mem::take(&mut going.refused) {
+            match self.give_back_next(going, &part, &mut refusing) {
+                Next::Gone => note_released(released, &part),
+                // What is behind it has gone before.
+                Next::Refused | Next::Stays => refused.push_back(part),
             }
-            given_back_on = Some(part.disk);
-            released.files += 1;
-            released.bytes += part.bytes;
-            parts.pop_front();
         }
-        let mut state = self.state.lock();
-        if let Some(run) = state.logs.get_mut(&log).and_then(|log| log.run_mut(run)) {
-            run.given_back_on = given_back_on;
-            parts.into_iter().rev().for_each(|part| run.files.push_front(part));
-            run.first = run.files.front().map_or(run.first, |part| part.first);
+        while let Some(part) = going.parts.front().copied() {
+            match self.give_back_next(going, &part, &mut refusing) {
+                Next::Gone => note_released(released, &part),
+                Next::Refused => refused.push_back(part),
+                Next::Stays => break,
+            }
+            going.parts.pop_front();
+        }
+        going.refused = refused;
+    }
+
+    /// `refusing`: disks that are asked for nothing more of the row, and whether what is behind goes all the same.
+    fn give_back_next(&self, going: &mut Going, part: &FilePart, refusing: &mut BTreeMap<usize, bool>) -> Next {
+        let row_disk = going.disk;
+        let refuses = |refusing: &mut BTreeMap<usize, bool>, disk: usize, error: &io::Error| {
+            let is_left = self.disks[disk].keeps(error) && Some(disk) != row_disk;
+            refusing.insert(disk, is_left);
+            is_left
+        };
+        let of_left = |is_left: bool| if is_left { Next::Refused } else { Next::Stays };
+        if let Some(is_left) = refusing.get(&part.disk) {
+            return of_left(*is_left);
+        }
+        // Of one disk none that is gone comes back before those that went behind it.
+        let before = going.given_back_on.filter(|disk| *disk != part.disk && refusing.get(disk) != Some(&true));
+        if let Some(other) = before
+            && let Err(error) = self.disks[other].disk.sync_dir(FOLDER)
+            && !refuses(refusing, other, &error)
+        {
+            return Next::Stays;
+        }
+        let removed = self.disks[part.disk].writer.lock().remove(part.sequence);
+        match removed {
+            Ok(()) => {
+                self.disks[part.disk].lets_go();
+                going.given_back_on = Some(part.disk);
+                Next::Gone
+            }
+            Err(error) => of_left(refuses(refusing, part.disk, &error)),
         }
     }
 
@@ -461,7 +498,52 @@ impl Backup {
 
 /// Disk and number of each file of a log.
 fn files_of(replica: &Replica) -> HashSet<(usize, u64)> {
-    replica.runs.iter().flat_map(|run| &run.files).map(|part| (part.disk, part.sequence)).collect()
+    let parts = replica.runs.iter().flat_map(|run| run.refused.iter().chain(&run.files));
+    parts.map(|part| (part.disk, part.sequence)).collect()
+}
+
+fn note_released(released: &mut BlocksReleased, part: &FilePart) {
+    released.files += 1;
+    released.bytes += part.bytes;
+}
+
+/// Files of a row that are given back.
+struct Going {
+    run: u64,
+    /// The disk that the row is written to, if it goes on.
+    disk: Option<usize>,
+    given_back_on: Option<usize>,
+    /// Those that their disks did not let go of before.
+    refused: VecDeque<FilePart>,
+    /// What comes behind them.
+    parts: VecDeque<FilePart>,
+}
+
+impl Going {
+    /// With what was refused of the row before, which is the row's no more.
+    fn of(run: &mut Run, parts: VecDeque<FilePart>) -> Going {
+        let refused = std::mem::take(&mut run.refused);
+        Going { run: run.id, disk: Some(run.disk), given_back_on: run.given_back_on, refused, parts }
+    }
+
+    /// Leaves out the files that are known, and has the others known.
+    fn leave_out(&mut self, known: &mut HashSet<(usize, u64)>) {
+        self.refused.retain(|part| known.insert((part.disk, part.sequence)));
+        self.parts.retain(|part| known.insert((part.disk, part.sequence)));
+    }
+
+    fn is_nothing(&self) -> bool {
+        self.refused.is_empty() && self.parts.is_empty()
+    }
+}
+
+/// What became of a file that was to be given back.
+enum Next {
+    Gone,
+    /// Its disk has it still, and is not waited for.
+    Refused,
+    /// So it is with those behind it.
+    Stays,
 }
 
 impl Backup {

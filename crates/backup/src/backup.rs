@@ -377,6 +377,7 @@ impl Backup {
                     id,
                     files: VecDeque::new(),
                     given_back_on: None,
+                    refused: VecDeque::new(),
                 })
             }
         };
@@ -614,6 +615,7 @@ impl Backup {
         }
         self.counts.blocks.fetch_add(count, Ordering::Relaxed);
         self.disks[disk].written_bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.disks[disk].works();
         if let Some(run) = self.state.lock().logs.get_mut(&run.0).and_then(|log| log.run_mut(run.1)) {
             run.written = last;
             if let Some(part) = run.files.back_mut() {

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use kera_env::Disk;
 use kera_protocol::Status;
@@ -34,6 +34,10 @@ pub(crate) struct BackupDisk {
     /// Since when its writer has come no further, on the monotonic clock; 0 while it has nothing to do.
     busy_since_us: AtomicU64,
     trouble: Mutex<Option<BackupError>>,
+    /// Something failed, and nothing was written to it or given back of it since.
+    fails: AtomicBool,
+    /// It did not let go of a file, nor of any since.
+    keeps_files: AtomicBool,
 }
 
 impl BackupDisk {
@@ -42,7 +46,19 @@ impl BackupDisk {
         let (counts, busy_since_us) = (writer.counts(), AtomicU64::new(0));
         let (writer, trouble) = (Mutex::new(writer), Mutex::new(None));
         let (queue, full) = (Queue::default(), Full::default());
-        BackupDisk { disk, queue, writer, retry_at_us, written_bytes, full, counts, busy_since_us, trouble }
+        BackupDisk {
+            disk,
+            queue,
+            writer,
+            retry_at_us,
+            written_bytes,
+            full,
+            counts,
+            busy_since_us,
+            trouble,
+            fails: AtomicBool::new(false),
+            keeps_files: AtomicBool::new(false),
+        }
     }
 
     /// Its writer begins something: a write or a sync.
@@ -82,8 +98,29 @@ impl BackupDisk {
         if self.retry_at_us.swap(retry_at_us, Ordering::AcqRel) < retry_at_us {
             tracing::warn!("{error}");
         }
+        self.fails.store(true, Ordering::Release);
         *self.trouble.lock() = Some(error.clone());
         error
+    }
+
+    /// Something was written to it.
+    pub(crate) fn works(&self) {
+        self.fails.store(false, Ordering::Release);
+    }
+
+    /// It let go of a file.
+    pub(crate) fn lets_go(&self) {
+        self.keeps_files.store(false, Ordering::Release);
+        self.works();
+    }
+
+    /// It did not let go of a file. Returns whether something had failed before, and nothing worked since: that holds for a disk to which nothing is
+    /// written any more as well, although it may be tried again. Says so once, for it is asked again each time that anything is given back.
+    pub(crate) fn keeps(&self, error: &io::Error) -> bool {
+        if !self.keeps_files.swap(true, Ordering::AcqRel) {
+            tracing::warn!(disk = %self.disk.root().display(), %error, "files of copies are given back later");
+        }
+        self.fails.swap(true, Ordering::AcqRel)
     }
 
     /// What was wrong with it last.

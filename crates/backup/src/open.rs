@@ -657,6 +657,7 @@ fn replica(
             id,
             files: VecDeque::from([part]),
             given_back_on: None,
+            refused: VecDeque::new(),
         });
     }
     // Blocks are written in their order: what is in front of its newest file it has told of there.

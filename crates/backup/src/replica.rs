@@ -59,6 +59,8 @@ pub(crate) struct Run {
     pub(crate) files: VecDeque<FilePart>,
     /// The disk of the file that was given back last, if a loss of power may bring that back.
     pub(crate) given_back_on: Option<usize>,
+    /// Files in front of those that were given back all the same, since their disks were not well: they still have to go.
+    pub(crate) refused: VecDeque<FilePart>,
 }
 
 /// See the module.
@@ -253,6 +255,7 @@ mod tests {
             id,
             files: VecDeque::new(),
             given_back_on: None,
+            refused: VecDeque::new(),
         }
     }
 

@@ -966,8 +966,12 @@ impl TwoDisks {
     }
 
     fn start(&self, boot: u8) -> Rig {
+        self.start_with(boot, &self.faulty)
+    }
+
+    fn start_with(&self, boot: u8, disks: &[FaultyDisk]) -> Rig {
         let config = BackupConfig { boot_id: Some([boot; 16]), spares: 0, ..config() };
-        let disks = self.faulty.iter().map(|disk| Arc::new(disk.clone()) as Arc<dyn Disk>).collect();
+        let disks = disks.iter().map(|disk| Arc::new(disk.clone()) as Arc<dyn Disk>).collect();
         let opened = Backup::open(config, disks, self.clock.clone(), Arc::new(SeededRandom::new(boot.into())));
         Rig::over(opened.expect("open").0)
     }
@@ -1044,4 +1048,37 @@ fn a_file_that_a_disk_does_not_let_go_of_keeps_those_of_its_row_behind_it() {
     ends_for_certain(&rig);
     drop(rig);
     ends_for_certain(&disks.start(1));
+}
+
+/// The row goes on at the other disk, which would fill up with what is behind the files of the first one.
+#[test]
+fn a_disk_that_is_not_well_and_lets_go_of_nothing_keeps_no_files_on_the_others() {
+    for comes_back in [true, false] {
+        let disks = TwoDisks::new();
+        let mut rig = disks.with_row();
+        disks.clock.advance_ms(1_000);
+        disks.faulty[0].set_broken(true);
+        assert!(rig.store(LOG, 4, 1, true).is_err());
+        assert_eq!(rig.store(LOG, 4, 1, true), Ok(stored(4)), "at the other one");
+        // Long after it failed, and with nothing tried on it since.
+        disks.clock.advance_ms(60_000);
+        let asked = ReleaseBlocks { log: LOG, through_block: 3 };
+        for files_gone in [1, 0] {
+            assert_eq!(rig.backup.release(&asked).files, files_gone);
+            assert_eq!(disks.memory.each_ref().map(|disk| files(disk, ".replica")), [2, 1]);
+            assert_eq!(rig.ranges(LOG), [BlockRange { first: 4, last: 4 }]);
+        }
+        let rig = if comes_back {
+            disks.faulty[0].set_broken(false);
+            assert_eq!(rig.backup.release(&asked).files, 2, "it is asked again");
+            assert_eq!(disks.memory.each_ref().map(|disk| files(disk, ".replica")), [0, 1]);
+            drop(rig);
+            disks.start(1)
+        } else {
+            drop(rig);
+            disks.start_with(1, &disks.faulty[1..])
+        };
+        let end = rig.backup.end_now(LOG, 1);
+        assert_eq!((end.through, end.certain), (4, true));
+    }
 }
