@@ -386,7 +386,7 @@ impl Backup {
         self.give_back(gone)
     }
 
-    /// Gives back the first files of a row. None before those in front of it are gone for good, be they on another disk: with one of them still there, or
+    /// Gives back the first files of a row, or all. None before those in front of it are gone for good, be they on another disk: with one of them still there, or
     /// there again behind a loss of power, it would be missing within its row, and nobody could tell that from damage. What stays is left in `going`.
     ///
     /// But a disk that is not well, and that the row is not written to, is not waited for: it may never let go of anything, and what is behind would fill up
@@ -451,12 +451,12 @@ impl Backup {
     /// blocks that were given back would take them for lost. Of a view that was given up nobody asks, and where the log ends the newest one says. A row that
     /// may have gone on behind what is known of it may have reached into that, and stays.
     pub fn forget_rows(&self, log: LogId, needed: &[BlockRange]) -> BlocksReleased {
+        let _releasing = self.releasing.lock();
+        let mut released = BlocksReleased { files: 0, bytes: 0 };
         let mut state = self.state.lock();
         let state_now = &mut *state;
         let is_over = state_now.is_over(log);
-        let Some(replica) = state_now.logs.get_mut(&log).filter(|_| !is_over) else {
-            return BlocksReleased { files: 0, bytes: 0 };
-        };
+        let Some(replica) = state_now.logs.get_mut(&log).filter(|_| !is_over) else { return released };
         let is_needed = |run: &Run| needed.iter().any(|range| range.first <= run.written && run.origin <= range.last);
         let is_known = |run: &Run| {
             run.taken == run.written && !run.doubtful && run.lost_behind.is_none() && run.begun <= run.written
@@ -467,17 +467,25 @@ impl Backup {
         for run in &gone {
             state_now.runs[run.disk] = state_now.runs[run.disk].saturating_sub(1);
         }
-        let kept = files_of(replica);
+        let mut known = files_of(replica);
         if replica.runs.is_empty() {
             state_now.logs.remove(&log);
         }
-        let gone = gone.into_iter().flat_map(|run| run.files);
-        let gone = gone.filter(|part| !kept.contains(&(part.disk, part.sequence))).collect();
         drop(state);
-        self.give_back(gone)
+        for mut run in gone {
+            let parts = std::mem::take(&mut run.files);
+            let mut going = Going::of(&mut run, parts);
+            going.leave_out(&mut known);
+            going.disk = None;
+            self.give_back_in_order(&mut going, &mut released);
+            // A start finds what stays as the end of the row, and whoever wants nothing of that says so again.
+            let stays = going.refused.iter().chain(&going.parts);
+            stays.for_each(|part| self.disks[part.disk].writer.lock().forget(part.sequence));
+        }
+        released
     }
 
-    /// Gives files of rows back of which nothing is asked for any more.
+    /// Gives all files of a log back.
     fn give_back(&self, mut gone: Vec<FilePart>) -> BlocksReleased {
         let mut released = BlocksReleased { files: 0, bytes: 0 };
         gone.sort_by_key(|part| (part.disk, part.sequence));

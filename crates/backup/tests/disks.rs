@@ -1082,3 +1082,22 @@ fn a_disk_that_is_not_well_and_lets_go_of_nothing_keeps_no_files_on_the_others()
         assert_eq!((end.through, end.certain), (4, true));
     }
 }
+
+/// With the one in the midst missing nobody knows what the last one is, and it is never forgotten.
+#[test]
+fn files_of_a_row_that_is_forgotten_come_back_in_their_order_as_well() {
+    for seed in 0..20 {
+        let disks = TwoDisks::new();
+        let mut rig = disks.with_row();
+        disks.clock.advance_ms(1_000);
+        assert_eq!(rig.store(LOG, 10, 10, true), Ok(stored(10)));
+        let needed = [BlockRange { first: 10, last: u64::MAX }];
+        assert_eq!(rig.backup.forget_rows(LOG, &needed).files, 3);
+        drop(rig);
+        disks.memory[1].sync_dir("replicas").expect("synced");
+        disks.memory.iter().for_each(|disk| disk.crash(seed));
+        let rig = disks.start(2);
+        rig.backup.forget_rows(LOG, &needed);
+        assert_eq!(rig.ranges(LOG), [BlockRange { first: 10, last: 10 }], "seed {seed}");
+    }
+}
