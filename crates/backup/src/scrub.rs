@@ -60,7 +60,7 @@ impl Backup {
     }
 
     fn look(&self, log: LogId, part: &FilePart) -> (u64, u64) {
-        let (bytes, damaged, reason) = match self.read_back(log, part) {
+        let (bytes, mut damaged, reason) = match self.read_back(log, part) {
             Ok(read) => read,
             Err(error) => (0, vec![BlockRange { first: part.first, last: part.last }], error.to_string()),
         };
@@ -69,8 +69,16 @@ impl Backup {
         }
         let mut state = self.state.lock();
         let Some(replica) = state.logs.get_mut(&log) else { return (bytes, 0) };
-        // What was given back meanwhile is nobody's.
-        if !replica.parts(part.first, part.last).iter().any(|is| (is.disk, is.sequence) == (part.disk, part.sequence)) {
+        // What was given back meanwhile is nobody's, and so is what was cut off behind a sync that failed.
+        let is_it = |is: &&FilePart| (is.disk, is.sequence, is.start) == (part.disk, part.sequence, part.start);
+        let Some(last) = replica.runs.iter().flat_map(|run| &run.files).find(is_it).map(|part| part.last) else {
+            return (bytes, 0);
+        };
+        damaged.retain_mut(|range| {
+            range.last = range.last.min(last);
+            range.first <= range.last
+        });
+        if damaged.is_empty() {
             return (bytes, 0);
         }
         let known = replica.damaged.clone();
