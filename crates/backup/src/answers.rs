@@ -340,8 +340,8 @@ impl Backup {
         let mut rows: Vec<Going> = Vec::new();
         for run in &mut replica.runs {
             let mut parts = VecDeque::new();
-            // The last file stays: it is what a restart knows the row by.
-            while run.files.len() > 1
+            // The last file stays: it is what a restart knows the row by. One without blocks is not: a start removes it.
+            while run.files.iter().skip(1).any(|part| part.open || part.has_blocks())
                 && run.files[1].anchored
                 && let Some(part) = run.files.front().filter(|part| !part.open && part.last <= asked.through_block)
             {
@@ -560,7 +560,8 @@ impl Backup {
     fn anchor(&self, asked: &ReleaseBlocks) -> io::Result<()> {
         let next_first = |run: &Run| {
             let is_kept = |part: &&FilePart| part.open || part.last > asked.through_block;
-            let kept = run.files.iter().find(is_kept).or(run.files.back()).copied()?;
+            let last = || run.files.iter().rfind(|part| part.has_blocks()).or(run.files.back());
+            let kept = run.files.iter().find(is_kept).or_else(last).copied()?;
             let is_next = run.files.front().is_some_and(|front| front.sequence != kept.sequence);
             (is_next && !kept.anchored).then_some((run.id, kept, run.synced >= kept.first))
         };

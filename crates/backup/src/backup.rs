@@ -541,7 +541,7 @@ impl Backup {
         let row = self.state.lock().logs.get_mut(&run.0).and_then(|log| log.run_mut(run.1)).map(|run| Row {
             first_block: run.origin,
             synced: run.to_sync,
-            is_new: run.files.is_empty(),
+            is_new: !run.files.iter().any(FilePart::has_blocks),
         });
         let row = row.unwrap_or(Row { first_block: head.block, synced: head.synced(), is_new: true });
         if row.is_new {
@@ -626,8 +626,8 @@ impl Backup {
     }
 
     /// A write failed: blocks that were taken behind what is written are not on their way any more, and the next one begins a
-    /// file. Files without any that count go: when those around them are given back they would look like what is left behind a hole. `first`: what is
-    /// noted before. Nothing if the run goes on at another disk by now.
+    /// file. Files without any that count go: when those around them are given back they would look like what is left behind a hole. One that
+    /// cannot be removed goes with those in its turn. `first`: what is noted before. Nothing if the run goes on at another disk by now.
     fn roll_back(&self, writer: &mut DiskWriter, disk: usize, run: RunKey, first: impl FnOnce(&mut Run)) {
         let mut empty = Vec::new();
         let mut state = self.state.lock();
@@ -638,13 +638,26 @@ impl Backup {
             if let Some(part) = run.files.back_mut() {
                 part.open = false;
             }
-            while let Some(part) = run.files.back().filter(|part| part.last < part.first) {
-                empty.push(part.sequence);
-                run.files.pop_back();
+            let written = run.written;
+            for part in run.files.iter_mut().rev().take_while(|part| !part.has_blocks()) {
+                // In front of the file that gets these blocks.
+                (part.first, part.last) = (written + 1, written);
+                empty.extend((part.disk == disk).then_some(part.sequence));
             }
         }
         drop(state);
-        empty.into_iter().for_each(|sequence| writer.discard(sequence));
+        empty.retain(|sequence| match writer.discard(*sequence) {
+            Ok(()) => true,
+            Err(error) => {
+                tracing::warn!(sequence, %error, "a file that failed cannot be removed yet");
+                false
+            }
+        });
+        let mut state = self.state.lock();
+        if let Some(run) = state.logs.get_mut(&run.0).and_then(|log| log.run_mut(run.1)) {
+            let is_gone = |part: &FilePart| part.disk == disk && empty.contains(&part.sequence) && !part.has_blocks();
+            run.files.retain(|part| !is_gone(part));
+        }
     }
 
     /// Syncs a run and answers who waits for that. After a failed sync nobody knows what is on the disk: what was not synced

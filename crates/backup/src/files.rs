@@ -444,10 +444,11 @@ impl DiskWriter {
         failed.for_each(|unsynced| (unsynced.failed, unsynced.is_lost) = (true, true));
     }
 
-    /// Removes a file of which nothing counts. If that fails a start finds it, with blocks that were sent again.
-    pub(crate) fn discard(&self, sequence: u64) {
-        if let Err(error) = self.disk.remove(&path(sequence)) {
-            tracing::warn!(sequence, %error, "a file that failed cannot be removed");
+    /// Removes a file of which nothing counts.
+    pub(crate) fn discard(&self, sequence: u64) -> io::Result<()> {
+        match self.disk.remove(&path(sequence)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
         }
     }
 

@@ -26,6 +26,12 @@ pub(crate) struct FilePart {
     pub(crate) anchored: bool,
 }
 
+impl FilePart {
+    pub(crate) fn has_blocks(&self) -> bool {
+        self.first <= self.last
+    }
+}
+
 /// Blocks without a hole, from the first one on.
 #[derive(Debug)]
 pub(crate) struct Run {
@@ -56,6 +62,7 @@ pub(crate) struct Run {
     pub(crate) disk: usize,
     /// Names the run: its first block changes when files are given back.
     pub(crate) id: u64,
+    /// By their blocks. Among them are such without any, which could not be removed when that was found: they go in their turn.
     pub(crate) files: VecDeque<FilePart>,
     /// The disk of the file that was given back last, if a loss of power may bring that back.
     pub(crate) given_back_on: Option<usize>,
@@ -228,7 +235,7 @@ impl Replica {
     pub(crate) fn parts(&self, from: u64, through: u64) -> Vec<FilePart> {
         let all = self.runs.iter().flat_map(|run| run.files.iter());
         let mut parts: Vec<FilePart> =
-            all.filter(|part| part.first <= part.last && part.first <= through && from <= part.last).copied().collect();
+            all.filter(|part| part.has_blocks() && part.first <= through && from <= part.last).copied().collect();
         parts.sort_by_key(|part| part.first);
         parts
     }

@@ -27,7 +27,7 @@ impl BackupScrubber {
         let state = backup.state.lock();
         let parts = state.logs.iter().flat_map(|(log, replica)| {
             let parts = replica.runs.iter().flat_map(|run| &run.files);
-            parts.filter(|part| !part.open && part.first <= part.last).map(|part| (*log, *part))
+            parts.filter(|part| !part.open && part.has_blocks()).map(|part| (*log, *part))
         });
         let parts = parts.collect();
         drop(state);
@@ -51,7 +51,7 @@ impl Backup {
     pub(crate) fn look_at_unsynced(&self, disk: usize, run: RunKey, sequence: u64) {
         let mut state = self.state.lock();
         let known = state.logs.get_mut(&run.0).and_then(|log| log.run_mut(run.1)).filter(|run| !run.to_sync);
-        let is_it = |part: &&FilePart| (part.disk, part.sequence) == (disk, sequence) && part.first <= part.last;
+        let is_it = |part: &&FilePart| (part.disk, part.sequence) == (disk, sequence) && part.has_blocks();
         let parts: Vec<FilePart> = known.map_or_else(Vec::new, |run| run.files.iter().filter(is_it).copied().collect());
         drop(state);
         for part in &parts {

@@ -1101,3 +1101,39 @@ fn files_of_a_row_that_is_forgotten_come_back_in_their_order_as_well() {
         assert_eq!(rig.ranges(LOG), [BlockRange { first: 10, last: 10 }], "seed {seed}");
     }
 }
+
+/// Its first block could not be written. Behind a loss of power a start keeps it, and would miss the blocks behind it.
+#[test]
+fn a_file_without_a_block_that_a_disk_does_not_let_go_of_goes_in_its_turn() {
+    let disk = MemoryDisk::new();
+    let (faulty, clock) = (FaultyDisk::new(Arc::new(disk.clone())), Arc::new(ManualClock::new(1_000_000)));
+    let start = |boot: u8| {
+        let config = BackupConfig { boot_id: Some([boot; 16]), spares: 0, ..config() };
+        let disks: Vec<Arc<dyn Disk>> = vec![Arc::new(faulty.clone())];
+        let random = Arc::new(SeededRandom::new(boot.into()));
+        Rig::over(Backup::open(config, disks, clock.clone(), random).expect("open").0)
+    };
+    let mut rig = start(1);
+    assert_eq!(rig.store(LOG, 1, 1, true), Ok(stored(1)));
+    let fails = |rig: &mut Rig, block| {
+        assert!(rig.store(LOG, block, 1, true).is_err());
+        clock.advance_ms(1_000);
+    };
+    // The file takes no more, and of the next one the header is written, and the block is not.
+    faulty.fail_write(1);
+    fails(&mut rig, 2);
+    faulty.fail_write(2);
+    faulty.fail_remove(1);
+    fails(&mut rig, 2);
+    assert_eq!(files(&disk, ".replica"), 2, "it is still there");
+    assert_eq!(rig.store(LOG, 2, 1, true), Ok(stored(2)));
+    faulty.fail_write(1);
+    fails(&mut rig, 3);
+    assert_eq!(rig.store(LOG, 3, 1, true), Ok(stored(3)));
+    assert_eq!((files(&disk, ".replica"), rig.read(LOG, 1, 3)), (4, Ok(vec![1, 2, 3])));
+    release(&rig, LOG, 2);
+    assert_eq!((files(&disk, ".replica"), rig.ranges(LOG)), (1, vec![BlockRange { first: 3, last: 3 }]));
+    drop(rig);
+    let end = start(2).backup.end_now(LOG, 1);
+    assert_eq!((end.through, end.certain), (3, true));
+}
