@@ -30,9 +30,10 @@ fn as_somebody(mut command: Command) -> Command {
 
 /// Starts a node that has no more than one thread, as the node itself does that was declared lost (`again`), or as anybody does.
 fn start(place: &Place, log: &str, again: bool) -> Child {
-    // Others have no way into the folder of the binary, perhaps.
+    // Others have no way into the folder of the binary, perhaps. What this process itself writes may still be open in a child that the other test starts meanwhile, and cannot be executed then.
     let binary = place.file("kera");
-    std::fs::copy(env!("CARGO_BIN_EXE_kera"), &binary).expect("there is room");
+    let copied = Command::new("cp").arg(env!("CARGO_BIN_EXE_kera")).arg(&binary).status().expect("cp is there");
+    assert!(copied.success(), "there is room");
     let mut command = as_somebody(Command::new("prlimit"));
     command.arg("--nproc=1:4096").arg(&binary).args(place.flags()).env_remove("RUST_BACKTRACE");
     if again {
