@@ -210,6 +210,52 @@ fn with_order_none_groups_are_independent() {
     assert_eq!((stored.offsets[0].ordinal, stored.offsets[0].done), (4, true));
 }
 
+/// The lag was that of the last group that was done for as long as nobody asked for more, and the next one was open; and what was done was kept.
+#[test]
+fn with_order_none_what_is_read_behind_groups_that_are_done_counts_at_once() {
+    let house = House::new();
+    let consumed = StreamOptions { retention_consumed: true, retention_ms: None, ..options(1, 1) };
+    house.stream(STREAM, order_none(consumed));
+    let mut peer = house.peer();
+    let lag = |peer: &mut Peer| {
+        let lanes = peer.call(&DescribeApplication { application: "report".into(), stream: STREAM }).lanes;
+        (lanes[0].committed_ordinal, lanes[0].lag)
+    };
+    let read = |peer: &mut Peer, group: &LeasedGroup, after| {
+        let next = peer.read(STREAM, group.start).answers[0].0.next;
+        commit_entry(group, next, group.start_ordinal + 1, after)
+    };
+    write_groups(&mut peer, 3);
+    let joined = peer.join(&house, "report", Start::Earliest);
+    let groups = peer.next_groups(&joined, 10);
+    let open = read(&mut peer, &groups[2], Release);
+    assert_eq!(peer.commit(&house, &joined, &[open, done(&groups[1])]), [Status::Ok; 2]);
+    assert_eq!(lag(&mut peer), (Some(0), 3), "the first one is not done");
+    assert_eq!(peer.commit(&house, &joined, &[done(&groups[0])]), [Status::Ok]);
+    assert_eq!(lag(&mut peer), (Some(3), 0));
+    assert_eq!(fetch(&mut peer).offsets.len(), 1);
+    drop(peer);
+
+    // What was joined is not recorded: it is joined again, before anybody asks.
+    let house = house.restart();
+    let mut peer = house.peer();
+    let retain = || {
+        house.broker.tick();
+        house.log.retain(house.clock.now_ms())
+    };
+    assert_eq!(retain(), 2);
+    assert_eq!(lag(&mut peer), (Some(3), 0));
+    write_groups(&mut peer, 1);
+    assert_eq!(lag(&mut peer), (Some(3), 1));
+    let joined = peer.call(&join_request("report", STREAM, Start::Earliest));
+    let groups = peer.next_groups(&joined, 10);
+    assert_eq!(groups.iter().map(|group| group.start_ordinal).collect::<Vec<_>>(), [3], "it is given nothing again");
+    let open = read(&mut peer, &groups[0], Keep);
+    assert_eq!(peer.commit(&house, &joined, &[open]), [Status::Ok]);
+    assert_eq!(lag(&mut peer), (Some(4), 0), "it need not be closed");
+    assert_eq!(retain(), 1);
+}
+
 #[test]
 fn groups_ahead_are_bounded_with_order_none() {
     let house = House::with(BrokerConfig { groups_ahead_max: 2, ..config() }, 16 << 20);

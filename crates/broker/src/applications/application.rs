@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use kera_format::applications::{self, Entry, LaneKey, StartAt};
-use kera_format::{ApplicationId, Order, StreamId, StreamletId};
+use kera_format::{ApplicationId, Cursor, Order, StreamId, StreamletId};
 use kera_log::{Lane, LaneVersion, Observer, Stream, Streamlet};
 use kera_protocol::{LeasedGroup, Start, Status};
 use parking_lot::Mutex;
@@ -287,6 +287,18 @@ impl Application {
         let mut state = self.state.lock();
         let State { lanes, dirty, .. } = &mut *state;
         dirty.extend(lanes.keys());
+    }
+
+    /// Up to where the application needs nothing of a lane any more. Behind a start nobody may ask for groups, or commit, so what was recorded is put
+    /// together here too.
+    pub(super) fn floor(&self, key: LaneKey) -> Cursor {
+        let mut state = self.state.lock();
+        let Some(progress) = state.lanes.get_mut(&key) else { return Cursor::default() };
+        // Before that not all groups are known that are in front of what is ahead.
+        if self.keepers.serves(self.meta.stream, key.streamlet) {
+            progress.settle();
+        }
+        progress.floor()
     }
 
     /// The lane of a key, if the stream has it and its streamlet is served.

@@ -81,6 +81,10 @@ impl Application {
             if entry.after != AfterCommit::Keep && by.member != 0 {
                 self.release(&mut state, by.member, key, entry.lease);
             }
+            // Not before all is recorded, for an undo puts back the base of before.
+            if let Some(progress) = state.lanes.get_mut(&key) {
+                progress.settle();
+            }
         }
         let count = |wanted: Status| statuses.iter().filter(|status| **status == wanted).count() as u64;
         let (accepted, fenced) = (count(Status::Ok), count(Status::LeaseLost));

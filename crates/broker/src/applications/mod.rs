@@ -418,10 +418,7 @@ impl Applications {
                 dirty.extend(stream.streamlets().flat_map(keys));
             }
             for key in dirty {
-                let floor = |application: &Arc<Application>| {
-                    application.state.lock().lanes.get(&key).map_or_else(Default::default, |found| found.floor())
-                };
-                let lowest = applications.iter().map(floor).min();
+                let lowest = applications.iter().map(|application| application.floor(key)).min();
                 if let Some(lane) = stream.streamlet(key.streamlet).and_then(|found| found.lane(key.lane)) {
                     lane.set_consumed_floor(lowest);
                 }

@@ -182,7 +182,8 @@ impl Progress {
         if order == Order::Lane && !self.leases.is_empty() {
             return Ok(Offer::Nothing);
         }
-        let Some(mut base) = self.base else {
+        self.join_done();
+        let Some(base) = self.base else {
             return match self.resolve_start(start)? {
                 Some(wait) => Ok(Offer::Wait(wait)),
                 None => self.offer(order, start, ahead_max, lost),
@@ -199,14 +200,10 @@ impl Progress {
             }
             for group in &window {
                 after = group.id;
-                if self.leases.iter().any(|lease| lease.group == group.id) {
+                if self.is_leased(group.id) {
                     (joined, passed) = (false, passed + 1);
                 } else if self.is_done(&base, group) {
-                    if joined {
-                        base = self.join(base, group);
-                    } else {
-                        passed += 1;
-                    }
+                    passed += usize::from(!joined);
                 } else if passed >= ahead_max {
                     return Ok(Offer::Nothing);
                 } else {
@@ -214,6 +211,46 @@ impl Progress {
                 }
             }
         }
+    }
+
+    /// Moves the base over what is ahead of it and has come to join it.
+    ///
+    /// What is read of the group behind a base that is done is committed ahead of it. Were the base moved only when groups are asked for, and when that
+    /// one is done as well, the lag would be that of the base until then, however much is read of it, and nothing of it would count as consumed.
+    pub(super) fn settle(&mut self) {
+        if !self.ahead.is_empty() {
+            self.join_done();
+        }
+    }
+
+    /// Moves the base over groups that are done, and onto the position in the one that comes then, if there is one. If records are missing between the
+    /// two it stays: they may be of a group that turns up again at an earlier owner, and is leased then.
+    fn join_done(&mut self) {
+        let Some(mut base) = self.base else { return };
+        let mut after = GroupId(base.cursor.group.0.saturating_sub(1));
+        loop {
+            let window = self.groups(after, WINDOW);
+            if window.is_empty() {
+                return;
+            }
+            for group in &window {
+                after = group.id;
+                if self.is_done(&base, group) && !self.is_leased(group.id) {
+                    base = self.join(base, group);
+                    continue;
+                }
+                let follows = group.id > base.cursor.group && group.first_ordinal <= base.ordinal;
+                if let Some(position) = self.ahead.get(&group.id).copied().filter(|_| follows) {
+                    self.committed = true;
+                    self.set_base(position);
+                }
+                return;
+            }
+        }
+    }
+
+    fn is_leased(&self, group: GroupId) -> bool {
+        self.leases.iter().any(|lease| lease.group == group)
     }
 
     /// Finds where the application begins in this lane. A lane version to wait for if that is not known yet.
@@ -254,6 +291,7 @@ impl Progress {
     /// Every group up to this one is done: it becomes the base.
     fn join(&mut self, base: Position, group: &GroupInfo) -> Position {
         let ahead = self.ahead.remove(&group.id);
+        self.committed |= ahead.is_some();
         let known = if base.cursor.group == group.id { base } else { ahead.unwrap_or(base) };
         let base = Position { done: true, ..known };
         self.set_base(base);
