@@ -46,7 +46,7 @@ pub(crate) fn known_members(members: &StoredMembers) -> Vec<KnownMember> {
 
 impl Group {
     /// All nodes that this node's log names, by number; none if it was never told of a cluster. Unlike what [`read`](Group::read) tells it is there
-    /// before anybody has said what is committed.
+    /// before anybody has said what is committed. Behind a start from when [`is_member`](Group::is_member) has answered.
     pub fn members(&self) -> Vec<KnownMember> {
         let metrics = self.raft.metrics().borrow().clone();
         known_members(&metrics.membership_config)

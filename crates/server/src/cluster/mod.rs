@@ -1001,6 +1001,9 @@ mod tests {
             disk.replace("raft/0000000000000001.log", &bytes).expect("a disk");
             let group = wait(&runtime, Group::start(config(), disk, Arc::new(Nowhere), Arc::new(SystemClock::new())));
             let group = group.expect("it starts");
+            // As a start does: who the others are is known when that is answered.
+            let asked = group.clone();
+            assert!(wait(&runtime, async move { asked.is_member().await }));
             assert!(is_alone(&group, 1) && !is_alone(&group, 2));
             match check_founded(&group, 1) {
                 Ok(()) => assert!(is_founded),
