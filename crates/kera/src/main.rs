@@ -12,6 +12,7 @@ mod output;
 mod records;
 mod rows;
 mod settings;
+mod signals;
 mod verify;
 mod when;
 

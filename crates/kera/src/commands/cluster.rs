@@ -9,12 +9,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::signal::unix::SignalKind;
 use tokio::sync::mpsc;
 
 use crate::cli::{ClusterUpArgs, Globals};
 use crate::error::{CliError, EXIT_INTERRUPTED};
 use crate::output;
+use crate::signals::Signals;
 
 /// How long a node may take to serve.
 const START: Duration = Duration::from_secs(30);
@@ -36,40 +37,14 @@ struct Member {
     is_gone: bool,
 }
 
-/// What ends the command. The terminal that goes away too: the nodes do not get its signals.
-struct Signals {
-    interrupt: Signal,
-    terminate: Signal,
-    hangup: Signal,
-}
-
-impl Signals {
-    fn new() -> Result<Signals, CliError> {
-        let wait_for =
-            |kind| signal(kind).map_err(|error| CliError::failure(format!("signals cannot be waited for: {error}")));
-        Ok(Signals {
-            interrupt: wait_for(SignalKind::interrupt())?,
-            terminate: wait_for(SignalKind::terminate())?,
-            hangup: wait_for(SignalKind::hangup())?,
-        })
-    }
-
-    async fn next(&mut self) {
-        tokio::select! {
-            _ = self.interrupt.recv() => {}
-            _ = self.terminate.recv() => {}
-            _ = self.hangup.recv() => {}
-        }
-    }
-}
-
 /// Starts the nodes, tells where they are, and stops them when it is told to.
 ///
 /// # Errors
 /// A node does not start, or fails by itself; the others are stopped then. One that is killed or told to stop takes nobody with it, unless all are gone
 /// and nobody can type to start one again. Somebody has stopped it before all were there.
 pub async fn up(args: &ClusterUpArgs, globals: &Globals) -> Result<(), CliError> {
-    let mut signals = Signals::new()?;
+    // The terminal that goes away ends the command too: the nodes do not get its signals.
+    let mut signals = Signals::listen(&[SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()])?;
     let program = this_program()?;
     let mut members = Vec::new();
     let started = tokio::select! {

@@ -22,7 +22,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use kera_client::{ClientError, Producer, Record};
 use kera_server::units::{human_bytes, human_count};
 use serde_json::json;
-use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::signal::unix::SignalKind;
 use tokio::sync::Notify;
 use tokio::time::timeout;
 
@@ -31,6 +31,7 @@ use crate::connect::{connect, explain, find_stream};
 use crate::error::{CliError, EXIT_INTERRUPTED};
 use crate::output::{print, print_json, records_of, say};
 use crate::rows::{self, Format, Input, Picks, Row, RowError, Tap};
+use crate::signals::Signals;
 
 /// Bytes of values after which a batch is full.
 const BATCH_BYTES: usize = 256 << 10;
@@ -152,10 +153,10 @@ pub async fn run(args: &ProduceArgs, globals: &Globals) -> Result<(), CliError> 
         stopped: None,
         is_cut_off: false,
     };
-    let mut signals = Signals::new()?;
+    let mut wishes = Wishes::new()?;
     let started = Instant::now();
-    let outcome = sending.all(rows, &mut signals).await;
-    sending.finish(outcome, started, signals, globals).await
+    let outcome = sending.all(rows, &mut wishes).await;
+    sending.finish(outcome, started, wishes, globals).await
 }
 
 /// Opens the input away from the runtime: a pipe may take its time.
@@ -238,29 +239,22 @@ enum Next {
     Stop,
 }
 
-/// Signals that end the command. They are listened for until it has ended, also while nobody waits for one: none is missed.
-struct Signals {
-    interrupt: Signal,
-    terminate: Signal,
+/// What somebody wants of the command by a signal.
+struct Wishes {
+    signals: Signals,
     /// When the first one came.
     first: Option<Instant>,
 }
 
-impl Signals {
-    fn new() -> Result<Signals, CliError> {
-        let listen =
-            |kind| signal(kind).map_err(|error| CliError::failure(format!("signals cannot be waited for: {error}")));
-        let (interrupt, terminate) = (listen(SignalKind::interrupt())?, listen(SignalKind::terminate())?);
-        Ok(Signals { interrupt, terminate, first: None })
+impl Wishes {
+    fn new() -> Result<Wishes, CliError> {
+        Ok(Wishes { signals: Signals::listen(&[SignalKind::interrupt(), SignalKind::terminate()])?, first: None })
     }
 
-    /// The next one that is a wish of its own. Dropped before it is there none is missed.
+    /// The next one that is not that of the signal before. Dropped before it is there none is missed.
     async fn next(&mut self) {
         loop {
-            tokio::select! {
-                _ = self.interrupt.recv() => {}
-                _ = self.terminate.recv() => {}
-            }
+            self.signals.next().await;
             if is_another_wish(&mut self.first, Instant::now()) {
                 return;
             }
@@ -287,7 +281,7 @@ async fn flush_after_pause(producer: &mut Producer) -> Result<(), ClientError> {
 }
 
 impl Sending {
-    async fn all(&mut self, source: Box<dyn rows::RowSource>, signals: &mut Signals) -> Result<(), CliError> {
+    async fn all(&mut self, source: Box<dyn rows::RowSource>, wishes: &mut Wishes) -> Result<(), CliError> {
         let ahead = Arc::new(Ahead::default());
         let (read_ahead, cut, tap) = (Arc::clone(&ahead), Arc::clone(&self.progress.rows), Arc::clone(&self.tap));
         // Detached: it may be waiting for standard input when sending is over.
@@ -295,17 +289,17 @@ impl Sending {
             .name("kera-input".into())
             .spawn(move || read_rows(source, &read_ahead, &cut, &tap))
             .map_err(|error| CliError::failure(format!("no thread to read the input: {error}")))?;
-        let outcome = self.all_of(&ahead, signals).await;
+        let outcome = self.all_of(&ahead, wishes).await;
         ahead.close();
         outcome
     }
 
-    async fn all_of(&mut self, ahead: &Ahead, signals: &mut Signals) -> Result<(), CliError> {
+    async fn all_of(&mut self, ahead: &Ahead, wishes: &mut Wishes) -> Result<(), CliError> {
         loop {
             let waits = self.settled.records < self.sent;
             let next = tokio::select! {
                 biased;
-                () = signals.next() => Next::Stop,
+                () = wishes.next() => Next::Stop,
                 next = ahead.next() => Next::Read(next),
                 flushed = flush_after_pause(&mut self.producer), if waits => Next::Flushed(flushed),
                 () = tokio::time::sleep(LOOK_EVERY), if waits => Next::Look,
@@ -315,7 +309,7 @@ impl Sending {
                 Next::Read(Some(Read::Rows(mut rows))) => loop {
                     tokio::select! {
                         sent = self.send(&mut rows) => break sent?,
-                        () = signals.next() => if self.take_signal(ahead) { return Ok(()) },
+                        () = wishes.next() => if self.take_signal(ahead) { return Ok(()) },
                     }
                 },
                 Next::Read(Some(Read::Malformed(error))) => self.malformed(&error)?,
@@ -543,7 +537,7 @@ impl Sending {
         mut self,
         outcome: Result<(), CliError>,
         started: Instant,
-        mut signals: Signals,
+        mut wishes: Wishes,
         globals: &Globals,
     ) -> Result<(), CliError> {
         // What was given up is told already, and nothing behind it is waited for.
@@ -553,7 +547,7 @@ impl Sending {
             _ => tokio::select! {
                 biased;
                 settled = self.settle() => settled,
-                () = signals.next() => Err(self.cut_off()),
+                () = wishes.next() => Err(self.cut_off()),
             },
         };
         self.progress.end();
