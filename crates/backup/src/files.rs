@@ -446,10 +446,7 @@ impl DiskWriter {
 
     /// Removes a file of which nothing counts.
     pub(crate) fn discard(&self, sequence: u64) -> io::Result<()> {
-        match self.disk.remove(&path(sequence)) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-            _ => Ok(()),
-        }
+        self.remove_if_there(&path(sequence))
     }
 
     /// Gives a file back. What is open of it here is closed: the disk has its space back with the last handle. After an error it is as it was.
@@ -461,10 +458,7 @@ impl DiskWriter {
         if kept {
             self.spares.push(sequence);
         } else {
-            match self.disk.remove(&path(sequence)) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-                _ => {}
-            }
+            self.discard(sequence)?;
         }
         self.forget(sequence);
         Ok(())
@@ -513,11 +507,15 @@ impl DiskWriter {
     }
 
     fn remove_path(&self, path: &str) {
+        if let Err(error) = self.remove_if_there(path) {
+            tracing::warn!(path, %error, "a file of copies cannot be removed");
+        }
+    }
+
+    fn remove_if_there(&self, path: &str) -> io::Result<()> {
         match self.disk.remove(path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                tracing::warn!(path, %error, "a file of copies cannot be removed");
-            }
-            _ => {}
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
         }
     }
 
