@@ -21,6 +21,12 @@ use crate::limits_told::tell;
 /// Groups that are looked through for expired offsets in one tick.
 const SWEEP_GROUPS: usize = 256;
 
+/// Whether a journal can tell of a group of this name: a record with a longer one could not be read again, and those of the system's names say
+/// something about the journal.
+pub(crate) fn may_be_recorded(id: &str) -> bool {
+    id.len() <= GROUP_NAME_BYTES_MAX && !id.starts_with(SYSTEM_PREFIX)
+}
+
 /// The groups of a node. See the module for how it is driven.
 pub struct Coordinator {
     config: GroupConfig,
@@ -302,8 +308,7 @@ impl Coordinator {
         if self.groups.contains_key(id) {
             return Ok(());
         }
-        // Records of the system's names say something about the journal.
-        if id.len() > GROUP_NAME_BYTES_MAX || id.starts_with(SYSTEM_PREFIX) {
+        if !may_be_recorded(id) {
             return Err(Code::InvalidGroupId);
         }
         if self.groups.len() >= self.config.groups_max {

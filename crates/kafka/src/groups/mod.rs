@@ -30,3 +30,4 @@ mod tests;
 
 pub use api::{Answer, AppendFailed, Caller, Done, GroupConfig, Journal, Mark, Now, Topic, Topics};
 pub use coordinator::Coordinator;
+pub(crate) use coordinator::may_be_recorded;

@@ -19,7 +19,7 @@ use kafka_protocol::messages::{
 use kafka_protocol::protocol::StrBytes;
 use kera_coordinator::catalog::SYSTEM_PREFIX;
 use kera_format::StreamId;
-use kera_format::kafka_groups::{GROUP_NAME_BYTES_MAX, OffsetKey};
+use kera_format::kafka_groups::OffsetKey;
 use kera_format::kafka_transactions::{
     AbortedRange, Entry, GROUPS_MAX, PARTITIONS_MAX, TRANSACTIONAL_ID_BYTES_MAX, Touched, Transaction,
     TransactionState as State,
@@ -27,7 +27,7 @@ use kera_format::kafka_transactions::{
 
 use super::producer::{self, Begun};
 use super::{Ending, NOT_WRITTEN, Places, ProducerIds, Reply, TransactionConfig, TransactionJournal};
-use crate::groups::{AppendFailed, Mark, Now};
+use crate::groups::{AppendFailed, Mark, Now, may_be_recorded};
 use crate::limits_told::tell;
 use crate::state_log::Bounded;
 
@@ -559,8 +559,8 @@ impl Transactions {
         result.map(|()| mark)
     }
 
-    /// Puts a group into a transaction, if a group may have that name: a record with a longer one could not be read again, and what it says of the
-    /// transaction would be lost.
+    /// Puts a group into a transaction, if a group may have that name: with one that cannot be read again all that its record says of the transaction
+    /// would be lost.
     fn extend_by_group(
         &mut self,
         now: Now,
@@ -568,7 +568,7 @@ impl Transactions {
         producer: (i64, i16),
         group: &str,
     ) -> (Option<Mark>, Result<(), Code>) {
-        if group.is_empty() || group.len() > GROUP_NAME_BYTES_MAX || group.starts_with(SYSTEM_PREFIX) {
+        if group.is_empty() || !may_be_recorded(group) {
             return (None, Err(Code::InvalidGroupId));
         }
         self.extend(now, id, producer, |transaction| {
