@@ -4,6 +4,7 @@
 #![allow(clippy::await_holding_lock)]
 
 mod fake;
+mod steady;
 
 use std::net::TcpListener;
 use std::sync::{Arc, Mutex};
@@ -15,6 +16,7 @@ use kera_client::{
     Status, StreamletId,
 };
 use kera_protocol::Op;
+use steady::later;
 
 async fn client(server: &FakeServer) -> Client {
     server.client().connect().await.unwrap()
@@ -30,6 +32,18 @@ fn server_that(streamlets: u32, is_old: bool) -> FakeServer {
 async fn send_all(producer: &mut Producer, values: &[String]) {
     for value in values {
         producer.send(&Record::value(value.as_bytes())).await.unwrap();
+    }
+}
+
+/// Sends records of a producer that gives them little time, all again until they were all acknowledged in it: how long that takes is up to the
+/// machine as well.
+async fn send_until_acknowledged(producer: &mut Producer, values: &[String]) {
+    loop {
+        send_all(producer, values).await;
+        match producer.flush().await {
+            Ok(()) => return,
+            Err(error) => assert!(matches!(error, ClientError::DeliveryTimeout { .. }), "{error}"),
+        }
     }
 }
 
@@ -273,15 +287,17 @@ fn a_server_that_forgot_acknowledged_chunks_gets_those_behind_them() {
 fn who_does_not_say_which_epoch_is_next_is_not_waited_for() {
     let server = server_that(1, true);
     run(async {
-        let (mut producer, _) = small_chunks(&server, |b| b).await;
+        // Its calls wait for longer than the test.
+        let client = server.client().call_timeout(Duration::from_secs(3_600)).connect().await.unwrap();
+        let builder = client.producer(STREAM).chunk_bytes(200).request_bytes(700).in_flight(3);
+        let mut producer = builder.build().await.unwrap();
         let values = numbered(0..20);
         send_all(&mut producer, &values[..10]).await;
         producer.flush().await.unwrap();
         server.fake.fail([Fault::Forget]);
         server.fake.state().mutes.push(Op::AllocateProducer);
         send_all(&mut producer, &values[10..]).await;
-        // A test takes longer than the producer asks for, and not as long as it waits for other answers.
-        tokio::time::timeout(Duration::from_secs(25), producer.flush()).await.unwrap().unwrap();
+        tokio::time::timeout(Duration::from_secs(300), producer.flush()).await.unwrap().unwrap();
         assert_eq!(server.fake.values(0, 0), values);
         assert!(server.fake.state().mutes.is_empty());
     });
@@ -347,23 +363,25 @@ fn records_that_cannot_be_delivered_in_time_are_given_up() {
     let mut server = FakeServer::start(1, 1);
     run(async {
         let (mut producer, reports) = small_chunks(&server, |b| b.delivery_timeout(Duration::from_millis(300))).await;
-        send_all(&mut producer, &numbered(0..10)).await;
-        producer.flush().await.unwrap();
+        send_until_acknowledged(&mut producer, &numbered(0..10)).await;
+        let failed_before = producer.stats().failed_records;
         server.crash();
-        send_all(&mut producer, &numbered(10..100)).await;
+        reports.lock().unwrap().clear();
+        let lost = numbered(10..100);
+        send_all(&mut producer, &lost).await;
         let error = producer.flush().await.unwrap_err();
         assert!(matches!(error, ClientError::DeliveryTimeout { .. }), "{error}");
         assert!(error.could_duplicate() && error.to_string().contains("300 ms"), "{error}");
-        assert_eq!(producer.stats().failed_records, 90);
+        assert_eq!(producer.stats().failed_records - failed_before, 90);
         assert_eq!(producer.stats().buffered_bytes, 0);
         let failed = reports.lock().unwrap().iter().filter(|report| report.result.is_err()).count();
         assert!(failed > 1);
         // Once the server is back, so is the producer.
         server.restart();
-        let later = numbered(100..200);
-        send_all(&mut producer, &later).await;
-        producer.flush().await.unwrap();
-        assert_eq!(server.fake.values(0, 0)[10..], later);
+        let behind = numbered(100..200);
+        send_until_acknowledged(&mut producer, &behind).await;
+        let stored = server.fake.values(0, 0);
+        assert!(stored.ends_with(&behind) && !stored.iter().any(|value| lost.contains(value)), "{stored:?}");
     });
 }
 
@@ -406,8 +424,13 @@ fn records_in_open_chunks_are_given_up_in_their_time() {
             assert!(matches!(error, ClientError::DeliveryTimeout { .. }), "{error}");
         }
         server.restart();
-        producer.deliver(&Record::value(b"the last one")).await.unwrap();
-        assert_eq!(server.fake.values(0, 0), ["the last one"]);
+        // Until it is connected to again its time may be up some times more.
+        while let Err(error) = producer.deliver(&Record::value(b"the last one")).await {
+            assert!(matches!(error, ClientError::DeliveryTimeout { .. }), "{error}");
+        }
+        let mut stored = server.fake.values(0, 0);
+        stored.dedup();
+        assert_eq!(stored, ["the last one"]);
     });
 }
 
@@ -417,23 +440,26 @@ fn a_chunk_that_was_given_up_after_it_was_sent_is_skipped_if_it_is_not_there() {
     for (fault, is_old) in [(Fault::Stall, false), (Fault::AppendAndStall, false), (Fault::Stall, true)] {
         let server = server_that(2, is_old);
         run(async {
-            let (mut producer, _) = small_chunks(&server, |b| {
-                b.delivery_timeout(Duration::from_millis(200)).request_timeout(Duration::from_millis(150)).in_flight(1)
-            })
-            .await;
-            server.fake.fail([fault, Fault::Stall, Fault::Stall, Fault::Stall]);
+            // So much that only what is meant to be given up is.
+            let (request, delivery) = (Duration::from_secs(60), Duration::from_secs(100));
+            let (mut producer, _) =
+                small_chunks(&server, |b| b.delivery_timeout(delivery).request_timeout(request).in_flight(1)).await;
+            server.fake.fail([fault, Fault::Stall]);
             producer.send_to(StreamletId(0), &Record::value(b"given up")).await.unwrap();
+            for left in [1, 0] {
+                server.until("it has come", |state| state.faults.len() == left).await;
+                later(request).await;
+            }
             assert!(producer.flush().await.is_err());
-            server.fake.state().faults.clear();
-            let later = numbered(1..50);
-            for value in &later {
+            let behind = numbered(1..50);
+            for value in &behind {
                 producer.send_to(StreamletId(0), &Record::value(value.as_bytes())).await.unwrap();
                 producer.send_to(StreamletId(1), &Record::value(value.as_bytes())).await.unwrap();
             }
             producer.flush().await.unwrap();
             let there = usize::from(fault == Fault::AppendAndStall);
-            assert_eq!(server.fake.values(0, 0)[there..], later);
-            assert_eq!(server.fake.values(1, 0), later);
+            assert_eq!(server.fake.values(0, 0)[there..], behind);
+            assert_eq!(server.fake.values(1, 0), behind);
             let epochs = u16::from(is_old && there == 0);
             assert_eq!(server.fake.state().epochs[&1], epochs);
             assert_eq!(server.fake.state().skipped, u64::from(!is_old && there == 0));

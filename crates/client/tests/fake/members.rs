@@ -13,6 +13,9 @@ use kera_rpc::{Flow, Outbox};
 use super::State;
 
 const APPLICATION: ApplicationId = ApplicationId(5);
+/// Unless it is told otherwise. An answer that takes four times as long costs the member its connection, so that is longer than machines stand
+/// still.
+const HEARTBEAT_MS: u32 = 1_500;
 
 /// Where the application is in a lane, and who reads it.
 #[derive(Clone, Copy, Debug, Default)]
@@ -176,7 +179,7 @@ pub fn on_frame(state: &mut State, op: Op, header: &FrameHeader, body: &[u8], ou
                 members.members.push(members.next_member);
                 members.next_member
             };
-            let heartbeat_ms = if members.heartbeat_ms == 0 { 20 } else { members.heartbeat_ms };
+            let heartbeat_ms = if members.heartbeat_ms == 0 { HEARTBEAT_MS } else { members.heartbeat_ms };
             out.respond(
                 header,
                 &JoinedApplication {

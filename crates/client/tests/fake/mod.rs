@@ -26,6 +26,8 @@ use rand::{Rng, SeedableRng};
 
 pub use members::Members;
 
+use crate::steady::Port;
+
 pub const STREAM: &str = "fake";
 const FIRST_POSITION: u32 = 128;
 /// As brokers have it unless they are told otherwise.
@@ -331,6 +333,8 @@ pub struct FakeServer {
     /// It is of an earlier version, that knows of no skips.
     pub is_old: bool,
     server: Option<RunningServer>,
+    /// Its own also while it is away.
+    _port: Port,
 }
 
 impl FakeServer {
@@ -371,11 +375,13 @@ impl FakeServer {
             time_ms: 1_000,
             members: Members::default(),
         };
+        let port = Port::reserve();
         let mut server = FakeServer {
             fake: Arc::new(Fake { state: Mutex::new(state), clock: Arc::new(kera_env::SystemClock::new()) }),
-            address: ([127, 0, 0, 1], 0).into(),
+            address: port.address,
             is_old: false,
             server: None,
+            _port: port,
         };
         server.restart();
         server
@@ -474,9 +480,9 @@ impl FakeServer {
         self.fake.wake_all();
     }
 
-    /// Waits until the fake is in some state.
+    /// Waits until the fake is in some state: for minutes, since the machine may stand still.
     pub async fn until(&self, what: &str, mut reached: impl FnMut(&mut State) -> bool) {
-        for _ in 0..10_000 {
+        for _ in 0..200_000 {
             if reached(&mut self.fake.state()) {
                 return;
             }
@@ -489,7 +495,7 @@ impl FakeServer {
 /// Runs a test on a runtime of its own, with a limit that only a hanging test reaches.
 pub fn run(test: impl Future<Output = ()>) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    runtime.block_on(async { tokio::time::timeout(Duration::from_secs(60), test).await.expect("the test hangs") });
+    runtime.block_on(async { tokio::time::timeout(Duration::from_secs(600), test).await.expect("the test hangs") });
 }
 
 pub fn numbered(range: std::ops::Range<usize>) -> Vec<String> {
