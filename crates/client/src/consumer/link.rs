@@ -332,7 +332,8 @@ mod tests {
             let address = server.local_addr().to_string();
             let connection = Connection::connect(&address, ClientConfig::default()).await.unwrap();
             let heartbeat = Heartbeat { application: ApplicationId(1), member: 2 };
-            let mut task = HeartbeatTask::start(connection, heartbeat, Duration::from_millis(10));
+            // Four times as long an answer may take: machines stand still for seconds.
+            let mut task = HeartbeatTask::start(connection, heartbeat, Duration::from_millis(1_500));
             while heartbeats.load(Ordering::SeqCst) <= ANSWERED {
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }

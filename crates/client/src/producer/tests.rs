@@ -15,6 +15,9 @@ use super::report::Delivered;
 use super::sender::Shared;
 use crate::{ClientError, Routing, Status};
 
+/// From now on until all that a test writes is due, however long its thread stands still, and long before anything is given up.
+const SOON: Duration = Duration::from_secs(300);
+
 fn settings() -> BufferSettings {
     BufferSettings {
         stream: StreamId(1),
@@ -145,7 +148,7 @@ fn a_record_after_a_theft_opens_a_chunk() {
 fn a_record_that_the_thief_missed_is_found_when_it_looks_again() {
     let (mut front, shared) = front(settings());
     let mut next_sequence = [0];
-    let now = Instant::now() + Duration::from_secs(1);
+    let now = Instant::now() + SOON;
     push(&mut front, 0);
     assert_eq!(take(&shared, now, &mut next_sequence), [(0, 0)]);
     // Written by a producer that had looked before the theft.
@@ -170,7 +173,7 @@ fn a_record_that_the_thief_missed_is_found_when_it_looks_again() {
 fn a_record_that_comes_late_is_not_left_behind() {
     let (mut front, shared) = front(settings());
     let mut next_sequence = [0];
-    let mut now = Instant::now() + Duration::from_secs(1);
+    let mut now = Instant::now() + SOON;
     push(&mut front, 0);
     front.push_interrupted(&Record::value(&1_u64.to_le_bytes()), || {
         assert_eq!(take(&shared, now, &mut next_sequence), [(0, 0)]);
@@ -190,7 +193,7 @@ fn what_the_thief_left_is_sealed_by_the_producer() {
     for flush in [false, true] {
         let (mut front, shared) = front(settings());
         let mut next_sequence = [0];
-        let now = Instant::now() + Duration::from_secs(1);
+        let now = Instant::now() + SOON;
         (0..3).for_each(|number| assert!(push(&mut front, number)));
         assert_eq!(take(&shared, now, &mut next_sequence).len(), 3);
         front.push_unseen(&Record::value(&3_u64.to_le_bytes()));
@@ -212,7 +215,7 @@ fn what_the_thief_left_is_sealed_by_the_producer() {
 fn stolen_and_left_parts_have_their_own_timestamps() {
     let (mut front, shared) = front(settings());
     let stamped = |timestamp_ms| Record { timestamp_ms, ..Record::value(b"value") };
-    let now = Instant::now() + Duration::from_secs(1);
+    let now = Instant::now() + SOON;
     let max = |shared: &Shared| {
         let taken = shared.buffer().take(0, now, 4_000, Vec::new());
         let stamps: Vec<i64> =
@@ -278,7 +281,7 @@ fn a_chunk_that_grows_keeps_its_records() {
 #[test]
 fn chunks_change_their_way_when_nothing_is_under_way_and_can_come_back() {
     let (mut front, shared) = front(settings());
-    let now = Instant::now() + Duration::from_secs(1);
+    let now = Instant::now() + SOON;
     let done = |buffer: &mut Buffer, chunk| {
         let (streamlet, lane) = (StreamletId(0), LaneId(0));
         buffer.settle(chunk, Ok(Delivered { streamlet, lane, base_ordinal: Some(0), duplicate: false }), now, true)
@@ -311,7 +314,7 @@ fn chunks_change_their_way_when_nothing_is_under_way_and_can_come_back() {
 fn nothing_gets_the_number_of_a_chunk_that_was_given_up_and_may_be_there() {
     for may_be_there in [false, true] {
         let (mut front, shared) = front(settings());
-        let now = Instant::now() + Duration::from_secs(1);
+        let now = Instant::now() + SOON;
         for number in 0..3 {
             push(&mut front, number);
             front.flush();
@@ -348,7 +351,7 @@ fn only_the_way_that_something_is_to_leave_by_is_wanted() {
     shared.buffer().set_route(0, 2);
     assert_eq!(wanted(&shared), [false, false, true]);
     shared.buffer().set_route(0, 1);
-    let now = Instant::now() + Duration::from_secs(1);
+    let now = Instant::now() + SOON;
     let taken = shared.buffer().take(1, now, 4_000, Vec::new()).chunks;
     assert_eq!(taken.len(), 1);
     assert_eq!(wanted(&shared), [false; 3], "it is under way");
