@@ -1170,6 +1170,7 @@ fn a_member_that_commits_itself_keeps_what_is_asked_back_no_longer_than_its_leas
     let server = FakeServer::start(1, 1);
     run(async {
         fill(&server, 0, 0, 0..100);
+        server.fake.state().members.lease_ms = 1_000;
         let manual = |b: ConsumerBuilder| b.application("app").commit(CommitMode::Manual);
         let mut consumer = build(&server, manual).await;
         for _ in 0..10 {

@@ -16,6 +16,8 @@ const APPLICATION: ApplicationId = ApplicationId(5);
 /// Unless it is told otherwise. An answer that takes four times as long costs the member its connection, so that is longer than machines stand
 /// still.
 const HEARTBEAT_MS: u32 = 1_500;
+/// Unless it is told otherwise: nothing is to happen because a lease's time is up.
+const LEASE_MS: u32 = 600_000;
 
 /// Where the application is in a lane, and who reads it.
 #[derive(Clone, Copy, Debug, Default)]
@@ -48,6 +50,7 @@ pub struct Members {
     /// With so many answers that lease groups the connection breaks.
     pub lost_answers: u64,
     pub heartbeat_ms: u32,
+    pub lease_ms: u32,
     next_member: u64,
     next_lease: u64,
 }
@@ -179,16 +182,11 @@ pub fn on_frame(state: &mut State, op: Op, header: &FrameHeader, body: &[u8], ou
                 members.members.push(members.next_member);
                 members.next_member
             };
+            let lease_ms = if members.lease_ms == 0 { LEASE_MS } else { members.lease_ms };
             let heartbeat_ms = if members.heartbeat_ms == 0 { HEARTBEAT_MS } else { members.heartbeat_ms };
             out.respond(
                 header,
-                &JoinedApplication {
-                    application: APPLICATION,
-                    member,
-                    lease_ms: 1_000,
-                    heartbeat_ms,
-                    order: Order::Lane,
-                },
+                &JoinedApplication { application: APPLICATION, member, lease_ms, heartbeat_ms, order: Order::Lane },
             );
         }
         Op::Heartbeat => {
