@@ -355,8 +355,9 @@ async fn read_and_check(mut consumer: Consumer, records: usize) {
 async fn produce(client: Client, name: String, streamlets: u32, records: u64) {
     let mut tries = 0;
     let mut producer = loop {
-        // A node may be away just now.
-        match client.producer("moving").chunk_bytes(512).in_flight(4).build().await {
+        // A node may be away just now, and on a slow machine connections may break about as often as they are made.
+        let builder = client.producer("moving").chunk_bytes(512).in_flight(4);
+        match builder.delivery_timeout(Duration::from_secs(600)).build().await {
             Ok(producer) => break producer,
             Err(error) if error.retryable() && tries < 1_000 => tries += 1,
             Err(error) => panic!("{error}"),
