@@ -34,7 +34,7 @@ async fn a_stream_that_is_made_on_any_node_is_known_on_all_and_at_once_where_it_
 async fn another_leads_when_the_leader_is_killed_and_it_comes_back_with_a_higher_epoch() {
     let mut world = World::cluster(2, 3, 0).await;
     world.create(2, "before").await.unwrap();
-    let first = world.leader().unwrap();
+    let first = world.leading().await;
     let epoch = world.nodes[&first].epoch;
     world.kill(first, Some(2)).await;
     let other = if first == 1 { 2 } else { 1 };
@@ -46,7 +46,8 @@ async fn another_leads_when_the_leader_is_killed_and_it_comes_back_with_a_higher
     world.start(first).await;
     assert!(world.nodes[&first].group.is_member().await);
     let joined = world.join(first, 3).await;
-    assert_eq!(joined.epoch, epoch + 1);
+    // More than that where it had to ask again, as when another one was elected meanwhile.
+    assert!(joined.epoch > epoch, "{} behind {epoch}", joined.epoch);
     world.agree().await;
     assert!(has(&world, first, "before") && has(&world, first, "between"));
 }
@@ -54,28 +55,29 @@ async fn another_leads_when_the_leader_is_killed_and_it_comes_back_with_a_higher
 #[tokio::test]
 async fn a_leader_that_is_cut_off_decides_nothing_and_forgets_what_it_had_begun() {
     let world = World::cluster(3, 3, 0).await;
-    let old = world.leader().unwrap();
+    let old = world.leading().await;
     let others: Vec<u64> = (1..=3).filter(|node| *node != u64::from(old)).collect();
     world.part(&[old.into()], &others);
     let group = world.nodes[&old].group.clone();
-    let lonely = tokio::spawn(async move { create(&group, "lonely", 1).await });
+    let wait = std::time::Duration::from_secs(3);
+    let lonely = tokio::spawn(async move { tokio::time::timeout(wait, create(&group, "lonely", 1)).await });
     world
         .until("another leads", |world| others.iter().any(|node| world.nodes[&(*node as u32)].group.is_leader()))
         .await;
     world.create(others[0] as u32, "majority").await.unwrap();
     assert!(!has(&world, old, "majority"));
     let refused = lonely.await.unwrap();
-    assert!(refused.is_err(), "one of three has decided something: {refused:?}");
+    assert!(!matches!(refused, Ok(Ok(_))), "one of three has decided something: {refused:?}");
     world.heal();
     world.agree().await;
-    assert!(has(&world, old, "majority"));
+    assert!(has(&world, old, "majority") && !has(&world, old, "lonely"));
 }
 
 /// A machine that is gone closes no connection: what it was asked is not answered, and not refused either.
 #[tokio::test]
 async fn who_waits_for_a_leader_that_is_silent_asks_the_next_one() {
     let world = World::cluster(11, 3, 1).await;
-    let old = world.leader().unwrap();
+    let old = world.leading().await;
     let others: Vec<u64> = (1..=4).filter(|node| *node != u64::from(old)).collect();
     world.net.faults.lock().silent = true;
     world.part(&[old.into()], &others);
@@ -133,7 +135,7 @@ async fn all_lose_power_and_come_back_with_all_that_was_answered() {
     }
     world.until("there is a leader", |world| world.leader().is_some()).await;
     for node in 1..=4 {
-        assert_eq!(world.join(node, 3).await.epoch, 2);
+        assert!(world.join(node, 3).await.epoch >= 2);
     }
     world.agree().await;
     assert!((0..20).all(|number| has(&world, 4, &format!("s{number}"))));
@@ -294,16 +296,18 @@ async fn settings_come_along_as_far_as_the_level_knows_them() {
 #[tokio::test]
 async fn producer_ids_are_given_once_whoever_leads() {
     let mut world = World::cluster(7, 3, 0).await;
-    let mut given = Vec::new();
-    for round in 0..3 {
+    let (mut given, mut epoch) = (Vec::new(), 0);
+    for _ in 0..3 {
         for at in world.nodes.keys().copied().collect::<Vec<_>>() {
             let answer = world.nodes[&at].group.ask(&AllocateProducer { producer_id: None }).await.unwrap();
             given.push(answer.producer_id.0);
         }
-        let leader = world.leader().unwrap();
+        let leader = world.leading().await;
         let known = kera_format::ProducerId(given[0]);
         let raised = world.nodes[&leader].group.ask(&AllocateProducer { producer_id: Some(known) }).await.unwrap();
-        assert_eq!((raised.producer_id, raised.producer_epoch.0), (known, round + 1));
+        // Twice where the leader was lost before it could say so.
+        assert!(raised.producer_id == known && raised.producer_epoch.0 > epoch, "{raised:?} behind {epoch}");
+        epoch = raised.producer_epoch.0;
         world.kill(leader, None).await;
         world.start(leader).await;
         world.until("another leads", |world| world.leader().is_some()).await;
@@ -329,7 +333,7 @@ async fn a_broker_that_is_lost_is_fenced_its_logs_end_and_its_streamlets_get_oth
     world.nodes[&4].group.ask(&view).await.unwrap();
     world.nodes[&4].group.ask(&view).await.unwrap();
     world.kill(4, None).await;
-    let leader = world.leader().unwrap();
+    let leader = world.leading().await;
     world
         .until("its streamlets have other owners", |world| {
             world.nodes[&leader].group.read(|state| state.node(4).unwrap().streamlets) == 0
@@ -435,7 +439,7 @@ async fn who_falls_silent_while_backups_are_asked_that_do_not_answer_is_fenced_n
 #[tokio::test]
 async fn another_machine_has_the_number_of_a_coordinator_that_was_given_up_a_moment_ago() {
     let mut world = World::cluster(17, 3, 0).await;
-    let leader = world.leader().unwrap();
+    let leader = world.leading().await;
     let gone = (1..=3).find(|node| *node != leader).unwrap();
     world.kill(gone, None).await;
     let is_fenced = |world: &World| world.nodes[&leader].group.read(|state| state.node(gone).unwrap().fenced);
@@ -515,22 +519,26 @@ async fn a_change_of_who_votes_that_is_half_done_is_ended_by_whoever_leads_next(
 #[tokio::test]
 async fn who_is_left_of_three_votes_alone_and_goes_on_without_the_other_one() {
     let mut world = World::cluster(21, 3, 0).await;
-    let leader = world.leader().unwrap();
-    let others: Vec<u32> = (1..=3).filter(|node| *node != leader).collect();
-    world.kill(others[0], None).await;
-    let is_fenced = |world: &World| world.nodes[&leader].group.read(|state| state.node(others[0]).unwrap().fenced);
+    let leader = world.leading().await;
+    let gone = (1..=3).find(|node| *node != leader).unwrap();
+    world.kill(gone, None).await;
+    let is_fenced = |world: &World| world.nodes[&leader].group.read(|state| state.node(gone).unwrap().fenced);
     world.until("it is fenced", is_fenced).await;
-    world.nodes[&leader].group.ask(&ChangeNode { node: others[0], change: NodeChange::Remove }).await.unwrap();
-    world.until("one votes", |world| world.voters(leader) == [leader]).await;
-    world.kill(others[1], None).await;
-    world.create(leader, "alone").await.unwrap();
+    world.nodes[&leader].group.ask(&ChangeNode { node: gone, change: NodeChange::Remove }).await.unwrap();
+    // Whoever leads by then.
+    world.until("one votes", |world| world.voters(leader).len() == 1).await;
+    let left = world.voters(leader)[0];
+    let other = (1..=3).find(|node| ![left, gone].contains(node)).unwrap();
+    world.until("that one knows", |world| world.voters(left) == [left]).await;
+    world.kill(other, None).await;
+    world.create(left, "alone").await.unwrap();
     // And with the other one there may be three again.
-    world.start(others[1]).await;
-    world.join(others[1], 3).await;
-    world.disks.remove(&others[0]);
-    world.machines.insert(others[0], 77);
-    world.start(others[0]).await;
-    world.join(others[0], 3).await;
+    world.start(other).await;
+    world.join(other, 3).await;
+    world.disks.remove(&gone);
+    world.machines.insert(gone, 77);
+    world.start(gone).await;
+    world.join(gone, 3).await;
     world.until("all vote", |world| (1..=3).all(|at| world.voters(at) == [1, 2, 3])).await;
     world.agree().await;
 }

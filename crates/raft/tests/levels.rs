@@ -143,7 +143,7 @@ async fn a_leader_of_before_is_told_of_copies_as_it_knows_it() {
         world.join(node, 3).await;
     }
     world.until("all coordinators vote", |world| world.voters(1).len() == 3).await;
-    let leader = world.leader().unwrap();
+    let leader = world.leading().await;
     let at = leader % 3 + 1;
     let (stream, node, epoch) = moved_and_to_be_copied(&world, at).await;
     assert_eq!(levels(&world), [COPIED_IN - 1; 3]);

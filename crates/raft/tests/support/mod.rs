@@ -22,11 +22,17 @@ use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use tokio::sync::watch;
 
+/// Who is gone is noticed soon. A command waits for long, and a thread that writes may stand still for long before its node falls silent: on a busy machine
+/// any thread may be held up for seconds, which is not what a test is about.
 pub const TIMING: Timing =
-    Timing { heartbeat_ms: 30, election_ms: 120, lost_after_ms: 400, command_ms: 3000, stands_still_ms: 900 };
+    Timing { heartbeat_ms: 30, election_ms: 120, lost_after_ms: 400, command_ms: 30_000, stands_still_ms: 10_000 };
 
 /// Longer than any command waits.
-const SILENCE: Duration = Duration::from_secs(60);
+const SILENCE: Duration = Duration::from_secs(600);
+
+/// How often it is looked for what is waited for, and how long until it is looked for again.
+const LOOKS: u32 = 6_000;
+const LOOK: Duration = Duration::from_millis(20);
 
 /// Whether a message, with its version, is the last that a leader has to do with.
 pub type IsLast = fn(Op, u8, &[u8]) -> bool;
@@ -257,6 +263,8 @@ pub struct World {
     pub level_max: u32,
     /// Numbers that are given to another machine: the byte of its uuid, which is the number otherwise.
     pub machines: BTreeMap<NodeNumber, u8>,
+    /// How fast nodes are that are started from here on.
+    pub timing: Timing,
 }
 
 fn roles(node: NodeNumber, voters: NodeNumber) -> Vec<Role> {
@@ -296,6 +304,7 @@ impl World {
             snapshot_bytes: 32 << 20,
             level_max: kera_format::level::NEWEST,
             machines: BTreeMap::new(),
+            timing: TIMING,
         }
     }
 
@@ -305,7 +314,13 @@ impl World {
 
     /// A cluster of `voters` coordinators, all of them voting, and `others`.
     pub async fn cluster(seed: u64, voters: NodeNumber, others: NodeNumber) -> World {
+        World::cluster_at(seed, voters, others, TIMING).await
+    }
+
+    /// The same, as fast as `timing` says.
+    pub async fn cluster_at(seed: u64, voters: NodeNumber, others: NodeNumber, timing: Timing) -> World {
         let mut world = World::new(seed);
+        world.timing = timing;
         world.found(Catalog::default()).await;
         for node in 2..=voters + others {
             world.start(node).await;
@@ -356,7 +371,7 @@ impl World {
             copies_max: 16,
             snapshot_entries: self.snapshot_entries,
             snapshot_bytes: self.snapshot_bytes,
-            timing: TIMING,
+            timing: self.timing,
             level_max: if self.net.is_old(node.into()) { 1 } else { self.level_max },
             balance_after_ms: None,
         };
@@ -448,14 +463,18 @@ impl World {
         if let Some(ended) = self.nodes.remove(&node) {
             ended.stop.send_replace(true);
             ended.group.stop().await;
+            // The threads that write are done then, with the copies too: they would go on beside those of the next start, and with its files.
+            let group = ended.group.clone();
+            let _ = tokio::task::spawn_blocking(move || group.look_at_disk(&|| true)).await;
             // A snapshot tells what is different, not what has happened.
             if *ended.replaced.0.lock() == 0 {
                 self.past.push(ended.told);
             }
         }
         if let Some(seed) = crash {
-            // The thread that writes has had its errors.
-            tokio::time::sleep(Duration::from_millis(20)).await;
+            // The thread that writes has had its errors, or has them when it goes on: nothing of it comes to the disk as that is behind the crash.
+            tokio::time::sleep(LOOK).await;
+            self.faulty[&node].set_broken(true);
             disk.crash(seed);
         }
     }
@@ -493,16 +512,27 @@ impl World {
         self.nodes.iter().find(|(_, node)| node.group.is_leader()).map(|(number, _)| *number)
     }
 
+    /// The same, when there is one: while another one is elected nobody leads.
+    pub async fn leading(&self) -> NodeNumber {
+        for _ in 0..LOOKS {
+            if let Some(leader) = self.leader() {
+                return leader;
+            }
+            tokio::time::sleep(LOOK).await;
+        }
+        panic!("nobody leads");
+    }
+
     /// Waits for something, and tells what when it does not come.
     pub async fn until(&self, what: &str, is: impl Fn(&World) -> bool) {
-        for _ in 0..1000 {
+        for _ in 0..LOOKS {
             if is(self) {
                 return;
             }
-            tokio::time::sleep(Duration::from_millis(20)).await;
+            tokio::time::sleep(LOOK).await;
         }
         let states: Vec<_> = self.nodes.values().map(|node| node.group.describe()).collect();
-        panic!("{what}: not in 20 s. {states:#?}");
+        panic!("{what}: not in {:?}. {states:#?}", LOOK * LOOKS);
     }
 
     /// Waits until all nodes have the same state, and checks that nobody was ever told anything else at the same place.
