@@ -792,7 +792,10 @@ mod tests {
     #[test]
     fn what_a_server_has_said_is_told_and_not_that_another_address_is_dead() {
         let server = server(1);
-        let dead = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        // Held, so that nobody else listens there meanwhile.
+        let held = tokio::net::TcpSocket::new_v4().unwrap();
+        held.bind(([127, 0, 0, 1], 0).into()).unwrap();
+        let dead = held.local_addr().unwrap();
         let _only_one = greet_all(&[server.local_addr()]).unwrap();
         for addresses in [[dead, server.local_addr()], [server.local_addr(), dead]] {
             let error = greet_all(&addresses).unwrap_err();

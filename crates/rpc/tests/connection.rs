@@ -15,7 +15,8 @@ fn runtime() -> tokio::runtime::Runtime {
 }
 
 async fn connect(address: std::net::SocketAddr) -> Connection {
-    Connection::connect(&address.to_string(), ClientConfig::default()).await.unwrap()
+    let config = ClientConfig { connect_timeout: Duration::from_secs(120), ..ClientConfig::default() };
+    Connection::connect(&address.to_string(), config).await.unwrap()
 }
 
 #[test]
@@ -133,10 +134,10 @@ fn a_subscription_gets_what_is_pushed_until_it_is_dropped() {
 
 #[test]
 fn nobody_listening_is_an_error_that_names_the_address() {
-    let address = {
-        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        listener.local_addr().unwrap().to_string()
-    };
+    // Held, so that nobody else listens there meanwhile.
+    let held = tokio::net::TcpSocket::new_v4().unwrap();
+    held.bind(([127, 0, 0, 1], 0).into()).unwrap();
+    let address = held.local_addr().unwrap().to_string();
     runtime().block_on(async {
         let error = Connection::connect(&address, ClientConfig::default()).await.unwrap_err();
         assert!(matches!(error, RpcError::Connect { .. }), "{error}");

@@ -48,6 +48,12 @@ impl Script {
         }
     }
 
+    /// Waits until no session is open any more, and all memory of their frames is given back: a session is closed before that is.
+    pub fn until_all_are_gone(&self, server: &RunningServer) {
+        self.until("all are gone", |s| s.opened.load(Ordering::SeqCst) == s.closed.load(Ordering::SeqCst));
+        self.until("their memory is given back", |_| server.stats().inflight_bytes == 0);
+    }
+
     /// Waits until `reached` is.
     pub fn until(&self, what: &str, reached: impl Fn(&Script) -> bool) {
         for _ in 0..60_000 {
@@ -234,6 +240,8 @@ pub fn hello_response() -> HelloResponse {
 pub fn start(change: impl FnOnce(&mut ServerConfig)) -> (RunningServer, Arc<Script>) {
     let clock = Arc::new(kera_env::SystemClock::new());
     let mut config = ServerConfig::new(([127, 0, 0, 1], 0).into(), hello_response(), clock);
+    // A test that is held up for long has its handshake all the same.
+    config.handshake_timeout = Duration::from_secs(120);
     change(&mut config);
     let script = Arc::new(Script::default());
     let factory = {
@@ -272,7 +280,7 @@ pub struct Raw {
 impl Raw {
     pub fn connect(address: SocketAddr) -> Raw {
         let stream = TcpStream::connect(address).unwrap();
-        stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(120))).unwrap();
         Raw { stream }
     }
 
