@@ -413,7 +413,7 @@ fn ask<M: Message>(session: &mut BackupSession, message: &M, out: &mut Outbox) {
 /// Operations that are answered until there are so many, or nothing more comes for long. In order.
 fn until(session: &mut BackupSession, waker: &SessionWaker, out: &mut Outbox, count: usize) -> Vec<u16> {
     let (mut answered, since) = (Vec::new(), Instant::now());
-    while answered.len() < count && since.elapsed() < Duration::from_secs(20) {
+    while answered.len() < count && since.elapsed() < Duration::from_secs(120) {
         if waker.take() {
             session.on_wake(out);
             answered.extend(answers(out));

@@ -18,7 +18,7 @@ const CHUNKS: u64 = 400;
 
 /// Runs a session until `done`, as a server does: it is called when its waker says so, and never otherwise.
 fn until(peer: &mut Peer, house: &House, mut done: impl FnMut(&mut Peer) -> bool) {
-    let give_up = Instant::now() + Duration::from_secs(60);
+    let give_up = Instant::now() + Duration::from_secs(300);
     while !done(peer) {
         peer.run(house);
         assert!(Instant::now() < give_up, "a wake was lost");

@@ -214,7 +214,9 @@ fn more_than_memory_holds_is_written_and_read_back() {
     let dir = dir();
     let mut node = open(dir.path(), 1);
     fill(&mut node);
-    for lane in 0..LANES {
+    node.store.flush_all().unwrap();
+    // What a disk had still to write in the end is in memory when it is read for the first time.
+    for lane in (0..2).flat_map(|_| 0..LANES) {
         assert_eq!(node.check(lane), MANY);
     }
     let status = node.store.status();

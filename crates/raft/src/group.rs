@@ -845,7 +845,7 @@ mod tests {
             copies_max: 1,
             snapshot_entries: 1000,
             snapshot_bytes: 1 << 20,
-            timing: Timing::default(),
+            timing: Timing { command_ms: 120_000, stands_still_ms: 120_000, ..Timing::default() },
             level_max: level::NEWEST,
             balance_after_ms: None,
         };

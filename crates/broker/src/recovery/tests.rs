@@ -176,7 +176,7 @@ impl Memory {
             let mut count = count.lock();
             *count += 1;
             changed.notify_all();
-            if changed.wait_while_for(&mut count, |count| *count < 2, Duration::from_secs(20)).timed_out() {
+            if changed.wait_while_for(&mut count, |count| *count < 2, Duration::from_secs(120)).timed_out() {
                 return Err("it was asked alone".to_owned());
             }
         }

@@ -115,7 +115,8 @@ impl Cluster {
         });
         let addresses: Arc<Mutex<HashMap<BackupId, String>>> = Arc::default();
         let known = Arc::clone(&addresses);
-        let connect_timeout = Duration::from_secs(2);
+        // No test is about backups that are slow, and on a busy machine one may be held up for long.
+        let (connect_timeout, late_us, ask_again_us) = (Duration::from_secs(60), 60_000_000, 10_000_000);
         let link = LinkConfig { cluster: CLUSTER, synced: settings.synced, connect_timeout };
         let uuid = settings.uuid;
         let address = move |backup: BackupId| known.lock().get(&backup).map(|address| (address.clone(), uuid));
@@ -128,6 +129,8 @@ impl Cluster {
                 let config = ReplicatedConfig {
                     block_bytes_max: settings.block_bytes,
                     blocks_under_way_max: settings.blocks_under_way,
+                    late_us,
+                    ask_again_us,
                     ..ReplicatedConfig::new(id, copies)
                 };
                 let links_of = Arc::clone(&links) as Arc<dyn BackupLink>;

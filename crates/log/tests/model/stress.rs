@@ -25,7 +25,7 @@ const CHUNKS: u64 = 12_000;
 const STREAMS: [(u64, Durability); 2] = [(1, Durability::Process), (2, Durability::Power)];
 const LANES: u32 = 2;
 /// A thread that is not woken for so long never will be.
-const FOR_EVER: Duration = Duration::from_secs(60);
+const FOR_EVER: Duration = Duration::from_secs(300);
 
 /// Wakes one thread.
 #[derive(Default)]

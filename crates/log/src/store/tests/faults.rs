@@ -759,7 +759,7 @@ fn a_disk_that_stands_still_with_what_was_written_through_to_it_holds_up_no_othe
             let step = core.step_write(1);
             let _ = done.send(step);
         });
-        let step = is_done.recv_timeout(Duration::from_secs(20));
+        let step = is_done.recv_timeout(Duration::from_secs(120));
         disks[0].set_stuck(false);
         assert_eq!(step, Ok(Step::Again), "it waits for the other disk");
     });
