@@ -835,9 +835,9 @@ fn a_frame_is_not_given_up_for_time_in_which_it_is_not_read() {
     let (server, script) = start(|config| {
         config.inflight_bytes_max = 1;
         config.outbox_bytes_max = 64 << 10;
-        // Less than it takes its answers for, and more than it may be held up.
+        // Together less than it takes its answers for, twice as fast as it must, and more than it may be held up.
         config.stall_timeout = Duration::from_secs(10);
-        config.bytes_per_s_min = 4 << 20;
+        config.bytes_per_s_min = 2 << 20;
     });
     let mut raw = Raw::greeted(server.local_addr());
     raw.write(&frame(Op::NextSegments, 1, &ANSWER.to_le_bytes()));
