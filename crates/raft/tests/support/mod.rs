@@ -497,10 +497,13 @@ impl World {
                 self.past.push(ended.told);
             }
         }
-        if let Some(seed) = crash {
-            // The thread that writes has had its errors, or has them when it goes on: nothing of it comes to the disk as that is behind the crash.
+        if crash.is_some() {
+            // The thread that writes has had its errors.
             tokio::time::sleep(LOOK).await;
-            self.faulty[&node].set_broken(true);
+        }
+        // Or has them when it goes on: nothing of what has ended comes to the disk that the next start finds.
+        self.faulty[&node].set_broken(true);
+        if let Some(seed) = crash {
             disk.crash(seed);
         }
     }
