@@ -87,7 +87,7 @@ impl Connection {
 
     /// The same for a frame that must be answered: the door's thread may be kept from its work for long.
     pub fn patient_frame(&mut self, frame: &[u8]) -> bool {
-        self.offer(frame, 30_000, || std::thread::sleep(std::time::Duration::from_millis(1)))
+        self.offer(frame, 120_000, || std::thread::sleep(std::time::Duration::from_millis(1)))
     }
 
     fn offer(&mut self, frame: &[u8], tries: usize, wait: fn()) -> bool {

@@ -295,7 +295,7 @@ mod tests {
     use super::*;
 
     /// Long enough for a thread to begin.
-    const PATIENCE: Duration = Duration::from_secs(30);
+    const PATIENCE: Duration = Duration::from_secs(120);
 
     #[test]
     fn a_node_that_does_not_answer_keeps_no_other_one_from_being_asked() {

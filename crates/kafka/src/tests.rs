@@ -7,7 +7,7 @@ use kafka_protocol::messages::*;
 use kafka_protocol::protocol::{Encodable, StrBytes};
 use kera_broker::{Broker, BrokerConfig};
 use kera_coordinator::{Coordinator, CoordinatorConfig, StreamEvent, StreamObserver};
-use kera_env::{Clock, MemoryDisk, SystemClock, SystemRandom};
+use kera_env::{Clock, ManualClock, MemoryDisk, SystemClock, SystemRandom};
 use kera_format::kafka_batch;
 use kera_format::kafka_codec::KafkaCodec;
 use kera_format::{ReplicationMode, StreamOptions};
@@ -98,8 +98,12 @@ impl Client {
     }
 
     fn with(sink: Arc<dyn DurabilitySink>) -> Client {
+        Client::at(Arc::new(SystemClock::new()), sink)
+    }
+
+    /// One whose time is that of a clock.
+    fn at(clock: Arc<dyn Clock>, sink: Arc<dyn DurabilitySink>) -> Client {
         let dir = tempfile::tempdir().unwrap();
-        let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
         let path = dir.path().join("unit.arena");
         let (arena, _) = Arena::create_or_attach(ArenaConfig { path, bytes: 16 << 20, node: [3; 16] }).unwrap();
         let log = Log::new(LogConfig::default(), arena);
@@ -224,7 +228,7 @@ fn header(key: ApiKey, version: i16, correlation: i32) -> Vec<u8> {
 fn produce_frame(topic: &str, partition: i32, acks: i16, batch: &[u8]) -> Vec<u8> {
     let mut bytes = vec![0, 0, 0, 3, 0, 0, 0, 9, 0xff, 0xff, 0xff, 0xff];
     bytes.extend_from_slice(&acks.to_be_bytes());
-    bytes.extend_from_slice(&1_000_i32.to_be_bytes());
+    bytes.extend_from_slice(&60_000_i32.to_be_bytes());
     bytes.extend_from_slice(&1_i32.to_be_bytes());
     bytes.extend_from_slice(&(topic.len() as i16).to_be_bytes());
     bytes.extend_from_slice(topic.as_bytes());
@@ -414,7 +418,8 @@ fn without_acks_a_batch_that_comes_again_closes_nothing() {
 
 #[test]
 fn a_connection_is_closed_behind_the_answers_that_it_waits_for() {
-    let mut client = Client::with(Arc::new(Copying));
+    let clock = Arc::new(ManualClock::new(1_700_000_000_000));
+    let mut client = Client::at(clock.clone(), Arc::new(Copying));
     create_copied(&client, "sync", ReplicationMode::Sync);
     let plain = batch(&[b"a"], (-1, -1, -1));
     let mut waits = produce_frame("sync", 0, 1, &plain);
@@ -423,7 +428,7 @@ fn a_connection_is_closed_behind_the_answers_that_it_waits_for() {
     let refused = unanswered("nowhere", &[0], &plain);
     assert_eq!(client.frame(&refused), Flow::Blocked);
     assert!(client.answer().is_none());
-    std::thread::sleep(std::time::Duration::from_millis(25));
+    clock.advance_ms(25);
     assert!(matches!(client.frame(&refused), Flow::Close(_)));
     assert_eq!(client.answer().unwrap()[..4], 9_i32.to_be_bytes(), "its time is over");
 }

@@ -104,8 +104,8 @@ fn what_was_deleted_stays_deleted_after_a_restart() {
     batch[57..61].copy_from_slice(&3_i32.to_be_bytes());
     let checksum = kera_format::checksum::crc32c(&batch[21..]);
     batch[17..21].copy_from_slice(&checksum.to_be_bytes());
-    // Produce version 3: no transactional id, acks, timeout, a topic, a partition, the batch.
-    let mut produce = [&[0xff, 0xff, 0xff, 0xff, 0, 0, 0x10, 0][..], &topic, &partition].concat();
+    // Produce version 3: no transactional id, acks, timeout (the longest), a topic, a partition, the batch.
+    let mut produce = [&[0xff, 0xff, 0xff, 0xff, 0, 0, 0xea, 0x60][..], &topic, &partition].concat();
     produce.extend_from_slice(&(batch.len() as i32).to_be_bytes());
     produce.extend_from_slice(&batch);
     let delete = [&topic[..], &partition, &2_i64.to_be_bytes(), &[0, 0, 0x10, 0]].concat();
@@ -183,7 +183,7 @@ mod transactions {
     use kafka_protocol::messages::*;
     use kafka_protocol::protocol::Request;
 
-    use crate::common::{Process, call, connect_to, serve_until_killed, text};
+    use crate::common::{PATIENCE, Process, call, connect_to, serve_until_killed, text};
 
     /// The one topic.
     const TOPIC: &str = "moved";
@@ -233,20 +233,28 @@ mod transactions {
             let asked = ProduceRequest::default()
                 .with_transactional_id(Some(TransactionalId(text(id))))
                 .with_acks(-1)
-                .with_timeout_ms(30_000)
+                .with_timeout_ms(60_000)
                 .with_topic_data(vec![one]);
             self.call(PRODUCE, &asked).responses[0].partition_responses[0].error_code
         }
 
-        /// Ends a transaction: who the producer is from now on, or the error.
+        /// Ends a transaction: who the producer is from now on, or the error. While it is being ended, as it may be by a node that has just
+        /// started, everybody has to ask again.
         fn end(&mut self, id: &str, (producer, epoch): (i64, i16), commit: bool) -> Result<(i64, i16), i16> {
             let asked = EndTxnRequest::default()
                 .with_transactional_id(TransactionalId(text(id)))
                 .with_producer_id(ProducerId(producer))
                 .with_producer_epoch(epoch)
                 .with_committed(commit);
-            let ended = self.call(END, &asked);
-            if ended.error_code == 0 { Ok((ended.producer_id.0, ended.producer_epoch)) } else { Err(ended.error_code) }
+            let until = Instant::now() + PATIENCE;
+            loop {
+                let ended = self.call(END, &asked);
+                match ended.error_code {
+                    0 => return Ok((ended.producer_id.0, ended.producer_epoch)),
+                    51 if Instant::now() < until => std::thread::sleep(Duration::from_millis(5)),
+                    error => return Err(error),
+                }
+            }
         }
 
         /// The producers of the records that a reader of committed ones gives out, once `count` of them are there.
@@ -259,7 +267,7 @@ mod transactions {
                 .with_max_bytes(1 << 20)
                 .with_isolation_level(1)
                 .with_topics(vec![one]);
-            let until = Instant::now() + Duration::from_secs(30);
+            let until = Instant::now() + PATIENCE;
             loop {
                 let fetched = self.call(11, &asked);
                 let one = &fetched.responses[0].partitions[0];

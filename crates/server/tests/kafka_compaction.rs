@@ -258,6 +258,7 @@ impl Written {
         holds: impl Fn(&Written, &[(i64, Pair)]) -> bool,
     ) {
         let until = Instant::now() + PATIENCE;
+        let mut pause = Duration::from_millis(20);
         loop {
             let found = client.read_all(topic);
             self.check(&found);
@@ -266,7 +267,9 @@ impl Written {
             }
             assert!(Instant::now() < until, "{what} did not come: {} of {} are left", found.len(), self.of.len());
             self.fill(client, topic, 10);
-            std::thread::sleep(Duration::from_millis(20));
+            std::thread::sleep(pause);
+            // Where a pass gets little time it does not have more and more to do.
+            pause = (pause * 2).min(Duration::from_secs(1));
         }
     }
 }

@@ -267,7 +267,7 @@ fn a_fetch_of_lanes_one_of_which_always_moves_lets_others_have_the_thread_and_en
         reader.on_wake(&mut read);
         told.send([read, answered].map(|out| !out.to_vec().is_empty()))
     });
-    let answers = answers.recv_timeout(Duration::from_secs(60));
+    let answers = answers.recv_timeout(Duration::from_secs(180));
     is_over.store(true, Ordering::Relaxed);
     movers.into_iter().for_each(|mover| mover.join().unwrap());
     assert_eq!(answers.expect("the fetch lets go of the thread"), [true, true]);

@@ -216,7 +216,7 @@ fn a_door_closes_while_what_has_come_to_it_cannot_be_read() {
         threads.join();
         told.send(())
     });
-    ended.recv_timeout(Duration::from_secs(60)).expect("whoever reads for it ends");
+    ended.recv_timeout(Duration::from_secs(180)).expect("whoever reads for it ends");
 }
 
 #[test]

@@ -15,7 +15,7 @@ use kera_server::Node;
 use kera_server::config::Config;
 
 /// The longest that anything may take before a test gives up.
-pub const PATIENCE: Duration = Duration::from_secs(120);
+pub const PATIENCE: Duration = Duration::from_secs(300);
 /// Where a node that is killed is told to keep its things.
 const DIR: &str = "KERA_TEST_NODE_DIR";
 

@@ -24,6 +24,8 @@ use crate::{group_door, group_parts, state_parts, transaction_parts};
 const PARTS: u32 = 16;
 const OWNER: u32 = 3;
 const WAIT: std::time::Duration = std::time::Duration::from_millis(10);
+/// Times that a thread is waited for: two minutes, for a machine may have no time for it for long.
+const WAITS: u32 = 12_000;
 
 /// The other node: it has kept nothing.
 struct Nothing;
@@ -136,7 +138,7 @@ fn read(world: &mut World) {
         std::thread::sleep(WAIT);
     }
     assert!(!reading.is_finished(), "what is decided has not ended");
-    for _ in 0..3_000 {
+    for _ in 0..WAITS {
         world.sink.release();
         world.go_on();
         door.transactions.tick();
@@ -417,7 +419,7 @@ fn offsets_of_a_transaction_that_was_decided_come_along() {
             std::thread::sleep(WAIT);
         }
         assert!(!reading.is_finished(), "groups have not heard of what is decided");
-        for _ in 0..3_000 {
+        for _ in 0..WAITS {
             world.sink.release();
             world.go_on();
             if reading.is_finished() {
