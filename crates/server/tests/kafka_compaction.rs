@@ -269,7 +269,7 @@ impl Written {
             self.fill(client, topic, 10);
             std::thread::sleep(pause);
             // Where a pass gets little time it does not have more and more to do.
-            pause = (pause * 2).min(Duration::from_secs(1));
+            pause = (pause * 2).min(Duration::from_millis(200));
         }
     }
 }

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use common::{answer, connect, connect_to, request};
+use common::{PATIENCE, answer, connect, connect_to, request};
 use kera_server::Node;
 use kera_server::config::Config;
 use rustix::process::{Resource, getrlimit, setrlimit};
@@ -63,7 +63,8 @@ fn produce(value_bytes: usize) -> Vec<u8> {
     batch[57..61].copy_from_slice(&1_i32.to_be_bytes());
     let checksum = kera_format::checksum::crc32c(&batch[21..]);
     batch[17..21].copy_from_slice(&checksum.to_be_bytes());
-    let mut body = [&[0xff, 0xff, 0xff, 0xff, 0, 0, 0x40, 0][..], &TOPIC, &PARTITION].concat();
+    // It may wait for as long as any.
+    let mut body = [&[0xff, 0xff, 0xff, 0xff, 0, 0, 0xea, 0x60][..], &TOPIC, &PARTITION].concat();
     body.extend_from_slice(&(batch.len() as i32).to_be_bytes());
     body.extend_from_slice(&batch);
     request(PRODUCE, 3, 2, &body)
@@ -94,11 +95,18 @@ fn metric(node: &Node, name: &str) -> u64 {
 }
 
 fn until(what: &str, mut condition: impl FnMut() -> bool) {
-    let limit = Instant::now() + Duration::from_secs(60);
+    let limit = Instant::now() + PATIENCE;
     while !condition() {
         assert!(Instant::now() < limit, "{what}");
         std::thread::sleep(Duration::from_millis(20));
     }
+}
+
+/// The answer, unless the node has closed the connection.
+fn answer_if_open(stream: &mut TcpStream) -> Option<Vec<u8>> {
+    let mut first = [0];
+    let is_open = stream.peek(&mut first).is_ok_and(|bytes| bytes > 0);
+    is_open.then(|| answer(stream))
 }
 
 /// Whether the node has closed the connection, whatever it said before.
@@ -130,8 +138,13 @@ fn a_thousand_connections_wait_for_the_same_record_and_get_it() {
     assert_eq!(metric(&node, "kera_kafka_connections "), 1_001);
     assert_eq!(produced(&ask(&mut producer, &produce(5))), 0);
     for reader in &mut readers {
-        let fetched = answer(reader);
-        assert!(fetched.windows(5).any(|value| value == b"xxxxx"), "{fetched:?}");
+        let has_it = |fetched: &[u8]| fetched.windows(5).any(|value| value == b"xxxxx");
+        let mut fetched = answer(reader);
+        if !has_it(&fetched) {
+            // No fetch waits for more than a minute, and the others may have taken longer to connect.
+            fetched = ask(reader, &fetch(0));
+        }
+        assert!(has_it(&fetched), "{fetched:?}");
     }
     drop(readers);
     until("their connections are forgotten", || metric(&node, "kera_kafka_connections ") == 1);
@@ -147,25 +160,26 @@ fn who_takes_no_answers_is_not_read_from_and_closed_in_the_end() {
     let node = Node::start(&config).unwrap();
     let mut good = connect(&node);
     make_topic(&mut good);
-    for _ in 0..4 {
-        assert_eq!(produced(&ask(&mut good, &produce(500_000))), 0);
+    // In requests each of which is sent at once: the rest of one would have to come in time, too.
+    for _ in 0..200 {
+        assert_eq!(produced(&ask(&mut good, &produce(10_000))), 0);
     }
     // 2 MB are asked for two thousand times, and none of it is taken.
     let mut deaf = connect(&node);
     let before = metric(&node, "kera_kafka_requests_total{request=\"Fetch\"}");
     deaf.write_all(&fetch(0).repeat(2_000)).unwrap();
-    let (mut longest, begun) = (Duration::ZERO, Instant::now());
-    while begun.elapsed() < Duration::from_secs(1) {
+    let answered = || metric(&node, "kera_kafka_requests_total{request=\"Fetch\"}") - before;
+    until("some are answered", || answered() > 0);
+    let (mut longest, begun, mut others) = (Duration::ZERO, Instant::now(), 0);
+    while others < 20 || begun.elapsed() < Duration::from_secs(1) {
         let asked = Instant::now();
         assert_eq!(produced(&ask(&mut good, &produce(10))), 0);
         longest = longest.max(asked.elapsed());
+        others += 1;
     }
     // What has been answered is on its way in the system's own buffers, and one answer more.
-    let answered = metric(&node, "kera_kafka_requests_total{request=\"Fetch\"}") - before;
-    assert!(
-        (1..50).contains(&answered),
-        "{answered} fetches were answered; the longest wait of others was {longest:?}"
-    );
+    let answered = answered();
+    assert!(answered < 50, "{answered} fetches were answered; the longest wait of others was {longest:?}");
     until("it is closed", || metric(&node, "kera_kafka_connections ") == 1);
     assert!(is_closed(&mut deaf));
     assert_eq!(produced(&ask(&mut good, &produce(10))), 0);
@@ -192,7 +206,13 @@ fn large_requests_whose_rest_does_not_come_hold_up_others_for_a_moment_only() {
     }
     // Small requests have memory of their own; a large one gets it when the others have been given up.
     assert_eq!(produced(&ask(&mut good, &produce(10))), 0);
-    assert_eq!(produced(&ask(&mut good, &produce(900_000))), 0);
+    let large = produce(900_000);
+    until("a large request is served", || {
+        // Its own rest has to come in time, too: one that was held up on this machine is sent once more.
+        let mut stream = connect(&node);
+        let is_sent = stream.write_all(&large).is_ok();
+        is_sent && answer_if_open(&mut stream).is_some_and(|answer| produced(&answer) == 0)
+    });
     until("they are closed", || metric(&node, "kera_kafka_connections ") == 1);
     node.stop();
 }

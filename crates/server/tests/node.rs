@@ -6,8 +6,9 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use common::PATIENCE;
 use kera_env::{Disk, RealDisk};
 use kera_format::chunk::ChunkTarget;
 use kera_format::{ChunkBuilder, Compression, Durability, Record, StreamId, StreamOptions, StreamletId};
@@ -23,6 +24,11 @@ fn config(dir: &Path) -> Config {
     // These tests are about the other two doors.
     config.kafka.listen = None;
     config
+}
+
+/// A client that waits for as long as anything may take.
+fn patient() -> ClientConfig {
+    ClientConfig { connect_timeout: PATIENCE, call_timeout: PATIENCE, ..ClientConfig::default() }
 }
 
 fn http(node: &Node, method: &str, path: &str, body: &str) -> (u16, Value) {
@@ -47,7 +53,7 @@ fn one_connection_is_served_by_coordinator_broker_and_node() {
     let node = Node::start(&config(dir.path())).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
-        let connection = Connection::connect(&node.address().to_string(), ClientConfig::default()).await.unwrap();
+        let connection = Connection::connect(&node.address().to_string(), patient()).await.unwrap();
         let create = CreateStream { name: "a".into(), options: StreamOptions::default(), if_not_exists: false };
         let made = connection.call(&create).await.unwrap();
         let found = connection.call(&GetStream { stream: "a".into() }).await.unwrap();
@@ -280,7 +286,7 @@ impl Writer {
     fn new(node: &Node) -> Writer {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let address = node.address().to_string();
-        let client = runtime.block_on(Connection::connect(&address, ClientConfig::default())).unwrap();
+        let client = runtime.block_on(Connection::connect(&address, patient())).unwrap();
         let made = Writer::make(&runtime, &client, "a").unwrap();
         Writer { runtime, client, stream: made }
     }
@@ -291,17 +297,26 @@ impl Writer {
         Ok(runtime.block_on(client.call(&made))?.id)
     }
 
-    /// Writes 200 KiB. Whether they are acknowledged.
+    /// Writes 200 KiB. Whether they are acknowledged, for which there is time.
     fn write(&self) -> bool {
         self.write_to(0)
     }
 
     fn write_to(&self, streamlet: u32) -> bool {
+        self.write_within(streamlet, 600_000)
+    }
+
+    /// The same where it may be that they never are.
+    fn try_to_write(&self) -> bool {
+        self.write_within(0, 50)
+    }
+
+    fn write_within(&self, streamlet: u32, timeout_ms: u32) -> bool {
         let mut chunk = ChunkBuilder::default();
         chunk.push(&Record::value(&[1; 200 << 10]));
         let target = ChunkTarget { stream: self.stream, streamlet: StreamletId(streamlet), ..ChunkTarget::default() };
         let chunks = chunk.seal(&target, Compression::None).unwrap().into();
-        let wanted = WriteChunks { timeout_ms: 50, chunk_count: 1, skips: Vec::new(), chunks };
+        let wanted = WriteChunks { timeout_ms, chunk_count: 1, skips: Vec::new(), chunks };
         let written = self.runtime.block_on(self.client.call(&wanted));
         written.is_ok_and(|written| written.results[0].status == Status::Ok as u16)
     }
@@ -309,13 +324,11 @@ impl Writer {
     /// Writes until the node says that its disk is full.
     fn write_until_full(&self, node: &Node, before_each: impl Fn()) {
         let (mut code, mut said) = (200, Value::Null);
-        for _ in 0..2_000 {
+        let until = Instant::now() + PATIENCE;
+        while code == 200 && Instant::now() < until {
             before_each();
-            self.write();
+            self.try_to_write();
             (code, said) = http(node, "GET", "/readyz", "");
-            if code != 200 {
-                break;
-            }
             // The node looks at its disks once a second.
             std::thread::sleep(Duration::from_millis(10));
         }
@@ -340,7 +353,7 @@ fn what_is_acknowledged_behind_what_never_became_durable_outlives_a_stop() {
     let (logs, away) = (dir.path().join("data/vlog"), dir.path().join("away"));
     std::fs::rename(&logs, &away).unwrap();
     std::fs::write(&logs, "no directory").unwrap();
-    assert!(!writer.write(), "it is not durable");
+    assert!(!writer.try_to_write(), "it is not durable");
     assert_eq!(http(&node, "PATCH", "/v1/streams/a", "{\"durability\":\"process\"}").0, 200);
     assert!(writer.write());
     drop(writer);
@@ -357,11 +370,8 @@ fn what_is_acknowledged_behind_what_never_became_durable_outlives_a_stop() {
     let node = Node::start(&config(dir.path())).unwrap();
     // The first one is there as after a kill: nobody was told that it is not. It goes to the disk first.
     let records = || http(&node, "GET", "/v1/streams/a", "").1["records"].clone();
-    let mut found = records();
-    for _ in 0..600 {
-        if found == json!(2) {
-            break;
-        }
+    let (mut found, until) = (records(), Instant::now() + PATIENCE);
+    while found != json!(2) && Instant::now() < until {
         std::thread::sleep(Duration::from_millis(100));
         found = records();
     }
@@ -384,13 +394,11 @@ fn a_node_with_a_full_disk_is_alive_and_not_ready_until_there_is_room() {
     let mut code = 503;
     assert_eq!(http(&node, "GET", "/healthz", "").0, 200);
     disk.free();
-    for _ in 0..600 {
-        writer.write();
-        code = http(&node, "GET", "/readyz", "").0;
-        if code == 200 {
-            break;
-        }
+    let until = Instant::now() + PATIENCE;
+    while code != 200 && Instant::now() < until {
         std::thread::sleep(Duration::from_millis(100));
+        writer.try_to_write();
+        code = http(&node, "GET", "/readyz", "").0;
     }
     assert_eq!(code, 200);
     drop(writer);
@@ -409,7 +417,7 @@ fn the_last_of_a_disk_takes_no_data() {
     let node = Node::start(&disk.config(dir.path())).unwrap();
     let writer = Writer::new(&node);
     writer.write_until_full(&node, || {});
-    (0..20).for_each(|_| _ = writer.write());
+    (0..20).for_each(|_| _ = writer.try_to_write());
     let free = disk.free_bytes();
     assert!((4 << 20..16 << 20).contains(&free), "{free} bytes are free");
     Writer::make(&writer.runtime, &writer.client, "b").expect("the catalog has room");
