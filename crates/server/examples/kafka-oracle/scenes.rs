@@ -20,7 +20,7 @@ use crate::side::Side;
 use crate::steps::{Asked, Rng, named, text};
 
 /// How often a scene looks again for what must come.
-const TRIES: usize = 1_000;
+const TRIES: usize = 12_000;
 const PAUSE: Duration = Duration::from_millis(10);
 /// The shortest session that a classic member may have by default.
 const SHORT_SESSION_MS: i32 = 6_000;
@@ -166,7 +166,7 @@ impl Play<'_> {
         let request = JoinGroupRequest::default()
             .with_group_id(self.group_id())
             .with_session_timeout_ms(session_ms)
-            .with_rebalance_timeout_ms(self.rebalance_ms)
+            .with_rebalance_timeout_ms(self.rebalance_ms.max(self.side.rebalance_ms_min))
             .with_member_id(text(&member.id))
             .with_group_instance_id(member.instance.as_deref().map(text))
             .with_protocol_type(text("consumer"))

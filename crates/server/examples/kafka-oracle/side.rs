@@ -18,10 +18,10 @@ use crate::steps::{Asked, named, text};
 
 /// Errors that go away by themselves: coordinators and leaders that are being found, transactions that are being ended.
 const PASSING: [i16; 6] = [5, 6, 14, 15, 16, 51];
-const TRIES: usize = 400;
+const TRIES: usize = 4_000;
 const PAUSE: Duration = Duration::from_millis(15);
 /// Longest that an answer may take.
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// A producer: its id, its epoch, and of each partition the next sequence and how many the last batch had.
 #[derive(Clone, Default, Debug)]
@@ -57,13 +57,16 @@ pub(crate) struct Side {
     /// The epoch in which it leads partitions that are made: Kafka's begin with 0, those of KerA are the node's. What is asked and compared is
     /// counted from it.
     first_epoch: i32,
+    /// The least time that members of scenes have to join again, whoever dies.
+    pub(crate) rebalance_ms_min: i32,
     pub(crate) memory: Memory,
 }
 
 impl Side {
     pub(crate) fn new(address: SocketAddr) -> Side {
         let (names, memory) = (Names::default(), Memory::default());
-        Side { address, streams: HashMap::new(), correlation: 0, names, first_epoch: 0, memory }
+        let (streams, rebalance_ms_min) = (HashMap::new(), 0);
+        Side { address, streams, correlation: 0, names, first_epoch: 0, rebalance_ms_min, memory }
     }
 
     fn connect(&self) -> io::Result<TcpStream> {

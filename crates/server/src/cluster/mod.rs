@@ -975,7 +975,8 @@ mod tests {
             copies_max: COPIES_MAX,
             snapshot_entries: SNAPSHOT_ENTRIES,
             snapshot_bytes: SNAPSHOT_BYTES,
-            timing: Timing::default(),
+            // No command is given up before a test has looked for how long it is waited for.
+            timing: Timing { command_ms: 600_000, ..Timing::default() },
             level_max: *level::spoken().end(),
             balance_after_ms: None,
         }
