@@ -8,19 +8,40 @@ use parking_lot::Mutex;
 /// A client that asks again and again does not fill the log.
 const EVERY: Duration = Duration::from_secs(1);
 
+static SAID: Mutex<Said> = Mutex::new(Said { at: None, suppressed: 0 });
+
 /// When it was said last, and how often it was not since then.
-static SAID: Mutex<(Option<Instant>, u64)> = Mutex::new((None, 0));
+struct Said {
+    at: Option<Instant>,
+    suppressed: u64,
+}
+
+impl Said {
+    /// How often it was not said since the last time, if it may be now.
+    fn say(&mut self, now: Instant) -> Option<u64> {
+        if self.at.is_some_and(|last| now < last + EVERY) {
+            self.suppressed += 1;
+            return None;
+        }
+        self.at = Some(now);
+        Some(std::mem::take(&mut self.suppressed))
+    }
+}
 
 /// A request about `of`, a group or a transactional id, was refused: there may be `limit` of `what` and no more. Logged once a second at most.
 pub(crate) fn tell(what: &str, of: &str, limit: usize) {
-    let now = Instant::now();
-    let mut said = SAID.lock();
-    if said.0.is_some_and(|last| now < last + EVERY) {
-        said.1 += 1;
-        return;
-    }
-    let suppressed = std::mem::take(&mut said.1);
-    said.0 = Some(now);
-    drop(said);
+    let Some(suppressed) = SAID.lock().say(Instant::now()) else { return };
     tracing::warn!(of, what, limit, suppressed, "a Kafka client was refused for a limit that its answer cannot name");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_is_said_once_in_a_second_and_then_how_often_it_was_not() {
+        let (mut said, now) = (Said { at: None, suppressed: 0 }, Instant::now());
+        assert_eq!([now, now, now + EVERY / 2].map(|at| said.say(at)), [Some(0), None, None]);
+        assert_eq!([now + EVERY, now + EVERY].map(|at| said.say(at)), [Some(2), None]);
+    }
 }
