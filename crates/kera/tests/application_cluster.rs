@@ -7,7 +7,7 @@ use std::process::{Child, Stdio};
 use std::time::Duration;
 
 use common::members::{cluster, free_ports, live, start_again, three_nodes};
-use common::{Node, eventually};
+use common::{Node, PATIENCE, eventually};
 use serde_json::Value;
 
 const RECORDS: u64 = 30_000;
@@ -204,11 +204,7 @@ fn members_read_everything_and_their_commits_survive_owners_that_are_killed() {
     let other = nodes[2].as_ref().expect("it runs");
     let began = std::time::Instant::now();
     while look(other, &mut before) < RECORDS {
-        assert!(
-            began.elapsed() < Duration::from_secs(60),
-            "{} of {RECORDS} are committed: {before:?}",
-            before.values().sum::<u64>()
-        );
+        assert!(began.elapsed() < PATIENCE, "{} of {RECORDS} are committed: {before:?}", before.values().sum::<u64>());
         std::thread::sleep(Duration::from_millis(50));
     }
     assert_eq!(before.values().sum::<u64>(), RECORDS, "each acknowledged record is there once");

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use common::kafka::{Three, name, produce_request, record};
 use common::members::cluster;
-use common::{Node, eventually};
+use common::{Node, PATIENCE, eventually};
 use kafka_protocol::messages::fetch_request::{FetchPartition, FetchTopic};
 use kafka_protocol::messages::*;
 use kafka_protocol::records::RecordBatchDecoder;
@@ -26,8 +26,6 @@ const ROUNDS: usize = 40;
 const FIRST_ROUNDS: usize = 220;
 /// Batches of keys of which each is written once in a while.
 const KEPT_BATCHES: usize = 600;
-/// The longest that anything may take before a test gives up.
-const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A key and its value; no value is a tombstone.
 type Pair = (String, Option<String>);

@@ -8,7 +8,7 @@ use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use common::members::free_ports;
-use common::{Node, Place, eventually};
+use common::{Node, PATIENCE, Place, eventually};
 use serde_json::Value;
 
 const OFFSET_COMMIT: i16 = 8;
@@ -16,7 +16,6 @@ const OFFSET_FETCH: i16 = 9;
 const FIND_COORDINATOR: i16 = 10;
 const NOT_AVAILABLE: i16 = 15;
 const NOT_COORDINATOR: i16 = 16;
-const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Three nodes; 0 founds the cluster.
 struct Three {

@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use common::eventually;
 use common::kafka::{Kafka, Producer, Three, name, produce_request, record};
+use common::{PATIENCE, eventually};
 use kafka_protocol::messages::alter_partition_reassignments_request::{ReassignablePartition, ReassignableTopic};
 use kafka_protocol::messages::delete_records_request::{DeleteRecordsPartition, DeleteRecordsTopic};
 use kafka_protocol::messages::fetch_request::{FetchPartition, FetchTopic};
@@ -19,7 +19,6 @@ use kafka_protocol::messages::*;
 use kafka_protocol::records::{Record, RecordBatchDecoder};
 
 const TOPIC: &str = "t";
-const PATIENCE: Duration = Duration::from_secs(60);
 const OUT_OF_RANGE: i16 = 1;
 const EARLIEST: i64 = -2;
 const LARGEST_TIME: i64 = -3;
@@ -150,7 +149,7 @@ fn end_of_epoch(three: &Three, partition: i32, epoch: i32) -> (i32, i64) {
 fn delete_to(three: &Three, partition: i32, offset: i64) -> (i16, i64) {
     let of = DeleteRecordsPartition::default().with_partition_index(partition).with_offset(offset);
     let of = DeleteRecordsTopic::default().with_name(name(TOPIC)).with_partitions(vec![of]);
-    let asked = DeleteRecordsRequest::default().with_topics(vec![of]).with_timeout_ms(5_000);
+    let asked = DeleteRecordsRequest::default().with_topics(vec![of]).with_timeout_ms(30_000);
     let code = |answer: &DeleteRecordsResponse| answer.topics[0].partitions[0].error_code;
     let answer = three.until(1, &asked, || three.leader(TOPIC, partition), code);
     (code(&answer), answer.topics[0].partitions[0].low_watermark)
@@ -175,7 +174,7 @@ fn reassign_all(three: &Three, topic: &str, wanted: &[(i32, Option<&[i32]>)]) ->
     };
     let partitions = wanted.iter().map(of).collect();
     let of = ReassignableTopic::default().with_name(name(topic)).with_partitions(partitions);
-    let asked = AlterPartitionReassignmentsRequest::default().with_topics(vec![of]).with_timeout_ms(10_000);
+    let asked = AlterPartitionReassignmentsRequest::default().with_topics(vec![of]).with_timeout_ms(30_000);
     let answer = Kafka::connect(three.kafka[0]).and_then(|mut kafka| kafka.call(0, &asked)).expect("an answer");
     assert_eq!(answer.error_code, 0, "{answer:?}");
     answer.responses[0].partitions.iter().map(|one| one.error_code).collect()

@@ -5,7 +5,7 @@ mod common;
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Stdio};
 
-use common::{Node, Place, end_of, eventually, sample};
+use common::{Node, PATIENCE, Place, end_of, eventually, sample};
 use serde_json::{Value, json};
 
 fn lines(text: &str) -> Vec<String> {
@@ -170,13 +170,13 @@ fn producing_says_what_it_waits_for_and_that_it_goes_on() {
     node.kill();
     input.write_all(b"two\n").unwrap();
     let said = said_by(&mut child);
-    let waits = said.recv_timeout(std::time::Duration::from_secs(60)).unwrap();
+    let waits = said.recv_timeout(PATIENCE).unwrap();
     assert!(waits.contains("waiting") && waits.contains(&address) && waits.contains("refused"), "{waits}");
     let mut flags = place.flags();
     let listen = flags.iter().position(|flag| flag == "--listen").unwrap() + 1;
     flags[listen] = address;
     let node = Node::start_flags(&flags);
-    let goes_on = said.recv_timeout(std::time::Duration::from_secs(60)).unwrap();
+    let goes_on = said.recv_timeout(PATIENCE).unwrap();
     assert!(goes_on.contains("it goes on"), "{goes_on}");
     drop(input);
     assert!(child.wait().unwrap().success());

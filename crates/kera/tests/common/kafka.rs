@@ -22,10 +22,8 @@ use kafka_protocol::records::{
 use serde_json::Value;
 
 use super::members::{Member, cluster, free_ports, live};
-use super::{Node, eventually};
+use super::{Node, PATIENCE, eventually};
 
-/// The longest that anything may take before a test gives up.
-const PATIENCE: Duration = Duration::from_secs(60);
 /// Errors after which a client tries again: the node does not lead or coordinate, is not so far, or the transaction before is being ended.
 const AGAIN: [i16; 12] = [3, 5, 6, 7, 14, 15, 16, 19, 51, 74, 75, 78];
 /// The producer's record is there already.
@@ -352,7 +350,7 @@ pub struct Kafka(TcpStream);
 impl Kafka {
     pub fn connect(port: u16) -> Option<Kafka> {
         let stream = TcpStream::connect(("127.0.0.1", port)).ok()?;
-        stream.set_read_timeout(Some(Duration::from_secs(15))).ok()?;
+        stream.set_read_timeout(Some(Duration::from_secs(60))).ok()?;
         Some(Kafka(stream))
     }
 
@@ -541,5 +539,5 @@ pub fn produce_request(id: Option<TransactionalId>, topic: &str, partition: i32,
     RecordBatchEncoder::encode(&mut batch, records, &options).expect("a batch");
     let one = PartitionProduceData::default().with_index(partition).with_records(Some(batch.freeze()));
     let one = TopicProduceData::default().with_name(name(topic)).with_partition_data(vec![one]);
-    ProduceRequest::default().with_transactional_id(id).with_acks(-1).with_timeout_ms(5_000).with_topic_data(vec![one])
+    ProduceRequest::default().with_transactional_id(id).with_acks(-1).with_timeout_ms(30_000).with_topic_data(vec![one])
 }

@@ -40,7 +40,9 @@ impl Member {
         let mut node = Node::start_flags(&self.flags);
         let expected =
             ["is silent", "joins again", "cannot join yet", "cannot join again", "waits for the", "has founded"];
-        for words in expected {
+        // Where processors are busy it may be taken for lost while it starts.
+        let of_a_loss = ["was declared lost", "are not taken over yet", "is not rebuilt yet"];
+        for words in expected.into_iter().chain(of_a_loss) {
             node.expect_warning(words);
         }
         node
