@@ -28,7 +28,8 @@ use super::{Node, PATIENCE, eventually};
 const AGAIN: [i16; 12] = [3, 5, 6, 7, 14, 15, 16, 19, 51, 74, 75, 78];
 /// The producer's record is there already.
 const DUPLICATE: i16 = 46;
-const TIMEOUT_MS: i32 = 60_000;
+/// How long a transaction may take: only one that is begun with less is to run out of time.
+const TIMEOUT_MS: i32 = 600_000;
 /// How long a fetch waits for the first byte.
 const WAIT_MS: i32 = 20;
 
