@@ -32,8 +32,10 @@ fn over_http_a_node_changes_no_part_of_an_application_and_says_what_is_at_others
     let described: Value = serde_json::from_str(&node.get(at).1).expect("an answer");
     assert_eq!(described["unheard"], serde_json::json!([2, 3]), "{described}");
     assert_eq!(node.json("application list")[0]["lag"], 0, "nothing was reset");
-    let whole = node.json("application describe audit");
-    assert_eq!((whole["lanes"].as_array().map(Vec::len), whole.get("unheard")), (Some(6), None), "{whole}");
+    eventually("all are heard", || {
+        let whole = node.json("application describe audit");
+        (whole["lanes"].as_array().map(Vec::len), whole.get("unheard")) == (Some(6), None)
+    });
 
     // What it owns itself it resets, and whatever is there when it owns all.
     let own = described["lanes"][0]["streamlet"].as_u64().expect("a number");
@@ -92,7 +94,7 @@ fn a_node_that_is_not_heard_is_named_and_so_is_what_was_done_without_it() {
         node.ok(&format!("produce {stream} --key-separator : --file {}", file.display()));
         assert_eq!(node.ok(&format!("consume {stream} --application {application}")).lines().count(), 300);
     }
-    assert_eq!(common::stderr(&node.run("application list")), "");
+    eventually("all are heard", || common::stderr(&node.run("application list")).is_empty());
     let owner = node.json("stream describe lone")["owners"][0]["owner"].as_u64().expect("an owner") as usize;
     let (lost, other) = (owner - 1, owner % 3);
     nodes[lost].take().expect("it runs").kill();

@@ -45,19 +45,24 @@ fn produce_consume_and_both_report_what_they_did() {
 fn a_rate_is_kept_and_every_record_has_a_latency() {
     let place = Place::new();
     let node = place.start();
-    let report = node.json("bench both --rate 2000 --records 1000 --warmup-records 100 --linger-ms 0 --streamlets 2");
+    let line =
+        "bench both --rate 2000 --records 3000 --warmup-records 100 --linger-ms 0 --streamlets 2 --chunk-bytes 1KiB";
+    let started = Instant::now();
+    let report = node.json(line);
+    // Of all that it has done: where the machine stood still in the warm-up, what is measured is only what was due at its end.
+    assert!(started.elapsed() > Duration::from_millis(1400), "3,000 records at 2,000/s take 1.5 s: {report}");
     // A warm-up ends with a chunk: on a busy machine that may hold a few records more than were asked for.
     let records = report["records"].as_u64().unwrap();
-    assert!((950..=1000).contains(&records), "{report}");
+    assert!((2950..=3000).contains(&records), "{report}");
     assert_eq!(report["latency_us"]["samples"], records, "{report}");
-    assert!(report["seconds"].as_f64().unwrap() > 0.4, "1,000 records at 2,000/s take half a second: {report}");
     node.stop();
 }
 
 /// What was due while the node stood still counts, though the load's time was over before anything of it was acknowledged.
 #[test]
 fn a_stall_beyond_the_end_of_a_load_at_a_rate_is_told() {
-    const SECONDS: u64 = 8;
+    /// So many that the node stands still before it is over, however late a busy machine sees how far it is.
+    const SECONDS: u64 = 20;
     const RATE: u64 = 200;
     let place = Place::new();
     let node = place.start();

@@ -7,19 +7,20 @@ use std::net::TcpStream;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 
+use common::members::free_ports_in_a_row;
 use common::{Place, eventually, kera, run, stderr, stdout};
-
-/// Ports next to one another that other runs of tests do not use, nor another cluster of this one.
-fn first_port(cluster: u32) -> u16 {
-    20_000 + ((std::process::id() + cluster * 350) % 700) as u16 * 16
-}
 
 struct Cluster {
     place: Place,
+    /// The first of twelve, three for each kind.
     port: u16,
 }
 
 impl Cluster {
+    fn new() -> Cluster {
+        Cluster { place: Place::new(), port: free_ports_in_a_row::<12>()[0] }
+    }
+
     fn flags(&self) -> Vec<String> {
         let (data, port) = (self.place.data().display().to_string(), self.port);
         let line = format!(
@@ -71,7 +72,7 @@ impl Cluster {
 
 #[test]
 fn a_cluster_that_was_stopped_at_the_terminal_stopped_gracefully_and_starts_again_with_its_records() {
-    let cluster = Cluster { place: Place::new(), port: first_port(0) };
+    let cluster = Cluster::new();
     let first = cluster.start();
     let done = run(cluster.at("stream create flights --streamlets 6 --replication 3"));
     assert!(done.status.success(), "{}", stderr(&done));
@@ -90,7 +91,7 @@ fn a_cluster_that_was_stopped_at_the_terminal_stopped_gracefully_and_starts_agai
 /// Who kills the command finds its ports and its arenas free again.
 #[test]
 fn nodes_stop_gracefully_when_the_command_that_has_started_them_is_killed() {
-    let cluster = Cluster { place: Place::new(), port: first_port(1) };
+    let cluster = Cluster::new();
     let mut command = cluster.start();
     command.kill().expect("it runs");
     command.wait().expect("it ends");
@@ -101,7 +102,7 @@ fn nodes_stop_gracefully_when_the_command_that_has_started_them_is_killed() {
 
 #[test]
 fn a_mistake_in_what_a_cluster_is_started_with_is_told_whole() {
-    let cluster = Cluster { place: Place::new(), port: first_port(0) + 12 };
+    let cluster = Cluster::new();
     let mut flags = cluster.flags();
     flags.extend(["--nodes".into(), "1".into()]);
     let at = flags.iter().position(|flag| flag == "--arena-bytes").expect("it is there") + 1;

@@ -8,18 +8,8 @@ use std::path::PathBuf;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::{Arc, Mutex};
 
-use common::members::free_ports;
+use common::members::free_ports_in_a_row;
 use common::{Place, end_of, eventually, lacks, run, stdout};
-
-/// Ports next to one another, three for each kind.
-fn ports() -> [u16; 12] {
-    loop {
-        let ports = free_ports::<12>();
-        if ports.windows(2).all(|two| two[1] == two[0] + 1) {
-            return ports;
-        }
-    }
-}
 
 /// The program, where a test can put another one in its place.
 fn program(place: &Place) -> PathBuf {
@@ -29,6 +19,7 @@ fn program(place: &Place) -> PathBuf {
 /// A cluster that a shell has started at a terminal of its own.
 struct Terminal {
     place: Place,
+    /// Three for each kind.
     ports: [u16; 12],
     script: Child,
     typed: ChildStdin,
@@ -40,7 +31,7 @@ struct Terminal {
 impl Terminal {
     /// `line`: what the shell is to do, with UP for the command.
     fn start(line: &str) -> Terminal {
-        let (place, ports) = (Place::new(), ports());
+        let (place, ports) = (Place::new(), free_ports_in_a_row());
         std::fs::copy(env!("CARGO_BIN_EXE_kera"), program(&place)).expect("a copy");
         let up = format!(
             "{} cluster up --data {} --arena-bytes 64MiB --port {} --kafka-port {} --cluster-port {} --http-port {}",

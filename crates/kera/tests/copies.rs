@@ -157,8 +157,8 @@ impl House {
             ("status", "copies: flights has 1 copy, to be 2: 4 of 6 streamlets have them"),
             ("status", "PROBLEM  the copies of flights wait for node 3, which is lost: start it"),
         ] {
-            let said = node.ok(line);
-            assert!(said.contains(words), "{line}: {said}");
+            // What others do not tell within a second is left out.
+            eventually(&format!("{line} says `{words}`"), || node.ok(line).contains(words));
         }
         let waits = |of: &Value| {
             (of["replication_wanted"].clone(), of["replication_there"].clone(), of["replication_waits_for"].clone())
@@ -171,11 +171,11 @@ impl House {
         for of in [&node.json("stream describe flights"), listed, &by_http] {
             assert_eq!(waits(of), (json!(2), json!(4), json!([3])), "{of}");
         }
-        assert_eq!(cluster(node)["copy_changes"][0]["waits_for"], json!([3]));
+        eventually("the change is listed", || cluster(node)["copy_changes"][0]["waits_for"] == json!([3]));
         assert!(node.get("/metrics").1.contains("kera_cluster_copy_changes 1\n"));
-        let problems = node.json("status")["problems"].clone();
         let said = json!("the copies of flights wait for node 3, which is lost: start it");
-        assert!(problems.as_array().is_some_and(|all| all.contains(&said)), "{problems}");
+        let problems = || node.json("status")["problems"].clone();
+        eventually("the problem is listed", || problems().as_array().is_some_and(|all| all.contains(&said)));
         assert_eq!(node.fails("status --check").0, 1);
     }
 }

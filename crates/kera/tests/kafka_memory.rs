@@ -77,7 +77,7 @@ fn the_memory_of_a_node_is_what_its_settings_say_whatever_clients_send() {
         "--answer-bytes-max",
         "2MiB",
     ];
-    let node = place.start_with(&[&limits[..], &["--stall-timeout", "2s"]].concat());
+    let node = place.start_with(&[&limits[..], &["--stall-timeout", "8s"]].concat());
     let address = node.ready()["kafka"].as_str().expect("it says where Kafka clients connect").to_owned();
     let port = address.rsplit(':').next().and_then(|port| port.parse().ok()).expect("a port");
     let kafka = || Kafka::connect(port).expect("it listens");

@@ -5,7 +5,7 @@ mod common;
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use common::kafka::{Kafka, Producer, Three, name, produce_request, record};
@@ -241,7 +241,8 @@ fn a_topic_gets_as_many_copies_as_are_named_for_all_of_its_partitions() {
             writers.borrow_mut().iter_mut().for_each(|writer| writer.write(&three, 1));
             let asked = metadata_request::MetadataRequestTopic::default().with_name(Some(name(TOPIC)));
             let asked = MetadataRequest::default().with_topics(Some(vec![asked]));
-            let told = Kafka::connect(three.kafka[0]).and_then(|mut kafka| kafka.call(5, &asked)).expect("an answer");
+            let told = Kafka::connect(three.kafka[0]).and_then(|mut kafka| kafka.call(5, &asked));
+            let Some(told) = told.filter(|told| !told.topics.is_empty()) else { return false };
             let of = |at: usize| told.topics[0].partitions.iter().find(|of| of.partition_index == at as i32);
             let is_there = |at: usize| {
                 of(at).is_some_and(|of| (of.leader_id.0, of.replica_nodes.len()) == (wanted[at][0], wanted[at].len()))
@@ -263,15 +264,21 @@ fn everything_is_read_at_the_leader_after_moves_to_and_fro() {
     let mut writer = Writer::new(&three, 0);
     // Enough that older chunks come in several pieces.
     (0..150).for_each(|_| writer.write(&three, 20));
-    let is_moving = AtomicBool::new(true);
+    let (is_moving, batches) = (AtomicBool::new(true), AtomicI32::new(0));
     let (written, tailed) = std::thread::scope(|scope| {
-        let (three, is_moving) = (&three, &is_moving);
+        let (three, is_moving, batches) = (&three, &is_moving, &batches);
         let written = scope.spawn(move || {
             while is_moving.load(Ordering::Relaxed) {
                 writer.write(three, 3);
+                batches.fetch_add(1, Ordering::Relaxed);
             }
             i64::from(writer.next)
         });
+        // The first of two more may have been on its way to the leader before.
+        let leader_has_some = || {
+            let before = batches.load(Ordering::Relaxed);
+            eventually("the leader has taken some", || batches.load(Ordering::Relaxed) > before + 1);
+        };
         // One that begins at the start and reads along.
         let tailed = scope.spawn(move || {
             let mut all = Vec::new();
@@ -282,10 +289,10 @@ fn everything_is_read_at_the_leader_after_moves_to_and_fro() {
             all
         });
         for node in [second, first, third, second, first] {
-            std::thread::sleep(Duration::from_millis(300));
+            leader_has_some();
             move_to(three, 0, node);
         }
-        std::thread::sleep(Duration::from_millis(300));
+        leader_has_some();
         is_moving.store(false, Ordering::Relaxed);
         (written.join().expect("it writes"), tailed.join().expect("it reads"))
     });
@@ -294,7 +301,8 @@ fn everything_is_read_at_the_leader_after_moves_to_and_fro() {
     check(&all, 0, written);
     assert_eq!(tailed, all[..tailed.len()]);
     let epochs: BTreeMap<i32, i64> = all.iter().rev().map(|record| (record.epoch, record.offset)).collect();
-    assert_eq!(epochs.len(), 6, "each leader has taken some: {epochs:?}");
+    // On a busy machine a leader may have been taken for lost for a moment, and another one was between.
+    assert!(epochs.len() >= 6, "each leader has taken some: {epochs:?}");
     // From anywhere in it.
     for from in (0..written).step_by(written as usize / 13) {
         check(&read(&three, 0, from, (from + 50).min(written)), from, (from + 50).min(written));

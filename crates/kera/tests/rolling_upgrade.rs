@@ -68,7 +68,10 @@ fn a_cluster_is_upgraded_node_by_node_while_it_is_written_to_and_read() {
     eventually("the next level", || nodes.iter().flatten().all(|node| level(node)["level"] == NEWEST));
     let said = level(nodes[0].as_ref().unwrap());
     assert_eq!((&said["held_back_by"], said["next"].is_null()), (&Value::Array(Vec::new()), true), "{said}");
-    assert!(nodes[0].as_ref().unwrap().ok("status").contains(&format!("level    {NEWEST}")));
+    // It is left out where the leader does not tell it within a second.
+    eventually("the status says so", || {
+        nodes[0].as_ref().unwrap().ok("status").contains(&format!("level    {NEWEST}"))
+    });
 
     let produced = producing.wait_with_output().expect("it ends");
     assert!(produced.status.success(), "{}{}", common::stdout(&produced), common::stderr(&produced));
@@ -107,7 +110,7 @@ fn a_node_is_told_who_holds_the_level_back() {
     eventually("both have said it", || level(&other)["nodes"][1]["level_max"] == NEWEST);
     let said = level(&node);
     assert_eq!((&said["level"], &said["next"], &said["held_back_by"][0]), (&1.into(), &2.into(), &1.into()), "{said}");
-    assert!(other.ok("status").contains("1; node 1 holds back level 2"));
+    eventually("the status says so", || other.ok("status").contains("1; node 1 holds back level 2"));
     // What a node of the earlier version would not understand waits.
     let asynchronous = "stream create quick --replication 2 --replication-mode async";
     for node in [&node, &other] {

@@ -145,7 +145,7 @@ fn native_consumers_read_what_both_doors_have_taken_and_of_transactions_what_is_
     assert_eq!(runtime.block_on(read_all(&client)), expected);
 
     // InitProducerId 0: id, timeout; the answer has throttle time, error, id, epoch.
-    let answer = kafka.call(INIT_PRODUCER_ID, 0, &[id, &[0, 0, 0x75, 0x30]].concat());
+    let answer = kafka.call(INIT_PRODUCER_ID, 0, &[id, &[0, 9, 0x27, 0xc0]].concat());
     let producer_id = i64::from_be_bytes(answer[6..14].try_into().unwrap());
     let producer = (producer_id, i16::from_be_bytes(answer[14..16].try_into().unwrap()), 0x10);
     let who = [id, &producer.0.to_be_bytes(), &producer.1.to_be_bytes()].concat();

@@ -9,6 +9,16 @@ pub fn free_ports<const COUNT: usize>() -> [u16; COUNT] {
     kera_bench::ports::free().expect("free ports").map(|address| address.port())
 }
 
+/// So many of them next to one another.
+pub fn free_ports_in_a_row<const COUNT: usize>() -> [u16; COUNT] {
+    loop {
+        let ports = free_ports::<COUNT>();
+        if ports.windows(2).all(|two| two[1] == two[0] + 1) {
+            return ports;
+        }
+    }
+}
+
 /// A node that can be started again.
 pub struct Member {
     pub place: Place,
