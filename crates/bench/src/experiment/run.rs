@@ -72,7 +72,7 @@ impl Options {
             Size::Full => experiment.seconds,
             Size::Quick => experiment.seconds.min(experiment.quick_seconds),
             // Only for what cannot go by records: a server that is killed under load, which has to have begun by then.
-            Size::Tiny => 2.0,
+            Size::Tiny => 6.0,
         };
         self.seconds.unwrap_or(usual)
     }
@@ -627,13 +627,14 @@ values = [1, 2]
         let said = skipped(&none);
         assert!(said.len() == 8 && said.iter().all(|why| why.contains("the 0 minutes were over")), "{said:?}");
         // The peer takes all of its experiment's share with its first measurement.
-        let slow = lines(Some(Duration::from_secs(2)), Duration::from_millis(1200), false);
-        let said = skipped(&slow);
-        assert!(said.iter().any(|why| why.contains("peer") && why.contains("this experiment's share")), "{said:?}");
-        assert!(
-            runs(&slow).iter().any(|(name, _, system)| name == "b" && system == "kera"),
-            "the next one has its time"
-        );
+        // The more time, the less does it matter that a machine stands still meanwhile.
+        let is_shared = [2, 10, 60].into_iter().map(Duration::from_secs).any(|budget| {
+            let slow = lines(Some(budget), budget.mul_f64(0.6), false);
+            let is_late = |why: &String| why.contains("peer") && why.contains("this experiment's share");
+            let next_has_its_time = runs(&slow).iter().any(|(name, _, system)| name == "b" && system == "kera");
+            skipped(&slow).iter().any(is_late) && next_has_its_time
+        });
+        assert!(is_shared, "the peer is late, and the next experiment has its time");
     }
 
     #[test]

@@ -14,7 +14,7 @@ use super::consume::{ConsumeConfig, LOOK, leave, start, take};
 use super::produce::patient_client;
 use crate::BenchError;
 
-/// So long it is listened whether something comes again.
+/// So long it is listened whether something comes again, once all that is there was read.
 const QUIET: Duration = Duration::from_secs(2);
 
 /// Reads to the end what the application has not committed, and commits it, or stops when `stop` is set. Waits until its
@@ -78,16 +78,21 @@ async fn commit_all(config: &ConsumeConfig, address: &str, checker: &Mutex<Check
     }
 }
 
+/// To the end of what is there, however long a busy machine takes until it has given out anything; and then for a while.
 async fn listen(config: &ConsumeConfig, address: &str, checker: &Mutex<Checker>) -> Result<(), BenchError> {
-    let mut consumer = start(config, &patient_client(address).await?, 0, false).await?;
-    let until = Instant::now() + QUIET;
-    loop {
-        match timeout_at(until, consumer.next_batch()).await {
-            // What it has lost a lease of comes to it again, and by right.
-            Ok(Ok(Some(batch))) if consumer.stats().lost == 0 => take(&mut checker.lock(), &batch),
-            Ok(Ok(_)) | Err(_) => break,
-            Ok(Err(error)) => return Err(BenchError::server("reading on", error)),
+    let client = patient_client(address).await?;
+    for (until_end, listened) in [(true, config.patience), (false, QUIET)] {
+        let mut consumer = start(config, &client, 0, until_end).await?;
+        let until = Instant::now() + listened;
+        loop {
+            match timeout_at(until, consumer.next_batch()).await {
+                // What it has lost a lease of comes to it again, and by right.
+                Ok(Ok(Some(batch))) if consumer.stats().lost == 0 => take(&mut checker.lock(), &batch),
+                Ok(Ok(_)) | Err(_) => break,
+                Ok(Err(error)) => return Err(BenchError::server("reading on", error)),
+            }
         }
+        leave(consumer).await?;
     }
-    leave(consumer).await.map(drop)
+    Ok(())
 }

@@ -17,8 +17,8 @@ use crate::error::{CliError, EXIT_INTERRUPTED};
 use crate::output;
 use crate::signals::Signals;
 
-/// How long a node may take to serve.
-const START: Duration = Duration::from_secs(30);
+/// How long a node may take to serve: disks that stand still for seconds have it wait at each of its steps.
+const START: Duration = Duration::from_secs(120);
 /// How long all may take to stop.
 const STOP: Duration = Duration::from_secs(60);
 const LOOK: Duration = Duration::from_millis(20);

@@ -93,7 +93,7 @@ impl Kera {
         let (mut nodes, took) = self.start_nodes(Kera::started(job))?;
         std::thread::sleep(Duration::from_secs_f64(job.warmup_seconds));
         let resident = resident_bytes(&nodes.pids());
-        nodes.stop(Duration::from_secs(30))?;
+        nodes.stop(Duration::from_secs(120))?;
         Ok(without_load(took, resident))
     }
 

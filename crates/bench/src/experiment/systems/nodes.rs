@@ -13,7 +13,7 @@ use crate::ports;
 use crate::server::{Server, ServerConfig};
 
 /// How long a cluster may take until it knows all of its nodes.
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(120);
 /// How often it is asked meanwhile.
 const LOOK: Duration = Duration::from_millis(50);
 
