@@ -147,17 +147,22 @@ impl Profile {
     /// From what was seen during a run.
     pub(super) fn new(seen: &[Snapshot]) -> Profile {
         let mut profile = Profile::default();
+        let in_the_end = seen.iter().rev().find_map(|one| one.counters);
         // The end of the load generator is not part of the run.
         let seen: Vec<&Snapshot> = seen.iter().filter(|one| !one.client.threads.is_empty()).collect();
         let Some(first) = seen.first() else { return profile };
         // A node that did not answer in time has its bytes counted with those of the next interval.
-        let counted: Vec<Option<Counters>> = seen
+        let mut counted: Vec<Option<Counters>> = seen
             .iter()
             .scan(None, |known, one| {
                 *known = one.counters.or(*known);
                 Some(*known)
             })
             .collect();
+        // What has moved since the last look at the load generator is counted with what had until then.
+        if let Some(last) = counted.last_mut() {
+            *last = in_the_end.or(*last);
+        }
         for (n, pair) in seen.windows(2).enumerate() {
             let (before, after) = (pair[0], pair[1]);
             let took = after.at.duration_since(before.at).as_secs_f64().max(1e-6);
