@@ -282,7 +282,9 @@ mod tests {
     #[test]
     fn the_listener_of_a_port_is_found() {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-        assert_eq!(listener_pid(listener.local_addr().unwrap().port()), Some(std::process::id()));
+        let port = listener.local_addr().unwrap().port();
+        // What another test starts has it as well, until it is another program.
+        assert!((0..1000).any(|_| listener_pid(port) == Some(std::process::id())));
     }
 
     fn script(dir: &Path, text: &str) -> PathBuf {
@@ -312,7 +314,7 @@ mod tests {
         assert!(server.ended().unwrap().is_none());
         server.freeze().unwrap();
         server.thaw().unwrap();
-        server.stop(Duration::from_secs(30)).unwrap();
+        server.stop(Duration::from_secs(240)).unwrap();
         assert_eq!(server.pid(), None);
         // What an earlier life said does not count for this one.
         script(dir.path(), "exit 7");

@@ -87,7 +87,7 @@ fn ctrl_c_ends_what_was_started_and_removes_its_directory() {
     let script = format!(
         "#!/bin/sh\ncase $1 in\n--version) echo kera 0;;\n\
          serve) echo $$ >> {0}; trap 'exit 0' TERM INT; echo '{{\"message\":\"ready\"}}' >&2; while true; do sleep 0.02; done;;\n\
-         bench) echo $$ >> {0}; touch {1}; exec sleep 600;;\nesac\n",
+         bench) echo $$ >> {0}; touch {1}; exec sleep 60;;\nesac\n",
         place("pids").display(),
         place("loading").display()
     );

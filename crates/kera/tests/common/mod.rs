@@ -342,7 +342,7 @@ impl Drop for Node {
     }
 }
 
-/// Whether a command was refused because a node is away for a moment, and has done nothing.
+/// Whether a command was refused because a node is away for a moment, and may be given again.
 fn may_pass(line: &str, said: &str) -> bool {
     // Nobody has heard of these commands, or they ask for more nodes than are there.
     let refused = ["start a node with `kera serve`", "try again in a moment; /readyz", "to hold copies; ask for"];
@@ -360,8 +360,12 @@ fn may_pass(line: &str, said: &str) -> bool {
     let only_reads = reads.iter().any(|of| line.starts_with(of))
         || (line.starts_with("consume ") && !line.contains("--application"))
         || line.contains("--dry-run");
+    // What has moved stays where it is to be.
+    let moves = ["streamlet move", "node drain"].iter().any(|of| line.starts_with(of));
+    let called_off = ["called off", "is not over after", " lost"];
     refused.iter().any(|words| said.contains(words))
         || (only_reads && broken_off.iter().any(|words| said.contains(words)))
+        || (moves && called_off.iter().any(|words| said.contains(words)))
 }
 
 /// Waits for the end of a process, and returns its exit status; nothing if a signal has ended it.
