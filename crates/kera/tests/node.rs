@@ -227,7 +227,7 @@ fn a_directory_that_cannot_be_used_is_named() {
 #[test]
 fn http_can_be_turned_off() {
     let place = Place::new();
-    let node = place.start_with(&["--stop-timeout", "2m"]);
+    let node = place.start();
     assert_ne!(node.http(), "none");
     assert_eq!(node.stop(), 0);
     let mut flags = place.flags();

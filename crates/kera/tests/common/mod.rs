@@ -104,6 +104,9 @@ impl Place {
             "127.0.0.1:0",
             "--log-format",
             "json",
+            // Disks may stand still for seconds at each of the steps to a graceful end.
+            "--stop-timeout",
+            "200s",
         ]
         .map(String::from)
         .to_vec()
