@@ -23,10 +23,12 @@ pub(super) const APPLICATION: &str = "departures";
 const PAUSE: Duration = Duration::from_secs(3);
 /// After how long without a sign of life a consumer's share goes to the other.
 const LEASE: Duration = Duration::from_secs(3);
+/// The same when nobody watches. A process that stands still for longer is given again what it has read, which is no flight more.
+const LEASE_UNSEEN: Duration = Duration::from_secs(60);
 /// Time between two looks of the view.
 const FRAME: Duration = Duration::from_millis(100);
 /// The longest that the consumers may take after the last flight was written.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(240);
 
 /// How it went.
 #[derive(Clone, Copy)]
@@ -131,7 +133,7 @@ impl Story {
                 .member_name(format!("counter-{}", index + 1))
                 .from(Start::Earliest)
                 // Short, so that the two are soon even after one of them came first.
-                .lease(LEASE)
+                .lease(if self.rate == 0 { LEASE_UNSEEN } else { LEASE })
                 .commit(CommitMode::Interval(Duration::from_millis(500)))
                 .build()
                 .await?;
