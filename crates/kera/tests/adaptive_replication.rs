@@ -12,6 +12,9 @@ use common::{Node, eventually};
 const FLAGS: [&str; 8] =
     ["--own-logs-max", "2", "--own-logs-interval", "300ms", "--own-logs-rate", "100KiB", "--virtual-logs", "1"];
 
+/// So many that they are still written when the last owner has them, at the rate below, on a machine that stands still in between.
+const LARGE_RECORDS: u32 = 240_000;
+
 struct House {
     members: Vec<Member>,
     nodes: Vec<Option<Node>>,
@@ -87,22 +90,26 @@ fn a_streamlet_that_fills_a_log_goes_to_its_own_survives_the_loss_of_its_owner_a
     house.node(0).ok("stream create large --streamlets 1 --replication 2");
     house.node(0).ok("stream create small --streamlets 6 --replication 2");
     eventually("the level that knows such moves", || house.node(0).json("cluster level")["level"].as_u64() >= Some(4));
-    let (large, small) = (house.produce("large", 120_000, 6_000), house.produce("small", 40_000, 2_000));
+    let (large, small) = (house.produce("large", LARGE_RECORDS, 6_000), house.produce("small", 40_000, 2_000));
     for _ in 0..2 {
-        eventually("it has a log of its own", || house.sum("kera_copies_own_logs") == 1);
-        let owner = (0..3).find(|at| house.metric(*at, "kera_copies_own_logs") == 1).expect("one has it");
-        let told = cluster(house.node(owner))["nodes"][owner]["own_logs"][0].clone();
-        assert_eq!((&told["stream"], &told["streamlet"]), (&"large".into(), &0.into()), "{told}");
+        let mut owner = 0;
+        // It goes back for a moment when the load stands still.
+        eventually("it has a log of its own", || {
+            let found = (0..3).find(|at| house.metric(*at, "kera_copies_own_logs") == 1);
+            let told = found.map(|at| cluster(house.node(at))["nodes"][at]["own_logs"][0].clone());
+            owner = found.unwrap_or(owner);
+            told.is_some_and(|told| told["stream"] == "large" && told["streamlet"] == 0)
+        });
         house.lose_and_start(owner);
     }
     eventually("it has one at its third owner", || house.sum("kera_copies_own_logs") == 1);
     done(large);
     done(small);
-    house.prove("large", 120_000);
+    house.prove("large", LARGE_RECORDS);
     eventually("it is back", || {
-        house.sum("kera_copies_own_logs") == 0 && house.sum("kera_copies_own_logs_left_total") == 1
+        house.sum("kera_copies_own_logs") == 0 && house.sum("kera_copies_own_logs_left_total") >= 1
     });
-    house.prove("large", 120_000);
+    house.prove("large", LARGE_RECORDS);
     house.prove("small", 40_000);
     let described = house.node(0).ok("status");
     assert!(!described.contains("lost"), "{described}");

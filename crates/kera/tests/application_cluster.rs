@@ -10,7 +10,7 @@ use common::members::{cluster, free_ports, live, start_again, three_nodes};
 use common::{Node, PATIENCE, eventually};
 use serde_json::Value;
 
-const RECORDS: u64 = 30_000;
+const RECORDS: u64 = 60_000;
 
 /// A node knows of an application what is in its own streamlets: what it did to that alone, it would have said of all.
 #[test]
@@ -181,7 +181,11 @@ fn members_read_everything_and_their_commits_survive_owners_that_are_killed() {
     for lost in [1, 0, 1] {
         let other = nodes[2].as_ref().expect("it runs");
         let at_first = look(other, &mut before);
-        eventually("commits go on", || committed(other).is_some_and(|now| now.values().sum::<u64>() > at_first + 500));
+        // On a slow machine all may be written before the last one is lost.
+        eventually("commits go on", || {
+            let now = committed(other).map_or(0, |now| now.values().sum::<u64>());
+            now > at_first + 500 || now == RECORDS
+        });
         look(other, &mut before);
         // Streamlets that have moved, with what they had before still at other nodes: to the one that is lost, and away from it.
         for (streamlet, to) in [(lost, 3), (4, lost + 1), (5, lost + 1)] {

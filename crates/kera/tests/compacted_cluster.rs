@@ -289,7 +289,7 @@ fn what_compaction_has_left_is_held_again_by_an_owner_that_comes_back() {
     }
     compacted(&three, &writer);
     all_copied(&three);
-    let back = (0..6).any(|_| {
+    let back = (0..12).any(|_| {
         let owner = three.leader(TOPIC, 0);
         three.kill_and_bring_back(owner)
     });

@@ -15,7 +15,7 @@ const STREAM: &str = "kept";
 const STREAMLETS: i32 = 6;
 const RECORDS: u64 = 50_000;
 /// Times that a node is killed until it comes back in the middle of a rebuild.
-const ROUNDS: usize = 6;
+const ROUNDS: usize = 12;
 /// Everything that a Kafka client reads of a partition: it must be each offset once.
 fn read_as_kafka(three: &Three, partition: i32) -> u64 {
     let end = three.end_of(STREAM, partition);
