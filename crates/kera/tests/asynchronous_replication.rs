@@ -50,16 +50,30 @@ fn the_loss_of_an_owner_takes_the_end_of_what_it_acknowledged_and_nothing_else()
     eventually("it is back", || live(nodes[first].as_ref().unwrap()) == 3);
 
     // Its backups take nothing for a moment in which it acknowledges, and then it is gone for good.
-    let lost = owner(nodes[first].as_ref().unwrap());
-    let others = [(lost + 1) % 3, (lost + 2) % 3];
-    let early = || metric(nodes[lost].as_ref().unwrap(), "kera_chunks_answered_early_total");
-    let before = early();
-    // Producers have to come back to it first, and it needs an agreed view of its log, which stopped nodes do not agree to.
-    eventually("it acknowledges again", || early() > before + 20);
-    others.iter().for_each(|at| nodes[*at].as_ref().unwrap().signal("STOP"));
-    let stopped = early();
-    // Some blocks are on their way to the backups and are there when these go on; what waits behind them is not.
-    eventually("it acknowledges meanwhile", || early() > stopped + 60);
+    let mut tries = 0;
+    let (lost, others) = loop {
+        tries += 1;
+        let lost = owner(nodes[first].as_ref().unwrap());
+        let others = [(lost + 1) % 3, (lost + 2) % 3];
+        let early = || metric(nodes[lost].as_ref().unwrap(), "kera_chunks_answered_early_total");
+        let before = early();
+        // Producers have to come back to it first, and it needs an agreed view of its log, which stopped nodes do not agree to.
+        eventually("it acknowledges again", || early() > before + 20);
+        others.iter().for_each(|at| nodes[*at].as_ref().unwrap().signal("STOP"));
+        let stopped = early();
+        // Some blocks are on their way to the backups and are there when these go on; what waits behind them is not.
+        let acknowledges = (0..300).any(|_| {
+            std::thread::sleep(std::time::Duration::from_millis(10));
+            early() > stopped + 60
+        });
+        if acknowledges {
+            break (lost, others);
+        }
+        // It does so for a second, which may be over before this test has its next turn.
+        assert!(tries < 10, "it acknowledges nothing meanwhile");
+        others.iter().for_each(|at| nodes[*at].as_ref().unwrap().signal("CONT"));
+        eventually("all are live again", || live(nodes[lost].as_ref().unwrap()) == 3);
+    };
     nodes[lost].take().unwrap().kill();
     others.iter().for_each(|at| nodes[*at].as_ref().unwrap().signal("CONT"));
 
@@ -72,7 +86,7 @@ fn the_loss_of_an_owner_takes_the_end_of_what_it_acknowledged_and_nothing_else()
     // How much depends on the machine: what was sent in the second for which copies may lag, and more if producers had to catch up.
     assert!(lost_records > 0 && lost_records < RECORDS / 2, "{verdict}");
     assert!(findings.keys().all(|kind| kind == "lost"), "twice, out of order or with a hole: {verdict}");
-    // One stretch of each of the two producers for each of the two times: nothing in between.
-    assert!(verdict["first_findings"].as_array().is_some_and(|stretches| stretches.len() <= 4), "{verdict}");
+    // One stretch of each of the two producers for each of the times, two as a rule: nothing in between.
+    assert!(verdict["first_findings"].as_array().is_some_and(|all| all.len() <= 2 + 2 * tries), "{verdict}");
     assert_eq!(findings["lost"], lost_records, "{verdict}");
 }

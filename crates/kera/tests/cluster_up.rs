@@ -35,7 +35,8 @@ impl Cluster {
     /// In a process group of its own, as a shell starts it.
     fn start(&self) -> Child {
         let mut command = kera(self.flags());
-        command.env("KERA_ARENA_DIR", self.place.arena()).process_group(0);
+        // Disks may stand still for seconds at each of the steps to a graceful end; the command waits for a minute.
+        command.env("KERA_ARENA_DIR", self.place.arena()).env("KERA_STOP_TIMEOUT", "55s").process_group(0);
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the binary runs");
         // It may hear later than others that all nodes are there; a signal before that has it fail.
         let mut lines = BufReader::new(child.stdout.take().expect("it is piped")).lines().map_while(Result::ok);
