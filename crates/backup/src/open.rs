@@ -456,33 +456,16 @@ impl Opening<'_> {
             self.parts.entry(header.log).or_default().push(found);
             return Ok(());
         }
-        let last = footer.as_ref().map(|(_, footer)| footer.last_block);
-        let mut footer = footer.map(|(at, _)| at);
-        let mut scan = self.scan(&mut source, part, (header.synced, last)).map_err(failed)?;
-        if let [part] = &mut scan.parts[..]
-            && scan.damage.is_empty()
-        {
-            // A row may be known by an empty file alone, of which the power has taken what was answered, or given back.
-            let is_needed = self.power.was_lost && (!header.synced || part.first > header.run_first) || scan.begun > 0;
-            if part.last < part.first && !is_needed {
-                drop((source, file));
-                self.report.files -= 1;
-                return disk.remove(&name).map_err(failed);
-            }
-            // What is left of an earlier use of the space behind the last block is written over, but not a block that was begun: the next start is to know of it. It must
-            // find no others that follow and do read back, though. Where a footer tells of more than there is, another one says how far it goes.
-            if !scan.is_begun || scan.is_cut {
-                let closed = write_footer(&*file, &header, part.last, scan.first_end, &scan.index);
-                let closed = closed.and_then(|closed| file.sync_data().map(|()| closed)).map_err(failed)?;
-                (part.footer, part.bytes) = (Some(closed.footer), closed.bytes);
-                footer = None;
-            }
+        let told = footer.map(|(at, footer)| (at, footer.last_block));
+        let mut scan = self.scan(&mut source, part, (header.synced, told.map(|(_, last)| last))).map_err(failed)?;
+        // A row may be known by an empty file alone, of which the power has taken what was answered, or given back.
+        let is_needed = self.power.was_lost && (!header.synced || part.first > header.run_first) || scan.begun > 0;
+        if scan.is_empty() && !is_needed {
+            drop((source, file));
+            self.report.files -= 1;
+            return disk.remove(&name).map_err(failed);
         }
-        if let Some(at) = footer {
-            // The next start would believe it: all of these blocks would be there again, and the log would end behind them for certain.
-            file.set_len(at).and_then(|()| file.sync_data()).map_err(failed)?;
-            scan.parts.iter_mut().for_each(|part| part.bytes = at);
-        }
+        scan.close(&*file, &header, told, behind).map_err(failed)?;
         self.report.damage.append(&mut scan.damage);
         self.parts.entry(header.log).or_default().extend(scan.found(&header));
         Ok(())
@@ -546,6 +529,46 @@ impl Scan {
             (self.begun, self.is_begun) = (here + 1, true);
         }
         self.begun = self.begun.max(last.filter(|last| *last > here).unwrap_or(0));
+        Ok(())
+    }
+
+    fn is_empty(&self) -> bool {
+        self.damage.is_empty() && matches!(&self.parts[..], [part] if !part.has_blocks())
+    }
+
+    /// Leaves the file such that the next start finds what this one has found. `told`: where its footer is, and the last block that this tells of.
+    fn close(
+        &mut self,
+        file: &dyn DiskFile,
+        header: &ReplicaHeader,
+        told: Option<(u64, u64)>,
+        behind: &Behind,
+    ) -> io::Result<()> {
+        // Of a block of which nothing is left the footer alone says that it was begun. While no other file of the row follows no start believes it, and it stays.
+        let last = self.parts.last().map_or(0, |part| part.last);
+        let is_alone = header.synced && behind.next_first.is_none() && !self.is_cut;
+        if is_alone && told.is_some_and(|(_, told)| told > last) {
+            return Ok(());
+        }
+        // What is left of an earlier use of the space behind the last block is written over, but not a block that was begun: the next start is to know of it. It must
+        // find no others that follow and do read back, though. Where a footer tells of more than there is, another one says how far it goes.
+        if let [part] = &mut self.parts[..]
+            && self.damage.is_empty()
+            && (!self.is_begun || self.is_cut)
+        {
+            if told == Some((self.first_end, part.last)) {
+                part.footer = Some(self.first_end);
+                return Ok(());
+            }
+            let closed = write_footer(file, header, part.last, self.first_end, &self.index)?;
+            file.sync_data()?;
+            (part.footer, part.bytes) = (Some(closed.footer), closed.bytes);
+        } else if let Some((at, _)) = told {
+            // The next start would believe it: all of these blocks would be there again, and the log would end behind them for certain.
+            file.set_len(at)?;
+            file.sync_data()?;
+            self.parts.iter_mut().for_each(|part| part.bytes = at);
+        }
         Ok(())
     }
 

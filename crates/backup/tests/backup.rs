@@ -307,8 +307,11 @@ fn a_flipped_bit_is_never_given_out() {
 #[test]
 fn a_last_block_that_does_not_read_back_is_told_as_begun_by_every_start() {
     let views = [LogView { vlog: 0, first_block: 1 }];
-    // Its chunks, and its header: blocks are of one page each here.
-    for (blocks, at) in [(8_u64, 200), (8, 41), (1, 200)] {
+    // Its chunks, its header, and what shows that there is one: blocks are of one page each here. Then nothing of it is left but the footer of a file that a start
+    // has closed.
+    let open_ones = [(8_u64, false, Some(200)), (8, false, Some(41)), (1, false, Some(200))];
+    let closed_ones = [Some(200), Some(41), Some(0), None].map(|at| [(8, true, at), (1, true, at)]);
+    for (blocks, is_closed, at) in open_ones.into_iter().chain(closed_ones.into_iter().flatten()) {
         let (disk, disks) = memory();
         let mut rig = Rig::over(open(&disks, 1).0);
         for block in 1..=blocks {
@@ -320,14 +323,24 @@ fn a_last_block_that_does_not_read_back_is_told_as_begun_by_every_start() {
             assert_eq!(report.damage, [""; 0]);
             backup.end_now(LOG, 1)
         };
+        if is_closed {
+            assert_eq!(end(2).through, blocks);
+        }
         let files = disk.list("replicas").expect("list");
         let file = files.iter().filter(|name| name.ends_with(".replica")).min().expect("one");
         let last = |page: u64| 4096 + page * 4096;
         let page = (0..64).map(last).take_while(|at| disk_reads(&disk, file, *at)).last().expect("blocks");
-        disk.flip_bit(&format!("replicas/{file}"), page + at, 3).expect("there");
+        let path = format!("replicas/{file}");
+        match at {
+            Some(at) => disk.flip_bit(&path, page + at, 3).expect("there"),
+            None => {
+                let file = disk.open(&path, OpenMode::ReadWrite, false).expect("there");
+                file.write_at(page, &[0; 4096]).expect("written");
+            }
+        }
         for seed in 3..6 {
             let told = end(seed);
-            assert_eq!((told.through, told.certain, told.begun), (blocks - 1, true, blocks), "start {seed}");
+            assert_eq!((told.through, told.certain, told.begun), (blocks - 1, true, blocks), "start {seed}: {at:?}");
         }
         // Until the log goes on behind it.
         let mut rig = Rig::over(open(&disks, 6).0);
@@ -476,12 +489,31 @@ fn a_last_block_that_the_disk_cannot_read_is_told_as_begun_by_every_start() {
     assert_eq!(end(&start, 1), (60, true, 0));
     disk.set_unreadable(file, last_block(&disk, file));
     [2, 2, 3].iter().for_each(|boot| assert_eq!(end(&start, *boot), (59, true, 60)));
+    // So it is where zeros are read.
+    let (disk, files, start) = with_files();
+    let file = &files[files.len() - 1];
+    assert_eq!(end(&start, 1), (60, true, 0));
+    let opened = disk.open(file, OpenMode::ReadWrite, false).expect("there");
+    opened.write_at(last_block(&disk, file), &[0; 4096]).expect("written");
+    [1, 2, 2, 3].iter().for_each(|boot| assert_eq!(end(&start, *boot), (59, true, 60)));
     // What is behind the last block of a file that was closed is its footer.
     let (disk, files, start) = with_files();
     let file = &files[files.len() - 1];
     assert_eq!(end(&start, 1), (60, true, 0));
     disk.set_unreadable(file, last_block(&disk, file) + 4096);
     [1, 2].iter().for_each(|boot| assert_eq!(end(&start, *boot), (60, true, 0)));
+}
+
+#[test]
+fn a_start_writes_nothing_where_a_footer_says_what_is_there() {
+    let (disk, _, start) = with_files();
+    let writes = || {
+        let before = disk.counts().0;
+        start(1).expect("open");
+        disk.counts().0 - before
+    };
+    assert!(writes() > 0, "the last file had none");
+    assert_eq!(writes(), 0);
 }
 
 /// It says whether the power was lost: without it that cannot be ruled out.
