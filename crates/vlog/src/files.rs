@@ -255,29 +255,39 @@ impl Files {
         self.next_sequence += 1;
         self.filling_failed = false;
         let path = self.path(sequence);
-        let started = self.start_at(&path, sequence, bytes_min, next_block);
+        // Where no name was made there is nothing to wait for, however often a disk that takes nothing is tried.
+        let (file, bytes) = self.name(&path, bytes_min).inspect_err(|_| _ = self.remove(&path))?;
+        let started = self.start_at(file, (sequence, bytes), next_block);
         if started.is_err() {
             self.remove_or_keep(sequence);
         }
         started
     }
 
-    fn start_at(&mut self, path: &str, sequence: u64, bytes_min: u64, next_block: u64) -> io::Result<CurrentFile> {
-        let at = self.spares.iter().position(|spare| spare.bytes >= bytes_min);
-        let (file, bytes) = match at {
-            Some(at) => {
-                let spare = self.spares.swap_remove(at);
-                self.disk.rename(&self.spare_path(spare.sequence), path)?;
-                (self.disk.open(path, OpenMode::ReadWrite, true)?, spare.bytes)
-            }
-            None => {
-                let short = pages((self.config.file_bytes / SHORT_FILE) as usize) as u64;
-                let bytes = short.max(bytes_min);
-                let file = self.disk.open(path, OpenMode::Create, true)?;
+    /// Gives a spare the name, or makes a file that has it. That file if it is open by now, and the bytes that it has or is to get.
+    fn name(&mut self, path: &str, bytes_min: u64) -> io::Result<(Option<Arc<dyn DiskFile>>, u64)> {
+        if let Some(at) = self.spares.iter().position(|spare| spare.bytes >= bytes_min) {
+            let spare = self.spares.swap_remove(at);
+            self.disk.rename(&self.spare_path(spare.sequence), path)?;
+            return Ok((None, spare.bytes));
+        }
+        let short = pages((self.config.file_bytes / SHORT_FILE) as usize) as u64;
+        Ok((Some(self.disk.open(path, OpenMode::Create, true)?), short.max(bytes_min)))
+    }
+
+    fn start_at(
+        &self,
+        made: Option<Arc<dyn DiskFile>>,
+        (sequence, bytes): (u64, u64),
+        next_block: u64,
+    ) -> io::Result<CurrentFile> {
+        let file = match made {
+            Some(file) => {
                 file.allocate(0, bytes)?;
                 file.set_len(bytes)?;
-                (file, bytes)
+                file
             }
+            None => self.disk.open(&self.path(sequence), OpenMode::ReadWrite, true)?,
         };
         let key = self.random.next_u64();
         let mut page = AlignedBuffer::zeroed(PAGE_BYTES);
@@ -468,14 +478,19 @@ impl Files {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kera_env::{MemoryDisk, SeededRandom};
+    use kera_env::{FaultyDisk, MemoryDisk, SeededRandom};
+
+    fn files(disk: &Arc<dyn Disk>) -> Files {
+        let config = FilesConfig { node: [7; 16], vlog: 1, directory: "vlog".into(), file_bytes: 1 << 20, spares: 2 };
+        let mut files = Files::new(config, Arc::clone(disk), Arc::new(SeededRandom::new(1)));
+        files.find().expect("a directory");
+        files
+    }
 
     #[test]
     fn a_log_that_nobody_writes_to_takes_no_space() {
         let disk: Arc<dyn Disk> = Arc::new(MemoryDisk::new());
-        let config = FilesConfig { node: [7; 16], vlog: 1, directory: "vlog".into(), file_bytes: 1 << 20, spares: 2 };
-        let mut files = Files::new(config, Arc::clone(&disk), Arc::new(SeededRandom::new(1)));
-        files.find().expect("a directory");
+        let mut files = files(&disk);
         assert!(!files.fill_spare());
         assert_eq!(disk.list("vlog").expect("it is there"), [""; 0]);
         files.place(4096, 1).expect("a file");
@@ -487,5 +502,21 @@ mod tests {
         disk.replace("vlog/0012-0000000001.spare", b"x").expect("written");
         assert_eq!(numbers(&*disk, "vlog").expect("it is there").into_iter().collect::<Vec<_>>(), [1, 12]);
         assert!(numbers(&*disk, "nothing").expect("none").is_empty());
+    }
+
+    /// A read-only one is tried twice a second, be it for days, and refuses to remove what is not there.
+    #[test]
+    fn a_disk_that_takes_nothing_leaves_no_files_to_wait_for() {
+        let faulty = FaultyDisk::new(Arc::new(MemoryDisk::new()));
+        let disk: Arc<dyn Disk> = Arc::new(faulty.clone());
+        let mut files = files(&disk);
+        faulty.set_broken(true);
+        for _ in 0..100 {
+            assert!(files.place(4096, 1).is_err());
+        }
+        assert_eq!(files.usage().0, 0);
+        faulty.set_broken(false);
+        files.place(4096, 1).expect("a file");
+        assert_eq!((files.usage().0, disk.list("vlog").expect("it is there").len()), (1, 1));
     }
 }
