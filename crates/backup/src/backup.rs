@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use kera_env::{AlignedBuffer, Clock, Disk, Processors, Random, write_copy};
 use kera_format::checksum::crc32c;
-use kera_format::vlog::{BLOCK_HEADER_BYTES, pages};
+use kera_format::vlog::{BLOCK_HEADER_BYTES, PAGE_BYTES, pages};
 use kera_format::vlog_replica::{Fences, LogId};
 use kera_protocol::{BlockStored, LogEnd, LogView, Status, StoreHead, StoreOutcome};
 use parking_lot::Mutex;
@@ -19,7 +19,7 @@ use parking_lot::Mutex;
 use crate::answers::Positions;
 use crate::disks::{BackupDisk, FOLDER, choose};
 use crate::error::{BackupError, OpenError};
-use crate::files::{DiskWriter, Row, RunKey};
+use crate::files::{DiskWriter, NotBegun, Row, RunKey};
 use crate::open::{self, OpenReport};
 use crate::queue::Job;
 use crate::replica::{FilePart, Fit, Replica, Run};
@@ -547,26 +547,27 @@ impl Backup {
         if row.is_new {
             self.close_others(writer, disk, run);
         }
-        let open = match writer.begin(run, head, sequence, row) {
-            Ok(open) => open,
-            Err(error) => return Err(self.disk_failed(disk, &error, sequence)),
+        let (error, there) = match writer.begin(run, head, sequence, row) {
+            Ok(open) => (None, Some((open.header.key, open.reserved))),
+            Err(NotBegun { error, left }) => (Some(error), left),
         };
-        let part = FilePart {
+        let part = |(key, bytes)| FilePart {
             disk,
             sequence,
-            key: open.header.key,
-            start: open.end,
+            key,
+            start: PAGE_BYTES as u64,
             first: head.block,
             last: head.block - 1,
-            bytes: open.reserved,
+            bytes,
             footer: None,
-            open: true,
-            anchored: row.is_new && !row.synced,
+            open: error.is_none(),
+            // Nothing waits for one that was not begun to survive.
+            anchored: error.is_some() || row.is_new && !row.synced,
         };
         if let Some(run) = self.state.lock().logs.get_mut(&run.0).and_then(|log| log.run_mut(run.1)) {
-            run.files.push_back(part);
+            run.files.extend(there.map(part));
         }
-        Ok(())
+        error.map_or(Ok(()), |error| Err(self.disk_failed(disk, &error, sequence)))
     }
 
     /// The log comes in another view than before: what its other runs have open here takes no more, and would keep its handle and the space that is

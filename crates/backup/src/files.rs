@@ -152,6 +152,13 @@ pub(crate) struct Row {
     pub(crate) is_new: bool,
 }
 
+/// A file that could not be begun.
+pub(crate) struct NotBegun {
+    pub(crate) error: io::Error,
+    /// It is there, without a block: its key, and what it takes on its disk. Whoever wanted it gives it back.
+    pub(crate) left: Option<(u64, u64)>,
+}
+
 /// A file that takes no more blocks.
 pub(crate) struct Closed {
     pub(crate) footer: u64,
@@ -201,9 +208,9 @@ impl DiskWriter {
         head: &StoreHead,
         sequence: u64,
         row: Row,
-    ) -> io::Result<&mut OpenFile> {
+    ) -> Result<&mut OpenFile, NotBegun> {
         self.bound_spares();
-        let file = self.make(sequence)?;
+        let file = self.make(sequence).map_err(|error| NotBegun { error, left: None })?;
         let key = self.random.next_u64();
         let header = ReplicaHeader {
             cluster: self.config.cluster,
@@ -223,12 +230,7 @@ impl DiskWriter {
             false => Ok(()),
         };
         let started = allocated.and_then(|()| file.write_at(0, &page)).and_then(|()| anchor());
-        if let Err(error) = started {
-            drop(file);
-            // It has no block. If it stays it is removed at the next start.
-            let _ = self.disk.remove(&path(sequence));
-            return Err(error);
-        }
+        started.map_err(|error| NotBegun { error, left: Some((key, reserved)) })?;
         let (end, index, last) = (PAGE_BYTES as u64, FileIndex::default(), head.block - 1);
         let open = OpenFile { file, direct: None, header, last, end, reserved, index, dirty: true };
         self.names += 1;

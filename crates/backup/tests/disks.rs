@@ -1102,17 +1102,24 @@ fn files_of_a_row_that_is_forgotten_come_back_in_their_order_as_well() {
     }
 }
 
+/// A disk of which no file is used again, and how to start with it in a run of the machine.
+fn one_disk() -> (MemoryDisk, FaultyDisk, Arc<ManualClock>, impl Fn(u8) -> Rig) {
+    let disk = MemoryDisk::new();
+    let (faulty, clock) = (FaultyDisk::new(Arc::new(disk.clone())), Arc::new(ManualClock::new(1_000_000)));
+    let (started_on, time) = (faulty.clone(), clock.clone());
+    let start = move |boot: u8| {
+        let config = BackupConfig { boot_id: Some([boot; 16]), spares: 0, ..config() };
+        let disks: Vec<Arc<dyn Disk>> = vec![Arc::new(started_on.clone())];
+        let random = Arc::new(SeededRandom::new(boot.into()));
+        Rig::over(Backup::open(config, disks, time.clone(), random).expect("open").0)
+    };
+    (disk, faulty, clock, start)
+}
+
 /// Its first block could not be written. Behind a loss of power a start keeps it, and would miss the blocks behind it.
 #[test]
 fn a_file_without_a_block_that_a_disk_does_not_let_go_of_goes_in_its_turn() {
-    let disk = MemoryDisk::new();
-    let (faulty, clock) = (FaultyDisk::new(Arc::new(disk.clone())), Arc::new(ManualClock::new(1_000_000)));
-    let start = |boot: u8| {
-        let config = BackupConfig { boot_id: Some([boot; 16]), spares: 0, ..config() };
-        let disks: Vec<Arc<dyn Disk>> = vec![Arc::new(faulty.clone())];
-        let random = Arc::new(SeededRandom::new(boot.into()));
-        Rig::over(Backup::open(config, disks, clock.clone(), random).expect("open").0)
-    };
+    let (disk, faulty, clock, start) = one_disk();
     let mut rig = start(1);
     assert_eq!(rig.store(LOG, 1, 1, true), Ok(stored(1)));
     let fails = |rig: &mut Rig, block| {
@@ -1136,4 +1143,30 @@ fn a_file_without_a_block_that_a_disk_does_not_let_go_of_goes_in_its_turn() {
     drop(rig);
     let end = start(2).backup.end_now(LOG, 1);
     assert_eq!((end.through, end.certain), (3, true));
+}
+
+/// The first one of a row that nobody asks to sync: it has its header, and could not be synced.
+#[test]
+fn a_file_that_was_not_begun_and_that_a_disk_does_not_let_go_of_goes_in_its_turn() {
+    let (disk, faulty, clock, start) = one_disk();
+    let mut rig = start(1);
+    let fails = |rig: &mut Rig, block| {
+        assert!(rig.store(LOG, block, 1, false).is_err());
+        clock.advance_ms(1_000);
+    };
+    faulty.fail_sync(1);
+    faulty.fail_remove(1);
+    fails(&mut rig, 1);
+    assert_eq!(files(&disk, ".replica"), 1, "it is still there");
+    assert_eq!(rig.store(LOG, 1, 1, false), Ok(stored(1)));
+    for block in [2, 3] {
+        faulty.fail_write(1);
+        fails(&mut rig, block);
+        assert_eq!(rig.store(LOG, block, 1, false), Ok(stored(block)), "in a file of its own");
+    }
+    assert_eq!((files(&disk, ".replica"), rig.read(LOG, 1, 3)), (4, Ok(vec![1, 2, 3])));
+    release(&rig, LOG, 2);
+    assert_eq!((files(&disk, ".replica"), rig.ranges(LOG)), (1, vec![BlockRange { first: 3, last: 3 }]));
+    drop(rig);
+    assert_eq!(start(2).backup.end_now(LOG, 1).through, 3);
 }
