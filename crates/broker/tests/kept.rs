@@ -2,26 +2,27 @@
 
 mod common;
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
 
 use common::*;
 use kera_backup::{Backup, BackupConfig, BackupError, StoreDone, Taken};
-use kera_broker::{BrokerConfig, Copies, EndedLog, EndedView, Rebuild, RecoveryProgress};
+use kera_broker::{Broker, BrokerConfig, Copies, EndedLog, EndedView, Opening, Rebuild, RecoveryProgress};
 use kera_env::{Clock, Disk, ManualClock, MemoryDisk, Random, SeededRandom};
 use kera_format::checksum::crc32c;
 use kera_format::chunk::Chunks;
 use kera_format::cluster::HANDED_BYTES_MAX;
 use kera_format::vlog_replica::LogId;
-use kera_format::{Cursor, GroupId, LaneId, SegmentId, SegmentIndex, StreamOptions, StreamletId};
-use kera_log::Lane;
+use kera_format::{Cursor, GroupId, LaneId, SegmentId, SegmentIndex, StreamId, StreamOptions, StreamletId};
+use kera_log::{Lane, Observer, Streamlet};
 use kera_protocol::application::AfterCommit::{Done, Keep, Release};
 use kera_protocol::application::LeaveApplication;
 use kera_protocol::placement::LaneState;
 use kera_protocol::{
     BlockStored, BlocksRead, Body, CommitEntry, CommitOffsets, CommittedOffset, CommittedOffsets, DeleteApplication,
     FetchOffsets, JoinedApplication, LaneStateList, LaneStates, LeasedGroup, LeasedGroups, NextGroups, OfferGroups,
-    Owner, ReadBlocks, ReadChunksResponse, ReadEntry, ResetOffsets, Start, Status, StoreHead, StreamletState,
+    OlderGroups, Owner, ReadBlocks, ReadChunksResponse, ReadEntry, ResetOffsets, Start, Status, StoreHead,
+    StreamletState,
 };
 use parking_lot::Mutex;
 use proptest::prelude::*;
@@ -383,6 +384,81 @@ fn a_streamlet_that_cannot_be_handed_over_yet_is_not_let_go() {
     next.broker.rebuild(&rebuild, &logs, &backup, &RecoveryProgress::default()).unwrap();
     next.broker.let_go(STREAM, X).unwrap();
     assert!(next.broker.handed_over(STREAM, X).unwrap().is_some());
+}
+
+/// Who asks a node for a streamlet at the moment from which on that takes writes of it.
+struct AsksAtOnce {
+    me: Weak<AsksAtOnce>,
+    broker: Weak<Broker>,
+    /// Whether it was told what the next owner must know.
+    told: Mutex<Option<Result<bool, Status>>>,
+}
+
+impl Opening for AsksAtOnce {
+    fn opening(&self, _: StreamId, place: &Streamlet, _: u32) {
+        let (lane, me) = (place.lane(LaneId(0)).expect("a lane"), self.me.upgrade().expect("it is asked"));
+        assert!(lane.wait(lane.version(), &(me as Arc<dyn Observer>), 0));
+    }
+}
+
+impl Observer for AsksAtOnce {
+    fn advanced(&self, _: u64) {
+        let broker = self.broker.upgrade().expect("a broker");
+        let state = broker.let_go(STREAM, X).and_then(|()| broker.handed_over(STREAM, X));
+        *self.told.lock() = Some(state.map(|state| state.is_some()).map_err(|failure| failure.status));
+    }
+}
+
+/// A move right behind another: the next owner was told that nobody had read anything, and what the first one had told was gone with that.
+#[test]
+fn a_streamlet_that_is_opened_right_now_is_not_let_go_without_what_applications_have_read() {
+    let options = options(1, 1);
+    let (first, second, third) = (first_owner(1, &options), node(2, &options), node(3, &options));
+    let mut peer = first.peer();
+    (0..2).for_each(|_| write(&mut peer));
+    let joined = peer.join(&first, "report", Start::Earliest);
+    let group = peer.next_groups(&joined, 1)[0];
+    assert_eq!(peer.commit(&first, &joined, &[done(&group)]), [Status::Ok]);
+    let told = fetch(&mut peer, "report").unwrap();
+    let move_from = |house: &House| {
+        house.broker.let_go(STREAM, X).unwrap();
+        house.broker.handed_over(STREAM, X).unwrap().expect("all is durable")
+    };
+    let opens = |house: &House, number, epoch, before: &[(u32, u32)], state: &StreamletState| {
+        let older = |(first_epoch, node): &(u32, u32)| OlderGroups { first_epoch: *first_epoch, node: *node };
+        let owner = Owner { node: number, epoch, older: before.iter().map(older).collect() };
+        house.broker.set_owner(epoch.into(), STREAM, X, owner).unwrap();
+        house.broker.open_streamlet(STREAM, X, epoch, Some(state)).unwrap();
+    };
+    let asks = Arc::new_cyclic(|me| AsksAtOnce {
+        me: Weak::clone(me),
+        broker: Arc::downgrade(&second.broker),
+        told: Mutex::default(),
+    });
+    second.broker.set_opening(Arc::clone(&asks) as Arc<dyn Opening>);
+    opens(&second, 2, 3, &[(2, 1)], &move_from(&first));
+    assert_eq!(*asks.told.lock(), Some(Err(Status::NotReady)));
+    // Nobody waits for a move that cannot be yet, and it can be at once.
+    write(&mut second.peer());
+    assert_eq!(fetch(&mut second.peer(), "report").unwrap(), told);
+    opens(&third, 3, 4, &[(2, 1), (3, 2)], &move_from(&second));
+    assert_eq!(fetch(&mut third.peer(), "report").unwrap(), told);
+}
+
+/// There is nothing to be known of it, and that is known at once.
+#[test]
+fn a_streamlet_that_no_application_reads_is_let_go_as_soon_as_it_is_opened() {
+    let house = first_owner(1, &options(1, 1));
+    house.broker.let_go(STREAM, X).unwrap();
+    assert!(house.broker.handed_over(STREAM, X).unwrap().is_some());
+    house.broker.keep_streamlet(STREAM, X).unwrap();
+    house.broker.let_go(STREAM, X).unwrap();
+    let state = house.broker.handed_over(STREAM, X).unwrap().expect("all is durable");
+    // It moves to the same node.
+    house.broker.set_owner(3, STREAM, X, owner(1, 3)).unwrap();
+    house.broker.open_streamlet(STREAM, X, 3, Some(&state)).unwrap();
+    house.broker.let_go(STREAM, X).unwrap();
+    assert!(house.broker.handed_over(STREAM, X).unwrap().is_some());
 }
 
 #[test]

@@ -167,6 +167,11 @@ impl Kept {
     pub(super) fn is_read(&self) -> bool {
         self.is_read.load(Ordering::Acquire)
     }
+
+    /// Whether its streamlet has not been opened in a later owner epoch since.
+    pub(super) fn is_of_present_epoch(&self) -> bool {
+        self.epoch == self.place.owner_epoch()
+    }
 }
 
 /// A group that another node has, as it is recorded.

@@ -530,13 +530,22 @@ impl Applications {
         let _ = self.copy_streamlet_if_due(broker, stream, &kept);
     }
 
+    /// What is recorded of a streamlet in the owner epoch that it is in, when all of it is read; an error until then.
+    ///
+    /// A streamlet that is opened takes writes before it is looked at what is recorded of it. Whoever asks in between finds nothing, and that is not to say
+    /// that nobody has read anything of it.
+    fn read_of(&self, stream: StreamId, streamlet: StreamletId) -> Result<Arc<Kept>, Failure> {
+        let found = self.keepers.get(stream, streamlet).filter(|kept| kept.is_of_present_epoch() && kept.is_read());
+        found.ok_or_else(|| still_read(stream, streamlet))
+    }
+
     /// Refuses while it is not known how far applications are in a streamlet, so that it cannot be handed over.
     pub(crate) fn check_known(&self, broker: &Broker, stream: StreamId, streamlet: StreamletId) -> Result<(), Failure> {
-        let is_unknown = || self.keepers.get(stream, streamlet).is_some_and(|kept| !kept.is_read());
-        if is_unknown() {
+        if self.keepers.is_in_cluster() && self.read_of(stream, streamlet).is_err() {
             self.read_on(broker, Some(stream));
+            self.read_of(stream, streamlet)?;
         }
-        if is_unknown() { Err(still_read(stream, streamlet)) } else { Ok(()) }
+        Ok(())
     }
 
     /// Refuses if more is known of how far applications are in a streamlet than the coordinators keep, so that it cannot be handed over. What is known, as
@@ -560,10 +569,10 @@ impl Applications {
     /// How far applications are in a streamlet that is being let go: chunks of records for its next owner. Nothing changes it any more: what
     /// changes is recorded first, and the streamlet takes no records. An error while it is not known.
     pub(crate) fn handed_over(&self, stream: StreamId, streamlet: StreamletId) -> Result<Vec<u8>, Failure> {
-        let Some(kept) = self.keepers.get(stream, streamlet) else { return Ok(Vec::new()) };
-        if !kept.is_read() {
-            return Err(still_read(stream, streamlet));
+        if !self.keepers.is_in_cluster() {
+            return Ok(Vec::new());
         }
+        let kept = self.read_of(stream, streamlet)?;
         let mut chunks = Chunked::default();
         chunks.push("", stream, &kept.records_of_older());
         // The next owner gets them in the state as well; but if it is lost at once, its successor may have these records only.
