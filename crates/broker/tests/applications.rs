@@ -256,6 +256,48 @@ fn with_order_none_what_is_read_behind_groups_that_are_done_counts_at_once() {
     assert_eq!(retain(), 1);
 }
 
+/// It was known in memory only. Behind a start the groups in front were gone, and the application was where its last commit of the first one had put it, for as long as
+/// the open group was not read to its end.
+#[test]
+fn with_order_none_where_an_application_is_outlives_the_groups_in_front() {
+    let house = House::new();
+    let consumed = StreamOptions { retention_consumed: true, retention_ms: None, ..options(1, 1) };
+    house.stream(STREAM, order_none(consumed));
+    let mut peer = house.peer();
+    let lag = |peer: &mut Peer| {
+        let lanes = peer.call(&DescribeApplication { application: "report".into(), stream: STREAM }).lanes;
+        (lanes[0].committed_ordinal, lanes[0].lag)
+    };
+    let retain = |house: &House| {
+        house.broker.tick();
+        house.log.retain(house.clock.now_ms())
+    };
+    write_groups(&mut peer, 3);
+    assert_eq!(statuses(&peer.write(&[chunk(10)])), [Status::Ok]);
+    let joined = peer.join(&house, "report", Start::Earliest);
+    let groups = peer.next_groups(&joined, 10);
+    let open = CommitEntry { after: Release, ..done(&groups[2]) };
+    assert_eq!(peer.commit(&house, &joined, &[open, done(&groups[1])]), [Status::Ok; 2]);
+    assert_eq!(peer.commit(&house, &joined, &[done(&groups[0])]), [Status::Ok]);
+    assert_eq!(lag(&mut peer), (Some(3), 1));
+    // As long as that cannot be recorded nothing goes.
+    *house.sink.sick.lock() = Some(kera_log::SinkErrorKind::Full);
+    assert_eq!(retain(&house), 0);
+    *house.sink.sick.lock() = None;
+    assert_eq!(retain(&house), 2);
+    house.sink.sync();
+    drop(peer);
+
+    let house = house.restart();
+    let mut peer = house.peer();
+    assert_eq!(lag(&mut peer), (Some(3), 1));
+    house.broker.tick();
+    assert_eq!(lag(&mut peer), (Some(3), 1));
+    let joined = peer.call(&join_request("report", STREAM, Start::Earliest));
+    let groups = peer.next_groups(&joined, 10);
+    assert_eq!(groups.iter().map(|group| group.start_ordinal).collect::<Vec<_>>(), [3], "it is given nothing again");
+}
+
 #[test]
 fn groups_ahead_are_bounded_with_order_none() {
     let house = House::with(BrokerConfig { groups_ahead_max: 2, ..config() }, 16 << 20);

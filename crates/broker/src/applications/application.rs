@@ -289,16 +289,9 @@ impl Application {
         dirty.extend(lanes.keys());
     }
 
-    /// Up to where the application needs nothing of a lane any more. Behind a start nobody may ask for groups, or commit, so what was recorded is put
-    /// together here too.
+    /// Up to where the application needs nothing of a lane any more, by what is recorded.
     pub(super) fn floor(&self, key: LaneKey) -> Cursor {
-        let mut state = self.state.lock();
-        let Some(progress) = state.lanes.get_mut(&key) else { return Cursor::default() };
-        // Before that not all groups are known that are in front of what is ahead.
-        if self.keepers.serves(self.meta.stream, key.streamlet) {
-            progress.settle();
-        }
-        progress.floor()
+        self.state.lock().lanes.get_mut(&key).map_or_else(Cursor::default, Progress::floor)
     }
 
     /// The lane of a key, if the stream has it and its streamlet is served.
@@ -350,10 +343,14 @@ impl Application {
         while given.groups.len() < allowed && turns > 0 {
             let Some(key) = state.line.pop_front() else { break };
             turns -= 1;
-            let State { lanes, members, next_lease, leased, .. } = &mut *state;
+            let State { lanes, members, next_lease, leased, dirty, .. } = &mut *state;
             let Some(progress) = lanes.get_mut(&key) else { continue };
             progress.in_line = false;
-            match progress.offer(order, self.meta.start, ask.ahead_max, &mut given.lost) {
+            let offer = progress.offer(order, self.meta.start, ask.ahead_max, &mut given.lost);
+            if progress.joined.is_some() {
+                dirty.insert(key);
+            }
+            match offer {
                 Ok(Offer::Group(group, start, start_ordinal)) => {
                     let id = *next_lease;
                     *next_lease += 1;

@@ -1,7 +1,9 @@
-//! Positions that change: commits, resets, the copy that keeps the stream short.
+//! Positions that change: commits, what is put together of them, resets, the copy that keeps the stream short.
 //!
 //! A position is recorded before it is acknowledged: the record is appended under the application's lock, and the answer
 //! waits until it is durable. If it cannot be appended the position stays as it was.
+
+use std::collections::BTreeSet;
 
 use kera_format::StreamletId;
 use kera_format::applications::{Entry, LaneKey, Position};
@@ -128,6 +130,38 @@ impl Application {
         Ok(())
     }
 
+    /// Puts together what is recorded of some lanes, for behind a start nobody may ask for groups, or commit; and records what has come of that.
+    ///
+    /// Retention is about to take what is in front of it. Behind that nothing tells any more that what is ahead of the base which is recorded follows it, so whoever reads
+    /// these records would take the application to be where that is, until the next group is read to its end. What cannot be recorded is tried again, and nothing
+    /// goes for it until then (`Progress::floor`).
+    pub(super) fn settle(&self, keys: &BTreeSet<LaneKey>, now_ms: i64) {
+        let mut state = self.state.lock();
+        let State { lanes, dirty, .. } = &mut *state;
+        let mut entries = Vec::new();
+        for key in keys {
+            let Some(progress) = lanes.get_mut(key) else { continue };
+            // Before that not all groups are known that are in front of what is ahead.
+            if self.keepers.serves(self.meta.stream, key.streamlet) {
+                progress.settle();
+            }
+            let joined = progress.joined.map(|position| Entry::Base { lane: *key, position, anew: false });
+            entries.extend(joined);
+        }
+        if entries.is_empty() {
+            return;
+        }
+        let recorded = self.keepers.record(&self.meta.name, self.meta.stream, &entries, now_ms);
+        for (entry, is_recorded) in entries.iter().zip(recorded.done) {
+            let Entry::Base { lane, .. } = entry else { continue };
+            let Some(progress) = lanes.get_mut(lane).filter(|_| is_recorded) else {
+                dirty.insert(*lane);
+                continue;
+            };
+            progress.joined = None;
+        }
+    }
+
     /// Sets the position of every used lane to its end, for an application that is being made and starts with what is
     /// written from now on; or every lane of one streamlet. Returns the records.
     pub(super) fn start_at_latest(&self, of: Option<StreamletId>, now_ms: i64) -> Vec<Entry> {
@@ -177,7 +211,7 @@ impl Application {
         let recorded = self.keepers.record(&self.meta.name, self.meta.stream, &entries, now_ms);
         for ((key, position), _) in planned.iter().zip(&recorded.done).filter(|(_, done)| **done) {
             if let Some(progress) = state.lanes.get_mut(key) {
-                (progress.base, progress.committed) = (Some(*position), true);
+                (progress.base, progress.committed, progress.joined) = (Some(*position), true, None);
                 progress.ahead.clear();
             }
             state.dirty.insert(*key);

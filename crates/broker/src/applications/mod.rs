@@ -417,6 +417,11 @@ impl Applications {
                 };
                 dirty.extend(stream.streamlets().flat_map(keys));
             }
+            // None of them is deleted meanwhile: a record behind that would bring it back.
+            let registry = self.registry.read();
+            let now_ms = broker.clock.now_ms();
+            registry.of_stream(id).iter().for_each(|application| application.settle(&dirty, now_ms));
+            drop(registry);
             for key in dirty {
                 let lowest = applications.iter().map(|application| application.floor(key)).min();
                 if let Some(lane) = stream.streamlet(key.streamlet).and_then(|found| found.lane(key.lane)) {
@@ -430,8 +435,10 @@ impl Applications {
     /// are, or there is none: then nothing goes for that reason.
     pub(crate) fn consumed_below(&self, stream: StreamId, key: LaneKey) -> Option<u64> {
         let is_read = self.keepers.get(stream, key.streamlet).is_some_and(|kept| kept.is_read());
+        // What is not recorded yet is not said.
         let of = |application: Arc<Application>| {
-            application.state.lock().lanes.get(&key).and_then(|found| found.needs_from())
+            let state = application.state.lock();
+            state.lanes.get(&key).filter(|found| found.joined.is_none()).and_then(|found| found.needs_from())
         };
         let needed: Option<Vec<u64>> = self.of_stream(stream).into_iter().map(of).collect();
         needed.filter(|_| is_read)?.into_iter().min()

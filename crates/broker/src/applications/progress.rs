@@ -72,6 +72,10 @@ pub(super) struct Progress {
     pub(super) base: Option<Position>,
     /// The base was committed, or follows from what was; otherwise it is where the application was told to start.
     pub(super) committed: bool,
+    /// Where the base was put together from what is recorded of several groups, as long as that is not recorded itself.
+    pub(super) joined: Option<Position>,
+    /// What was said last to be the [floor](Progress::floor).
+    floor: Cursor,
     /// A position has moved since it was recorded, because retention has taken what it was at: a commit that does not move it is recorded too.
     skipped: bool,
     pub(super) ahead: BTreeMap<GroupId, Position>,
@@ -89,6 +93,8 @@ impl Progress {
             older: Vec::new(),
             base: None,
             committed: false,
+            joined: None,
+            floor: Cursor::default(),
             skipped: false,
             ahead: BTreeMap::new(),
             leases: Vec::new(),
@@ -241,7 +247,7 @@ impl Progress {
                 }
                 let follows = group.id > base.cursor.group && group.first_ordinal <= base.ordinal;
                 if let Some(position) = self.ahead.get(&group.id).copied().filter(|_| follows) {
-                    self.committed = true;
+                    (self.committed, self.joined) = (true, Some(position));
                     self.set_base(position);
                 }
                 return;
@@ -270,7 +276,7 @@ impl Progress {
                     _ => ordinal,
                 };
                 let committed = self.ahead.remove(&cursor.group);
-                self.committed = committed.is_some();
+                (self.committed, self.joined) = (committed.is_some(), committed);
                 self.base = committed.or(Some(Position { cursor, ordinal, done: false, committed_ms: 0 }));
                 Ok(None)
             }
@@ -291,9 +297,11 @@ impl Progress {
     /// Every group up to this one is done: it becomes the base.
     fn join(&mut self, base: Position, group: &GroupInfo) -> Position {
         let ahead = self.ahead.remove(&group.id);
-        self.committed |= ahead.is_some();
         let known = if base.cursor.group == group.id { base } else { ahead.unwrap_or(base) };
         let base = Position { done: true, ..known };
+        if ahead.is_some() {
+            (self.committed, self.joined) = (true, Some(base));
+        }
         self.set_base(base);
         base
     }
@@ -423,10 +431,11 @@ impl Progress {
     /// Makes a planned commit true, and returns how to undo it.
     pub(super) fn apply(&mut self, plan: &Plan) -> Undo {
         let group = plan.position.cursor.group;
-        let (base, committed, skipped) = (self.base, self.committed, self.skipped);
-        let undo = Undo { base, committed, skipped, group, ahead: self.ahead.get(&group).copied() };
+        let (base, committed, joined, skipped) = (self.base, self.committed, self.joined, self.skipped);
+        let undo = Undo { base, committed, joined, skipped, group, ahead: self.ahead.get(&group).copied() };
         if plan.is_base {
             (self.base, self.committed, self.skipped) = (Some(plan.position), true, false);
+            self.joined = None;
         } else {
             self.ahead.insert(group, plan.position);
         }
@@ -436,6 +445,7 @@ impl Progress {
     /// Takes back the last [`apply`](Progress::apply) that was not taken back.
     pub(super) fn undo(&mut self, undo: Undo) {
         (self.base, self.committed, self.skipped) = (undo.base, undo.committed, undo.skipped);
+        self.joined = undo.joined;
         match undo.ahead {
             Some(position) => drop(self.ahead.insert(undo.group, position)),
             None => drop(self.ahead.remove(&undo.group)),
@@ -456,13 +466,16 @@ impl Progress {
         base.into_iter().chain(self.ahead.values().map(move |position| Entry::Ahead { lane, position: *position }))
     }
 
-    /// Up to where the application needs nothing of the lane any more.
-    pub(super) fn floor(&self) -> Cursor {
-        match self.base {
-            Some(base) if base.done => end_of(base.cursor.group),
-            Some(base) => base.cursor,
-            None => Cursor::default(),
+    /// Up to where the application needs nothing of the lane any more, by what is recorded.
+    pub(super) fn floor(&mut self) -> Cursor {
+        if self.joined.is_none() {
+            self.floor = match self.base {
+                Some(base) if base.done => end_of(base.cursor.group),
+                Some(base) => base.cursor,
+                None => Cursor::default(),
+            };
         }
+        self.floor
     }
 
     /// The ordinal from which on the application needs the lane's records; nothing before it is known where it begins.
@@ -484,6 +497,7 @@ impl Progress {
 pub(super) struct Undo {
     base: Option<Position>,
     committed: bool,
+    joined: Option<Position>,
     skipped: bool,
     group: GroupId,
     ahead: Option<Position>,
