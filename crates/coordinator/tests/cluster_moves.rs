@@ -70,6 +70,15 @@ impl Cluster {
         assert_eq!(self.0.told_owner(stream, StreamletId(streamlet)), placed.owners[streamlet as usize]);
     }
 
+    /// A move of a streamlet to the node that owns it. The owner epoch that ends with it.
+    fn renew(&mut self, stream: StreamId, streamlet: u32) -> u32 {
+        let owner = self.0.owner(stream, streamlet).expect("an owner");
+        let noted = self.0.plan_renew(stream, streamlet, (owner.node, owner.epoch)).unwrap();
+        self.apply(&noted);
+        self.finish(self.0.move_of(stream, streamlet).expect("it is noted"));
+        owner.owner_epoch
+    }
+
     fn fence(&mut self, node: NodeNumber) {
         let fenced = self.0.plan_fence(node, self.0.node(node).unwrap().epoch).unwrap();
         self.apply(&fenced);
@@ -589,28 +598,20 @@ fn groups_that_have_expired_are_nobodys() {
 #[test]
 fn groups_to_which_others_came_are_not_gone() {
     let mut cluster = Cluster::new(3);
-    (cluster.0.level() + 1..=level::NEWEST).for_each(|level| cluster.apply(&[ClusterEntry::LevelRaised { level }]));
+    cluster.raise(level::NEWEST);
     let stream = cluster.stream("moved", 1, 2);
     let node = cluster.owner(stream, 0);
     let other = node % 3 + 1;
     cluster.move_to(stream, 0, other);
     cluster.move_to(stream, 0, node);
-    let renew = |cluster: &mut Cluster| {
-        let owner = cluster.0.owner(stream, 0).expect("an owner");
-        let noted = cluster.0.plan_renew(stream, 0, (owner.node, owner.epoch)).unwrap();
-        cluster.apply(&noted);
-        let number = cluster.0.move_of(stream, 0).expect("it is noted");
-        cluster.finish(number);
-        owner.owner_epoch
-    };
     // Of this one nothing is there any more when the node looks, and of the next one there is.
-    let owner_epoch = renew(&mut cluster);
+    let owner_epoch = cluster.renew(stream, 0);
     let gone = GroupsGone { node, epoch: 1, groups: vec![HeldGroups { stream, first: 0, count: 1, owner_epoch }] };
     assert!(
         cluster.0.held_by(node).iter().all(|(of, _)| of.owner_epoch < owner_epoch),
         "it is not asked for these yet"
     );
-    let there = GroupId::new(renew(&mut cluster), 1);
+    let there = GroupId::new(cluster.renew(stream, 0), 1);
     let entries = cluster.0.plan_groups_gone(&gone).unwrap();
     cluster.apply(&entries);
     cluster.move_to(stream, 0, other);
@@ -624,6 +625,42 @@ fn groups_to_which_others_came_are_not_gone() {
     let entries = cluster.0.plan_groups_gone(&gone).unwrap();
     cluster.apply(&entries);
     assert_eq!(cluster.0.held_by(node).len(), held - 1);
+}
+
+/// A node has looked while another one owns the streamlet, and is heard of when the streamlet has come to it and gone again. Nothing is left of what that other one has
+/// written: so what the node wrote was part of what it had held before, and nobody's when it was heard of.
+#[test]
+fn what_an_owner_writes_is_no_part_of_what_it_held_before() {
+    let mut cluster = Cluster::new(3);
+    cluster.raise(level::NEWEST);
+    let stream = cluster.stream("moved", 1, 2);
+    let other = cluster.owner(stream, 0);
+    let node = other % 3 + 1;
+    let says = |cluster: &mut Cluster, node, of: HeldGroups| {
+        let entries = cluster.0.plan_groups_gone(&GroupsGone { node, epoch: 1, groups: vec![of] }).unwrap();
+        cluster.apply(&entries);
+        entries.len()
+    };
+    cluster.move_to(stream, 0, node);
+    cluster.move_to(stream, 0, other);
+    let (late, _) = cluster.0.held_by(node)[0];
+    let owner_epoch = cluster.0.owner(stream, 0).expect("an owner").owner_epoch;
+    cluster.move_to(stream, 0, node);
+    let others = HeldGroups { owner_epoch, ..late };
+    assert_eq!(says(&mut cluster, other, others), 1);
+    assert_eq!(says(&mut cluster, other, others), 0, "it is not its to tell any more");
+    let there: Vec<u32> = (0..3).map(|_| cluster.renew(stream, 0)).collect();
+    cluster.move_to(stream, 0, other);
+    assert_eq!(says(&mut cluster, node, late), 1, "nothing is there of that");
+    let told = cluster.0.told_owner(stream, StreamletId(0));
+    for epoch in there {
+        assert_eq!(told.holder(GroupId::new(epoch, 1)), node, "readers are not sent to the one before: {told:?}");
+    }
+    // They go one after the other, and nobody is said to hold them any more.
+    for (of, _) in cluster.0.held_by(node) {
+        assert_eq!(says(&mut cluster, node, of), 1);
+    }
+    assert!(!cluster.0.holds(node, stream, 0));
 }
 
 #[test]

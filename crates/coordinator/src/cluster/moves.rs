@@ -360,6 +360,17 @@ impl ClusterState {
         is_owner && self.held_of(stream, streamlet).all(|other| other.owner_epoch <= held.owner_epoch)
     }
 
+    /// Who is said to have groups of a streamlet when their holder has none of them any more; zero: nobody.
+    ///
+    /// The owner if they are the newest that are held and it holds some in front of them: so what it writes stays apart from those. With nobody in between its next
+    /// move to itself would make it part of them. What a node says of groups that it held while another one owned the streamlet may be under way for long, and heard of when the
+    /// streamlet has come to it and gone again: taken at its word nobody would look for what it wrote in between.
+    fn heir(&self, stream: StreamId, streamlet: u32, owner_epoch: u32) -> NodeNumber {
+        let is_newest = self.held_of(stream, streamlet).all(|other| other.owner_epoch <= owner_epoch);
+        let owner = self.owner(stream, streamlet).map_or(0, |owner| owner.node);
+        if is_newest && self.holds(owner, stream, streamlet) { owner } else { 0 }
+    }
+
     /// Groups that a node has no more. What is not its to tell is left out.
     pub fn plan_groups_gone(&self, gone: &GroupsGone) -> Planned {
         let mut entries = Vec::new();
@@ -375,7 +386,13 @@ impl ClusterState {
                 !held.lost && !(first..first.saturating_add(count)).any(|at| self.grows_with_moves(stream, at, held))
             };
             if self.is_live(gone.node, gone.epoch) && held.filter(is_its).any(is_done) {
-                entries.extend(self.one(ClusterEntry::GroupsHeld { stream, first, count, owner_epoch, node: 0 })?);
+                let heirs: Vec<_> = (first..first + count).map(|at| self.heir(stream, at, owner_epoch)).collect();
+                let mut first = first;
+                for of_one in heirs.chunk_by(|one, next| one == next) {
+                    let (count, node) = (of_one.len() as u32, of_one[0]);
+                    entries.extend(self.one(ClusterEntry::GroupsHeld { stream, first, count, owner_epoch, node })?);
+                    first += count;
+                }
             }
         }
         Ok(entries)
