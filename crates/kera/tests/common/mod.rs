@@ -31,6 +31,8 @@ pub fn kera<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Command {
     for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("KERA_")) {
         command.env_remove(name);
     }
+    // Machines that run tests stand still for longer than a node may be silent in a cluster. One that has ended is noticed at once all the same.
+    command.env("_KERA_LOST_AFTER_MS", "3000");
     command.args(args).stdin(Stdio::null());
     command
 }

@@ -145,6 +145,16 @@ struct Joining<'a> {
     has_all: bool,
 }
 
+/// How many milliseconds a node is silent until it is lost, if not as many as usual. For tests of something else, on machines that stand still for longer than
+/// that themselves; whoever runs a cluster is not to know of it, since a longer time does not make it safer.
+const LOST_AFTER: &str = "_KERA_LOST_AFTER_MS";
+
+fn timing() -> Timing {
+    let usual = Timing::default();
+    let told = std::env::var(LOST_AFTER).ok().and_then(|told| told.parse().ok());
+    Timing { lost_after_ms: told.unwrap_or(usual.lost_after_ms).clamp(usual.lost_after_ms, 60_000), ..usual }
+}
+
 /// How the node takes part in the coordinators' log.
 fn group_config(config: &Config, identity: &Identity, node: u32) -> GroupConfig {
     GroupConfig {
@@ -155,7 +165,7 @@ fn group_config(config: &Config, identity: &Identity, node: u32) -> GroupConfig 
         copies_max: COPIES_MAX,
         snapshot_entries: SNAPSHOT_ENTRIES,
         snapshot_bytes: SNAPSHOT_BYTES,
-        timing: Timing::default(),
+        timing: timing(),
         level_max: config.cluster.level_max.map_or(u32::MAX, |most| most as u32).min(*level::spoken().end()),
         balance_after_ms: config.cluster.balance.then_some(config.cluster.balance_after),
     }
