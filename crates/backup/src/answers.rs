@@ -20,6 +20,7 @@ use parking_lot::Mutex;
 use crate::backup::Backup;
 use crate::disks::FOLDER;
 use crate::error::BackupError;
+use crate::files::DiskWriter;
 use crate::index::{FileIndex, LaneKey, MARKS};
 use crate::replica::{FilePart, Replica, Run};
 use crate::scan::Source;
@@ -372,18 +373,28 @@ impl Backup {
     }
 
     fn release_all(&self, log: LogId) -> BlocksReleased {
+        self.let_go_of(self.take_files(log), DiskWriter::remove)
+    }
+
+    /// Sets a log aside of which nobody knows any more whether it is needed: it is forgotten, as if it had been given back, but its files stay, with `.unknown` behind
+    /// their names, until a person removes them, or takes that away again while the node is stopped. Returns what they are.
+    pub fn set_aside(&self, log: LogId) -> BlocksReleased {
+        self.let_go_of(self.take_files(log), DiskWriter::set_aside)
+    }
+
+    /// Forgets a log: the files that it had.
+    fn take_files(&self, log: LogId) -> Vec<FilePart> {
         let mut state = self.state.lock();
         let state_now = &mut *state;
         state_now.recovered.remove(&log);
-        let Some(replica) = state_now.logs.remove(&log) else { return BlocksReleased { files: 0, bytes: 0 } };
+        let Some(replica) = state_now.logs.remove(&log) else { return Vec::new() };
         let mut gone: Vec<FilePart> = Vec::new();
         for run in replica.runs {
             state_now.runs[run.disk] = state_now.runs[run.disk].saturating_sub(1);
             gone.extend(run.refused);
             gone.extend(run.files);
         }
-        drop(state);
-        self.give_back(gone)
+        gone
     }
 
     /// Gives back the first files of a row, or all. None before those in front of it are gone for good, be they on another disk: with one of them still there, or
@@ -485,16 +496,20 @@ impl Backup {
         released
     }
 
-    /// Gives all files of a log back.
-    fn give_back(&self, mut gone: Vec<FilePart>) -> BlocksReleased {
+    /// Has the writers of their disks let go of all files of a log.
+    fn let_go_of(
+        &self,
+        mut gone: Vec<FilePart>,
+        how: impl Fn(&mut DiskWriter, u64) -> io::Result<()>,
+    ) -> BlocksReleased {
         let mut released = BlocksReleased { files: 0, bytes: 0 };
         gone.sort_by_key(|part| (part.disk, part.sequence));
         gone.dedup_by_key(|part| (part.disk, part.sequence));
         for part in gone {
             let mut writer = self.disks[part.disk].writer.lock();
-            if let Err(error) = writer.remove(part.sequence) {
+            if let Err(error) = how(&mut writer, part.sequence) {
                 // A start finds it, and whoever wants nothing of it says so again.
-                tracing::warn!(file = part.sequence, %error, "a file of copies cannot be removed");
+                tracing::warn!(file = part.sequence, %error, "a file of copies cannot be removed or renamed");
                 writer.forget(part.sequence);
             }
             released.files += 1;

@@ -39,6 +39,8 @@ const MUCH_BYTES: usize = 256 << 10;
 const FREE_TIMES_SPARES: u64 = 4;
 /// What may be used again and was not in so long is given back.
 const UNUSED_US: u64 = 600_000_000;
+/// What is behind the name of a file that is set aside.
+pub(crate) const ASIDE: &str = ".unknown";
 /// Disk space that is reserved at once.
 const RESERVED_BYTES: u64 = 4 << 20;
 
@@ -167,6 +169,11 @@ pub(crate) struct Closed {
 
 pub(crate) fn path(sequence: u64) -> String {
     format!("{FOLDER}/{sequence:010}.replica")
+}
+
+/// A file of a log that is [set aside](DiskWriter::set_aside). A start passes over it, and gives its number to no other file.
+fn aside_path(sequence: u64) -> String {
+    format!("{}{ASIDE}", path(sequence))
 }
 
 fn spare_path(sequence: u64) -> String {
@@ -462,6 +469,13 @@ impl DiskWriter {
         } else {
             self.discard(sequence)?;
         }
+        self.forget(sequence);
+        Ok(())
+    }
+
+    /// Keeps a file under another name, which nothing here looks for. What is open of it is closed. After an error it is as it was.
+    pub(crate) fn set_aside(&mut self, sequence: u64) -> io::Result<()> {
+        self.disk.rename(&path(sequence), &aside_path(sequence))?;
         self.forget(sequence);
         Ok(())
     }

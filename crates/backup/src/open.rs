@@ -13,7 +13,7 @@ use kera_format::vlog_replica::{FENCES_MAX, Fences, Footer, LogId, POWER_LOSSES_
 use crate::backup::BackupConfig;
 use crate::disks::FOLDER;
 use crate::error::OpenError;
-use crate::files::{DiskWriter, FilesConfig, UNSYNCED_MAX, first_page, path, write_footer};
+use crate::files::{ASIDE, DiskWriter, FilesConfig, UNSYNCED_MAX, first_page, path, write_footer};
 use crate::index::FileIndex;
 use crate::replica::{FilePart, Replica, Run};
 use crate::scan::Source;
@@ -314,15 +314,18 @@ impl Opening<'_> {
     fn disk(&mut self, disk: &dyn Disk, number: usize, files: &mut Vec<Headed>) -> Result<Vec<u64>, Trouble> {
         let of_folder = |error| Trouble::Disk(FOLDER.to_owned(), error);
         disk.create_dir_all(FOLDER).map_err(of_folder)?;
-        let mut spares = Vec::new();
+        let (mut spares, aside) = (Vec::new(), format!(".replica{ASIDE}"));
         for name in disk.list(FOLDER).map_err(of_folder)? {
-            let sequence = |suffix| name.strip_suffix(suffix).and_then(|digits: &str| digits.parse::<u64>().ok());
+            let sequence = |suffix: &str| name.strip_suffix(suffix).and_then(|digits: &str| digits.parse::<u64>().ok());
             if let Some(sequence) = sequence(".replica") {
                 self.next_file = self.next_file.max(sequence + 1);
                 files.extend(self.header(disk, sequence)?.map(|header| Headed { disk: number, sequence, header }));
             } else if let Some(sequence) = sequence(".replica.damaged") {
                 self.next_file = self.next_file.max(sequence + 1);
                 self.headless(disk, &name, sequence)?;
+            } else if let Some(sequence) = sequence(&aside) {
+                // It may get its name again.
+                self.next_file = self.next_file.max(sequence + 1);
             } else if let Some(sequence) = sequence(".spare") {
                 self.next_file = self.next_file.max(sequence + 1);
                 spares.push(sequence);

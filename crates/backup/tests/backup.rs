@@ -802,6 +802,34 @@ fn files_are_given_back_and_the_logs_end_stays_known() {
 }
 
 /// The owner stood still, was declared lost, and gives back what it was about to when it runs on. Meanwhile the backup was started again.
+/// Whoever finds out that it is needed takes what is behind its files' names away again.
+#[test]
+fn a_log_that_is_set_aside_is_forgotten_and_its_files_stay() {
+    let (disk, disks) = memory();
+    let mut rig = Rig::over(open(&disks, 1).0);
+    for block in 1..=100 {
+        rig.store(LOG, block, 1, false).expect("stored");
+    }
+    let names = replica_files(&disk);
+    let aside = rig.backup.set_aside(LOG);
+    assert_eq!((aside.files as usize, aside.bytes > 0), (names.len(), true));
+    assert!(names.len() > 1 && replica_files(&disk).is_empty());
+    assert_eq!(rig.backup.set_aside(LOG).files, 0, "it is said once");
+    drop(rig);
+    let mut rig = Rig::over(open(&disks, 2).0);
+    assert!(rig.backup.list(&ListReplicas { after: None, limit: 0 }).replicas.is_empty());
+    let other = LogId { node: 2, ..LOG };
+    rig.store(other, 1, 1, true).expect("stored");
+    assert!(replica_files(&disk).iter().all(|name| !names.contains(name)), "their names are nobody else's");
+    drop(rig);
+    for name in &names {
+        disk.rename(&format!("replicas/{name}.unknown"), &format!("replicas/{name}")).expect("it is there");
+    }
+    let rig = Rig::over(open(&disks, 3).0);
+    assert_eq!(rig.ranges(LOG), [BlockRange { first: 1, last: 100 }]);
+    assert_eq!(rig.ranges(other), [BlockRange { first: 1, last: 1 }]);
+}
+
 #[test]
 fn what_a_recovery_was_told_of_before_a_restart_is_not_given_back_behind_it() {
     let disks = memory().1;

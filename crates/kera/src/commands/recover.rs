@@ -132,8 +132,8 @@ Node {} will lead the coordinators alone, with all that its log has.
   back while this one leads and reaches it is made to follow it.
 * Of several nodes that are left take the one whose log goes furthest: the one
   with the highest term, and of those the highest entry.
-* Its first start deletes copies of logs that its own log does not name, and
-  cannot be undone: copy all of its data directory away first.
+* Copies of logs that its own log does not name are set aside by the first start
+  (`.unknown`). It cannot be undone: copy its data directory away first.
 * Never do this on two nodes: each would lead a cluster of its own.
 ",
             of.node

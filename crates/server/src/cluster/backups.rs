@@ -11,7 +11,7 @@ use kera_format::cluster::{ClusterEntry, LogName, NodeNumber};
 use kera_format::vlog_replica::LogId;
 use kera_log::store::FirstWrites;
 use kera_protocol::{BlockRange, Body, FenceNode, ListReplicas, LogView, NodeFenced, Op, ReleaseBlocks};
-use kera_raft::{Backups, Change, Group, Observer, Pending, Transport, in_versions};
+use kera_raft::{Backups, Change, Group, Observer, Pending, SKIPPED, Transport, in_versions};
 use kera_rpc::SessionWaker;
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
@@ -150,17 +150,9 @@ fn spawn(name: &'static str, work: impl FnOnce() + Send + 'static) -> Result<Joi
 
 /// Before the backup serves.
 fn forget_given_up(backup: &Backup, group: &Group) {
-    each_log(backup, |log| {
-        let name = LogName::from(log);
-        let (is_known, is_live) =
-            group.read(|state| (state.logs().contains_key(&name), state.is_live(name.node, name.epoch)));
-        if !is_known {
-            forget(backup, log);
-        } else if !is_live {
-            backup.keep_whole(log);
-        } else {
-            forget_unneeded(backup, log, &group.read(|state| needed(state, name)));
-        }
+    each_log(backup, |log| match group.read(|state| needed_at_start(state, log.into())) {
+        Needed::All => backup.keep_whole(log),
+        needed => forget_unneeded(backup, log, &needed),
     });
 }
 
@@ -180,6 +172,8 @@ fn each_log(backup: &Backup, mut each: impl FnMut(LogId)) {
 enum Needed {
     /// It was given up.
     Nothing,
+    /// Nobody can say: the coordinators know nothing of it, and may never have.
+    Unknown,
     /// The blocks of the views that were not given up; those of the newest one have no end.
     Blocks(Vec<BlockRange>),
     /// Others take over from it, or nothing is known of it yet.
@@ -191,14 +185,17 @@ enum Needed {
 /// A block may come before this node knows that its log's first view was agreed to, so that a log is not in the state says nothing by itself. But who
 /// is over in this state gets no view from then on: all logs of that incarnation have been in the state, up to this one or in what a
 /// snapshot has passed over, and those that are not there any more were given up. There is one exception: after a lost majority of the coordinators the state goes on from one that may be
-/// behind (`docs/replication.md`), and then a log that only those knew who are gone is taken for given up too. Nobody would ask for it: no state names it any more. So operators are told
-/// to copy the data directory away first.
+/// behind (`docs/replication.md`), and then there may be logs that only those knew who are gone. Of an incarnation from before that nothing is given back for not being known.
 ///
 /// A view that this node does not know yet begins no earlier than the newest one that it knows, and is in the blocks of that. Who recovers a log asks for the
 /// views of a state in which its owner is over, so behind all that the owner gave up while it was live.
 fn needed(state: &ClusterState, log: LogName) -> Needed {
     let Some(known) = state.logs().get(&log) else {
-        return if state.is_over(log.node, log.epoch) { Needed::Nothing } else { Needed::All };
+        return match state.is_over(log.node, log.epoch) {
+            true if is_from_before(state, log) => Needed::Unknown,
+            true => Needed::Nothing,
+            false => Needed::All,
+        };
     };
     if !state.is_live(log.node, log.epoch) {
         return Needed::All;
@@ -208,9 +205,25 @@ fn needed(state: &ClusterState, log: LogName) -> Needed {
     Needed::Blocks(blocks.filter(|(view, _)| !view.backups.is_empty()).map(|(_, blocks)| blocks).collect())
 }
 
+/// Whether so many epochs of the node are over since this one that a recovery of the coordinators has skipped them. Of the node that went on none are: it knew of its logs.
+fn is_from_before(state: &ClusterState, log: LogName) -> bool {
+    state.is_over(log.node, log.epoch.saturating_add(SKIPPED / 2))
+}
+
+/// The same at a start, behind the node's joining: nothing is on its way, so that an incarnation of which nothing is known is one that nobody knew of who is left.
+fn needed_at_start(state: &ClusterState, log: LogName) -> Needed {
+    match needed(state, log) {
+        Needed::All if state.logs().contains_key(&log) => Needed::All,
+        Needed::All if state.is_live(log.node, log.epoch) => Needed::Nothing,
+        Needed::All => Needed::Unknown,
+        needed => needed,
+    }
+}
+
 fn forget_unneeded(backup: &Backup, log: LogId, needed: &Needed) {
     match needed {
         Needed::Nothing => forget(backup, log),
+        Needed::Unknown => set_aside(backup, log),
         Needed::Blocks(blocks) => {
             let released = backup.forget_rows(log, blocks);
             tracing::debug!(%log, files = released.files, bytes = released.bytes, "copies of older views were given back");
@@ -223,6 +236,20 @@ fn forget(backup: &Backup, log: LogId) {
     let released = backup.release(&ReleaseBlocks { log, through_block: u64::MAX });
     if released.files > 0 {
         tracing::info!(%log, files = released.files, bytes = released.bytes, "copies of a log were given back");
+    }
+}
+
+/// What is in them may have been acknowledged, and be nowhere else: a person may still go back to coordinators that knew of it.
+fn set_aside(backup: &Backup, log: LogId) {
+    let aside = backup.set_aside(log);
+    if aside.files > 0 {
+        tracing::warn!(
+            %log,
+            files = aside.files,
+            bytes = aside.bytes,
+            "copies of a log that the coordinators do not know are set aside, for a majority of them was lost: their files in `replicas` get .unknown behind their names; \
+             remove these when nothing is missing (docs/operations.md, When most coordinators are lost)"
+        );
     }
 }
 
@@ -338,6 +365,28 @@ mod tests {
         }
         drop(runtime);
         assert_eq!(has(&backup), [&[lost][..], &not_known_yet].concat());
+    }
+
+    /// As node 4 goes on from the log that it has, which knows nothing of what the others have decided since.
+    #[test]
+    fn what_those_who_are_gone_may_have_known_is_set_aside_and_not_given_back() {
+        let log = |node, epoch, vlog| LogId { node, epoch, vlog };
+        let known = log(1, 7, 0);
+        let mut state = joined(4, 7);
+        apply(&mut state, &[ClusterEntry::ViewAgreed { log: known.into(), view: 1, first: 1, backups: vec![4] }]);
+        state.end_incarnations(4, SKIPPED).expect("there are epochs left");
+        // A log and an incarnation that it has not heard of, and a node.
+        let unknown = [log(1, 7, 1), log(2, 8, 0), log(5, 3, 0)];
+        // What has begun since, and was given up, is known to have been.
+        let given_up = [log(3, 7 + SKIPPED - 1, 0), log(4, 7, 0)];
+        let backup = with_logs(&[&[known][..], &unknown, &given_up].concat());
+        each_log(&backup, |log| forget_unneeded(&backup, log, &needed_at_start(&state, log.into())));
+        assert_eq!(has(&backup), [known]);
+        let needed = |log: LogId| needed_at_start(&state, log.into());
+        assert!(unknown.iter().all(|log| matches!(needed(*log), Needed::Unknown)));
+        assert!(given_up.iter().all(|log| matches!(needed(*log), Needed::Nothing)));
+        assert!(matches!(super::needed(&state, unknown[1].into()), Needed::Unknown), "for who follows, too");
+        assert!(matches!(super::needed(&state, unknown[2].into()), Needed::All), "it may be about to join");
     }
 
     #[test]
