@@ -61,6 +61,16 @@ pub enum OpenError {
         /// What is wrong there.
         reason: String,
     },
+    /// What the log has cut off is in no snapshot.
+    #[error(
+        "{path}: the coordinators' log begins behind entry {index}, and no snapshot has what was in front of that: an earlier build of kera was killed between the two"
+    )]
+    Cut {
+        /// The directory.
+        path: String,
+        /// The last entry that was cut off.
+        index: u64,
+    },
 }
 
 /// Notes the node's number, once: votes were given under it.
@@ -231,6 +241,15 @@ impl LogFile {
         }
         remove_unfinished(&*log.disk);
         Ok(log)
+    }
+
+    /// Whether what was cut off is in a snapshot, as whoever has looked for one says. Builds until Nov 2026 cut the log while the snapshot of a leader was being written:
+    /// a kill has left some with neither, and nothing that is here tells what was there.
+    pub(crate) fn check_cut(&self, has_snapshot: bool) -> Result<(), OpenError> {
+        match &self.contents.purged {
+            Some(place) if !has_snapshot => Err(OpenError::Cut { path: DIR.to_owned(), index: place.index }),
+            _ => Ok(()),
+        }
     }
 
     pub(crate) fn contents(&self) -> &Contents {

@@ -167,6 +167,7 @@ impl Group {
         let closing = Arc::new(AtomicBool::new(false));
         let machine = Machine::open(disk.clone(), config.uuid, closing.clone())?;
         let shared = machine.shared.clone();
+        log.check_cut(shared.current.read().applied.is_some())?;
         let failed = |error| OpenError::Disk { path: snapshot::DIR.to_owned(), error };
         let writing = Arc::new(Writing::new(clock.clone()));
         let mut store = LogStore::start(log, closing.clone(), writing.clone()).map_err(failed)?;

@@ -40,6 +40,7 @@ impl Survivor {
     pub fn open(disk: Arc<dyn Disk>, uuid: [u8; 16]) -> Result<Option<Survivor>, OpenError> {
         let log = LogFile::open(disk.clone(), uuid)?;
         let mut current = Current::of_newest(&*disk)?;
+        log.check_cut(current.applied.is_some())?;
         let next = current.applied.map_or(0, |place| place.index + 1);
         for (index, entry) in log.contents().entries.range(next..) {
             let expected = current.applied.map_or(0, |place| place.index + 1);

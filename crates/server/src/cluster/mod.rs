@@ -560,6 +560,11 @@ fn restart(why: &str, stopping: &AtomicBool) {
     std::process::abort();
 }
 
+/// What is left to a node that has lost what the coordinators have decided. It does not go on as the coordinator that it was: it has forgotten what it has agreed to.
+const JOINS_ANEW: &str = "it joins anew, as another machine would: wait until `kera status` at another node says that nothing waits for this one, give its number up there \
+                          (`kera node remove`), move its data directory and its other disks away, and start it with empty ones, --node and --join. Records that no other \
+                          node has a copy of, as those of streams with one copy, are lost with that; keep what was moved away until you miss nothing";
+
 /// Why the coordinators' log of a node cannot be gone on with.
 pub(crate) fn not_opened(data: &Path, error: OpenError) -> Fatal {
     match error {
@@ -572,6 +577,7 @@ pub(crate) fn not_opened(data: &Path, error: OpenError) -> Fatal {
             Fatal::not_here(error.to_string(), step)
         }
         damaged @ OpenError::Damaged { .. } => Fatal::Data { message: damaged.to_string() },
+        cut @ OpenError::Cut { .. } => Fatal::not_here(cut.to_string(), JOINS_ANEW),
     }
 }
 
@@ -990,6 +996,36 @@ mod tests {
             level_max: *level::spoken().end(),
             balance_after_ms: None,
         }
+    }
+
+    /// As an earlier build left a node that was killed when it had cut its log, and had not yet written the snapshot of the leader that takes the place of what was there.
+    #[test]
+    fn a_coordinator_with_neither_snapshot_nor_log_is_told_how_it_joins_anew() {
+        let (runtime, thread, stop) = start_runtime("unit").expect("a thread");
+        let records = [
+            Record::Vote { term: 3, node: 2, committed: true },
+            Record::Purged { place: RaftPlace { term: 3, leader: 2, index: 5000 } },
+        ];
+        let header = FileHeader { node: [1; 16], generation: 1 }.encode().to_vec();
+        let bytes = [vec![header], encode_blocks(1, &records).expect("blocks")].concat().concat();
+        let disk = Arc::new(MemoryDisk::new());
+        disk.create_dir_all("raft").expect("a disk");
+        disk.replace("raft/0000000000000001.log", &bytes).expect("a disk");
+        let started = Group::start(config(), disk.clone(), Arc::new(Nowhere), Arc::new(SystemClock::new()));
+        let told = |error: OpenError| {
+            let fatal = not_opened(Path::new("/var/lib/kera"), error);
+            assert!(fatal.to_string().contains("begins behind entry 5000, and no snapshot"), "{fatal}");
+            let step = fatal.next_step();
+            assert!(
+                step.contains("`kera node remove`") && step.contains("with empty ones, --node and --join"),
+                "{step}"
+            );
+            assert!(step.contains("Records that no other node has a copy of"), "{step}");
+        };
+        told(wait(&runtime, started).err().expect("nothing is left to go on with"));
+        told(kera_raft::Survivor::open(disk, [1; 16]).err().expect("it knows nothing that others could go on with"));
+        stop.send_replace(true);
+        thread.join().expect("it ends");
     }
 
     /// Killed behind the first entry of its log, which says that it votes, or behind the next, which founds the cluster.
