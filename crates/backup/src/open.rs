@@ -282,6 +282,19 @@ fn copy_of_header(file: &dyn DiskFile, first: &[u8], sequence: u64) -> io::Resul
     Ok(copy_in(&page[..read]))
 }
 
+/// The header of a file of which the page cache alone has it: a sync that failed has not written it, or the disk has lost the page since. It is written once more, so that what is behind it can be found
+/// without power in between. An error: it is there and cannot be written, or nobody could look.
+fn header_from_cache(disk: &dyn Disk, file: &dyn DiskFile, sequence: u64) -> io::Result<Option<ReplicaHeader>> {
+    let mut page = AlignedBuffer::zeroed(PAGE_BYTES);
+    disk.open(&path(sequence), OpenMode::Read, false)?.read_at(0, &mut page)?;
+    let header = ReplicaHeader::parse(&page).ok().filter(|header| header.file == sequence);
+    if header.is_some() {
+        file.write_at(0, &page)?;
+        file.sync_data()?;
+    }
+    Ok(header)
+}
+
 /// A file, and its blocks. In a row that is synced before it is answered those count that are on the disk: what a sync that failed has not written
 /// is in the page cache still, the next sync says nothing of it, and nobody was answered for it.
 fn open_both(
@@ -334,11 +347,11 @@ impl Opening<'_> {
         Ok(spares)
     }
 
-    /// The header of a file that has one.
+    /// The header of a file that has one, on its disk: it is read past the page cache.
     fn header(&mut self, disk: &dyn Disk, sequence: u64) -> Result<Option<ReplicaHeader>, Trouble> {
         let name = path(sequence);
         let failed = |error| Trouble::Disk(name.clone(), error);
-        let file = match disk.open(&name, OpenMode::ReadWrite, false) {
+        let file = match disk.open(&name, OpenMode::ReadWrite, true) {
             Err(error) if is_unreadable(&error) => {
                 self.unopened(&name, Headless { vlog: None, sequence, first: 0, last: u64::MAX }, &error);
                 return Ok(None);
@@ -351,6 +364,15 @@ impl Opening<'_> {
             Ok(_) => ReplicaHeader::parse(&page).map_err(|error| error.to_string()),
             Err(error) if is_unreadable(error) => Err(error.to_string()),
             Err(_) => return read.map(|_| None).map_err(failed),
+        };
+        let found = match found {
+            Ok(header) if header.file == sequence => Ok(header),
+            found => match header_from_cache(disk, &*file, sequence) {
+                Ok(header) => header.map_or(found, Ok),
+                // A page that cannot be read can often not be written either.
+                Err(_) if read.is_err() => found,
+                Err(error) => return Err(failed(error)),
+            },
         };
         let header = match found {
             Ok(header) if header.file == sequence => header,

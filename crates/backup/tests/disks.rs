@@ -951,6 +951,26 @@ fn what_a_sync_that_failed_has_not_written_is_not_taken_for_synced_by_the_next_p
     }
 }
 
+/// A sync that failed has written the block and not the header, or the disk has changed that since: the system shows it until the power goes.
+#[test]
+fn a_header_that_only_the_page_cache_has_is_written_once_more() {
+    for byte in [0_u8, 7] {
+        let disk = CachedDisk::new();
+        let start = |disk: Arc<dyn Disk>, boot: u8| boots(&|| Arc::clone(&disk), boot);
+        let mut rig = start(Arc::new(disk.clone()), 1);
+        assert_eq!(rig.store(LOG, 1, 1, true), Ok(stored(1)));
+        drop(rig);
+        let file = disk.has.open(&names(&disk.has)[0], OpenMode::ReadWrite, false).expect("open");
+        file.write_at(0, &[byte; 4096]).and_then(|()| file.sync_data()).expect("written");
+        let mut rig = start(Arc::new(disk.clone()), 1);
+        assert_eq!(rig.store(LOG, 1, 1, true), Ok(stored(1)));
+        drop(rig);
+        disk.has.crash(1);
+        let rig = start(Arc::new(disk.has.clone()), 2);
+        assert_eq!(rig.read(LOG, 1, 1), Ok(vec![1]));
+    }
+}
+
 /// What runs a backup with two disks, and starts it again.
 struct TwoDisks {
     memory: [MemoryDisk; 2],
