@@ -662,7 +662,8 @@ impl Backup {
     }
 
     /// Syncs a run and answers who waits for that. After a failed sync nobody knows what is on the disk: what was not synced
-    /// before, and was not answered as written, is taken back and must be sent again, to another file.
+    /// before, and was not answered as written, is taken back and must be sent again, to another file. What was answered so is
+    /// [looked at](Backup::look).
     fn sync_group(&self, writer: &mut DiskWriter, disk: usize, run: RunKey, jobs: Vec<Job>, answers: &mut Vec<Answer>) {
         match self.sync(writer, disk, run) {
             Ok(()) => self.settle(run, jobs, true, answers),
@@ -689,16 +690,21 @@ impl Backup {
         let synced = self.try_sync(writer, disk, run);
         if synced.is_err() {
             writer.abandon(run);
-            let mut cut = Vec::new();
+            let (mut cut, mut unsure) = (Vec::new(), Vec::new());
             self.roll_back(writer, disk, run, |run| {
                 run.written = run.synced.max(run.answered);
-                let written = run.written;
-                for part in run.files.iter_mut().filter(|part| part.last > written) {
-                    (part.last, part.footer) = (written, None);
-                    cut.push(*part);
+                let (synced, written) = (run.synced, run.written);
+                for part in run.files.iter_mut().filter(|part| part.last > synced) {
+                    if part.last > written {
+                        (part.last, part.footer) = (written, None);
+                        cut.push(*part);
+                    }
+                    // The next sync is one of another file, and counts for all in front of it.
+                    unsure.extend((part.has_blocks() && part.last > synced).then_some(*part));
                 }
             });
             cut.iter().for_each(|part| self.cut_off(run.0, part));
+            unsure.iter().for_each(|part| _ = self.look(run.0, part));
         }
         synced
     }

@@ -59,7 +59,8 @@ impl Backup {
         }
     }
 
-    fn look(&self, log: LogId, part: &FilePart) -> (u64, u64) {
+    /// Reads a file, or a part of one, past the page cache, and notes blocks that do not read back. Bytes that were read, and blocks of which nobody knew.
+    pub(crate) fn look(&self, log: LogId, part: &FilePart) -> (u64, u64) {
         let (bytes, mut damaged, reason) = match self.read_back(log, part) {
             Ok(read) => read,
             Err(error) => (0, vec![BlockRange { first: part.first, last: part.last }], error.to_string()),

@@ -168,6 +168,22 @@ fn what_a_sync_that_failed_has_not_written_is_not_told() {
     }
 }
 
+/// The blocks before it were answered without a sync: the next one, of another file, would count for them.
+#[test]
+fn what_was_answered_in_front_of_a_sync_that_failed_is_not_told_if_the_disk_does_not_have_it() {
+    let (disk, faulty, clock, start) = one_disk();
+    let mut rig = start(1);
+    for block in [1, 2] {
+        assert_eq!(rig.store(LOG, block, 1, false), Ok(stored(block)));
+    }
+    disk.flip_bit(&names(&disk)[0], 2 * 4096 + 200, 3).expect("there");
+    faulty.fail_sync(1);
+    assert!(rig.store(LOG, 3, 1, true).is_err());
+    clock.advance_ms(1_000);
+    assert_eq!(rig.store(LOG, 3, 1, true), Ok(stored(3)));
+    assert_eq!(rig.ranges(LOG), [BlockRange { first: 1, last: 1 }, BlockRange { first: 3, last: 3 }]);
+}
+
 fn release(rig: &Rig, log: LogId, through: u64) {
     rig.backup.release(&ReleaseBlocks { log, through_block: through });
 }
