@@ -66,6 +66,16 @@ pub(crate) struct OpenFile {
     pub(crate) reserved: u64,
     pub(crate) index: FileIndex,
     dirty: bool,
+    name: Name,
+}
+
+/// The name of a file in its folder.
+#[derive(Clone, Copy)]
+struct Name {
+    /// How many had been made with it.
+    number: u64,
+    /// A sync of the folder has failed since: that another one works says nothing of it.
+    is_doubtful: bool,
 }
 
 impl OpenFile {
@@ -114,6 +124,7 @@ pub(crate) struct WriterCounts {
 struct Unsynced {
     sequence: u64,
     file: Arc<dyn DiskFile>,
+    name: Name,
     /// Only the writer may say that it is, who is told with the next file or sync if it is not.
     failed: bool,
     /// A sync of it has failed. That another one works says nothing, and of a run that nobody asks to sync it is
@@ -239,8 +250,9 @@ impl DiskWriter {
         let started = allocated.and_then(|()| file.write_at(0, &page)).and_then(|()| anchor());
         started.map_err(|error| NotBegun { error, left: Some((key, reserved)) })?;
         let (end, index, last) = (PAGE_BYTES as u64, FileIndex::default(), head.block - 1);
-        let open = OpenFile { file, direct: None, header, last, end, reserved, index, dirty: true };
         self.names += 1;
+        let name = Name { number: self.names, is_doubtful: false };
+        let open = OpenFile { file, direct: None, header, last, end, reserved, index, dirty: true, name };
         Ok(self.open.entry(run).insert_entry(open).into_mut())
     }
 
@@ -326,7 +338,7 @@ impl DiskWriter {
     /// its blocks are as good as before.
     pub(crate) fn close(&mut self, run: RunKey) -> Option<io::Result<Closed>> {
         let open = self.open.remove(&run)?;
-        self.full(run, open.header.file, Arc::clone(&open.file));
+        self.full(run, &open);
         Some(write_footer(&*open.file, &open.header, open.last, open.end, &open.index))
     }
 
@@ -334,7 +346,7 @@ impl DiskWriter {
     /// synced.
     pub(crate) fn leave(&mut self, run: RunKey) {
         if let Some(open) = self.open.remove(&run).filter(|open| open.dirty) {
-            self.full(run, open.header.file, open.file);
+            self.full(run, &open);
         }
     }
 
@@ -347,6 +359,10 @@ impl DiskWriter {
     /// Makes everything that was written of a run survive a loss of power.
     pub(crate) fn sync(&mut self, run: RunKey) -> io::Result<()> {
         self.sync_names()?;
+        let full = self.unsynced.get(&run).into_iter().flatten().map(|full| full.name);
+        if full.chain(self.open.get(&run).map(|open| open.name)).any(|name| name.is_doubtful) {
+            return Err(io::Error::other("a sync of its folder has failed since it was made"));
+        }
         for full in self.unsynced.remove(&run).unwrap_or_default() {
             full.file.sync_data()?;
             self.counts.syncs.fetch_add(1, Ordering::Relaxed);
@@ -379,8 +395,9 @@ impl DiskWriter {
         Ok(())
     }
 
-    fn full(&mut self, run: RunKey, sequence: u64, file: Arc<dyn DiskFile>) {
-        self.unsynced.entry(run).or_default().push(Unsynced { sequence, file, failed: false, is_lost: false });
+    fn full(&mut self, run: RunKey, open: &OpenFile) {
+        let (sequence, file, name) = (open.header.file, Arc::clone(&open.file), open.name);
+        self.unsynced.entry(run).or_default().push(Unsynced { sequence, file, name, failed: false, is_lost: false });
     }
 
     /// Names up to which the folder is to be synced, if there are any.
@@ -390,10 +407,19 @@ impl DiskWriter {
 
     fn sync_names(&mut self) -> io::Result<()> {
         if let Some(names) = self.names_to_sync() {
-            self.disk.sync_dir(FOLDER)?;
+            self.disk.sync_dir(FOLDER).inspect_err(|_| self.doubt_names())?;
             self.names_synced = names;
         }
         Ok(())
+    }
+
+    /// A sync of the folder failed: of files whose names were not synced before nobody knows whether they are there without power in between.
+    fn doubt_names(&mut self) {
+        let open = self.open.values_mut().map(|open| &mut open.name);
+        let full = self.unsynced.values_mut().flatten().map(|full| &mut full.name);
+        for name in open.chain(full).filter(|name| name.number > self.names_synced) {
+            name.is_doubtful = true;
+        }
     }
 
     /// A file of a run to be synced without the writer. `None`: it has been given back.
@@ -448,6 +474,9 @@ impl DiskWriter {
     }
 
     pub(crate) fn full_failed(&mut self, full: &FullFile) {
+        if full.names.is_some() {
+            self.doubt_names();
+        }
         let files = self.unsynced.get_mut(&full.run).into_iter().flatten();
         let failed = files.filter(|unsynced| unsynced.sequence == full.sequence);
         failed.for_each(|unsynced| (unsynced.failed, unsynced.is_lost) = (true, true));

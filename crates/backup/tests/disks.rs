@@ -808,6 +808,8 @@ struct Cache {
     dirty: BTreeMap<String, BTreeSet<u64>>,
     /// The next sync of a file fails.
     fails_to_sync: bool,
+    /// The next sync of the folder fails.
+    fails_to_sync_names: bool,
     /// No file can be cut.
     fails_to_cut: bool,
     /// There is no way past it.
@@ -871,6 +873,9 @@ impl Disk for CachedDisk {
         self.shown.create_dir_all(dir).and_then(|()| self.has.create_dir_all(dir))
     }
     fn sync_dir(&self, dir: &str) -> io::Result<()> {
+        if std::mem::take(&mut self.cache().fails_to_sync_names) {
+            return Err(io::Error::other("some of the names cannot be written"));
+        }
         self.shown.sync_dir(dir).and_then(|()| self.has.sync_dir(dir))
     }
     fn free_bytes(&self) -> io::Result<u64> {
@@ -984,6 +989,26 @@ fn a_header_that_only_the_page_cache_has_is_written_once_more() {
         disk.has.crash(1);
         let rig = start(Arc::new(disk.has.clone()), 2);
         assert_eq!(rig.read(LOG, 1, 1), Ok(vec![1]));
+    }
+}
+
+/// It tells that once, to one of the logs that have files with new names.
+#[test]
+fn a_sync_of_the_folder_that_failed_counts_for_all_files_whose_names_it_may_have_lost() {
+    let (disk, clock) = (CachedDisk::new(), Arc::new(ManualClock::new(1_000_000)));
+    let disks: Vec<Arc<dyn Disk>> = vec![Arc::new(disk.clone())];
+    let random = Arc::new(SeededRandom::new(1));
+    let mut rig = Rig::over(Backup::open(config(), disks, clock.clone(), random).expect("open").0);
+    let logs = [LOG, LogId { vlog: 1, ..LOG }];
+    disk.cache().fails_to_sync_names = true;
+    for log in logs {
+        assert_eq!(rig.send(log, 1, 1, true), Taken::Queued);
+    }
+    rig.write();
+    assert!(rig.answers.all.lock().expect("no panic").values().all(Result::is_err));
+    clock.advance_ms(1_000);
+    for log in logs {
+        assert_eq!(rig.store(log, 1, 1, true), Ok(stored(1)), "in a file of another name");
     }
 }
 
