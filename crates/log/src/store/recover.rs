@@ -397,6 +397,8 @@ struct Scan {
     /// Numbers of segments of the last batch, without a footer behind it, that were cut off if another copy is there and they are not whole, and stay
     /// otherwise: a kill may have torn them though the arena does not tell of them, or an earlier start has synced them.
     unsure: Vec<u32>,
+    /// Places that the disk cannot read, of what counts as cut off.
+    unread: Vec<u64>,
     /// What it ends with, but for a footer, is a batch.
     ends_in_batch: bool,
     /// Its first page is as it was written, but for the map.
@@ -463,6 +465,7 @@ impl Scan {
             open: Vec::new(),
             torn: Vec::new(),
             unsure: Vec::new(),
+            unread: Vec::new(),
             ends_in_batch: false,
             has_header,
             has_footer: false,
@@ -510,7 +513,8 @@ impl Scan {
     /// After a kill nothing can be torn that is not in memory, where a segment stays until its batch is synced, but for what was to
     /// take the place of another image, which is [there still](Found::add). Then an image that is not what it should be was
     /// changed by the disk, and stays, to be [mended](crate::Mender). So does one that an earlier start has synced. Where neither
-    /// is known a sector that cannot be read counts as cut off: some disks leave one where the power went, and the virtual log still has what was not synced.
+    /// is known a sector that cannot be read counts as cut off: some disks leave one where the power went, and the virtual log still has what was not synced. It is
+    /// told all the same, for it may have been.
     fn read_batches(
         &mut self,
         file_bytes: u64,
@@ -548,6 +552,8 @@ impl Scan {
             self.has_gap = true;
             found.lacks.push(Lack { disk, container: self.header.container, at: self.end });
             found.problems.push(format!("{path}: what begins at {} cannot be read; its segments are lost", self.end));
+        } else if in_memory.is_none() && self.is_lost(self.end, PAGE_BYTES as u64)? {
+            self.unread.push(self.end);
         }
         self.ends_in_batch = !last.is_empty();
         let was_synced = self.end <= synced_to;
@@ -556,6 +562,7 @@ impl Scan {
         for i in last {
             let (number, entry) = &self.entries[i];
             let (id, is_released) = (entry.header.id, self.released.get(*number));
+            let (at, bytes) = (entry.at, pages(entry.image_bytes()));
             let (is_torn, is_unsure) = match in_memory.map(|in_memory| in_memory.contains(&id)) {
                 None if was_synced => (false, true),
                 None => (torn_lanes.contains(&lane_of(id)) || !self.is_whole(entry)?, false),
@@ -566,10 +573,12 @@ impl Scan {
             if !is_released && is_torn {
                 torn_lanes.insert(lane_of(id));
                 self.torn.push(*number);
+                self.unread.extend((in_memory.is_none() && self.is_lost(at, bytes)?).then_some(at));
             } else if !is_released && is_unsure {
                 self.unsure.push(*number);
             }
         }
+        found.problems.extend(self.unread.iter().map(|at| unread(path, *at)));
         Ok(())
     }
 
@@ -611,7 +620,11 @@ impl Scan {
         if !self.released.get(marker.number) {
             match SegmentHeader::parse(first_page) {
                 Ok(header) => self.open.push((header.id, marker)),
-                Err(_) => self.torn.push(marker.number),
+                Err(_) => {
+                    self.torn.push(marker.number);
+                    let at = marker.image_at();
+                    self.unread.extend(self.is_lost(at, PAGE_BYTES as u64)?.then_some(at));
+                }
             }
         }
         Ok(true)
@@ -651,6 +664,13 @@ impl Scan {
 
     fn read(&self, at: u64, bytes: &mut [u8]) -> io::Result<usize> {
         read(&*self.file, at, bytes)
+    }
+
+    /// Whether the disk cannot read some of so many bytes.
+    fn is_lost(&self, at: u64, bytes: u64) -> io::Result<bool> {
+        let (mut buffer, mut is_lost) = (AlignedBuffer::zeroed(bytes as usize), false);
+        read_readable(&*self.file, at, &mut buffer, &mut |_| is_lost = true)?;
+        Ok(is_lost)
     }
 
     /// The batch that starts at a place, if one does.
@@ -869,6 +889,12 @@ impl Scan {
         write_footer(&*self.file, &self.header, self.end, &entries)?;
         self.file.sync_data()
     }
+}
+
+fn unread(path: &str, at: u64) -> String {
+    format!(
+        "{path}: the disk cannot read all of what begins at {at}, and nothing says that it was synced: it counts as cut off, and what is nowhere else of it is lost"
+    )
 }
 
 /// Reads a place of a container. What the disk cannot read is zeros, which nothing that tells of segments is: it is damaged like anything that was changed.
