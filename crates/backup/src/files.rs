@@ -261,7 +261,12 @@ impl DiskWriter {
             self.unused = self.unused.min(self.spares.len());
             let renamed = self.disk.rename(&spare_path(spare), &path(sequence));
             if renamed.is_ok() {
-                return self.disk.open(&path(sequence), OpenMode::ReadWrite, false);
+                let opened = self.disk.open(&path(sequence), OpenMode::ReadWrite, false);
+                // While the process may open no more files each try would leave one behind.
+                if opened.is_err() && self.disk.rename(&path(sequence), &spare_path(spare)).is_ok() {
+                    self.spares.push(spare);
+                }
+                return opened;
             }
         }
         self.disk.open(&path(sequence), OpenMode::Create, false)

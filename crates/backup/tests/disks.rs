@@ -221,6 +221,33 @@ fn space_is_used_again_and_gives_way_when_the_disk_gets_short() {
 }
 
 #[test]
+fn space_that_is_to_be_used_again_and_cannot_be_opened_is_kept_for_later() {
+    let disk = MemoryDisk::new();
+    let (faulty, clock) = (FaultyDisk::new(Arc::new(disk.clone())), Arc::new(ManualClock::new(1_000_000)));
+    let disks: Vec<Arc<dyn Disk>> = vec![Arc::new(faulty.clone())];
+    let random = Arc::new(SeededRandom::new(1));
+    let mut rig = Rig::over(Backup::open(config(), disks, clock.clone(), random).expect("open").0);
+    for block in 1..=BLOCKS {
+        assert_eq!(rig.store(LOG, block, 1, false), Ok(stored(block)));
+    }
+    release(&rig, LOG, BLOCKS);
+    let before = (files(&disk, ".spare"), files(&disk, ".replica"));
+    assert_eq!(before.0, 2);
+    let other = LogId { vlog: 1, ..LOG };
+    // Too many files are open.
+    faulty.set_open_errno(Some(24));
+    for _ in 0..3 {
+        clock.advance_ms(1_000);
+        assert!(rig.store(other, 1, 1, false).is_err());
+        assert_eq!((files(&disk, ".spare"), files(&disk, ".replica")), before);
+    }
+    faulty.set_open_errno(None);
+    clock.advance_ms(1_000);
+    assert_eq!(rig.store(other, 1, 1, false), Ok(stored(1)));
+    assert_eq!((files(&disk, ".spare"), files(&disk, ".replica")), (before.0 - 1, before.1 + 1));
+}
+
+#[test]
 fn space_that_nobody_uses_again_is_given_back() {
     let disk = MemoryDisk::new();
     let clock = Arc::new(ManualClock::new(1_000_000));
