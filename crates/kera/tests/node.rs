@@ -133,7 +133,7 @@ fn a_second_node_on_the_same_directory_is_refused() {
 #[test]
 fn a_signal_that_comes_twice_in_a_moment_stops_a_node_gracefully() {
     let place = Place::new();
-    // A machine that stands still for a second between the two has them be two wishes: that says nothing.
+    // A second that goes by before the other one is sent has them be two wishes: that says nothing.
     let is_graceful = (0..5).any(|_| {
         let mut node = place.start();
         node.expect_warning("stopped at once");

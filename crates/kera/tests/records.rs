@@ -391,6 +391,30 @@ fn a_consumer_that_is_stopped_twice_does_not_wait_for_a_node_that_is_away() {
     assert!(exit.is_some_and(|exit| !exit.success()), "it says that it has not committed");
 }
 
+/// As `timeout` ends what it has started: it signals its child, and then the group that the child is in.
+#[test]
+fn a_signal_that_comes_twice_in_a_moment_keeps_no_consumer_from_committing() {
+    let (place, node) = with_stream("");
+    let file = place.file("lines");
+    std::fs::write(&file, "one\ntwo\n").unwrap();
+    node.ok(&format!("produce flights --file {}", file.display()));
+    // A second that goes by before the other one is sent has them be two wishes: that says nothing.
+    let has_committed = (0..5).any(|round| {
+        let line = format!("consume flights --application report{round} --follow --from earliest");
+        let (mut consumer, mut out) = follow(&node, &line);
+        assert_eq!((out.next().as_deref(), out.next().as_deref()), (Some("one"), Some("two")));
+        node.signal("STOP");
+        for _ in 0..2 {
+            let id = consumer.id().to_string();
+            assert!(std::process::Command::new("kill").args(["-INT", &id]).status().unwrap().success());
+            std::thread::sleep(std::time::Duration::from_millis(200));
+        }
+        node.signal("CONT");
+        consumer.wait().unwrap().success()
+    });
+    assert!(has_committed, "the second one has cut it off");
+}
+
 /// Its reader stands still: a consumer with an application commits nothing of what nobody has taken.
 #[test]
 fn a_consumer_that_is_stopped_does_not_wait_for_its_reader() {

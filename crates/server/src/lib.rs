@@ -22,6 +22,7 @@ mod node;
 pub mod readiness;
 mod run;
 pub mod session;
+mod signals;
 pub mod suggest;
 pub mod survivor;
 pub mod units;
@@ -30,6 +31,7 @@ pub mod units;
 pub use kera_raft::file::DIR as COORDINATORS_DIR;
 pub use node::{Node, forget_arena};
 pub use run::serve;
+pub use signals::Wishes;
 
 /// The arena's size that `auto` stands for with this configuration, on this machine, now.
 pub fn arena_bytes_auto(config: &config::Config) -> u64 {

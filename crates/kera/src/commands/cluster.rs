@@ -9,13 +9,14 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use kera_server::Wishes;
 use tokio::signal::unix::SignalKind;
 use tokio::sync::mpsc;
 
 use crate::cli::{ClusterUpArgs, Globals};
 use crate::error::{CliError, EXIT_INTERRUPTED};
 use crate::output;
-use crate::signals::Signals;
+use crate::signals;
 
 /// How long a node may take to serve: disks that stand still for seconds have it wait at each of its steps.
 const START: Duration = Duration::from_secs(120);
@@ -44,23 +45,23 @@ struct Member {
 /// and nobody can type to start one again. Somebody has stopped it before all were there.
 pub async fn up(args: &ClusterUpArgs, globals: &Globals) -> Result<(), CliError> {
     // The terminal that goes away ends the command too: the nodes do not get its signals.
-    let mut signals = Signals::listen(&[SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()])?;
+    let mut wishes = signals::listen(&[SignalKind::hangup()])?;
     let program = this_program()?;
     let mut members = Vec::new();
     let started = tokio::select! {
         started = start(args, &program, &mut members) => started,
-        () = signals.next() => {
+        _ = wishes.next() => {
             Err(CliError { exit: EXIT_INTERRUPTED, ..CliError::failure("stopped before all nodes were there") })
         }
     };
     let ran = match started.and_then(|()| tell(&members, globals)) {
         Ok(()) => tokio::select! {
-            () = signals.next() => Ok(()),
+            _ = wishes.next() => Ok(()),
             ended = first_end(args, &program, &mut members) => Err(ended),
         },
         Err(error) => Err(error),
     };
-    stop(&mut members, &mut signals).await;
+    stop(&mut members, &mut wishes).await;
     ran
 }
 
@@ -351,7 +352,7 @@ fn said_since(log: &str, from: u64) -> std::io::Result<String> {
 }
 
 /// Stops all gracefully, the first node last; those that do not stop are killed, and all when it is asked for once more.
-async fn stop(members: &mut [Member], signals: &mut Signals) {
+async fn stop(members: &mut [Member], wishes: &mut Wishes) {
     for member in members.iter_mut().rev() {
         if matches!(member.process.try_wait(), Ok(None))
             && let Some(pid) = rustix::process::Pid::from_raw(member.process.id() as i32)
@@ -364,7 +365,7 @@ async fn stop(members: &mut [Member], signals: &mut Signals) {
     while began.elapsed() < STOP && members.iter_mut().any(|member| matches!(member.process.try_wait(), Ok(None))) {
         tokio::select! {
             () = tokio::time::sleep(LOOK) => {}
-            () = signals.next() => break,
+            _ = wishes.next() => break,
         }
     }
     for member in members {

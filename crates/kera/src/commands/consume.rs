@@ -13,6 +13,7 @@ use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use kera_client::{Client, ClientError, CommitMode, ConsumedRecord, Consumer, ConsumerBuilder, Start, StreamInfo};
+use kera_server::Wishes;
 use tokio::io::Interest;
 use tokio::net::unix::pipe;
 use tokio::task::{JoinError, JoinSet};
@@ -25,6 +26,7 @@ use crate::connect::{connect, explain, find_stream};
 use crate::error::{CliError, EXIT_INTERRUPTED};
 use crate::output::{records_of, say};
 use crate::records::RecordJson;
+use crate::signals;
 use crate::when::{now_ms, parse_start};
 
 /// Time between commits while records come.
@@ -74,11 +76,12 @@ pub async fn run(args: &ConsumeArgs, globals: &Globals) -> Result<(), CliError> 
         committed: Instant::now(),
     };
     consuming.begin_with_what_is_back(&away);
+    let mut wishes = signals::listen(&[])?;
     let outcome = tokio::select! {
         outcome = consuming.all(args.max.unwrap_or(u64::MAX)) => Some(outcome),
-        () = stop_signal() => None,
+        _ = wishes.next() => None,
     };
-    consuming.finish(outcome).await
+    consuming.finish(outcome, wishes).await
 }
 
 /// How records are printed. What only one of two flags could have its way of is refused.
@@ -469,7 +472,7 @@ impl Consuming {
 
     /// Commits what was printed, gives the groups back, and passes on how it went; nothing: somebody has stopped it. Whoever does not want to
     /// wait for a server that is away, or for a reader, stops it once more.
-    async fn finish(mut self, outcome: Option<Result<(), CliError>>) -> Result<(), CliError> {
+    async fn finish(mut self, outcome: Option<Result<(), CliError>>, mut wishes: Wishes) -> Result<(), CliError> {
         let is_stopped = outcome.is_none();
         let cut_off = self.cut_off(is_stopped);
         let outcome = outcome.unwrap_or_else(|| self.interrupted());
@@ -488,7 +491,10 @@ impl Consuming {
             (self.consumer, committed)
         };
         let close = |consumer: Consumer| async move { consumer.close().await.map_err(|error| explain(&error)) };
-        let finished = committed_and_closed(commit, close, stop_signal(), cut_off).await;
+        let again = async move {
+            wishes.next().await;
+        };
+        let finished = committed_and_closed(commit, close, again, cut_off).await;
         match (outcome, finished) {
             // What is not committed matters more than that it was stopped.
             (Err(stopped), Err(lacking)) if is_stopped => Err(CliError { exit: stopped.exit, ..lacking }),
@@ -581,20 +587,6 @@ async fn reader_gone() {
 
 async fn sleep(pause: Duration) {
     if pause == Duration::MAX { std::future::pending().await } else { tokio::time::sleep(pause).await }
-}
-
-/// Completes on Ctrl-C or SIGTERM.
-pub async fn stop_signal() {
-    let terminated = async {
-        match tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate()) {
-            Ok(mut signal) => drop(signal.recv().await),
-            Err(_) => std::future::pending().await,
-        }
-    };
-    tokio::select! {
-        _ = tokio::signal::ctrl_c() => {}
-        () = terminated => {}
-    }
 }
 
 #[cfg(test)]

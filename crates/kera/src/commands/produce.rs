@@ -20,9 +20,9 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use kera_client::{ClientError, Producer, Record};
+use kera_server::Wishes;
 use kera_server::units::{human_bytes, human_count};
 use serde_json::json;
-use tokio::signal::unix::SignalKind;
 use tokio::sync::Notify;
 use tokio::time::timeout;
 
@@ -31,7 +31,7 @@ use crate::connect::{connect, explain, find_stream};
 use crate::error::{CliError, EXIT_INTERRUPTED};
 use crate::output::{print, print_json, records_of, say};
 use crate::rows::{self, Format, Input, Picks, Row, RowError, Tap};
-use crate::signals::Signals;
+use crate::signals;
 
 /// Bytes of values after which a batch is full.
 const BATCH_BYTES: usize = 256 << 10;
@@ -49,8 +49,6 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
 const PAUSE: Duration = Duration::from_millis(20);
 /// Without an acknowledgement for so long, what is waited for is said.
 const QUIET_MAX: Duration = Duration::from_secs(2);
-/// What comes within this time of the first signal is the same wish: `timeout` signals its child and then the group that the child is in.
-const SAME_WISH: Duration = Duration::from_secs(1);
 
 /// Rows on their way from the reader to the producer, in one buffer.
 #[derive(Default)]
@@ -153,7 +151,7 @@ pub async fn run(args: &ProduceArgs, globals: &Globals) -> Result<(), CliError> 
         stopped: None,
         is_cut_off: false,
     };
-    let mut wishes = Wishes::new()?;
+    let mut wishes = signals::listen(&[])?;
     let started = Instant::now();
     let outcome = sending.all(rows, &mut wishes).await;
     sending.finish(outcome, started, wishes, globals).await
@@ -239,40 +237,6 @@ enum Next {
     Stop,
 }
 
-/// What somebody wants of the command by a signal.
-struct Wishes {
-    signals: Signals,
-    /// When the first one came.
-    first: Option<Instant>,
-}
-
-impl Wishes {
-    fn new() -> Result<Wishes, CliError> {
-        Ok(Wishes { signals: Signals::listen(&[SignalKind::interrupt(), SignalKind::terminate()])?, first: None })
-    }
-
-    /// The next one that is not that of the signal before. Dropped before it is there none is missed.
-    async fn next(&mut self) {
-        loop {
-            self.signals.next().await;
-            if is_another_wish(&mut self.first, Instant::now()) {
-                return;
-            }
-        }
-    }
-}
-
-/// Whether a signal that comes now is the first one, or comes [`SAME_WISH`] after that or later.
-fn is_another_wish(first: &mut Option<Instant>, now: Instant) -> bool {
-    match *first {
-        Some(at) => now.saturating_duration_since(at) >= SAME_WISH,
-        None => {
-            *first = Some(now);
-            true
-        }
-    }
-}
-
 /// Waits until everything is acknowledged, once nothing has come for a moment: input that comes in small parts is not sent in chunks as small.
 /// Dropped before it is done it has no effect but that what was open is sealed.
 async fn flush_after_pause(producer: &mut Producer) -> Result<(), ClientError> {
@@ -299,7 +263,7 @@ impl Sending {
             let waits = self.settled.records < self.sent;
             let next = tokio::select! {
                 biased;
-                () = wishes.next() => Next::Stop,
+                _ = wishes.next() => Next::Stop,
                 next = ahead.next() => Next::Read(next),
                 flushed = flush_after_pause(&mut self.producer), if waits => Next::Flushed(flushed),
                 () = tokio::time::sleep(LOOK_EVERY), if waits => Next::Look,
@@ -309,7 +273,7 @@ impl Sending {
                 Next::Read(Some(Read::Rows(mut rows))) => loop {
                     tokio::select! {
                         sent = self.send(&mut rows) => break sent?,
-                        () = wishes.next() => if self.take_signal(ahead) { return Ok(()) },
+                        _ = wishes.next() => if self.take_signal(ahead) { return Ok(()) },
                     }
                 },
                 Next::Read(Some(Read::Malformed(error))) => self.malformed(&error)?,
@@ -547,7 +511,7 @@ impl Sending {
             _ => tokio::select! {
                 biased;
                 settled = self.settle() => settled,
-                () = wishes.next() => Err(self.cut_off()),
+                _ = wishes.next() => Err(self.cut_off()),
             },
         };
         self.progress.end();
@@ -820,13 +784,5 @@ mod tests {
         assert_eq!(dues(ms(0), 3), [0, 10, 20].map(ms));
         assert_eq!(dues(ms(100), 2), [30, 40].map(ms), "what is a little late is made up for");
         assert_eq!(dues(ms(60_000), 3), [60_000, 60_010, 60_020].map(ms));
-    }
-
-    #[test]
-    fn a_signal_that_is_sent_twice_at_once_is_one() {
-        let (mut first, began) = (None, Instant::now());
-        let comes = [0, 0, 1, 999, 1000, 60_000];
-        let counts = comes.map(|after_ms| is_another_wish(&mut first, began + Duration::from_millis(after_ms)));
-        assert_eq!(counts, [true, false, false, false, true, true]);
     }
 }

@@ -17,9 +17,9 @@ use kera_server::{Node, forget_arena};
 use serde_json::json;
 
 use crate::cli::{DemoArgs, Globals};
-use crate::commands::consume::stop_signal;
 use crate::error::{CliError, EXIT_INTERRUPTED};
 use crate::output::{print, print_json};
+use crate::signals;
 use story::{Outcome, Story};
 
 /// Marks a directory as made by a demo: only such a one is ever emptied.
@@ -44,14 +44,14 @@ pub fn run(args: &DemoArgs, globals: &Globals) -> Result<(), CliError> {
     let runtime = runtime.map_err(|error| CliError::failure(format!("cannot start: {error}")))?;
     let address = node.address().to_string();
     let done = runtime.block_on(async {
-        let mut stop = Box::pin(stop_signal());
+        let mut wishes = signals::listen(&[])?;
         let outcome = tokio::select! {
             outcome = Story::run(&address, args, globals.json) => outcome?,
-            () = &mut stop => return Err(CliError { exit: EXIT_INTERRUPTED, ..CliError::failure("the demo was interrupted") }),
+            _ = wishes.next() => return Err(CliError { exit: EXIT_INTERRUPTED, ..CliError::failure("the demo was interrupted") }),
         };
         tell(&outcome, args, globals, &node)?;
         if args.keep {
-            stop.await;
+            wishes.next().await;
         }
         Ok(())
     });

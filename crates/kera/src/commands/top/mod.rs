@@ -9,10 +9,10 @@ use std::time::Duration;
 use serde_json::json;
 
 use crate::cli::{Globals, TopArgs};
-use crate::commands::consume::stop_signal;
 use crate::connect::connect;
 use crate::error::CliError;
 use crate::output::{on_terminal, print, say};
+use crate::signals;
 use look::{ApplicationView, Look, View, Watch};
 
 /// Runs the command until it is stopped, or for as many looks as it was told. A node that does not answer later is waited for: whoever watches
@@ -24,15 +24,14 @@ pub async fn run(args: &TopArgs, globals: &Globals) -> Result<(), CliError> {
     let mut watch = Watch::new(connect(globals).await?);
     let interval = Duration::from_millis(args.interval_ms);
     let mut screen = if on_terminal() && !globals.json { Some(screen::Screen::open()?) } else { None };
-    let stop = stop_signal();
-    tokio::pin!(stop);
+    let mut wishes = signals::listen(&[])?;
     let (mut before, mut shown): (Option<Look>, Option<View>) = (None, None);
     let mut looks = 0;
     loop {
         let looked = tokio::select! {
             looked = watch.look() => looked,
             () = quit(&mut screen) => break,
-            () = &mut stop => break,
+            _ = wishes.next() => break,
         };
         looks += 1;
         let is_last = args.count.is_some_and(|count| looks >= count);
@@ -53,7 +52,7 @@ pub async fn run(args: &TopArgs, globals: &Globals) -> Result<(), CliError> {
         tokio::select! {
             () = tokio::time::sleep(interval) => {}
             () = quit(&mut screen) => break,
-            () = &mut stop => break,
+            _ = wishes.next() => break,
         }
     }
     Ok(())
