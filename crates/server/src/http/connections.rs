@@ -1,10 +1,14 @@
 //! Connections of the HTTP door: so many at a time, and none for longer than it needs.
 //!
 //! Whoever is slow, on purpose or not, costs one connection of a bounded number for a bounded time: headers have to come
-//! within a time, a request has to be sent and answered within another, and what a connection buffers is bounded. More
-//! connections wait in the socket's queue until one is free.
+//! within a time, a request has to be sent and answered within another, and what a connection buffers is bounded. One more
+//! takes the place of that which has been without a request for longest, so that whoever looks whether the node is alive is
+//! answered; while all have one it waits, and others in the socket's queue.
 
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::convert::Infallible;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,7 +20,7 @@ use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
+use tokio::sync::{Notify, Semaphore};
 
 use super::error::HttpError;
 
@@ -56,17 +60,26 @@ const HEADERS_MAX: usize = 64;
 /// Wait after a connection could not be accepted: the process is out of files, and others have to end first. Each time is logged.
 const ACCEPT_AGAIN: Duration = Duration::from_secs(1);
 
+/// How long a connection that has to make room may still take for an answer that is on its way.
+const LAST_ANSWER: Duration = Duration::from_millis(100);
+
 /// Accepts and serves connections until it is dropped.
 pub(super) async fn serve(listener: TcpListener, router: Router, limits: Limits) {
     let free = Arc::new(Semaphore::new(limits.connections));
+    let idle = Rc::new(Idle::default());
     loop {
-        // Never closed.
-        let Ok(permit) = free.clone().acquire_owned().await else { return };
         match listener.accept().await {
             Ok((stream, _)) => {
-                let router = router.clone();
+                let permit = tokio::select! {
+                    biased;
+                    permit = Arc::clone(&free).acquire_owned() => permit,
+                    () = idle.close_one() => Arc::clone(&free).acquire_owned().await,
+                };
+                // Never closed.
+                let Ok(permit) = permit else { return };
+                let (router, place) = (router.clone(), Place::new(&idle));
                 tokio::task::spawn_local(async move {
-                    connection(stream, router, limits).await;
+                    connection(stream, router, limits, place).await;
                     drop(permit);
                 });
             }
@@ -78,12 +91,72 @@ pub(super) async fn serve(listener: TcpListener, router: Router, limits: Limits)
     }
 }
 
-async fn connection(stream: TcpStream, router: Router, limits: Limits) {
+/// The connections of which no request is there, by when the last one was answered or they were accepted.
+#[derive(Default)]
+struct Idle {
+    since: RefCell<BTreeMap<u64, Rc<Notify>>>,
+    next: Cell<u64>,
+    more: Notify,
+}
+
+impl Idle {
+    /// Has that one closed which has been without a request for longest; while all have one, the first that has none.
+    async fn close_one(&self) {
+        loop {
+            let first = self.since.borrow_mut().pop_first();
+            if let Some((_, close)) = first {
+                close.notify_one();
+                return;
+            }
+            self.more.notified().await;
+        }
+    }
+}
+
+/// A connection's place among those without a request, which goes with it.
+struct Place {
+    idle: Rc<Idle>,
+    at: Cell<u64>,
+    close: Rc<Notify>,
+}
+
+impl Place {
+    fn new(idle: &Rc<Idle>) -> Rc<Place> {
+        let place = Place { idle: Rc::clone(idle), at: Cell::new(0), close: Rc::default() };
+        place.enter();
+        Rc::new(place)
+    }
+
+    fn enter(&self) {
+        let at = self.idle.next.get();
+        self.idle.next.set(at + 1);
+        self.at.set(at);
+        self.idle.since.borrow_mut().insert(at, Rc::clone(&self.close));
+        self.idle.more.notify_one();
+    }
+
+    fn leave(&self) {
+        self.idle.since.borrow_mut().remove(&self.at.get());
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.leave();
+    }
+}
+
+async fn connection(stream: TcpStream, router: Router, limits: Limits, place: Rc<Place>) {
     let inner = TowerToHyperService::new(router);
+    let close = Rc::clone(&place.close);
     let service = service_fn(move |request: hyper::Request<Incoming>| {
         let answer = inner.call(request);
+        let place = Rc::clone(&place);
+        place.leave();
         async move {
-            match tokio::time::timeout(limits.request, answer).await {
+            let answer = tokio::time::timeout(limits.request, answer).await;
+            place.enter();
+            match answer {
                 Ok(answer) => answer,
                 Err(_) => Ok::<Response, Infallible>(HttpError::too_slow(limits.request).into_response()),
             }
@@ -93,9 +166,12 @@ async fn connection(stream: TcpStream, router: Router, limits: Limits) {
     http.timer(TokioTimer::new()).header_read_timeout(limits.headers);
     http.max_buf_size(HEADER_BYTES_MAX).max_headers(HEADERS_MAX);
     let mut served = std::pin::pin!(http.serve_connection(TokioIo::new(stream), service));
-    // What a peer does wrong ends its connection and concerns nobody else.
-    if tokio::time::timeout(limits.life, served.as_mut()).await.is_err() {
-        served.as_mut().graceful_shutdown();
-        let _ = tokio::time::timeout(limits.life, served).await;
-    }
+    let rest = tokio::select! {
+        // What a peer does wrong ends its connection and concerns nobody else.
+        _ = served.as_mut() => return,
+        () = tokio::time::sleep(limits.life) => limits.life,
+        () = close.notified() => LAST_ANSWER,
+    };
+    served.as_mut().graceful_shutdown();
+    let _ = tokio::time::timeout(rest, served).await;
 }

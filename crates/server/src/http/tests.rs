@@ -213,24 +213,60 @@ fn who_sends_nothing_is_cut_off() {
     server.stop();
 }
 
-#[test]
-fn more_connections_than_allowed_wait_for_their_turn() {
-    let (server, _) = limited(Limits { connections: 2, headers: Duration::from_secs(3600), ..Limits::default() });
-    // Both have been accepted when the second has been answered and is kept open.
-    let first = TcpStream::connect(server.address).unwrap();
-    let mut second = TcpStream::connect(server.address).unwrap();
-    write!(second, "GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+/// A connection that is kept open and has been answered `/healthz`.
+fn answered(address: SocketAddr) -> TcpStream {
+    let mut stream = TcpStream::connect(address).unwrap();
+    write!(stream, "GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+    assert_eq!(first_of_answer(&mut stream), "HTTP/1.1 200");
+    stream
+}
+
+fn first_of_answer(stream: &mut TcpStream) -> String {
     let mut answer = [0; 12];
-    second.read_exact(&mut answer).unwrap();
-    assert_eq!(&answer, b"HTTP/1.1 200");
+    stream.read_exact(&mut answer).unwrap();
+    String::from_utf8_lossy(&answer).into_owned()
+}
+
+#[test]
+fn more_connections_than_allowed_wait_while_all_have_requests() {
+    let (long, connections) = (Duration::from_secs(3600), 2);
+    let (server, readiness) = limited(Limits { connections, headers: long, request: long, life: long });
+    readiness.enter(Phase::Serving);
+    let begun = |_| {
+        let mut stream = TcpStream::connect(server.address).unwrap();
+        let headers = "Host: localhost\r\nExpect: 100-continue\r\nContent-Length: 60000";
+        write!(stream, "POST /v1/streams HTTP/1.1\r\n{headers}\r\n\r\n").unwrap();
+        // Its body is waited for.
+        assert_eq!(first_of_answer(&mut stream), "HTTP/1.1 100");
+        stream
+    };
+    let mut busy: Vec<TcpStream> = (0..2).map(begun).collect();
     let mut third = TcpStream::connect(server.address).unwrap();
     write!(third, "GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
     third.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
-    assert!(third.read(&mut answer).is_err(), "there are two already");
-    drop(first);
+    assert!(third.read(&mut [0; 12]).is_err(), "there are two already");
+    busy.pop();
     third.set_read_timeout(None).unwrap();
-    third.read_exact(&mut answer).unwrap();
-    assert_eq!(&answer, b"HTTP/1.1 200");
+    assert_eq!(first_of_answer(&mut third), "HTTP/1.1 200");
+    server.stop();
+}
+
+/// An orchestrator that is not answered kills a node which is well.
+#[test]
+fn whoever_comes_when_all_connections_are_silent_is_answered() {
+    let (long, connections) = (Duration::from_secs(3600), 3);
+    let (server, _) = limited(Limits { connections, headers: long, request: long, life: long });
+    let silent = TcpStream::connect(server.address).unwrap();
+    let mut begun = TcpStream::connect(server.address).unwrap();
+    write!(begun, "GET /healthz HTTP/1.1\r\nHost: x\r\nX-Slow: ").unwrap();
+    // They are accepted in turn, so those before it are by now.
+    let kept = answered(server.address);
+    let mut newest = Vec::new();
+    for mut gone in [silent, begun, kept] {
+        newest.push(answered(server.address));
+        // It ends.
+        let _ = gone.read_to_end(&mut Vec::new());
+    }
     server.stop();
 }
 
