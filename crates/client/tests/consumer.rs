@@ -782,6 +782,35 @@ fn until_end_ends_at_what_was_the_end() {
     }
 }
 
+/// As with copies that are gone, when a person has accepted that. It waited until others had written as much anew.
+#[test]
+fn until_end_ends_although_the_end_is_lost() {
+    for (is_member, is_closed) in [(false, false), (false, true), (true, false)] {
+        let mut server = FakeServer::start(1, 1);
+        run(async {
+            fill(&server, 0, 0, 0..100);
+            let how = |b: ConsumerBuilder| b.until_end(true).refresh(Duration::from_millis(100));
+            let mut consumer = build(&server, |b| how(if is_member { member(b) } else { b })).await;
+            server.crash();
+            {
+                let mut state = server.fake.state();
+                let log = state.logs.get_mut(&(0, 0)).unwrap();
+                log.chunks.truncate(8);
+                log.next_ordinal = 80;
+                if is_closed {
+                    log.close_group();
+                }
+            }
+            server.restart();
+            let mut records = 0;
+            while let Some(batch) = consumer.next_batch().await.unwrap() {
+                records += batch.len();
+            }
+            assert_eq!(records, 80, "member: {is_member}, closed: {is_closed}");
+        });
+    }
+}
+
 #[test]
 fn until_end_ends_although_retention_takes_the_rest() {
     for policy in [GapPolicy::Count, GapPolicy::Error] {

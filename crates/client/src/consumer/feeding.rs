@@ -13,12 +13,12 @@ use kera_rpc::RpcError;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use super::holders::{Finding, Task};
+use super::holders::{Ends, Finding, Task};
 use super::link::{Event, Link};
 use super::track::{Piece, Track};
 use super::{Consumer, GapPolicy};
-use crate::ClientError;
 use crate::placement::{HOME, NOBODY};
+use crate::{Client, ClientError};
 
 /// Lookups that a consumer has under way, or in line behind others at the nodes that they are for.
 const LOOKUPS_AT_ONCE: usize = 256;
@@ -26,6 +26,8 @@ const LOOKUPS_AT_ONCE: usize = 256;
 const LOOKUP_RETRY: Duration = Duration::from_secs(60);
 /// How long that the stream has grown is tried to be found out.
 const REFRESH_RETRY: Duration = Duration::from_secs(1);
+/// Whoever waits for an end that does not come looks no more often than this where it is by now.
+const ENDS_PAUSE: Duration = Duration::from_millis(100);
 /// With more subscriptions than this, all tracks get one together: groups come one by one.
 const FEEDS_MAX: usize = 16;
 /// For how long nodes may say that they do not have what comes next before that is an error.
@@ -133,6 +135,38 @@ impl Consumer {
         self.holders.growing = Some(Task(tokio::spawn(asking)));
     }
 
+    /// Looks now and then, while nothing comes, whether lanes that are to be read to their ends still end where they did. An end that is lost, as where
+    /// a person has accepted that, would be waited for until others had written as much anew. In a task, like growth.
+    fn look_for_ends(&mut self, now: Instant) {
+        if !self.settings.until_end || self.holders.ending.is_some() || now < self.refresh_at {
+            return;
+        }
+        self.refresh_at = now + self.settings.refresh.max(ENDS_PAUSE);
+        let before = std::mem::replace(&mut self.chunks_before, self.stats.chunks);
+        let waits = |track: &&Track| track.target.is_some() && !track.at_target() && !track.ended;
+        let waiting = self.tracks.values().filter(waits).map(|track| (track.streamlet, track.lane));
+        let waiting: HashSet<(StreamletId, LaneId)> = waiting.collect();
+        if before != self.stats.chunks || !self.queue.is_empty() || waiting.is_empty() {
+            return;
+        }
+        let lookups =
+            waiting.into_iter().map(|(streamlet, lane)| self.lookup(streamlet, lane, Start::Latest)).collect();
+        let client = self.client().clone();
+        self.holders.ending = Some(Task(tokio::spawn(async move { Ok(ends_of(client, lookups).await) })));
+    }
+
+    /// Lanes end here now: none is read to an end behind that.
+    pub(super) fn take_ends(&mut self, ends: &Ends) {
+        let tracks = self.tracks.values_mut();
+        let of_tracks = tracks.filter_map(|track| Some(((track.streamlet, track.lane), track.target.as_mut()?)));
+        let of_lanes = self.targets.iter_mut().map(|(lane, target)| (*lane, target));
+        for (lane, target) in of_tracks.chain(of_lanes) {
+            if let Some(end) = ends.get(&lane) {
+                *target = (*target).min(*end);
+            }
+        }
+    }
+
     /// Reads what the stream has got from the beginning. Fewer streamlets than before are not believed: a stream never shrinks, and a node
     /// that has not heard of the last growth yet tells of those before. Whoever believed it would take the others for ones that the
     /// stream has got when it hears of them again, and read them twice from there on.
@@ -197,6 +231,7 @@ impl Consumer {
         self.look_after_holders();
         let now = Instant::now();
         self.look_for_growth(now);
+        self.look_for_ends(now);
         if self.is_full && self.queued_bytes < self.settings.credit_bytes {
             (self.is_full, self.feed_at) = (false, now);
         }
@@ -218,7 +253,8 @@ impl Consumer {
         if let Some(at) = self.holders.next_timer(self.refreshes_owners(), now) {
             until = until.min(at);
         }
-        if self.follows_growth() && self.holders.growing.is_none() {
+        let looks_for_ends = self.settings.until_end && self.holders.ending.is_none();
+        if looks_for_ends || (self.follows_growth() && self.holders.growing.is_none()) {
             until = until.min(self.refresh_at.max(now));
         }
         if let Some(at) = self.gives_back_at() {
@@ -568,6 +604,24 @@ impl Consumer {
             piece.credit = None;
         }
     }
+}
+
+/// Where lanes end by now, of those whose owners can be asked.
+async fn ends_of(client: Client, lookups: Vec<Lookup>) -> Ends {
+    let mut ends = Ends::with_capacity(lookups.len());
+    for some in lookups.chunks(LOOKUPS_AT_ONCE) {
+        let mut asking = JoinSet::new();
+        for lookup in some.iter().cloned() {
+            let client = client.clone();
+            asking.spawn(async move { (client.find_place(&lookup, Duration::ZERO).await, lookup) });
+        }
+        while let Some(answered) = asking.join_next().await {
+            if let Ok((Ok(at), lookup)) = answered {
+                ends.insert((lookup.streamlet, lookup.lane), at.durable_ordinal);
+            }
+        }
+    }
+    ends
 }
 
 /// Whether so many lanes can be read from one node.

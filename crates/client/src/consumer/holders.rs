@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use kera_format::{GroupId, StreamId, StreamletId};
+use kera_format::{GroupId, LaneId, StreamId, StreamletId};
 use kera_protocol::{
     Body, FetchOffsets, FindOwners, JoinApplication, JoinedApplication, LookupResult, Op, Owners, Status, StreamInfo,
 };
@@ -39,6 +39,9 @@ const BACKOFF_FORGOTTEN: Duration = Duration::from_secs(5);
 /// That a node refuses a member which reads on elsewhere is said again after so long.
 const REFUSED_AGAIN: Duration = Duration::from_secs(60);
 
+/// The ordinals behind the last records that can be read, of lanes.
+pub(super) type Ends = HashMap<(StreamletId, LaneId), u64>;
+
 /// The nodes that a consumer reads from.
 #[derive(Debug, Default)]
 pub(super) struct Holders {
@@ -55,6 +58,8 @@ pub(super) struct Holders {
     backoff: Backoff,
     /// Whether the stream has grown is being asked; `None` if that could not be found out.
     pub(super) growing: Option<Task<Option<StreamInfo>>>,
+    /// Where lanes end by now is being asked.
+    pub(super) ending: Option<Task<Ends>>,
     /// When it was last said that a node refuses a member which reads on elsewhere.
     refused_at: Option<Instant>,
     /// New places are being found for tracks, by their numbers.
@@ -137,6 +142,8 @@ pub(super) enum Happening {
     Doubt(Instant),
     /// What the stream is by now, if that could be found out.
     Stream(Option<StreamInfo>),
+    /// Where lanes end by now, of those whose owners could be asked.
+    Ends(Ends),
     /// Where a track goes on that had come to an ordinal.
     Found(u64, u64, Result<LookupResult, ClientError>),
 }
@@ -338,6 +345,12 @@ impl Holders {
             self.growing = None;
             return Poll::Ready(Happening::Stream(found.ok().flatten()));
         }
+        if let Some(task) = &mut self.ending
+            && let Poll::Ready(found) = task.poll(context)
+        {
+            self.ending = None;
+            return Poll::Ready(Happening::Ends(found.unwrap_or_default()));
+        }
         let found = self.finding.iter_mut().find_map(|(id, finding)| match finding.task.poll(context) {
             Poll::Ready(found) => Some((*id, finding.expected, found)),
             Poll::Pending => None,
@@ -437,6 +450,7 @@ impl Consumer {
                     self.follow_growth(info);
                 }
             }
+            Happening::Ends(ends) => self.take_ends(&ends),
             Happening::Found(id, expected, found) => self.found_place(id, expected, found),
         }
     }

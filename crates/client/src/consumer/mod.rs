@@ -192,7 +192,8 @@ impl ConsumerBuilder {
         self
     }
 
-    /// Ends, with `None`, at what was the end of the stream when the consumer was built.
+    /// Ends, with `None`, at what was the end of the stream when the consumer was built; where that is lost since, at the end that there is
+    /// then, which is looked for as often as [`refresh`](ConsumerBuilder::refresh) says while nothing comes.
     pub fn until_end(mut self, until_end: bool) -> Self {
         self.until_end = until_end;
         self
@@ -288,6 +289,8 @@ pub struct Consumer {
     feed_at: Instant,
     commit_at: Instant,
     refresh_at: Instant,
+    /// Chunks that had been delivered when it was last looked whether what is to be read to its end still comes.
+    chunks_before: u64,
     stats: ConsumerStats,
 }
 
@@ -337,6 +340,7 @@ impl Consumer {
             feed_at: now,
             commit_at: now,
             refresh_at: now,
+            chunks_before: 0,
             stats: ConsumerStats::default(),
         }
     }
