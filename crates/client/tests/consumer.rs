@@ -1084,6 +1084,35 @@ fn groups_in_an_answer_that_is_lost_with_its_connection_are_read() {
     });
 }
 
+/// What its node goes on having for it is read by nobody for as long as the member is heard of.
+#[test]
+fn a_member_of_which_a_lease_is_not_taken_back_comes_back_without_it() {
+    let server = FakeServer::start(1, 1);
+    run(async {
+        fill(&server, 0, 0, 0..10);
+        let mut consumer = build(&server, member).await;
+        read(&mut consumer, 10).await;
+        while committed(&server, 0) < 10 {
+            let _ = tokio::time::timeout(Duration::from_millis(10), consumer.next_batch()).await;
+        }
+        let joins = {
+            let mut state = server.fake.state();
+            // The group is given by another lease, as by a node that has it back.
+            let progress = state.members.lanes.get_mut(&(0, 0)).unwrap();
+            let lease = std::mem::take(&mut progress.lease);
+            progress.member = 0;
+            state.members.refused = Some(lease);
+            state.members.joins
+        };
+        server.fake.wake_all();
+        while server.fake.state().members.joins == joins {
+            let _ = tokio::time::timeout(Duration::from_millis(10), consumer.next_batch()).await;
+        }
+        fill(&server, 0, 0, 10..20);
+        assert_eq!(read(&mut consumer, 10).await[&(0, 0)], numbered(10..20));
+    });
+}
+
 #[test]
 fn a_lease_that_is_asked_back_is_given_back_with_what_was_processed() {
     let server = FakeServer::start(2, 1);

@@ -370,6 +370,11 @@ impl Consumer {
                 // Whoever does not know the lease any more has it back.
                 status if *id == GIVEN_BACK && !status.retryable() => {
                     self.given_back.remove(&(node, entry.lease));
+                    if !matches!(status, Status::Ok | Status::LeaseLost) {
+                        // It has the lease and does not take the place that was told with it. Forgotten only here, that would be in everybody's way for as
+                        // long as the member is heard of; when it comes back and does not name it, it is free.
+                        self.unlink_holder(node);
+                    }
                 }
                 Status::Ok if entry.after == AfterCommit::Keep => {
                     if let Some(lease) = self.tracks.get_mut(id).and_then(|track| track.lease.as_mut()) {

@@ -39,6 +39,8 @@ pub struct Members {
     /// Leases that the next heartbeats ask back.
     pub release: Vec<u64>,
     pub released: Vec<u64>,
+    /// A lease that is not taken back with any place.
+    pub refused: Option<u64>,
     /// Leases of groups that were read to their ends.
     pub done: Vec<u64>,
     /// Lanes that nobody gets.
@@ -125,6 +127,9 @@ fn commit(state: &mut State, request: &CommitOffsets) -> CommitResult {
     let members = &mut state.members;
     members.commits += 1;
     let statuses = request.entries.iter().map(|entry| {
+        if members.refused == Some(entry.lease) && entry.after == AfterCommit::Release {
+            return Status::InvalidArgument as u16;
+        }
         let progress = members.lanes.entry((entry.streamlet.0, entry.lane.0)).or_default();
         if progress.lease != entry.lease {
             return Status::LeaseLost as u16;
