@@ -255,10 +255,13 @@ fn a_page_that_a_disk_cannot_read_costs_what_is_in_it_alone() {
             let of_map = |problem: &String| page == 0 && problem.contains("released map");
             // Of the last batch of one that was being filled nobody can tell whether it was all written.
             let is_sure = is_full || page < indexes[2];
-            let of_last = |problem: &String| !is_sure && problem.contains(&format!("{path}: the disk cannot read all"));
-            let are_expected = problems.iter().all(|problem| of_map(problem) || of_last(problem));
+            let of_last = |problem: &String| problem.contains(&format!("{path}: the disk cannot read all"));
+            // Nor of one whose footer it cannot read, behind which nothing is.
+            let may_be_told = !is_sure || page >= bytes.len() - 4096;
+            let are_expected = problems.iter().all(|problem| of_map(problem) || may_be_told && of_last(problem));
             assert!(are_expected && recovery.lacks.is_empty(), "{is_full} {page}: {problems:?}");
-            assert_eq!(problems.iter().filter(|problem| of_last(problem)).count(), usize::from(!is_sure), "{page}");
+            let told = problems.iter().filter(|problem| of_last(problem)).count();
+            assert!(told == usize::from(!is_sure) || is_sure && may_be_told && told == 1, "{is_full} {page}: {told}");
             match is_sure {
                 true => assert_eq!(found, 9, "{is_full} {page}"),
                 false => assert!((6..9).contains(&found), "{is_full} {page}: {found}"),
