@@ -262,6 +262,7 @@ impl Log {
             return false;
         }
         let Some(segment) = slot.memory.take() else { return false };
+        self.recovery.lock().leaves_memory(&segment);
         segment.disown();
         drop(state);
         self.shared.segments_evicted.fetch_add(1, Ordering::Relaxed);

@@ -12,6 +12,7 @@ use kera_format::chunk::PayloadKind;
 use kera_format::limits::SEGMENT_BYTES_MAX;
 use kera_format::segment::{SegmentHeader, SegmentState};
 use kera_format::{BrokerPart, ChunkHeader, ChunkView, Cursor, FormatError, LaneId, SegmentId, StreamId, StreamletId};
+use parking_lot::Mutex;
 
 use crate::arena::{ArenaFull, Purpose};
 use crate::attach::AttachedSegment;
@@ -103,6 +104,20 @@ impl Recovery {
             *has_all = None;
         }
     }
+
+    /// A segment leaves memory before its lane is rebuilt. If the replay has changed it, or it was cut, nothing else says who wrote it.
+    pub(crate) fn leaves_memory(&mut self, segment: &Segment) {
+        let id = segment.id();
+        let was_cut = self.marks.get(&id).is_some_and(|marks| is_cut(segment.head(), marks));
+        if was_cut || self.restored.contains(&id) {
+            self.marks.insert(id, segment.producer_marks());
+        }
+    }
+}
+
+/// A start may have cut what nobody was told of, and the chunks that are left say who wrote them.
+fn is_cut(head: u32, marks: &[ProducerMark]) -> bool {
+    marks.iter().any(|mark| mark.position >= head)
 }
 
 impl Log {
@@ -277,7 +292,6 @@ impl Log {
     /// were attached go on too, all others are closed. Closed segments that are not on disk go to the store; chunks that
     /// are not durable yet go to their sink. Returns more of what is not as it should be.
     pub fn finish_recovery(&self, epoch: u32) -> Vec<String> {
-        let recovery = std::mem::take(&mut *self.recovery.lock());
         let lanes = self.lanes();
         let newest = |lane: &Arc<Lane>| lane.state.lock().chain.groups.back().map_or(0, |group| group.id.epoch());
         // Groups of owners' epochs say nothing about the node's.
@@ -295,9 +309,11 @@ impl Log {
         self.shared.epoch.store(if epoch > 0 { epoch.max(highest + 1) } else { 0 }, Ordering::Relaxed);
         let mut room = RoomAtStart::of(self, &lanes);
         for (at, lane) in lanes.iter().enumerate() {
-            lane.finish_recovery(&recovery, &mut problems);
+            lane.finish_recovery(&self.recovery, &mut problems);
             room.make(self, &lanes[..=at]);
         }
+        // Not before: the store evicts segments of the lanes whose turn has not come.
+        *self.recovery.lock() = Recovery::default();
         problems
     }
 }
@@ -433,9 +449,10 @@ impl Lane {
         }
     }
 
-    fn finish_recovery(self: &Arc<Self>, recovery: &Recovery, problems: &mut Vec<String>) {
+    fn finish_recovery(self: &Arc<Self>, recovery: &Mutex<Recovery>, problems: &mut Vec<String>) {
         let mut guard = self.state.lock();
         let state = &mut *guard;
+        let recovery = &*recovery.lock();
         let Some(last) = state.chain.last() else { return };
         let options = self.home.stream.options();
         state.unsettled.clear();
@@ -519,8 +536,6 @@ impl Lane {
     /// Goes on with deduplication where the chunks of this segment left it.
     fn recover_producers(&self, state: &mut LaneState, at: At, id: SegmentId, recovery: &Recovery) {
         let slot = state.chain.slot(at);
-        // A start may have cut what nobody was told of, and the chunks that are left say who wrote them.
-        let is_cut = |head: u32, marks: &[ProducerMark]| marks.iter().any(|mark| mark.position >= head);
         let walked = match (&slot.memory, recovery.marks.get(&id)) {
             (Some(segment), None) => Some(segment.producer_marks()),
             (Some(segment), Some(marks)) if is_cut(segment.head(), marks) => Some(segment.producer_marks()),

@@ -288,6 +288,40 @@ fn the_virtual_log_puts_chunks_back_where_they_were() {
     assert_eq!(append(&lane, &chunk(9, 100), 0).unwrap().cursor.group, GroupId::new(1, 1));
 }
 
+/// The store's threads make room while the replay goes on. With `is_first_stored` one of the producers is known from what was on disk before, too.
+#[test]
+fn chunks_that_leave_memory_before_the_replay_ends_are_recognised_when_they_come_again() {
+    for is_first_stored in [false, true] {
+        let (node, sink) = power_node();
+        let (node, store) = node.with_store();
+        append(&node.lane(), &chunk_of(8, 0, 0, 100), 0).unwrap();
+        fill(&node.lane(), 0..8, 25_000);
+        append(&node.lane(), &chunk_of(0, 0, 0, 60_000), 9).unwrap();
+        let synced = sink.sync();
+        let mut stored: Vec<StoredSegment> =
+            store.persist_all(&node.log).into_iter().map(|(stored, _)| stored).collect();
+        stored.truncate(usize::from(is_first_stored));
+        std::fs::remove_file(arena_config(&node.dir, 0).path).unwrap();
+        drop((sink, store));
+        let (node, segments, _) = restart(node, power());
+        let (node, store) = node.with_store();
+        node.log.recover(stored, segments);
+        synced.iter().for_each(|chunk| _ = node.log.restore_chunk(0, chunk).unwrap());
+        let written = store.persist_all(&node.log);
+        assert!(written.len() >= 3, "all but the last one");
+        written.iter().for_each(|(of, _)| assert!(node.log.evict(of.header.id)));
+        assert_eq!(node.log.finish_recovery(1), Vec::<String>::new());
+        let lane = node.lane();
+        assert!(append(&lane, &chunk_of(8, 0, 0, 100), 10).unwrap().duplicate, "{is_first_stored}");
+        for sequence in 3..8 {
+            let again = append(&lane, &chunk(sequence, 25_000), 10).unwrap();
+            assert_eq!((again.duplicate, again.base_ordinal), (true, sequence + 1), "{is_first_stored}");
+        }
+        let next = append(&lane, &chunk(8, 100), 10).unwrap();
+        assert_eq!((next.duplicate, next.base_ordinal), (false, 10), "{is_first_stored}");
+    }
+}
+
 #[test]
 fn a_replay_refuses_what_does_not_fit() {
     let (node, sink) = power_node();
