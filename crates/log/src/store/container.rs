@@ -55,11 +55,19 @@ pub(crate) struct Container {
     pub(crate) released: Option<ReleasedMap>,
     /// Batches are still appended to it.
     pub(crate) is_open: bool,
+    /// There may be more in it, which the start could not read.
+    pub(crate) lacks_some: bool,
 }
 
 impl Container {
     pub(crate) fn new(header: ContainerHeader, is_open: bool) -> Container {
-        Container { header, slots: Vec::new(), live_segments: 0, live_bytes: 0, released: None, is_open }
+        let slots = Vec::new();
+        Container { header, slots, live_segments: 0, live_bytes: 0, released: None, is_open, lacks_some: false }
+    }
+
+    /// Nothing in it is live, as far as all of it is known.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.live_segments == 0 && !self.lacks_some
     }
 
     pub(crate) fn add(&mut self, slot: Slot) {
@@ -392,9 +400,10 @@ impl DiskContainers {
         known.live_bytes = (known.live_bytes + pages(at.bytes)).saturating_sub(pages(was_bytes));
     }
 
-    /// Removes the file of a container without a live segment that is not written to any more.
+    /// Removes the file of a container without a live segment that is not written to any more. Not if some of it could not be read: a start may
+    /// end before anybody has heard of that, and the next one may be able to.
     pub(crate) fn remove_if_empty(&self, container: u64) -> bool {
-        let is_empty = |known: &Container| known.live_segments == 0 && !known.is_open;
+        let is_empty = |known: &Container| known.is_empty() && !known.is_open;
         if !self.containers.lock().get(&container).is_some_and(is_empty) {
             return false;
         }
@@ -478,7 +487,7 @@ impl DiskContainers {
     pub(crate) fn remove_empty(&self) {
         let empty: Vec<u64> = {
             let containers = self.containers.lock();
-            let is_empty = |(_, known): &(&u64, &Container)| known.live_segments == 0 && !known.is_open;
+            let is_empty = |(_, known): &(&u64, &Container)| known.is_empty() && !known.is_open;
             containers.iter().filter(is_empty).map(|(number, _)| *number).collect()
         };
         for container in empty {

@@ -406,6 +406,8 @@ struct Scan {
     has_footer: bool,
     /// Some batch in the middle cannot be read.
     has_gap: bool,
+    /// That is told as a [`Lack`]: it may have been anything.
+    lacks_some: bool,
     /// What is [unsure](Scan::unsure) stays so.
     is_undecided: bool,
     /// Where the last batch ends.
@@ -456,7 +458,6 @@ impl Scan {
         };
         let (released, damaged) = ReleasedMap::parse(&page).unwrap_or_default();
         let foreign = (header.node != node).then_some(header.node);
-        let end = CONTAINER_HEADER_BYTES as u64;
         let mut scan = Scan {
             header,
             file,
@@ -470,8 +471,9 @@ impl Scan {
             has_header,
             has_footer: false,
             has_gap: false,
+            lacks_some: false,
             is_undecided: false,
-            end,
+            end: CONTAINER_HEADER_BYTES as u64,
             foreign,
         };
         if scan.foreign.is_none() && !scan.read_footer(file_bytes)? {
@@ -534,7 +536,7 @@ impl Scan {
                 if let Some((header, _)) = &batch
                     && !self.read_images(header)?
                 {
-                    self.has_gap = true;
+                    (self.has_gap, self.lacks_some) = (true, true);
                     found.lacks.push(Lack { disk, container: self.header.container, at: self.end });
                     found.problems.push(format!(
                         "{path}: what is between {} and {} cannot be read; its segments are lost",
@@ -549,7 +551,7 @@ impl Scan {
         }
         if self.end < synced_to || in_memory.is_some() && self.has_more(file_bytes)? {
             // Without a footer the next start sees it as well.
-            self.has_gap = true;
+            (self.has_gap, self.lacks_some) = (true, true);
             found.lacks.push(Lack { disk, container: self.header.container, at: self.end });
             found.problems.push(format!("{path}: what begins at {} cannot be read; its segments are lost", self.end));
         } else if in_memory.is_none() && self.is_lost(self.end, PAGE_BYTES as u64)? {
@@ -818,7 +820,7 @@ impl Scan {
         found: &mut Found,
     ) -> (Container, Vec<ContainerEntry>) {
         let (disk, problems) = (&*disk.disk, &mut found.recovery.problems);
-        let mut known = Container::new(self.header, false);
+        let mut known = Container { lacks_some: self.lacks_some, ..Container::new(self.header, false) };
         let synced = &mut found.synced[disk_number];
         let released = self.released.clone();
         self.torn.iter().for_each(|number| self.released.set(*number));
@@ -834,7 +836,7 @@ impl Scan {
         if self.released != ReleasedMap::default() {
             known.released = Some(self.released.clone());
         }
-        if self.has_footer || known.live_segments == 0 {
+        if self.has_footer || known.is_empty() {
             synced.remove(&number);
         } else if self.has_gap || self.is_undecided {
             // With a batch missing in the middle the numbers of the segments would change, so it stays as it is. Not being able to give

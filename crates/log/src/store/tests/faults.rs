@@ -583,6 +583,32 @@ fn a_batch_that_a_start_has_synced_is_lacking_when_its_index_cannot_be_read() {
     assert_eq!((found, lacks), (stored, vec![]));
 }
 
+/// Nobody would miss the file by what is known of it. But a start may end before anybody has heard that something in it cannot be read.
+#[test]
+fn a_container_in_which_nothing_else_is_live_stays_while_an_index_in_it_cannot_be_read() {
+    for batches in [1, 2] {
+        let disk = faulty(1).remove(0);
+        let mut bench = Bench::fresh(as_disks(std::slice::from_ref(&disk)));
+        (0..batches).for_each(|n| {
+            bench.close(id(n, 0), 10_000);
+            bench.settle();
+        });
+        let last = bench.location(id(batches - 1, 0)).unwrap();
+        (0..batches - 1).for_each(|n| bench.release(id(n, 0)));
+        bench.settle();
+        drop(bench);
+        let lack = Lack { disk: 0, container: last.container, at: last.offset - 4096 };
+        disk.set_unreadable(&container_path(lack.container), lack.at);
+        for _ in 0..2 {
+            let (_, found, _, lacks) = start(&disk, true);
+            assert_eq!((found, lacks), (BTreeMap::new(), vec![lack]), "{batches}");
+        }
+        disk.heal_reads();
+        let (_, found, _, lacks) = start(&disk, true);
+        assert_eq!((found, lacks), (BTreeMap::from([(id(batches - 1, 0), last)]), vec![]), "{batches}");
+    }
+}
+
 /// Nor does what was cut off come back: its container gets no footer, since a batch in front of it is missing.
 #[test]
 fn what_a_loss_of_power_has_cut_off_stays_away_without_a_footer_too() {
