@@ -360,15 +360,21 @@ impl DiskContainers {
         Ok(file)
     }
 
+    /// Does something with a file. Whoever comes after an error opens it anew: a disk that was away and is back gives nothing through what was opened before.
+    fn with_file<T>(&self, container: u64, act: impl FnOnce(&dyn DiskFile) -> io::Result<T>) -> io::Result<T> {
+        let file = self.file(container)?;
+        act(&*file).inspect_err(|_| self.files.lock().forget(container))
+    }
+
     /// Reads what there is of a file from a place on, up to the length of the buffer.
     pub(crate) fn read_prefix(&self, container: u64, at: u64, buffer: &mut [u8]) -> io::Result<usize> {
-        self.file(container)?.read_at(at, buffer)
+        self.with_file(container, |file| file.read_at(at, buffer))
     }
 
     /// Reads images that lie next to each other, each into its own buffer of whole pages.
     pub(crate) fn read(&self, container: u64, at: u64, parts: &mut [IoSliceMut<'_>]) -> io::Result<()> {
         let bytes: usize = parts.iter().map(|part| part.len()).sum();
-        let read = self.file(container)?.read_vectored_at(at, parts)?;
+        let read = self.with_file(container, |file| file.read_vectored_at(at, parts))?;
         if read < bytes {
             let path = container_path(container);
             let message = format!("{path} ends after {read} of the {bytes} bytes that should be at {at}");
@@ -469,18 +475,16 @@ impl DiskContainers {
         if slots.is_empty() {
             return Ok((0, false));
         }
-        let file = match self.file(container) {
-            Ok(file) => file,
+        let given_back = self.with_file(container, |file| {
+            file.write_at(0, &page)?;
+            file.sync_data()?;
+            runs(slots).into_iter().try_for_each(|(at, bytes)| file.punch_hole(at, bytes))
+        });
+        match given_back {
             // Somebody has removed it: there is nothing to give back, and no start finds its segments.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok((bytes, false)),
-            Err(error) => return Err(error),
-        };
-        file.write_at(0, &page)?;
-        file.sync_data()?;
-        for (at, bytes) in runs(slots) {
-            file.punch_hole(at, bytes)?;
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok((bytes, false)),
+            given_back => given_back.map(|()| (bytes, false)),
         }
-        Ok((bytes, false))
     }
 
     /// Removes containers that hold nothing and are not written to any more.

@@ -147,6 +147,23 @@ fn unreadable_place_does_not_take_its_neighbours_with_it() {
 }
 
 #[test]
+fn a_file_that_could_not_be_read_is_opened_anew_since_its_disk_may_have_been_away() {
+    let disks = faulty(1);
+    let mut bench = Bench::fresh(as_disks(&disks));
+    bench.close(id(0, 0), 10_000);
+    bench.settle();
+    let at = bench.location(id(0, 0)).unwrap();
+    let (opens, mut page) = (disks[0].opens(), AlignedBuffer::zeroed(4096));
+    let mut read = || bench.core.disks[0].containers.read_prefix(at.container, at.offset, &mut page);
+    read().unwrap();
+    disks[0].fail_read(1);
+    read().unwrap_err();
+    assert_eq!(disks[0].opens(), opens, "it was open");
+    read().unwrap();
+    assert_eq!(disks[0].opens(), opens + 1);
+}
+
+#[test]
 fn damaged_footer_and_damaged_index_are_covered_by_each_other() {
     let disk = MemoryDisk::new();
     let mut bench = Bench::fresh(as_disks(std::slice::from_ref(&disk)));
