@@ -22,11 +22,13 @@ const PENDING_MAX: usize = 1_000_000;
 const OFFSET_BYTES: usize = 192;
 
 /// The offsets of a group.
-#[derive(Debug, Default, PartialEq)]
+#[derive(Debug, Default)]
 pub(super) struct Offsets {
     committed: BTreeMap<OffsetKey, CommittedOffset>,
-    /// By the producer whose transaction they belong to.
-    pending: BTreeMap<i64, BTreeMap<OffsetKey, CommittedOffset>>,
+    /// By the producer whose transaction they belong to; each with its number in the order in which they were written.
+    pending: BTreeMap<i64, BTreeMap<OffsetKey, (u64, CommittedOffset)>>,
+    /// The last of these numbers.
+    pending_last: u64,
     /// Bytes that all of these take.
     bytes: usize,
 }
@@ -75,13 +77,14 @@ fn bytes_of(of: &OffsetKey, offset: &CommittedOffset) -> usize {
 }
 
 /// Has an offset in place of the one before, or none: the bytes that it takes, and those that the one before took.
-fn put(
-    all: &mut BTreeMap<OffsetKey, CommittedOffset>,
+fn put<V>(
+    all: &mut BTreeMap<OffsetKey, V>,
     of: OffsetKey,
-    offset: Option<CommittedOffset>,
+    offset: Option<V>,
+    metadata_bytes: impl Fn(&V) -> usize,
 ) -> (usize, usize) {
     let named = OFFSET_BYTES + of.topic.len();
-    let bytes = |offset: &CommittedOffset| named + offset.metadata.len();
+    let bytes = |offset: &V| named + metadata_bytes(offset);
     let more = offset.as_ref().map_or(0, bytes);
     let before = match offset {
         Some(offset) => all.insert(of, offset),
@@ -112,18 +115,20 @@ impl Offsets {
     /// The same, counted now.
     #[cfg(test)]
     pub(super) fn counted(&self) -> usize {
-        let all = self.committed.iter().chain(self.pending.values().flatten());
-        all.map(|(of, offset)| bytes_of(of, offset)).sum()
+        let pending = self.pending.values().flatten().map(|(of, (_, offset))| (of, offset));
+        self.committed.iter().chain(pending).map(|(of, offset)| bytes_of(of, offset)).sum()
     }
 
     /// Takes what the journal says.
     pub(super) fn replay(&mut self, fact: Fact) {
         let (more, less) = match fact {
             Fact::Group(_) | Fact::Member(..) => return,
-            Fact::Offset(of, offset) => put(&mut self.committed, of, offset),
+            Fact::Offset(of, offset) => put(&mut self.committed, of, offset, |offset| offset.metadata.len()),
             Fact::Pending(producer, of, offset) => {
+                self.pending_last += 1;
+                let offset = offset.map(|offset| (self.pending_last, offset));
                 let pending = self.pending.entry(producer).or_default();
-                let bytes = put(pending, of, offset);
+                let bytes = put(pending, of, offset, |(_, offset)| offset.metadata.len());
                 if pending.is_empty() {
                     self.pending.remove(&producer);
                 }
@@ -133,13 +138,18 @@ impl Offsets {
         self.bytes = self.bytes + more - less;
     }
 
-    /// Everything, as the journal would tell it.
+    /// Everything, as the journal would tell it: what is pending in the order in which it was written.
     pub(super) fn facts(&self) -> impl Iterator<Item = Fact> {
         let committed = self.committed.iter().map(|(of, offset)| Fact::Offset(of.clone(), Some(offset.clone())));
-        let pending = self.pending.iter().flat_map(|(producer, offsets)| {
-            offsets.iter().map(|(of, offset)| Fact::Pending(*producer, of.clone(), Some(offset.clone())))
-        });
-        committed.chain(pending)
+        let mut pending: Vec<(u64, i64, &OffsetKey, &CommittedOffset)> = Vec::new();
+        for (producer, offsets) in &self.pending {
+            pending.extend(offsets.iter().map(|(of, (number, offset))| (*number, *producer, of, offset)));
+        }
+        pending.sort_unstable_by_key(|(number, ..)| *number);
+        let fact = |(_, producer, of, offset): (u64, i64, &OffsetKey, &CommittedOffset)| {
+            Fact::Pending(producer, of.clone(), Some(offset.clone()))
+        };
+        committed.chain(pending.into_iter().map(fact))
     }
 
     /// Records facts, and takes them, a piece at a time. If not all can be recorded: how many were.
@@ -156,12 +166,22 @@ impl Offsets {
     /// With a producer that is the one which it has pending; else the committed one, whose place it takes when the transaction ends. So a committed offset makes room for one that
     /// is pending, and for no second one: all of them together take at most twice what they may.
     fn replaced_bytes(&self, producer: Option<i64>, of: &OffsetKey) -> usize {
-        let pending = producer.and_then(|producer| self.pending.get(&producer)?.get(of));
+        let pending = producer.and_then(|producer| self.pending.get(&producer)?.get(of)).map(|(_, offset)| offset);
         let committed = || self.committed.get(of).filter(|_| producer.is_none() || !self.is_unstable(of));
         pending.or_else(committed).map_or(0, |offset| bytes_of(of, offset))
     }
 
-    /// Commits offsets; one result for each, in their order. With a producer they wait for the end of its transaction.
+    /// Nothing is pending any more of what was written for a partition in front of this number.
+    fn none_pending_before<'a>(&'a self, of: &'a OffsetKey, number: u64) -> impl Iterator<Item = Fact> + 'a {
+        let is_before = move |offsets: &BTreeMap<OffsetKey, (u64, CommittedOffset)>| {
+            offsets.get(of).is_some_and(|(written, _)| *written < number)
+        };
+        let before = self.pending.iter().filter(move |(_, offsets)| is_before(offsets));
+        before.map(move |(producer, _)| Fact::Pending(*producer, of.clone(), None))
+    }
+
+    /// Commits offsets; one result for each, in their order. With a producer they wait for the end of its transaction; without one
+    /// they count at once, and whatever is pending of the same partitions is older and does not count any more.
     pub(super) fn commit(
         &mut self,
         turn: &mut Turn<'_>,
@@ -187,18 +207,29 @@ impl Offsets {
             });
             results.push(fact.map(|fact| facts.push(fact)));
         }
+        let mut overtaken: Vec<Fact> = Vec::new();
+        for fact in &facts {
+            if let Fact::Offset(of, _) = fact {
+                overtaken.extend(self.none_pending_before(of, u64::MAX));
+            }
+        }
         let pending: usize = self.pending.values().map(BTreeMap::len).sum();
         let (recorded, code) = if producer.is_some() && pending + facts.len() > PENDING_MAX {
             tell("pending offsets of a group", &turn.head.id, PENDING_MAX);
             (0, Code::PolicyViolation)
         } else {
-            (self.record(turn, facts).err().unwrap_or(usize::MAX), Code::CoordinatorNotAvailable)
+            // Behind the offsets, in whose place nothing would be if they could not be recorded. Whoever is told of them waits for both.
+            let is_all = overtaken.is_empty();
+            let recorded = self.record(turn, facts).and_then(|()| self.record(turn, overtaken));
+            let recorded = recorded.err().map_or(usize::MAX, |recorded| if is_all { recorded } else { 0 });
+            (recorded, Code::CoordinatorNotAvailable)
         };
         results.iter_mut().filter(|result| result.is_ok()).skip(recorded).for_each(|result| *result = Err(code));
         results
     }
 
-    /// The producer's transaction has ended: what it committed counts now, or never did.
+    /// The producer's transaction has ended: what it committed counts now, or never did. What was written last for a partition stays,
+    /// in whichever order transactions end: what others had pending before does not count any more.
     pub(super) fn end_transaction(
         &mut self,
         turn: &mut Turn<'_>,
@@ -207,9 +238,11 @@ impl Offsets {
     ) -> Result<(), AppendFailed> {
         let Some(pending) = self.pending.get(&producer) else { return Ok(()) };
         let mut facts = Vec::with_capacity(2 * pending.len());
-        for (of, offset) in pending {
+        for (of, (number, offset)) in pending {
             if commit {
                 facts.push(Fact::Offset(of.clone(), Some(offset.clone())));
+                // In front of its own: who has to begin again finds what is left of both.
+                facts.extend(self.none_pending_before(of, *number));
             }
             facts.push(Fact::Pending(producer, of.clone(), None));
         }
@@ -246,8 +279,7 @@ impl Offsets {
             if self.committed.contains_key(key) {
                 facts.push(Fact::Offset(key.clone(), None));
             }
-            let producers = self.pending.iter().filter(|(_, offsets)| offsets.contains_key(key));
-            facts.extend(producers.map(|(producer, _)| Fact::Pending(*producer, key.clone(), None)));
+            facts.extend(self.none_pending_before(key, u64::MAX));
         }
         self.record(turn, facts).map_err(|_| Code::CoordinatorNotAvailable)
     }
@@ -265,7 +297,7 @@ impl Offsets {
         let committed = self.committed.iter().filter(|(of, offset)| is_gone(of, offset));
         let committed = committed.map(|(of, _)| Fact::Offset(of.clone(), None));
         let pending = self.pending.iter().flat_map(|(producer, offsets)| {
-            let gone = offsets.iter().filter(|(of, offset)| is_gone(of, offset));
+            let gone = offsets.iter().filter(|(of, (_, offset))| is_gone(of, offset));
             gone.map(|(of, _)| Fact::Pending(*producer, of.clone(), None))
         });
         let gone = committed.chain(pending).collect();

@@ -289,6 +289,66 @@ fn offsets_of_a_transaction_count_when_it_commits() {
 }
 
 #[test]
+fn an_older_transaction_takes_nothing_back_that_was_committed_since() {
+    for restarts in [false, true] {
+        let mut world = World::new();
+        let go_on = |world: &mut World| {
+            if restarts {
+                world.restart();
+            }
+        };
+        assert_eq!(txn_commit(&mut world, 11, &[("orders", 0, 100), ("orders", 1, 101)]), [0, 0]);
+        go_on(&mut world);
+        assert_eq!(world.commit(&simple(&[("orders", 0, 200)])).0, [0]);
+        go_on(&mut world);
+        // What is told for stable stays, however the transaction ends.
+        let (response, _) = world.fetch(&fetch(&[("orders", 0)], true));
+        assert_eq!(response.groups[0].topics[0].partitions[0].committed_offset, 200);
+        world.coordinator.end_transaction(world.now, GROUP, 11, true).expect("recorded");
+        go_on(&mut world);
+        assert_eq!(world.offsets(), [("orders".into(), 0, 200), ("orders".into(), 1, 101)]);
+        // What is written later counts when it is committed.
+        assert_eq!(txn_commit(&mut world, 11, &[("orders", 0, 300)]), [0]);
+        world.coordinator.end_transaction(world.now, GROUP, 11, true).expect("recorded");
+        assert_eq!(world.offsets()[0].2, 300);
+    }
+}
+
+#[test]
+fn of_several_transactions_the_offset_stays_that_was_written_last() {
+    // Who writes first and who second, and who ends first and who second, with what comes of it then.
+    let all = [
+        ([11, 12], [(12, true, 200), (11, true, 200)]),
+        ([12, 11], [(11, true, 200), (12, true, 200)]),
+        ([12, 11], [(12, true, 100), (11, true, 200)]),
+        ([12, 11], [(11, false, -1), (12, true, 100)]),
+    ];
+    for (written, ended) in all {
+        for copies in [None, Some(false), Some(true)] {
+            let mut world = World::new();
+            let go_on = |world: &mut World| {
+                if copies == Some(true) {
+                    world.journal.copy(&world.coordinator);
+                }
+                if copies.is_some() {
+                    world.restart();
+                }
+            };
+            for (producer, offset) in written.into_iter().zip([100, 200]) {
+                assert_eq!(txn_commit(&mut world, producer, &[("orders", 0, offset)]), [0]);
+                go_on(&mut world);
+            }
+            for (producer, commit, expected) in ended {
+                world.coordinator.end_transaction(world.now, GROUP, producer, commit).expect("recorded");
+                go_on(&mut world);
+                let offset = world.offsets().first().map_or(-1, |of| of.2);
+                assert_eq!(offset, expected, "{written:?} {ended:?} {copies:?}");
+            }
+        }
+    }
+}
+
+#[test]
 fn offsets_of_topics_that_are_read_are_not_deleted() {
     let mut world = World::new();
     assert_eq!(delete_offsets(&mut world, &[("orders", 0)]).error_code, Code::GroupIdNotFound.code());
