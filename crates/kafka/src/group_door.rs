@@ -379,6 +379,11 @@ impl GroupDoor {
                 all.txn_commit(now, token, caller, &asked);
                 return MayWrite::Yes;
             }
+            // Nobody is asked, and no group added, for what is not here: its end would never come here either.
+            if let Err(code) = all.check_loaded() {
+                all.refuse_txn_commit(token, &asked, code);
+                return MayWrite::No(code);
+            }
             let may = if door.transactions.is_alone() {
                 door.transactions.may_commit(&asked, adds)
             } else {

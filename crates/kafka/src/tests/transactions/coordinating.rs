@@ -210,6 +210,18 @@ fn markers_go_where_something_was_written_and_name_what_the_owner_was_told() {
 }
 
 #[test]
+fn a_group_of_another_node_is_not_added_by_who_commits_for_it_here() {
+    let (mut world, _) = coordinating();
+    let producer = world.init(ID).unwrap();
+    world.send(5, &World::offset_request(ID, producer, "g", 7));
+    let answer = world.answer::<TxnOffsetCommitRequest>(5).expect("at once");
+    assert_eq!(answer.topics[0].partitions[0].error_code, Code::NotCoordinator.code());
+    world.sink.release();
+    world.nodes();
+    assert_eq!(world.state(ID), "Empty");
+}
+
+#[test]
 fn a_marker_of_an_owner_before_the_last_that_asked_is_written_again() {
     let (mut world, asked) = coordinating();
     let stream = world.running().door.transactions.stream_of("t");

@@ -483,6 +483,20 @@ fn groups_ask_once_and_are_not_ended_by_late_copies() {
 }
 
 #[test]
+fn nobody_is_asked_for_a_group_of_another_node() {
+    let (mut world, asked) = owning();
+    let door = world.running().door.clone();
+    let (stream, streamlet) = door.groups.streamlet_of("g").unwrap();
+    let (broker, _) = world.parts();
+    broker.set_owner(2, stream.id(), streamlet, owner(OTHER, OWNER + 1)).unwrap();
+    assert!(door.groups.follow(&door.catalog, &door.broker).is_empty());
+    world.send(3, &World::offset_request("id", P, "g", 7));
+    let answer = world.answer::<TxnOffsetCommitRequest>(3).expect("at once");
+    assert_eq!(answer.topics[0].partitions[0].error_code, Code::NotCoordinator.code());
+    assert!(asked.take::<ClaimGroup>().is_empty());
+}
+
+#[test]
 fn what_was_aborted_at_an_earlier_owner_is_passed_over_for_as_long_as_it_is_read() {
     let (mut world, _) = owning();
     let door = world.running().door.clone();
