@@ -11,6 +11,7 @@ use kera_protocol::application::{AfterCommit, CommitEntry};
 use kera_protocol::{Start, Status};
 
 use super::application::{Application, State};
+use super::does_not_exist;
 use super::journal::{Journal, Written};
 use super::progress::Undo;
 use crate::failure::Failure;
@@ -56,6 +57,7 @@ impl Application {
     /// Checks and applies a commit, entry by entry, and records what it changes.
     pub(super) fn commit(&self, by: Committer, entries: &[CommitEntry]) -> Result<Committed, Failure> {
         let mut state = self.state.lock();
+        self.check_exists(&state)?;
         if by.member != 0 {
             state.hear(by.member, by.now_us, by.now_ms)?;
         } else if !state.members.is_empty() {
@@ -92,6 +94,23 @@ impl Application {
         let (accepted, fenced) = (count(Status::Ok), count(Status::LeaseLost));
         let statuses = statuses.iter().map(|status| *status as u16).collect();
         Ok(Committed { statuses, accepted, fenced, failure: recorded.failure })
+    }
+
+    /// Refuses once it is deleted. Its lock is held, under which that is recorded: a record behind it would bring the application back.
+    fn check_exists(&self, _: &State) -> Result<(), Failure> {
+        if self.is_deleted() { Err(does_not_exist(self.meta.id)) } else { Ok(()) }
+    }
+
+    /// Records that the application is gone, and it is: under its lock, so that nobody who has found it there records anything behind that.
+    pub(super) fn end(&self, now_ms: i64) -> Result<(), Failure> {
+        let state = self.state.lock();
+        let recorded = self.keepers.record(&self.meta.name, self.meta.stream, &[Entry::Deleted], now_ms);
+        if let Some(failure) = recorded.failure {
+            return Err(failure);
+        }
+        self.delete();
+        drop(state);
+        Ok(())
     }
 
     fn apply(
@@ -205,6 +224,7 @@ impl Application {
 
     /// Records and applies a reset. All of it or, with an error, some of it.
     pub(super) fn reset(&self, state: &mut State, planned: &[(LaneKey, Position)], now_ms: i64) -> Result<(), Failure> {
+        self.check_exists(state)?;
         let entry =
             |(lane, position): &(LaneKey, Position)| Entry::Base { lane: *lane, position: *position, anew: true };
         let entries: Vec<Entry> = planned.iter().map(entry).collect();

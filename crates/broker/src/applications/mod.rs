@@ -208,9 +208,7 @@ impl Applications {
 
     fn by_id(&self, id: ApplicationId) -> Result<Arc<Application>, Failure> {
         let found = self.registry.read().by_id.get(&id.0).cloned();
-        found.filter(|found| !found.is_deleted()).ok_or_else(|| {
-            Failure::new(Status::UnknownApplication, format!("application {id} does not exist; join again by its name"))
-        })
+        found.filter(|found| !found.is_deleted()).ok_or_else(|| does_not_exist(id))
     }
 
     fn by_name(&self, name: &str, stream: StreamId) -> Result<Arc<Application>, Failure> {
@@ -326,12 +324,16 @@ impl Applications {
     fn remove(&self, application: &Application, now_ms: i64) -> Result<(), Failure> {
         let mut registry = self.registry.write();
         let meta = &application.meta;
+        if !registry.by_id.contains_key(&meta.id.0) {
+            // Somebody else has taken it out since whoever asks has looked, and its name may be another one's by now.
+            return Err(does_not_exist(meta.id));
+        }
         let kept = self.keepers.of_stream(meta.stream);
         // One that has come since whoever asks has looked would bring the application back.
         if let Some(unread) = kept.iter().find(|kept| !kept.is_read()) {
             return Err(still_read(meta.stream, unread.place.id()));
         }
-        if let Some(failure) = self.keepers.record(&meta.name, meta.stream, &[Entry::Deleted], now_ms).failure {
+        if let Err(failure) = application.end(now_ms) {
             // It lives on, also where the record was taken: whoever reads that begins with what is written behind it.
             kept.iter().for_each(|kept| kept.journal.want_copy());
             return Err(failure);
@@ -344,7 +346,6 @@ impl Applications {
             }
         }
         registry.orphaned.insert(meta.stream);
-        application.delete();
         Ok(())
     }
 
@@ -803,6 +804,10 @@ fn take_streamlet(application: &Application, kept: &Kept, anew: bool, now_ms: i6
         // A position without its application is nothing: the copy, which is tried again until it is there, has both.
         kept.journal.want_copy();
     }
+}
+
+fn does_not_exist(id: ApplicationId) -> Failure {
+    Failure::new(Status::UnknownApplication, format!("application {id} does not exist; join again by its name"))
 }
 
 pub(super) fn still_read(stream: StreamId, streamlet: StreamletId) -> Failure {

@@ -13,10 +13,13 @@ use kera_format::{
 use kera_log::{Arena, ArenaConfig, ChunkReference, DurabilitySink, Log, LogConfig, Observer, SinkError, Ticket};
 use kera_protocol::{Owner, Start, Status};
 
+use super::commit::Committer;
 use super::journal::Journal;
+use super::replay::Replay;
 use crate::acks::Answer;
 use crate::broker::Broker;
 use crate::config::BrokerConfig;
+use crate::failure::Failure;
 
 const STREAM: StreamId = StreamId(7);
 
@@ -224,4 +227,49 @@ fn an_application_is_not_deleted_while_a_streamlet_is_unread() {
     applications.read_on(broker, Some(STREAM));
     applications.remove(&application, 5).expect("all is read");
     assert!(application.is_deleted());
+}
+
+/// Whoever writes a copy has looked that it is there, and the copy would stand behind the record that it is not.
+#[test]
+fn an_application_that_is_deleted_while_it_is_copied_does_not_come_back() {
+    let node = Node::new();
+    let (broker, applications) = (&node.broker, &node.broker.applications);
+    let stream = node.log.stream(STREAM).expect("a stream");
+    let (application, _) = applications.find_or_create(broker, "a", &stream, Start::Earliest).expect("an application");
+    let kept = applications.keepers.get(STREAM, StreamletId(0)).expect("it is this node's");
+    let state = application.state.lock();
+    std::thread::scope(|scope| {
+        let removing = scope.spawn(|| applications.remove(&application, 5));
+        while applications.registry.try_read().is_some() && !removing.is_finished() {
+            std::thread::yield_now();
+        }
+        // It has the time for it, if it does not wait.
+        (0..10_000).take_while(|_| !removing.is_finished()).for_each(|_| std::thread::yield_now());
+        let written = kept.journal.append("a", STREAM, &[application.meta.to_record()], 5);
+        assert!(written.failure.is_none() && !application.is_deleted());
+        drop(state);
+        removing.join().expect("no panic").expect("it is deleted");
+    });
+    let lane = stream.streamlet(StreamletId(0)).and_then(|of| of.used_progress_lane()).expect("it is used");
+    let replay = Replay::read(lane).expect("it can be read");
+    assert!(replay.report.records >= 3 && replay.applications.is_empty());
+}
+
+#[test]
+fn nothing_is_recorded_of_an_application_behind_its_deletion() {
+    let node = Node::new();
+    let (broker, applications) = (&node.broker, &node.broker.applications);
+    let stream = node.log.stream(STREAM).expect("a stream");
+    let make = || applications.find_or_create(broker, "a", &stream, Start::Earliest).expect("an application").0;
+    // Who has found it before it is deleted.
+    let application = make();
+    applications.remove(&application, 5).expect("it is deleted");
+    let is_refused = |failure: Option<Failure>| failure.is_some_and(|of| of.status == Status::UnknownApplication);
+    let by = Committer { member: 0, now_us: 5, now_ms: 5 };
+    assert!(is_refused(application.commit(by, &[]).err()));
+    assert!(is_refused(application.reset(&mut application.state.lock(), &[], 5).err()));
+    // Nor does a second deletion of it take out the one that has its name now.
+    let anew = make();
+    assert!(is_refused(applications.remove(&application, 5).err()));
+    assert!(applications.by_name("a", STREAM).is_ok_and(|found| found.meta.id == anew.meta.id));
 }
