@@ -3,9 +3,9 @@
 //! may both commit, and why nobody starves.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::sync::Arc;
+use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 
 use kera_format::applications::{self, Entry, LaneKey, StartAt};
 use kera_format::{ApplicationId, Cursor, Order, StreamId, StreamletId};
@@ -20,6 +20,8 @@ use crate::failure::Failure;
 
 /// A member that asked for groups and got none is hungry for so many of its heartbeat intervals.
 const HUNGRY_HEARTBEATS: u64 = 2;
+/// So many who wait are kept as they come, those included that are gone.
+const PURGE_AT_LEAST: usize = 32;
 
 /// What never changes about an application.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -112,30 +114,48 @@ pub(super) struct Wakes {
 #[derive(Default)]
 struct WakesInner {
     moved: Vec<u64>,
-    waiting: Vec<(Arc<dyn Observer>, u64)>,
+    /// Sessions, which may be gone: their requests are answered by nobody, and so not taken back. They and doubles are thrown out whenever there are
+    /// twice as many as before, at constant cost for each that comes.
+    waiting: Vec<(Weak<dyn Observer>, u64)>,
+    purge_at: usize,
 }
 
 impl Wakes {
     /// Has a session called once when there may be something. Its waiter's number is in `token`.
     fn register(&self, observer: &Arc<dyn Observer>, token: u64) {
-        let waiting = &mut self.inner.lock().waiting;
-        if !waiting.iter().any(|(known, number)| *number == token && Arc::ptr_eq(known, observer)) {
-            waiting.push((Arc::clone(observer), token));
+        let mut inner = self.inner.lock();
+        inner.waiting.push((Arc::downgrade(observer), token));
+        if inner.waiting.len() >= inner.purge_at.max(PURGE_AT_LEAST) {
+            let mut seen = HashSet::with_capacity(inner.waiting.len());
+            inner.waiting.retain(|(known, token)| known.strong_count() > 0 && seen.insert((address(known), *token)));
+            inner.purge_at = inner.waiting.len() * 2;
         }
     }
 
     /// Takes a registration back.
     fn unregister(&self, observer: &Arc<dyn Observer>, token: u64) {
-        self.inner.lock().waiting.retain(|(known, number)| *number != token || !Arc::ptr_eq(known, observer));
+        let observer = address(&Arc::downgrade(observer));
+        self.inner.lock().waiting.retain(|(known, number)| *number != token || address(known) != observer);
     }
 
     /// Calls everybody who waits.
     pub(super) fn call(&self) {
-        let waiting = std::mem::take(&mut self.inner.lock().waiting);
+        let waiting = {
+            let mut inner = self.inner.lock();
+            inner.purge_at = 0;
+            std::mem::take(&mut inner.waiting)
+        };
         for (observer, token) in waiting {
-            observer.advanced(token);
+            if let Some(observer) = observer.upgrade() {
+                observer.advanced(token);
+            }
         }
     }
+}
+
+/// Tells observers apart.
+fn address(observer: &Weak<dyn Observer>) -> usize {
+    observer.as_ptr().addr()
 }
 
 impl Observer for Wakes {
@@ -622,5 +642,43 @@ impl State {
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicU64;
+
+    use super::*;
+
+    #[derive(Default)]
+    struct Session(AtomicU64);
+
+    impl Observer for Session {
+        fn advanced(&self, _: u64) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn sessions_that_are_gone_are_forgotten_and_those_that_wait_are_called() {
+        let wakes = Wakes::default();
+        let session = Arc::new(Session::default());
+        let observer: Arc<dyn Observer> = Arc::clone(&session) as _;
+        for _ in 0..10_000 {
+            wakes.register(&observer, 1);
+            let gone: Arc<dyn Observer> = Arc::new(Session::default());
+            wakes.register(&gone, 1);
+        }
+        let waiting = wakes.inner.lock().waiting.len();
+        assert!(waiting <= PURGE_AT_LEAST, "{waiting}");
+        wakes.call();
+        let calls = session.0.swap(0, Ordering::Relaxed);
+        assert!(calls > 0);
+        wakes.register(&observer, 1);
+        wakes.register(&observer, 2);
+        wakes.unregister(&observer, 1);
+        wakes.call();
+        assert_eq!(session.0.load(Ordering::Relaxed), 1, "the other request waits");
     }
 }

@@ -175,7 +175,8 @@ fn next_groups(core: &mut Core, request: Request<'_>) -> Result<Attempt, Failure
         now_us,
         now_ms,
         ahead_max: config.groups_ahead_max,
-    })?;
+    });
+    let given = given.inspect_err(|_| unregister(core, &application, request))?;
     core.counts.groups_leased += given.groups.len() as u64;
     core.counts.releases_asked += given.releases_asked;
     core.counts.positions_lost += given.lost.times;
@@ -183,9 +184,7 @@ fn next_groups(core: &mut Core, request: Request<'_>) -> Result<Attempt, Failure
     if given.groups.is_empty() && !request.last && wait_ms > 0 {
         return Ok(Attempt::Wait { lanes, wait_ms });
     }
-    if let Some(waiter) = request.waiter {
-        application.unregister(&core.observer, Token::Waiter(waiter).to_u64());
-    }
+    unregister(core, &application, request);
     // Where a lease begins may have been committed just now: it is told when nothing can take it back any more.
     if given.groups.is_empty() && !lanes.is_empty() {
         // Nothing to give would be too much said.
@@ -195,6 +194,13 @@ fn next_groups(core: &mut Core, request: Request<'_>) -> Result<Attempt, Failure
     let leased = LeasedGroups { groups: given.groups };
     let given = |of: StreamletId| leased.groups.iter().any(|group| group.streamlet == of);
     Ok(durable(core, request, &leased, (application.meta.stream, &before), given))
+}
+
+/// A request for groups is answered.
+fn unregister(core: &Core, application: &Application, request: Request<'_>) {
+    if let Some(waiter) = request.waiter {
+        application.unregister(&core.observer, Token::Waiter(waiter).to_u64());
+    }
 }
 
 fn commit(core: &mut Core, request: Request<'_>) -> Result<Attempt, Failure> {
