@@ -24,7 +24,8 @@
 //!
 //! But there, too, its next chunk may only have overtaken one that was refused for a moment, and the lane cannot tell; the producer can. So one that
 //! can skip is told what would be expected, and that it may be forgotten ([`Admission::Forgotten`]): as soon as nothing in front of its chunk is under way any more, it
-//! says that it skips what it knows to be settled. Only those who cannot say so go on at once, with a chunk that has overtaken another one as well.
+//! says that it skips what it knows to be settled. What was not, and is here all the same because its answer was lost, is then here twice: no lane tells a retry of whom it has forgotten
+//! from a new chunk. Only those who cannot say so go on at once, with a chunk that has overtaken another one as well.
 //!
 //! # Producers of Kafka batches
 //!
