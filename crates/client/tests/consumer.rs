@@ -625,6 +625,61 @@ fn groups_that_retention_removed_behind_the_reader_are_no_missing_records() {
     });
 }
 
+/// Entries that have ended count at the node as long as others of their subscription have not.
+#[test]
+fn lanes_that_retention_has_overtaken_are_read_on_where_there_is_no_room_for_them_twice() {
+    let server = FakeServer::start(6, 1);
+    server.fake.state().entries_max = 10;
+    run(async {
+        (0..6).for_each(|streamlet| fill(&server, streamlet, 0, 0..10));
+        let mut consumer = build(&server, |b| b).await;
+        read(&mut consumer, 60).await;
+        for log in server.fake.state().logs.values_mut().take(5) {
+            log.close_group();
+            log.next_ordinal += 30;
+            log.first_kept = log.chunks.len();
+        }
+        server.fake.wake_all();
+        tokio::select! {
+            never = consumer.idle() => match never {},
+            () = server.until("there is no room", |state| state.entries_refused > 0) => {}
+        }
+        (0..6).for_each(|streamlet| fill(&server, streamlet, 0, 40..50));
+        let all = read(&mut consumer, 60).await;
+        assert!(all.len() == 6 && all.values().all(|values| *values == numbered(40..50)), "{all:?}");
+    });
+}
+
+/// A poll that was dropped waits at the node, for as long as nothing comes.
+#[test]
+fn a_stream_that_grows_is_read_on_where_a_dropped_poll_leaves_no_room() {
+    let server = FakeServer::start(6, 1);
+    server.fake.state().entries_max = 10;
+    run(async {
+        let mut consumer = build(&server, |b| b.long_poll(true).refresh(Duration::from_millis(5))).await;
+        server.grow(7);
+        tokio::select! {
+            never = consumer.idle() => match never {},
+            () = server.until("there is no room", |state| state.entries_refused > 0) => {}
+        }
+        fill(&server, 0, 0, 0..10);
+        fill(&server, 6, 0, 0..10);
+        let all = read(&mut consumer, 20).await;
+        assert_eq!((all[&(0, 0)].len(), all[&(6, 0)].len()), (10, 10));
+    });
+}
+
+#[test]
+fn more_lanes_than_a_node_has_room_for_are_an_error_at_last() {
+    let server = FakeServer::start(6, 1);
+    server.fake.state().entries_max = 5;
+    run(async {
+        let mut consumer = build(&server, |b| b).await;
+        let error = consumer.next_batch().await.expect_err("there is no room");
+        assert_eq!(error.status(), Some(Status::LimitReached), "{error}");
+    });
+}
+
 #[test]
 fn what_retention_removed_behind_what_stands_in_line_is_no_missing_record() {
     let server = FakeServer::start(1, 1);

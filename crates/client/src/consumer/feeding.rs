@@ -289,24 +289,27 @@ impl Consumer {
         }
     }
 
+    /// The tracks that a node has to feed.
+    fn to_feed_by(&self, node: u32) -> Vec<u64> {
+        let its_own = self.tracks.iter().filter(|(_, track)| self.to_feed(track) == Some(node));
+        its_own.map(|(id, _)| *id).collect()
+    }
+
     /// Feeds the tracks that a node has to feed.
     fn feed_by(&mut self, node: u32) {
         let follow = if self.settings.application.is_some() { 0 } else { kera_protocol::read::ENTRY_FOLLOW_GROUPS };
         let Some(link) = self.holders.link(node) else { return };
         if self.settings.long_poll && link.is_polling() && node != HOME {
             // A poll that waits there does not know of tracks that have come from another node.
-            link.drop_feeds();
-            self.tracks.values_mut().filter(|track| track.node == node).for_each(|track| track.fed = false);
-        }
-        if self.settings.long_poll && link.is_polling() {
+            self.unfeed_by(node);
+        } else if self.settings.long_poll && link.is_polling() {
             return;
         }
         if self.queued_bytes >= self.settings.credit_bytes {
             self.is_full = true;
             return;
         }
-        let its_own = self.tracks.iter().filter(|(_, track)| self.to_feed(track) == Some(node));
-        let mut ids: Vec<u64> = its_own.map(|(id, _)| *id).collect();
+        let mut ids = self.to_feed_by(node);
         if ids.is_empty() {
             return;
         }
@@ -317,6 +320,12 @@ impl Consumer {
                 self.failed = Some(error);
                 return;
             }
+        }
+        let others = self.holders.link(node).map_or(0, |link| link.entries());
+        if others > 0 && others + ids.len() > limits::READ_ENTRIES_MAX {
+            // Entries that have ended count at the node as long as others of their subscription have not.
+            self.unfeed_by(node);
+            ids = self.to_feed_by(node);
         }
         ids.truncate(limits::READ_ENTRIES_MAX);
         let mut entries = Vec::with_capacity(ids.len());
@@ -398,7 +407,7 @@ impl Consumer {
     pub(super) fn handle(&mut self, node: u32, event: Event) {
         match event {
             Event::Data { tracks, body, subscription } => self.take_data(node, &tracks, &body, subscription),
-            Event::Unfed { tracks, error } => self.take_unfed(&tracks, error),
+            Event::Unfed { tracks, error } => self.take_unfed(node, &tracks, error),
             Event::Groups(groups) => self.take_groups(node, groups),
             Event::GroupsLater => self.ask_for_groups_later(node),
             Event::Committed { entries, statuses } => self.take_committed(node, &entries, &statuses),
@@ -424,18 +433,22 @@ impl Consumer {
         }
     }
 
-    fn take_unfed(&mut self, tracks: &[u64], error: Option<RpcError>) {
-        match error {
-            Some(error) if !error.retryable() => self.failed = Some(error.into()),
-            _ => {
-                for id in tracks {
-                    if let Some(track) = self.tracks.get_mut(id) {
-                        track.fed = false;
-                    }
-                }
-                self.feed_at = Instant::now() + self.back_off.next(None);
+    fn take_unfed(&mut self, node: u32, tracks: &[u64], error: Option<RpcError>) {
+        if let Some(error) = error.filter(|error| !error.retryable()) {
+            // What has ended, or was dropped, may count at the node yet: only who has nothing else there is over its limit.
+            let is_limit = error.status() == Some(Status::LimitReached);
+            if !(is_limit && self.holders.link(node).is_some_and(|link| link.is_crowded())) {
+                self.failed = Some(error.into());
+                return;
+            }
+            self.unfeed_by(node);
+        }
+        for id in tracks {
+            if let Some(track) = self.tracks.get_mut(id) {
+                track.fed = false;
             }
         }
+        self.feed_at = Instant::now() + self.back_off.next(None);
     }
 
     fn take_data(&mut self, node: u32, tracks: &[u64], body: &Bytes, subscription: Option<u64>) {
@@ -590,6 +603,14 @@ impl Consumer {
             track.fed = false;
         }
         self.feed_at = Instant::now();
+    }
+
+    /// Stops what one node feeds. Whoever calls this has it fed again.
+    fn unfeed_by(&mut self, node: u32) {
+        if let Some(link) = self.holders.link(node) {
+            link.drop_feeds();
+        }
+        self.tracks.values_mut().filter(|track| track.node == node).for_each(|track| track.fed = false);
     }
 
     /// Gives the connections up. Tracks go on from where they are when there are others.

@@ -16,9 +16,12 @@ use kera_protocol::{
 use kera_rpc::{Call, Connection, Frame, RpcError, Subscription};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
+use tokio::time::Instant;
 
 /// How long a poll for data waits at the server.
 const POLL_WAIT_MS: u32 = 30_000;
+/// When the entries of a poll that was dropped count at the server no more: a while after it is answered there.
+const POLL_GONE_AFTER: Duration = Duration::from_millis(POLL_WAIT_MS as u64 + 5_000);
 
 /// A connection and what is under way on it.
 #[derive(Debug)]
@@ -28,6 +31,8 @@ pub(super) struct Link {
     groups: Option<Call>,
     commit: Option<(Call, Vec<(u64, CommitEntry)>)>,
     heartbeat: Option<HeartbeatTask>,
+    /// Until when a poll that was dropped may wait at the server, and its entries count there.
+    crowded_until: Option<Instant>,
 }
 
 /// Where data comes from.
@@ -37,6 +42,14 @@ enum Feed {
     Push { subscription: Subscription, tracks: Arc<[u64]>, credit_bytes: u64, owed: u64 },
     /// One request that waits.
     Poll { call: Call, tracks: Arc<[u64]> },
+}
+
+impl Feed {
+    fn tracks(&self) -> &Arc<[u64]> {
+        match self {
+            Feed::Push { tracks, .. } | Feed::Poll { tracks, .. } => tracks,
+        }
+    }
 }
 
 /// What the link reports.
@@ -64,7 +77,7 @@ pub(super) enum Event {
 
 impl Link {
     pub(super) fn new(connection: Connection) -> Link {
-        Link { connection, feeds: Vec::new(), groups: None, commit: None, heartbeat: None }
+        Link { connection, feeds: Vec::new(), groups: None, commit: None, heartbeat: None, crowded_until: None }
     }
 
     /// Has tracks fed within `credit`, of which the server gets `first` now; the rest is owed.
@@ -95,8 +108,21 @@ impl Link {
         self.feeds.iter().any(|feed| matches!(feed, Feed::Poll { .. }))
     }
 
+    /// Entries that it has at the server by what feeds it, those included that have ended since.
+    pub(super) fn entries(&self) -> usize {
+        self.feeds.iter().map(|feed| feed.tracks().len()).sum()
+    }
+
+    /// Whether the server may have room for what it has just refused when all else is dropped, or when a dropped poll has had its time.
+    pub(super) fn is_crowded(&self) -> bool {
+        !self.feeds.is_empty() || self.crowded_until.is_some_and(|until| Instant::now() < until)
+    }
+
     /// Stops all feeding: what still comes is thrown away.
     pub(super) fn drop_feeds(&mut self) {
+        if self.is_polling() {
+            self.crowded_until = Some(Instant::now() + POLL_GONE_AFTER);
+        }
         for feed in self.feeds.drain(..) {
             if let Feed::Push { subscription, .. } = &feed {
                 self.connection.post(&Unsubscribe { subscription: subscription.correlation() });
@@ -196,9 +222,7 @@ impl Link {
             };
             let Poll::Ready(answer) = answer else { continue };
             // The first one had its turn: others are looked at first next time.
-            let tracks = match &self.feeds[at] {
-                Feed::Push { tracks, .. } | Feed::Poll { tracks, .. } => Arc::clone(tracks),
-            };
+            let tracks = Arc::clone(self.feeds[at].tracks());
             return Poll::Ready(match answer {
                 Ok(frame) if is_data(&frame) => {
                     if subscription.is_none() {

@@ -192,6 +192,9 @@ pub struct State {
     /// The most subscriptions that a connection had at one time.
     pub subscriptions_max: usize,
     pub polls: u64,
+    /// The most entries that reads which wait and subscriptions of a connection have, ended ones included. And how often there would have been more.
+    pub entries_max: usize,
+    pub entries_refused: u64,
     /// Writes wait for this much time is not needed: they are held while this is set.
     pub hold_writes: bool,
     /// Added to the time that chunks are stamped with, by one per chunk.
@@ -371,6 +374,8 @@ impl FakeServer {
             subscribes: 0,
             subscriptions_max: 0,
             polls: 0,
+            entries_max: usize::MAX,
+            entries_refused: 0,
             hold_writes: false,
             time_ms: 1_000,
             members: Members::default(),

@@ -171,6 +171,15 @@ impl FakeSession {
         }
     }
 
+    /// Whether there is room for so many entries more.
+    fn has_room(&self, state: &mut State, entries: usize) -> bool {
+        let subscribed: usize = self.subscriptions.iter().map(|subscription| subscription.entries.len()).sum();
+        let polled: usize = self.polls.iter().map(|(_, poll)| poll.entries.len()).sum();
+        let has_room = subscribed + polled + entries <= state.entries_max;
+        state.entries_refused += u64::from(!has_room);
+        has_room
+    }
+
     fn push(&mut self, out: &mut Outbox) {
         let fake = Arc::clone(&self.fake);
         let mut state = fake.state();
@@ -416,12 +425,20 @@ impl Session for FakeSession {
             }
             Op::Lookup => self.answer(header, out, lookup(&state, &Lookup::decode(1, body).unwrap())),
             Op::ReadChunks => {
+                let poll = ReadChunks::decode(1, body).unwrap();
                 state.polls += 1;
-                self.polls.push((*header, ReadChunks::decode(1, body).unwrap()));
+                if self.has_room(&mut state, poll.entries.len()) {
+                    self.polls.push((*header, poll));
+                } else {
+                    out.error(header, Status::LimitReached, &ErrorBody::new("entries"));
+                }
                 Flow::Done
             }
             Op::Subscribe => {
                 let subscribe = Subscribe::decode(1, body).unwrap();
+                if !self.has_room(&mut state, subscribe.entries.len()) {
+                    return self.answer::<Empty>(header, out, Err(Status::LimitReached));
+                }
                 state.subscribes += 1;
                 state.credit_bytes += subscribe.credit_bytes;
                 let push_bytes_max = match subscribe.push_bytes_max {
