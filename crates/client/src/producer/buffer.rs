@@ -113,7 +113,7 @@ impl ChunkBytes {
     }
 
     /// The memory, if nobody else has it.
-    fn into_memory(self) -> Result<Vec<u8>, Bytes> {
+    pub(super) fn into_memory(self) -> Result<Vec<u8>, Bytes> {
         match self {
             ChunkBytes::Own(bytes) => Ok(bytes),
             ChunkBytes::Shared(bytes) => bytes.try_into_mut().map(Vec::from),
@@ -441,8 +441,32 @@ impl Buffer {
             // All of it was stolen.
             self.free.give_back(memory);
         } else {
+            let memory = self.fitted(memory);
             self.add_sealed(number, memory, part, opened_at);
         }
+    }
+
+    /// A chunk that is sealed early, as by a flush, does not keep a large buffer while it waits.
+    fn fitted(&mut self, memory: Vec<u8>) -> Vec<u8> {
+        if memory.len() >= memory.capacity() / 2 {
+            return memory;
+        }
+        let mut copy = self.free.copy(memory.len());
+        copy.clear();
+        copy.extend_from_slice(&memory);
+        self.free.give_back(memory);
+        copy
+    }
+
+    /// Bytes of the bound that a chunk takes: those of its records. One that is sealed early may have few, and takes what it has beside
+    /// them as well, as far as the bound goes: many of them would have many times the memory that is allowed.
+    fn charge(&self, memory: &[u8]) -> usize {
+        let records = memory.len() - CHUNK_HEADER_BYTES;
+        if memory.len() >= self.free.bytes / 2 {
+            return records;
+        }
+        let left = self.settings.buffer_bytes.saturating_sub(self.stats.buffered_bytes as usize + records);
+        records + (CHUNK_HEADER_BYTES + size_of::<Sealed>()).min(left)
     }
 
     /// Seals a copy of what is new in the open chunk of a streamlet: the task's side. Whether there was anything.
@@ -463,10 +487,10 @@ impl Buffer {
     }
 
     fn add_sealed(&mut self, number: u32, memory: Vec<u8>, part: Part, opened_at: Instant) {
+        let charged = self.charge(&memory);
         let streamlet = &mut self.streamlets[number as usize];
         let sequence = streamlet.next_sequence;
         streamlet.next_sequence += 1;
-        let charged = memory.len() - CHUNK_HEADER_BYTES;
         let builder = ChunkBuilder::filled(memory, part.records, part.max_timestamp_ms);
         let bytes = builder.seal(&self.target(number, sequence), self.settings.compression);
         // Records are checked against the largest chunk before they are taken, and there is at least one.

@@ -98,7 +98,8 @@ impl ProducerBuilder {
         self
     }
 
-    /// Bytes of records that may wait for being acknowledged; [`Producer::send`] waits above it. 32 MiB unless set.
+    /// Bytes of records that may wait for being acknowledged; [`Producer::send`] waits above it. Chunks that leave with few records count with
+    /// what they take beside them. 32 MiB unless set.
     pub fn buffer_bytes(mut self, bytes: usize) -> Self {
         self.buffer_bytes = bytes;
         self

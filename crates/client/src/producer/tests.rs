@@ -278,6 +278,23 @@ fn a_chunk_that_grows_keeps_its_records() {
     assert!(next_sequence[7] < 40, "chunks of {} records", 20_000 / next_sequence[7]);
 }
 
+/// As where the server is away, and a program gives each flush a short time.
+#[test]
+fn chunks_that_are_flushed_early_take_little_more_memory_than_is_allowed() {
+    let buffer_bytes = 128 << 10;
+    let (mut front, shared) = front(BufferSettings { chunk_bytes: 64 << 10, buffer_bytes, ..settings() });
+    let mut number = 0;
+    while push(&mut front, number) {
+        front.flush();
+        number += 1;
+    }
+    let all = shared.buffer().take_all(Instant::now());
+    assert_eq!(all.len() as u64, number);
+    let beside = all.len() * size_of_val(&all[0]);
+    let memory: usize = all.into_iter().map(|chunk| chunk.bytes.into_memory().unwrap().capacity()).sum();
+    assert!(memory + beside <= 2 * buffer_bytes, "{memory} and {beside} bytes for {number} records");
+}
+
 #[test]
 fn chunks_change_their_way_when_nothing_is_under_way_and_can_come_back() {
     let (mut front, shared) = front(settings());
