@@ -78,7 +78,7 @@ pub enum ClientError {
         records: u64,
     },
     /// A chunk that is damaged or that this client cannot read.
-    #[error("streamlet {streamlet} lane {lane}, chunk at {cursor}: {source}; skip it by seeking to a later ordinal")]
+    #[error("streamlet {streamlet} lane {lane}, chunk at {cursor} from ordinal {ordinal} on: {source}; {}", skipping(*streamlet, *of_application))]
     Chunk {
         /// The streamlet.
         streamlet: StreamletId,
@@ -86,6 +86,10 @@ pub enum ClientError {
         lane: LaneId,
         /// Where the chunk is.
         cursor: String,
+        /// The ordinal that it starts with.
+        ordinal: u64,
+        /// It was read for an application, whose members cannot seek.
+        of_application: bool,
         /// What is wrong with it.
         source: FormatError,
     },
@@ -103,6 +107,17 @@ pub enum ClientError {
     /// The producer or consumer was closed.
     #[error("it is closed")]
     Closed,
+}
+
+/// How a chunk is skipped that nobody can read.
+fn skipping(streamlet: StreamletId, of_application: bool) -> String {
+    match of_application {
+        true => format!(
+            "skip it by stopping the application's members and `kera application reset NAME --streamlets {streamlet} --to ordinal:N` with a later ordinal, \
+             which is then that of all lanes of the streamlet"
+        ),
+        false => "skip it by seeking to a later ordinal".into(),
+    }
 }
 
 /// Streamlets that are named one by one.
@@ -157,6 +172,19 @@ impl ClientError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn how_a_damaged_chunk_is_skipped_is_told_as_its_reader_can() {
+        let told = |of_application| {
+            let source = FormatError::OverLimit { field: "chunk", value: 2, limit: 1 };
+            let (streamlet, lane) = (StreamletId(3), LaneId(1));
+            let cursor = "1:2/0/128".into();
+            ClientError::Chunk { streamlet, lane, cursor, ordinal: 50, of_application, source }.to_string()
+        };
+        assert!(told(false).contains("from ordinal 50 on") && told(false).ends_with("seeking to a later ordinal"));
+        assert!(told(true).contains("`kera application reset NAME --streamlets 3 --to ordinal:N`"), "{}", told(true));
+        assert!(!told(true).contains("seeking"));
+    }
 
     #[test]
     fn what_is_done_in_part_says_where() {

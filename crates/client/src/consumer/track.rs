@@ -191,7 +191,9 @@ pub(super) fn decode(track: &mut Track, piece: &mut Piece, how: Decoding) -> Dec
             Err(source) => {
                 let cursor = track.delivered.0;
                 let cursor = format!("{}/{}/{}", cursor.group, cursor.segment, cursor.position);
-                out.error = Some(ClientError::Chunk { streamlet: track.streamlet, lane: track.lane, cursor, source });
+                let (streamlet, lane, ordinal) = (track.streamlet, track.lane, track.delivered.1);
+                let of_application = track.lease.is_some();
+                out.error = Some(ClientError::Chunk { streamlet, lane, cursor, ordinal, of_application, source });
                 break;
             }
         };
