@@ -697,7 +697,12 @@ impl Task {
                 }
             }
             Some(Answer::Nobody) | None => {
-                if let Err(RpcError::Status { status, message, .. }) = checked(&self.shared.address, frame) {
+                // Others answer requests whose answers nobody waits for: the connection goes on, and may end for another reason.
+                let closes =
+                    |status| matches!(status, Status::Malformed | Status::FrameTooLarge | Status::HelloExpected);
+                if let Err(RpcError::Status { status, message, .. }) = checked(&self.shared.address, frame)
+                    && (correlation == 0 || closes(status))
+                {
                     self.complaint = Some(format!("{status}: {message}"));
                 }
             }
@@ -751,7 +756,24 @@ mod tests {
         fn on_wake(&mut self, _: &mut Outbox) {}
     }
 
+    /// It answers the first request with this status, and closes the connection at the second one.
+    struct Refuser(Option<Status>);
+
+    impl Session for Refuser {
+        fn on_frame(&mut self, header: &FrameHeader, _: &[u8], out: &mut Outbox) -> Flow {
+            let Some(status) = self.0.take() else { return Flow::Close("that is enough".into()) };
+            out.error(header, status, &ErrorBody::new("what was refused"));
+            Flow::Done
+        }
+
+        fn on_wake(&mut self, _: &mut Outbox) {}
+    }
+
     fn server(connections_max: usize) -> RunningServer {
+        serve(connections_max, || Box::new(Greeter) as Box<dyn Session>)
+    }
+
+    fn serve(connections_max: usize, session: impl Fn() -> Box<dyn Session> + Send + Sync + 'static) -> RunningServer {
         let hello = HelloResponse {
             server_name: "greeter".into(),
             server_version: "1".into(),
@@ -767,7 +789,7 @@ mod tests {
         };
         let mut config = ServerConfig::new(([127, 0, 0, 1], 0).into(), hello, Arc::new(SystemClock::new()));
         config.connections_max = connections_max;
-        let factory = Arc::new(|_: Peer, _: SessionWaker| Box::new(Greeter) as Box<dyn Session>);
+        let factory = Arc::new(move |_: Peer, _: SessionWaker| session());
         Server::start(config, factory).unwrap()
     }
 
@@ -787,6 +809,24 @@ mod tests {
         let (silent, server) = (TcpListener::bind("127.0.0.1:0").unwrap(), server(10));
         let (_, hello) = greet_all(&[silent.local_addr().unwrap(), server.local_addr()]).unwrap();
         assert_eq!(hello.server_name, "greeter");
+    }
+
+    /// As when a subscription has ended at the server before it is ended here: hours later that was told as why the connection had closed.
+    #[test]
+    fn what_is_refused_without_closing_the_connection_is_not_why_it_closes() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        for (status, is_told) in [(Status::UnknownSubscription, false), (Status::Malformed, true)] {
+            let server = serve(10, move || Box::new(Refuser(Some(status))) as Box<dyn Session>);
+            let reason = runtime.block_on(async {
+                let address = server.local_addr().to_string();
+                let connection = Connection::connect(&address, ClientConfig::default()).await.unwrap();
+                connection.post(&kera_protocol::Unsubscribe { subscription: 1 });
+                connection.post(&kera_protocol::Unsubscribe { subscription: 1 });
+                let closed = tokio::time::timeout(Duration::from_secs(60), connection.closed());
+                closed.await.expect("the test hangs").to_string()
+            });
+            assert_eq!(reason.contains("what was refused"), is_told, "{reason}");
+        }
     }
 
     #[test]
