@@ -283,16 +283,16 @@ fn copy_of_header(file: &dyn DiskFile, first: &[u8], sequence: u64) -> io::Resul
 }
 
 /// The header of a file of which the page cache alone has it: a sync that failed has not written it, or the disk has lost the page since. It is written once more, so that what is behind it can be found
-/// without power in between. An error: it is there and cannot be written, or nobody could look.
-fn header_from_cache(disk: &dyn Disk, file: &dyn DiskFile, sequence: u64) -> io::Result<Option<ReplicaHeader>> {
+/// without power in between; whether that went well. An error: nobody could look.
+fn header_from_cache(
+    disk: &dyn Disk,
+    file: &dyn DiskFile,
+    sequence: u64,
+) -> io::Result<Option<(ReplicaHeader, io::Result<()>)>> {
     let mut page = AlignedBuffer::zeroed(PAGE_BYTES);
     disk.open(&path(sequence), OpenMode::Read, false)?.read_at(0, &mut page)?;
     let header = ReplicaHeader::parse(&page).ok().filter(|header| header.file == sequence);
-    if header.is_some() {
-        file.write_at(0, &page)?;
-        file.sync_data()?;
-    }
-    Ok(header)
+    Ok(header.map(|header| (header, file.write_at(0, &page).and_then(|()| file.sync_data()))))
 }
 
 /// A file, and its blocks. In a row that is synced before it is answered those count that are on the disk: what a sync that failed has not written
@@ -368,8 +368,15 @@ impl Opening<'_> {
         let found = match found {
             Ok(header) if header.file == sequence => Ok(header),
             found => match header_from_cache(disk, &*file, sequence) {
-                Ok(header) => header.map_or(found, Ok),
-                // A page that cannot be read can often not be written either.
+                Ok(Some((header, written))) => {
+                    // All that is in the file can be read until then.
+                    let alone =
+                        |error| format!("{name}: its header is in memory alone, and goes with the power: {error}");
+                    self.report.damage.extend(written.err().map(alone));
+                    Ok(header)
+                }
+                Ok(None) => found,
+                // A page that cannot be read past the cache can often not be read through it either.
                 Err(_) if read.is_err() => found,
                 Err(error) => return Err(failed(error)),
             },

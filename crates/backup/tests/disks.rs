@@ -1019,6 +1019,24 @@ fn a_header_that_only_the_page_cache_has_is_written_once_more() {
     }
 }
 
+/// A disk that is full behind its back, or a sector that takes no writes: a node that did not start for one file of copies would have its own streams away as well.
+#[test]
+fn a_header_that_only_the_page_cache_has_and_that_cannot_be_written_keeps_no_backup_from_starting() {
+    let disk = CachedDisk::new();
+    let mut rig = boots(&|| Arc::new(disk.clone()), 1);
+    assert_eq!(rig.store(LOG, 1, 1, true), Ok(stored(1)));
+    drop(rig);
+    let file = disk.has.open(&names(&disk.has)[0], OpenMode::ReadWrite, false).expect("open");
+    file.write_at(0, &[0; 4096]).and_then(|()| file.sync_data()).expect("written");
+    let faulty = FaultyDisk::new(Arc::new(disk.clone()));
+    faulty.fail_write(1);
+    let (clock, random) = (Arc::new(ManualClock::new(1_000_000)), Arc::new(SeededRandom::new(1)));
+    let config = BackupConfig { boot_id: Some([1; 16]), ..config() };
+    let (backup, report) = Backup::open(config, vec![Arc::new(faulty)], clock, random).expect("it starts");
+    assert!(report.damage.len() == 1 && report.damage[0].contains("goes with the power"), "{report:?}");
+    assert_eq!(Rig::over(backup).read(LOG, 1, 1), Ok(vec![1]));
+}
+
 /// It tells that once, to one of the logs that have files with new names.
 #[test]
 fn a_sync_of_the_folder_that_failed_counts_for_all_files_whose_names_it_may_have_lost() {
