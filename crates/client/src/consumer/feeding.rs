@@ -5,7 +5,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use bytes::Bytes;
-use kera_format::{Cursor, LaneId, StreamletId};
+use kera_format::{Cursor, LaneId, StreamId, StreamletId};
 use kera_protocol::{
     GetStream, Lookup, LookupResult, ReadAnswer, ReadChunksView, ReadEntry, Start, Status, StreamInfo, limits,
 };
@@ -18,7 +18,7 @@ use super::link::{Event, Link};
 use super::track::{Piece, Track};
 use super::{Consumer, GapPolicy};
 use crate::placement::{HOME, NOBODY};
-use crate::{Client, ClientError};
+use crate::{Admin, ClientError};
 
 /// Lookups that a consumer has under way, or in line behind others at the nodes that they are for.
 const LOOKUPS_AT_ONCE: usize = 256;
@@ -143,16 +143,12 @@ impl Consumer {
         }
         self.refresh_at = now + self.settings.refresh.max(ENDS_PAUSE);
         let before = std::mem::replace(&mut self.chunks_before, self.stats.chunks);
-        let waits = |track: &&Track| track.target.is_some() && !track.at_target() && !track.ended;
-        let waiting = self.tracks.values().filter(waits).map(|track| (track.streamlet, track.lane));
-        let waiting: HashSet<(StreamletId, LaneId)> = waiting.collect();
-        if before != self.stats.chunks || !self.queue.is_empty() || waiting.is_empty() {
+        let waits = |track: &Track| track.target.is_some() && !track.at_target() && !track.ended;
+        if before != self.stats.chunks || !self.queue.is_empty() || !self.tracks.values().any(waits) {
             return;
         }
-        let lookups =
-            waiting.into_iter().map(|(streamlet, lane)| self.lookup(streamlet, lane, Start::Latest)).collect();
-        let client = self.client().clone();
-        self.holders.ending = Some(Task(tokio::spawn(async move { Ok(ends_of(client, lookups).await) })));
+        let (admin, stream) = (self.client().admin(), self.stream.id);
+        self.holders.ending = Some(Task(tokio::spawn(async move { Ok(ends_of(&admin, stream).await) })));
     }
 
     /// Lanes end here now: none is read to an end behind that.
@@ -627,22 +623,15 @@ impl Consumer {
     }
 }
 
-/// Where lanes end by now, of those whose owners can be asked.
-async fn ends_of(client: Client, lookups: Vec<Lookup>) -> Ends {
-    let mut ends = Ends::with_capacity(lookups.len());
-    for some in lookups.chunks(LOOKUPS_AT_ONCE) {
-        let mut asking = JoinSet::new();
-        for lookup in some.iter().cloned() {
-            let client = client.clone();
-            asking.spawn(async move { (client.find_place(&lookup, Duration::ZERO).await, lookup) });
+/// Where what was written to lanes ends by now, if all who have something of them tell. Not how far they can be read: where a transaction is not known to have ended that
+/// may go back for a while, as behind a move, and nothing is lost.
+async fn ends_of(admin: &Admin, stream: StreamId) -> Ends {
+    match admin.stream_stats(stream).await {
+        Ok(all) if all.unheard.is_empty() => {
+            all.lanes.iter().map(|lane| ((lane.streamlet, lane.lane), lane.next_ordinal)).collect()
         }
-        while let Some(answered) = asking.join_next().await {
-            if let Ok((Ok(at), lookup)) = answered {
-                ends.insert((lookup.streamlet, lookup.lane), at.durable_ordinal);
-            }
-        }
+        _ => Ends::new(),
     }
-    ends
 }
 
 /// Whether so many lanes can be read from one node.

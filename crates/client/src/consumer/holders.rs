@@ -39,7 +39,7 @@ const BACKOFF_FORGOTTEN: Duration = Duration::from_secs(5);
 /// That a node refuses a member which reads on elsewhere is said again after so long.
 const REFUSED_AGAIN: Duration = Duration::from_secs(60);
 
-/// The ordinals behind the last records that can be read, of lanes.
+/// The ordinals behind the last records that were written, of lanes.
 pub(super) type Ends = HashMap<(StreamletId, LaneId), u64>;
 
 /// The nodes that a consumer reads from.
@@ -142,7 +142,7 @@ pub(super) enum Happening {
     Doubt(Instant),
     /// What the stream is by now, if that could be found out.
     Stream(Option<StreamInfo>),
-    /// Where lanes end by now, of those whose owners could be asked.
+    /// Where lanes end by now; nothing, if not all could be asked.
     Ends(Ends),
     /// Where a track goes on that had come to an ordinal.
     Found(u64, u64, Result<LookupResult, ClientError>),
