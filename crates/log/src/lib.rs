@@ -77,7 +77,7 @@ pub use stream::Stream;
 pub use streamlet::{OWN_LOGS_MAX, Streamlet};
 pub use tenure::{ChunkPlace, LaneHandover, ProducerHandover, Tenure, TenureError};
 pub use visibility::Visibility;
-pub use waiters::{LaneVersion, Observer, SpaceVersion};
+pub use waiters::{LaneVersion, Observer, SpaceVersion, Waiters, Wake};
 
 #[cfg(test)]
 mod tests;

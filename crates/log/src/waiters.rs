@@ -45,14 +45,15 @@ const PURGE_AT_LEAST: usize = 32;
 /// those that stay silent; its doubles, and the dropped ones, are thrown out whenever the list has doubled, so that the
 /// list stays within twice the number of those who really wait, at constant cost per registration.
 #[derive(Default)]
-pub(crate) struct Waiters {
+pub struct Waiters {
     first: Option<Waiter>,
     more: Vec<Waiter>,
     purge_at: usize,
 }
 
 impl Waiters {
-    pub(crate) fn push(&mut self, observer: &Arc<dyn Observer>, token: u64) {
+    /// Has an observer called once, when those who wait are taken.
+    pub fn push(&mut self, observer: &Arc<dyn Observer>, token: u64) {
         let waiter = Waiter { observer: Arc::downgrade(observer), token };
         if self.first.is_none() {
             self.first = Some(waiter);
@@ -66,13 +67,29 @@ impl Waiters {
         }
     }
 
-    pub(crate) fn is_empty(&self) -> bool {
+    /// Takes a registration back, with its doubles.
+    pub fn remove(&mut self, observer: &Arc<dyn Observer>, token: u64) {
+        let observer = Arc::downgrade(observer);
+        let is_it = |w: &Waiter| w.token == token && w.observer.as_ptr().addr() == observer.as_ptr().addr();
+        self.more.retain(|w| !is_it(w));
+        if self.first.as_ref().is_some_and(is_it) {
+            self.first = (!self.more.is_empty()).then(|| self.more.remove(0));
+        }
+    }
+
+    /// Registrations, those included that are gone or doubles and were not thrown out yet.
+    pub fn len(&self) -> usize {
+        usize::from(self.first.is_some()) + self.more.len()
+    }
+
+    /// Whether nobody waits.
+    pub fn is_empty(&self) -> bool {
         self.first.is_none()
     }
 
     /// Everybody who waits, to be called once the lock is released.
     #[inline]
-    pub(crate) fn take(&mut self) -> Wake {
+    pub fn take(&mut self) -> Wake {
         if self.is_empty() {
             return Wake(Waiters::default());
         }
@@ -83,12 +100,12 @@ impl Waiters {
 /// Waiters that are due.
 #[derive(Default)]
 #[must_use = "those who wait are called by `call`"]
-pub(crate) struct Wake(Waiters);
+pub struct Wake(Waiters);
 
 impl Wake {
     /// Calls them. Not under a lock.
     #[inline]
-    pub(crate) fn call(self) {
+    pub fn call(self) {
         if let Some(first) = self.0.first {
             for waiter in std::iter::once(first).chain(self.0.more) {
                 if let Some(observer) = waiter.observer.upgrade() {

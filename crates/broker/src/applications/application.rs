@@ -3,13 +3,13 @@
 //! may both commit, and why nobody starves.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Weak};
 
 use kera_format::applications::{self, Entry, LaneKey, StartAt};
 use kera_format::{ApplicationId, Cursor, Order, StreamId, StreamletId};
-use kera_log::{Lane, LaneVersion, Observer, Stream, Streamlet};
+use kera_log::{Lane, LaneVersion, Observer, Stream, Streamlet, Waiters};
 use kera_protocol::{LeasedGroup, Start, Status};
 use parking_lot::Mutex;
 
@@ -20,8 +20,6 @@ use crate::failure::Failure;
 
 /// A member that asked for groups and got none is hungry for so many of its heartbeat intervals.
 const HUNGRY_HEARTBEATS: u64 = 2;
-/// So many who wait are kept as they come, those included that are gone.
-const PURGE_AT_LEAST: usize = 32;
 
 /// What never changes about an application.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -114,48 +112,26 @@ pub(super) struct Wakes {
 #[derive(Default)]
 struct WakesInner {
     moved: Vec<u64>,
-    /// Sessions, which may be gone: their requests are answered by nobody, and so not taken back. They and doubles are thrown out whenever there are
-    /// twice as many as before, at constant cost for each that comes.
-    waiting: Vec<(Weak<dyn Observer>, u64)>,
-    purge_at: usize,
+    /// Sessions. Those that are gone have their requests answered by nobody, and so not taken back.
+    waiting: Waiters,
 }
 
 impl Wakes {
     /// Has a session called once when there may be something. Its waiter's number is in `token`.
     fn register(&self, observer: &Arc<dyn Observer>, token: u64) {
-        let mut inner = self.inner.lock();
-        inner.waiting.push((Arc::downgrade(observer), token));
-        if inner.waiting.len() >= inner.purge_at.max(PURGE_AT_LEAST) {
-            let mut seen = HashSet::with_capacity(inner.waiting.len());
-            inner.waiting.retain(|(known, token)| known.strong_count() > 0 && seen.insert((address(known), *token)));
-            inner.purge_at = inner.waiting.len() * 2;
-        }
+        self.inner.lock().waiting.push(observer, token);
     }
 
     /// Takes a registration back.
     fn unregister(&self, observer: &Arc<dyn Observer>, token: u64) {
-        let observer = address(&Arc::downgrade(observer));
-        self.inner.lock().waiting.retain(|(known, number)| *number != token || address(known) != observer);
+        self.inner.lock().waiting.remove(observer, token);
     }
 
     /// Calls everybody who waits.
     pub(super) fn call(&self) {
-        let waiting = {
-            let mut inner = self.inner.lock();
-            inner.purge_at = 0;
-            std::mem::take(&mut inner.waiting)
-        };
-        for (observer, token) in waiting {
-            if let Some(observer) = observer.upgrade() {
-                observer.advanced(token);
-            }
-        }
+        let waiting = self.inner.lock().waiting.take();
+        waiting.call();
     }
-}
-
-/// Tells observers apart.
-fn address(observer: &Weak<dyn Observer>) -> usize {
-    observer.as_ptr().addr()
 }
 
 impl Observer for Wakes {
@@ -671,7 +647,7 @@ mod tests {
             wakes.register(&gone, 1);
         }
         let waiting = wakes.inner.lock().waiting.len();
-        assert!(waiting <= PURGE_AT_LEAST, "{waiting}");
+        assert!(waiting <= 32, "{waiting}");
         wakes.call();
         let calls = session.0.swap(0, Ordering::Relaxed);
         assert!(calls > 0);
