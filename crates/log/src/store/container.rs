@@ -70,6 +70,11 @@ impl Container {
         self.live_segments == 0 && !self.lacks_some
     }
 
+    /// Its file may be removed.
+    fn may_go(&self) -> bool {
+        self.is_empty() && !self.is_open
+    }
+
     pub(crate) fn add(&mut self, slot: Slot) {
         if !slot.is_released {
             self.live_segments += 1;
@@ -409,8 +414,7 @@ impl DiskContainers {
     /// Removes the file of a container without a live segment that is not written to any more. Not if some of it could not be read: a start may
     /// end before anybody has heard of that, and the next one may be able to.
     pub(crate) fn remove_if_empty(&self, container: u64) -> bool {
-        let is_empty = |known: &Container| known.is_empty() && !known.is_open;
-        if !self.containers.lock().get(&container).is_some_and(is_empty) {
+        if !self.containers.lock().get(&container).is_some_and(Container::may_go) {
             return false;
         }
         // The name survives a power cut or not: then the start finds that all its segments are released, or releases
@@ -491,8 +495,7 @@ impl DiskContainers {
     pub(crate) fn remove_empty(&self) {
         let empty: Vec<u64> = {
             let containers = self.containers.lock();
-            let is_empty = |(_, known): &(&u64, &Container)| known.is_empty() && !known.is_open;
-            containers.iter().filter(is_empty).map(|(number, _)| *number).collect()
+            containers.iter().filter(|(_, known)| known.may_go()).map(|(number, _)| *number).collect()
         };
         for container in empty {
             self.remove_if_empty(container);

@@ -536,12 +536,8 @@ impl Scan {
                 if let Some((header, _)) = &batch
                     && !self.read_images(header)?
                 {
-                    (self.has_gap, self.lacks_some) = (true, true);
-                    found.lacks.push(Lack { disk, container: self.header.container, at: self.end });
-                    found.problems.push(format!(
-                        "{path}: what is between {} and {} cannot be read; its segments are lost",
-                        self.end, header.at
-                    ));
+                    let of = format!("{path}: what is between {} and {}", self.end, header.at);
+                    self.lack(disk, &of, found);
                 }
             }
             let Some((header, entries)) = batch else { break };
@@ -551,9 +547,7 @@ impl Scan {
         }
         if self.end < synced_to || in_memory.is_some() && self.has_more(file_bytes)? {
             // Without a footer the next start sees it as well.
-            (self.has_gap, self.lacks_some) = (true, true);
-            found.lacks.push(Lack { disk, container: self.header.container, at: self.end });
-            found.problems.push(format!("{path}: what begins at {} cannot be read; its segments are lost", self.end));
+            self.lack(disk, &format!("{path}: what begins at {}", self.end), found);
         } else if in_memory.is_none() && self.is_lost(self.end, PAGE_BYTES as u64)? {
             self.unread.push(self.end);
         }
@@ -666,6 +660,13 @@ impl Scan {
 
     fn read(&self, at: u64, bytes: &mut [u8]) -> io::Result<usize> {
         read(&*self.file, at, bytes)
+    }
+
+    /// What follows cannot be read, and may have been anything.
+    fn lack(&mut self, disk: u16, what: &str, found: &mut StoreRecovery) {
+        (self.has_gap, self.lacks_some) = (true, true);
+        found.lacks.push(Lack { disk, container: self.header.container, at: self.end });
+        found.problems.push(format!("{what} cannot be read; its segments are lost"));
     }
 
     /// Whether the disk cannot read some of so many bytes.
