@@ -210,17 +210,31 @@ fn with_order_none_groups_are_independent() {
     assert_eq!((stored.offsets[0].ordinal, stored.offsets[0].done), (4, true));
 }
 
-/// The lag was that of the last group that was done for as long as nobody asked for more, and the next one was open; and what was done was kept.
-#[test]
-fn with_order_none_what_is_read_behind_groups_that_are_done_counts_at_once() {
+/// A house with an unordered stream that keeps its records until they are consumed.
+fn kept_until_consumed() -> House {
     let house = House::new();
     let consumed = StreamOptions { retention_consumed: true, retention_ms: None, ..options(1, 1) };
     house.stream(STREAM, order_none(consumed));
+    house
+}
+
+/// Where the application is in the only lane, and how many records it has before it.
+fn lag(peer: &mut Peer) -> (Option<u64>, u64) {
+    let lanes = peer.call(&DescribeApplication { application: "report".into(), stream: STREAM }).lanes;
+    (lanes[0].committed_ordinal, lanes[0].lag)
+}
+
+/// Has retention take what nobody needs any more.
+fn retain(house: &House) -> u64 {
+    house.broker.tick();
+    house.log.retain(house.clock.now_ms())
+}
+
+/// The lag was that of the last group that was done for as long as nobody asked for more, and the next one was open; and what was done was kept.
+#[test]
+fn with_order_none_what_is_read_behind_groups_that_are_done_counts_at_once() {
+    let house = kept_until_consumed();
     let mut peer = house.peer();
-    let lag = |peer: &mut Peer| {
-        let lanes = peer.call(&DescribeApplication { application: "report".into(), stream: STREAM }).lanes;
-        (lanes[0].committed_ordinal, lanes[0].lag)
-    };
     let read = |peer: &mut Peer, group: &LeasedGroup, after| {
         let next = peer.read(STREAM, group.start).answers[0].0.next;
         commit_entry(group, next, group.start_ordinal + 1, after)
@@ -239,11 +253,7 @@ fn with_order_none_what_is_read_behind_groups_that_are_done_counts_at_once() {
     // What was joined is not recorded: it is joined again, before anybody asks.
     let house = house.restart();
     let mut peer = house.peer();
-    let retain = || {
-        house.broker.tick();
-        house.log.retain(house.clock.now_ms())
-    };
-    assert_eq!(retain(), 2);
+    assert_eq!(retain(&house), 2);
     house.sink.sync();
     assert_eq!(lag(&mut peer), (Some(3), 0));
     write_groups(&mut peer, 1);
@@ -254,25 +264,15 @@ fn with_order_none_what_is_read_behind_groups_that_are_done_counts_at_once() {
     let open = read(&mut peer, &groups[0], Keep);
     assert_eq!(peer.commit(&house, &joined, &[open]), [Status::Ok]);
     assert_eq!(lag(&mut peer), (Some(4), 0), "it need not be closed");
-    assert_eq!(retain(), 1);
+    assert_eq!(retain(&house), 1);
 }
 
 /// It was known in memory only. Behind a start the groups in front were gone, and the application was where its last commit of the first one had put it, for as long as
 /// the open group was not read to its end.
 #[test]
 fn with_order_none_where_an_application_is_outlives_the_groups_in_front() {
-    let house = House::new();
-    let consumed = StreamOptions { retention_consumed: true, retention_ms: None, ..options(1, 1) };
-    house.stream(STREAM, order_none(consumed));
+    let house = kept_until_consumed();
     let mut peer = house.peer();
-    let lag = |peer: &mut Peer| {
-        let lanes = peer.call(&DescribeApplication { application: "report".into(), stream: STREAM }).lanes;
-        (lanes[0].committed_ordinal, lanes[0].lag)
-    };
-    let retain = |house: &House| {
-        house.broker.tick();
-        house.log.retain(house.clock.now_ms())
-    };
     write_groups(&mut peer, 3);
     assert_eq!(statuses(&peer.write(&[chunk(10)])), [Status::Ok]);
     let joined = peer.join(&house, "report", Start::Earliest);
