@@ -40,6 +40,8 @@ pub(super) struct Limits {
     /// How long a connection may last before it is asked to end, and then again before it is cut: who does not read its
     /// answer is not waited for.
     pub(super) life: Duration,
+    /// How long a connection that has to make room may still take for an answer that is on its way.
+    pub(super) last_answer: Duration,
 }
 
 impl Default for Limits {
@@ -49,6 +51,7 @@ impl Default for Limits {
             headers: Duration::from_secs(10),
             request: Duration::from_secs(40),
             life: Duration::from_secs(120),
+            last_answer: Duration::from_millis(100),
         }
     }
 }
@@ -59,9 +62,6 @@ const HEADER_BYTES_MAX: usize = 16 << 10;
 const HEADERS_MAX: usize = 64;
 /// Wait after a connection could not be accepted: the process is out of files, and others have to end first. Each time is logged.
 const ACCEPT_AGAIN: Duration = Duration::from_secs(1);
-
-/// How long a connection that has to make room may still take for an answer that is on its way.
-const LAST_ANSWER: Duration = Duration::from_millis(100);
 
 /// Accepts and serves connections until it is dropped.
 pub(super) async fn serve(listener: TcpListener, router: Router, limits: Limits) {
@@ -118,11 +118,13 @@ struct Place {
     idle: Rc<Idle>,
     at: Cell<u64>,
     close: Rc<Notify>,
+    /// A whole request has come.
+    asked: Cell<bool>,
 }
 
 impl Place {
     fn new(idle: &Rc<Idle>) -> Rc<Place> {
-        let place = Place { idle: Rc::clone(idle), at: Cell::new(0), close: Rc::default() };
+        let place = Place { idle: Rc::clone(idle), at: Cell::new(0), close: Rc::default(), asked: Cell::default() };
         place.enter();
         Rc::new(place)
     }
@@ -146,13 +148,17 @@ impl Drop for Place {
     }
 }
 
+/// One that has to make room is waited for only while an answer may be on its way. Where there was no whole request there is none, so it is dropped as it
+/// is: that hyper would wait for the rest of headers which have begun would let whoever sends half of them on many connections hold up the others, ten a
+/// second. One that was answered and is silent since, or has sent half of its next headers, hyper ends by itself at once.
 async fn connection(stream: TcpStream, router: Router, limits: Limits, place: Rc<Place>) {
     let inner = TowerToHyperService::new(router);
-    let close = Rc::clone(&place.close);
+    let of_requests = Rc::clone(&place);
     let service = service_fn(move |request: hyper::Request<Incoming>| {
         let answer = inner.call(request);
-        let place = Rc::clone(&place);
+        let place = Rc::clone(&of_requests);
         place.leave();
+        place.asked.set(true);
         async move {
             let answer = tokio::time::timeout(limits.request, answer).await;
             place.enter();
@@ -167,10 +173,17 @@ async fn connection(stream: TcpStream, router: Router, limits: Limits, place: Rc
     http.max_buf_size(HEADER_BYTES_MAX).max_headers(HEADERS_MAX);
     let mut served = std::pin::pin!(http.serve_connection(TokioIo::new(stream), service));
     let rest = tokio::select! {
+        // First, so that a request that is there already is seen.
+        biased;
         // What a peer does wrong ends its connection and concerns nobody else.
         _ = served.as_mut() => return,
+        () = place.close.notified() => {
+            if !place.asked.get() {
+                return;
+            }
+            limits.last_answer
+        }
         () = tokio::time::sleep(limits.life) => limits.life,
-        () = close.notified() => LAST_ANSWER,
     };
     served.as_mut().graceful_shutdown();
     let _ = tokio::time::timeout(rest, served).await;

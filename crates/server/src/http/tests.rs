@@ -213,9 +213,13 @@ fn who_sends_nothing_is_cut_off() {
     server.stop();
 }
 
+/// For what has to come.
+const PATIENCE: Duration = Duration::from_secs(180);
+
 /// A connection that is kept open and has been answered `/healthz`.
 fn answered(address: SocketAddr) -> TcpStream {
     let mut stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
     write!(stream, "GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
     assert_eq!(first_of_answer(&mut stream), "HTTP/1.1 200");
     stream
@@ -230,7 +234,8 @@ fn first_of_answer(stream: &mut TcpStream) -> String {
 #[test]
 fn more_connections_than_allowed_wait_while_all_have_requests() {
     let (long, connections) = (Duration::from_secs(3600), 2);
-    let (server, readiness) = limited(Limits { connections, headers: long, request: long, life: long });
+    let (server, readiness) =
+        limited(Limits { connections, headers: long, request: long, life: long, last_answer: long });
     readiness.enter(Phase::Serving);
     let begun = |_| {
         let mut stream = TcpStream::connect(server.address).unwrap();
@@ -251,21 +256,27 @@ fn more_connections_than_allowed_wait_while_all_have_requests() {
     server.stop();
 }
 
-/// An orchestrator that is not answered kills a node which is well.
+/// An orchestrator that is not answered kills a node which is well. No answer is on its way on any of them, so none is waited for.
 #[test]
 fn whoever_comes_when_all_connections_are_silent_is_answered() {
-    let (long, connections) = (Duration::from_secs(3600), 3);
-    let (server, _) = limited(Limits { connections, headers: long, request: long, life: long });
+    let (long, connections) = (Duration::from_secs(3600), 4);
+    let (server, _) = limited(Limits { connections, headers: long, request: long, life: long, last_answer: long });
+    let half = |stream: &mut TcpStream| write!(stream, "GET /healthz HTTP/1.1\r\nHost: x\r\nX-Slow: ").unwrap();
     let silent = TcpStream::connect(server.address).unwrap();
     let mut begun = TcpStream::connect(server.address).unwrap();
-    write!(begun, "GET /healthz HTTP/1.1\r\nHost: x\r\nX-Slow: ").unwrap();
+    half(&mut begun);
     // They are accepted in turn, so those before it are by now.
     let kept = answered(server.address);
+    let mut again = answered(server.address);
+    half(&mut again);
     let mut newest = Vec::new();
-    for mut gone in [silent, begun, kept] {
+    for mut gone in [silent, begun, kept, again] {
         newest.push(answered(server.address));
         // It ends.
-        let _ = gone.read_to_end(&mut Vec::new());
+        gone.set_read_timeout(Some(PATIENCE)).unwrap();
+        if let Err(error) = gone.read_to_end(&mut Vec::new()) {
+            assert_eq!(error.kind(), io::ErrorKind::ConnectionReset, "{error}");
+        }
     }
     server.stop();
 }
