@@ -866,6 +866,26 @@ fn until_end_ends_although_the_end_is_lost() {
     }
 }
 
+/// Nobody tells of a lane of which there is nothing, so it was taken to end where it did.
+#[test]
+fn until_end_ends_although_a_whole_lane_is_lost() {
+    let mut server = FakeServer::start(2, 1);
+    run(async {
+        fill(&server, 0, 0, 0..100);
+        fill(&server, 1, 0, 0..10);
+        let mut consumer = build(&server, |b| b.until_end(true).refresh(Duration::from_millis(100))).await;
+        server.crash();
+        server.fake.state().logs.remove(&(0, 0));
+        server.restart();
+        let mut records = 0;
+        while let Some(batch) = consumer.next_batch().await.unwrap() {
+            assert_eq!(batch.streamlet(), StreamletId(1));
+            records += batch.len();
+        }
+        assert_eq!(records, 10);
+    });
+}
+
 #[test]
 fn until_end_ends_although_retention_takes_the_rest() {
     for policy in [GapPolicy::Count, GapPolicy::Error] {

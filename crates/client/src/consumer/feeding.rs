@@ -18,7 +18,7 @@ use super::link::{Event, Link};
 use super::track::{Piece, Track};
 use super::{Consumer, GapPolicy};
 use crate::placement::{HOME, NOBODY};
-use crate::{Admin, ClientError};
+use crate::{Client, ClientError};
 
 /// Lookups that a consumer has under way, or in line behind others at the nodes that they are for.
 const LOOKUPS_AT_ONCE: usize = 256;
@@ -143,12 +143,13 @@ impl Consumer {
         }
         self.refresh_at = now + self.settings.refresh.max(ENDS_PAUSE);
         let before = std::mem::replace(&mut self.chunks_before, self.stats.chunks);
-        let waits = |track: &Track| track.target.is_some() && !track.at_target() && !track.ended;
-        if before != self.stats.chunks || !self.queue.is_empty() || !self.tracks.values().any(waits) {
+        let waiting = self.tracks.values().filter(|track| track.target.is_some() && !track.at_target() && !track.ended);
+        let waiting: Vec<_> = waiting.map(|track| (track.streamlet, track.lane)).collect();
+        if before != self.stats.chunks || !self.queue.is_empty() || waiting.is_empty() {
             return;
         }
-        let (admin, stream) = (self.client().admin(), self.stream.id);
-        self.holders.ending = Some(Task(tokio::spawn(async move { Ok(ends_of(&admin, stream).await) })));
+        let (client, stream) = (self.client().clone(), self.stream.id);
+        self.holders.ending = Some(Task(tokio::spawn(async move { Ok(ends_of(&client, stream, &waiting).await) })));
     }
 
     /// Lanes end here now: none is read to an end behind that.
@@ -625,13 +626,33 @@ impl Consumer {
 
 /// Where what was written to lanes ends by now, if all who have something of them tell. Not how far they can be read: where a transaction is not known to have ended that
 /// may go back for a while, as behind a move, and nothing is lost.
-async fn ends_of(admin: &Admin, stream: StreamId) -> Ends {
-    match admin.stream_stats(stream).await {
+///
+/// Of a lane that is lost as a whole nobody tells anything, as of one that is being moved or rebuilt, or was never written to. So the owners of those that are waited for
+/// and not told of are asked in turn: one answers only when it has all that there is of the streamlet, and knows which transactions run in it. Where such a lane
+/// ends at its beginning, it is empty.
+async fn ends_of(client: &Client, stream: StreamId, waiting: &[(StreamletId, LaneId)]) -> Ends {
+    let mut ends: Ends = match client.admin().stream_stats(stream).await {
         Ok(all) if all.unheard.is_empty() => {
             all.lanes.iter().map(|lane| ((lane.streamlet, lane.lane), lane.next_ordinal)).collect()
         }
-        _ => Ends::new(),
+        _ => return Ends::new(),
+    };
+    let untold: Vec<_> = waiting.iter().copied().filter(|lane| !ends.contains_key(lane)).collect();
+    for lanes in untold.chunks(LOOKUPS_AT_ONCE) {
+        let mut finding = JoinSet::new();
+        for (streamlet, lane) in lanes.iter().copied() {
+            let (client, lookup) = (client.clone(), Lookup { stream, streamlet, lane, at: Start::Latest });
+            finding.spawn(async move { ((streamlet, lane), client.find_place(&lookup, Duration::ZERO).await) });
+        }
+        while let Some(found) = finding.join_next().await {
+            if let Ok((lane, Ok(at))) = found
+                && at.ordinal.max(at.durable_ordinal) == 0
+            {
+                ends.insert(lane, 0);
+            }
+        }
     }
+    ends
 }
 
 /// Whether so many lanes can be read from one node.
