@@ -93,8 +93,10 @@ impl Figures {
 pub(crate) fn run(args: &Args) -> Result<(), BenchError> {
     let seconds = args.seconds.unwrap_or(if args.quick { 1.0 } else { 5.0 });
     let rounds = args.rounds.unwrap_or(if args.quick { 1 } else { 3 }).max(1);
+    let all = points(seconds);
+    crate::check_only(&args.only, &all.iter().map(|point| point.name.as_str()).collect::<Vec<_>>())?;
     let wanted = |name: &str| args.only.is_empty() || args.only.iter().any(|prefix| name.starts_with(prefix.as_str()));
-    let points: Vec<Point> = points(seconds).into_iter().filter(|point| wanted(&point.name)).collect();
+    let points: Vec<Point> = all.into_iter().filter(|point| wanted(&point.name)).collect();
     if args.list {
         points.iter().for_each(|point| println!("{:<20} {}", point.name, point.words.join(" ")));
         return Ok(());

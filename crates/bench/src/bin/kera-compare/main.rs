@@ -72,6 +72,9 @@ struct Args {
     out: PathBuf,
 }
 
+/// What a node does beside being loaded; by this name as if it were a point.
+const NODE: &str = "node";
+
 fn main() -> ExitCode {
     match run(&Args::parse()) {
         Ok(()) => ExitCode::SUCCESS,
@@ -87,11 +90,13 @@ fn run(args: &Args) -> Result<(), BenchError> {
         return door::run(args);
     }
     let scale = Scale { seconds: args.seconds.unwrap_or(if args.quick { 2.0 } else { 10.0 }), quick: args.quick };
+    let all = points::all(&scale);
+    check_only(&args.only, &all.iter().map(|point| point.name).chain([NODE]).collect::<Vec<_>>())?;
     let wanted = |name: &str| args.only.is_empty() || args.only.iter().any(|prefix| name.starts_with(prefix.as_str()));
-    let points: Vec<Point> = points::all(&scale).into_iter().filter(|point| wanted(point.name)).collect();
+    let points: Vec<Point> = all.into_iter().filter(|point| wanted(point.name)).collect();
     if args.list {
         points.iter().for_each(|point| println!("{:<20} {}", point.name, point.title));
-        println!("{:<20} a node's start, memory when idle, restart after kill -9, 100,000 idle lanes", "node");
+        println!("{NODE:<20} a node's start, memory when idle, restart after kill -9, 100,000 idle lanes");
         return Ok(());
     }
     let rounds = args.rounds.unwrap_or(if args.quick { 1 } else { 3 }).max(1);
@@ -108,13 +113,24 @@ fn run(args: &Args) -> Result<(), BenchError> {
         comparison.write(&args.out)?;
     }
     drop((kera, kafka));
-    if wanted("node") {
+    if wanted(NODE) {
         comparison.node = Some(node::measure(&program, &args.dir, args.arena_bytes, args.quick)?);
     }
     comparison.write(&args.out)?;
     println!("{}", comparison.markdown());
     eprintln!("written to {}", args.out.display());
     Ok(())
+}
+
+/// Refuses `--only` with a name that no point begins with: what it was meant to measure would be missing from the table, and nobody told.
+fn check_only(only: &[String], names: &[&str]) -> Result<(), BenchError> {
+    let begins_none = |prefix: &&String| !names.iter().any(|name| name.starts_with(prefix.as_str()));
+    match only.iter().find(begins_none) {
+        Some(prefix) => {
+            Err(BenchError::setting("only", format!("no point begins with `{prefix}`; there are {}", names.join(", "))))
+        }
+        None => Ok(()),
+    }
 }
 
 /// A broker whose hot path is compiled, as far as it was used, and its load generators.
@@ -162,5 +178,23 @@ fn beside_this_one() -> Result<PathBuf, BenchError> {
             flag: "kera",
             message: format!("there is no {}; build it with `cargo build --release -p kera`", kera.display()),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_that_no_point_begins_with_is_refused_with_those_that_there_are() {
+        for (door, known) in [(&[][..], "produce-16k"), (&["--door"][..], "16-1k-produce")] {
+            let listed = |only: &str| {
+                let words = ["kera-compare", "--list", "--only", only].into_iter().chain(door.iter().copied());
+                run(&Args::parse_from(words)).map_err(|error| error.to_string())
+            };
+            assert_eq!(listed(known), Ok(()));
+            let error = listed(&format!("{known},nothing")).unwrap_err();
+            assert!(error.starts_with("--only: no point begins with `nothing`") && error.contains(known), "{error}");
+        }
     }
 }
