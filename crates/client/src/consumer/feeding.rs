@@ -298,7 +298,7 @@ impl Consumer {
         let Some(link) = self.holders.link(node) else { return };
         if self.settings.long_poll && link.is_polling() && node != HOME {
             // A poll that waits there does not know of tracks that have come from another node.
-            self.unfeed_by(node);
+            self.unfeed_by(|of| of == node);
         } else if self.settings.long_poll && link.is_polling() {
             return;
         }
@@ -321,7 +321,7 @@ impl Consumer {
         let others = self.holders.link(node).map_or(0, |link| link.entries());
         if others > 0 && others + ids.len() > limits::READ_ENTRIES_MAX {
             // Entries that have ended count at the node as long as others of their subscription have not.
-            self.unfeed_by(node);
+            self.unfeed_by(|of| of == node);
             ids = self.to_feed_by(node);
         }
         ids.truncate(limits::READ_ENTRIES_MAX);
@@ -438,7 +438,7 @@ impl Consumer {
                 self.failed = Some(error.into());
                 return;
             }
-            self.unfeed_by(node);
+            self.unfeed_by(|of| of == node);
         }
         for id in tracks {
             if let Some(track) = self.tracks.get_mut(id) {
@@ -583,9 +583,7 @@ impl Consumer {
 
     /// Nothing is in line: whatever credit is owed goes back at once.
     pub(super) fn credit_all(&mut self) {
-        for link in self.holders.links_mut() {
-            link.give_credit(0, 0, true);
-        }
+        self.holders.links_of(|_| true).for_each(|link| link.give_credit(0, 0, true));
         if self.settings.long_poll {
             self.feed_at = self.feed_at.min(Instant::now());
         }
@@ -593,21 +591,14 @@ impl Consumer {
 
     /// Stops feeding all tracks; they are fed again from where they are.
     pub(super) fn unfeed(&mut self) {
-        for link in self.holders.links_mut() {
-            link.drop_feeds();
-        }
-        for track in self.tracks.values_mut() {
-            track.fed = false;
-        }
+        self.unfeed_by(|_| true);
         self.feed_at = Instant::now();
     }
 
-    /// Stops what one node feeds. Whoever calls this has it fed again.
-    fn unfeed_by(&mut self, node: u32) {
-        if let Some(link) = self.holders.link(node) {
-            link.drop_feeds();
-        }
-        self.tracks.values_mut().filter(|track| track.node == node).for_each(|track| track.fed = false);
+    /// Stops what some nodes feed, or fed last. Whoever calls this has it fed again.
+    pub(super) fn unfeed_by(&mut self, which: impl Fn(u32) -> bool) {
+        self.holders.links_of(&which).for_each(Link::drop_feeds);
+        self.tracks.values_mut().filter(|track| which(track.node)).for_each(|track| track.fed = false);
     }
 
     /// Gives the connections up. Tracks go on from where they are when there are others.

@@ -166,8 +166,9 @@ impl Holders {
         self.linked.iter().map(|holder| &holder.link)
     }
 
-    pub(super) fn links_mut(&mut self) -> impl Iterator<Item = &mut Link> {
-        self.linked.iter_mut().map(|holder| &mut holder.link)
+    /// The links to some nodes.
+    pub(super) fn links_of(&mut self, which: impl Fn(u32) -> bool) -> impl Iterator<Item = &mut Link> {
+        self.linked.iter_mut().filter(move |holder| which(holder.node)).map(|holder| &mut holder.link)
     }
 
     /// The link to a node.
@@ -563,7 +564,7 @@ impl Consumer {
         link.connection.close();
         self.may_have_more(|of| of == node);
         let now = Instant::now();
-        self.tracks.values_mut().filter(|track| track.node == node).for_each(|track| track.fed = false);
+        self.unfeed_by(|of| of == node);
         for piece in &mut self.queue {
             // What is in line came by subscriptions that are gone.
             piece.credit = piece.credit.filter(|(of, ..)| *of != node);

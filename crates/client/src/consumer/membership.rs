@@ -428,7 +428,7 @@ impl Consumer {
             membership.nothing_left = false;
         }
         let tracks = &self.tracks;
-        for link in self.holders.links_mut() {
+        for link in self.holders.links_of(|_| true) {
             link.drop_idle_feeds(|track| tracks.contains_key(&track));
         }
         track
