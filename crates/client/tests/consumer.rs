@@ -13,6 +13,7 @@ use kera_client::{
     Batch, Client, ClientError, CommitMode, Compression, Consumer, ConsumerBuilder, GapPolicy, LaneId, Record, Start,
     StreamletId,
 };
+use kera_protocol::limits::READ_ENTRIES_MAX;
 use kera_protocol::{Op, Status};
 use kera_rpc::RpcError;
 use steady::later;
@@ -647,6 +648,37 @@ fn lanes_that_retention_has_overtaken_are_read_on_where_there_is_no_room_for_the
         (0..6).for_each(|streamlet| fill(&server, streamlet, 0, 40..50));
         let all = read(&mut consumer, 60).await;
         assert!(all.len() == 6 && all.values().all(|values| *values == numbered(40..50)), "{all:?}");
+    });
+}
+
+/// As many lanes as a connection may have entries: one that is asked for again is one too many, so that all are dropped before the node refuses it.
+#[test]
+fn a_lane_that_retention_has_overtaken_is_read_on_where_a_connection_has_all_that_it_may() {
+    let lanes = 256;
+    let server = FakeServer::start(1, lanes);
+    server.fake.state().entries_max = READ_ENTRIES_MAX;
+    run(async {
+        fill(&server, 0, 0, 0..10);
+        let mut consumer = build(&server, |b| b.refresh(Duration::from_millis(100))).await;
+        read(&mut consumer, 10).await;
+        // Those that it gets are read without having been looked up.
+        let streamlets = READ_ENTRIES_MAX as u32 / lanes;
+        server.grow(streamlets);
+        fill(&server, streamlets - 1, 0, 0..10);
+        read(&mut consumer, 10).await;
+        {
+            let mut state = server.fake.state();
+            let log = state.logs.get_mut(&(0, 0)).unwrap();
+            log.close_group();
+            log.next_ordinal += 30;
+            log.first_kept = log.chunks.len();
+        }
+        fill(&server, 0, 0, 40..50);
+        fill(&server, streamlets - 1, 0, 10..20);
+        let all = read(&mut consumer, 20).await;
+        assert_eq!(all[&(0, 0)], numbered(40..50));
+        assert_eq!(all[&(streamlets - 1, 0)], numbered(10..20));
+        assert_eq!(server.fake.state().entries_refused, 0);
     });
 }
 
