@@ -660,6 +660,31 @@ fn what_was_taken_from_a_pipe_is_written_before_a_signal_ends_the_producer() {
     assert_eq!(sorted(lines(&node.ok("consume flights"))), sorted(written));
 }
 
+/// It may be one record or all of them, which only a second line would tell: as at the end of the input it is all of them.
+#[test]
+fn an_array_that_was_taken_from_a_pipe_is_written_before_a_signal_ends_the_producer() {
+    let (_place, node) = with_stream("");
+    let mut command = node.command("produce flights --format ndjson --json");
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut input = child.stdin.take().unwrap();
+    writeln!(input, "[1, 22, 333]").unwrap();
+    // It listens for signals before it has a thread for this.
+    let reads = |child: &Child| {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", child.id())).unwrap();
+        let mut names =
+            tasks.map(|task| std::fs::read_to_string(task.unwrap().path().join("comm")).unwrap_or_default());
+        names.any(|name| name.trim_end() == "kera-input")
+    };
+    eventually("it cuts what it has taken", || reads(&child));
+    terminate(&child);
+    let output = child.wait_with_output().unwrap();
+    let (told, said) = (common::stdout(&output), common::stderr(&output));
+    assert_eq!(output.status.code(), Some(0), "{told}{said}");
+    let told: Value = serde_json::from_str(&told).unwrap();
+    assert_eq!((&told["records"], &told["interrupted"]), (&json!(3), &json!(true)));
+    assert_eq!(sorted(lines(&node.ok("consume flights"))), ["1", "22", "333"]);
+}
+
 #[test]
 fn a_second_signal_ends_a_producer_that_has_more_to_write_and_says_where_to_go_on() {
     let (_place, node) = with_stream("");

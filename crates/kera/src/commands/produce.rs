@@ -258,7 +258,7 @@ impl Sending {
         outcome
     }
 
-    async fn all_of(&mut self, ahead: &Ahead, wishes: &mut Wishes) -> Result<(), CliError> {
+    async fn all_of(&mut self, ahead: &Arc<Ahead>, wishes: &mut Wishes) -> Result<(), CliError> {
         loop {
             let waits = self.settled.records < self.sent;
             let next = tokio::select! {
@@ -293,15 +293,19 @@ impl Sending {
     }
 
     /// A signal has come. Whether nothing more is sent: the first one ends only the input, if that may have no end by itself.
-    fn take_signal(&mut self, ahead: &Ahead) -> bool {
+    fn take_signal(&mut self, ahead: &Arc<Ahead>) -> bool {
         let is_first = self.stopped.replace("interrupted".into()).is_none();
         if self.has_end || !is_first {
             self.is_cut_off = !is_first;
             return true;
         }
-        let all_is_cut = self.tap.shut();
-        if all_is_cut {
-            ahead.end();
+        let is_waiting = self.tap.shut();
+        let held = if is_waiting { self.tap.hand_over() } else { None };
+        let all_is_cut = is_waiting && held.is_none();
+        match held {
+            Some(rows) => self.cut(rows, ahead),
+            None if is_waiting => ahead.end(),
+            None => {}
         }
         // Whoever has sent the signal does not wait for long.
         self.pace = None;
@@ -311,6 +315,18 @@ impl Sending {
             );
         }
         false
+    }
+
+    /// Has rows cut that whoever waits for more had not cut yet. On a thread of its own, for there is not always room for them.
+    fn cut(&self, rows: Box<dyn rows::RowSource>, ahead: &Arc<Ahead>) {
+        let (read_ahead, cut) = (Arc::clone(ahead), Arc::clone(&self.progress.rows));
+        let cutting = thread::Builder::new()
+            .name("kera-input".into())
+            .spawn(move || read_rows(rows, &read_ahead, &cut, &Tap::default()));
+        if let Err(error) = cutting {
+            self.progress.line(&format!("what was read last is not sent: no thread to cut it: {error}"));
+            ahead.end();
+        }
     }
 
     /// Sends what is left of a batch. Dropped before it is done it goes on where it was.
@@ -675,6 +691,8 @@ fn read_rows(mut source: Box<dyn rows::RowSource>, ahead: &Ahead, cut: &AtomicU6
                 ahead.push(&row)
             }
             Ok(false) => false,
+            // It ends with what the others cut.
+            Err(_) if tap.is_handed_over() => return,
             Err(_) if tap.is_dry() => false,
             Err(error) => ahead.push_malformed(&error) && !error.fatal,
         };

@@ -2,12 +2,13 @@
 //! array, which become spaces.
 //!
 //! What begins with `[` may be either: lines of which the first is an array, or one array. It is lines if the array ends on the line on which it begins and
-//! there is more behind that line.
+//! there is more behind that line. Where the input is [shut](Tap::shut) while that is waited for, it is all there is.
 
 use std::io::{BufRead, Cursor, Read, empty};
+use std::sync::Arc;
 
 use super::fields::{key_bytes, names, pick, text};
-use super::{Picks, ROW_BYTES_MAX, Row, RowError, RowSource, read_line};
+use super::{Picks, ROW_BYTES_MAX, Row, RowError, RowSource, Tap, read_line, with_null};
 use crate::when::parse_instant;
 
 pub(super) struct JsonRows {
@@ -15,6 +16,23 @@ pub(super) struct JsonRows {
     picks: Picks,
     line: u64,
     shape: Shape,
+    tap: Arc<Tap>,
+}
+
+/// A first line that is an array, while it is waited for whether there is more behind it.
+pub(super) struct Held {
+    text: Vec<u8>,
+    line: u64,
+    picks: Picks,
+}
+
+impl Held {
+    /// There is no more: its elements.
+    pub(super) fn into_rows(self) -> Box<dyn RowSource> {
+        let Held { text, line, picks } = self;
+        let (null, input, shape) = (picks.null.clone(), Box::new(Cursor::new(text)), Shape::Array(Array::default()));
+        with_null(Box::new(JsonRows { input, picks, line, shape, tap: Arc::default() }), null, false)
+    }
 }
 
 enum Shape {
@@ -25,13 +43,13 @@ enum Shape {
 }
 
 impl JsonRows {
-    /// `opens`: the first byte is `[`.
-    pub(super) fn new(input: Box<dyn BufRead + Send>, opens: bool, picks: Picks) -> JsonRows {
-        JsonRows { input, picks, line: 1, shape: if opens { Shape::Open } else { Shape::Lines } }
+    /// `opens`: the first byte is `[`. `tap`: what the input comes through.
+    pub(super) fn new(input: Box<dyn BufRead + Send>, opens: bool, picks: Picks, tap: Arc<Tap>) -> JsonRows {
+        JsonRows { input, picks, line: 1, shape: if opens { Shape::Open } else { Shape::Lines }, tap }
     }
 
     /// Finds out what begins with `[`. Of lines the first one is in `row` then, of an array nothing was taken. May have to wait for a second line: a
-    /// first one alone could be all there is.
+    /// first one alone could be all there is. Nobody can end that wait, so whoever shuts the input meanwhile gets the line from the tap and cuts it.
     fn look(&mut self, row: &mut Row) -> Result<bool, RowError> {
         let mut first = Vec::new();
         while first.trim_ascii_start().is_empty() {
@@ -44,8 +62,16 @@ impl JsonRows {
             }
         }
         let lines_behind = match is_closed(&first) {
-            // What keeps it from being read keeps whoever looks behind the array from it again.
-            true => self.empty_lines().unwrap_or(None),
+            true => {
+                self.tap.hold(Held { text: std::mem::take(&mut first), line: self.line, picks: self.picks.clone() });
+                // What keeps it from being read keeps whoever looks behind the array from it again.
+                let behind = self.empty_lines().unwrap_or(None);
+                let Some(held) = self.tap.take_back() else {
+                    return Err(RowError::new(self.line, None, "it is cut by who has shut the input"));
+                };
+                first = held.text;
+                behind
+            }
             false => None,
         };
         if let Some(empty) = lines_behind {

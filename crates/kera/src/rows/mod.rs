@@ -14,8 +14,8 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader, Cursor, Read, Seek};
 use std::os::fd::AsFd;
 use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::error::CliError;
 
@@ -153,7 +153,7 @@ pub fn open(path: &str, format: Format, picks: Picks) -> Result<Input, CliError>
         }
         None => (path, Box::new(BufReader::with_capacity(1 << 18, counted))),
     };
-    let rows = source(unpacked, plain_path, format, picks).map_err(|mut error| {
+    let rows = source(unpacked, plain_path, format, picks, &tap).map_err(|mut error| {
         error.message = format!("{name}: {}", error.message);
         error
     })?;
@@ -182,6 +182,7 @@ fn source(
     path: &str,
     format: Format,
     picks: Picks,
+    tap: &Arc<Tap>,
 ) -> Result<Box<dyn RowSource>, CliError> {
     let failed = |error: io::Error| CliError::failure(format!("cannot be read: {error}"));
     let extension = Path::new(path).extension().and_then(|e| e.to_str()).unwrap_or("").to_ascii_lowercase();
@@ -200,7 +201,9 @@ fn source(
     }
     let (null, keys_too) = (picks.null.clone(), picks.separator.is_some());
     let rows: Box<dyn RowSource> = match format {
-        Format::Ndjson | Format::Auto => Box::new(json::JsonRows::new(input, first == Some(b'['), picks)),
+        Format::Ndjson | Format::Auto => {
+            Box::new(json::JsonRows::new(input, first == Some(b'['), picks, Arc::clone(tap)))
+        }
         Format::Csv => {
             let delimiter = if extension == "tsv" { b'\t' } else { b',' };
             Box::new(csv::CsvRows::new(input, delimiter, &picks)?)
@@ -208,10 +211,7 @@ fn source(
         Format::Records => Box::new(records::RecordRows::new(input)),
         Format::Lines | Format::Raw => Box::new(lines::LineRows::new(input, format == Format::Raw, picks.separator)),
     };
-    Ok(match null {
-        Some(null) => Box::new(NullValues { rows, null: null.into_bytes(), keys_too }),
-        None => rows,
-    })
+    Ok(with_null(rows, null, keys_too))
 }
 
 /// Whether the flags make sense for the format.
@@ -245,6 +245,14 @@ struct NullValues {
     rows: Box<dyn RowSource>,
     null: Vec<u8>,
     keys_too: bool,
+}
+
+/// Rows of which some may stand for none.
+fn with_null(rows: Box<dyn RowSource>, null: Option<String>, keys_too: bool) -> Box<dyn RowSource> {
+    match null {
+        Some(null) => Box::new(NullValues { rows, null: null.into_bytes(), keys_too }),
+        None => rows,
+    }
 }
 
 impl RowSource for NullValues {
@@ -286,12 +294,16 @@ fn first_byte(input: &mut Box<dyn BufRead + Send>) -> io::Result<Option<u8>> {
 
 /// What input comes through until it is shut. What has come by then is cut into rows all the same; only one that is not whole is left out.
 #[derive(Default)]
-pub struct Tap(AtomicU8);
+pub struct Tap {
+    state: AtomicU8,
+    held: Mutex<Option<json::Held>>,
+    is_handed_over: AtomicBool,
+}
 
 impl Tap {
     const OPEN: u8 = 0;
     /// More is waited for: whatever has come is cut, but for a row that is not whole, and for an array that is the first line and has
-    /// nothing behind it yet. Nobody knows of that whether it is a row or all of them.
+    /// nothing behind it yet. Nobody knows of that whether it is a row or all of them: it is [handed over](Tap::hand_over).
     const WAITS: u8 = 1;
     const SHUT: u8 = 2;
     /// Shut, and more was asked for: as where more is waited for.
@@ -299,20 +311,44 @@ impl Tap {
 
     /// Lets nothing more through, also if it is waited for. Whether it is: no row is cut any more then.
     pub fn shut(&self) -> bool {
-        self.0.swap(Tap::SHUT, Ordering::AcqRel) == Tap::WAITS
+        self.state.swap(Tap::SHUT, Ordering::AcqRel) == Tap::WAITS
     }
 
     /// Whether the input has ended here, maybe within a row.
     pub fn is_dry(&self) -> bool {
-        self.0.load(Ordering::Acquire) == Tap::DRY
+        self.state.load(Ordering::Acquire) == Tap::DRY
+    }
+
+    fn held(&self) -> MutexGuard<'_, Option<json::Held>> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn hold(&self, held: json::Held) {
+        *self.held() = Some(held);
+    }
+
+    fn take_back(&self) -> Option<json::Held> {
+        self.held().take()
+    }
+
+    /// For whoever has shut it while more was waited for: the rows of what has come and was not cut yet, if there are some. Nobody else cuts them then.
+    pub fn hand_over(&self) -> Option<Box<dyn RowSource>> {
+        let mut held = self.held();
+        self.is_handed_over.store(held.is_some(), Ordering::Release);
+        held.take().map(json::Held::into_rows)
+    }
+
+    /// Whether somebody else cuts what has come.
+    pub fn is_handed_over(&self) -> bool {
+        self.is_handed_over.load(Ordering::Acquire)
     }
 
     /// Reads, unless it is shut by then. What comes while it is being shut is left out, as what is still in a pipe is.
     fn through(&self, read: impl FnOnce() -> io::Result<usize>) -> io::Result<usize> {
-        let turn = |from, to| match self.0.compare_exchange(from, to, Ordering::AcqRel, Ordering::Acquire) {
+        let turn = |from, to| match self.state.compare_exchange(from, to, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => Ok(()),
             Err(_) => {
-                self.0.store(Tap::DRY, Ordering::Release);
+                self.state.store(Tap::DRY, Ordering::Release);
                 Err(io::Error::other("nothing more is read"))
             }
         };

@@ -6,7 +6,7 @@ fn rows_of(
     format: Format,
     picks: Picks,
 ) -> Result<Vec<Result<Row, RowError>>, CliError> {
-    let mut source = source(Box::new(text.as_bytes()), path, format, picks)?;
+    let mut source = source(Box::new(text.as_bytes()), path, format, picks, &Arc::default())?;
     let mut all = Vec::new();
     loop {
         let mut row = Row::default();
@@ -178,7 +178,7 @@ fn a_quote_that_is_not_closed_does_not_take_all_the_rest_into_memory() {
         let before = read.load(Ordering::Relaxed);
         let input =
             Box::new(BufReader::new(Counted { inner, read: read.clone(), tap: Arc::default(), is_over: false }));
-        let opened = source(input, "f.csv", Format::Auto, Picks::default());
+        let opened = source(input, "f.csv", Format::Auto, Picks::default(), &Arc::default());
         let said = match opened {
             Err(error) => error.message,
             Ok(mut rows) => {
@@ -306,7 +306,8 @@ fn an_end_that_was_seen_stays_one() {
         for format in [Format::Auto, Format::Lines, Format::Ndjson, Format::Records] {
             let inner: Box<dyn Read + Send> = Box::new(Typed(typed.clone()));
             let counted = Counted { inner, read: Arc::default(), tap: Arc::default(), is_over: false };
-            let mut source = source(Box::new(BufReader::new(counted)), "-", format, Picks::default()).unwrap();
+            let input = Box::new(BufReader::new(counted));
+            let mut source = source(input, "-", format, Picks::default(), &Arc::default()).unwrap();
             let mut seen = 0;
             while source.next(&mut Row::default()) != Ok(false) {
                 seen += 1;
@@ -331,7 +332,7 @@ fn input_that_is_shut_ends_behind_its_last_whole_row() {
         let tap = Arc::new(Tap::default());
         let inner: Box<dyn Read + Send> = Box::new(Typed(vec![text]));
         let counted = Counted { inner, read: Arc::default(), tap: tap.clone(), is_over: false };
-        let mut source = source(Box::new(BufReader::new(counted)), "-", format, Picks::default()).unwrap();
+        let mut source = source(Box::new(BufReader::new(counted)), "-", format, Picks::default(), &tap).unwrap();
         assert!(!tap.shut(), "more has not been asked for");
         let mut row = Row::default();
         for value in whole {
@@ -360,4 +361,39 @@ fn what_comes_through_no_more_is_no_row() {
         Counted { inner: Box::new(Waiting(tap.clone())), read: Arc::default(), tap: tap.clone(), is_over: false };
     let mut source = lines::LineRows::new(Box::new(BufReader::new(counted)), false, None);
     assert!(source.next(&mut Row::default()).is_err() && tap.is_dry());
+}
+
+/// An array on a line; when more is waited for it is shut, and another line comes all the same.
+struct Handing {
+    tap: Arc<Tap>,
+    text: &'static [u8],
+    handed: Arc<Mutex<Vec<(u64, String, bool)>>>,
+}
+
+impl Read for Handing {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let mut text = std::mem::take(&mut self.text);
+        if text.is_empty() {
+            assert!(self.tap.shut(), "it is waited for");
+            let (mut rows, mut row) = (self.tap.hand_over().expect("it is not cut"), Row::default());
+            while rows.next(&mut row).unwrap() {
+                let value = String::from_utf8(row.value.clone()).unwrap();
+                self.handed.lock().unwrap().push((row.line, value, row.no_value));
+            }
+            text = b"[3]\n";
+        }
+        buffer[..text.len()].copy_from_slice(text);
+        Ok(text.len())
+    }
+}
+
+#[test]
+fn an_array_that_is_waited_behind_is_cut_by_whoever_shuts_the_input_and_by_nobody_else() {
+    let (tap, handed) = (Arc::new(Tap::default()), Arc::default());
+    let inner = Box::new(Handing { tap: tap.clone(), text: b"\n[[1], null]\n", handed: Arc::clone(&handed) });
+    let counted = Counted { inner, read: Arc::default(), tap: tap.clone(), is_over: false };
+    let picks = Picks { null: Some("null".into()), ..Picks::default() };
+    let mut source = source(Box::new(BufReader::new(counted)), "-", Format::Ndjson, picks, &tap).unwrap();
+    assert!(source.next(&mut Row::default()).is_err() && tap.is_handed_over());
+    assert_eq!(*handed.lock().unwrap(), [(2, "[1]".into(), false), (2, String::new(), true)]);
 }
