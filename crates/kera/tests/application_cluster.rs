@@ -27,10 +27,17 @@ fn over_http_a_node_changes_no_part_of_an_application_and_says_what_is_at_others
     let at = "/v1/applications/spread/audit";
     let (status, said) = node.http_request("POST", &format!("{at}/reset"), "{\"to\":\"earliest\"}");
     assert!(status == 501 && said.contains("`kera application reset` asks all owners"), "{status} {said}");
+    assert!(said.contains("nodes 2, 3 own streamlets of `spread`"), "{said}");
     let (status, said) = node.http_request("DELETE", at, "");
     assert!(status == 501 && said.contains("`kera application delete` asks all owners"), "{status} {said}");
     let described: Value = serde_json::from_str(&node.get(at).1).expect("an answer");
     assert_eq!(described["unheard"], serde_json::json!([2, 3]), "{described}");
+    let listed: Value = serde_json::from_str(&node.get("/v1/applications").1).expect("an answer");
+    assert_eq!(
+        (&listed[0]["name"], &listed[0]["unheard"]),
+        (&serde_json::json!("audit"), &serde_json::json!([2, 3])),
+        "{listed}"
+    );
     assert_eq!(node.json("application list")[0]["lag"], 0, "nothing was reset");
     eventually("all are heard", || {
         let whole = node.json("application describe audit");

@@ -1,6 +1,6 @@
 //! The admin API: the node, streams and applications, under `/v1`. Every handler asks the node what a client would ask.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 
 use axum::Json;
 use axum::extract::State;
@@ -270,8 +270,12 @@ fn at_others(stream: &str, others: &BTreeSet<u32>, command: &str) -> HttpError {
     if others.iter().all(|node| *node == 0) {
         return HttpError::not_ready(format!("nobody owns some streamlets of `{stream}` at the moment"));
     }
-    let error =
-        format!("other nodes own streamlets of `{stream}`, and over HTTP a node is asked for what it owns itself");
+    let nodes: Vec<String> = others.iter().filter(|node| **node != 0).map(u32::to_string).collect();
+    let own = match nodes.as_slice() {
+        [one] => format!("node {one} owns"),
+        several => format!("nodes {} own", several.join(", ")),
+    };
+    let error = format!("{own} streamlets of `{stream}`, and over HTTP a node is asked for what it owns itself");
     HttpError::not_here(error, format!("`{command}` asks all owners"))
 }
 
@@ -285,16 +289,28 @@ pub(super) struct ApplicationsQuery {
     stream: Option<String>,
 }
 
-/// Applications: who has read how far, of the streamlets that this node owns. In a cluster `kera application list` asks all nodes.
+/// An application in a list.
+#[derive(Serialize, ToSchema)]
+pub(super) struct ListedJson {
+    /// Who has read how far.
+    #[serde(flatten)]
+    application: ApplicationJson,
+    /// Nodes that own other streamlets of its stream and were not asked: neither its lag nor its consumers there are told.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    unheard: Vec<u32>,
+}
+
+/// Applications: who has read how far, of the streamlets that this node owns: `unheard` are the nodes that own others. Those of streams of which it owns
+/// nothing are not listed. In a cluster `kera application list` asks all nodes.
 #[utoipa::path(get, path = "/v1/applications", tag = "applications", params(ApplicationsQuery), responses(
-    (status = 200, description = "All of them", body = Vec<ApplicationJson>),
+    (status = 200, description = "All that it knows", body = Vec<ListedJson>),
     (status = 404, description = "There is no stream of that name", body = ErrorJson),
     (status = 503, description = "The node still starts", body = ErrorJson),
 ))]
 pub(super) async fn list_applications(
     State(door): State<Door>,
     Asked(query): Asked<ApplicationsQuery>,
-) -> Answer<Vec<ApplicationJson>> {
+) -> Answer<Vec<ListedJson>> {
     let inside = door.inside()?;
     let only = match &query.stream {
         Some(name) => Some(find(&inside, name).await?),
@@ -302,6 +318,7 @@ pub(super) async fn list_applications(
     };
     let applications = inside.call(&ListApplications { stream: only.as_ref().map(|s| s.id) }).await?.applications;
     let mut all = Vec::with_capacity(applications.len());
+    let mut others: HashMap<StreamId, Vec<u32>> = HashMap::new();
     for application in &applications {
         let name = match &only {
             Some(stream) => stream.name.clone(),
@@ -312,7 +329,19 @@ pub(super) async fn list_applications(
                 Err(refusal) => return Err(refusal.into()),
             },
         };
-        all.push(ApplicationJson::new(application, &name));
+        let unheard = match others.get(&application.stream) {
+            Some(others) => others.clone(),
+            None => {
+                let found = match other_owners(&inside, application.stream, &[]).await {
+                    Err(error) if error.code == StatusCode::NOT_FOUND => continue,
+                    found => found?,
+                };
+                let found: Vec<u32> = found.into_iter().filter(|node| *node != 0).collect();
+                others.insert(application.stream, found.clone());
+                found
+            }
+        };
+        all.push(ListedJson { application: ApplicationJson::new(application, &name), unheard });
     }
     Ok(Json(all))
 }
@@ -447,6 +476,12 @@ mod tests {
     fn that_nobody_owns_a_streamlet_passes_and_that_others_do_does_not() {
         let said = |nodes: &[u32]| at_others("a", &nodes.iter().copied().collect(), "kera application delete");
         assert_eq!(said(&[0]).code, StatusCode::SERVICE_UNAVAILABLE);
-        assert_eq!((said(&[2]).code, said(&[0, 2]).code), (StatusCode::NOT_IMPLEMENTED, StatusCode::NOT_IMPLEMENTED));
+        for (nodes, named) in
+            [(&[2][..], "node 2 owns "), (&[0, 2][..], "node 2 owns "), (&[2, 3][..], "nodes 2, 3 own ")]
+        {
+            let HttpError { code, body } = said(nodes);
+            assert_eq!(code, StatusCode::NOT_IMPLEMENTED);
+            assert!(body.error.starts_with(named), "{}", body.error);
+        }
     }
 }
