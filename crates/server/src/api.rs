@@ -41,7 +41,7 @@ pub struct OptionsJson {
     /// The largest segment in bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub segment_bytes: Option<u32>,
-    /// Copies.
+    /// Copies. A stream that is made without saying how many gets one, in a cluster too: `kera stream create` makes three where three nodes can hold them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub replication: Option<u32>,
     /// `process` or `power`.
