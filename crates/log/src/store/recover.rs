@@ -9,6 +9,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::io;
+use std::ops::Range;
 use std::sync::Arc;
 
 use kera_env::{AlignedBuffer, Disk, DiskFile, OpenMode, is_unreadable, read_readable};
@@ -535,6 +536,7 @@ impl Scan {
                 batch = self.find_batch(file_bytes)?;
                 if let Some((header, _)) = &batch
                     && !self.read_images(header)?
+                    && !self.are_let_go(self.next_number()..header.first)
                 {
                     let of = format!("{path}: what is between {} and {}", self.end, header.at);
                     self.lack(disk, &of, found);
@@ -545,7 +547,12 @@ impl Scan {
             self.entries.extend((header.first..).zip(entries));
             self.end = header.at + header.batch_bytes;
         }
-        if self.end < synced_to || in_memory.is_some() && self.has_more(file_bytes)? {
+        let has_more = |scan: &Scan| {
+            let has_more = scan.end < synced_to || in_memory.is_some() && scan.has_more(file_bytes)?;
+            Ok::<bool, io::Error>(has_more)
+        };
+        while has_more(self)? && self.pass_let_go()? {}
+        if has_more(self)? {
             // Without a footer the next start sees it as well.
             self.lack(disk, &format!("{path}: what begins at {}", self.end), found);
         } else if in_memory.is_none() && self.is_lost(self.end, PAGE_BYTES as u64)? {
@@ -660,6 +667,32 @@ impl Scan {
 
     fn read(&self, at: u64, bytes: &mut [u8]) -> io::Result<usize> {
         read(&*self.file, at, bytes)
+    }
+
+    /// Whether all segments of some numbers were let go of, of which nothing else is known; then they are passed over, and the file gets no footer, since they are missing
+    /// in it.
+    ///
+    /// What tells of them does not read back, and their images are holes. But a number is marked only when its segment was dropped, or was found to be cut off, and that was synced
+    /// before anything else was done with it: a marked one counts nowhere, whatever it was. A part of the map that is damaged says nothing, as if all were live. So
+    /// nothing is lost here, nobody need be asked, and the file goes like any other one when the rest of it is let go of.
+    fn are_let_go(&mut self, mut numbers: Range<u32>) -> bool {
+        let are_let_go = !numbers.is_empty() && numbers.all(|number| self.released.get(number));
+        self.has_gap |= are_let_go;
+        are_let_go
+    }
+
+    /// Passes over the batch at the end, if it has begun and its header says which segments it had, all of which [were let go of](Scan::are_let_go). What is behind it
+    /// is looked at next.
+    fn pass_let_go(&mut self) -> io::Result<bool> {
+        let mut page = AlignedBuffer::zeroed(PAGE_BYTES);
+        let read = self.read(self.end, &mut page)?;
+        let batch = BatchHeader::parse(&page[..read]).ok().filter(|batch| self.is_at_end(batch));
+        let Some(batch) = batch else { return Ok(false) };
+        let are_let_go = self.are_let_go(batch.first..batch.first.saturating_add(batch.count()));
+        if are_let_go {
+            self.end = batch.at.saturating_add(batch.batch_bytes);
+        }
+        Ok(are_let_go)
     }
 
     /// What follows cannot be read, and may have been anything.
@@ -788,11 +821,13 @@ impl Scan {
     /// Whether a page begins a batch whose write a kill has cut off, in the middle of its index. Bytes go into a file from the first to the last: one that was
     /// synced has all of them, whatever the disk has changed of them since, and of one that was not nothing counts.
     fn is_cut_off(&self, page: &[u8], file_bytes: u64) -> bool {
-        let is_mine = |batch: &BatchHeader| {
-            (batch.container, batch.key, batch.at) == (self.header.container, self.header.key, self.end)
-        };
-        let batch = BatchHeader::parse(page).ok().filter(is_mine);
+        let batch = BatchHeader::parse(page).ok().filter(|batch| self.is_at_end(batch));
         batch.is_some_and(|batch| file_bytes < batch.at.saturating_add(batch.batch_bytes))
+    }
+
+    /// Whether a batch is of this container, and begins at the end so far.
+    fn is_at_end(&self, batch: &BatchHeader) -> bool {
+        (batch.container, batch.key, batch.at) == (self.header.container, self.header.key, self.end)
     }
 
     /// Whether a segment's image is on disk as it was in memory: one of which the disk has lost something is not. An error says nothing of it.

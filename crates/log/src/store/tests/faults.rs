@@ -626,6 +626,42 @@ fn a_container_in_which_nothing_else_is_live_stays_while_an_index_in_it_cannot_b
     }
 }
 
+/// What was let go of is a hole, so no image says what the index did; but the container's first page says that nobody is to have any of it. Only where some of it was
+/// not let go of is something lost.
+#[test]
+fn an_index_of_what_was_let_go_of_is_missed_by_nobody() {
+    for (batch, is_all) in [(1, true), (2, true), (1, false), (2, false)] {
+        let disk = faulty(1).remove(0);
+        let mut bench = Bench::fresh(as_disks(std::slice::from_ref(&disk)));
+        for n in 0..3 {
+            (0..2).for_each(|lane| bench.close(id(lane, n), 10_000));
+            bench.settle();
+        }
+        let placed: BTreeMap<_, _> =
+            (0..6).map(|n| id(n % 2, n / 2)).map(|of| (of, bench.location(of).unwrap())).collect();
+        let [first, second] = [0, 1].map(|lane| placed[&id(lane, batch)]);
+        let path = container_path(first.container);
+        assert!(placed.values().all(|at| at.container == first.container));
+        (0..if is_all { 2 } else { 1 }).for_each(|lane| bench.release(id(lane, batch)));
+        bench.settle();
+        drop(bench);
+        let index = first.offset.min(second.offset) - 4096;
+        // In what it tells of segments, behind its header.
+        disk.flip_bit_on_read(&path, index + 70, 1);
+        let rest: BTreeMap<_, _> = placed.into_iter().filter(|(of, _)| of.index.0 != batch).collect();
+        let lack = Lack { disk: 0, container: first.container, at: index };
+        for _ in 0..2 {
+            let (_, found, _, lacks) = start(&disk, true);
+            assert_eq!((&found, lacks), (&rest, Vec::from_iter((!is_all).then_some(lack))), "{batch}");
+        }
+        let (core, found, _, _) = start(&disk, true);
+        found.into_iter().for_each(|(of, at)| core.release(of, at));
+        while core.step() == Step::Again {}
+        let is_gone = disk.open(&path, OpenMode::Read, false).is_err();
+        assert_eq!(is_gone, is_all, "{batch}: the rest of it was let go of, too");
+    }
+}
+
 /// Nor does what was cut off come back: its container gets no footer, since a batch in front of it is missing.
 #[test]
 fn what_a_loss_of_power_has_cut_off_stays_away_without_a_footer_too() {
