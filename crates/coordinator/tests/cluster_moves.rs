@@ -663,6 +663,38 @@ fn what_an_owner_writes_is_no_part_of_what_it_held_before() {
     assert!(!cluster.0.holds(node, stream, 0));
 }
 
+/// The same where the other one is lost and a person has given up what it had: as the owner, or as who holds what is between.
+#[test]
+fn what_an_owner_writes_behind_what_was_given_up_is_no_part_of_what_it_held_before() {
+    for is_owner_lost in [true, false] {
+        let mut cluster = Cluster::new(3);
+        cluster.raise(level::NEWEST);
+        let stream = cluster.stream("moved", 1, 2);
+        if cluster.owner(stream, 0) != 1 {
+            cluster.move_to(stream, 0, 1);
+        }
+        cluster.move_to(stream, 0, 2);
+        let late: Vec<HeldGroups> = cluster.0.held_by(1).into_iter().map(|(of, _)| of).collect();
+        assert!(!late.is_empty());
+        if !is_owner_lost {
+            cluster.move_to(stream, 0, 1);
+        }
+        cluster.fence(2);
+        let accepted = cluster.0.plan_accept_loss(&stream.into(), 0).unwrap();
+        cluster.apply(&accepted);
+        assert_eq!((cluster.owner(stream, 0), cluster.0.holds(2, stream, 0)), (1, false), "{is_owner_lost}");
+        let there: Vec<u32> = (0..3).map(|_| cluster.renew(stream, 0)).collect();
+        cluster.move_to(stream, 0, 3);
+        let gone = cluster.0.plan_groups_gone(&GroupsGone { node: 1, epoch: 1, groups: late.clone() }).unwrap();
+        assert_eq!(gone.len(), late.len());
+        cluster.apply(&gone);
+        let told = cluster.0.told_owner(stream, StreamletId(0));
+        for epoch in there {
+            assert_eq!(told.holder(GroupId::new(epoch, 1)), 1, "{is_owner_lost}: {told:?}");
+        }
+    }
+}
+
 #[test]
 fn where_a_lane_begins_is_said_by_its_owner_and_kept_for_the_next_one() {
     let mut cluster = Cluster::new(3);

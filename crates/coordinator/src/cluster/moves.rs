@@ -419,6 +419,10 @@ impl ClusterState {
     }
 
     /// A person gives up what only a lost node had of a streamlet: the broker that has fewest gets it, and what it had lost, it has no more.
+    ///
+    /// What is given up may have been all that was between groups which the owner holds and what it writes from here on. So, [as with any other that are gone](Self::heir),
+    /// the owner is said to have these, of which it has none: else its next move to itself would make what it has written part of those groups, and
+    /// what it said of them earlier, heard of late, would take that with them.
     pub fn plan_accept_loss(&self, stream: &StreamRef, streamlet: u32) -> Planned {
         let info = self.catalog.find(stream)?;
         let name = format!("{}/{streamlet}", info.name);
@@ -435,9 +439,11 @@ impl ClusterState {
             return Err(refused(why));
         }
         let (stream, first, count, number) = (info.id, streamlet, 1, 0);
-        let mut entries: Vec<ClusterEntry> = (lost.iter())
-            .map(|held| ClusterEntry::GroupsHeld { stream, first, count, owner_epoch: held.owner_epoch, node: 0 })
-            .collect();
+        // Of a lost owner the groups that it wrote last are newer than all that anybody holds.
+        let heir = |held: &Held| if is_lost { 0 } else { self.heir(stream, streamlet, held.owner_epoch) };
+        let gone = lost.iter().map(|held| (held.owner_epoch, heir(held)));
+        let held = |(owner_epoch, node)| ClusterEntry::GroupsHeld { stream, first, count, owner_epoch, node };
+        let mut entries: Vec<ClusterEntry> = gone.map(held).collect();
         if is_lost {
             let load = self.loads(&[]);
             let Some(node) = self.best_of(&info.name, &load) else {
@@ -455,6 +461,9 @@ impl ClusterState {
                 reason,
                 number,
             })?);
+            if self.holds(node, stream, streamlet) {
+                entries.push(held((owner.owner_epoch, node)));
+            }
             // The change takes what was handed over from whoever looks for it. Where the streamlet last moved is where it goes on nevertheless: nodes
             // hold what was before, or it has expired, and its numbers must not be given out again.
             if let Some(state) = self.handed(stream, streamlet) {
