@@ -88,6 +88,8 @@ pub enum RestoreError {
 pub(crate) struct Recovery {
     /// What each segment's producers sent last.
     marks: HashMap<SegmentId, Vec<ProducerMark>>,
+    /// Segments on disk of which nothing tells who wrote them.
+    unmarked: HashSet<SegmentId>,
     /// Segments that the replay has changed: their marks are theirs to tell.
     restored: HashSet<SegmentId>,
     /// Of segments of which the replay has met chunks the virtual log that has all of these, from the first one on. `None`: they are in several, or the first one is in none.
@@ -105,11 +107,12 @@ impl Recovery {
         }
     }
 
-    /// A segment leaves memory before its lane is rebuilt. If the replay has changed it, or it was cut, nothing else says who wrote it.
+    /// A segment leaves memory before its lane is rebuilt. If the replay has changed it, or it was cut, or what is on disk does not tell, nothing else says who wrote it.
     pub(crate) fn leaves_memory(&mut self, segment: &Segment) {
         let id = segment.id();
         let was_cut = self.marks.get(&id).is_some_and(|marks| is_cut(segment.head(), marks));
-        if was_cut || self.restored.contains(&id) {
+        let was_unmarked = self.unmarked.remove(&id);
+        if was_cut || was_unmarked || self.restored.contains(&id) {
             self.marks.insert(id, segment.producer_marks());
         }
     }
@@ -145,7 +148,7 @@ impl Log {
     }
 
     fn recover_stored(&self, stored: StoredSegment, recovery: &mut Recovery, report: &mut RecoveryReport) {
-        let StoredSegment { header, progress, at, producers } = stored;
+        let StoredSegment { header, progress, at, producers, lacks_marks } = stored;
         let Some(lane) = self.lane_of(header.id) else {
             report.dropped_segments += 1;
             self.shared.release(header.id, Some(at));
@@ -164,6 +167,9 @@ impl Log {
         }
         report.stored_segments += 1;
         recovery.marks.insert(header.id, producers);
+        if lacks_marks {
+            recovery.unmarked.insert(header.id);
+        }
     }
 
     fn recover_attached(&self, attached: AttachedSegment, recovery: &mut Recovery, report: &mut RecoveryReport) {
@@ -533,21 +539,28 @@ impl Lane {
         self.home.is_logged() && has_all.is_some_and(is_its_own)
     }
 
-    /// Goes on with deduplication where the chunks of this segment left it.
+    /// Goes on with deduplication where the chunks of this segment left it. All in front of it were noted.
+    ///
+    /// Where it is not known who wrote it, whoever was noted may have gone on in it, and would be told of a gap for ever that nobody can fill. So to those who wrote
+    /// nothing behind it, it is as if the segment were missing. One by producers that number nothing tells of nobody as well, and there a gap is one.
     fn recover_producers(&self, state: &mut LaneState, at: At, id: SegmentId, recovery: &Recovery) {
         let slot = state.chain.slot(at);
+        let is_unmarked = recovery.unmarked.contains(&id);
         let walked = match (&slot.memory, recovery.marks.get(&id)) {
             (Some(segment), None) => Some(segment.producer_marks()),
             (Some(segment), Some(marks)) if is_cut(segment.head(), marks) => Some(segment.producer_marks()),
-            (Some(segment), _) if recovery.restored.contains(&id) => Some(segment.producer_marks()),
+            (Some(segment), _) if is_unmarked || recovery.restored.contains(&id) => Some(segment.producer_marks()),
             _ => None,
         };
         let none = Vec::new();
         let marks = walked.as_ref().or(recovery.marks.get(&id)).unwrap_or(&none);
         let limit = self.log().config.producers_per_lane_max;
-        let empty = slot.summary().head == FIRST_CHUNK;
+        let (empty, next_ordinal) = (slot.summary().head == FIRST_CHUNK, slot.summary().next_ordinal);
         if marks.is_empty() && !empty {
             state.producers.set_forgot();
+        }
+        if is_unmarked && walked.is_none() {
+            state.producers.set_hole(next_ordinal);
         }
         for mark in marks {
             let cursor = Cursor { group: id.group, segment: id.index, position: mark.position };

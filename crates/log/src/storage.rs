@@ -37,6 +37,8 @@ pub struct StoredSegment {
     /// What [`Segment::producer_marks`] gave when it was written. Empty is allowed: then a producer whose last chunks are in
     /// it is taken for one that was not seen for long.
     pub producers: Vec<ProducerMark>,
+    /// It is not known who wrote it: its index was lost, and what is left of its image does not tell.
+    pub lacks_marks: bool,
 }
 
 /// Takes the bytes of large segments while they are open, so that they go to disk once (decision 0009).

@@ -80,6 +80,8 @@ pub(crate) struct Found {
     torn: Vec<Location>,
     /// Containers with a copy of which this start cannot say whether it was cut off.
     undecided: HashSet<(u16, u64)>,
+    /// Places of segments of which it is not known who wrote them.
+    unmarked: HashSet<(u16, u64, u64)>,
     /// The other copies of what is in those. Nobody reads them, and the next start asks again: they go when their segments do.
     pub(crate) others: HashMap<SegmentId, Vec<Location>>,
     /// Of each disk the containers without a footer, and up to where a start has synced them.
@@ -134,6 +136,7 @@ pub(crate) fn recover(node: [u8; 16], disks: &[&DiskContainers], in_memory: InMe
             for (id, marker) in &scan.open {
                 found.add_extent(*id, location(number as u16, marker));
             }
+            found.unmarked.extend(scan.unmarked.iter().map(|at| (number as u16, container, *at)));
             if !scan.unsure.is_empty() {
                 for (of, entry) in scan.live() {
                     let is_unsure = scan.unsure.contains(of);
@@ -295,7 +298,9 @@ impl Found {
             base_ordinal: mark.base_ordinal,
             position: mark.position,
         });
-        let segment = StoredSegment { header: entry.header, progress: entry.progress, at, producers: marks.collect() };
+        let (header, progress, producers) = (entry.header, entry.progress, marks.collect());
+        let lacks_marks = self.unmarked.contains(&(disk, container, entry.at));
+        let segment = StoredSegment { header, progress, at, producers, lacks_marks };
         let segments = &mut self.recovery.segments;
         match by_id.entry(segment.header.id) {
             std::collections::hash_map::Entry::Vacant(vacant) => {
@@ -398,6 +403,8 @@ struct Scan {
     /// Numbers of segments of the last batch, without a footer behind it, that were cut off if another copy is there and they are not whole, and stay
     /// otherwise: a kill may have torn them though the arena does not tell of them, or an earlier start has synced them.
     unsure: Vec<u32>,
+    /// Where images of segments are of which it is not known who wrote them.
+    unmarked: Vec<u64>,
     /// Places that the disk cannot read, of what counts as cut off.
     unread: Vec<u64>,
     /// What it ends with, but for a footer, is a batch.
@@ -427,8 +434,7 @@ impl Scan {
         found: &mut StoreRecovery,
     ) -> io::Result<Option<Scan>> {
         let StoreRecovery { problems, lacks, .. } = found;
-        let lacks_all = Lack { disk: number, container, at: 0 };
-        let path = container_path(container);
+        let (path, lacks_all) = (container_path(container), Lack { disk: number, container, at: 0 });
         let file = disk.open(&path, OpenMode::ReadWrite, true)?;
         let file_bytes = file.len()?;
         let mut page = AlignedBuffer::zeroed(CONTAINER_HEADER_BYTES);
@@ -467,6 +473,7 @@ impl Scan {
             open: Vec::new(),
             torn: Vec::new(),
             unsure: Vec::new(),
+            unmarked: Vec::new(),
             unread: Vec::new(),
             ends_in_batch: false,
             has_header,
@@ -613,8 +620,13 @@ impl Scan {
             return Ok(true);
         }
         if !self.released.get(marker.number)
-            && let Some(entry) = self.closed_extent(&marker, first_page)?
+            && let Some((entry, is_whole)) = self.closed_extent(&marker, first_page)?
         {
+            if !is_whole {
+                // A footer would have it as one that was written by nobody.
+                self.unmarked.push(entry.at);
+                self.has_gap = true;
+            }
             self.entries.push((marker.number, entry));
             return Ok(true);
         }
@@ -633,13 +645,13 @@ impl Scan {
         Ok(true)
     }
 
-    /// What the first page of an extent says, if it is that of a closed segment. It was written with the index, and says where the
+    /// What the first page of an extent says, if it is that of a closed segment, and whether the image reads back. It was written with the index, and says where the
     /// image ends: of the two one is enough.
     ///
     /// All chunks were synced before. So an image that does not read back was changed by the disk since, and stays, to be
-    /// [mended](crate::Mender): nobody knows who wrote it, and that is said by no marks at all. No replay need ask for it, since the virtual log may have let go of
+    /// [mended](crate::Mender): nobody knows who wrote it, and the lane [is told](StoredSegment::lacks_marks). No replay need ask for it, since the virtual log may have let go of
     /// it: it is not given back with what is of nobody.
-    fn closed_extent(&self, marker: &ExtentMarker, first_page: &[u8]) -> io::Result<Option<ContainerEntry>> {
+    fn closed_extent(&self, marker: &ExtentMarker, first_page: &[u8]) -> io::Result<Option<(ContainerEntry, bool)>> {
         let header = SegmentHeader::parse(first_page);
         let progress = SegmentProgress::parse(first_page, marker.image_bytes);
         let (Ok(header), Ok(progress)) = (header, progress) else { return Ok(None) };
@@ -649,7 +661,10 @@ impl Scan {
         let at = marker.image_at();
         let whole = self.images_up_to(at, at + pages(progress.head), 1)?.and_then(|mut entries| entries.pop());
         let progress = SegmentProgress { durable_head: progress.head, ..progress };
-        Ok(Some(whole.unwrap_or(ContainerEntry { header, progress, at, marks: Vec::new() })))
+        Ok(Some(match whole {
+            Some(entry) => (entry, true),
+            None => (ContainerEntry { header, progress, at, marks: Vec::new() }, false),
+        }))
     }
 
     /// Makes durable what was read of a file without a footer, before anything of it counts.

@@ -176,7 +176,8 @@ impl Store {
                 let at = Location { disk: 0, container: 9, offset, bytes: image.len() as u64 };
                 log.persisted(segment.id(), at);
                 let (header, progress) = (*segment.header(), segment.progress());
-                (StoredSegment { header, progress, at, producers: segment.producer_marks() }, image)
+                let producers = segment.producer_marks();
+                (StoredSegment { header, progress, at, producers, lacks_marks: false }, image)
             })
             .collect()
     }

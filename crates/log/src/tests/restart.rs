@@ -259,6 +259,33 @@ fn what_is_on_disk_is_enough_after_a_loss_of_power() {
     assert_eq!((next.base_ordinal, next.cursor.group), (6, GroupId::new(2, 1)), "never into a group of before");
 }
 
+/// A disk has changed its index, and what is in it. Who wrote in front of it may have gone on in it, and has nothing to send that would fill the gap. One that was
+/// written by nobody who numbers his chunks says as little, and hides no gap.
+#[test]
+fn a_producer_goes_on_behind_a_segment_of_which_nobody_knows_who_wrote_it() {
+    for lacks_marks in [true, false] {
+        let (node, store) = node().with_store();
+        fill(&node.lane(), 0..4, 30_000);
+        (0..2).for_each(|n| _ = append(&node.lane(), &chunk_of(9, 0, n, 30_000), 9).unwrap());
+        node.log.close_all();
+        let mut stored: Vec<StoredSegment> =
+            store.persist_all(&node.log).into_iter().map(|(stored, _)| stored).collect();
+        assert_eq!(stored.len(), 3);
+        (stored[1].producers, stored[1].lacks_marks) = (Vec::new(), lacks_marks);
+        std::fs::remove_file(arena_config(&node.dir, 0).path).unwrap();
+        drop(store);
+        let (node, segments, _) = restart(node, options());
+        let (node, _store) = node.with_store();
+        assert_eq!(node.log.recover(stored, segments).stored_segments, 3);
+        assert_eq!(node.log.finish_recovery(2), [""; 0]);
+        let gap = |producer, expected| AppendError::SequenceGap { producer, found: 4, expected, forgot: false };
+        let next = append(&node.lane(), &chunk(4, 10), 10).map(|next| next.base_ordinal);
+        assert_eq!(next, if lacks_marks { Ok(6) } else { Err(gap(7, 2)) });
+        assert!(append(&node.lane(), &chunk(0, 30_000), 10).unwrap().duplicate, "what is in front of it is known");
+        assert_eq!(append(&node.lane(), &chunk_of(9, 0, 4, 10), 10), Err(gap(9, 2)), "all of it is behind");
+    }
+}
+
 #[test]
 fn the_virtual_log_puts_chunks_back_where_they_were() {
     let (node, sink) = power_node();

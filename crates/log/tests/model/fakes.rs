@@ -48,7 +48,7 @@ impl FakeStore {
         let at = Location { disk: 0, container: 1, offset: store.next_offset, bytes: image.len() as u64 };
         store.next_offset += padded.len() as u64;
         let (header, progress, producers) = (*segment.header(), segment.progress(), segment.producer_marks());
-        let stored = StoredSegment { header, progress, at, producers };
+        let stored = StoredSegment { header, progress, at, producers, lacks_marks: false };
         let before = store.disk.insert(segment.id(), (stored, image));
         assert!(before.is_none(), "{} is written twice", segment.id());
         drop(store);

@@ -898,6 +898,30 @@ fn a_disk_is_told_of_each_segment_when_nothing_else_waits_that_it_could_write() 
     assert_eq!(bench.location(id(0, 0)).unwrap().disk, 0);
 }
 
+/// The lane has to hear of it at each start, so no footer has it as a segment that was written by nobody.
+#[test]
+fn a_large_segment_of_which_index_and_image_are_damaged_is_said_to_tell_of_nobody() {
+    let disks = faulty(1);
+    let mut bench = with_large_lanes(&disks);
+    let large = write_through(&mut bench, &[(id(0, 0), 9_000), (id(1, 0), 9_000)]);
+    large.into_iter().for_each(|segment| bench.core.closed(segment));
+    bench.settle();
+    let damaged = bench.location(id(0, 0)).unwrap();
+    assert!(bench.location(id(1, 0)).is_some());
+    drop(bench);
+    // The index is two pages in front of the image.
+    for at in [damaged.offset - 2 * 4096 + 70, damaged.offset + 5_000] {
+        disks[0].flip_bit_on_read(&container_path(damaged.container), at, 3);
+    }
+    for unfinished in [2, 1, 1] {
+        let (_, recovery) = Bench::open(config(), as_disks(&disks)).unwrap();
+        let found: BTreeMap<_, _> =
+            recovery.segments.iter().map(|segment| (segment.header.id, segment.lacks_marks)).collect();
+        assert_eq!(found, BTreeMap::from([(id(0, 0), true), (id(1, 0), false)]));
+        assert_eq!((recovery.unfinished, recovery.lacks.len()), (unfinished, 0), "{:?}", recovery.problems);
+    }
+}
+
 /// A segment that was rewritten, as it is given to a disk.
 fn image_of(id: SegmentId, bytes: usize) -> (ContainerEntry, AlignedBuffer) {
     let (contents, header, progress) = contents(id, bytes);
