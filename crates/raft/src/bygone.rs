@@ -50,6 +50,8 @@ impl Group {
     /// them are told apart as a group and one before it ([`check_group`]); this is for those that are not, as of earlier versions.
     ///
     /// A leader of this very group that was deposed, and does not know it yet, may have an entry there that was never decided. Its messages are in vain anyway; the present leader tells it.
+    /// This node does not, for it cannot tell it from one that has gone on alone, which must not learn of the term. But it can say what to do in either case: who takes a deposed one for the
+    /// other would clear the data directory of a node that has all that it should have.
     ///
     /// # Errors
     /// It has another one.
@@ -67,15 +69,22 @@ impl Group {
             return Ok(());
         }
         let (node, here) = (ballot.node, here.unwrap_or(applied));
+        let own = ballot_of(&metrics.vote);
+        if (ballot.term, ballot.node) < (own.term, own.node) {
+            let reason = format!(
+                "node {node} leads the coordinators no more: they have decided entry {} without it. It follows by itself when the present leader reaches it: keep its disks, and see that the two \
+                 reach each other. Only if it goes on to lead where they do, it has gone on alone from the same coordinators (`kera cluster recover`): decide then which of the two goes on",
+                at.index
+            );
+            return Err(CoordinatorError::Refused(Refused(reason)));
+        }
         let reason = format!(
             "node {node} leads coordinators with another log: entry {} is of node {} in term {} there, and this node has entry {} of node {} in term {}. Both have gone on alone from the \
              same coordinators (`kera cluster recover`), and what one has decided since the other lacks: decide which of them goes on, stop the other one, give it up there \
              (`kera node remove`), and start it with an empty data directory",
             at.index, at.leader_id.node_id, at.leader_id.term, here.index, here.leader_id.node_id, here.leader_id.term
         );
-        // A deposed leader is silent soon, or follows.
-        let own = ballot_of(&metrics.vote);
-        if (ballot.term, ballot.node) >= (own.term, own.node) && self.contradicting.lock().insert(node) {
+        if self.contradicting.lock().insert(node) {
             tracing::error!("{reason}");
         }
         Err(CoordinatorError::Refused(Refused(reason)))

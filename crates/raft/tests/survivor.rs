@@ -217,6 +217,13 @@ async fn a_leader_with_another_entry_at_a_place_that_is_decided_is_refused() {
             }
         }
     }
+    // One of before the present leader may be nothing but deposed: nobody is told to clear what it has.
+    let deposed = RaftBallot { term, ..ballot };
+    let place = RaftPlace { term: begins.term, leader: 2, index: applied };
+    let append = RaftAppend { ballot: deposed, before: Some(place), entries: Vec::new(), decided: Some(begins) };
+    let (status, error) = group.handle(Op::RaftAppend, 1, &encoded(&append)).await.unwrap_err();
+    assert_eq!(status, Status::InvalidArgument);
+    assert!(error.message.contains("follows by itself") && !error.message.contains("empty"), "{}", error.message);
     assert!(group.is_leader());
     // One with the same log is followed.
     let append = RaftAppend { ballot, before: Some(begins), entries: Vec::new(), decided: Some(begins) };

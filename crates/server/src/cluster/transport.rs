@@ -37,6 +37,8 @@ struct Known {
     members: OnceLock<Weak<Group>>,
     /// Of which other nodes the log of this one has said that they answer under a number.
     told: Mutex<BTreeSet<(u64, [u8; 16])>>,
+    /// Of which other nodes it has said that they refuse the coordinators' log of this one. Until they take something of it.
+    refusing: Mutex<BTreeSet<u64>>,
 }
 
 impl RpcTransport {
@@ -51,6 +53,18 @@ impl RpcTransport {
 }
 
 impl Known {
+    /// Whether it is to be said that a node refuses for good what this one sends it of the coordinators' log. Its reason says what a person has to do, and nobody else passes it on: what sends
+    /// the log takes such a node for one that is not reached, and tries again without a word.
+    fn refuses_newly<T>(&self, to: u64, told: &Result<T, String>) -> bool {
+        match told {
+            Ok(_) => {
+                self.refusing.lock().remove(&to);
+                false
+            }
+            Err(reason) => reason.starts_with(REFUSED) && self.refusing.lock().insert(to),
+        }
+    }
+
     /// Whether who answers on a connection may be sent an operation for a node: it is the node of that number, or, for 0, it is of this node's cluster.
     async fn check(&self, to: u64, op: Op, connection: &Connection) -> Result<(), String> {
         let group = self.members.get().and_then(Weak::upgrade).ok_or("the node is starting, or stopping")?;
@@ -158,6 +172,12 @@ impl RpcTransport {
                     _ => error.to_string(),
                 }),
             };
+            if matches!(op, Op::RaftVote | Op::RaftAppend | Op::RaftSnapshot)
+                && known.refuses_newly(to, &told)
+                && let Err(reason) = &told
+            {
+                tracing::error!(node = to, reason, "another node refuses the coordinators' log of this one");
+            }
             let _ = sender.send(told);
         });
         Box::pin(async move { answer.await.unwrap_or_else(|_| Err("the node is stopping".into())) })
@@ -176,5 +196,22 @@ impl Transport for RpcTransport {
             _ => Vec::new(),
         };
         self.ask(to, address, op, choose)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn that_a_node_refuses_the_log_is_said_once_until_it_takes_some_of_it() {
+        let known = Known::default();
+        let (refused, silent): (Result<(), String>, Result<(), String>) =
+            (Err(format!("{REFUSED}it has another one")), Err("it does not answer".to_owned()));
+        assert!(known.refuses_newly(2, &refused) && known.refuses_newly(3, &refused));
+        assert!(!known.refuses_newly(2, &refused) && !known.refuses_newly(2, &silent));
+        assert!(!known.refuses_newly(2, &Ok(())));
+        assert!(!known.refuses_newly(3, &refused), "that one has taken nothing");
+        assert!(!known.refuses_newly(2, &silent) && known.refuses_newly(2, &refused));
     }
 }
