@@ -19,6 +19,7 @@ use crate::failure::Failure;
 use crate::latency::Latencies;
 use crate::metrics::BrokerMetrics;
 use crate::ownership::Ownership;
+use crate::recovery::FoundBefore;
 use crate::session::BrokerSession;
 use crate::standing::Standing;
 
@@ -42,6 +43,7 @@ pub struct Broker {
     pub(crate) applications: Applications,
     pub(crate) ownership: Ownership,
     pub(crate) standing: Standing,
+    pub(crate) found_before: FoundBefore,
     named: OnceLock<Box<StreamNames>>,
     opening: OnceLock<Arc<dyn Opening>>,
     stopping: AtomicBool,
@@ -61,6 +63,7 @@ impl Broker {
             applications: Applications::default(),
             ownership: Ownership::default(),
             standing: Standing::alone(),
+            found_before: FoundBefore::default(),
             named: OnceLock::new(),
             opening: OnceLock::new(),
             stopping: AtomicBool::new(false),

@@ -40,6 +40,7 @@ use crate::failure::Failure;
 use crate::handover;
 use decide::{Decided, Source};
 use fetch::{Arrivals, Copied, in_parallel};
+pub(crate) use returned::FoundBefore;
 pub use returned::NotTaken;
 
 /// Streamlets that one question names.
@@ -117,6 +118,8 @@ pub struct Rebuild {
     pub needs: BTreeSet<LogId>,
     /// Where the lanes of each were found to end, with the groups that are to come. Not of those of which this node holds groups itself.
     ends: BTreeMap<StreamletRef, Vec<LaneHandover>>,
+    /// Of those that an earlier try has opened, the logs that it [found](FoundBefore) them in.
+    logs_before: BTreeMap<StreamletRef, BTreeSet<LogId>>,
     /// Lanes with something to rebuild.
     pub lanes: u64,
     /// Bytes to rebuild.
@@ -195,6 +198,8 @@ struct Several {
     alone: BTreeSet<LogId>,
 }
 
+/// A lane with something to be read, and from where.
+type ReadLane = (StreamletRef, LaneId, BTreeSet<Source>);
 /// What is read of a log, and the streamlets that it is read for.
 type ReadFor = (RangeOfLog, Vec<StreamletRef>);
 type Place = (StreamId, StreamletId);
@@ -275,12 +280,13 @@ impl Broker {
             tails = fetch::tails(&shared_tails(&several, &ranges, logs), &names_of(&wanted), copies)?;
             settle_ends(&several, &ranges, logs, copies)?;
         }
-        let mut rebuild = Rebuild::default();
-        let read = self.open_all(&wanted, decided, handed, &mut rebuild);
+        let (mut rebuild, mut read) = (Rebuild::default(), Vec::new());
+        let opened = self.open_all(&wanted, decided, handed, (&mut rebuild, &mut read));
         // Behind the loop: a log of which this leaves nothing to read is one that the streamlet came from all the same. After an error, too: streamlets that are open tell
         // their producers of what one backup alone had.
         fetch::put_tails(self, &tails);
-        let read = read?;
+        opened.inspect_err(|_| self.keep_found(&rebuild, (&read[..], &ranges[..]), &wanted))?;
+        self.add_found_before(&mut rebuild, &wanted);
         let awaited = wanted.values().flat_map(|Wanted { place, .. }| place.awaited());
         rebuild.bytes = awaited.map(|(_, segment)| u64::from(segment.end)).sum();
         self.ownership.wake();
@@ -290,15 +296,14 @@ impl Broker {
         Ok(rebuild)
     }
 
-    /// Opens those that are not open, one after the other up to the first that cannot be. What has something to be read, and of which logs.
+    /// Opens those that are not open, one after the other up to the first that cannot be. Notes what has something to be read, and of which logs.
     fn open_all(
         &self,
         wanted: &AllWanted,
         mut decided: DecidedLanes,
         handed: &HandedStates,
-        rebuild: &mut Rebuild,
-    ) -> Result<Vec<(StreamletRef, LaneId, BTreeSet<Source>)>, Failure> {
-        let mut read = Vec::new();
+        (rebuild, read): (&mut Rebuild, &mut Vec<ReadLane>),
+    ) -> Result<(), Failure> {
         for (&(stream, streamlet), of) in wanted {
             let place = &of.place;
             let mut lanes = decided.remove(&(stream, streamlet)).unwrap_or_default();
@@ -319,7 +324,7 @@ impl Broker {
             let sources = of_lanes.iter().filter_map(|lane| Some((name, *lane, lanes.get(lane)?.sources.clone())));
             read.extend(sources);
         }
-        Ok(read)
+        Ok(())
     }
 
     /// What is served of each lane, of what these ranges of the logs have.
@@ -796,7 +801,7 @@ fn needed_of(several: &Several, ranges: &[RangeOfLog], copies: &dyn Copies) -> B
 
 /// The ranges that are read, each with its streamlets: of logs that are needed.
 fn ranges_to_read(
-    read: Vec<(StreamletRef, LaneId, BTreeSet<Source>)>,
+    read: Vec<ReadLane>,
     several: &Several,
     needed: &BTreeSet<LogId>,
     ranges: &[RangeOfLog],

@@ -7,12 +7,16 @@
 //! If all that it lacks is the end of lanes, and it has cut that off at its start, it is told where they end, and takes it up again.
 //! And all of that must be in logs of that node: these are kept for as long as it holds anything, so that each record has its copies as before.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use kera_format::cluster::HANDED_BYTES_MAX;
+use kera_format::vlog_replica::LogId;
 use kera_format::{GroupId, LaneId, StreamId, StreamletId};
 use kera_log::{ArenaFull, LaneHandover, Tenure};
 use kera_protocol::{OfferGroups, StreamletRef, StreamletState, WholeLane};
+use parking_lot::Mutex;
 
-use super::Rebuild;
+use super::{AllWanted, RangeOfLog, ReadLane, Rebuild};
 use crate::applications::tell_of_groups;
 use crate::broker::Broker;
 use crate::handover::{kept_state, to_lane};
@@ -37,7 +41,52 @@ impl std::fmt::Display for NotTaken {
     }
 }
 
+/// What was found of streamlets by a taking over that has opened them, and then could not open another one. The next try leaves them as they are: without this it could not say what there was,
+/// and who comes back with all of it would be refused.
+///
+/// Where lanes end only the try knows that has opened them, for producers go on since. The same goes for the logs: what was read of their ends is in its place, so the next try may
+/// have nothing to read from one of them, with which the copies go all the same. So both are kept, and an offer has to fit both.
+#[derive(Default)]
+pub(crate) struct FoundBefore(Mutex<BTreeMap<StreamletRef, Found>>);
+
+struct Found {
+    /// The owner epoch in which it was opened.
+    epoch: u32,
+    ends: Vec<LaneHandover>,
+    logs: BTreeSet<LogId>,
+}
+
 impl Broker {
+    /// Keeps what a try has [found](FoundBefore) that fails now.
+    pub(super) fn keep_found(
+        &self,
+        rebuild: &Rebuild,
+        (read, ranges): (&[ReadLane], &[RangeOfLog]),
+        wanted: &AllWanted,
+    ) {
+        let mut kept = self.found_before.0.lock();
+        kept.retain(|name, found| self.is_named_owner(name.stream, name.streamlet, found.epoch));
+        for (name, ends) in &rebuild.ends {
+            let Some(of) = wanted.get(&(name.stream, name.streamlet)) else { continue };
+            let sources = read.iter().filter(|(read, ..)| read == name).flat_map(|(.., sources)| sources);
+            let logs = sources.map(|source| ranges[*source].log).collect();
+            kept.insert(*name, Found { epoch: of.epoch, ends: ends.clone(), logs });
+        }
+    }
+
+    /// Adds what earlier tries have [found](FoundBefore) of the streamlets of one that has opened the rest.
+    pub(super) fn add_found_before(&self, rebuild: &mut Rebuild, wanted: &AllWanted) {
+        let mut kept = self.found_before.0.lock();
+        for (&(stream, streamlet), of) in wanted {
+            let name = StreamletRef { stream, streamlet };
+            let found = kept.remove(&name).filter(|found| found.epoch == of.epoch);
+            if let Some(found) = found.filter(|_| !rebuild.ends.contains_key(&name)) {
+                rebuild.ends.insert(name, found.ends);
+                rebuild.logs_before.insert(name, found.logs);
+            }
+        }
+    }
+
     /// This node is about to offer the owner of a streamlet to hold its older groups: from here on readers of them wait here until it is decided,
     /// for others may hear that it holds them before it does. `None`: it offers them no more.
     pub fn offers(&self, stream: StreamId, streamlet: StreamletId, owner_epoch: Option<u32>) {
@@ -183,6 +232,10 @@ impl Rebuild {
         }
         if let Some((range, _)) = ranges.find(|(range, _)| range.log.node != node) {
             return never(format!("some of it is in {range}, not in logs of node {node}"));
+        }
+        let mut before = self.logs_before.get(&name).into_iter().flatten();
+        if let Some(log) = before.find(|log| log.node != node) {
+            return never(format!("some of it was in {log}, not in logs of node {node}"));
         }
         let mut lacking = Vec::new();
         let lanes = ends.iter().filter(|lane| lane.lane != LaneId::PROGRESS);

@@ -563,6 +563,49 @@ fn what_was_read_before_opening_came_from_its_log_too() {
     assert!(refused.to_string().contains("not in logs of node 1"), "{refused}");
 }
 
+/// It has opened one streamlet, and fails with another one. Who comes back with the first has what the next try goes on with; but not if some of it has come from the log of another node, of
+/// which that try has nothing to read any more.
+#[test]
+fn what_an_earlier_try_has_opened_is_held_again_by_who_comes_back_with_it() {
+    const LAST: StreamId = StreamId(8);
+    for is_of_two in [false, true] {
+        let (back, memory, mut logs) = lost_node();
+        let mut other = Memory::default();
+        if is_of_two {
+            let short = LaneId(1);
+            (0..3).for_each(|sequence| assert!(!back.append_to(short, sequence).duplicate));
+            other.chunks = back.chunks_of(short);
+            logs.push(EndedLog { log: Two::OTHER, end: 3, ..logs[0].clone() });
+        }
+        let copies = Two(memory, other);
+        let next = Node::new(2);
+        next.is_owner(2, 3);
+        let options = StreamOptions { streamlets: 1, lanes: 2, ..StreamOptions::default() };
+        next.broker.stream_created(LAST, options).expect("a stream");
+        let owner = |node, epoch| Owner { node, epoch, older: Vec::new() };
+        next.broker.place_stream(1, LAST, vec![owner(99, 1)]).expect("a stream");
+        next.broker.set_owner(3, LAST, X, owner(2, 3)).expect("a streamlet");
+        let (both, producers, groups) = ([(STREAM, X, 3), (LAST, X, 3)], Vec::new(), Vec::new());
+        let (lane, forgot) = (LaneId(9), false);
+        let unknown = LaneHandover { lane, next_ordinal: 0, last_append_ms: 0, forgot, hole_end: 0, producers, groups };
+        let (lanes, progress) = (vec![handover::to_lane(unknown)], Vec::new());
+        let state = StreamletState { stream: LAST, streamlet: X, epoch: 1, lanes, progress };
+        let handed = HandedStates::from([((LAST, X), state)]);
+        let failed = next.broker.take_over_moved(&both, &logs, &copies, &handed).expect_err("it has no such lane");
+        assert!(failed.message.contains("not taken over yet"), "{failed}");
+        assert_eq!(next.append(10).base_ordinal, 10, "the first one is open");
+        let rebuild = next.broker.take_over(&both, &logs, &copies).expect("taken over");
+        let answer = next.broker.check_offer(&rebuild, &offer(&back), None);
+        match is_of_two {
+            false => assert!(answer.is_ok(), "{answer:?}"),
+            true => {
+                let refused = answer.expect_err("its copies go with that log").to_string();
+                assert!(refused.contains("not in logs of node 1"), "{refused}");
+            }
+        }
+    }
+}
+
 /// An owner was killed with a block under way, and went on without it: its log of before has it, and tells of it together with what is in front.
 #[test]
 fn what_an_owner_has_cut_before_it_went_on_is_cut_in_the_midst_of_a_segment() {
