@@ -53,6 +53,7 @@ const ARROWS: [(&str, &[&str]); 18] = [
             "kera-vlog",
             "kera-backup",
             "kera-coordinator",
+            "kera-raft",
             "kera-broker",
         ],
     ),

@@ -103,7 +103,6 @@ pub(crate) struct Contents {
 }
 
 impl Contents {
-    #[cfg(test)]
     pub(crate) fn last(&self) -> Option<RaftPlace> {
         self.entries.last_key_value().map(|(_, entry)| entry.place).or(self.purged)
     }

@@ -63,6 +63,9 @@ struct Arguments {
     /// Streams of a cluster get another number of copies, some of them from one on; in the end all have several.
     #[arg(long)]
     change_copies: bool,
+    /// The coordinators of a cluster have their log on their disks, and elect who leads by what is there.
+    #[arg(long)]
+    coordinator_disks: bool,
     /// What streams of a cluster are like: `usual`, `consumed` (kept until they are read), `unordered` (`order = none`), `one-copy`, `async` (producers do
     /// not wait for copies), `compacted` or `compacted-consumed`; applications always read those that are consumed or unordered.
     #[arg(long, default_value = "usual")]
@@ -151,6 +154,7 @@ fn run_cluster(
         applications: arguments.applications,
         balances: arguments.balance,
         changes_copies: arguments.change_copies,
+        coordinator_disks: arguments.coordinator_disks,
         kind,
         planted,
         ..nodes::Plan::new(seed)

@@ -102,7 +102,8 @@ fn many_seeds_of_three_nodes_keep_every_promise() {
 /// Faults that would change all other runs if they happened there.
 fn has_own_runs(fault: Fault) -> bool {
     use Fault::*;
-    matches!(fault, ChangeLog | ClockJump | ClockYears | Remove | LastCopy | DeleteRecords | ChangeCopies | Rot)
+    let own_runs = [ChangeLog, ClockJump, ClockYears, Remove, LastCopy, DeleteRecords, ChangeCopies, Rot, LogRot];
+    own_runs.contains(&fault)
 }
 
 /// Faults, without what people do.
@@ -906,4 +907,55 @@ fn many_seeds_in_which_last_copies_are_given_up_lose_nothing_else() {
 #[test]
 fn what_is_taken_to_be_given_up_and_can_be_read_is_found() {
     found_by(last_copies, Planted::GivesUpReadable, &["nobody has given that up", "begins behind"]);
+}
+
+/// The coordinators have their log on disks, which fail and lose their power with all else that these have.
+fn on_disks(seed: u64) -> Plan {
+    Plan { coordinator_disks: true, fault_us: 700_000, ..short(seed) }
+}
+
+#[test]
+fn many_seeds_with_coordinators_on_disks_keep_every_promise() {
+    let (chosen, snapshots) = (AtomicU64::new(0), AtomicU64::new(0));
+    let violation = |seed| {
+        let report = run(&on_disks(seed));
+        let did = |what| report.did.get(what).copied().unwrap_or(0);
+        chosen.fetch_add(did("elections of coordinators"), Ordering::Relaxed);
+        snapshots.fetch_add(did("snapshots of coordinators"), Ordering::Relaxed);
+        report.violation
+    };
+    assert_eq!(all(1..1 + SEEDS / 4, violation), Vec::<String>::new());
+    assert!(chosen.into_inner() > SEEDS / 2 && snapshots.into_inner() > 10, "nothing is written, so nothing is shown");
+}
+
+#[test]
+fn a_seed_with_coordinators_on_disks_repeats_itself() {
+    for seed in 1..5 {
+        assert_eq!(run(&on_disks(seed)), run(&on_disks(seed)), "two runs of seed {seed}");
+    }
+}
+
+/// What they write fails and is torn, disks are full and change bits, and the power goes in the midst of it.
+#[test]
+fn many_seeds_of_coordinators_whose_disks_fail_keep_every_promise() {
+    use Fault::*;
+    let failing = [DiskFull, DiskBroken, WriteFails, WriteTorn, SyncFails, LogRot];
+    let others = [Kill, KillAll, PowerCut, PowerCutAll, LeaderLost, CutOff, PairCut, Freeze, Move];
+    let only: Vec<Fault> = failing.into_iter().chain(others).collect();
+    let plan = |seed| Plan { only: only.clone(), fault_us: 300_000, ..on_disks(seed) };
+    let (violations, ended) = all_counting(1..1 + SEEDS / 4, plan, "coordinators ended by their disks");
+    assert_eq!(violations, Vec::<String>::new());
+    assert!(ended > 10, "no disk refuses anything, so nothing is shown");
+}
+
+#[test]
+fn a_coordinator_that_forgets_its_vote_is_found() {
+    let plan = |seed| Plan { only: vec![Fault::Kill, Fault::LeaderLost], ..on_disks(seed) };
+    found_by(plan, Planted::ForgetsVotes, &["answered for the vote", "and did for"]);
+}
+
+#[test]
+fn a_coordinator_that_forgets_what_it_has_answered_for_is_found() {
+    let plan = |seed| Plan { only: vec![Fault::Kill, Fault::LeaderLost], ..on_disks(seed) };
+    found_by(plan, Planted::AnswersUnwritten, &["answered for the entry", "without the entry"]);
 }

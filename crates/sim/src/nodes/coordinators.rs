@@ -88,11 +88,15 @@ pub(super) struct Coordinators {
     pub(super) forgets_numbers: bool,
     /// Blocks of lost logs that a person has given up, as long as nobody has looked.
     pub(super) given_up_blocks: Vec<(LogName, RangeInclusive<u64>)>,
+    /// What is planned becomes true when a majority has it on its disks, and not at once.
+    has_disks: bool,
+    /// Entries that are planned and are not true yet.
+    pub(super) proposed: Option<Vec<ClusterEntry>>,
 }
 
 impl Coordinators {
-    pub(super) fn new(forgets_numbers: bool) -> Coordinators {
-        Coordinators { forgets_numbers, ..Coordinators::default() }
+    pub(super) fn new(forgets_numbers: bool, has_disks: bool) -> Coordinators {
+        Coordinators { forgets_numbers, has_disks, ..Coordinators::default() }
     }
 
     /// How many batches of entries there are.
@@ -105,7 +109,7 @@ impl Coordinators {
         &self.log[index - 1]
     }
 
-    /// Makes true what `plan` makes of the state. Whoever calls makes sure that the leader may.
+    /// Makes true what `plan` makes of the state. Whoever calls makes sure that the leader may, and has a majority write it first if coordinators have disks.
     pub(super) fn commit(
         &mut self,
         plan: impl FnOnce(&ClusterState) -> Result<Vec<ClusterEntry>, CoordinatorError>,
@@ -117,6 +121,16 @@ impl Coordinators {
         if entries.is_empty() {
             return Ok(Ok(self.index()));
         }
+        if self.has_disks {
+            self.proposed = Some(entries);
+            return Ok(Ok(self.index() + 1));
+        }
+        self.make_true(entries)?;
+        Ok(Ok(self.index()))
+    }
+
+    /// Makes entries true that were planned against this state; none: a leader has begun.
+    pub(super) fn make_true(&mut self, entries: Vec<ClusterEntry>) -> Result<(), Violation> {
         let is_lost = |entry: &ClusterEntry| matches!(entry, ClusterEntry::LogGivenUp { log } if !self.state.is_live(log.node, log.epoch));
         let given_up = entries.iter().filter(|entry| is_lost(entry)).count() as u64;
         self.given_up_meanwhile += if self.is_rebuilding() { given_up } else { 0 };
@@ -152,8 +166,7 @@ impl Coordinators {
             entries.iter().filter(|entry| matches!(entry, ClusterEntry::EndTakenBack { .. })).count() as u64;
         self.log.push(entries);
         self.lost_logs_most = self.lost_logs_most.max(self.state.lost_logs().count() as u64);
-        self.note_owners()?;
-        Ok(Ok(self.index()))
+        self.note_owners()
     }
 
     /// Executes what a node asked for.

@@ -78,6 +78,11 @@ impl World {
             |log: &LogName| self.coordinators.state.holdings().iter().any(|of| of.node == log.node && of.held > 0);
         let given_up = matches!(command, Command::GiveUp(log, _) if holds(log));
         let told = self.coordinators.execute(command, self.clock.now_ms())?;
+        if !self.agree(leader)? {
+            // It may become true all the same, and is asked for again as what was answered and not heard is.
+            self.tell(leader, from, Packet::NotLeader(number));
+            return Ok(());
+        }
         if given_up && told.is_ok() {
             *self.events_of.entry("holders gave up logs").or_default() += 1;
         }
@@ -101,6 +106,9 @@ impl World {
 
     /// A node learns of the log up to a batch.
     pub(super) fn learn(&mut self, number: u32, index: usize) -> Result<(), Violation> {
+        if !self.has_written(number, index)? {
+            return self.finish(number);
+        }
         while self.node(number).applied < index && self.node(number).process.is_some() {
             // Who is told may see a state that is ahead of what it is told.
             let ahead = 1 + self.below(3) as usize;
@@ -136,6 +144,7 @@ impl World {
                 self.look_at_moves(number);
             }
         }
+        self.keep_state(number)?;
         self.finish(number)
     }
 
@@ -249,6 +258,9 @@ impl World {
         (node.first_start, node.was_stopped) = (false, false);
         node.begin();
         let life = node.life;
+        if !self.open_voter(number)? {
+            return Ok(());
+        }
         if self.node(number).is_coordinator {
             self.schedule.after(1_000, Event::Coordinate(number, life));
         }

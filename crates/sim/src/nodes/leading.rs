@@ -16,7 +16,7 @@ use super::world::{Event, World};
 use crate::cluster::truth::Violation;
 
 /// Time without a leader after one was lost, at least, and as much again at most.
-const ELECTION_US: u64 = 300_000;
+pub(super) const ELECTION_US: u64 = 300_000;
 /// A backup that has not answered to a fence for so long is not waited for.
 const FENCE_US: u64 = 500_000;
 /// One that is not known to be lost is waited for so much longer.
@@ -48,13 +48,15 @@ pub(super) struct Fencing {
 impl World {
     /// Whether a coordinator hears and is heard by a majority of them.
     pub(super) fn has_majority(&self, node: u32) -> bool {
-        let now_us = self.now_us();
-        let is_there = |other: &&u32| {
-            let known = self.node(**other);
-            let is_well = known.process.is_some() && known.frozen_until_us <= now_us;
-            is_well && (**other == node || self.cuts.is_whole(node, **other, now_us))
-        };
+        let is_there = |other: &&u32| self.hears(node, **other);
         is_there(&&node) && self.voters.iter().filter(is_there).count() * 2 > self.voters.len()
+    }
+
+    /// Whether a coordinator hears another one and is heard by it; of itself: whether it runs.
+    pub(super) fn hears(&self, node: u32, other: u32) -> bool {
+        let (now_us, known) = (self.now_us(), self.node(other));
+        let is_well = known.process.is_some() && known.frozen_until_us <= now_us;
+        is_well && (other == node || self.cuts.is_whole(node, other, now_us))
     }
 
     pub(super) fn leads(&self, node: u32) -> bool {
@@ -80,6 +82,10 @@ impl World {
             return Ok(());
         }
         let leader = able[self.below(able.len() as u64) as usize];
+        if !self.campaign(leader)? {
+            self.coordinators.elect_at_us = Some(now_us + self.below(ELECTION_US));
+            return Ok(());
+        }
         self.coordinators.leader = Some(leader);
         // It has, or gets with its election, all that ever became true.
         self.learn(leader, self.coordinators.index())
@@ -93,6 +99,7 @@ impl World {
     ) -> Result<(), Violation> {
         let before = self.coordinators.index();
         let _ = self.coordinators.commit(plan)?;
+        self.agree(leader)?;
         self.spread(leader, before)
     }
 

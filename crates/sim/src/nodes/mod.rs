@@ -12,6 +12,7 @@
 //! | `recovering` | what takes over and rebuilds, on a thread that runs only when the world lets it |
 //! | `sessions` | connections of clients |
 //! | `coordinators` | the real state, rules and plans on a simulated log |
+//! | `voting` | that log on the coordinators' disks, in runs that have it there |
 //! | `client`, `producer`, `reader`, `member` | who talks to them |
 //! | `early` | what producers of asynchronous streams were told of, and what may be missing of it |
 //! | `network`, `packets`, `wires` | what is said between nodes, and between them and clients |
@@ -57,6 +58,7 @@ mod returning;
 mod sessions;
 mod trouble;
 mod turns;
+mod voting;
 mod wires;
 pub mod world;
 

@@ -35,6 +35,8 @@ pub struct Plan {
     pub balances: bool,
     /// Whether streams get another number of copies; in the end those with one get more.
     pub changes_copies: bool,
+    /// Whether the coordinators have their log on their disks.
+    pub coordinator_disks: bool,
     /// What is asked of streams beside that.
     pub kind: Kind,
     /// The level of the cluster.
@@ -65,6 +67,7 @@ impl Plan {
             applications: false,
             balances: false,
             changes_copies: false,
+            coordinator_disks: false,
             kind: Kind::Usual,
             level: level::NEWEST,
             planted: None,
@@ -211,6 +214,10 @@ pub enum Planted {
     TakesNoneBack,
     /// Streams keep a quarter of the bytes that they are to keep.
     KeepsTooLittle,
+    /// Coordinators answer for votes that they have not written.
+    ForgetsVotes,
+    /// Coordinators that follow answer for entries that they have not written.
+    AnswersUnwritten,
 }
 
 impl Planted {
@@ -254,6 +261,8 @@ impl Planted {
         Planted::GivesBackBlindly,
         Planted::TakesNoneBack,
         Planted::KeepsTooLittle,
+        Planted::ForgetsVotes,
+        Planted::AnswersUnwritten,
     ];
 
     /// Its name on the command line.

@@ -140,6 +140,7 @@ impl World {
             }
             Fault::BitFlip => return self.flip(node),
             Fault::Rot => return self.rot(node),
+            Fault::LogRot => return self.rot_log(node),
             Fault::Move => {
                 let to = self.draw_node();
                 return self.wants_move(node, to);

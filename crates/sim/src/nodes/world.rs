@@ -31,6 +31,7 @@ use super::people::COMING_MAX;
 use super::plan::{Kind, Plan, Planted, Report};
 use super::producer::Producer;
 use super::reader::Reader;
+use super::voting::Voting;
 use crate::cluster::client::Answer;
 use crate::cluster::schedule::{Schedule, Trace};
 use crate::cluster::truth::{Place, Truth, Violation};
@@ -129,6 +130,8 @@ pub(super) struct World {
     pub(super) voters: Vec<u32>,
     pub(super) replication: u32,
     pub(super) coordinators: Coordinators,
+    /// Their logs on disks, in runs in which they have them there.
+    pub(super) voting: Option<Voting>,
     /// What leaders have asked backups to fence: by the leader, and the node and epoch that are over.
     pub(super) fencing: BTreeMap<(u32, u32, u32), Fencing>,
     /// Whom they have asked how far lost logs go.
@@ -234,6 +237,8 @@ impl World {
         let count = count + if may_lose(&plan.only) { 2 } else { 0 };
         let count = if plan.three { 3 } else { count };
         let clock = Arc::new(ManualClock::new(1_700_000_000_000));
+        // Machines that come under the number of another one have nothing of what that had answered for: not played with it.
+        let has_disks = plan.coordinator_disks && !plan.only.contains(&Fault::Remove);
         World {
             nodes: (1..=count).map(|number| machine(plan, number, &clock, dir.path())).collect(),
             voters: (1..=3).collect(),
@@ -244,7 +249,8 @@ impl World {
             schedule: Schedule::default(),
             trace: Trace::default(),
             clock,
-            coordinators: Coordinators::new(plan.planted == Some(Planted::ForgetsNumbers)),
+            coordinators: Coordinators::new(plan.planted == Some(Planted::ForgetsNumbers), has_disks),
+            voting: has_disks.then(Voting::default),
             fencing: BTreeMap::new(),
             looks: BTreeMap::new(),
             cuts: Cuts::new(count + COMING_MAX),
@@ -377,7 +383,7 @@ impl World {
         members
     }
 
-    fn run_until(&mut self, until_us: u64) -> Result<(), Violation> {
+    pub(super) fn run_until(&mut self, until_us: u64) -> Result<(), Violation> {
         while self.now_us() < until_us {
             self.step()?;
         }
@@ -505,7 +511,8 @@ impl World {
             entries.extend((level::FIRST + 1..=newest).map(|level| ClusterEntry::LevelRaised { level }));
             Ok(entries)
         })?;
-        told.map(drop).map_err(Violation)
+        told.map(drop).map_err(Violation)?;
+        self.found_on_disks()
     }
 
     pub(super) fn join_of(&self, number: u32) -> Join {
@@ -568,11 +575,13 @@ impl World {
             let share = if self.plan.planted == Some(Planted::KeepsTooLittle) { 4 } else { 1 };
             options.retention_bytes = kept.map(|(bytes, _)| bytes / share);
             let request = CreateStream { name: name.to_owned(), options: options.clone(), if_not_exists: true };
+            self.wait_for_leader()?;
             let (most, now_ms) = (Limits { streams: 10, nodes: 16 }, self.clock.now_ms());
             let before = self.coordinators.index();
             let told = self.coordinators.commit(|state| state.plan_create_stream(&request, &most, now_ms, false))?;
             told.map_err(|why| Violation(format!("the stream is refused: {why}")))?;
             let leader = self.coordinators.leader.unwrap_or(1);
+            self.agree(leader)?;
             self.spread(leader, before)?;
             let info = self.coordinators.state.catalog.streams().find(|info| info.name == name);
             let id = info.map(|info| info.id).ok_or_else(|| Violation("there is no stream".to_owned()))?;
@@ -634,6 +643,7 @@ impl World {
         // The logs' own turn says itself whether there is another one.
         let is_turn_of_logs = matches!(event, Event::Logs(..) | Event::LogTimers(..));
         self.act(event)?;
+        self.end_fallen();
         self.note_losses();
         match of {
             Some(node) if !is_turn_of_logs => self.after_turn(node),
