@@ -102,8 +102,9 @@ fn many_seeds_of_three_nodes_keep_every_promise() {
 /// Faults that would change all other runs if they happened there.
 fn has_own_runs(fault: Fault) -> bool {
     use Fault::*;
-    let own_runs = [ChangeLog, ClockJump, ClockYears, Remove, LastCopy, DeleteRecords, ChangeCopies, Rot, LogRot];
-    own_runs.contains(&fault)
+    let own_runs = [ChangeLog, ClockJump, ClockYears, Remove, LastCopy, DeleteRecords, ChangeCopies];
+    let of_disks = [Rot, LogRot, DiskStuck];
+    own_runs.contains(&fault) || of_disks.contains(&fault)
 }
 
 /// Faults, without what people do.
@@ -958,4 +959,25 @@ fn a_coordinator_that_forgets_its_vote_is_found() {
 fn a_coordinator_that_forgets_what_it_has_answered_for_is_found() {
     let plan = |seed| Plan { only: vec![Fault::Kill, Fault::LeaderLost], ..on_disks(seed) };
     found_by(plan, Planted::AnswersUnwritten, &["answered for the entry", "without the entry"]);
+}
+
+/// Disks stand still for a while, and some for so long that their nodes fall silent.
+fn stuck(seed: u64) -> Plan {
+    use Fault::*;
+    let only = vec![DiskStuck, DiskSlow, Kill, PowerCut, Freeze, CutOff, LeaderLost, Move, Stop];
+    let kind = [Kind::Usual, Kind::Async, Kind::Compacted, Kind::OneCopy][seed as usize % 4];
+    Plan { only, kind, coordinator_disks: seed.is_multiple_of(3), fault_us: 500_000, trouble_ms: 25_000, ..short(seed) }
+}
+
+#[test]
+fn many_seeds_with_disks_that_stand_still_keep_every_promise() {
+    let times = AtomicU64::new(0);
+    let violation = |seed| {
+        let report = run(&stuck(seed));
+        times.fetch_add(report.faults.get("disk-stuck").copied().unwrap_or(0), Ordering::Relaxed);
+        report.violation
+    };
+    assert_eq!(all(1..1 + SEEDS / 4, violation), Vec::<String>::new());
+    assert!(times.into_inner() > 50, "no disk stands still, so nothing is shown");
+    assert_eq!(run(&stuck(3)), run(&stuck(3)));
 }

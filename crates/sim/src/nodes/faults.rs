@@ -65,15 +65,17 @@ faults! {
         ClockYears = "clock-years", 2;
         /// A coordinator is killed, and a bit of what it has of their log is changed before it is back.
         LogRot = "log-rot", 4;
+        /// The disk of a node stands still for a while, and whoever needs it waits.
+        DiskStuck = "disk-stuck", 3;
     }
 }
 
 /// Those of `only`, or all but those that have runs of their own: changes of virtual logs, clocks that jump, nodes that are removed, last copies that are lost,
-/// records that are deleted, segments and the coordinators' log that are changed on the disks, and, if that is not asked for, numbers of copies that change. Without `power` machines do not lose their power all at
+/// records that are deleted, segments and the coordinators' log that are changed on the disks, disks that stand still, and, if that is not asked for, numbers of copies that change. Without `power` machines do not lose their power all at
 /// once: nothing would be left that is certain.
 pub(super) fn faults_of(only: &[Fault], power: bool, changes_copies: bool) -> Faults<Fault> {
     use Fault::*;
-    let own_runs = [ChangeLog, ClockJump, ClockYears, Remove, LastCopy, DeleteRecords, Rot, LogRot];
+    let own_runs = [ChangeLog, ClockJump, ClockYears, Remove, LastCopy, DeleteRecords, Rot, LogRot, DiskStuck];
     let has_own_runs = |fault: Fault| own_runs.contains(&fault) || (fault == Fault::ChangeCopies && !changes_copies);
     let is_wanted = |fault: Fault| if only.is_empty() { !has_own_runs(fault) } else { only.contains(&fault) };
     Faults::those(|fault| is_wanted(fault) && (power || fault != Fault::PowerCutAll))

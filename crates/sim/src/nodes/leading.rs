@@ -48,15 +48,18 @@ pub(super) struct Fencing {
 impl World {
     /// Whether a coordinator hears and is heard by a majority of them.
     pub(super) fn has_majority(&self, node: u32) -> bool {
-        let is_there = |other: &&u32| self.hears(node, **other);
-        is_there(&&node) && self.voters.iter().filter(is_there).count() * 2 > self.voters.len()
+        let heard = self.voters.iter().filter(|other| self.hears(node, **other)).count();
+        self.runs(node) && !self.stands_still(node) && heard * 2 > self.voters.len()
     }
 
-    /// Whether a coordinator hears another one and is heard by it; of itself: whether it runs.
+    /// Whether what a coordinator says is on the disk of another one soon, or on its own.
     pub(super) fn hears(&self, node: u32, other: u32) -> bool {
-        let (now_us, known) = (self.now_us(), self.node(other));
-        let is_well = known.process.is_some() && known.frozen_until_us <= now_us;
-        is_well && (other == node || self.cuts.is_whole(node, other, now_us))
+        let is_heard = other == node || self.cuts.is_whole(node, other, self.now_us());
+        is_heard && self.runs(other) && !self.is_stuck(other)
+    }
+
+    fn runs(&self, node: u32) -> bool {
+        self.node(node).process.is_some() && self.node(node).frozen_until_us <= self.now_us()
     }
 
     pub(super) fn leads(&self, node: u32) -> bool {

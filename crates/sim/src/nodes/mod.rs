@@ -22,7 +22,7 @@
 //! | `losses` | more that is lost than copies allow, and what a person gives up |
 //! | `people` | nodes that are removed for good, and machines that come |
 //! | `turns`, `leading`, `following` | what nodes do by themselves, what their leader does, and how they follow it |
-//! | [`faults`], `trouble`, `clock` | what goes wrong |
+//! | [`faults`], `trouble`, `clock`, `stuck` | what goes wrong |
 //! | [`plan`] | what a run is made of |
 //! | [`world`] | a run |
 //!
@@ -56,6 +56,7 @@ mod reader;
 mod recovering;
 mod returning;
 mod sessions;
+mod stuck;
 mod trouble;
 mod turns;
 mod voting;

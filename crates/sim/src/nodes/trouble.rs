@@ -162,6 +162,9 @@ impl World {
     }
 
     fn trouble_disk(&mut self, fault: Fault, node: u32, lasts_us: u64) {
+        if fault == Fault::DiskStuck {
+            return self.get_stuck(node, lasts_us);
+        }
         let (space, after) = (self.below(64 << 10), 1 + self.below(5));
         let at = self.node_mut(node);
         at.is_troubled = true;
@@ -253,6 +256,7 @@ impl World {
     /// From here on nothing goes wrong.
     pub(super) fn heal(&mut self) {
         self.is_troubled = false;
+        self.stuck.clear();
         self.cuts.heal();
         for node in 1..=self.count() {
             let at = self.node_mut(node);

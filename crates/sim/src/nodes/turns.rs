@@ -160,7 +160,8 @@ impl World {
     pub(super) fn beat(&mut self, node: u32, life: u32) -> Result<(), Violation> {
         self.schedule.after(BEAT_US, Event::Beat(node, life));
         let epoch = self.node(node).epoch;
-        for voter in self.listeners() {
+        let listeners = if self.stands_still(node) { Vec::new() } else { self.listeners() };
+        for voter in listeners {
             self.tell(node, voter, Packet::Alive(epoch));
         }
         let process = self.node(node).process.as_ref();

@@ -355,8 +355,11 @@ impl World {
         Some(LogEntry { place: self.place(of, index)?, payload })
     }
 
-    /// Whether a node may take entries to be true: a coordinator has them in its log before.
+    /// Whether a node may take entries to be true: a coordinator has them in its log before. Whose disk stands still learns nothing, unless it leads and others have them.
     pub(super) fn has_written(&mut self, number: u32, index: usize) -> Result<bool, Violation> {
+        if self.is_stuck(number) && self.coordinators.leader != Some(number) {
+            return Ok(false);
+        }
         if self.voter(number).is_none() || self.plan.planted == Some(Planted::AnswersUnwritten) {
             return Ok(true);
         }
@@ -368,7 +371,7 @@ impl World {
     pub(super) fn keep_state(&mut self, number: u32) -> Result<(), Violation> {
         let applied = self.node(number).applied;
         let is_time = |voter: &Voter| applied >= voter.snapshot + SNAPSHOT_ENTRIES;
-        if !self.voter(number).is_some_and(is_time) {
+        if self.is_stuck(number) || !self.voter(number).is_some_and(is_time) {
             return Ok(());
         }
         let state = lock(&self.node(number).known).clone();
@@ -396,6 +399,9 @@ impl World {
 
     /// Has a coordinator write records: whether it may answer for them.
     fn write(&mut self, number: u32, records: Vec<Record>) -> Result<bool, Violation> {
+        if self.is_stuck(number) {
+            return Ok(records.is_empty());
+        }
         let Some(voter) = self.voter_mut(number) else { return Ok(false) };
         if records.is_empty() {
             return Ok(true);

@@ -137,6 +137,8 @@ pub(super) struct World {
     /// Whom they have asked how far lost logs go.
     pub(super) looks: BTreeMap<u32, EndLooks>,
     pub(super) cuts: Cuts,
+    /// Since when disks stand still, and until when, by the node.
+    pub(super) stuck: BTreeMap<u32, (u64, u64)>,
     pub(super) held: Vec<(u32, u32, Event)>,
     pub(super) clients: Vec<Slot>,
     pub(super) wires: BTreeMap<u64, Wire>,
@@ -254,6 +256,7 @@ impl World {
             fencing: BTreeMap::new(),
             looks: BTreeMap::new(),
             cuts: Cuts::new(count + COMING_MAX),
+            stuck: BTreeMap::new(),
             held: Vec::new(),
             clients: Vec::new(),
             wires: BTreeMap::new(),
@@ -637,6 +640,10 @@ impl World {
             && self.now_us() < self.node(node).frozen_until_us
         {
             self.held.push((node, self.node(node).life, event));
+            return Ok(());
+        }
+        if let Some(until_us) = self.waits_for_disk(&event) {
+            self.schedule.at(until_us, event);
             return Ok(());
         }
         self.note(&event);
