@@ -80,6 +80,12 @@ pub trait Disk: Send + Sync + fmt::Debug {
     /// Replaces a small file, or makes it: after a power cut it holds the old bytes or the new ones, never a mix. What was
     /// written of the new ones before an error is removed, if the disk lets it be: after a kill it stays, as `path` with `.tmp` behind it.
     fn replace(&self, path: &str, bytes: &[u8]) -> io::Result<()> {
+        self.replace_unsynced(path, bytes)?;
+        self.sync_dir(dir_of(path))
+    }
+
+    /// The same but for the last step: which of the two it holds after a power cut is certain when its directory is synced.
+    fn replace_unsynced(&self, path: &str, bytes: &[u8]) -> io::Result<()> {
         let temporary = format!("{path}.tmp");
         let written = self.create_with(&temporary, bytes).and_then(|file| file.sync_data());
         if let Err(error) = written.and_then(|()| self.rename(&temporary, path)) {
@@ -87,7 +93,7 @@ pub trait Disk: Send + Sync + fmt::Debug {
             let _ = self.remove(&temporary);
             return Err(error);
         }
-        self.sync_dir(dir_of(path))
+        Ok(())
     }
 
     /// Makes a file with these bytes, in place of any that is there. Syncs nothing.

@@ -10,6 +10,7 @@ mod believed;
 mod clock;
 mod disk;
 mod faulty;
+mod folder;
 mod lock;
 mod memory;
 mod processors;
@@ -24,6 +25,7 @@ pub use disk::{
     DISK_ALIGNMENT, DirectIo, Disk, DiskFile, LOST_ERRNOS, OpenMode, is_out_of_means, is_unreadable, read_readable,
 };
 pub use faulty::FaultyDisk;
+pub use folder::Folder;
 pub use lock::{DirLock, LockError};
 pub use memory::MemoryDisk;
 pub use processors::{MachineProcessors, ProcessorTimes, Processors};
