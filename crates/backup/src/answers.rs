@@ -18,7 +18,6 @@ use kera_protocol::{
 use parking_lot::Mutex;
 
 use crate::backup::Backup;
-use crate::disks::FOLDER;
 use crate::error::BackupError;
 use crate::files::DiskWriter;
 use crate::index::{FileIndex, LaneKey, MARKS};
@@ -439,7 +438,7 @@ impl Backup {
         // Of one disk none that is gone comes back before those that went behind it.
         let before = going.given_back_on.filter(|disk| *disk != part.disk && refusing.get(disk) != Some(&true));
         if let Some(other) = before
-            && let Err(error) = self.disks[other].disk.sync_dir(FOLDER)
+            && let Err(error) = self.disks[other].names.sync_gone()
             && !refuses(refusing, other, &error)
         {
             return Next::Stays;
@@ -572,6 +571,9 @@ enum Next {
 impl Backup {
     /// Makes sure that the file which is to be the first of its row survives a loss of power: a start knows the row by it, and what is
     /// missing of the row before it was given back.
+    ///
+    /// One whose name is [doubtful](crate::names) cannot be that: were it gone after a loss of power, those in front of it and its own blocks would look as if all of them
+    /// had been given back, and the log as if it ended for certain in front of them. What is in front of it stays until a later one becomes the first.
     fn anchor(&self, asked: &ReleaseBlocks) -> io::Result<()> {
         let next_first = |run: &Run| {
             let is_kept = |part: &&FilePart| part.open || part.last > asked.through_block;
@@ -585,10 +587,13 @@ impl Backup {
             state.logs.get(&asked.log).into_iter().flat_map(|log| &log.runs).filter_map(next_first).collect()
         };
         for (run, part, is_synced) in found {
+            let on = &self.disks[part.disk];
             if !is_synced {
-                let disk = &self.disks[part.disk].disk;
-                disk.open(&crate::files::path(part.sequence), OpenMode::ReadWrite, false)?.sync_data()?;
-                disk.sync_dir(FOLDER)?;
+                on.disk.open(&crate::files::path(part.sequence), OpenMode::ReadWrite, false)?.sync_data()?;
+                on.names.sync()?;
+            }
+            if on.names.is_doubtful(part.sequence) {
+                continue;
             }
             let mut state = self.state.lock();
             let run = state.logs.get_mut(&asked.log).and_then(|log| log.run_mut(run));

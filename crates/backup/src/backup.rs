@@ -791,7 +791,7 @@ impl Backup {
         let fences = Fences { entries: state.fences.iter().map(|(node, epoch)| (*node, *epoch)).collect() };
         drop(state);
         let (bytes, path, first) = (fences.encode(), format!("{FOLDER}/fences"), &self.disks[0]);
-        if let Err(error) = first.disk.replace(&path, &bytes) {
+        if let Err(error) = first.names.replace(&path, &bytes) {
             self.counts.failures.fetch_add(1, Ordering::Relaxed);
             return Err(first.failed(&error, &path, self.clock.monotonic_us() + RETRY_US));
         }

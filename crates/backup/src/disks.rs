@@ -10,6 +10,7 @@ use parking_lot::Mutex;
 
 use crate::error::BackupError;
 use crate::files::{DiskWriter, WriterCounts};
+use crate::names::Names;
 use crate::queue::Queue;
 use crate::syncing::Full;
 
@@ -25,6 +26,7 @@ pub(crate) struct BackupDisk {
     pub(crate) disk: Arc<dyn Disk>,
     pub(crate) queue: Queue,
     pub(crate) writer: Mutex<DiskWriter>,
+    pub(crate) names: Arc<Names>,
     /// No file is begun on it before this moment on the monotonic clock.
     retry_at_us: AtomicU64,
     /// Bytes of blocks that were written to it.
@@ -43,13 +45,14 @@ pub(crate) struct BackupDisk {
 impl BackupDisk {
     pub(crate) fn new(disk: Arc<dyn Disk>, writer: DiskWriter) -> BackupDisk {
         let (retry_at_us, written_bytes) = (AtomicU64::new(0), AtomicU64::new(0));
-        let (counts, busy_since_us) = (writer.counts(), AtomicU64::new(0));
+        let (counts, names, busy_since_us) = (writer.counts(), writer.names(), AtomicU64::new(0));
         let (writer, trouble) = (Mutex::new(writer), Mutex::new(None));
         let (queue, full) = (Queue::default(), Full::default());
         BackupDisk {
             disk,
             queue,
             writer,
+            names,
             retry_at_us,
             written_bytes,
             full,

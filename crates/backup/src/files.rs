@@ -20,6 +20,7 @@ use kera_protocol::StoreHead;
 
 use crate::disks::FOLDER;
 use crate::index::FileIndex;
+use crate::names::Names;
 use crate::way::Way;
 
 /// A run of a log: whose files are written one after the other.
@@ -66,16 +67,6 @@ pub(crate) struct OpenFile {
     pub(crate) reserved: u64,
     pub(crate) index: FileIndex,
     dirty: bool,
-    name: Name,
-}
-
-/// The name of a file in its folder.
-#[derive(Clone, Copy)]
-struct Name {
-    /// How many had been made with it.
-    number: u64,
-    /// A sync of the folder has failed since: that another one works says nothing of it.
-    is_doubtful: bool,
 }
 
 impl OpenFile {
@@ -103,9 +94,7 @@ pub(crate) struct DiskWriter {
     /// How many of them were left over at all times since then.
     unused: usize,
     unused_since_us: u64,
-    /// Names that were made, and how many of them had been when the folder was synced.
-    names: u64,
-    names_synced: u64,
+    names: Arc<Names>,
     counts: Arc<WriterCounts>,
 }
 
@@ -124,7 +113,6 @@ pub(crate) struct WriterCounts {
 struct Unsynced {
     sequence: u64,
     file: Arc<dyn DiskFile>,
-    name: Name,
     /// Only the writer may say that it is, who is told with the next file or sync if it is not.
     failed: bool,
     /// A sync of it has failed. That another one works says nothing, and of a run that nobody asks to sync it is
@@ -141,15 +129,11 @@ pub(crate) struct FullFile {
     pub(crate) run: RunKey,
     pub(crate) sequence: u64,
     file: Arc<dyn DiskFile>,
-    /// Names up to here are to be synced with it, if any.
-    names: Option<u64>,
 }
 
 impl FullFile {
-    pub(crate) fn sync(&self, disk: &dyn Disk) -> io::Result<()> {
-        if self.names.is_some() {
-            disk.sync_dir(FOLDER)?;
-        }
+    pub(crate) fn sync(&self, names: &Names) -> io::Result<()> {
+        names.sync()?;
         self.file.sync_data()
     }
 }
@@ -201,6 +185,7 @@ impl DiskWriter {
     ) -> DiskWriter {
         DiskWriter {
             config,
+            names: Arc::new(Names::new(Arc::clone(&disk))),
             disk,
             random,
             open: HashMap::new(),
@@ -210,8 +195,6 @@ impl DiskWriter {
             unused_since_us: clock.monotonic_us(),
             spares,
             clock,
-            names: 0,
-            names_synced: 0,
             counts: Arc::default(),
         }
     }
@@ -228,7 +211,9 @@ impl DiskWriter {
         row: Row,
     ) -> Result<&mut OpenFile, NotBegun> {
         self.bound_spares();
-        let file = self.make(sequence).map_err(|error| NotBegun { error, left: None })?;
+        let names = Arc::clone(&self.names);
+        let made = names.make(run, sequence, || self.make(sequence));
+        let file = made.map_err(|error| NotBegun { error, left: None })?;
         let key = self.random.next_u64();
         let header = ReplicaHeader {
             cluster: self.config.cluster,
@@ -244,15 +229,13 @@ impl DiskWriter {
         let reserved = RESERVED_BYTES.min(self.config.file_bytes);
         let allocated = self.reserve(&*file, 0, reserved);
         let anchor = || match row.is_new && !row.synced {
-            true => file.sync_data().and_then(|()| self.disk.sync_dir(FOLDER)),
+            true => file.sync_data().and_then(|()| names.sync_file(sequence)),
             false => Ok(()),
         };
         let started = allocated.and_then(|()| file.write_at(0, &page)).and_then(|()| anchor());
         started.map_err(|error| NotBegun { error, left: Some((key, reserved)) })?;
         let (end, index, last) = (PAGE_BYTES as u64, FileIndex::default(), head.block - 1);
-        self.names += 1;
-        let name = Name { number: self.names, is_doubtful: false };
-        let open = OpenFile { file, direct: None, header, last, end, reserved, index, dirty: true, name };
+        let open = OpenFile { file, direct: None, header, last, end, reserved, index, dirty: true };
         Ok(self.open.entry(run).insert_entry(open).into_mut())
     }
 
@@ -357,21 +340,19 @@ impl DiskWriter {
 
     /// A sync failed, and what is not synced was taken back: nothing goes to the run's open file any more.
     pub(crate) fn abandon(&mut self, run: RunKey) {
+        self.names.tell(run);
         self.open.remove(&run);
         self.unsynced.remove(&run);
     }
 
-    /// Makes everything that was written of a run survive a loss of power.
+    /// Makes everything that was written of a run survive a loss of power. After an error the run is to be [abandoned](DiskWriter::abandon).
     pub(crate) fn sync(&mut self, run: RunKey) -> io::Result<()> {
-        self.sync_names()?;
-        let full = self.unsynced.get(&run).into_iter().flatten().map(|full| full.name);
-        if full.chain(self.open.get(&run).map(|open| open.name)).any(|name| name.is_doubtful) {
-            return Err(io::Error::other("a sync of its folder has failed since it was made"));
-        }
-        for full in self.unsynced.remove(&run).unwrap_or_default() {
+        self.names.sync_run(run)?;
+        for full in self.unsynced.get(&run).into_iter().flatten() {
             full.file.sync_data()?;
             self.counts.syncs.fetch_add(1, Ordering::Relaxed);
         }
+        self.unsynced.remove(&run);
         if let Some(open) = self.open.get_mut(&run).filter(|open| open.dirty) {
             open.file.sync_data()?;
             open.dirty = false;
@@ -385,7 +366,7 @@ impl DiskWriter {
     pub(crate) fn bound_unsynced(&mut self, run: RunKey) -> Result<(), (u64, io::Error)> {
         let first = |files: &Vec<Unsynced>| (files.len() > UNSYNCED_MAX).then(|| files[0].sequence);
         let Some(sequence) = self.unsynced.get(&run).and_then(first) else { return Ok(()) };
-        self.sync_names().map_err(|error| (sequence, error))?;
+        self.names.sync().map_err(|error| (sequence, error))?;
         let Some(files) = self.unsynced.get_mut(&run) else { return Ok(()) };
         while files.len() > UNSYNCED_MAX {
             if !files[0].is_lost {
@@ -401,36 +382,14 @@ impl DiskWriter {
     }
 
     fn full(&mut self, run: RunKey, open: &OpenFile) {
-        let (sequence, file, name) = (open.header.file, Arc::clone(&open.file), open.name);
-        self.unsynced.entry(run).or_default().push(Unsynced { sequence, file, name, failed: false, is_lost: false });
-    }
-
-    /// Names up to which the folder is to be synced, if there are any.
-    fn names_to_sync(&self) -> Option<u64> {
-        (self.names_synced < self.names).then_some(self.names)
-    }
-
-    fn sync_names(&mut self) -> io::Result<()> {
-        if let Some(names) = self.names_to_sync() {
-            self.disk.sync_dir(FOLDER).inspect_err(|_| self.doubt_names())?;
-            self.names_synced = names;
-        }
-        Ok(())
-    }
-
-    /// A sync of the folder failed: of files whose names were not synced before nobody knows whether they are there without power in between.
-    fn doubt_names(&mut self) {
-        let open = self.open.values_mut().map(|open| &mut open.name);
-        let full = self.unsynced.values_mut().flatten().map(|full| &mut full.name);
-        for name in open.chain(full).filter(|name| name.number > self.names_synced) {
-            name.is_doubtful = true;
-        }
+        let (sequence, file) = (open.header.file, Arc::clone(&open.file));
+        self.unsynced.entry(run).or_default().push(Unsynced { sequence, file, failed: false, is_lost: false });
     }
 
     /// A file of a run to be synced without the writer. `None`: it has been given back.
-    fn full_file(&self, run: RunKey, sequence: u64, names: Option<u64>) -> io::Result<Option<FullFile>> {
+    fn full_file(&self, run: RunKey, sequence: u64) -> io::Result<Option<FullFile>> {
         match self.disk.open(&path(sequence), OpenMode::ReadWrite, false) {
-            Ok(file) => Ok(Some(FullFile { run, sequence, file, names })),
+            Ok(file) => Ok(Some(FullFile { run, sequence, file })),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(error),
         }
@@ -443,7 +402,7 @@ impl DiskWriter {
             let late = self.unsynced.iter().filter(|(run, files)| files.len() > left(run));
             let late = late.filter(|(_, files)| !files[0].failed);
             let (run, files) = late.max_by_key(|(run, files)| (files.len(), std::cmp::Reverse(**run)))?;
-            let (run, opened) = (*run, self.full_file(*run, files[0].sequence, self.names_to_sync()));
+            let (run, opened) = (*run, self.full_file(*run, files[0].sequence));
             let files = self.unsynced.get_mut(&run)?;
             match opened {
                 Ok(Some(full)) => return Some(full),
@@ -463,25 +422,19 @@ impl DiskWriter {
         let open = self.open.get(&run).filter(|open| open.dirty).map(|open| open.header.file);
         let mut files = Vec::new();
         for sequence in full.iter().map(|full| full.sequence).chain(open) {
-            // With the first one, before it: the others come behind that.
-            let names = self.names_to_sync().filter(|_| files.is_empty());
-            files.extend(self.full_file(run, sequence, names).map_err(|error| (sequence, error))?);
+            files.extend(self.full_file(run, sequence).map_err(|error| (sequence, error))?);
         }
         Ok(Some(files))
     }
 
     pub(crate) fn full_synced(&mut self, full: &FullFile) {
         self.counts.syncs.fetch_add(1, Ordering::Relaxed);
-        self.names_synced = self.names_synced.max(full.names.unwrap_or(0));
         if let Some(files) = self.unsynced.get_mut(&full.run) {
             files.retain(|unsynced| unsynced.sequence != full.sequence || unsynced.failed);
         }
     }
 
     pub(crate) fn full_failed(&mut self, full: &FullFile) {
-        if full.names.is_some() {
-            self.doubt_names();
-        }
         let files = self.unsynced.get_mut(&full.run).into_iter().flatten();
         let failed = files.filter(|unsynced| unsynced.sequence == full.sequence);
         failed.for_each(|unsynced| (unsynced.failed, unsynced.is_lost) = (true, true));
@@ -489,7 +442,9 @@ impl DiskWriter {
 
     /// Removes a file of which nothing counts.
     pub(crate) fn discard(&self, sequence: u64) -> io::Result<()> {
-        self.remove_if_there(&path(sequence))
+        self.remove_if_there(&path(sequence))?;
+        self.names.forget(sequence);
+        Ok(())
     }
 
     /// Gives a file back. What is open of it here is closed: the disk has its space back with the last handle. After an error it is as it was.
@@ -516,6 +471,7 @@ impl DiskWriter {
 
     /// Closes what is open of a file.
     pub(crate) fn forget(&mut self, sequence: u64) {
+        self.names.forget(sequence);
         self.open.retain(|_, open| open.header.file != sequence);
         self.unsynced.retain(|_, files| {
             files.retain(|unsynced| unsynced.sequence != sequence);
@@ -579,6 +535,10 @@ impl DiskWriter {
 
     pub(crate) fn counts(&self) -> Arc<WriterCounts> {
         Arc::clone(&self.counts)
+    }
+
+    pub(crate) fn names(&self) -> Arc<Names> {
+        Arc::clone(&self.names)
     }
 }
 

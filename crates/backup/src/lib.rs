@@ -27,6 +27,7 @@ mod disks;
 mod error;
 mod files;
 mod index;
+mod names;
 mod open;
 mod queue;
 mod replica;

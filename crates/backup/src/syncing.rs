@@ -81,7 +81,7 @@ impl Backup {
 
     fn sync_file(&self, disk: usize, full: &FullFile) -> bool {
         let part = &self.disks[disk];
-        let synced = full.sync(&*part.disk);
+        let synced = full.sync(&part.names);
         let mut writer = part.writer.lock();
         match synced {
             Ok(()) => writer.full_synced(full),
@@ -133,7 +133,9 @@ impl Backup {
         drop(writer);
         match files {
             Ok(Some(files)) => {
+                // Of a file whose name is doubtful nothing survives for certain, although it could be synced.
                 if files.iter().all(|full| self.sync_file(disk, full))
+                    && !self.disks[disk].names.has_doubtful(run)
                     && let Some(run) = self.state.lock().logs.get_mut(&run.0).and_then(|log| log.run_mut(run.1))
                 {
                     // The writer may have taken some of it back, or written what had been on its way.

@@ -1057,6 +1057,100 @@ fn a_sync_of_the_folder_that_failed_counts_for_all_files_whose_names_it_may_have
     }
 }
 
+/// The first file of a row that nobody asks to sync is synced when it begins; that of another log is written by then, and is synced behind it.
+#[test]
+fn a_sync_of_the_folder_that_failed_when_a_file_began_counts_for_all_files_too() {
+    let (disk, clock) = (CachedDisk::new(), Arc::new(ManualClock::new(1_000_000)));
+    let disks: Vec<Arc<dyn Disk>> = vec![Arc::new(disk.clone())];
+    let random = Arc::new(SeededRandom::new(1));
+    let mut rig = Rig::over(Backup::open(config(), disks, clock.clone(), random).expect("open").0);
+    let other = LogId { vlog: 1, ..LOG };
+    disk.cache().fails_to_sync_names = true;
+    assert_eq!(rig.send(LOG, 1, 1, true), Taken::Queued);
+    assert_eq!(rig.send(other, 1, 1, false), Taken::Queued);
+    rig.write();
+    assert!(rig.answers.all.lock().expect("no panic").values().all(Result::is_err));
+    clock.advance_ms(1_000);
+    for (log, synced) in [(LOG, true), (other, false)] {
+        assert_eq!(rig.store(log, 1, 1, synced), Ok(stored(1)), "in a file of another name");
+    }
+}
+
+/// Stores blocks behind `block` that nobody asks to sync, until there are so many files more. The first block of the last one.
+fn fill(rig: &mut Rig, log: LogId, mut block: u64, more: u64) -> u64 {
+    let files = rig.backup.stats().files + more;
+    while rig.backup.stats().files < files {
+        block += 1;
+        assert_eq!(rig.store(log, block, 1, false), Ok(stored(block)));
+    }
+    block
+}
+
+/// How many files went.
+fn released(rig: &Rig, log: LogId, through_block: u64) -> u32 {
+    rig.backup.release(&ReleaseBlocks { log, through_block }).files
+}
+
+/// A file that is to be the first of its row is what a start knows the row by, and the system tells somebody else that its name was not written.
+#[test]
+fn a_sync_of_the_folder_that_failed_counts_for_a_file_that_is_to_be_the_first_of_its_row_whoever_was_told() {
+    let other = LogId { vlog: 1, ..LOG };
+    for told in ["a fence", "a file that begins", "a release", "who syncs behind the writer"] {
+        let (disk, clock) = (CachedDisk::new(), Arc::new(ManualClock::new(1_000_000)));
+        let disks: Vec<Arc<dyn Disk>> = vec![Arc::new(disk.clone())];
+        let random = Arc::new(SeededRandom::new(1));
+        let mut rig = Rig::over(Backup::open(config(), disks, clock.clone(), random).expect("open").0);
+        let of_other = fill(&mut rig, other, 0, 2);
+        let second = fill(&mut rig, LOG, 0, 2);
+        let third = fill(&mut rig, LOG, second, 1);
+        disk.cache().fails_to_sync_names = true;
+        match told {
+            "a fence" => assert!(rig.backup.fence(8, 1, &[]).is_err()),
+            "a file that begins" => assert!(rig.store(LogId { vlog: 2, ..LOG }, 1, 1, false).is_err()),
+            "a release" => assert_eq!(released(&rig, other, of_other - 1), 0),
+            _ => assert!(!rig.backup.sync_full(0)),
+        }
+        assert!(!disk.cache().fails_to_sync_names, "{told}");
+        for first in [second, third] {
+            assert_eq!(released(&rig, LOG, first - 1), 0, "{told}: its name is doubtful");
+        }
+        clock.advance_ms(1_000);
+        let fourth = fill(&mut rig, LOG, third, 1);
+        assert_eq!(released(&rig, LOG, fourth - 1), 3, "{told}: this one is known to be there");
+        assert_eq!(rig.ranges(LOG), [BlockRange { first: fourth, last: fourth }]);
+    }
+}
+
+/// Before a file on one disk goes, the one in front of it is gone from the other for good.
+#[test]
+fn a_sync_of_the_folder_that_failed_when_files_were_given_back_counts_for_names_that_were_made() {
+    let (cached, clock) = (CachedDisk::new(), Arc::new(ManualClock::new(1_000_000)));
+    let faulty = [FaultyDisk::new(Arc::new(cached.clone())), FaultyDisk::new(Arc::new(MemoryDisk::new()))];
+    let disks = faulty.iter().map(|disk| Arc::new(disk.clone()) as Arc<dyn Disk>).collect();
+    let config = BackupConfig { spares: 0, ..config() };
+    let opened = Backup::open(config, disks, clock.clone(), Arc::new(SeededRandom::new(1)));
+    let mut rig = Rig::over(opened.expect("open").0);
+    // A row of three files: on the first disk, the other one, and the first again.
+    let row = LogId { vlog: 1, ..LOG };
+    assert_eq!(rig.store(row, 1, 1, true), Ok(stored(1)));
+    for (fails, block) in [(0, 2), (1, 3)] {
+        clock.advance_ms(1_000);
+        faulty[fails].fail_write(1);
+        assert!(rig.store(row, block, 1, true).is_err());
+        assert_eq!(rig.store(row, block, 1, true), Ok(stored(block)), "at the other one");
+    }
+    clock.advance_ms(1_000);
+    // It goes where there are fewer, and the next one where the row is.
+    assert_eq!(rig.store(LogId { vlog: 2, ..LOG }, 1, 1, false), Ok(stored(1)));
+    let second = fill(&mut rig, LOG, 0, 2);
+    assert_eq!(files(&cached, ".replica"), 4);
+    cached.cache().fails_to_sync_names = true;
+    assert_eq!(released(&rig, row, 2), 1, "what is on the other disk stays");
+    assert!(!cached.cache().fails_to_sync_names);
+    assert_eq!(released(&rig, LOG, second - 1), 0, "its name is doubtful");
+    assert_eq!(released(&rig, row, 2), 1, "it is tried again");
+}
+
 /// What runs a backup with two disks, and starts it again.
 struct TwoDisks {
     memory: [MemoryDisk; 2],
