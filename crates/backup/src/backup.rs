@@ -457,7 +457,13 @@ impl Backup {
             part.comes_further(self.clock.monotonic_us());
         }
         self.bound_index(&mut writer, disk);
+        let unsure = std::mem::take(&mut writer.unsure);
         drop(writer);
+        // Whole files are read here, by the only one who syncs runs of this disk: none of these counts as synced before that is done, and nobody else waits for it.
+        for (log, file) in &unsure {
+            part.comes_further(self.clock.monotonic_us());
+            self.look(*log, file);
+        }
         part.is_done();
         count += tell(&mut answers);
         self.tell_room();
@@ -663,7 +669,7 @@ impl Backup {
 
     /// Syncs a run and answers who waits for that. After a failed sync nobody knows what is on the disk: what was not synced
     /// before, and was not answered as written, is taken back and must be sent again, to another file. What was answered so is
-    /// [looked at](Backup::look).
+    /// [looked at](Backup::look) before the turn is over.
     fn sync_group(&self, writer: &mut DiskWriter, disk: usize, run: RunKey, jobs: Vec<Job>, answers: &mut Vec<Answer>) {
         match self.sync(writer, disk, run) {
             Ok(()) => self.settle(run, jobs, true, answers),
@@ -680,16 +686,19 @@ impl Backup {
             return self.sync(writer, disk, run);
         }
         writer.bound_unsynced(run).map_err(|(sequence, error)| {
-            let failed = self.disk_failed(disk, &error, sequence);
-            self.look_at_unsynced(disk, run, sequence);
-            failed
+            let parts = self.unsynced_parts(disk, run, sequence);
+            writer.unsure.extend(parts.into_iter().map(|part| (run.0, part)));
+            self.disk_failed(disk, &error, sequence)
         })
     }
 
     fn sync(&self, writer: &mut DiskWriter, disk: usize, run: RunKey) -> Result<(), BackupError> {
         let synced = self.try_sync(writer, disk, run);
         if synced.is_err() {
-            writer.abandon(run);
+            // A row may be long of which nobody asked to sync anything before: what is known to be synced of it is not read again. What it has on other disks a sync of this
+            // one says nothing about.
+            let (log, unsynced) = (run.0, writer.abandon(run));
+            let is_unsynced = |part: &FilePart| part.disk == disk && unsynced.contains(&part.sequence);
             let (mut cut, mut unsure) = (Vec::new(), Vec::new());
             self.roll_back(writer, disk, run, |run| {
                 run.written = run.synced.max(run.answered);
@@ -700,11 +709,11 @@ impl Backup {
                         cut.push(*part);
                     }
                     // The next sync is one of another file, and counts for all in front of it.
-                    unsure.extend((part.has_blocks() && part.last > synced).then_some(*part));
+                    unsure.extend((part.has_blocks() && is_unsynced(part)).then_some((log, *part)));
                 }
             });
-            cut.iter().for_each(|part| self.cut_off(run.0, part));
-            unsure.iter().for_each(|part| _ = self.look(run.0, part));
+            cut.iter().for_each(|part| self.cut_off(log, part));
+            writer.unsure.extend(unsure);
         }
         synced
     }

@@ -21,6 +21,7 @@ use kera_protocol::StoreHead;
 use crate::disks::FOLDER;
 use crate::index::FileIndex;
 use crate::names::Names;
+use crate::replica::FilePart;
 use crate::way::Way;
 
 /// A run of a log: whose files are written one after the other.
@@ -95,6 +96,8 @@ pub(crate) struct DiskWriter {
     unused: usize,
     unused_since_us: u64,
     names: Arc<Names>,
+    /// Parts of files of which a sync failed, to be [looked at](crate::backup::Backup::look) by who has let go of the lock: that reads all of them.
+    pub(crate) unsure: Vec<(LogId, FilePart)>,
     counts: Arc<WriterCounts>,
 }
 
@@ -186,6 +189,7 @@ impl DiskWriter {
         DiskWriter {
             config,
             names: Arc::new(Names::new(Arc::clone(&disk))),
+            unsure: Vec::new(),
             disk,
             random,
             open: HashMap::new(),
@@ -338,11 +342,13 @@ impl DiskWriter {
         }
     }
 
-    /// A sync failed, and what is not synced was taken back: nothing goes to the run's open file any more.
-    pub(crate) fn abandon(&mut self, run: RunKey) {
+    /// A sync failed, and what is not synced is taken back: nothing goes to the run's open file any more. Returns the files that it was to sync. All others of the run
+    /// here have been synced by a sync that worked, or were looked at when one failed.
+    pub(crate) fn abandon(&mut self, run: RunKey) -> Vec<u64> {
         self.names.tell(run);
-        self.open.remove(&run);
-        self.unsynced.remove(&run);
+        let full = self.unsynced.remove(&run).unwrap_or_default().into_iter().map(|full| full.sequence);
+        let open = self.open.remove(&run).filter(|open| open.dirty).map(|open| open.header.file);
+        full.chain(open).collect()
     }
 
     /// Makes everything that was written of a run survive a loss of power. After an error the run is to be [abandoned](DiskWriter::abandon).

@@ -49,14 +49,18 @@ impl Backup {
     /// here on, and their owner copies them again. The others are there: whatever a disk has yet to make durable of what it gives it does with the next
     /// sync that succeeds, of whichever file.
     pub(crate) fn look_at_unsynced(&self, disk: usize, run: RunKey, sequence: u64) {
-        let mut state = self.state.lock();
-        let known = state.logs.get_mut(&run.0).and_then(|log| log.run_mut(run.1)).filter(|run| !run.to_sync);
-        let is_it = |part: &&FilePart| (part.disk, part.sequence) == (disk, sequence) && part.has_blocks();
-        let parts: Vec<FilePart> = known.map_or_else(Vec::new, |run| run.files.iter().filter(is_it).copied().collect());
-        drop(state);
-        for part in &parts {
+        for part in &self.unsynced_parts(disk, run, sequence) {
             self.look(run.0, part);
         }
+    }
+
+    /// What is to be looked at so. Of a run whose blocks are to be synced its writer takes care, while it is that of this disk.
+    pub(crate) fn unsynced_parts(&self, disk: usize, run: RunKey, sequence: u64) -> Vec<FilePart> {
+        let mut state = self.state.lock();
+        let known = state.logs.get_mut(&run.0).and_then(|log| log.run_mut(run.1));
+        let known = known.filter(|run| !run.to_sync || run.disk != disk);
+        let is_it = |part: &&FilePart| (part.disk, part.sequence) == (disk, sequence) && part.has_blocks();
+        known.map_or_else(Vec::new, |run| run.files.iter().filter(is_it).copied().collect())
     }
 
     /// Reads a file, or a part of one, past the page cache, and notes blocks that do not read back. Bytes that were read, and blocks of which nobody knew.

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, IoSlice};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -184,6 +184,39 @@ fn what_was_answered_in_front_of_a_sync_that_failed_is_not_told_if_the_disk_does
     assert_eq!(rig.ranges(LOG), [BlockRange { first: 1, last: 1 }, BlockRange { first: 3, last: 3 }]);
 }
 
+/// Reading takes long, and those that were synced would be read in vain.
+#[test]
+fn what_a_sync_that_failed_was_to_cover_alone_is_read_and_holds_up_nobody() {
+    let (disk, clock) = (MemoryDisk::new(), Arc::new(ManualClock::new(1_000_000)));
+    let faulty = FaultyDisk::new(Arc::new(disk.clone()));
+    let slow = SlowDisk::new(faulty.clone(), &clock);
+    let reads = slow.reads.clone();
+    let (backup, _) =
+        Backup::open(config(), vec![Arc::new(slow)], clock, Arc::new(SeededRandom::new(1))).expect("open");
+    let mut rig = Rig::over(backup);
+    let last = fill(&mut rig, LOG, 0, 4);
+    // All but the third one, which is full, and the last one.
+    while rig.backup.sync_full(0) {}
+    for (file, page) in [(0, 3), (2, 2)] {
+        disk.flip_bit(&names(&disk)[file], page * 4096 + 200, 3).expect("there");
+    }
+    assert_eq!(rig.send(LOG, last, 1, true), Taken::Queued, "it is there, and to be synced now");
+    faulty.fail_sync(1);
+    reads.set(true);
+    let backup = Arc::clone(&rig.backup);
+    let writer = std::thread::spawn(move || backup.run_once(0));
+    reads.until_somebody_waits();
+    let (backup, (done, is_done)) = (Arc::clone(&rig.backup), mpsc::channel());
+    let other = std::thread::spawn(move || done.send(backup.sync_full(0)));
+    assert_eq!(is_done.recv_timeout(Duration::from_secs(120)), Ok(false), "it waits for the writer");
+    reads.set(false);
+    assert_eq!(writer.join().expect("no panic"), Ran::Answered(1));
+    other.join().expect("no panic").expect("somebody waited");
+    assert!(rig.answers.all.lock().expect("no panic")[&rig.token].is_err());
+    let ranges = rig.ranges(LOG);
+    assert_eq!((ranges.len(), ranges[0].first, ranges[0].last > last / 2), (2, 1, true), "{ranges:?}");
+}
+
 fn release(rig: &Rig, log: LogId, through: u64) {
     rig.backup.release(&ReleaseBlocks { log, through_block: through });
 }
@@ -311,11 +344,14 @@ struct SlowDisk {
     gate: Arc<Gate>,
     /// In front of syncs.
     syncs: Arc<Gate>,
+    /// In front of reads.
+    reads: Arc<Gate>,
 }
 
 impl SlowDisk {
     fn new(disk: impl Disk + 'static, clock: &Arc<ManualClock>) -> SlowDisk {
-        SlowDisk { disk: Arc::new(disk), clock: clock.clone(), gate: Arc::default(), syncs: Arc::default() }
+        let (gate, syncs, reads) = (Arc::default(), Arc::default(), Arc::default());
+        SlowDisk { disk: Arc::new(disk), clock: clock.clone(), gate, syncs, reads }
     }
 }
 
@@ -325,14 +361,16 @@ struct SlowFile {
     clock: Arc<ManualClock>,
     gate: Arc<Gate>,
     syncs: Arc<Gate>,
+    reads: Arc<Gate>,
     us_per_mib: u64,
 }
 
 impl Disk for SlowDisk {
     fn open(&self, path: &str, mode: OpenMode, direct: bool) -> io::Result<Arc<dyn DiskFile>> {
         let us_per_mib = if direct { 5_000 } else { 500 };
-        let (clock, gate, syncs) = (self.clock.clone(), self.gate.clone(), self.syncs.clone());
-        Ok(Arc::new(SlowFile { file: self.disk.open(path, mode, direct)?, clock, gate, syncs, us_per_mib }))
+        let (clock, gate, syncs, reads) =
+            (self.clock.clone(), self.gate.clone(), self.syncs.clone(), self.reads.clone());
+        Ok(Arc::new(SlowFile { file: self.disk.open(path, mode, direct)?, clock, gate, syncs, reads, us_per_mib }))
     }
     fn list(&self, dir: &str) -> io::Result<Vec<String>> {
         self.disk.list(dir)
@@ -368,6 +406,7 @@ impl DiskFile for SlowFile {
         self.file.write_vectored_at(offset, parts)
     }
     fn read_at(&self, offset: u64, bytes: &mut [u8]) -> io::Result<usize> {
+        self.reads.pass();
         self.file.read_at(offset, bytes)
     }
     fn sync_data(&self) -> io::Result<()> {
