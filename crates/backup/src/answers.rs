@@ -340,9 +340,9 @@ impl Backup {
         let mut rows: Vec<Going> = Vec::new();
         for run in &mut replica.runs {
             let mut parts = VecDeque::new();
-            // The last file stays: it is what a restart knows the row by. One without blocks is not: a start removes it.
-            while run.files.iter().skip(1).any(|part| part.open || part.has_blocks())
-                && run.files[1].anchored
+            // The last file stays: it is what a restart knows the row by. One without blocks is not: a start removes it. Nor is it what the next one that goes has
+            // behind it: that one has to survive itself, and may have come since it was made sure that there is such a one.
+            while run.files.iter().skip(1).find(|part| part.open || part.has_blocks()).is_some_and(|part| part.anchored)
                 && let Some(part) = run.files.front().filter(|part| !part.open && part.last <= asked.through_block)
             {
                 parts.push_back(*part);

@@ -536,6 +536,8 @@ impl Backup {
         done
     }
 
+    /// Begins the next file of a run. The log may be given back or set aside meanwhile: who does that has its files by then, and would know nothing of this one, which a
+    /// start would take for what is left of the log. So it is known in one step with that the log is there, or goes at once.
     fn begin_file(
         &self,
         writer: &mut DiskWriter,
@@ -549,7 +551,8 @@ impl Backup {
             synced: run.to_sync,
             is_new: !run.files.iter().any(FilePart::has_blocks),
         });
-        let row = row.unwrap_or(Row { first_block: head.block, synced: head.synced(), is_new: true });
+        let gone = || BackupError::new(Status::Overloaded, "the log has just been given back; send it again");
+        let Some(row) = row else { return Err(gone()) };
         if row.is_new {
             self.close_others(writer, disk, run);
         }
@@ -567,11 +570,21 @@ impl Backup {
             bytes,
             footer: None,
             open: error.is_none(),
-            // Nothing waits for one that was not begun to survive.
-            anchored: error.is_some() || row.is_new && !row.synced,
+            anchored: error.is_none() && row.is_new && !row.synced,
         };
-        if let Some(run) = self.state.lock().logs.get_mut(&run.0).and_then(|log| log.run_mut(run.1)) {
-            run.files.extend(there.map(part));
+        let is_there = match self.state.lock().logs.get_mut(&run.0).and_then(|log| log.run_mut(run.1)) {
+            Some(run) => {
+                run.files.extend(there.map(part));
+                true
+            }
+            None => false,
+        };
+        if !is_there {
+            writer.forget(sequence);
+            if let Err(error) = writer.discard(sequence) {
+                tracing::warn!(sequence, %error, "a file of a log that was given back cannot be removed");
+            }
+            return Err(gone());
         }
         error.map_or(Ok(()), |error| Err(self.disk_failed(disk, &error, sequence)))
     }

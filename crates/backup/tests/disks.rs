@@ -1409,3 +1409,59 @@ fn a_file_that_was_not_begun_and_that_a_disk_does_not_let_go_of_goes_in_its_turn
     drop(rig);
     assert_eq!(start(2).backup.end_now(LOG, 1).through, 3);
 }
+
+/// Who gives it back has its files by then, and a start would take the one that is left for all that there is of the log.
+#[test]
+fn a_file_that_begins_while_its_log_is_given_back_goes_with_it() {
+    let (disk, clock) = (MemoryDisk::new(), Arc::new(ManualClock::new(1_000_000)));
+    let slow = SlowDisk::new(disk.clone(), &clock);
+    let gate = slow.gate.clone();
+    let (backup, _) =
+        Backup::open(config(), vec![Arc::new(slow)], clock, Arc::new(SeededRandom::new(1))).expect("open");
+    let mut rig = Rig::over(backup);
+    gate.set(true);
+    assert_eq!(rig.send(LOG, 1, 1, false), Taken::Queued);
+    let backup = Arc::clone(&rig.backup);
+    let writer = std::thread::spawn(move || backup.run_once(0));
+    gate.until_somebody_waits();
+    release(&rig, LOG, u64::MAX);
+    gate.set(false);
+    assert_eq!(writer.join().expect("no panic"), Ran::Answered(1));
+    assert!(rig.answers.all.lock().expect("no panic")[&rig.token].is_err());
+    assert_eq!((files(&disk, ".replica"), rig.backup.stats().logs), (0, 0));
+    assert_eq!(rig.store(LOG, 1, 1, false), Ok(stored(1)), "another log of that name");
+}
+
+/// While it is made sure of that for one row, in another one a file is full, one could not be begun, and the one that follows is not synced.
+#[test]
+fn what_is_given_back_leaves_a_file_that_survives_also_where_that_came_meanwhile() {
+    let (disk, clock) = (MemoryDisk::new(), Arc::new(ManualClock::new(1_000_000)));
+    let faulty = FaultyDisk::new(Arc::new(disk.clone()));
+    let slow = SlowDisk::new(faulty.clone(), &clock);
+    let syncs = slow.syncs.clone();
+    let config = BackupConfig { spares: 0, ..config() };
+    let opened = Backup::open(config, vec![Arc::new(slow)], clock.clone(), Arc::new(SeededRandom::new(1)));
+    let mut rig = Rig::over(opened.expect("open").0);
+    let fails = |rig: &mut Rig, block, view_first| {
+        faulty.fail_write(1);
+        assert!(rig.store(LOG, block, view_first, false).is_err());
+        clock.advance_ms(1_000);
+    };
+    assert_eq!(rig.store(LOG, 1, 1, false), Ok(stored(1)));
+    fails(&mut rig, 2, 1);
+    assert_eq!(rig.store(LOG, 2, 1, false), Ok(stored(2)), "in the row's second file");
+    assert_eq!(rig.store(LOG, 10, 10, false), Ok(stored(10)));
+    syncs.set(true);
+    let backup = Arc::clone(&rig.backup);
+    let asked = ReleaseBlocks { log: LOG, through_block: 10 };
+    let releasing = std::thread::spawn(move || backup.release(&asked).files);
+    syncs.until_somebody_waits();
+    fails(&mut rig, 11, 10);
+    faulty.fail_remove(1);
+    fails(&mut rig, 11, 10);
+    assert_eq!(rig.store(LOG, 11, 10, false), Ok(stored(11)));
+    assert_eq!(files(&disk, ".replica"), 5, "one has no block");
+    syncs.set(false);
+    assert_eq!(releasing.join().expect("no panic"), 1, "the first one of the first row");
+    assert_eq!(rig.ranges(LOG), [BlockRange { first: 2, last: 2 }, BlockRange { first: 10, last: 11 }]);
+}
