@@ -16,7 +16,7 @@ use std::collections::{BTreeSet, HashSet, VecDeque};
 use std::io;
 use std::sync::Arc;
 
-use kera_env::{AlignedBuffer, Disk, DiskFile, OpenMode, Random};
+use kera_env::{AlignedBuffer, Disk, DiskFile, Folder, OpenMode, Random};
 use kera_format::SegmentId;
 use kera_format::vlog::{FileHeader, FileMark, PAGE_BYTES, pages};
 
@@ -33,6 +33,8 @@ pub(crate) struct FilesConfig {
 pub(crate) struct Files {
     config: FilesConfig,
     disk: Arc<dyn Disk>,
+    /// Where they are, with those of other virtual logs.
+    folder: Arc<Folder>,
     random: Arc<dyn Random>,
     /// Files with blocks, oldest first; the last is the current one if there is one.
     kept: VecDeque<KeptFile>,
@@ -154,10 +156,11 @@ pub(crate) fn numbers(disk: &dyn Disk, directory: &str) -> io::Result<BTreeSet<u
 }
 
 impl Files {
-    pub(crate) fn new(config: FilesConfig, disk: Arc<dyn Disk>, random: Arc<dyn Random>) -> Files {
+    pub(crate) fn new(config: FilesConfig, folder: Arc<Folder>, random: Arc<dyn Random>) -> Files {
         Files {
             config,
-            disk,
+            disk: Arc::clone(folder.disk()),
+            folder,
             random,
             kept: VecDeque::new(),
             current: None,
@@ -249,6 +252,9 @@ impl Files {
 
     /// Makes a file ready for blocks from `next_block` on. Its header and name are synced before it returns: a block
     /// can only be there if the header is, so a file without a header has nothing.
+    ///
+    /// All virtual logs of a disk have their files in one folder, each with a thread of its own. What a sync of it has not written one of them is told, so
+    /// the name counts only if no sync of anybody has failed since it began to be made. Otherwise it is another file's turn.
     fn start(&mut self, bytes_min: u64, next_block: u64) -> io::Result<CurrentFile> {
         let sequence = self.next_sequence;
         // Counted up even if this fails: whatever is left under the name is not mistaken for another try.
@@ -256,8 +262,9 @@ impl Files {
         self.filling_failed = false;
         let path = self.path(sequence);
         // Where no name was made there is nothing to wait for, however often a disk that takes nothing is tried.
+        let failures = self.folder.failures();
         let (file, bytes) = self.name(&path, bytes_min).inspect_err(|_| _ = self.remove(&path))?;
-        let started = self.start_at(file, (sequence, bytes), next_block);
+        let started = self.start_at(file, (sequence, bytes), next_block, failures);
         if started.is_err() {
             self.remove_or_keep(sequence);
         }
@@ -275,11 +282,13 @@ impl Files {
         Ok((Some(self.disk.open(path, OpenMode::Create, true)?), short.max(bytes_min)))
     }
 
+    /// `failures`: syncs of the folder that had failed before it got its name.
     fn start_at(
         &self,
         made: Option<Arc<dyn DiskFile>>,
         (sequence, bytes): (u64, u64),
         next_block: u64,
+        failures: u64,
     ) -> io::Result<CurrentFile> {
         let file = match made {
             Some(file) => {
@@ -298,7 +307,7 @@ impl Files {
         let current = CurrentFile { file, sequence, key, end, bytes, vlog, marked: end + MARK_BYTES };
         current.write_mark(current.marked)?;
         current.file.sync_data()?;
-        self.disk.sync_dir(&self.config.directory)?;
+        self.folder.sync_since(failures)?;
         Ok(current)
     }
 
@@ -442,10 +451,11 @@ impl Files {
         self.sync_names()
     }
 
-    /// Makes it durable that a file is gone.
+    /// Makes it durable that a file is gone. After a sync that failed nobody would ever know that it is: the next one that works is believed, for otherwise no file
+    /// could be given back any more. If it is there again after a loss of power, and one behind it is not, a start says so.
     fn sync_names(&mut self) -> io::Result<()> {
         if self.names_changed {
-            self.disk.sync_dir(&self.config.directory)?;
+            self.folder.sync()?;
             self.names_changed = false;
         }
         Ok(())
@@ -481,8 +491,12 @@ mod tests {
     use kera_env::{FaultyDisk, MemoryDisk, SeededRandom};
 
     fn files(disk: &Arc<dyn Disk>) -> Files {
-        let config = FilesConfig { node: [7; 16], vlog: 1, directory: "vlog".into(), file_bytes: 1 << 20, spares: 2 };
-        let mut files = Files::new(config, Arc::clone(disk), Arc::new(SeededRandom::new(1)));
+        files_in(&Arc::new(Folder::new(Arc::clone(disk), "vlog")), 1)
+    }
+
+    fn files_in(folder: &Arc<Folder>, vlog: u32) -> Files {
+        let config = FilesConfig { node: [7; 16], vlog, directory: "vlog".into(), file_bytes: 1 << 20, spares: 2 };
+        let mut files = Files::new(config, Arc::clone(folder), Arc::new(SeededRandom::new(1)));
         files.find().expect("a directory");
         files
     }
@@ -518,5 +532,25 @@ mod tests {
         faulty.set_broken(false);
         files.place(4096, 1).expect("a file");
         assert_eq!((files.usage().0, disk.list("vlog").expect("it is there").len()), (1, 1));
+    }
+
+    /// The system tells of a name that it could not write once, and whoever gives back a file of another log is told.
+    #[test]
+    fn a_name_is_not_believed_if_a_sync_of_another_log_has_failed_since_it_was_made() {
+        let faulty = FaultyDisk::new(Arc::new(MemoryDisk::new()));
+        let folder = Arc::new(Folder::new(Arc::new(faulty.clone()), "vlog"));
+        let (mut files, mut others) = (files_in(&folder, 1), files_in(&folder, 2));
+        let failures = files.folder.failures();
+        let (made, bytes) = files.name("vlog/0001-0000000001.vlog", 4096).expect("made");
+        others.names_changed = true;
+        faulty.set_broken(true);
+        assert!(others.sync_names().is_err());
+        faulty.set_broken(false);
+        assert!(files.start_at(made, (1, bytes), 1, failures).is_err());
+        others.sync_names().expect("that a file is gone is believed");
+        // Not counted any more: it goes to another file.
+        files.next_sequence = 2;
+        files.place(4096, 1).expect("a file");
+        assert_eq!(files.usage().0, 1);
     }
 }

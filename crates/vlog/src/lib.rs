@@ -7,7 +7,7 @@
 //!
 //! | to | call | on |
 //! | --- | --- | --- |
-//! | start | [`VirtualLog::open`], hand it to `Log::set_sinks`, then [`VirtualLog::replay`] | the starting thread |
+//! | start | [`VirtualLog::open`] or, of several on a disk, [`VirtualLog::open_in`], hand it to `Log::set_sinks`, then [`VirtualLog::replay`] | the starting thread |
 //! | append | [`DurabilitySink::appended`](kera_log::DurabilitySink::appended), never blocks | I/O threads, under a lane's lock |
 //! | make durable | [`VirtualLog::run`], or [`VirtualLog::run_once`] for a simulator | the writer thread, one per virtual log |
 //! | give space back | [`DurabilitySink::segment_safe`](kera_log::DurabilitySink::segment_safe) | any thread |

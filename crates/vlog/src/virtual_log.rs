@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use kera_env::{Clock, Disk, Random};
+use kera_env::{Clock, Disk, Folder, Random};
 use kera_format::SegmentId;
 use kera_log::{
     ChunkReference, DurabilitySink, Log, Observer, RestoreError, Restored, SinkError, SinkErrorKind, Ticket,
@@ -163,13 +163,26 @@ impl VirtualLog {
         files::numbers(disk, directory)
     }
 
-    /// Opens the directory. Nothing is read but names; appends are taken after [`replay`](VirtualLog::replay).
+    /// Opens the directory. Nothing is read but names; appends are taken after [`replay`](VirtualLog::replay). For one that is alone in its directory.
     pub fn open(
         config: VirtualLogConfig,
         disk: Arc<dyn Disk>,
         clock: Arc<dyn Clock>,
         random: Arc<dyn Random>,
     ) -> Result<Arc<VirtualLog>, OpenError> {
+        let folder = Arc::new(Folder::new(disk, &config.directory));
+        VirtualLog::open_in(folder, config, clock, random)
+    }
+
+    /// The same, of several in one folder, which takes the place of the directory in `config`: all of them have to be given the same one, for a sync of it that fails
+    /// is told to one of them and counts for all.
+    pub fn open_in(
+        folder: Arc<Folder>,
+        config: VirtualLogConfig,
+        clock: Arc<dyn Clock>,
+        random: Arc<dyn Random>,
+    ) -> Result<Arc<VirtualLog>, OpenError> {
+        let config = VirtualLogConfig { directory: folder.path().to_owned(), ..config };
         let files = FilesConfig {
             node: config.node,
             vlog: config.id,
@@ -177,7 +190,7 @@ impl VirtualLog {
             file_bytes: kera_format::vlog::pages(config.file_bytes as usize) as u64,
             spares: config.spares,
         };
-        let files = Files::new(files, disk, random);
+        let files = Files::new(files, folder, random);
         files
             .disk()
             .create_dir_all(&config.directory)

@@ -28,7 +28,7 @@ use std::time::Duration;
 
 use kera_broker::{APPLICATIONS_STREAM, Broker, BrokerConfig, applications_stream_options};
 use kera_coordinator::{Coordinator, CoordinatorConfig, OpenError, StreamEvent, StreamObserver};
-use kera_env::{Clock, DirLock, DirectIo, Disk, LockError, RealDisk, SystemClock, SystemRandom};
+use kera_env::{Clock, DirLock, DirectIo, Disk, Folder, LockError, RealDisk, SystemClock, SystemRandom};
 use kera_format::SegmentId;
 use kera_format::arena::BlockSize;
 use kera_kafka::DoorConfig;
@@ -667,6 +667,8 @@ fn open_virtual_logs(
     clock: &Arc<dyn Clock>,
 ) -> Result<(VirtualLogs, VirtualLogs), Fatal> {
     let settings = &config.virtual_logs;
+    let directory = VirtualLogConfig::new(0, identity.node).directory;
+    let folder = Arc::new(Folder::new(Arc::clone(disk), &directory));
     let open = |(id, spares): (u32, Option<usize>)| {
         let with_defaults = VirtualLogConfig::new(id, identity.node);
         let own = VirtualLogConfig {
@@ -676,11 +678,10 @@ fn open_virtual_logs(
             spares: spares.unwrap_or(with_defaults.spares),
             ..with_defaults
         };
-        let opened = VirtualLog::open(own, disk.clone(), clock.clone(), Arc::new(SystemRandom));
+        let opened = VirtualLog::open_in(folder.clone(), own, clock.clone(), Arc::new(SystemRandom));
         opened.map_err(|kera_vlog::OpenError::Disk { error, .. }| Fatal::directory(disk.root(), error))
     };
     let count = settings.count as u32;
-    let directory = VirtualLogConfig::new(0, identity.node).directory;
     let found = VirtualLog::numbers(&**disk, &directory).map_err(|error| Fatal::directory(disk.root(), error))?;
     let left_over: Vec<u32> = found.range(count..).rev().copied().collect();
     if !left_over.is_empty() {

@@ -13,7 +13,7 @@ use std::sync::{Arc, Weak};
 use bytes::Bytes;
 use kera_broker::{APPLICATIONS_STREAM, Broker, BrokerConfig, BrokerSession, applications_stream_options};
 use kera_coordinator::{Coordinator, CoordinatorConfig, StreamEvent, StreamObserver};
-use kera_env::{Clock, Disk, FaultyDisk, ManualClock, MemoryDisk, Random, SeededRandom};
+use kera_env::{Clock, Disk, FaultyDisk, Folder, ManualClock, MemoryDisk, Random, SeededRandom};
 use kera_format::arena::BlockSize;
 use kera_format::{Cursor, LaneId, SegmentId, StreamId, StreamletId};
 use kera_log::store::{DiskStore, Step, StoreConfig};
@@ -230,7 +230,8 @@ impl Machine {
         let log = Log::new(LogConfig { segment_arena_share: 16, ..LogConfig::default() }, arena);
         log.set_store(store.clone());
         store.attach(&log);
-        let virtual_logs = (0..VIRTUAL_LOGS).map(|number| self.virtual_log(number, &disk, &clock, &random));
+        let folder = Arc::new(Folder::new(Arc::clone(&disk), &VirtualLogConfig::new(0, self.id).directory));
+        let virtual_logs = (0..VIRTUAL_LOGS).map(|number| self.virtual_log(number, &folder, &clock, &random));
         let virtual_logs = virtual_logs.collect::<Result<Vec<_>, _>>()?;
         let lies = self.planted == Some(Planted::AcknowledgedTooSoon);
         let weak = |one| Arc::new(WeakSink::new(one, lies)) as Arc<dyn DurabilitySink>;
@@ -310,7 +311,7 @@ impl Machine {
     fn virtual_log(
         &self,
         number: u32,
-        disk: &Arc<dyn Disk>,
+        folder: &Arc<Folder>,
         clock: &Arc<dyn Clock>,
         random: &Arc<dyn Random>,
     ) -> Result<Arc<VirtualLog>, StartError> {
@@ -322,7 +323,7 @@ impl Machine {
             retry_ms: 50,
             ..VirtualLogConfig::new(number, self.id)
         };
-        let opened = VirtualLog::open(config, Arc::clone(disk), Arc::clone(clock), Arc::clone(random));
+        let opened = VirtualLog::open_in(Arc::clone(folder), config, Arc::clone(clock), Arc::clone(random));
         opened.map_err(|e| self.why(e))
     }
 

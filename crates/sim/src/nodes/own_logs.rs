@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use kera_env::{Clock, Disk, Random};
+use kera_env::{Clock, Disk, Folder, Random};
 use kera_log::store::DiskStore;
 use kera_log::{DurabilitySink, Log, Restored};
 use kera_vlog::{Ran, VirtualLog, VirtualLogConfig};
@@ -51,6 +51,7 @@ impl Node {
         clock: &Arc<dyn Clock>,
         random: &Arc<dyn Random>,
     ) -> Result<OwnLogs, StartError> {
+        let folder = Arc::new(Folder::new(Arc::clone(disk), &VirtualLogConfig::new(0, self.id).directory));
         let open = |number| {
             let config = VirtualLogConfig {
                 file_bytes: 256 << 10,
@@ -60,7 +61,7 @@ impl Node {
                 retry_ms: 50,
                 ..VirtualLogConfig::new(number, self.id)
             };
-            let opened = VirtualLog::open(config, Arc::clone(disk), Arc::clone(clock), Arc::clone(random));
+            let opened = VirtualLog::open_in(Arc::clone(&folder), config, Arc::clone(clock), Arc::clone(random));
             opened.map_err(|error| self.why(error))
         };
         let count = if self.has_own_logs { OWN_LOGS } else { 0 };
