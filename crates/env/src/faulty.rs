@@ -1,5 +1,6 @@
 //! A disk that fails on demand: full, broken, tearing, rotting, slow. For tests and the simulator.
 
+use std::fmt;
 use std::io::{self, IoSlice};
 use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -45,6 +46,17 @@ struct Plan {
     is_stuck: bool,
     /// Reads, writes and syncs that wait because it is.
     waiting: u64,
+    /// What is done when a file gets its name.
+    named: Option<(String, Act)>,
+}
+
+/// What a test does in the midst of something.
+struct Act(Box<dyn FnOnce() + Send>);
+
+impl fmt::Debug for Act {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Act")
+    }
 }
 
 impl Plan {
@@ -102,6 +114,11 @@ impl FaultyDisk {
     pub fn fail_remove(&self, nth: u64) {
         let mut plan = self.plan();
         plan.fail_remove = Some(plan.removes + nth);
+    }
+
+    /// Does something as soon as `path` has been made, or something was renamed to it, once and before whoever named it goes on.
+    pub fn once_named(&self, path: &str, act: impl FnOnce() + Send + 'static) {
+        self.plan().named = Some((path.to_owned(), Act(Box::new(act))));
     }
 
     /// While it is broken, everything fails with an I/O error.
@@ -182,6 +199,13 @@ impl FaultyDisk {
         self.plan.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn named(&self, path: &str) {
+        let named = self.plan().named.take_if(|(of, _)| of.as_str() == path);
+        if let Some((_, Act(act))) = named {
+            act();
+        }
+    }
+
     fn works(&self) -> io::Result<()> {
         if self.plan().is_broken { Err(eio()) } else { Ok(()) }
     }
@@ -215,6 +239,9 @@ impl Disk for FaultyDisk {
             }
         }
         let inner = self.inner.open(path, mode, direct)?;
+        if mode == OpenMode::Create {
+            self.named(path);
+        }
         Ok(Arc::new(FaultyFile { disk: self.clone(), path: path.to_owned(), inner }))
     }
 
@@ -237,7 +264,9 @@ impl Disk for FaultyDisk {
 
     fn rename(&self, from: &str, to: &str) -> io::Result<()> {
         self.works()?;
-        self.inner.rename(from, to)
+        self.inner.rename(from, to)?;
+        self.named(to);
+        Ok(())
     }
 
     fn create_dir_all(&self, dir: &str) -> io::Result<()> {

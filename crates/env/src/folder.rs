@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::disk::Disk;
+use crate::twice::write_copy;
 
 /// See the module. Called from threads that may block.
 #[derive(Debug)]
@@ -68,6 +69,14 @@ impl Folder {
         self.disk.replace_unsynced(path, bytes)?;
         self.sync_since(failures)
     }
+
+    /// As [`replace_twice`](crate::replace_twice), of a file in it.
+    pub fn replace_twice(&self, path: &str, bytes: &[u8]) -> io::Result<()> {
+        self.replace(path, bytes)?;
+        let failures = self.failures();
+        write_copy(&*self.disk, path, bytes)?.sync_data()?;
+        self.sync_since(failures)
+    }
 }
 
 #[cfg(test)]
@@ -94,5 +103,23 @@ mod tests {
         folder.replace("d/c", b"new").unwrap();
         assert_eq!(disk.read_all("d/c", 9).unwrap(), b"new");
         assert_eq!((folder.path(), folder.sync().unwrap()), ("d", 1));
+    }
+
+    #[test]
+    fn what_is_replaced_is_not_believed_if_a_sync_of_somebody_else_has_failed_meanwhile() {
+        let disk = FaultyDisk::new(Arc::new(MemoryDisk::new()));
+        disk.create_dir_all("d").unwrap();
+        let folder = Arc::new(Folder::new(Arc::new(disk.clone()), "d"));
+        for path in ["d/a", "d/a.copy"] {
+            let (broken, others) = (disk.clone(), Arc::clone(&folder));
+            disk.once_named(path, move || {
+                broken.set_broken(true);
+                assert!(others.sync().is_err(), "somebody else's");
+                broken.set_broken(false);
+            });
+            assert!(folder.replace_twice("d/a", b"new").is_err(), "{path}");
+            folder.replace_twice("d/a", b"new").unwrap();
+        }
+        assert_eq!(folder.failures(), 2);
     }
 }

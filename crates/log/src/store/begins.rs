@@ -8,7 +8,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use kera_env::{Disk, DiskFile, OpenMode};
+use kera_env::{DiskFile, Folder, OpenMode};
 use kera_format::begins::{BEGIN_BYTES, Begin};
 use parking_lot::Mutex;
 
@@ -24,7 +24,8 @@ const RECORDS_OF_A_LANE: u64 = 4;
 
 /// See the module.
 pub(crate) struct Begins {
-    disk: Arc<dyn Disk>,
+    /// That of the containers of the first disk.
+    folder: Arc<Folder>,
     node: [u8; 16],
     retry_us: u64,
     /// Told and not written yet.
@@ -49,8 +50,8 @@ fn path() -> String {
 
 impl Begins {
     /// Reads what earlier lives have noted: nothing if the disk does not give it.
-    pub(crate) fn open(disk: &Arc<dyn Disk>, node: [u8; 16], retry_ms: u64) -> Begins {
-        let bytes = disk.read_all(&path(), LANES_MAX * BEGIN_BYTES * RECORDS_OF_A_LANE as usize * 2);
+    pub(crate) fn open(folder: &Arc<Folder>, node: [u8; 16], retry_ms: u64) -> Begins {
+        let bytes = folder.disk().read_all(&path(), LANES_MAX * BEGIN_BYTES * RECORDS_OF_A_LANE as usize * 2);
         let mut known = BTreeMap::new();
         let bytes = bytes.unwrap_or_default();
         let records = bytes.chunks_exact(BEGIN_BYTES).map_while(|record| Begin::parse(record).ok());
@@ -59,7 +60,7 @@ impl Begins {
         }
         let file = Mutex::new(File { known, ..File::default() });
         let (told, is_told) = (Mutex::default(), AtomicBool::new(false));
-        Begins { disk: Arc::clone(disk), node, retry_us: retry_ms * 1000, told, is_told, file }
+        Begins { folder: Arc::clone(folder), node, retry_us: retry_ms * 1000, told, is_told, file }
     }
 
     /// All that is known, by lane.
@@ -124,8 +125,8 @@ impl Begins {
 
     fn replace(&self, known: &BTreeMap<LaneKey, u64>) -> io::Result<(Arc<dyn DiskFile>, u64)> {
         let bytes = self.records(known);
-        self.disk.replace(&path(), &bytes)?;
-        Ok((self.disk.open(&path(), OpenMode::ReadWrite, false)?, bytes.len() as u64))
+        self.folder.replace(&path(), &bytes)?;
+        Ok((self.folder.disk().open(&path(), OpenMode::ReadWrite, false)?, bytes.len() as u64))
     }
 
     fn records(&self, of: &BTreeMap<LaneKey, u64>) -> Vec<u8> {
@@ -157,7 +158,7 @@ fn note(known: &mut BTreeMap<LaneKey, u64>, lane: LaneKey, ordinal: u64) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kera_env::{FaultyDisk, MemoryDisk};
+    use kera_env::{Disk, FaultyDisk, MemoryDisk};
     use kera_format::{LaneId, StreamId, StreamletId};
 
     const NODE: [u8; 16] = [3; 16];
@@ -167,7 +168,11 @@ mod tests {
     }
 
     fn open(disk: &Arc<dyn Disk>) -> Begins {
-        Begins::open(disk, NODE, 100)
+        open_as(disk, NODE)
+    }
+
+    fn open_as(disk: &Arc<dyn Disk>, node: [u8; 16]) -> Begins {
+        Begins::open(&Arc::new(Folder::new(Arc::clone(disk), CONTAINER_DIR)), node, 100)
     }
 
     fn tell(begins: &Begins, told: &[(u32, u64)]) {
@@ -197,7 +202,7 @@ mod tests {
         let again = open(&disk);
         tell(&again, &[(3, 1)]);
         assert_eq!(open(&disk).all(), [(lane(1), 9), (lane(2), 7), (lane(3), 1)]);
-        assert_eq!(Begins::open(&disk, [4; 16], 100).all(), [], "another node's");
+        assert_eq!(open_as(&disk, [4; 16]).all(), [], "another node's");
     }
 
     #[test]

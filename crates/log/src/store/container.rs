@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::io::{self, IoSlice, IoSliceMut};
 use std::sync::Arc;
 
-use kera_env::{AlignedBuffer, Disk, DiskFile, OpenMode};
+use kera_env::{AlignedBuffer, Disk, DiskFile, Folder, OpenMode};
 use kera_format::container::{
     BatchHeader, CONTAINER_HEADER_BYTES, CONTAINER_MARKS_MAX, CONTAINER_SEGMENTS_MAX, ContainerEntry, ContainerHeader,
     ReleasedMap, Trailer, footer_bytes, index_bytes, mark_count, pages,
@@ -216,6 +216,8 @@ impl Writer {
 }
 
 impl Open {
+    /// Makes a container, with its header and name synced. What is in it counts as stored, and virtual logs and backups let go of it: so if a sync of the folder has failed
+    /// meanwhile, whoever asked for that one, it is not used, for nobody knows if its name survives.
     fn create(
         disk: &DiskContainers,
         new: NewContainer,
@@ -224,13 +226,14 @@ impl Open {
     ) -> io::Result<Open> {
         let container = new.header.container;
         let path = container_path(container);
+        let failures = disk.folder.failures();
         let file = disk.disk.open(&path, OpenMode::Create, true)?;
         let least = CONTAINER_HEADER_BYTES as u64 + batch_bytes + footer_bytes(count, marks);
         let known = Container::new(new.header, true);
         let made = allocate(&*file, new.bytes.max(least), least).and_then(|capacity| {
             file.write_at(0, &known.first_page())?;
             file.sync_data()?;
-            disk.disk.sync_dir(CONTAINER_DIR)?;
+            disk.folder.sync_since(failures)?;
             Ok(capacity)
         });
         match made {
@@ -347,13 +350,16 @@ impl Files {
 /// A disk and what is known of its containers.
 pub(crate) struct DiskContainers {
     pub(crate) disk: Arc<dyn Disk>,
+    /// Where they are. It is synced by the disk's writer, by those who write segments through and by those who note something: all of them do it here.
+    pub(crate) folder: Arc<Folder>,
     pub(crate) containers: Mutex<Containers>,
     pub(crate) files: Mutex<Files>,
 }
 
 impl DiskContainers {
     pub(crate) fn new(disk: Arc<dyn Disk>) -> DiskContainers {
-        DiskContainers { disk, containers: Mutex::default(), files: Mutex::default() }
+        let folder = Arc::new(Folder::new(Arc::clone(&disk), CONTAINER_DIR));
+        DiskContainers { disk, folder, containers: Mutex::default(), files: Mutex::default() }
     }
 
     fn file(&self, container: u64) -> io::Result<Arc<dyn DiskFile>> {
@@ -452,7 +458,7 @@ impl DiskContainers {
                 }
             }
         }
-        if removed && let Err(error) = self.disk.sync_dir(CONTAINER_DIR) {
+        if removed && let Err(error) = self.folder.sync() {
             failed.get_or_insert(error);
         }
         failed.map_or(Ok(freed_bytes), |error| Err((again, error)))

@@ -158,7 +158,7 @@ impl<H: Host> Core<H> {
         let disks: Vec<DiskPart> = disks.into_iter().map(DiskPart::new).collect();
         let containers: Vec<&DiskContainers> = disks.iter().map(|part| &part.containers).collect();
         let mut found = recover(config.node, &containers, in_memory)?;
-        let begins = Begins::open(&disks[0].containers.disk, config.node, config.retry_ms);
+        let begins = Begins::open(&disks[0].containers.folder, config.node, config.retry_ms);
         found.recovery.let_go = begins.all();
         for at in found.duplicates {
             disks[usize::from(at.disk)].releases.lock().waiting.push(at);

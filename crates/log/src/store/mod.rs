@@ -240,7 +240,7 @@ impl DiskStore {
         let disks = (0..).zip(&self.core.disks);
         disks.filter(|(number, _)| lacks.iter().any(|lack| lack.disk == *number)).try_for_each(|(number, part)| {
             let of_disk = lacks.iter().copied().filter(|lack| lack.disk == number);
-            recover::note(&*part.containers.disk, recover::KNOWN, of_disk.map(|lack| (lack.container, lack.at)))
+            recover::note(&part.containers.folder, recover::KNOWN, of_disk.map(|lack| (lack.container, lack.at)))
         })
     }
 
@@ -307,7 +307,7 @@ impl SegmentStore for DiskStore {
     fn note_lost(&self, at: Location) -> io::Result<()> {
         let disk =
             self.core.disks.get(usize::from(at.disk)).ok_or_else(|| io::Error::other("there is no such disk"))?;
-        recover::note(&*disk.containers.disk, recover::LOST, [(at.container, at.offset)].into_iter())
+        recover::note(&disk.containers.folder, recover::LOST, [(at.container, at.offset)].into_iter())
     }
     fn came_back(&self, segment: &Arc<Segment>) {
         self.core.clean.lock().add(segment);

@@ -12,7 +12,7 @@ use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
-use kera_env::{AlignedBuffer, Disk, DiskFile, OpenMode, is_unreadable, read_readable};
+use kera_env::{AlignedBuffer, Disk, DiskFile, Folder, OpenMode, is_unreadable, read_readable};
 use kera_format::container::{
     BatchHeader, CONTAINER_BYTES_MAX, CONTAINER_HEADER_BYTES, CONTAINER_MARKS_MAX, ContainerEntry, ContainerHeader,
     PAGE_BYTES, ReleasedMap, Trailer, index_bytes, pages, verify_image,
@@ -185,15 +185,15 @@ fn noted(disk: &dyn Disk, name: &str) -> io::Result<BTreeSet<(u64, u64)>> {
 }
 
 /// Notes something on the disk that it is of.
-pub(crate) fn note(disk: &dyn Disk, name: &str, places: impl Iterator<Item = (u64, u64)>) -> io::Result<()> {
-    let before = noted(disk, name)?;
+pub(crate) fn note(folder: &Folder, name: &str, places: impl Iterator<Item = (u64, u64)>) -> io::Result<()> {
+    let before = noted(&**folder.disk(), name)?;
     let all: BTreeSet<(u64, u64)> = before.iter().copied().chain(places).collect();
-    if all == before { Ok(()) } else { write_notes(disk, name, &all) }
+    if all == before { Ok(()) } else { write_notes(folder, name, &all) }
 }
 
-fn write_notes(disk: &dyn Disk, name: &str, all: &BTreeSet<(u64, u64)>) -> io::Result<()> {
+fn write_notes(folder: &Folder, name: &str, all: &BTreeSet<(u64, u64)>) -> io::Result<()> {
     let text: String = all.iter().map(|(container, at)| format!("{container} {at}\n")).collect();
-    disk.replace(&format!("{CONTAINER_DIR}/{name}"), text.as_bytes())
+    folder.replace(&format!("{CONTAINER_DIR}/{name}"), text.as_bytes())
 }
 
 impl Found {
@@ -212,7 +212,7 @@ impl Found {
         for (disk, synced) in disks.iter().zip(&self.synced) {
             let all: BTreeSet<(u64, u64)> = synced.iter().map(|(container, to)| (*container, *to)).collect();
             let is_noted = noted(&*disk.disk, SYNCED).is_ok_and(|noted| noted == all);
-            if !is_noted && let Err(error) = write_notes(&*disk.disk, SYNCED, &all) {
+            if !is_noted && let Err(error) = write_notes(&disk.folder, SYNCED, &all) {
                 let path = disk.disk.root().join(CONTAINER_DIR).join(SYNCED);
                 self.recovery.problems.push(format!("{} could not be written: {error}", path.display()));
             }
@@ -240,7 +240,7 @@ impl Found {
             of_disk.map(|lack| (lack.container, lack.at)).filter(|place| known.contains(place)).collect();
         lacks.retain(|lack| usize::from(lack.disk) < number || !still.contains(&(lack.container, lack.at)));
         if still != known
-            && let Err(error) = write_notes(&*disk.disk, KNOWN, &still)
+            && let Err(error) = write_notes(&disk.folder, KNOWN, &still)
         {
             let path = disk.disk.root().join(CONTAINER_DIR).join(KNOWN);
             self.recovery.problems.push(format!("{} could not be written: {error}", path.display()));

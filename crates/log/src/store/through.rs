@@ -28,7 +28,7 @@ use kera_format::extent::{ExtentMarker, walk_image};
 use kera_format::segment::{SEGMENT_HEADER_BYTES, SegmentProgress};
 use parking_lot::Mutex;
 
-use super::container::{CONTAINER_DIR, Container, Slot, allocate, container_path, give_back_ahead, write_footer};
+use super::container::{Container, Slot, allocate, container_path, give_back_ahead, write_footer};
 use super::core::Core;
 use super::host::{Host, Image};
 use super::persist::{BATCH_MARKS_MAX, marks_of};
@@ -190,7 +190,8 @@ impl<H: Host> Core<H> {
         !idle.is_empty()
     }
 
-    /// A container with its header and name synced: an extent can only be there if they are.
+    /// A container with its header and name synced: an extent can only be there if they are. If a sync of the folder has failed meanwhile, whoever asked for that one,
+    /// nobody knows if the name survives: what would go there stays in the virtual log.
     fn create_container(&self, capacity: u32) -> io::Result<Arc<LaneContainer>> {
         let working = |number: &usize| self.disks[*number].health.lock().state == DiskState::Working;
         let free = |number: &usize| self.disks[*number].containers.disk.free_bytes().unwrap_or(0);
@@ -199,6 +200,7 @@ impl<H: Host> Core<H> {
         let containers = &self.disks[disk].containers;
         let new = self.new_container();
         let path = container_path(new.header.container);
+        let failures = containers.folder.failures();
         let file = containers.disk.open(&path, OpenMode::Create, true)?;
         let extent_bytes = ExtentMarker::new(&new.header, 0, INDEX_BYTES, capacity, 0).extent_bytes();
         let least = CONTAINER_HEADER_BYTES as u64 + extent_bytes + footer_bytes(1, MARKS_MAX as u32);
@@ -206,7 +208,7 @@ impl<H: Host> Core<H> {
         let made = allocate(&*file, new.bytes.max(least), least).and_then(|capacity| {
             file.write_at(0, &known.first_page())?;
             file.sync_data()?;
-            containers.disk.sync_dir(CONTAINER_DIR)?;
+            containers.folder.sync_since(failures)?;
             Ok(capacity)
         });
         let capacity = made.inspect_err(|_| drop(containers.disk.remove(&path)))?;

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use kera_env::{FaultyDisk, LOST_ERRNOS, OpenMode};
+use kera_env::{FaultyDisk, Folder, LOST_ERRNOS, OpenMode};
 use kera_format::container::ContainerEntry;
 use rustix::io::Errno;
 
@@ -12,7 +12,7 @@ use super::*;
 use crate::arena::{Arena, Purpose};
 use crate::segment::{FIRST_CHUNK, Segment};
 use crate::store::DiskState;
-use crate::store::container::container_path;
+use crate::store::container::{CONTAINER_DIR, container_path};
 use crate::store::recover::{KNOWN, LOST, Lack, SYNCED, note};
 
 fn faulty(count: usize) -> Vec<FaultyDisk> {
@@ -81,6 +81,46 @@ fn failed_write_torn_write_and_failed_sync_count_for_nothing() {
             (0..12).for_each(|n| again.check(id(n % 3, n / 3), 25_000));
         }
     }
+}
+
+/// Has a sync of the folder that somebody else asks for fail when a container gets its name. Who asked is told, and nobody once more.
+fn lose_name(bench: &Bench, disk: &FaultyDisk, container: u64) {
+    let (broken, folder) = (disk.clone(), Arc::clone(&bench.core.disks[0].containers.folder));
+    disk.once_named(&container_path(container), move || {
+        broken.set_broken(true);
+        assert!(folder.sync().is_err());
+        broken.set_broken(false);
+    });
+}
+
+#[test]
+fn nothing_is_stored_in_a_container_whose_name_a_sync_of_somebody_else_may_have_lost() {
+    let disks = faulty(1);
+    let mut bench = Bench::fresh(as_disks(&disks));
+    lose_name(&bench, &disks[0], 1);
+    bench.close(id(0, 0), 10_000);
+    bench.settle();
+    assert_eq!((bench.persisted(), bench.core.status().disks[0].state), (vec![], DiskState::Failed));
+    assert!(bench.is_in_memory(id(0, 0)));
+    bench.clock.advance_ms(1_001);
+    bench.settle();
+    assert_eq!(bench.location(id(0, 0)).map(|at| at.container), Some(2));
+}
+
+#[test]
+fn no_large_segment_is_written_through_to_a_container_whose_name_may_be_lost() {
+    let disks = faulty(1);
+    let mut bench = with_large_lanes(&disks);
+    lose_name(&bench, &disks[0], 1);
+    let dir = tempfile::tempdir().unwrap();
+    let (arena, _) = Arena::create_or_attach(crate::tests::arena_config(&dir, 8 << 20)).unwrap();
+    let segment = bench.put(id(0, 0), 9_000);
+    let block = arena.allocate(64 << 10, Purpose::Write).unwrap();
+    let chunks = &segment.image()[FIRST_CHUNK as usize..];
+    let open = Segment::copy_of(block, segment.header(), chunks, &segment.progress());
+    assert!(bench.core.begin_through(&open).is_none());
+    assert!(bench.core.begin_through(&open).is_some(), "the next container is made behind that");
+    assert_eq!(bench.core.disks[0].containers.containers.lock().keys().copied().collect::<Vec<_>>(), [2]);
 }
 
 #[test]
@@ -353,7 +393,7 @@ fn the_number_of_a_container_that_others_know_to_be_lacking_is_not_given_out_aga
     for name in [KNOWN, LOST, SYNCED] {
         let disks = as_disks(&memory_disks(2));
         drop(Bench::fresh(disks.clone()));
-        note(&*disks[1], name, [(7, 4096), (3, 0)].into_iter()).unwrap();
+        note(&Folder::new(disks[1].clone(), CONTAINER_DIR), name, [(7, 4096), (3, 0)].into_iter()).unwrap();
         let mut bench = Bench::fresh(disks);
         bench.close(id(0, 0), 10_000);
         bench.settle();
@@ -536,7 +576,7 @@ fn what_a_start_has_left_without_a_footer_is_not_taken_by_a_later_one_for_cut_of
             let (_, found, without_footer, lacks) = start(&disk, false);
             assert_eq!((&found, without_footer, lacks), (&stored, unfinished, vec![]), "{is_rotten}");
         }
-        assert_eq!(disk.read_all(&format!("{}/{SYNCED}", crate::store::container::CONTAINER_DIR), 100).unwrap(), b"");
+        assert_eq!(disk.read_all(&format!("{CONTAINER_DIR}/{SYNCED}"), 100).unwrap(), b"");
     }
 }
 
@@ -572,8 +612,8 @@ fn what_a_start_cannot_read_for_a_reason_that_may_pass_ends_it_and_costs_nothing
     }
     // What is noted of containers says which of them were synced, and is written anew.
     for name in [SYNCED, LOST, KNOWN] {
-        note(&disk, name, [(9_999, 0)].into_iter()).unwrap();
-        let path = format!("{}/{name}", crate::store::container::CONTAINER_DIR);
+        note(&Folder::new(Arc::new(disk.clone()), CONTAINER_DIR), name, [(9_999, 0)].into_iter()).unwrap();
+        let path = format!("{CONTAINER_DIR}/{name}");
         disk.set_unreadable(&path, 0);
         assert!(matches!(refused(&path, 0), StoreError::Disk { .. }));
     }
