@@ -28,11 +28,13 @@ struct Plan {
     syncs: u64,
     reads: u64,
     removes: u64,
+    dir_syncs: u64,
     fail_write: Option<u64>,
     tear_write: Option<u64>,
     fail_sync: Option<u64>,
     fail_read: Option<u64>,
     fail_remove: Option<u64>,
+    fail_sync_dir: Option<u64>,
     is_broken: bool,
     flips: Vec<(String, u64, u8)>,
     unreadable: Vec<(String, u64)>,
@@ -116,6 +118,12 @@ impl FaultyDisk {
         plan.fail_remove = Some(plan.removes + nth);
     }
 
+    /// The `nth` sync of a directory from now on fails with an I/O error.
+    pub fn fail_sync_dir(&self, nth: u64) {
+        let mut plan = self.plan();
+        plan.fail_sync_dir = Some(plan.dir_syncs + nth);
+    }
+
     /// Does something as soon as `path` has been made, or something was renamed to it, once and before whoever named it goes on.
     pub fn once_named(&self, path: &str, act: impl FnOnce() + Send + 'static) {
         self.plan().named = Some((path.to_owned(), Act(Box::new(act))));
@@ -167,8 +175,8 @@ impl FaultyDisk {
     /// Everything that was planned and has not happened will not, and what was broken works.
     pub fn heal(&self) {
         let mut plan = self.plan();
-        let Plan { writes, syncs, reads, removes, opens, .. } = *plan;
-        *plan = Plan { writes, syncs, reads, removes, opens, waiting: plan.waiting, ..Plan::default() };
+        let Plan { writes, syncs, reads, removes, dir_syncs, opens, waiting, .. } = *plan;
+        *plan = Plan { writes, syncs, reads, removes, dir_syncs, opens, waiting, ..Plan::default() };
         self.stuck.notify_all();
     }
 
@@ -276,6 +284,13 @@ impl Disk for FaultyDisk {
 
     fn sync_dir(&self, dir: &str) -> io::Result<()> {
         self.works()?;
+        {
+            let mut plan = self.plan();
+            plan.dir_syncs += 1;
+            if plan.fail_sync_dir == Some(plan.dir_syncs) {
+                return Err(eio());
+            }
+        }
         self.inner.sync_dir(dir)
     }
 

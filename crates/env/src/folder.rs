@@ -113,9 +113,8 @@ mod tests {
         for path in ["d/a", "d/a.copy"] {
             let (broken, others) = (disk.clone(), Arc::clone(&folder));
             disk.once_named(path, move || {
-                broken.set_broken(true);
+                broken.fail_sync_dir(1);
                 assert!(others.sync().is_err(), "somebody else's");
-                broken.set_broken(false);
             });
             assert!(folder.replace_twice("d/a", b"new").is_err(), "{path}");
             folder.replace_twice("d/a", b"new").unwrap();

@@ -5,12 +5,16 @@
 //! The file is kept [twice](kera_env::read_twice). A vote that was given, or an entry that was acknowledged, and that a disk has changed since, would otherwise look
 //! as one that was torn if it is the last: cut, it is a vote that can be given once more, or a decision of the coordinators that only a minority has. The copy gets each
 //! block when whoever waits for it has been told, and is not synced.
+//!
+//! Snapshots are in the same folder, with a writer of their own, and who looks at the disk writes anew there what it has changed. What a sync of the folder could not
+//! write the system tells whoever has asked for that one, so all of them sync it in [one place](Folder), and a log or a snapshot counts if no sync of anybody
+//! has failed since it began to get its name: the votes and entries in it are answered for, and what it takes the place of is removed.
 
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
 
-use kera_env::{Both, Disk, DiskFile, OpenMode, copy_path, read_twice, replace_twice, without_copy, write_copy};
+use kera_env::{Both, Disk, DiskFile, Folder, OpenMode, copy_path, read_twice, without_copy, write_copy};
 use kera_format::cluster::RaftPlace;
 use kera_format::raft::{
     FILE_HEADER_BYTES, FileHeader, LogEntry, Record, encode_blocks, parse_block, parse_first_block,
@@ -74,7 +78,8 @@ pub enum OpenError {
 }
 
 /// Notes the node's number, once: votes were given under it.
-pub(crate) fn check_number(disk: &dyn Disk, number: u32) -> Result<(), OpenError> {
+pub(crate) fn check_number(folder: &Folder, number: u32) -> Result<(), OpenError> {
+    let disk = &**folder.disk();
     let path = format!("{DIR}/{NUMBER}");
     let at = |error| OpenError::Disk { path: path.clone(), error };
     let digits = number.to_string();
@@ -90,7 +95,12 @@ pub(crate) fn check_number(disk: &dyn Disk, number: u32) -> Result<(), OpenError
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
         Err(error) => return Err(at(error)),
     }
-    replace_twice(disk, &path, digits.as_bytes()).map_err(at)
+    folder.replace_twice(&path, digits.as_bytes()).map_err(at)
+}
+
+/// The folder of all that a coordinator has on its disk. One is shared by all who write there.
+pub(crate) fn folder(disk: Arc<dyn Disk>) -> Arc<Folder> {
+    Arc::new(Folder::new(disk, DIR))
 }
 
 /// What the file says.
@@ -177,7 +187,7 @@ impl Span {
 /// The file that is written.
 #[derive(Debug)]
 pub(crate) struct LogFile {
-    disk: Arc<dyn Disk>,
+    folder: Arc<Folder>,
     node: [u8; 16],
     generation: u64,
     /// `None` after a failure: what comes next needs a new generation first.
@@ -196,13 +206,14 @@ pub(crate) struct LogFile {
 
 impl LogFile {
     /// Reads what is there and goes on in it; one that was torn gives way to the next. Blocks.
-    pub(crate) fn open(disk: Arc<dyn Disk>, node: [u8; 16]) -> Result<LogFile, OpenError> {
+    pub(crate) fn open(folder: Arc<Folder>, node: [u8; 16]) -> Result<LogFile, OpenError> {
+        let disk = folder.disk().clone();
         let at = |path: &str, error| OpenError::Disk { path: path.to_owned(), error };
         disk.create_dir_all(DIR).map_err(|error| at(DIR, error))?;
         let names = disk.list(DIR).map_err(|error| at(DIR, error))?;
         let newest = names.iter().filter_map(|name| number_of(name, ".log")).max();
         let mut log = LogFile {
-            disk,
+            folder,
             node,
             generation: newest.unwrap_or(0),
             file: None,
@@ -215,9 +226,9 @@ impl LogFile {
         };
         if newest.is_some() {
             let path = log.path();
-            let both = read_twice(&*log.disk, &path, FILE_BYTES_MAX).map_err(|error| at(&path, error))?;
+            let both = read_twice(&*disk, &path, FILE_BYTES_MAX).map_err(|error| at(&path, error))?;
             let is_whole = log.read(&path, &both)?;
-            let open = |path: &str| log.disk.open(path, OpenMode::ReadWrite, false).map_err(|error| at(path, error));
+            let open = |path: &str| disk.open(path, OpenMode::ReadWrite, false).map_err(|error| at(path, error));
             if is_whole {
                 let file = open(&path)?;
                 // What was read must stay, whoever wrote it and did not live to sync it.
@@ -238,7 +249,7 @@ impl LogFile {
                 }
             }
         }
-        remove_unfinished(&*log.disk);
+        remove_unfinished(&*disk);
         Ok(log)
     }
 
@@ -387,7 +398,7 @@ impl LogFile {
             self.begin()?;
             return Ok((0, true));
         }
-        let both = read_twice(&*self.disk, &self.path(), FILE_BYTES_MAX)?;
+        let both = read_twice(&**self.folder.disk(), &self.path(), FILE_BYTES_MAX)?;
         let is_damaged = !both.are_same();
         if is_damaged {
             // Until there is one again nothing is written.
@@ -405,16 +416,16 @@ impl LogFile {
         let mut bytes = FileHeader { node: self.node, generation: self.generation }.encode().to_vec();
         let blocks = encode_blocks(1, &self.contents.records()).map_err(io::Error::other)?;
         blocks.iter().for_each(|block| bytes.extend_from_slice(block));
-        let path = self.path();
-        self.disk.replace(&path, &bytes)?;
-        self.file = Some(self.disk.open(&path, OpenMode::ReadWrite, false)?);
-        match write_copy(&*self.disk, &path, &bytes) {
+        let (path, disk) = (self.path(), self.folder.disk());
+        self.folder.replace(&path, &bytes)?;
+        self.file = Some(disk.open(&path, OpenMode::ReadWrite, false)?);
+        match write_copy(&**disk, &path, &bytes) {
             Ok(copy) => self.copy = Some(copy),
             Err(error) => tracing::warn!(%error, "there is no copy of the coordinators' log; the next write makes one"),
         }
         self.not_copied.clear();
         (self.end, self.began, self.sequence) = (bytes.len() as u64, bytes.len() as u64, blocks.len() as u64);
-        remove_before(&*self.disk, ".log", self.generation);
+        remove_before(&**disk, ".log", self.generation);
         Ok(())
     }
 }
@@ -466,7 +477,7 @@ mod tests {
     fn what_was_answered_is_there_after_any_power_cut() {
         for steps in 1..60 {
             let disk = Arc::new(MemoryDisk::new());
-            let mut log = LogFile::open(disk.clone(), [1; 16]).unwrap();
+            let mut log = LogFile::open(folder(disk.clone()), [1; 16]).unwrap();
             disk.cut_power_at(steps);
             let (mut answered, mut term) = (0, 0);
             for index in 1..=20 {
@@ -480,7 +491,7 @@ mod tests {
                 }
             }
             disk.crash(steps);
-            let log = LogFile::open(disk, [1; 16]).unwrap();
+            let log = LogFile::open(folder(disk), [1; 16]).unwrap();
             let last = log.contents().last().map_or(0, |place| place.index);
             assert!(last == answered || last == answered + 1, "{answered} were answered, {last} are there");
             let has = log.contents().vote.map_or(0, |(term, ..)| term);
@@ -492,7 +503,7 @@ mod tests {
     fn a_write_that_failed_has_not_happened_and_the_next_goes_well() {
         let memory = Arc::new(MemoryDisk::new());
         let disk = Arc::new(FaultyDisk::new(memory.clone()));
-        let mut log = LogFile::open(disk.clone(), [1; 16]).unwrap();
+        let mut log = LogFile::open(folder(disk.clone()), [1; 16]).unwrap();
         log.write(vec![vote(3), entry(1)]).unwrap();
         disk.set_broken(true);
         log.write(vec![entry(2)]).unwrap_err();
@@ -519,7 +530,7 @@ mod tests {
         for name in ["0000000000000001.log", "0000000000000099.log", "0000000000000009.snapshot"] {
             memory.create_with(&format!("{DIR}/{name}.tmp"), b"the beginning").unwrap();
         }
-        let again = LogFile::open(memory.clone(), [1; 16]).unwrap();
+        let again = LogFile::open(folder(memory.clone()), [1; 16]).unwrap();
         assert_eq!(again.contents(), &before);
         is_all_there_is(&again);
     }
@@ -529,22 +540,41 @@ mod tests {
         for fail in [FaultyDisk::fail_sync, FaultyDisk::fail_write, FaultyDisk::tear_write] {
             let memory = Arc::new(MemoryDisk::new());
             let disk = Arc::new(FaultyDisk::new(memory.clone()));
-            let mut log = LogFile::open(disk.clone(), [1; 16]).unwrap();
+            let mut log = LogFile::open(folder(disk.clone()), [1; 16]).unwrap();
             log.write(vec![vote(3), entry(1)]).unwrap();
             let first = log.path();
             fail(&disk, 1);
             log.write(vec![entry(2)]).unwrap();
             assert_ne!(log.path(), first);
             memory.crash(1);
-            let again = LogFile::open(memory, [1; 16]).unwrap();
+            let again = LogFile::open(folder(memory), [1; 16]).unwrap();
             assert_eq!((again.contents(), again.contents().entries.len()), (log.contents(), 2));
         }
+    }
+
+    /// What is in it would be gone with the power, and the file that had it before is removed.
+    #[test]
+    fn a_file_whose_name_a_sync_of_somebody_else_may_have_lost_gives_way_to_another() {
+        let disk = Arc::new(FaultyDisk::new(Arc::new(MemoryDisk::new())));
+        let folder = folder(disk.clone());
+        let mut log = LogFile::open(folder.clone(), [1; 16]).unwrap();
+        log.write(vec![vote(3), entry(1)]).unwrap();
+        let lost = format!("{DIR}/{:016}.log", log.generation + 1);
+        let broken = disk.clone();
+        disk.once_named(&lost, move || {
+            broken.fail_sync_dir(1);
+            assert!(folder.sync().is_err(), "of who writes a snapshot");
+        });
+        log.begin().unwrap_err();
+        log.write(vec![entry(2)]).unwrap();
+        assert_ne!(log.path(), lost);
+        assert_eq!(LogFile::open(crate::file::folder(disk), [1; 16]).unwrap().contents(), log.contents());
     }
 
     #[test]
     fn what_does_not_follow_is_not_written_and_the_log_can_still_be_read() {
         let disk = Arc::new(MemoryDisk::new());
-        let mut log = LogFile::open(disk.clone(), [1; 16]).unwrap();
+        let mut log = LogFile::open(folder(disk.clone()), [1; 16]).unwrap();
         let purged = |index| Record::Purged { place: RaftPlace { term: 1, leader: 1, index } };
         log.write(vec![vote(3), entry(1)]).unwrap();
         let wrong = [
@@ -559,32 +589,32 @@ mod tests {
             assert!(error.contains("does not follow"), "{error}");
         }
         log.write(vec![entry(2), Record::Truncated { from: 2 }, entry(2), purged(7), entry(8)]).unwrap();
-        let again = LogFile::open(disk, [1; 16]).unwrap();
+        let again = LogFile::open(folder(disk), [1; 16]).unwrap();
         assert_eq!(again.contents(), log.contents());
         assert_eq!(again.contents().entries.keys().copied().collect::<Vec<_>>(), [8]);
     }
 
     #[test]
     fn a_node_keeps_its_number() {
-        let disk = MemoryDisk::new();
-        check_number(&disk, 7).unwrap();
-        check_number(&disk, 7).unwrap();
-        let error = check_number(&disk, 8).unwrap_err().to_string();
+        let folder = folder(Arc::new(MemoryDisk::new()));
+        check_number(&folder, 7).unwrap();
+        check_number(&folder, 7).unwrap();
+        let error = check_number(&folder, 8).unwrap_err().to_string();
         assert!(error.contains("has number 7, not 8"), "{error}");
     }
 
     #[test]
     fn cut_and_purged_entries_are_gone_and_the_file_stays_small() {
         let disk = Arc::new(MemoryDisk::new());
-        let mut log = LogFile::open(disk.clone(), [1; 16]).unwrap();
+        let mut log = LogFile::open(folder(disk.clone()), [1; 16]).unwrap();
         log.write((1..=10).map(entry).collect()).unwrap();
         log.write(vec![Record::Truncated { from: 8 }]).unwrap();
         log.write(vec![Record::Purged { place: RaftPlace { term: 1, leader: 1, index: 5 } }]).unwrap();
         assert_eq!(log.contents().entries.keys().copied().collect::<Vec<_>>(), [6, 7]);
-        let log = LogFile::open(disk.clone(), [1; 16]).unwrap();
+        let log = LogFile::open(folder(disk.clone()), [1; 16]).unwrap();
         assert_eq!(log.contents().entries.keys().copied().collect::<Vec<_>>(), [6, 7]);
         assert_eq!(log.contents().purged.map(|place| place.index), Some(5));
-        let mut log = LogFile::open(disk.clone(), [1; 16]).unwrap();
+        let mut log = LogFile::open(folder(disk.clone()), [1; 16]).unwrap();
         for index in 8..120_000 {
             log.write(vec![entry(index)]).unwrap();
             if index % 1000 == 0 {
@@ -599,8 +629,8 @@ mod tests {
     #[test]
     fn no_byte_is_needed_that_is_in_the_copy_and_behind_it_both_are_there_again() {
         let whole = Arc::new(MemoryDisk::new());
-        check_number(&*whole, 7).unwrap();
-        let mut log = LogFile::open(whole.clone(), [1; 16]).unwrap();
+        check_number(&folder(whole.clone()), 7).unwrap();
+        let mut log = LogFile::open(folder(whole.clone()), [1; 16]).unwrap();
         log.write(vec![vote(3), entry(1)]).unwrap();
         log.write(vec![entry(2)]).unwrap();
         log.write(vec![vote(4)]).unwrap();
@@ -618,8 +648,8 @@ mod tests {
                 disk.create_dir_all(DIR).unwrap();
                 files.iter().for_each(|(path, bytes)| disk.replace(path, bytes).unwrap());
                 disk.flip_bit(path, offset, (offset % 8) as u8).unwrap();
-                check_number(&*disk, 7).unwrap();
-                let mut log = LogFile::open(disk.clone(), [1; 16]).unwrap();
+                check_number(&folder(disk.clone()), 7).unwrap();
+                let mut log = LogFile::open(folder(disk.clone()), [1; 16]).unwrap();
                 assert_eq!(log.contents(), &before, "{path} {offset}");
                 log.write(vec![entry(3)]).unwrap();
                 log.copy();
@@ -634,7 +664,7 @@ mod tests {
     fn who_looks_finds_what_a_disk_has_changed_and_both_are_there_again() {
         let memory = Arc::new(MemoryDisk::new());
         let disk = Arc::new(FaultyDisk::new(memory.clone()));
-        let mut log = LogFile::open(disk.clone(), [1; 16]).unwrap();
+        let mut log = LogFile::open(folder(disk.clone()), [1; 16]).unwrap();
         let mut index = 0;
         let mut write = |log: &mut LogFile| {
             index += 1;
@@ -656,14 +686,14 @@ mod tests {
             }
         }
         log.copy();
-        assert_eq!(LogFile::open(memory, [1; 16]).unwrap().contents(), log.contents());
+        assert_eq!(LogFile::open(folder(memory), [1; 16]).unwrap().contents(), log.contents());
     }
 
     #[test]
     fn a_copy_that_cannot_be_written_fails_nothing_and_is_made_anew() {
         let memory = Arc::new(MemoryDisk::new());
         let disk = Arc::new(FaultyDisk::new(memory.clone()));
-        let mut log = LogFile::open(disk.clone(), [1; 16]).unwrap();
+        let mut log = LogFile::open(folder(disk.clone()), [1; 16]).unwrap();
         let first = log.path();
         disk.fail_write(2);
         log.write(vec![entry(1)]).unwrap();
@@ -676,27 +706,27 @@ mod tests {
         // A full disk keeps nobody from reading one of a build that kept it once.
         memory.remove(&copy_path(&log.path())).unwrap();
         disk.set_space(Some(0));
-        let mut again = LogFile::open(disk.clone(), [1; 16]).unwrap();
+        let mut again = LogFile::open(folder(disk.clone()), [1; 16]).unwrap();
         assert_eq!(again.contents(), log.contents());
         again.write(vec![entry(3)]).unwrap_err();
         disk.set_space(None);
         again.write(vec![entry(3)]).unwrap();
-        assert_eq!(LogFile::open(memory, [1; 16]).unwrap().contents(), again.contents());
+        assert_eq!(LogFile::open(folder(memory), [1; 16]).unwrap().contents(), again.contents());
     }
 
     #[test]
     fn a_byte_that_is_changed_in_both_in_the_middle_is_damage_and_of_another_node_too() {
         let disk = Arc::new(MemoryDisk::new());
-        let mut log = LogFile::open(disk.clone(), [1; 16]).unwrap();
+        let mut log = LogFile::open(folder(disk.clone()), [1; 16]).unwrap();
         log.write(vec![entry(1)]).unwrap();
         log.write(vec![entry(2)]).unwrap();
         let path = log.path();
-        let error = LogFile::open(disk.clone(), [2; 16]).unwrap_err().to_string();
+        let error = LogFile::open(folder(disk.clone()), [2; 16]).unwrap_err().to_string();
         assert!(error.contains("another node"), "{error}");
         for path in [path.clone(), copy_path(&path)] {
             disk.flip_bit(&path, FILE_HEADER_BYTES as u64 + 16 + 8, 1).unwrap();
         }
-        let error = LogFile::open(disk, [1; 16]).unwrap_err().to_string();
+        let error = LogFile::open(folder(disk), [1; 16]).unwrap_err().to_string();
         assert!(error.contains("damaged at byte 80"), "{error}");
     }
 
@@ -713,25 +743,25 @@ mod tests {
     #[test]
     fn a_log_with_more_than_a_block_takes_is_read_again_and_at_once_after_a_power_cut_too() {
         let disk = Arc::new(MemoryDisk::new());
-        let mut log = LogFile::open(disk.clone(), [1; 16]).unwrap();
+        let mut log = LogFile::open(folder(disk.clone()), [1; 16]).unwrap();
         // More than a block takes, and they come at once.
         log.write((1..=1200).map(large).collect()).unwrap();
-        assert_eq!(LogFile::open(disk.clone(), [1; 16]).unwrap().contents(), log.contents());
+        assert_eq!(LogFile::open(folder(disk.clone()), [1; 16]).unwrap().contents(), log.contents());
         // A generation that begins with all of it.
         log.begin().unwrap();
         log.write(vec![vote(3)]).unwrap();
         let before = log.contents().clone();
-        assert_eq!(LogFile::open(disk.clone(), [1; 16]).unwrap().contents(), &before);
+        assert_eq!(LogFile::open(folder(disk.clone()), [1; 16]).unwrap().contents(), &before);
         log.begin().unwrap();
         disk.crash(1);
-        assert_eq!(LogFile::open(disk, [1; 16]).unwrap().contents(), &before);
+        assert_eq!(LogFile::open(folder(disk), [1; 16]).unwrap().contents(), &before);
     }
 
     /// As an earlier build began its generations.
     #[test]
     fn a_generation_that_begins_with_one_block_of_any_size_is_read() {
         let disk = Arc::new(MemoryDisk::new());
-        let mut log = LogFile::open(disk.clone(), [1; 16]).unwrap();
+        let mut log = LogFile::open(folder(disk.clone()), [1; 16]).unwrap();
         for part in 0..12 {
             log.write((1..=100).map(|at| large(100 * part + at)).collect()).unwrap();
         }
@@ -743,21 +773,21 @@ mod tests {
         for path in [format!("{DIR}/{generation:016}.log"), copy_path(&format!("{DIR}/{generation:016}.log"))] {
             disk.replace(&path, &bytes).unwrap();
         }
-        assert_eq!(LogFile::open(disk.clone(), [1; 16]).unwrap().contents(), &before);
-        assert_eq!(LogFile::open(disk, [1; 16]).unwrap().contents(), &before, "what the first start has begun");
+        assert_eq!(LogFile::open(folder(disk.clone()), [1; 16]).unwrap().contents(), &before);
+        assert_eq!(LogFile::open(folder(disk), [1; 16]).unwrap().contents(), &before, "what the first start has begun");
     }
 
     #[test]
     fn a_first_block_that_does_not_read_back_is_damage_also_if_none_follows() {
         let disk = Arc::new(MemoryDisk::new());
-        let mut log = LogFile::open(disk.clone(), [1; 16]).unwrap();
+        let mut log = LogFile::open(folder(disk.clone()), [1; 16]).unwrap();
         log.write(vec![vote(3), entry(1)]).unwrap();
         log.begin().unwrap();
         let path = log.path();
         for path in [path.clone(), copy_path(&path)] {
             disk.flip_bit(&path, FILE_HEADER_BYTES as u64 + 20, 1).unwrap();
         }
-        let error = LogFile::open(disk, [1; 16]).unwrap_err().to_string();
+        let error = LogFile::open(folder(disk), [1; 16]).unwrap_err().to_string();
         assert!(error.contains("damaged at byte 64"), "{error}");
     }
 
@@ -765,13 +795,13 @@ mod tests {
     fn a_generation_whose_copy_cannot_be_written_is_one_without_a_copy() {
         let memory = Arc::new(MemoryDisk::new());
         let disk = Arc::new(FaultyDisk::new(memory.clone()));
-        let mut log = LogFile::open(disk.clone(), [1; 16]).unwrap();
+        let mut log = LogFile::open(folder(disk.clone()), [1; 16]).unwrap();
         log.write(vec![entry(1)]).unwrap();
         disk.fail_write(2);
         log.begin().unwrap();
         log.write(vec![entry(2)]).unwrap();
         log.copy();
         assert!(read_twice(&*memory, &log.path(), 1 << 20).unwrap().are_same(), "the next write has made one");
-        assert_eq!(LogFile::open(memory, [1; 16]).unwrap().contents(), log.contents());
+        assert_eq!(LogFile::open(folder(memory), [1; 16]).unwrap().contents(), log.contents());
     }
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use kera_coordinator::CoordinatorError;
 use kera_coordinator::cluster::{ClusterState, EndLooks, Join, NodeState, Rates, Refused, roles_of};
 use kera_coordinator::loads::Loads;
-use kera_env::{Clock, Disk};
+use kera_env::{Clock, Disk, Folder};
 use kera_format::cluster::{ClusterEntry, NodeNumber, RaftPlace, Roles};
 use kera_format::{StreamId, level};
 use kera_protocol::{
@@ -139,7 +139,8 @@ pub struct Group {
     incoming: Mutex<Option<Incoming>>,
     /// Leaders that have another log than this node, as it has said.
     pub(crate) contradicting: Mutex<BTreeSet<u64>>,
-    disk: Arc<dyn Disk>,
+    /// Where its log and its snapshots are.
+    folder: Arc<Folder>,
     pub(crate) entries: Kept,
     /// Who joins just now, or joined last, with its uuid: it is sent the log before that says who it is.
     pub(crate) joining: Mutex<Option<(NodeNumber, [u8; 16])>>,
@@ -162,10 +163,11 @@ impl Group {
         transport: Arc<dyn Transport>,
         clock: Arc<dyn Clock>,
     ) -> Result<Arc<Group>, OpenError> {
-        file::check_number(&*disk, config.node)?;
-        let log = LogFile::open(disk.clone(), config.uuid)?;
+        let folder = file::folder(disk);
+        file::check_number(&folder, config.node)?;
+        let log = LogFile::open(folder.clone(), config.uuid)?;
         let closing = Arc::new(AtomicBool::new(false));
-        let machine = Machine::open(disk.clone(), config.uuid, closing.clone())?;
+        let machine = Machine::open(folder.clone(), config.uuid, closing.clone())?;
         let shared = machine.shared.clone();
         log.check_cut(shared.current.read().applied.is_some())?;
         let failed = |error| OpenError::Disk { path: snapshot::DIR.to_owned(), error };
@@ -210,7 +212,7 @@ impl Group {
             balance_moves: AtomicU64::new(0),
             incoming: Mutex::default(),
             contradicting: Mutex::default(),
-            disk,
+            folder,
             entries,
             joining: Mutex::default(),
             looker,
@@ -658,7 +660,7 @@ impl Group {
     /// Something cannot be read or not be written anew, or who writes was not waited for to its end.
     pub fn look_at_disk(&self, goes_on: &dyn Fn() -> bool) -> Result<(u64, bool), OpenError> {
         let failed = |error| OpenError::Disk { path: snapshot::DIR.to_owned(), error };
-        file::check_number(&*self.disk, self.config.node)?;
+        file::check_number(&self.folder, self.config.node)?;
         let looker = self.looker.lock().clone();
         let of_log = looker.look(goes_on).map_err(failed)?;
         let of_snapshot = {
@@ -669,7 +671,7 @@ impl Group {
                     None => return Err(failed(given_up("a snapshot of the coordinators"))),
                 }
             };
-            snapshot::look(&*self.disk).map_err(failed)?
+            snapshot::look(&self.folder).map_err(failed)?
         };
         Ok((of_log.0 + of_snapshot.0, of_log.1 || of_snapshot.1))
     }
@@ -830,13 +832,13 @@ mod tests {
         let disk = Arc::new(MemoryDisk::new());
         let place = |term, index| RaftPlace { term, leader: 1, index };
         let blank = |term, index| Record::Appended(LogEntry { place: place(term, index), payload: Payload::Blank });
-        let mut log = LogFile::open(disk.clone(), [1; 16]).unwrap();
+        let mut log = LogFile::open(file::folder(disk.clone()), [1; 16]).unwrap();
         log.write(vec![Record::Vote { term: 9, node: 1, committed: false }, blank(0, 0), blank(9, 1)]).unwrap();
         drop(log);
         let (applied, alone) = (log_id(&place(5, 100)), members(&[vec![1]], &[(1, "1".into())]));
         let stored = StoredMembers::new(Some(applied), alone);
         let bytes = snapshot::encode([1; 16], &ClusterState::default(), applied, &stored);
-        snapshot::write(&*disk, 100, &bytes).unwrap();
+        snapshot::write(&file::folder(disk.clone()), 100, &bytes).unwrap();
 
         let config = GroupConfig {
             node: 1,
@@ -856,7 +858,7 @@ mod tests {
         let leads = group.raft.wait(None).metrics(|metrics| metrics.last_applied > Some(applied), "its entry").await;
         leads.unwrap();
         group.stop().await;
-        let log = LogFile::open(disk, [1; 16]).unwrap();
+        let log = LogFile::open(file::folder(disk), [1; 16]).unwrap();
         assert_eq!(log.contents().purged, Some(place(5, 100)));
         assert_eq!(log.contents().entries.first_key_value().map(|(index, _)| *index), Some(101));
     }

@@ -10,7 +10,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 
 use kera_coordinator::StreamEvent;
 use kera_coordinator::cluster::ClusterState;
-use kera_env::Disk;
+use kera_env::Folder;
 use kera_format::catalog::Entry as CatalogEntry;
 use kera_format::cluster::ClusterEntry;
 use kera_protocol::{StreamInfo, StreamRef};
@@ -52,8 +52,8 @@ pub(crate) struct Current {
 
 impl Current {
     /// What the newest snapshot says; nothing yet if there is none. Blocks.
-    pub(crate) fn of_newest(disk: &dyn Disk) -> Result<Current, OpenError> {
-        let loaded = snapshot::newest(disk)?;
+    pub(crate) fn of_newest(folder: &Folder) -> Result<Current, OpenError> {
+        let loaded = snapshot::newest(folder)?;
         let of =
             |loaded: Loaded| Current { state: loaded.state, applied: Some(loaded.applied), members: loaded.members };
         Ok(loaded.map(of).unwrap_or_default())
@@ -105,15 +105,15 @@ impl Shared {
 #[derive(Clone)]
 pub(crate) struct Machine {
     pub(crate) shared: Arc<Shared>,
-    disk: Arc<dyn Disk>,
+    folder: Arc<Folder>,
     node: [u8; 16],
     closing: Arc<AtomicBool>,
 }
 
 impl Machine {
     /// Begins with the newest snapshot, if there is one. Blocks. A snapshot that waits for room is given up when `closing` says so.
-    pub(crate) fn open(disk: Arc<dyn Disk>, node: [u8; 16], closing: Arc<AtomicBool>) -> Result<Machine, OpenError> {
-        let current = Current::of_newest(&*disk)?;
+    pub(crate) fn open(folder: Arc<Folder>, node: [u8; 16], closing: Arc<AtomicBool>) -> Result<Machine, OpenError> {
+        let current = Current::of_newest(&folder)?;
         let index = current.applied.map_or(0, |place| place.index);
         let (told, followed) = watch::channel(index);
         let (changes, receiver) = channel();
@@ -125,7 +125,7 @@ impl Machine {
         let (current, changes) = (RwLock::new(current), Mutex::new(changes));
         let (snapshots, durable) = (Mutex::default(), watch::Sender::new(Some(index)));
         let shared = Shared { current, changes, observers, followed, snapshots, durable };
-        Ok(Machine { shared: Arc::new(shared), disk, node, closing })
+        Ok(Machine { shared: Arc::new(shared), folder, node, closing })
     }
 
     fn tell(&self, index: u64, changes: Vec<Change>) {
@@ -135,10 +135,10 @@ impl Machine {
 
     /// Writes a snapshot.
     async fn keep(&self, index: u64, bytes: Vec<u8>) -> Result<(), StorageError<u64>> {
-        let (disk, closing, shared) = (self.disk.clone(), self.closing.clone(), self.shared.clone());
+        let (folder, closing, shared) = (self.folder.clone(), self.closing.clone(), self.shared.clone());
         let write = move || {
             let _alone = shared.snapshots.lock();
-            when_there_is_room("a snapshot of the coordinators", &closing, || snapshot::write(&*disk, index, &bytes))
+            when_there_is_room("a snapshot of the coordinators", &closing, || snapshot::write(&folder, index, &bytes))
         };
         let written = tokio::task::spawn_blocking(write).await.map_err(io::Error::other).flatten();
         let is_written = written.is_ok();
@@ -259,7 +259,7 @@ impl RaftStateMachine<TypeConfig> for Machine {
     }
 
     async fn get_current_snapshot(&mut self) -> Result<Option<Snapshot<TypeConfig>>, StorageError<u64>> {
-        let found = snapshot::read_newest(&*self.disk).map_err(Machine::failed)?;
+        let found = snapshot::read_newest(&**self.folder.disk()).map_err(Machine::failed)?;
         Ok(found.map(|(loaded, bytes)| Snapshot { meta: loaded.meta(), snapshot: Box::new(bytes) }))
     }
 }
@@ -291,8 +291,8 @@ mod tests {
     /// A snapshot that is there no more because the next one is: who asks for the newest gets that.
     #[test]
     fn who_asks_for_the_newest_snapshot_gets_one_while_the_next_is_made() {
-        let disk = Arc::new(MemoryDisk::new());
-        let mut machine = Machine::open(disk, [1; 16], Arc::default()).unwrap();
+        let folder = crate::file::folder(Arc::new(MemoryDisk::new()));
+        let mut machine = Machine::open(folder, [1; 16], Arc::default()).unwrap();
         let runtime = || tokio::runtime::Builder::new_current_thread().build().unwrap();
         let made = |machine: &mut Machine, index| {
             let entry = Entry { log_id: LogId::new(CommittedLeaderId::new(1, 1), index), payload: EntryPayload::Blank };

@@ -6,11 +6,11 @@ use std::io;
 use std::sync::Arc;
 
 use kera_coordinator::cluster::ClusterState;
-use kera_env::Disk;
+use kera_env::{Disk, Folder};
 use kera_format::cluster::{NodeNumber, RaftPlace};
 use kera_format::raft::{LogEntry, Record};
 
-use crate::file::{DIR, LogFile, OpenError, check_number};
+use crate::file::{DIR, LogFile, OpenError, check_number, folder};
 use crate::machine::Current;
 use crate::snapshot;
 use crate::types::{StoredMembers, from_format, log_id, members, place_of};
@@ -20,7 +20,7 @@ pub type Ballot = (u64, u64, bool);
 
 /// See the module.
 pub struct OnDisk {
-    disk: Arc<dyn Disk>,
+    folder: Arc<Folder>,
     uuid: [u8; 16],
     log: LogFile,
     /// What the newest snapshot said when this was opened.
@@ -33,9 +33,10 @@ impl OnDisk {
     /// # Errors
     /// A file cannot be read, or is damaged.
     pub fn open(disk: Arc<dyn Disk>, node: NodeNumber, uuid: [u8; 16]) -> Result<OnDisk, OpenError> {
-        check_number(&*disk, node)?;
-        let mut log = LogFile::open(disk.clone(), uuid)?;
-        let began = Current::of_newest(&*disk)?;
+        let folder = folder(disk);
+        check_number(&folder, node)?;
+        let mut log = LogFile::open(folder.clone(), uuid)?;
+        let began = Current::of_newest(&folder)?;
         log.check_cut(began.applied.is_some())?;
         let last = log.contents().last();
         if let Some(place) = began.applied.as_ref().map(place_of)
@@ -46,7 +47,7 @@ impl OnDisk {
             cut.map_err(|error| OpenError::Disk { path: DIR.to_owned(), error })?;
             log.copy();
         }
-        Ok(OnDisk { disk, uuid, log, began })
+        Ok(OnDisk { folder, uuid, log, began })
     }
 
     /// The last vote that was written.
@@ -109,7 +110,7 @@ impl OnDisk {
         let nodes: Vec<(u64, String)> = voters.iter().map(|node| (*node, node.to_string())).collect();
         let group = StoredMembers::new(Some(log_id(&place)), members(&[voters.to_vec()], &nodes));
         let bytes = snapshot::encode(self.uuid, state, log_id(&place), &group);
-        snapshot::write(&*self.disk, place.index, &bytes)?;
+        snapshot::write(&self.folder, place.index, &bytes)?;
         self.write(vec![Record::Purged { place: cut }])
     }
 }

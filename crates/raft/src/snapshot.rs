@@ -3,7 +3,7 @@
 use std::io;
 
 use kera_coordinator::cluster::ClusterState;
-use kera_env::{Both, Disk, read_twice, write_copy};
+use kera_env::{Both, Disk, Folder, read_twice, write_copy};
 use kera_format::catalog::{Entry as CatalogEntry, FILE_HEADER_BYTES, FileHeader, FileKind};
 use kera_format::cluster::ClusterEntry;
 use kera_format::level;
@@ -88,7 +88,10 @@ pub(crate) fn decode(bytes: &[u8]) -> Result<Loaded, String> {
 
 /// Writes a snapshot, twice, and removes older ones. Blocks. If only its copy cannot be written it counts nevertheless: whoever looks at the disk later
 /// makes one ([`look`]).
-pub(crate) fn write(disk: &dyn Disk, index: u64, bytes: &[u8]) -> io::Result<()> {
+///
+/// The log is cut behind it, so its name has to survive: if a sync of the folder has failed meanwhile that somebody else had asked for, nobody will ever know of that
+/// name, and it is made once more.
+pub(crate) fn write(folder: &Folder, index: u64, bytes: &[u8]) -> io::Result<()> {
     if bytes.len() > BYTES_MAX {
         // In its place would go what it is made of, and nobody could start any more. What was there before stays, with all entries since.
         let message = format!(
@@ -98,23 +101,32 @@ pub(crate) fn write(disk: &dyn Disk, index: u64, bytes: &[u8]) -> io::Result<()>
         );
         return Err(io::Error::new(io::ErrorKind::InvalidData, message));
     }
-    let path = format!("{DIR}/{index:016}{SUFFIX}");
-    disk.replace(&path, bytes)?;
-    let copied = write_copy(disk, &path, bytes).and_then(|copy| copy.sync_data()).and_then(|()| disk.sync_dir(DIR));
+    let (path, disk) = (path_of(index), &**folder.disk());
+    let failures = folder.failures();
+    disk.replace_unsynced(&path, bytes)?;
+    if folder.sync()? != failures {
+        folder.replace(&path, bytes)?;
+    }
+    // Nobody relies on the copy's name.
+    let copied = write_copy(disk, &path, bytes).and_then(|copy| copy.sync_data()).and_then(|()| folder.sync());
     match copied {
         Err(error) if has_no_room(&error) => return Err(error),
         Err(error) => tracing::warn!(path, %error, "a snapshot of the coordinators is there once"),
-        Ok(()) => {}
+        Ok(_) => {}
     }
     remove_before(disk, SUFFIX, index);
     Ok(())
+}
+
+pub(crate) fn path_of(index: u64) -> String {
+    format!("{DIR}/{index:016}{SUFFIX}")
 }
 
 fn newest_path(disk: &dyn Disk) -> io::Result<Option<String>> {
     disk.create_dir_all(DIR)?;
     let numbers = disk.list(DIR)?;
     let newest = numbers.iter().filter_map(|name| number_of(name, SUFFIX)).max();
-    Ok(newest.map(|index| format!("{DIR}/{index:016}{SUFFIX}")))
+    Ok(newest.map(path_of))
 }
 
 /// The newest snapshot with its bytes. One that is made meanwhile has this one removed: it is there by then, and is read instead. Whoever writes is not waited
@@ -139,31 +151,33 @@ pub(crate) fn read_newest(disk: &dyn Disk) -> io::Result<Option<(Loaded, Vec<u8>
 }
 
 /// The newest snapshot, for a start: both are there behind it, if the disk takes it.
-pub(crate) fn newest(disk: &dyn Disk) -> Result<Option<Loaded>, OpenError> {
+pub(crate) fn newest(folder: &Folder) -> Result<Option<Loaded>, OpenError> {
+    let disk = &**folder.disk();
     let at = |path: &str, error| OpenError::Disk { path: path.to_owned(), error };
     let Some(path) = newest_path(disk).map_err(|error| at(DIR, error))? else { return Ok(None) };
     let both = read_twice(disk, &path, BYTES_MAX).map_err(|error| at(&path, error))?;
     let damaged = |reason| OpenError::Damaged { path: path.clone(), offset: 0, reason };
     let (loaded, is_copied) = both.read_back(0, decode, |_| true).map_err(damaged)?;
-    if let Err(error) = mend(disk, &path, &both, is_copied) {
+    if let Err(error) = mend(folder, &path, &both, is_copied) {
         tracing::warn!(path, %error, "a snapshot of the coordinators is there once; the next one is written twice");
     }
     Ok(Some(loaded))
 }
 
 /// Writes anew what of the two is not what it should be; `is_copied`: only the copy reads back. Whether that was so.
-fn mend(disk: &dyn Disk, path: &str, both: &Both, is_copied: bool) -> io::Result<bool> {
+fn mend(folder: &Folder, path: &str, both: &Both, is_copied: bool) -> io::Result<bool> {
     if is_copied {
         tracing::warn!(path, "a snapshot of the coordinators does not read back; its copy does");
-        disk.replace(path, &both.copy)?;
+        folder.replace(path, &both.copy)?;
     } else if !both.are_same() {
-        write_copy(disk, path, &both.file)?;
+        write_copy(&**folder.disk(), path, &both.file)?;
     }
     Ok(!both.are_same())
 }
 
 /// The same of a node that runs: how many bytes the two have, and whether one had to be written anew.
-pub(crate) fn look(disk: &dyn Disk) -> io::Result<(u64, bool)> {
+pub(crate) fn look(folder: &Folder) -> io::Result<(u64, bool)> {
+    let disk = &**folder.disk();
     let Some(path) = newest_path(disk)? else { return Ok((0, false)) };
     let both = match read_twice(disk, &path, BYTES_MAX) {
         // The next one has taken its place.
@@ -171,7 +185,7 @@ pub(crate) fn look(disk: &dyn Disk) -> io::Result<(u64, bool)> {
         read => read?,
     };
     let (_, is_copied) = both.read_back(0, decode, |_| true).map_err(io::Error::other)?;
-    Ok(((both.file.len() + both.copy.len()) as u64, mend(disk, &path, &both, is_copied)?))
+    Ok(((both.file.len() + both.copy.len()) as u64, mend(folder, &path, &both, is_copied)?))
 }
 
 /// Entries that make an empty state at this level the one that a single node's catalog holds, as far as the level knows it.
@@ -183,16 +197,38 @@ pub(crate) fn of_catalog(catalog: &kera_coordinator::catalog::Catalog, level: u3
 
 #[cfg(test)]
 mod tests {
-    use kera_env::MemoryDisk;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use kera_env::{FaultyDisk, MemoryDisk};
 
     use super::*;
+    use crate::file::folder;
+
+    /// Its name may be gone with the power, and the log would have been cut behind it.
+    #[test]
+    fn a_snapshot_whose_name_a_sync_of_somebody_else_may_have_lost_gets_it_once_more() {
+        let disk = FaultyDisk::new(Arc::new(MemoryDisk::new()));
+        disk.create_dir_all(DIR).unwrap();
+        let folder = folder(Arc::new(disk.clone()));
+        let was_named_again = Arc::new(AtomicBool::new(false));
+        let (broken, others, again) = (disk.clone(), Arc::clone(&folder), Arc::clone(&was_named_again));
+        disk.once_named(&path_of(7), move || {
+            broken.fail_sync_dir(1);
+            assert!(others.sync().is_err());
+            broken.once_named(&path_of(7), move || again.store(true, Ordering::Relaxed));
+        });
+        write(&folder, 7, &[1]).unwrap();
+        assert!(was_named_again.load(Ordering::Relaxed));
+    }
 
     #[test]
     fn a_snapshot_that_nobody_would_read_is_not_written_and_the_one_before_stays() {
         let disk = MemoryDisk::new();
         disk.create_dir_all(DIR).unwrap();
-        write(&disk, 1, &[1]).unwrap();
-        let error = write(&disk, 2, &vec![0; BYTES_MAX + 1]).unwrap_err().to_string();
+        let folder = folder(Arc::new(disk.clone()));
+        write(&folder, 1, &[1]).unwrap();
+        let error = write(&folder, 2, &vec![0; BYTES_MAX + 1]).unwrap_err().to_string();
         assert!(error.contains("the limit is 1073741824"), "{error}");
         assert_eq!(disk.list(DIR).unwrap(), ["0000000000000001.snapshot", "0000000000000001.snapshot.copy"]);
     }

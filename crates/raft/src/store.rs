@@ -329,12 +329,13 @@ mod tests {
     use kera_format::raft::{LogEntry, Payload};
 
     use super::*;
+    use crate::file::folder;
 
     #[tokio::test]
     async fn the_log_is_cut_when_the_snapshot_that_replaces_it_is_there_and_not_before() {
         let disk = Arc::new(MemoryDisk::new());
         let writing = Arc::new(Writing::new(Arc::new(SystemClock::new())));
-        let file = LogFile::open(disk.clone(), [1; 16]).unwrap();
+        let file = LogFile::open(folder(disk.clone()), [1; 16]).unwrap();
         let mut store = LogStore::start(file, Arc::default(), writing).unwrap();
         let (durable, snapshots) = watch::channel(Some(0));
         store.wait_for_snapshots(snapshots);
@@ -357,13 +358,13 @@ mod tests {
         durable.send_replace(None);
         store.purge(place(6)).await.unwrap_err();
         drop(store);
-        let again = LogFile::open(disk, [1; 16]).unwrap();
+        let again = LogFile::open(folder(disk), [1; 16]).unwrap();
         assert_eq!(again.contents().purged, Some(place_of(&place(5))));
     }
 
     #[tokio::test]
     async fn no_more_is_sent_at_a_time_than_comes_there_between_two_signs_of_life() {
-        let file = LogFile::open(Arc::new(MemoryDisk::new()), [1; 16]).unwrap();
+        let file = LogFile::open(folder(Arc::new(MemoryDisk::new())), [1; 16]).unwrap();
         let writing = Arc::new(Writing::new(Arc::new(SystemClock::new())));
         let mut store = LogStore::start(file, Arc::default(), writing).unwrap();
         let (stream, state) = (StreamId(1), vec![0; HANDED_BYTES_MAX]);

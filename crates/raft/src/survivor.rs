@@ -8,11 +8,11 @@ use std::io;
 use std::sync::Arc;
 
 use kera_coordinator::cluster::ClusterState;
-use kera_env::Disk;
+use kera_env::{Disk, Folder};
 use kera_format::cluster::{NodeNumber, RaftPlace};
 use kera_format::raft::Record;
 
-use crate::file::{DIR, LogFile, OpenError};
+use crate::file::{DIR, LogFile, OpenError, folder};
 use crate::known::{KnownMember, known_members};
 use crate::machine::Current;
 use crate::snapshot;
@@ -23,7 +23,7 @@ pub const SKIPPED: u32 = 1 << 20;
 
 /// What a stopped node has of the coordinators' log.
 pub struct Survivor {
-    disk: Arc<dyn Disk>,
+    folder: Arc<Folder>,
     uuid: [u8; 16],
     node: NodeNumber,
     log: LogFile,
@@ -38,8 +38,9 @@ impl Survivor {
     /// # Errors
     /// A file cannot be read, or is damaged.
     pub fn open(disk: Arc<dyn Disk>, uuid: [u8; 16]) -> Result<Option<Survivor>, OpenError> {
-        let log = LogFile::open(disk.clone(), uuid)?;
-        let mut current = Current::of_newest(&*disk)?;
+        let folder = folder(disk);
+        let log = LogFile::open(folder.clone(), uuid)?;
+        let mut current = Current::of_newest(&folder)?;
         log.check_cut(current.applied.is_some())?;
         let next = current.applied.map_or(0, |place| place.index + 1);
         for (index, entry) in log.contents().entries.range(next..) {
@@ -52,7 +53,7 @@ impl Survivor {
         }
         let is_member = |node: &NodeNumber| current.members.membership().get_node(&u64::from(*node)).is_some();
         let me = current.state.nodes().iter().find(|(_, known)| known.uuid == uuid).map(|(node, _)| *node);
-        Ok(me.filter(is_member).map(|node| Survivor { disk, uuid, node, log, current }))
+        Ok(me.filter(is_member).map(|node| Survivor { folder, uuid, node, log, current }))
     }
 
     /// This node's number.
@@ -137,10 +138,11 @@ impl Survivor {
         let bytes = snapshot::encode(self.uuid, &self.current.state, log_id(&place), &group);
 
         self.log.write(vec![Record::Vote { term, node, committed: false }])?;
-        let written = snapshot::write(&*self.disk, index, &bytes);
+        let failures = self.folder.failures();
+        let written = snapshot::write(&self.folder, index, &bytes);
         match written.and_then(|()| self.log.write(vec![Record::Purged { place }])) {
             Ok(_) => self.log.copy(),
-            Err(error) if self.has_happened(&place) => {
+            Err(error) if self.has_happened(&place, &bytes, failures) => {
                 tracing::warn!(%error, "the disk has refused what the next start writes");
             }
             Err(error) => return Err(error),
@@ -148,11 +150,13 @@ impl Survivor {
         Ok(place)
     }
 
-    /// Whether the newest snapshot is the one that was to be written, on the disk for certain.
-    fn has_happened(&self, place: &RaftPlace) -> bool {
-        let newest = snapshot::read_newest(&*self.disk);
+    /// Whether the newest snapshot is the one that was to be written, on the disk for certain. So many syncs of the folder had failed before it was begun: if another one has
+    /// since, that one that works says nothing of its name, which it gets once more.
+    fn has_happened(&self, place: &RaftPlace, bytes: &[u8], failures: u64) -> bool {
+        let newest = snapshot::read_newest(&**self.folder.disk());
         newest.is_ok_and(|found| found.is_some_and(|(loaded, _)| place_of(&loaded.applied) == *place))
-            && self.disk.sync_dir(DIR).is_ok()
+            && (self.folder.sync_since(failures).is_ok()
+                || self.folder.replace(&snapshot::path_of(place.index), bytes).is_ok())
     }
 }
 

@@ -5,6 +5,7 @@ mod support;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use kera_env::{Disk, FaultyDisk, MemoryDisk};
 use kera_format::cluster::{NodeNumber, RaftPlace};
@@ -334,6 +335,25 @@ async fn a_recovery_that_fails_has_not_happened() {
         outcomes[usize::from(has_happened)] += 1;
     }
     assert!(outcomes.iter().all(|count| *count > 0), "{outcomes:?}");
+}
+
+/// The one that works behind that says nothing of the snapshot, which the node would start with, and which could be gone with the power afterwards.
+#[tokio::test]
+async fn a_recovery_of_which_a_sync_of_the_folder_fails_gives_its_snapshot_its_name_once_more() {
+    let world = third_is_behind(51).await;
+    let disk = copied(&world.disks[&3]);
+    let faulty = Arc::new(FaultyDisk::new(disk.clone()));
+    let found = Survivor::open(faulty.clone(), [3; 16]).unwrap().unwrap();
+    let path = format!("raft/{:016}.snapshot", found.last().index + 3 * u64::from(SKIPPED));
+    let was_named_again = Arc::new(AtomicBool::new(false));
+    let (of, again, named) = (faulty.clone(), was_named_again.clone(), path.clone());
+    faulty.once_named(&path, move || {
+        of.fail_sync_dir(1);
+        of.once_named(&named, move || again.store(true, Ordering::Relaxed));
+    });
+    found.recover().unwrap();
+    assert!(was_named_again.load(Ordering::Relaxed));
+    assert!(survivor(&disk, 3).check_gone(&BTreeSet::from([1, 2])).is_err(), "it has happened");
 }
 
 /// The power goes at each change that it makes to the disk.

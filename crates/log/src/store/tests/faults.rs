@@ -87,9 +87,8 @@ fn failed_write_torn_write_and_failed_sync_count_for_nothing() {
 fn lose_name(bench: &Bench, disk: &FaultyDisk, container: u64) {
     let (broken, folder) = (disk.clone(), Arc::clone(&bench.core.disks[0].containers.folder));
     disk.once_named(&container_path(container), move || {
-        broken.set_broken(true);
+        broken.fail_sync_dir(1);
         assert!(folder.sync().is_err());
-        broken.set_broken(false);
     });
 }
 
