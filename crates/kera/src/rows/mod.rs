@@ -309,9 +309,14 @@ impl Tap {
     /// Shut, and more was asked for: as where more is waited for.
     const DRY: u8 = 3;
 
-    /// Lets nothing more through, also if it is waited for. Whether it is: no row is cut any more then.
+    /// Lets nothing more through, also if it is waited for. Whether it is: no row is cut any more then, but for what was [held](Tap::hand_over).
+    ///
+    /// Whose that is is decided in the same step: who waits may get something right now, and would take it back and cut it when others have said that nothing more comes.
     pub fn shut(&self) -> bool {
-        self.state.swap(Tap::SHUT, Ordering::AcqRel) == Tap::WAITS
+        let held = self.held();
+        let is_waiting = self.state.swap(Tap::SHUT, Ordering::AcqRel) == Tap::WAITS;
+        self.is_handed_over.store(is_waiting && held.is_some(), Ordering::Release);
+        is_waiting
     }
 
     /// Whether the input has ended here, maybe within a row.
@@ -327,15 +332,16 @@ impl Tap {
         *self.held() = Some(held);
     }
 
+    /// `None`: somebody else cuts it.
     fn take_back(&self) -> Option<json::Held> {
-        self.held().take()
+        let mut held = self.held();
+        if self.is_handed_over() { None } else { held.take() }
     }
 
     /// For whoever has shut it while more was waited for: the rows of what has come and was not cut yet, if there are some. Nobody else cuts them then.
     pub fn hand_over(&self) -> Option<Box<dyn RowSource>> {
         let mut held = self.held();
-        self.is_handed_over.store(held.is_some(), Ordering::Release);
-        held.take().map(json::Held::into_rows)
+        if self.is_handed_over() { held.take().map(json::Held::into_rows) } else { None }
     }
 
     /// Whether somebody else cuts what has come.

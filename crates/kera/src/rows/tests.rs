@@ -397,3 +397,21 @@ fn an_array_that_is_waited_behind_is_cut_by_whoever_shuts_the_input_and_by_nobod
     assert!(source.next(&mut Row::default()).is_err() && tap.is_handed_over());
     assert_eq!(*handed.lock().unwrap(), [(2, "[1]".into(), false), (2, String::new(), true)]);
 }
+
+/// Something comes when it is shut, before it is handed over: it is not cut behind the end that is said then.
+#[test]
+fn an_array_is_cut_by_whoever_has_shut_the_input_also_if_more_comes_at_that_moment() {
+    let tap = Arc::new(Tap::default());
+    let inner = Box::new((&b"[1, 2]\n"[..]).chain(Waiting(tap.clone())));
+    let counted = Counted { inner, read: Arc::default(), tap: tap.clone(), is_over: false };
+    let input = Box::new(BufReader::new(counted));
+    let mut source = source(input, "-", Format::Ndjson, Picks::default(), &tap).unwrap();
+    assert!(source.next(&mut Row::default()).is_err() && tap.is_handed_over());
+    let mut rows = tap.hand_over().expect("nobody has cut it");
+    for value in ["1", "2"] {
+        let mut row = Row::default();
+        assert_eq!(rows.next(&mut row), Ok(true));
+        assert_eq!(row.value, value.as_bytes());
+    }
+    assert_eq!(rows.next(&mut Row::default()), Ok(false));
+}
