@@ -570,11 +570,20 @@ pub(crate) fn consumer_group(rng: &mut Rng, memory: &Memory) -> Asked {
         .with_member_id(text("a-member"))
         .with_member_epoch(epoch)
         .with_rebalance_timeout_ms(if epoch == 0 { 60_000 } else { -1 });
-    if epoch == 0 {
-        request =
-            request.with_subscribed_topic_names(Some(vec![named("pears")])).with_topic_partitions(Some(Vec::new()));
-    }
     let version = rng.version(0, 1);
+    if epoch == 0 {
+        // Who reads nothing yet says so by an empty list or, where there are patterns, an empty one; who says neither is refused.
+        let (names, pattern) = match rng.below(8) {
+            0 => (Some(Vec::new()), None),
+            1 if version > 0 => (None, Some(text(""))),
+            2 => (None, None),
+            _ => (Some(vec![named("pears")]), None),
+        };
+        request = request
+            .with_subscribed_topic_names(names)
+            .with_subscribed_topic_regex(pattern)
+            .with_topic_partitions(Some(Vec::new()));
+    }
     Asked::new(ApiKey::ConsumerGroupHeartbeat, version, RequestKind::ConsumerGroupHeartbeat(request), who)
 }
 

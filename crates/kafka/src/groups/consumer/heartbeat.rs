@@ -148,11 +148,11 @@ fn check(caller: &Caller, request: &ConsumerGroupHeartbeatRequest) -> Result<(),
             if request.topic_partitions.as_ref().is_none_or(|owned| !owned.is_empty()) {
                 return invalid("TopicPartitions must be empty when (re-)joining.");
             }
-            let by_name = request.subscribed_topic_names.as_ref().is_some_and(|names| !names.is_empty());
-            let by_pattern = request.subscribed_topic_regex.as_ref().is_some_and(|pattern| !pattern.is_empty());
-            if !by_name && !by_pattern {
+            // An empty list, or pattern, is one: such a member reads nothing yet, and names what it reads later. So come clients whose
+            // pattern matches nothing so far, or whose topics are gone when they join again.
+            if request.subscribed_topic_names.is_none() && request.subscribed_topic_regex.is_none() {
                 return invalid(
-                    "Either SubscribedTopicNames or SubscribedTopicRegex must be non-empty in first request.",
+                    "Either SubscribedTopicNames or SubscribedTopicRegex must be non-null when (re-)joining.",
                 );
             }
         }

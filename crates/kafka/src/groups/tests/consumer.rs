@@ -407,7 +407,6 @@ fn requests_that_make_no_sense_are_refused_with_a_reason() {
         first().with_rack_id(Some(text(""))),
         first().with_rebalance_timeout_ms(-1),
         first().with_subscribed_topic_names(None),
-        first().with_subscribed_topic_names(Some(Vec::new())),
         first().with_topic_partitions(None),
         first().with_member_epoch(-3),
         first().with_member_epoch(-2),
@@ -421,6 +420,30 @@ fn requests_that_make_no_sense_are_refused_with_a_reason() {
     world.beat(&first());
     assert_eq!(refused(&mut world, &beat("two", 0, &["orders"], &[])), Code::GroupMaxSizeReached);
     assert_eq!(refused(&mut world, &beat("two", 1, &["orders"], &[])), Code::UnknownMemberId);
+}
+
+#[test]
+fn a_member_may_come_before_it_knows_what_to_read() {
+    let mut world = World::new();
+    let mut one = Client::join(&mut world, "one", &[]);
+    assert_eq!((one.epoch, one.count(), state(&mut world).as_str()), (1, 0, "Stable"));
+    world.restart();
+    one.beat(&mut world);
+    assert_eq!((one.epoch, one.count()), (1, 0), "it is kept as it is");
+    world.topics.set("later", 3);
+    one.topics = vec!["later"];
+    one.beat(&mut world);
+    assert_eq!((one.epoch, one.count()), (2, 3));
+    // Its topics are gone, and it joins again with nothing.
+    let again = world.beat(&beat("one", 0, &[], &[]));
+    let given = again.assignment.expect("who joins is told what it has");
+    assert_eq!((again.error_code, given.topic_partitions), (0, Vec::new()));
+    // So does one with an empty pattern; who says neither is refused.
+    let by_pattern = |pattern: Option<&str>| {
+        beat("two", 0, &[], &[]).with_subscribed_topic_names(None).with_subscribed_topic_regex(pattern.map(text))
+    };
+    assert_eq!(refused(&mut world, &by_pattern(None)), Code::InvalidRequest);
+    assert_eq!(world.beat(&by_pattern(Some(""))).error_code, 0);
 }
 
 /// What members take may have so many bytes.
