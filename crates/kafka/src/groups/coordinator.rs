@@ -48,7 +48,7 @@ pub struct Coordinator {
     sweep: Sweep,
 }
 
-/// The search for expired offsets.
+/// The search for expired offsets, and for groups that have neither these nor members.
 #[derive(Debug)]
 struct Sweep {
     /// When the next one begins.
@@ -391,7 +391,7 @@ impl Coordinator {
         }
     }
 
-    /// Forgets expired offsets of a group, and the group itself if nothing is left of it.
+    /// Forgets expired offsets of a group, and the group itself if it has no others and no members.
     fn expire(&mut self, now: Now, id: &str) {
         let left = self.turn(now, id, |kind, offsets, turn| {
             let changed_ms = turn.head.changed_ms;
@@ -408,10 +408,10 @@ impl Coordinator {
             // After a failure of the journal the next sweep tries again.
             result.is_ok() && offsets.is_empty()
         });
-        let is_over = |group: &Group| {
-            let idle_ms = now.believed.age_ms(group.head.changed_ms);
-            group.is_empty() && !group.waits() && idle_ms >= self.config.offsets_retention_ms
-        };
+        // What a group is kept for are its offsets: they have their time, from when it became empty. One that has none, also none that is pending,
+        // goes at once, as in Kafka. Else every name that somebody joined under once would count against the most groups for days, and
+        // programs that take a new name each time would use that up. Who comes to it later begins it anew.
+        let is_over = |group: &Group| group.is_empty() && !group.waits();
         if left == Some(true) && self.groups.get(id).is_some_and(is_over) {
             let gone = Entry { group: id.to_owned(), fact: Fact::Group(None) };
             if self.journal.append(&[gone]).is_ok() {

@@ -401,6 +401,45 @@ fn offsets_expire_when_nobody_needs_them_for_long() {
 }
 
 #[test]
+fn a_group_without_members_and_offsets_goes_soon() {
+    let mut world = World::new();
+    let soon_ms = 2 * world.config.offsets_check_ms;
+    let modern = |epoch: i32| beat("m", epoch, &["orders"], &[]).with_group_id(GroupId(text("modern")));
+    for is_restarted in [false, true] {
+        let (members, _) = world.stable(1);
+        assert_eq!(world.beat(&modern(0)).error_code, 0);
+        world.leave(&[(&members[0], None)]);
+        assert_eq!(world.beat(&modern(-1)).error_code, 0);
+        assert_eq!(world.coordinator.group_count(), 2);
+        if is_restarted {
+            world.restart();
+            assert_eq!(world.coordinator.group_count(), 2);
+        }
+        world.pass(soon_ms);
+        assert_eq!(world.coordinator.group_count(), 0);
+        world.restart();
+        assert_eq!(world.coordinator.group_count(), 0, "the journal knows that they are gone");
+    }
+    // With members it stays, and with offsets for their time, however often it is read anew.
+    let (members, generation) = world.stable(1);
+    for _ in 0..(soon_ms / 9_000) {
+        world.pass(9_000);
+        assert_eq!(world.heartbeat(&members[0], generation), 0);
+    }
+    world.commit(&commit(&members[0], generation, &[("orders", 0, 1)]));
+    world.leave(&[(&members[0], None)]);
+    for _ in 0..2 {
+        world.pass(3 * DAY_MS);
+        assert_eq!(world.offsets(), [("orders".into(), 0, 1)]);
+        world.restart();
+    }
+    assert_eq!(delete_offsets(&mut world, &[("orders", 0)]).error_code, 0);
+    assert_eq!(txn_commit(&mut world, 5, &[("orders", 0, 7)]), [0]);
+    world.pass(soon_ms);
+    assert_eq!(world.coordinator.group_count(), 1, "an offset is pending");
+}
+
+#[test]
 fn a_clock_that_jumps_expires_no_offset_before_it_is_believed() {
     let mut world = World::new();
     world.commit(&simple(&[("orders", 0, 1)]));
