@@ -14,6 +14,7 @@ mod describe;
 mod heartbeat;
 mod keeping;
 mod member;
+mod pattern;
 mod spoken;
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
@@ -257,7 +258,7 @@ impl ConsumerGroup {
     fn compile(&mut self, pattern: &str) -> Result<(), Code> {
         if !self.patterns.contains_key(pattern) {
             // The whole name must match. Names of topics are ASCII, so classes may be, and stay small.
-            let whole = format!("^(?:{pattern})$");
+            let whole = format!("^(?:{})$", pattern::translated(pattern));
             let regex = RegexBuilder::new(&whole)
                 .unicode(false)
                 .size_limit(PATTERN_COMPILED_BYTES_MAX)

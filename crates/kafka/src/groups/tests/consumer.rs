@@ -251,6 +251,35 @@ fn a_pattern_takes_topics_as_they_come() {
 }
 
 #[test]
+fn a_pattern_may_quote_and_name_categories() {
+    let mut world = World::new();
+    for topic in ["orders.eu", "ordersXeu", "a", "Orders-9"] {
+        world.topics.set(topic, 1);
+    }
+    let mut matches = |pattern: &str| {
+        // Each in a group of its own.
+        let join = beat("one", 0, &[], &[]).with_group_id(GroupId(text(pattern))).with_subscribed_topic_names(None);
+        let joined = world.beat(&join.with_subscribed_topic_regex(Some(text(pattern))));
+        assert_eq!(joined.error_code, 0, "{pattern}: {:?}", joined.error_message);
+        let given = joined.assignment.expect("who joins is told what it has").topic_partitions;
+        let name = |id: Uuid| world.topics.name(id).expect("there");
+        let mut names: Vec<String> = given.iter().map(|topic| name(topic.topic_id)).collect();
+        names.sort();
+        names
+    };
+    assert_eq!(matches(r"\Qorders.\E.*"), ["orders.eu"]);
+    assert_eq!(matches(r"orders.eu"), ["orders.eu", "ordersXeu"]);
+    assert_eq!(matches(r"\Qa"), ["a"]);
+    assert_eq!(matches(r"\p{Lu}\pL+\p{Pd}\pN"), ["Orders-9"]);
+    assert_eq!(matches(r"[\p{Ll}]"), ["a"]);
+    assert_eq!(matches(r"\P{Lu}\pL*"), ["a", "items", "orders", "ordersXeu"]);
+    for refused_one in [r"[\Qa\E]", r"\p{Greek}", r"\Ea"] {
+        let join = beat("two", 0, &[], &[]).with_subscribed_topic_regex(Some(text(refused_one)));
+        assert_eq!(refused(&mut world, &join), Code::InvalidRegularExpression, "{refused_one}");
+    }
+}
+
+#[test]
 fn the_assignor_is_what_most_members_want() {
     let mut world = World::new();
     world.topics.set("items", 4);
