@@ -44,7 +44,7 @@ use crate::state_parts::stream_options;
 use crate::transaction_doubt::settle;
 use crate::transaction_founding::{take_over, wound_down};
 use crate::transaction_journal::{Handle, Own, copy_ids, read_own};
-use crate::transaction_owner::to_records;
+use crate::transaction_owner::{is_about_coordinators, to_records};
 use crate::transaction_partitions::{Partitions, SharedPartition};
 use crate::transaction_parts::{Left, Marked, STREAM, TransactionLoad, TransactionPart, TransactionParts};
 use crate::transactions::{
@@ -965,13 +965,13 @@ pub(crate) fn follow(door: &Weak<Door>) {
     }
 }
 
-/// What Produce answers where the coordinator refuses: as Kafka's brokers, whose producers know these.
+/// What Produce answers where the coordinator refuses: as Kafka's brokers, whose producers know these. Of what is wrong with a coordinator, here or at another
+/// node, they hear nothing but to try again: they have asked a partition's leader.
 pub(crate) fn produce_error(code: ResponseError) -> ResponseError {
     match code {
         ResponseError::ProducerFenced => ResponseError::InvalidProducerEpoch,
-        ResponseError::ConcurrentTransactions | ResponseError::CoordinatorLoadInProgress => {
-            ResponseError::NotEnoughReplicas
-        }
+        ResponseError::ConcurrentTransactions => ResponseError::NotEnoughReplicas,
+        code if is_about_coordinators(code) => ResponseError::NotEnoughReplicas,
         code => code,
     }
 }

@@ -21,15 +21,15 @@ use kafka_protocol::messages::txn_offset_commit_request::{
 use kafka_protocol::protocol::{Decodable, Request};
 use kera_env::ManualClock;
 use kera_format::kafka_transactions::{AbortedRange, Entry, Transaction};
-use kera_log::ChunkReference;
 use kera_log::store::{DiskStore, StoreConfig};
+use kera_log::{ChunkReference, SinkErrorKind};
 use parking_lot::Mutex;
 
 use super::*;
 use crate::batch::tests::transactional;
 use crate::door::Waiting;
 use crate::endings::Endings;
-use crate::transaction_door::MayWrite;
+use crate::transaction_door::{MayWrite, produce_error};
 
 /// Makes durable what it is told to.
 #[derive(Default)]
@@ -43,6 +43,8 @@ struct HeldState {
     durable: Ticket,
     pending: Vec<ChunkReference>,
     waiters: Vec<std::sync::Weak<dyn Observer>>,
+    /// Whether nothing more is taken.
+    is_full: bool,
 }
 
 impl Held {
@@ -87,7 +89,8 @@ impl DurabilitySink for Held {
         true
     }
     fn healthy(&self) -> Result<(), SinkError> {
-        Ok(())
+        let full = || SinkError { kind: SinkErrorKind::Full, reason: "no room is left".into(), retry_after_ms: 1_000 };
+        if self.state.lock().is_full { Err(full()) } else { Ok(()) }
     }
     fn segment_safe(&self, _: kera_format::SegmentId) {}
 }
@@ -960,6 +963,21 @@ mod counted {
         assert_eq!(world.end_and_count("a", next, false).map(|of| of.1), Ok(next.1 + 1));
         world.finish();
         assert_eq!(world.committed("t", 0), [0]);
+    }
+
+    /// Who produces has asked a partition's leader, and knows of no coordinator there.
+    #[test]
+    fn who_produces_while_nothing_can_be_recorded_is_told_to_try_again() {
+        let mut world = World::new();
+        let one = world.init("a").unwrap();
+        world.sink.state.lock().is_full = true;
+        assert_eq!(world.add("a", one, "t", 0), Code::CoordinatorNotAvailable.code());
+        assert_eq!(world.write_and_add("a", one, "t", 0, 0).0, Code::NotEnoughReplicas.code());
+        world.sink.state.lock().is_full = false;
+        assert_eq!(world.write_and_add("a", one, "t", 0, 0), (0, 0));
+        for code in [Code::CoordinatorLoadInProgress, Code::NotCoordinator, Code::ConcurrentTransactions] {
+            assert_eq!(produce_error(code), Code::NotEnoughReplicas);
+        }
     }
 
     #[test]
