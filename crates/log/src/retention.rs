@@ -325,6 +325,10 @@ pub(crate) fn note_ahead(state: &mut LaneState, now: &Believed) {
 }
 
 /// How long ago a segment was appended to last.
+///
+/// Not by the times of its records, as in Kafka, although it knows the largest: records without one, which have that of their append, may lie beside others that were copied here
+/// with old ones, and no segment says that it has any ([`lookup_timestamp`](Lane::lookup_timestamp)). By the largest of the old ones they would go before
+/// their time.
 fn age_ms(state: &LaneState, at: At, now: &Believed) -> i64 {
     let slot = state.chain.slot(at);
     slot.age_ms(slot.summary().last_append_ms, now)
