@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use kera_format::{GroupId, StreamId, StreamletId};
-use kera_log::{DurabilitySink, Observer, Streamlet, Tenure, TenureError};
+use kera_log::{DurabilitySink, Observer, Streamlet, Tenure, TenureError, Waiters};
 use kera_protocol::limits::{OWNER_STREAMS_MAX, PAGE_ITEMS_MAX};
 use kera_protocol::placement::runs_of;
 use kera_protocol::{FindOwners, NodeInfo, Owner, Owners, Role, Status, StreamOwners, StreamRef, StreamletState};
@@ -26,8 +26,8 @@ pub struct Ownership {
     table: RwLock<Table>,
     /// Of the streams with lower numbers the node has heard, also of those that are gone; zero: it is in no cluster.
     heard_before: AtomicU64,
-    /// Sessions whose writes wait for streamlets that are being let go.
-    waiting: Mutex<Vec<(Arc<dyn Observer>, u64)>>,
+    /// Sessions whose writes wait for streamlets that are being let go. A move may be tried for long, and whose connection has ended meanwhile is not kept for it.
+    waiting: Mutex<Waiters>,
 }
 
 #[derive(Default)]
@@ -105,10 +105,7 @@ impl Ownership {
 
     /// Has a session called when a streamlet that is being let go has gone, or stays.
     pub(crate) fn wait(&self, observer: &Arc<dyn Observer>, token: u64) {
-        let mut waiting = self.waiting.lock();
-        if !waiting.iter().any(|(known, number)| *number == token && Arc::ptr_eq(known, observer)) {
-            waiting.push((Arc::clone(observer), token));
-        }
+        self.waiting.lock().push(observer, token);
     }
 
     /// Whether a stream may be there of which the node has not heard yet: numbers rise.
@@ -118,9 +115,9 @@ impl Ownership {
     }
 
     pub(crate) fn wake(&self) {
-        for (observer, token) in std::mem::take(&mut *self.waiting.lock()) {
-            observer.advanced(token);
-        }
+        // Who is called may wait again: not under the lock.
+        let waiting = self.waiting.lock().take();
+        waiting.call();
     }
 
     fn with<T>(&self, version: u64, change: impl FnOnce(&mut Table) -> T) -> T {
@@ -416,4 +413,40 @@ fn refused(error: TenureError) -> Failure {
 /// A cursor to the lane's first group of an owner epoch.
 pub(crate) fn first_of(epoch: u32) -> kera_format::Cursor {
     kera_format::Cursor { group: GroupId::new(epoch, 0), ..Default::default() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Default)]
+    struct Session(AtomicU64);
+
+    impl Observer for Session {
+        fn advanced(&self, _: u64) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Each of them is buffers of a connection, and nobody calls before the streamlet has gone or stays.
+    #[test]
+    fn sessions_that_are_gone_are_forgotten_and_those_that_wait_are_called() {
+        let ownership = Ownership::default();
+        let session = Arc::new(Session::default());
+        let observer: Arc<dyn Observer> = Arc::clone(&session) as _;
+        for _ in 0..10_000 {
+            ownership.wait(&observer, 1);
+            let gone: Arc<dyn Observer> = Arc::new(Session::default());
+            ownership.wait(&gone, 1);
+            let watched = Arc::downgrade(&gone);
+            drop(gone);
+            assert_eq!(watched.strong_count(), 0, "it is kept");
+        }
+        let waiting = ownership.waiting.lock().len();
+        assert!(waiting <= 32, "{waiting}");
+        ownership.wake();
+        assert!(session.0.swap(0, Ordering::Relaxed) > 0);
+        ownership.wake();
+        assert_eq!(session.0.load(Ordering::Relaxed), 0, "it is called once");
+    }
 }
