@@ -51,16 +51,20 @@ fn page(limit: u32) -> usize {
     if limit == 0 { PAGE_ITEMS_MAX } else { (limit as usize).min(PAGE_ITEMS_MAX) }
 }
 
+/// The first of the records from `first` to `durable` that is not deleted: what was lies there until retention takes its whole segment.
+pub(crate) fn first_left(lane: &Lane, first: u64, durable: u64) -> u64 {
+    first.max(lane.floor_ordinal().min(durable))
+}
+
 /// A group as readers are told of it. Of one of which everything was deleted nothing is in it, though retention has not been there yet.
 fn to_group_info(lane: &Lane, group: &LogGroup) -> GroupInfo {
     let first = group.first_segment;
-    let deleted_below = lane.floor_ordinal().min(group.durable_ordinal);
     GroupInfo {
         group: group.id,
         lane: lane.id(),
         first_segment: first,
         last_segment: group.last_segment,
-        first_ordinal: group.first_ordinal.max(deleted_below),
+        first_ordinal: first_left(lane, group.first_ordinal, group.durable_ordinal),
         durable_ordinal: group.durable_ordinal,
         bytes: group.bytes,
         closed: group.closed,
@@ -307,7 +311,7 @@ fn stream_stats(core: &mut Core, message: &StreamStats) -> Result<StreamStatsRes
         lanes.push(LaneStats {
             streamlet,
             lane,
-            first_ordinal: stats.first_ordinal,
+            first_ordinal: first_left(found, stats.first_ordinal, stats.durable_ordinal),
             durable_ordinal: stats.durable_ordinal,
             next_ordinal: stats.next_ordinal,
             bytes: stats.bytes,

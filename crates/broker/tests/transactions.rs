@@ -9,7 +9,8 @@ use kera_format::chunk::{ChunkTarget, PayloadKind, seal_in_place};
 use kera_format::kafka_batch::KAFKA_BATCH_HEADER_BYTES;
 use kera_format::{CHUNK_HEADER_BYTES, ChunkView, Compression, Cursor, LaneId, StreamletId};
 use kera_log::{Lane, Visibility};
-use kera_protocol::{Lookup, ReadAnswer, ReadChunksResponse, Start, Status, Subscribe};
+use kera_protocol::application::DescribeApplication;
+use kera_protocol::{Lookup, ReadAnswer, ReadChunksResponse, Start, Status, StreamStats, Subscribe};
 use parking_lot::Mutex;
 
 const TRANSACTIONAL: u8 = 0x10;
@@ -136,6 +137,27 @@ fn deleted_records_are_in_front_of_every_start() {
         assert_eq!(looked.ordinal, 2, "{at:?}");
         assert_eq!(ordinals(&peer.read(STREAM, looked.cursor).answers[0].1), [2, 3]);
     }
+}
+
+/// They are there until their segment goes, and counted as long.
+#[test]
+fn deleted_records_are_neither_counted_nor_something_that_an_application_has_to_read() {
+    let house = House::new();
+    let lane = lane(&house);
+    (0..4).for_each(|_| _ = append(&lane, 0));
+    let mut peer = house.peer();
+    peer.join(&house, "report", Start::Earliest);
+    let mut told = || {
+        let stats = peer.call(&StreamStats { stream: STREAM, streamlets: vec![], after: None, limit: 0 });
+        let of = &stats.lanes[0];
+        let described = peer.call(&DescribeApplication { application: "report".into(), stream: STREAM });
+        (of.first_ordinal, of.durable_ordinal, of.next_ordinal, described.lag)
+    };
+    assert_eq!(told(), (0, 4, 4, 4));
+    lane.raise_floor(3);
+    assert_eq!(told(), (3, 4, 4, 1));
+    lane.raise_floor(9);
+    assert_eq!(told(), (4, 4, 4, 0), "no further than what there is");
 }
 
 /// The next owner of a lane has to ask which transactions run in it. Until then nothing says where readers are to stop.

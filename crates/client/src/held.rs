@@ -28,14 +28,15 @@ impl StreamLanes {
 }
 
 /// Adds what another node has of the same lane. Where the lane ends, and how far it is compacted, its owner knows: whoever is the
-/// furthest. Where it begins is said by those who have some of it.
-fn add(whole: &mut LaneStats, part: &LaneStats) {
-    whole.first_ordinal = match (whole.segments, part.segments) {
-        (0, 0) => whole.first_ordinal.max(part.first_ordinal),
-        (0, _) => part.first_ordinal,
-        (_, 0) => whole.first_ordinal,
-        _ => whole.first_ordinal.min(part.first_ordinal),
+/// furthest. Where it begins is said by those who [have](has_some) some of it.
+fn add((whole, has): &mut (LaneStats, bool), part: &LaneStats) {
+    whole.first_ordinal = match (*has, has_some(part)) {
+        (false, false) => whole.first_ordinal.max(part.first_ordinal),
+        (false, true) => part.first_ordinal,
+        (true, false) => whole.first_ordinal,
+        (true, true) => whole.first_ordinal.min(part.first_ordinal),
     };
+    *has |= has_some(part);
     if part.next_ordinal > whole.next_ordinal {
         whole.compacted_ordinal = part.compacted_ordinal;
     }
@@ -50,13 +51,19 @@ fn add(whole: &mut LaneStats, part: &LaneStats) {
     whole.segments = whole.segments.saturating_add(part.segments);
 }
 
+/// Whether a node has something of a lane that can be read: segments in which all is deleted stay for a while.
+fn has_some(of: &LaneStats) -> bool {
+    of.segments > 0 && of.first_ordinal < of.durable_ordinal
+}
+
 /// What nodes have of lanes, each lane once.
 fn summed_up(parts: impl IntoIterator<Item = LaneStats>) -> Vec<LaneStats> {
-    let mut lanes: BTreeMap<(StreamletId, LaneId), LaneStats> = BTreeMap::new();
+    let mut lanes: BTreeMap<(StreamletId, LaneId), (LaneStats, bool)> = BTreeMap::new();
     for part in parts {
-        lanes.entry((part.streamlet, part.lane)).and_modify(|whole| add(whole, &part)).or_insert(part);
+        let has = has_some(&part);
+        lanes.entry((part.streamlet, part.lane)).and_modify(|whole| add(whole, &part)).or_insert((part, has));
     }
-    lanes.into_values().collect()
+    lanes.into_values().map(|(whole, _)| whole).collect()
 }
 
 impl Admin {
@@ -189,5 +196,17 @@ mod tests {
         // All of it was taken by retention: there is nothing to be read.
         let (gone, owner) = (part(0, [0, 500, 500], 0, 0), part(0, [900, 900, 900], 0, 0));
         assert_eq!(summed_up([gone, owner])[0].first_ordinal, 900);
+    }
+
+    #[test]
+    fn a_node_with_deleted_records_only_does_not_say_where_a_lane_begins() {
+        let (deleted, owner) = (part(0, [500, 500, 500], 2, 8), part(0, [600, 900, 900], 2, 8));
+        for order in [[&deleted, &owner], [&owner, &deleted]] {
+            assert_eq!(summed_up(order.into_iter().cloned())[0].first_ordinal, 600);
+        }
+        let owner = part(0, [900, 900, 900], 1, 4);
+        for order in [[&deleted, &owner], [&owner, &deleted]] {
+            assert_eq!(summed_up(order.into_iter().cloned())[0].first_ordinal, 900);
+        }
     }
 }

@@ -16,7 +16,7 @@ use kera_protocol::placement::KeptGroup;
 use kera_protocol::{Start, Status};
 
 use crate::failure::Failure;
-use crate::groups::{Place, find};
+use crate::groups::{Place, find, first_left};
 
 /// Groups looked at together.
 const WINDOW: usize = 16;
@@ -487,7 +487,8 @@ impl Progress {
     pub(super) fn lag(&self) -> (Option<u64>, u64, u64) {
         let durable = self.lane.latest().1;
         let earliest = || self.older.first().map_or(u64::MAX, |older| older.first_ordinal).min(self.lane.earliest().1);
-        let from = self.needs_from().unwrap_or_else(earliest);
+        // Who goes on in front of what was deleted is given what comes behind it.
+        let from = first_left(&self.lane, self.needs_from().unwrap_or_else(earliest), durable);
         (self.needs_from(), durable, durable.saturating_sub(from))
     }
 }
