@@ -216,7 +216,9 @@ fn settings_of_chaos_that_cannot_work_are_refused() {
 fn settings_of_produce_and_consume_that_cannot_work_are_refused() {
     for (line, says) in [
         ("produce --producers 0", "--producers: 0"),
-        ("produce --rate 0", "--rate: 0 "),
+        ("produce --rate 0", "--rate: it must be"),
+        // When the second record is due is more than a clock can take.
+        ("produce --rate 1e-300", "--rate: it must be"),
         ("produce --rate nan", "0, as fast as it goes, or more"),
         ("produce --in-flight 0", "--in-flight: 0"),
         ("produce --chunk-bytes 16B", "--chunk-bytes: 16"),

@@ -14,6 +14,8 @@ use crate::source::Shape;
 const TURN_BYTES: usize = 128 << 10;
 /// Chunks that a producer of many streams may hold for each at least.
 const BUFFERED_CHUNKS_MIN: usize = 4;
+/// The least rate, in records per second: a record each quarter of an hour. With far smaller ones the time at which a record is due is more than a clock can take.
+pub(crate) const RATE_MIN: f64 = 0.001;
 
 /// Which sides run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
@@ -162,8 +164,9 @@ impl LoadConfig {
         range("consumers", self.consumers.into(), u64::from(mode != Mode::Produce), 1024)?;
         range("keys", self.keys, 1, KEYS_MAX)?;
         range("sample", self.sample.into(), 1, u64::from(u32::MAX))?;
-        if self.rate.is_some_and(|rate| !(rate.is_finite() && rate >= 0.001)) {
-            return Err(BenchError::setting("rate", "it must be a number of records per second above 0.001"));
+        if self.rate.is_some_and(|rate| !(rate.is_finite() && rate >= RATE_MIN)) {
+            let message = format!("it must be a number of records per second, {RATE_MIN} or more");
+            return Err(BenchError::setting("rate", message));
         }
         if self.records.is_none() && self.time.is_none() {
             return Err(BenchError::setting("seconds", "give --seconds or --records, or it never ends"));

@@ -19,6 +19,7 @@ use rand::{Rng, SeedableRng};
 use super::acklog::{AckLog, AckPlace};
 use super::record::{Identity, Source, VALUE_BYTES_MIN, encode};
 use crate::BenchError;
+use crate::load::config::RATE_MIN;
 
 /// The least chunk that a producer takes: a header and a little.
 pub(crate) const CHUNK_BYTES_MIN: usize = CHUNK_HEADER_BYTES + 32;
@@ -97,9 +98,9 @@ impl ProduceConfig {
         }
         check_record_bytes(self.record_bytes)?;
         match self.rate {
-            Some(rate) if !rate.is_finite() || rate <= 0.0 => {
-                let message = format!("{rate} records per second are none; give more, or leave it out for no limit");
-                Err(BenchError::setting("rate", message))
+            Some(rate) if !(rate.is_finite() && rate >= RATE_MIN) => {
+                let least = format!("it must be a number of records per second, {RATE_MIN} or more");
+                Err(BenchError::setting("rate", format!("{least}; leave it out for no limit")))
             }
             _ => Ok(()),
         }
