@@ -109,7 +109,7 @@ wire_struct! {
         pub pending_bytes: u64,
         /// Blocks of those logs that are needed and have fewer copies than they should.
         pub under_replicated_blocks: u64,
-        /// Bytes of lost brokers that are still to be rebuilt here.
+        /// Bytes of lost brokers that are still to be rebuilt here, or are and have not their copies yet.
         pub rebuild_left_bytes: u64,
         /// Virtual logs of other nodes of which this one has a copy.
         pub backup_logs: u64,

@@ -101,7 +101,7 @@ pub struct ClusterNumbers {
     pub lost_logs: u64,
     /// Bytes of the files of those.
     pub lost_log_bytes: u64,
-    /// Bytes of lost brokers that are still to be rebuilt here.
+    /// Bytes of lost brokers that are still to be rebuilt here, or are and have not their copies yet.
     pub rebuild_left_bytes: u64,
     /// Streamlets of lost brokers that this node is to open and has not opened.
     pub waiting_streamlets: u64,
@@ -386,9 +386,11 @@ static METRICS: &[Metric] = &[
     gauge("copies_under_replicated_blocks", "Blocks that have fewer copies than they should.", |s| {
         s.cluster.under_replicated_blocks
     }),
-    bytes(gauge("rebuild_left", "Bytes of lost brokers that are still to be rebuilt here.", |s| {
-        s.cluster.rebuild_left_bytes
-    })),
+    bytes(gauge(
+        "rebuild_left",
+        "Bytes of lost brokers that are still to be rebuilt here, or are and have not their copies yet.",
+        |s| s.cluster.rebuild_left_bytes,
+    )),
     gauge(
         "rebuild_waiting_streamlets",
         "Streamlets of lost brokers that this node is to open and has not opened yet.",

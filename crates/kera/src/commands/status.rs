@@ -400,7 +400,7 @@ fn cluster_text(whole: &Cluster) -> String {
         }
         if of.rebuild_left_bytes > 0 {
             let left = human_bytes(of.rebuild_left_bytes);
-            text.push_str(&format!("rebuild: node {node} has {left} of lost nodes left to rebuild\n"));
+            text.push_str(&format!("rebuild: node {node} has {left} of lost nodes left to rebuild, or to copy\n"));
         }
         if of.lost_log_bytes > 0 {
             let (bytes, logs) = (human_bytes(of.lost_log_bytes), of.lost_logs);

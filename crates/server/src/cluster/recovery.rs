@@ -153,6 +153,16 @@ impl Work {
         }
     }
 
+    /// Bytes that are still to be rebuilt, or are and have not their copies, which are `uncopied`. More than none before it `is_over`, as the coordinators have heard it.
+    ///
+    /// Nothing else tells that what lost nodes had has fewer copies than it should. It is in logs that others may have no copy of yet, blocks of which
+    /// count as lacking only once they are made; while something is rebuilt it is not looked what else lacks copies; and what is still to be opened has no bytes that
+    /// are known. Who takes a disk away when nothing is left may take nothing that is nowhere else.
+    fn left_bytes(&self, uncopied: u64, is_over: bool) -> u64 {
+        let unread: u64 = self.rebuilding.iter().chain(&self.rebuilds).map(|taken| taken.left_bytes()).sum();
+        if is_over { unread } else { unread.saturating_add(uncopied).max(1) }
+    }
+
     /// Leaves out what has failed and is not to be tried yet. Whether that is anything.
     fn retain_due(&self, owned: &mut Vec<Owned>, now: Instant) -> bool {
         let before = owned.len();
@@ -690,10 +700,10 @@ impl Recovery {
         taken.into_iter().chain(rebuilt).collect()
     }
 
-    /// Bytes that are still to be rebuilt.
+    /// What is left of rebuilds here: see [`Work::left_bytes`].
     pub(super) fn left_bytes(&self) -> u64 {
-        let work = self.work.lock();
-        work.rebuilding.iter().chain(&work.rebuilds).map(|taken| taken.left_bytes()).sum()
+        let is_over = self.group.read(|state| state.to_rebuild(self.node, self.epoch)).is_empty();
+        self.work.lock().left_bytes(self.broker.log().rebuilt_bytes(), is_over)
     }
 
     /// Whether a rebuild gets further, so that what is in no hurry waits for it.
@@ -829,6 +839,24 @@ mod tests {
         begins(&mut work);
         taken(&mut work, 1000);
         assert!(!work.comes_on());
+    }
+
+    #[test]
+    fn something_is_left_of_a_rebuild_until_it_has_its_copies() {
+        let mut work = Work::default();
+        assert_eq!(work.left_bytes(0, true), 0);
+        assert_eq!(work.left_bytes(0, false), 1, "it is not opened, and nobody knows how much it is");
+        let taken = taken(&mut work, 1000);
+        begins(&mut work);
+        assert_eq!(work.left_bytes(0, false), 1000);
+        reads(&taken, 900);
+        assert_eq!(work.left_bytes(900, false), 1000);
+        reads(&taken, 100);
+        assert_eq!(work.left_bytes(700, false), 700, "all of it can be read, and has no copies");
+        assert_eq!(work.left_bytes(0, false), 1, "the coordinators have not heard that it is over");
+        assert!(!work.comes_on(), "other copies do not wait for that");
+        work.rebuilding = None;
+        assert_eq!(work.left_bytes(700, true), 0, "these are of what is not rebuilt for a lost node any more");
     }
 
     /// Copies that are never made.
