@@ -5,7 +5,7 @@ mod common;
 use common::*;
 use kera_broker::BrokerConfig;
 use kera_env::Clock;
-use kera_format::{Cursor, SegmentIndex, StreamId, StreamOptions, StreamletId};
+use kera_format::{Cursor, GroupId, LaneId, Order, SegmentIndex, StreamId, StreamOptions, StreamletId};
 use kera_protocol::application::AfterCommit::{Done, Keep, Release};
 use kera_protocol::application::{
     ApplicationState, CommitEntry, CommitOffsets, CommittedOffsets, DeleteApplication, DescribeApplication,
@@ -297,6 +297,35 @@ fn with_order_none_where_an_application_is_outlives_the_groups_in_front() {
     let joined = peer.call(&join_request("report", STREAM, Start::Earliest));
     let groups = peer.next_groups(&joined, 10);
     assert_eq!(groups.iter().map(|group| group.start_ordinal).collect::<Vec<_>>(), [3], "it is given nothing again");
+}
+
+/// Groups behind the base stay leased when the order changes. What was in front of one that was committed then was never given to anybody again.
+#[test]
+fn a_group_that_was_leased_with_order_none_passes_over_nothing_when_the_order_is_lane() {
+    let house = kept_until_consumed();
+    let (mut one, mut two) = (house.peer(), house.peer());
+    write_groups(&mut one, 3);
+    let (first, second) = (one.join(&house, "report", Start::Earliest), two.join(&house, "report", Start::Earliest));
+    assert_eq!(one.next_groups(&first, 1)[0].start_ordinal, 0);
+    let later = two.next_groups(&second, 1)[0];
+    assert_eq!(later.start_ordinal, 1);
+    let before = house.log.stream(STREAM).expect("a stream").options();
+    let altered = StreamOptions { order: Order::Lane, ..(*before).clone() };
+    house.broker.stream_altered(STREAM, altered).expect("a stream");
+    let read = |after| CommitEntry { after, ..done(&later) };
+    assert_eq!(two.commit(&house, &second, &[read(Keep)]), [Status::Ok]);
+    assert_eq!(lag(&mut two), (Some(0), 3), "the first one is not read");
+    assert_eq!(retain(&house), 0);
+
+    let _: Empty = one.call(&LeaveApplication { application: first.application, member: first.member });
+    assert!(two.next_groups(&second, 10).is_empty(), "a lane has one lease from here on");
+    assert_eq!(two.commit(&house, &second, &[read(Release)]), [Status::Ok]);
+    let again = two.next_groups(&second, 10);
+    assert_eq!(again.iter().map(|group| group.start_ordinal).collect::<Vec<_>>(), [0]);
+    assert_eq!(two.commit(&house, &second, &[done(&again[0])]), [Status::Ok]);
+    assert_eq!(lag(&mut two), (Some(2), 1), "what was read behind it counts");
+    assert_eq!(two.next_groups(&second, 10)[0].start_ordinal, 2);
+    assert_eq!(retain(&house), 2);
 }
 
 #[test]

@@ -376,7 +376,9 @@ impl Progress {
         };
         let is_base = match self.base {
             None => true,
-            Some(base) => group == base.cursor.group || (order == Order::Lane && group > base.cursor.group),
+            Some(base) if group <= base.cursor.group => group == base.cursor.group,
+            // Nobody in particular says where the application is in the lane.
+            Some(base) => order == Order::Lane && (member == 0 || self.is_next(&base, group)),
         };
         let before = match self.base {
             Some(base) if group < base.cursor.group => Some(Position { done: true, ..base }),
@@ -400,6 +402,30 @@ impl Progress {
             }
         }
         Ok(Plan { position, is_base, moves })
+    }
+
+    /// Whether everything in front of a group, behind the base, is done or gone, so that a position in it can be the base.
+    ///
+    /// With order `lane` a group is leased only then. But as long as the order was `none` later groups were leased as well, and who has them commits them when it has been
+    /// changed: what is leased to others in front of them, or was given back, would count as read, and go with `retention_consumed`. So their positions stand ahead
+    /// of the base, as before, and join it when everything before them is done.
+    fn is_next(&self, base: &Position, group: GroupId) -> bool {
+        let mut after = GroupId(base.cursor.group.0.saturating_sub(1));
+        loop {
+            let window = self.groups(after, WINDOW);
+            if window.is_empty() {
+                return true;
+            }
+            for before in &window {
+                after = before.id;
+                if before.id >= group {
+                    return true;
+                }
+                if self.is_leased(before.id) || !self.is_done(base, before) {
+                    return false;
+                }
+            }
+        }
     }
 
     /// The end of a group that its member has read further than it goes by now.
