@@ -11,7 +11,7 @@ use kera_protocol::application::{
     ApplicationState, CommitEntry, CommitOffsets, CommittedOffsets, DeleteApplication, DescribeApplication,
     FetchOffsets, Heartbeat, JoinApplication, JoinedApplication, LeaveApplication, ListApplications, ResetOffsets,
 };
-use kera_protocol::{Empty, LeasedGroup, LeasedGroups, NextGroups, Start, Status};
+use kera_protocol::{AvailableGroups, Empty, LeasedGroup, LeasedGroups, Lookup, NextGroups, Start, Status};
 
 /// One record in a chunk that takes most of half a segment: a group holds one or two of them.
 fn big(streamlet: u32) -> Vec<u8> {
@@ -605,6 +605,46 @@ fn offsets_are_committed_without_members_too() {
     let joined = peer.join(&house, "report", Start::Latest);
     assert_eq!(peer.refused(&alone), Status::ApplicationActive);
     assert_eq!(peer.next_groups(&joined, 1)[0].start_ordinal, 6);
+}
+
+/// Any number of them was kept, and written anew with every copy: they may be of groups that retention has taken.
+#[test]
+fn groups_that_never_were_are_not_committed_ahead_of_what_is_read() {
+    let house = House::new();
+    house.stream(STREAM, order_none(options(1, 1)));
+    let mut peer = house.peer();
+    write_groups(&mut peer, 2);
+    let made: CommittedOffsets = peer.call_durable(&house, &reset(Start::Earliest, false));
+    let first = made.offsets[0].cursor;
+    drop(peer);
+    let house = house.restart();
+    let mut peer = house.peer();
+    write_groups(&mut peer, 2);
+    let lane = LaneId(0);
+    let at_end = peer.call(&Lookup { stream: STREAM, streamlet: StreamletId(0), lane, at: Start::Latest }).cursor;
+    assert!(at_end.group.epoch() > first.group.epoch(), "those between could have been there");
+
+    let recorded = || {
+        let system = house.log.stream(SYSTEM).expect("it is there");
+        let lanes = system.streamlets().flat_map(|of| of.lanes());
+        lanes.map(|lane| lane.stats().next_ordinal).sum::<u64>()
+    };
+    let commit = |peer: &mut Peer, cursors: Vec<Cursor>| {
+        let one = |cursor| CommitEntry { streamlet: StreamletId(0), lane, lease: 0, cursor, ordinal: 1, after: Keep };
+        let entries: Vec<CommitEntry> = cursors.into_iter().map(one).collect();
+        let commit = CommitOffsets { application: made.application, member: 0, entries };
+        peer.call_durable(&house, &commit).statuses
+    };
+    let before = recorded();
+    let invented = (1_000..3_000).map(|number| GroupId::new(first.group.epoch(), number));
+    let invented: Vec<Cursor> = invented.map(|group| Cursor { group, ..Cursor::default() }).collect();
+    assert_eq!(commit(&mut peer, invented), [Status::CursorUnknown as u16; 2_000]);
+    assert_eq!((fetch(&mut peer).offsets.len(), recorded()), (1, before));
+    // One that is there is.
+    let asked = AvailableGroups { stream: STREAM, streamlet: StreamletId(0), after: first.group, limit: 1 };
+    let second = Cursor { group: peer.call(&asked).groups[0].group, ..Cursor::default() };
+    assert_eq!(commit(&mut peer, vec![second]), [Status::Ok as u16]);
+    assert_eq!((fetch(&mut peer).offsets.len(), recorded()), (2, before + 1));
 }
 
 fn reset(to: Start, dry_run: bool) -> ResetOffsets {

@@ -380,6 +380,9 @@ impl Progress {
             // Nobody in particular says where the application is in the lane.
             Some(base) => order == Order::Lane && (member == 0 || self.is_next(&base, group)),
         };
+        if member == 0 && !is_base {
+            self.check_ahead(group)?;
+        }
         let before = match self.base {
             Some(base) if group < base.cursor.group => Some(Position { done: true, ..base }),
             Some(base) if group == base.cursor.group => Some(base),
@@ -402,6 +405,16 @@ impl Progress {
             }
         }
         Ok(Plan { position, is_base, moves })
+    }
+
+    /// Refuses a position ahead of the base, of nobody in particular, in a group that is not there.
+    ///
+    /// Of a group that a member has leased it is known that it was there, and how many are leased is bounded. What nobody was leased may be thought up: there is no end of such groups,
+    /// and as the base never comes to them each position would be kept, and recorded anew with every copy, for as long as the application is there.
+    fn check_ahead(&self, group: GroupId) -> Result<(), Status> {
+        let is_ahead = self.base.is_some_and(|base| group > base.cursor.group);
+        let may_be = !is_ahead || self.ahead.contains_key(&group) || self.group(group).is_some();
+        if may_be { Ok(()) } else { Err(Status::CursorUnknown) }
     }
 
     /// Whether everything in front of a group, behind the base, is done or gone, so that a position in it can be the base.
