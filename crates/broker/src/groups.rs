@@ -220,17 +220,23 @@ pub(crate) fn find(lane: &Lane, at: Start) -> Result<Place, Failure> {
     })
 }
 
+/// Refuses as long as it is not known which transactions run in a lane: whoever reads up to the end would stop where it begins, and whoever begins at
+/// the end would begin there.
+pub(crate) fn check_visible(lane: &Lane) -> Result<(), Failure> {
+    if lane.tenure() == Tenure::Elsewhere || visible::is_known(lane) {
+        return Ok(());
+    }
+    let (stream, streamlet, lane) = (lane.stream_id(), lane.streamlet_id(), lane.id());
+    let message = format!(
+        "which transactions run in lane {lane} of streamlet {streamlet} of stream {stream} is not known here yet: it has just moved here"
+    );
+    Err(Failure::later(Status::NotReady, message))
+}
+
 fn lookup(core: &mut Core, request: Request<'_>, out: &mut Outbox) -> Result<Attempt, Failure> {
     let message: Lookup = request.message()?;
     let lane = core.streams.lane(&core.broker, message.stream, message.streamlet, message.lane)?;
-    if lane.tenure() != Tenure::Elsewhere && !visible::is_known(lane) {
-        // Whoever reads up to the end would stop where it begins, and whoever begins at the end would begin there.
-        let Lookup { stream, streamlet, lane, .. } = message;
-        let message = format!(
-            "which transactions run in lane {lane} of streamlet {streamlet} of stream {stream} is not known here yet: it has just moved here"
-        );
-        return Err(Failure::later(Status::NotReady, message));
-    }
+    check_visible(lane)?;
     match find(lane, message.at)? {
         Place::Here(mut cursor, ordinal) => {
             if !lane.is_plain() {

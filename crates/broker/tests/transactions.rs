@@ -160,6 +160,57 @@ fn deleted_records_are_neither_counted_nor_something_that_an_application_has_to_
     assert_eq!(told(), (4, 4, 4, 0), "no further than what there is");
 }
 
+/// Its records can be read when it has ended: an application that begins with what can be read from now on has them before it.
+#[test]
+fn an_application_that_begins_at_the_end_does_not_pass_over_a_transaction_that_runs() {
+    for on_disk in [false, true] {
+        let house = House::stored();
+        let lane = lane(&house);
+        let known = Arc::new(Shared::default());
+        lane.set_visibility(|| Arc::clone(&known) as Arc<dyn Visibility>);
+        let mut peer = house.peer();
+        append(&lane, 0);
+        known.0.lock().open = Some(1);
+        append(&lane, TRANSACTIONAL);
+        append(&lane, 0);
+        if on_disk {
+            lane.close_group();
+            assert!(house.store.evict_all(&house.log) > 0);
+            append(&lane, 0);
+        }
+        let joined = peer.join(&house, "report", Start::Latest);
+        let marker = append(&lane, MARKER);
+        known.0.lock().open = None;
+        let group = peer.next_groups(&joined, 1)[0];
+        assert_eq!(group.start_ordinal, 1);
+        if !on_disk {
+            assert_eq!(ordinals(&peer.read(STREAM, group.start).answers[0].1), (1..=marker).collect::<Vec<_>>());
+        }
+        drop(peer);
+        // Nothing runs now.
+        let mut peer = house.peer();
+        let behind = peer.join(&house, "behind", Start::Latest);
+        append(&lane, 0);
+        assert_eq!(peer.next_groups(&behind, 1)[0].start_ordinal, marker + 1);
+    }
+}
+
+#[test]
+fn no_application_begins_at_an_end_that_is_not_known() {
+    let house = House::new();
+    let lane = lane(&house);
+    let known = Arc::new(Shared::default());
+    lane.set_visibility(|| Arc::clone(&known) as Arc<dyn Visibility>);
+    (0..2).for_each(|_| _ = append(&lane, 0));
+    known.0.lock().is_loading = true;
+    let mut peer = house.peer();
+    assert_eq!(peer.refused(&join_request("report", STREAM, Start::Latest)), Status::NotReady);
+    known.0.lock().is_loading = false;
+    let joined = peer.join(&house, "report", Start::Latest);
+    append(&lane, 0);
+    assert_eq!(peer.next_groups(&joined, 1)[0].start_ordinal, 2);
+}
+
 /// The next owner of a lane has to ask which transactions run in it. Until then nothing says where readers are to stop.
 #[test]
 fn nobody_is_told_of_an_end_as_long_as_it_is_not_known_which_transactions_run() {

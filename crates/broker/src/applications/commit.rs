@@ -15,7 +15,7 @@ use super::does_not_exist;
 use super::journal::{Journal, Written};
 use super::progress::Undo;
 use crate::failure::Failure;
-use crate::groups::Place;
+use crate::groups::{Place, check_visible};
 
 /// Who commits, and when.
 #[derive(Clone, Copy, Debug)]
@@ -181,6 +181,11 @@ impl Application {
         }
     }
 
+    /// Refuses while it is not known which transactions run in some lane, and so not where what is readable of it [ends](super::progress::Progress::end).
+    pub(super) fn check_visible(&self) -> Result<(), Failure> {
+        self.state.lock().lanes.values().try_for_each(|progress| check_visible(&progress.lane))
+    }
+
     /// Sets the position of every used lane to its end, for an application that is being made and starts with what is
     /// written from now on; or every lane of one streamlet. Returns the records.
     pub(super) fn start_at_latest(&self, of: Option<StreamletId>, now_ms: i64) -> Vec<Entry> {
@@ -208,6 +213,9 @@ impl Application {
     ) -> Result<Reset, Failure> {
         let mut planned = Vec::new();
         for (key, progress) in state.lanes.iter().filter(|(key, _)| wanted(**key)) {
+            if to == Start::Latest {
+                check_visible(&progress.lane)?;
+            }
             match progress.find(to)? {
                 Place::Loading(seen) => return Ok(Reset::Loading(*key, seen)),
                 Place::Here(cursor, _) if cursor.group == kera_format::GroupId::NONE => {}

@@ -306,6 +306,7 @@ impl Applications {
         application.line_up_all();
         let mut entries = vec![application.meta.to_record()];
         if start == kera_protocol::Start::Latest {
+            application.check_visible()?;
             entries.extend(application.start_at_latest(None, now_ms));
         }
         if let Some(failure) = self.keepers.record(name, stream.id(), &entries, now_ms).failure {

@@ -17,6 +17,7 @@ use kera_protocol::{Start, Status};
 
 use crate::failure::Failure;
 use crate::groups::{Place, find, first_left};
+use crate::visible;
 
 /// Groups looked at together.
 const WINDOW: usize = 16;
@@ -167,12 +168,41 @@ impl Progress {
         Ok(older.map_or(Place::Here(cursor, ordinal), start))
     }
 
-    /// Where what is readable ends.
+    /// Where what is readable ends. That is where a transaction begins that runs: what it has written can be read only when it has ended, and whoever began behind it
+    /// would never see that. If it is not known what runs, it is where what is durable ends.
     pub(super) fn end(&self) -> (Cursor, u64) {
         let here = self.lane.latest();
+        let end = if visible::is_known(&self.lane) { visible::end(&self.lane, here.1) } else { here.1 };
+        if let Some(running) = (end < here.1).then(|| self.place_of(end)).flatten() {
+            return running;
+        }
         match self.older.last() {
             Some(last) if here.0.group < last.id => (end_of(last.id), last.next_ordinal),
             _ => here,
+        }
+    }
+
+    /// Where the record `ordinal` is, without waiting for a disk: of one that has to come from there it is known in which group it is, and a position at a group's
+    /// start may name a later record (`begins_at`).
+    fn place_of(&self, ordinal: u64) -> Option<(Cursor, u64)> {
+        let begins = |group: &GroupInfo| {
+            let cursor = Cursor { group: group.id, segment: group.first_segment, position: 0 };
+            (cursor, ordinal.max(group.first_ordinal))
+        };
+        let has = |group: &&GroupInfo| group.first_ordinal <= ordinal && ordinal < group.next_ordinal;
+        if let Some(older) = self.older.iter().find(has) {
+            return Some(begins(older));
+        }
+        if let Ok(Place::Here(cursor, found)) = find(&self.lane, Start::Ordinal(ordinal)) {
+            return Some((cursor, ordinal.max(found)));
+        }
+        let mut after = GroupId::NONE;
+        loop {
+            let window = self.lane.groups(after, WINDOW);
+            if let Some(found) = window.iter().find(|group| ordinal < group.next_ordinal) {
+                return Some(begins(found));
+            }
+            after = window.last()?.id;
         }
     }
 
