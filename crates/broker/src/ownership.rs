@@ -97,6 +97,14 @@ impl Ownership {
         self.table.read().streams.get(&stream).cloned()
     }
 
+    /// The streamlets of a stream that this node owns by what it knows, whether or not it has opened them, each with its owner epoch.
+    pub(crate) fn owned(&self, stream: StreamId) -> Vec<(StreamletId, u32)> {
+        let table = self.table.read();
+        let owners = table.streams.get(&stream).into_iter().flatten();
+        let mine = (0..).map(StreamletId).zip(owners).filter(|(_, owner)| owner.node == table.me);
+        mine.map(|(streamlet, owner)| (streamlet, owner.epoch)).collect()
+    }
+
     /// The hint that goes with [`Status::NotOwner`]: the owner's number over its epoch; zero if nobody is known.
     pub(crate) fn hint(&self, stream: StreamId, streamlet: StreamletId) -> u64 {
         let owner = self.owner(stream, streamlet).filter(|owner| owner.node != 0);

@@ -16,7 +16,7 @@ use kera_format::vlog_replica::LogId;
 use kera_format::{Cursor, GroupId, LaneId, SegmentId, SegmentIndex, StreamId, StreamOptions, StreamletId};
 use kera_log::{Lane, Observer, Streamlet};
 use kera_protocol::application::AfterCommit::{Done, Keep, Release};
-use kera_protocol::application::LeaveApplication;
+use kera_protocol::application::{LeaveApplication, ListApplications};
 use kera_protocol::placement::LaneState;
 use kera_protocol::{
     BlockStored, BlocksRead, Body, CommitEntry, CommitOffsets, CommittedOffset, CommittedOffsets, DeleteApplication,
@@ -29,6 +29,7 @@ use proptest::prelude::*;
 
 const CLUSTER: [u8; 16] = *b"cluster-16-bytes";
 const X: StreamletId = StreamletId(0);
+const Y: StreamletId = StreamletId(1);
 const APPLICATIONS: [&str; 2] = ["audit", "report"];
 
 #[derive(Default)]
@@ -316,6 +317,11 @@ fn who_may_be_known_in_what_is_still_read_is_told_to_come_back() {
         peer.join(&house, &format!("other{at}"), Start::Earliest);
     }
     house.broker.set_owner(3, STREAM, moved, owner(2, 3)).unwrap();
+    assert_eq!(
+        peer.refused(&join_request("report", STREAM, Start::Earliest)),
+        Status::NotReady,
+        "it is not opened yet"
+    );
     let rebuild = house.broker.take_over(&[(STREAM, moved, 3)], &logs, &backup).unwrap();
     assert_eq!(peer.refused(&join_request("report", STREAM, Start::Earliest)), Status::NotReady);
     house.broker.rebuild(&rebuild, &logs, &backup, &RecoveryProgress::default()).unwrap();
@@ -323,6 +329,58 @@ fn who_may_be_known_in_what_is_still_read_is_told_to_come_back() {
     house.broker.tick();
     peer.join(&house, "report", Start::Earliest);
     assert_eq!(peer.refused(&join_request("late", STREAM, Start::Earliest)), Status::LimitReached);
+}
+
+/// The names of the stream's applications at a node.
+fn listed(house: &House) -> Vec<String> {
+    let list = house.peer().call(&ListApplications { stream: Some(STREAM) });
+    list.applications.into_iter().map(|application| application.name).collect()
+}
+
+/// A node that owns the first of two streamlets, and is named for the second one, which it has not taken over yet; and the log of the node that had
+/// that one, with a record. Both nodes have made application `report`, which has no members now.
+fn named_for_another(backup: &OneBackup) -> (House, Vec<EndedLog>) {
+    let options = options(2, 1);
+    let (lost, house) = (node(1, &options), node(2, &options));
+    for (of, number, streamlet) in [(&lost, 1, Y), (&house, 2, X)] {
+        of.broker.set_owner(2, STREAM, streamlet, owner(number, 2)).unwrap();
+        of.broker.open_streamlet(STREAM, streamlet, 2, None).unwrap();
+        let mut peer = of.peer();
+        let JoinedApplication { application, member, .. } = peer.join(of, "report", Start::Earliest);
+        let _: kera_protocol::Empty = peer.call(&LeaveApplication { application, member });
+    }
+    assert_eq!(statuses(&lost.peer().write(&[chunk_of(target(STREAM, Y.0, 0, 0), 1, 100)])), [Status::Ok]);
+    let logs = vec![backup.take_of(&lost, LogId { node: 1, epoch: 10, vlog: 0 }, Y)];
+    house.broker.set_owner(3, STREAM, Y, owner(2, 3)).unwrap();
+    (house, logs)
+}
+
+/// Takes over the streamlet that the node is named for.
+fn takes_the_other(house: &House, logs: &[EndedLog], backup: &OneBackup) {
+    let rebuild = house.broker.take_over(&[(STREAM, Y, 3)], logs, backup).unwrap();
+    house.broker.rebuild(&rebuild, logs, backup, &RecoveryProgress::default()).unwrap();
+    // As its node does again and again.
+    house.broker.tick();
+}
+
+/// Whoever deletes it asks each owner that is named, and was told that it is gone: it came back with what was read of the streamlet then.
+#[test]
+fn an_application_is_not_deleted_while_a_streamlet_is_still_to_be_taken_over() {
+    let backup = OneBackup::new();
+    let (house, logs) = named_for_another(&backup);
+    let mut peer = house.peer();
+    let delete = DeleteApplication { application: "report".into(), stream: STREAM };
+    assert_eq!(peer.refused(&delete), Status::NotReady);
+    let (application, to) = ("report".into(), Start::Latest);
+    let reset = ResetOffsets { application, stream: STREAM, streamlets: vec![], to, dry_run: false };
+    assert_eq!(peer.refused(&reset), Status::NotReady, "it would set nothing in it");
+    assert_eq!(fetch(&mut peer, "report"), Err(Status::NotReady));
+    takes_the_other(&house, &logs, &backup);
+    assert_eq!(listed(&house), ["report"]);
+    let set: CommittedOffsets = peer.call(&reset);
+    assert_eq!(set.offsets.iter().map(|offset| (offset.streamlet, offset.ordinal)).collect::<Vec<_>>(), [(Y, 1)]);
+    let _: kera_protocol::Empty = peer.call(&delete);
+    assert!(listed(&house).is_empty());
 }
 
 /// The node has owned it before and wrote all of it anew then. What that replaced goes while it is awaited from disk, to be read again.

@@ -224,6 +224,19 @@ impl Keepers {
         self.kept.read().get(&stream).map_or_else(Vec::new, |of| of.values().cloned().collect())
     }
 
+    /// A streamlet of a stream of which is not known what is recorded: one that is kept here and not read, or one of `owned`, each with its owner
+    /// epoch, that is not kept in that epoch.
+    pub(super) fn unread_of(&self, stream: StreamId, owned: &[(StreamletId, u32)]) -> Option<StreamletId> {
+        let kept = self.kept.read();
+        let of = kept.get(&stream);
+        let is_kept = |streamlet: &StreamletId, epoch: u32| {
+            of.and_then(|of| of.get(streamlet)).is_some_and(|one| one.epoch == epoch)
+        };
+        let unread = of.into_iter().flatten().find(|(_, one)| !one.is_read()).map(|(streamlet, _)| *streamlet);
+        let unopened = owned.iter().find(|(streamlet, epoch)| !is_kept(streamlet, *epoch));
+        unread.or(unopened.map(|(streamlet, _)| *streamlet))
+    }
+
     /// How many lanes of a stream may come to be used at this node.
     pub(super) fn lanes_of(&self, stream: &Stream) -> u64 {
         let streamlets = match self.is_in_cluster() {

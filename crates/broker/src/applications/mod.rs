@@ -231,7 +231,8 @@ impl Applications {
     /// has itself. As long as a node still reads what is known in one of its streamlets, who does not fit may be one that there is, and is told to come back. Other owners take
     /// whoever comes up to [`OTHERS_TIMES`] as much: there is a bound for those as well who ask all owners at once, as earlier clients do.
     /// The first application of a stream is always made: one for each stream takes a tenth of what the lanes themselves take.
-    fn check_room(&self, registry: &Registry, stream: &Stream, bytes_max: u64) -> Result<(), Failure> {
+    fn check_room(&self, broker: &Broker, registry: &Registry, stream: &Stream) -> Result<(), Failure> {
+        let bytes_max = broker.config.applications_bytes_max;
         if !registry.by_name.contains_key(&stream.id()) {
             return Ok(());
         }
@@ -253,8 +254,8 @@ impl Applications {
         if count <= limit {
             return Ok(());
         }
-        if let Some(unread) = self.keepers.of_stream(stream.id()).iter().find(|kept| !kept.is_read()) {
-            return Err(still_read(stream.id(), unread.place.id()));
+        if let Some(unread) = self.unread_of(broker, stream.id()) {
+            return Err(still_read(stream.id(), unread));
         }
         let made = match is_first {
             true => "",
@@ -298,7 +299,7 @@ impl Applications {
         if count >= limit {
             return Err(Failure::limit("applications", count, limit));
         }
-        self.check_room(&registry, stream, broker.config.applications_bytes_max)?;
+        self.check_room(broker, &registry, stream)?;
         let id = ApplicationId(self.new_id(broker));
         let now_ms = broker.clock.now_ms();
         let meta = Meta { id, name: name.to_owned(), stream: stream.id(), start, created_ms: now_ms };
@@ -322,20 +323,20 @@ impl Applications {
     }
 
     /// Takes an application out, with a record that says so.
-    fn remove(&self, application: &Application, now_ms: i64) -> Result<(), Failure> {
+    fn remove(&self, broker: &Broker, application: &Application, now_ms: i64) -> Result<(), Failure> {
         let mut registry = self.registry.write();
         let meta = &application.meta;
         if !registry.by_id.contains_key(&meta.id.0) {
             // Somebody else has taken it out since whoever asks has looked, and its name may be another one's by now.
             return Err(does_not_exist(meta.id));
         }
-        let kept = self.keepers.of_stream(meta.stream);
         // One that has come since whoever asks has looked would bring the application back.
-        if let Some(unread) = kept.iter().find(|kept| !kept.is_read()) {
-            return Err(still_read(meta.stream, unread.place.id()));
+        if let Some(unread) = self.unread_of(broker, meta.stream) {
+            return Err(still_read(meta.stream, unread));
         }
         if let Err(failure) = application.end(now_ms) {
             // It lives on, also where the record was taken: whoever reads that begins with what is written behind it.
+            let kept = self.keepers.of_stream(meta.stream);
             kept.iter().for_each(|kept| kept.journal.want_copy());
             return Err(failure);
         }
@@ -379,7 +380,7 @@ impl Applications {
         self.keepers.remove_stream(stream);
         for application in self.of_stream(stream) {
             // Without the record a restart drops the application all the same, because its stream does not exist.
-            if let Err(failure) = self.remove(&application, broker.clock.now_ms()) {
+            if let Err(failure) = self.remove(broker, &application, broker.clock.now_ms()) {
                 tracing::warn!(application = %application.meta.name, %failure, "deletion is not recorded");
                 application.delete();
             }
@@ -537,6 +538,21 @@ impl Applications {
         kept.journal.want_copy();
         // If it cannot be now it is tried again, and told.
         let _ = self.copy_streamlet_if_due(broker, stream, &kept);
+    }
+
+    /// A streamlet of a stream that is this node's by what it has been told, and of which it does not know how far applications are. Who says something
+    /// for all that this node owns of a stream looks here first, and what it says holds for those that it was named for before that.
+    ///
+    /// That a streamlet is not kept here does not say that it is another node's: the coordinators name its next owner, and that one opens it when it
+    /// has found out what a lost owner had, which may take long. Clients hear of it when it is named, and count what this node answers for that
+    /// streamlet as well. An application that was deleted at all owners would come back with what is read of it then.
+    fn unread_of(&self, broker: &Broker, stream: StreamId) -> Option<StreamletId> {
+        if !self.keepers.is_in_cluster() {
+            return None;
+        }
+        // The table first: one that is opened in between is kept by then.
+        let owned = broker.ownership.owned(stream);
+        self.keepers.unread_of(stream, &owned)
     }
 
     /// What is recorded of a streamlet in the owner epoch that it is in, when all of it is read; an error until then.

@@ -61,15 +61,16 @@ fn durable<B: Body>(
     Attempt::Durable(answer)
 }
 
-/// Waits until it is known of all streamlets of a stream that this node owns how far applications are in them. Refuses while what tells of it cannot be read.
+/// Waits until it is known of all streamlets of a stream that this node owns how far applications are in them. Refuses while what tells of it cannot be read,
+/// and while one of them is still to be opened: clients count what is answered for that one, too.
 fn all_known(core: &Core, stream: StreamId) -> Result<Option<Attempt>, Failure> {
     let applications = &core.broker.applications;
     let lanes = applications.read_on(&core.broker, Some(stream));
     if !lanes.is_empty() {
         return Ok(Some(Attempt::Wait { lanes, wait_ms: LOAD_WAIT_MS }));
     }
-    match applications.keepers.of_stream(stream).iter().find(|kept| !kept.is_read()) {
-        Some(unread) => Err(still_read(stream, unread.place.id())),
+    match applications.unread_of(&core.broker, stream) {
+        Some(unread) => Err(still_read(stream, unread)),
         None => Ok(None),
     }
 }
@@ -266,7 +267,7 @@ fn delete(core: &mut Core, request: Request<'_>) -> Result<Attempt, Failure> {
     let application = applications.by_name(&message.application, message.stream)?;
     check_idle(&mut core.counts, &application, core.clock.monotonic_us())?;
     let before = begin(core, message.stream);
-    applications.remove(&application, core.clock.now_ms())?;
+    applications.remove(&core.broker, &application, core.clock.now_ms())?;
     Ok(durable(core, request, &Empty, (message.stream, &before), |_| true))
 }
 

@@ -223,13 +223,17 @@ fn an_application_is_not_deleted_while_a_streamlet_is_unread() {
     let (application, _) = applications.find_or_create(broker, "a", &stream, Start::Earliest).expect("an application");
     node.append(0, 0);
     let second = stream.streamlet(StreamletId(1)).expect("a streamlet");
+    let is_refused = || {
+        let failure = applications.remove(broker, &application, 5).expect_err("it is not read yet");
+        failure.status == Status::NotReady && !application.is_deleted()
+    };
+    assert!(is_refused(), "it is this node's, and is still to be opened");
     second.open(1, false).expect("nobody else owns it");
+    assert!(is_refused());
     assert!(applications.keepers.add(STREAM, second, None));
-    let failure = applications.remove(&application, 5).expect_err("it is not read yet");
-    assert_eq!(failure.status, Status::NotReady);
-    assert!(!application.is_deleted());
+    assert!(is_refused());
     applications.read_on(broker, Some(STREAM));
-    applications.remove(&application, 5).expect("all is read");
+    applications.remove(broker, &application, 5).expect("all is read");
     assert!(application.is_deleted());
 }
 
@@ -240,10 +244,11 @@ fn an_application_that_is_deleted_while_it_is_copied_does_not_come_back() {
     let (broker, applications) = (&node.broker, &node.broker.applications);
     let stream = node.log.stream(STREAM).expect("a stream");
     let (application, _) = applications.find_or_create(broker, "a", &stream, Start::Earliest).expect("an application");
+    node.open(1);
     let kept = applications.keepers.get(STREAM, StreamletId(0)).expect("it is this node's");
     let state = application.state.lock();
     std::thread::scope(|scope| {
-        let removing = scope.spawn(|| applications.remove(&application, 5));
+        let removing = scope.spawn(|| applications.remove(broker, &application, 5));
         while applications.registry.try_read().is_some() && !removing.is_finished() {
             std::thread::yield_now();
         }
@@ -264,18 +269,19 @@ fn an_application_that_is_deleted_while_it_is_copied_does_not_come_back() {
 #[test]
 fn nothing_is_recorded_of_an_application_behind_its_deletion() {
     let node = Node::new();
+    node.open(1);
     let (broker, applications) = (&node.broker, &node.broker.applications);
     let stream = node.log.stream(STREAM).expect("a stream");
     let make = || applications.find_or_create(broker, "a", &stream, Start::Earliest).expect("an application").0;
     // Who has found it before it is deleted.
     let application = make();
-    applications.remove(&application, 5).expect("it is deleted");
+    applications.remove(broker, &application, 5).expect("it is deleted");
     let is_refused = |failure: Option<Failure>| failure.is_some_and(|of| of.status == Status::UnknownApplication);
     let by = Committer { member: 0, now_us: 5, now_ms: 5 };
     assert!(is_refused(application.commit(by, &[]).err()));
     assert!(is_refused(application.reset(&mut application.state.lock(), &[], 5).err()));
     // Nor does a second deletion of it take out the one that has its name now.
     let anew = make();
-    assert!(is_refused(applications.remove(&application, 5).err()));
+    assert!(is_refused(applications.remove(broker, &application, 5).err()));
     assert!(applications.by_name("a", STREAM).is_ok_and(|found| found.meta.id == anew.meta.id));
 }
