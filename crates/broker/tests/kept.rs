@@ -383,6 +383,68 @@ fn an_application_is_not_deleted_while_a_streamlet_is_still_to_be_taken_over() {
     assert!(listed(&house).is_empty());
 }
 
+/// Asks for groups and does not wait: how many there are, or why that is not known.
+fn groups_now(peer: &mut Peer, joined: &JoinedApplication) -> Result<usize, Status> {
+    let JoinedApplication { application, member, .. } = *joined;
+    peer.send(&NextGroups { application, member, max_groups: 9, max_wait_ms: 0 });
+    let frame = peer.frame();
+    match frame.status() {
+        Status::Ok => Ok(frame.decode::<LeasedGroups>().groups.len()),
+        status => Err(status),
+    }
+}
+
+/// Whoever read to the end was told that there is nothing more, and ended, in front of all that the streamlet has.
+#[test]
+fn a_member_is_not_told_that_there_is_nothing_while_a_streamlet_is_still_to_be_taken_over() {
+    let backup = OneBackup::new();
+    let (house, logs) = named_for_another(&backup);
+    let mut peer = house.peer();
+    let joined = peer.join(&house, "report", Start::Earliest);
+    assert_eq!(groups_now(&mut peer, &joined), Err(Status::NotReady));
+    write(&mut peer);
+    assert_eq!(groups_now(&mut peer, &joined), Ok(1), "groups of other streamlets are given");
+    assert_eq!(groups_now(&mut peer, &joined), Err(Status::NotReady));
+    let JoinedApplication { application, member, .. } = joined;
+    let mut waiting = house.peer();
+    waiting.send(&NextGroups { application, member, max_groups: 9, max_wait_ms: 600_000 });
+    assert!(waiting.frames().is_empty(), "who waits goes on waiting");
+    takes_the_other(&house, &logs, &backup);
+    waiting.run(&house);
+    let given = waiting.frame().decode::<LeasedGroups>().groups;
+    assert_eq!(given.iter().map(|group| (group.streamlet, group.start_ordinal)).collect::<Vec<_>>(), [(Y, 0)]);
+    assert_eq!(groups_now(&mut peer, &joined), Ok(0), "all of it is known");
+}
+
+/// The same where a disk does not give back what was recorded.
+#[test]
+fn a_member_is_not_told_that_there_is_nothing_while_it_cannot_be_read_how_far_the_application_is() {
+    let house = House::stored();
+    house.stream(STREAM, StreamOptions { replication: 2, ..options(1, 1) });
+    house.broker.join_cluster(CLUSTER, 1);
+    house.broker.place_stream(1, STREAM, vec![owner(99, 1)]).unwrap();
+    house.sink.instant.store(true, Ordering::SeqCst);
+    house.broker.set_owner(2, STREAM, X, owner(1, 2)).unwrap();
+    house.broker.open_streamlet(STREAM, X, 2, None).unwrap();
+    let mut peer = house.peer();
+    (0..2).for_each(|_| write(&mut peer));
+    let joined = peer.join(&house, "report", Start::Earliest);
+    let group = peer.next_groups(&joined, 1)[0];
+    assert_eq!(peer.commit(&house, &joined, &[done(&group)]), [Status::Ok]);
+    house.broker.set_owner(3, STREAM, X, owner(1, 3)).unwrap();
+    assert!(house.store.evict_all(&house.log) > 0);
+    house.broker.open_streamlet(STREAM, X, 3, None).unwrap();
+    let mut peer = house.peer();
+    let joined = peer.join(&house, "report", Start::Earliest);
+    assert_eq!(groups_now(&mut peer, &joined), Err(Status::NotReady), "it is on its way from disk");
+    house.store.fail(&house.log);
+    assert_eq!(groups_now(&mut peer, &joined), Err(Status::NotReady), "it does not come");
+    assert_eq!(groups_now(&mut peer, &joined), Err(Status::NotReady), "it is asked for again");
+    assert!(house.store.bring(&house.log) > 0);
+    let given = peer.next_groups(&joined, 9);
+    assert_eq!(given.iter().map(|group| group.start_ordinal).collect::<Vec<_>>(), [1]);
+}
+
 /// The node has owned it before and wrote all of it anew then. What that replaced goes while it is awaited from disk, to be read again.
 #[test]
 fn what_is_read_may_go_when_a_copy_has_replaced_it() {

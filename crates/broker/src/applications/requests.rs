@@ -159,8 +159,13 @@ fn next_groups(core: &mut Core, request: Request<'_>) -> Result<Attempt, Failure
     let application = core.broker.applications.by_id(message.application)?;
     let (now_us, now_ms) = (core.clock.monotonic_us(), core.clock.now_ms());
     let wait_ms = message.max_wait_ms.min(WAIT_MS_MAX);
-    let before = begin(core, application.meta.stream);
-    let lanes = core.broker.applications.read_on(&core.broker, Some(application.meta.stream));
+    let stream = application.meta.stream;
+    let before = begin(core, stream);
+    let lanes = core.broker.applications.read_on(&core.broker, Some(stream));
+    let waits = !request.last && wait_ms > 0;
+    // Who waits no more may be told that there is nothing. It is looked before the groups are: a streamlet that is read in between may have some. What
+    // one has that is known is given all the same.
+    let unread = if waits { None } else { core.broker.applications.unread_of(&core.broker, stream) };
     // Registered before looking, so that nothing is missed in between.
     if let Some(waiter) = request.waiter.filter(|_| !request.last) {
         application.register(&core.observer, Token::Waiter(waiter).to_u64());
@@ -182,19 +187,18 @@ fn next_groups(core: &mut Core, request: Request<'_>) -> Result<Attempt, Failure
     core.counts.releases_asked += given.releases_asked;
     core.counts.positions_lost += given.lost.times;
     core.counts.records_lost += given.lost.records;
-    if given.groups.is_empty() && !request.last && wait_ms > 0 {
+    if given.groups.is_empty() && waits {
         return Ok(Attempt::Wait { lanes, wait_ms });
     }
     unregister(core, &application, request);
-    // Where a lease begins may have been committed just now: it is told when nothing can take it back any more.
-    if given.groups.is_empty() && !lanes.is_empty() {
-        // Nothing to give would be too much said.
-        let message = "how far the application is in some of this node's streamlets is still being read; ask again";
-        return Err(Failure::later(Status::NotReady, message));
+    if let Some(unread) = unread.filter(|_| given.groups.is_empty()) {
+        // Nothing to give would be too much said: who reads to the end would be there.
+        return Err(still_read(stream, unread));
     }
+    // Where a lease begins may have been committed just now: it is told when nothing can take it back any more.
     let leased = LeasedGroups { groups: given.groups };
     let given = |of: StreamletId| leased.groups.iter().any(|group| group.streamlet == of);
-    Ok(durable(core, request, &leased, (application.meta.stream, &before), given))
+    Ok(durable(core, request, &leased, (stream, &before), given))
 }
 
 /// A request for groups is answered.
