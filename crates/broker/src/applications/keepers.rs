@@ -290,19 +290,18 @@ impl Keepers {
         true
     }
 
-    /// A streamlet is another node's. Whether it was this one's, and whether others of its stream still are.
-    pub(super) fn remove(&self, stream: StreamId, streamlet: StreamletId) -> (bool, bool) {
+    /// A streamlet is another node's. Whether it was this one's.
+    pub(super) fn remove(&self, stream: StreamId, streamlet: StreamletId) -> bool {
         let mut kept = self.kept.write();
-        let Some(of) = kept.get_mut(&stream) else { return (false, false) };
+        let Some(of) = kept.get_mut(&stream) else { return false };
         let gone = of.remove(&streamlet);
-        let others = !of.is_empty();
-        if !others {
+        if of.is_empty() {
             kept.remove(&stream);
         }
         if gone.as_ref().is_some_and(|gone| !gone.is_read()) {
             self.unread.fetch_sub(1, Ordering::AcqRel);
         }
-        (gone.is_some(), others)
+        gone.is_some()
     }
 
     /// A stream is gone.

@@ -613,16 +613,25 @@ impl Applications {
 
     /// A streamlet is another node's.
     pub(crate) fn streamlet_left(&self, stream: StreamId, streamlet: StreamletId) {
-        let (was_mine, others) = self.keepers.remove(stream, streamlet);
-        if !was_mine {
+        if self.keepers.remove(stream, streamlet) {
+            self.forget_streamlet(stream, streamlet);
+            self.forget_stream_without_streamlets(stream);
+        }
+    }
+
+    /// Takes the applications of a stream out of which nothing is this node's any more. Members find out, and ask the owners.
+    ///
+    /// Another streamlet may have come since the last one has left, and have made its applications, or found them here. It is kept before that, and
+    /// what is recorded of it is taken under the registry's lock. So whether there is one is looked at under that lock: if there is none, one that
+    /// comes later makes its applications anew; if there is one, they stay.
+    fn forget_stream_without_streamlets(&self, stream: StreamId) {
+        let mut registry = self.registry.write();
+        if !self.keepers.of_stream(stream).is_empty() {
             return;
         }
-        self.forget_streamlet(stream, streamlet);
-        if !others {
-            // Members find out, and ask the owners.
-            let gone = self.registry.write().take_stream(stream);
-            gone.iter().for_each(|application| application.delete());
-        }
+        let gone = registry.take_stream(stream);
+        drop(registry);
+        gone.iter().for_each(|application| application.delete());
     }
 
     fn forget_streamlet(&self, stream: StreamId, streamlet: StreamletId) {

@@ -214,6 +214,25 @@ fn what_was_recorded_with_a_streamlet_that_has_left_is_waited_for() {
     assert!(waits(&before) && !waits(&[]));
 }
 
+/// What is known of a stream was forgotten with its last streamlet, also if another one had come by then, with applications of its own.
+#[test]
+fn applications_stay_if_a_streamlet_comes_while_the_last_one_leaves() {
+    let node = Node::new();
+    let (broker, applications) = (&node.broker, &node.broker.applications);
+    let stream = node.log.stream(STREAM).expect("a stream");
+    let (application, _) = applications.find_or_create(broker, "a", &stream, Start::Earliest).expect("an application");
+    // The two steps of `streamlet_left`, and what comes in between.
+    assert!(applications.keepers.remove(STREAM, StreamletId(0)));
+    applications.forget_streamlet(STREAM, StreamletId(0));
+    node.open(1);
+    applications.forget_stream_without_streamlets(STREAM);
+    assert!(!application.is_deleted());
+    assert!(applications.by_name("a", STREAM).is_ok_and(|found| found.meta.id == application.meta.id));
+    assert!(application.state.lock().known.contains(&StreamletId(1)));
+    applications.streamlet_left(STREAM, StreamletId(1));
+    assert!(application.is_deleted() && applications.by_name("a", STREAM).is_err());
+}
+
 /// A streamlet that has come since its owner has looked would bring the application back.
 #[test]
 fn an_application_is_not_deleted_while_a_streamlet_is_unread() {
