@@ -408,28 +408,42 @@ impl Applications {
         streams.extend(&orphaned);
         for id in streams {
             let Some(stream) = broker.log.stream(id) else { continue };
-            let applications = self.of_stream(id);
-            let mut dirty = BTreeSet::new();
-            for application in &applications {
-                dirty.append(&mut application.state.lock().dirty);
-            }
-            if orphaned.contains(&id) {
-                let keys = |streamlet: &Arc<kera_log::Streamlet>| {
-                    let of = streamlet.id();
-                    streamlet.lanes().map(|lane| LaneKey { streamlet: of, lane: lane.id() }).collect::<Vec<_>>()
-                };
-                dirty.extend(stream.streamlets().flat_map(keys));
-            }
-            // None of them is deleted meanwhile: a record behind that would bring it back.
-            let registry = self.registry.read();
-            let now_ms = broker.clock.now_ms();
-            registry.of_stream(id).iter().for_each(|application| application.settle(&dirty, now_ms));
-            drop(registry);
-            for key in dirty {
-                let lowest = applications.iter().map(|application| application.floor(key)).min();
-                if let Some(lane) = stream.streamlet(key.streamlet).and_then(|found| found.lane(key.lane)) {
-                    lane.set_consumed_floor(lowest);
-                }
+            let dirty = self.take_dirty(&stream, orphaned.contains(&id));
+            self.set_floors_of(&stream, &dirty, broker.clock.now_ms());
+        }
+    }
+
+    /// Takes the lanes of a stream of which the floors are to be set again; `all` that there are if some applications are gone.
+    fn take_dirty(&self, stream: &Stream, all: bool) -> BTreeSet<LaneKey> {
+        let mut dirty = BTreeSet::new();
+        for application in self.of_stream(stream.id()) {
+            dirty.append(&mut application.state.lock().dirty);
+        }
+        if all {
+            let keys = |streamlet: &Arc<Streamlet>| {
+                let of = streamlet.id();
+                streamlet.lanes().map(|lane| LaneKey { streamlet: of, lane: lane.id() }).collect::<Vec<_>>()
+            };
+            dirty.extend(stream.streamlets().flat_map(keys));
+        }
+        dirty
+    }
+
+    /// Sets the floors of lanes, by the applications that there are now, not by those that the lanes were taken from: a streamlet may have been read since,
+    /// and have brought along one that has not read what those have. The next turn would set a floor that it agrees with, but what is below the one
+    /// of before may be gone by then.
+    fn set_floors_of(&self, stream: &Stream, dirty: &BTreeSet<LaneKey>, now_ms: i64) {
+        if dirty.is_empty() {
+            return;
+        }
+        // Held to the end, so that no other one comes. None of them is deleted meanwhile either: a record behind that would bring it back.
+        let registry = self.registry.read();
+        let applications = registry.of_stream(stream.id());
+        applications.iter().for_each(|application| application.settle(dirty, now_ms));
+        for key in dirty {
+            let lowest = applications.iter().map(|application| application.floor(*key)).min();
+            if let Some(lane) = stream.streamlet(key.streamlet).and_then(|found| found.lane(key.lane)) {
+                lane.set_consumed_floor(lowest);
             }
         }
     }

@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use kera_env::{Clock, ManualClock};
-use kera_format::applications::{Entry, LaneKey};
+use kera_format::applications::{Entry, LaneKey, Position};
 use kera_format::chunk::ChunkTarget;
 use kera_format::{
-    ChunkBuilder, ChunkView, Compression, Durability, GroupId, LaneId, ProducerEpoch, ProducerId, Record, SegmentId,
-    StreamId, StreamOptions, StreamletId,
+    ChunkBuilder, ChunkView, Compression, Cursor, Durability, GroupId, LaneId, ProducerEpoch, ProducerId, Record,
+    SegmentId, StreamId, StreamOptions, StreamletId,
 };
 use kera_log::{Arena, ArenaConfig, ChunkReference, DurabilitySink, Log, LogConfig, Observer, SinkError, Ticket};
 use kera_protocol::{Owner, Start, Status};
@@ -88,12 +88,16 @@ impl Node {
     }
 
     fn append_in(&self, streamlet: u32, lane: LaneId, sequence: u64) {
+        self.append_of(ProducerId(2), streamlet, lane, sequence);
+    }
+
+    fn append_of(&self, producer_id: ProducerId, streamlet: u32, lane: LaneId, sequence: u64) {
         let mut chunk = ChunkBuilder::default();
         chunk.push(&Record::value(b"a record"));
         let target = ChunkTarget {
             stream: STREAM,
             streamlet: StreamletId(streamlet),
-            producer_id: ProducerId(2),
+            producer_id,
             producer_epoch: ProducerEpoch(0),
             sequence,
         };
@@ -231,6 +235,47 @@ fn applications_stay_if_a_streamlet_comes_while_the_last_one_leaves() {
     assert!(application.state.lock().known.contains(&StreamletId(1)));
     applications.streamlet_left(STREAM, StreamletId(1));
     assert!(application.is_deleted() && applications.by_name("a", STREAM).is_err());
+}
+
+/// A streamlet that is read while floors are set brings an application along that is behind those that there were: what it has to read stays.
+#[test]
+fn floors_are_those_of_all_applications_that_there_are_when_they_are_set() {
+    let node = Node::new();
+    let (broker, applications) = (&node.broker, &node.broker.applications);
+    let stream = node.log.stream(STREAM).expect("a stream");
+    let options = StreamOptions { retention_consumed: true, retention_ms: None, ..(*stream.options()).clone() };
+    broker.stream_altered(STREAM, options).expect("altered");
+    let (ahead, _) = applications.find_or_create(broker, "a", &stream, Start::Earliest).expect("an application");
+    let second = stream.streamlet(StreamletId(1)).expect("a streamlet");
+    second.open(1, false).expect("nobody else owns it");
+    let key = LaneKey { streamlet: second.id(), lane: LaneId(0) };
+    let lane = second.lane(key.lane).expect("a lane");
+    // Of nobody: a producer's last chunk is kept for what it tells of that.
+    node.append_of(ProducerId(0), 1, key.lane, 0);
+    lane.close_group();
+    // What is recorded with the streamlet: the one has read its record, and the other has not.
+    let group = lane.groups(GroupId::NONE, 1).first().expect("a group").id;
+    let position = Position { cursor: Cursor { group, ..Cursor::default() }, ordinal: 1, done: true, committed_ms: 5 };
+    let journal = Journal::default();
+    journal.open_progress(STREAM, second, 0);
+    let exists = ahead.meta.to_record();
+    for (name, entries) in [("a", vec![exists, Entry::Base { lane: key, position, anew: true }]), ("b", vec![exists])] {
+        assert!(journal.append(name, STREAM, &entries, 5).failure.is_none());
+    }
+    kera_log::made_durable(&node.disk.references.lock());
+    assert!(applications.keepers.add(STREAM, second, None));
+    // The two steps of `set_floors`, and what comes in between.
+    let dirty = applications.take_dirty(&stream, true);
+    assert!(dirty.contains(&key));
+    applications.read_on(broker, Some(STREAM));
+    applications.set_floors_of(&stream, &dirty, 5);
+    node.log.retain(10);
+    assert_eq!(lane.earliest().1, 0, "an application that has come has it to read");
+    let behind = applications.by_name("b", STREAM).expect("it has come");
+    applications.remove(broker, &behind, 5).expect("all is known");
+    applications.set_floors(broker);
+    node.log.retain(10);
+    assert_eq!(lane.earliest().1, 1, "all have read it");
 }
 
 /// A streamlet that has come since its owner has looked would bring the application back.
