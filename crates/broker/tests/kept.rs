@@ -445,6 +445,32 @@ fn a_member_is_not_told_that_there_is_nothing_while_it_cannot_be_read_how_far_th
     assert_eq!(given.iter().map(|group| group.start_ordinal).collect::<Vec<_>>(), [1]);
 }
 
+/// Nobody had heard of it, and nobody would have deleted it.
+#[test]
+fn an_application_that_one_of_two_streamlets_did_not_take_is_not_found_by_the_next_owner_of_the_other() {
+    let (backup, options) = (OneBackup::new(), options(2, 1));
+    let house = node(1, &options);
+    house.broker.place_stream(2, STREAM, vec![owner(1, 2), owner(1, 2)]).unwrap();
+    for streamlet in [X, Y] {
+        house.broker.open_streamlet(STREAM, streamlet, 2, None).unwrap();
+    }
+    let mut peer = house.peer();
+    peer.join(&house, "audit", Start::Earliest);
+    house.broker.let_go(STREAM, Y).unwrap();
+    assert_eq!(peer.refused(&join_request("report", STREAM, Start::Earliest)), Status::NotOwner);
+    house.broker.keep_streamlet(STREAM, Y).unwrap();
+    house.broker.tick();
+    assert_eq!(listed(&house), ["audit"]);
+    let logs = [backup.take(&house, LogId { node: 1, epoch: 10, vlog: 0 })];
+    let (next, rebuild) = takes_over(2, 3, &options, &logs, &backup);
+    next.broker.rebuild(&rebuild, &logs, &backup, &RecoveryProgress::default()).unwrap();
+    next.broker.tick();
+    assert_eq!(listed(&next), ["audit"]);
+    // When the streamlet takes it, it is there.
+    peer.join(&house, "report", Start::Earliest);
+    assert_eq!(listed(&house), ["audit", "report"]);
+}
+
 /// The node has owned it before and wrote all of it anew then. What that replaced goes while it is awaited from disk, to be read again.
 #[test]
 fn what_is_read_may_go_when_a_copy_has_replaced_it() {

@@ -184,6 +184,8 @@ pub(super) fn kept_entry(lane: LaneKey, kept: &KeptGroup) -> Entry {
 pub(super) struct Recorded {
     /// For each of them, in their order: whether it is.
     pub(super) done: Vec<bool>,
+    /// Whether anything is, with any streamlet.
+    pub(super) any: bool,
     /// Why the others are not: the first reason.
     pub(super) failure: Option<Failure>,
 }
@@ -338,11 +340,11 @@ impl Keepers {
     /// Records what changes about an application: positions with their streamlets; that it exists or is gone with each of the streamlets that
     /// are read.
     pub(super) fn record(&self, name: &str, stream: StreamId, entries: &[Entry], now_ms: i64) -> Recorded {
-        let mut recorded = Recorded { done: vec![true; entries.len()], failure: None };
+        let mut recorded = Recorded { done: vec![true; entries.len()], any: false, failure: None };
         if !self.is_in_cluster() {
             let written = self.node.append(name, stream, entries, now_ms);
             recorded.done[written.entries..].fill(false);
-            recorded.failure = written.failure;
+            (recorded.any, recorded.failure) = (written.entries > 0, written.failure);
             return recorded;
         }
         let mut by_streamlet: BTreeMap<StreamletId, Vec<usize>> = BTreeMap::new();
@@ -365,9 +367,28 @@ impl Keepers {
                 None => Journal::default().append(name, stream, &wanted, now_ms),
             };
             of[written.entries..].iter().for_each(|at| recorded.done[*at] = false);
+            recorded.any |= written.entries > 0;
             recorded.failure = recorded.failure.or(written.failure);
         }
         recorded
+    }
+
+    /// Takes back what was recorded of an application that is not made after all. Nobody has heard of it, and nobody else records anything under its name
+    /// meanwhile.
+    ///
+    /// One streamlet may have taken what another one did not, as one that is being let go. Whoever owns the first one next would make the application:
+    /// one that was refused would be there, with a start that nobody may want any more. A copy without it does not help, for what it replaces is still
+    /// read as long as it has not gone. Only where the record that takes it back is not taken either is a copy all that is left.
+    pub(super) fn take_back(&self, name: &str, stream: StreamId, now_ms: i64) {
+        let take_back = |journal: &Journal| {
+            if journal.append(name, stream, &[Entry::Deleted], now_ms).failure.is_some() {
+                journal.want_copy();
+            }
+        };
+        if !self.is_in_cluster() {
+            return take_back(&self.node);
+        }
+        self.of_stream(stream).iter().filter(|one| one.is_read()).for_each(|one| take_back(&one.journal));
     }
 
     /// Has an answer wait for everything that was recorded so far of some streamlets, also by others: what a request repeats may not be

@@ -310,7 +310,11 @@ impl Applications {
             application.check_visible()?;
             entries.extend(application.start_at_latest(None, now_ms));
         }
-        if let Some(failure) = self.keepers.record(name, stream.id(), &entries, now_ms).failure {
+        let recorded = self.keepers.record(name, stream.id(), &entries, now_ms);
+        if let Some(failure) = recorded.failure {
+            if recorded.any {
+                self.keepers.take_back(name, stream.id(), now_ms);
+            }
             return Err(failure);
         }
         registry.insert(Arc::clone(&application));
