@@ -747,6 +747,29 @@ fn a_deleted_application_is_forgotten_for_good() {
     assert_eq!(peer.next_groups(&again, 1)[0].start_ordinal, 0);
 }
 
+/// They were counted and listed until the next start, and kept all that the stream has in memory.
+#[test]
+fn applications_go_with_their_stream_also_if_that_cannot_be_recorded() {
+    let house = House::new();
+    house.stream(STREAM, options(1, 1));
+    let mut peer = house.peer();
+    peer.write(&[chunk(10)]);
+    let joined = peer.join(&house, "report", Start::Earliest);
+    peer.next_groups(&joined, 1);
+    wait_groups(&mut peer, &joined, 1);
+    *house.sink.sick.lock() = Some(kera_log::SinkErrorKind::Full);
+    house.broker.stream_deleted(STREAM).expect("a stream");
+    peer.run(&house);
+    assert_eq!(peer.frame().status(), Status::UnknownApplication);
+    assert!(peer.call(&ListApplications { stream: None }).applications.is_empty());
+    assert_eq!(house.broker.application_counts().applications, 0);
+    *house.sink.sick.lock() = None;
+    house.broker.tick();
+    drop(peer);
+    let house = house.restart();
+    assert!(house.peer().call(&ListApplications { stream: None }).applications.is_empty());
+}
+
 #[test]
 fn applications_go_with_their_stream() {
     let house = House::new();

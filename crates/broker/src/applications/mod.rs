@@ -383,12 +383,14 @@ impl Applications {
         // Their records are gone with it.
         self.keepers.remove_stream(stream);
         for application in self.of_stream(stream) {
-            // Without the record a restart drops the application all the same, because its stream does not exist.
             if let Err(failure) = self.remove(broker, &application, broker.clock.now_ms()) {
                 tracing::warn!(application = %application.meta.name, %failure, "deletion is not recorded");
-                application.delete();
             }
         }
+        // Without the record a restart drops an application all the same, because its stream does not exist. Until then it would be counted and listed,
+        // and keep the stream's lanes in memory.
+        let left = self.registry.write().take_stream(stream);
+        left.iter().for_each(|application| application.delete());
     }
 
     /// Leases that run out, consumed floors, and a copy of all positions when their stream has grown.
