@@ -181,6 +181,14 @@ pub enum StoreError {
         /// This node.
         expected: [u8; 16],
     },
+    /// A container was found twice: two disks are one under two names, or one is a copy of the other. Nothing was changed.
+    #[error("{} and {} are the same container", path.display(), other.display())]
+    Twice {
+        /// Where it was found first.
+        path: PathBuf,
+        /// Where it was found once more.
+        other: PathBuf,
+    },
     /// Not everything could be written. It is still in memory.
     #[error("{segments} segments ({bytes} bytes) could not be written to any disk: {reasons}")]
     NotFlushed {

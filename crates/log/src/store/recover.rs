@@ -98,9 +98,12 @@ pub(crate) struct Found {
 ///
 /// A container is done without only if its disk says that it has lost it ([`is_unreadable`]). Any other error may pass (no more files may be open, no memory is left, a
 /// file system was mounted for reading alone): lanes that went on without what is in it would give ordinals of acknowledged records once more. It ends the start.
+///
+/// So does a container that is found twice. Numbers are given once in a node, and keys are random: both are the same only where two disks are one directory, or one is a
+/// copy of the other. Every segment would have two places then, and the space of one of them be [given back](Found::duplicates): in one directory that of the other, too.
 pub(crate) fn recover(node: [u8; 16], disks: &[&DiskContainers], in_memory: InMemory<'_>) -> Result<Found, StoreError> {
     let mut found = Found { container_next: 1, ..Found::default() };
-    let (mut by_id, mut unsure) = (ById::new(), Vec::new());
+    let (mut by_id, mut unsure, mut seen) = (ById::new(), Vec::new(), HashMap::new());
     for (number, disk) in disks.iter().enumerate() {
         let failed = |action, error| StoreError::Disk { path: disk.disk.root().to_owned(), action, error };
         disk.disk.create_dir_all(CONTAINER_DIR).map_err(|e| failed("make the directory of containers", e))?;
@@ -127,6 +130,10 @@ pub(crate) fn recover(node: [u8; 16], disks: &[&DiskContainers], in_memory: InMe
             if let Some(foreign) = scan.foreign {
                 let path = disk.disk.root().join(container_path(container));
                 return Err(StoreError::Foreign { path, found: foreign, expected: node });
+            }
+            if let Some(first) = seen.insert((container, scan.header.key), number) {
+                let at = |number: usize| disks[number].disk.root().join(container_path(container));
+                return Err(StoreError::Twice { path: at(first), other: at(number) });
             }
             if !scan.has_footer {
                 scan.sync().map_err(|error| failed("sync a container", error))?;

@@ -16,7 +16,7 @@ use kera_env::{Disk, Random};
 use serde::{Deserialize, Serialize};
 
 use crate::fatal::Fatal;
-use crate::identity::uuid_text;
+use crate::identity::{FILE, uuid_text};
 use crate::marks;
 
 const DISK: &str = "disk.json";
@@ -69,6 +69,9 @@ impl KnownDisks {
         let known = before.clone().unwrap_or_default();
         let mut list = List { version: VERSION, disks: Vec::new() };
         for disk in others {
+            if disk.list("").map_err(|error| Fatal::directory(disk.root(), error))?.iter().any(|name| name == FILE) {
+                return Err(data_directory(disk.root()));
+            }
             let found = read::<Mark>(&**disk, DISK)?;
             if let Some(mark) = found.as_ref().map(|found| &found.what).filter(|mark| mark.node != uuid_text(node)) {
                 return Err(foreign(disk.root(), &mark.node, node));
@@ -198,6 +201,13 @@ fn foreign(path: &Path, found: &str, node: &[u8; 16]) -> Fatal {
     Fatal::not_here(message, "name this node's own disks with --disks, and its own data directory with --data")
 }
 
+/// That of another node, or this node's own by a way that the system does not know for the same, as a network file system that is mounted twice.
+fn data_directory(path: &Path) -> Fatal {
+    let path = path.display();
+    let message = format!("{path} is the data directory of a node: it has {FILE}");
+    Fatal::not_here(message, format!("leave {path} out of --disks; if what is in it is not needed any more, empty it"))
+}
+
 fn given_up(path: &Path) -> Fatal {
     let path = path.display();
     let message = format!(
@@ -261,6 +271,16 @@ mod tests {
         assert!(look(&[a, b, empty, c], false).unwrap_err().contains("; empty "));
         c.remove("containers/0000000000000001.kera").unwrap();
         assert!(look(&[a, b, empty, c], false).unwrap().lost.is_empty());
+    }
+
+    #[test]
+    fn a_data_directory_is_no_extra_disk() {
+        let [a, b] = &disks();
+        b.replace(FILE, b"{}").unwrap();
+        let error = look(&[a, b], true).unwrap_err();
+        assert!(error.contains("is the data directory of a node") && error.contains("leave "), "{error}");
+        b.remove(FILE).unwrap();
+        look(&[a, b], false).unwrap();
     }
 
     /// What ran before disks had marks has something on all of them.

@@ -20,6 +20,7 @@
 //! | listen, for Kafka clients too | last: whoever connects is served |
 
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock, Weak};
@@ -269,7 +270,7 @@ fn start_http(config: &Config, state: &Arc<HttpState>) -> Result<Option<HttpServ
     started.map(Some).map_err(|error| Fatal::listen(Door::Http, address, error))
 }
 
-/// The data directory first, then the extra disks.
+/// The data directory first, then the extra disks, each of them once.
 fn open_disks(config: &Config) -> Result<Vec<Arc<dyn Disk>>, Fatal> {
     let roots = std::iter::once(&config.node.data).chain(&config.node.disks);
     let open = |root: &PathBuf| -> Result<Arc<dyn Disk>, Fatal> {
@@ -280,8 +281,28 @@ fn open_disks(config: &Config) -> Result<Vec<Arc<dyn Disk>>, Fatal> {
         }
         Ok(Arc::new(disk))
     };
-    roots.map(open).collect()
+    let disks = roots.map(open).collect::<Result<Vec<_>, _>>()?;
+    check_are_apart(&disks)?;
+    Ok(disks)
 }
+
+/// A directory has several names: relative and absolute ones, symbolic links, mounts. Under two of them it would be two disks, every segment be found on both, and the
+/// space of one of the two places be given back, which is that of the other. So not the names are compared, but what the system takes them for.
+fn check_are_apart(disks: &[Arc<dyn Disk>]) -> Result<(), Fatal> {
+    let mut seen: Vec<((u64, u64), &Path)> = Vec::new();
+    for root in disks.iter().map(|disk| disk.root()) {
+        let found = std::fs::metadata(root).map_err(|error| Fatal::directory(root, error))?;
+        let directory = (found.dev(), found.ino());
+        if let Some((_, other)) = seen.iter().find(|(before, _)| *before == directory) {
+            let message = format!("{} and {} are the same directory", other.display(), root.display());
+            return Err(Fatal::not_here(message, NAME_ONCE));
+        }
+        seen.push((directory, root));
+    }
+    Ok(())
+}
+
+const NAME_ONCE: &str = "name each disk once with --disks, and not the data directory, which is a disk by itself";
 
 /// A node of a cluster that is started without its number is refused: its journal does not know what the cluster has done since, and what nobody knows is
 /// thrown away. Before its epoch begins, so that its disk says what it said before.
@@ -568,6 +589,7 @@ fn store_error(data: &Path, error: StoreError) -> Fatal {
             error.to_string(),
             "name this node's own disks with --disks, and its own data directory with --data",
         ),
+        StoreError::Twice { .. } => Fatal::not_here(error.to_string(), NAME_ONCE),
         other => Fatal::directory(data, std::io::Error::other(other.to_string())),
     }
 }
@@ -1048,6 +1070,45 @@ mod tests {
         assert!(one.contains("virtual log 1 ") && one.contains(" 3/2/0 (ordinals 5 to 7). Files"), "{one}");
         let many = left_out(1, &(0..100).map(of).collect::<Vec<_>>()).expect("told");
         assert!(many.contains(" and 92 more. Files") && many.len() < 1000, "{many}");
+    }
+
+    /// A second name of the data directory is no second disk: what is in it would be found twice, and both places be given back with one.
+    #[test]
+    fn the_data_directory_under_another_name_is_no_extra_disk_and_what_is_stored_stays() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let mut config = config(dir.path());
+        let opened = started(&config).expect("started");
+        let stream = make(&opened, 1, Durability::Power);
+        append(&opened, stream, 0, b"a");
+        opened.recovered.log.close_all();
+        opened.recovered.store.flush_all().expect("flushed");
+        let disk = opened.disk.clone();
+        killed(opened);
+        let containers = || -> Vec<String> {
+            let names = disk.list("containers").expect("listed");
+            names.into_iter().filter(|name| name.ends_with(".kera")).collect()
+        };
+        let before = containers();
+        assert!(!before.is_empty());
+        let link = dir.path().join("link");
+        std::os::unix::fs::symlink(&config.node.data, &link).expect("a link");
+        for other in [link.clone(), config.node.data.join("../data")] {
+            config.node.disks = vec![other];
+            let refused = started(&config).err();
+            let said = refused.map(|error| format!("{error}; {}", error.next_step())).expect("refused");
+            assert!(said.contains("are the same directory; name each disk once"), "{said}");
+            assert_eq!(containers(), before);
+        }
+        // Nor are two names of an extra disk two disks.
+        let extra = dir.path().join("extra");
+        std::os::unix::fs::symlink(&extra, dir.path().join("link of extra")).expect("a link");
+        std::fs::create_dir_all(&extra).expect("a directory");
+        config.node.disks = vec![extra, dir.path().join("link of extra")];
+        assert!(started(&config).err().is_some_and(|error| error.to_string().contains("are the same directory")));
+        config.node.disks.clear();
+        let opened = started(&config).expect("started");
+        assert_eq!(lane(&opened, stream, 0).durable_ordinal(), 1);
+        killed(opened);
     }
 
     /// A segment that was open in one log does not go on in another one, which would have its end without its beginning.

@@ -167,6 +167,23 @@ fn containers_of_another_node_are_refused() {
     }
 }
 
+/// Of two places of a segment the space of one is given back, which in one directory is that of both.
+#[test]
+fn a_disk_that_is_given_twice_is_refused_and_loses_nothing() {
+    let disks = memory_disks(1);
+    let mut bench = Bench::fresh(as_disks(&disks));
+    bench.close(id(0, 0), 5_000);
+    bench.core.flush_all().unwrap();
+    drop(bench);
+    match Bench::open(config(), as_disks(&[disks[0].clone(), disks[0].clone()])) {
+        Err(error @ StoreError::Twice { .. }) => assert!(error.to_string().contains("same container"), "{error}"),
+        _ => panic!("opened the same containers twice"),
+    }
+    let (bench, recovery) = Bench::open(config(), as_disks(&disks)).unwrap();
+    assert_eq!(recovery.segments.len(), 1);
+    bench.check(id(0, 0), 5_000);
+}
+
 #[test]
 fn a_batch_torn_in_the_middle_leaves_no_hole_in_a_lane() {
     let mut partly = 0;
