@@ -452,10 +452,7 @@ impl Door {
         let address = self.address.get();
         let port = address.map_or(9092, |address| i32::from(address.port()));
         if let Some(advertised) = &self.config.advertised {
-            return match advertised.rsplit_once(':') {
-                Some((host, text)) => (host.to_owned(), text.parse().unwrap_or(port)),
-                None => (advertised.clone(), port),
-            };
+            return host_and_port(advertised).unwrap_or_else(|| (advertised.clone(), port));
         }
         (address.map_or_else(|| "127.0.0.1".to_owned(), |address| address.ip().to_string()), port)
     }
@@ -475,8 +472,8 @@ impl Door {
         let others = self.broker.ownership().nodes().into_iter().filter(|node| node.node as i32 != me);
         let mut brokers: Vec<_> = others
             .filter_map(|node| {
-                let (host, port) = node.kafka_address.rsplit_once(':')?;
-                Some((node.node as i32, host.to_owned(), port.parse().ok()?))
+                let (host, port) = host_and_port(&node.kafka_address)?;
+                Some((node.node as i32, host, port))
             })
             .collect();
         brokers.push((me, host, port));
@@ -646,11 +643,31 @@ fn work(door: &Weak<Door>, receiver: &Receiver<(Command, Reply)>) {
     }
 }
 
+/// Host and port of an address as it is written in a configuration, as clients are told of them: there an IPv6 address has no brackets.
+fn host_and_port(address: &str) -> Option<(String, i32)> {
+    let (host, port) = address.rsplit_once(':')?;
+    let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
+    Some((bare.unwrap_or(host).to_owned(), port.parse::<u16>().ok()?.into()))
+}
+
 /// Makes the sessions of a door.
 pub struct KafkaSessions(pub Arc<Door>);
 
 impl SessionFactory for KafkaSessions {
     fn open(&self, peer: Peer, waker: SessionWaker) -> Box<dyn Session> {
         Box::new(KafkaSession::new(Arc::clone(&self.0), peer, waker))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clients_are_told_of_hosts_as_they_are_written_and_without_brackets() {
+        let told = |address: &str| host_and_port(address);
+        assert_eq!(told("node-1:9092"), Some(("node-1".into(), 9092)));
+        assert_eq!(told("[::1]:19092"), Some(("::1".into(), 19092)));
+        assert_eq!([told(""), told("node-1"), told("node-1:x")], [None, None, None]);
     }
 }

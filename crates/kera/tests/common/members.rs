@@ -31,6 +31,10 @@ impl Member {
         let mut flags = place.flags();
         let listen = flags.iter().position(|flag| flag == "--listen").expect("it is there") + 1;
         flags[listen] = format!("127.0.0.1:{native}");
+        // Others tell of this one too.
+        let [kafka] = free_ports();
+        let listen = flags.iter().position(|flag| flag == "--kafka-listen").expect("it is there") + 1;
+        flags[listen] = format!("127.0.0.1:{kafka}");
         flags.extend(["--node".into(), number.to_string()]);
         flags.extend(["--cluster-listen".into(), format!("127.0.0.1:{cluster}")]);
         if let Some(join) = join {

@@ -217,10 +217,11 @@ settings! {
     /// The Kafka door: where Kafka clients connect. Connections, frames and timeouts are bounded as those of `[network]`.
     kafka: KafkaSettings {
         /// Where Kafka clients connect; `none` turns it off. If nobody sets it and the port is taken, a node that is in no cluster
-        /// says so and does without.
+        /// says so and does without. In a cluster say where: if nobody does, and native clients reach the node from other machines, those of Kafka are told
+        /// of it by no other node. Its port is not 0 there.
         listen: Option<String> = Kind::OptionalAddress, "127.0.0.1:9092", "kafka-listen";
         /// The address that Kafka clients are told to connect to, where it is not the one that is listened on; `none` is
-        /// that one.
+        /// that one. They connect to what they are told: a node that listens on all addresses of its machine, as `0.0.0.0`, needs one.
         advertised: Option<String> = Kind::OptionalToldAddress, "none", "kafka-advertised";
         /// Whether a topic that a client names is made when it is not there.
         auto_create: bool = Kind::Switch, "true", "kafka-auto-create";
@@ -355,6 +356,34 @@ impl Config {
         self.cluster.advertised.as_deref().unwrap_or(&self.cluster.listen)
     }
 
+    /// Where Kafka clients are told to connect, if they can at all.
+    pub fn kafka_address(&self) -> Option<&str> {
+        let listen = self.kafka.listen.as_deref()?;
+        Some(self.kafka.advertised.as_deref().unwrap_or(listen))
+    }
+
+    /// Addresses that are told, and that nobody can connect to. Native clients are told by nodes of a cluster alone, those of Kafka by each node: they
+    /// connect to nothing else, whatever address they were given.
+    fn told_in_vain(&self) -> Vec<(Vec<&'static str>, String)> {
+        let is_in_cluster = self.cluster.node.is_some();
+        let told = [
+            ("network.listen", "--advertised", is_in_cluster.then(|| self.native_address())),
+            ("cluster.listen", "--cluster-advertised", is_in_cluster.then(|| self.cluster_address())),
+            ("kafka.listen", "--kafka-advertised", self.kafka_address()),
+        ];
+        let is_any = |address: &str| address.parse::<SocketAddr>().is_ok_and(|at| at.ip().is_unspecified());
+        let mut wrong = Vec::new();
+        for (name, flag, address) in told {
+            if let Some(address) = address.filter(|address| is_any(address)) {
+                let message = format!(
+                    "nobody can connect to {address}, which others are told; say with {flag} where this node is reached"
+                );
+                wrong.push((vec![name], message));
+            }
+        }
+        wrong
+    }
+
     /// What of the cluster's settings cannot be.
     fn wrong_in_cluster(&self) -> Vec<(Vec<&'static str>, String)> {
         let mut wrong = Vec::new();
@@ -370,24 +399,13 @@ impl Config {
             }
             return wrong;
         }
-        let kafka = self.kafka.advertised.as_deref().or(self.kafka.listen.as_deref());
-        let told = [
-            ("network.listen", "--advertised", Some(self.native_address())),
-            ("cluster.listen", "--cluster-advertised", Some(self.cluster_address())),
-            ("kafka.listen", "--kafka-advertised", kafka),
+        let addresses = [
+            ("network.listen", Some(&self.network.listen)),
+            ("cluster.listen", Some(&self.cluster.listen)),
+            ("kafka.listen", self.kafka.listen.as_ref()),
         ];
-        for (name, flag, address) in told {
-            let is_any = |address: &str| address.parse::<SocketAddr>().is_ok_and(|at| at.ip().is_unspecified());
-            if let Some(address) = address.filter(|address| is_any(address)) {
-                let message = format!(
-                    "nobody can connect to {address}, which others are told; say with {flag} where this node is reached"
-                );
-                wrong.push((vec![name], message));
-            }
-        }
-        let addresses = [("network.listen", &self.network.listen), ("cluster.listen", &self.cluster.listen)];
-        for (name, _) in addresses.iter().filter(|(_, address)| address.ends_with(":0")) {
-            wrong.push((vec![name], "other nodes must know the port before it is taken; 0 is none".to_owned()));
+        for (name, _) in addresses.iter().filter(|(_, address)| address.is_some_and(|at| at.ends_with(":0"))) {
+            wrong.push((vec![*name], "other nodes must know the port before it is taken; 0 is none".to_owned()));
         }
         if self.network.listen == self.cluster.listen {
             let message = format!("both are {}; give one of them another port", self.network.listen);
@@ -428,6 +446,7 @@ impl Config {
                 wrong.push((vec![name, "kafka.listen"], message));
             }
         }
+        wrong.extend(self.told_in_vain());
         wrong.extend(self.wrong_in_cluster());
         let mut seen = vec![&self.node.data];
         for disk in &self.node.disks {

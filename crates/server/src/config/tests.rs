@@ -152,8 +152,28 @@ fn a_node_of_a_cluster_tells_nobody_an_address_that_is_none() {
     assert_eq!((config.native_address(), config.cluster_address()), ("node-1:7070", "127.0.0.1:7072"));
     let text = load(&flags(&[("cluster-listen", "127.0.0.1:0")])).unwrap_err().to_string();
     assert!(text.contains("cluster.listen") && text.contains("must know the port"), "{text}");
+    let text = load(&flags(&[("kafka-listen", "127.0.0.1:0")])).unwrap_err().to_string();
+    assert!(text.contains("--kafka-listen: kafka.listen: other nodes must know the port"), "{text}");
     // Who is alone tells nobody.
     for (flag, address) in [("listen", "0.0.0.0:7070"), ("cluster-listen", "127.0.0.1:0")] {
         load(&Sources { flags: vec![(flag.into(), address.into())], ..Sources::default() }).unwrap();
     }
+}
+
+/// Also one that is alone tells them: they connect to nothing else.
+#[test]
+fn kafka_clients_are_told_no_address_that_is_none() {
+    let flags = |more: &[(&str, &str)]| {
+        let flags = more.iter().map(|(flag, value)| ((*flag).into(), (*value).into())).collect();
+        load(&Sources { flags, ..Sources::default() })
+    };
+    for address in ["0.0.0.0:9092", "[::]:9092"] {
+        let text = flags(&[("kafka-listen", address)]).unwrap_err().to_string();
+        assert!(text.contains(&format!("nobody can connect to {address}")), "{text}");
+        assert!(text.contains("say with --kafka-advertised"), "{text}");
+        let told = flags(&[("kafka-listen", address), ("kafka-advertised", "node-1:9092")]).unwrap().config;
+        assert_eq!(told.kafka_address(), Some("node-1:9092"));
+    }
+    let none = flags(&[("kafka-listen", "none"), ("kafka-advertised", "node-1:9092")]).unwrap().config;
+    assert_eq!(none.kafka_address(), None);
 }

@@ -25,6 +25,16 @@ fn idle_timeout_ms(set: Option<u64>) -> u32 {
     set.map_or(IDLE_TIMEOUT_MS, |ms| u32::try_from(ms).unwrap_or(u32::MAX))
 }
 
+/// What clients are told instead of the address that is listened on. Nodes of a cluster are told of each other as it is written in the configuration, and so each tells of itself: a
+/// client that hears of a name from one and of an address from another one, which are the same node, takes it for one that moves.
+fn advertised(config: &Config) -> Option<String> {
+    if config.cluster.node.is_none() {
+        return config.kafka.advertised.clone();
+    }
+    // A configuration that was read has no port of 0 here.
+    config.kafka_address().filter(|address| !address.ends_with(":0")).map(String::from)
+}
+
 /// The door and its server.
 pub(crate) struct Listening {
     /// Nothing if the port is somebody else's, or Kafka clients are not wanted here.
@@ -56,7 +66,7 @@ impl Kafka {
             // One for all nodes of a cluster: ids of topics are made of it.
             node: parts.cluster.as_ref().map_or(parts.identity.node, |cluster| cluster.describe().cluster),
             data_dir: config.node.data.display().to_string(),
-            advertised: config.kafka.advertised.clone(),
+            advertised: advertised(config),
             auto_create: config.kafka.auto_create,
             accept_damage: config.virtual_logs.accept_damage,
             partitions_default: config.kafka.partitions as u32,
@@ -139,6 +149,18 @@ fn listen(config: &Config, parts: &Parts, address: &str, door: &Arc<Door>) -> Re
 mod tests {
     use super::*;
     use crate::config::SETTINGS;
+
+    /// As others tell of it: see `join_message`.
+    #[test]
+    fn a_node_of_a_cluster_tells_of_itself_as_it_is_written() {
+        let mut config = Config::default();
+        config.kafka.listen = Some("node-1:9092".into());
+        assert_eq!(advertised(&config), None, "the address that is listened on");
+        config.cluster.node = Some(1);
+        assert_eq!(advertised(&config).as_deref(), Some("node-1:9092"));
+        config.kafka.advertised = Some("outside:19092".into());
+        assert_eq!(advertised(&config).as_deref(), Some("outside:19092"));
+    }
 
     /// The text of the setting and `docs/moving-from-kafka.md` say so.
     #[test]
