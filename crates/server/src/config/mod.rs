@@ -407,10 +407,6 @@ impl Config {
         for (name, _) in addresses.iter().filter(|(_, address)| address.is_some_and(|at| at.ends_with(":0"))) {
             wrong.push((vec![*name], "other nodes must know the port before it is taken; 0 is none".to_owned()));
         }
-        if self.network.listen == self.cluster.listen {
-            let message = format!("both are {}; give one of them another port", self.network.listen);
-            wrong.push((vec!["network.listen", "cluster.listen"], message));
-        }
         if self.cluster.rack.len() > 255 {
             wrong.push((vec!["cluster.rack"], "the name of a rack has at most 255 bytes".to_owned()));
         }
@@ -425,27 +421,29 @@ impl Config {
         self.virtual_logs.file_bytes.unwrap_or(auto.clamp(VIRTUAL_LOG_FILE_MIN, VIRTUAL_LOG_FILE_MAX))
     }
 
-    /// Values that are allowed one by one and wrong together: the settings by name, and the sentence.
-    fn contradictions(&self) -> Vec<(Vec<&'static str>, String)> {
+    /// Doors that are to listen at the address of another one. With port 0 each gets a port of its own.
+    fn doors_at_one_address(&self) -> Vec<(Vec<&'static str>, String)> {
+        let doors = [
+            ("network.listen", Some(&self.network.listen)),
+            ("http.listen", self.http.listen.as_ref()),
+            ("kafka.listen", self.kafka.listen.as_ref()),
+            ("cluster.listen", self.cluster.node.map(|_| &self.cluster.listen)),
+        ];
+        let doors = doors.into_iter().filter_map(|(name, address)| Some((name, address?)));
+        let doors: Vec<(&'static str, &String)> = doors.filter(|(_, address)| !address.ends_with(":0")).collect();
         let mut wrong = Vec::new();
-        if let Some(http) = &self.http.listen
-            && *http == self.network.listen
-            && !http.ends_with(":0")
-        {
-            wrong.push((
-                vec!["network.listen", "http.listen"],
-                format!("both are {http}; give one of them another port"),
-            ));
-        }
-        if let Some(kafka) = &self.kafka.listen
-            && !kafka.ends_with(":0")
-        {
-            let others = [("network.listen", Some(&self.network.listen)), ("http.listen", self.http.listen.as_ref())];
-            for (name, _) in others.into_iter().filter(|(_, other)| *other == Some(kafka)) {
-                let message = format!("both are {kafka}; give one of them another port");
-                wrong.push((vec![name, "kafka.listen"], message));
+        for (at, (name, address)) in doors.iter().enumerate() {
+            for (other, _) in doors[at + 1..].iter().filter(|(_, other)| other == address) {
+                let message = format!("both are {address}; give one of them another port");
+                wrong.push((vec![*name, *other], message));
             }
         }
+        wrong
+    }
+
+    /// Values that are allowed one by one and wrong together: the settings by name, and the sentence.
+    fn contradictions(&self) -> Vec<(Vec<&'static str>, String)> {
+        let mut wrong = self.doors_at_one_address();
         wrong.extend(self.told_in_vain());
         wrong.extend(self.wrong_in_cluster());
         let mut seen = vec![&self.node.data];

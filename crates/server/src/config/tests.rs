@@ -104,6 +104,29 @@ fn values_that_contradict_each_other_are_named_with_their_places() {
 }
 
 #[test]
+fn no_two_doors_of_a_node_are_at_one_address() {
+    let doors = [
+        ("listen", "network.listen"),
+        ("http-listen", "http.listen"),
+        ("kafka-listen", "kafka.listen"),
+        ("cluster-listen", "cluster.listen"),
+    ];
+    let with = |flags: &[(&str, &str)]| {
+        let flags = flags.iter().map(|(flag, value)| ((*flag).into(), (*value).into())).collect();
+        load(&Sources { flags, ..Sources::default() })
+    };
+    for (at, (flag, name)) in doors.iter().enumerate() {
+        for (other_flag, other) in &doors[at + 1..] {
+            let text = with(&[("node", "1"), (*flag, "h:1"), (*other_flag, "h:1")]).unwrap_err().to_string();
+            assert!(text.contains(&format!("--{flag}, --{other_flag}: {name} and {other}: both are h:1")), "{text}");
+        }
+    }
+    // Who is in no cluster has no door for other nodes.
+    with(&[("http-listen", "h:1"), ("cluster-listen", "h:1")]).unwrap();
+    with(&[("listen", "h:0"), ("http-listen", "h:0"), ("kafka-listen", "h:0")]).unwrap();
+}
+
+#[test]
 fn a_misspelt_variable_is_a_notice_and_a_foreign_one_is_none() {
     let environment =
         [("KERA_LISTNE", "a:1"), ("KERA_PORT_7070_TCP_ADDR", "10.0.0.1"), ("KERA_UPDATE_DOCS", "1"), ("HOME", "/")];

@@ -157,7 +157,8 @@ fn begin_in(config: &Config) -> Result<DirLock, Fatal> {
     Ok(lock)
 }
 
-/// All ports that are taken, at once. Each is bound and given back: what takes one before it is listened on is told then.
+/// All ports that are taken, at once. All are bound before any is given back, so that one that two doors want is found here, whatever their addresses: the other one finds it taken when
+/// the node may be in its cluster. What takes one before it is listened on is told then.
 fn check_ports(config: &Config) -> Result<(), Fatal> {
     let cluster = config.cluster.node.map(|_| &config.cluster.listen);
     // A node that is alone does without a port for Kafka clients that nobody asked for.
@@ -168,9 +169,13 @@ fn check_ports(config: &Config) -> Result<(), Fatal> {
         (Door::Kafka, kafka),
         (Door::Cluster, cluster),
     ];
-    let is_taken = |address: &str| {
-        let bound = resolve(address).and_then(TcpListener::bind);
-        bound.is_err_and(|error| error.kind() == std::io::ErrorKind::AddrInUse)
+    let mut held = Vec::new();
+    let mut is_taken = |address: &str| match resolve(address).and_then(TcpListener::bind) {
+        Ok(bound) => {
+            held.push(bound);
+            false
+        }
+        Err(error) => error.kind() == std::io::ErrorKind::AddrInUse,
     };
     let asked = doors.into_iter().filter_map(|(door, address)| Some((door, address?.clone())));
     let taken: Vec<(Door, String)> = asked.filter(|(_, address)| is_taken(address)).collect();
@@ -1175,6 +1180,22 @@ mod tests {
         let opened = started(&config).expect("started");
         assert_eq!(lane(&opened, stream, 0).durable_ordinal(), 1);
         killed(opened);
+    }
+
+    #[test]
+    fn a_port_that_two_doors_want_is_found_before_the_node_is_anything() {
+        let port = TcpListener::bind("127.0.0.1:0").and_then(|bound| bound.local_addr()).expect("a free one").port();
+        let mut config = Config::default();
+        config.network.listen = format!("127.0.0.1:{port}");
+        config.http.listen = None;
+        config.kafka.listen = None;
+        config.cluster.node = Some(1);
+        config.cluster.listen = format!("0.0.0.0:{port}");
+        // As text they are two addresses.
+        match check_ports(&config) {
+            Err(Fatal::PortInUse { taken }) => assert!(taken.iter().any(|(door, _)| *door == Door::Cluster)),
+            other => panic!("{other:?}"),
+        }
     }
 
     #[test]
