@@ -179,6 +179,27 @@ fn a_port_in_use_is_named() {
 }
 
 #[test]
+fn why_a_node_ends_is_said_also_where_nothing_is_logged() {
+    let place = Place::new();
+    let node = place.start();
+    for level in ["off", "error", "kera_broker=debug"] {
+        let mut flags = Place::new().flags();
+        let at = flags.iter().position(|flag| flag == "--listen").expect("it is there") + 1;
+        flags[at] = node.address();
+        flags.extend(["--log-level".into(), level.into()]);
+        let refused = run(&flags);
+        let said = stderr(&refused);
+        assert_eq!(refused.status.code(), Some(13), "{level}: {said}");
+        let line: serde_json::Value =
+            serde_json::from_str(said.trim()).unwrap_or_else(|error| panic!("{level}: {error}: {said}"));
+        assert!(line["message"].as_str().is_some_and(|text| text.contains("the port is in use")), "{level}: {said}");
+        assert!(line["level"] == "ERROR" && line["status"] == 13, "{level}: {said}");
+        assert!(line["next_step"].as_str().is_some_and(|step| step.contains("--listen")), "{level}: {said}");
+    }
+    assert_eq!(node.stop(), 0);
+}
+
+#[test]
 fn all_mistakes_of_a_configuration_are_told_at_once() {
     let place = Place::new();
     let file = place.file("kera.toml");

@@ -5,18 +5,25 @@ use std::process::ExitCode;
 use kera_server::config::load;
 use kera_server::fatal::Fatal;
 use kera_server::{logs, serve};
+use serde_json::json;
 
 use crate::cli::ServeArgs;
 use crate::error::CliError;
 use crate::output::say;
+use crate::when::{now_ms, show_instant};
 
 /// Runs the node. Why it ended goes to standard error with what to do next; as a log line if those are for programs, as JSON if that is
-/// wanted.
+/// wanted. However little is to be logged, that is said: it is all that is left of the node.
 pub fn run(args: &ServeArgs, json: bool) -> ExitCode {
     let Err(fatal) = start(args) else { return ExitCode::SUCCESS };
     let (status, next_step) = (fatal.exit_status(), fatal.next_step());
-    if logs::are_json() {
+    if logs::are_json() && tracing::enabled!(tracing::Level::ERROR) {
         tracing::error!(status, next_step, "{fatal}");
+    } else if logs::are_json() {
+        let (timestamp, message) = (show_instant(now_ms()), fatal.to_string());
+        say(
+            json!({ "timestamp": timestamp, "level": "ERROR", "message": message, "status": status, "next_step": next_step }),
+        );
     } else if json {
         let error = CliError { message: fatal.to_string(), next_step, exit: status };
         say(error.to_json());

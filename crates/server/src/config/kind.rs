@@ -3,6 +3,7 @@
 
 use std::path::PathBuf;
 
+use crate::suggest::nearest;
 use crate::units::{exact_bytes, exact_duration, parse_bytes, parse_duration_ms};
 
 /// The kind of a setting, with its limits. Bytes, milliseconds and counts are `u64`.
@@ -35,6 +36,8 @@ pub enum Kind {
     Choice(&'static [&'static str]),
     /// Any text that is not empty.
     Text,
+    /// How much is logged, of all and of single modules.
+    Levels,
     /// `true` or `false`.
     Switch,
 }
@@ -113,6 +116,10 @@ impl Kind {
             Kind::Count(range) => bounds(range, |n| n.to_string()),
             Kind::Choice(words) => words.iter().map(|w| format!("`{w}`")).collect::<Vec<_>>().join(", "),
             Kind::Text => "any text".into(),
+            Kind::Levels => {
+                let levels: Vec<String> = LEVELS.iter().map(|level| format!("`{level}`")).collect();
+                format!("{}; several are separated by commas, with `MODULE=LEVEL` among them", levels.join(", "))
+            }
             Kind::Switch => "`true` or `false`".into(),
         }
     }
@@ -177,6 +184,7 @@ impl Kind {
                 };
                 self.in_range(range, value, trimmed)
             }
+            Kind::Levels => self.read_levels(trimmed),
             Kind::Choice(words) => match words.iter().find(|word| is(word)) {
                 Some(word) => Ok(Value::Text((*word).into())),
                 None => Err(format!("`{trimmed}` is none of {}", self.allowed())),
@@ -186,6 +194,19 @@ impl Kind {
                 "false" | "no" | "off" | "0" => Ok(Value::Switch(false)),
                 _ => Err(format!("`{trimmed}` is neither `true` nor `false`")),
             },
+        }
+    }
+
+    /// What filters log lines takes a word that is no level for a module, of which then everything is logged, and nothing of all others; and a module with a space in front of it for none
+    /// that there is. A slip would silence the node.
+    fn read_levels(&self, text: &str) -> Result<Value, String> {
+        let all: Vec<&str> = text.split(',').map(str::trim).filter(|one| !one.is_empty()).collect();
+        if all.is_empty() {
+            return Err(format!("it is empty; allowed is {}", self.allowed()));
+        }
+        match all.iter().find_map(|one| wrong_level(one)) {
+            Some(wrong) => Err(format!("{wrong}; allowed is {}", self.allowed())),
+            None => Ok(Value::Text(all.join(","))),
         }
     }
 
@@ -224,6 +245,7 @@ impl Kind {
             Kind::Count(_) => "N",
             Kind::Choice(_) => "WORD",
             Kind::Text => "TEXT",
+            Kind::Levels => "LEVEL",
             Kind::Switch => "BOOL",
         }
     }
@@ -239,6 +261,24 @@ impl Written {
             Written::Other(name) => name,
         }
     }
+}
+
+/// How much may be logged.
+const LEVELS: [&str; 6] = ["error", "warn", "info", "debug", "trace", "off"];
+
+/// What is wrong with a level, or one of a module, if something is.
+fn wrong_level(text: &str) -> Option<String> {
+    let (module, level) = text.rsplit_once('=').map_or((None, text), |(module, level)| (Some(module), level));
+    let is_name =
+        |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
+    if module.is_some_and(|module| !module.split("::").all(is_name)) {
+        return Some(format!("`{text}` does not begin with the name of a module, like `kera_broker=debug`"));
+    }
+    if LEVELS.iter().any(|known| level.eq_ignore_ascii_case(known)) {
+        return None;
+    }
+    let meant = nearest(level, LEVELS).map(|level| format!("; did you mean `{level}`?"));
+    Some(format!("`{level}` is no level{}", meant.unwrap_or_default()))
 }
 
 /// The port if `text` looks like `HOST:PORT`. Whether the host exists is found out when the node listens.
@@ -359,6 +399,31 @@ mod tests {
     fn a_time_without_a_unit_is_refused() {
         let kind = Kind::Duration(range(0, 1 << 40));
         assert!(kind.read(&Written::Integer(30)).unwrap_err().contains("\"30ms\" or \"30s\""));
+    }
+
+    #[test]
+    fn a_word_that_is_no_level_is_not_taken_for_a_module() {
+        let read = |text: &str| Kind::Levels.read_text(text);
+        for good in ["info", "WARN", "off", "kera_broker=debug", "info,kera_log::store=trace,openraft=off"] {
+            assert_eq!(read(good), Ok(Value::Text(good.into())));
+        }
+        assert_eq!(read(" info, kera_broker=debug, "), Ok(Value::Text("info,kera_broker=debug".into())));
+        let bad = [
+            "warning",
+            "verbose",
+            "inf",
+            "kera_broker",
+            "info,kera_broker",
+            "kera_broker=loud",
+            "=info",
+            "a b=info",
+            "",
+            ",",
+        ];
+        for bad in bad {
+            assert!(read(bad).unwrap_err().contains("`error`, `warn`, `info`"), "{bad}");
+        }
+        assert!(read("inf").unwrap_err().starts_with("`inf` is no level; did you mean `info`?"), "{:?}", read("inf"));
     }
 
     #[test]

@@ -333,7 +333,7 @@ settings! {
         format: String = Kind::Choice(&["text", "json"]), "text", "log-format";
         /// How much is logged: `error`, `warn`, `info`, `debug`, `trace`, also per module, like
         /// `info,kera_broker=debug`.
-        level: String = Kind::Text, "info", "log-level";
+        level: String = Kind::Levels, "info", "log-level";
     }
 }
 

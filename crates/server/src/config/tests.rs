@@ -183,6 +183,14 @@ fn a_node_of_a_cluster_tells_nobody_an_address_that_is_none() {
     }
 }
 
+#[test]
+fn a_level_that_is_none_is_a_mistake_of_the_configuration() {
+    let level = |level: &str| load(&Sources { flags: vec![("log-level".into(), level.into())], ..Sources::default() });
+    let text = level("warning").unwrap_err().to_string();
+    assert!(text.contains("--log-level: logs.level: `warning` is no level"), "{text}");
+    assert_eq!(level("info,kera_broker=debug").unwrap().config.logs.level, "info,kera_broker=debug");
+}
+
 /// Also one that is alone tells them: they connect to nothing else.
 #[test]
 fn kafka_clients_are_told_no_address_that_is_none() {
