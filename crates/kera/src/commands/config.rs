@@ -45,7 +45,7 @@ fn show(args: &ServeArgs, globals: &Globals) -> Result<(), CliError> {
     if globals.json {
         return print_json(&config_json(&loaded));
     }
-    print(&file_text(&loaded.config, |index, _| loaded.origins[index].to_string()))
+    print(&file_text(&loaded.config, &loaded.origins))
 }
 
 fn config_json(loaded: &Loaded) -> Value {

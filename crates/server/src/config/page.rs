@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::{Config, Kind, SECTIONS, SETTINGS, Setting};
+use super::{Config, Kind, Origin, SECTIONS, SETTINGS};
 
 fn one_line(doc: &str) -> String {
     doc.split_whitespace().collect::<Vec<_>>().join(" ")
@@ -52,11 +52,12 @@ Sizes are numbers with `B`, `KiB`, `MiB`, `GiB` or `TiB` (steps of 1024) or `KB`
 Times are numbers with `ms`, `s`, `m`, `h`, `d` or `w`, also several, like `1h30m`.
 
 `kera config check --config FILE` reports all mistakes of a file at once and starts nothing; `kera config show` prints every
-setting with its value and where it came from, as a file that can be used.
+setting with its value and where it came from, as a file that can be used: those that nobody has set stand behind a `#`.
 ";
 
-/// A file that sets every setting to its value in `config`; `remark` adds a comment behind each.
-pub fn file_text(config: &Config, remark: impl Fn(usize, &Setting) -> String) -> String {
+/// A file with every setting and its value, and behind it where that came from. What nobody has set stands there as a comment: some defaults give way to what is there (a port for
+/// Kafka clients that is taken), and what a file says is what somebody wants; and another version may have others.
+pub fn file_text(config: &Config, origins: &[Origin]) -> String {
     let mut file = String::new();
     for (section, doc) in SECTIONS {
         let gap = if file.is_empty() { "" } else { "\n" };
@@ -72,9 +73,9 @@ pub fn file_text(config: &Config, remark: impl Fn(usize, &Setting) -> String) ->
                 }
                 _ => quoted(&value),
             };
-            let remark = remark(index, setting);
-            let comment = if remark.is_empty() { String::new() } else { format!("  # {remark}") };
-            let _ = writeln!(file, "{} = {literal}{comment}", setting.key);
+            let origin = &origins[index];
+            let unset = if *origin == Origin::Default { "# " } else { "" };
+            let _ = writeln!(file, "{unset}{} = {literal}  # {origin}", setting.key);
         }
     }
     file

@@ -142,8 +142,22 @@ fn what_show_prints_reads_back_as_the_same_configuration() {
     config.node.disks = vec!["/a b".into(), "/c\"d".into()];
     config.http.listen = None;
     config.arena.bytes = Some(3 << 30);
-    let loaded = from_file(&file_text(&config, |_, _| "a remark".into())).unwrap();
+    let loaded = from_file(&file_text(&config, &vec![Origin::Flag("a".into()); SETTINGS.len()])).unwrap();
     assert_eq!(loaded.config, config);
+}
+
+/// A port for Kafka clients that nobody has asked for gives way to whoever has it.
+#[test]
+fn what_nobody_has_set_is_set_by_nobody_in_what_show_prints() {
+    let before = load(&Sources { flags: vec![("listen".into(), "h:1".into())], ..Sources::default() }).unwrap();
+    let text = file_text(&before.config, &before.origins);
+    assert!(text.contains("\n# listen = \"127.0.0.1:9092\"  # default\n"), "{text}");
+    assert!(text.contains("\nlisten = \"h:1\"  # --listen\n"), "{text}");
+    let after = from_file(&text).unwrap();
+    assert!(after.config.kafka_by_default);
+    assert_eq!(after.config, before.config);
+    let set = |loaded: &Loaded| loaded.origins.iter().map(|origin| *origin != Origin::Default).collect::<Vec<_>>();
+    assert_eq!(set(&after), set(&before));
 }
 
 #[test]
