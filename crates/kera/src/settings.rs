@@ -47,12 +47,15 @@ impl Args for SettingFlags {
 impl ServeArgs {
     /// Where the configuration comes from: the file, the environment of this process, these flags.
     pub fn sources(&self) -> Sources {
-        Sources {
-            file: self.config.as_ref().map(Into::into),
-            environment: std::env::vars_os()
-                .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
-                .collect(),
-            flags: self.settings.0.clone(),
+        let (mut environment, mut unreadable) = (Vec::new(), Vec::new());
+        // A name that is not UTF-8 is that of no setting.
+        for (name, value) in std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value))) {
+            match value.into_string() {
+                Ok(value) => environment.push((name, value)),
+                Err(_) => unreadable.push(name),
+            }
         }
+        let file = self.config.as_ref().map(Into::into);
+        Sources { file, environment, unreadable, flags: self.settings.0.clone() }
     }
 }

@@ -236,6 +236,20 @@ fn settings_come_from_flags_environment_and_file() {
 }
 
 #[test]
+fn a_variable_that_is_no_text_is_a_mistake_with_its_name() {
+    use std::os::unix::ffi::OsStrExt;
+    let value = std::ffi::OsStr::from_bytes(b"/nowhere/\xff");
+    for command in ["serve", "config check", "config show"] {
+        let refused = common::kera(command.split(' ')).env("KERA_DATA", value).env("KERA_SOMEBODYS", value).output();
+        let refused = refused.expect("the binary runs");
+        let said = stderr(&refused);
+        assert_eq!(refused.status.code(), Some(10), "{command}: {said}");
+        assert!(said.contains("KERA_DATA: node.data: its value is not UTF-8"), "{command}: {said}");
+        assert!(said.contains("1 mistake:"), "{command}: {said}");
+    }
+}
+
+#[test]
 fn a_directory_that_cannot_be_used_is_named() {
     let mut flags = Place::new().flags();
     let at = flags.iter().position(|f| f == "--data").unwrap();

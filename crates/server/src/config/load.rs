@@ -22,6 +22,8 @@ pub struct Sources {
     pub file: Option<PathBuf>,
     /// Environment variables; those that do not start with `KERA_` are not looked at.
     pub environment: Vec<(String, String)>,
+    /// The names of those whose values are no text.
+    pub unreadable: Vec<String>,
     /// Flags that were given, as (name without dashes, value).
     pub flags: Vec<(String, String)>,
 }
@@ -109,6 +111,7 @@ pub fn load(sources: &Sources) -> Result<Loaded, Mistakes> {
         loader.file(path);
     }
     let notices = loader.environment(&sources.environment);
+    loader.unreadable(&sources.unreadable);
     for (flag, text) in &sources.flags {
         match SETTINGS.iter().position(|s| s.flag == flag) {
             Some(index) => loader.set(index, &Written::Text(text.clone()), Origin::Flag(flag.clone())),
@@ -169,6 +172,16 @@ impl Loader {
             }
         }
         notices
+    }
+
+    /// A value that cannot be read is one that somebody wants all the same: the default would be another one.
+    fn unreadable(&mut self, variables: &[String]) {
+        for setting in SETTINGS {
+            if let Some(name) = variables.iter().find(|name| **name == setting.variable()) {
+                let message = "its value is not UTF-8, as all values have to be".to_owned();
+                self.mistake(name.clone(), &setting.name(), message);
+            }
+        }
     }
 
     fn file(&mut self, path: &Path) {
