@@ -37,7 +37,10 @@ const FILE_BYTES_MAX: usize = 512 << 20;
 pub struct Journal {
     disk: Arc<dyn Disk>,
     node: [u8; 16],
+    /// The one that is in use. It stays so where the next one cannot begin: what is looked at is what is there.
     generation: u64,
+    /// The last one that was to begin, whether it did or not: a number is tried once.
+    tried: u64,
     /// `None` after a failure: the next entry needs a new generation first.
     file: Option<Arc<dyn DiskFile>>,
     /// `None` after a failure: the next generation has one again.
@@ -89,7 +92,8 @@ impl Journal {
         }
         let generation = snapshot.max(journal).unwrap_or(0);
         let entries_max = JOURNAL_ENTRIES_MAX;
-        let mut journal = Journal { disk, node, generation, file: None, copy: None, end: 0, entries: 0, entries_max };
+        let (file, copy, tried) = (None, None, generation);
+        let mut journal = Journal { disk, node, generation, tried, file, copy, end: 0, entries: 0, entries_max };
         if snapshot == Some(generation) && journal.goes_on(&opened) {
             return Ok((journal, catalog, opened));
         }
@@ -109,7 +113,7 @@ impl Journal {
             if let Err(error) = self.start_generation(before) {
                 // The journal in use is well; it just grows on, and the next try is some way off. Its generation is
                 // the newest with a snapshot unless the new one got that far, and then it is over with this one.
-                if self.newest_snapshot()? == Some(self.generation) {
+                if self.newest_snapshot()? == Some(self.tried) {
                     return Err(error);
                 }
                 tracing::warn!(%error, "the catalog's journal cannot be cut short; it grows on");
@@ -178,9 +182,8 @@ impl Journal {
 
     /// Publishes a snapshot of `catalog` and opens the journal that goes on from it.
     fn start_generation(&mut self, catalog: &Catalog) -> io::Result<()> {
-        // Counted up even if this fails: a number is tried once.
-        self.generation += 1;
-        let generation = self.generation;
+        self.tried += 1;
+        let generation = self.tried;
         (self.file, self.copy) = (None, None);
         let mut bytes = FileHeader { node: self.node, generation, kind: FileKind::Snapshot }.encode().to_vec();
         let entries = catalog.snapshot();
@@ -197,7 +200,7 @@ impl Journal {
         file.sync_data()?;
         self.copy = Some(write_copy(&*self.disk, &journal_path(generation), &header)?);
         self.disk.sync_dir(DIR)?;
-        (self.file, self.end) = (Some(file), FILE_HEADER_BYTES as u64);
+        (self.file, self.end, self.generation) = (Some(file), FILE_HEADER_BYTES as u64, generation);
         (self.entries, self.entries_max) = (0, JOURNAL_ENTRIES_MAX);
         self.remove_before(generation);
         Ok(())
@@ -350,4 +353,39 @@ fn end_of_journal(path: &str, both: &Both, offset: usize, error: FormatError) ->
 
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use kera_env::{FaultyDisk, MemoryDisk};
+
+    use super::*;
+
+    /// The disk takes no next snapshot, and afterwards it changes a bit of the journal that is written on.
+    #[test]
+    fn who_looks_finds_what_is_changed_in_the_generation_in_use_when_the_next_one_could_not_begin() {
+        let memory = MemoryDisk::new();
+        let disk = FaultyDisk::new(Arc::new(memory.clone()));
+        let (mut journal, mut catalog, _) = Journal::open(Arc::new(disk.clone()), [1; 16]).unwrap();
+        let reserve = |journal: &mut Journal, catalog: &mut Catalog| {
+            let entry = catalog.plan_reserve();
+            journal.append(&entry, catalog).unwrap();
+            catalog.apply(&entry).unwrap();
+        };
+        reserve(&mut journal, &mut catalog);
+        let in_use = journal.generation;
+        journal.entries_max = 1;
+        disk.fail_write(1);
+        reserve(&mut journal, &mut catalog);
+        assert_eq!((journal.generation, journal.tried), (in_use, in_use + 1));
+        let (bytes, is_damaged) = journal.look(&catalog).unwrap();
+        assert!(bytes > 4 * FILE_HEADER_BYTES as u64 && !is_damaged, "it is the one with what was written");
+
+        memory.flip_bit(&journal_path(in_use), FILE_HEADER_BYTES as u64 + 20, 1).unwrap();
+        assert!(journal.look(&catalog).unwrap().1);
+        assert!(!journal.look(&catalog).unwrap().1, "both are there again");
+        assert_eq!(journal.generation, in_use + 2, "a number is tried once");
+        let (_, again, _) = Journal::open(Arc::new(memory), [1; 16]).unwrap();
+        assert_eq!(again.producers_reserved(), catalog.producers_reserved());
+    }
 }
