@@ -253,11 +253,13 @@ impl LogFile {
         Ok(log)
     }
 
-    /// Whether what was cut off is in a snapshot, as whoever has looked for one says. Builds until Nov 2026 cut the log while the snapshot of a leader was being written:
-    /// a kill has left some with neither, and nothing that is here tells what was there.
-    pub(crate) fn check_cut(&self, has_snapshot: bool) -> Result<(), OpenError> {
+    /// Whether what was cut off is in a snapshot, as whoever has looked for one says: up to which entry the newest one goes. Builds until Nov 2026 cut the log while the snapshot
+    /// of a leader was being written: a kill has left some with neither, or with an older one, and nothing that is here tells what was there.
+    pub(crate) fn check_cut(&self, snapshot: Option<u64>) -> Result<(), OpenError> {
         match &self.contents.purged {
-            Some(place) if !has_snapshot => Err(OpenError::Cut { path: DIR.to_owned(), index: place.index }),
+            Some(place) if snapshot.is_none_or(|until| until < place.index) => {
+                Err(OpenError::Cut { path: DIR.to_owned(), index: place.index })
+            }
             _ => Ok(()),
         }
     }
@@ -592,6 +594,17 @@ mod tests {
         let again = LogFile::open(folder(disk), [1; 16]).unwrap();
         assert_eq!(again.contents(), log.contents());
         assert_eq!(again.contents().entries.keys().copied().collect::<Vec<_>>(), [8]);
+    }
+
+    /// Of an older one too: the entries between the two would be asked for at each start.
+    #[test]
+    fn a_log_that_begins_behind_what_the_newest_snapshot_has_is_not_gone_on_with() {
+        let mut log = LogFile::open(Arc::new(MemoryDisk::new()), [1; 16]).unwrap();
+        log.check_cut(None).unwrap();
+        log.write(vec![Record::Purged { place: RaftPlace { term: 1, leader: 1, index: 7 } }]).unwrap();
+        for (snapshot, is_there) in [(None, false), (Some(6), false), (Some(7), true), (Some(8), true)] {
+            assert_eq!(log.check_cut(snapshot).is_ok(), is_there, "{snapshot:?}");
+        }
     }
 
     #[test]

@@ -37,7 +37,7 @@ impl OnDisk {
         check_number(&folder, node)?;
         let mut log = LogFile::open(folder.clone(), uuid)?;
         let began = Current::of_newest(&folder)?;
-        log.check_cut(began.applied.is_some())?;
+        log.check_cut(began.applied.map(|place| place.index))?;
         let last = log.contents().last();
         if let Some(place) = began.applied.as_ref().map(place_of)
             && last.is_some_and(|last| last.index < place.index)

@@ -150,7 +150,10 @@ pub(crate) fn read_newest(disk: &dyn Disk) -> io::Result<Option<(Loaded, Vec<u8>
     Ok(Some((loaded, if is_copied { both.copy } else { both.file })))
 }
 
-/// The newest snapshot, for a start: both are there behind it, if the disk takes it.
+/// The newest snapshot, for a start: both are there behind it, if the disk takes it, and its name survives a power cut.
+///
+/// The log is cut behind it, and stays so: nothing else may have what was in front. A kill, or a disk that refuses, may come between the rename that gives it its name and the sync of
+/// the directory, and who finds the name then finds what a power cut takes. A copy is written behind that sync ([`write()`], [`look`]), so where the two are the same there is nothing to do.
 pub(crate) fn newest(folder: &Folder) -> Result<Option<Loaded>, OpenError> {
     let disk = &**folder.disk();
     let at = |path: &str, error| OpenError::Disk { path: path.to_owned(), error };
@@ -158,13 +161,17 @@ pub(crate) fn newest(folder: &Folder) -> Result<Option<Loaded>, OpenError> {
     let both = read_twice(disk, &path, BYTES_MAX).map_err(|error| at(&path, error))?;
     let damaged = |reason| OpenError::Damaged { path: path.clone(), offset: 0, reason };
     let (loaded, is_copied) = both.read_back(0, decode, |_| true).map_err(damaged)?;
+    if !both.are_same() {
+        folder.sync().map_err(|error| at(DIR, error))?;
+    }
     if let Err(error) = mend(folder, &path, &both, is_copied) {
         tracing::warn!(path, %error, "a snapshot of the coordinators is there once; the next one is written twice");
     }
     Ok(Some(loaded))
 }
 
-/// Writes anew what of the two is not what it should be; `is_copied`: only the copy reads back. Whether that was so.
+/// Writes anew what of the two is not what it should be; `is_copied`: only the copy reads back. Whether that was so. The directory is synced by then: a copy says of its file
+/// that its name is there for good ([`newest`]).
 fn mend(folder: &Folder, path: &str, both: &Both, is_copied: bool) -> io::Result<bool> {
     if is_copied {
         tracing::warn!(path, "a snapshot of the coordinators does not read back; its copy does");
@@ -185,6 +192,9 @@ pub(crate) fn look(folder: &Folder) -> io::Result<(u64, bool)> {
         read => read?,
     };
     let (_, is_copied) = both.read_back(0, decode, |_| true).map_err(io::Error::other)?;
+    if !both.are_same() {
+        folder.sync()?;
+    }
     Ok(((both.file.len() + both.copy.len()) as u64, mend(folder, &path, &both, is_copied)?))
 }
 

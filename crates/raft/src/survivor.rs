@@ -41,7 +41,7 @@ impl Survivor {
         let folder = folder(disk);
         let log = LogFile::open(folder.clone(), uuid)?;
         let mut current = Current::of_newest(&folder)?;
-        log.check_cut(current.applied.is_some())?;
+        log.check_cut(current.applied.map(|place| place.index))?;
         let next = current.applied.map_or(0, |place| place.index + 1);
         for (index, entry) in log.contents().entries.range(next..) {
             let expected = current.applied.map_or(0, |place| place.index + 1);
