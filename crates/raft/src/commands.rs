@@ -18,7 +18,7 @@ use kera_protocol::{
 };
 use openraft::{BasicNode, ChangeMembers};
 
-use crate::group::{Group, encoded, no_leader};
+use crate::group::{Group, encoded};
 use crate::network::ask;
 
 /// A lost node has stopped serving for certain when it has been fenced for so long, in milliseconds: it goes on for 5 s after it heard that it takes
@@ -95,17 +95,12 @@ impl Group {
         let stream = stream_of(op, version, body);
         let was_there = stream.as_ref().is_some_and(|stream| self.read(|state| state.catalog.find(stream).is_ok()));
         while tokio::time::Instant::now() < deadline {
-            let forwarded = match self.leader() {
-                Some((leader, _)) if leader == self.config.node => self.execute_forwarded(&command).await,
-                Some((leader, address)) => match self.ask_leader(leader, &address, &command).await {
-                    Ok(forwarded) => forwarded,
-                    Err(reason) => {
+            let forwarded = match self.hand_on(&command, deadline).await {
+                Ok(forwarded) => forwarded,
+                Err(reason) => {
+                    if let Some(reason) = reason {
                         (last, is_again) = (reason, true);
-                        tokio::time::sleep(RETRY).await;
-                        continue;
                     }
-                },
-                None => {
                     tokio::time::sleep(RETRY).await;
                     continue;
                 }
@@ -176,6 +171,25 @@ impl Group {
             }
         };
         tokio::time::timeout(Duration::from_millis(self.config.timing.command_ms), known).await.ok()?
+    }
+
+    /// Has the leader do it once, be it this node or another one. The error says why there is no answer; `None`: nobody leads.
+    ///
+    /// Where this node leads it is waited for until the `deadline`, and then let go wherever it stands, as it would be if this node were gone: the lock that makes commands go one
+    /// at a time is free again, and what the log was asked for may be done nevertheless.
+    async fn hand_on(
+        &self,
+        command: &ForwardCommand,
+        deadline: tokio::time::Instant,
+    ) -> Result<ForwardedCommand, Option<String>> {
+        match self.leader() {
+            Some((leader, _)) if leader == self.config.node => {
+                let done = tokio::time::timeout_at(deadline, self.execute_forwarded(command)).await;
+                done.map_err(|_| Some("this node leads, and does not come to an end with it".to_owned()))
+            }
+            Some((leader, address)) => self.ask_leader(leader, &address, command).await.map_err(Some),
+            None => Err(None),
+        }
     }
 
     /// Has another node do it. A machine that is gone, or cut off, closes no connection, and its answer is waited for long: who follows another
@@ -543,15 +557,14 @@ impl Group {
             self.take_out(leading, BTreeSet::from([id])).await?;
         }
         let known = self.shared.current.read().members.membership().get_node(&id).cloned();
-        let changed = match known {
-            Some(known) if known == node => Ok(None),
+        match known {
+            Some(known) if known == node => {}
             Some(_) => {
-                let nodes = [(id, node)].into_iter().collect();
-                self.raft.change_membership(ChangeMembers::SetNodes(nodes), true).await.map(Some)
+                let change = ChangeMembers::SetNodes([(id, node)].into_iter().collect());
+                self.in_time(self.raft.change_membership(change, true)).await.map(drop)?;
             }
-            None => self.raft.add_learner(id, node, false).await.map(Some),
-        };
-        changed.map_err(|error| no_leader(&error))?;
+            None => self.in_time(self.raft.add_learner(id, node, false)).await.map(drop)?,
+        }
         let index = self.commit(leading, |state| state.plan_join(&join, now_ms)).await?;
         self.heard.lock().remove(&join.node);
         let epoch = self.read(|state| state.node(join.node).map_or(0, |node| node.epoch));

@@ -522,8 +522,7 @@ impl Group {
         tracing::info!(nodes = ?gone, "nodes that were given up leave the coordinators");
         let change =
             if votes.is_empty() { ChangeMembers::RemoveNodes(gone) } else { ChangeMembers::RemoveVoters(votes) };
-        let changed = self.raft.change_membership(change, false).await;
-        changed.map(drop).map_err(|error| crate::group::no_leader(&error))
+        self.in_time(self.raft.change_membership(change, false)).await.map(drop)
     }
 
     /// Ends a change of who votes that is half done. It takes two entries, and between them two lists count: nothing is decided without a majority of each, and
@@ -540,8 +539,8 @@ impl Group {
         }
         tracing::info!("a change of who votes was half done; it is ended");
         // Nobody more than those of the last list, which alone counts then.
-        let changed = self.raft.change_membership(ChangeMembers::AddVoterIds(BTreeSet::new()), true).await;
-        changed.map(drop).map_err(|error| crate::group::no_leader(&error))
+        let change = ChangeMembers::AddVoterIds(BTreeSet::new());
+        self.in_time(self.raft.change_membership(change, true)).await.map(drop)
     }
 
     /// Who is to vote, if others do than should ([`who_votes`]).
@@ -577,8 +576,8 @@ impl Group {
         let _alone = self.leading.lock().await;
         let Some(voters) = self.other_votes() else { return Ok(()) };
         tracing::info!(?voters, "other coordinators vote from now on");
-        let changed = self.raft.change_membership(ChangeMembers::ReplaceAllVoters(voters), true).await;
-        changed.map(drop).map_err(|error| crate::group::no_leader(&error))
+        let change = ChangeMembers::ReplaceAllVoters(voters);
+        self.in_time(self.raft.change_membership(change, true)).await.map(drop)
     }
 }
 

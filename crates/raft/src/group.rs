@@ -395,11 +395,7 @@ impl Group {
         plan: impl Fn(&ClusterState) -> Result<Vec<ClusterEntry>, CoordinatorError>,
     ) -> Result<u64, CoordinatorError> {
         for _ in 0..3 {
-            let timeout = Duration::from_millis(self.config.timing.command_ms);
-            let reached = tokio::time::timeout(timeout, self.raft.ensure_linearizable()).await;
-            let reached =
-                reached.map_err(|_| CoordinatorError::NoLeader("a majority of the coordinators is silent".into()))?;
-            let place = reached.map_err(|error| no_leader(&error))?;
+            let place = self.in_time(self.raft.ensure_linearizable()).await?;
             let entries = self.read(&plan)?;
             if entries.is_empty() {
                 return Ok(place.map_or(0, |place| place.index));
@@ -409,10 +405,7 @@ impl Group {
                 CoordinatorError::Refused(Refused(error.to_string()))
             })?;
             let moves = moves_away(&entries);
-            let written = tokio::time::timeout(timeout, self.raft.client_write(Batch(entries))).await;
-            let written =
-                written.map_err(|_| CoordinatorError::NoLeader("a majority of the coordinators is silent".into()))?;
-            let written = written.map_err(|error| no_leader(&error))?;
+            let written = self.in_time(self.raft.client_write(Batch(entries))).await?;
             match written.data.refused {
                 None => {
                     self.note_moves(&moves);
@@ -423,6 +416,23 @@ impl Group {
             }
         }
         Err(CoordinatorError::Refused(Refused("the cluster changes too fast; try again".into())))
+    }
+
+    /// Waits for what the log is asked for, for as long as a command waits and no longer: whoever asks holds what makes commands go one at a time.
+    ///
+    /// `openraft` answers who waits for an entry when that is applied or cut off, and one that has reached nobody may never be either: another node leads meanwhile and its log
+    /// begins far behind, so that this one gets a snapshot in place of all that, which goes further than its own log. Nothing is cut then, and of what the snapshot has nobody is told.
+    ///
+    /// Whether it was done is not known then, as wherever an answer is lost. Of a change of who is in the group or votes, which takes two entries, whoever leads ends what is half done.
+    pub(crate) async fn in_time<T, E: std::fmt::Display>(
+        &self,
+        asked: impl Future<Output = Result<T, E>>,
+    ) -> Result<T, CoordinatorError> {
+        let timeout = Duration::from_millis(self.config.timing.command_ms);
+        match tokio::time::timeout(timeout, asked).await {
+            Ok(answered) => answered.map_err(|error| no_leader(&error)),
+            Err(_) => Err(CoordinatorError::NoLeader("a majority of the coordinators is silent".into())),
+        }
     }
 
     /// Remembers moves that begin: what the streamlets take now, they take at the other brokers.
@@ -734,7 +744,7 @@ pub(crate) fn encoded<B: Body>(body: &B, version: u8) -> Vec<u8> {
     bytes
 }
 
-pub(crate) fn no_leader(error: &dyn std::fmt::Display) -> CoordinatorError {
+fn no_leader(error: &dyn std::fmt::Display) -> CoordinatorError {
     CoordinatorError::NoLeader(format!("the coordinators have no leader that can be asked ({error})"))
 }
 

@@ -3,15 +3,18 @@
 #[allow(dead_code, unreachable_pub)]
 mod support;
 
+use std::time::Duration;
+
 use kera_coordinator::catalog::{Catalog, Limits};
 use kera_env::Disk;
 use kera_format::vlog_replica::LogId;
 use kera_format::{StreamOptions, level};
 use kera_protocol::{
-    AllocateProducer, ChangeLog, ChangeNode, CreateStream, DeleteStream, LogChange, NodeChange, Op, UseEnds, UsedEnd,
+    AllocateProducer, Body, ChangeLog, ChangeNode, CreateStream, DeleteStream, ForwardCommand, ForwardedCommand,
+    LogChange, Message, NodeChange, Op, Status, UseEnds, UsedEnd,
 };
-use kera_raft::Stranger;
-use support::{World, create, has_half_of_votes};
+use kera_raft::{Stranger, Timing};
+use support::{TIMING, World, create, has_fourth_node, has_half_of_votes};
 
 fn has(world: &World, at: u32, name: &str) -> bool {
     world.nodes[&at].group.read(|state| state.catalog.find(&name.into()).is_ok())
@@ -513,6 +516,56 @@ async fn a_change_of_who_votes_that_is_half_done_is_ended_by_whoever_leads_next(
     world.kill(1, None).await;
     world.create(2, "behind").await.unwrap();
     world.agree().await;
+}
+
+/// What it has asked its log for has reached nobody, and it comes back to a log that begins far behind: it never hears what became of that.
+#[tokio::test]
+async fn a_leader_that_was_cut_off_while_a_node_joined_decides_again_when_it_leads_again() {
+    let mut world = World::new(27);
+    world.snapshot_entries = 60;
+    world.timing = Timing { command_ms: 10_000, ..TIMING };
+    world.found(Catalog::default()).await;
+    world.timing = TIMING;
+    for node in 2..=3 {
+        world.start(node).await;
+        world.join(node, 3).await;
+    }
+    world.until("all vote", |world| (1..=3).all(|at| world.voters(at) == [1, 2, 3])).await;
+    world.have_lead(1).await;
+    world.agree().await;
+    world.net.faults.lock().lost = Some(has_fourth_node);
+    let (group, joins) = (world.nodes[&1].group.clone(), handed_on(&world.join_message(4, 3)));
+    let joining = group.clone();
+    let joined = tokio::spawn(async move { joining.handle(Op::ForwardCommand, 1, &joins).await });
+    world.until("it is cut off", |world| world.net.faults.lock().lost.is_none()).await;
+    for number in 0..300 {
+        world.create(2, &format!("s{number}")).await.unwrap();
+    }
+    world.heal();
+    world.until("it has all of it", |world| has(world, 1, "s299")).await;
+    world.until("as a snapshot", |world| *world.nodes[&1].replaced.0.lock() > 0).await;
+
+    let asks = handed_on(&AllocateProducer { producer_id: None });
+    for _ in 0..60 {
+        world.have_lead(1).await;
+        // As another node would ask it, which waits as long as it takes.
+        let answer = tokio::time::timeout(Duration::from_secs(300), group.handle(Op::ForwardCommand, 1, &asks)).await;
+        let answer = answer.expect("it is answered").expect("it is taken");
+        let answer = ForwardedCommand::decode(1, &answer).unwrap();
+        if Status::from_u16(answer.status) == Some(Status::Ok) {
+            let joined = ForwardedCommand::decode(1, &joined.await.unwrap().unwrap()).unwrap();
+            assert_eq!(Status::from_u16(joined.status), Some(Status::NotReady));
+            return;
+        }
+    }
+    panic!("it decides nothing");
+}
+
+/// A command as a node hands it on to the one that leads.
+fn handed_on<M: Message>(message: &M) -> Vec<u8> {
+    let body = kera_raft::in_versions(message).pop().expect("one at least");
+    let command = ForwardCommand { op: M::OP as u16, version: M::OP.version_max(), system: false, body };
+    kera_raft::in_versions(&command).pop().expect("one at least")
 }
 
 /// Two that both vote are lost with either of them.

@@ -52,18 +52,28 @@ pub struct Faults {
     pub us_per_kib: u64,
     /// The leader is cut off behind the first message like this: it has come, and its answer does not.
     pub last: Option<IsLast>,
+    /// Who sends the first message like this is cut off in front of it: it comes to nobody.
+    pub lost: Option<IsLast>,
+}
+
+/// Whether a message has an entry like this.
+fn has_entry(op: Op, version: u8, body: &[u8], is_it: fn(&ClusterEntry) -> bool) -> bool {
+    let has_it = |entry: &LogEntry| match &entry.payload {
+        Payload::Entries(entries) => entries.iter().any(is_it),
+        Payload::Blank => false,
+    };
+    let entries = |message: RaftAppend| message.entries.into_iter().map(|bytes| LogEntry::parse(&bytes).expect("one"));
+    op == Op::RaftAppend && entries(RaftAppend::decode(version, body).expect("one")).any(|entry| has_it(&entry))
 }
 
 /// Whether a message has the first half of a change of who votes: two lists that both count.
 pub fn has_half_of_votes(op: Op, version: u8, body: &[u8]) -> bool {
-    let is_half = |entry: &LogEntry| match &entry.payload {
-        Payload::Entries(entries) => {
-            entries.iter().any(|entry| matches!(entry, ClusterEntry::Membership { voters, .. } if voters.len() > 1))
-        }
-        Payload::Blank => false,
-    };
-    let entries = |message: RaftAppend| message.entries.into_iter().map(|bytes| LogEntry::parse(&bytes).expect("one"));
-    op == Op::RaftAppend && entries(RaftAppend::decode(version, body).expect("one")).any(|entry| is_half(&entry))
+    has_entry(op, version, body, |entry| matches!(entry, ClusterEntry::Membership { voters, .. } if voters.len() > 1))
+}
+
+/// Whether a message has a fourth node in the group.
+pub fn has_fourth_node(op: Op, version: u8, body: &[u8]) -> bool {
+    has_entry(op, version, body, |entry| matches!(entry, ClusterEntry::Membership { nodes, .. } if nodes.len() > 3))
 }
 
 pub struct Net {
@@ -107,11 +117,13 @@ impl Net {
         parted.contains(&(from, to)) || parted.contains(&(to, from))
     }
 
-    fn cut_leader(&self, leader: u64, op: Op, version: u8, body: &[u8]) {
+    /// Cuts a node off if this is the message behind which it is, or in front of which.
+    fn cut_leader(&self, leader: u64, is_behind: bool, op: Op, version: u8, body: &[u8]) {
         let others: Vec<u64> = self.groups.lock().keys().copied().filter(|node| *node != leader).collect();
         let faults = &mut *self.faults.lock();
-        if faults.last.is_some_and(|is_last| is_last(op, version, body)) {
-            faults.last = None;
+        let awaited = if is_behind { &mut faults.last } else { &mut faults.lost };
+        if awaited.is_some_and(|is_it| is_it(op, version, body)) {
+            *awaited = None;
             faults.parted.extend(others.into_iter().map(|other| (leader, other)));
         }
     }
@@ -155,6 +167,7 @@ impl Wire {
             };
             net.delay().await;
             tokio::time::sleep(Duration::from_micros(us_per_kib * (body.len() as u64 >> 10))).await;
+            net.cut_leader(from, false, op, version, &body);
             let reached = net.groups.lock().get(&to).cloned();
             let is_reached =
                 |_: &Arc<Group>| !net.is_parted(from, to) && !net.is_another(from, to, op) && !net.roll(lose);
@@ -177,7 +190,7 @@ impl Wire {
                 });
             }
             let answer = group.handle(op, version, &body).await.map_err(|(status, _)| status.name().to_owned());
-            net.cut_leader(if op == Op::ForwardCommand { to } else { from }, op, version, &body);
+            net.cut_leader(if op == Op::ForwardCommand { to } else { from }, true, op, version, &body);
             net.delay().await;
             if net.is_parted(from, to) || net.roll(lose) { Err("the answer is lost".into()) } else { answer }
         })
@@ -287,6 +300,7 @@ impl World {
             silent: false,
             us_per_kib: 0,
             last: None,
+            lost: None,
         };
         World {
             net: Arc::new(Net {
@@ -550,6 +564,17 @@ impl World {
             tokio::time::sleep(LOOK).await;
         }
         panic!("nobody leads");
+    }
+
+    /// Has a node lead: the disks of all others do not answer as far as they know, until it does.
+    pub async fn have_lead(&self, node: NodeNumber) {
+        let say = |wait_us| {
+            let others = self.nodes.iter().filter(|(other, _)| **other != node);
+            others.for_each(|(_, other)| other.group.note_others(wait_us));
+        };
+        say(u64::MAX);
+        self.until("it leads", |world| world.nodes[&node].group.is_leader()).await;
+        say(0);
     }
 
     /// Waits for something, and tells what when it does not come.
