@@ -376,9 +376,12 @@ fn an_owner_does_not_stop_for_groups_that_no_backup_has() {
     assert_eq!(cluster.0.plan_gather().unwrap(), [], "both backups of the log are lost");
     cluster.join(3, true);
     assert!(!cluster.0.plan_gather().unwrap().is_empty());
+    let loss = cluster.0.loss_of(&stream.into(), 0).expect("groups that another node held");
+    assert!(!cluster.0.goes_on_without(&loss));
     let accepted = cluster.0.plan_accept_loss(&stream.into(), 0).unwrap();
     cluster.apply(&accepted);
     assert_eq!((cluster.owner(stream, 0), cluster.0.plan_gather().unwrap()), (4, vec![]), "a person gives them up");
+    assert!(cluster.0.goes_on_without(&loss));
 }
 
 #[test]
@@ -557,6 +560,27 @@ fn a_node_is_given_up_when_nothing_of_it_is_needed_and_the_error_says_what_is() 
     assert!(refused.contains("nothing of single/"), "{refused}");
     cluster.apply(&[remove]);
     assert!(cluster.0.node(1).is_none());
+}
+
+#[test]
+fn what_was_given_up_is_told_from_what_is_lost_and_from_what_is_back() {
+    for is_given_up in [true, false] {
+        let mut cluster = Cluster::new(3);
+        let stream = cluster.stream("single", 1, 1);
+        let node = cluster.owner(stream, 0);
+        assert_eq!(cluster.0.loss_of(&stream.into(), 0), None);
+        cluster.fence(node);
+        let loss = cluster.0.loss_of(&stream.into(), 0).expect("its owner is over");
+        assert!(!cluster.0.goes_on_without(&loss), "it is lost still");
+        if is_given_up {
+            let accepted = cluster.0.plan_accept_loss(&stream.into(), 0).unwrap();
+            cluster.apply(&accepted);
+        } else {
+            cluster.join(node, true);
+        }
+        assert_eq!(cluster.0.loss_of(&stream.into(), 0), None);
+        assert_eq!(cluster.0.goes_on_without(&loss), is_given_up);
+    }
 }
 
 #[test]

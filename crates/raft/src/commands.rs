@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use kera_coordinator::CoordinatorError;
 use kera_coordinator::catalog::Limits;
-use kera_coordinator::cluster::{ClusterState, Join, LogView, Refused, move_info};
+use kera_coordinator::cluster::{ClusterState, Join, LogView, Loss, Refused, move_info};
 use kera_format::cluster::{ClusterEntry, LogName, NodeNumber};
 use kera_format::{ProducerEpoch, ProducerId};
 use kera_protocol::limits::PAGE_ITEMS_MAX;
@@ -61,12 +61,31 @@ fn answered(op: Op, (from, to): (u8, u8), body: Vec<u8>) -> Result<Vec<u8>, Coor
     }
 }
 
-/// The stream that a command makes or deletes.
-fn stream_of(op: Op, version: u8, body: &[u8]) -> Option<StreamRef> {
-    match op {
-        Op::CreateStream => CreateStream::decode(version, body).ok().map(|asked| StreamRef::Name(asked.name)),
-        Op::DeleteStream => DeleteStream::decode(version, body).ok().map(|asked| asked.stream),
-        _ => None,
+/// What a node knows of what a command is about, before it asks first. By that it tells what has been done since.
+enum Before {
+    /// Whether there was the stream that is to be made or deleted, or the log of which something is to be given up.
+    WasThere(bool),
+    /// What was lost that is to be given up.
+    Lost(Loss),
+}
+
+impl Before {
+    /// `None`: the command changes nothing when it is given twice, and is answered as before.
+    fn of(op: Op, version: u8, body: &[u8], state: &ClusterState) -> Option<Before> {
+        let stream = |stream: &StreamRef| Some(Before::WasThere(state.catalog.find(stream).is_ok()));
+        match op {
+            Op::CreateStream => stream(&StreamRef::Name(CreateStream::decode(version, body).ok()?.name)),
+            Op::DeleteStream => stream(&DeleteStream::decode(version, body).ok()?.stream),
+            Op::AcceptLogLoss => {
+                let log = LogName::from(AcceptLogLoss::decode(version, body).ok()?.log);
+                Some(Before::WasThere(state.logs().contains_key(&log)))
+            }
+            Op::AcceptLoss => {
+                let AcceptLoss { stream, streamlet } = AcceptLoss::decode(version, body).ok()?;
+                state.loss_of(&stream, streamlet.0).map(Before::Lost)
+            }
+            _ => None,
+        }
     }
 }
 
@@ -92,8 +111,7 @@ impl Group {
         let mut command = ForwardCommand { op: op as u16, version, system, body: body.to_vec() };
         let deadline = tokio::time::Instant::now() + Duration::from_millis(self.config.timing.command_ms);
         let (mut last, mut is_again) = ("there is none".to_owned(), false);
-        let stream = stream_of(op, version, body);
-        let was_there = stream.as_ref().is_some_and(|stream| self.read(|state| state.catalog.find(stream).is_ok()));
+        let before = self.read(|state| Before::of(op, version, body, state));
         while tokio::time::Instant::now() < deadline {
             let forwarded = match self.hand_on(&command, deadline).await {
                 Ok(forwarded) => forwarded,
@@ -120,7 +138,10 @@ impl Group {
                 Some(Status::UnsupportedVersion) if command.version > 1 => earlier(op, &mut command)?,
                 status => {
                     let status = status.unwrap_or(Status::Internal);
-                    if is_again && let Some(done) = self.done_before(op, version, body, (status, was_there)).await {
+                    if is_again
+                        && let Some(before) = &before
+                        && let Some(done) = self.done_before(op, version, body, (status, before), deadline).await
+                    {
                         return Ok(done);
                     }
                     let body = ErrorBody::decode(&forwarded.body)?;
@@ -132,31 +153,50 @@ impl Group {
     }
 
     /// The answer to a command that was given again and is refused because it has been done: a stream that is to be made is there, with what was asked for, or one that
-    /// is to be deleted is not. By an earlier try of which no answer has come, for before the first one that was not so, as far as this node knew (`was_there`). Somebody
-    /// else may have done the same meanwhile; then that is as good.
+    /// is to be deleted is not; what a person gives up of a streamlet nobody has any more, or nobody has the log. By an earlier try of which no answer has come, for before the first
+    /// one that was not so, as far as this node knew (`before`). Somebody else may have done the same meanwhile; then that is as good.
     async fn done_before(
         &self,
         op: Op,
         version: u8,
         body: &[u8],
-        (status, was_there): (Status, bool),
+        (status, before): (Status, &Before),
+        deadline: tokio::time::Instant,
     ) -> Option<Vec<u8>> {
-        let answer = match (op, status, was_there) {
-            (Op::CreateStream, Status::StreamExists, false) => {
+        let answer = match (op, status, before) {
+            (Op::CreateStream, Status::StreamExists, Before::WasThere(false)) => {
                 let asked = CreateStream::decode(version, body).ok()?;
                 let name = StreamRef::Name(asked.name.clone());
                 let made = self.known_of(|state| state.catalog.find(&name).ok().cloned()).await?;
                 let is_it = [true, false].iter().any(|kept| made.options == asked.with_settings_if(*kept).options);
                 is_it.then(|| encoded(&made, version))?
             }
-            (Op::DeleteStream, Status::UnknownStream, true) => {
+            (Op::DeleteStream, Status::UnknownStream, Before::WasThere(true)) => {
                 let DeleteStream { stream } = DeleteStream::decode(version, body).ok()?;
                 self.known_of(|state| state.catalog.find(&stream).is_err().then_some(())).await?;
                 encoded(&Empty, version)
             }
+            (Op::AcceptLoss, Status::InvalidArgument, Before::Lost(loss)) => {
+                self.catch_up(deadline).await?;
+                self.read(|state| state.goes_on_without(loss)).then(|| encoded(&Empty, version))?
+            }
+            (Op::AcceptLogLoss, Status::InvalidArgument, Before::WasThere(true)) => {
+                let log = LogName::from(AcceptLogLoss::decode(version, body).ok()?.log);
+                self.catch_up(deadline).await?;
+                self.read(|state| !state.logs().contains_key(&log)).then(|| encoded(&Empty, version))?
+            }
             _ => return None,
         };
         self.wait_followed(self.applied()).await.is_ok().then_some(answer)
+    }
+
+    /// Waits until this node knows all that the leader does. For what may be refused for other reasons as well: waiting for what would tell that it is done takes long where it is not.
+    async fn catch_up(&self, deadline: tokio::time::Instant) -> Option<()> {
+        let body = encoded(&DescribeMoves { limit: 1 }, 1);
+        let question = ForwardCommand { op: Op::DescribeMoves as u16, version: 1, system: false, body };
+        let told = self.hand_on(&question, deadline).await.ok()?;
+        let is_told = Status::from_u16(told.status) == Some(Status::Ok);
+        (is_told && self.wait_followed(told.index).await.is_ok()).then_some(())
     }
 
     /// Waits until this node's state has something that a leader's has.

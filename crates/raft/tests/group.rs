@@ -8,10 +8,10 @@ use std::time::Duration;
 use kera_coordinator::catalog::{Catalog, Limits};
 use kera_env::Disk;
 use kera_format::vlog_replica::LogId;
-use kera_format::{StreamOptions, level};
+use kera_format::{StreamOptions, StreamletId, level};
 use kera_protocol::{
-    AllocateProducer, Body, ChangeLog, ChangeNode, CreateStream, DeleteStream, ForwardCommand, ForwardedCommand,
-    LogChange, Message, NodeChange, Op, Status, UseEnds, UsedEnd,
+    AcceptLoss, AllocateProducer, Body, ChangeLog, ChangeNode, CreateStream, DeleteStream, ForwardCommand,
+    ForwardedCommand, LogChange, Message, NodeChange, Op, Status, UseEnds, UsedEnd,
 };
 use kera_raft::{Stranger, Timing};
 use support::{TIMING, World, create, has_fourth_node, has_half_of_votes};
@@ -122,6 +122,39 @@ async fn what_a_leader_has_done_that_could_not_say_so_is_not_refused_by_the_next
     world.heal();
     world.agree().await;
     assert!(group.ask(&deleted).await.is_err());
+}
+
+/// The same where a person gives up what a lost node had.
+#[tokio::test]
+async fn a_loss_that_a_leader_has_accepted_that_could_not_say_so_is_not_refused_by_the_next_one() {
+    let mut world = World::cluster(28, 3, 2).await;
+    let mut made = 0;
+    let has = |world: &World, node| world.nodes[&1].group.read(|state| state.node(node).unwrap().streamlets);
+    while has(&world, 4) < 2 || has(&world, 5) == 0 {
+        made += 1;
+        world.create(1, &format!("single-{made}")).await.unwrap();
+    }
+    world.kill(4, None).await;
+    let group = world.nodes[&5].group.clone();
+    world.until("it is fenced", |_| group.read(|state| state.node(4).unwrap().fenced)).await;
+    let owned_by = |node: u32| -> Vec<AcceptLoss> {
+        group.read(|state| {
+            let all =
+                state.catalog.streams().flat_map(|info| (0..info.options.streamlets).map(move |at| (info.id, at)));
+            let its = all.filter(|(stream, at)| state.owner(*stream, *at).is_some_and(|owner| owner.node == node));
+            its.map(|(stream, at)| AcceptLoss { stream: stream.into(), streamlet: StreamletId(at) }).collect()
+        })
+    };
+    let (lost, others) = (owned_by(4), owned_by(5));
+    // Of another one, so that the node has stopped for certain: until then who asks is told to ask again.
+    group.ask(&lost[0]).await.expect("it is given up");
+    world.net.faults.lock().last = Some(|op, _, _| op == Op::ForwardCommand);
+    group.ask(&lost[1]).await.expect("it is given up, by the one that is cut off");
+    assert_eq!(owned_by(4).len(), lost.len() - 2);
+    world.heal();
+    world.agree().await;
+    let refused = group.ask(&others[0]).await.expect_err("nothing of it was lost").to_string();
+    assert!(refused.contains("is lost: node 5 has it"), "{refused}");
 }
 
 #[tokio::test]

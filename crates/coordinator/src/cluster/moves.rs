@@ -48,6 +48,17 @@ impl CalledOff {
     }
 }
 
+/// What of a streamlet a person may give up.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Loss {
+    stream: StreamId,
+    streamlet: u32,
+    /// Its owner, if that is over.
+    owner: Option<NodeNumber>,
+    /// The owner epochs of groups that others held, and have lost.
+    held: Vec<u32>,
+}
+
 fn refused(reason: impl Into<String>) -> CoordinatorError {
     CoordinatorError::Refused(Refused(reason.into()))
 }
@@ -471,6 +482,24 @@ impl ClusterState {
             }
         }
         Ok(entries)
+    }
+
+    /// What of a streamlet is lost, as far as this state goes; `None`: nothing.
+    pub fn loss_of(&self, stream: &StreamRef, streamlet: u32) -> Option<Loss> {
+        let stream = self.catalog.find(stream).ok()?.id;
+        let owner = self.owner(stream, streamlet)?;
+        let owner = (!self.is_live(owner.node, owner.epoch)).then_some(owner.node);
+        let held = self.held_of(stream, streamlet).filter(|held| self.is_lost(held));
+        let held: Vec<u32> = held.map(|held| held.owner_epoch).collect();
+        (owner.is_some() || !held.is_empty()).then_some(Loss { stream, streamlet, owner, held })
+    }
+
+    /// Whether a streamlet goes on without what was lost of it: another node owns it, and nobody is to have the groups any more. Not so if who had it is back, and has it: then
+    /// nothing was given up.
+    pub fn goes_on_without(&self, loss: &Loss) -> bool {
+        let Some(owner) = self.owner(loss.stream, loss.streamlet) else { return false };
+        let is_gone = |epoch: &u32| self.held_of(loss.stream, loss.streamlet).all(|held| held.owner_epoch != *epoch);
+        loss.owner.is_none_or(|lost| lost != owner.node) && loss.held.iter().all(is_gone)
     }
 
     /// What each node has.
