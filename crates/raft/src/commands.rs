@@ -1,10 +1,11 @@
 //! Commands: planned by the leader against the state, one at a time, and handed on to it by everybody else.
 
 use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use kera_coordinator::CoordinatorError;
-use kera_coordinator::catalog::Limits;
+use kera_coordinator::catalog::{Limits, PRODUCER_BLOCK};
 use kera_coordinator::cluster::{ClusterState, Join, LogView, Loss, Refused, move_info};
 use kera_format::cluster::{ClusterEntry, LogName, NodeNumber};
 use kera_format::{ProducerEpoch, ProducerId};
@@ -97,10 +98,12 @@ fn told_at_most(limit: u32) -> usize {
 /// What a leader knows beside the state. Whoever holds it gives commands, and nobody else does.
 #[derive(Debug, Default)]
 pub(crate) struct Leading {
-    /// The term in which the next field was filled.
+    /// The term in which the next fields were filled.
     term: u64,
-    /// The next producer id to give out; the state has reserved all below.
+    /// The next producer id to give out.
     next_producer: ProducerId,
+    /// Where the block ends that this leader has reserved itself. What the state has reserved may be a later leader's block, of which this one has not heard yet that it leads.
+    reserved: ProducerId,
 }
 
 impl Group {
@@ -552,7 +555,8 @@ impl Group {
         let term = self.raft.metrics().borrow().current_term;
         if leading.term != term {
             self.commit(leading, |_| Ok(Vec::new())).await?;
-            *leading = Leading { term, next_producer: self.read(|state| state.catalog.producers_reserved()) };
+            let reserved = self.read(|state| state.catalog.producers_reserved());
+            *leading = Leading { term, next_producer: reserved, reserved };
         }
         let catalog = |entry| vec![ClusterEntry::Catalog(entry)];
         if let Some(producer_id) = producer {
@@ -568,8 +572,16 @@ impl Group {
             }
         }
         let mut index = 0;
-        if leading.next_producer >= self.read(|state| state.catalog.producers_reserved()) {
-            index = self.commit(leading, |state| Ok(catalog(state.catalog.plan_reserve()))).await?;
+        if leading.next_producer >= leading.reserved {
+            let first = AtomicU64::new(0);
+            let plan = |state: &ClusterState| {
+                first.store(state.catalog.producers_reserved().0, Ordering::Relaxed);
+                Ok(catalog(state.catalog.plan_reserve()))
+            };
+            index = self.commit(leading, plan).await?;
+            let first = first.load(Ordering::Relaxed);
+            leading.next_producer = ProducerId(first);
+            leading.reserved = ProducerId(first.saturating_add(PRODUCER_BLOCK));
         }
         let producer_id = leading.next_producer;
         leading.next_producer = ProducerId(producer_id.0 + 1);
