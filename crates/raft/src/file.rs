@@ -599,7 +599,7 @@ mod tests {
     /// Of an older one too: the entries between the two would be asked for at each start.
     #[test]
     fn a_log_that_begins_behind_what_the_newest_snapshot_has_is_not_gone_on_with() {
-        let mut log = LogFile::open(Arc::new(MemoryDisk::new()), [1; 16]).unwrap();
+        let mut log = LogFile::open(folder(Arc::new(MemoryDisk::new())), [1; 16]).unwrap();
         log.check_cut(None).unwrap();
         log.write(vec![Record::Purged { place: RaftPlace { term: 1, leader: 1, index: 7 } }]).unwrap();
         for (snapshot, is_there) in [(None, false), (Some(6), false), (Some(7), true), (Some(8), true)] {

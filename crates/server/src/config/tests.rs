@@ -43,6 +43,7 @@ fn flags_win_over_environment_over_file_over_defaults() {
         file: Some(path),
         environment: vec![("KERA_LISTEN".into(), "h:2".into()), ("KERA_CONNECTIONS_MAX".into(), "6".into())],
         flags: vec![("listen".into(), "h:3".into())],
+        ..Sources::default()
     };
     let loaded = load(&sources).unwrap();
     assert_eq!(loaded.config.network.listen, "h:3");
