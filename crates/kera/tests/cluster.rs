@@ -589,3 +589,43 @@ fn a_node_that_is_told_to_stop_while_it_waits_for_its_cluster_was_stopped_with_e
     assert!(identity().contains("\"version\": 2"), "it runs: {}", identity());
     assert_eq!(nodes[2].ok("consume copied --max 100 --json").lines().count(), 100);
 }
+
+/// A stop has given the arena back, so its note is all that says that everything is on disk until there is another arena: without it others would rebuild all that the node has.
+#[test]
+fn a_node_whose_start_ends_between_its_joining_and_its_arena_was_stopped_with_everything_on_disk_all_the_same() {
+    let ports = free_ports::<6>();
+    let (members, mut nodes) = three_nodes(&ports);
+    let lines = members[0].place.file("lines");
+    std::fs::write(&lines, (0..100).map(|at| format!("{at}:{at}\n")).collect::<String>()).expect("there is room");
+    let first = nodes[0].as_ref().expect("it runs");
+    first.ok("stream create copied --streamlets 3 --replication 3");
+    first.ok(&format!("produce copied --key-separator : --file {}", lines.display()));
+    assert_eq!(nodes[2].take().expect("it runs").stop(), 0);
+    let identity = || -> Value {
+        let text = std::fs::read_to_string(members[2].place.data().join("node.json")).expect("it is there");
+        serde_json::from_str(&text).expect("JSON")
+    };
+    let mut before = identity();
+    assert_eq!(before["stopped"], true, "{before}");
+
+    // There is no arena, and none can be made where its file is to be.
+    let uuid = before["node"].as_str().expect("a uuid").to_owned();
+    let arena = members[2].place.arena().join(format!("kera-{uuid}.arena"));
+    std::os::unix::fs::symlink(members[2].place.file("not-there/arena"), &arena).expect("a link");
+    for _ in 0..2 {
+        let refused = common::run(&members[2].flags);
+        assert_eq!(refused.status.code(), Some(15), "{}", common::stderr(&refused));
+        let now = identity();
+        assert!(now["epoch"].as_u64() > before["epoch"].as_u64(), "it has joined: {now}, before {before}");
+        assert_eq!(now["stopped"], true, "{now}");
+        before = now;
+    }
+    std::fs::remove_file(&arena).expect("it is there");
+
+    let back = start_again(&members[2]);
+    let now = identity();
+    assert!(now["version"] == 2 && now["stopped"] == Value::Null, "it runs: {now}");
+    assert!(arena.exists(), "that is said by its arena");
+    eventually("it is live", || live(&back) == 3);
+    assert_eq!(back.ok("consume copied --max 100 --json").lines().count(), 100);
+}

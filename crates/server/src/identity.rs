@@ -1,7 +1,7 @@
 //! Who the node is: a uuid for ever, and an epoch that is one higher after every start. In `node.json` in the data
 //! directory, replaced atomically, and [twice](crate::marks).
 //!
-//! Read and written under the directory's lock: at a start, at a stop, which notes that everything is on disk, and, if file and copy are not the same, when the
+//! Read and written under the directory's lock: at a start, also when that has an arena behind a graceful stop, at a stop, which notes that everything is on disk, and, if file and copy are not the same, when the
 //! node's own disk is scrubbed. The epoch is on disk before anything of this
 //! incarnation is: group ids carry it, so no two incarnations can give the same id to different bytes.
 
@@ -77,6 +77,15 @@ impl Identity {
     /// The file cannot be replaced.
     pub fn persist(&self, disk: &dyn Disk) -> Result<(), Fatal> {
         self.write(disk, false)
+    }
+
+    /// Puts the epoch on disk, synced, that its cluster has given to a node that has no arena yet. If it `has_all` that it had, what the disk says of the stop before
+    /// stays: until there is an arena nothing else says that everything is on disk.
+    ///
+    /// # Errors
+    /// The file cannot be replaced.
+    pub fn persist_joined(&self, disk: &dyn Disk, has_all: bool) -> Result<(), Fatal> {
+        self.write(disk, self.stopped && has_all)
     }
 
     /// Puts on disk that this incarnation has stopped and that everything it had is on disk.
@@ -226,6 +235,28 @@ mod tests {
             let refused = begin();
             assert_eq!((begin(), refused.stopped), (refused, stopped));
         }
+    }
+
+    #[test]
+    fn what_is_noted_of_a_stop_stays_beside_the_next_epochs_until_it_is_taken_away_or_something_is_missing() {
+        let (disk, random) = (MemoryDisk::new(), SeededRandom::new(1));
+        let begin = || Identity::begin(&disk, &random).unwrap();
+        let first = begin();
+        first.persist(&disk).unwrap();
+        first.persist_stopped(&disk).unwrap();
+        for epoch in 2..5 {
+            let joined = begin();
+            assert_eq!((joined.epoch, joined.stopped), (epoch, true));
+            joined.persist_joined(&disk, true).unwrap();
+        }
+        begin().persist(&disk).unwrap();
+        let killed = begin();
+        assert_eq!((killed.epoch, killed.stopped), (6, false));
+        killed.persist_joined(&disk, true).unwrap();
+        assert!(!begin().stopped, "its arena says so");
+        begin().persist_stopped(&disk).unwrap();
+        begin().persist_joined(&disk, false).unwrap();
+        assert!(!begin().stopped, "others know better");
     }
 
     #[test]

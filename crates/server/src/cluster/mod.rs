@@ -219,9 +219,9 @@ impl Cluster {
         let broker = Arc::default();
         // From here on it is missed. What follows takes as long as there is much to be opened.
         beat(&runtime, &group, epoch, stop.subscribe(), (&broker, &backup), &stopping);
-        // Nothing was done in it so far: see [`crate::node`]'s start.
+        // Nothing was done in it so far, and there may be no arena yet: see [`crate::node`]'s start.
         identity.epoch = epoch;
-        identity.persist(&*disks[0])?;
+        identity.persist_joined(&*disks[0], has_all)?;
         if roles(config).contains(&Role::Backup) {
             backup.start(&group, node as u32, disks, clock, &runtime)?;
         }

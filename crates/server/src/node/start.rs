@@ -8,7 +8,7 @@
 //! | identity, next epoch | synced while the rest is read, and before anything of this incarnation is written; in a cluster once that has given the epoch |
 //! | catalog, system streams | says which streams there are; segments of others are given back |
 //! | containers | what is on disk; read before the arena, so that what is in both is known to be safe |
-//! | arena | what the process before left in memory |
+//! | arena | what the process before left in memory; once it is there the note of a graceful stop goes |
 //! | log: recover | lanes from both |
 //! | store threads | from here on the arena can be emptied, which the next step may need |
 //! | virtual logs: replay | what was acknowledged as durable and is in neither |
@@ -510,6 +510,22 @@ fn attach(config: &Config, identity: &Identity, summary: &mut Summary) -> Result
     Ok((arena, attached))
 }
 
+/// Takes the note of a graceful stop from the disk of a node of a cluster. To be called when its arena is there, and before anything is appended.
+///
+/// The stop has removed the arena, so the note alone says that the node has all that it had ([`open_kept`]); without it others rebuild all of that. A start may end anywhere, killed, told
+/// to stop, taken for lost, or without room for its arena. The next one then finds, if this one has ended
+///
+/// * before its epoch was on disk: what the stop has left;
+/// * before the arena had its header, for which it is mapped and has memory: the note, beside an epoch in which nothing was written ([`Identity::persist_joined`]). A file without header is no arena that has survived;
+/// * before the note was gone: note and arena, which say the same. Without power since it finds the note alone, and nothing was appended of which that does not know;
+/// * behind that: the arena. Without power neither, as of any node that was running.
+///
+/// What it holds for others as a backup it answers for itself, in none of these cases by the note. A node that lacks something has no note from its joining on, and its arena is made when others know of that: the other
+/// way round the next start would say that it has all.
+fn take_note_away(identity: &Identity, disk: &dyn Disk) -> Result<(), Fatal> {
+    if identity.stopped { identity.persist(disk) } else { Ok(()) }
+}
+
 /// Puts the log together from disk, arena and virtual logs.
 fn recover(
     config: &Config,
@@ -521,6 +537,9 @@ fn recover(
     summary: &mut Summary,
 ) -> Result<Recovered, Fatal> {
     let arena = memory.arena_or(|| attach(config, identity, summary))?;
+    if cluster.is_some() {
+        take_note_away(identity, &*disks[0])?;
+    }
     let log = Log::new(LogConfig { has_owner_epochs: cluster.is_some(), ..LogConfig::default() }, arena);
     log.set_store(store.clone());
     store.attach(&log);
