@@ -286,9 +286,32 @@ impl Coordinator {
     }
 
     /// Finds a stream of the system, whose name starts with `_kera.`, or makes it. Blocks until it is on the disk.
+    ///
+    /// Nobody is asked for one that this node knows of: none of them is ever deleted, so it is there whether or not anybody leads the coordinators.
     pub fn system_stream(&self, name: &str, options: &StreamOptions) -> Result<StreamInfo, CoordinatorError> {
+        if let Ok(known) = self.stream(&name.into()) {
+            return Ok(known);
+        }
         let request = CreateStream { name: name.to_owned(), options: options.clone(), if_not_exists: true };
         self.create(&request, true)
+    }
+
+    /// The same for a start, which does not go on without it: while there is no leader that makes it `pause` is told, and it is asked for again.
+    ///
+    /// # Errors
+    /// Those that do not pass when there is a leader.
+    pub fn awaited_system_stream(
+        &self,
+        name: &str,
+        options: &StreamOptions,
+        mut pause: impl FnMut(&CoordinatorError),
+    ) -> Result<StreamInfo, CoordinatorError> {
+        loop {
+            match self.system_stream(name, options) {
+                Err(error @ CoordinatorError::NoLeader(_)) => pause(&error),
+                told => return told,
+            }
+        }
     }
 
     fn create(&self, request: &CreateStream, system: bool) -> Result<StreamInfo, CoordinatorError> {

@@ -4,9 +4,13 @@ mod support;
 
 use std::sync::{Arc, Mutex};
 
-use kera_coordinator::{Coordinator, CoordinatorConfig, CoordinatorError, StreamEvent, StreamObserver};
+use kera_coordinator::catalog::Catalog;
+use kera_coordinator::{
+    ClusterLog, Coordinator, CoordinatorConfig, CoordinatorError, LiveNode, StreamEvent, StreamObserver,
+};
 use kera_env::{ManualClock, MemoryDisk};
-use kera_format::{Durability, ProducerEpoch, ProducerId, StreamId, StreamOptions, limits};
+use kera_format::catalog::Entry;
+use kera_format::{Durability, ProducerEpoch, ProducerId, StreamId, StreamOptions, level, limits};
 use kera_protocol::{
     AllocateProducer, AllocatedProducer, Body, CreateStream, ErrorBody, FrameHeader, ListStreams, Message, Op, Status,
     StreamChanges, StreamInfo, StreamRef, encode_request, frame,
@@ -98,6 +102,63 @@ fn names_follow_the_rules_and_the_systems_are_kept_for_it() {
     assert_eq!(coordinator.delete_stream(&info.id.into()).expect_err("kept").status(), Status::InvalidName);
     let changes = StreamChanges { retention_ms: Some(None), ..StreamChanges::default() };
     assert_eq!(coordinator.alter_stream(&info.id.into(), &changes).expect_err("kept").status(), Status::InvalidName);
+}
+
+/// The coordinators of a cluster, of which one leads when it is asked for the third time.
+#[derive(Default)]
+struct Electing {
+    asked: Mutex<u32>,
+    catalog: Mutex<Catalog>,
+}
+
+impl ClusterLog for Electing {
+    fn request(&self, op: Op, version: u8, body: &[u8], system: bool) -> Result<Vec<u8>, CoordinatorError> {
+        assert!(op == Op::CreateStream && system, "{op:?}");
+        let mut asked = self.asked.lock().unwrap();
+        *asked += 1;
+        if *asked < 3 {
+            return Err(CoordinatorError::NoLeader("nobody leads".into()));
+        }
+        let CreateStream { name, options, .. } = CreateStream::decode(version, body)?;
+        let mut catalog = self.catalog.lock().unwrap();
+        let made = Entry::StreamCreated { stream: StreamId(1), at_ms: 1_000, options, name: name.clone() };
+        catalog.apply(&made).expect("there is none of that name");
+        let mut answer = Vec::new();
+        catalog.find(&name.as_str().into())?.encode(version, &mut answer);
+        Ok(answer)
+    }
+    fn level(&self) -> u32 {
+        level::NEWEST
+    }
+    fn read(&self, read: &mut dyn FnMut(&Catalog)) {
+        read(&self.catalog.lock().unwrap());
+    }
+    fn copies_of(&self, _: StreamId, _: u32) -> u32 {
+        0
+    }
+    fn wanted_copies(&self, _: StreamId) -> Option<u32> {
+        None
+    }
+    fn live_nodes(&self) -> Vec<LiveNode> {
+        Vec::new()
+    }
+    fn observe(&self, _: Arc<dyn StreamObserver>, _: Vec<StreamInfo>) {}
+}
+
+/// A node may start while the coordinators lose their leader.
+#[test]
+fn a_stream_of_the_system_is_waited_for_while_nobody_leads_and_nobody_is_asked_for_one_that_is_known() {
+    let log = Arc::new(Electing::default());
+    let coordinator = Coordinator::of_cluster(log.clone(), Arc::new(ManualClock::new(1_000)));
+    let (name, options) = ("_kera.applications", StreamOptions::default());
+    let mut pauses = Vec::new();
+    let made = coordinator.awaited_system_stream(name, &options, |error| pauses.push(error.to_string()));
+    let made = made.expect("made");
+    assert_eq!((made.name.as_str(), pauses.len()), (name, 2), "{pauses:?}");
+    *log.asked.lock().unwrap() = 0;
+    assert_eq!(coordinator.system_stream(name, &options).expect("it is known"), made);
+    assert_eq!(*log.asked.lock().unwrap(), 0, "nobody leads, for all that the node knows");
+    assert!(message_of(coordinator.system_stream("_kera.other", &options)).contains("nobody leads"));
 }
 
 #[test]

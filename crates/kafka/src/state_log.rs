@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use kera_broker::{Broker, Reading, applications_stream_options};
+use kera_coordinator::CoordinatorError;
 use kera_env::Clock;
 use kera_format::chunk::{ChunkTarget, Chunks};
 use kera_format::{
@@ -35,6 +36,8 @@ const RESTS: u32 = 6;
 const COPY_PAUSE_US: u64 = 10_000_000;
 /// How late it is noticed that what is read is wanted no more.
 const PATIENCE: Duration = Duration::from_millis(50);
+/// Time between two tries to have a stream made while nobody leads the coordinators.
+const RETRY: Duration = Duration::from_millis(200);
 
 /// The options of such a stream: as those of the stream of applications, with room for larger chunks.
 pub(crate) fn state_stream_options() -> StreamOptions {
@@ -292,7 +295,7 @@ struct State {
 }
 
 impl<E: Kept> StateLog<E> {
-    /// The log in the system stream of that name, which is made if it is not there.
+    /// The log in the system stream of that name, which is made if it is not there. For a start: waits for as long as there is nobody who makes it.
     ///
     /// # Errors
     /// The stream cannot be made.
@@ -302,7 +305,11 @@ impl<E: Kept> StateLog<E> {
         broker: &Broker,
         clock: &Arc<dyn Clock>,
     ) -> io::Result<Arc<StateLog<E>>> {
-        let made = catalog.coordinator.system_stream(name, &state_stream_options());
+        let pause = |error: &CoordinatorError| {
+            tracing::warn!(%error, stream = name, "what is kept for Kafka clients waits for the coordinators");
+            std::thread::sleep(RETRY);
+        };
+        let made = catalog.coordinator.awaited_system_stream(name, &state_stream_options(), pause);
         let info = made.map_err(|error| io::Error::other(error.to_string()))?;
         let stream = broker.log().stream(info.id);
         let stream = stream.ok_or_else(|| io::Error::other(format!("{name} is not in the log")))?;

@@ -615,7 +615,7 @@ fn join(
         SystemRandom.fill(&mut cluster);
         let (asked, catalog, first) = (group.clone(), single()?, Join::from(&join_message(joining)));
         let founding = async move { quorum::told(&asked, node, found_until(&asked, &catalog, cluster, &first)).await };
-        let epoch = wait(runtime, founding).map_err(|error| Fatal::Data { message: error.to_string() })?;
+        let epoch = wait(runtime, founding).map_err(|error| not_let_in(error.to_string()))?;
         tell_founded(group, cluster);
         // Otherwise the cluster was founded at an earlier start, whose epoch is over.
         if epoch == Some(joining.identity.epoch) {
@@ -631,9 +631,12 @@ fn join(
     let (asked, transport) = (group.clone(), joining.transport.clone());
     let joined =
         wait(runtime, async move { quorum::told(&asked, node, join_until(&asked, &*transport, seed, &message)).await });
-    joined.map(|joined| joined.epoch).map_err(|message| {
-        Fatal::not_here(message, "correct what is named, and start the node again; what is on its disks stays as it is")
-    })
+    joined.map(|joined| joined.epoch).map_err(not_let_in)
+}
+
+/// Nothing is damaged where a cluster refuses a node, or cannot be founded.
+fn not_let_in(why: String) -> Fatal {
+    Fatal::not_here(why, "correct what is named, and start the node again; what is on its disks stays as it is")
 }
 
 /// Says that this node has founded a cluster, if it has: one that was in another cluster before has lost its data directory, and it alone does not know.

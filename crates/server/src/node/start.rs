@@ -28,7 +28,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use kera_broker::{APPLICATIONS_STREAM, Broker, BrokerConfig, applications_stream_options};
-use kera_coordinator::{Coordinator, CoordinatorConfig, OpenError, StreamEvent, StreamObserver};
+use kera_coordinator::{Coordinator, CoordinatorConfig, CoordinatorError, OpenError, StreamEvent, StreamObserver};
 use kera_env::{Clock, DirLock, DirectIo, Disk, Folder, LockError, RealDisk, SystemClock, SystemRandom};
 use kera_format::SegmentId;
 use kera_format::arena::BlockSize;
@@ -207,8 +207,8 @@ fn open(
     let (cluster, coordinator) = open_coordinator(config, &mut identity, kept.has_all, &disks, clock, readiness)?;
     kept.others_know()?;
     let applications_stream = coordinator
-        .system_stream(APPLICATIONS_STREAM, &applications_stream_options())
-        .map_err(|error| Fatal::Data { message: format!("the catalog: {error}") })?
+        .awaited_system_stream(APPLICATIONS_STREAM, &applications_stream_options(), wait_for_leader)
+        .map_err(|error| not_made(&config.node.data, error))?
         .id;
     let who = (&identity, &*coordinator, cluster.as_deref());
     let recovered = recover(config, who, kept, &disks, clock, readiness, summary)?;
@@ -221,6 +221,26 @@ fn open(
     let replayed = recovered.broker.open_applications(applications_stream);
     replayed.map_err(|failure| Fatal::Data { message: format!("the offsets of applications: {failure}") })?;
     Ok(Opened { identity, cluster, coordinator, recovered, writers, disk: disks[0].clone() })
+}
+
+/// Time between two tries to have a stream made while nobody leads the coordinators.
+const RETRY: Duration = Duration::from_millis(200);
+
+/// The coordinators may lose their leader while a node starts: that passes, and is nothing to end for.
+fn wait_for_leader(error: &CoordinatorError) {
+    tracing::warn!(%error, "the node waits for the coordinators");
+    std::thread::sleep(RETRY);
+}
+
+/// Why there is no stream for the applications' offsets. That it was refused says nothing of what is on the disks.
+fn not_made(data: &Path, error: CoordinatorError) -> Fatal {
+    match error {
+        CoordinatorError::Disk(error) => Fatal::directory(data, error),
+        other => Fatal::not_here(
+            format!("the stream {APPLICATIONS_STREAM} cannot be made: {other}"),
+            "see to what is named, and start the node again; what is on its disks stays as it is",
+        ),
+    }
 }
 
 fn http_node(sessions: Arc<dyn SessionFactory>, clock: Arc<dyn Clock>, parts: &Arc<Parts>) -> HttpNode {
@@ -1214,6 +1234,17 @@ mod tests {
         match check_ports(&config) {
             Err(Fatal::PortInUse { taken }) => assert!(taken.iter().any(|(door, _)| *door == Door::Cluster)),
             other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn who_cannot_have_a_stream_made_is_not_told_that_data_is_damaged() {
+        let full = CoordinatorError::Disk(std::io::ErrorKind::StorageFull.into());
+        let limit = CoordinatorError::Limit { what: "streams", limit: 7, advice: "delete one first" };
+        for (error, said) in [(full, "free space"), (limit, "delete one first")] {
+            let fatal = not_made(Path::new("/d"), error);
+            assert!(!matches!(fatal, Fatal::Data { .. }), "{fatal}");
+            assert!(format!("{fatal}: {}", fatal.next_step()).contains(said), "{fatal}: {}", fatal.next_step());
         }
     }
 
