@@ -138,6 +138,11 @@ fn holder(pid: Option<u32>) -> String {
     pid.map_or("another process".into(), |pid| format!("process {pid}"))
 }
 
+/// What to do where something on a disk cannot be read, and the disk does not say that it has lost it: this may pass.
+pub(crate) const MAY_PASS: &str = "nothing of it is given up: see to what the system says (whether its file system can be written, owner and mode, how many files may be open), and start again";
+/// What to do where a disk has files of another node.
+pub(crate) const OWN_DISKS: &str = "name this node's own disks with --disks, and its own data directory with --data";
+
 impl Fatal {
     /// The exit status.
     pub fn exit_status(&self) -> u8 {

@@ -4,7 +4,7 @@ use std::io;
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 
-use kera_backup::{Backup, BackupConfig, BackupService, BackupSession, BackupStats};
+use kera_backup::{Backup, BackupConfig, BackupService, BackupSession, BackupStats, OpenError};
 use kera_coordinator::cluster::{ClusterState, ToldEnd};
 use kera_env::{Clock, Disk, MachineProcessors, SystemRandom, boot_id};
 use kera_format::cluster::{ClusterEntry, LogName, NodeNumber};
@@ -16,7 +16,7 @@ use kera_rpc::SessionWaker;
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
 
-use crate::fatal::Fatal;
+use crate::fatal::{Fatal, MAY_PASS, OWN_DISKS};
 
 /// Has backups fence, over connections that nothing else goes through.
 pub(super) struct RpcBackups(pub(super) Arc<dyn Transport>);
@@ -78,7 +78,7 @@ impl BackupRole {
             ..BackupConfig::new(group.read(ClusterState::cluster), node)
         };
         let opened = Backup::open(config, disks.to_vec(), clock.clone(), Arc::new(SystemRandom));
-        let (backup, report) = opened.map_err(|error| Fatal::Data { message: format!("copies: {error}") })?;
+        let (backup, report) = opened.map_err(not_opened)?;
         tracing::info!(?report, "copies of other nodes");
         let service = BackupService::new(backup.clone());
         let mut threads = Vec::new();
@@ -140,6 +140,17 @@ impl BackupRole {
                 tracing::error!("a thread of the backup ended with a panic");
             }
         }
+    }
+}
+
+/// Why a backup does not open. Only its fences are damaged when it says so: blocks that do not read back it leaves out, so what else keeps it from opening is that a disk cannot be used
+/// for now, or is another node's.
+fn not_opened(error: OpenError) -> Fatal {
+    let message = format!("copies of other nodes: {error}");
+    match error {
+        OpenError::Disk { .. } => Fatal::not_here(message, MAY_PASS),
+        OpenError::Foreign { .. } => Fatal::not_here(message, OWN_DISKS),
+        OpenError::Fences { .. } | OpenError::NoDisk => Fatal::Data { message },
     }
 }
 
@@ -336,6 +347,24 @@ mod tests {
         let mut logs = Vec::new();
         each_log(backup, |log| logs.push(log));
         logs
+    }
+
+    #[test]
+    fn copies_that_cannot_be_read_for_now_are_not_called_damaged_nor_are_those_of_another_node() {
+        let said = |error| {
+            let fatal = not_opened(error);
+            assert_eq!(fatal.exit_status(), 16);
+            (matches!(fatal, Fatal::Data { .. }), format!("{fatal}: {}", fatal.next_step()))
+        };
+        let path = || "replicas/7.replica".to_owned();
+        // There may be too many files open.
+        let (is_damaged, told) = said(OpenError::Disk { path: path(), error: io::Error::from_raw_os_error(24) });
+        let parts = ["7.replica", "how many files may be open", "start again"];
+        assert!(!is_damaged && parts.iter().all(|part| told.contains(part)), "{told}");
+        let (is_damaged, told) = said(OpenError::Foreign { path: path() });
+        assert!(!is_damaged && told.contains("7.replica") && told.contains("this node's own disks"), "{told}");
+        let (is_damaged, told) = said(OpenError::Fences { path: "replicas/fences".into(), reason: "torn".into() });
+        assert!(is_damaged && told.contains("replicas/fences"), "{told}");
     }
 
     #[test]

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use kera_env::{Disk, Random};
 use serde::{Deserialize, Serialize};
 
-use crate::fatal::Fatal;
+use crate::fatal::{Fatal, OWN_DISKS};
 use crate::identity::{FILE, uuid_text};
 use crate::marks;
 
@@ -198,7 +198,7 @@ fn damaged(disk: &dyn Disk, name: &str, reason: &str) -> Fatal {
 fn foreign(path: &Path, found: &str, node: &[u8; 16]) -> Fatal {
     let path = path.display();
     let message = format!("{path} is a disk of node {found}, and this is node {}", uuid_text(node));
-    Fatal::not_here(message, "name this node's own disks with --disks, and its own data directory with --data")
+    Fatal::not_here(message, OWN_DISKS)
 }
 
 /// That of another node, or this node's own by a way that the system does not know for the same, as a network file system that is mounted twice.

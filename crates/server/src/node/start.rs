@@ -51,7 +51,7 @@ use super::scrub::ScrubCounts;
 use super::{Node, Parts, doubt, orphans};
 use crate::cluster::{Cluster, Elsewhere, NodeSinks};
 use crate::config::Config;
-use crate::fatal::{Door, Fatal};
+use crate::fatal::{Door, Fatal, MAY_PASS, OWN_DISKS};
 use crate::http::{HttpNode, HttpServer, HttpState};
 use crate::identity::Identity;
 use crate::machine;
@@ -624,15 +624,9 @@ fn store_config(config: &Config, identity: &Identity) -> StoreConfig {
 fn store_error(data: &Path, error: StoreError) -> Fatal {
     match error {
         StoreError::Disk { path, error, .. } => Fatal::Directory { path, error },
-        StoreError::Container { .. } => Fatal::not_here(
-            error.to_string(),
-            "nothing of it is given up: see to what the system says (whether its file system can be written, owner and mode, how many files may be open), and start again",
-        ),
+        StoreError::Container { .. } => Fatal::not_here(error.to_string(), MAY_PASS),
         StoreError::Thread(error) => no_thread("a thread of the store", error),
-        StoreError::Foreign { .. } => Fatal::not_here(
-            error.to_string(),
-            "name this node's own disks with --disks, and its own data directory with --data",
-        ),
+        StoreError::Foreign { .. } => Fatal::not_here(error.to_string(), OWN_DISKS),
         StoreError::Twice { .. } => Fatal::not_here(error.to_string(), NAME_ONCE),
         other => Fatal::directory(data, std::io::Error::other(other.to_string())),
     }
