@@ -106,6 +106,9 @@ struct Memory {
     returned: Option<Returned>,
     /// What was held again when all of it was copied.
     copied: Option<HeldAgain>,
+    /// All that was found until then. It is not copied once more when something else comes to be held: as long as the node has any of it, a log of this life keeps what it was given
+    /// of it, and is given it again when a backup of that is lost.
+    known: HashSet<SegmentId>,
 }
 
 /// What was done with segments.
@@ -617,7 +620,8 @@ impl Memory {
     /// One segment that cannot be given may keep it from ever being over, so what came later must not wait for that.
     fn take_returned(&mut self, again: &HeldAgain, look: impl FnOnce() -> (Vec<SegmentId>, HeldAgain)) -> Returned {
         let is_begun = self.returned.is_some();
-        let mut returned = self.returned.take().unwrap_or_default();
+        let begin = || Returned { known: std::mem::take(&mut self.known), ..Returned::default() };
+        let mut returned = self.returned.take().unwrap_or_else(begin);
         if !is_begun || !again.is_subset(&returned.again) {
             let (mut segments, again) = look();
             segments.retain(|segment| !self.never.contains(segment));
@@ -636,15 +640,17 @@ impl Memory {
             self.returned = Some(returned);
             return None;
         }
-        self.copied = Some(returned.again.clone());
+        let Returned { again, known, .. } = returned;
+        (self.copied, self.known) = (Some(again.clone()), known);
         // What can never be copied has its copies in the old logs for good.
-        look().iter().all(|segment| !self.never.contains(segment)).then_some(returned.again)
+        look().iter().all(|segment| !self.never.contains(segment)).then_some(again)
     }
 
     /// What could not be copied may be by now, and has to be before old logs go: what came back is looked through anew, for it was left out there.
     fn level_rose(&mut self) {
         if !self.never.is_empty() {
             (self.returned, self.copied) = (None, None);
+            self.known.clear();
             self.never.clear();
         }
     }
@@ -838,6 +844,31 @@ mod tests {
         assert_eq!(round(&mut memory, &held(3), 4), segments(3, 4), "and what is held no longer does not count");
         let returned = memory.returned.expect("it is never over");
         assert_eq!((returned.asked.len(), returned.again), (1, held(3)));
+    }
+
+    #[test]
+    fn what_has_its_copies_is_not_copied_once_more_with_what_comes_to_be_held_later() {
+        let far = Instant::now() + Duration::from_secs(3600);
+        let round = |memory: &mut Memory, again: &HeldAgain, streamlets: u32| {
+            let look = || ((0..streamlets).flat_map(|at| segments(at, 2)).collect(), again.clone());
+            let (mut returned, mut given) = (memory.take_returned(again, look), Vec::new());
+            let give = |_: &mut Given, wanted: &[SegmentId]| {
+                given.extend_from_slice(wanted);
+                Some(wanted.to_vec())
+            };
+            returned.round(far, give).expect("the node goes on");
+            (given, memory.went_on(returned, || look().0))
+        };
+        let mut memory = Memory::default();
+        let held = |streamlets: &[u32]| -> HeldAgain { streamlets.iter().map(|at| (StreamId(1), *at)).collect() };
+        let both = [segments(0, 2), segments(1, 2)].concat();
+        assert_eq!(round(&mut memory, &held(&[]), 2), (both, Some(held(&[]))));
+        assert_eq!(round(&mut memory, &held(&[2]), 3), (segments(2, 2), Some(held(&[2]))));
+        assert_eq!(round(&mut memory, &held(&[2, 3]), 4), (segments(3, 2), Some(held(&[2, 3]))));
+        // What was left out is looked for in all that there is.
+        memory.never.insert(segments(4, 1)[0]);
+        memory.level_rose();
+        assert_eq!(round(&mut memory, &held(&[2, 3]), 4).0.len(), 8);
     }
 
     #[test]
