@@ -3,6 +3,7 @@
 mod common;
 
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use common::{Place, eventually};
@@ -28,12 +29,16 @@ fn as_somebody(mut command: Command) -> Command {
     command
 }
 
+/// Copies the binary. Others have no way into its folder, perhaps. What this process itself writes may still be open in a child that another test starts meanwhile, and cannot be executed then.
+fn copy_binary(to: &Path) {
+    let copied = Command::new("cp").arg(env!("CARGO_BIN_EXE_kera")).arg(to).status().expect("cp is there");
+    assert!(copied.success(), "there is room");
+}
+
 /// Starts a node that has no more than one thread, as the node itself does that was declared lost (`again`), or as anybody does.
 fn start(place: &Place, log: &str, again: bool) -> Child {
-    // Others have no way into the folder of the binary, perhaps. What this process itself writes may still be open in a child that the other test starts meanwhile, and cannot be executed then.
     let binary = place.file("kera");
-    let copied = Command::new("cp").arg(env!("CARGO_BIN_EXE_kera")).arg(&binary).status().expect("cp is there");
-    assert!(copied.success(), "there is room");
+    copy_binary(&binary);
     let mut command = as_somebody(Command::new("prlimit"));
     command.arg("--nproc=1:4096").arg(&binary).args(place.flags()).env_remove("RUST_BACKTRACE");
     if again {
@@ -51,12 +56,13 @@ fn somebodys_place() -> Place {
     place
 }
 
-#[test]
-fn the_next_incarnation_of_a_node_waits_for_threads() {
-    let place = somebodys_place();
-    let mut node = start(&place, "log", true);
-    let says = |words: &str| std::fs::read_to_string(place.file("log")).is_ok_and(|log| log.matches(words).count() > 1);
-    eventually("it has tried more than once", || says("it is tried again"));
+/// How often it was said that the next incarnation is tried again.
+fn tries(place: &Place) -> usize {
+    std::fs::read_to_string(place.file("log")).map_or(0, |log| log.matches("it is tried again").count())
+}
+
+/// Gives the node the threads that it lacks, and waits until it is ready.
+fn comes_up(place: &Place, node: &mut Child) {
     assert!(node.try_wait().expect("it is ours").is_none(), "it goes on trying");
     let mut allow = as_somebody(Command::new("prlimit"));
     allow.args(["--nproc=4096:4096", "--pid", &node.id().to_string()]);
@@ -65,6 +71,27 @@ fn the_next_incarnation_of_a_node_waits_for_threads() {
     eventually("it is ready", is_ready);
     node.kill().expect("it runs");
     node.wait().expect("it is ours");
+}
+
+#[test]
+fn the_next_incarnation_of_a_node_waits_for_threads() {
+    let place = somebodys_place();
+    let mut node = start(&place, "log", true);
+    eventually("it has tried more than once", || tries(&place) > 1);
+    comes_up(&place, &mut node);
+}
+
+#[test]
+fn a_node_whose_program_was_replaced_meanwhile_starts_itself_again() {
+    let place = somebodys_place();
+    let mut node = start(&place, "log", true);
+    eventually("it has tried", || tries(&place) > 0);
+    // As a package does it.
+    copy_binary(&place.file("new"));
+    std::fs::rename(place.file("new"), place.file("kera")).expect("it is there");
+    let before = tries(&place);
+    eventually("it goes on", || tries(&place) > before + 1);
+    comes_up(&place, &mut node);
 }
 
 #[test]

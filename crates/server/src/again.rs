@@ -5,6 +5,7 @@
 
 use std::io;
 use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::fatal::Fatal;
@@ -31,8 +32,14 @@ pub(crate) fn next_try(this: Option<u32>, error: &Fatal) -> Option<u32> {
 /// Executes the program with the same words. Returns only if that cannot be done, with why.
 pub(crate) fn execute(this_try: u32) -> io::Error {
     go_as_started();
-    let program = std::env::current_exe().unwrap_or_else(|_| "/proc/self/exe".into());
-    std::process::Command::new(program).args(std::env::args_os().skip(1)).env(TRY, this_try.to_string()).exec()
+    std::process::Command::new(program()).args(std::env::args_os().skip(1)).env(TRY, this_try.to_string()).exec()
+}
+
+/// Where this program is. A package that replaces its file removes the one that runs, and what the system calls that then is the name of none; what runs can be executed all the same.
+/// Not the new file, which may be of another version: when a node goes on to that is for whoever runs it to say.
+fn program() -> PathBuf {
+    let named = std::env::current_exe().ok().filter(|path| path.exists());
+    named.unwrap_or_else(|| "/proc/self/exe".into())
 }
 
 /// Gives this thread the priority that the program was started with: what it executes has it as a whole.
