@@ -254,8 +254,8 @@ impl World {
         let join = self.join_of(number);
         let node = self.node_mut(number);
         node.came_with_all = join.has_all;
-        // Its identity says so to one start only: if that is killed before it has an arena, the next one has nothing.
-        (node.first_start, node.was_stopped) = (false, false);
+        // Its identity says so to one start only.
+        node.first_start = false;
         node.begin();
         let life = node.life;
         if !self.open_voter(number)? {

@@ -59,7 +59,7 @@ pub(super) struct Node {
     /// The node's incarnation, as its identity file has it.
     pub(super) epoch: u32,
     pub(super) first_start: bool,
-    /// It was stopped with everything on disk, and not started since.
+    /// It was stopped with everything on disk, and has had no arena since: see `take_note_away` in `crates/server/src/node/start.rs`.
     pub(super) was_stopped: bool,
     /// It drops what it holds for others when it starts: a defect.
     pub(super) forgets_held: bool,
@@ -432,8 +432,10 @@ impl Node {
 
     /// The node has joined with an epoch, which is on its disk by now: puts its log together and serves.
     pub(super) fn open(&mut self, epoch: u32) -> Result<(), StartError> {
-        (self.epoch, self.first_start, self.was_stopped) = (epoch, false, false);
-        let running = self.opened(epoch)?;
+        (self.epoch, self.first_start, self.was_stopped) = (epoch, false, self.was_stopped && self.came_with_all);
+        let running = self.opened(epoch);
+        self.was_stopped &= running.is_err() && !self.has_survived();
+        let running = running?;
         if let Some(process) = &mut self.process {
             process.running = Some(running);
         }
