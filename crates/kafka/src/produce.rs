@@ -61,12 +61,16 @@ pub(crate) enum Outcome {
 /// An answer that is complete but for the disk.
 pub(crate) struct Waiting {
     body: Vec<u8>,
-    /// Where in the body the error codes are that say that a batch is there.
-    good: Vec<usize>,
+    /// Where in the body the error codes are that say that a batch is there, of those that wait, and what for.
+    good: Vec<(usize, Awaited)>,
+    /// What is waited for, and the highest of its tickets. Those that are durable go, the last first.
     tickets: Vec<(Arc<dyn DurabilitySink>, Ticket)>,
     started_us: u64,
     deadline_us: u64,
 }
+
+/// What a batch has to wait for: which of the request's sinks, and the ticket there.
+type Awaited = (usize, Ticket);
 
 impl Waiting {
     pub(crate) fn started_us(&self) -> u64 {
@@ -83,11 +87,7 @@ impl Waiting {
             if sink.durable_through() >= *ticket {
                 self.tickets.pop();
             } else if now_us >= self.deadline_us {
-                // What was appended may yet become durable. A producer with an id that sends it again gets its place.
-                let code = ResponseError::RequestTimedOut.code().to_be_bytes();
-                for at in &self.good {
-                    self.body[*at..at + 2].copy_from_slice(&code);
-                }
+                self.give_up();
                 break;
             } else if sink.wait(*ticket, observer, 0) {
                 return false;
@@ -97,6 +97,19 @@ impl Waiting {
         frame.body().extend_from_slice(&self.body);
         frame.finish();
         true
+    }
+
+    /// Takes back what is said of batches that are not durable yet, and of no others, as Kafka does: a batch that is there may have been waited for
+    /// by one log, and the one beside it by another that has lost its copies. A producer without an id would write the first one twice.
+    fn give_up(&mut self) {
+        // What was appended may yet become durable. A producer with an id that sends it again gets its place.
+        let code = ResponseError::RequestTimedOut.code().to_be_bytes();
+        for (at, (sink, ticket)) in &self.good {
+            // Sinks that are gone from the list have all that was waited for.
+            if self.tickets.get(*sink).is_some_and(|(sink, _)| sink.durable_through() < *ticket) {
+                self.body[*at..at + 2].copy_from_slice(&code);
+            }
+        }
     }
 }
 
@@ -109,12 +122,14 @@ struct Written {
     /// The time of append if that is the records' time; -1 otherwise.
     append_ms: i64,
     log_start: i64,
+    /// What has to be durable before it may be acknowledged, if anything has.
+    awaited: Option<Awaited>,
 }
 
 impl Written {
     fn refused(error: ResponseError, message: impl Into<Cow<'static, str>>) -> Written {
         let message = Some(message.into());
-        Written { error: error.code(), message, base_offset: -1, append_ms: -1, log_start: -1 }
+        Written { error: error.code(), message, base_offset: -1, append_ms: -1, log_start: -1, awaited: None }
     }
 
     /// Whether the batch is there. Producers take both for done.
@@ -144,6 +159,20 @@ struct Partial {
     acks_owner: bool,
     started_us: u64,
     deadline_us: u64,
+}
+
+impl Partial {
+    /// The answer waits for a ticket of a sink.
+    fn await_ticket(&mut self, sink: &Arc<dyn DurabilitySink>, ticket: Ticket) -> Awaited {
+        let known = self.tickets.iter().position(|(known, _)| Arc::ptr_eq(known, sink));
+        let at = known.unwrap_or_else(|| {
+            self.tickets.push((Arc::clone(sink), ticket));
+            self.tickets.len() - 1
+        });
+        let (_, highest) = &mut self.tickets[at];
+        *highest = ticket.max(*highest);
+        (at, ticket)
+    }
 }
 
 /// The produce side of a session.
@@ -560,20 +589,19 @@ impl Appending<'_> {
             self.core.door.broker.lane_started(lane);
         }
         let is_early = self.partial.acks_owner && lane.may_answer_early();
-        if let (Some(ticket), Some(sink), false) = (appended.ticket, lane.sink_of(appended.log), is_early) {
-            match self.partial.tickets.iter_mut().find(|(known, _)| Arc::ptr_eq(known, sink)) {
-                Some((_, highest)) => *highest = ticket.max(*highest),
-                None => self.partial.tickets.push((Arc::clone(sink), ticket)),
-            }
-        }
+        let awaited = match (appended.ticket, lane.sink_of(appended.log), is_early) {
+            (Some(ticket), Some(sink), false) => Some(self.partial.await_ticket(sink, ticket)),
+            _ => None,
+        };
         if appended.base_ordinal == Appended::UNKNOWN_ORDINAL {
             // Producers take this for done: it is there, only where is not known any more.
-            return Written::refused(ResponseError::DuplicateSequenceNumber, "the batch was appended long ago");
+            let known = Written::refused(ResponseError::DuplicateSequenceNumber, "the batch was appended long ago");
+            return Written { awaited, ..known };
         }
         let base_offset = appended.base_ordinal.cast_signed();
         // Where it begins at other nodes is not looked for here.
         let log_start = if lane.is_plain() { first_offset(lane).cast_signed() } else { -1 };
-        Written { error: 0, message: None, base_offset, append_ms: -1, log_start }
+        Written { error: 0, message: None, base_offset, append_ms: -1, log_start, awaited }
     }
 }
 
@@ -613,7 +641,7 @@ struct Answering<'a> {
     request: Request,
     written: std::iter::Enumerate<std::vec::IntoIter<Written>>,
     wrong: Vec<(usize, Vec<u32>)>,
-    good: Vec<usize>,
+    good: Vec<(usize, Awaited)>,
 }
 
 /// The answer to a request all of whose batches are dealt with.
@@ -663,13 +691,12 @@ impl Answering<'_> {
     fn partition(&mut self, index: i32) {
         let late = Written::refused(ResponseError::UnknownServerError, "the batch was not looked at");
         let (place, written) = self.written.next().unwrap_or((usize::MAX, late));
-        let is_there = written.is_there();
-        let Written { error, message, base_offset, append_ms, log_start } = written;
+        let Written { error, message, base_offset, append_ms, log_start, awaited } = written;
         let version = self.request.version;
         let out = &mut self.writer;
         out.i32(index);
-        if is_there {
-            self.good.push(out.out.len());
+        if let Some(awaited) = awaited {
+            self.good.push((out.out.len(), awaited));
         }
         out.i16(error);
         out.i64(base_offset);

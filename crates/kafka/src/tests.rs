@@ -103,11 +103,16 @@ impl Client {
 
     /// One whose time is that of a clock.
     fn at(clock: Arc<dyn Clock>, sink: Arc<dyn DurabilitySink>) -> Client {
+        Client::over(clock, vec![sink])
+    }
+
+    /// One whose streamlets are spread over several logs.
+    fn over(clock: Arc<dyn Clock>, sinks: Vec<Arc<dyn DurabilitySink>>) -> Client {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("unit.arena");
         let (arena, _) = Arena::create_or_attach(ArenaConfig { path, bytes: 16 << 20, node: [3; 16] }).unwrap();
         let log = Log::new(LogConfig::default(), arena);
-        log.set_sinks(Arc::new(vec![sink]));
+        log.set_sinks(Arc::new(sinks));
         let broker = Broker::new(BrokerConfig::default(), log, clock.clone());
         let config = CoordinatorConfig { nodes: 2, ..CoordinatorConfig::single([3; 16]) };
         let coordinator = Coordinator::open(&config, Arc::new(MemoryDisk::default()), clock.clone()).unwrap();
@@ -688,6 +693,7 @@ mod limits;
 mod loading;
 mod partitions;
 mod parts;
+mod producing;
 mod repeats;
 mod settings;
 mod times;

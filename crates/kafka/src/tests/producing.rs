@@ -1,0 +1,67 @@
+//! Requests with batches for partitions that fare differently: each is told of by itself.
+
+use kafka_protocol::messages::produce_request::{PartitionProduceData, TopicProduceData};
+
+use super::partitions::flexible;
+use super::*;
+
+const TIMED_OUT: i16 = 7;
+const VERSION: i16 = 9;
+
+/// A client of a node with two logs, one of which makes everything durable at once, with a topic of two copies that has a partition in each, and one that needs
+/// no log. The number of the partition in the first log, and of the one in the second.
+fn over(clock: &Arc<ManualClock>, second: Arc<dyn DurabilitySink>) -> (Client, i32, i32) {
+    let client = Client::over(clock.clone(), vec![Arc::new(Instant), second]);
+    let coordinator = &client.door.as_ref().unwrap().0.coordinator;
+    let create = |name: &str, options| {
+        let create = CreateStream { name: name.into(), options, if_not_exists: false };
+        coordinator.create_stream(&create).unwrap();
+    };
+    create("copied", StreamOptions { streamlets: 2, lanes: 1, replication: 2, ..StreamOptions::default() });
+    create("process", StreamOptions { streamlets: 1, lanes: 1, replication: 1, ..StreamOptions::default() });
+    let id = client.door.as_ref().unwrap().0.info("copied").unwrap().id;
+    // Streamlets are spread over the logs by these numbers.
+    let first = (id.0 % 2) as i32;
+    (client, first, 1 - first)
+}
+
+/// A request with a batch for each of these.
+fn request(of: &[(&'static str, i32)], timeout_ms: i32) -> Vec<u8> {
+    let one = |(name, index): &(&'static str, i32)| {
+        let data = PartitionProduceData::default().with_index(*index);
+        let data = data.with_records(Some(batch(&[b"x"], (-1, -1, -1)).into()));
+        let name = TopicName(StrBytes::from_static_str(name));
+        TopicProduceData::default().with_name(name).with_partition_data(vec![data])
+    };
+    let topics = of.iter().map(one).collect();
+    let request = ProduceRequest::default().with_acks(-1).with_timeout_ms(timeout_ms).with_topic_data(topics);
+    frame(ApiKey::Produce, VERSION, 7, &request)
+}
+
+/// The error and the offset that are told of each partition.
+fn told(answer: &[u8]) -> Vec<(i16, i64)> {
+    let answer: ProduceResponse = flexible(&answer[4..], VERSION);
+    let partitions = answer.responses.iter().flat_map(|topic| &topic.partition_responses);
+    partitions.map(|one| (one.error_code, one.base_offset)).collect()
+}
+
+impl Client {
+    /// As the node does when the time of an answer is over.
+    fn look_again(&mut self) {
+        self.session.as_mut().unwrap().on_wake(&mut self.out);
+    }
+}
+
+/// A producer without an id sends again what it is told to be in doubt: that came twice into partitions whose copies were there.
+#[test]
+fn a_partition_that_does_not_become_durable_takes_no_other_along() {
+    let clock = Arc::new(ManualClock::new(1_700_000_000_000));
+    let (mut client, quick, slow) = over(&clock, Arc::new(Copying));
+    let asked = request(&[("copied", quick), ("copied", slow), ("process", 0)], 100);
+    assert_eq!(client.frame(&asked), Flow::Done);
+    assert!(client.answer().is_none(), "one of them waits for its copies");
+    clock.advance_ms(150);
+    client.look_again();
+    let told = told(&client.answer().expect("its time is over"));
+    assert_eq!(told.iter().map(|(error, _)| *error).collect::<Vec<_>>(), [0, TIMED_OUT, 0]);
+}
