@@ -270,6 +270,8 @@ struct Appending<'a> {
     index: usize,
     now_ms: i64,
     out_of_time: bool,
+    /// The request has stood still until it was out of time: see [`Appending::partition`].
+    is_over: bool,
 }
 
 impl Producing {
@@ -305,6 +307,7 @@ impl Producing {
         let (started_us, question) = (now_us, None);
         let (written, wrong, tickets) = (Vec::new(), Vec::new(), Vec::new());
         let fresh = || Partial { written, wrong, question, tickets, acks_owner: acks == 1, started_us, deadline_us };
+        let stood_still = self.partial.is_some();
         let mut partial = self.partial.take().unwrap_or_else(fresh);
         let refuse = if request.version < VERSION_MIN {
             let why = "records of this version are not kept; use Produce version 3 or later";
@@ -331,6 +334,7 @@ impl Producing {
             index: 0,
             now_ms,
             out_of_time,
+            is_over: out_of_time && stood_still,
         };
         let whole = walk(
             request,
@@ -361,12 +365,18 @@ impl Appending<'_> {
     }
 
     /// Deals with a partition's batch. False if there is no room for it now.
+    ///
+    /// Nothing more is appended of a request that has waited for room until its time was over. Its answer goes out at once, and would say of what
+    /// became durable a moment later that it is in doubt: a producer without an id would write that twice. The same error of a batch that is not there makes
+    /// every producer send it again, and then it is written once. Of a request whose time is over as it comes, as with a timeout of 0, all
+    /// is tried once: it would never be written otherwise.
     fn partition(&mut self, partition: i32, records: Option<&[u8]>) -> bool {
         self.index += 1;
         if self.index <= self.partial.written.len() {
             return true;
         }
-        match self.append(partition, records) {
+        let appended = if self.is_over { None } else { self.append(partition, records) };
+        match appended {
             Some(written) => {
                 self.push(written);
                 true

@@ -1,6 +1,8 @@
 //! Requests with batches for partitions that fare differently: each is told of by itself.
 
 use kafka_protocol::messages::produce_request::{PartitionProduceData, TopicProduceData};
+use kera_log::SinkErrorKind;
+use parking_lot::Mutex;
 
 use super::partitions::flexible;
 use super::*;
@@ -11,7 +13,7 @@ const VERSION: i16 = 9;
 /// A client of a node with two logs, one of which makes everything durable at once, with a topic of two copies that has a partition in each, and one that needs
 /// no log. The number of the partition in the first log, and of the one in the second.
 fn over(clock: &Arc<ManualClock>, second: Arc<dyn DurabilitySink>) -> (Client, i32, i32) {
-    let client = Client::over(clock.clone(), vec![Arc::new(Instant), second]);
+    let client = Client::over(clock.clone(), vec![Arc::new(Instant) as Arc<dyn DurabilitySink>, second]);
     let coordinator = &client.door.as_ref().unwrap().0.coordinator;
     let create = |name: &str, options| {
         let create = CreateStream { name: name.into(), options, if_not_exists: false };
@@ -30,7 +32,7 @@ fn request(of: &[(&'static str, i32)], timeout_ms: i32) -> Vec<u8> {
     let one = |(name, index): &(&'static str, i32)| {
         let data = PartitionProduceData::default().with_index(*index);
         let data = data.with_records(Some(batch(&[b"x"], (-1, -1, -1)).into()));
-        let name = TopicName(StrBytes::from_static_str(name));
+        let name = TopicName(StrBytes::from_static_str(*name));
         TopicProduceData::default().with_name(name).with_partition_data(vec![data])
     };
     let topics = of.iter().map(one).collect();
@@ -64,4 +66,41 @@ fn a_partition_that_does_not_become_durable_takes_no_other_along() {
     client.look_again();
     let told = told(&client.answer().expect("its time is over"));
     assert_eq!(told.iter().map(|(error, _)| *error).collect::<Vec<_>>(), [0, TIMED_OUT, 0]);
+}
+
+/// A log that takes nothing.
+struct Sick(Mutex<SinkErrorKind>);
+
+impl DurabilitySink for Sick {
+    fn appended(&self, _: kera_log::ChunkReference) -> Ticket {
+        panic!("nothing is taken");
+    }
+    fn durable_through(&self) -> Ticket {
+        0
+    }
+    fn wait(&self, _: Ticket, _: &Arc<dyn Observer>, _: u64) -> bool {
+        true
+    }
+    fn healthy(&self) -> Result<(), SinkError> {
+        Err(SinkError { kind: *self.0.lock(), reason: "too much waits".to_owned(), retry_after_ms: 20 })
+    }
+    fn segment_safe(&self, _: kera_format::SegmentId) {}
+}
+
+/// What is appended when nobody waits for it any more cannot be acknowledged, and comes twice where its producer sends it again.
+#[test]
+fn nothing_is_appended_when_the_time_of_its_request_is_over() {
+    let clock = Arc::new(ManualClock::new(1_700_000_000_000));
+    let (mut client, quick, sick) = over(&clock, Arc::new(Sick(Mutex::new(SinkErrorKind::Behind))));
+    let asked = request(&[("copied", sick), ("copied", quick), ("process", 0)], 100);
+    assert_eq!(client.frame(&asked), Flow::Blocked);
+    clock.advance_ms(150);
+    assert_eq!(client.frame(&asked), Flow::Done);
+    let answer = client.answer().expect("its time is over");
+    assert_eq!(told(&answer), [(TIMED_OUT, -1); 3]);
+    // They come to where they would have been the first time.
+    for one in [("copied", quick), ("process", 0)] {
+        assert_eq!(client.frame(&request(&[one], 60_000)), Flow::Done);
+        assert_eq!(told(&client.wait()), [(0, 0)], "{one:?}");
+    }
 }
