@@ -113,7 +113,7 @@ pub(crate) fn append_status(error: &AppendError) -> (Status, u64) {
         AppendError::SinkUnhealthy(error) => match error.kind {
             SinkErrorKind::Full => (Status::DiskFull, 0),
             SinkErrorKind::Failed => (Status::DiskFailed, 0),
-            SinkErrorKind::Behind => (Status::Overloaded, 0),
+            SinkErrorKind::Behind | SinkErrorKind::TooFewCopies => (Status::Overloaded, 0),
             SinkErrorKind::Fenced => (Status::NotOwner, 0),
         },
         AppendError::Closed => (Status::UnknownStream, 0),

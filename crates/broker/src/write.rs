@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use kera_format::ChunkView;
 use kera_format::chunk::{PayloadKind, Skip};
-use kera_log::{AppendError, Appended, Lane, SinkError, SinkErrorKind, Stream, Tenure};
+use kera_log::{AppendError, Appended, Lane, SinkError, Stream, Tenure};
 use kera_protocol::write::{ChunkResult, RESULT_BYTES, RESULTS_HEAD_BYTES};
 use kera_protocol::{FrameHeader, ProtocolError, Status, WriteChunksView};
 use kera_rpc::{Flow, Outbox};
@@ -207,7 +207,7 @@ impl Writer {
                         return Append::Full(Status::ArenaFull);
                     }
                 }
-                Err(AppendError::SinkUnhealthy(error)) if error.kind == SinkErrorKind::Behind => {
+                Err(AppendError::SinkUnhealthy(error)) if error.kind.passes() => {
                     let Some(sink) = lane.sink() else { break };
                     let waits = sink.wait(sink.durable_through() + 1, observer, Token::Space.to_u64());
                     // Asked once more after registering: it calls when something becomes durable, and when it is not behind any more.

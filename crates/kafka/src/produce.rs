@@ -565,6 +565,9 @@ impl Appending<'_> {
     }
 
     /// Appends a chunk, or says why not; `None` if there is no room.
+    ///
+    /// A log that is behind is waited for, with all that comes after on the connection. One that has had too few copies for long may not come back before
+    /// the client's patience ends: its batch is refused at once, as by Kafka, and the partitions in other logs go on.
     fn append_chunk(&mut self, lane: &Arc<Lane>, chunk: &KafkaChunk<'_>) -> Option<Result<Appended, AppendError>> {
         let log = self.core.door.broker.log();
         for _ in 0..SPACE_TRIES {
@@ -636,6 +639,10 @@ fn refusal(error: &AppendError) -> Written {
         }
         AppendError::SinkUnhealthy(error) if error.kind == SinkErrorKind::Fenced => {
             (ResponseError::NotLeaderOrFollower, "the node was declared lost")
+        }
+        // All clients send it again after a while, and know that it is not there.
+        AppendError::SinkUnhealthy(error) if error.kind == SinkErrorKind::TooFewCopies => {
+            return Written::refused(ResponseError::NotEnoughReplicas, error.reason.clone());
         }
         AppendError::SinkUnhealthy(_) => (ResponseError::KafkaStorageError, "the disk takes nothing at the moment"),
         AppendError::Closed => (ResponseError::UnknownTopicOrPartition, "the topic was deleted"),

@@ -85,8 +85,18 @@ pub enum SinkErrorKind {
     Failed,
     /// Too much waits to be written: back-pressure, as when the arena is full.
     Behind,
+    /// There have been too few copies for longer than it takes to replace one, and nothing is acknowledged. It may last: whoever can tell their client
+    /// so does that, and everybody else waits as behind too much.
+    TooFewCopies,
     /// The node was declared lost: nothing it takes can be acknowledged any more.
     Fenced,
+}
+
+impl SinkErrorKind {
+    /// Whether it passes by itself, and calls those who [wait](DurabilitySink::wait) when it has.
+    pub fn passes(self) -> bool {
+        matches!(self, SinkErrorKind::Behind | SinkErrorKind::TooFewCopies)
+    }
 }
 
 /// Why nothing can be made durable now. The log refuses appends with it instead of taking what it cannot keep.

@@ -719,6 +719,40 @@ fn writes_wait_when_there_are_too_few_copies_and_say_so() {
     assert!(world.replicated.healthy().is_ok());
 }
 
+/// They are tried again and again meanwhile, and look healthy for a moment each time.
+#[test]
+fn too_few_copies_are_told_apart_from_too_much_that_waits_when_they_have_been_too_few_for_long() {
+    let mut world = World::new(3, config());
+    world.loses = false;
+    world.net.said().candidates = vec![1, 2];
+    for id in [1, 2] {
+        world.nodes.get_mut(&id).expect("a node").backup = None;
+    }
+    world.append();
+    let mut told = Vec::new();
+    for _ in 0..200 {
+        world.turn();
+        world.to_backups.clear();
+        let few = world.replicated.healthy().is_err_and(|error| error.kind == SinkErrorKind::TooFewCopies);
+        told.push(few);
+        for id in [1, 2] {
+            world.replicated.broken(id, format!("node {id} does not answer"));
+        }
+        world.clock.advance_ms(50);
+    }
+    let first = told.iter().position(|few| *few).expect("it is told");
+    // For five seconds, and as long as a turn or two take, one that is replaced or started again may yet come.
+    assert!((100..105).contains(&first) && told[first..].iter().all(|few| *few), "{first} {told:?}");
+    world.heal();
+    assert_eq!(world.replicated.durable_through(), 1);
+    assert!(world.replicated.healthy().is_ok());
+    // What is appended after a while has not waited for long, whatever was before.
+    world.clock.advance_ms(60_000);
+    assert!(world.append());
+    world.turn();
+    assert!(world.replicated.healthy().is_ok());
+}
+
 /// They take all blocks, and never come to an answer: what was sent again ten times a second was kept for as long, at both ends.
 #[test]
 fn backups_that_never_answer_and_that_nobody_can_replace_are_sent_to_less_and_less_often() {

@@ -10,10 +10,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use kera_format::chunk::Chunks;
 use kera_format::vlog_replica::BLOCKS_UNDER_WAY_MAX;
-use kera_log::{
-    ArenaFull, DurabilitySink, Observer, RebuildError, Rebuilt, RebuiltCopy, SinkError, SinkErrorKind, Streamlet,
-    Ticket,
-};
+use kera_log::{ArenaFull, DurabilitySink, Observer, RebuildError, Rebuilt, RebuiltCopy, SinkError, Streamlet, Ticket};
 use kera_protocol::{BlocksRead, ReadBlocks, Status, StreamletRef};
 use parking_lot::{Condvar, Mutex};
 
@@ -85,7 +82,7 @@ impl Arrivals {
             looks = if now > before { 0 } else { looks + 1 };
             before = now;
             if let Err(error) = sink.healthy()
-                && (error.kind != SinkErrorKind::Behind || looks >= LOOKS_MAX)
+                && (!error.kind.passes() || looks >= LOOKS_MAX)
             {
                 return Err(Failure::later(Status::NotReady, format!("what was rebuilt has no copies yet: {error}")));
             }

@@ -104,3 +104,18 @@ fn nothing_is_appended_when_the_time_of_its_request_is_over() {
         assert_eq!(told(&client.wait()), [(0, 0)], "{one:?}");
     }
 }
+
+#[test]
+fn a_log_that_has_had_too_few_copies_for_long_holds_up_nothing() {
+    let clock = Arc::new(ManualClock::new(1_700_000_000_000));
+    let sink = Arc::new(Sick(Mutex::new(SinkErrorKind::Behind)));
+    let (mut client, quick, sick) = over(&clock, sink.clone());
+    let asked = request(&[("copied", sick), ("copied", quick), ("process", 0)], 60_000);
+    assert_eq!(client.frame(&asked), Flow::Blocked, "one that is replaced is waited for");
+    *sink.0.lock() = SinkErrorKind::TooFewCopies;
+    for at in 0..2 {
+        assert_eq!(client.frame(&asked), Flow::Done);
+        let too_few = (ResponseError::NotEnoughReplicas.code(), -1);
+        assert_eq!(told(&client.wait()), [too_few, (0, at), (0, at)]);
+    }
+}

@@ -9,7 +9,6 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use kera_env::Doubt;
-use kera_log::SinkErrorKind;
 use kera_log::store::DiskState;
 
 use super::Parts;
@@ -169,7 +168,7 @@ fn problems(parts: &Parts) -> Vec<String> {
     for virtual_log in &parts.virtual_logs {
         // Behind is not sick: it catches up, and slows producers down meanwhile.
         if let Err(error) = kera_log::DurabilitySink::healthy(&**virtual_log)
-            && error.kind != SinkErrorKind::Behind
+            && !error.kind.passes()
         {
             problems.push(error.to_string());
         }

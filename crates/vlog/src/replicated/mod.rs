@@ -481,7 +481,9 @@ impl ReplicatedLog {
         let shared = &self.shared;
         shared.is_late.store(core.lag_us(now_us) > self.config.lag_us_max, Ordering::Relaxed);
         let waiting = shared.new.depth().references;
-        let trouble = core.too_few().or_else(|| {
+        let lasts = core.too_few_for_long(now_us);
+        let kind = if lasts.is_some() { SinkErrorKind::TooFewCopies } else { SinkErrorKind::Behind };
+        let trouble = lasts.or_else(|| core.too_few()).or_else(|| {
             let limit = match shared.healthy.load(Ordering::Relaxed) {
                 true => self.config.references_max,
                 false => self.config.references_max / 2,
@@ -489,11 +491,14 @@ impl ReplicatedLog {
             (waiting > limit).then(|| format!("{waiting} chunks wait for the backups of {}", self.config.log))
         });
         let is_well = trouble.is_none();
-        *shared.trouble.lock() =
-            trouble.map(|reason| SinkError { kind: SinkErrorKind::Behind, reason, retry_after_ms: 20 });
+        let now = trouble.map(|reason| SinkError { kind, reason, retry_after_ms: 20 });
+        let before = std::mem::replace(&mut *shared.trouble.lock(), now);
         let was_well = shared.healthy.swap(is_well, Ordering::AcqRel);
-        // Who was told to wait, waits for the next block to become durable; with too few copies there need not be any on its way.
-        if is_well && !was_well {
+        // Who was told to wait, waits for the next block to become durable; with too few copies there need not be any on its way. That they have been too few
+        // for long is told, too: whoever can say so to a client does not wait for it.
+        let begins_to_last =
+            kind == SinkErrorKind::TooFewCopies && before.is_none_or(|before| before.kind != SinkErrorKind::TooFewCopies);
+        if (is_well && !was_well) || begins_to_last {
             shared.wake_waiters();
         }
     }

@@ -23,6 +23,10 @@ const SAY_AGAIN_US: u64 = 5_000_000;
 /// to an answer.
 const RESEND_US_MAX: u64 = 5_000_000;
 
+/// A backup that is in trouble and has stored nothing for so long is not there. Longer than it takes to replace one, or to start a node again
+/// that was only stopped: what producers are told then costs each of them a try, of which some have few.
+const NOT_THERE_AFTER_US: u64 = 5_000_000;
+
 /// A backup of the current view.
 #[derive(Clone, Debug)]
 pub(crate) struct Peer {
@@ -44,6 +48,8 @@ pub(crate) struct Peer {
     hold_until_us: u64,
     /// Why it is to be replaced.
     trouble: Option<String>,
+    /// Since when it has stored nothing and is in trouble, or was, and is tried again since there is no other.
+    missing_since_us: Option<u64>,
     /// It does not have all blocks any more that it had. It is as good as a new one for a view that begins behind them.
     lost: bool,
 }
@@ -53,8 +59,16 @@ impl Peer {
         let (stored, next) = (first - 1, first);
         let times = (now_us, now_us);
         let (progress_us, sent_us) = times;
-        let (life, tries, hold_until_us, trouble, lost) = (0, 0, 0, None, false);
-        Peer { stored, life, next, sent: stored, progress_us, sent_us, tries, hold_until_us, trouble, lost }
+        let (life, tries, hold_until_us, lost) = (0, 0, 0, false);
+        let (sent, trouble, missing_since_us) = (stored, None, None);
+        Peer { stored, life, next, sent, progress_us, sent_us, tries, hold_until_us, trouble, missing_since_us, lost }
+    }
+
+    /// Whether it has not stored what is under way for longer than it takes to replace it. One to which nothing is under way is never: nothing would
+    /// show that it is back.
+    fn is_not_there(&self, last: u64, now_us: u64) -> bool {
+        let is_long = |since_us: u64| now_us.saturating_sub(since_us) > NOT_THERE_AFTER_US;
+        self.stored < last && self.missing_since_us.is_some_and(is_long)
     }
 
     /// Whether it has said nothing for so long that all it has not stored is to be sent again.
@@ -213,6 +227,24 @@ impl Core {
         })
     }
 
+    /// The same where it has lasted, and is not over for a moment since backups that do not answer are tried again. While it says so nothing need be appended,
+    /// and it ends all the same: the blocks under way, of which one has waited for as long, go on being sent to who does not have them.
+    pub(crate) fn too_few_for_long(&self, now_us: u64) -> Option<String> {
+        if self.lag_us(now_us) <= NOT_THERE_AFTER_US {
+            return None;
+        }
+        let last = self.next_block - 1;
+        let there = self.peers.values().filter(|peer| !peer.is_not_there(last, now_us)).count() as u32;
+        let (copies, least) = (1 + there, self.config.copies_min);
+        (copies < least).then(|| {
+            let seconds = NOT_THERE_AFTER_US / 1_000_000;
+            format!(
+                "{} has had {copies} copies for more than {seconds} s, and writes need {least}; start backups",
+                self.log
+            )
+        })
+    }
+
     /// A block was made, the first chunk of which has waited since then: it goes to everybody.
     pub(crate) fn push(&mut self, block: Arc<Block>, since_us: u64) {
         debug_assert_eq!(block.number, self.next_block);
@@ -293,6 +325,7 @@ impl Core {
                 let through = told.map_or(0, |through| through.min(self.next_block - 1));
                 if through > peer.stored {
                     (peer.stored, peer.progress_us, peer.sent_us) = (through, now_us, now_us);
+                    peer.missing_since_us = None;
                 }
             }
             // Looked at above; it has taken nothing, and nothing is to be sent again.
@@ -328,6 +361,7 @@ impl Core {
                 tracing::warn!(log = %self.log, backup, why, "a backup is to be replaced");
             }
             peer.trouble = Some(why);
+            peer.missing_since_us = peer.missing_since_us.or(Some(now_us));
         }
     }
 
@@ -599,8 +633,9 @@ impl Core {
         let mut peers = BTreeMap::new();
         for backup in &self.view.backups {
             let peer = match self.peers.remove(backup) {
-                Some(Peer { trouble, life, lost, .. }) => {
-                    Peer { trouble: trouble.filter(|_| !lost), life, ..Peer::new(self.view.first, now_us) }
+                Some(Peer { trouble, missing_since_us, life, lost, .. }) => {
+                    let (trouble, missing_since_us) = if lost { (None, None) } else { (trouble, missing_since_us) };
+                    Peer { trouble, missing_since_us, life, ..Peer::new(self.view.first, now_us) }
                 }
                 None => Peer::new(self.view.first, now_us),
             };
