@@ -28,8 +28,11 @@ pub enum KafkaCodec {
 /// What a frame of snappy-java starts with; its version and the oldest one that reads it follow, four bytes each.
 const SNAPPY_JAVA: [u8; 8] = [0x82, b'S', b'N', b'A', b'P', b'P', b'Y', 0];
 const SNAPPY_JAVA_HEADER_BYTES: usize = 16;
-/// Zstandard frames whose window is larger are refused: 2^26 is 64 MiB, the most that records take.
-const ZSTD_WINDOW_LOG_MAX: u32 = 26;
+/// Zstandard frames whose window is larger are refused: 2^27 is what the library takes by itself, and so Kafka and its clients. An encoder that is not
+/// told how much comes says that much at level 22, of a few bytes too. No memory is used for what a frame only promises: its window is asked for as a
+/// whole and written as far as records fill it, which is `bytes_max` at most and a block. It goes with the decoder, so that each thread that opens batches
+/// has one at a time.
+const ZSTD_WINDOW_LOG_MAX: u32 = 27;
 
 impl KafkaCodec {
     /// From the lowest three bits of a batch's attributes.
@@ -187,6 +190,22 @@ mod tests {
         assert!(KafkaCodec::Snappy.decompress(&framed[..framed.len() - 1], 100).is_err());
         framed.push(0);
         assert!(KafkaCodec::Snappy.decompress(&framed, 100).is_err());
+    }
+
+    /// As Java's producers do it with `compression.zstd.level=22`, who do not say how much comes. That level itself takes most of a gigabyte.
+    #[test]
+    fn zstd_with_the_window_of_the_highest_level_is_read_and_none_with_a_larger_one() {
+        let records = [7; 100];
+        let with_window = |log| {
+            let mut out = zstd::stream::write::Encoder::new(Vec::new(), 1).unwrap();
+            out.window_log(log).unwrap();
+            out.write_all(&records).unwrap();
+            out.finish().unwrap()
+        };
+        let compressed = with_window(27);
+        assert_eq!(*KafkaCodec::Zstd.decompress(&compressed, records.len()).unwrap(), records);
+        assert!(matches!(KafkaCodec::Zstd.decompress(&compressed, 99), Err(FormatError::OverLimit { .. })));
+        assert!(KafkaCodec::Zstd.decompress(&with_window(28), records.len()).is_err());
     }
 
     #[test]
