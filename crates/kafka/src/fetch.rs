@@ -375,7 +375,7 @@ impl Fetching {
     fn gather(&self, core: &mut Core) -> Vec<Found> {
         let loads_max = usize::try_from(core.door.broker.log().arena().bytes() / LOADED_SHARE).unwrap_or(usize::MAX);
         let (mut taken, mut is_one_left_out) = (0, false);
-        let mut loads_left = Loads { bytes: self.bytes_max, memory_bytes: loads_max };
+        let mut loads_left = Loads { bytes: self.bytes_max.max(1), memory_bytes: loads_max };
         let mut all = Vec::new();
         for topic in &self.asked.topics {
             let known = self.topic(core, topic);
@@ -551,6 +551,8 @@ fn read(core: &mut Core, lane: &Arc<Lane>, asked: &FetchPartition, committed: bo
         return found;
     }
     let budget = left.bytes.min(usize::try_from(asked.partition_max_bytes).unwrap_or(0));
+    // A limit of nothing keeps nobody from getting on: as in Kafka one batch comes whatever it has, as long as the answer has no other.
+    let budget = if left.first_bytes == usize::MAX { budget.max(1) } else { budget };
     if budget == 0 {
         return found;
     }

@@ -111,6 +111,18 @@ fn no_answer_has_more_bytes_than_may_be_in_it() {
     assert!(small(&told[0]) && large(&told[1]), "{told:?}");
 }
 
+#[test]
+fn a_limit_of_nothing_keeps_nobody_from_getting_on() {
+    let mut world = World::new();
+    world.put_in("t", 0, 10_000);
+    world.put_in("t", 1, 20_000);
+    let one = |bytes: usize, told: usize| (bytes..bytes + 1_000).contains(&told);
+    for (most, of_partition) in [(1 << 20, 0), (0, 1 << 20), (0, 0)] {
+        let told = world.fetched_of((1, most), of_partition, &[("u", 0), ("t", 0), ("t", 1)]);
+        assert!(told[0] == 0 && one(10_000, told[1]) && told[2] == 0, "{most} {of_partition}: {told:?}");
+    }
+}
+
 /// A client that names partitions in the same order each time would have the second only when the first has nothing.
 #[test]
 fn an_answer_goes_beyond_its_pace_by_one_batch_where_its_client_allows_that() {
