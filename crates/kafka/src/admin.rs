@@ -526,6 +526,12 @@ fn described(
             configs::describe(&info.options).into_iter().map(|one| topic_entry(one, tells_synonyms)).collect()
         }
         BROKER => {
+            // Whoever wants another's asks that one, as with Kafka; and what has many names is told as often.
+            let (name, id) = (&*resource.resource_name, door.node_id().to_string());
+            if !name.is_empty() && name != id {
+                let why = format!("{name:?} is not this node: it is {id:?}, and of others they tell themselves");
+                return Err((ResponseError::InvalidRequest, why));
+            }
             let config = &door.config;
             let (host, port) = door.advertised();
             let advertised = format!("PLAINTEXT://{host}:{port}");

@@ -8,7 +8,7 @@
 //! Of a partition that other nodes have had before, the walk goes through what they have ([`crate::older`]), from where they say that what was
 //! appended at that time or later begins, and goes on where it was when more of it has come.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -16,6 +16,7 @@ use bytes::Bytes;
 use kafka_protocol::ResponseError;
 use kafka_protocol::messages::list_offsets_request::{ListOffsetsPartition, ListOffsetsTopic};
 use kafka_protocol::messages::list_offsets_response::{ListOffsetsPartitionResponse, ListOffsetsTopicResponse};
+use kafka_protocol::messages::offset_for_leader_epoch_request::OffsetForLeaderPartition;
 use kafka_protocol::messages::offset_for_leader_epoch_response::{EpochEndOffset, OffsetForLeaderTopicResult};
 use kafka_protocol::messages::{
     ListOffsetsRequest, ListOffsetsResponse, OffsetForLeaderEpochRequest, OffsetForLeaderEpochResponse, TopicName,
@@ -631,9 +632,12 @@ fn through(
 pub(crate) fn end_of_epoch(core: &mut Core, asked: OffsetForLeaderEpochRequest) -> OffsetForLeaderEpochResponse {
     let mut topics = Vec::with_capacity(asked.topics.len());
     let door = Arc::clone(&core.door);
+    let mut seen = HashSet::new();
     for topic in asked.topics {
         let known = core.topic(&topic.topic);
-        let partitions = topic.partitions.iter().map(|partition| {
+        // Each once, in whichever list of its topic: see [`crate::once`].
+        let is_new = |partition: &&OffsetForLeaderPartition| seen.insert((topic.topic.clone(), partition.partition));
+        let partitions = topic.partitions.iter().filter(is_new).map(|partition| {
             let answer = EpochEndOffset::default().with_partition(partition.partition);
             let lane = known.as_ref().and_then(|topic| topic.lane(partition.partition));
             match lane {

@@ -41,6 +41,9 @@ const VERSION_TOPIC_IDS: i16 = 13;
 const SPACE_TRIES: usize = 4;
 /// From this version on a partition's answer says why its batch was refused, and which of its records are wrong.
 const VERSION_TELLS_RECORDS: i16 = 8;
+/// Partitions that one request may name: far more than fit into one that a client sends with a batch for each. A few bytes name one without a batch, and what is noted
+/// of it and answered is many times that.
+const PARTITIONS_MAX: usize = 100_000;
 /// Records of a batch that are named when they are wrong.
 const RECORDS_TOLD_MAX: usize = 100;
 const TOO_FAR: &str = "a record's time is further from the clock's than message.timestamp.before.max.ms or message.timestamp.after.max.ms";
@@ -79,6 +82,11 @@ impl Waiting {
 
     pub(crate) fn deadline_us(&self) -> u64 {
         self.deadline_us
+    }
+
+    /// What it takes in memory.
+    pub(crate) fn bytes(&self) -> usize {
+        self.body.len() + size_of_val(&*self.good)
     }
 
     /// Sends the answer if it is its turn. True if it is done with.
@@ -239,6 +247,19 @@ fn walk<'a, T>(
     Ok(true)
 }
 
+/// Walks a request for what is wrong with it.
+fn check(request: &Request, body: &[u8]) -> Result<(), Malformed> {
+    let mut count = 0;
+    let is_within = |count: &mut usize, _: i32, _: Option<&[u8]>| {
+        *count += 1;
+        *count <= PARTITIONS_MAX
+    };
+    match walk(request, body, &mut count, |_, _, _| {}, is_within, |_| {})? {
+        true => Ok(()),
+        false => Err(Malformed::Value { what: "the number of partitions", value: count as i64 }),
+    }
+}
+
 /// Calls `each` with the batches of a request.
 pub(crate) fn each_batch<'a>(
     request: &Request,
@@ -299,8 +320,8 @@ impl Producing {
         let mut reader = Reader::new(body, request.is_flexible());
         let Head { transactional_id, acks, timeout_ms, .. } = head(request, &mut reader)?;
         if self.partial.is_none() {
-            // Its layout is wrong in whole or not at all.
-            walk(request, body, &mut (), |_, _, _| {}, |_, _, _| true, |_| {})?;
+            // Its layout is wrong in whole or not at all, and nothing of it is appended before that is known.
+            check(request, body)?;
         }
         let wait_ms = u64::try_from(timeout_ms).unwrap_or(0).min(core.door.config.produce_wait_ms_max.into());
         let deadline_us = now_us + wait_ms * 1000;

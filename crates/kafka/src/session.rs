@@ -186,7 +186,7 @@ impl KafkaSession {
         let config = &self.core.door.config;
         let goes_behind = match self.queue.back() {
             None => return false,
-            Some(Pending::Produce(_)) => key == ApiKey::Produce as i16,
+            Some(Pending::Produce(_)) => key == ApiKey::Produce as i16 && self.held_bytes < config.control_bytes_max,
             Some(Pending::Durable(..)) => {
                 let of_groups = ApiKey::try_from(key).is_ok_and(crate::group_door::serves);
                 of_groups && self.held_bytes < config.control_bytes_max
@@ -307,6 +307,7 @@ impl KafkaSession {
             Outcome::Silent => Ok(Flow::Done),
             Outcome::Refused(why) => Ok(self.close_in_turn(why, out)),
             Outcome::Answer(waiting) => {
+                self.held_bytes += waiting.bytes();
                 self.queue.push_back(Pending::Produce(waiting));
                 self.complete(out);
                 Ok(Flow::Done)
@@ -438,6 +439,7 @@ impl KafkaSession {
             }
             match first {
                 Pending::Produce(waiting) => {
+                    self.held_bytes -= waiting.bytes();
                     self.core.door.counts.produce.observe(now_us.saturating_sub(waiting.started_us()))
                 }
                 Pending::Fetch(fetching) => {

@@ -119,3 +119,34 @@ fn a_log_that_has_had_too_few_copies_for_long_holds_up_nothing() {
         assert_eq!(told(&client.wait()), [too_few, (0, at), (0, at)]);
     }
 }
+
+/// A batch for the first partition of "sync", and none for so many others, which are not there.
+fn with_empty(others: usize) -> Vec<u8> {
+    let mut bytes = produce_frame("sync", 0, -1, &batch(&[b"x"], (-1, -1, -1)));
+    // Behind header, transactional id, acks, timeout, count of topics and name.
+    let at = 12 + 2 + 4 + 4 + 2 + "sync".len();
+    bytes[at..at + 4].copy_from_slice(&(others as i32 + 1).to_be_bytes());
+    let other = [77_i32.to_be_bytes(), (-1_i32).to_be_bytes()].concat();
+    bytes.extend_from_slice(&other.repeat(others));
+    bytes
+}
+
+#[test]
+fn requests_that_name_too_many_partitions_close_the_connection_and_leave_no_trace() {
+    let mut client = Client::new();
+    create_copied(&client, "sync", ReplicationMode::Sync);
+    assert!(matches!(client.frame(&with_empty(100_000)), Flow::Close(_)));
+    assert_eq!(client.produce("sync", 0, &batch(&[b"x"], (-1, -1, -1))), (0, 0));
+}
+
+/// Each may be many times as large as its request.
+#[test]
+fn answers_that_wait_behind_each_other_are_bounded_by_their_bytes() {
+    let mut client = Client::with(Arc::new(Copying));
+    create_copied(&client, "sync", ReplicationMode::Sync);
+    let asked = with_empty(50_000);
+    let taken = (0..10).take_while(|_| client.frame(&asked) == Flow::Done).count();
+    let answer_bytes = 50_000 * 22;
+    assert!(taken >= 2 && taken * answer_bytes < (4 << 20) + answer_bytes, "{taken}");
+    assert!(client.answer().is_none());
+}

@@ -39,6 +39,33 @@ fn topics_and_their_settings_are_told_once() {
 }
 
 #[test]
+fn a_node_tells_of_its_own_settings() {
+    let mut world = World::new();
+    let me = world.running().door.node_id();
+    let of = |name: String| {
+        let resource = DescribeConfigsResource::default().with_resource_type(4).with_resource_name(text(&name));
+        resource.with_configuration_keys(None)
+    };
+    let names = [me.to_string(), String::new(), format!("0{me}"), (me + 1).to_string(), "x".to_owned()];
+    let asked = DescribeConfigsRequest::default().with_resources(names.map(of).to_vec());
+    let told = world.call(4, &asked).results;
+    let told: Vec<_> = told.iter().map(|one| (one.error_code, one.configs.is_empty())).collect();
+    let refused = (ResponseError::InvalidRequest.code(), true);
+    assert_eq!(told, [(0, false), (0, false), refused, refused, refused]);
+}
+
+#[test]
+fn ends_of_epochs_are_told_once() {
+    let mut world = World::new();
+    let of = |at| offset_for_leader_epoch_request::OffsetForLeaderPartition::default().with_partition(at);
+    let one = offset_for_leader_epoch_request::OffsetForLeaderTopic::default().with_topic(topic("t"));
+    let topics = repeated(&[one.clone().with_partitions(repeated(&[of(1)])), one.with_partitions(vec![of(1), of(0)])]);
+    let told = world.call(4, &OffsetForLeaderEpochRequest::default().with_topics(topics)).topics;
+    let told: Vec<_> = told.iter().flat_map(|topic| &topic.partitions).map(|one| one.partition).collect();
+    assert_eq!(told, [1, 0]);
+}
+
+#[test]
 fn groups_are_told_once() {
     let mut world = World::new();
     let groups = repeated(&["a", "b"].map(|name| GroupId(text(name))));
