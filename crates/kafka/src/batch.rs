@@ -2,8 +2,8 @@
 //!
 //! The layout is [`kera_format::kafka_batch`]'s; base offset and leader epoch are patched on the way out, and covered by no checksum.
 //!
-//! Pure. Records are not looked into on the way in: what is checked is the header, whose count moves the offsets, and, while the
-//! chunk is copied, the checksum.
+//! Pure. Records are not looked into on the way in, unless the header keeps their times to itself: what is checked is the header, whose count moves the
+//! offsets, and, while the chunk is copied, the checksum.
 
 use kafka_protocol::ResponseError;
 use kera_format::chunk::NO_TIMESTAMP;
@@ -126,9 +126,25 @@ impl BatchHeader {
         let max_timestamp = i64_at(kept, 35);
         BatchHeader {
             crc: u32::from_be_bytes(be(kept, 17)),
-            max_timestamp_ms: if max_timestamp < 0 { NO_TIMESTAMP } else { max_timestamp },
+            // Where it still says none, its records are the same, and their times were looked for.
+            max_timestamp_ms: if max_timestamp < 0 { self.max_timestamp_ms } else { max_timestamp },
             ..self
         }
+    }
+
+    /// With the largest time of the batch's records where its header has none and they have: so are all batches of Sarama before 1.45.1.
+    ///
+    /// By the chunk's header, and by the segment's that comes of all of them, lookups by time pass over what they need not look into. A chunk without a time
+    /// counts there as appended when its records were written, and beside chunks that have a time not at all: what is later was passed
+    /// over. So the records are opened once, here, within the bounds that hold wherever a batch is opened, and the batch itself stays as it is.
+    pub(crate) fn with_time_of_records(self, batch: &[u8]) -> BatchHeader {
+        let base = i64_at(batch, 27);
+        if self.max_timestamp_ms != NO_TIMESTAMP || base < 0 {
+            return self;
+        }
+        // What cannot be read has the time of its first record at least.
+        let newest = newest_of_records(batch).unwrap_or(base);
+        BatchHeader { max_timestamp_ms: if newest < 0 { NO_TIMESTAMP } else { newest }, ..self }
     }
 
     /// The times that a checked batch says of its records without being opened: of the first one and of the latest; negative for none.
@@ -337,19 +353,32 @@ fn put_bytes(bytes: Option<&[u8]>, out: &mut Vec<u8>) {
     }
 }
 
-/// The first record of a batch, from the one with that number on, whose timestamp is `wanted` or later: its number and timestamp. `None` if there is none, or
-/// the batch cannot be read.
-pub(crate) fn first_at(batch: &[u8], wanted: i64, from: u32) -> Option<(u32, i64)> {
-    let view = KafkaBatchView::parse(batch).ok()?;
-    let records = view.uncompressed(CHUNK_UNCOMPRESSED_BYTES_MAX).ok()?;
+/// The first record of a batch, from the one with that number on, whose timestamp is `wanted` or later: its number and timestamp. `None` if there is none.
+///
+/// # Errors
+/// The batch cannot be read so far.
+pub(crate) fn first_at(batch: &[u8], wanted: i64, from: u32) -> Result<Option<(u32, i64)>, FormatError> {
+    let view = KafkaBatchView::parse(batch)?;
+    let records = view.uncompressed(CHUNK_UNCOMPRESSED_BYTES_MAX)?;
     for record in KafkaRecords::new(&view, &records) {
-        let record = record.ok()?;
+        let record = record?;
         let timestamp = view.timestamp_ms(&record);
         if timestamp >= wanted && record.offset_delta >= from {
-            return Some((record.offset_delta, timestamp));
+            return Ok(Some((record.offset_delta, timestamp)));
         }
     }
-    None
+    Ok(None)
+}
+
+/// The largest time of a batch's records, by the records themselves; `None` if they cannot be read.
+fn newest_of_records(batch: &[u8]) -> Option<i64> {
+    let view = KafkaBatchView::parse(batch).ok()?;
+    let records = view.uncompressed(CHUNK_UNCOMPRESSED_BYTES_MAX).ok()?;
+    let mut newest = None;
+    for record in KafkaRecords::new(&view, &records) {
+        newest = newest.max(Some(view.timestamp_ms(&record.ok()?)));
+    }
+    newest
 }
 
 /// The largest time of a batch's records, as its header has it.
@@ -454,15 +483,15 @@ pub(crate) mod tests {
     #[test]
     fn the_first_record_from_a_time_on_is_found() {
         let batch = batch(&[b"a", b"bb", b"c"], (-1, -1, -1));
-        assert_eq!(first_at(&batch, 0, 0), Some((0, 1000)));
-        assert_eq!(first_at(&batch, 1001, 0), Some((1, 1001)));
-        assert_eq!(first_at(&batch, 1003, 0), None);
+        assert_eq!(first_at(&batch, 0, 0), Ok(Some((0, 1000))));
+        assert_eq!(first_at(&batch, 1001, 0), Ok(Some((1, 1001))));
+        assert_eq!(first_at(&batch, 1003, 0), Ok(None));
         let mut compressed = batch[..BATCH_HEADER_BYTES].to_vec();
         compressed.extend_from_slice(&KafkaCodec::Zstd.compress(&batch[BATCH_HEADER_BYTES..]));
         let length = compressed.len() as u32 - 12;
         compressed[8..12].copy_from_slice(&length.to_be_bytes());
         compressed[22] |= KafkaCodec::Zstd as u8;
-        assert_eq!(first_at(&compressed, 1001, 0), Some((1, 1001)));
+        assert_eq!(first_at(&compressed, 1001, 0), Ok(Some((1, 1001))));
     }
 
     #[test]

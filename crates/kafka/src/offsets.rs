@@ -529,10 +529,12 @@ fn first_at(chunk: &ChunkView<'_>, base: u64, append_ms: i64, time: i64, from: u
         },
     };
     match batch::first_at(batch, time, from) {
-        Some((delta, timestamp)) => Some(told(delta, timestamp)),
-        // What was made of native records can be read; their header may say more than is in them.
-        None if from > 0 || is_thinned(batch) || chunk.header().kind != PayloadKind::KafkaBatch => None,
-        None => Some(told(0, newest_ms(chunk.header(), append_ms))),
+        Ok(Some((delta, timestamp))) => Some(told(delta, timestamp)),
+        // The header says more than is in it: that of native records may, the latest may be compacted away, and a batch that does not say its time counts
+        // as of its append. What comes behind has its turn.
+        Ok(None) => None,
+        Err(_) if from > 0 || is_thinned(batch) => None,
+        Err(_) => Some(told(0, newest_ms(chunk.header(), append_ms))),
     }
 }
 
@@ -551,8 +553,8 @@ fn largest_at(chunk: &ChunkView<'_>, base: u64, append_ms: i64, newest: i64) -> 
         },
     };
     match batch::first_at(batch, newest, 0) {
-        Some((delta, timestamp)) => (timestamp, base + u64::from(delta)),
-        None => (newest, base),
+        Ok(Some((delta, timestamp))) => (timestamp, base + u64::from(delta)),
+        Ok(None) | Err(_) => (newest, base),
     }
 }
 

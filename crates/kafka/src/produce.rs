@@ -443,7 +443,7 @@ impl Appending<'_> {
         }
         let batch = records.unwrap_or_default();
         let mut header = match self.check(batch) {
-            Ok(header) => header,
+            Ok(header) => header.with_time_of_records(batch),
             Err(refused) => return Some(refused),
         };
         if topic.stream.compacts()
