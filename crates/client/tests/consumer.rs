@@ -869,6 +869,36 @@ fn until_end_ends_at_what_was_the_end() {
     }
 }
 
+/// As long as there was something to return nobody looked whether the end was reached.
+#[test]
+fn until_end_ends_although_the_stream_is_written_as_fast_as_it_is_read() {
+    for is_member in [false, true] {
+        let server = FakeServer::start(1, 1);
+        run(async {
+            fill(&server, 0, 0, 0..10);
+            let how = |b: ConsumerBuilder| if is_member { member(b) } else { b };
+            let mut consumer = build(&server, |b| how(b).until_end(true)).await;
+            let (mut records, mut batches) = (0, 0);
+            loop {
+                // Something more has come before each batch is asked for.
+                fill(&server, 0, 0, (batches + 1) * 10..(batches + 2) * 10);
+                while consumer.lag() == 0 {
+                    tokio::select! {
+                        never = consumer.idle() => match never {},
+                        () = tokio::time::sleep(Duration::from_millis(1)) => {}
+                    }
+                }
+                let Some(batch) = consumer.next_batch().await.unwrap() else { break };
+                (records, batches) = (records + batch.len(), batches + 1);
+                assert!(batches < 20, "it goes on behind the end, member: {is_member}");
+            }
+            assert!(records >= 10, "{records}");
+            assert!(consumer.next_batch().await.unwrap().is_none());
+            consumer.close().await.unwrap();
+        });
+    }
+}
+
 /// As with copies that are gone, when a person has accepted that. It waited until others had written as much anew.
 #[test]
 fn until_end_ends_although_the_end_is_lost() {

@@ -551,9 +551,9 @@ impl Consumer {
         Some(away.since + DOUBT).filter(|at| is_newcomer && *at > now)
     }
 
-    /// The node that is to feed a track, if it has to be fed.
+    /// The node that is to feed a track, if it has to be fed. Of one that has come to where it is to stop nothing more is delivered.
     pub(super) fn to_feed(&self, track: &Track) -> Option<u32> {
-        let finished = track.ended || track.lease.is_some_and(|lease| lease.releasing);
+        let finished = track.ended || track.at_target() || track.lease.is_some_and(|lease| lease.releasing);
         let wanted = !(track.fed || track.astray || finished);
         wanted.then(|| self.holders.holder(track.streamlet, track.received.group))
     }

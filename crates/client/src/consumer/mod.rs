@@ -446,6 +446,14 @@ impl Consumer {
                 self.credit(piece.credit);
                 continue;
             };
+            // Who is to stop at the end that there was is given nothing more of a lane that has come there. What is written meanwhile would else be returned, and
+            // as long as something is returned nobody looks whether the end of all of them is reached: never, where it is written as fast as it is read. The end of
+            // a group that has nothing in front of it is taken, for the group to be done.
+            if before > 0 && track.at_target() {
+                self.queued_bytes -= before;
+                self.credit(piece.credit);
+                continue;
+            }
             let delivered = track.delivered;
             let decoded = track::decode(track, &mut piece, how);
             self.queued_bytes -= before - piece.data.len();
