@@ -1194,6 +1194,26 @@ fn until_end_ends_for_a_member_that_has_read_everything() {
     });
 }
 
+/// What the stream has got since had no end to be read to, and the member waited for it.
+#[test]
+fn until_end_ends_for_a_member_although_the_stream_has_grown() {
+    let server = FakeServer::start(1, 1);
+    run(async {
+        fill(&server, 0, 0, 0..20);
+        let mut consumer = build(&server, |b| member(b).until_end(true)).await;
+        server.grow(2);
+        fill(&server, 1, 0, 0..5);
+        let mut records = 0;
+        while let Some(batch) = consumer.next_batch().await.unwrap() {
+            assert_eq!(batch.streamlet(), StreamletId(0), "the other one was not there");
+            records += batch.len();
+        }
+        assert_eq!(records, 20);
+        consumer.close().await.unwrap();
+        assert_eq!((committed(&server, 0), committed(&server, 1)), (20, 0), "the next one reads it");
+    });
+}
+
 #[test]
 fn heartbeats_go_on_while_the_program_is_busy() {
     let server = FakeServer::start(1, 1);

@@ -270,7 +270,9 @@ impl Consumer {
             let start = carried.map_or(committed, |carried| carried.at);
             let mut track = Track::new(group.streamlet, group.lane, start.0, start.1);
             track.ended = carried.is_some_and(|carried| carried.done);
-            track.target = self.targets.get(&(group.streamlet, group.lane)).copied();
+            // Of a lane that was not there when the consumer was built nothing was in front of the end: it may grow as fast as it is read.
+            let no_lane = self.settings.until_end.then_some(0);
+            track.target = self.targets.get(&(group.streamlet, group.lane)).copied().or(no_lane);
             // Retention may have gone past what was committed.
             track.may_have_gap = true;
             let (id, group) = (group.lease, group.group);
