@@ -1214,6 +1214,25 @@ fn until_end_ends_for_a_member_although_the_stream_has_grown() {
     });
 }
 
+/// With as many groups as it may read it asked for no others, and did not hear that there are none.
+#[test]
+fn until_end_ends_for_a_member_that_has_as_many_groups_as_it_may_read() {
+    for lanes in [1, 3] {
+        let server = FakeServer::start(lanes, 1);
+        run(async {
+            (0..lanes).for_each(|streamlet| fill(&server, streamlet, 0, 0..30));
+            let mut consumer = build(&server, |b| member(b).groups_max(1).until_end(true)).await;
+            let mut records = 0;
+            while let Some(batch) = consumer.next_batch().await.unwrap() {
+                records += batch.len();
+            }
+            assert_eq!(records, u64::from(lanes) * 30);
+            consumer.close().await.unwrap();
+            assert!((0..lanes).all(|streamlet| committed(&server, streamlet) == 30));
+        });
+    }
+}
+
 #[test]
 fn heartbeats_go_on_while_the_program_is_busy() {
     let server = FakeServer::start(1, 1);

@@ -214,8 +214,15 @@ impl Consumer {
         }
     }
 
+    /// How many more groups it may read. One that is read up to where it is to stop is not read any more, and counts no more than one that is given back: a member
+    /// with as many of them as it may read would ask for no others, and wait for their ends. Given back, it would be the first that is given again.
+    fn room_for_groups(&self) -> usize {
+        let read = self.tracks.values().filter(|track| !track.at_target()).count();
+        self.settings.groups_max.saturating_sub(read)
+    }
+
     pub(super) fn ask_for_groups_if_due(&mut self, now: Instant) {
-        let room = self.settings.groups_max.saturating_sub(self.tracks.len());
+        let room = self.room_for_groups();
         if room == 0 {
             return;
         }
@@ -241,15 +248,16 @@ impl Consumer {
     /// that one if the owner's is read already, and the giver is known to have the group of an earlier owner. Without the latter the giver is
     /// taken for an owner of which is not known yet, which is how mostly is found out that something has moved; and where something has moved
     /// back, the owners that are asked for then say so.
+    ///
+    /// All owners are asked at one time, since nobody knows which of them has groups, each for at least one: together they may give more than there is room for. What
+    /// comes last of that is given back unread, for others.
     pub(super) fn take_groups(&mut self, node: u32, mut leased: LeasedGroups) {
         let Some(membership) = self.memberships.get_mut(&node) else { return };
         membership.nothing_left = leased.groups.is_empty();
         leased.groups.retain(|given| {
             let is_over = self.is_read_of_owner(node, given);
             if is_over {
-                let LeasedGroup { lease, streamlet, lane, start: cursor, start_ordinal: ordinal, .. } = *given;
-                let entry = CommitEntry { streamlet, lane, lease, cursor, ordinal, after: AfterCommit::Release };
-                self.given_back.insert((node, lease), entry);
+                self.give_back_unread(node, given);
                 self.holders.want_owners(Instant::now());
             }
             !is_over
@@ -260,7 +268,12 @@ impl Consumer {
             let is_given = |lease: Lease| given.contains(&(track.streamlet, track.lane, lease.group));
             track.lease.is_some_and(|lease| is_before(lease) && is_given(lease))
         });
+        let mut room = self.room_for_groups();
         for group in leased.groups {
+            if room == 0 {
+                self.give_back_unread(node, &group);
+                continue;
+            }
             let committed = (group.start, group.start_ordinal);
             let carried = self.carried.remove(&(group.streamlet, group.lane, group.group));
             // Nobody has moved it since: what was processed and not committed need not be read again, nor its end. A position never moves
@@ -277,8 +290,16 @@ impl Consumer {
             track.may_have_gap = true;
             let (id, group) = (group.lease, group.group);
             track.lease = Some(Lease { node, id, group, committed, asked_back: None, releasing: false });
+            room -= usize::from(!track.at_target());
             self.add_track(track);
         }
+    }
+
+    /// A node has given a group that is not read by that lease.
+    fn give_back_unread(&mut self, node: u32, given: &LeasedGroup) {
+        let LeasedGroup { lease, streamlet, lane, start: cursor, start_ordinal: ordinal, .. } = *given;
+        let entry = CommitEntry { streamlet, lane, lease, cursor, ordinal, after: AfterCommit::Release };
+        self.given_back.insert((node, lease), entry);
     }
 
     /// Whether a node gives a group as an earlier owner that the member reads by a lease of the owner, as far as is known.
@@ -581,6 +602,30 @@ mod tests {
         let start = Cursor { group, ..Cursor::default() };
         let (streamlet, lane) = (StreamletId(0), LaneId(0));
         LeasedGroups { groups: vec![LeasedGroup { lease, streamlet, lane, group, start, start_ordinal: ordinal }] }
+    }
+
+    /// Each owner is asked for one, and all of them have some.
+    #[test]
+    fn what_several_owners_give_beyond_what_there_is_room_for_is_given_back_unread() {
+        let group = GroupId::new(5, 1);
+        let mut consumer = member(group);
+        consumer.settings.groups_max = 2;
+        let of_lane = |lane: u32, lease: u64| {
+            let mut leased = leased(group, lease, 30);
+            leased.groups[0].lane = LaneId(lane);
+            leased
+        };
+        consumer.take_groups(1, of_lane(1, 8));
+        consumer.take_groups(2, of_lane(2, 9));
+        assert_eq!(consumer.tracks.len(), 2);
+        let given: Vec<((u32, u64), u64, AfterCommit)> =
+            consumer.given_back.iter().map(|(lease, entry)| (*lease, entry.ordinal, entry.after)).collect();
+        assert_eq!(given, [((2, 9), 30, AfterCommit::Release)]);
+        assert!(!consumer.memberships[&2].nothing_left, "it has something yet");
+        // What is read to where it is to stop takes no place.
+        consumer.tracks.values_mut().for_each(|track| track.target = Some(0));
+        consumer.take_groups(2, of_lane(2, 10));
+        assert_eq!(consumer.tracks.len(), 3);
     }
 
     /// While a streamlet moves its owner takes no commits, and then does not know the lease: what was processed since the last commit was read again at

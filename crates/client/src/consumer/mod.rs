@@ -161,7 +161,8 @@ impl ConsumerBuilder {
     }
 
     /// Most groups of an application that this member reads at one time; 4,096 unless set. With order `lane` each lane has
-    /// one that is open: lanes beyond the limit are left to other members.
+    /// one that is open: lanes beyond the limit are left to other members. With [`until_end`](ConsumerBuilder::until_end) one that is read to
+    /// that end is not read any more, and others are read in its place.
     pub fn groups_max(mut self, groups: usize) -> Self {
         self.groups_max = groups;
         self
