@@ -254,6 +254,21 @@ fn a_consumer_reads_only_the_lanes_it_is_told_to() {
 }
 
 #[test]
+fn what_is_named_twice_is_read_once() {
+    let server = FakeServer::start(2, 2);
+    run(async {
+        fill(&server, 1, 0, 0..10);
+        let mut consumer = build(&server, |b| b.streamlets([1, 0, 1]).lanes([0, 0]).until_end(true)).await;
+        assert_eq!(consumer.positions().len(), 2);
+        let mut records = 0;
+        while let Some(batch) = consumer.next_batch().await.unwrap() {
+            records += batch.len();
+        }
+        assert_eq!(records, 10);
+    });
+}
+
+#[test]
 fn records_come_one_by_one_with_everything_they_have() {
     let server = FakeServer::start(1, 1);
     run(async {

@@ -116,7 +116,7 @@ impl ConsumerBuilder {
 
     /// Reads only these streamlets. Not for applications.
     pub fn streamlets(mut self, streamlets: impl IntoIterator<Item = u32>) -> Self {
-        self.streamlets = Some(streamlets.into_iter().map(StreamletId).collect());
+        self.streamlets = Some(each_once(streamlets.into_iter().map(StreamletId)));
         self
     }
 
@@ -128,7 +128,7 @@ impl ConsumerBuilder {
 
     /// Reads only these lanes of each streamlet. Not for applications.
     pub fn lanes(mut self, lanes: impl IntoIterator<Item = u32>) -> Self {
-        self.lanes = Some(lanes.into_iter().map(LaneId).collect());
+        self.lanes = Some(each_once(lanes.into_iter().map(LaneId)));
         self
     }
 
@@ -252,6 +252,14 @@ impl ConsumerBuilder {
         }
         Ok(())
     }
+}
+
+/// What is named, in order: a lane that is named twice would be read twice, side by side.
+fn each_once<T: Ord>(named: impl Iterator<Item = T>) -> Vec<T> {
+    let mut named: Vec<T> = named.collect();
+    named.sort_unstable();
+    named.dedup();
+    named
 }
 
 /// Reads a stream. Used by one task; dropped, an application's groups are given back when the lease runs out, so
