@@ -35,6 +35,10 @@ pub enum CommitMode {
     Interval(Duration),
     /// Only when [`Consumer::commit`] is called. A group that the server asks back for another member is given back with the next commit, or,
     /// if there is none for as long as a lease lasts, from the last one on: then what was returned since is read again.
+    ///
+    /// What follows a group is given to the application only when the end of that group is committed. So when all groups that a member has are returned to
+    /// their ends, [`Consumer::next_batch`] waits until [`Consumer::commit`] was called: a program that commits after so many records, or batches, calls it after so
+    /// long a time as well, and drops the future of `next_batch` for that, which loses nothing.
     Manual,
 }
 
@@ -194,7 +198,8 @@ impl ConsumerBuilder {
     }
 
     /// Ends, with `None`, at what was the end of the stream when the consumer was built; where that is lost since, at the end that there is
-    /// then, which is looked for as often as [`refresh`](ConsumerBuilder::refresh) says while nothing comes.
+    /// then, which is looked for as often as [`refresh`](ConsumerBuilder::refresh) says while nothing comes. Streamlets that the stream gets later are not read. With
+    /// [`CommitMode::Manual`] a group that was returned to its end in front of that is to be committed first: see there.
     pub fn until_end(mut self, until_end: bool) -> Self {
         self.until_end = until_end;
         self
@@ -355,7 +360,8 @@ impl Consumer {
     }
 
     /// The next batch, in order within each lane. Waits until there is one. `None`: the end, if the consumer was told to
-    /// stop there ([`ConsumerBuilder::until_end`]).
+    /// stop there ([`ConsumerBuilder::until_end`]). With [`CommitMode::Manual`] it also waits, for as long as that takes, for what was returned to the end of
+    /// a group to be committed, if there is nothing else to return.
     ///
     /// Dropping the future loses nothing. Connections that break are made again, so errors are for good, apart from
     /// [`ClientError::Removed`] and [`ClientError::Gap`], after which the next call goes on.
