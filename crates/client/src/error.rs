@@ -49,6 +49,17 @@ pub enum ClientError {
         /// Why.
         status: Status,
     },
+    /// Records that the producer had taken were given up although nobody knows what became of a try to send them: they may be in the stream. Those
+    /// of which that is known are given up with `error` itself.
+    #[error("{records} records for streamlet {streamlet} may be in the stream or not: {error}")]
+    Unknown {
+        /// How many records.
+        records: u64,
+        /// For which streamlet.
+        streamlet: StreamletId,
+        /// Why they were given up.
+        error: Box<ClientError>,
+    },
     /// Another producer has taken over this producer's id. This one can do no more.
     #[error("the producer is fenced: another one uses its id with epoch {current}; stop, or make another producer")]
     Fenced {
@@ -139,6 +150,7 @@ impl ClientError {
         match self {
             ClientError::Rpc(e) => e.retryable(),
             ClientError::Partly { error, .. } => error.retryable(),
+            ClientError::Unknown { error, .. } => error.retryable(),
             ClientError::DeliveryTimeout { .. } => true,
             _ => false,
         }
@@ -149,7 +161,7 @@ impl ClientError {
         match self {
             ClientError::Rpc(e) => e.could_duplicate(),
             ClientError::Partly { error, .. } => error.could_duplicate(),
-            ClientError::DeliveryTimeout { .. } => true,
+            ClientError::DeliveryTimeout { .. } | ClientError::Unknown { .. } => true,
             _ => false,
         }
     }
@@ -159,6 +171,7 @@ impl ClientError {
         match self {
             ClientError::Rpc(e) => e.status(),
             ClientError::Partly { error, .. } => error.status(),
+            ClientError::Unknown { error, .. } => error.status(),
             ClientError::Refused { status, .. } => Some(*status),
             _ => None,
         }

@@ -762,7 +762,41 @@ fn dropping_a_producer_gives_up_what_is_not_acknowledged() {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
         let reports = reports.lock().unwrap();
-        assert!(reports.iter().all(|report| matches!(report.result, Err(ClientError::Closed))));
+        assert!(reports.iter().all(|report| is_closed(report.result.as_ref().unwrap_err())));
+    });
+}
+
+/// What was given up because the producer has ended, whether it may be in the stream or not.
+fn is_closed(error: &ClientError) -> bool {
+    match error {
+        ClientError::Unknown { error, .. } => is_closed(error),
+        error => matches!(error, ClientError::Closed),
+    }
+}
+
+/// Whoever believed that they are not there sent them anew, and had them twice.
+#[test]
+fn what_may_be_there_of_a_producer_that_ends_is_told_apart_from_what_was_never_sent() {
+    let server = FakeServer::start(1, 1);
+    run(async {
+        // Nothing here is to be sent again.
+        let never = Duration::from_secs(3_600);
+        let (mut producer, reports) =
+            small_chunks(&server, |b| b.in_flight(1).request_timeout(never).delivery_timeout(never)).await;
+        server.fake.fail([Fault::AppendAndStall]);
+        send_all(&mut producer, &numbered(0..1)).await;
+        server.until("it is there", |state| state.chunk_count() == 1).await;
+        send_all(&mut producer, &numbered(1..50)).await;
+        drop(producer);
+        while reports.lock().unwrap().iter().map(|report| report.records).sum::<u32>() < 50 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        assert_eq!(server.fake.values(0, 0), numbered(0..1));
+        for report in reports.lock().unwrap().iter() {
+            let error = report.result.as_ref().unwrap_err();
+            assert!(is_closed(error) && !error.retryable(), "{error}");
+            assert_eq!(error.could_duplicate(), report.first_record == 0, "{error}");
+        }
     });
 }
 
@@ -877,7 +911,7 @@ fn a_producer_whose_runtime_has_ended_says_so() {
     other.block_on(producer.send(&Record::value(b"record"))).unwrap();
     drop(other);
     run(async {
-        assert!(matches!(producer.flush().await, Err(ClientError::Closed)));
+        assert!(producer.flush().await.is_err_and(|error| is_closed(&error)));
         assert!(matches!(producer.deliver(&Record::value(b"more")).await, Err(ClientError::Closed)));
     });
 }

@@ -259,14 +259,19 @@ fn one_producer(run: &Arc<Run>, number: u32) -> Result<(), BenchError> {
         totals.reconnects += stats.reconnects;
         drop(totals);
         sent?;
-        // Records that were given up are in the log and in the counts; only what ends a producer is an error.
         match flushed {
-            Err(error @ (ClientError::Fenced { .. } | ClientError::Closed)) => {
-                Err(BenchError::server("sending", error))
-            }
+            Err(error) if ends_producer(&error) => Err(BenchError::server("sending", error)),
             _ => Ok(()),
         }
     })
+}
+
+/// Records that were given up are in the log and in the counts; only what ends a producer is an error.
+fn ends_producer(error: &ClientError) -> bool {
+    match error {
+        ClientError::Unknown { error, .. } => ends_producer(error),
+        error => matches!(error, ClientError::Fenced { .. } | ClientError::Closed),
+    }
 }
 
 async fn send(run: &Run, source: Source, producer: &mut Producer) -> Result<(), BenchError> {

@@ -144,6 +144,8 @@ pub(super) struct Sealed {
     pub(super) was_early: bool,
     /// A try of it was never answered: it may come yet.
     pub(super) is_unanswered: bool,
+    /// The server has said to the last try of it that it takes nothing of this producer any more.
+    pub(super) is_fenced: bool,
     /// Which sequences in front of it are skipped, as it was sent last.
     pub(super) skips: Option<Skip>,
     serial: u64,
@@ -156,7 +158,17 @@ impl Sealed {
     pub(super) fn may_be_there(&self, error: &ClientError) -> bool {
         // Of a refused one that of the last is.
         let is_refused = matches!(error, ClientError::Refused { status, .. } if !status.could_duplicate());
-        self.attempts > u32::from(is_refused)
+        self.attempts > u32::from(is_refused || self.is_fenced)
+    }
+
+    /// What is told of a chunk that is given up with `error`, which may be that of all that a producer had when it ended: who is told that it is
+    /// closed and no more would send anew what may be in the stream.
+    fn told(&self, error: ClientError) -> ClientError {
+        if error.could_duplicate() || !self.may_be_there(&error) {
+            return error;
+        }
+        let streamlet = StreamletId(self.streamlet);
+        ClientError::Unknown { records: self.records.into(), streamlet, error: Box::new(error) }
     }
 
     /// Whether a chunk that waits may be in the stream.
@@ -512,6 +524,7 @@ impl Buffer {
             is_under_way: false,
             was_early: false,
             is_unanswered: false,
+            is_fenced: false,
             skips: None,
             serial,
             charged,
@@ -873,6 +886,8 @@ impl Buffer {
         if chunk.is_under_way {
             self.returned(chunk.streamlet);
         }
+        let may_be_there = result.as_ref().is_err_and(|error| chunk.may_be_there(error));
+        let result = result.map_err(|error| chunk.told(error));
         match &result {
             Ok(delivered) => {
                 self.stats.acknowledged_records += records;
@@ -887,7 +902,7 @@ impl Buffer {
             Err(error) => {
                 self.stats.failed_records += records;
                 let streamlet = &mut self.streamlets[chunk.streamlet as usize];
-                if chunk.may_be_there(error) {
+                if may_be_there {
                     streamlet.given_up_sequence = streamlet.given_up_sequence.max(chunk.sequence + 1);
                 } else if self.producer_id.0 != 0 {
                     let holes = &mut streamlet.holes;

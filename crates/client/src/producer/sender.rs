@@ -764,7 +764,7 @@ impl Sender {
                     Err(error)
                 }
                 Verdict::Fenced(current) => {
-                    fenced = Some(current);
+                    (fenced, chunk.is_fenced) = (Some(current), true);
                     Err(ClientError::Fenced { current })
                 }
             };
