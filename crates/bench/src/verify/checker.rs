@@ -249,6 +249,7 @@ pub struct Checker {
     /// Whether all that came so far is committed.
     is_committed: bool,
     findings: Findings,
+    delivered: u64,
     seen: u64,
     redelivered: u64,
     foreign: u64,
@@ -285,6 +286,7 @@ impl Checker {
 
     /// Takes a record that a consumer was given.
     pub fn take(&mut self, place: Place, value: &[u8]) {
+        self.delivered += 1;
         if !self.note_ordinal(place) {
             self.redelivered += 1;
             if self.is_committed {
@@ -356,6 +358,11 @@ impl Checker {
     /// Records that came so far, redelivered ones not counted.
     pub fn seen(&self) -> u64 {
         self.seen
+    }
+
+    /// Records that came so far, whatever they are, redelivered ones too.
+    pub fn delivered(&self) -> u64 {
+        self.delivered
     }
 
     /// What was found so far.

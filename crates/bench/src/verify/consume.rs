@@ -32,7 +32,7 @@ pub struct ConsumeConfig {
     pub application: Option<String>,
     /// Members of the application, each on a thread of its own. Without an application one reads everything.
     pub consumers: u32,
-    /// An application that gets nothing for this long while records are missing is done: they are lost.
+    /// An application that gets nothing at all for this long while records are missing is done: they are lost.
     pub patience: Duration,
     /// How often, on average, a member goes away without a word: its leases have to run out. `None`: never.
     pub crash_every: Option<Duration>,
@@ -105,13 +105,13 @@ fn compare(
     let checker = Mutex::new(Checker::new(ordered));
     let is_committed = std::thread::scope(|scope| {
         let reading = scope.spawn(|| collect(config, address, &checker, stop));
-        let mut last = (u64::MAX, Instant::now());
+        let mut last = (Progress::default(), Instant::now());
         while config.application.is_some() && !reading.is_finished() {
-            let outstanding = checker.lock().outstanding(acked);
-            if outstanding != last.0 {
-                last = (outstanding, Instant::now());
+            let progress = Progress::of(&mut checker.lock(), acked);
+            if progress != last.0 {
+                last = (progress, Instant::now());
             }
-            if outstanding == 0 || last.1.elapsed() > config.patience {
+            if progress.outstanding == 0 || last.1.elapsed() > config.patience {
                 stop.store(true, Relaxed);
             }
             std::thread::sleep(LOOK);
@@ -129,6 +129,22 @@ fn compare(
         nothing_again(config, address, &checker, &never)?;
     }
     Ok(checker.into_inner().finish(acked))
+}
+
+/// How far an application is. What is missing may stand behind much that was not acknowledged, that others wrote or that comes again: as long as
+/// anything comes it is not lost, only not read yet.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+struct Progress {
+    /// Acknowledged records that have not come yet.
+    outstanding: u64,
+    /// Records that came, whatever they are.
+    delivered: u64,
+}
+
+impl Progress {
+    fn of(checker: &mut Checker, acked: &Acked) -> Progress {
+        Progress { outstanding: checker.outstanding(acked), delivered: checker.delivered() }
+    }
 }
 
 /// The order that the stream promises to applications.
@@ -256,5 +272,33 @@ pub(super) fn take(checker: &mut Checker, batch: &Batch) {
     for record in batch.records() {
         let place = Place { streamlet: batch.streamlet(), lane: batch.lane(), ordinal: record.ordinal };
         checker.take(place, record.view.value().unwrap_or_default());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kera_format::{LaneId, StreamletId};
+
+    use super::super::record::{Identity, Source, encode};
+    use super::*;
+
+    #[test]
+    fn whatever_comes_is_progress_although_nothing_of_it_is_missing() {
+        let source = Source { run: 7, producer: 0 };
+        let mut acked = Acked::default();
+        acked.add(source, StreamletId(0), 0..1, None);
+        let mut checker = Checker::new(true);
+        let place = |ordinal| Place { streamlet: StreamletId(0), lane: LaneId(0), ordinal };
+        let mut last = Progress::of(&mut checker, &acked);
+        assert_eq!(last.outstanding, 1);
+        // Foreign, the same again, and one that was never acknowledged.
+        let mut unacknowledged = Vec::new();
+        encode(&Identity { source, streamlet: StreamletId(0), number: 9 }, 64, &mut unacknowledged);
+        for (ordinal, value) in [(0, &b"of others"[..]), (0, &b"of others"[..]), (1, &unacknowledged[..])] {
+            checker.take(place(ordinal), value);
+            let progress = Progress::of(&mut checker, &acked);
+            assert!(progress != last && progress.outstanding == 1, "{progress:?}");
+            last = progress;
+        }
     }
 }
