@@ -575,6 +575,20 @@ fn one_of_several_addresses_is_enough() {
     });
 }
 
+#[test]
+fn the_first_connection_to_a_node_is_none_that_was_made_again() {
+    let cluster = Cluster::start(2, 2, 1);
+    run(async {
+        let client = patient(cluster.address(0)).await;
+        let mut producer = client.producer("moving").build().await.unwrap();
+        for streamlet in [0, 1] {
+            producer.send_to(StreamletId(streamlet), &Record::value(b"a record")).await.unwrap();
+        }
+        producer.flush().await.unwrap();
+        assert_eq!(producer.stats().reconnects, 0);
+    });
+}
+
 async fn expect(reader: &mut Consumer, ordinals: std::ops::Range<u64>) {
     for expected in ordinals {
         let record = reader.next().await.unwrap().unwrap();

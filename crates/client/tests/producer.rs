@@ -12,8 +12,8 @@ use std::time::Duration;
 
 use fake::{FakeServer, Fault, STREAM, numbered, run};
 use kera_client::{
-    Client, ClientError, Compression, DeliveryReport, Producer, ProducerBuilder, ProducerStats, Record, Routing,
-    Status, StreamletId,
+    Client, ClientError, Compression, DeliveryReport, LaneId, Producer, ProducerBuilder, ProducerStats, Record,
+    Routing, Status, StreamletId,
 };
 use kera_protocol::Op;
 use steady::later;
@@ -136,6 +136,25 @@ fn a_lost_acknowledgement_is_retried_and_appended_once() {
         assert!(known.clone().count() > 0 && known.clone().all(|(first, ordinal)| first == ordinal));
         drop(reports);
         assert!(server.fake.state().epochs.values().all(|epoch| *epoch == 0), "retries need no other epoch");
+    });
+}
+
+/// The server knows its lane, though not its place any more.
+#[test]
+fn an_acknowledgement_that_the_server_has_forgotten_names_the_lane() {
+    let server = FakeServer::start(1, 2);
+    run(async {
+        let (mut producer, reports) = small_chunks(&server, |b| b.in_flight(1).request_bytes(4_000)).await;
+        // More chunks than it remembers of a producer.
+        server.fake.fail([Fault::AppendAndBreak]);
+        let values = numbered(0..500);
+        send_all(&mut producer, &values).await;
+        producer.flush().await.unwrap();
+        assert_eq!(server.fake.values(0, 1), values);
+        let reports = reports.lock().unwrap();
+        let delivered = || reports.iter().map(|report| report.result.as_ref().unwrap());
+        assert!(delivered().any(|delivered| delivered.base_ordinal.is_none()));
+        assert!(delivered().all(|delivered| delivered.lane == LaneId(1)));
     });
 }
 

@@ -30,7 +30,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
-use kera_format::{LaneId, ProducerId, StreamletId};
+use kera_format::{ProducerId, StreamletId};
 use kera_protocol::write::{WRITE_FRONT_BYTES_MAX, parse_results, write_front};
 use kera_protocol::{ChunkResult, GetStream, Op, Status, StreamInfo};
 use kera_rpc::{Call, Connection, Frame, RpcError};
@@ -140,6 +140,8 @@ struct Link {
     write_version: u8,
     /// A connection that is being made.
     connecting: Option<JoinHandle<Result<Connection, RpcError>>>,
+    /// There was a connection, and it is lost.
+    was_lost: bool,
     in_flight: VecDeque<InFlight>,
     backoff: Backoff,
     /// Nothing is sent before.
@@ -154,6 +156,7 @@ impl Link {
             connection,
             write_version: 1,
             connecting: None,
+            was_lost: false,
             in_flight: VecDeque::new(),
             backoff: Backoff::default(),
             not_before: None,
@@ -631,9 +634,12 @@ impl Sender {
         match event {
             Event::Answer(at, answer) => self.answered(at, answer),
             Event::Connected(at, Ok(connection)) => {
-                self.links[at].connection = Some(connection);
+                let link = &mut self.links[at];
+                link.connection = Some(connection);
+                // The first one to a node is none that is made again.
+                let was_lost = std::mem::take(&mut link.was_lost);
                 self.learn_version(at);
-                self.shared.buffer().stats.reconnects += 1;
+                self.shared.buffer().stats.reconnects += u64::from(was_lost);
             }
             Event::Connected(at, Err(error)) => {
                 self.shared.set_last_error(error.to_string());
@@ -712,6 +718,7 @@ impl Sender {
         let link = &mut self.links[at];
         if let Some(connection) = link.connection.take() {
             connection.close();
+            link.was_lost = true;
         }
         let mut buffer = self.shared.buffer();
         for mut request in link.in_flight.drain(..) {
@@ -803,7 +810,7 @@ impl Sender {
         };
         match status {
             Status::Ok => Verdict::Done(delivered((result.base_ordinal != u64::MAX).then_some(result.base_ordinal))),
-            Status::SequenceTooOld => Verdict::Done(Delivered { duplicate: true, lane: LaneId(0), ..delivered(None) }),
+            Status::SequenceTooOld => Verdict::Done(Delivered { duplicate: true, ..delivered(None) }),
             Status::StaleEpoch => Verdict::Fenced(result.base_ordinal),
             Status::SequenceGap => self.gap(at, chunk, result, buffer),
             Status::UnknownProducer => {

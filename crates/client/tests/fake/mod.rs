@@ -278,7 +278,7 @@ impl State {
             }
             if header.sequence < known.1 {
                 let Some((_, base)) = known.2.iter().find(|(sequence, _)| *sequence == header.sequence) else {
-                    return ChunkResult::failed(Status::SequenceTooOld, 0);
+                    return ChunkResult { lane, ..ChunkResult::failed(Status::SequenceTooOld, 0) };
                 };
                 let cursor = Cursor::default();
                 return ChunkResult { status: 0, duplicate: true, forgot: false, lane, cursor, base_ordinal: *base };
