@@ -161,9 +161,9 @@ impl Shared {
     ///
     /// Nobody waits for that without end: those in front have as long as any call has. When one of them was not answered in that time, all that are in line
     /// have failed with it, as if they had been under way too: each [`LOOKUPS_MAX`] of them would take as long again, at a node that may be gone.
-    async fn call<M: Message>(&self, message: &M) -> Option<Result<M::Response, RpcError>> {
+    async fn call<M: Message>(&self, message: &M, timeout: Duration) -> Option<Result<M::Response, RpcError>> {
         if M::OP != Op::Lookup {
-            return Some(self.connection.call(message).await);
+            return Some(self.connection.call_within(message, timeout).await);
         }
         let Ok(_turn) = self.lookups.acquire().await else {
             if self.given_up.load(Ordering::SeqCst) {
@@ -173,7 +173,7 @@ impl Shared {
             return Some(Err(RpcError::Closed { address: self.connection.address().to_owned(), reason, sent: false }));
         };
         let mut under_way = UnderWay { shared: self, is_answered: false };
-        let answer = self.connection.call(message).await;
+        let answer = self.connection.call_within(message, timeout).await;
         under_way.is_answered = true;
         if matches!(answer, Err(RpcError::Timeout { .. })) {
             self.lookups.close();
@@ -246,6 +246,10 @@ impl Client {
     }
 
     /// As [`call`](Client::call), tried again for so long.
+    ///
+    /// Where there are others that may know as well, and asking twice does no harm, the node that is asked first is not waited for as long as a call may take: it may only
+    /// seem to be there. All that are asked after it have that time: it may be the question that takes long, at whichever node. A lookup has to wait for a disk, and in
+    /// line behind others, at the node that has the lane.
     pub(crate) async fn call_for<M: Message>(
         &self,
         message: &M,
@@ -254,10 +258,14 @@ impl Client {
         let repeatable = is_repeatable(M::OP);
         let has_others = self.inner.addresses.len() > 1 || self.placements().addresses().nth(1).is_some();
         let retry_for = if has_others { retry_for.max(OTHERS_TIMEOUT) } else { retry_for };
+        let call_timeout = self.inner.config.rpc.call_timeout;
+        let is_short = has_others && repeatable && M::OP != Op::Lookup;
         let mut tries = Tries::new(retry_for);
         loop {
+            let is_first = is_short && tries.backoff.is_first();
+            let timeout = if is_first { call_timeout.min(ASK_TIMEOUT) } else { call_timeout };
             let error = match self.for_calls().await {
-                Ok(shared) => match shared.call(message).await {
+                Ok(shared) => match shared.call(message, timeout).await {
                     None => continue,
                     Some(Ok(answer)) => return Ok(answer),
                     Some(Err(error)) => {
@@ -379,7 +387,7 @@ impl Client {
     ) -> Result<M::Response, RpcError> {
         let (shared, answer) = loop {
             let shared = self.shared_to(placement, node).await?;
-            if let Some(answer) = shared.call(message).await {
+            if let Some(answer) = shared.call(message, self.inner.config.rpc.call_timeout).await {
                 break (shared, answer);
             }
         };
@@ -534,13 +542,15 @@ fn keep(shared: &mut Option<Shared>, made: &Shared) {
 
 /// How long something is tried.
 struct Tries {
-    until: Instant,
+    retry_for: Duration,
+    /// From the first failure on: a try that was not answered may have taken longer than all tries are to take, and then none would have followed it.
+    until: Option<Instant>,
     backoff: Backoff,
 }
 
 impl Tries {
     fn new(retry_for: Duration) -> Tries {
-        Tries { until: Instant::now() + retry_for, backoff: Backoff::default() }
+        Tries { retry_for, until: None, backoff: Backoff::default() }
     }
 
     /// Waits until it may be tried again; the error if it is for good, the time is up, or it could have had an effect that may not be
@@ -548,7 +558,9 @@ impl Tries {
     async fn again(&mut self, error: RpcError, repeatable: bool) -> Result<(), ClientError> {
         let wait = self.backoff.next(error.retry_after());
         let is_final = !error.retryable() || (error.could_duplicate() && !repeatable);
-        if is_final || Instant::now() + wait > self.until {
+        let now = Instant::now();
+        let until = *self.until.get_or_insert(now + self.retry_for);
+        if is_final || now + wait > until {
             return Err(error.into());
         }
         tokio::time::sleep(wait).await;
@@ -613,6 +625,12 @@ fn is_repeatable(op: Op) -> bool {
             | Op::NodeStatus
             | Op::DescribeCopies
             | Op::DescribeLogs
+            | Op::DescribeCluster
+            | Op::DescribeMoves
+            | Op::DescribeLostLogs
+            | Op::DescribeCopyChanges
+            | Op::PlanRebalance
+            | Op::PlanBalance
             | Op::AllocateProducer
             | Op::FindOwners
     )
@@ -641,6 +659,22 @@ mod tests {
         }
 
         fn on_wake(&mut self, _: &mut Outbox) {}
+    }
+
+    #[test]
+    fn a_failure_that_took_longer_than_is_tried_is_tried_again() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
+        runtime.block_on(async {
+            let mut tries = Tries::new(OTHERS_TIMEOUT);
+            let silent = || RpcError::Timeout { address: "host:1".into(), after: Duration::from_secs(30) };
+            tokio::time::sleep(Duration::from_secs(30)).await;
+            assert!(tries.again(silent(), false).await.is_err(), "it may have been done");
+            let mut tries = Tries::new(OTHERS_TIMEOUT);
+            tokio::time::sleep(Duration::from_secs(30)).await;
+            assert!(tries.again(silent(), true).await.is_ok());
+            tokio::time::sleep(OTHERS_TIMEOUT).await;
+            assert!(tries.again(silent(), true).await.is_err(), "its time is up");
+        });
     }
 
     #[test]

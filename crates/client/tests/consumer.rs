@@ -421,6 +421,20 @@ fn a_connection_by_which_a_call_was_not_answered_is_not_used_for_the_next() {
     });
 }
 
+/// It greets, and then says nothing more: the call failed when its time was up, although another node knows as well.
+#[test]
+fn a_node_that_does_not_answer_a_short_call_is_not_waited_for_where_there_are_others() {
+    let (first, second) = (FakeServer::start(1, 1), FakeServer::start(1, 1));
+    run(async {
+        // Nothing here may be saved by a time that is up.
+        let never = Duration::from_secs(3_600);
+        let addresses = format!("{},{}", first.address, second.address);
+        let client = Client::builder(addresses).call_timeout(never).connect().await.unwrap();
+        first.fake.state().mutes = vec![Op::GetStream];
+        client.admin().stream(STREAM).await.expect("the other one answers");
+    });
+}
+
 #[test]
 fn a_node_that_does_not_say_where_lanes_begin_is_not_waited_for_without_end() {
     let server = FakeServer::start(2, 1);
