@@ -124,7 +124,9 @@ impl ProducerBuilder {
         self
     }
 
-    /// How long a record is tried to be delivered, across reconnects, before it is given up. 120 s unless set.
+    /// How long a record is tried to be delivered, across reconnects, before it is given up. 120 s unless set. What has been sent is not given up
+    /// before it is answered or its connection is given up: a record may so be waited for longer by a [`request_timeout`](ProducerBuilder::request_timeout), and is
+    /// acknowledged all the same if the answer comes in that time.
     pub fn delivery_timeout(mut self, timeout: Duration) -> Self {
         self.delivery_timeout = within_reason(timeout);
         self
