@@ -42,7 +42,7 @@ struct Arguments {
     /// Producers of a cluster give up chunks that they have sent, and skip them.
     #[arg(long)]
     impatient: bool,
-    /// Only these faults, by name, with commas between.
+    /// Only these faults, by name, with commas between. `log-rot` needs `--coordinator-disks`.
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
     /// Time between two faults in a cluster, on average, in milliseconds.
@@ -87,6 +87,24 @@ fn named<F: Copy>(all: &[F], name: impl Fn(F) -> &'static str, wanted: &[String]
         })
     };
     wanted.iter().map(of).collect()
+}
+
+/// The faults that are asked for: of one node, and of a cluster.
+fn faults(arguments: &Arguments) -> Result<(Vec<cluster::Fault>, Vec<nodes::Fault>), String> {
+    if !arguments.cluster {
+        return Ok((named(cluster::Fault::ALL, cluster::Fault::name, &arguments.only)?, Vec::new()));
+    }
+    let of_cluster = named(nodes::Fault::ALL, nodes::Fault::name, &arguments.only)?;
+    // It would never happen, and every seed would pass.
+    let has_disks = arguments.coordinator_disks && !of_cluster.contains(&nodes::Fault::Remove);
+    if of_cluster.contains(&nodes::Fault::LogRot) && !has_disks {
+        return Err(
+            "`log-rot` changes what coordinators have on their disks, which is something with --coordinator-disks \
+             and without `remove` only"
+                .to_owned(),
+        );
+    }
+    Ok((Vec::new(), of_cluster))
 }
 
 /// The defect of this name.
@@ -180,18 +198,14 @@ fn refused(reason: &str) -> ExitCode {
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    let none: &[String] = &[];
     if arguments.cluster && cfg!(panic = "abort") {
         return refused(
             "--cluster ends threads by unwinding them, which this build cannot; use `cargo run --profile sim -p kera-sim`",
         );
     }
-    let (node, cluster) = if arguments.cluster { (none, &arguments.only[..]) } else { (&arguments.only[..], none) };
-    let of_node = named(cluster::Fault::ALL, cluster::Fault::name, node);
-    let of_cluster = named(nodes::Fault::ALL, nodes::Fault::name, cluster);
-    let (of_node, of_cluster) = match (of_node, of_cluster) {
-        (Ok(of_node), Ok(of_cluster)) => (of_node, of_cluster),
-        (Err(reason), _) | (_, Err(reason)) => return refused(&reason),
+    let (of_node, of_cluster) = match faults(&arguments) {
+        Ok(faults) => faults,
+        Err(reason) => return refused(&reason),
     };
     let planted = match arguments.planted.as_deref().map(defect).transpose() {
         Ok(planted) => planted,
@@ -246,4 +260,22 @@ fn main() -> ExitCode {
     }
     let _ = std::io::stdout().flush();
     if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A run of it would pass and show nothing.
+    #[test]
+    fn a_fault_of_disks_that_coordinators_do_not_have_is_refused() {
+        let asked = |words: &[&str]| faults(&Arguments::parse_from(["kera-sim"].iter().chain(words)));
+        let refused = asked(&["--cluster", "--only", "kill,log-rot"]).expect_err("they have no disks");
+        assert!(refused.contains("--coordinator-disks"), "{refused}");
+        assert!(asked(&["--cluster", "--coordinator-disks", "--only", "log-rot,remove"]).is_err());
+        let of = asked(&["--cluster", "--coordinator-disks", "--only", "kill,log-rot"]).expect("they have");
+        assert_eq!(of.1, [nodes::Fault::Kill, nodes::Fault::LogRot]);
+        assert!(asked(&["--only", "log-rot"]).is_err(), "one node has no such log");
+        assert!(asked(&["--cluster"]).expect("all but those that have runs of their own").1.is_empty());
+    }
 }
