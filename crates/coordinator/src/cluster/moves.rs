@@ -55,8 +55,8 @@ pub struct Loss {
     streamlet: u32,
     /// Its owner, if that is over.
     owner: Option<NodeNumber>,
-    /// The owner epochs of groups that others held, and have lost.
-    held: Vec<u32>,
+    /// The owner epochs of groups that others held, and have lost, and who held them.
+    held: Vec<(u32, NodeNumber)>,
 }
 
 fn refused(reason: impl Into<String>) -> CoordinatorError {
@@ -484,22 +484,23 @@ impl ClusterState {
         Ok(entries)
     }
 
-    /// What of a streamlet is lost, as far as this state goes; `None`: nothing.
+    /// What of a streamlet is lost, as far as this state goes; `None`: nothing, or nobody could tell later whether it was given up. With copies that is so: a node that takes over what a lost
+    /// one had, and rebuilds it, looks here as one does that goes on without it.
     pub fn loss_of(&self, stream: &StreamRef, streamlet: u32) -> Option<Loss> {
         let stream = self.catalog.find(stream).ok()?.id;
-        let owner = self.owner(stream, streamlet)?;
+        let owner = self.owner(stream, streamlet).filter(|owner| !owner.is_copied())?;
         let owner = (!self.is_live(owner.node, owner.epoch)).then_some(owner.node);
         let held = self.held_of(stream, streamlet).filter(|held| self.is_lost(held));
-        let held: Vec<u32> = held.map(|held| held.owner_epoch).collect();
+        let held: Vec<_> = held.map(|held| (held.owner_epoch, held.node)).collect();
         (owner.is_some() || !held.is_empty()).then_some(Loss { stream, streamlet, owner, held })
     }
 
-    /// Whether a streamlet goes on without what was lost of it: another node owns it, and nobody is to have the groups any more. Not so if who had it is back, and has it: then
-    /// nothing was given up.
+    /// Whether a streamlet goes on without what was lost of it: another node owns it, and who had the groups is not to have them any more. That [the owner](Self::heir) may be said to have
+    /// them in its place is part of giving them up. Not so if who had it is back, and has it: then nothing was given up.
     pub fn goes_on_without(&self, loss: &Loss) -> bool {
         let Some(owner) = self.owner(loss.stream, loss.streamlet) else { return false };
-        let is_gone = |epoch: &u32| self.held_of(loss.stream, loss.streamlet).all(|held| held.owner_epoch != *epoch);
-        loss.owner.is_none_or(|lost| lost != owner.node) && loss.held.iter().all(is_gone)
+        let mut held = self.held_of(loss.stream, loss.streamlet).map(|held| (held.owner_epoch, held.node));
+        loss.owner.is_none_or(|lost| lost != owner.node) && !held.any(|held| loss.held.contains(&held))
     }
 
     /// What each node has.
