@@ -153,7 +153,9 @@ pub(crate) fn read_newest(disk: &dyn Disk) -> io::Result<Option<(Loaded, Vec<u8>
 /// The newest snapshot, for a start: both are there behind it, if the disk takes it, and its name survives a power cut.
 ///
 /// The log is cut behind it, and stays so: nothing else may have what was in front. A kill, or a disk that refuses, may come between the rename that gives it its name and the sync of
-/// the directory, and who finds the name then finds what a power cut takes. A copy is written behind that sync ([`write()`], [`look`]), so where the two are the same there is nothing to do.
+/// the directory, and who finds the name then finds what a power cut takes. A copy is written behind that sync ([`write()`], [`look`]), so where the two are the same the name is there for good, but
+/// for what builds before have written, which did not wait for the sync: there it is synced. Where they are not, nobody knows whether a sync has failed, and another one would say nothing of the
+/// name: it is [made once more](name_again).
 pub(crate) fn newest(folder: &Folder) -> Result<Option<Loaded>, OpenError> {
     let disk = &**folder.disk();
     let at = |path: &str, error| OpenError::Disk { path: path.to_owned(), error };
@@ -161,17 +163,30 @@ pub(crate) fn newest(folder: &Folder) -> Result<Option<Loaded>, OpenError> {
     let both = read_twice(disk, &path, BYTES_MAX).map_err(|error| at(&path, error))?;
     let damaged = |reason| OpenError::Damaged { path: path.clone(), offset: 0, reason };
     let (loaded, is_copied) = both.read_back(0, decode, |_| true).map_err(damaged)?;
-    if !both.are_same() {
-        folder.sync().map_err(|error| at(DIR, error))?;
-    }
+    name_again(folder, &path, &both, is_copied).map_err(|error| at(DIR, error))?;
     if let Err(error) = mend(folder, &path, &both, is_copied) {
         tracing::warn!(path, %error, "a snapshot of the coordinators is there once; the next one is written twice");
     }
     Ok(Some(loaded))
 }
 
-/// Writes anew what of the two is not what it should be; `is_copied`: only the copy reads back. Whether that was so. The directory is synced by then: a copy says of its file
-/// that its name is there for good ([`newest`]).
+/// Has the name of a snapshot survive, of which there may be no copy because a sync of the directory has failed: what that could not write the system takes for written, so that the next one
+/// works and proves nothing. What reads back of the file is written to another one, which gets the name, and has it for certain if that is synced. Where there is no room for it the
+/// directory is synced all the same: a start does not wait for room.
+///
+/// If only the copy reads back, [`mend`] writes the file anew.
+fn name_again(folder: &Folder, path: &str, both: &Both, is_copied: bool) -> io::Result<()> {
+    if !is_copied && !both.are_same() {
+        match folder.replace(path, &both.file) {
+            Err(error) if has_no_room(&error) => {}
+            named => return named,
+        }
+    }
+    folder.sync().map(drop)
+}
+
+/// Writes anew what of the two is not what it should be; `is_copied`: only the copy reads back. Whether that was so. The name is there for good by then: a copy says that of
+/// its file ([`newest`]).
 fn mend(folder: &Folder, path: &str, both: &Both, is_copied: bool) -> io::Result<bool> {
     if is_copied {
         tracing::warn!(path, "a snapshot of the coordinators does not read back; its copy does");
@@ -193,7 +208,7 @@ pub(crate) fn look(folder: &Folder) -> io::Result<(u64, bool)> {
     };
     let (_, is_copied) = both.read_back(0, decode, |_| true).map_err(io::Error::other)?;
     if !both.are_same() {
-        folder.sync()?;
+        name_again(folder, &path, &both, is_copied)?;
     }
     Ok(((both.file.len() + both.copy.len()) as u64, mend(folder, &path, &both, is_copied)?))
 }
@@ -211,6 +226,7 @@ mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
 
     use kera_env::{FaultyDisk, MemoryDisk};
+    use kera_format::cluster::RaftPlace;
 
     use super::*;
     use crate::file::folder;
@@ -230,6 +246,46 @@ mod tests {
         });
         write(&folder, 7, &[1]).unwrap();
         assert!(was_named_again.load(Ordering::Relaxed));
+    }
+
+    /// The sync failed in a process that is over, and the one of whoever finds the name says nothing of it.
+    #[test]
+    fn a_snapshot_of_which_no_copy_says_that_its_name_was_synced_gets_it_once_more() {
+        let place = log_id(&RaftPlace { term: 1, leader: 1, index: 7 });
+        let alone = StoredMembers::new(Some(place), members(&[vec![1]], &[(1, "1".into())]));
+        let bytes = encode([1; 16], &ClusterState::default(), place, &alone);
+        for is_start in [true, false] {
+            let disk = FaultyDisk::new(Arc::new(MemoryDisk::new()));
+            disk.create_dir_all(DIR).unwrap();
+            let folder = || folder(Arc::new(disk.clone()));
+            disk.fail_sync_dir(1);
+            write(&folder(), 7, &bytes).unwrap_err();
+            let was_named_again = Arc::new(AtomicBool::new(false));
+            let again = Arc::clone(&was_named_again);
+            disk.once_named(&path_of(7), move || again.store(true, Ordering::Relaxed));
+            match is_start {
+                true => assert_eq!(newest(&folder()).unwrap().map(|found| found.applied), Some(place)),
+                false => assert!(look(&folder()).unwrap().1),
+            }
+            assert!(was_named_again.load(Ordering::Relaxed));
+            assert!(read_twice(&disk, &path_of(7), BYTES_MAX).unwrap().are_same());
+            // Builds before wrote the copy without waiting for the sync.
+            disk.fail_sync_dir(1);
+            assert!(newest(&folder()).is_err(), "the sync is asked for");
+            assert!(newest(&folder()).unwrap().is_some());
+        }
+    }
+
+    /// A start does not wait for room, and nothing is lost of what is there.
+    #[test]
+    fn a_snapshot_without_a_copy_is_gone_on_with_where_there_is_no_room_for_another() {
+        let place = log_id(&RaftPlace { term: 1, leader: 1, index: 7 });
+        let alone = StoredMembers::new(Some(place), members(&[vec![1]], &[(1, "1".into())]));
+        let disk = FaultyDisk::new(Arc::new(MemoryDisk::new()));
+        disk.create_dir_all(DIR).unwrap();
+        disk.replace(&path_of(7), &encode([1; 16], &ClusterState::default(), place, &alone)).unwrap();
+        disk.set_space(Some(0));
+        assert_eq!(newest(&folder(Arc::new(disk))).unwrap().map(|found| found.applied), Some(place));
     }
 
     #[test]
