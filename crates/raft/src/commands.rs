@@ -7,6 +7,7 @@ use std::time::Duration;
 use kera_coordinator::CoordinatorError;
 use kera_coordinator::catalog::{Limits, PRODUCER_BLOCK};
 use kera_coordinator::cluster::{ClusterState, Join, LogView, Loss, Refused, move_info};
+use kera_format::catalog::Entry;
 use kera_format::cluster::{ClusterEntry, LogName, NodeNumber};
 use kera_format::{ProducerEpoch, ProducerId};
 use kera_protocol::limits::PAGE_ITEMS_MAX;
@@ -18,6 +19,7 @@ use kera_protocol::{
     RebuildNeeds, RenewOwner, ReturnGroups, SetFloors, Status, StreamInfo, StreamRef, StreamletsRebuilt, UseEnds,
 };
 use openraft::{BasicNode, ChangeMembers};
+use parking_lot::Mutex;
 
 use crate::group::{Group, encoded};
 use crate::network::ask;
@@ -104,6 +106,22 @@ pub(crate) struct Leading {
     next_producer: ProducerId,
     /// Where the block ends that this leader has reserved itself. What the state has reserved may be a later leader's block, of which this one has not heard yet that it leads.
     reserved: ProducerId,
+    /// The term of the entry that the last command has written; zero: none.
+    pub(crate) wrote_in: u64,
+}
+
+impl Leading {
+    /// An error if the last command was written in another term than the one in which it was planned.
+    ///
+    /// A leader may be one again before it notices that another one was in between, and then its entry is taken although it was planned against what was true before that one. The rules refuse what does
+    /// not fit any more, but take the same block of producer ids, or the same epoch of a producer, once more: the other leader has given it to somebody. In one term there is one leader, which plans
+    /// behind all that those before it have written, and has one command under way at a time.
+    fn check_wrote_in(&self, planned_in: u64) -> Result<(), CoordinatorError> {
+        if self.wrote_in == planned_in {
+            return Ok(());
+        }
+        Err(CoordinatorError::NoLeader("another node may have led in between".into()))
+    }
 }
 
 impl Group {
@@ -551,23 +569,41 @@ impl Group {
         leading: &mut Leading,
         producer: Option<ProducerId>,
     ) -> Result<(AllocatedProducer, u64), CoordinatorError> {
-        // A leader skips what the one before it had left of its block.
+        // It may be of an earlier moment, and never of a later one.
         let term = self.raft.metrics().borrow().current_term;
+        self.allocate_in(term, leading, producer).await
+    }
+
+    /// The same, for a leader of this term.
+    pub(crate) async fn allocate_in(
+        &self,
+        term: u64,
+        leading: &mut Leading,
+        producer: Option<ProducerId>,
+    ) -> Result<(AllocatedProducer, u64), CoordinatorError> {
+        // A leader skips what the one before it had left of its block.
         if leading.term != term {
             self.commit(leading, |_| Ok(Vec::new())).await?;
             let reserved = self.read(|state| state.catalog.producers_reserved());
-            *leading = Leading { term, next_producer: reserved, reserved };
+            (leading.term, leading.next_producer, leading.reserved) = (term, reserved, reserved);
         }
         let catalog = |entry| vec![ClusterEntry::Catalog(entry)];
         if let Some(producer_id) = producer {
             let below = leading.next_producer;
             let raised = self.read(|state| state.catalog.plan_raise(producer_id, below))?.is_some();
             if raised {
+                // What the state says later may be of a later leader.
+                let raised_to = Mutex::new(ProducerEpoch(0));
                 let plan = |state: &ClusterState| {
-                    Ok(state.catalog.plan_raise(producer_id, below)?.map_or(Vec::new(), catalog))
+                    let entry = state.catalog.plan_raise(producer_id, below)?;
+                    if let Some(Entry::ProducerEpochRaised { epoch, .. }) = &entry {
+                        *raised_to.lock() = *epoch;
+                    }
+                    Ok(entry.map_or(Vec::new(), catalog))
                 };
                 let index = self.commit(leading, plan).await?;
-                let producer_epoch = self.read(|state| state.catalog.epoch(producer_id));
+                leading.check_wrote_in(term)?;
+                let producer_epoch = raised_to.into_inner();
                 return Ok((AllocatedProducer { producer_id, producer_epoch }, index));
             }
         }
@@ -579,6 +615,7 @@ impl Group {
                 Ok(catalog(state.catalog.plan_reserve()))
             };
             index = self.commit(leading, plan).await?;
+            leading.check_wrote_in(term)?;
             let first = first.load(Ordering::Relaxed);
             leading.next_producer = ProducerId(first);
             leading.reserved = ProducerId(first.saturating_add(PRODUCER_BLOCK));

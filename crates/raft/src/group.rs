@@ -388,12 +388,14 @@ impl Group {
     }
 
     /// Proposes what `plan` makes of the state, and waits until it is true: tells up to which entry. Only the leader can; the
-    /// caller holds what makes commands go one at a time, so nothing changes between plan and entry unless the leader does.
+    /// caller holds what makes commands go one at a time, so nothing changes between plan and entry unless the leader does. What the rules would not refuse then is the caller's to
+    /// look at ([`Leading::check_wrote_in`]).
     pub(crate) async fn commit(
         &self,
-        _alone: &mut Leading,
+        alone: &mut Leading,
         plan: impl Fn(&ClusterState) -> Result<Vec<ClusterEntry>, CoordinatorError>,
     ) -> Result<u64, CoordinatorError> {
+        alone.wrote_in = 0;
         for _ in 0..3 {
             let place = self.in_time(self.raft.ensure_linearizable()).await?;
             let entries = self.read(&plan)?;
@@ -409,6 +411,7 @@ impl Group {
             match written.data.refused {
                 None => {
                     self.note_moves(&moves);
+                    alone.wrote_in = written.log_id.leader_id.term;
                     return Ok(written.log_id.index);
                 }
                 // Another leader was quicker; look again.
@@ -850,8 +853,8 @@ mod tests {
         snapshot::encode([1; 16], &ClusterState::default(), applied, &StoredMembers::new(Some(applied), alone))
     }
 
-    /// Starts the node on its disk, and stops it when it has led and applied something behind a place.
-    async fn goes_on_behind(disk: &Arc<MemoryDisk>, applied: Place) {
+    /// Starts the node on its disk, until it leads and has applied something behind a place.
+    async fn leads_behind(disk: &Arc<MemoryDisk>, applied: Place) -> Arc<Group> {
         let config = GroupConfig {
             node: 1,
             uuid: [1; 16],
@@ -869,6 +872,37 @@ mod tests {
         group.wait_for_leader().await.unwrap();
         let leads = group.raft.wait(None).metrics(|metrics| metrics.last_applied > Some(applied), "its entry").await;
         leads.unwrap();
+        group
+    }
+
+    /// The same, and stops it.
+    async fn goes_on_behind(disk: &Arc<MemoryDisk>, applied: Place) {
+        leads_behind(disk, applied).await.stop().await;
+    }
+
+    /// The log of a node that has voted in term 9, and a snapshot that goes further.
+    fn disk_with_snapshot(applied: Place) -> Arc<MemoryDisk> {
+        let disk = Arc::new(MemoryDisk::new());
+        let mut log = LogFile::open(file::folder(disk.clone()), [1; 16]).unwrap();
+        log.write(vec![Record::Vote { term: 9, node: 1, committed: false }, blank(0, 0), blank(9, 1)]).unwrap();
+        drop(log);
+        snapshot::write(&file::folder(disk.clone()), applied.index, &snapshot_until(applied)).unwrap();
+        disk
+    }
+
+    /// Another leader was in between, and has given that to somebody.
+    #[tokio::test]
+    async fn what_was_planned_of_producers_in_one_term_and_written_in_another_one_is_given_to_nobody() {
+        let applied = log_id(&place(5, 100));
+        let group = leads_behind(&disk_with_snapshot(applied), applied).await;
+        let term = group.raft.metrics().borrow().current_term;
+        let mut leading = group.leading.lock().await;
+        assert!(group.allocate_in(term - 1, &mut leading, None).await.is_err(), "a block");
+        let given = group.allocate_in(term, &mut leading, None).await.unwrap().0.producer_id;
+        assert!(group.allocate_in(term - 1, &mut leading, Some(given)).await.is_err(), "an epoch");
+        let raised = group.allocate_in(term, &mut leading, Some(given)).await.unwrap().0;
+        assert_eq!((raised.producer_id, raised.producer_epoch.0), (given, 2), "the one before is left out");
+        drop(leading);
         group.stop().await;
     }
 
@@ -899,12 +933,8 @@ mod tests {
     /// What a kill leaves between a snapshot that has come and the cut of the log that it replaces, where that was written in a later term.
     #[tokio::test]
     async fn a_log_that_ends_in_front_of_a_snapshot_of_an_earlier_term_begins_behind_it() {
-        let disk = Arc::new(MemoryDisk::new());
-        let mut log = LogFile::open(file::folder(disk.clone()), [1; 16]).unwrap();
-        log.write(vec![Record::Vote { term: 9, node: 1, committed: false }, blank(0, 0), blank(9, 1)]).unwrap();
-        drop(log);
         let applied = log_id(&place(5, 100));
-        snapshot::write(&file::folder(disk.clone()), 100, &snapshot_until(applied)).unwrap();
+        let disk = disk_with_snapshot(applied);
         goes_on_behind(&disk, applied).await;
         let log = LogFile::open(file::folder(disk), [1; 16]).unwrap();
         assert_eq!(log.contents().purged, Some(place(5, 100)));
