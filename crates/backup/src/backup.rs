@@ -459,7 +459,8 @@ impl Backup {
         self.bound_index(&mut writer, disk);
         let unsure = std::mem::take(&mut writer.unsure);
         drop(writer);
-        // Whole files are read here, by the only one who syncs runs of this disk: none of these counts as synced before that is done, and nobody else waits for it.
+        // Whole files are read here, and not under the writer's lock, so that nobody else waits for it. A later sync of this turn may count for them already; whoever waits for one is
+        // answered when they have been looked at.
         for (log, file) in &unsure {
             part.comes_further(self.clock.monotonic_us());
             self.look(*log, file);
@@ -734,6 +735,9 @@ impl Backup {
     /// Syncs a run and notes that it is. After an error nothing is changed: what that means is up to the caller.
     ///
     /// Nor if the run goes on at another disk by now: somebody waits here for a block that was taken back, and may be there, and not synced.
+    ///
+    /// Blocks that were only to be written count with it also where a sync before has failed of them, or of their file's name: they stay where they are, what they were answered for holds, and
+    /// whether they read back is [looked at](Backup::look) before the turn in which that failed is over. A loss of power may take them, and then a start finds a hole in the row.
     fn try_sync(&self, writer: &mut DiskWriter, disk: usize, run: RunKey) -> Result<(), BackupError> {
         if let Err(error) = writer.sync(run) {
             let sequence = writer.open.get(&run).map_or(0, |open| open.header.file);

@@ -115,7 +115,8 @@ impl Names {
         if self.is_doubtful(sequence) { Err(doubtful()) } else { Ok(()) }
     }
 
-    /// The same of all files of a run, but for those of which [that was told](Names::tell) before: what is to be synced since went to others.
+    /// The same of all files of a run, but for those of which [that was told](Names::tell) before: what nobody was answered for went to others. What was answered as written stays in them, and nobody
+    /// has asked for more; a sync that works behind it counts for it as well, for nothing behind it could ever be synced otherwise.
     pub(crate) fn sync_run(&self, run: RunKey) -> io::Result<()> {
         self.sync()?;
         let state = self.state.lock();
@@ -123,7 +124,7 @@ impl Names {
         if is_untold { Err(doubtful()) } else { Ok(()) }
     }
 
-    /// What was not synced of a run has been taken back, and goes to new files.
+    /// What was not synced of a run, and was not answered as written, has been taken back and goes to new files.
     pub(crate) fn tell(&self, run: RunKey) {
         let mut state = self.state.lock();
         state.doubtful.values_mut().filter(|doubt| doubt.run == run).for_each(|doubt| doubt.is_told = true);
