@@ -92,13 +92,20 @@ impl KnownDisks {
             list.disks.push(Listed { disk: id, path: disk.root().to_owned() });
         }
         let is_there = |one: &&Listed| list.disks.iter().any(|other| other.disk == one.disk);
-        let (_, lost): (Vec<&Listed>, Vec<&Listed>) = known.disks.iter().partition(is_there);
+        let (_, mut lost): (Vec<&Listed>, Vec<&Listed>) = known.disks.iter().partition(is_there);
+        // An earlier version took the data directory for one of the others as well, where it had a second name. Under that name it is refused now: who leaves it out
+        // misses nothing, for what is in it is here. The list is written without it.
+        if !lost.is_empty() {
+            let own = read::<Mark>(&**first, DISK).ok().flatten().map(|found| found.what.disk);
+            lost.retain(|one| own.as_ref() != Some(&one.disk));
+        }
         let lost_paths: Vec<PathBuf> = lost.iter().map(|one| one.path.clone()).collect();
         if !lost.is_empty() && !accepts_loss {
             return Err(missing(&lost_paths));
         }
         let known = KnownDisks { first: first.clone(), list, lost: lost_paths };
-        if known.lost.is_empty() && before.as_ref() != Some(&known.list) && !others.is_empty() {
+        let is_listed = before.is_some() || !others.is_empty();
+        if known.lost.is_empty() && before.as_ref() != Some(&known.list) && is_listed {
             known.write()?;
         }
         Ok(known)
@@ -281,6 +288,25 @@ mod tests {
         assert!(error.contains("is the data directory of a node") && error.contains("leave "), "{error}");
         b.remove(FILE).unwrap();
         look(&[a, b], false).unwrap();
+    }
+
+    /// Who followed the advice to leave it out was told that a disk is missing.
+    #[test]
+    fn a_data_directory_that_was_taken_for_a_disk_as_well_is_not_missed() {
+        let [a, b] = &disks();
+        look(&[a, a, b], false).unwrap();
+        // As the identity that was there all along: earlier versions did not look for it.
+        a.replace(FILE, b"{}").unwrap();
+        assert!(look(&[a, a, b], false).unwrap_err().contains("; leave "));
+        assert!(look(&[a], false).unwrap_err().contains("a disk of this node"), "the other one is missed");
+        assert_eq!(look(&[a, b], false).unwrap().list.disks.len(), 1);
+        assert!(look(&[a, b], false).unwrap().lost.is_empty());
+        let listed = || read::<List>(&**a, LIST).unwrap().expect("a list").what.disks.len();
+        assert_eq!(listed(), 1, "it is written anew");
+        let [c] = &disks();
+        look(&[c, c], false).unwrap();
+        assert!(look(&[c], false).unwrap().lost.is_empty());
+        assert!(read::<List>(&**c, LIST).unwrap().expect("a list").what.disks.is_empty());
     }
 
     /// What ran before disks had marks has something on all of them.
