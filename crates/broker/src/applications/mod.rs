@@ -286,6 +286,11 @@ impl Applications {
         self.keepers.check_open()?;
         // Held to the end, so that one name is made once; makers are rare, and the write takes microseconds.
         let mut registry = self.registry.write();
+        // The stream may have gone since whoever asks has looked for it. It is marked as deleted before its applications are taken out under this lock: one that
+        // was made behind that would stay, counted and listed, and nobody could delete it.
+        if stream.is_deleted() {
+            return Err(broker.unknown_stream(stream.id()));
+        }
         if let Some(found) = registry.by_name.get(&stream.id()).and_then(|names| names.get(name))
             && !found.is_deleted()
         {

@@ -60,6 +60,16 @@ struct Node {
 impl Node {
     /// Number 1 of a cluster, with a stream of two streamlets that it owns, of which it has opened the first.
     fn new() -> Node {
+        let node = Node::alone();
+        node.broker.join_cluster([1; 16], 1);
+        let mine = Owner { node: 1, epoch: 1, older: Vec::new() };
+        node.broker.place_stream(1, STREAM, vec![mine.clone(), mine]).expect("a stream");
+        node.open(0);
+        node
+    }
+
+    /// A node that is in no cluster, with a stream of two streamlets.
+    fn alone() -> Node {
         let dir = tempfile::tempdir().expect("a directory");
         let arena = ArenaConfig { path: dir.path().join("arena"), bytes: 16 << 20, node: [7; 16] };
         let (arena, _) = Arena::create_or_attach(arena).expect("an arena");
@@ -71,12 +81,7 @@ impl Node {
         let durability = Durability::Power;
         let options = StreamOptions { streamlets: 2, lanes: 2, durability, ..StreamOptions::default() };
         broker.stream_created(STREAM, options).expect("a stream");
-        broker.join_cluster([1; 16], 1);
-        let mine = Owner { node: 1, epoch: 1, older: Vec::new() };
-        broker.place_stream(1, STREAM, vec![mine.clone(), mine]).expect("a stream");
-        let node = Node { disk, log, broker, _dir: dir };
-        node.open(0);
-        node
+        Node { disk, log, broker, _dir: dir }
     }
 
     fn open(&self, streamlet: u32) {
@@ -276,6 +281,22 @@ fn floors_are_those_of_all_applications_that_there_are_when_they_are_set() {
     applications.set_floors(broker);
     node.log.retain(10);
     assert_eq!(lane.earliest().1, 1, "all have read it");
+}
+
+/// Whoever asks has looked for the stream before that, and nobody deletes what is made behind it.
+#[test]
+fn an_application_of_a_stream_that_has_gone_meanwhile_is_not_made() {
+    const SYSTEM: StreamId = StreamId(1);
+    let node = Node::alone();
+    let (broker, applications) = (&node.broker, &node.broker.applications);
+    broker.stream_created(SYSTEM, super::applications_stream_options()).expect("a stream");
+    broker.open_applications(SYSTEM).expect("opened");
+    let stream = node.log.stream(STREAM).expect("a stream");
+    applications.find_or_create(broker, "a", &stream, Start::Earliest).expect("an application");
+    broker.stream_deleted(STREAM).expect("a stream");
+    let made = applications.find_or_create(broker, "b", &stream, Start::Earliest).map(drop);
+    assert_eq!(made.expect_err("its stream has gone").status, Status::UnknownStream);
+    assert_eq!(applications.counts().applications, 0);
 }
 
 /// A streamlet that has come since its owner has looked would bring the application back.
