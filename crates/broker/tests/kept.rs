@@ -159,7 +159,11 @@ fn takes_over(
 }
 
 fn fetch(peer: &mut Peer, application: &str) -> Result<Vec<CommittedOffset>, Status> {
-    peer.send(&FetchOffsets { application: application.into(), stream: STREAM, streamlets: vec![] });
+    fetch_of(peer, application, vec![])
+}
+
+fn fetch_of(peer: &mut Peer, application: &str, streamlets: Vec<StreamletId>) -> Result<Vec<CommittedOffset>, Status> {
+    peer.send(&FetchOffsets { application: application.into(), stream: STREAM, streamlets });
     let frame = peer.frame();
     match frame.status() {
         Status::Ok => Ok(frame.decode::<CommittedOffsets>().offsets),
@@ -381,6 +385,34 @@ fn an_application_is_not_deleted_while_a_streamlet_is_still_to_be_taken_over() {
     assert_eq!(set.offsets.iter().map(|offset| (offset.streamlet, offset.ordinal)).collect::<Vec<_>>(), [(Y, 1)]);
     let _: kera_protocol::Empty = peer.call(&delete);
     assert!(listed(&house).is_empty());
+}
+
+/// Clients name what they ask an owner for. They were sent on to the node that they had asked, and who asked for other streamlets waited as well.
+#[test]
+fn who_names_streamlets_waits_for_those_that_are_still_to_be_taken_over_and_for_no_others() {
+    let backup = OneBackup::new();
+    let (house, logs) = named_for_another(&backup);
+    let mut peer = house.peer();
+    write(&mut peer);
+    let reset = |streamlets: Vec<StreamletId>| {
+        let (application, to) = ("report".into(), Start::Earliest);
+        ResetOffsets { application, stream: STREAM, streamlets, to, dry_run: false }
+    };
+    for asked in [vec![Y], vec![X, Y]] {
+        assert_eq!(fetch_of(&mut peer, "report", asked.clone()), Err(Status::NotReady), "{asked:?}");
+        peer.send(&reset(asked));
+        let frame = peer.frame();
+        assert_eq!(frame.status(), Status::NotReady);
+        let message = frame.error().message;
+        assert!(message.contains("is still to be taken over") && message.contains("`kera status`"), "{message}");
+    }
+    let set: CommittedOffsets = peer.call(&reset(vec![X]));
+    assert_eq!(set.offsets.iter().map(|offset| (offset.streamlet, offset.ordinal)).collect::<Vec<_>>(), [(X, 0)]);
+    assert_eq!(fetch_of(&mut peer, "report", vec![X]).map(|offsets| offsets.len()), Ok(1));
+    takes_the_other(&house, &logs, &backup);
+    assert!(fetch_of(&mut peer, "report", vec![Y]).is_ok());
+    let set: CommittedOffsets = peer.call(&reset(vec![Y]));
+    assert_eq!(set.offsets.iter().map(|offset| (offset.streamlet, offset.ordinal)).collect::<Vec<_>>(), [(Y, 0)]);
 }
 
 /// Asks for groups and does not wait: how many there are, or why that is not known.

@@ -70,9 +70,8 @@ impl Application {
 
 /// Whether a lane is of one of the streamlets asked for; none asked for means all.
 pub(super) fn wanted(streamlets: &[StreamletId]) -> impl Fn(LaneKey) -> bool + use<> {
-    let mut sorted = streamlets.to_vec();
-    sorted.sort_unstable();
-    move |key| sorted.is_empty() || sorted.binary_search(&key.streamlet).is_ok()
+    let is_asked = super::of_asked(streamlets);
+    move |key| is_asked(key.streamlet)
 }
 
 pub(super) fn offset(key: LaneKey, position: &Position) -> CommittedOffset {

@@ -51,6 +51,15 @@ pub(super) struct Reading {
     handed: Option<StreamletState>,
 }
 
+/// A streamlet of this node of which it is not known how far applications are.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Unread {
+    /// It is opened, and what is recorded of it is still being read.
+    Opened(StreamletId),
+    /// The coordinators name this node for it, and it is still to be opened.
+    Named(StreamletId),
+}
+
 /// What a step of reading has come to.
 pub(super) enum Step {
     All,
@@ -227,16 +236,22 @@ impl Keepers {
     }
 
     /// A streamlet of a stream of which is not known what is recorded: one that is kept here and not read, or one of `owned`, each with its owner
-    /// epoch, that is not kept in that epoch.
-    pub(super) fn unread_of(&self, stream: StreamId, owned: &[(StreamletId, u32)]) -> Option<StreamletId> {
+    /// epoch, that is not kept in that epoch. Only those that are `asked` for.
+    pub(super) fn unread_of(
+        &self,
+        stream: StreamId,
+        owned: &[(StreamletId, u32)],
+        asked: impl Fn(StreamletId) -> bool,
+    ) -> Option<Unread> {
         let kept = self.kept.read();
         let of = kept.get(&stream);
         let is_kept = |streamlet: &StreamletId, epoch: u32| {
             of.and_then(|of| of.get(streamlet)).is_some_and(|one| one.epoch == epoch)
         };
-        let unread = of.into_iter().flatten().find(|(_, one)| !one.is_read()).map(|(streamlet, _)| *streamlet);
-        let unopened = owned.iter().find(|(streamlet, epoch)| !is_kept(streamlet, *epoch));
-        unread.or(unopened.map(|(streamlet, _)| *streamlet))
+        let unread = of.into_iter().flatten().find(|(streamlet, one)| asked(**streamlet) && !one.is_read());
+        let unopened = owned.iter().find(|(streamlet, epoch)| asked(*streamlet) && !is_kept(streamlet, *epoch));
+        let unopened = unopened.map(|(streamlet, _)| Unread::Named(*streamlet));
+        unread.map(|(streamlet, _)| Unread::Opened(*streamlet)).or(unopened)
     }
 
     /// How many lanes of a stream may come to be used at this node.

@@ -36,7 +36,7 @@ use crate::broker::Broker;
 use crate::failure::Failure;
 use application::{Application, Meta};
 use journal::Chunked;
-use keepers::{Keepers, Kept, Step, kept_entry};
+use keepers::{Keepers, Kept, Step, Unread, kept_entry};
 use progress::LANE_BYTES;
 use replay::{Replay, Replayed};
 
@@ -254,8 +254,8 @@ impl Applications {
         if count <= limit {
             return Ok(());
         }
-        if let Some(unread) = self.unread_of(broker, stream.id()) {
-            return Err(still_read(stream.id(), unread));
+        if let Some(unread) = self.unread_of(broker, stream.id(), &[]) {
+            return Err(unread);
         }
         let made = match is_first {
             true => "",
@@ -340,8 +340,8 @@ impl Applications {
             return Err(does_not_exist(meta.id));
         }
         // One that has come since whoever asks has looked would bring the application back.
-        if let Some(unread) = self.unread_of(broker, meta.stream) {
-            return Err(still_read(meta.stream, unread));
+        if let Some(unread) = self.unread_of(broker, meta.stream, &[]) {
+            return Err(unread);
         }
         if let Err(failure) = application.end(now_ms) {
             // It lives on, also where the record was taken: whoever reads that begins with what is written behind it.
@@ -565,19 +565,24 @@ impl Applications {
         let _ = self.copy_streamlet_if_due(broker, stream, &kept);
     }
 
-    /// A streamlet of a stream that is this node's by what it has been told, and of which it does not know how far applications are. Who says something
-    /// for all that this node owns of a stream looks here first, and what it says holds for those that it was named for before that.
+    /// What to tell of a streamlet of a stream that is this node's by what it has been told, and of which it does not know how far applications are, if
+    /// there is one among those that are `asked` for, or among all if none are. Who says something for all that this node owns of a stream looks here
+    /// first, and what it says holds for those that it was named for before that. Who says something of some only is kept by none of the others: one
+    /// that cannot be opened may stay so for long.
     ///
     /// That a streamlet is not kept here does not say that it is another node's: the coordinators name its next owner, and that one opens it when it
     /// has found out what a lost owner had, which may take long. Clients hear of it when it is named, and count what this node answers for that
     /// streamlet as well. An application that was deleted at all owners would come back with what is read of it then.
-    fn unread_of(&self, broker: &Broker, stream: StreamId) -> Option<StreamletId> {
+    fn unread_of(&self, broker: &Broker, stream: StreamId, asked: &[StreamletId]) -> Option<Failure> {
         if !self.keepers.is_in_cluster() {
             return None;
         }
         // The table first: one that is opened in between is kept by then.
         let owned = broker.ownership.owned(stream);
-        self.keepers.unread_of(stream, &owned)
+        Some(match self.keepers.unread_of(stream, &owned, of_asked(asked))? {
+            Unread::Opened(streamlet) => still_read(stream, streamlet),
+            Unread::Named(streamlet) => still_to_open(stream, streamlet),
+        })
     }
 
     /// What is recorded of a streamlet in the owner epoch that it is in, when all of it is read; an error until then.
@@ -861,7 +866,21 @@ fn does_not_exist(id: ApplicationId) -> Failure {
     Failure::new(Status::UnknownApplication, format!("application {id} does not exist; join again by its name"))
 }
 
-pub(super) fn still_read(stream: StreamId, streamlet: StreamletId) -> Failure {
+/// Whether a streamlet is one of those asked for; none asked for means all.
+fn of_asked(asked: &[StreamletId]) -> impl Fn(StreamletId) -> bool + use<> {
+    let mut sorted = asked.to_vec();
+    sorted.sort_unstable();
+    move |streamlet| sorted.is_empty() || sorted.binary_search(&streamlet).is_ok()
+}
+
+fn still_to_open(stream: StreamId, streamlet: StreamletId) -> Failure {
+    let message = format!(
+        "streamlet {streamlet} of stream {stream} is still to be taken over by this node; `kera status` says what it waits for"
+    );
+    Failure::later(Status::NotReady, message)
+}
+
+fn still_read(stream: StreamId, streamlet: StreamletId) -> Failure {
     let message = format!("how far applications are in streamlet {streamlet} of stream {stream} is still being read");
     Failure::later(Status::NotReady, message)
 }

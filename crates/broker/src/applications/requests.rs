@@ -17,7 +17,7 @@ use super::application::{Application, Ask, heartbeat_ms};
 use super::commit::{Committer, Reset};
 use super::describe::{offset, wanted};
 use super::keepers::Kept;
-use super::still_read;
+use super::{of_asked, still_to_open};
 use crate::acks::Answer;
 use crate::failure::Failure;
 use crate::groups::LOAD_WAIT_MS;
@@ -61,27 +61,30 @@ fn durable<B: Body>(
     Attempt::Durable(answer)
 }
 
-/// Waits until it is known of all streamlets of a stream that this node owns how far applications are in them. Refuses while what tells of it cannot be read,
-/// and while one of them is still to be opened: clients count what is answered for that one, too.
-fn all_known(core: &Core, stream: StreamId) -> Result<Option<Attempt>, Failure> {
+/// Waits until it is known of the streamlets that are asked for, or of all of a stream that this node owns if none are, how far applications are in them.
+/// Refuses while what tells of it cannot be read, and while one of them is still to be opened: clients count what is answered for that one, too.
+fn all_known(core: &Core, stream: StreamId, asked: &[StreamletId]) -> Result<Option<Attempt>, Failure> {
     let applications = &core.broker.applications;
-    let lanes = applications.read_on(&core.broker, Some(stream));
+    let mut lanes = applications.read_on(&core.broker, Some(stream));
+    let is_asked = of_asked(asked);
+    lanes.retain(|(lane, _)| is_asked(lane.streamlet_id()));
     if !lanes.is_empty() {
         return Ok(Some(Attempt::Wait { lanes, wait_ms: LOAD_WAIT_MS }));
     }
-    match applications.unread_of(&core.broker, stream) {
-        Some(unread) => Err(still_read(stream, unread)),
-        None => Ok(None),
-    }
+    applications.unread_of(&core.broker, stream, asked).map_or(Ok(None), Err)
 }
 
-/// Refuses if another node owns one of the streamlets that are asked for: it knows how far applications are there.
+/// Refuses if another node owns one of the streamlets that are asked for: it knows how far applications are there. Who asks this node for one that it is named
+/// for and has not opened yet is right here, and is told to come back: it would be sent to this node again.
 fn check_owned(core: &Core, stream: StreamId, streamlets: &[StreamletId]) -> Result<(), Failure> {
     let keepers = &core.broker.applications.keepers;
     if !keepers.is_in_cluster() {
         return Ok(());
     }
+    // The table first: one that is opened in between is kept by then.
+    let owned = core.broker.ownership.owned(stream);
     match streamlets.iter().find(|streamlet| keepers.get(stream, **streamlet).is_none()) {
+        Some(&named) if owned.iter().any(|(streamlet, _)| *streamlet == named) => Err(still_to_open(stream, named)),
         Some(&other) => Err(Failure::not_owner(stream, other, core.broker.ownership.hint(stream, other))),
         None => Ok(()),
     }
@@ -165,7 +168,7 @@ fn next_groups(core: &mut Core, request: Request<'_>) -> Result<Attempt, Failure
     let waits = !request.last && wait_ms > 0;
     // Who waits no more may be told that there is nothing. It is looked before the groups are: a streamlet that is read in between may have some. What
     // one has that is known is given all the same.
-    let unread = if waits { None } else { core.broker.applications.unread_of(&core.broker, stream) };
+    let unread = if waits { None } else { core.broker.applications.unread_of(&core.broker, stream, &[]) };
     // Registered before looking, so that nothing is missed in between.
     if let Some(waiter) = request.waiter.filter(|_| !request.last) {
         application.register(&core.observer, Token::Waiter(waiter).to_u64());
@@ -193,7 +196,7 @@ fn next_groups(core: &mut Core, request: Request<'_>) -> Result<Attempt, Failure
     unregister(core, &application, request);
     if let Some(unread) = unread.filter(|_| given.groups.is_empty()) {
         // Nothing to give would be too much said: who reads to the end would be there.
-        return Err(still_read(stream, unread));
+        return Err(unread);
     }
     // Where a lease begins may have been committed just now: it is told when nothing can take it back any more.
     let leased = LeasedGroups { groups: given.groups };
@@ -264,7 +267,7 @@ fn check_idle(counts: &mut BrokerCounts, application: &Application, now_us: u64)
 
 fn delete(core: &mut Core, request: Request<'_>) -> Result<Attempt, Failure> {
     let message: DeleteApplication = request.message()?;
-    if let Some(wait) = all_known(core, message.stream)? {
+    if let Some(wait) = all_known(core, message.stream, &[])? {
         return Ok(wait);
     }
     let applications = &core.broker.applications;
@@ -278,7 +281,7 @@ fn delete(core: &mut Core, request: Request<'_>) -> Result<Attempt, Failure> {
 fn reset(core: &mut Core, request: Request<'_>, out: &mut Outbox) -> Result<Attempt, Failure> {
     let message: ResetOffsets = request.message()?;
     check_owned(core, message.stream, &message.streamlets)?;
-    if let Some(wait) = all_known(core, message.stream)? {
+    if let Some(wait) = all_known(core, message.stream, &message.streamlets)? {
         return Ok(wait);
     }
     let broker = Arc::clone(&core.broker);
@@ -322,7 +325,7 @@ fn reset(core: &mut Core, request: Request<'_>, out: &mut Outbox) -> Result<Atte
 fn fetch(core: &mut Core, request: Request<'_>) -> Result<Attempt, Failure> {
     let message: FetchOffsets = request.message()?;
     check_owned(core, message.stream, &message.streamlets)?;
-    if let Some(wait) = all_known(core, message.stream)? {
+    if let Some(wait) = all_known(core, message.stream, &message.streamlets)? {
         return Ok(wait);
     }
     let before = begin(core, message.stream);
