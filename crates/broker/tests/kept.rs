@@ -244,6 +244,31 @@ fn the_next_owner_goes_on_from_the_last_commit_and_gives_nothing_before_it_knows
     assert_eq!(fetch(&mut peer, "report").unwrap(), told);
 }
 
+/// It began at the end that there was when the streamlet was read, and its members, who waited, never saw what was written before that.
+#[test]
+fn an_application_of_what_is_new_is_given_what_is_written_before_its_streamlet_is_read() {
+    let backup = OneBackup::new();
+    let options = options(1, 1);
+    let first = first_owner(1, &options);
+    let mut peer = first.peer();
+    (0..2).for_each(|_| write(&mut peer));
+    peer.join(&first, "audit", Start::Earliest);
+    let logs = [backup.take(&first, LogId { node: 1, epoch: 10, vlog: 0 })];
+    let (next, rebuild) = takes_over(2, 3, &options, &logs, &backup);
+    let mut peer = next.peer();
+    let joined = peer.join(&next, "report", Start::Latest);
+    write(&mut peer);
+    next.broker.rebuild(&rebuild, &logs, &backup, &RecoveryProgress::default()).unwrap();
+    next.broker.tick();
+    let given = peer.next_groups(&joined, 9);
+    assert_eq!(given.iter().map(|group| (group.group.epoch(), group.start_ordinal)).collect::<Vec<_>>(), [(3, 2)]);
+    // Nothing that was there before is new.
+    let late = peer.join(&next, "late", Start::Latest);
+    write(&mut peer);
+    let given = peer.next_groups(&late, 9);
+    assert_eq!(given.iter().map(|group| group.start_ordinal).collect::<Vec<_>>(), [3]);
+}
+
 /// Appends chunks to the progress lane of the streamlet, as its owner does.
 fn record(house: &House, chunks: &[Vec<u8>]) {
     let place = house.log.stream(STREAM).unwrap().streamlet(X).unwrap().clone();

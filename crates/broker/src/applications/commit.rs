@@ -187,12 +187,13 @@ impl Application {
     }
 
     /// Sets the position of every used lane to its end, for an application that is being made and starts with what is
-    /// written from now on; or every lane of one streamlet. Returns the records.
-    pub(super) fn start_at_latest(&self, of: Option<StreamletId>, now_ms: i64) -> Vec<Entry> {
+    /// written from now on; or every lane of one streamlet, and there [nothing of what its owner has written in the epoch
+    /// `since`](super::progress::Progress::begin_of_new) is passed over. Returns the records.
+    pub(super) fn start_at_latest(&self, of: Option<StreamletId>, since: Option<u32>, now_ms: i64) -> Vec<Entry> {
         let mut state = self.state.lock();
         let mut entries = Vec::new();
         for (key, progress) in state.lanes.iter_mut().filter(|(key, _)| of.is_none_or(|of| key.streamlet == of)) {
-            let (cursor, ordinal) = progress.end();
+            let (cursor, ordinal) = progress.begin_of_new(since);
             if cursor.group == kera_format::GroupId::NONE {
                 continue;
             }

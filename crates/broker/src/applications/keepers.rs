@@ -31,7 +31,7 @@ pub(super) const COPY_BYTES: u64 = 256 << 10;
 pub(super) struct Kept {
     pub(super) place: Arc<Streamlet>,
     /// The owner epoch in which it is this node's.
-    epoch: u32,
+    pub(super) epoch: u32,
     /// The groups that earlier owners have, by lane and in their order.
     older: RwLock<OlderGroups>,
     pub(super) journal: Journal,

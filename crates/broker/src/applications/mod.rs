@@ -313,7 +313,7 @@ impl Applications {
         let mut entries = vec![application.meta.to_record()];
         if start == kera_protocol::Start::Latest {
             application.check_visible()?;
-            entries.extend(application.start_at_latest(None, now_ms));
+            entries.extend(application.start_at_latest(None, None, now_ms));
         }
         let recorded = self.keepers.record(name, stream.id(), &entries, now_ms);
         if let Some(failure) = recorded.failure {
@@ -746,12 +746,12 @@ impl Applications {
             application.take_replayed(replayed, &kept.place);
         }
         for application in registry.of_stream(stream) {
-            take_streamlet(&application, kept, is_new, now_ms);
+            take_streamlet(&application, kept, is_new, Some(kept.epoch), now_ms);
         }
         // This node hears of them for the first time, and what else it serves of the stream is theirs to read as well.
         let served = self.keepers.of_stream(stream);
         for other in served.iter().filter(|other| other.is_read() && other.place.id() != streamlet) {
-            made.iter().for_each(|application| take_streamlet(application, other, false, now_ms));
+            made.iter().for_each(|application| take_streamlet(application, other, false, None, now_ms));
         }
         self.keepers.serve(stream, kept);
         // Who changes what is elsewhere tells applications itself from here on; what changed meanwhile nobody has told them.
@@ -848,12 +848,16 @@ pub(crate) fn tell_of_groups(state: &mut StreamletState) -> Result<(), Failure> 
 }
 
 /// An application has a streamlet to read from here on. With one that does not know it, it is recorded; `anew`: in any case.
-fn take_streamlet(application: &Application, kept: &Kept, anew: bool, now_ms: i64) {
+///
+/// One that starts with what is new begins at the end of a streamlet that does not know it; but of what this node has written in the owner epoch `since` it passes
+/// over nothing. A streamlet takes writes as soon as it is opened, and is served when all is read that is recorded of it, which may be long after: what is
+/// written between the two comes behind all that the application was told to leave out, if it was made before, and its members wait for it.
+fn take_streamlet(application: &Application, kept: &Kept, anew: bool, since: Option<u32>, now_ms: i64) {
     let (stream, streamlet) = (application.meta.stream, kept.place.id());
     let is_known = application.take_streamlet(kept);
     let mut entries = if anew || !is_known { application.records(Some(streamlet)) } else { Vec::new() };
     if !is_known && application.meta.start == kera_protocol::Start::Latest {
-        entries.extend(application.start_at_latest(Some(streamlet), now_ms));
+        entries.extend(application.start_at_latest(Some(streamlet), since, now_ms));
     }
     if let Some(failure) = kept.journal.append(&application.meta.name, stream, &entries, now_ms).failure {
         tracing::warn!(%stream, %streamlet, %failure, "an application is not recorded with a streamlet yet");

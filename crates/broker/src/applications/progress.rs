@@ -182,6 +182,17 @@ impl Progress {
         }
     }
 
+    /// Where what is written from now on begins, for an application that reads only that. That is the [end](Progress::end); of what an owner has written in the
+    /// epoch `since` nothing is passed over, if it has written anything then. A transaction that runs since before that is behind neither of the two.
+    pub(super) fn begin_of_new(&self, since: Option<u32>) -> (Cursor, u64) {
+        let end = self.end();
+        let first = since.and_then(|epoch| self.lane.groups(GroupId::new(epoch, 0), 1).into_iter().next());
+        match first.filter(|first| first.first_ordinal < end.1) {
+            Some(first) => (Cursor { group: first.id, segment: first.first_segment, position: 0 }, first.first_ordinal),
+            None => end,
+        }
+    }
+
     /// Where the record `ordinal` is, without waiting for a disk: of one that has to come from there it is known in which group it is, and a position at a group's
     /// start may name a later record (`begins_at`).
     fn place_of(&self, ordinal: u64) -> Option<(Cursor, u64)> {
