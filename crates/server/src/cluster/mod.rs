@@ -19,6 +19,7 @@ mod mender;
 mod moves;
 mod others;
 mod quorum;
+mod reached;
 mod recovery;
 mod retries;
 mod returning;
@@ -62,7 +63,7 @@ use tokio::runtime::Handle;
 use tokio::sync::watch;
 
 use crate::again;
-use crate::config::{Config, Mistake, Mistakes, SETTINGS};
+use crate::config::{Config, SETTINGS};
 use crate::fatal::{Door, Fatal};
 use crate::identity::{Identity, uuid_text};
 use crate::machine::{connections_of, files_max};
@@ -606,7 +607,7 @@ fn join(
     let (seed, asked) = (joining.config.cluster.join.clone(), group.clone());
     let is_member = wait(runtime, async move { asked.is_member().await });
     let node = joining.config.cluster.node.unwrap_or(0) as u32;
-    tell_unheard(joining.config);
+    reached::tell_unheard(joining.config);
     if seed.is_none() {
         quorum::check_address(joining.config, node, &group.members())?;
     }
@@ -623,7 +624,7 @@ fn join(
         }
     } else if seed.is_some() && !is_member {
         check_empty(&single()?)?;
-        check_reachable(joining.config)?;
+        reached::check_reachable(joining.config)?;
     } else if seed.is_some() {
         check_founded(group, node)?;
     }
@@ -680,53 +681,6 @@ fn check_founded(group: &Group, node: u32) -> Result<(), Fatal> {
     let message = "an earlier start of this node, without --join, was to found a cluster and did not come to its end";
     let step = "to join a cluster start it with an empty data directory, named with --data; without --join it founds the cluster now";
     Err(Fatal::not_here(message, step))
-}
-
-/// A node that tells a cluster of other machines to reach it at a loopback address would be in it, and nobody would reach it.
-fn check_reachable(config: &Config) -> Result<(), Fatal> {
-    let seed = config.cluster.join.as_deref().unwrap_or_default();
-    if crate::node::resolve(seed).is_err() || is_loopback(seed) {
-        return Ok(());
-    }
-    // One that nobody has set is told nobody: see `kafka_told`.
-    let kafka = config.kafka_address().filter(|_| !is_kafka_by_default(config));
-    let told = [
-        ("cluster.listen", Some(config.cluster_address()), "--cluster-listen or --cluster-advertised"),
-        ("network.listen", Some(config.native_address()), "--listen or --advertised"),
-        ("kafka.listen", kafka, "--kafka-listen or --kafka-advertised"),
-    ];
-    let told = told.into_iter().filter_map(|(setting, address, flags)| Some((setting, address?, flags)));
-    let wrong = told.filter(|(_, address, _)| is_loopback(address)).map(|(setting, address, flags)| Mistake {
-        place: String::new(),
-        setting: setting.to_owned(),
-        message: format!("{seed} is on another machine, which cannot connect to {address}; say with {flags} where this node is reached"),
-    });
-    let wrong: Vec<Mistake> = wrong.collect();
-    if wrong.is_empty() { Ok(()) } else { Err(Fatal::Config(Mistakes(wrong))) }
-}
-
-fn is_loopback(address: &str) -> bool {
-    crate::node::resolve(address).is_ok_and(|at| at.ip().is_loopback())
-}
-
-fn is_kafka_by_default(config: &Config) -> bool {
-    config.kafka_by_default && config.kafka.advertised.is_none()
-}
-
-/// Where others tell Kafka clients to connect to this node, if they can. What it has when nobody has set one is an address of its own machine alone: clients of another machine that
-/// were told of it would connect to theirs, and there perhaps to another node of the cluster.
-fn kafka_told(config: &Config) -> Option<&str> {
-    config.kafka_address().filter(|_| !is_kafka_by_default(config) || is_loopback(config.native_address()))
-}
-
-/// Says that no Kafka client hears of this node from others, if nobody has said that it is to be so.
-fn tell_unheard(config: &Config) {
-    if let (Some(address), None) = (config.kafka_address(), kafka_told(config)) {
-        tracing::warn!(
-            "nobody has said where Kafka clients reach this node, and {address} is on this machine alone: other nodes do not tell them of it, and they do not reach what it leads. Say where \
-             with --kafka-listen HOST:PORT, or with --kafka-listen none that there are none"
-        );
-    }
 }
 
 /// Founds a cluster unless the node is told of one that was founded before; the node's epoch in it, if it has one. Goes on for as long
@@ -982,7 +936,7 @@ fn join_message(joining: &Joining<'_>) -> JoinCluster {
         rack: Some(&config.cluster.rack).filter(|rack| *rack != "none").cloned().unwrap_or_default(),
         cluster_address: config.cluster_address().to_owned(),
         native_address: config.native_address().to_owned(),
-        kafka_address: kafka_told(config).unwrap_or_default().to_owned(),
+        kafka_address: reached::kafka_told(config).unwrap_or_default().to_owned(),
         http_address: config.http.listen.clone().unwrap_or_default(),
         settings: shared.map(|one| SharedSetting { name: one.name(), value: one.shown(config) }).collect(),
         epoch_min: identity.epoch,
@@ -1091,30 +1045,6 @@ mod tests {
         }
         stop.send_replace(true);
         thread.join().expect("it ends");
-    }
-
-    #[test]
-    fn others_tell_kafka_clients_of_no_address_that_is_of_one_machine_alone() {
-        let mut config = Config { kafka_by_default: true, ..Config::default() };
-        config.cluster.node = Some(2);
-        config.cluster.listen = "192.0.2.2:7072".into();
-        config.cluster.join = Some("192.0.2.1:7072".into());
-        // On one machine clients reach what nobody has set.
-        assert_eq!(kafka_told(&config), Some("127.0.0.1:9092"));
-        config.network.listen = "192.0.2.2:7070".into();
-        assert_eq!(kafka_told(&config), None);
-        check_reachable(&config).expect("without Kafka clients it is well");
-        config.kafka.advertised = Some("192.0.2.2:9092".into());
-        assert_eq!(kafka_told(&config), Some("192.0.2.2:9092"));
-        check_reachable(&config).expect("they reach it");
-        // Who says so gets an error, as for the other addresses.
-        (config.kafka.advertised, config.kafka_by_default) = (None, false);
-        let error = check_reachable(&config).expect_err("nobody reaches it").to_string();
-        assert!(error.contains("kafka.listen: 192.0.2.1:7072 is on another machine, which cannot"), "{error}");
-        assert!(error.contains("connect to 127.0.0.1:9092; say with --kafka-listen"), "{error}");
-        config.kafka.listen = None;
-        check_reachable(&config).expect("there are none");
-        assert_eq!(kafka_told(&config), None);
     }
 
     #[test]
