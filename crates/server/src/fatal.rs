@@ -34,8 +34,8 @@ pub enum Fatal {
     /// Addresses are taken.
     #[error("{}", in_use(taken))]
     PortInUse {
-        /// Who wanted to listen, and where.
-        taken: Vec<(Door, String)>,
+        /// Who wanted to listen, and where, and who else of the node has that port, if it is one of them.
+        taken: Vec<(Door, String, Option<Door>)>,
     },
     /// An address cannot be used.
     #[error("{door} cannot listen on {address}: {error}")]
@@ -129,8 +129,11 @@ impl fmt::Display for Door {
     }
 }
 
-fn in_use(taken: &[(Door, String)]) -> String {
-    let one = |(door, address): &(Door, String)| format!("{door} cannot listen on {address}: the port is in use");
+fn in_use(taken: &[(Door, String, Option<Door>)]) -> String {
+    let one = |(door, address, by): &(Door, String, Option<Door>)| match by {
+        Some(by) => format!("{door} cannot listen on {address}: the port is that of {} of this node", by.flag()),
+        None => format!("{door} cannot listen on {address}: the port is in use"),
+    };
     taken.iter().map(one).collect::<Vec<_>>().join("; ")
 }
 
@@ -171,8 +174,14 @@ impl Fatal {
                 "check owner, mode and free space, or choose another directory with --data".into()
             }
             Fatal::PortInUse { taken } => {
-                let flags: Vec<&str> = taken.iter().map(|(door, _)| door.flag()).collect();
-                format!("stop what listens there, or choose another port with {}", flags.join(" and "))
+                let others = taken.iter().filter(|(_, _, by)| by.is_none());
+                let flags: Vec<&str> = others.map(|(door, _, _)| door.flag()).collect();
+                let stop = || format!("stop what listens there, or choose another port with {}", flags.join(" and "));
+                let own = |(door, _, by): &(Door, String, Option<Door>)| {
+                    by.map(|by| format!("give {} or {} another port", door.flag(), by.flag()))
+                };
+                let stop = (!flags.is_empty()).then(stop);
+                stop.into_iter().chain(taken.iter().filter_map(own)).collect::<Vec<_>>().join("; ")
             }
             Fatal::Address { error, .. } if error.kind() == io::ErrorKind::PermissionDenied => {
                 "ports below 1024 need privileges; choose a higher one".into()
@@ -197,7 +206,7 @@ impl Fatal {
     pub fn listen(door: Door, address: &str, error: io::Error) -> Fatal {
         let address = address.to_owned();
         match error.kind() {
-            io::ErrorKind::AddrInUse => Fatal::PortInUse { taken: vec![(door, address)] },
+            io::ErrorKind::AddrInUse => Fatal::PortInUse { taken: vec![(door, address, None)] },
             _ => Fatal::Address { door, address, error },
         }
     }
@@ -242,12 +251,22 @@ mod tests {
 
     #[test]
     fn who_finds_ports_taken_is_told_of_all_of_them_and_of_their_flags_only() {
-        let taken = vec![(Door::Native, "a:1".to_owned()), (Door::Cluster, "a:2".to_owned())];
-        let fatal = Fatal::PortInUse { taken };
+        let mut taken = vec![(Door::Native, "a:1".to_owned(), None), (Door::Cluster, "a:2".to_owned(), None)];
+        let fatal = Fatal::PortInUse { taken: taken.clone() };
         let said =
             "the node cannot listen on a:1: the port is in use; other nodes cannot listen on a:2: the port is in use";
         assert_eq!(fatal.to_string(), said);
         assert!(fatal.next_step().ends_with("with --listen and --cluster-listen"), "{}", fatal.next_step());
+        // Nobody else listens at the second one: there is nothing to stop.
+        taken[1].2 = Some(Door::Http);
+        let step = Fatal::PortInUse { taken: taken.clone() }.next_step();
+        assert!(
+            step.ends_with("another port with --listen; give --cluster-listen or --http-listen another port"),
+            "{step}"
+        );
+        taken.remove(0);
+        let step = Fatal::PortInUse { taken }.next_step();
+        assert_eq!(step, "give --cluster-listen or --http-listen another port");
     }
 
     #[test]

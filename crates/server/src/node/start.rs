@@ -169,17 +169,27 @@ fn check_ports(config: &Config) -> Result<(), Fatal> {
         (Door::Kafka, kafka),
         (Door::Cluster, cluster),
     ];
-    let mut held = Vec::new();
-    let mut is_taken = |address: &str| match resolve(address).and_then(TcpListener::bind) {
-        Ok(bound) => {
-            held.push(bound);
-            false
+    let mut held: Vec<(Door, SocketAddr, TcpListener)> = Vec::new();
+    let mut taken = Vec::new();
+    for (door, address) in doors.into_iter().filter_map(|(door, address)| Some((door, address?))) {
+        let Ok(at) = resolve(address) else { continue };
+        match TcpListener::bind(at) {
+            Ok(bound) => held.push((door, at, bound)),
+            Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => {
+                // Who looks for another process that has it would find none.
+                let by = held.iter().find(|(_, other, _)| are_one_port(*other, at)).map(|(by, _, _)| *by);
+                taken.push((door, address.clone(), by));
+            }
+            Err(_) => {}
         }
-        Err(error) => error.kind() == std::io::ErrorKind::AddrInUse,
-    };
-    let asked = doors.into_iter().filter_map(|(door, address)| Some((door, address?.clone())));
-    let taken: Vec<(Door, String)> = asked.filter(|(_, address)| is_taken(address)).collect();
+    }
     if taken.is_empty() { Ok(()) } else { Err(Fatal::PortInUse { taken }) }
+}
+
+/// Whether who listens on one of two addresses keeps the other one from others: one that is unspecified is all of its kind, and that of IPv6 those of IPv4 as well.
+fn are_one_port(one: SocketAddr, other: SocketAddr) -> bool {
+    let has = |all: SocketAddr, one: SocketAddr| all.ip().is_unspecified() && (all.is_ipv6() || one.is_ipv4());
+    one.port() == other.port() && (one.ip() == other.ip() || has(one, other) || has(other, one))
 }
 
 /// A node whose log is whole.
@@ -1226,9 +1236,20 @@ mod tests {
         config.cluster.listen = format!("0.0.0.0:{port}");
         // As text they are two addresses.
         match check_ports(&config) {
-            Err(Fatal::PortInUse { taken }) => assert!(taken.iter().any(|(door, _)| *door == Door::Cluster)),
+            Err(Fatal::PortInUse { taken }) => assert!(taken.iter().any(|(door, _, _)| *door == Door::Cluster)),
             other => panic!("{other:?}"),
         }
+        let refused = check_ports(&config).expect_err("it is one port");
+        let said = format!("{refused}; {}", refused.next_step());
+        let wanted = format!(
+            "other nodes cannot listen on 0.0.0.0:{port}: the port is that of --listen of this node; give --cluster-listen or --listen another port"
+        );
+        assert_eq!(said, wanted);
+        // One that somebody else has is told as before.
+        let other = TcpListener::bind("127.0.0.1:0").expect("a free one");
+        config.cluster.listen = other.local_addr().expect("it has one").to_string();
+        let refused = check_ports(&config).expect_err("somebody has it").to_string();
+        assert!(refused.ends_with(&format!("{}: the port is in use", config.cluster.listen)), "{refused}");
     }
 
     #[test]
