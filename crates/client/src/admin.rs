@@ -317,7 +317,7 @@ impl Admin {
                 if owned.is_empty() {
                     continue;
                 }
-                match self.client.call_node(&placement, node, &message(owned.clone())).await {
+                match self.at_owner(stream, &placement, (node, &owned), asked, &message(owned.clone())).await {
                     Ok(answer) => {
                         answers.push(answer);
                         done.extend(owned);
@@ -359,6 +359,32 @@ impl Admin {
             Some(error) if answers.is_empty() => Err(error.into()),
             _ => Ok(answers),
         }
+    }
+
+    /// Asks an owner for what it owns. One that is to change something at all of that has to know first that all of it is its own.
+    ///
+    /// It says that it is done when it is done with what it has been told to own, and a client counts that for all that it takes the node for the owner of. Other
+    /// nodes may have told it of a streamlet that the node has not heard of yet. An application that is deleted would come back with what is recorded of
+    /// that one.
+    async fn at_owner<M: Message>(
+        &self,
+        stream: StreamId,
+        placement: &Placement,
+        (node, owned): (u32, &[StreamletId]),
+        asked: Asked,
+        message: &M,
+    ) -> Result<M::Response, RpcError> {
+        if asked == Asked::Change {
+            let heard = self.client.placement_at(placement, node, stream).await?;
+            let is_heard = |streamlet: &&StreamletId| heard.owner(streamlet.0) == placement.owner(streamlet.0);
+            if let Some(other) = owned.iter().find(|streamlet| !is_heard(streamlet)) {
+                let message = format!(
+                    "node {node} has not heard yet that it owns streamlet {other} of stream {stream}, or owns it no more"
+                );
+                return Err(RpcError::Status { status: Status::NotReady, message, retry_after: None });
+            }
+        }
+        self.client.call_node(placement, node, message).await
     }
 
     /// How the cluster is, as the node knows it; one that is alone answers without nodes.

@@ -1109,6 +1109,39 @@ fn members_go_on_without_the_first_owner_where_others_know_their_application() {
     });
 }
 
+/// Other nodes have told of it before, and it said that all was deleted that it knew to be its own: the application came back with the streamlet.
+#[test]
+fn an_application_is_not_deleted_at_an_owner_that_has_not_heard_of_all_that_it_owns() {
+    let cluster = Cluster::start(2, 2, 1);
+    run(async {
+        let moved = StreamletId(1);
+        let client = patient(cluster.address(1)).await;
+        write_to_second_node(&client, 0..8).await;
+        client.admin().reset_offsets(STREAM, "report", vec![], Start::Earliest, false).await.unwrap();
+        let (next, old) = (&cluster.brokers[0], &cluster.brokers[1]);
+        old.let_go(STREAM, moved).unwrap();
+        let state = loop {
+            match old.handed_over(STREAM, moved).unwrap() {
+                Some(state) => break state,
+                None => tokio::task::yield_now().await,
+            }
+        };
+        let owner = Owner { node: 1, epoch: 2, older: vec![OlderGroups { first_epoch: 1, node: 2 }] };
+        old.set_owner(2, STREAM, moved, owner.clone()).unwrap();
+        let hasty =
+            Client::builder(cluster.address(1)).retry_timeout(Duration::from_millis(1)).connect().await.unwrap();
+        let refused = hasty.admin().delete_application(STREAM, "report").await.unwrap_err();
+        assert_eq!(refused.status(), Some(Status::NotReady), "{refused}");
+        assert!(refused.to_string().contains("has not heard yet that it owns streamlet 1"), "{refused}");
+        assert!(matches!(refused, ClientError::Rpc(_)), "it is done nowhere: {refused}");
+        assert!(cluster.knows(0, "report").await);
+        next.set_owner(2, STREAM, moved, owner).unwrap();
+        next.open_streamlet(STREAM, moved, 2, Some(&state)).unwrap();
+        client.admin().delete_application(STREAM, "report").await.unwrap();
+        assert!(!cluster.knows(0, "report").await);
+    });
+}
+
 #[test]
 fn what_clients_do_can_be_done_on_any_thread() {
     fn can_be_sent<T: Send>(_: &T) {}
