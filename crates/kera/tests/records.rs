@@ -466,6 +466,53 @@ fn a_member_whose_reader_stands_still_gives_groups_to_those_that_join() {
     first.wait().unwrap();
 }
 
+/// How many groups the consumers of `report` have leased.
+fn leased(node: &Node) -> u64 {
+    let output = node.run("application describe report --json");
+    let described: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
+    let members = described["members"].as_array().cloned().unwrap_or_default();
+    members.iter().filter_map(|member| member["leases"].as_u64()).sum()
+}
+
+/// It read nothing and ended well, for the nodes had nothing to give to it.
+#[test]
+fn what_a_killed_consumer_holds_is_waited_for_by_one_that_reads_to_the_end() {
+    let place = Place::new();
+    let node = place.start_with(&["--lease", "5s"]);
+    node.ok("stream create flights --streamlets 2");
+    let file = sample("flights-sample.ndjson");
+    node.ok(&format!("produce flights --file {file} --key-field origin"));
+    let (mut killed, _out) = follow(&node, "consume flights --application report --follow --from earliest");
+    eventually("the commit", || leased(&node) == 2 && node.json("application list")[0]["lag"] == 0);
+    killed.kill().unwrap();
+    killed.wait().unwrap();
+    node.ok(&format!("produce flights --file {file} --key-field origin"));
+    assert_eq!(node.ok("consume flights --application report").lines().count(), 200);
+}
+
+/// It lives, so that its lease never ends: waiting for that would never end.
+#[test]
+fn what_a_consumer_holds_that_lives_is_left_to_it_with_a_word() {
+    let (place, node) = with_stream("");
+    let file = place.file("lines");
+    std::fs::write(&file, (0..100_000).map(|line| format!("line number {line}\n")).collect::<String>()).unwrap();
+    node.ok(&format!("produce flights --file {}", file.display()));
+    // Its reader stands still.
+    let mut command = node.command("consume flights --application report --follow --from earliest");
+    let mut first = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    let out = first.stdout.take().unwrap();
+    eventually("a full pipe", || rustix::io::ioctl_fionread(&out).unwrap() >= 60 << 10);
+    for flags in ["", " --json"] {
+        let second = node.run(&format!("consume flights --application report{flags}"));
+        let said = String::from_utf8(second.stderr).unwrap();
+        assert!(second.status.success(), "{said}");
+        // Where the machine stands still for a lease's time it is given what the other one does not read.
+        assert!(said.contains("left to") || !second.stdout.is_empty(), "{said}");
+    }
+    first.kill().unwrap();
+    first.wait().unwrap();
+}
+
 /// A script must not take a part for all.
 #[test]
 fn a_consumer_that_is_stopped_before_the_end_is_an_interrupted_one() {

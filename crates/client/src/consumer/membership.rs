@@ -560,6 +560,9 @@ mod tests {
         consumer.holders = Holders::new();
         consumer.holders.placement = placement;
         assert!(consumer.at_end());
+        consumer.look_again();
+        assert!(!consumer.at_end(), "other members may have given something back");
+        nothing_left(&mut consumer);
         consumer.ask_for_groups_later(1);
         assert!(!consumer.at_end(), "a node does not know yet what it has");
         nothing_left(&mut consumer);

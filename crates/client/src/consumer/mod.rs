@@ -200,6 +200,8 @@ impl ConsumerBuilder {
     /// Ends, with `None`, at what was the end of the stream when the consumer was built; where that is lost since, at the end that there is
     /// then, which is looked for as often as [`refresh`](ConsumerBuilder::refresh) says while nothing comes. Streamlets that the stream gets later are not read. With
     /// [`CommitMode::Manual`] a group that was returned to its end in front of that is to be committed first: see there.
+    /// A member of an application ends where the nodes have nothing to give to it: what other members have leased is not waited for, be they gone
+    /// or not; see [`Consumer::look_again`].
     pub fn until_end(mut self, until_end: bool) -> Self {
         self.until_end = until_end;
         self
@@ -524,6 +526,21 @@ impl Consumer {
         let is_empty = |node: &u32| self.memberships.get(node).is_some_and(|membership| membership.nothing_left);
         // What follows a group is given only when its end is committed.
         all && owners.iter().all(is_empty) && self.tracks.values().all(|track| !track.ended)
+    }
+
+    /// After the end: a member of an application has the nodes asked once more whether they have groups for it. Others may have given some back since, or
+    /// were not heard of until their leases were over.
+    pub fn look_again(&mut self) {
+        let now = Instant::now();
+        for membership in self.memberships.values_mut() {
+            (membership.nothing_left, membership.groups_at) = (false, now);
+        }
+    }
+
+    /// Where each lane ended when the consumer was built, or ends now if that was lost since: of a member of an application that is to stop there, see
+    /// [`until_end`](ConsumerBuilder::until_end).
+    pub fn ends(&self) -> HashMap<(StreamletId, LaneId), u64> {
+        self.targets.clone()
     }
 
     /// Goes on elsewhere in a lane. What was received ahead of it is thrown away. Not for applications.

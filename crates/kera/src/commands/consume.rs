@@ -21,6 +21,7 @@ use tokio::time::timeout;
 
 use crate::cli::{ConsumeArgs, Globals, Show};
 use crate::commands::away::{self, Away, TAKE_OVER_MAX};
+use crate::commands::held::{self, Others, Then};
 use crate::commands::printing::Printing;
 use crate::connect::{connect, explain, find_stream};
 use crate::error::{CliError, EXIT_INTERRUPTED};
@@ -64,6 +65,7 @@ pub async fn run(args: &ConsumeArgs, globals: &Globals) -> Result<(), CliError> 
         late: Vec::new(),
         left_out,
         returning: JoinSet::new(),
+        others: Others::default(),
         being_begun: Away::default(),
         trouble: String::new(),
         said,
@@ -286,6 +288,8 @@ struct Consuming {
     left_out: Away,
     /// Makes consumers of what was left out and is back.
     returning: JoinSet<Returned>,
+    /// Other members of the application, while they hold something.
+    others: Others,
     /// What they are being made of.
     being_begun: Away,
     /// What kept one from being made the last time; empty: nothing.
@@ -347,6 +351,9 @@ impl Consuming {
                 }
             };
             let Some(record) = next? else {
+                if self.may_get_more().await? {
+                    continue;
+                }
                 return if self.left_out.is_nothing() { Ok(()) } else { Err(left_out_error(&self.left_out)) };
             };
             self.print(&record)?;
@@ -360,6 +367,38 @@ impl Consuming {
             }
         }
         Ok(())
+    }
+
+    /// All was printed that the nodes give to this member. Whether there may be more: what others have leased that are not heard of. That is waited for a
+    /// while, and then the nodes are asked again.
+    async fn may_get_more(&mut self) -> Result<bool, CliError> {
+        let Some(application) = self.source.args.application.clone() else { return Ok(false) };
+        // What is not committed counts as left.
+        self.commit_meanwhile().await?;
+        let admin = self.source.client.admin();
+        let asked = timeout(WONDER_EVERY, admin.application(self.source.stream.id, &application)).await;
+        let address = self.source.client.address();
+        let (then, said) = match asked {
+            Ok(Ok(described)) => self.others.look(&described, &self.consumer.ends(), &member_name(), Instant::now()),
+            Ok(Err(error)) if !error.retryable() => {
+                let why = explain(&error).message;
+                (Then::End, Some(format!("what other consumers of {application} hold could not be asked: {why}")))
+            }
+            Ok(Err(error)) => (Then::Wait, Some(format!("waiting for {address}: {}", explain(&error).message))),
+            Err(_) => (Then::Wait, Some(format!("waiting for {address}: it does not answer"))),
+        };
+        if let Some(said) = said.filter(|said| *said != self.said) {
+            say(&said);
+            self.said = said;
+        }
+        if then == Then::Wait {
+            tokio::select! {
+                () = tokio::time::sleep(held::LOOK_EVERY) => {}
+                never = self.consumer.idle() => match never {},
+            }
+        }
+        self.consumer.look_again();
+        Ok(then != Then::End)
     }
 
     /// Records come without a pause: looks at everything else.

@@ -7,6 +7,7 @@ pub mod config;
 pub mod consume;
 pub mod copies;
 pub mod demo;
+pub mod held;
 pub mod level;
 pub mod logs;
 pub mod moves;
