@@ -545,8 +545,9 @@ def change_copies(kera, nodes, args, stream, copies, wait=0):
     alter = [kera, "stream", "alter", stream, "--replication", str(copies), "--no-wait", *connect]
     altered = subprocess.run(alter, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120, check=False)
     if altered.returncode:
-        # The second one is what the command says of a cluster that is not ready.
-        if wait or not any(words in altered.stdout for words in ("there are 2 nodes to hold copies", "next: try again in a moment")):
+        # The others are what the command says of a cluster that is not ready.
+        passing = ("there are 2 nodes to hold copies", "next: try again in a moment", "no majority of the coordinators")
+        if wait or not any(words in altered.stdout for words in passing):
             raise Fault(f"{stream} gets no other number of copies: {altered.stdout.strip()}")
         return False
     until = time.monotonic() + wait

@@ -104,6 +104,17 @@ impl Broker {
         self.standing.set_confirmed(at_us);
     }
 
+    /// That no majority of the coordinators is there, with who is not, as a sentence without its end; nothing while one is. For what clients are told while
+    /// the node does not serve.
+    pub fn set_lacking(&self, said: Option<String>) {
+        self.standing.set_lacking(said);
+    }
+
+    /// What was said last of that.
+    pub fn lacking(&self) -> Option<String> {
+        self.standing.lacking()
+    }
+
     /// Whether this node may still take itself for the owner of what it owns, as far as it has heard from the coordinators.
     #[inline]
     pub fn is_confirmed(&self) -> bool {

@@ -49,13 +49,19 @@ impl Failure {
         Failure::new(Status::NotOwner, message)
     }
 
-    /// The node has not heard from the coordinators for so long that others may own what it owns.
-    pub(crate) fn unconfirmed() -> Failure {
-        let message = format!(
-            "this node has not heard from a majority of the coordinators for {} s, so it may have been declared lost; ask \
-             another node",
-            crate::SERVES_MS / 1000
-        );
+    /// The node has not heard from the coordinators for so long that others may own what it owns. `lacking`: that most of them are away, if so; where it is this
+    /// node alone that is cut off, another one serves.
+    pub(crate) fn unconfirmed(lacking: Option<String>) -> Failure {
+        let seconds = crate::SERVES_MS / 1000;
+        let message = match lacking {
+            Some(said) => format!(
+                "{said}; a node that has not heard from most of them for {seconds} s may have been declared lost, and answers nobody"
+            ),
+            None => format!(
+                "this node has not heard from a majority of the coordinators for {seconds} s, so it may have been declared lost; ask \
+                 another node"
+            ),
+        };
         Failure::later(Status::Fenced, message)
     }
 

@@ -158,7 +158,7 @@ impl BrokerSession {
         }
         // Subscriptions are told entry by entry, so that their client learns of it without asking.
         if !self.core.broker.is_confirmed() && !matches!(op, Op::Credit | Op::Unsubscribe) {
-            return Err(Failure::unconfirmed());
+            return Err(Failure::unconfirmed(self.core.broker.lacking()));
         }
         match op {
             Op::ReadChunks => self.read(header, body, out),

@@ -23,6 +23,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use kera_env::Clock;
+use parking_lot::Mutex;
 
 /// How long a node goes on without hearing from a majority of the coordinators, in milliseconds.
 pub const SERVES_MS: u64 = 5_000;
@@ -31,16 +32,26 @@ pub const SERVES_MS: u64 = 5_000;
 #[derive(Debug)]
 pub(crate) struct Standing {
     until_us: AtomicU64,
+    /// That no majority of the coordinators is there, as whoever hears them says it. Only told, never gone by.
+    lacking: Mutex<Option<String>>,
 }
 
 impl Standing {
     /// A node that is in no cluster stands by itself.
     pub(crate) fn alone() -> Standing {
-        Standing { until_us: AtomicU64::new(u64::MAX) }
+        Standing { until_us: AtomicU64::new(u64::MAX), lacking: Mutex::default() }
     }
 
     pub(crate) fn set_confirmed(&self, at_us: u64) {
         self.until_us.store(at_us.saturating_add(SERVES_MS * 1000), Ordering::Relaxed);
+    }
+
+    pub(crate) fn set_lacking(&self, said: Option<String>) {
+        *self.lacking.lock() = said;
+    }
+
+    pub(crate) fn lacking(&self) -> Option<String> {
+        self.lacking.lock().clone()
     }
 
     #[inline]

@@ -68,8 +68,9 @@ pub enum CoordinatorError {
     /// The rules of the cluster do not allow it.
     #[error("{0}")]
     Refused(#[source] Refused),
-    /// There is no leader of the coordinators, or it does not answer. The command may have been done all the same.
-    #[error("{0}; the data path goes on, try again in a moment")]
+    /// There is no leader of the coordinators, or it does not answer. The command may have been done all the same. Why, as a sentence without its end: when to
+    /// try again the status says, and who hands the message on puts it into one of its own.
+    #[error("{0}")]
     NoLeader(String),
     /// The leader of the coordinators refused it.
     #[error("{}", .body.message)]

@@ -1,17 +1,31 @@
 //! From the command line to a node: connecting, and errors that say what to do next.
 
+use std::time::Duration;
+
 use kera_client::{Client, ClientError, Status, StreamInfo};
+use kera_protocol::NO_MAJORITY;
 use kera_server::suggest::nearest;
+use tokio::time::{sleep, timeout};
 
 use crate::cli::Globals;
 use crate::error::CliError;
+use crate::output::say;
 
-/// Connects to the node that the flags name.
+/// A command that takes no longer is not looked after.
+const WAITS_AFTER: Duration = Duration::from_millis(1500);
+/// Looks at what a command waits for: a node that most coordinators have left knows it after five seconds.
+const LOOKS: usize = 6;
+
+/// Connects to the node that the flags name. If the command takes long because most coordinators are away, that is said meanwhile.
 ///
 /// # Errors
 /// It cannot be reached.
 pub async fn connect(globals: &Globals) -> Result<Client, CliError> {
     let client = Client::builder(&globals.connect).client_name("kera").connect().await;
+    if client.is_ok() {
+        // Ends with the command.
+        tokio::spawn(say_if_no_majority(globals.connect.clone()));
+    }
     client.map_err(|error| {
         let explained = explain(&error);
         match (&error, error.status()) {
@@ -24,6 +38,36 @@ pub async fn connect(globals: &Globals) -> Result<Client, CliError> {
             _ => explained,
         }
     })
+}
+
+/// Says once that most coordinators are away, if the node says so: what they decide is waited for without a word for as long as it takes a node to give up.
+///
+/// By a connection of its own: what the command asks is not in front of it.
+async fn say_if_no_majority(address: String) {
+    sleep(WAITS_AFTER).await;
+    let connected = timeout(WAITS_AFTER, Client::builder(&address).client_name("kera").connect()).await;
+    let Ok(Ok(client)) = connected else { return };
+    for _ in 0..LOOKS {
+        let looked = timeout(WAITS_AFTER, client.admin().node_status()).await;
+        let problems = looked.ok().and_then(Result::ok).map(|status| status.problems).unwrap_or_default();
+        if let Some(said) = problems.iter().find_map(|problem| lacking(problem)) {
+            return say(format_args!("{said}: what they decide waits for most of them"));
+        }
+        sleep(WAITS_AFTER).await;
+    }
+}
+
+/// What a node says of who is there and who is not, where it says that most coordinators are away.
+pub fn lacking(problem: &str) -> Option<&str> {
+    let from = problem.find(NO_MAJORITY)?;
+    let (said, rest) = problem[from..].split_at(NO_MAJORITY.len());
+    match rest.strip_prefix(": ") {
+        Some(who) => {
+            let end = who.find([':', ';']).unwrap_or(who.len());
+            Some(&problem[from..from + said.len() + 2 + end])
+        }
+        None => Some(said),
+    }
 }
 
 /// A stream by name, or an error with the name that was meant.
@@ -67,6 +111,9 @@ pub fn explain(error: &ClientError) -> CliError {
     // The status is for programs; its hint says the same to people.
     let prefix = error.status().map_or(String::new(), |status| format!("{status:?}: "));
     let failure = CliError::failure(text.strip_prefix(&prefix).unwrap_or(&text));
+    if text.contains(NO_MAJORITY) {
+        return failure.next(OF_MAJORITY);
+    }
     match (error, error.status()) {
         (_, Some(status)) => failure.next(next_step(status)),
         // A node answered at first: this is another one of its cluster, or it has gone away meanwhile.
@@ -83,11 +130,15 @@ pub fn told(text: &str) -> (&str, Option<&'static str>) {
     match Status::ALL.iter().find(status) {
         Some(status) => {
             let message = text.split_once(": ").map_or(text, |(_, message)| message);
-            (message, Some(next_step(*status)))
+            (message, Some(if message.contains(NO_MAJORITY) { OF_MAJORITY } else { next_step(*status) }))
         }
         None => (text, None),
     }
 }
+
+/// What to do where most coordinators are away. It does not pass by itself, as other things do of the same status.
+pub const OF_MAJORITY: &str =
+    "start one of them, or as many as make a majority; if they are gone for good: `kera cluster recover`";
 
 /// What to do next, in the words of the command line where it has its own.
 fn next_step(status: Status) -> &'static str {
@@ -119,5 +170,17 @@ mod tests {
             assert_eq!(next_step(status), "", "{status}");
         }
         assert!(!next_step(Status::DiskFull).is_empty());
+    }
+
+    #[test]
+    fn where_most_coordinators_are_away_it_is_said_who_and_what_to_do() {
+        let who = "no majority of the coordinators: node 1 is there, nodes 2 and 3 are not";
+        for rest in ["", ": nothing is read here", "; a node that has not heard from most of them"] {
+            let message = format!("{who}{rest}");
+            assert_eq!(lacking(&message), Some(who));
+            assert_eq!(told(&format!("Fenced: {message}")), (message.as_str(), Some(OF_MAJORITY)));
+        }
+        assert_eq!(lacking("no majority of the coordinators has been heard of"), Some(NO_MAJORITY));
+        assert_eq!(lacking("the disk is full"), None);
     }
 }

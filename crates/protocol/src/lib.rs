@@ -95,7 +95,7 @@ pub use replication::{
     SegmentPart, StoreBlock, StoreHead, StoreOutcome, StreamletRef,
 };
 pub use stats::{LaneStats, Lookup, LookupResult, StreamStats, StreamStatsResponse};
-pub use status::Status;
+pub use status::{NO_MAJORITY, Status};
 pub use transactions::{
     AbortedRecords, ClaimGroup, ClaimPartition, EndInGroup, EndInPartitions, EndedPartition, GroupClaimed, GroupEnded,
     OpenTransaction, OwnedStreamlet, PartitionClaimed, PartitionEnded, PartitionsEnded, TransactionsHeld,

@@ -79,7 +79,7 @@ statuses! {
     /// A limit on how many of something there may be is reached.
     LimitReached = 13, false, false, "remove some, or raise the limit that the message names";
     /// The cluster has declared this incarnation of the node lost. It joins again with the next.
-    Fenced = 14, true, true, "ask FindOwners at another node who owns what, and go there";
+    Fenced = 14, true, true, "ask another node who owns what, and go there; if none answers, most coordinators are away: start them";
 
     /// No such stream.
     UnknownStream = 100, false, false, "create it with `kera stream create`, or look for its name with `kera stream list`";
@@ -145,6 +145,10 @@ statuses! {
     /// The application has members, and the operation needs it to have none.
     ApplicationActive = 403, true, false, "stop its consumers, or wait until their leases have run out";
 }
+
+/// How a message begins, or has it, that tells that most of the coordinators are away: no status tells that apart from what passes by itself. For whoever
+/// advises a person, who has to do something then; programs go by the status.
+pub const NO_MAJORITY: &str = "no majority of the coordinators";
 
 impl std::fmt::Display for Status {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

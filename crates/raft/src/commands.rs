@@ -170,7 +170,8 @@ impl Group {
                 }
             }
         }
-        Err(CoordinatorError::NoLeader(format!("the coordinators have no leader that answers ({last})")))
+        let why = || format!("no leader of the coordinators has done it: {last}");
+        Err(CoordinatorError::NoLeader(self.lacks_majority().unwrap_or_else(why)))
     }
 
     /// The answer to a command that was given again and is refused because it has been done: a stream that is to be made is there, with what was asked for, or one that

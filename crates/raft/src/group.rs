@@ -95,6 +95,10 @@ pub struct GroupConfig {
 /// joined, but not for long; and if it is cut off together with the node, the node serves nobody after as long anyway.
 const REFUSED_US_MAX: u64 = 5_000_000;
 
+/// Whoever has not answered a sign of life for so long is not there, in microseconds. As long as a node goes on serving that no majority answers, so that one that has
+/// stopped can always say why.
+const AWAY_US: u64 = 5_000_000;
+
 /// What coordinators have answered to this node's signs of life, by when they were asked, on the [clock](Clock::since_boot_us) that goes on while the machine is suspended.
 #[derive(Default)]
 struct Confirmed {
@@ -237,7 +241,7 @@ impl Group {
     ) -> Result<(), CoordinatorError> {
         if !self.is_member().await {
             let first = BTreeMap::from([(u64::from(self.config.node), BasicNode::new(&self.config.address))]);
-            self.raft.initialize(first).await.map_err(|error| no_leader(&error))?;
+            self.raft.initialize(first).await.map_err(|error| self.no_leader(&error))?;
         }
         self.wait_for_leader().await?;
         let catalog = catalog.clone();
@@ -371,7 +375,7 @@ impl Group {
         let timeout = Duration::from_millis(self.config.timing.command_ms);
         let waited =
             self.raft.wait(Some(timeout)).metrics(|metrics| metrics.current_leader.is_some(), "a leader").await;
-        waited.map(drop).map_err(|error| no_leader(&error))
+        waited.map(drop).map_err(|error| self.no_leader(&error))
     }
 
     /// Waits until this node's observers have been told of everything up to an entry.
@@ -433,9 +437,16 @@ impl Group {
     ) -> Result<T, CoordinatorError> {
         let timeout = Duration::from_millis(self.config.timing.command_ms);
         match tokio::time::timeout(timeout, asked).await {
-            Ok(answered) => answered.map_err(|error| no_leader(&error)),
-            Err(_) => Err(CoordinatorError::NoLeader("a majority of the coordinators is silent".into())),
+            Ok(answered) => answered.map_err(|error| self.no_leader(&error)),
+            Err(error) => Err(self.no_leader(&error)),
         }
+    }
+
+    /// The log does not take what it is asked for. Who is to hear of it is told who is not there: what `openraft` says is its own state, for its developers.
+    fn no_leader(&self, error: &dyn std::fmt::Display) -> CoordinatorError {
+        tracing::debug!(%error, "the coordinators' log does not take a command");
+        let lacking = self.lacks_majority();
+        CoordinatorError::NoLeader(lacking.unwrap_or_else(|| "the coordinators have no leader at the moment".into()))
     }
 
     /// Remembers moves that begin: what the streamlets take now, they take at the other brokers.
@@ -623,6 +634,22 @@ impl Group {
         nth_latest(asked.collect(), voters.len() / 2)
     }
 
+    /// That no majority of the coordinators has answered this node for some seconds, with who has and who has not, as a sentence without its end. Nothing while most of
+    /// them do, and while they say that this node takes no part: then they are there.
+    pub fn lacks_majority(&self) -> Option<String> {
+        let (me, now_us) = (u64::from(self.config.node), self.clock.since_boot_us());
+        let (refused, heard) = {
+            let confirmed = self.confirmed.lock();
+            (confirmed.refused_us, confirmed.at_us.clone())
+        };
+        let voters: BTreeSet<u64> = self.shared.current.read().members.membership().voter_ids().collect();
+        let has_answered = |voter| heard.get(&voter).is_some_and(|at_us| now_us.saturating_sub(*at_us) <= AWAY_US);
+        match refused {
+            Some(_) => None,
+            None => crate::votes::lacking(&voters, |voter| voter == me || has_answered(voter)),
+        }
+    }
+
     /// Whether this node's incarnation is over: its own state says so, or the coordinators do. A node that is given up while it is cut off is told of nothing any more,
     /// so that its state stays as it is.
     pub fn is_over(&self, epoch: u32) -> bool {
@@ -745,10 +772,6 @@ pub(crate) fn encoded<B: Body>(body: &B, version: u8) -> Vec<u8> {
     let mut bytes = Vec::new();
     body.encode(version, &mut bytes);
     bytes
-}
-
-fn no_leader(error: &dyn std::fmt::Display) -> CoordinatorError {
-    CoordinatorError::NoLeader(format!("the coordinators have no leader that can be asked ({error})"))
 }
 
 pub(crate) fn malformed(reason: String) -> CoordinatorError {

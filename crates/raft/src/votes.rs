@@ -2,6 +2,8 @@
 
 use std::collections::BTreeSet;
 
+use kera_protocol::NO_MAJORITY;
+
 /// Most coordinators that vote.
 const VOTERS_MAX: usize = 5;
 
@@ -34,9 +36,47 @@ pub(crate) fn who_votes(me: u64, known: &[Coordinator]) -> BTreeSet<u64> {
     known.iter().take(wanted).map(|one| one.node).collect()
 }
 
+/// That no majority of those who vote is there, with who is and who is not, as a sentence without its end; nothing if more than half of them are.
+pub(crate) fn lacking(voters: &BTreeSet<u64>, is_there: impl Fn(u64) -> bool) -> Option<String> {
+    let (there, away): (Vec<u64>, Vec<u64>) = voters.iter().copied().partition(|voter| is_there(*voter));
+    if there.len() > voters.len() / 2 {
+        return None;
+    }
+    let are = |nodes: &[u64]| if nodes.len() == 1 { "is" } else { "are" };
+    Some(match there.as_slice() {
+        [] => format!("{NO_MAJORITY}: {} {} not there", named(&away), are(&away)),
+        _ => {
+            let (here, gone) = (named(&there), named(&away));
+            format!("{NO_MAJORITY}: {here} {} there, {gone} {} not", are(&there), are(&away))
+        }
+    })
+}
+
+/// `node 1`, `nodes 1 and 2`, `nodes 1, 2 and 3`.
+fn named(nodes: &[u64]) -> String {
+    let numbers: Vec<String> = nodes.iter().map(u64::to_string).collect();
+    match numbers.split_last() {
+        None => "nobody".to_owned(),
+        Some((only, [])) => format!("node {only}"),
+        Some((last, others)) => format!("nodes {} and {last}", others.join(", ")),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn who_is_there_and_who_is_not_is_said_where_no_majority_is() {
+        let said = |voters: u64, there: &[u64]| lacking(&(1..=voters).collect(), |node| there.contains(&node));
+        let is = |text: &str| Some(format!("{NO_MAJORITY}: {text}"));
+        assert_eq!(said(3, &[1]), is("node 1 is there, nodes 2 and 3 are not"));
+        assert_eq!(said(5, &[2, 4]), is("nodes 2 and 4 are there, nodes 1, 3 and 5 are not"));
+        assert_eq!(said(2, &[1]), is("node 1 is there, node 2 is not"));
+        assert_eq!(said(1, &[]), is("node 1 is not there"));
+        assert_eq!(said(3, &[2, 3]), None);
+        assert_eq!(said(1, &[1]), None);
+    }
 
     /// Those of `all` who vote when `votes` did, `lost` are not there and `drained` are drained; 1 leads.
     fn of(all: u64, votes: &[u64], lost: &[u64], drained: &[u64]) -> Vec<u64> {

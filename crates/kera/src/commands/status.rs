@@ -16,7 +16,7 @@ use crate::cli::Globals;
 use crate::commands::copies::{self, ChangeJson};
 use crate::commands::level::{self, Level};
 use crate::commands::owners::{self, Owned};
-use crate::connect::{connect, explain};
+use crate::connect::{OF_MAJORITY, connect, explain, lacking};
 use crate::error::CliError;
 use crate::output::{Table, facts, print, print_json, records_of};
 use serde::Serialize;
@@ -179,6 +179,11 @@ impl Cluster {
         self.moves.as_ref()?.nodes.iter().find(|of| of.node == node)
     }
 
+    /// Whether most coordinators are away, as the node that was asked says: what it knows of leader and nodes is from before that.
+    fn lacks_majority(&self) -> bool {
+        self.own_problems.iter().any(|problem| lacking(problem).is_some())
+    }
+
     fn name(&self, stream: StreamId) -> String {
         self.names.get(&stream).cloned().unwrap_or_else(|| stream.to_string())
     }
@@ -334,7 +339,7 @@ impl From<&Cluster> for ClusterJson {
             copy_changes: whole.changes.iter().map(ChangeJson::from).collect(),
             level: whole.level.as_ref().map(|level| level.level),
             level_held_back_by: whole.level.as_ref().map_or_else(Vec::new, |level| level.held_back_by.clone()),
-            last_votes: last_votes(of),
+            last_votes: if whole.lacks_majority() { Vec::new() } else { last_votes(of) },
             nodes: of.nodes.iter().map(member).collect(),
         }
     }
@@ -356,9 +361,11 @@ fn members_text(whole: &Cluster) -> String {
             let only: Vec<&str> = node.roles.iter().map(|role| role.name()).collect();
             roles.push_str(&format!("roles: node {} is {} only\n", node.node, only.join(" and ")));
         }
+        // Nobody is left to declare it lost.
+        let is_silent = whole.lacks_majority() && whole.silent.iter().any(|(silent, _)| *silent == node.node);
         table.row([
             node.node.to_string(),
-            whole.state(node).to_owned(),
+            if is_silent { "silent" } else { whole.state(node) }.to_owned(),
             node.epoch.to_string(),
             if node.votes { "yes" } else { "no" }.to_owned(),
             node.rack.clone(),
@@ -374,12 +381,13 @@ fn members_text(whole: &Cluster) -> String {
 fn cluster_text(whole: &Cluster) -> String {
     let cluster = &whole.cluster;
     let leader = match cluster.leader {
+        _ if whole.lacks_majority() => "none: it needs most coordinators".to_owned(),
         0 => "none is known".to_owned(),
         node => format!("node {node}, term {}", cluster.term),
     };
     let level = whole.level.as_ref().map_or_else(|| "not known: the leader does not say".to_owned(), level::line);
     let mut known = vec![("cluster", uuid_text(&cluster.cluster)), ("leader", leader), ("level", level)];
-    known.extend(last_votes_text(cluster).map(|votes| ("votes", votes)));
+    known.extend(last_votes_text(cluster).filter(|_| !whole.lacks_majority()).map(|votes| ("votes", votes)));
     let mut text = facts(&known);
     text.push_str(&members_text(whole));
     if let Some(moves) = whole.moves.as_ref().filter(|moves| moves.under_way > 0) {
@@ -439,7 +447,9 @@ const NAMED: usize = 5;
 /// What goes wrong in the cluster, a sentence each, but for what the node that was asked first says itself. What several nodes say is there once.
 fn problems(whole: &Cluster) -> Vec<String> {
     let mut all = Vec::new();
-    if whole.cluster.leader == 0 {
+    if whole.lacks_majority() {
+        all.push(format!("without a majority no streams are made and no owners change: {OF_MAJORITY}"));
+    } else if whole.cluster.leader == 0 {
         all.push(
             "no leader of the coordinators is known: no streams can be made and no owners change until a majority of them is up (most are gone for good: \
              `kera cluster recover`)"
@@ -460,7 +470,8 @@ fn problems(whole: &Cluster) -> Vec<String> {
     let lost = whole.cluster.nodes.iter().filter(|node| node.fenced && node.streamlets == 0);
     all.extend(lost.map(|node| is_lost(node, &whole.cluster)));
     let silent = whole.silent.iter();
-    all.extend(silent.map(|(node, why)| format!("node {node} is live and {why}: what goes wrong there is not known")));
+    let is = if whole.lacks_majority() { "" } else { "is live and " };
+    all.extend(silent.map(|(node, why)| format!("node {node} {is}{why}: what goes wrong there is not known")));
     let mut saying: BTreeMap<&str, Vec<String>> = BTreeMap::new();
     for (node, of) in &whole.copies {
         for problem in of.problems.iter().filter(|problem| !whole.own_problems.contains(problem)) {
@@ -669,6 +680,28 @@ pub(super) mod tests {
         let gone = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
         let Err(why) = said_by(&gone).await else { panic!("nobody is there") };
         assert!(why.starts_with(&format!("has not answered at {gone} (")), "{why}");
+    }
+
+    #[test]
+    fn where_most_coordinators_are_away_nothing_is_said_as_if_they_were_there() {
+        let mut cluster = described(1, &[1; 3]);
+        (cluster.leader, cluster.nodes[2].fenced) = (1, true);
+        cluster.nodes.iter_mut().for_each(|node| node.votes = true);
+        let late = vec![(2, "has not answered within 1 s".to_owned())];
+        let before = Cluster { silent: late, ..whole(cluster) };
+        let text = cluster_text(&before);
+        assert!(text.contains("node 1, term") && text.contains("if one more is lost"), "{text}");
+        let own = "no majority of the coordinators: node 1 is there, nodes 2 and 3 are not: nothing is read here";
+        let lacking = Cluster { own_problems: vec![own.to_owned()], ..before };
+        let text = cluster_text(&lacking);
+        assert!(!text.contains("term") && !text.contains("one more"), "{text}");
+        let state = |node: &str| text.lines().find_map(|line| line.strip_prefix(node)?.split_whitespace().next());
+        let states = [1, 2, 3].map(|node| state(&format!("   {node}")));
+        assert_eq!(states, [Some("live"), Some("silent"), Some("lost")]);
+        let said = problems(&lacking);
+        assert!(said[0].starts_with("without a majority") && said[0].ends_with("`kera cluster recover`"), "{said:?}");
+        assert!(said.iter().any(|said| said.starts_with("node 2 has not answered")), "{said:?}");
+        assert!(ClusterJson::from(&lacking).last_votes.is_empty());
     }
 
     #[test]

@@ -493,8 +493,11 @@ fn beat(
         loop {
             group.note_others(backup.stands_still_us());
             let _ = group.beat(epoch).await;
-            if let (Some(at_us), Some(broker)) = (group.confirmed_us(epoch), broker.get().and_then(Weak::upgrade)) {
-                broker.confirmed(at_us);
+            if let Some(broker) = broker.get().and_then(Weak::upgrade) {
+                if let Some(at_us) = group.confirmed_us(epoch) {
+                    broker.confirmed(at_us);
+                }
+                broker.set_lacking(group.lacks_majority());
             }
             if group.is_over(epoch) {
                 restart("the coordinators took it for lost", &stopping);

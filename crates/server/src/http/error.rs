@@ -8,7 +8,7 @@ use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
 use axum::http::StatusCode;
 use axum::http::request::Parts;
 use axum::response::{IntoResponse, Response};
-use kera_protocol::Status;
+use kera_protocol::{NO_MAJORITY, Status};
 
 use serde::de::DeserializeOwned;
 
@@ -70,7 +70,12 @@ impl HttpError {
 
     /// The node is not far enough.
     pub(super) fn not_ready(reason: String) -> HttpError {
-        let body = ErrorJson { error: reason, next_step: "try again in a moment".into(), ..ErrorJson::default() };
+        let next_step = match reason.contains(NO_MAJORITY) {
+            // It does not pass by itself.
+            true => "start as many of them as make a majority; if they are gone for good: kera cluster recover",
+            false => "try again in a moment",
+        };
+        let body = ErrorJson { error: reason, next_step: next_step.into(), ..ErrorJson::default() };
         HttpError { code: StatusCode::SERVICE_UNAVAILABLE, body }
     }
 

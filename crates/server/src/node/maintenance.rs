@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use kera_env::Doubt;
 use kera_log::store::DiskState;
+use kera_protocol::NO_MAJORITY;
 
 use super::Parts;
 use super::doubt::DoubtFile;
@@ -160,9 +161,10 @@ fn problems(parts: &Parts) -> Vec<String> {
     let mut problems = Vec::new();
     if !parts.broker.is_confirmed() {
         let seconds = kera_broker::SERVES_MS / 1000;
+        let silent = || format!("{NO_MAJORITY} has been heard of for {seconds} s");
+        let lacking = parts.broker.lacking().unwrap_or_else(silent);
         problems.push(format!(
-            "no majority of the coordinators has been heard of for {seconds} s: nothing is read here, and streams with one copy are \
-             not written"
+            "{lacking}: nothing is read here, and streams with one copy are not written, until most of them are there"
         ));
     }
     for virtual_log in &parts.virtual_logs {
