@@ -3,7 +3,7 @@
 mod common;
 
 use std::io::{BufRead, BufReader};
-use std::net::TcpStream;
+use std::net::{TcpListener, TcpStream};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 
@@ -88,6 +88,37 @@ fn a_cluster_that_was_stopped_at_the_terminal_stopped_gracefully_and_starts_agai
     let read = run(cluster.at("consume flights --max 200"));
     assert_eq!(stdout(&read).lines().count(), 200, "{}", stderr(&read));
     cluster.interrupt(second);
+
+    // They would all wait for each other where nobody is.
+    let mut flags = cluster.flags();
+    let at = flags.iter().position(|flag| flag == "--cluster-port").expect("it is there") + 1;
+    let was = std::mem::replace(&mut flags[at], free_ports_in_a_row::<3>()[0].to_string());
+    let refused = run(&flags);
+    let said = stderr(&refused);
+    assert_eq!(refused.status.code(), Some(2), "{said}");
+    assert!(
+        said.contains(&format!("was made with --cluster-port {was}")) && !said.contains("--cluster-listen"),
+        "{said}"
+    );
+}
+
+/// The node would name flags of its own.
+#[test]
+fn a_port_that_is_in_use_is_named_with_its_flag_before_a_node_is_started() {
+    let cluster = Cluster::new();
+    let held = TcpListener::bind(("127.0.0.1", cluster.port + 4)).expect("a free port");
+    let said = stderr(&run(cluster.flags()));
+    assert!(said.contains(&format!("node 2: {} is in use", held.local_addr().expect("it listens"))), "{said}");
+    assert!(said.contains("--kafka-port") && !said.contains("--kafka-listen"), "{said}");
+    assert!(!common::exists(&cluster.place.data().join("node-1")), "the first node was started");
+
+    let mut flags = cluster.flags();
+    let at = flags.iter().position(|flag| flag == "--http-port").expect("it is there") + 1;
+    flags[at] = cluster.port.to_string();
+    let refused = run(&flags);
+    let said = stderr(&refused);
+    assert_eq!(refused.status.code(), Some(2), "{said}");
+    assert!(said.contains("would be a port of both --port and --http-port"), "{said}");
 }
 
 /// Who kills the command finds its ports and its arenas free again.

@@ -1,15 +1,16 @@
 //! `kera cluster up`: a cluster on this machine to try things out, each node a process of its own.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
-use std::io::{IsTerminal, Read, Seek, SeekFrom};
-use std::net::TcpStream;
+use std::io::{ErrorKind, IsTerminal, Read, Seek, SeekFrom};
+use std::net::{TcpListener, TcpStream};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use kera_server::Wishes;
+use serde::{Deserialize, Serialize};
 use tokio::signal::unix::SignalKind;
 use tokio::sync::mpsc;
 
@@ -68,6 +69,8 @@ pub async fn up(args: &ClusterUpArgs, globals: &Globals) -> Result<(), CliError>
 /// Nodes that were in the cluster before are all started before any is waited for: none of them serves before a majority of them is there.
 /// The others join one after the other, each when those before it serve.
 async fn start(args: &ClusterUpArgs, program: &Path, members: &mut Vec<Member>) -> Result<(), CliError> {
+    check_made_so(args)?;
+    check_doors(args)?;
     for number in (1..=args.nodes).filter(|number| was_member(args, *number)) {
         members.push(spawn(args, program, number)?);
     }
@@ -81,6 +84,7 @@ async fn start(args: &ClusterUpArgs, program: &Path, members: &mut Vec<Member>) 
             }
         };
         serves(members, at).await?;
+        note_made(args);
     }
     members.sort_by_key(|member| member.number);
     Ok(())
@@ -122,7 +126,109 @@ fn was_member(args: &ClusterUpArgs, number: u16) -> bool {
     files.is_ok_and(|mut files| files.next().is_some())
 }
 
+/// How a cluster was made, in its folder: what has to stay as it is.
+#[derive(Serialize, Deserialize, PartialEq, Eq)]
+struct Made {
+    /// Nodes know each other by these ports: those that are stopped and started at others all find nobody.
+    cluster_port: u16,
+}
+
+fn made_file(args: &ClusterUpArgs) -> PathBuf {
+    Path::new(&args.data).join("cluster-up.json")
+}
+
+/// Refuses other ports among the nodes than those that they know each other by: each would end over it, with the names of its own flags, which are none of
+/// this command.
+fn check_made_so(args: &ClusterUpArgs) -> Result<(), CliError> {
+    let made = std::fs::read(made_file(args)).ok().and_then(|noted| serde_json::from_slice::<Made>(&noted).ok());
+    let is_made = (1..=args.nodes).any(|number| was_member(args, number));
+    match made.map(|made| made.cluster_port).filter(|was| is_made && *was != args.cluster_port) {
+        Some(was) => {
+            let message =
+                format!("{} was made with --cluster-port {was}, and this is {}", args.data, args.cluster_port);
+            Err(CliError::usage(message).next(format!("keep --cluster-port {was}, or use another --data")))
+        }
+        None => Ok(()),
+    }
+}
+
+/// Notes how the cluster was made, once a node has served: what was said before may have been a mistake. Where it cannot be noted a node says itself that
+/// it is known at another address.
+fn note_made(args: &ClusterUpArgs) {
+    let (file, made) = (made_file(args), Made { cluster_port: args.cluster_port });
+    if let (false, Ok(text)) = (file.exists(), serde_json::to_vec(&made)) {
+        let _ = std::fs::write(&file, text);
+    }
+}
+
+/// Where a node listens.
+struct Doors {
+    native: String,
+    kafka: String,
+    http: String,
+    cluster: String,
+}
+
+impl Doors {
+    fn of(args: &ClusterUpArgs, number: u16) -> Result<Doors, CliError> {
+        let port = |flag: &str, first: u16| -> Result<String, CliError> {
+            let port = first.checked_add(number - 1);
+            let port = port.ok_or_else(|| CliError::usage(format!("{flag} {first} is too high for node {number}")))?;
+            Ok(format!("127.0.0.1:{port}"))
+        };
+        Ok(Doors {
+            native: port("--port", args.port)?,
+            kafka: port("--kafka-port", args.kafka_port)?,
+            http: port("--http-port", args.http_port)?,
+            cluster: port("--cluster-port", args.cluster_port)?,
+        })
+    }
+
+    /// Each with the flag of this command that moves it.
+    fn by_flag(&self) -> [(&'static str, &str); 4] {
+        [
+            ("--port", &self.native),
+            ("--kafka-port", &self.kafka),
+            ("--http-port", &self.http),
+            ("--cluster-port", &self.cluster),
+        ]
+    }
+
+    /// Refuses where something listens: the node would end over it, with the names of its own flags, and what answers clients there would be taken for the node.
+    fn check_free(&self, number: u16) -> Result<(), CliError> {
+        let is_in_use = |address: &str| TcpListener::bind(address).is_err_and(|e| e.kind() == ErrorKind::AddrInUse);
+        match self.by_flag().into_iter().find(|(_, address)| is_in_use(address)) {
+            Some((flag, address)) => {
+                let message =
+                    format!("node {number}: {address} is in use, perhaps by a node of an earlier `kera cluster up`");
+                Err(CliError::failure(message).next(format!("stop that one, or choose other ports with {flag}")))
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+/// Looks at where all nodes are to listen before any is started.
+fn check_doors(args: &ClusterUpArgs) -> Result<(), CliError> {
+    let mut taken: BTreeMap<String, &'static str> = BTreeMap::new();
+    for number in 1..=args.nodes {
+        let doors = Doors::of(args, number)?;
+        for (flag, address) in doors.by_flag() {
+            if let Some(other) = taken.insert(address.to_owned(), flag) {
+                let message = format!("{address} would be a port of both {other} and {flag}");
+                let next = format!("each has as many ports as there are nodes, {}: choose others", args.nodes);
+                return Err(CliError::usage(message).next(next));
+            }
+        }
+        doors.check_free(number)?;
+    }
+    Ok(())
+}
+
 fn spawn(args: &ClusterUpArgs, program: &Path, number: u16) -> Result<Member, CliError> {
+    let doors = Doors::of(args, number)?;
+    doors.check_free(number)?;
+    let Doors { native, kafka, http, cluster } = doors;
     let data = data_of(args, number);
     let failed = |what: &Path, error: std::io::Error| CliError::failure(format!("{}: {error}", what.display()));
     std::fs::create_dir_all(&data).map_err(|error| failed(&data, error))?;
@@ -130,19 +236,6 @@ fn spawn(args: &ClusterUpArgs, program: &Path, number: u16) -> Result<Member, Cl
     let mut log =
         File::options().create(true).append(true).open(&log_path).map_err(|error| failed(&log_path, error))?;
     let log_from = log.seek(SeekFrom::End(0)).map_err(|error| failed(&log_path, error))?;
-    let port = |first: u16, of: u16| -> Result<String, CliError> {
-        let port = first.checked_add(of - 1);
-        let port =
-            port.ok_or_else(|| CliError::usage("--port, --kafka-port, --http-port or --cluster-port is too high"))?;
-        Ok(format!("127.0.0.1:{port}"))
-    };
-    let (native, kafka) = (port(args.port, number)?, port(args.kafka_port, number)?);
-    let http = port(args.http_port, number)?;
-    // What answers there now would be taken for the node.
-    if TcpStream::connect(&native).is_ok() {
-        let message = format!("node {number}: {native} is in use, perhaps by a node of an earlier `kera cluster up`");
-        return Err(CliError::failure(message).next("stop that one, or choose other ports with --port"));
-    }
     let mut words: Vec<String> = ["serve", "--data"].map(String::from).to_vec();
     words.push(data.display().to_string());
     let mut say = |flag: &str, value: &str| words.extend([flag.to_owned(), value.to_owned()]);
@@ -150,11 +243,11 @@ fn spawn(args: &ClusterUpArgs, program: &Path, number: u16) -> Result<Member, Cl
     say("--listen", &native);
     say("--kafka-listen", &kafka);
     say("--http-listen", &http);
-    say("--cluster-listen", &port(args.cluster_port, number)?);
+    say("--cluster-listen", &cluster);
     say("--arena-bytes", &args.arena_bytes);
     say("--rack", &format!("rack-{number}"));
     if number > 1 {
-        say("--join", &port(args.cluster_port, 1)?);
+        say("--join", &Doors::of(args, 1)?.cluster);
     }
     let out = log.try_clone().map_err(|error| failed(&log_path, error))?;
     let mut command = Command::new(program);
