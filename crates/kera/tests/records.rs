@@ -614,6 +614,34 @@ fn time_and_latest_choose_where_to_start() {
 }
 
 #[test]
+fn a_start_without_effect_and_one_behind_the_end_are_told() {
+    let (_place, node) = with_stream("");
+    node.ok(&format!("produce flights --file {} --max 5", sample("flights-sample.ndjson")));
+    let said = |flags: &str| {
+        let output = node.run(&format!("consume flights {flags}"));
+        assert!(output.status.success(), "{flags}");
+        (common::stdout(&output).lines().count(), common::stderr(&output))
+    };
+    for (flags, printed) in
+        [("", 5), ("--from ordinal:4", 1), ("--from ordinal:5", 0), ("--from 1h", 5), ("--from latest", 0)]
+    {
+        assert_eq!(said(flags), (printed, String::new()), "{flags}");
+    }
+    let (printed, words) = said("--from ordinal:100");
+    assert!(
+        printed == 0 && words.contains("--from ordinal:100 is behind the end (the longest lane ends at 5)"),
+        "{words}"
+    );
+    assert!(said("--from 9999-01-01").1.contains("still to come"));
+
+    assert_eq!(said("--application report --from ordinal:2"), (3, String::new()), "it is new");
+    let (printed, words) = said("--application report --from earliest");
+    assert!(printed == 0 && words.contains("report goes on where it was in flights"), "{words}");
+    assert!(words.contains("`kera application reset report --stream flights --to earliest`"), "{words}");
+    assert_eq!(said("--application report"), (0, String::new()));
+}
+
+#[test]
 fn the_last_records_and_those_from_a_number_on_are_read() {
     let (place, node) = with_stream("--streamlets 2");
     let file = place.file("lines");

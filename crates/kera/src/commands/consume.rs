@@ -23,6 +23,7 @@ use crate::cli::{ConsumeArgs, Globals, Show};
 use crate::commands::away::{self, Away, TAKE_OVER_MAX};
 use crate::commands::held::{self, Others, Then};
 use crate::commands::printing::Printing;
+use crate::commands::starts;
 use crate::connect::{connect, explain, find_stream};
 use crate::error::{CliError, EXIT_INTERRUPTED};
 use crate::output::{records_of, say};
@@ -57,7 +58,11 @@ pub async fn run(args: &ConsumeArgs, globals: &Globals) -> Result<(), CliError> 
         None if args.follow && args.application.is_none() => Start::Latest,
         None => Start::Earliest,
     };
-    let mut source = Source { client, stream, from, begun_ms: now_ms(), args: args.clone() };
+    let begun_ms = now_ms();
+    if let Some(word) = starts::word(&client, &stream, args, from, begun_ms).await {
+        say(word);
+    }
+    let mut source = Source { client, stream, from, begun_ms, args: args.clone() };
     let Begun { consumer, left_out, away, said } = source.begin().await?;
     let mut consuming = Consuming {
         source,

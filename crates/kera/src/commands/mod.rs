@@ -16,6 +16,7 @@ pub mod printing;
 pub mod produce;
 pub mod recover;
 pub mod serve;
+pub mod starts;
 pub mod status;
 pub mod stream;
 pub mod top;
