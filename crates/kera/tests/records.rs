@@ -298,6 +298,12 @@ fn an_application_goes_on_where_it_stopped() {
     let lag = |name: &str| list.as_array().unwrap().iter().find(|a| a["name"] == name).unwrap()["lag"].clone();
     assert_eq!((lag("report"), lag("other")), (json!(0), json!(195)));
     let before = (lag("report"), lag("other"));
+    let shown = node.json("application reset other --to latest --dry-run");
+    let sum =
+        |field: &str| shown["offsets"].as_array().unwrap().iter().map(|one| one[field].as_u64().unwrap()).sum::<u64>();
+    assert_eq!((sum("to"), sum("ordinal"), sum("skipped"), sum("read_again")), (200, 200, 195, 0), "{shown}");
+    let shown = node.ok("application reset report --to earliest --dry-run");
+    assert!(shown.contains("NOW") && shown.contains("200 records are read again"), "{shown}");
     for line in ["application reset report --to earliest", "application delete other"] {
         let (status, said) = node.fails(line);
         assert!(status == 2 && said.contains("forgotten") && said.contains("pass --yes"), "{line}: {said}");

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use kera_client::{Applications, Client, ClientError, LaneId, Start, Status, StreamInfo, StreamletId};
-use kera_protocol::{ApplicationDescription, ApplicationSummary, CommittedOffset, CommittedOffsets};
+use kera_protocol::{ApplicationDescription, ApplicationSummary, CommittedOffset, CommittedOffsets, LaneProgress};
 use kera_server::api::{ApplicationDetailsJson, ApplicationJson};
 use kera_server::suggest::nearest;
 use kera_server::units::human_count;
@@ -273,11 +273,13 @@ async fn reset(
             error.next(next)
         }
     })?;
-    let is_new = match as_all_know_it(&client, name, &stream).await? {
-        Ok(_) => false,
-        Err(error) if error.status() == Some(Status::UnknownApplication) => true,
+    let known = match as_all_know_it(&client, name, &stream).await? {
+        Ok(described) => Some(described),
+        Err(error) if error.status() == Some(Status::UnknownApplication) => None,
         Err(error) => return Err(explain(&error)),
     };
+    let is_new = known.is_none();
+    let lanes = known.map_or_else(Vec::new, |described| described.lanes);
     if is_new {
         // A node knows nothing of a name that is only asked for, and makes it when it is set.
         let would = if how == How::Set { "is" } else { "would be" };
@@ -292,19 +294,22 @@ async fn reset(
             true => Vec::new(),
             false => told_without_setting(&client, name, &stream, &streamlets, to).await?,
         };
-        let set = would_be_set(&client, &stream, &streamlets, to, told).await?;
+        let set = from_now(would_be_set(&client, &stream, &streamlets, to, told).await?, &lanes);
         if how == How::Show {
-            return report_reset(name, &stream, &set, true, globals);
+            return report_reset(name, &stream, &set, how, globals);
         }
+        let sum = sum_of(&set).map_or_else(String::new, |sum| format!("{sum}: "));
         let lost = match is_new {
             true => format!("{name} of {} would be made", stream.name),
-            false => format!("{name} of {} would go on elsewhere, and where it is would be forgotten", stream.name),
+            false => {
+                format!("{sum}{name} of {} would go on elsewhere, and where it is would be forgotten", stream.name)
+            }
         };
         let kept = format!("{name} goes on where it was");
-        agreed(&format!("{}set it so?", reset_text(name, &stream, &set, true)), &lost, &kept)?;
+        agreed(&format!("{}{sum}set it so?", reset_text(name, &stream, &set, true)), &lost, &kept)?;
     }
     let set = client.admin().reset_offsets(stream.id, name, streamlets, to, false).await?;
-    report_reset(name, &stream, &set_of(&set), false, globals)
+    report_reset(name, &stream, &from_now(set_of(&set), &lanes), how, globals)
 }
 
 /// Where an application would go on, as the owners tell that know it; nothing if none of these does.
@@ -348,7 +353,7 @@ async fn would_be_set(
                 Start::Ordinal(asked) => asked.clamp(at.ordinal, at.durable_ordinal.max(at.ordinal)),
                 _ => at.ordinal,
             };
-            set.push(Set { streamlet, lane, ordinal });
+            set.push(Set { streamlet, lane, ordinal, ..Set::default() });
         }
     }
     set.sort_by_key(|set| (set.streamlet, set.lane));
@@ -356,37 +361,114 @@ async fn would_be_set(
 }
 
 /// Where an application goes on in a lane.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Set {
     streamlet: StreamletId,
     lane: LaneId,
     ordinal: u64,
+    /// Where it has been until now; nothing if it has committed nothing there.
+    from: Option<u64>,
+    /// Records that it reads a second time.
+    again: u64,
+    /// Records that it does not read.
+    skipped: u64,
 }
 
 fn set_of(offsets: &CommittedOffsets) -> Vec<Set> {
-    let of = |o: &CommittedOffset| Set { streamlet: o.streamlet, lane: o.lane, ordinal: o.ordinal };
+    let of = |o: &CommittedOffset| Set { streamlet: o.streamlet, lane: o.lane, ordinal: o.ordinal, ..Set::default() };
     offsets.offsets.iter().map(of).collect()
 }
 
-fn report_reset(
-    name: &str,
-    stream: &StreamInfo,
-    set: &[Set],
-    dry_run: bool,
-    globals: &Globals,
-) -> Result<(), CliError> {
+/// The same with where the application has been, as it was described before: what it had to read was behind that, but for what is deleted by now.
+fn from_now(mut set: Vec<Set>, lanes: &[LaneProgress]) -> Vec<Set> {
+    for one in &mut set {
+        if let Some(was) = lanes.iter().find(|was| (was.streamlet, was.lane) == (one.streamlet, one.lane)) {
+            let at = was.durable_ordinal.saturating_sub(was.lag);
+            one.from = was.committed_ordinal;
+            (one.again, one.skipped) = (at.saturating_sub(one.ordinal), one.ordinal.saturating_sub(at));
+        }
+    }
+    set
+}
+
+/// What that comes to: `37 records are read again, 5 records are skipped`. Nothing where it has read nothing.
+fn sum_of(set: &[Set]) -> Option<String> {
+    if set.iter().all(|one| one.from.is_none() && one.skipped == 0) {
+        return None;
+    }
+    let part = |count: u64, what: &str| {
+        let are = if count == 1 { "is" } else { "are" };
+        (count > 0).then(|| format!("{} {are} {what}", records_of(count)))
+    };
+    let again = part(set.iter().map(|one| one.again).sum(), "read again");
+    let skipped = part(set.iter().map(|one| one.skipped).sum(), "skipped");
+    let parts: Vec<String> = again.into_iter().chain(skipped).collect();
+    Some(if parts.is_empty() { "nothing is read again or skipped".to_owned() } else { parts.join(", ") })
+}
+
+fn report_reset(name: &str, stream: &StreamInfo, set: &[Set], how: How, globals: &Globals) -> Result<(), CliError> {
+    let dry_run = how == How::Show;
     if globals.json {
-        let offsets = set.iter().map(|o| json!({ "streamlet": o.streamlet.0, "lane": o.lane.0, "ordinal": o.ordinal }));
-        let offsets: Vec<Value> = offsets.collect();
+        let one = |o: &Set| {
+            json!({
+                "streamlet": o.streamlet.0, "lane": o.lane.0, "ordinal": o.ordinal, "from": o.from, "to": o.ordinal,
+                "read_again": o.again, "skipped": o.skipped,
+            })
+        };
+        let offsets: Vec<Value> = set.iter().map(one).collect();
         return print_json(&json!({ "name": name, "stream": stream.name, "dry_run": dry_run, "offsets": offsets }));
     }
-    print(&reset_text(name, stream, set, dry_run))
+    let sum = sum_of(set);
+    match how {
+        // Whoever was asked has seen where.
+        How::Ask => {
+            let sum = sum.map_or_else(String::new, |sum| format!(": {sum}"));
+            print(&format!("{name} of {} goes on there{sum}\n", stream.name))
+        }
+        _ => {
+            let sum = sum.map_or_else(String::new, |sum| format!("{sum}\n"));
+            print(&(reset_text(name, stream, set, dry_run) + &sum))
+        }
+    }
 }
 
 fn reset_text(name: &str, stream: &StreamInfo, set: &[Set], dry_run: bool) -> String {
-    let mut table = Table::new(&["STREAMLET", "LANE", "GOES ON AT"]);
+    let mut table = Table::new(&["STREAMLET", "LANE", "NOW", "THEN", "RECORDS"]);
     for o in set {
-        table.row([o.streamlet.to_string(), o.lane.to_string(), o.ordinal.to_string()]);
+        let now = o.from.map_or("-".to_owned(), |from| from.to_string());
+        let records = match (o.again, o.skipped) {
+            (0, 0) => String::new(),
+            (again, 0) => format!("{} read again", human_count(again)),
+            (_, skipped) => format!("{} skipped", human_count(skipped)),
+        };
+        table.row([o.streamlet.to_string(), o.lane.to_string(), now, o.ordinal.to_string(), records]);
     }
     let what = if dry_run { "would go on" } else { "goes on" };
     format!("{name} of {} {what} here:\n{}", stream.name, table.text())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_reset_changes_is_told_by_lane_and_in_all() {
+        let lane = |streamlet, committed_ordinal, durable_ordinal, lag| LaneProgress {
+            streamlet: StreamletId(streamlet),
+            lane: LaneId(0),
+            committed_ordinal,
+            durable_ordinal,
+            lag,
+        };
+        let to = |streamlet, ordinal| Set { streamlet: StreamletId(streamlet), ordinal, ..Set::default() };
+        // Of the fourth lane the first twenty records are deleted, and nobody has read the fifth.
+        let lanes =
+            [lane(0, Some(37), 100, 63), lane(1, Some(5), 9, 4), lane(3, Some(10), 50, 30), lane(4, None, 8, 8)];
+        let set = from_now(vec![to(0, 0), to(1, 6), to(2, 7), to(3, 20), to(4, 0)], &lanes);
+        let told: Vec<_> = set.iter().map(|one| (one.from, one.again, one.skipped)).collect();
+        assert_eq!(told, [(Some(37), 37, 0), (Some(5), 0, 1), (None, 0, 0), (Some(10), 0, 0), (None, 0, 0)]);
+        assert_eq!(sum_of(&set).as_deref(), Some("37 records are read again, 1 record is skipped"));
+        assert_eq!(sum_of(&set[2..]).as_deref(), Some("nothing is read again or skipped"));
+        assert_eq!(sum_of(&set[4..]), None, "it has read nothing");
+    }
 }
