@@ -49,6 +49,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
 const PAUSE: Duration = Duration::from_millis(20);
 /// Without an acknowledgement for so long, what is waited for is said.
 const QUIET_MAX: Duration = Duration::from_secs(2);
+/// Of less time, in seconds, no rate is told: it would be that of the first round trip.
+const RATE_FROM_S: f64 = 0.1;
 
 /// Rows on their way from the reader to the producer, in one buffer.
 #[derive(Default)]
@@ -551,7 +553,7 @@ impl Sending {
         let seconds = started.elapsed().as_secs_f64().max(1e-9);
         let closed = self.producer.close().await;
         closed.map_err(|error| explain(&error))?;
-        let rate = (self.sent as f64 / seconds) as u64;
+        let rate = (self.sent as f64 / seconds).round() as u64;
         let told = if globals.json {
             print_json(&json!({
                 "records": self.sent, "value_bytes": self.sent_bytes, "skipped": self.skipped, "headers_left_out": self.headers,
@@ -567,11 +569,11 @@ impl Sending {
                 count => format!(", {} headers left out", human_count(count)),
             };
             let how = self.stopped.as_deref().map_or(String::new(), |why| format!(" ({why})"));
+            let rate = if seconds < RATE_FROM_S { String::new() } else { format!(", {} records/s", human_count(rate)) };
             print(&format!(
-                "{} ({}) written and acknowledged in {seconds:.2} s, {} records/s{skipped}{headers}{how}\n",
+                "{} ({}) written and acknowledged in {seconds:.2} s{rate}{skipped}{headers}{how}\n",
                 records_of(self.sent),
                 human_bytes(self.sent_bytes),
-                human_count(rate),
             ))
         };
         // Ctrl-C ends whoever reads this, too, and then nothing can be told: that it was cut short is the status all the same.

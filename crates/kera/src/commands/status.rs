@@ -457,10 +457,7 @@ fn problems(whole: &Cluster) -> Vec<String> {
         );
     }
     for (node, Said { copies: of, .. }) in whole.copies.iter().filter(|(_, of)| of.copies.under_replicated_blocks > 0) {
-        all.push(match of.under_replicated_blocks {
-            1 => format!("1 block of node {node} has fewer copies than it should"),
-            blocks => format!("{} blocks of node {node} have fewer copies than they should", human_count(blocks)),
-        });
+        all.push(lacks_copies(*node, of.under_replicated_blocks, &whole.cluster));
     }
     for lost in lost_owners(&whole.cluster) {
         let those = whole.waiting.iter().filter(|(node, _)| *node == lost.node).map(|(_, name)| name.as_str());
@@ -480,6 +477,21 @@ fn problems(whole: &Cluster) -> Vec<String> {
     }
     all.extend(saying.into_iter().map(|(problem, nodes)| format!("node {}: {problem}", nodes.join(", "))));
     all
+}
+
+/// That data has fewer copies than it should, and until when.
+fn lacks_copies(node: u32, blocks: u64, cluster: &ClusterDescription) -> String {
+    let what = match blocks {
+        1 => format!("1 block of node {node} has fewer copies than it should"),
+        blocks => format!("{} blocks of node {node} have fewer copies than they should", human_count(blocks)),
+    };
+    let lost: Vec<String> =
+        cluster.nodes.iter().filter(|node| node.fenced).map(|node| format!("node {}", node.node)).collect();
+    match lost.is_empty() {
+        // They are copied behind what is written meanwhile, if there are nodes enough.
+        true => format!("{what}: they are copied again, where another node has the role of a backup and room"),
+        false => format!("{what}, until {} is back or another node joins", lost.join(" or ")),
+    }
 }
 
 /// That a node is lost of which nothing waits any more: the next loss is not as harmless.
@@ -734,6 +746,16 @@ pub(super) mod tests {
         assert_eq!(of(4, &[1, 2, 3], &[4]).0, [0; 0], "who is lost has no vote");
         assert_eq!(of(5, &[1, 2, 3, 4, 5], &[2, 5]).0, [1, 3, 4]);
         assert_eq!(of(3, &[1, 2, 3], &[1, 2]).0, [0; 0], "it stands still already");
+    }
+
+    #[test]
+    fn until_when_data_lacks_copies_is_told_with_it() {
+        let mut cluster = described(1, &[1; 3]);
+        let said = lacks_copies(1, 13, &cluster);
+        assert!(said.starts_with("13 blocks of node 1 have fewer copies than they should: they are copied"), "{said}");
+        cluster.nodes[1].fenced = true;
+        let said = "1 block of node 1 has fewer copies than it should, until node 2 is back or another node joins";
+        assert_eq!(lacks_copies(1, 1, &cluster), said);
     }
 
     #[test]
