@@ -491,7 +491,8 @@ pub struct ConsumeArgs {
     #[arg(long, value_name = "TEXT", value_parser = separator, conflicts_with = "format")]
     pub key_separator: Option<String>,
     /// Only these streamlets, like 0,3. Not with --application.
-    #[arg(long, value_name = "N,…", value_delimiter = ',', conflicts_with = "application")]
+    #[arg(long, value_name = "N,…", value_delimiter = ',', value_parser = streamlet_number)]
+    #[arg(conflicts_with = "application")]
     pub streamlets: Vec<u32>,
 }
 
@@ -550,7 +551,7 @@ Examples:
         #[arg(long, value_name = "WHEN")]
         to: String,
         /// Only these streamlets, like 0,3. In a cluster a new application is made only if 0 is among them.
-        #[arg(long, value_name = "N,…", value_delimiter = ',')]
+        #[arg(long, value_name = "N,…", value_delimiter = ',', value_parser = streamlet_number)]
         streamlets: Vec<u32>,
         /// Only show what would be set.
         #[arg(long)]
@@ -659,6 +660,11 @@ impl std::fmt::Display for StreamletName {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}/{}", self.stream, self.streamlet)
     }
+}
+
+fn streamlet_number(text: &str) -> Result<u32, String> {
+    let wrong = |_| format!("`{text}` is no streamlet's number; name each, with commas between, like 0,1,2,3");
+    text.trim().parse().map_err(wrong)
 }
 
 fn streamlet_name(text: &str) -> Result<StreamletName, String> {

@@ -9,7 +9,7 @@ use tokio::time::{sleep, timeout};
 
 use crate::cli::Globals;
 use crate::error::CliError;
-use crate::output::say;
+use crate::output::{counted, say};
 
 /// A command that takes no longer is not looked after.
 const WAITS_AFTER: Duration = Duration::from_millis(1500);
@@ -29,6 +29,11 @@ pub async fn connect(globals: &Globals) -> Result<Client, CliError> {
     client.map_err(|error| {
         let explained = explain(&error);
         match (&error, error.status()) {
+            // Who speaks something else hangs up, and so does a node that stops.
+            (ClientError::Rpc(error), None) if error.to_string().contains("the handshake was not answered") => explained.next(
+                "it may be a port for Kafka: --connect names the one for clients, 7070 unless it was set; if it is that, the node has stopped: \
+                 start a node with `kera serve`, or name a running one",
+            ),
             (ClientError::Rpc(error), None) if error.retryable() => explained
                 .next("start a node with `kera serve`, or name a running one with --connect HOST:PORT or KERA_CONNECT"),
             (ClientError::Rpc(_), None) => explained.next(
@@ -94,6 +99,22 @@ async fn no_such_stream(client: &Client, name: &str) -> CliError {
     }
 }
 
+/// Refuses streamlets that a stream does not have.
+///
+/// # Errors
+/// It has not all of them.
+pub fn check_streamlets(stream: &StreamInfo, named: &[u32]) -> Result<(), CliError> {
+    let has = stream.options.streamlets;
+    match named.iter().find(|streamlet| **streamlet >= has) {
+        Some(wrong) => {
+            let message = format!("there is no streamlet {wrong} in {}", stream.name);
+            let those = counted(has.into(), "streamlet");
+            Err(CliError::usage(message).next(format!("it has {those}, numbered from 0")))
+        }
+        None => Ok(()),
+    }
+}
+
 /// What a client's error means at the command line.
 pub fn explain(error: &ClientError) -> CliError {
     if let ClientError::Partly { error: inner, .. } = error {
@@ -115,12 +136,23 @@ pub fn explain(error: &ClientError) -> CliError {
         return failure.next(OF_MAJORITY);
     }
     match (error, error.status()) {
+        (_, Some(status)) if next_step(status).is_empty() => with_own_advice(&failure.message),
         (_, Some(status)) => failure.next(next_step(status)),
         // A node answered at first: this is another one of its cluster, or it has gone away meanwhile.
         (ClientError::Rpc(error), None) if error.retryable() => {
             failure.next("`kera status` shows which nodes are lost and what waits for them; start that one again")
         }
         _ => failure,
+    }
+}
+
+/// A message that ends with what to do, as a command or a document to look at.
+fn with_own_advice(message: &str) -> CliError {
+    match message.rsplit_once("; ") {
+        Some((what, next)) if next.starts_with("`kera ") || next.starts_with("docs/") => {
+            CliError::failure(what).next(next)
+        }
+        _ => CliError::failure(message),
     }
 }
 
@@ -170,6 +202,17 @@ mod tests {
             assert_eq!(next_step(status), "", "{status}");
         }
         assert!(!next_step(Status::DiskFull).is_empty());
+    }
+
+    #[test]
+    fn what_a_node_advises_in_its_message_is_the_next_step() {
+        let told = |message: &str| {
+            let CliError { message, next_step, .. } = with_own_advice(message);
+            (message, next_step)
+        };
+        let said = told("there is no node 9 in the cluster; `kera status` shows all");
+        assert_eq!(said, ("there is no node 9 in the cluster".into(), "`kera status` shows all".into()));
+        assert_eq!(told("one; two").0, "one; two");
     }
 
     #[test]

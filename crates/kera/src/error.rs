@@ -31,6 +31,14 @@ impl CliError {
         CliError { message: message.into(), next_step: String::new(), exit: EXIT_USAGE }
     }
 
+    /// A value makes no sense; what would be right stands behind `; it is` in what was said of it.
+    pub fn value(said: &str) -> CliError {
+        match said.split_once("; it is ") {
+            Some((wrong, right)) => CliError::usage(wrong).next(format!("it is {right}")),
+            None => CliError::usage(said),
+        }
+    }
+
     /// Whoever read standard output has gone away: the command ends quietly and well.
     pub fn pipe_closed() -> CliError {
         CliError { message: String::new(), next_step: String::new(), exit: 0 }

@@ -515,8 +515,38 @@ fn what_a_consumer_holds_that_lives_is_left_to_it_with_a_word() {
         // Where the machine stands still for a lease's time it is given what the other one does not read.
         assert!(said.contains("left to") || !second.stdout.is_empty(), "{said}");
     }
+    let (_, said) = node.fails("application delete report --yes");
+    assert!(said.contains("has 1 member, with leases of up to") && said.matches("stop").count() == 1, "{said}");
     first.kill().unwrap();
     first.wait().unwrap();
+}
+
+#[test]
+fn what_makes_no_sense_is_status_2_and_every_error_says_what_to_do() {
+    let (_place, node) = with_stream("--streamlets 3");
+    node.ok("stream create logs");
+    node.ok(&format!("produce flights --file {} --max 5", sample("flights-sample.ndjson")));
+    assert_eq!(node.ok("consume flights --application report").lines().count(), 5);
+    for (line, words) in [
+        ("consume flights --streamlets 3", "it has 3 streamlets, numbered from 0"),
+        ("streamlet move flights/33 --to 1", "there is no streamlet 33 in flights"),
+        ("consume flights --application a/b", "`a/b` cannot be the name of an application"),
+        ("stream create _kera.mine", "kept for the system's own streams"),
+        ("consume flights --from yesterday", "next: it is `earliest`, `latest`"),
+        ("application reset report --to ordinal:x", "next: it is like ordinal:1000"),
+    ] {
+        let (status, said) = node.fails(line);
+        assert!(status == 2 && said.contains(words) && said.contains("\n  next: "), "{line}: {status} {said}");
+    }
+    let (status, said) = node.fails("consume flights --streamlets 0-2");
+    assert!(status == 2 && said.contains("like 0,1,2,3") && !said.contains("invalid digit"), "{said}");
+    let (_, said) = node.fails("node drain 9");
+    assert!(said.contains("\n  next: docs/operations.md says how to start several"), "{said}");
+    assert!(node.ok("application list --stream logs").starts_with("no application reads logs"));
+    assert!(node.ok("log list").contains("this node is alone"));
+    let kafka = node.ready()["kafka"].as_str().unwrap().to_owned();
+    let (_, said) = node.fails(&format!("stream list --connect {kafka}"));
+    assert!(said.contains("it may be a port for Kafka"), "{said}");
 }
 
 /// A script must not take a part for all.

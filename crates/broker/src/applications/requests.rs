@@ -13,7 +13,7 @@ use kera_protocol::limits::{CLIENT_NAME_BYTES_MAX, COMMIT_ENTRIES_MAX, WAIT_MS_M
 use kera_protocol::{Body, Empty, LeasedGroups, NextGroups, Op, Status};
 use kera_rpc::Outbox;
 
-use super::application::{Application, Ask, heartbeat_ms};
+use super::application::{Application, Ask, Member, heartbeat_ms};
 use super::commit::{Committer, Reset};
 use super::describe::{offset, wanted};
 use super::keepers::Kept;
@@ -254,15 +254,12 @@ fn leave(core: &mut Core, request: Request<'_>, out: &mut Outbox) -> Result<Atte
 fn check_idle(counts: &mut BrokerCounts, application: &Application, now_us: u64) -> Result<(), Failure> {
     let mut state = application.state.lock();
     counts.members_expired += application.expire(&mut state, now_us);
-    match state.members.len() {
-        0 => Ok(()),
-        members => {
-            let name = &application.meta.name;
-            let message =
-                format!("application `{name}` has {members} members; stop them, or wait until their leases end");
-            Err(Failure::later(Status::ApplicationActive, message))
-        }
-    }
+    let Some(last_us) = state.members.values().map(Member::expires_us).max() else { return Ok(()) };
+    let (name, members) = (&application.meta.name, state.members.len());
+    let s = if members == 1 { "" } else { "s" };
+    let seconds = last_us.saturating_sub(now_us).div_ceil(1_000_000);
+    let message = format!("application `{name}` has {members} member{s}, with leases of up to {seconds} s more");
+    Err(Failure::later(Status::ApplicationActive, message))
 }
 
 fn delete(core: &mut Core, request: Request<'_>) -> Result<Attempt, Failure> {

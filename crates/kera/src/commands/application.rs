@@ -28,7 +28,7 @@ pub async fn run(command: ApplicationCommand, globals: &Globals) -> Result<(), C
         ApplicationCommand::Describe { name, stream } => describe(&name, stream.as_deref(), globals).await,
         ApplicationCommand::Delete { name, stream, yes } => delete(&name, stream.as_deref(), yes, globals).await,
         ApplicationCommand::Reset { name, stream, to, streamlets, dry_run, yes } => {
-            let to = parse_start(&to).map_err(CliError::usage)?;
+            let to = parse_start(&to).map_err(|said| CliError::value(&said))?;
             let streamlets = streamlets.into_iter().map(StreamletId).collect();
             let how = if dry_run {
                 How::Show
@@ -85,7 +85,13 @@ async fn list(stream: Option<&str>, globals: &Globals) -> Result<(), CliError> {
     }
     let groups = if has_groups(&client).await { GROUPS_APART } else { "" };
     if applications.is_empty() {
-        return print(&format!("no applications yet; `kera consume STREAM --application NAME` makes one\n{groups}"));
+        let none = match stream {
+            Some(stream) => {
+                format!("no application reads {stream}; `kera consume {stream} --application NAME` makes one")
+            }
+            None => "no applications yet; `kera consume STREAM --application NAME` makes one".to_owned(),
+        };
+        return print(&format!("{none}\n{groups}"));
     }
     let mut table = Table::new(&["APPLICATION", "STREAM", "STATE", "CONSUMERS", "LAG"]);
     for (a, s) in &applications {

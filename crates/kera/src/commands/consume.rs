@@ -24,7 +24,7 @@ use crate::commands::away::{self, Away, TAKE_OVER_MAX};
 use crate::commands::held::{self, Others, Then};
 use crate::commands::printing::Printing;
 use crate::commands::starts;
-use crate::connect::{connect, explain, find_stream};
+use crate::connect::{check_streamlets, connect, explain, find_stream};
 use crate::error::{CliError, EXIT_INTERRUPTED};
 use crate::output::{records_of, say};
 use crate::records::RecordJson;
@@ -49,10 +49,12 @@ const READER_MAX: Duration = Duration::from_secs(1);
 /// What the node says, or that it cannot be reached. A closed pipe is none.
 pub async fn run(args: &ConsumeArgs, globals: &Globals) -> Result<(), CliError> {
     let format = format_of(args, globals)?;
+    args.application.as_deref().map_or(Ok(()), check_name)?;
     let client = connect(globals).await?;
     let stream = find_stream(&client, &args.stream).await?;
+    check_streamlets(&stream, &args.streamlets)?;
     let from = match &args.from {
-        Some(text) => parse_start(text).map_err(CliError::usage)?,
+        Some(text) => parse_start(text).map_err(|said| CliError::value(&said))?,
         None if args.from_beginning => Start::Earliest,
         None if args.last.is_some() => Start::Latest,
         None if args.follow && args.application.is_none() => Start::Latest,
@@ -104,6 +106,15 @@ fn format_of(args: &ConsumeArgs, globals: &Globals) -> Result<Show, CliError> {
         _ if globals.json => Ok(Show::Json),
         (format, _) => Ok(format.unwrap_or(Show::Value)),
     }
+}
+
+/// Refuses a name that no application can have, before a node does.
+fn check_name(name: &str) -> Result<(), CliError> {
+    if kera_format::limits::name_is_valid(name) {
+        return Ok(());
+    }
+    let message = format!("`{name}` cannot be the name of an application");
+    Err(CliError::usage(message).next("use 1 to 249 of the characters a-z A-Z 0-9 . _ -"))
 }
 
 /// How it begins.

@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use crate::cli::{Globals, NodeCommand, RebalanceArgs, StreamletCommand, StreamletName};
 use crate::commands::copies::named;
-use crate::connect::{connect, explain, find_stream};
+use crate::connect::{check_streamlets, connect, explain, find_stream};
 use crate::error::CliError;
 use crate::output::{Table, counted, have_typed, print, print_json, say};
 
@@ -63,6 +63,7 @@ pub async fn streamlet(command: StreamletCommand, globals: &Globals) -> Result<(
 async fn move_one(name: &StreamletName, to: u32, no_wait: bool, globals: &Globals) -> Result<(), CliError> {
     let client = connect(globals).await?;
     let stream = find_stream(&client, &name.stream).await?;
+    check_streamlets(&stream, &[name.streamlet])?;
     let (began, at) = (Instant::now(), StreamletId(name.streamlet));
     let moving = client.admin().move_streamlet(stream.id, at, to).await?;
     let state = match (moving.number, no_wait) {
@@ -117,6 +118,7 @@ async fn wait_for(client: &Client, number: u64) -> Result<(), CliError> {
 async fn accept_loss(name: &StreamletName, yes: bool, globals: &Globals) -> Result<(), CliError> {
     let client = connect(globals).await?;
     let stream = find_stream(&client, &name.stream).await?;
+    check_streamlets(&stream, &[name.streamlet])?;
     if !yes {
         have_typed(
             &name.to_string(),

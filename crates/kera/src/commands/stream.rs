@@ -76,6 +76,10 @@ async fn create(name: &str, args: &OptionArgs, if_not_exists: bool, globals: &Gl
         let message = format!("`{name}` cannot be the name of a stream");
         return Err(CliError::usage(message).next("use 1 to 249 of the characters a-z A-Z 0-9 . _ -"));
     }
+    if name.starts_with("_kera.") {
+        let message = format!("`{name}` starts with `_kera.`, which is kept for the system's own streams");
+        return Err(CliError::usage(message).next("choose another name"));
+    }
     let changes = args.changes();
     // What only one copy forbids is known when a node has said how many there are.
     check(&changes.apply(&StreamOptions { replication: changing::COPIES_AUTO, ..StreamOptions::default() }))?;
