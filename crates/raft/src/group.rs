@@ -643,7 +643,7 @@ impl Group {
             (confirmed.refused_us, confirmed.at_us.clone())
         };
         let voters: BTreeSet<u64> = self.shared.current.read().members.membership().voter_ids().collect();
-        let has_answered = |voter| heard.get(&voter).is_some_and(|at_us| now_us.saturating_sub(*at_us) <= AWAY_US);
+        let has_answered = |voter: u64| heard.get(&voter).is_some_and(|at_us| now_us.saturating_sub(*at_us) <= AWAY_US);
         match refused {
             Some(_) => None,
             None => crate::votes::lacking(&voters, |voter| voter == me || has_answered(voter)),

@@ -356,6 +356,8 @@ fn may_pass(line: &str, said: &str) -> bool {
         "`kera status` shows which nodes are lost",
         "which is lost",
         "try again, on another connection",
+        "ask FindOwners",
+        "ask another node who owns what",
         "has not heard from a majority",
         "the leader of the coordinators does not say",
     ];
