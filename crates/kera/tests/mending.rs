@@ -31,8 +31,9 @@ impl House {
         let flags = ["--arena-bytes", "16MiB", "--container-bytes", "16MiB", "--scrub-every", "off"];
         let two_disks = |at: usize| {
             let mut member = Member::new(at + 1, ports[at], ports[3 + at], (at > 0).then_some(ports[3]), &flags);
-            let second = member.place.file("second").display().to_string();
-            member.flags.extend(["--disks".to_owned(), second]);
+            let second = member.place.file("second");
+            std::fs::create_dir(&second).expect("there is room");
+            member.flags.extend(["--disks".to_owned(), second.display().to_string()]);
             member
         };
         let members: Vec<Member> = (0..3).map(two_disks).collect();
@@ -205,6 +206,9 @@ fn a_node_does_not_start_without_one_of_its_disks_before_somebody_gives_that_up(
     let (second, away) = (house.members[2].place.file("second"), house.members[2].place.file("away"));
     std::fs::rename(&second, &away).expect("it is unmounted");
     let said = house.refused(3, &[]);
+    assert!(said.contains("there is no such directory") && !second.exists(), "{said}");
+    std::fs::create_dir(&second).expect("where it is mounted");
+    let said = house.refused(3, &[]);
     assert!(["cannot be found", "mount it", "--accept-damage true"].iter().all(|part| said.contains(part)), "{said}");
     // It is mounted again, and nothing has happened.
     std::fs::remove_dir_all(&second).expect("what is in the way");
@@ -215,6 +219,7 @@ fn a_node_does_not_start_without_one_of_its_disks_before_somebody_gives_that_up(
     // Now it is gone for good, and another one is in its place.
     house.kill(3);
     std::fs::rename(&second, &away).expect("it is broken");
+    std::fs::create_dir(&second).expect("another one");
     house.refused(3, &[]);
     house.start(3, &["--accept-damage", "true"]);
     house.is_well();

@@ -129,7 +129,7 @@ settings! {
         /// The directory of the node: identity, catalog, virtual logs, containers. One process at a time uses it.
         data: PathBuf = Kind::Path, "./kera-data", "data";
         /// More directories, one per extra disk, for containers of closed segments. They are filled evenly with the
-        /// data directory.
+        /// data directory. They must exist: one that does not is taken for a disk that is not mounted, and refused.
         disks: Vec<PathBuf> = Kind::Paths, "", "disks";
         /// Threads that serve client connections; `auto` is one per core.
         io_threads: Option<u64> = Kind::Count(range_or("auto", 1, 1024)), "auto", "io-threads";

@@ -127,6 +127,7 @@ fn mark(disk: &dyn Disk, node: &[u8; 16], random: &dyn Random) -> Result<String,
     random.fill(&mut id);
     let mark = Mark { version: VERSION, node: uuid_text(node), disk: uuid_text(&id) };
     put(disk, DISK, &mark)?;
+    tracing::info!(path = %disk.root().display(), "it is one of this node's disks from now on");
     Ok(mark.disk)
 }
 

@@ -144,6 +144,7 @@ pub(super) fn start(config: &Config) -> Result<Node, Fatal> {
 /// Locks the data directory, and looks whether all ports are free: where they are not nothing has been made yet. Who has the directory is said
 /// first: a node that is started twice has both.
 fn begin_in(config: &Config) -> Result<DirLock, Fatal> {
+    check_disks_are_there(config)?;
     let data = &config.node.data;
     let is_known = data.exists();
     if !is_known {
@@ -155,6 +156,17 @@ fn begin_in(config: &Config) -> Result<DirLock, Fatal> {
         check_ports(config)?;
     }
     Ok(lock)
+}
+
+/// An extra disk is a directory that is there. The name of one that is not has a slip in it, or its disk is not mounted. Made by the start it would be a disk of
+/// this node from then on, in the wrong place, and no start without it would go well: so the person who wants it makes it. What else is wrong with one is told
+/// by whoever opens it.
+fn check_disks_are_there(config: &Config) -> Result<(), Fatal> {
+    let is_missing =
+        |root: &&PathBuf| std::fs::metadata(root).is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound);
+    let Some(root) = config.node.disks.iter().find(is_missing) else { return Ok(()) };
+    let message = format!("--disks {}: there is no such directory", root.display());
+    Err(Fatal::not_here(message, "mount it, or make it; one that is gone for good is left out of --disks"))
 }
 
 /// All ports that are taken, at once. All are bound before any is given back, so that one that two doors want is found here, whatever their addresses: the other one finds it taken when
@@ -318,6 +330,10 @@ fn open_disks(config: &Config) -> Result<Vec<Arc<dyn Disk>>, Fatal> {
     };
     let disks = roots.map(open).collect::<Result<Vec<_>, _>>()?;
     check_are_apart(&disks)?;
+    if disks.len() > 1 {
+        let names: Vec<String> = disks.iter().map(|disk| disk.root().display().to_string()).collect();
+        tracing::info!(disks = names.join(", "), "data is kept on several disks");
+    }
     Ok(disks)
 }
 
@@ -1223,6 +1239,23 @@ mod tests {
         let opened = started(&config).expect("started");
         assert_eq!(lane(&opened, stream, 0).durable_ordinal(), 1);
         killed(opened);
+    }
+
+    /// Nothing is made, neither there nor anywhere else: the next start has nothing to miss.
+    #[test]
+    fn an_extra_disk_whose_directory_is_not_there_is_refused_and_not_made() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let mut config = config(dir.path());
+        let (there, missing) = (dir.path().join("there"), dir.path().join("not/there"));
+        std::fs::create_dir(&there).expect("a directory");
+        config.node.disks = vec![there, missing.clone()];
+        let refused = begin_in(&config).err().expect("refused");
+        let said = format!("{refused}; {}", refused.next_step());
+        let wanted = format!("--disks {}: there is no such directory; mount it, or make it", missing.display());
+        assert!(said.starts_with(&wanted) && refused.exit_status() == 16, "{said}");
+        assert!(!config.node.data.exists() && !dir.path().join("not").exists());
+        std::fs::create_dir_all(&missing).expect("a directory");
+        assert!(check_disks_are_there(&config).is_ok());
     }
 
     #[test]
