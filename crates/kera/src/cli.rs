@@ -5,7 +5,7 @@ use kera_client::Compression;
 use kera_format::{BatchCompression, Cleanup, Durability, Order, ReplicationMode, Timestamps};
 use kera_server::units::{parse_bytes, parse_duration_ms};
 
-use crate::rows::Format;
+use crate::rows::{CsvTypes, Format};
 use crate::settings::SettingFlags;
 use crate::{bench, verify};
 
@@ -405,6 +405,17 @@ pub struct ProduceArgs {
     /// the key that stands for none, too: such a record has no key.
     #[arg(long, value_name = "TEXT")]
     pub null_value: Option<String>,
+    /// Of CSV: what stands between two fields, one character like ; or \t (or tab) for a tab. By the file's name if it is not
+    /// said: a tab for .tsv, else a comma.
+    #[arg(long, value_name = "CHAR", value_parser = delimiter)]
+    pub delimiter: Option<u8>,
+    /// Of CSV: what the cells become; auto unless it is said.
+    #[arg(long, value_name = "TYPES")]
+    pub csv_types: Option<CsvTypes>,
+    /// Begin with the record that begins on this line of the input, or behind it. A CSV header is read all the same, and of a
+    /// .zst file the lines are those that were packed. Of a JSON array it is the line on which an element begins.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub from_line: Option<u64>,
     /// Records per second at most.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub rate: Option<u64>,
@@ -437,6 +448,14 @@ fn compression(text: &str) -> Result<Compression, String> {
 
 fn separator(text: &str) -> Result<String, String> {
     if text.is_empty() { Err("it is empty".into()) } else { Ok(text.replace("\\t", "\t")) }
+}
+
+fn delimiter(text: &str) -> Result<u8, String> {
+    let text = if matches!(text, "\\t" | "tab") { "\t" } else { text };
+    match text.as_bytes() {
+        [byte] if byte.is_ascii() && !b"\"\r\n".contains(byte) => Ok(*byte),
+        _ => Err("it is one character, like ; or tab, and neither a quote nor a line end".into()),
+    }
 }
 
 fn chunk_bytes(text: &str) -> Result<usize, String> {
@@ -883,12 +902,23 @@ mod tests {
     }
 
     #[test]
+    fn a_delimiter_is_one_character() {
+        for (text, byte) in [(";", b';'), ("|", b'|'), ("\\t", b'\t'), ("tab", b'\t'), ("\t", b'\t')] {
+            assert_eq!(delimiter(text), Ok(byte));
+        }
+        for bad in ["", ";;", "\"", "\n", "ü", "\\n"] {
+            assert!(delimiter(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
     fn what_scripts_rely_on_is_understood() {
         for line in [
             "serve --data d --listen 127.0.0.1:1 --http-listen none --config f --log-format json",
             "stream create s --streamlets 4 --lanes 2 --segments-per-group 8 --replication 1 --durability power --order none \
              --retention-time 7d --retention-bytes 10GiB --cleanup compact --connect a:1 --json",
             "produce s --format records --null-value null --key-separator :",
+            "produce s --file f --format csv --delimiter ; --csv-types text --from-line 17",
             "produce s --file f --format ndjson --key-field k --timestamp-field t --rate 5 --compression lz4 --chunk-bytes 1KiB \
              --linger-ms 5 --on-error skip",
             "consume s --application a --from earliest --max 3 --follow --format json",

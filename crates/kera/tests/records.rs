@@ -219,6 +219,54 @@ fn a_malformed_line_is_named_with_file_line_and_field() {
 }
 
 #[test]
+fn what_stopped_at_a_malformed_line_goes_on_with_it_when_it_is_corrected() {
+    let (place, node) = with_stream("");
+    let file = place.file("people.csv");
+    let text = |third: &str| format!("name;size\nann;1\nbob;2\n{third}\ndan;4\n");
+    std::fs::write(&file, text("cid")).unwrap();
+    let produce = format!("produce flights --file {} --delimiter ; --csv-types text", file.display());
+    let (status, said) = node.fails(&produce);
+    assert_eq!(status, 1);
+    for part in ["line 4, field `size`", "the 2 records before it were written", "then go on with --from-line 4"] {
+        assert!(said.contains(part), "{part} in {said}");
+    }
+    std::fs::write(&file, text("cid;3")).unwrap();
+    node.ok(&format!("{produce} --from-line 4"));
+    let row = |(name, size)| format!("{{\"name\":\"{name}\",\"size\":\"{size}\"}}\n");
+    let all: String = [("ann", 1), ("bob", 2), ("cid", 3), ("dan", 4)].map(row).concat();
+    assert_eq!(node.ok("consume flights"), all);
+
+    node.ok("stream create wrong");
+    let output = node.run(&format!("produce wrong --file {}", file.display()));
+    let said = common::stderr(&output);
+    assert!(output.status.success() && said.contains("say --delimiter ';'"), "{said}");
+    assert_eq!(node.ok("consume wrong --max 1"), "{\"name;size\":\"ann;1\"}\n");
+}
+
+#[test]
+fn json_that_spreads_over_lines_is_written_a_value_a_record() {
+    let (place, node) = with_stream("");
+    let file = place.file("pretty.json");
+    std::fs::write(&file, "{\n  \"a\": 1\n}\n{\n  \"a\": 2\n}\n").unwrap();
+    node.ok(&format!("produce flights --file {} --key-field a", file.display()));
+    assert_eq!(node.ok("consume flights"), "{   \"a\": 1 }\n{   \"a\": 2 }\n");
+}
+
+/// A script that checks the status alone must not take a file of which nothing was of use for one that was written.
+#[test]
+fn a_file_all_of_which_was_skipped_is_a_failure() {
+    let (place, node) = with_stream("");
+    let file = place.file("wrong.ndjson");
+    std::fs::write(&file, "no\n{]\n").unwrap();
+    let (status, said) = node.fails(&format!("produce flights --file {} --on-error skip", file.display()));
+    assert!(status == 1 && said.contains("of 2 records nothing could be written"), "{said}");
+    std::fs::write(&file, "no\n{}\n").unwrap();
+    node.ok(&format!("produce flights --file {} --on-error skip", file.display()));
+    std::fs::write(&file, "").unwrap();
+    node.ok(&format!("produce flights --file {} --on-error skip", file.display()));
+}
+
+#[test]
 fn unknown_names_come_with_what_was_meant() {
     let (_place, node) = with_stream("");
     for command in ["consume flihgts", "produce flight", "stream describe Flights", "stream delete flights2 --yes"] {
@@ -728,7 +776,7 @@ fn a_file_that_is_not_read_to_its_end_is_an_interrupted_one_and_says_where_to_go
         let before = std::mem::replace(&mut written, node.ok("consume flights").lines().count() as u64);
         let last = written - before;
         assert!(told.contains("(interrupted)") && said.contains(&format!("line {last}")), "{last}: {told}{said}");
-        assert!(said.contains(&format!("from line {} on", last + 1)), "{said}");
+        assert!(said.contains(&format!("give the command again with --from-line {}\n", last + 1)), "{said}");
     }
     let written = written as usize;
 

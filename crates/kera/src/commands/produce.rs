@@ -18,7 +18,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::{HumanDuration, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use kera_client::{ClientError, Producer, Record};
 use kera_server::Wishes;
 use kera_server::units::{human_bytes, human_count};
@@ -63,6 +63,10 @@ struct Rows {
 
 struct RowSpan {
     line: u64,
+    /// The line from which on everything is that comes behind it.
+    next_line: u64,
+    /// How far the input was cut when this was.
+    input_bytes: u64,
     key: Option<Span>,
     more_keys: Vec<Span>,
     value: Option<Span>,
@@ -75,7 +79,7 @@ struct RowSpan {
 type Span = std::ops::Range<usize>;
 
 impl Rows {
-    fn push(&mut self, row: &Row) {
+    fn push(&mut self, row: &Row, input_bytes: u64) {
         let mut span = |bytes: &[u8]| {
             let start = self.bytes.len();
             self.bytes.extend_from_slice(bytes);
@@ -85,7 +89,8 @@ impl Rows {
         let more_keys = row.more_keys.iter().map(|key| span(key)).collect();
         let value = (!row.no_value).then(|| span(&row.value));
         let Row { line, timestamp_ms, version, headers, .. } = *row;
-        self.rows.push(RowSpan { line, key, more_keys, value, timestamp_ms, version, headers });
+        let next_line = line + u64::from(!row.shares_line);
+        self.rows.push(RowSpan { line, next_line, input_bytes, key, more_keys, value, timestamp_ms, version, headers });
     }
 
     fn is_full(&self) -> bool {
@@ -108,6 +113,9 @@ pub async fn run(args: &ProduceArgs, globals: &Globals) -> Result<(), CliError> 
         timestamp: args.timestamp_field.clone(),
         separator: args.key_separator.clone(),
         null: args.null_value.clone(),
+        delimiter: args.delimiter,
+        csv_types: args.csv_types,
+        from_line: args.from_line,
     };
     // The node is asked before the input is touched: a pipe cannot be read twice.
     let client = connect(globals).await?;
@@ -116,7 +124,7 @@ pub async fn run(args: &ProduceArgs, globals: &Globals) -> Result<(), CliError> 
         let message = format!("`{}` is one of the system's own streams: only nodes write to it", stream.name);
         return Err(CliError::failure(message).next("`kera stream list` shows those that can be written to"));
     }
-    let Input { name, bytes, read, tap, rows } = open_input(args, picks).await?;
+    let Input { name, bytes, cut, tap, rows } = open_input(args, picks).await?;
     let failed = FirstFailure::default();
     let noting = failed.clone();
     let producer = client
@@ -142,11 +150,12 @@ pub async fn run(args: &ProduceArgs, globals: &Globals) -> Result<(), CliError> 
         on_error: args.on_error,
         max: args.max.unwrap_or(u64::MAX),
         pace: args.rate.map(Pace::new),
-        progress: Progress::start(bytes, read, args.quiet || globals.json),
+        progress: Progress::start(bytes, cut, args.quiet || globals.json),
         sent: 0,
         sent_bytes: 0,
         last_line: 0,
-        settled: Settled::default(),
+        next_line: args.from_line.unwrap_or(1),
+        settled: Settled { records: 0, line: 0, next_line: args.from_line.unwrap_or(1), at: Instant::now() },
         quiet: Quiet { acknowledged: 0, since: Instant::now(), said: false },
         skipped: 0,
         headers: 0,
@@ -185,13 +194,9 @@ impl FirstFailure {
 struct Settled {
     records: u64,
     line: u64,
+    /// Where to go on.
+    next_line: u64,
     at: Instant,
-}
-
-impl Default for Settled {
-    fn default() -> Settled {
-        Settled { records: 0, line: 0, at: Instant::now() }
-    }
 }
 
 /// For how long nothing was acknowledged although something waits.
@@ -219,6 +224,8 @@ struct Sending {
     sent_bytes: u64,
     /// The line of the last record that was sent.
     last_line: u64,
+    /// The line from which on everything is that was not sent: that one once more, if others may be on it.
+    next_line: u64,
     settled: Settled,
     quiet: Quiet,
     skipped: u64,
@@ -249,7 +256,7 @@ async fn flush_after_pause(producer: &mut Producer) -> Result<(), ClientError> {
 impl Sending {
     async fn all(&mut self, source: Box<dyn rows::RowSource>, wishes: &mut Wishes) -> Result<(), CliError> {
         let ahead = Arc::new(Ahead::default());
-        let (read_ahead, cut, tap) = (Arc::clone(&ahead), Arc::clone(&self.progress.rows), Arc::clone(&self.tap));
+        let (read_ahead, cut, tap) = (Arc::clone(&ahead), self.progress.counts(), Arc::clone(&self.tap));
         // Detached: it may be waiting for standard input when sending is over.
         thread::Builder::new()
             .name("kera-input".into())
@@ -311,7 +318,7 @@ impl Sending {
         }
         // Whoever has sent the signal does not wait for long.
         self.pace = None;
-        if !all_is_cut || self.progress.rows.load(Ordering::Relaxed) > self.producer.stats().acknowledged_records {
+        if !all_is_cut || self.progress.cut.rows.load(Ordering::Relaxed) > self.producer.stats().acknowledged_records {
             self.progress.line(
                 "interrupted: what was read until now is still sent; another signal, after a second, ends that at once",
             );
@@ -321,7 +328,7 @@ impl Sending {
 
     /// Has rows cut that whoever waits for more had not cut yet. On a thread of its own, for there is not always room for them.
     fn cut(&self, rows: Box<dyn rows::RowSource>, ahead: &Arc<Ahead>) {
-        let (read_ahead, cut) = (Arc::clone(ahead), Arc::clone(&self.progress.rows));
+        let (read_ahead, cut) = (Arc::clone(ahead), self.progress.counts());
         let cutting = thread::Builder::new()
             .name("kera-input".into())
             .spawn(move || read_rows(rows, &read_ahead, &cut, &Tap::default()));
@@ -360,7 +367,8 @@ impl Sending {
             self.sent += 1;
             self.sent_bytes += value.map_or(0, <[u8]>::len) as u64;
             self.headers += row.headers;
-            self.last_line = row.line;
+            (self.last_line, self.next_line) = (row.line, row.next_line);
+            self.progress.input_bytes = row.input_bytes;
             rows.sent += 1;
             if self.pace.is_some() {
                 self.settle_if_due().await?;
@@ -415,7 +423,8 @@ impl Sending {
 
     /// Everything that was sent is acknowledged.
     fn has_settled(&mut self) {
-        self.settled = Settled { records: self.sent, line: self.last_line, at: Instant::now() };
+        let (line, next_line) = (self.last_line, self.next_line);
+        self.settled = Settled { records: self.sent, line, next_line, at: Instant::now() };
     }
 
     /// Looks how it goes while something is waited for: ends with the first record that was given up, and says once that nothing is
@@ -473,8 +482,10 @@ impl Sending {
     }
 
     fn send_again(&self) -> String {
-        let line = self.settled.line + 1;
-        format!("send from line {line} on again; what of that has reached the stream will be there twice")
+        let line = self.settled.next_line;
+        format!(
+            "send from line {line} on again, with --from-line {line}; what of that has reached the stream will be there twice"
+        )
     }
 
     fn malformed(&mut self, error: &RowError) -> Result<(), CliError> {
@@ -502,10 +513,19 @@ impl Sending {
             0 => (format!("{}: interrupted before the first record was written", self.source), "send it again".into()),
             line => (
                 format!("{}: interrupted; the stream has everything up to the record of line {line}", self.source),
-                format!("go on with what is behind that record, from line {} on if it is one line", line + 1),
+                format!("to go on give the command again with {}", self.go_on()),
             ),
         };
         CliError { exit: EXIT_INTERRUPTED, ..CliError::failure(message).next(next) }
+    }
+
+    /// The flag with which the command goes on behind the last record that was sent.
+    fn go_on(&self) -> String {
+        let line = self.next_line;
+        match line == self.last_line {
+            true => format!("--from-line {line}; what of that line is in the stream will be there twice"),
+            false => format!("--from-line {line}"),
+        }
     }
 
     /// How the command ends when it was stopped before everything that it had read was acknowledged.
@@ -533,54 +553,70 @@ impl Sending {
             },
         };
         self.progress.end();
-        if let Err(mut error) = outcome {
-            if let Err(worse) = settled {
-                let message = format!("{}; it ended with this: {}", worse.message, error.message);
-                return Err(CliError::failure(message).next(worse.next_step));
-            }
-            if self.failed.get().is_none() && self.sent > 0 {
-                let before = match self.sent {
-                    1 => "the record before it was written; ".to_owned(),
-                    sent => format!("the {} before it were written; ", records_of(sent)),
-                };
-                error.next_step = before + &error.next_step;
-            }
-            return Err(error);
+        if let Err(error) = outcome {
+            return Err(self.ended_by(error, settled));
         }
         settled?;
         let cut_short = (self.has_end && self.stopped.is_some()).then(|| self.interrupted());
-        let stats = self.producer.stats();
         let seconds = started.elapsed().as_secs_f64().max(1e-9);
-        let closed = self.producer.close().await;
+        let closed = self.producer.flush().await;
         closed.map_err(|error| explain(&error))?;
+        let told = self.tell(seconds, globals.json);
+        // Ctrl-C ends whoever reads this, too, and then nothing can be told: that it was cut short, or that nothing was of use, is the status all the same.
+        match (cut_short, self.sent, self.skipped) {
+            (Some(error), ..) => Err(error),
+            (None, 0, 1..) => {
+                let message = format!("{}: of {} nothing could be written", self.source, records_of(self.skipped));
+                Err(CliError::failure(message)
+                    .next("see why the first ones were skipped; is --format what the input is?"))
+            }
+            _ => told,
+        }
+    }
+
+    /// How the command ends that an error has ended, after it was waited for what was sent before.
+    fn ended_by(&self, mut error: CliError, settled: Result<(), CliError>) -> CliError {
+        if let Err(worse) = settled {
+            let message = format!("{}; it ended with this: {}", worse.message, error.message);
+            return CliError::failure(message).next(worse.next_step);
+        }
+        if self.failed.get().is_none() && self.sent > 0 {
+            let before = match self.sent {
+                1 => "the record before it was written".to_owned(),
+                sent => format!("the {} before it were written", records_of(sent)),
+            };
+            let first = if error.next_step.is_empty() { String::new() } else { format!("{}; then ", error.next_step) };
+            error.next_step = format!("{before}; {first}go on with {}", self.go_on());
+        }
+        error
+    }
+
+    /// Tells how it went.
+    fn tell(&self, seconds: f64, json: bool) -> Result<(), CliError> {
         let rate = (self.sent as f64 / seconds).round() as u64;
-        let told = if globals.json {
-            print_json(&json!({
+        if json {
+            return print_json(&json!({
                 "records": self.sent, "value_bytes": self.sent_bytes, "skipped": self.skipped, "headers_left_out": self.headers,
                 "last_line": self.last_line,
                 "seconds": seconds, "records_per_second": rate,
-                "interrupted": self.stopped.is_some(), "retried_chunks": stats.retried_chunks,
-            }))
-        } else {
-            let skipped =
-                if self.skipped > 0 { format!(", {} skipped", human_count(self.skipped)) } else { String::new() };
-            let headers = match self.headers {
-                0 => String::new(),
-                count => format!(", {} headers left out", human_count(count)),
-            };
-            let how = self.stopped.as_deref().map_or(String::new(), |why| format!(" ({why})"));
-            let rate = if seconds < RATE_FROM_S { String::new() } else { format!(", {} records/s", human_count(rate)) };
-            print(&format!(
-                "{} ({}) written and acknowledged in {seconds:.2} s{rate}{skipped}{headers}{how}\n",
-                records_of(self.sent),
-                human_bytes(self.sent_bytes),
-            ))
-        };
-        // Ctrl-C ends whoever reads this, too, and then nothing can be told: that it was cut short is the status all the same.
-        match cut_short {
-            Some(error) => Err(error),
-            None => told,
+                "interrupted": self.stopped.is_some(), "retried_chunks": self.producer.stats().retried_chunks,
+            }));
         }
+        let skipped = match self.skipped {
+            0 => String::new(),
+            count => format!(", {} skipped", human_count(count)),
+        };
+        let headers = match self.headers {
+            0 => String::new(),
+            count => format!(", {} headers left out", human_count(count)),
+        };
+        let how = self.stopped.as_deref().map_or(String::new(), |why| format!(" ({why})"));
+        let rate = if seconds < RATE_FROM_S { String::new() } else { format!(", {} records/s", human_count(rate)) };
+        print(&format!(
+            "{} ({}) written and acknowledged in {seconds:.2} s{rate}{skipped}{headers}{how}\n",
+            records_of(self.sent),
+            human_bytes(self.sent_bytes),
+        ))
     }
 }
 
@@ -626,18 +662,18 @@ impl Ahead {
     }
 
     /// Adds a row to the last batch, or a batch; waits while there is no room. Whether somebody wants it.
-    fn push(&self, row: &Row) -> bool {
+    fn push(&self, row: &Row, input_bytes: u64) -> bool {
         self.add(|reads| {
             if let Some(Read::Rows(rows)) = reads.back_mut()
                 && !rows.is_full()
             {
-                rows.push(row);
+                rows.push(row, input_bytes);
                 return true;
             }
             let has_room = reads.len() < BATCHES_AHEAD;
             if has_room {
                 let mut rows = Rows::default();
-                rows.push(row);
+                rows.push(row, input_bytes);
                 reads.push_back(Read::Rows(rows));
             }
             has_room
@@ -684,13 +720,13 @@ impl Ahead {
 }
 
 /// Reads all rows. Ends early when nobody wants them any more, or after an error that is fatal, or where the input was shut.
-fn read_rows(mut source: Box<dyn rows::RowSource>, ahead: &Ahead, cut: &AtomicU64, tap: &Tap) {
+fn read_rows(mut source: Box<dyn rows::RowSource>, ahead: &Ahead, cut: &Counts, tap: &Tap) {
     let mut row = Row::default();
     loop {
         let goes_on = match source.next(&mut row) {
             Ok(true) => {
-                cut.fetch_add(1, Ordering::Relaxed);
-                ahead.push(&row)
+                cut.rows.fetch_add(1, Ordering::Relaxed);
+                ahead.push(&row, cut.bytes.load(Ordering::Relaxed))
             }
             Ok(false) => false,
             // It ends with what the others cut.
@@ -738,29 +774,50 @@ impl Pace {
     }
 }
 
+/// How long the rest of the input takes if it goes as fast as what was sent so far; nothing before anything was.
+fn time_left(took: Duration, done: u64, of: u64, at: u64) -> Option<Duration> {
+    (done > 0).then(|| took.mul_f64(of.saturating_sub(at) as f64 / done as f64))
+}
+
+/// What was cut of the input.
+#[derive(Clone, Default)]
+struct Counts {
+    rows: Arc<AtomicU64>,
+    bytes: Arc<AtomicU64>,
+}
+
 /// A bar on standard error while that is a terminal.
 struct Progress {
     bar: ProgressBar,
-    read: Arc<AtomicU64>,
-    /// Rows that were cut of what was read.
-    rows: Arc<AtomicU64>,
+    /// The input's size, if it is known.
+    bytes: Option<u64>,
+    cut: Counts,
+    /// How far the input was cut when the last record was that was sent. What was read ahead does not count: it would have the bar jump.
+    input_bytes: u64,
+    /// When the first record was sent, and how far the input was cut then: what was passed over in front of it took no time.
+    began: Option<(Instant, u64)>,
     shown: Instant,
 }
 
 impl Progress {
-    fn start(bytes: Option<u64>, read: Arc<AtomicU64>, quiet: bool) -> Progress {
+    fn start(bytes: Option<u64>, cut: Arc<AtomicU64>, quiet: bool) -> Progress {
         let bar = bytes.map_or_else(ProgressBar::new_spinner, ProgressBar::new);
         if quiet || !std::io::stderr().is_terminal() {
             bar.set_draw_target(ProgressDrawTarget::hidden());
         }
         let template = match bytes {
-            Some(_) => "{bar:32} {percent:>3}%  {msg}  ETA {eta}",
+            Some(_) => "{bar:32} {percent:>3}%  {msg}",
             None => "{spinner} {msg}  {elapsed}",
         };
         if let Ok(style) = ProgressStyle::with_template(template) {
             bar.set_style(style);
         }
-        Progress { bar, read, rows: Arc::default(), shown: Instant::now() }
+        let cut = Counts { bytes: cut, ..Counts::default() };
+        Progress { bar, bytes, cut, input_bytes: 0, began: None, shown: Instant::now() }
+    }
+
+    fn counts(&self) -> Counts {
+        self.cut.clone()
     }
 
     fn show(&mut self, sent: u64) {
@@ -769,12 +826,16 @@ impl Progress {
         }
         self.shown = Instant::now();
         let seconds = self.bar.elapsed().as_secs_f64().max(1e-3);
-        // The input is read ahead: of what was read only the part that was sent counts.
-        let rows = self.rows.load(Ordering::Relaxed).max(1);
-        let read = self.read.load(Ordering::Relaxed) as f64;
-        self.bar.set_position((read * (sent as f64 / rows as f64).min(1.0)) as u64);
+        self.bar.set_position(self.input_bytes);
+        if sent > 0 && self.began.is_none() {
+            self.began = Some((self.shown, self.input_bytes));
+        }
+        let left = self.bytes.zip(self.began).and_then(|(bytes, (began, first))| {
+            time_left(began.elapsed(), self.input_bytes - first, bytes, self.input_bytes)
+        });
+        let left = left.map_or(String::new(), |left| format!("  ETA {:#}", HumanDuration(left)));
         self.bar.set_message(format!(
-            "{} records  {} records/s",
+            "{} records  {} records/s{left}",
             human_count(sent),
             human_count((sent as f64 / seconds) as u64)
         ));
@@ -804,5 +865,15 @@ mod tests {
         assert_eq!(dues(ms(0), 3), [0, 10, 20].map(ms));
         assert_eq!(dues(ms(100), 2), [30, 40].map(ms), "what is a little late is made up for");
         assert_eq!(dues(ms(60_000), 3), [60_000, 60_010, 60_020].map(ms));
+    }
+
+    #[test]
+    fn what_is_left_takes_as_long_as_what_was_done_in_proportion() {
+        let seconds = Duration::from_secs;
+        assert_eq!(time_left(seconds(3), 100, 400, 100), Some(seconds(9)));
+        // What was passed over in front of the first record took no time.
+        assert_eq!(time_left(seconds(3), 100, 400, 300), Some(seconds(3)));
+        assert_eq!(time_left(seconds(3), 100, 400, 500), Some(seconds(0)), "the file grows");
+        assert_eq!(time_left(seconds(3), 0, 400, 0), None);
     }
 }

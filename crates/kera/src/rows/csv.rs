@@ -1,10 +1,12 @@
 //! CSV input: a header line with names, then a row per record. A record's value is a JSON object with the header's
-//! names; what is written like a JSON number is one, everything else is text.
+//! names; what is written like a JSON number is one, everything else is text, and all is if that is wanted: cells are looked at one by one, so
+//! that `12` and `n/a` of one column are a number and a text.
 
 use std::io::{self, BufRead, Read, Write};
 
-use super::{Picks, ROW_BYTES_MAX, Row, RowError, RowSource};
+use super::{CsvTypes, Picks, ROW_BYTES_MAX, Row, RowError, RowSource};
 use crate::error::CliError;
+use crate::output::say;
 use crate::when::parse_instant;
 
 pub(super) struct CsvRows {
@@ -14,6 +16,7 @@ pub(super) struct CsvRows {
     labels: Vec<String>,
     key: Option<(usize, String)>,
     timestamp: Option<(usize, String)>,
+    types: CsvTypes,
 }
 
 /// Bytes that the reader may take from the input in front of the end of a row.
@@ -24,9 +27,23 @@ const AHEAD_BYTES: usize = 64 << 10;
 struct Bounded {
     input: Box<dyn BufRead + Send>,
     left: usize,
+    /// What the reader got last. The row that it has cut ends in it: it takes no more before it has used that up.
+    last: Vec<u8>,
+    /// Bytes that it got before.
+    before: u64,
 }
 
 impl Bounded {
+    fn new(input: Box<dyn BufRead + Send>) -> Bounded {
+        Bounded { input, left: ROW_BYTES_MAX + AHEAD_BYTES, last: Vec::new(), before: 0 }
+    }
+
+    /// The byte in front of a place in the input, if the reader got it last.
+    fn byte_in_front_of(&self, place: u64) -> Option<u8> {
+        let at = place.checked_sub(self.before + 1)?;
+        self.last.get(usize::try_from(at).ok()?).copied()
+    }
+
     /// The next row begins.
     fn renew(&mut self) {
         self.left = ROW_BYTES_MAX + AHEAD_BYTES;
@@ -41,6 +58,12 @@ impl Read for Bounded {
         let most = buffer.len().min(self.left);
         let count = self.input.read(&mut buffer[..most])?;
         self.left -= count;
+        // At the end there is no more, and the last row ended before.
+        if count > 0 {
+            self.before += self.last.len() as u64;
+            self.last.clear();
+            self.last.extend_from_slice(&buffer[..count]);
+        }
         Ok(count)
     }
 }
@@ -51,12 +74,14 @@ fn too_long() -> String {
 
 impl CsvRows {
     pub(super) fn new(input: Box<dyn BufRead + Send>, delimiter: u8, picks: &Picks) -> Result<CsvRows, CliError> {
-        let mut input = Bounded { input, left: 0 };
-        input.renew();
+        let input = Bounded::new(input);
         let mut reader = ::csv::ReaderBuilder::new().delimiter(delimiter).flexible(true).from_reader(input);
         let header =
             reader.headers().map_err(|error| CliError::failure(format!("line 1: the header is no CSV: {error}")))?;
         let names: Vec<String> = header.iter().map(|name| name.trim().to_owned()).collect();
+        if let Some(warning) = other_delimiter(&names, delimiter) {
+            say(format_args!("warning: line 1: {warning}"));
+        }
         let column = |pick: &Option<String>, flag: &str| -> Result<Option<(usize, String)>, CliError> {
             let Some(name) = pick else { return Ok(None) };
             match names.iter().position(|n| n == name) {
@@ -69,7 +94,17 @@ impl CsvRows {
         };
         let (key, timestamp) = (column(&picks.key, "--key-field")?, column(&picks.timestamp, "--timestamp-field")?);
         let labels = names.iter().map(|name| format!("{}:", serde_json::Value::from(name.as_str()))).collect();
-        Ok(CsvRows { reader, record: ::csv::ByteRecord::new(), labels, key, timestamp })
+        let types = picks.csv_types.unwrap_or_default();
+        Ok(CsvRows { reader, record: ::csv::ByteRecord::new(), labels, key, timestamp, types })
+    }
+
+    /// The line on which the row begins that was cut last. The reader says only where it began to look for it: in front of empty lines, and of the second half of
+    /// a line end that has two. So it is counted from where it has stopped, which is behind the line end, or between its halves.
+    fn line(&self) -> u64 {
+        let end = self.reader.position();
+        let is_behind_line = self.reader.get_ref().byte_in_front_of(end.byte()) == Some(b'\n');
+        let within = self.record.as_slice().iter().filter(|byte| **byte == b'\n').count();
+        end.line().saturating_sub(within as u64 + u64::from(is_behind_line))
     }
 
     fn write_value(&self, line: u64, out: &mut Vec<u8>) -> Result<(), RowError> {
@@ -81,7 +116,7 @@ impl CsvRows {
                 let name = self.labels[index].trim_matches(['"', ':']);
                 return Err(RowError::new(line, Some(name), "the field is not UTF-8"));
             };
-            if is_number(text) {
+            if self.types == CsvTypes::Auto && is_number(text) {
                 out.extend_from_slice(field);
             } else if text.bytes().all(|b| b >= b' ' && b != b'"' && b != b'\\') {
                 out.push(b'"');
@@ -115,7 +150,7 @@ impl RowSource for CsvRows {
                 return Err(RowError { fatal: true, ..RowError::new(here, None, format!("this is no CSV: {error}")) });
             }
         }
-        row.line = self.record.position().map_or(here, ::csv::Position::line);
+        row.line = self.line();
         let (found, expected) = (self.record.len(), self.labels.len());
         if found != expected {
             let message = format!("the row has {found} fields, the header has {expected}");
@@ -142,6 +177,15 @@ impl RowSource for CsvRows {
         }
         Ok(true)
     }
+}
+
+/// What to say of a header that is one field with something in it that often stands between fields.
+pub(super) fn other_delimiter(names: &[String], delimiter: u8) -> Option<String> {
+    let [only] = names else { return None };
+    let is_meant = |other: &(char, &str)| other.0 as u32 != u32::from(delimiter) && only.contains(other.0);
+    let (_, flag) = [(';', "';'"), ('\t', "tab"), ('|', "'|'"), (',', "','")].into_iter().find(is_meant)?;
+    let shown = only.replace('\t', "\\t");
+    Some(format!("the header is one field, `{shown}`; if it is meant to be several, say --delimiter {flag}"))
 }
 
 /// Whether a text is a number as JSON writes them, short enough for every reader to take it exactly.

@@ -1,5 +1,8 @@
-//! JSON input: a value per line, or one array of values. Values are stored as they are written, but for line ends within an element of an
-//! array, which become spaces.
+//! JSON input: a value per line, values that spread over lines, or one array of values. Values are stored as they are written, but for line ends within
+//! one, which become spaces.
+//!
+//! The first value tells whether values spread over lines, as `jq .` prints them: it does if its first line opens more than it closes. Where it does not, each line is a
+//! value, so that one that is cut off spoils no others.
 //!
 //! What begins with `[` may be either: lines of which the first is an array, or one array. It is lines if the array ends on the line on which it begins and
 //! there is more behind that line. Where the input is [shut](Tap::shut) while that is waited for, it is all there is.
@@ -8,7 +11,7 @@ use std::io::{BufRead, Cursor, Read, empty};
 use std::sync::Arc;
 
 use super::fields::{key_bytes, names, pick, text};
-use super::{Picks, ROW_BYTES_MAX, Row, RowError, RowSource, Tap, read_line, with_null};
+use super::{Picks, ROW_BYTES_MAX, Row, RowError, RowSource, Tap, from_line_on, read_line, with_null};
 use crate::when::parse_instant;
 
 pub(super) struct JsonRows {
@@ -30,22 +33,29 @@ impl Held {
     /// There is no more: its elements.
     pub(super) fn into_rows(self) -> Box<dyn RowSource> {
         let Held { text, line, picks } = self;
-        let (null, input, shape) = (picks.null.clone(), Box::new(Cursor::new(text)), Shape::Array(Array::default()));
-        with_null(Box::new(JsonRows { input, picks, line, shape, tap: Arc::default() }), null, false)
+        let (input, shape) = (Box::new(Cursor::new(text)), Shape::Array(Array::default()));
+        let (null, from_line) = (picks.null.clone(), picks.from_line);
+        let rows = JsonRows { input, picks, line, shape, tap: Arc::default() };
+        from_line_on(with_null(Box::new(rows), null, false), from_line)
     }
 }
 
 enum Shape {
     /// It begins with `[`, and what that is has not been looked at yet.
     Open,
+    /// It begins with something else, and whether that ends on its line has not been looked at yet.
+    First,
+    /// Each line is a value.
     Lines,
+    /// Each value goes on until what it has opened is closed.
+    Spread,
     Array(Array),
 }
 
 impl JsonRows {
     /// `opens`: the first byte is `[`. `tap`: what the input comes through.
     pub(super) fn new(input: Box<dyn BufRead + Send>, opens: bool, picks: Picks, tap: Arc<Tap>) -> JsonRows {
-        JsonRows { input, picks, line: 1, shape: if opens { Shape::Open } else { Shape::Lines }, tap }
+        JsonRows { input, picks, line: 1, shape: if opens { Shape::Open } else { Shape::First }, tap }
     }
 
     /// Finds out what begins with `[`. Of lines the first one is in `row` then, of an array nothing was taken. May have to wait for a second line: a
@@ -82,16 +92,90 @@ impl JsonRows {
             return Ok(true);
         }
         self.shape = Shape::Array(Array::default());
-        let rest = std::mem::replace(&mut self.input, Box::new(empty()));
-        self.input = Box::new(Cursor::new(first).chain(rest));
+        self.put_back(first);
         Ok(false)
     }
 
-    /// The text of the next element, or of the next line that has any; false at the end.
+    /// What was taken to look at it is read again.
+    fn put_back(&mut self, taken: Vec<u8>) {
+        let rest = std::mem::replace(&mut self.input, Box::new(empty()));
+        self.input = Box::new(Cursor::new(taken).chain(rest));
+    }
+
+    /// Finds out whether values spread over lines; takes nothing. Waits for no second line where the first one is a whole value.
+    ///
+    /// Each line is one also where the first one goes on and the second one cannot be how: it opens a value where none can stand, so the first line is cut off. And what never ends is
+    /// no value either. Then each line is told of as it is.
+    fn look_at_first(&mut self) -> Result<(), RowError> {
+        let (mut text, mut scan, mut lines) = (Vec::new(), Scan::default(), 0);
+        let is_spread = loop {
+            let begin = text.len();
+            let room = (ROW_BYTES_MAX + 2).saturating_sub(begin);
+            let read = (&mut self.input).take(room as u64).read_until(b'\n', &mut text);
+            if read.map_err(|e| RowError::io(self.line, &e))? == 0 {
+                // One that is too long is told of by who gathers it.
+                break room == 0 && lines > 1;
+            }
+            let line = &text[begin..];
+            if line.trim_ascii().is_empty() {
+                continue;
+            }
+            lines += 1;
+            if lines == 2 && !may_follow(line, &text[..begin]) {
+                break false;
+            }
+            if !scan.goes_on_behind(line) {
+                break lines > 1;
+            }
+        };
+        self.shape = if is_spread { Shape::Spread } else { Shape::Lines };
+        self.put_back(text);
+        Ok(())
+    }
+
+    /// The text of the next value that may spread over lines; false at the end. It ends with a line.
+    fn gather_spread(&mut self, row: &mut Row) -> Result<bool, RowError> {
+        let mut scan = Scan::default();
+        row.value.clear();
+        loop {
+            let begin = row.value.len();
+            let room = (ROW_BYTES_MAX + 2).saturating_sub(begin);
+            let read = (&mut self.input).take(room as u64).read_until(b'\n', &mut row.value);
+            let read = read.map_err(|e| RowError::io(self.line, &e))?;
+            if row.value.len() > ROW_BYTES_MAX {
+                let message = format!("the value is longer than {ROW_BYTES_MAX} bytes, the limit of one record");
+                return Err(RowError { fatal: true, ..RowError::new(row.line, None, message) });
+            }
+            match read {
+                0 if begin == 0 => return Ok(false),
+                0 => return Err(RowError::new(row.line, None, "the JSON value does not end: `}` or `]` is missing")),
+                _ => self.line += 1,
+            }
+            if row.value.trim_ascii().is_empty() {
+                row.value.clear();
+                row.line = self.line;
+                continue;
+            }
+            let goes_on = scan.goes_on_behind(&row.value[begin..]);
+            let line_end = row.value.iter_mut().rev().take_while(|byte| matches!(**byte, b'\n' | b'\r'));
+            line_end.for_each(|byte| *byte = b' ');
+            if !goes_on {
+                return Ok(true);
+            }
+        }
+    }
+
+    /// The text of the next element, of the next value, or of the next line that has any; false at the end.
     fn gather(&mut self, row: &mut Row) -> Result<bool, RowError> {
+        if matches!(self.shape, Shape::First) {
+            self.look_at_first()?;
+        }
         row.line = self.line;
-        if let Shape::Array(array) = &mut self.shape {
-            return array.next(&mut *self.input, &mut self.line, row);
+        row.shares_line = matches!(self.shape, Shape::Array(_));
+        match &mut self.shape {
+            Shape::Array(array) => return array.next(&mut *self.input, &mut self.line, row),
+            Shape::Spread => return self.gather_spread(row),
+            Shape::Open | Shape::First | Shape::Lines => {}
         }
         loop {
             row.line = self.line;
@@ -127,6 +211,12 @@ fn is_closed(line: &[u8]) -> bool {
     let Some(elements) = line.trim_ascii_start().strip_prefix(b"[") else { return false };
     let mut scan = Scan::default();
     line.ends_with(b"\n") && elements.iter().any(|byte| matches!(scan.step(*byte), Step::ArrayEnds))
+}
+
+/// Whether a line may go on with a value: one that opens an object or an array stands behind a name, or in an array.
+fn may_follow(line: &[u8], before: &[u8]) -> bool {
+    let opens = matches!(line.trim_ascii_start().first(), Some(b'{' | b'['));
+    !opens || matches!(before.trim_ascii_end().last(), Some(b':' | b',' | b'['))
 }
 
 impl RowSource for JsonRows {
@@ -241,6 +331,14 @@ impl Scan {
             _ => {}
         }
         Step::Keep
+    }
+
+    /// Takes a line. Whether something that was opened goes on behind it: no string does, which has no line end in it.
+    fn goes_on_behind(&mut self, line: &[u8]) -> bool {
+        for byte in line {
+            self.step(*byte);
+        }
+        self.depth > 0 && !self.in_string
     }
 }
 

@@ -1,4 +1,4 @@
-//! Input files as records: NDJSON, CSV, JSON arrays, lines, what `kera consume --json` prints, or one raw record. Reads a file or standard input once,
+//! Input files as records: NDJSON, JSON values of several lines, CSV, JSON arrays, lines, what `kera consume --json` prints, or one raw record. Reads a file or standard input once,
 //! from front to back, in bounded memory; a file that ends in `.zst` is unpacked on the way.
 //!
 //! Called by `kera produce` on its one thread. A row that is malformed is an error that names file, line and field, and
@@ -27,7 +27,8 @@ pub const ROW_BYTES_MAX: usize = 15 << 20;
 pub enum Format {
     /// By the file's name, or its first byte: `.ndjson .jsonl .json .csv .tsv`, else lines.
     Auto,
-    /// A JSON value per line, or one JSON array of values. The value is stored as it is written. An array that is a line, with more lines behind it, is a value.
+    /// A JSON value per line, or values of several lines each if the first one is, or one JSON array of values. The value is stored as it is written. An array that is a
+    /// line, with more lines behind it, is a value.
     Ndjson,
     /// A header line, then a row per record; stored as a JSON object with the header's names.
     Csv,
@@ -40,7 +41,17 @@ pub enum Format {
     Records,
 }
 
-/// What of a row becomes a record's key and timestamp, and which records have no value.
+/// What the cells of CSV become.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum CsvTypes {
+    /// Each cell for itself: a number if it is written like one in JSON, else text. A column may have both.
+    #[default]
+    Auto,
+    /// Every cell is text.
+    Text,
+}
+
+/// How rows are taken from the input: what of one becomes a record's key and timestamp, which records have no value, and where it begins.
 #[derive(Clone, Debug, Default)]
 pub struct Picks {
     /// The field whose value is the key.
@@ -51,6 +62,12 @@ pub struct Picks {
     pub separator: Option<String>,
     /// The value that stands for none; of lines with a separator the key, too.
     pub null: Option<String>,
+    /// What stands between two fields of CSV, if that is not what the file's name says.
+    pub delimiter: Option<u8>,
+    /// What the cells of CSV become, if that was said.
+    pub csv_types: Option<CsvTypes>,
+    /// The line, from 1, in front of which rows are passed over.
+    pub from_line: Option<u64>,
 }
 
 /// One record of input. Reused from row to row.
@@ -58,6 +75,8 @@ pub struct Picks {
 pub struct Row {
     /// The line it starts on, from 1.
     pub line: u64,
+    /// Whether the next one may start on the same line.
+    pub shares_line: bool,
     /// The key, if one is picked.
     pub key: Option<Vec<u8>>,
     /// The timestamp, if one is picked.
@@ -115,8 +134,8 @@ pub struct Input {
     pub name: String,
     /// Its size on disk, if it is a file; of standard input that is one, what is behind the place where it stands.
     pub bytes: Option<u64>,
-    /// Bytes of it that were read so far.
-    pub read: Arc<AtomicU64>,
+    /// Bytes of it that were cut into rows so far; of a file that is unpacked those that were read.
+    pub cut: Arc<AtomicU64>,
     /// Ends it before its end.
     pub tap: Arc<Tap>,
     /// Its rows.
@@ -128,7 +147,7 @@ pub struct Input {
 /// # Errors
 /// The file cannot be opened, or the picks make no sense for its format.
 pub fn open(path: &str, format: Format, picks: Picks) -> Result<Input, CliError> {
-    let read = Arc::new(AtomicU64::new(0));
+    let (read, cut) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
     let (raw, bytes): (Box<dyn Read + Send>, Option<u64>) = if path == "-" {
         (Box::new(io::stdin()), rest_of_stdin())
     } else {
@@ -151,13 +170,17 @@ pub fn open(path: &str, format: Format, picks: Picks) -> Result<Input, CliError>
                 .map_err(|error| CliError::failure(format!("{path} cannot be unpacked: {error}")))?;
             (plain, Box::new(BufReader::with_capacity(1 << 18, decoder)))
         }
-        None => (path, Box::new(BufReader::with_capacity(1 << 18, counted))),
+        None => {
+            let inner = BufReader::with_capacity(1 << 18, counted);
+            (path, Box::new(Taken { inner, taken: cut.clone() }))
+        }
     };
+    let is_packed = plain_path.len() < path.len();
     let rows = source(unpacked, plain_path, format, picks, &tap).map_err(|mut error| {
         error.message = format!("{name}: {}", error.message);
         error
     })?;
-    Ok(Input { name, bytes, read, tap, rows })
+    Ok(Input { name, bytes, cut: if is_packed { read } else { cut }, tap, rows })
 }
 
 /// What of standard input is not read yet, if that is a file.
@@ -199,19 +222,20 @@ fn source(
     if is_marked && matches!(format, Format::Lines | Format::Raw) {
         input = Box::new(Cursor::new(MARK).chain(input));
     }
-    let (null, keys_too) = (picks.null.clone(), picks.separator.is_some());
+    let (null, keys_too, from_line) = (picks.null.clone(), picks.separator.is_some(), picks.from_line);
     let rows: Box<dyn RowSource> = match format {
         Format::Ndjson | Format::Auto => {
             Box::new(json::JsonRows::new(input, first == Some(b'['), picks, Arc::clone(tap)))
         }
         Format::Csv => {
-            let delimiter = if extension == "tsv" { b'\t' } else { b',' };
+            let by_name = if extension == "tsv" { b'\t' } else { b',' };
+            let delimiter = picks.delimiter.unwrap_or(by_name);
             Box::new(csv::CsvRows::new(input, delimiter, &picks)?)
         }
         Format::Records => Box::new(records::RecordRows::new(input)),
         Format::Lines | Format::Raw => Box::new(lines::LineRows::new(input, format == Format::Raw, picks.separator)),
     };
-    Ok(with_null(rows, null, keys_too))
+    Ok(from_line_on(with_null(rows, null, keys_too), from_line))
 }
 
 /// Whether the flags make sense for the format.
@@ -227,6 +251,14 @@ fn check(format: Format, picks: &Picks) -> Result<(), CliError> {
         Picks { null: Some(_), .. } if !matches!(format, Format::Lines | Format::Ndjson) => {
             let message = "--null-value is for lines and ndjson";
             return Err(CliError::usage(message).next("--format records takes \"value\": null"));
+        }
+        Picks { delimiter: Some(_), .. } | Picks { csv_types: Some(_), .. } if format != Format::Csv => {
+            let flag = if picks.delimiter.is_some() { "--delimiter" } else { "--csv-types" };
+            return Err(CliError::usage(format!("{flag} is for CSV")).next("say --format csv, or leave the flag out"));
+        }
+        Picks { from_line: Some(_), .. } if format == Format::Raw => {
+            let message = "--from-line makes no sense for raw input, which is one record";
+            return Err(CliError::usage(message).next("leave the flag out"));
         }
         _ => return Ok(()),
     };
@@ -266,6 +298,33 @@ impl RowSource for NullValues {
             row.key = None;
         }
         Ok(more)
+    }
+}
+
+/// Rows of which those in front of a line are passed over. They are cut all the same: only so it is known where a row begins, and a header is not lost.
+struct FromLine {
+    rows: Box<dyn RowSource>,
+    first: u64,
+}
+
+/// Rows from a line on.
+fn from_line_on(rows: Box<dyn RowSource>, first: Option<u64>) -> Box<dyn RowSource> {
+    match first {
+        Some(first) => Box::new(FromLine { rows, first }),
+        None => rows,
+    }
+}
+
+impl RowSource for FromLine {
+    fn next(&mut self, row: &mut Row) -> Result<bool, RowError> {
+        loop {
+            match self.rows.next(row) {
+                Ok(true) if row.line < self.first => {}
+                // What is malformed there was told, or left out, by who has written what is in front of the line.
+                Err(error) if error.line < self.first && !error.fatal => {}
+                next => return next,
+            }
+        }
     }
 }
 
@@ -382,6 +441,31 @@ impl Read for Counted {
         self.is_over = count == 0 && !buffer.is_empty();
         self.read.fetch_add(count as u64, Ordering::Relaxed);
         Ok(count)
+    }
+}
+
+/// Input of which it is counted what was taken, not what lies in its buffer: how far whoever cuts it is.
+struct Taken<R> {
+    inner: R,
+    taken: Arc<AtomicU64>,
+}
+
+impl<R: BufRead> Read for Taken<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let count = self.inner.read(buffer)?;
+        self.taken.fetch_add(count as u64, Ordering::Relaxed);
+        Ok(count)
+    }
+}
+
+impl<R: BufRead> BufRead for Taken<R> {
+    fn fill_buf(&mut self) -> io::Result<&[u8]> {
+        self.inner.fill_buf()
+    }
+
+    fn consume(&mut self, count: usize) {
+        self.inner.consume(count);
+        self.taken.fetch_add(count as u64, Ordering::Relaxed);
     }
 }
 

@@ -142,6 +142,69 @@ fn an_array_on_a_line_with_more_lines_behind_it_is_a_value() {
 }
 
 #[test]
+fn json_values_that_spread_over_lines_are_taken_if_the_first_one_does() {
+    let text = "\n{\r\n  \"a\": [\n    {\"b\": \"} x\"}\n  ]\n}\n\n{\"a\": 2}\n[\n3]\n7\n";
+    let rows = rows_of(text, "-", Format::Auto, Picks::default()).unwrap();
+    let first = "{    \"a\": [     {\"b\": \"} x\"}   ] }";
+    assert_eq!(values(&rows), [first, "{\"a\": 2}", "[ 3]", "7"]);
+    let lines: Vec<u64> = rows.iter().map(|row| row.as_ref().unwrap().line).collect();
+    assert_eq!(lines, [2, 8, 9, 11]);
+    let rows = rows_of("{\n\"k\": 1\n}\n{\n\"j\": 1\n}\n{\"k\":2}", "f.json", Format::Auto, picks("k", "")).unwrap();
+    assert_eq!(rows[0].as_ref().unwrap().key.as_deref(), Some(&b"1"[..]));
+    let wrong = "! f, line 4, field `k`: the key field is missing; the record has `j`";
+    assert_eq!(values(&rows)[1..], [wrong.to_owned(), "{\"k\":2}".to_owned()]);
+    // The last one does not end, and one has a slip in it.
+    let rows = rows_of("{\n\"a\": 1\n}\n{\n\"a\" 2\n}\n{\n\"a\":", "f.json", Format::Auto, Picks::default()).unwrap();
+    let said = values(&rows);
+    assert!(said[1].starts_with("! f, line 4: this is no JSON: expected `:`"), "{said:?}");
+    assert_eq!((said.len(), said[2].as_str()), (3, "! f, line 7: the JSON value does not end: `}` or `]` is missing"));
+}
+
+/// A line that is cut off spoils itself alone, wherever it is.
+#[test]
+fn lines_of_json_stay_lines_also_if_the_first_one_is_cut_off() {
+    let all = |text: &'static str| values(&rows_of(text, "f.ndjson", Format::Auto, Picks::default()).unwrap());
+    for cut in ["{\"a\": [1", "{\"a\": \"x", "{\"a\"", "{"] {
+        let said = all(format!("{cut}\n{{\"b\": 1}}\n{{\"b\": 2}}\n").leak());
+        assert!(said[0].starts_with("! f, line 1: this is no JSON"), "{said:?}");
+        assert_eq!(said[1..], ["{\"b\": 1}".to_owned(), "{\"b\": 2}".to_owned()], "{cut}");
+    }
+    // Where the next line could be how it goes on, its end tells.
+    let said = all("{\"a\":\n{\"b\": 1}\n{\"b\": 2}\n");
+    assert!(said[0].starts_with("! f, line 1: this is no JSON"), "{said:?}");
+    assert_eq!(said[1..], ["{\"b\": 1}".to_owned(), "{\"b\": 2}".to_owned()]);
+    assert_eq!(all("{\"a\": [\n{\"b\": 1},\n{\"b\": 2}]}\n{}"), ["{\"a\": [ {\"b\": 1}, {\"b\": 2}]}", "{}"]);
+}
+
+#[test]
+fn a_json_value_that_is_too_long_is_told_with_its_line_also_if_it_spreads_over_lines() {
+    let line = "\"0123456789\",\n".repeat(ROW_BYTES_MAX / 14 + 1);
+    let rows = rows_of(format!("\n{{\"a\": [\n{line}").leak(), "f.json", Format::Auto, Picks::default()).unwrap();
+    assert_eq!(values(&rows), ["! f, line 2: the value is longer than 15728640 bytes, the limit of one record"]);
+}
+
+#[test]
+fn rows_in_front_of_the_line_that_is_named_are_passed_over() {
+    let from = |text: &'static str, path: &str, line| {
+        let picks = Picks { from_line: Some(line), ..Picks::default() };
+        values(&rows_of(text, path, Format::Auto, picks).unwrap())
+    };
+    assert_eq!(from("a\nb\nc", "f.txt", 2), ["b", "c"]);
+    assert_eq!(from("a\nb\nc", "f.txt", 1), ["a", "b", "c"]);
+    assert_eq!(from("a\nb", "f.txt", 3), Vec::<String>::new());
+    assert_eq!(from("n\n1\n2\n\"x\ny\"\n3\n", "f.csv", 3), ["{\"n\":2}", "{\"n\":\"x\\ny\"}", "{\"n\":3}"]);
+    // In the midst of a row: it began before.
+    assert_eq!(from("n\n1\n2\n\"x\ny\"\n3\n", "f.csv", 5), ["{\"n\":3}"]);
+    assert_eq!(from("{\"a\":\n{}\nno\n2\n", "f.ndjson", 4), ["2"]);
+    assert_eq!(from("{\n\"a\": 1}\n{\n\"a\": 2}\n", "f.json", 2), ["{ \"a\": 2}"]);
+    assert_eq!(from("[1,\n2, 3,\n4]", "f.json", 2), ["2", "3", "4"]);
+    let mut rows = rows_of("[1]", "f.json", Format::Auto, Picks::default()).unwrap();
+    assert!(rows.remove(0).unwrap().shares_line);
+    let picks = Picks { from_line: Some(2), ..Picks::default() };
+    assert_eq!(rows_of("a", "-", Format::Raw, picks).err().unwrap().exit, crate::error::EXIT_USAGE);
+}
+
+#[test]
 fn nothing_of_a_json_array_is_left_out_or_joined() {
     let values = |text| values(&rows_of(text, "f.json", Format::Auto, Picks::default()).unwrap());
     assert_eq!(
@@ -167,6 +230,64 @@ fn csv_rows_become_json_objects() {
         ["{\"name\":\"x\",\"size\":12,\"note\":\"a \\\"b\\\"\"}", "{\"name\":\"y\",\"size\":\"007\",\"note\":\"\"}"]
     );
     assert_eq!(rows[1].as_ref().unwrap().key.as_deref(), Some(&b"y"[..]));
+}
+
+#[test]
+fn a_column_of_csv_can_be_all_text_and_what_stands_between_fields_can_be_said() {
+    let text = "id;n\n007;12\n8;n/a\n";
+    let with = |csv_types| Picks { delimiter: Some(b';'), csv_types, ..Picks::default() };
+    let rows = |csv_types| values(&rows_of(text, "f.csv", Format::Auto, with(csv_types)).unwrap());
+    let mixed = ["{\"id\":\"007\",\"n\":12}", "{\"id\":8,\"n\":\"n/a\"}"];
+    assert_eq!(rows(None), mixed);
+    assert_eq!(rows(Some(CsvTypes::Auto)), mixed);
+    assert_eq!(rows(Some(CsvTypes::Text)), ["{\"id\":\"007\",\"n\":\"12\"}", "{\"id\":\"8\",\"n\":\"n/a\"}"]);
+    // Said, it goes before the file's name.
+    let rows = rows_of(text, "f.tsv", Format::Auto, with(None)).unwrap();
+    assert_eq!(values(&rows), mixed);
+    for path in ["f.ndjson", "f.txt"] {
+        let error = rows_of(text, path, Format::Auto, with(None)).err().unwrap();
+        assert_eq!((error.exit, error.message.as_str()), (crate::error::EXIT_USAGE, "--delimiter is for CSV"));
+    }
+}
+
+#[test]
+fn a_header_that_is_one_field_and_looks_like_several_is_told() {
+    let told = |name: &str, delimiter| csv::other_delimiter(&[name.to_owned()], delimiter);
+    assert!(
+        told("id;name", b',')
+            .is_some_and(|said| said.ends_with("`id;name`; if it is meant to be several, say --delimiter ';'"))
+    );
+    assert!(
+        told("id\tname", b',').is_some_and(|said| said.contains("`id\\tname`") && said.ends_with("--delimiter tab"))
+    );
+    assert!(told("id,name", b'\t').is_some_and(|said| said.ends_with("--delimiter ','")));
+    assert_eq!((told("name", b','), told("id;name", b';')), (None, None));
+    assert_eq!(csv::other_delimiter(&["a;b".into(), "c".into()], b','), None);
+}
+
+/// However lines end, and whatever lies between and in rows.
+#[test]
+fn rows_of_csv_begin_on_the_lines_that_an_editor_shows() {
+    for end in ["\n", "\r\n"] {
+        for (piece, at_end) in [(1, ""), (2, end), (3, ""), (100, end)] {
+            let text = ["a,b", "1,2", "", "", "\"x", "y\",3", "4", "5,6"].join(end) + at_end;
+            let text: &'static [u8] = text.into_bytes().leak();
+            // The reader is given a piece at a time, so that rows end at all places of what it has.
+            let inner: Box<dyn Read + Send> = Box::new(Typed(text.chunks(piece).chain([&b""[..]]).collect()));
+            let counted = Counted { inner, read: Arc::default(), tap: Arc::default(), is_over: false };
+            let input = Box::new(BufReader::new(counted));
+            let mut source = source(input, "f.csv", Format::Auto, Picks::default(), &Arc::default()).unwrap();
+            let (mut row, mut begin) = (Row::default(), Vec::new());
+            loop {
+                match source.next(&mut row) {
+                    Ok(true) => begin.push(row.line),
+                    Ok(false) => break,
+                    Err(error) => begin.push(error.line),
+                }
+            }
+            assert_eq!(begin, [2, 5, 7, 8], "{end:?} {piece}");
+        }
+    }
 }
 
 #[test]
