@@ -8,6 +8,7 @@ mod cli;
 mod commands;
 mod connect;
 mod error;
+mod hints;
 mod output;
 mod records;
 mod rows;
@@ -62,6 +63,13 @@ fn main() -> ExitCode {
 
 /// Help and versions, and command lines that make no sense: as JSON too, for programs that ask for it.
 fn not_understood(mut error: clap::Error) -> ExitCode {
+    // Who says no command wants to know what there is. A variable that names the node is no flag that was given: without it clap shows the help by itself.
+    if error.kind() == ErrorKind::MissingSubcommand
+        && let Err(help) = Cli::command().mut_arg("connect", |arg| arg.env(None::<&'static str>)).try_get_matches()
+    {
+        error = help;
+    }
+    hints::add(&mut error, std::env::args_os().map(|word| word.to_string_lossy().into_owned()));
     // An argument that is not known is a flag with a slip, not a value: flags that are like it are named all the same.
     if error.kind() == ErrorKind::UnknownArgument {
         error.remove(ContextKind::Suggested);
@@ -114,6 +122,33 @@ fn completions(shell: clap_complete::Shell) -> Result<(), CliError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn words_of_other_tools_lead_to_the_command_that_is_meant() {
+        for (line, meant) in [
+            ("list", "`kera stream list`"),
+            ("--json ls", "`kera stream list`"),
+            ("lag report", "`kera application list`"),
+            ("node list", "`kera status`"),
+            ("cluster --connect a:1 status", "`kera status`"),
+            ("stop", "Ctrl-C or SIGTERM"),
+            ("cluster down", "Ctrl-C where `kera cluster up` runs"),
+            ("version", "`kera --version`"),
+            ("create flights", "`kera stream create NAME`"),
+        ] {
+            let words: Vec<String> = std::iter::once("kera").chain(line.split_whitespace()).map(String::from).collect();
+            let mut error = Cli::try_parse_from(&words).map(drop).unwrap_err();
+            hints::add(&mut error, words.into_iter());
+            let said = error.render().to_string();
+            assert!(said.contains(meant), "{line}: {said}");
+            assert!(!said.contains("similar subcommand"), "{line}: {said}");
+        }
+        // What is only a slip is told as before.
+        let words = ["kera", "produse"].map(String::from);
+        let mut error = Cli::try_parse_from(&words).map(drop).unwrap_err();
+        hints::add(&mut error, words.into_iter());
+        assert!(error.render().to_string().contains("'produce'"));
+    }
 
     #[test]
     fn a_command_line_that_makes_no_sense_has_a_message_and_a_next_step() {

@@ -326,6 +326,26 @@ fn without_a_node_the_error_says_how_to_get_one() {
     assert!(error["next_step"].as_str().unwrap().contains("kera serve"));
 }
 
+/// Also where a variable names the node, as the guide advises.
+#[test]
+fn without_a_command_the_help_says_where_to_start() {
+    for address in [None, Some("127.0.0.1:1")] {
+        let mut command = common::kera([""; 0]);
+        if let Some(address) = address {
+            command.env("KERA_CONNECT", address);
+        }
+        let output = command.output().unwrap();
+        let said = common::stderr(&output);
+        assert_eq!(output.status.code(), Some(2), "{said}");
+        assert!(said.contains("Start here:") && !said.contains("error:"), "{said}");
+    }
+    let mut command = common::kera(["stream"]);
+    let output = command.env("KERA_CONNECT", "127.0.0.1:1").output().unwrap();
+    assert!(common::stderr(&output).contains("Make a stream"), "{}", common::stderr(&output));
+    let said = common::stderr(&common::run(["ls"]));
+    assert!(said.contains("tip: `kera stream list` lists streams"), "{said}");
+}
+
 #[test]
 fn an_application_goes_on_where_it_stopped() {
     let (_place, node) = with_stream("--streamlets 3");
