@@ -3,8 +3,9 @@
 mod common;
 
 use std::fs::File;
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
+use std::process::{Command, Stdio};
 
 use common::members::free_ports;
 use common::{Node, Place, change_a_bit, eventually, exists, files, run, stderr, stdout};
@@ -381,4 +382,47 @@ fn a_stream_is_made_by_a_node_that_takes_its_time_as_any_other_call_is() {
     assert!(output.status.success(), "{}", stderr(&output));
     assert!(stdout(&output).contains("created flights"), "{}", stdout(&output));
     node.stop();
+}
+
+/// What a person sees who starts it. In a file it is the whole line, which programs wait for.
+#[test]
+fn at_a_terminal_a_node_says_on_one_short_line_where_it_listens() {
+    let there = Command::new("script").arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
+    if there.is_err() {
+        return common::lacks("`script` of util-linux, for a terminal");
+    }
+    let place = Place::new();
+    let mut flags = place.flags();
+    let format = flags.iter().position(|flag| flag == "--log-format").unwrap();
+    flags.drain(format..format + 2);
+    let node = format!("{} {}", env!("CARGO_BIN_EXE_kera"), flags.join(" "));
+    let mut command = Command::new("script");
+    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("KERA_")) {
+        command.env_remove(name);
+    }
+    command.args(["-qec", &format!("{node} & echo process $!; wait $!"), "/dev/null"]).env("SHELL", "/bin/sh");
+    let mut script = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let _typed = script.stdin.take();
+    let (mut process, mut ready) = (None, None);
+    for line in BufReader::new(script.stdout.take().unwrap()).lines().map_while(Result::ok) {
+        if let Some(number) = line.strip_prefix("process ") {
+            process = Some(number.trim().to_owned());
+        }
+        if line.contains(" ready") {
+            ready = Some(line);
+        }
+        // Once: another signal would end it at once. The lines end with it.
+        if ready.is_some()
+            && let Some(process) = process.take()
+        {
+            assert!(Command::new("kill").arg(process).status().unwrap().success());
+        }
+    }
+    assert!(script.wait().unwrap().success());
+    let ready = ready.expect("it says so");
+    let (_, said) = ready.split_once("ready: clients 127.0.0.1:").unwrap_or_else(|| panic!("{ready}"));
+    for part in [", HTTP 127.0.0.1:", ", Kafka 127.0.0.1:", &format!(", data {}", place.data().display())] {
+        assert!(said.contains(part), "{part} in {ready}");
+    }
+    assert!(!said.contains('='), "{ready}");
 }

@@ -9,10 +9,16 @@ use tracing_subscriber::fmt;
 use crate::config::{Config, Mistake, Mistakes};
 
 static JSON: AtomicBool = AtomicBool::new(false);
+static FOR_A_PERSON: AtomicBool = AtomicBool::new(false);
 
 /// Whether log lines are written, and for programs.
 pub fn are_json() -> bool {
     JSON.load(Ordering::Relaxed)
+}
+
+/// Whether log lines are written, as text that is read at a terminal.
+pub fn are_for_a_person() -> bool {
+    FOR_A_PERSON.load(Ordering::Relaxed)
 }
 
 /// Sends log lines to standard error as the configuration says. A second call in the same process changes nothing.
@@ -31,12 +37,13 @@ pub fn start(config: &Config) -> Result<(), Mistakes> {
     // library would, panics there.
     let lines = fmt().with_env_filter(filter).with_writer(std::io::stderr).log_internal_errors(false);
     // Only a second call can fail, in a process with several nodes: the first one's choice stays.
-    let json = config.logs.format == "json";
+    let (json, is_terminal) = (config.logs.format == "json", std::io::stderr().is_terminal());
     JSON.store(json, Ordering::Relaxed);
+    FOR_A_PERSON.store(!json && is_terminal, Ordering::Relaxed);
     let _ = if json {
         lines.json().flatten_event(true).with_current_span(false).with_span_list(false).try_init()
     } else {
-        lines.with_ansi(std::io::stderr().is_terminal()).with_target(false).try_init()
+        lines.with_ansi(is_terminal).with_target(false).try_init()
     };
     Ok(())
 }

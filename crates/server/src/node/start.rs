@@ -54,6 +54,7 @@ use crate::config::Config;
 use crate::fatal::{Door, Fatal, MAY_PASS, OWN_DISKS};
 use crate::http::{HttpNode, HttpServer, HttpState};
 use crate::identity::Identity;
+use crate::logs;
 use crate::machine;
 use crate::metrics::Metrics;
 use crate::readiness::{Phase, Readiness};
@@ -278,12 +279,19 @@ fn metrics(parts: &Arc<Parts>) -> Metrics {
 
 pub(super) fn tell(node: &Node) {
     let (parts, summary) = (&node.parts, &node.found);
-    let http = node.http_address().map_or_else(|| "none".to_owned(), |address| address.to_string());
+    let text = |door: Option<SocketAddr>| door.map_or_else(|| "none".to_owned(), |address| address.to_string());
+    let (http, kafka) = (text(node.http_address()), text(node.kafka_address()));
+    let data = parts.config.node.data.display();
+    // At a terminal all of it is half a dozen lines, in which nobody finds where the node listens. Programs wait for the whole one.
+    if logs::are_for_a_person() && summary.problems == 0 {
+        tracing::info!("ready: clients {}, HTTP {http}, Kafka {kafka}, data {data}", node.address);
+        return;
+    }
     tracing::info!(
         listen = %node.address,
         http,
-        kafka = node.kafka_address().map_or_else(|| "none".to_owned(), |address| address.to_string()),
-        data = %parts.config.node.data.display(),
+        kafka,
+        data = %data,
         node = parts.identity.node_text(),
         epoch = parts.identity.epoch,
         arena = summary.arena,
