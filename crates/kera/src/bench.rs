@@ -26,10 +26,13 @@ pub enum Command {
     /// Producers: records and bytes per second, and the time from send to acknowledgement.
     #[command(after_help = "\
 Examples:
-  kera bench produce --embedded                              a node of its own, ten seconds
-  kera bench produce --chunk-bytes 64KiB --seconds 30        against the node at 127.0.0.1:7070
-  kera bench produce --rate 10000 --linger-ms 0 --streamlets 1   latency at a fixed rate, open loop
-  kera bench produce --streams 512 --streamlets 1 --chunk-bytes 2KiB --durability power --json")]
+  kera bench produce --embedded
+      a node of its own, ten seconds
+  kera bench produce --chunk-bytes 64KiB --seconds 30
+      against the node at 127.0.0.1:7070
+  kera bench produce --rate 10000 --linger-ms 0 --streamlets 1
+      latency at a fixed rate, open loop
+  kera bench produce --streams 512 --streamlets 1 --durability power --json")]
     Produce(LoadArgs),
     /// Consumers that catch up: of the stream that --stream names, or of one that is filled first.
     #[command(after_help = "\
@@ -46,7 +49,7 @@ Examples:
     /// What this machine can do without KerA: loopback, a bare server, memory, the disk, and the load generator alone.
     #[command(after_help = "\
 Examples:
-  kera bench limit                                           about half a minute
+  kera bench limit     about half a minute
   kera bench limit --disk ./kera-data --seconds 5 --json")]
     Limit(LimitArgs),
 }

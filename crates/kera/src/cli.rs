@@ -14,8 +14,8 @@ use crate::{bench, verify};
 #[command(name = "kera", version, propagate_version = true, infer_subcommands = false)]
 #[command(after_help = "\
 Start here:
-  kera demo                                     a node, real data, a live view; nothing to set up
-  kera serve                                    a node; its data is kept under ./kera-data
+  kera demo      a node, real data, a live view; nothing to set up
+  kera serve     a node; its data is kept under ./kera-data
 
 Then, in another terminal:
   kera stream create flights --streamlets 4
@@ -67,13 +67,16 @@ pub enum Command {
     /// Run a node: coordinator, broker and storage in one process.
     #[command(after_help = "\
 Examples:
-  kera serve                                    data under ./kera-data, clients on 127.0.0.1:7070, HTTP on :7071
+  kera serve
+      data under ./kera-data, clients on 127.0.0.1:7070, HTTP on :7071
   kera serve --data /var/lib/kera --listen 0.0.0.0:7070 --arena-bytes 8GiB
   kera serve --config kera.toml --log-format json
   KERA_LISTEN=0.0.0.0:7070 kera serve --http-listen none
 
-Ctrl-C or SIGTERM stops it gracefully; another one, a second or more later, stops it at once. What was acknowledged survives both, and kill -9.
-Every flag is also a setting in the file and a KERA_* variable; `kera config show` lists them with their values.")]
+Ctrl-C or SIGTERM stops it gracefully. Another one, a second or more later, stops it at once. What was \
+acknowledged survives both, and kill -9.
+
+Every flag is also a setting in the file and a KERA_* variable. `kera config show` lists them with their values.")]
     Serve(ServeArgs),
     /// Create, list, describe, alter and delete streams.
     #[command(subcommand, aliases = ["streams", "topic", "topics"])]
@@ -81,30 +84,37 @@ Every flag is also a setting in the file and a KERA_* variable; `kera config sho
     /// Write records from a file or standard input to a stream.
     #[command(after_help = "\
 Examples:
-  kera produce flights --file flights.ndjson --key-field origin --timestamp-field date
-  kera produce flights --file flights.csv.zst           header line gives the names; .zst is unpacked
-  tail -f app.log | kera produce logs                   every line is a record
+  kera produce flights --file flights.ndjson --key-field origin
+  kera produce flights --file flights.csv.zst --timestamp-field date
+      the header line gives the names; .zst is unpacked
+  tail -f app.log | kera produce logs
+      every line is a record
   kera produce flights --file flights.ndjson --rate 1000 --on-error skip
+  kera produce flights --file flights.ndjson --from-line 1001
+      goes on behind the first 1,000 lines
   kera produce users --key-separator : --null-value null
-                                                        lines like ann:blue; after ann:null the key is gone
+      lines like ann:blue; after ann:null the key is gone
   kera consume old --json | kera produce new --format records
-                                                        with keys and timestamps, but without headers
+      with keys and timestamps, but without headers
 
-Records with the same key go to the same streamlet, in order. Everything is acknowledged before the command ends well.")]
+Records with the same key go to the same streamlet, in order. When the command ends well, everything is \
+acknowledged.")]
     Produce(ProduceArgs),
     /// Read records of a stream to standard output.
     #[command(after_help = "\
 Examples:
-  kera consume flights --from earliest --max 10         look at the first ten
-  kera consume flights --last 10                        the last ten of each streamlet
+  kera consume flights --max 10      look at the first ten
+  kera consume flights --last 10     the last ten of each streamlet
   kera consume flights --application report --from earliest --follow
-                                                        read on where `report` stopped, also after a crash
-  kera consume flights --from 2h --format json | jq .   what came in the last two hours, with keys and ordinals
-  kera consume users --key-separator :                  lines like ann:blue, which kera produce reads with the same flag;
-                                                        null is no key or no value (there: --null-value null)
+      read on where `report` stopped, also after a crash
+  kera consume flights --from 2h --format json | jq .
+      what came in the last two hours, with keys and ordinals
+  kera consume users --key-separator :
+      lines like ann:blue, which kera produce reads with the same flag; null
+      is no key or no value (there: --null-value null)
 
-Without --application nothing is remembered. With it, records are committed after they were printed: after a kill -9 some
-may be printed again, none are left out. Several consumers with the same --application share the stream.")]
+Without --application nothing is remembered. With it, records are committed after they were printed: after a kill \
+-9 some may be printed again, none are left out. Several consumers with the same --application share the stream.")]
     Consume(ConsumeArgs),
     /// List, describe, delete and reset applications: who has read how far.
     ///
@@ -140,20 +150,25 @@ may be printed again, none are left out. Several consumers with the same --appli
     /// Even out what the nodes of a cluster own and take, now: they do it by themselves when nothing has changed for a minute.
     #[command(after_help = "\
 Examples:
-  kera rebalance --dry-run                      the moves that would do it, and what nodes take before and after
-  kera rebalance                                does them, a few at a time, and says how far it is
+  kera rebalance --dry-run
+      the moves that would do it, and what nodes take before and after
+  kera rebalance
+      does them, a few at a time, and says how far it is
 
-What producers append counts more than how many streamlets a node owns, from 1 MiB/s in all on. Nodes within a tenth of the mean are left alone.
-Streams that are not moved by themselves are moved too: compacted ones, and those with one copy or without retention.
-No data is copied: what is written from now on goes to the new owner, what was written before is served where it is until
-retention takes it. Producers and consumers follow by themselves. Ctrl-C stops between two moves; nothing has to be undone.")]
+What producers append counts more than how many streamlets a node owns, from 1 MiB/s in all on. Nodes within a \
+tenth of the mean are left alone. Streams that are not moved by themselves are moved too: compacted ones, and \
+those with one copy or without retention.
+
+No data is copied: what is written from now on goes to the new owner, what was written before is served where it \
+is until retention takes it. Producers and consumers follow by themselves. Ctrl-C stops between two moves; nothing \
+has to be undone.")]
     Rebalance(RebalanceArgs),
     /// Start a node, stream real flights through it and show it live.
     #[command(after_help = "\
 Examples:
-  kera demo                                     about half a minute, under ./kera-demo
-  kera demo --keep                              the node keeps running afterwards, to try things out
-  kera demo --rate 0 --json                     as fast as it goes, and the numbers as JSON")]
+  kera demo                     about half a minute, under ./kera-demo
+  kera demo --keep              the node keeps running, to try things out
+  kera demo --rate 0 --json     as fast as it goes, and the numbers as JSON")]
     Demo(DemoArgs),
     /// Measure throughput and latency.
     Bench {
@@ -208,12 +223,15 @@ pub enum StreamCommand {
     #[command(after_help = "\
 Examples:
   kera stream create flights
-  kera stream create flights --streamlets 4 --lanes 2 --retention-time 7d --retention-bytes 10GiB
+  kera stream create flights --streamlets 4 --retention-time 30d
+  kera stream create flights --lanes 2 --retention-bytes 10GiB
   kera stream create payments --streamlets 8 --durability power
-  kera stream create payments --replication 2   in a cluster; three copies where there are three nodes, if nothing is said
+  kera stream create payments --replication 2
+      in a cluster; without it there are three copies where three nodes can
+      hold them
 
-Streamlets are the partitions of a stream: records with one key stay in one, in order. Lanes let more producers and
-consumers work on one streamlet side by side, and give up the order between producers.")]
+Streamlets are the partitions of a stream: records with one key stay in one, in order. Lanes let more producers \
+and consumers work on one streamlet side by side, and give up the order between producers.")]
     Create {
         /// Its name: a-z A-Z 0-9 . _ -
         name: String,
@@ -246,12 +264,15 @@ consumers work on one streamlet side by side, and give up the order between prod
     #[command(after_help = "\
 Examples:
   kera stream alter flights --retention-time 30d --retention-bytes none
-  kera stream alter flights --streamlets 8      more only; most keys move to another streamlet
-  kera stream alter flights --replication 3     in a cluster; says how far it is until that is done
+  kera stream alter flights --streamlets 8
+      more only; most keys move to another streamlet
+  kera stream alter flights --replication 3
+      in a cluster; says how far it is until that is done
 
-With another --replication what was written gets its copies in the background while writers go on, streamlet by streamlet; a
-stream that has copies keeps 2 at least. Ctrl-C stops nothing but the waiting. Until all of it has them the stream has the number
-that it had: asking for that calls the change off, as long as nothing has come of it.")]
+With another --replication what was written gets its copies in the background while writers go on, streamlet by \
+streamlet; a stream that has copies keeps 2 at least. Ctrl-C stops nothing but the waiting. Until all of it has \
+them the stream has the number that it had: asking for that calls the change off, as long as nothing has come of \
+it.")]
     Alter {
         /// Its name.
         name: String,
@@ -559,7 +580,8 @@ pub enum ApplicationCommand {
 Examples:
   kera application reset report --to earliest
   kera application reset report --to 2h --yes
-  kera application reset report --stream flights --to 2026-01-31T12:00:00Z --dry-run")]
+  kera application reset report --to 2026-01-31T12:00:00Z --dry-run
+  kera application reset report --to latest --stream flights")]
     Reset {
         /// Its name.
         name: String,
@@ -598,31 +620,36 @@ pub enum ClusterCommand {
     /// Start some nodes that form a cluster, each a process with its own data, and stop them at Ctrl-C, or when the command is ended.
     #[command(after_help = "\
 Examples:
-  kera cluster up                               three nodes under ./kera-cluster, clients on 127.0.0.1:7081 to 7083
+  kera cluster up
+      three nodes under ./kera-cluster, clients on 127.0.0.1:7081 to 7083
   kera cluster up --nodes 5 --data /tmp/five
-  kera cluster up --json                        process ids and addresses for scripts
+  kera cluster up --json
+      process ids and addresses for scripts
 
 Data stays: the same command starts the same cluster again.")]
     Up(ClusterUpArgs),
     /// Show the level of a cluster, what its nodes may count on each other to understand, and who holds it back.
     #[command(after_help = "\
 Examples:
-  kera cluster level                            the level in force, and up to which level each node lets it rise
+  kera cluster level
+      the level in force, and up to which level each node lets it rise
 
-The level rises by itself when all nodes speak the next one, those that are lost too unless they were given up with
-`kera node remove`. It never falls; until it has risen nodes can go back to the version before. --cluster-level-max of
-`kera serve` holds it back.")]
+The level rises by itself when all nodes speak the next one, those that are lost too unless they were given up \
+with `kera node remove`. It never falls; until it has risen nodes can go back to the version before. \
+--cluster-level-max of `kera serve` holds it back.")]
     Level,
     /// Have a stopped node lead the coordinators alone, when most of them are gone for good.
     #[command(after_help = "\
 Examples:
-  kera cluster recover --data ./three                   how far its log of the coordinators' decisions goes
-  kera cluster recover --data ./three --gone 1,2        nodes 1 and 2 are gone: says what is lost, and asks
+  kera cluster recover --data ./three
+      how far its log of the coordinators' decisions goes
+  kera cluster recover --data ./three --gone 1,2
+      nodes 1 and 2 are gone: says what is lost, and asks
   kera cluster recover --data ./three --gone 1,2 --yes
 
-It works on the data directory of a node that does not run. Of several nodes that are left, look at all and take the one
-whose log goes furthest. The others are started afterwards as they are. docs/operations.md says when to do it, and what
-must never be done after it.")]
+It works on the data directory of a node that does not run. Of several nodes that are left, look at all and take \
+the one whose log goes furthest. The others are started afterwards as they are. docs/operations.md says when to do \
+it, and what must never be done after it.")]
     Recover(RecoverArgs),
 }
 
@@ -702,8 +729,8 @@ Examples:
   kera streamlet move payments/3 --to 2
   kera streamlet move payments/3 --to 2 --no-wait
 
-No data is copied. Writers pause for a few milliseconds and go on at the new owner; what was written before stays at the
-old one, which serves it until retention takes it. `kera stream describe payments` shows who owns what.")]
+No data is copied. Writers pause for a few milliseconds and go on at the new owner; what was written before stays \
+at the old one, which serves it until retention takes it. `kera stream describe payments` shows who owns what.")]
     Move {
         /// The streamlet, as STREAM/NUMBER.
         #[arg(value_name = "STREAM/NUMBER", value_parser = streamlet_name)]
@@ -720,10 +747,12 @@ old one, which serves it until retention takes it. `kera stream describe payment
 Example:
   kera streamlet accept-loss payments/3 --yes
 
-For streamlets whose node is lost for good and that nobody else has a copy of: they go on, without the records that only
-that node had, at another one. Numbers of records begin again at 0, or where the streamlet last moved. If the node can come
-back, start it instead: then nothing is lost. What streamlets with copies wait for is in virtual logs: look at `kera log
-list` first, for `kera log accept-loss` keeps all that some node still has.")]
+For streamlets whose node is lost for good and that nobody else has a copy of: they go on, without the records \
+that only that node had, at another one. Numbers of records begin again at 0, or where the streamlet last moved. \
+If the node can come back, start it instead: then nothing is lost.
+
+What streamlets with copies wait for is in virtual logs: look at `kera log list` first, for `kera log accept-loss` \
+keeps all that some node still has.")]
     AcceptLoss {
         /// The streamlet, as STREAM/NUMBER.
         #[arg(value_name = "STREAM/NUMBER", value_parser = streamlet_name)]
@@ -778,27 +807,31 @@ pub enum LogCommand {
     /// Show logs of lost nodes of which something is at no node that is there: what, who had it, and which streamlets it may be of.
     #[command(after_help = "\
 Example:
-  kera log list                                 which blocks of which logs, and which nodes to start
+  kera log list
+      which blocks of which logs, and which nodes to start
 
-Brokers write their streamlets with copies to virtual logs, and backups keep these. When a broker is lost others take over
-from the backups. If all of those that had some blocks are lost too, who takes over waits: start one of them, with its
-disks, and nothing is lost.")]
+Brokers write their streamlets with copies to virtual logs, and backups keep these. When a broker is lost others \
+take over from the backups. If all of those that had some blocks are lost too, who takes over waits: start one of \
+them, with its disks, and nothing is lost.")]
     List,
     /// Go on without what is missing of logs: the nodes that had it are gone for good. This cannot be undone.
     #[command(after_help = "\
 Examples:
-  kera log accept-loss 1/4/0 --gone 1,2,3       one log: number 0 of node 1, of its epoch 4
-  kera log accept-loss 1 --gone 1,2,3           all logs of node 1 of which something is missing
+  kera log accept-loss 1/4/0 --gone 1,2,3
+      one log: number 0 of node 1, of its epoch 4
+  kera log accept-loss 1 --gone 1,2,3
+      all logs of node 1 of which something is missing
 
-For logs of which `kera log list` says that blocks are missing, when all machines that had them are gone with their disks.
-Name these nodes with --gone: those that had the blocks, and the logs' own node, which may have had all of it in its
-memory. It is refused if one of them is live, and if one may come back that is not named. Of the last blocks of a log,
-which may be at some nodes alone while others have less, name the former; the log ends then where the latter have it.
+For logs of which `kera log list` says that blocks are missing, when all machines that had them are gone with \
+their disks. Name these nodes with --gone: those that had the blocks, and the logs' own node, which may have had \
+all of it in its memory. It is refused if one of them is live, and if one may come back that is not named. Of the \
+last blocks of a log, which may be at some nodes alone while others have less, name the former; the log ends then \
+where the latter have it.
 
-What is lost: records of the streamlets that `kera log list` names, as far as they were in these blocks and nowhere else,
-acknowledged ones too. All that some node has is kept, but for one thing: a lane of a streamlet has no holes, so that where
-something in its midst is gone, what was before that goes as well. Where its end is gone it goes on in front of that,
-and numbers of records are given out again; applications may read some again.
+What is lost: records of the streamlets that `kera log list` names, as far as they were in these blocks and \
+nowhere else, acknowledged ones too. All that some node has is kept, but for one thing: a lane of a streamlet has \
+no holes, so that where something in its midst is gone, what was before that goes as well. Where its end is gone \
+it goes on in front of that, and numbers of records are given out again; applications may read some again.
 
 A node that comes back nevertheless may be started: it is cut to what the others have.")]
     AcceptLoss {
@@ -820,15 +853,18 @@ pub enum NodeCommand {
     /// Move all streamlets of a node to others and give it no new ones.
     #[command(after_help = "\
 Examples:
-  kera node drain 2                             moves them a few at a time, and says what is left
-  kera node drain 2 --no-wait                   it goes on by itself; `kera status` shows how far it is
-  kera node drain 2 --undo                      the node may own streamlets again
+  kera node drain 2
+      moves them a few at a time, and says what is left
+  kera node drain 2 --no-wait
+      it goes on by itself; `kera status` shows how far it is
+  kera node drain 2 --undo
+      the node may own streamlets again
 
-The node keeps what was written to it before the moves and serves it until retention takes it; it also keeps copies of
-others, and votes, for as long as it runs. When it is empty: stop it, then `kera node remove 2`.
+The node keeps what was written to it before the moves and serves it until retention takes it; it also keeps \
+copies of others, and votes, for as long as it runs. When it is empty: stop it, then `kera node remove 2`.
 
-What it keeps of streams with one copy is nowhere else: `kera stream alter NAME --replication 2` before it is stopped gives them
-copies, and then nothing has to wait for retention.")]
+What it keeps of streams with one copy is nowhere else: `kera stream alter NAME --replication 2` before it is \
+stopped gives them copies, and then nothing has to wait for retention.")]
     Drain {
         /// The node's number.
         #[arg(value_parser = clap::value_parser!(u32).range(1..))]
@@ -845,10 +881,10 @@ copies, and then nothing has to wait for retention.")]
 Example:
   kera node remove 2
 
-The node must have been stopped, or be lost, and own nothing: streams with copies are taken over by others by themselves, in a
-second; those with one copy keep it until it is back, or until `kera streamlet accept-loss`: of a node that still runs give them copies
-before, with `kera stream alter NAME --replication 2`. Its number and its vote are free afterwards. A machine with empty disks
-joins under a number of its own.")]
+The node must have been stopped, or be lost, and own nothing: streams with copies are taken over by others by \
+themselves, in a second; those with one copy keep it until it is back, or until `kera streamlet accept-loss`: of a \
+node that still runs give them copies before, with `kera stream alter NAME --replication 2`. Its number and its \
+vote are free afterwards. A machine with empty disks joins under a number of its own.")]
     Remove {
         /// The node's number.
         #[arg(value_parser = clap::value_parser!(u32).range(1..))]
@@ -889,6 +925,25 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         Cli::command().debug_assert();
+    }
+
+    /// There the paragraphs of a help are wrapped, once, and its examples stay whole.
+    #[test]
+    fn help_fits_a_terminal_of_80_columns() {
+        fn look(command: &clap::Command) {
+            let text = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+            let lines: Vec<&str> = text.lines().collect();
+            let is_example = |line: &str| line.starts_with(' ');
+            for line in &lines {
+                assert!(!is_example(line) || line.chars().count() <= 78, "{}: {line}", command.get_name());
+            }
+            for two in lines.windows(2) {
+                let goes_on = two.iter().all(|line| !line.is_empty() && !is_example(line));
+                assert!(!goes_on, "{}: a line end within a paragraph: {two:?}", command.get_name());
+            }
+            command.get_subcommands().for_each(look);
+        }
+        look(&Cli::command());
     }
 
     #[test]

@@ -24,7 +24,8 @@ pub enum Command {
     /// Write self-describing records, and log what was acknowledged.
     #[command(after_help = "\
 Examples:
-  kera verify produce --log acks --seconds 60               kill and start the node meanwhile, as often as you like
+  kera verify produce --log acks --seconds 60
+      kill and start the node meanwhile, as often as you like
   kera verify consume --log acks
 
 The log is appended to: several runs can be proved together. The node may go away while this runs; it is waited for.")]
@@ -32,18 +33,21 @@ The log is appended to: several runs can be proved together. The node may go awa
     /// Read everything and prove that what was acknowledged is there, once, in order. Exit status 1 if not.
     #[command(after_help = "\
 Examples:
-  kera verify consume --log acks                            everything, from the first record on
+  kera verify consume --log acks     everything, from the first record on
   kera verify consume --log acks --application audit --consumers 4")]
     Consume(ConsumeArgs),
     /// Start a node, torment it under load, and prove that it kept every promise. Exit status 1 if not.
     #[command(after_help = "\
 Examples:
-  kera verify chaos --rounds 50                             50 times kill -9 at random moments
-  kera verify chaos --rounds 50 --durability power --order none --faults kill,power
+  kera verify chaos --rounds 50
+      50 times kill -9 at random moments
+  kera verify chaos --rounds 50 --durability power --faults kill,power
   kera verify chaos --rounds 1 --faults freeze --hold-seconds 60
-  kera verify chaos --rounds 20 --faults kill,power --durability power --segment-bytes 8MiB --chunk-bytes 256KiB \
-                    --rate 300000 --arena-bytes 1GiB        large segments, written straight to their containers
-  kera verify chaos --rounds 5 --faults full-disk           as root: it mounts a small file system")]
+  kera verify chaos --rounds 20 --segment-bytes 8MiB --chunk-bytes 256KiB
+      large segments; with --durability power they are written straight to
+      their containers
+  kera verify chaos --rounds 5 --faults full-disk
+      as root: it mounts a small file system")]
     Chaos(ChaosArgs),
 }
 
