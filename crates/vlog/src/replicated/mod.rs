@@ -496,8 +496,8 @@ impl ReplicatedLog {
         let was_well = shared.healthy.swap(is_well, Ordering::AcqRel);
         // Who was told to wait, waits for the next block to become durable; with too few copies there need not be any on its way. That they have been too few
         // for long is told, too: whoever can say so to a client does not wait for it.
-        let begins_to_last =
-            kind == SinkErrorKind::TooFewCopies && before.is_none_or(|before| before.kind != SinkErrorKind::TooFewCopies);
+        let begins_to_last = kind == SinkErrorKind::TooFewCopies
+            && before.is_none_or(|before| before.kind != SinkErrorKind::TooFewCopies);
         if (is_well && !was_well) || begins_to_last {
             shared.wake_waiters();
         }
