@@ -272,12 +272,16 @@ impl Producer {
                     let Some(found) = chunks.iter().position(|chunk| chunk.sequence == sequence) else { continue };
                     let chunk = chunks.remove(found).expect("it was found");
                     if status == Status::SequenceTooOld {
-                        // It is told of no place: more was under way than a lane remembers places, which asynchronous ones never have.
+                        // It is told of no place: more was under way than a lane remembers places.
                         *around.told.did.entry("told only that it is there").or_default() += 1;
-                        if self.is_async {
+                        if self.is_async && !around.disks_stand_still {
                             return Err(Violation(format!("nobody says where chunk {sequence} is")));
                         }
-                        around.truth.acknowledged_somewhere(self.stream.0, &chunk.records);
+                        // Asynchronous ones have that much under way only where copies lag behind a disk that stands still. What is asynchronous may be lost with its owner, and
+                        // without a place nobody knows whether it was: nothing is asked of it.
+                        if !self.is_async {
+                            around.truth.acknowledged_somewhere(self.stream.0, &chunk.records);
+                        }
                         continue;
                     }
                     let place = Place { stream: self.stream.0, streamlet: at as u32, lane: result.lane.0 };

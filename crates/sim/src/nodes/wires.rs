@@ -87,6 +87,7 @@ impl World {
             now_ms,
             left: std::mem::take(&mut self.left_of_answer),
             nodes,
+            disks_stand_still: !self.stuck.is_empty(),
             random: &self.random,
             truth: &mut self.truth,
             told: &mut self.told,
