@@ -82,4 +82,5 @@ pub use counts::DoorStats;
 pub use door::{Coordinators, Door, DoorConfig, DoorThread, Given, KafkaSessions, OtherNodes};
 pub use node_requests::Answered;
 pub use request::read_request;
+pub use state_log::NOT_GIVEN;
 pub use wire::Malformed;

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use kera_broker::{Broker, Reading, applications_stream_options};
-use kera_coordinator::CoordinatorError;
+use kera_coordinator::{Coordinator, CoordinatorError};
 use kera_env::Clock;
 use kera_format::chunk::{ChunkTarget, Chunks};
 use kera_format::{
@@ -38,6 +38,11 @@ const COPY_PAUSE_US: u64 = 10_000_000;
 const PATIENCE: Duration = Duration::from_millis(50);
 /// Time between two tries to have a stream made while nobody leads the coordinators.
 const RETRY: Duration = Duration::from_millis(200);
+/// How often it is looked whether the broker has been told of a stream, and how long until it is looked again: a minute in all.
+const LOOKS: u32 = 6_000;
+const LOOK: Duration = Duration::from_millis(10);
+/// What an error is of that says nothing of what is on the disk: the cluster has not given what is asked of it.
+pub const NOT_GIVEN: io::ErrorKind = io::ErrorKind::NotConnected;
 
 /// The options of such a stream: as those of the stream of applications, with room for larger chunks.
 pub(crate) fn state_stream_options() -> StreamOptions {
@@ -298,21 +303,45 @@ impl<E: Kept> StateLog<E> {
     /// The log in the system stream of that name, which is made if it is not there. For a start: waits for as long as there is nobody who makes it.
     ///
     /// # Errors
-    /// The stream cannot be made.
+    /// The stream cannot be made; those of [`NOT_GIVEN`] are no fault of the disk.
     pub(crate) fn open(
         name: &'static str,
         catalog: &Catalog,
         broker: &Broker,
         clock: &Arc<dyn Clock>,
     ) -> io::Result<Arc<StateLog<E>>> {
+        StateLog::open_when_told(name, &catalog.coordinator, broker, clock, || std::thread::sleep(LOOK))
+    }
+
+    /// The same, with what is done as long as the broker has not been told of the stream.
+    ///
+    /// A node of a cluster knows of a stream as soon as the entry is true that makes it, and its broker is told a moment later: an earlier node with this number may have had
+    /// the stream made, or an earlier try whose answer was lost. Streams of the system are never deleted, so what is known comes.
+    pub(crate) fn open_when_told(
+        name: &'static str,
+        coordinator: &Coordinator,
+        broker: &Broker,
+        clock: &Arc<dyn Clock>,
+        mut rest: impl FnMut(),
+    ) -> io::Result<Arc<StateLog<E>>> {
         let pause = |error: &CoordinatorError| {
             tracing::warn!(%error, stream = name, "what is kept for Kafka clients waits for the coordinators");
             std::thread::sleep(RETRY);
         };
-        let made = catalog.coordinator.awaited_system_stream(name, &state_stream_options(), pause);
-        let info = made.map_err(|error| io::Error::other(error.to_string()))?;
-        let stream = broker.log().stream(info.id);
-        let stream = stream.ok_or_else(|| io::Error::other(format!("{name} is not in the log")))?;
+        let made = coordinator.awaited_system_stream(name, &state_stream_options(), pause);
+        let info = made.map_err(|error| match error {
+            CoordinatorError::Disk(_) => io::Error::other(error.to_string()),
+            refused => io::Error::new(NOT_GIVEN, format!("the stream {name} cannot be made: {refused}")),
+        })?;
+        let stream = (0..LOOKS).find_map(|look| {
+            if look > 0 {
+                rest();
+            }
+            broker.log().stream(info.id)
+        });
+        let untold =
+            || io::Error::new(NOT_GIVEN, format!("this node has not learnt yet that the stream {name} is there"));
+        let stream = stream.ok_or_else(untold)?;
         let log = StateLog::of(name, &stream, StreamletId(0), clock);
         log.ok_or_else(|| io::Error::other(format!("{name} has no lane")))
     }

@@ -691,6 +691,7 @@ mod fetching;
 mod leading;
 mod limits;
 mod loading;
+mod opening;
 mod partitions;
 mod parts;
 mod producing;

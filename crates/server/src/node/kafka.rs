@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kera_env::SystemRandom;
-use kera_kafka::{Door, DoorConfig, DoorStats, DoorThread, KafkaSessions};
+use kera_kafka::{Door, DoorConfig, DoorStats, DoorThread, KafkaSessions, NOT_GIVEN};
 use kera_protocol::HelloResponse;
 use kera_rpc::{Framing, RunningServer, Server, ServerConfig, ServerStats};
 
@@ -74,8 +74,8 @@ impl Kafka {
             ..DoorConfig::default()
         };
         let (broker, coordinator) = (parts.broker.clone(), parts.coordinator.clone());
-        let (door, thread) = Door::start(door, broker, coordinator, parts.clock.clone(), Arc::new(SystemRandom))
-            .map_err(|error| Fatal::Data { message: format!("what is kept for Kafka clients: {error}") })?;
+        let (door, thread) =
+            Door::start(door, broker, coordinator, parts.clock.clone(), Arc::new(SystemRandom)).map_err(not_opened)?;
         if let Some(cluster) = &parts.cluster {
             door.set_others(Arc::new(Others::new(cluster)));
             cluster.set_kafka(&door);
@@ -107,6 +107,18 @@ impl Kafka {
             drop(door);
         }
         self.thread.join();
+    }
+}
+
+/// Why the door does not open. That the cluster has not given it its streams says nothing of what is on the disks.
+fn not_opened(error: std::io::Error) -> Fatal {
+    let message = format!("what is kept for Kafka clients: {error}");
+    match error.kind() {
+        NOT_GIVEN => Fatal::not_here(
+            message,
+            "see to what is named, and start the node again; what is on its disks stays as it is",
+        ),
+        _ => Fatal::Data { message },
     }
 }
 
