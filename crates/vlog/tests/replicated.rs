@@ -218,6 +218,11 @@ fn config() -> ReplicatedConfig {
 
 impl World {
     fn new(seed: u64, config: ReplicatedConfig) -> World {
+        World::begin(seed, config, View { number: 1, first: 1, backups: vec![1, 2] })
+    }
+
+    /// One whose log begins with this view.
+    fn begin(seed: u64, config: ReplicatedConfig, first: View) -> World {
         let folder = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).expect("a folder");
         let arena = ArenaConfig { path: folder.path().join("arena"), bytes: 16 << 20, node: NODE };
         let (arena, _) = Arena::create_or_attach(arena).expect("arena");
@@ -225,7 +230,6 @@ impl World {
         let net = Arc::new(Net::default());
         net.said().candidates = (1..=BACKUPS).collect();
         let clock = Arc::new(ManualClock::new(1_000_000));
-        let first = View { number: 1, first: 1, backups: vec![1, 2] };
         let replicated = ReplicatedLog::new(
             config,
             first.clone(),
@@ -491,24 +495,29 @@ impl World {
             if sink.durable_through() >= last && self.to_coordinator.is_empty() {
                 return;
             }
-            self.turn();
-            while !self.to_backups.is_empty() {
-                self.deliver_block();
-            }
-            (1..=BACKUPS).for_each(|id| self.write(id));
-            for (from, block, answer) in std::mem::take(&mut self.from_backups) {
-                self.replicated.answered(from.0, from.1, block, answer);
-            }
-            for asked in std::mem::take(&mut self.to_coordinator) {
-                let answer = self.coordinator.answer(&asked);
-                self.replicated.view_answered(answer);
-            }
-            for answer in std::mem::take(&mut self.from_coordinator) {
-                self.replicated.view_answered(answer);
-            }
-            self.clock.advance_ms(50);
+            self.round();
         }
         panic!("{last} tickets, {:?}, {:?}", self.replicated.stats(), self.replicated.state());
+    }
+
+    /// A turn, and all that is said comes and is answered.
+    fn round(&mut self) {
+        self.turn();
+        while !self.to_backups.is_empty() {
+            self.deliver_block();
+        }
+        (1..=BACKUPS).for_each(|id| self.write(id));
+        for (from, block, answer) in std::mem::take(&mut self.from_backups) {
+            self.replicated.answered(from.0, from.1, block, answer);
+        }
+        for asked in std::mem::take(&mut self.to_coordinator) {
+            let answer = self.coordinator.answer(&asked);
+            self.replicated.view_answered(answer);
+        }
+        for answer in std::mem::take(&mut self.from_coordinator) {
+            self.replicated.view_answered(answer);
+        }
+        self.clock.advance_ms(50);
     }
 
     /// Copies again what the log wants to have copied, as a node does. Returns the number of segments.
@@ -751,6 +760,30 @@ fn too_few_copies_are_told_apart_from_too_much_that_waits_when_they_have_been_to
     assert!(world.append());
     world.turn();
     assert!(world.replicated.healthy().is_ok());
+}
+
+/// Nothing is taken of a log that has never had a view, and so nothing waits that would be late.
+#[test]
+fn too_few_copies_are_told_of_a_log_that_has_never_had_backups_until_it_has_some() {
+    let mut world = World::begin(5, config(), View::NONE);
+    world.loses = false;
+    world.net.said().candidates.clear();
+    let mut told = Vec::new();
+    for _ in 0..200 {
+        world.round();
+        told.push(world.replicated.healthy().expect_err("nobody is there").kind == SinkErrorKind::TooFewCopies);
+    }
+    let first = told.iter().position(|few| *few).expect("it is told");
+    // As where they are gone.
+    assert!((100..105).contains(&first) && told[first..].iter().all(|few| *few), "{first} {told:?}");
+    assert!(!world.append(), "nothing is taken meanwhile");
+    world.net.said().candidates = vec![1, 2];
+    (0..100).for_each(|_| world.round());
+    assert!(world.replicated.healthy().is_ok());
+    assert_eq!(world.replicated.state().1.backups, [1, 2]);
+    assert!(world.append());
+    world.heal();
+    assert!(world.replicated.durable_through() > 0);
 }
 
 /// They take all blocks, and never come to an answer: what was sent again ten times a second was kept for as long, at both ends.

@@ -145,6 +145,8 @@ pub(crate) struct Core {
     pub(crate) kept: KeptBlocks,
     /// When the view was agreed to.
     view_since_us: u64,
+    /// Since when the view has had fewer backups than the least number of copies needs, as that of a log has that begins: looked at from the first turn on.
+    too_few_since_us: Option<u64>,
     /// Views before the present one, the oldest first.
     older: Vec<Older>,
     pub(crate) fenced: bool,
@@ -181,6 +183,7 @@ impl Core {
             since_us: VecDeque::new(),
             bytes_under_way: 0,
             view_since_us: now_us,
+            too_few_since_us: None,
             older: Vec::new(),
             fenced: false,
             effects: Vec::new(),
@@ -228,9 +231,11 @@ impl Core {
     }
 
     /// The same where it has lasted, and is not over for a moment since backups that do not answer are tried again. While it says so nothing need be appended,
-    /// and it ends all the same: the blocks under way, of which one has waited for as long, go on being sent to who does not have them.
+    /// and it ends all the same: the blocks under way, of which one has waited for as long, go on being sent to who does not have them. In a log whose view has too few
+    /// backups nothing is under way, for nothing was taken: backups are looked for at each turn, whether or not anything waits, and a view with enough of them ends it.
     pub(crate) fn too_few_for_long(&self, now_us: u64) -> Option<String> {
-        if self.lag_us(now_us) <= NOT_THERE_AFTER_US {
+        let is_long = |since_us: u64| now_us.saturating_sub(since_us) > NOT_THERE_AFTER_US;
+        if self.lag_us(now_us) <= NOT_THERE_AFTER_US && !self.too_few_since_us.is_some_and(is_long) {
             return None;
         }
         let last = self.next_block - 1;
@@ -414,6 +419,8 @@ impl Core {
         if self.fenced {
             return;
         }
+        let is_too_small = (self.view.backups.len() as u32) + 1 < self.config.copies_min;
+        self.too_few_since_us = is_too_small.then(|| self.too_few_since_us.unwrap_or(now_us));
         self.note_late(now_us);
         match &mut self.change {
             Some(change) if now_us >= change.asked_us + self.config.ask_again_us => {
