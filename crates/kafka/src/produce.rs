@@ -162,14 +162,34 @@ struct Partial {
     wrong: Vec<(usize, Vec<u32>)>,
     /// What the coordinator of a transaction was asked for the batch that is next.
     question: Option<Arc<Question>>,
+    /// The header of the last batch that was looked at, with the number of that batch.
+    checked: Option<(usize, BatchHeader)>,
     tickets: Vec<(Arc<dyn DurabilitySink>, Ticket)>,
     /// The owner's own copy is enough for the producer, where the stream leaves it to that.
     acks_owner: bool,
+    /// It waits for no answer, and there is none that could tell it anything.
+    acks_nobody: bool,
     started_us: u64,
     deadline_us: u64,
 }
 
 impl Partial {
+    fn new(acks: i16, started_us: u64, deadline_us: u64) -> Partial {
+        let (acks_owner, acks_nobody) = (acks == 1, acks == 0);
+        let (written, wrong, tickets) = (Vec::new(), Vec::new(), Vec::new());
+        let (question, checked) = (None, None);
+        Partial { written, wrong, question, checked, tickets, acks_owner, acks_nobody, started_us, deadline_us }
+    }
+
+    /// Whether a log that takes nothing for this reason is waited for, with all that comes after on the connection.
+    ///
+    /// One that is behind is. One that has had too few copies for long may not come back before the client's patience ends: its batch is refused at once, as by Kafka, and the
+    /// partitions in other logs go on. But not one that wants no answer, which Kafka does not refuse either: all that could tell its producer is that its connection
+    /// is closed, and again with each of its next batches.
+    fn waits_out(&self, kind: SinkErrorKind) -> bool {
+        if self.acks_nobody { kind.passes() } else { kind == SinkErrorKind::Behind }
+    }
+
     /// The answer waits for a ticket of a sink.
     fn await_ticket(&mut self, sink: &Arc<dyn DurabilitySink>, ticket: Ticket) -> Awaited {
         let known = self.tickets.iter().position(|(known, _)| Arc::ptr_eq(known, sink));
@@ -325,11 +345,8 @@ impl Producing {
         }
         let wait_ms = u64::try_from(timeout_ms).unwrap_or(0).min(core.door.config.produce_wait_ms_max.into());
         let deadline_us = now_us + wait_ms * 1000;
-        let (started_us, question) = (now_us, None);
-        let (written, wrong, tickets) = (Vec::new(), Vec::new(), Vec::new());
-        let fresh = || Partial { written, wrong, question, tickets, acks_owner: acks == 1, started_us, deadline_us };
         let stood_still = self.partial.is_some();
-        let mut partial = self.partial.take().unwrap_or_else(fresh);
+        let mut partial = self.partial.take().unwrap_or_else(|| Partial::new(acks, now_us, deadline_us));
         let refuse = if request.version < VERSION_MIN {
             let why = "records of this version are not kept; use Produce version 3 or later";
             Some(Written::refused(ResponseError::UnsupportedVersion, why))
@@ -442,8 +459,8 @@ impl Appending<'_> {
             return Some(Written::refused(ResponseError::NotLeaderOrFollower, why));
         }
         let batch = records.unwrap_or_default();
-        let mut header = match self.check(batch) {
-            Ok(header) => header.with_time_of_records(batch),
+        let mut header = match self.check_next(batch) {
+            Ok(header) => header,
             Err(refused) => return Some(refused),
         };
         if topic.stream.compacts()
@@ -487,6 +504,17 @@ impl Appending<'_> {
             .map(|written| Written { append_ms: if written.error == 0 { stamped_ms } else { -1 }, ..written }),
             Err(error) => Some(refusal(&AppendError::Format(error))),
         }
+    }
+
+    /// The header of the batch that is next, with the time of its records. A batch that waits for room is offered again and again, the same each time: its records are opened once.
+    fn check_next(&mut self, batch: &[u8]) -> Result<BatchHeader, Written> {
+        let number = self.partial.written.len();
+        if let Some((_, header)) = self.partial.checked.filter(|(of, _)| *of == number) {
+            return Ok(header);
+        }
+        let header = self.check(batch)?.with_time_of_records(batch);
+        self.partial.checked = Some((number, header));
+        Ok(header)
     }
 
     /// The header of a batch that is in order and belongs into this request.
@@ -585,10 +613,7 @@ impl Appending<'_> {
         Some(self.appended(lane, appended))
     }
 
-    /// Appends a chunk, or says why not; `None` if there is no room.
-    ///
-    /// A log that is behind is waited for, with all that comes after on the connection. One that has had too few copies for long may not come back before
-    /// the client's patience ends: its batch is refused at once, as by Kafka, and the partitions in other logs go on.
+    /// Appends a chunk, or says why not; `None` if there is no room, or the log [is waited for](Partial::waits_out).
     fn append_chunk(&mut self, lane: &Arc<Lane>, chunk: &KafkaChunk<'_>) -> Option<Result<Appended, AppendError>> {
         let log = self.core.door.broker.log();
         for _ in 0..SPACE_TRIES {
@@ -598,11 +623,12 @@ impl Appending<'_> {
                         return None;
                     }
                 }
-                Err(AppendError::SinkUnhealthy(error)) if error.kind == SinkErrorKind::Behind => {
+                Err(AppendError::SinkUnhealthy(error)) if self.partial.waits_out(error.kind) => {
                     let Some(sink) = lane.sink() else { break };
                     let waits = sink.wait(sink.durable_through() + 1, &self.core.observer, 0);
-                    // Asked once more after registering: it calls when something becomes durable, and when it is not behind any more.
-                    if waits && sink.healthy().is_err() {
+                    // Asked once more after registering: it calls when something becomes durable, and when it is not behind any more. What is not waited for it may have told
+                    // before, and calls no more.
+                    if waits && sink.healthy().is_err_and(|error| self.partial.waits_out(error.kind)) {
                         return None;
                     }
                 }

@@ -1,5 +1,7 @@
 //! Requests with batches for partitions that fare differently: each is told of by itself.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use kafka_protocol::messages::produce_request::{PartitionProduceData, TopicProduceData};
 use kera_log::SinkErrorKind;
 use parking_lot::Mutex;
@@ -29,6 +31,10 @@ fn over(clock: &Arc<ManualClock>, second: Arc<dyn DurabilitySink>) -> (Client, i
 
 /// A request with a batch for each of these.
 fn request(of: &[(&'static str, i32)], timeout_ms: i32) -> Vec<u8> {
+    request_of(-1, of, timeout_ms)
+}
+
+fn request_of(acks: i16, of: &[(&'static str, i32)], timeout_ms: i32) -> Vec<u8> {
     let one = |(name, index): &(&'static str, i32)| {
         let data = PartitionProduceData::default().with_index(*index);
         let data = data.with_records(Some(batch(&[b"x"], (-1, -1, -1)).into()));
@@ -36,7 +42,7 @@ fn request(of: &[(&'static str, i32)], timeout_ms: i32) -> Vec<u8> {
         TopicProduceData::default().with_name(name).with_partition_data(vec![data])
     };
     let topics = of.iter().map(one).collect();
-    let request = ProduceRequest::default().with_acks(-1).with_timeout_ms(timeout_ms).with_topic_data(topics);
+    let request = ProduceRequest::default().with_acks(acks).with_timeout_ms(timeout_ms).with_topic_data(topics);
     frame(ApiKey::Produce, VERSION, 7, &request)
 }
 
@@ -118,6 +124,68 @@ fn a_log_that_has_had_too_few_copies_for_long_holds_up_nothing() {
         let too_few = (ResponseError::NotEnoughReplicas.code(), -1);
         assert_eq!(told(&client.wait()), [too_few, (0, at), (0, at)]);
     }
+}
+
+/// A log that has too few copies until it is told otherwise, and is behind before anybody waits for it if that is said.
+struct Few {
+    begins_behind: bool,
+    is_waited_for: AtomicBool,
+    has_copies: AtomicBool,
+}
+
+impl Few {
+    fn new(begins_behind: bool) -> Arc<Few> {
+        Arc::new(Few { begins_behind, is_waited_for: AtomicBool::new(false), has_copies: AtomicBool::new(false) })
+    }
+}
+
+impl DurabilitySink for Few {
+    fn appended(&self, reference: kera_log::ChunkReference) -> Ticket {
+        Instant.appended(reference)
+    }
+    fn durable_through(&self) -> Ticket {
+        Instant.durable_through()
+    }
+    fn wait(&self, _: Ticket, _: &Arc<dyn Observer>, _: u64) -> bool {
+        self.is_waited_for.store(true, Ordering::Relaxed);
+        !self.has_copies.load(Ordering::Relaxed)
+    }
+    fn healthy(&self) -> Result<(), SinkError> {
+        if self.has_copies.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let is_behind = self.begins_behind && !self.is_waited_for.load(Ordering::Relaxed);
+        let kind = if is_behind { SinkErrorKind::Behind } else { SinkErrorKind::TooFewCopies };
+        Err(SinkError { kind, reason: "too few".to_owned(), retry_after_ms: 20 })
+    }
+    fn segment_safe(&self, _: kera_format::SegmentId) {}
+}
+
+/// Nobody is told of a batch that wants no answer, but for the connection that is closed: it was, with each of them.
+#[test]
+fn without_acks_a_log_that_has_had_too_few_copies_for_long_is_waited_for() {
+    let clock = Arc::new(ManualClock::new(1_700_000_000_000));
+    let few = Few::new(false);
+    let (mut client, quick, sick) = over(&clock, few.clone());
+    let asked = request_of(0, &[("copied", sick), ("copied", quick)], 60_000);
+    for _ in 0..2 {
+        assert_eq!(client.frame(&asked), Flow::Blocked);
+    }
+    few.has_copies.store(true, Ordering::Relaxed);
+    assert_eq!(client.frame(&asked), Flow::Done);
+    assert_eq!(client.frame(&request_of(0, &[("copied", quick)], 60_000)), Flow::Done);
+    assert!(client.answer().is_none());
+    assert_eq!(client.frame(&request(&[("copied", sick), ("copied", quick)], 60_000)), Flow::Done);
+    assert_eq!(told(&client.wait()), [(0, 1), (0, 2)]);
+}
+
+/// It has told all who waited by then, and tells nobody again.
+#[test]
+fn a_log_that_has_too_few_copies_for_long_just_when_it_is_waited_for_holds_up_nothing() {
+    let clock = Arc::new(ManualClock::new(1_700_000_000_000));
+    let (mut client, quick, sick) = over(&clock, Few::new(true));
+    assert_eq!(client.frame(&request(&[("copied", sick), ("copied", quick)], 60_000)), Flow::Done);
+    assert_eq!(told(&client.wait()), [(ResponseError::NotEnoughReplicas.code(), -1), (0, 0)]);
 }
 
 /// A batch for the first partition of "sync", and none for so many others, which are not there.
