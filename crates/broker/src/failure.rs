@@ -55,7 +55,7 @@ impl Failure {
         let seconds = crate::SERVES_MS / 1000;
         let message = match lacking {
             Some(said) => format!(
-                "{said}; a node that has not heard from most of them for {seconds} s may have been declared lost, and answers nobody"
+                "{said}; a node that has not heard from most of them for {seconds} s may have been declared lost, and answers nobody: ask another node"
             ),
             None => format!(
                 "this node has not heard from a majority of the coordinators for {seconds} s, so it may have been declared lost; ask \

@@ -168,9 +168,8 @@ pub fn told(text: &str) -> (&str, Option<&'static str>) {
     }
 }
 
-/// What to do where most coordinators are away. It does not pass by itself, as other things do of the same status.
-pub const OF_MAJORITY: &str =
-    "start one of them, or as many as make a majority; if they are gone for good: `kera cluster recover`";
+/// What to do where a node hears no majority of the coordinators. It does not pass by itself, as other things do of the same status.
+pub const OF_MAJORITY: &str = "if they run, the node that was asked is cut off: ask another one; otherwise start one of them, or as many as make a majority; only if they are gone for good: `kera cluster recover`";
 
 /// What to do next, in the words of the command line where it has its own.
 fn next_step(status: Status) -> &'static str {
@@ -217,7 +216,7 @@ mod tests {
 
     #[test]
     fn where_most_coordinators_are_away_it_is_said_who_and_what_to_do() {
-        let who = "no majority of the coordinators: node 1 is there, nodes 2 and 3 are not";
+        let who = "no majority of the coordinators: node 1 does not hear nodes 2 and 3";
         for rest in ["", ": nothing is read here", "; a node that has not heard from most of them"] {
             let message = format!("{who}{rest}");
             assert_eq!(lacking(&message), Some(who));

@@ -132,11 +132,14 @@ impl Group {
         let mut command = ForwardCommand { op: op as u16, version, system, body: body.to_vec() };
         let deadline = tokio::time::Instant::now() + Duration::from_millis(self.config.timing.command_ms);
         let (mut last, mut is_again) = ("there is none".to_owned(), false);
+        // Whether a leader elsewhere has answered to the last try.
+        let mut leader_says = false;
         let before = self.read(|state| Before::of(op, version, body, state));
         while tokio::time::Instant::now() < deadline {
             let forwarded = match self.hand_on(&command, deadline).await {
                 Ok(forwarded) => forwarded,
                 Err(reason) => {
+                    leader_says = false;
                     if let Some(reason) = reason {
                         (last, is_again) = (reason, true);
                     }
@@ -153,6 +156,7 @@ impl Group {
                     last =
                         ErrorBody::decode(&forwarded.body).map_or_else(|error| error.to_string(), |body| body.message);
                     is_again = true;
+                    leader_says = self.leader().is_some_and(|(leader, _)| leader != self.config.node);
                     tokio::time::sleep(RETRY).await;
                 }
                 // A leader of an earlier version: it is asked again as its like would ask it.
@@ -170,8 +174,10 @@ impl Group {
                 }
             }
         }
+        // One that has answered is there, and says itself what keeps it.
+        let lacking = if leader_says { None } else { self.lacks_majority() };
         let why = || format!("no leader of the coordinators has done it: {last}");
-        Err(CoordinatorError::NoLeader(self.lacks_majority().unwrap_or_else(why)))
+        Err(CoordinatorError::NoLeader(lacking.unwrap_or_else(why)))
     }
 
     /// The answer to a command that was given again and is refused because it has been done: a stream that is to be made is there, with what was asked for, or one that

@@ -18,6 +18,7 @@ use kera_protocol::{
 use openraft::{BasicNode, Config, Raft, ServerState, Snapshot, SnapshotPolicy};
 use parking_lot::Mutex;
 
+use crate::beats::Beats;
 use crate::bygone::check_group;
 use crate::commands::Leading;
 use crate::file::{self, LogFile, OpenError};
@@ -130,6 +131,7 @@ pub struct Group {
     /// the level there is no entry for it, and above that nobody asks.
     levels: Mutex<BTreeMap<NodeNumber, (u32, u32)>>,
     confirmed: Arc<Mutex<Confirmed>>,
+    beats: Beats,
     /// Since when this node has known of incarnations that are fenced.
     pub(crate) fenced_us: Mutex<BTreeMap<(NodeNumber, u32), u64>>,
     /// Whom this node has asked how far lost logs go, as long as it leads.
@@ -209,6 +211,7 @@ impl Group {
             heard: Mutex::default(),
             levels: Mutex::default(),
             confirmed: Arc::default(),
+            beats: Beats::default(),
             fenced_us: Mutex::default(),
             looks: Mutex::default(),
             loads: Mutex::default(),
@@ -602,6 +605,7 @@ impl Group {
             found.map(|(number, node)| (*number, node.doors.cluster.clone())).collect()
         });
         let asked_us = self.clock.since_boot_us();
+        self.beats.sent(asked_us);
         for (other, address) in others {
             let (transport, confirmed, me) = (self.transport.clone(), self.confirmed.clone(), self.config.node);
             tokio::spawn(async move {
@@ -634,10 +638,16 @@ impl Group {
         nth_latest(asked.collect(), voters.len() / 2)
     }
 
-    /// That no majority of the coordinators has answered this node for some seconds, with who has and who has not, as a sentence without its end. Nothing while most of
+    /// That no majority of the coordinators has answered this node for some seconds, with who has not, as a sentence without its end. Nothing while most of
     /// them do, and while they say that this node takes no part: then they are there.
+    ///
+    /// Who is not asked does not answer. So nothing is said either before the node has sent signs of life for as long without a pause: it may not have joined yet, or its own disk may stand
+    /// still, or have stood still a moment ago.
     pub fn lacks_majority(&self) -> Option<String> {
         let (me, now_us) = (u64::from(self.config.node), self.clock.since_boot_us());
+        if self.stands_still() || self.beats.for_us(now_us) <= AWAY_US {
+            return None;
+        }
         let (refused, heard) = {
             let confirmed = self.confirmed.lock();
             (confirmed.refused_us, confirmed.at_us.clone())
@@ -646,7 +656,7 @@ impl Group {
         let has_answered = |voter: u64| heard.get(&voter).is_some_and(|at_us| now_us.saturating_sub(*at_us) <= AWAY_US);
         match refused {
             Some(_) => None,
-            None => crate::votes::lacking(&voters, |voter| voter == me || has_answered(voter)),
+            None => crate::votes::lacking(me, &voters, has_answered),
         }
     }
 

@@ -6,6 +6,7 @@
 //! run whole groups in one process, over a network that loses, delays and parts them. Nothing per chunk or per segment ever
 //! comes here, and what a node knows it answers from its own memory.
 
+mod beats;
 mod bygone;
 mod commands;
 mod driver;

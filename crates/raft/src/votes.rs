@@ -36,20 +36,14 @@ pub(crate) fn who_votes(me: u64, known: &[Coordinator]) -> BTreeSet<u64> {
     known.iter().take(wanted).map(|one| one.node).collect()
 }
 
-/// That no majority of those who vote is there, with who is and who is not, as a sentence without its end; nothing if more than half of them are.
-pub(crate) fn lacking(voters: &BTreeSet<u64>, is_there: impl Fn(u64) -> bool) -> Option<String> {
-    let (there, away): (Vec<u64>, Vec<u64>) = voters.iter().copied().partition(|voter| is_there(*voter));
-    if there.len() > voters.len() / 2 {
+/// That node `me` hears no majority of those who vote, with whom it does not hear, as a sentence without its end; nothing if it is one of more than half of them or hears these. Whether
+/// they are not there or it is cut off itself, it cannot know.
+pub(crate) fn lacking(me: u64, voters: &BTreeSet<u64>, hears: impl Fn(u64) -> bool) -> Option<String> {
+    let (there, away): (Vec<u64>, Vec<u64>) = voters.iter().copied().partition(|voter| *voter == me || hears(*voter));
+    if voters.is_empty() || there.len() > voters.len() / 2 {
         return None;
     }
-    let are = |nodes: &[u64]| if nodes.len() == 1 { "is" } else { "are" };
-    Some(match there.as_slice() {
-        [] => format!("{NO_MAJORITY}: {} {} not there", named(&away), are(&away)),
-        _ => {
-            let (here, gone) = (named(&there), named(&away));
-            format!("{NO_MAJORITY}: {here} {} there, {gone} {} not", are(&there), are(&away))
-        }
-    })
+    Some(format!("{NO_MAJORITY}: node {me} does not hear {}", named(&away)))
 }
 
 /// `node 1`, `nodes 1 and 2`, `nodes 1, 2 and 3`.
@@ -67,15 +61,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_is_there_and_who_is_not_is_said_where_no_majority_is() {
-        let said = |voters: u64, there: &[u64]| lacking(&(1..=voters).collect(), |node| there.contains(&node));
+    fn whom_a_node_does_not_hear_is_said_where_that_is_a_majority() {
+        let said =
+            |me: u64, voters: u64, heard: &[u64]| lacking(me, &(1..=voters).collect(), |node| heard.contains(&node));
         let is = |text: &str| Some(format!("{NO_MAJORITY}: {text}"));
-        assert_eq!(said(3, &[1]), is("node 1 is there, nodes 2 and 3 are not"));
-        assert_eq!(said(5, &[2, 4]), is("nodes 2 and 4 are there, nodes 1, 3 and 5 are not"));
-        assert_eq!(said(2, &[1]), is("node 1 is there, node 2 is not"));
-        assert_eq!(said(1, &[]), is("node 1 is not there"));
-        assert_eq!(said(3, &[2, 3]), None);
-        assert_eq!(said(1, &[1]), None);
+        assert_eq!(said(1, 3, &[]), is("node 1 does not hear nodes 2 and 3"));
+        assert_eq!(said(2, 5, &[4]), is("node 2 does not hear nodes 1, 3 and 5"));
+        assert_eq!(said(1, 2, &[]), is("node 1 does not hear node 2"));
+        assert_eq!(said(2, 1, &[]), is("node 2 does not hear node 1"), "it does not vote itself");
+        assert_eq!(said(4, 3, &[2, 3]), None);
+        assert_eq!(said(2, 3, &[3]), None);
+        assert_eq!(said(1, 1, &[]), None);
+        assert_eq!(said(1, 0, &[]), None, "it knows of nobody yet");
     }
 
     /// Those of `all` who vote when `votes` did, `lost` are not there and `drained` are drained; 1 leads.

@@ -301,6 +301,36 @@ async fn a_node_whose_disk_stands_still_is_taken_for_lost_and_not_all_of_them_at
     }
 }
 
+/// Who asks nobody hears nobody: that says nothing of the others.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn only_a_node_that_asks_the_others_says_that_it_does_not_hear_them() {
+    let mut world = World::cluster_at(8, 3, 0, Timing { stands_still_ms: 900, ..TIMING }).await;
+    let leader = world.leading().await;
+    let node = (1..=3).find(|node| *node != leader).expect("three");
+    world.faulty[&node].set_slow(Some(Duration::from_secs(15)));
+    made(&world.nodes[&leader].group, "while-it-stands").await;
+    // For as long as who asks is waited for, and a second.
+    let stands = |world: &World| world.nodes[&node].group.disk_wait_us() >= 900_000 + 6_000_000;
+    world.until("its disk stands still", stands).await;
+    assert_eq!(world.nodes[&node].group.lacks_majority(), None, "the others are there");
+    world.faulty[&node].set_slow(None);
+    // It knows who votes before it has joined.
+    world.kill(node, None).await;
+    world.start(node).await;
+    world.until("it knows who votes", |world| world.voters(node) == [1, 2, 3]).await;
+    assert_eq!(world.nodes[&node].group.lacks_majority(), None, "it has asked nobody yet");
+    world.join(node, 3).await;
+    world.agree().await;
+    // Who is cut off asks.
+    let others: Vec<u64> = (1..=3).filter(|other| *other != u64::from(node)).collect();
+    world.part(&[node.into()], &others);
+    let said =
+        format!("no majority of the coordinators: node {node} does not hear nodes {} and {}", others[0], others[1]);
+    world.until("it says so", |world| world.nodes[&node].group.lacks_majority().as_ref() == Some(&said)).await;
+    world.heal();
+    world.until("it hears them", |world| world.nodes[&node].group.lacks_majority().is_none()).await;
+}
+
 /// What the coordinators say cannot be kept any more: the node takes no part in anything that is decided, and nobody must take it for one that does.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_whose_disk_refuses_the_log_falls_silent_and_others_go_on_without_it() {

@@ -179,7 +179,7 @@ impl Cluster {
         self.moves.as_ref()?.nodes.iter().find(|of| of.node == node)
     }
 
-    /// Whether most coordinators are away, as the node that was asked says: what it knows of leader and nodes is from before that.
+    /// Whether the node that was asked hears no majority of the coordinators, as it says: what it knows of leader and nodes is from before that.
     fn lacks_majority(&self) -> bool {
         self.own_problems.iter().any(|problem| lacking(problem).is_some())
     }
@@ -381,7 +381,7 @@ fn members_text(whole: &Cluster) -> String {
 fn cluster_text(whole: &Cluster) -> String {
     let cluster = &whole.cluster;
     let leader = match cluster.leader {
-        _ if whole.lacks_majority() => "none: it needs most coordinators".to_owned(),
+        _ if whole.lacks_majority() => "not known: the node that was asked hears no majority".to_owned(),
         0 => "none is known".to_owned(),
         node => format!("node {node}, term {}", cluster.term),
     };
@@ -703,7 +703,7 @@ pub(super) mod tests {
         let before = Cluster { silent: late, ..whole(cluster) };
         let text = cluster_text(&before);
         assert!(text.contains("node 1, term") && text.contains("if one more is lost"), "{text}");
-        let own = "no majority of the coordinators: node 1 is there, nodes 2 and 3 are not: nothing is read here";
+        let own = "no majority of the coordinators: node 1 does not hear nodes 2 and 3: nothing is read here";
         let lacking = Cluster { own_problems: vec![own.to_owned()], ..before };
         let text = cluster_text(&lacking);
         assert!(!text.contains("term") && !text.contains("one more"), "{text}");

@@ -72,7 +72,10 @@ impl HttpError {
     pub(super) fn not_ready(reason: String) -> HttpError {
         let next_step = match reason.contains(NO_MAJORITY) {
             // It does not pass by itself.
-            true => "start as many of them as make a majority; if they are gone for good: kera cluster recover",
+            true => {
+                "if they run, this node is cut off: ask another node; otherwise start as many of them as make a majority; only if they are gone for good: kera cluster \
+                 recover"
+            }
             false => "try again in a moment",
         };
         let body = ErrorJson { error: reason, next_step: next_step.into(), ..ErrorJson::default() };

@@ -10,7 +10,6 @@ use std::time::Duration;
 
 use kera_env::Doubt;
 use kera_log::store::DiskState;
-use kera_protocol::NO_MAJORITY;
 
 use super::Parts;
 use super::doubt::DoubtFile;
@@ -161,10 +160,11 @@ fn problems(parts: &Parts) -> Vec<String> {
     let mut problems = Vec::new();
     if !parts.broker.is_confirmed() {
         let seconds = kera_broker::SERVES_MS / 1000;
-        let silent = || format!("{NO_MAJORITY} has been heard of for {seconds} s");
+        // Who has asked nobody, as while its own disk stands still, does not know whether they are there.
+        let silent = || format!("this node has not heard from a majority of the coordinators for {seconds} s");
         let lacking = parts.broker.lacking().unwrap_or_else(silent);
         problems.push(format!(
-            "{lacking}: nothing is read here, and streams with one copy are not written, until most of them are there"
+            "{lacking}: nothing is read here, and streams with one copy are not written, until it hears most of them"
         ));
     }
     for virtual_log in &parts.virtual_logs {
