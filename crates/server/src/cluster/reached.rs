@@ -45,9 +45,19 @@ fn is_loopback_to_all(address: &str) -> bool {
 }
 
 /// Whether the cluster is of this machine alone, as far as this node can tell: it joins it at a loopback address, or founds it and listens for others at one. What
-/// is advertised does not tell: see [`is_loopback_to_all`].
+/// is advertised tells only of one that listens at all its addresses, which says nothing, and only if it [is one for everybody](is_loopback_to_all).
 fn is_of_one_machine(config: &Config) -> bool {
-    is_loopback(config.cluster.join.as_deref().unwrap_or(&config.cluster.listen))
+    let cluster = &config.cluster;
+    if let Some(seed) = &cluster.join {
+        return is_loopback(seed);
+    }
+    let told = cluster.advertised.as_deref().filter(|_| is_unspecified(&cluster.listen));
+    told.map_or_else(|| is_loopback(&cluster.listen), is_loopback_to_all)
+}
+
+/// Whether an address that is listened on is all of the machine's.
+fn is_unspecified(address: &str) -> bool {
+    crate::node::resolve(address).is_ok_and(|at| at.ip().is_unspecified())
 }
 
 fn is_kafka_by_default(config: &Config) -> bool {
@@ -137,6 +147,23 @@ mod tests {
         first.cluster.listen = "127.0.0.1:7072".into();
         for config in [first, config(Some("127.0.0.1:7072"))] {
             assert_eq!((kafka_told(&config), unheard(&config)), (Some("127.0.0.1:9092"), None));
+        }
+    }
+
+    #[test]
+    fn of_a_founder_that_listens_at_all_addresses_what_others_are_told_tells_whether_it_is_of_one_machine() {
+        for (listen, told, is_one) in [
+            ("0.0.0.0:7072", Some("127.0.0.1:7072"), true),
+            ("[::]:7072", Some("localhost:7072"), true),
+            ("0.0.0.0:7072", Some("192.0.2.1:7072"), false),
+            ("0.0.0.0:7072", None, false),
+            ("192.0.2.2:7072", Some("127.0.0.1:7072"), false),
+        ] {
+            let mut config = config(None);
+            config.cluster.listen = listen.into();
+            config.cluster.advertised = told.map(str::to_owned);
+            assert_eq!(kafka_told(&config), is_one.then_some("127.0.0.1:9092"), "{listen} {told:?}");
+            assert_eq!(unheard(&config).is_none(), is_one, "{listen} {told:?}");
         }
     }
 
