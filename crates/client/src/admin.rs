@@ -187,8 +187,7 @@ impl Admin {
 
     /// An application's members, leases and lag. In a cluster what all owners of streamlets tell: a member has an entry at each of them.
     pub async fn application(&self, stream: StreamId, name: &str) -> Result<ApplicationDescription, ClientError> {
-        let message = |_| DescribeApplication { application: name.into(), stream };
-        let mut answers = self.at_owners(stream, &[], message).await?.into_iter();
+        let mut answers = self.application_by_owner(stream, name).await?.into_iter();
         let Some(mut whole) = answers.next() else {
             let message = format!("stream {stream} has no application `{name}`");
             return Err(RpcError::Status { status: Status::UnknownApplication, message, retry_after: None }.into());
@@ -205,6 +204,16 @@ impl Admin {
         whole.lanes.sort_by_key(|lane| (lane.streamlet, lane.lane));
         whole.leases.sort_by_key(|lease| (lease.streamlet, lease.lane, lease.group));
         Ok(whole)
+    }
+
+    /// The same as each owner of streamlets tells it. Numbers of members are those of one owner: two of them give the same one to different
+    /// consumers.
+    pub async fn application_by_owner(
+        &self,
+        stream: StreamId,
+        name: &str,
+    ) -> Result<Vec<ApplicationDescription>, ClientError> {
+        self.at_owners(stream, &[], |_| DescribeApplication { application: name.into(), stream }).await
     }
 
     /// How far an application has read.

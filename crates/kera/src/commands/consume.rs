@@ -392,7 +392,7 @@ impl Consuming {
         // What is not committed counts as left.
         self.commit_meanwhile().await?;
         let admin = self.source.client.admin();
-        let asked = timeout(WONDER_EVERY, admin.application(self.source.stream.id, &application)).await;
+        let asked = timeout(WONDER_EVERY, admin.application_by_owner(self.source.stream.id, &application)).await;
         let address = self.source.client.address();
         let (then, said) = match asked {
             Ok(Ok(described)) => self.others.look(&described, &self.consumer.ends(), &member_name(), Instant::now()),

@@ -37,8 +37,9 @@ pub enum Then {
     Wait,
 }
 
-/// A member as its node knows it: its number there, when it joined, and its name. Two nodes may give the same number.
-type Holder<'a> = (u64, i64, &'a str);
+/// A member as its node knows it: its number there, when it joined, its name, and where it connects to that node from. Two nodes may give the same
+/// number, also to one consumer, which joins them at one time and connects to each from a port of its own.
+type Holder<'a> = (u64, i64, &'a str, &'a str);
 
 /// What is known of the other members from look to look.
 #[derive(Debug, Default)]
@@ -46,25 +47,27 @@ pub struct Others {
     /// When it was seen first that they hold something.
     since: Option<Instant>,
     /// When each was heard of last as of the first look, by its node's clock. Only compared with what the same node says later.
-    heard: BTreeMap<(u64, i64, String), i64>,
+    heard: BTreeMap<(u64, i64, String, String), i64>,
     /// The nodes were asked once more for what is free.
     has_asked: bool,
     has_said: bool,
 }
 
 impl Others {
-    /// How it goes on, and what to say. `own`: the name of the command's own membership, of which nothing is waited for.
+    /// How it goes on, and what to say. `described`: what each owner says of the application. `own`: the name of the command's own membership, of which
+    /// nothing is waited for.
     ///
     /// A member that is not heard of is waited for until its lease is over, which its node sees to: then what it held is given to this one. One that is heard of
     /// holds what it reads for as long as it likes: it is asked for a share by the nodes, and what it keeps is its own to read.
     pub fn look(
         &mut self,
-        described: &ApplicationDescription,
+        described: &[ApplicationDescription],
         ends: &Ends,
         own: &str,
         now: Instant,
     ) -> (Then, Option<String>) {
         let left = Left::of(described, ends, own);
+        let application = described.first().map_or("", |of| of.name.as_str());
         if left.held == 0 {
             self.since = None;
             self.heard.clear();
@@ -75,20 +78,21 @@ impl Others {
         let waited = now.saturating_duration_since(*self.since.get_or_insert(now));
         let mut is_silent = false;
         for (of, _) in &left.holders {
-            let (number, joined, name) = holder(of);
-            let first = self.heard.entry((number, joined, name.to_owned())).or_insert(of.heartbeat_ms);
+            let (number, joined, name, address) = holder(of);
+            let known = (number, joined, name.to_owned(), address.to_owned());
+            let first = self.heard.entry(known).or_insert(of.heartbeat_ms);
             is_silent |= of.heartbeat_ms <= *first;
         }
         if !is_silent && waited >= SHARE_MAX {
-            return (Then::End, Some(left.that_others_read(&described.name)));
+            return (Then::End, Some(left.that_others_read(application)));
         }
         let says = waited >= SAY_AFTER && !std::mem::replace(&mut self.has_said, true);
-        (Then::Wait, says.then(|| left.that_is_waited_for(&described.name)))
+        (Then::Wait, says.then(|| left.that_is_waited_for(application)))
     }
 }
 
 fn holder(of: &MemberInfo) -> Holder<'_> {
-    (of.member, of.joined_ms, &of.name)
+    (of.member, of.joined_ms, &of.name, &of.address)
 }
 
 /// What is left to read of what there was when the command began.
@@ -102,10 +106,23 @@ struct Left<'a> {
 }
 
 impl<'a> Left<'a> {
-    fn of(described: &'a ApplicationDescription, ends: &Ends, own: &str) -> Left<'a> {
+    /// Of what each owner says by itself: its leases are those of its own members, whatever numbers others give.
+    fn of(described: &'a [ApplicationDescription], ends: &Ends, own: &str) -> Left<'a> {
         let mut left = Left { held: 0, holders: Vec::new(), has_free: false };
-        let mut holders: BTreeMap<Holder<'a>, (&'a MemberInfo, i64)> = BTreeMap::new();
-        for lane in &described.lanes {
+        let mut holders = BTreeMap::new();
+        described.iter().for_each(|part| left.add(part, ends, own, &mut holders));
+        left.holders = holders.into_values().collect();
+        left
+    }
+
+    fn add(
+        &mut self,
+        part: &'a ApplicationDescription,
+        ends: &Ends,
+        own: &str,
+        holders: &mut BTreeMap<Holder<'a>, (&'a MemberInfo, i64)>,
+    ) {
+        for lane in &part.lanes {
             let end = ends.get(&(lane.streamlet, lane.lane)).copied().unwrap_or(0);
             // What came since is not waited for.
             let records = lane.lag.saturating_sub(lane.durable_ordinal.saturating_sub(end));
@@ -113,19 +130,17 @@ impl<'a> Left<'a> {
                 continue;
             }
             let is_of_lane = |lease: &&LeaseInfo| (lease.streamlet, lease.lane) == (lane.streamlet, lane.lane);
-            let leases: Vec<&LeaseInfo> = described.leases.iter().filter(is_of_lane).collect();
-            left.has_free |= leases.is_empty();
+            let leases: Vec<&LeaseInfo> = part.leases.iter().filter(is_of_lane).collect();
+            self.has_free |= leases.is_empty();
             let mut is_held = false;
-            for member in described.members.iter().filter(|member| member.name != own) {
+            for member in part.members.iter().filter(|member| member.name != own) {
                 if let Some(lease) = leases.iter().find(|lease| lease.member == member.member) {
                     holders.insert(holder(member), (member, lease.until_ms));
                     is_held = true;
                 }
             }
-            left.held += if is_held { records } else { 0 };
+            self.held += if is_held { records } else { 0 };
         }
-        left.holders = holders.into_values().collect();
-        left
     }
 
     fn that_is_waited_for(&self, application: &str) -> String {
@@ -177,7 +192,7 @@ mod tests {
     use kera_protocol::{ApplicationState, LaneProgress};
 
     /// Lanes 0 and 1 with ten records each, of which `read` were read; the first is leased by member 5, the second by this command.
-    fn described(read: u64, heartbeat_ms: i64, is_leased: bool) -> ApplicationDescription {
+    fn described(read: u64, heartbeat_ms: i64, is_leased: bool) -> Vec<ApplicationDescription> {
         let member = |member, name: &str| MemberInfo {
             member,
             name: name.to_owned(),
@@ -204,7 +219,7 @@ mod tests {
         };
         let mut leases = vec![lease(6, 1)];
         leases.extend(is_leased.then(|| lease(5, 0)));
-        ApplicationDescription {
+        vec![ApplicationDescription {
             application: ApplicationId(1),
             name: "report".to_owned(),
             stream: StreamId(1),
@@ -214,7 +229,7 @@ mod tests {
             leases,
             lanes: vec![lane(0, read), lane(1, 10)],
             lag: 10 - read,
-        }
+        }]
     }
 
     fn ends(end: u64) -> Ends {
@@ -255,5 +270,25 @@ mod tests {
         assert_eq!(others.look(&described(10, 1_000, true), &ends(10), "own-2", Instant::now()), (Then::End, None));
         assert_eq!(others.look(&described(4, 1_000, true), &ends(4), "own-2", Instant::now()), (Then::End, None));
         assert_eq!(others.look(&described(4, 1_000, true), &ends(10), "other-1", Instant::now()), (Then::End, None));
+    }
+
+    /// Joined by their numbers alone, its own lease would be that of whoever has the same number at another node.
+    #[test]
+    fn members_of_two_nodes_that_have_one_number_are_two() {
+        let begun = Instant::now();
+        let mut parts = described(4, 1_000, true);
+        // The second node has given to this command the number that another one has at the first, and to another one that of this command.
+        let mut second = parts[0].clone();
+        second.members.iter_mut().for_each(|member| member.member = 11 - member.member);
+        second.leases.retain(|lease| lease.member == 5);
+        second.leases[0].streamlet = StreamletId(2);
+        second.lanes.truncate(1);
+        second.lanes[0].streamlet = StreamletId(2);
+        parts[0].leases.retain(|lease| lease.member == 6);
+        parts[0].lanes.truncate(1);
+        parts[0].lanes[0].streamlet = StreamletId(1);
+        parts.push(second);
+        let ends: Ends = [1, 2].map(|streamlet| ((StreamletId(streamlet), LaneId(0)), 10)).into();
+        assert_eq!(Others::default().look(&parts, &ends, "own-2", begun), (Then::End, None), "all leases are its own");
     }
 }
