@@ -3,11 +3,12 @@
 mod common;
 
 use std::collections::{BTreeMap, HashSet};
+use std::io::{BufRead, BufReader};
 use std::process::{Child, Stdio};
 use std::time::Duration;
 
-use common::members::{cluster, free_ports, live, start_again, three_nodes};
-use common::{Node, PATIENCE, eventually};
+use common::members::{cluster, free_ports, live, some_nodes_with, start_again, three_nodes};
+use common::{Node, PATIENCE, end_of, eventually};
 use serde_json::Value;
 
 const RECORDS: u64 = 60_000;
@@ -148,6 +149,40 @@ fn a_node_that_is_not_heard_is_named_and_so_is_what_was_done_without_it() {
     node.ok("application delete audit --yes");
     let listed = node.json("application list");
     assert_eq!((listed[0]["name"].as_str(), listed.as_array().map(Vec::len)), (Some("solo"), Some(1)), "{listed}");
+}
+
+/// It waited without end, and named the node that it was connected to, which answers.
+#[test]
+fn an_owner_that_stands_still_behind_the_end_is_named_and_waited_for_only_so_long() {
+    let ports = free_ports::<6>();
+    // The lease of the killed one is not over before the owner stands still, however slow the machine is.
+    let (members, nodes) = some_nodes_with(3, &ports, &["--lease", "10m"]);
+    let node = nodes[0].as_ref().expect("it runs");
+    let file = members[0].place.file("lines");
+    std::fs::write(&file, (0..100).map(|number| format!("{number}\n")).collect::<String>()).expect("a file");
+    node.ok("stream create lone --replication 1 --streamlets 1");
+    let produce = format!("produce lone --file {}", file.display());
+    node.ok(&produce);
+    let owner = node.json("stream describe lone")["owners"][0]["owner"].as_u64().expect("an owner") as usize;
+    let node = nodes[owner % 3].as_ref().expect("it runs");
+    let mut command = node.command("consume lone --application audit --follow --from earliest");
+    let mut killed = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("a consumer");
+    let mut out = BufReader::new(killed.stdout.take().expect("its output")).lines().map_while(Result::ok);
+    assert_eq!(out.by_ref().take(100).count(), 100);
+    killed.kill().expect("it runs");
+    killed.wait().expect("it ends");
+    node.ok(&produce);
+
+    let mut command = node.command("consume lone --application audit");
+    let mut consumer = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("a consumer");
+    let mut said = BufReader::new(consumer.stderr.take().expect("what it says")).lines().map_while(Result::ok);
+    assert!(said.by_ref().any(|line| line.starts_with("waiting: ") && line.contains("of audit")), "it ended");
+    nodes[owner - 1].as_ref().expect("it runs").signal("STOP");
+    let status = end_of(&mut consumer);
+    let said: Vec<String> = said.collect();
+    assert_eq!(status, Some(1), "{said:?}");
+    let is_named = |line: &String| line.contains(&format!("streamlet 0 waits for node {owner}, which is lost"));
+    assert!(said.iter().any(is_named), "{said:?}");
 }
 
 /// How far the application is in each streamlet, as the owners tell; nothing while one of them cannot be asked.

@@ -37,6 +37,12 @@ const COMMIT_EVERY: Duration = Duration::from_secs(1);
 const LOOK_EVERY: u64 = 256;
 /// When nothing has come for so long, it is looked for a reason.
 const WONDER_EVERY: Duration = Duration::from_secs(3);
+/// How long the owners may take to say what other consumers hold. The client asks one that cannot be asked for 10 s before it gives up: what is
+/// cut off before that says only that it is late, and never why.
+const DESCRIBED_MAX: Duration = Duration::from_secs(15);
+/// For how long owners that cannot be asked are waited for behind the end: as long as that, and for a lease, as it is unless it is set. Who could take
+/// over from them has done so by then, and nobody else can say whether there is more.
+const UNHEARD_MAX: Duration = Duration::from_secs(40);
 /// What is printed with --key-separator for a key or a value that there is not.
 const NONE: &[u8] = b"null";
 
@@ -73,6 +79,7 @@ pub async fn run(args: &ConsumeArgs, globals: &Globals) -> Result<(), CliError> 
         left_out,
         returning: JoinSet::new(),
         others: Others::default(),
+        heard_at_end: None,
         being_begun: Away::default(),
         trouble: String::new(),
         said,
@@ -284,6 +291,18 @@ fn left_out_error(away: &Away) -> CliError {
     CliError::failure(message).next("start that node again; `kera status` shows what is lost and what waits for it")
 }
 
+/// Whether owners are asked again what others hold, when they have not said it for so long. `error`: why; nothing if it only took too long.
+fn is_asked_again(error: Option<&ClientError>, unheard: Duration) -> bool {
+    error.is_none_or(ClientError::retryable) && unheard < UNHEARD_MAX
+}
+
+/// All was printed that could be had, and not all owners say whether there is more.
+fn unheard_error(application: &str, why: &str) -> CliError {
+    let message = format!("{why}: nobody knows whether {application} has more to read there");
+    CliError::failure(message)
+        .next("`kera status` shows what is lost; then run it again: the application goes on behind what was printed")
+}
+
 /// All was read, and somebody did not want to wait until its reader has taken it.
 fn not_all_out(printed: u64) -> CliError {
     let message = format!("interrupted before all was written: {} had been read", records_of(printed));
@@ -306,6 +325,8 @@ struct Consuming {
     returning: JoinSet<Returned>,
     /// Other members of the application, while they hold something.
     others: Others,
+    /// Since the end was reached: when all owners have said last what others hold, or the end was reached. Nothing: there is more to print.
+    heard_at_end: Option<Instant>,
     /// What they are being made of.
     being_begun: Away,
     /// What kept one from being made the last time; empty: nothing.
@@ -355,7 +376,7 @@ impl Consuming {
                             continue;
                         }
                         () = sleep(wonder) => {
-                            self.wonder().await;
+                            self.wonder().await?;
                             continue;
                         }
                         Some(returned) = self.returning.join_next() => {
@@ -373,6 +394,7 @@ impl Consuming {
                 return if self.left_out.is_nothing() { Ok(()) } else { Err(left_out_error(&self.left_out)) };
             };
             self.print(&record)?;
+            self.heard_at_end = None;
             self.printed += 1;
             self.uncommitted += 1;
             if self.out.is_full() {
@@ -387,21 +409,33 @@ impl Consuming {
 
     /// All was printed that the nodes give to this member. Whether there may be more: what others have leased that are not heard of. That is waited for a
     /// while, and then the nodes are asked again.
+    ///
+    /// While an owner cannot be asked nobody knows what is left there, so this is not the end yet; and where it stays away that is an error, for a script must not take
+    /// a part for all.
     async fn may_get_more(&mut self) -> Result<bool, CliError> {
         let Some(application) = self.source.args.application.clone() else { return Ok(false) };
+        let heard = *self.heard_at_end.get_or_insert_with(Instant::now);
         // What is not committed counts as left.
         self.commit_meanwhile().await?;
         let admin = self.source.client.admin();
-        let asked = timeout(WONDER_EVERY, admin.application_by_owner(self.source.stream.id, &application)).await;
-        let address = self.source.client.address();
+        let asking = timeout(DESCRIBED_MAX, admin.application_by_owner(self.source.stream.id, &application));
+        let asked = tokio::select! {
+            asked = asking => asked,
+            never = self.consumer.idle() => match never {},
+        };
         let (then, said) = match asked {
-            Ok(Ok(described)) => self.others.look(&described, &self.consumer.ends(), &member_name(), Instant::now()),
-            Ok(Err(error)) if !error.retryable() => {
-                let why = explain(&error).message;
-                (Then::End, Some(format!("what other consumers of {application} hold could not be asked: {why}")))
+            Ok(Ok(described)) => {
+                self.heard_at_end = Some(Instant::now());
+                self.others.look(&described, &self.consumer.ends(), &member_name(), Instant::now())
             }
-            Ok(Err(error)) => (Then::Wait, Some(format!("waiting for {address}: {}", explain(&error).message))),
-            Err(_) => (Then::Wait, Some(format!("waiting for {address}: it does not answer"))),
+            unheard => {
+                let error = unheard.ok().and_then(Result::err);
+                let why = self.why_unheard(error.as_ref()).await;
+                if !is_asked_again(error.as_ref(), heard.elapsed()) {
+                    return Err(unheard_error(&application, &why));
+                }
+                (Then::Wait, Some(why))
+            }
         };
         if let Some(said) = said.filter(|said| *said != self.said) {
             say(&said);
@@ -417,6 +451,29 @@ impl Consuming {
         Ok(then != Then::End)
     }
 
+    /// Why the owners have not said what others hold: the node that is asked first may be well, and another one be lost. `error`: nothing if they have only not
+    /// answered in time.
+    async fn why_unheard(&self, error: Option<&ClientError>) -> String {
+        match self.what_is_away().await {
+            Ok(away) if !away.is_nothing() => away.sentence(),
+            Err(why) => why,
+            Ok(_) => {
+                let why = error.map_or_else(|| "it does not answer".to_owned(), |error| explain(error).message);
+                format!("waiting for an owner of streamlets of {}: {why}", self.source.stream.name)
+            }
+        }
+    }
+
+    /// What is away, or why nobody says it.
+    async fn what_is_away(&self) -> Result<Away, String> {
+        let address = self.source.client.address();
+        match timeout(WONDER_EVERY, self.source.away()).await {
+            Ok(Ok(away)) => Ok(away),
+            Ok(Err(error)) => Err(format!("waiting for {address}: {}", explain(&error).message)),
+            Err(_) => Err(format!("waiting for {address}: it does not answer")),
+        }
+    }
+
     /// Records come without a pause: looks at everything else.
     async fn look_up(&mut self) -> Result<(), CliError> {
         while let Some(returned) = self.returning.try_join_next() {
@@ -424,7 +481,7 @@ impl Consuming {
         }
         let may_be_back = self.source.args.follow && !self.left_out.is_nothing();
         if may_be_back && self.wondered.elapsed() >= WONDER_EVERY {
-            self.wonder().await;
+            self.wonder().await?;
         }
         match self.committed.elapsed() >= COMMIT_EVERY {
             true => self.commit_meanwhile().await,
@@ -461,15 +518,14 @@ impl Consuming {
         }
     }
 
-    /// Nothing has come for a while, or streamlets were left out: looks whether there is a reason, says it once, and begins with what is back.
-    async fn wonder(&mut self) {
-        let looked = timeout(WONDER_EVERY, self.source.away()).await;
+    /// Nothing has come for a while, or streamlets were left out: looks whether there is a reason, says it once, and begins with what is back. Behind the end a
+    /// reason is not waited for without end, as when [others are asked for](Consuming::may_get_more): the node may be lost between two such looks.
+    async fn wonder(&mut self) -> Result<(), CliError> {
+        let looked = self.what_is_away().await;
         self.wondered = Instant::now();
-        let address = self.source.client.address();
         let reason = match looked {
-            Err(_) => format!("waiting for {address}: it does not answer"),
-            Ok(Err(error)) => format!("waiting for {address}: {}", explain(&error).message),
-            Ok(Ok(away)) => {
+            Err(reason) => reason,
+            Ok(away) => {
                 self.begin_with_what_is_back(&away);
                 if away.is_nothing() { self.trouble.clone() } else { away.sentence() }
             }
@@ -478,6 +534,12 @@ impl Consuming {
             say(&reason);
         }
         self.said = reason;
+        match (self.heard_at_end, &self.source.args.application) {
+            (Some(heard), Some(application)) if !self.said.is_empty() && !is_asked_again(None, heard.elapsed()) => {
+                Err(unheard_error(application, &self.said))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Begins, for whoever follows, with that which was left out and is not away any more; the rest waits on. In tasks of their own, one for each
@@ -673,6 +735,23 @@ mod tests {
                 assert!(error.message.contains(flag.trim_end_matches(" :")), "{}", error.message);
             }
         }
+    }
+
+    /// Somebody who waits for the end must not wait for a node for ever, and must not take what was printed for all.
+    #[test]
+    fn owners_that_cannot_be_asked_behind_the_end_are_asked_for_a_while_and_then_named() {
+        // One that may pass, and one for good.
+        let (streamlet, after, reason) = (kera_client::StreamletId(0), Duration::ZERO, String::new());
+        let away = ClientError::DeliveryTimeout { records: 1, streamlet, after, reason };
+        let for_good = ClientError::Closed;
+        for error in [None, Some(&away)] {
+            assert!(is_asked_again(error, Duration::ZERO) && is_asked_again(error, UNHEARD_MAX / 2));
+            assert!(!is_asked_again(error, UNHEARD_MAX));
+        }
+        assert!(!is_asked_again(Some(&for_good), Duration::ZERO));
+        let error = unheard_error("report", "streamlet 0 waits for node 2, which is lost");
+        assert!(error.message.starts_with("streamlet 0 waits for node 2, which is lost: nobody knows"), "{error}");
+        assert_eq!(error.exit, CliError::failure("it fails").exit);
     }
 
     #[test]
