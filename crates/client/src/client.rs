@@ -113,7 +113,7 @@ struct ClientInner {
     config: ClientBuilder,
     /// Where the client was told to connect to.
     addresses: Vec<String>,
-    /// Which of them is tried first, modulo their number.
+    /// Which of [all that are known](Client::known_addresses) is tried first, modulo their number.
     turn: AtomicUsize,
     /// A connection to one of them.
     connection: InTurn<Option<Shared>>,
@@ -293,13 +293,23 @@ impl Client {
         self.inner.config.rpc.call_timeout.max(self.inner.config.retry_timeout)
     }
 
-    /// Where to connect to: what the client was told, from the one that answered last on, then what nodes have told since.
+    /// Where nodes are: what the client was told, then what nodes have told since.
+    fn known_addresses(&self) -> Vec<String> {
+        let mut all = self.inner.addresses.clone();
+        let mut learned: Vec<String> =
+            self.placements().addresses().filter(|one| !all.contains(one)).cloned().collect();
+        // Otherwise each look would have an order of its own, and the next one would be anybody.
+        learned.sort_unstable();
+        all.extend(learned);
+        all
+    }
+
+    /// The same from the one that answered last on. Those that nodes have told of have their turn like the others: who was told one address only would have no other
+    /// node to turn to, and would go back to the one that it has just turned from.
     fn addresses(&self) -> Vec<String> {
-        let told = &self.inner.addresses;
-        let turn = self.inner.turn.load(Ordering::Relaxed) % told.len();
-        let mut all: Vec<String> = told[turn..].iter().chain(&told[..turn]).cloned().collect();
-        let known: Vec<String> = self.placements().addresses().filter(|one| !told.contains(one)).cloned().collect();
-        all.extend(known);
+        let mut all = self.known_addresses();
+        let turn = self.inner.turn.load(Ordering::Relaxed) % all.len();
+        all.rotate_left(turn);
         all
     }
 
@@ -307,7 +317,7 @@ impl Client {
     pub(crate) async fn dedicated(&self) -> Result<Connection, RpcError> {
         let addresses = self.addresses();
         let connection = connect_any(&addresses, &self.inner.config.rpc).await?;
-        if let Some(at) = self.inner.addresses.iter().position(|told| *told == connection.address()) {
+        if let Some(at) = self.known_addresses().iter().position(|known| *known == connection.address()) {
             self.inner.turn.store(at, Ordering::Relaxed);
         }
         Ok(connection)

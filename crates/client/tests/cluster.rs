@@ -7,7 +7,7 @@ mod steady;
 use std::collections::HashMap;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use door::Door;
@@ -55,6 +55,8 @@ struct Cluster {
     producers: Arc<AtomicU64>,
     /// No node says who owns what to whoever asks for it.
     secretive: Arc<AtomicBool>,
+    /// The node that greets and does not say what streams are; 0: all do.
+    mute: Arc<AtomicU32>,
     /// How often nodes were asked who owns what.
     asked: Arc<AtomicU64>,
     /// Connections that nodes have taken.
@@ -68,6 +70,8 @@ struct NodeSession {
     info: StreamInfo,
     producers: Arc<AtomicU64>,
     secretive: Arc<AtomicBool>,
+    /// It does not say what streams are.
+    is_mute: Box<dyn Fn() -> bool + Send>,
     asked: Arc<AtomicU64>,
 }
 
@@ -75,6 +79,7 @@ impl Session for NodeSession {
     fn on_frame(&mut self, header: &FrameHeader, body: &[u8], out: &mut Outbox) -> Flow {
         self.asked.fetch_add(u64::from(header.op == Op::FindOwners as u16), Ordering::SeqCst);
         match Op::from_u16(header.op) {
+            Some(Op::GetStream) if (self.is_mute)() => {}
             Some(Op::GetStream) => {
                 let mut info = self.info.clone();
                 info.options.streamlets = self.node.log().stream(STREAM).unwrap().streamlet_count();
@@ -157,6 +162,7 @@ impl Cluster {
             info,
             producers: Arc::new(AtomicU64::new(1)),
             secretive: Arc::default(),
+            mute: Arc::default(),
             asked: Arc::default(),
             opened: Arc::default(),
         };
@@ -188,12 +194,15 @@ impl Cluster {
         let config = ServerConfig::new(node.address, hello, Arc::new(SystemClock::new()));
         let (broker, info, producers) = (Arc::clone(&node.broker), self.info.clone(), Arc::clone(&self.producers));
         let (secretive, asked) = (Arc::clone(&self.secretive), Arc::clone(&self.asked));
+        let (mute, number) = (Arc::clone(&self.mute), at as u32 + 1);
         let opened = Arc::clone(&self.opened);
         let factory = Arc::new(move |peer: Peer, waker: SessionWaker| {
             opened.fetch_add(1, Ordering::SeqCst);
             let (node, broker) = (Arc::clone(&broker), broker.session(peer.address, waker));
             let (producers, secretive, asked) = (Arc::clone(&producers), Arc::clone(&secretive), Arc::clone(&asked));
-            Box::new(NodeSession { broker, node, info: info.clone(), producers, secretive, asked }) as Box<dyn Session>
+            let (info, mute) = (info.clone(), Arc::clone(&mute));
+            let is_mute = Box::new(move || mute.load(Ordering::SeqCst) == number);
+            Box::new(NodeSession { broker, node, info, producers, secretive, is_mute, asked }) as Box<dyn Session>
         });
         let server = Server::start(config, factory).unwrap();
         (node.address, node.server) = (server.local_addr(), Some(server));
@@ -745,6 +754,23 @@ fn an_address_where_nobody_answers_holds_nobody_up() {
         let client = Client::builder(all).connect_timeout(Duration::from_secs(600)).connect().await.unwrap();
         write(&client, 0, 5).await;
         assert_eq!(first_from(&client, Start::Earliest).await, 0);
+    });
+}
+
+/// Turned back to the one that it turns from, the client would wait for as long as any call may take, until its time is up.
+#[test]
+fn who_was_told_one_address_turns_to_a_node_that_it_has_heard_of_when_that_one_says_nothing() {
+    let cluster = Cluster::start(2, 2, 1);
+    run(async {
+        // Where the machine stands still the mute node may be connected to sooner than the other one: it is turned from once more.
+        let client = Client::builder(cluster.address(0)).call_timeout(Duration::from_secs(60));
+        let client = client.retry_timeout(Duration::from_secs(300)).connect().await.unwrap();
+        // It hears of the other node.
+        client.consumer("moving").build().await.unwrap();
+        cluster.mute.store(1, Ordering::SeqCst);
+        assert_eq!(client.admin().stream("moving").await.unwrap().id, STREAM);
+        // And goes on there.
+        assert_eq!(client.admin().stream(STREAM).await.unwrap().name, "moving");
     });
 }
 
