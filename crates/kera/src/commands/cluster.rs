@@ -152,11 +152,13 @@ fn check_made_so(args: &ClusterUpArgs) -> Result<(), CliError> {
     }
 }
 
-/// Notes how the cluster was made, once a node has served: what was said before may have been a mistake. Where it cannot be noted a node says itself that
-/// it is known at another address.
+/// Notes how the cluster was made, once a node has served: what was said before may have been a mistake. What is noted there otherwise is of a cluster that is
+/// gone, for this one would have been refused, or cannot be read. Where it cannot be noted a node says itself that it is known at another address.
 fn note_made(args: &ClusterUpArgs) {
     let (file, made) = (made_file(args), Made { cluster_port: args.cluster_port });
-    if let (false, Ok(text)) = (file.exists(), serde_json::to_vec(&made)) {
+    if let Ok(text) = serde_json::to_vec(&made)
+        && std::fs::read(&file).ok().as_ref() != Some(&text)
+    {
         let _ = std::fs::write(&file, text);
     }
 }
@@ -464,5 +466,35 @@ async fn stop(members: &mut [Member], wishes: &mut Wishes) {
     for member in members {
         let _ = member.process.kill();
         let _ = member.process.wait();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The nodes' folders were removed and the note was not: it stayed, and the next start at the right ports was refused for those of a cluster that is gone.
+    #[test]
+    fn the_ports_that_a_cluster_was_made_with_are_those_of_the_one_that_is_there() {
+        let place = tempfile::tempdir().expect("a folder");
+        let at = |cluster_port| ClusterUpArgs {
+            nodes: 1,
+            data: place.path().to_str().expect("a name").to_owned(),
+            port: 7081,
+            kafka_port: 9081,
+            http_port: 7281,
+            cluster_port,
+            arena_bytes: "256MiB".to_owned(),
+        };
+        for gone in [r#"{"cluster_port":7181}"#, "half of"] {
+            std::fs::write(made_file(&at(8181)), gone).expect("it is written");
+            note_made(&at(8181));
+            let coordinators = data_of(&at(8181), 1).join(kera_server::COORDINATORS_DIR);
+            std::fs::create_dir_all(&coordinators).expect("a folder");
+            std::fs::write(coordinators.join("log"), b"entries").expect("a file");
+            assert_eq!(check_made_so(&at(8181)), Ok(()));
+            let refused = check_made_so(&at(7181)).expect_err("its nodes know each other by other ports");
+            assert!(refused.message.contains("made with --cluster-port 8181"), "{refused}");
+        }
     }
 }
