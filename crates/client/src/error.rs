@@ -28,7 +28,7 @@ pub enum ClientError {
     #[error("the record cannot be sent: {0}")]
     Record(FormatError),
     /// Records that the producer had taken were not acknowledged in time. They may be in the stream nevertheless.
-    #[error("{records} records for streamlet {streamlet} were not acknowledged within {} ms; last error: {reason}", after.as_millis())]
+    #[error("{} not acknowledged within {} ms; last error: {reason}", records_were(*records, *streamlet), after.as_millis())]
     DeliveryTimeout {
         /// How many records.
         records: u64,
@@ -40,7 +40,7 @@ pub enum ClientError {
         reason: String,
     },
     /// Records that the producer had taken were refused for good. They are not in the stream.
-    #[error("{records} records for streamlet {streamlet} were refused: {status}; {}", status.hint())]
+    #[error("{} refused: {status}; {}", records_were(*records, *streamlet), status.hint())]
     Refused {
         /// How many records.
         records: u64,
@@ -51,7 +51,7 @@ pub enum ClientError {
     },
     /// Records that the producer had taken were given up although nobody knows what became of a try to send them: they may be in the stream. Those
     /// of which that is known are given up with `error` itself.
-    #[error("{records} records for streamlet {streamlet} may be in the stream or not: {error}")]
+    #[error("{} for streamlet {streamlet} may be in the stream or not: {error}", counted(*records))]
     Unknown {
         /// How many records.
         records: u64,
@@ -79,7 +79,7 @@ pub enum ClientError {
         found: u64,
     },
     /// Retention has removed records before they were read, and the consumer is set to stop then.
-    #[error("streamlet {streamlet} lane {lane}: retention removed {records} records before they were read")]
+    #[error("streamlet {streamlet} lane {lane}: retention removed {}", before_they_were_read(*records))]
     Removed {
         /// The streamlet.
         streamlet: StreamletId,
@@ -118,6 +118,18 @@ pub enum ClientError {
     /// The producer or consumer was closed.
     #[error("it is closed")]
     Closed,
+}
+
+fn counted(records: u64) -> String {
+    if records == 1 { "1 record".to_owned() } else { format!("{records} records") }
+}
+
+fn before_they_were_read(records: u64) -> String {
+    format!("{} before {} read", counted(records), if records == 1 { "it was" } else { "they were" })
+}
+
+fn records_were(records: u64, streamlet: StreamletId) -> String {
+    format!("{} for streamlet {streamlet} {}", counted(records), if records == 1 { "was" } else { "were" })
 }
 
 /// How a chunk is skipped that nobody can read.
@@ -197,6 +209,22 @@ mod tests {
         assert!(told(false).contains("from ordinal 50 on") && told(false).ends_with("seeking to a later ordinal"));
         assert!(told(true).contains("`kera application reset NAME --streamlets 3 --to ordinal:N`"), "{}", told(true));
         assert!(!told(true).contains("seeking"));
+    }
+
+    #[test]
+    fn records_are_counted_in_words_that_fit() {
+        let said = |records| {
+            let (streamlet, status) = (StreamletId(3), Status::ChunkTooLarge);
+            let refused = ClientError::Refused { records, streamlet, status };
+            let unknown = ClientError::Unknown { records, streamlet, error: Box::new(ClientError::Closed) };
+            [refused.to_string(), unknown.to_string()]
+        };
+        let [refused, unknown] = said(1);
+        assert!(refused.starts_with("1 record for streamlet 3 was refused: "), "{refused}");
+        assert_eq!(unknown, "1 record for streamlet 3 may be in the stream or not: it is closed");
+        let [refused, unknown] = said(2);
+        assert!(refused.starts_with("2 records for streamlet 3 were refused: "), "{refused}");
+        assert!(unknown.starts_with("2 records for streamlet 3 may be"), "{unknown}");
     }
 
     #[test]

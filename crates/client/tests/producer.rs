@@ -819,6 +819,31 @@ fn what_may_be_there_of_a_producer_that_ends_is_told_apart_from_what_was_never_s
     });
 }
 
+/// Each answer that says that nothing was appended is known as such, not only the last one: who is told that the records may be there cannot send them anew.
+#[test]
+fn what_was_refused_for_now_and_then_for_good_is_certainly_not_there() {
+    for (first, is_unknown) in [
+        (Fault::FirstChunk(Status::Overloaded), false),
+        (Fault::FirstChunk(Status::ArenaFull), false),
+        (Fault::Request(Status::NotReady), false),
+        (Fault::FirstChunk(Status::Timeout), true),
+        (Fault::Break, true),
+    ] {
+        let server = FakeServer::start(1, 1);
+        run(async {
+            // Nothing here is to run out of time.
+            let (mut producer, reports) =
+                small_chunks(&server, |b| b.delivery_timeout(Duration::from_secs(3_600))).await;
+            server.fake.fail([first, Fault::FirstChunk(Status::ChunkTooLarge)]);
+            send_all(&mut producer, &numbered(0..1)).await;
+            let error = producer.flush().await.unwrap_err();
+            assert_eq!((error.status(), error.could_duplicate()), (Some(Status::ChunkTooLarge), is_unknown), "{error}");
+            assert_eq!(matches!(error, ClientError::Refused { .. }), !is_unknown, "{error}");
+            assert_eq!(reports.lock().unwrap().len(), 1);
+        });
+    }
+}
+
 #[test]
 fn without_an_id_chunks_are_not_deduplicated() {
     let server = FakeServer::start(1, 1);

@@ -144,6 +144,8 @@ pub(super) struct Sealed {
     pub(super) was_early: bool,
     /// A try of it was never answered: it may come yet.
     pub(super) is_unanswered: bool,
+    /// A try of it was answered so that it may have been appended all the same.
+    pub(super) is_unsure: bool,
     /// The server has said to the last try of it that it takes nothing of this producer any more.
     pub(super) is_fenced: bool,
     /// Which sequences in front of it are skipped, as it was sent last.
@@ -154,7 +156,8 @@ pub(super) struct Sealed {
 }
 
 impl Sealed {
-    /// Whether a chunk that is given up may be in the stream all the same: what became of one of its tries is not known.
+    /// Whether a chunk that is given up may be in the stream all the same, as far as its number is concerned: that stays its own already if it was sent more often
+    /// than it was refused for good.
     pub(super) fn may_be_there(&self, error: &ClientError) -> bool {
         // Of a refused one that of the last is.
         let is_refused = matches!(error, ClientError::Refused { status, .. } if !status.could_duplicate());
@@ -163,8 +166,11 @@ impl Sealed {
 
     /// What is told of a chunk that is given up with `error`, which may be that of all that a producer had when it ended: who is told that it is
     /// closed and no more would send anew what may be in the stream.
+    ///
+    /// A try that was answered by a status that could not be a duplicate's has appended nothing, for good or only for now: who would be told of such a chunk that it may be
+    /// there could not send it anew, though it is not. So only tries count of which that is not known.
     fn told(&self, error: ClientError) -> ClientError {
-        if error.could_duplicate() || !self.may_be_there(&error) {
+        if error.could_duplicate() || !(self.is_unsure || self.is_unanswered) {
             return error;
         }
         let streamlet = StreamletId(self.streamlet);
@@ -524,6 +530,7 @@ impl Buffer {
             is_under_way: false,
             was_early: false,
             is_unanswered: false,
+            is_unsure: false,
             is_fenced: false,
             skips: None,
             serial,

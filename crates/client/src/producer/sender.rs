@@ -742,6 +742,7 @@ impl Sender {
         let shared = Arc::clone(&self.shared);
         let mut buffer = shared.buffer();
         for (mut chunk, result) in chunks.drain(..).zip(results) {
+            chunk.is_unsure |= result.status().unwrap_or(Status::Internal).could_duplicate();
             let outcome = match self.verdict(at, &chunk, &result, &mut buffer) {
                 Verdict::Done(done) => {
                     delivered = true;
@@ -899,6 +900,8 @@ impl Sender {
         {
             let mut buffer = self.shared.buffer();
             let mut chunks: Vec<Sealed> = requests.into_iter().flat_map(|request| request.chunks).collect();
+            // Nobody waits for the answers any more.
+            chunks.iter_mut().for_each(|chunk| chunk.is_unanswered = true);
             chunks.extend(buffer.take_all(now));
             buffer.ended = true;
             buffer.fatal.get_or_insert_with(|| error.clone());
