@@ -55,9 +55,23 @@ pub async fn run(check: bool, globals: &Globals) -> Result<(), CliError> {
         }
         _ => Vec::new(),
     };
+    let most_copies = match copies.values().any(|of| of.copies.under_replicated_blocks > 0) {
+        true => most_copies(&client).await,
+        false => None,
+    };
     let own_problems = status.problems.clone();
-    let cluster =
-        cluster.map(|cluster| Cluster { cluster, moves, changes, names, copies, silent, waiting, own_problems, level });
+    let cluster = cluster.map(|cluster| Cluster {
+        cluster,
+        moves,
+        changes,
+        names,
+        copies,
+        most_copies,
+        silent,
+        waiting,
+        own_problems,
+        level,
+    });
     let problems = cluster.as_ref().map_or_else(Vec::new, problems);
     let count = status.problems.len() + problems.len();
     let told = if globals.json {
@@ -103,6 +117,12 @@ const ASKED_FOR: Duration = Duration::from_secs(1);
 /// What is answered soon; nothing otherwise.
 pub async fn soon<T>(asked: impl Future<Output = T>) -> Option<T> {
     tokio::time::timeout(ASKED_FOR, asked).await.ok()
+}
+
+/// How many copies a stream is to have at most, the owner's own included, of all streams; nothing where that is not known soon.
+async fn most_copies(client: &Client) -> Option<u32> {
+    let streams = soon(client.admin().streams("", true)).await?.ok()?;
+    streams.iter().map(|of| of.options.replication).max()
 }
 
 /// What each live node says of its copies, and those that do not, with the reason. One of an earlier version, which has no copies, is neither.
@@ -164,6 +184,8 @@ struct Cluster {
     changes: Vec<CopyChange>,
     names: HashMap<StreamId, String>,
     copies: BTreeMap<u32, Said>,
+    /// So many copies a stream is to have at most. Asked for only where some are lacking.
+    most_copies: Option<u32>,
     /// Nodes that are live and do not answer, with the reason.
     silent: Vec<(u32, String)>,
     /// Streamlets that wait for lost nodes, with these, as far as they were told.
@@ -457,7 +479,7 @@ fn problems(whole: &Cluster) -> Vec<String> {
         );
     }
     for (node, Said { copies: of, .. }) in whole.copies.iter().filter(|(_, of)| of.copies.under_replicated_blocks > 0) {
-        all.push(lacks_copies(*node, of.under_replicated_blocks, &whole.cluster));
+        all.push(lacks_copies(*node, of.under_replicated_blocks, &whole.cluster, whole.most_copies));
     }
     for lost in lost_owners(&whole.cluster) {
         let those = whole.waiting.iter().filter(|(node, _)| *node == lost.node).map(|(_, name)| name.as_str());
@@ -479,15 +501,18 @@ fn problems(whole: &Cluster) -> Vec<String> {
     all
 }
 
-/// That data has fewer copies than it should, and until when.
-fn lacks_copies(node: u32, blocks: u64, cluster: &ClusterDescription) -> String {
+/// That data has fewer copies than it should, and until when. `most`: how many a stream is to have at most.
+///
+/// The owner has one of them, and each of the others is at another node that is a backup. Where enough of those are left nobody has to be waited for.
+fn lacks_copies(node: u32, blocks: u64, cluster: &ClusterDescription, most: Option<u32>) -> String {
     let what = match blocks {
         1 => format!("1 block of node {node} has fewer copies than it should"),
         blocks => format!("{} blocks of node {node} have fewer copies than they should", human_count(blocks)),
     };
-    let lost: Vec<String> =
-        cluster.nodes.iter().filter(|node| node.fenced).map(|node| format!("node {}", node.node)).collect();
-    match lost.is_empty() {
+    let others = || cluster.nodes.iter().filter(|of| of.node != node && of.roles.contains(&Role::Backup));
+    let left = others().filter(|of| !of.fenced).count();
+    let lost: Vec<String> = others().filter(|of| of.fenced).map(|of| format!("node {}", of.node)).collect();
+    match lost.is_empty() || most.is_none_or(|most| left + 1 >= most as usize) {
         // They are copied behind what is written meanwhile, if there are nodes enough.
         true => format!("{what}: they are copied again, where another node has the role of a backup and room"),
         false => format!("{what}, until {} is back or another node joins", lost.join(" or ")),
@@ -614,6 +639,7 @@ pub(super) mod tests {
             changes: Vec::new(),
             names: HashMap::new(),
             copies: BTreeMap::new(),
+            most_copies: None,
             silent: Vec::new(),
             waiting: Vec::new(),
             own_problems: Vec::new(),
@@ -751,11 +777,22 @@ pub(super) mod tests {
     #[test]
     fn until_when_data_lacks_copies_is_told_with_it() {
         let mut cluster = described(1, &[1; 3]);
-        let said = lacks_copies(1, 13, &cluster);
-        assert!(said.starts_with("13 blocks of node 1 have fewer copies than they should: they are copied"), "{said}");
+        let again = "13 blocks of node 1 have fewer copies than they should: they are copied again, where";
+        let said = lacks_copies(1, 13, &cluster, Some(3));
+        assert!(said.starts_with(again), "{said}");
         cluster.nodes[1].fenced = true;
         let said = "1 block of node 1 has fewer copies than it should, until node 2 is back or another node joins";
-        assert_eq!(lacks_copies(1, 1, &cluster), said);
+        assert_eq!(lacks_copies(1, 1, &cluster, Some(3)), said);
+        // Node 3 is enough for two copies.
+        for most in [Some(2), None] {
+            let said = lacks_copies(1, 13, &cluster, most);
+            assert!(said.starts_with(again), "{said}");
+        }
+        // What is no backup never had a copy.
+        let mut cluster = described(1, &[1; 4]);
+        (cluster.nodes[1].fenced, cluster.nodes[2].fenced) = (true, true);
+        cluster.nodes[2].roles = vec![Role::Coordinator];
+        assert_eq!(lacks_copies(1, 1, &cluster, Some(3)), said);
     }
 
     #[test]
