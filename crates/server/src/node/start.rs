@@ -1153,6 +1153,12 @@ mod tests {
         let stream = make(&opened, 1, Durability::Power);
         append(&opened, stream, 0, b"a");
         opened.recovered.log.close_all();
+        // What no virtual log has synced yet the store knows nothing of.
+        let began = std::time::Instant::now();
+        while !opened.recovered.log.is_settled() {
+            assert!(began.elapsed().as_secs() < 120, "it never becomes durable");
+            std::thread::yield_now();
+        }
         opened.recovered.store.flush_all().expect("flushed");
         let disk = opened.disk.clone();
         killed(opened);
