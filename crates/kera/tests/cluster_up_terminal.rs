@@ -2,8 +2,10 @@
 
 mod common;
 
+use std::fs::Permissions;
 use std::io::{Read, Write};
 use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::{Arc, Mutex};
@@ -191,10 +193,19 @@ fn a_node_that_cannot_be_started_again_takes_no_other_with_it() {
     std::fs::rename(&kept, &data).expect("its data");
     let listener = taken(terminal.ports[5]);
     terminal.types("\n");
+    terminal.hears(&format!("127.0.0.1:{} is in use", terminal.ports[5]));
+    drop(listener);
+    // It starts, and ends again.
+    let broken = terminal.place.file("kera.broken");
+    std::fs::write(&broken, "#!/bin/sh\nexit 16\n").expect("a script");
+    std::fs::set_permissions(&broken, Permissions::from_mode(0o755)).expect("it can be executed");
+    std::fs::rename(program(&terminal.place), &new).expect("it is put aside");
+    std::fs::rename(&broken, program(&terminal.place)).expect("it takes its place");
+    terminal.types("\n");
     terminal.hears("node 3 starts, process ");
     terminal.hears("node 3 has ended");
     terminal.hears("node 3 is not there; press Enter to start it again");
-    drop(listener);
+    std::fs::rename(&new, program(&terminal.place)).expect("it is back");
     terminal.types("\n");
     eventually("all three", || terminal.live() == 3);
     terminal.interrupt();
