@@ -589,7 +589,7 @@ fn the_first_connection_to_a_node_is_none_that_was_made_again() {
     let cluster = Cluster::start(2, 2, 1);
     run(async {
         let client = patient(cluster.address(0)).await;
-        let mut producer = client.producer("moving").build().await.unwrap();
+        let mut producer = client.producer("moving").chunk_bytes(512).build().await.unwrap();
         for streamlet in [0, 1] {
             producer.send_to(StreamletId(streamlet), &Record::value(b"a record")).await.unwrap();
         }
