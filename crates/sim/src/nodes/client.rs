@@ -198,7 +198,7 @@ pub(super) struct Around<'a> {
     /// When the answer left its node, if it is one, and asynchronous streams are looked at.
     pub(super) left: Left,
     pub(super) nodes: u32,
-    /// Whether a disk has stood still by now.
+    /// Whether a disk has stood still for a while by now.
     pub(super) disks_stand_still: bool,
     pub(super) random: &'a SeededRandom,
     pub(super) truth: &'a mut Truth,

@@ -257,6 +257,19 @@ impl Producer {
         }
     }
 
+    /// A chunk is there, and nobody says where: more was under way than a lane remembers places.
+    fn told_no_place(&self, chunk: &Chunk, around: &mut Around<'_>) -> Result<(), Violation> {
+        *around.told.did.entry("told only that it is there").or_default() += 1;
+        // Asynchronous ones have that much under way only where copies lag behind a disk that stands still. What is asynchronous may be lost with its owner, and
+        // without a place nobody knows whether it was: nothing is asked of it.
+        match (self.is_async, around.disks_stand_still) {
+            (true, true) => {}
+            (true, false) => return Err(Violation(format!("nobody says where chunk {} is", chunk.sequence))),
+            (false, _) => around.truth.acknowledged_somewhere(self.stream.0, &chunk.records),
+        }
+        Ok(())
+    }
+
     fn settle(&mut self, request: &Request, answer: &Answer, around: &mut Around<'_>) -> Result<(), Violation> {
         let response: WriteChunksResponse = answer.decode()?;
         if response.results.len() != request.chosen.len() {
@@ -272,16 +285,7 @@ impl Producer {
                     let Some(found) = chunks.iter().position(|chunk| chunk.sequence == sequence) else { continue };
                     let chunk = chunks.remove(found).expect("it was found");
                     if status == Status::SequenceTooOld {
-                        // It is told of no place: more was under way than a lane remembers places.
-                        *around.told.did.entry("told only that it is there").or_default() += 1;
-                        if self.is_async && !around.disks_stand_still {
-                            return Err(Violation(format!("nobody says where chunk {sequence} is")));
-                        }
-                        // Asynchronous ones have that much under way only where copies lag behind a disk that stands still. What is asynchronous may be lost with its owner, and
-                        // without a place nobody knows whether it was: nothing is asked of it.
-                        if !self.is_async {
-                            around.truth.acknowledged_somewhere(self.stream.0, &chunk.records);
-                        }
+                        self.told_no_place(&chunk, around)?;
                         continue;
                     }
                     let place = Place { stream: self.stream.0, streamlet: at as u32, lane: result.lane.0 };

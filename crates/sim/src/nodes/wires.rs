@@ -2,6 +2,7 @@
 
 use super::client::{Around, Client, True, Wish};
 use super::early::Left;
+use super::faults::Fault;
 use super::plan::Kind;
 use super::sessions::Said;
 use super::world::{Event, Wire, World};
@@ -87,7 +88,7 @@ impl World {
             now_ms,
             left: std::mem::take(&mut self.left_of_answer),
             nodes,
-            disks_stand_still: !self.stuck.is_empty(),
+            disks_stand_still: self.counts.contains_key(Fault::DiskStuck.name()),
             random: &self.random,
             truth: &mut self.truth,
             told: &mut self.told,
