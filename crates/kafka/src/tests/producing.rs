@@ -38,7 +38,7 @@ fn request_of(acks: i16, of: &[(&'static str, i32)], timeout_ms: i32) -> Vec<u8>
     let one = |(name, index): &(&'static str, i32)| {
         let data = PartitionProduceData::default().with_index(*index);
         let data = data.with_records(Some(batch(&[b"x"], (-1, -1, -1)).into()));
-        let name = TopicName(StrBytes::from_static_str(*name));
+        let name = TopicName(StrBytes::from_static_str(name));
         TopicProduceData::default().with_name(name).with_partition_data(vec![data])
     };
     let topics = of.iter().map(one).collect();

@@ -1263,7 +1263,7 @@ mod tests {
         let (there, missing) = (dir.path().join("there"), dir.path().join("not/there"));
         std::fs::create_dir(&there).expect("a directory");
         config.node.disks = vec![there, missing.clone()];
-        let refused = begin_in(&config).err().expect("refused");
+        let refused = begin_in(&config).expect_err("refused");
         let said = format!("{refused}; {}", refused.next_step());
         let wanted = format!("--disks {}: there is no such directory; mount it, or make it", missing.display());
         assert!(said.starts_with(&wanted) && refused.exit_status() == 16, "{said}");
