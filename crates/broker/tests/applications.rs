@@ -6,6 +6,7 @@ use common::*;
 use kera_broker::BrokerConfig;
 use kera_env::Clock;
 use kera_format::{Cursor, GroupId, LaneId, Order, SegmentIndex, StreamId, StreamOptions, StreamletId};
+use kera_log::SinkErrorKind;
 use kera_protocol::application::AfterCommit::{Done, Keep, Release};
 use kera_protocol::application::{
     ApplicationState, CommitEntry, CommitOffsets, CommittedOffsets, DeleteApplication, DescribeApplication,
@@ -747,9 +748,8 @@ fn a_deleted_application_is_forgotten_for_good() {
     assert_eq!(peer.next_groups(&again, 1)[0].start_ordinal, 0);
 }
 
-/// They were counted and listed until the next start, and kept all that the stream has in memory.
-#[test]
-fn applications_go_with_their_stream_also_if_that_cannot_be_recorded() {
+/// The stream is deleted while a member waits for groups, `sick` being what the sink says meanwhile: the application is gone at once, and behind a restart.
+fn applications_go_with_it(sick: Option<SinkErrorKind>) {
     let house = House::new();
     house.stream(STREAM, options(1, 1));
     let mut peer = house.peer();
@@ -757,7 +757,7 @@ fn applications_go_with_their_stream_also_if_that_cannot_be_recorded() {
     let joined = peer.join(&house, "report", Start::Earliest);
     peer.next_groups(&joined, 1);
     wait_groups(&mut peer, &joined, 1);
-    *house.sink.sick.lock() = Some(kera_log::SinkErrorKind::Full);
+    *house.sink.sick.lock() = sick;
     house.broker.stream_deleted(STREAM).expect("a stream");
     peer.run(&house);
     assert_eq!(peer.frame().status(), Status::UnknownApplication);
@@ -770,23 +770,15 @@ fn applications_go_with_their_stream_also_if_that_cannot_be_recorded() {
     assert!(house.peer().call(&ListApplications { stream: None }).applications.is_empty());
 }
 
+/// They were counted and listed until the next start, and kept all that the stream has in memory.
+#[test]
+fn applications_go_with_their_stream_also_if_that_cannot_be_recorded() {
+    applications_go_with_it(Some(SinkErrorKind::Full));
+}
+
 #[test]
 fn applications_go_with_their_stream() {
-    let house = House::new();
-    house.stream(STREAM, options(1, 1));
-    let mut peer = house.peer();
-    peer.write(&[chunk(10)]);
-    let joined = peer.join(&house, "report", Start::Earliest);
-    peer.next_groups(&joined, 1);
-    wait_groups(&mut peer, &joined, 1);
-    house.broker.stream_deleted(STREAM).expect("a stream");
-    peer.run(&house);
-    assert_eq!(peer.frame().status(), Status::UnknownApplication);
-    assert!(peer.call(&ListApplications { stream: None }).applications.is_empty());
-    house.broker.tick();
-    drop(peer);
-    let house = house.restart();
-    assert!(house.peer().call(&ListApplications { stream: None }).applications.is_empty());
+    applications_go_with_it(None);
 }
 
 #[test]

@@ -473,9 +473,8 @@ fn a_member_is_not_told_that_there_is_nothing_while_a_streamlet_is_still_to_be_t
     assert_eq!(groups_now(&mut peer, &joined), Ok(0), "all of it is known");
 }
 
-/// The same where a disk does not give back what was recorded.
-#[test]
-fn a_member_is_not_told_that_there_is_nothing_while_it_cannot_be_read_how_far_the_application_is() {
+/// A node with a disk that owns the streamlet, of which an application has read all, and whoever is connected to it.
+fn stored_with_all_read() -> (House, Peer) {
     let house = House::stored();
     house.stream(STREAM, StreamOptions { replication: 2, ..options(1, 1) });
     house.broker.join_cluster(CLUSTER, 1);
@@ -488,6 +487,13 @@ fn a_member_is_not_told_that_there_is_nothing_while_it_cannot_be_read_how_far_th
     let joined = peer.join(&house, "report", Start::Earliest);
     let group = peer.next_groups(&joined, 1)[0];
     assert_eq!(peer.commit(&house, &joined, &[done(&group)]), [Status::Ok]);
+    (house, peer)
+}
+
+/// The same where a disk does not give back what was recorded.
+#[test]
+fn a_member_is_not_told_that_there_is_nothing_while_it_cannot_be_read_how_far_the_application_is() {
+    let (house, _) = stored_with_all_read();
     house.broker.set_owner(3, STREAM, X, owner(1, 3)).unwrap();
     assert!(house.store.evict_all(&house.log) > 0);
     house.broker.open_streamlet(STREAM, X, 3, None).unwrap();
@@ -531,18 +537,7 @@ fn an_application_that_one_of_two_streamlets_did_not_take_is_not_found_by_the_ne
 /// The node has owned it before and wrote all of it anew then. What that replaced goes while it is awaited from disk, to be read again.
 #[test]
 fn what_is_read_may_go_when_a_copy_has_replaced_it() {
-    let house = House::stored();
-    house.stream(STREAM, StreamOptions { replication: 2, ..options(1, 1) });
-    house.broker.join_cluster(CLUSTER, 1);
-    house.broker.place_stream(1, STREAM, vec![owner(99, 1)]).unwrap();
-    house.sink.instant.store(true, Ordering::SeqCst);
-    house.broker.set_owner(2, STREAM, X, owner(1, 2)).unwrap();
-    house.broker.open_streamlet(STREAM, X, 2, None).unwrap();
-    let mut peer = house.peer();
-    (0..2).for_each(|_| write(&mut peer));
-    let joined = peer.join(&house, "report", Start::Earliest);
-    let group = peer.next_groups(&joined, 1)[0];
-    assert_eq!(peer.commit(&house, &joined, &[done(&group)]), [Status::Ok]);
+    let (house, mut peer) = stored_with_all_read();
     let told = fetch(&mut peer, "report").unwrap();
     let progress = house.log.stream(STREAM).unwrap().streamlet(X).unwrap().progress_lane().clone();
     let records = chunks_of(&house, &progress);

@@ -569,9 +569,8 @@ fn a_node_with_an_older_copy_of_its_disks_is_refused() {
     }
 }
 
-/// A start that ends before the node is in its cluster is none: without what its disk says of the stop before, others would rebuild all that it has.
-#[test]
-fn a_node_that_is_told_to_stop_while_it_waits_for_its_cluster_was_stopped_with_everything_on_disk_all_the_same() {
+/// Three nodes with a hundred records of three copies, the last of which was stopped in good order.
+fn with_the_third_stopped() -> (Vec<Member>, Vec<Option<Node>>) {
     let ports = free_ports::<6>();
     let (members, mut nodes) = three_nodes(&ports);
     let lines = members[0].place.file("lines");
@@ -580,7 +579,14 @@ fn a_node_that_is_told_to_stop_while_it_waits_for_its_cluster_was_stopped_with_e
     first.ok("stream create copied --streamlets 3 --replication 3");
     first.ok(&format!("produce copied --key-separator : --file {}", lines.display()));
     assert_eq!(nodes[2].take().expect("it runs").stop(), 0);
-    nodes.clear();
+    (members, nodes)
+}
+
+/// A start that ends before the node is in its cluster is none: without what its disk says of the stop before, others would rebuild all that it has.
+#[test]
+fn a_node_that_is_told_to_stop_while_it_waits_for_its_cluster_was_stopped_with_everything_on_disk_all_the_same() {
+    let (members, nodes) = with_the_third_stopped();
+    drop(nodes);
     let identity = || std::fs::read_to_string(members[2].place.data().join("node.json")).expect("it is there");
     let before = identity();
     assert!(before.contains("\"stopped\": true"), "{before}");
@@ -607,14 +613,7 @@ fn a_node_that_is_told_to_stop_while_it_waits_for_its_cluster_was_stopped_with_e
 /// A stop has given the arena back, so its note is all that says that everything is on disk until there is another arena: without it others would rebuild all that the node has.
 #[test]
 fn a_node_whose_start_ends_between_its_joining_and_its_arena_was_stopped_with_everything_on_disk_all_the_same() {
-    let ports = free_ports::<6>();
-    let (members, mut nodes) = three_nodes(&ports);
-    let lines = members[0].place.file("lines");
-    std::fs::write(&lines, (0..100).map(|at| format!("{at}:{at}\n")).collect::<String>()).expect("there is room");
-    let first = nodes[0].as_ref().expect("it runs");
-    first.ok("stream create copied --streamlets 3 --replication 3");
-    first.ok(&format!("produce copied --key-separator : --file {}", lines.display()));
-    assert_eq!(nodes[2].take().expect("it runs").stop(), 0);
+    let (members, _nodes) = with_the_third_stopped();
     let identity = || -> Value {
         let text = std::fs::read_to_string(members[2].place.data().join("node.json")).expect("it is there");
         serde_json::from_str(&text).expect("JSON")
