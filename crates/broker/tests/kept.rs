@@ -128,7 +128,10 @@ fn node(number: u32, options: &StreamOptions) -> House {
 }
 
 fn node_with(config: BrokerConfig, number: u32, options: &StreamOptions) -> House {
-    let house = House::with(BrokerConfig { epoch: number * 10, ..config }, 32 << 20);
+    in_cluster(House::with(BrokerConfig { epoch: number * 10, ..config }, 32 << 20), number, options)
+}
+
+fn in_cluster(house: House, number: u32, options: &StreamOptions) -> House {
     house.stream(STREAM, options.clone());
     house.broker.join_cluster(CLUSTER, number);
     house.broker.place_stream(1, STREAM, vec![owner(99, 1); options.streamlets as usize]).unwrap();
@@ -138,7 +141,10 @@ fn node_with(config: BrokerConfig, number: u32, options: &StreamOptions) -> Hous
 
 /// A node that owns the streamlet, which nobody has owned.
 fn first_owner(number: u32, options: &StreamOptions) -> House {
-    let house = node(number, options);
+    own_first(node(number, options), number)
+}
+
+fn own_first(house: House, number: u32) -> House {
     house.broker.set_owner(2, STREAM, X, owner(number, 2)).unwrap();
     house.broker.open_streamlet(STREAM, X, 2, None).unwrap();
     house
@@ -475,13 +481,8 @@ fn a_member_is_not_told_that_there_is_nothing_while_a_streamlet_is_still_to_be_t
 
 /// A node with a disk that owns the streamlet, of which an application has read all, and whoever is connected to it.
 fn stored_with_all_read() -> (House, Peer) {
-    let house = House::stored();
-    house.stream(STREAM, StreamOptions { replication: 2, ..options(1, 1) });
-    house.broker.join_cluster(CLUSTER, 1);
-    house.broker.place_stream(1, STREAM, vec![owner(99, 1)]).unwrap();
-    house.sink.instant.store(true, Ordering::SeqCst);
-    house.broker.set_owner(2, STREAM, X, owner(1, 2)).unwrap();
-    house.broker.open_streamlet(STREAM, X, 2, None).unwrap();
+    let options = StreamOptions { replication: 2, ..options(1, 1) };
+    let house = own_first(in_cluster(House::stored(), 1, &options), 1);
     let mut peer = house.peer();
     (0..2).for_each(|_| write(&mut peer));
     let joined = peer.join(&house, "report", Start::Earliest);
