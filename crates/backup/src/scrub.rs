@@ -15,7 +15,7 @@ use crate::files::RunKey;
 use crate::replica::FilePart;
 use crate::scan::Source;
 
-/// Reads all files that are closed, log by log.
+/// Reads all files, log by log. Of those that blocks are written to, what was stored by then: a log to which nobody writes has its last file open for as long as it is there.
 pub struct BackupScrubber {
     backup: Arc<Backup>,
     parts: VecDeque<(LogId, FilePart)>,
@@ -27,7 +27,7 @@ impl BackupScrubber {
         let state = backup.state.lock();
         let parts = state.logs.iter().flat_map(|(log, replica)| {
             let parts = replica.runs.iter().flat_map(|run| &run.files);
-            parts.filter(|part| !part.open && part.has_blocks()).map(|part| (*log, *part))
+            parts.filter(|part| part.has_blocks()).map(|part| (*log, *part))
         });
         let parts = parts.collect();
         drop(state);

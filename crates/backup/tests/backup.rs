@@ -1154,6 +1154,25 @@ fn a_run_is_answered_before_the_blocks_of_the_next_one_are_written() {
     assert_eq!(noted, [(0, writes + 1), (1, writes + 2), (2, writes + 3)]);
 }
 
+/// A log to which nobody writes keeps its last file open for good.
+#[test]
+fn a_file_to_which_blocks_are_written_is_looked_through_as_well() {
+    let (disk, disks) = memory();
+    let mut rig = Rig::over(open(&disks, 1).0);
+    let found = |rig: &Rig| {
+        let mut scrubber = BackupScrubber::new(rig.backup.clone());
+        std::iter::from_fn(|| scrubber.step()).map(|(_, damaged)| damaged).sum::<u64>()
+    };
+    (1..=2).for_each(|block| assert_eq!(rig.store(LOG, block, 1, true), Ok(stored(block))));
+    let files = disk.list("replicas").expect("list");
+    let files: Vec<&String> = files.iter().filter(|name| name.ends_with(".replica")).collect();
+    assert_eq!((files.len(), found(&rig)), (1, 0));
+    disk.flip_bit(&format!("replicas/{}", files[0]), 4096 + 200, 3).expect("there");
+    assert_eq!((found(&rig), rig.ranges(LOG)), (1, vec![BlockRange { first: 2, last: 2 }]));
+    assert_eq!((rig.store(LOG, 3, 1, true), found(&rig)), (Ok(stored(3)), 0));
+    assert_eq!(rig.ranges(LOG), [BlockRange { first: 2, last: 3 }]);
+}
+
 /// Nobody has asked for it yet.
 #[test]
 fn what_does_not_read_back_any_more_is_found_and_not_told_to_be_there() {

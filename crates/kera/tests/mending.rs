@@ -3,6 +3,7 @@
 mod common;
 
 use std::path::Path;
+use std::time::Instant;
 
 use common::members::{Member, cluster, free_ports, some_nodes_with, voters};
 use common::{Node, eventually};
@@ -175,12 +176,17 @@ fn what_nobody_reads_is_found_and_has_its_copies_again() {
     let (found, mended) = (house.sum("kera_scrub_damaged_total"), house.sum("kera_store_mended_segments_total"));
     assert!(mended >= found && house.sum("kera_store_mend_failures_total") == 0, "{mended} of {found}");
 
-    // Now the copies. Owners ask again and again what backups have, and copy again what these have lost.
+    // Now the copies. Owners ask again and again what backups have, each when its time comes, and copy again what these have lost.
     let views = house.sum("kera_copies_views_changed_total");
     let changed = rotten("replicas", ".replica", 4096 + 700, 4 << 20);
     assert!(changed > 3, "{changed}");
     eventually("owners have heard of it", || house.sum("kera_copies_views_changed_total") > views);
     eventually("nothing more is found", || house.finds_nothing_more());
+    let found = Instant::now();
+    eventually("each owner has asked each backup since", || {
+        let age = |number| house.metric(number, "kera_copies_heard_age_milliseconds");
+        (1..=3).all(|number| u128::from(age(number)) < found.elapsed().as_millis())
+    });
     eventually("all has its copies", || {
         let lacking = || house.sum("kera_copies_under_replicated_blocks");
         lacking() == 0

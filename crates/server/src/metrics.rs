@@ -93,6 +93,8 @@ pub struct ClusterNumbers {
     pub views_changed: u64,
     /// Blocks that have fewer copies than they should.
     pub under_replicated_blocks: u64,
+    /// How long ago the backup was asked which copies it has that was asked longest ago, in milliseconds.
+    pub heard_age_ms: u64,
     /// Streamlets with virtual logs of their own.
     pub adaptive: AdaptiveStats,
     /// What this node's backup holds and does.
@@ -386,6 +388,11 @@ static METRICS: &[Metric] = &[
     gauge("copies_under_replicated_blocks", "Blocks that have fewer copies than they should.", |s| {
         s.cluster.under_replicated_blocks
     }),
+    gauge(
+        "copies_heard_age_milliseconds",
+        "How long ago the backup was asked which copies it has that was asked longest ago: what its disks have lost since is in no number of this node.",
+        |s| s.cluster.heard_age_ms,
+    ),
     bytes(gauge(
         "rebuild_left",
         "Bytes of lost brokers that are still to be rebuilt here, or are and have not their copies yet.",

@@ -1454,10 +1454,14 @@ fn a_backup_that_has_lost_what_it_had_is_taken_again_from_the_last_acknowledged_
     assert_eq!(world.replicated.state().1, before, "it has all of it");
     // Its machine lost its power before anything was synced, and there is nobody else. Nothing is written meanwhile.
     world.nodes.insert(2, Node::new());
+    let lacking = |world: &World| world.replicated.stats().under_replicated > 0;
+    assert!(!lacking(&world));
     world.replicated.came_back(2, &held, &[]);
     world.turn_and_ask();
+    assert!(lacking(&world), "it is in trouble");
     world.heal();
     world.turn();
+    assert!(lacking(&world), "it is in the new view, without what is in the older one");
     let (_, view) = world.replicated.state();
     assert_eq!((view.number, view.first, &view.backups), (before.number + 1, acknowledged + 1, &before.backups));
     // The same once more, found by what is written.

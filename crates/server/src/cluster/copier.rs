@@ -80,6 +80,8 @@ pub(super) struct Copier {
     changed: Condvar,
     /// Blocks of logs of this node's earlier incarnations that are needed, and of which a backup is not known to have all.
     old_lacking: AtomicU64,
+    /// When the backup was asked what it has that was asked longest ago.
+    heard: Mutex<Instant>,
 }
 
 /// What the thread remembers.
@@ -333,6 +335,7 @@ impl Copier {
             stopping: Mutex::new(false),
             changed: Condvar::new(),
             old_lacking: AtomicU64::new(0),
+            heard: Mutex::new(Instant::now()),
         });
         let running = copier.clone();
         let thread = std::thread::Builder::new().name("kera-copier".into()).spawn(move || running.run());
@@ -357,6 +360,11 @@ impl Copier {
     /// Blocks of logs of this node's earlier incarnations that have fewer copies than they should, as far as is known.
     pub(super) fn old_lacking(&self) -> u64 {
         self.old_lacking.load(Ordering::Relaxed)
+    }
+
+    /// How long ago the backup was asked what it has that was asked longest ago, of those that are there: what their disks have lost since is in no number.
+    pub(super) fn heard_age(&self) -> Duration {
+        self.heard.lock().elapsed()
     }
 
     /// The thread. It looks at nodes also while something is rebuilt: a log to which nothing is written would not notice that a backup
@@ -471,15 +479,22 @@ impl Copier {
                 continue;
             }
             let held: Vec<_> = self.copies.all().into_iter().map(|(id, log)| (id, log.held(), log)).collect();
+            let at = Instant::now();
             match self.replicas(node) {
                 Ok(logs) => {
                     for (id, held, log) in held {
                         log.came_back(node, &held, logs.get(&id).map_or(&[][..], |replica| &replica.blocks));
                     }
-                    memory.has.insert(node, Has { epoch, at: Instant::now(), logs });
+                    memory.has.insert(node, Has { epoch, at, logs });
                 }
                 Err(error) => tracing::debug!(node, error, "a backup has not said what it has; it is asked again"),
             }
+        }
+        let is_there = |node: &&NodeNumber| !memory.away.contains_key(*node);
+        let heard = memory.members.iter().filter(is_there).map(|node| memory.has.get(node).map(|has| has.at));
+        // Who has never said anything has not for as long as was looked.
+        if let Some(heard) = heard.min().unwrap_or_else(|| Some(Instant::now())) {
+            *self.heard.lock() = heard;
         }
     }
 

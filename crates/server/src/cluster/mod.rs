@@ -367,7 +367,10 @@ impl Cluster {
         (numbers.lost_logs, numbers.lost_log_bytes) = self.group.read(|state| of_lost(state, &kept));
         numbers.adaptive = self.adapting.get().map(|adapting| adapting.stats()).unwrap_or_default();
         numbers.mend_failures = self.mender.lock().as_ref().map_or(0, |(mender, _)| mender.failures());
-        numbers.under_replicated_blocks = self.copier.lock().as_ref().map_or(0, |(copier, _)| copier.old_lacking());
+        if let Some((copier, _)) = self.copier.lock().as_ref() {
+            numbers.under_replicated_blocks = copier.old_lacking();
+            numbers.heard_age_ms = copier.heard_age().as_millis() as u64;
+        }
         for log in self.copies.stats() {
             numbers.logs += 1;
             numbers.blocks += log.blocks;

@@ -631,7 +631,9 @@ impl Core {
     fn use_view(&mut self, view: View, now_us: u64) {
         let before = std::mem::replace(&mut self.view, view);
         if before.number > 0 {
-            self.older.push(Older { view: before, last: self.view.first - 1, complete: false, lacking: false });
+            // Who has lost something may be in this view as well: until it is looked again it lacks some of what is before.
+            let lacking = self.peers.values().any(|peer| peer.lost);
+            self.older.push(Older { view: before, last: self.view.first - 1, complete: false, lacking });
         }
         self.view_since_us = now_us;
         // Somebody was lost, and may be in any of them.
