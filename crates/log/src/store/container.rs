@@ -55,14 +55,24 @@ pub(crate) struct Container {
     pub(crate) released: Option<ReleasedMap>,
     /// Batches are still appended to it.
     pub(crate) is_open: bool,
+    /// It was given a footer, or had one when it was found.
+    pub(crate) has_footer: bool,
     /// There may be more in it, which the start could not read.
     pub(crate) lacks_some: bool,
 }
 
 impl Container {
     pub(crate) fn new(header: ContainerHeader, is_open: bool) -> Container {
-        let slots = Vec::new();
-        Container { header, slots, live_segments: 0, live_bytes: 0, released: None, is_open, lacks_some: false }
+        Container {
+            header,
+            slots: Vec::new(),
+            live_segments: 0,
+            live_bytes: 0,
+            released: None,
+            is_open,
+            has_footer: false,
+            lacks_some: false,
+        }
     }
 
     /// Nothing in it is live, as far as all of it is known.
@@ -188,7 +198,7 @@ impl Writer {
     pub(crate) fn finish(&mut self, disk: &DiskContainers) -> io::Result<()> {
         let Some(open) = self.open.take() else { return Ok(()) };
         let result = open.write_footer();
-        disk.closed(open.header.container);
+        disk.closed(open.header.container, result.is_ok());
         disk.remove_if_empty(open.header.container);
         result
     }
@@ -196,6 +206,11 @@ impl Writer {
     /// Whether the open container was begun before another one.
     pub(crate) fn is_older(&self, than: u64) -> bool {
         self.open.as_ref().is_some_and(|open| open.header.container < than)
+    }
+
+    /// Whether batches are appended to a container.
+    pub(crate) fn is_at(&self, container: u64) -> bool {
+        self.open.as_ref().is_some_and(|open| open.header.container == container)
     }
 
     /// Whether a container is open.
@@ -210,7 +225,7 @@ impl Writer {
         let Some(open) = self.open.take() else { return };
         let _ = open.file.set_len(open.at);
         let _ = open.file.sync_data();
-        disk.closed(open.header.container);
+        disk.closed(open.header.container, false);
         disk.remove_if_empty(open.header.container);
     }
 }
@@ -402,9 +417,9 @@ impl DiskContainers {
         }
     }
 
-    pub(crate) fn closed(&self, container: u64) {
+    pub(crate) fn closed(&self, container: u64, has_footer: bool) {
         if let Some(known) = self.containers.lock().get_mut(&container) {
-            known.is_open = false;
+            (known.is_open, known.has_footer) = (false, has_footer);
         }
     }
 

@@ -8,6 +8,7 @@
 //! | eviction by what readers need next, back-pressure on open segments | `keep`, `evict` | one keeper |
 //! | giving back what retention drops | `persist`, `container` | the writer of the disk |
 //! | finding everything again | `recover` | whoever opens the store |
+//! | looking whether a start would | `recover/look` | the scrubber |
 //! | what compaction has rewritten | `rewrite` | the compactor |
 //!
 //! Every one of these is a step function over shared state; the threads are a shell around them (`threads`), and a
@@ -288,6 +289,16 @@ impl DiskStore {
     /// given back.
     pub fn replayed(&self) {
         self.core.end_replay();
+    }
+
+    /// The containers that there are, with their disks.
+    pub(crate) fn containers(&self) -> Vec<(u16, u64)> {
+        self.core.containers()
+    }
+
+    /// Looks whether a container reads back as what is known of it ([`Core::look_at`]). Blocks on the disk.
+    pub(crate) fn look_at(&self, disk: u16, container: u64) -> io::Result<recover::Looked> {
+        self.core.look_at(disk, container)
     }
 
     /// What it is doing, and how its disks are.

@@ -7,6 +7,8 @@
 //! What a disk has changed of all this costs a start time and nothing else, as long as it is one place: the footer and the indexes say the same, the header says
 //! what each of them repeats, and of a batch without an index, in a container without a footer, the images say what the index did.
 
+mod look;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::io;
 use std::ops::Range;
@@ -21,6 +23,7 @@ use kera_format::extent::ExtentMarker;
 use kera_format::segment::{SEGMENT_HEADER_BYTES, SEGMENT_MAGIC, SegmentHeader, SegmentProgress, SegmentState};
 use kera_format::{LaneId, SegmentId, StreamId, StreamletId};
 
+pub(crate) use self::look::Looked;
 use super::StoreError;
 use super::container::{
     CONTAINER_DIR, Container, DiskContainers, Slot, container_number, container_path, give_back_ahead, write_footer,
@@ -432,6 +435,29 @@ struct Scan {
 }
 
 impl Scan {
+    /// Nothing of it has been read but its first page.
+    fn new(header: ContainerHeader, file: Arc<dyn DiskFile>, released: ReleasedMap) -> Scan {
+        Scan {
+            header,
+            file,
+            released,
+            entries: Vec::new(),
+            open: Vec::new(),
+            torn: Vec::new(),
+            unsure: Vec::new(),
+            unmarked: Vec::new(),
+            unread: Vec::new(),
+            ends_in_batch: false,
+            has_header: true,
+            has_footer: false,
+            has_gap: false,
+            lacks_some: false,
+            is_undecided: false,
+            end: CONTAINER_HEADER_BYTES as u64,
+            foreign: None,
+        }
+    }
+
     /// `None` if there is nothing to be had from the file: it is removed if it never held anything, else left alone.
     fn of(
         (number, disk): (u16, &dyn Disk),
@@ -472,25 +498,7 @@ impl Scan {
         };
         let (released, damaged) = ReleasedMap::parse(&page).unwrap_or_default();
         let foreign = (header.node != node).then_some(header.node);
-        let mut scan = Scan {
-            header,
-            file,
-            released,
-            entries: Vec::new(),
-            open: Vec::new(),
-            torn: Vec::new(),
-            unsure: Vec::new(),
-            unmarked: Vec::new(),
-            unread: Vec::new(),
-            ends_in_batch: false,
-            has_header,
-            has_footer: false,
-            has_gap: false,
-            lacks_some: false,
-            is_undecided: false,
-            end: CONTAINER_HEADER_BYTES as u64,
-            foreign,
-        };
+        let mut scan = Scan { has_header, foreign, ..Scan::new(header, file, released) };
         if scan.foreign.is_none() && !scan.read_footer(file_bytes)? {
             scan.read_batches(file_bytes, (number, &path), before, found)?;
         }
@@ -878,7 +886,8 @@ impl Scan {
         found: &mut Found,
     ) -> (Container, Vec<ContainerEntry>) {
         let (disk, problems) = (&*disk.disk, &mut found.recovery.problems);
-        let mut known = Container { lacks_some: self.lacks_some, ..Container::new(self.header, false) };
+        let (lacks_some, has_footer) = (self.lacks_some, self.has_footer);
+        let mut known = Container { lacks_some, has_footer, ..Container::new(self.header, false) };
         let synced = &mut found.synced[disk_number];
         let released = self.released.clone();
         self.torn.iter().for_each(|number| self.released.set(*number));
@@ -908,6 +917,7 @@ impl Scan {
             let path = disk.root().join(container_path(number));
             problems.push(format!("{} could not be given a footer: {error}", path.display()));
         } else {
+            known.has_footer = true;
             synced.remove(&number);
         }
         if !self.has_header

@@ -261,18 +261,22 @@ impl<H: Host> Core<H> {
             let extents = if state.has_failed { u32::MAX } else { state.extents };
             (state.end, state.entries.clone(), extents)
         };
+        let mut has_footer = false;
         // The footer numbers its entries from 0 on: with one missing there is none, and a start reads the extents.
         if entries.len() == extents as usize {
             entries.sort_by_key(|(number, _)| *number);
             let entries: Vec<_> = entries.into_iter().map(|(_, entry)| entry).collect();
-            if let Err(error) = write_footer(&*container.file, &container.header, end, &entries) {
-                tracing::warn!(container = container.header.container, %error, "container has no footer");
+            match write_footer(&*container.file, &container.header, end, &entries) {
+                Ok(()) => has_footer = true,
+                Err(error) => {
+                    tracing::warn!(container = container.header.container, %error, "container has no footer");
+                }
             }
         } else if let Err(error) = give_back_ahead(&*container.file) {
             tracing::warn!(container = container.header.container, %error, "container keeps space for more");
         }
         let containers = &self.disks[container.disk].containers;
-        containers.closed(container.header.container);
+        containers.closed(container.header.container, has_footer);
         containers.remove_if_empty(container.header.container);
     }
 

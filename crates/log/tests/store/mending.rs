@@ -468,6 +468,108 @@ fn what_cannot_be_read_at_a_start_is_told_until_others_know() {
     }
 }
 
+/// The first container that a node has made.
+const FIRST: &str = "containers/0000000000000001.kera";
+
+/// Segments that live on the disks.
+fn live(node: &Node) -> u64 {
+    node.store.status().disks.iter().map(|disk| disk.segments).sum()
+}
+
+/// A start would read the indexes instead, or take for there what was let go of: both are there again before another place goes bad.
+#[test]
+fn a_first_page_and_a_footer_that_a_disk_has_changed_are_written_anew_while_the_node_runs() {
+    let rotten = Rotten::new(Asked::default());
+    let all = || rotten.memory[0].read_all(FIRST, 64 << 20).unwrap();
+    let before = all();
+    let bytes = before.len() as u64;
+    let footer = Trailer::parse(&before[before.len() - PAGE_BYTES..], bytes).unwrap().at;
+    // The header, the map of what was released, what the footer says of segments, and its end.
+    for place in [20, 600, footer + 10, bytes - 40] {
+        rotten.memory[0].flip_bit(FIRST, place, 1).unwrap();
+        assert_eq!((scrub(&rotten.node), all() == before), (1, true), "{place}");
+        assert_eq!(scrub(&rotten.node), 0, "{place}");
+    }
+    // No disk takes it: it is found once more.
+    rotten.memory[0].flip_bit(FIRST, 20, 1).unwrap();
+    rotten.disks[0].fail_write(1);
+    assert_eq!([0, 1, 2].map(|_| scrub(&rotten.node)), [1, 1, 0]);
+    assert!(all() == before);
+    (0..LANES).for_each(|lane| assert_eq!(rotten.read(lane), (CHUNKS, 0)));
+}
+
+/// The node knows what a start would not: where the segments are that the index told of.
+#[test]
+fn what_an_index_told_of_that_a_disk_has_changed_lies_elsewhere_before_a_start_looks_for_it() {
+    // With a footer that says the same; without it; and with an image damaged, so that a start could not tell what was there.
+    for (with_footer, with_image) in [(true, true), (false, true), (false, false)] {
+        let mut rotten = Rotten::new(Asked::default());
+        let (segments, bytes) = (live(&rotten.node), rotten.memory[0].read_all(FIRST, 64 << 20).unwrap().len() as u64);
+        let places = [(false, 4096 + 40), (with_footer, bytes - 40), (with_image, 8192 + 300)];
+        for (_, place) in places.iter().filter(|(is_whole, _)| !is_whole) {
+            rotten.memory[0].flip_bit(FIRST, *place, 1).unwrap();
+        }
+        // The image, and what tells of it.
+        assert_eq!(scrub(&rotten.node), 1 + u64::from(!with_image));
+        while let Some(id) = rotten.asked.next() {
+            rotten.node.log.mended(rotten.gather(id, |_| true)).unwrap();
+        }
+        rotten.forget();
+        assert!(rotten.memory[0].read_all(FIRST, 64 << 20).is_err(), "nothing is in it any more");
+        assert_eq!((scrub(&rotten.node), live(&rotten.node)), (0, segments));
+        (0..LANES).for_each(|lane| assert_eq!(rotten.read(lane), (CHUNKS, 0)));
+        rotten.node.store.flush_all().unwrap();
+        rotten.node.arena.freeze();
+        let (_, found) = after_kill(&rotten, &[]);
+        assert_eq!((found.lacks.len(), found.problems.len(), found.segments.len() as u64), (0, 0, segments));
+        // Who wrote them is known as before.
+        assert!(found.segments.iter().all(|segment| !segment.producers.is_empty() && !segment.lacks_marks));
+    }
+}
+
+/// No disk has room for what is to leave it: it stays where it is, and readers do not notice.
+#[test]
+fn what_no_disk_takes_stays_where_no_index_tells_of_it() {
+    let mut rotten = Rotten::new(Asked::default());
+    let segments = live(&rotten.node);
+    rotten.memory[0].flip_bit(FIRST, 4096 + 40, 1).unwrap();
+    rotten.disks.iter().for_each(|disk| disk.set_space(Some(0)));
+    assert_eq!([scrub(&rotten.node), scrub(&rotten.node)], [1, 1]);
+    (0..LANES).for_each(|lane| assert_eq!(rotten.read(lane), (CHUNKS, 0)));
+    rotten.disks.iter().for_each(|disk| disk.heal());
+    rotten.clock.advance_ms(60_000);
+    assert_eq!(scrub(&rotten.node), 1);
+    rotten.forget();
+    assert_eq!((scrub(&rotten.node), live(&rotten.node)), (0, segments));
+    assert!(rotten.memory[0].read_all(FIRST, 64 << 20).is_err(), "nothing is in it any more");
+}
+
+/// Batches are still appended to the container, and it has no footer.
+#[test]
+fn an_index_that_a_disk_has_changed_behind_a_writer_is_found_too() {
+    let (dir, memory) = (dir(), MemoryDisk::new());
+    let clock = Arc::new(ManualClock::new(1_000));
+    let mut node = open_on(vec![Arc::new(memory.clone()) as Arc<dyn Disk>], dir.path(), 1, clock.clone());
+    assert_eq!(node.log.finish_recovery(1), Vec::<String>::new());
+    (0..CHUNKS).for_each(|_| (0..LANES).for_each(|lane| node.append(lane)));
+    node.log.close_all();
+    clock.advance_ms(11_000);
+    let settle = |node: &Node| while node.store.step() == kera_log::store::Step::Again {};
+    settle(&node);
+    let segments = live(&node);
+    assert_eq!((scrub(&node), node.store.status().dirty_segments), (0, 0));
+    memory.flip_bit(FIRST, 4096 + 40, 1).unwrap();
+    assert_eq!(scrub(&node), 1);
+    settle(&node);
+    assert!(memory.read_all(FIRST, 64 << 20).is_err(), "nothing is in it any more");
+    assert_eq!((scrub(&node), live(&node)), (0, segments));
+    node.arena.freeze();
+    let config = StoreConfig { node: NODE, container_bytes: 4 << 20, ..StoreConfig::default() };
+    let (disks, random) = (vec![Arc::new(memory.clone()) as Arc<dyn Disk>], Arc::new(SeededRandom::new(2)));
+    let (_, found) = DiskStore::open_after_kill(config, disks, clock, random, &Default::default()).unwrap();
+    assert_eq!((found.lacks.len(), found.problems.len(), found.segments.len() as u64), (0, 0, segments));
+}
+
 /// The node came back with it in between, and may be the only one that has it since.
 #[test]
 fn what_reads_back_and_then_does_not_any_more_is_told_once_more() {
