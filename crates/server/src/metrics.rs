@@ -450,9 +450,11 @@ static METRICS: &[Metric] = &[
     bytes(counter("scrub_read", "Bytes on disks that were read to see whether they are what was written.", |s| {
         s.scrub.bytes
     })),
-    counter("scrub_damaged", "Segments, and blocks of copies for other nodes, that were found not to be.", |s| {
-        s.scrub.damaged
-    }),
+    counter(
+        "scrub_damaged",
+        "Segments, containers, and blocks of copies for other nodes that were found not to be.",
+        |s| s.scrub.damaged,
+    ),
     gauge(
         "scrub_last_round_seconds",
         "When all of it was read last, seconds since 1970; 0: not since the start.",
