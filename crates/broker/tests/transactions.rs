@@ -3,6 +3,7 @@
 mod common;
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use common::*;
 use kera_format::chunk::{ChunkTarget, PayloadKind, seal_in_place};
@@ -10,7 +11,10 @@ use kera_format::kafka_batch::KAFKA_BATCH_HEADER_BYTES;
 use kera_format::{CHUNK_HEADER_BYTES, ChunkView, Compression, Cursor, LaneId, StreamletId};
 use kera_log::{Lane, Visibility};
 use kera_protocol::application::DescribeApplication;
-use kera_protocol::{Lookup, ReadAnswer, ReadChunksResponse, Start, Status, StreamStats, Subscribe};
+use kera_protocol::{
+    JoinedApplication, Lookup, NextGroups, OlderGroups, Owner, ReadAnswer, ReadChunksResponse, Start, Status,
+    StreamStats, Subscribe,
+};
 use parking_lot::Mutex;
 
 const TRANSACTIONAL: u8 = 0x10;
@@ -53,7 +57,7 @@ fn append(lane: &Arc<Lane>, attributes: u8) -> u64 {
     let batch = &mut chunk[CHUNK_HEADER_BYTES..];
     batch[11] = KAFKA_BATCH_HEADER_BYTES as u8 - 12;
     (batch[16], batch[22], batch[50], batch[60]) = (2, attributes, 9, 1);
-    let target = ChunkTarget { stream: STREAM, ..ChunkTarget::default() };
+    let target = ChunkTarget { stream: STREAM, streamlet: lane.streamlet_id(), ..ChunkTarget::default() };
     seal_in_place(&mut chunk, &target, PayloadKind::KafkaBatch, Compression::None, 1, 0).unwrap();
     lane.append(&ChunkView::parse(&chunk).unwrap(), 1).unwrap().base_ordinal
 }
@@ -209,6 +213,103 @@ fn no_application_begins_at_an_end_that_is_not_known() {
     let joined = peer.join(&house, "report", Start::Latest);
     append(&lane, 0);
     assert_eq!(peer.next_groups(&joined, 1)[0].start_ordinal, 2);
+}
+
+/// Node `number` of a cluster, with a stream of two streamlets that have these owners, in owner epoch 2. It has opened those that are its own.
+fn in_cluster(number: u32, owners: [u32; 2]) -> House {
+    let house = House::new();
+    house.sink.instant.store(true, Ordering::SeqCst);
+    house.stream(STREAM, options(2, 1));
+    house.broker.join_cluster([1; 16], number);
+    let owned = owners.map(|node| Owner { node, epoch: 2, older: vec![] }).to_vec();
+    house.broker.place_stream(2, STREAM, owned).unwrap();
+    for (streamlet, _) in (0..).map(StreamletId).zip(owners).filter(|(_, node)| *node == number) {
+        house.broker.open_streamlet(STREAM, streamlet, 2, None).unwrap();
+    }
+    house
+}
+
+/// A lane of a node of a cluster with three records, of which the second one is of a transaction that runs; and what is known of it.
+fn with_transaction(house: &House, streamlet: StreamletId) -> (Arc<Lane>, Arc<Shared>) {
+    let stream = house.log.stream(STREAM).unwrap();
+    let lane = Arc::clone(stream.streamlet(streamlet).unwrap().lane(LaneId(0)).unwrap());
+    let known = Arc::new(Shared::default());
+    lane.set_visibility(|| Arc::clone(&known) as Arc<dyn Visibility>);
+    known.0.lock().open = Some(1);
+    for attributes in [0, TRANSACTIONAL, 0] {
+        append(&lane, attributes);
+    }
+    (lane, known)
+}
+
+/// It began behind all that was durable, and its members never saw what the transaction had written.
+#[test]
+fn an_application_begins_in_a_streamlet_that_comes_when_it_is_known_which_transactions_run() {
+    let (house, comes) = (in_cluster(1, [1, 1]), StreamletId(1));
+    let (lane, known) = with_transaction(&house, comes);
+    let owner = |node, epoch| Owner { node, epoch, older: vec![] };
+    house.broker.set_owner(3, STREAM, comes, owner(9, 3)).unwrap();
+    let mut peer = house.peer();
+    let joined = peer.join(&house, "report", Start::Latest);
+    known.0.lock().is_loading = true;
+    house.broker.set_owner(4, STREAM, comes, owner(1, 4)).unwrap();
+    house.broker.open_streamlet(STREAM, comes, 4, None).unwrap();
+    let JoinedApplication { application, member, .. } = joined;
+    let asked = NextGroups { application, member, max_groups: 9, max_wait_ms: 0 };
+    for _ in 0..2 {
+        assert_eq!(peer.refused(&asked), Status::NotReady, "it does not say that there is nothing");
+        // As its node does again and again.
+        house.broker.tick();
+    }
+    known.0.lock().is_loading = false;
+    house.broker.tick();
+    append(&lane, MARKER);
+    known.0.lock().open = None;
+    let given = peer.next_groups(&joined, 9);
+    assert_eq!(given.iter().map(|group| (group.streamlet, group.start_ordinal)).collect::<Vec<_>>(), [(comes, 1)]);
+}
+
+/// Whoever has read all from the beginning, or is recorded with the streamlet, does not begin at an end.
+#[test]
+fn who_does_not_begin_at_the_end_of_a_streamlet_that_comes_does_not_wait_for_that() {
+    let (house, comes) = (in_cluster(1, [1, 1]), StreamletId(1));
+    let mut peer = house.peer();
+    peer.join(&house, "known", Start::Latest);
+    let (_, known) = with_transaction(&house, comes);
+    let joined = peer.join(&house, "report", Start::Earliest);
+    known.0.lock().is_loading = true;
+    house.broker.set_owner(3, STREAM, comes, Owner { node: 1, epoch: 3, older: vec![] }).unwrap();
+    house.broker.open_streamlet(STREAM, comes, 3, None).unwrap();
+    let given = peer.next_groups(&joined, 9);
+    assert_eq!(given.iter().map(|group| (group.streamlet, group.start_ordinal)).collect::<Vec<_>>(), [(comes, 0)]);
+}
+
+/// The same where the node comes to know the application with a streamlet, and has another one already.
+#[test]
+fn an_application_that_comes_with_a_streamlet_begins_in_others_when_it_is_known_which_transactions_run() {
+    let (moved, other) = (StreamletId(0), StreamletId(1));
+    let (first, next) = (in_cluster(1, [1, 2]), in_cluster(2, [1, 2]));
+    let lane = Arc::clone(first.log.stream(STREAM).unwrap().streamlet(moved).unwrap().lane(LaneId(0)).unwrap());
+    append(&lane, 0);
+    first.peer().join(&first, "report", Start::Latest);
+    first.broker.let_go(STREAM, moved).unwrap();
+    let state = first.broker.handed_over(STREAM, moved).unwrap().expect("all is durable");
+
+    let (lane, known) = with_transaction(&next, other);
+    known.0.lock().is_loading = true;
+    let older = vec![OlderGroups { first_epoch: 2, node: 1 }];
+    next.broker.set_owner(3, STREAM, moved, Owner { node: 2, epoch: 3, older }).unwrap();
+    next.broker.open_streamlet(STREAM, moved, 3, Some(&state)).unwrap();
+    next.broker.tick();
+    let mut peer = next.peer();
+    assert_eq!(peer.refused(&join_request("report", STREAM, Start::Latest)), Status::NotReady);
+    known.0.lock().is_loading = false;
+    next.broker.tick();
+    let joined = peer.join(&next, "report", Start::Latest);
+    append(&lane, MARKER);
+    known.0.lock().open = None;
+    let given = peer.next_groups(&joined, 9);
+    assert_eq!(given.iter().map(|group| (group.streamlet, group.start_ordinal)).collect::<Vec<_>>(), [(other, 1)]);
 }
 
 /// The next owner of a lane has to ask which transactions run in it. Until then nothing says where readers are to stop.

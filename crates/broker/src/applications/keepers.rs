@@ -54,7 +54,7 @@ pub(super) struct Reading {
 /// A streamlet of this node of which it is not known how far applications are.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Unread {
-    /// It is opened, and what is recorded of it is still being read.
+    /// It is opened, and what is recorded of it is still being read, or it is not known where applications begin in it.
     Opened(StreamletId),
     /// The coordinators name this node for it, and it is still to be opened.
     Named(StreamletId),

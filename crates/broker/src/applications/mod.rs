@@ -20,7 +20,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use kera_format::applications::{Entry, LaneKey};
+use kera_format::applications::{Entry, LaneKey, StartAt};
 use kera_format::chunk::Chunks;
 use kera_format::cluster::HANDED_BYTES_MAX;
 use kera_format::{ApplicationId, Compression, Durability, LaneId, Records, StreamId, StreamOptions, StreamletId};
@@ -34,9 +34,10 @@ pub(crate) use requests::attempt;
 
 use crate::broker::Broker;
 use crate::failure::Failure;
+use crate::groups::check_visible;
 use application::{Application, Meta};
 use journal::Chunked;
-use keepers::{Keepers, Kept, Step, Unread, kept_entry};
+use keepers::{Keepers, Kept, Reading, Step, Unread, kept_entry};
 use progress::LANE_BYTES;
 use replay::{Replay, Replayed};
 
@@ -683,10 +684,7 @@ impl Applications {
             let mut guard = kept.reading.lock();
             let Some(reading) = guard.as_mut() else { continue };
             match reading.step(&kept.place) {
-                Ok(Step::All) => {
-                    let replay = guard.take().map(|reading| reading.replay).unwrap_or_default();
-                    self.take_read(broker, of, &kept, replay);
-                }
+                Ok(Step::All) => self.take_read(broker, of, &kept, &mut guard),
                 Ok(Step::Wait(lane, seen)) => waited_for.push((lane, seen)),
                 Err(failure) => {
                     let streamlet = kept.place.id();
@@ -701,13 +699,19 @@ impl Applications {
     ///
     /// It is served when each of them has what was read, and not before: who looks at a lane of which it has no position yet begins
     /// where that is, and a commit there would pass over what is unread in front of it.
-    fn take_read(&self, broker: &Broker, stream: StreamId, kept: &Arc<Kept>, mut replay: Replay) {
+    ///
+    /// It stays `read`, and is looked at again, while it is not known where some application [begins](Applications::waits_for_an_end).
+    fn take_read(&self, broker: &Broker, stream: StreamId, kept: &Arc<Kept>, read: &mut Option<Reading>) {
         let Some(place) = broker.log.stream(stream) else { return };
         let streamlet = kept.place.id();
         let now_ms = broker.clock.now_ms();
         // Held to the end: no application is made or deleted while it is not known here. And none is told that a lane starts, which it is told once, before the
         // streamlet is served: it would find no such lane, and never look again. Who looked for applications before has used the lane, so it is lined up below.
         let mut registry = self.registry.write();
+        if read.as_ref().is_some_and(|read| self.waits_for_an_end(&registry, stream, kept, &read.replay)) {
+            return;
+        }
+        let mut replay = read.take().map(|read| read.replay).unwrap_or_default();
         if !self.keepers.open_read(stream, kept, replay.report.bytes) {
             return;
         }
@@ -725,14 +729,7 @@ impl Applications {
         }
         let mut made = Vec::new();
         for ((name, of), replayed) in replay.applications {
-            // One whose record was never taken, as the arena was full, and whose positions were: they must not be lost.
-            let unrecorded = kera_format::applications::Application {
-                id: ApplicationId(0),
-                start: kera_format::applications::StartAt::Earliest,
-                created_ms: now_ms,
-            };
-            let record = replayed.exists.or((!replayed.lanes.is_empty()).then_some(unrecorded));
-            let Some(record) = record.filter(|_| of == stream) else { continue };
+            let Some(record) = replayed.record(now_ms).filter(|_| of == stream) else { continue };
             let known = registry.by_name.get(&stream).and_then(|names| names.get(&name)).cloned();
             let application = known.unwrap_or_else(|| {
                 // Each owner gives it an id of its own.
@@ -766,6 +763,27 @@ impl Applications {
         for application in self.of_stream(stream) {
             application.wakes.call();
         }
+    }
+
+    /// Whether an application that reads only what is new would begin now in a lane of which it is not known where what is readable ends: the next owner of a lane
+    /// has to ask first which transactions run in it. Where what is durable ends would be behind the records of one that runs, which can be read when it
+    /// has ended, and its members would never see them.
+    ///
+    /// That is so with the lanes of a streamlet that is taken, where one that is here is not recorded with it; and with those of all others that are served,
+    /// where one is recorded with it that is not here. Nothing can be read of such a lane in the meantime, so nobody waits for longer than that.
+    fn waits_for_an_end(&self, registry: &Registry, stream: StreamId, kept: &Kept, replay: &Replay) -> bool {
+        let told = if replay.report.records == 0 { &registry.from_before } else { &replay.applications };
+        let here = registry.by_name.get(&stream);
+        let is_told = |name: &str| told.get(&(name.to_owned(), stream)).is_some_and(Replayed::is_there);
+        let is_of_new = |application: &Application| application.meta.start == kera_protocol::Start::Latest;
+        let comes = here.into_iter().flatten().any(|(name, application)| is_of_new(application) && !is_told(name));
+        let is_told_so = |replayed: &Replayed| replayed.exists.is_some_and(|exists| exists.start == StartAt::Latest);
+        let is_made = told.iter().any(|((name, of), replayed)| {
+            *of == stream && is_told_so(replayed) && !here.is_some_and(|here| here.contains_key(name))
+        });
+        let waits = |kept: &Kept| kept.place.lanes().any(|lane| check_visible(lane).is_err());
+        let others = || self.keepers.of_stream(stream).into_iter().filter(|other| other.is_read());
+        (comes && waits(kept)) || (is_made && others().any(|other| waits(&other)))
     }
 
     /// Says once that some cannot be written, for all of them, and once that they can be again: without copies none can, and they are tried all the time.
@@ -885,6 +903,9 @@ fn still_to_open(stream: StreamId, streamlet: StreamletId) -> Failure {
 }
 
 fn still_read(stream: StreamId, streamlet: StreamletId) -> Failure {
-    let message = format!("how far applications are in streamlet {streamlet} of stream {stream} is still being read");
+    let message = format!(
+        "how far applications are in streamlet {streamlet} of stream {stream} is not known here yet: what is recorded of it is still being read, or it \
+         is still being asked which transactions run in the stream"
+    );
     Failure::later(Status::NotReady, message)
 }

@@ -6,9 +6,9 @@
 
 use std::collections::BTreeMap;
 
-use kera_format::applications::{Application, Entry, LaneKey, Position};
+use kera_format::applications::{Application, Entry, LaneKey, Position, StartAt};
 use kera_format::chunk::Chunks;
-use kera_format::{GroupId, Records, StreamId, StreamletId};
+use kera_format::{ApplicationId, GroupId, Records, StreamId, StreamletId};
 use kera_log::Lane;
 use kera_protocol::StreamletState;
 use kera_protocol::placement::KeptGroup;
@@ -49,6 +49,18 @@ pub(super) struct Replayed {
 }
 
 impl Replayed {
+    /// Whether anything is recorded of it.
+    pub(super) fn is_there(&self) -> bool {
+        self.exists.is_some() || !self.lanes.is_empty()
+    }
+
+    /// The record that says that it exists; nothing if nothing is recorded of it. One whose record was never taken, as the arena was full, and whose
+    /// positions were, gets one, made at `now_ms`: they must not be lost.
+    pub(super) fn record(&self, now_ms: i64) -> Option<Application> {
+        let unrecorded = Application { id: ApplicationId(0), start: StartAt::Earliest, created_ms: now_ms };
+        self.is_there().then(|| self.exists.unwrap_or(unrecorded))
+    }
+
     /// What is known of one streamlet.
     pub(super) fn of_streamlet(&self, streamlet: StreamletId) -> Replayed {
         let of = |key: &LaneKey| key.streamlet == streamlet;
