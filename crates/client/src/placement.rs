@@ -145,6 +145,20 @@ impl Placement {
         self.nodes.values().map(|(address, _)| address).filter(|address| !address.is_empty())
     }
 
+    /// Whether who says this has heard of all that a node owns of the first streamlets of the stream by what is `known`: owner epochs only rise. States of the
+    /// cluster are numbered by each node as it hears of them, so the numbers of two nodes do not say that.
+    pub(crate) fn has_heard_of(&self, known: &Placement, node: u32, streamlets: u32) -> bool {
+        (0..streamlets).all(|streamlet| {
+            let (owner, epoch) = known.owner(streamlet);
+            owner != node || self.owner(streamlet).1 >= epoch
+        })
+    }
+
+    /// Whether some of the first streamlets of the stream have a later owner than is `known`.
+    pub(crate) fn has_later_owners(&self, known: &Placement, streamlets: u32) -> bool {
+        (0..streamlets).any(|streamlet| self.owner(streamlet).1 > known.owner(streamlet).1)
+    }
+
     /// Whether it is later than what is known.
     pub(crate) fn is_news(&self, known: Option<&Arc<Placement>>) -> bool {
         known.is_none_or(|known| self.version > known.version)
@@ -345,6 +359,24 @@ mod tests {
         assert_eq!(placement.by_owner(&[]).into_iter().collect::<Vec<_>>(), [(1, of([0, 2])), (2, of([1, 3]))]);
         assert_eq!(placement.by_owner(&[StreamletId(3)]).into_keys().collect::<Vec<_>>(), [2]);
         assert_eq!((placement.address(2), placement.address(9)), (Some("host:2"), None));
+    }
+
+    #[test]
+    fn a_node_has_heard_of_what_it_owns_by_the_epochs_of_its_streamlets() {
+        let of = |version, owners: &[(u32, u32)]| {
+            let owner = |&(node, epoch): &(u32, u32)| Owner { node, epoch, older: vec![] };
+            Placement::of_three(version, owners.iter().map(owner).collect())
+        };
+        let known = of(9, &[(1, 4), (2, 5)]);
+        let heard = |told: &Placement| [1, 2].map(|node| told.has_heard_of(&known, node, 2));
+        // A number of its own, and what others own does not matter.
+        assert_eq!((heard(&of(3, &[(1, 4), (1, 2)])), known.has_later_owners(&known, 2)), ([true, false], false));
+        assert_eq!(heard(&of(20, &[(1, 4)])), [true, false], "it has not heard yet that the stream has grown");
+        assert!(of(20, &[(1, 4)]).has_heard_of(&known, 2, 1), "nobody asks for that");
+        let later = of(3, &[(2, 6), (2, 5), (3, 9)]);
+        assert_eq!((heard(&later), later.has_later_owners(&known, 2)), ([true, true], true));
+        let grown = of(3, &[(1, 4), (2, 5), (3, 9)]);
+        assert!(!grown.has_later_owners(&known, 2));
     }
 
     #[test]

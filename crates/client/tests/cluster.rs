@@ -1168,6 +1168,56 @@ fn an_application_is_not_deleted_at_an_owner_that_has_not_heard_of_all_that_it_o
     });
 }
 
+/// Others have told of it, and what it had heard of it had given: who read to the end ended in front of what has moved.
+#[test]
+fn who_reads_to_the_end_waits_for_an_owner_that_has_not_heard_of_all_that_it_owns() {
+    let cluster = Cluster::start(3, 4, 1);
+    run(async {
+        let client = patient(cluster.address(1)).await;
+        write_to_all(&client, 0..40).await;
+        let mut member = client.consumer("moving").application("report").until_end(true).build().await.unwrap();
+        let moved = StreamletId(2);
+        let (next, old) = (&cluster.brokers[0], &cluster.brokers[2]);
+        old.let_go(STREAM, moved).unwrap();
+        let state = loop {
+            match old.handed_over(STREAM, moved).unwrap() {
+                Some(state) => break state,
+                None => tokio::task::yield_now().await,
+            }
+        };
+        let owner = Owner { node: 1, epoch: 2, older: vec![OlderGroups { first_epoch: 1, node: 3 }] };
+        for broker in &cluster.brokers[1..] {
+            broker.set_owner(2, STREAM, moved, owner.clone()).unwrap();
+        }
+        let read: Arc<Mutex<Vec<u64>>> = Arc::default();
+        let numbers = Arc::clone(&read);
+        let reading = tokio::task::spawn_local(async move {
+            while let Some(batch) = member.next_batch().await.unwrap() {
+                let values = batch.records().map(|record| record.view.value().unwrap().to_vec());
+                let values = values.map(|value| String::from_utf8(value).unwrap().parse::<u64>().unwrap());
+                numbers.lock().extend(values);
+            }
+            member.close().await.unwrap();
+        });
+        let mut asked = None;
+        // It has all that the others have, and goes on asking what they have heard.
+        while asked.is_none_or(|before| cluster.asked.load(Ordering::SeqCst) < before + 12) {
+            assert!(!reading.is_finished(), "{} numbers", read.lock().len());
+            if asked.is_none() && read.lock().len() == 30 {
+                asked = Some(cluster.asked.load(Ordering::SeqCst));
+            }
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        assert_eq!(read.lock().len(), 30);
+        next.set_owner(2, STREAM, moved, owner).unwrap();
+        next.open_streamlet(STREAM, moved, 2, Some(&state)).unwrap();
+        reading.await.unwrap();
+        let mut numbers = std::mem::take(&mut *read.lock());
+        numbers.sort_unstable();
+        assert_eq!(numbers, (0..40).collect::<Vec<_>>());
+    });
+}
+
 #[test]
 fn what_clients_do_can_be_done_on_any_thread() {
     fn can_be_sent<T: Send>(_: &T) {}

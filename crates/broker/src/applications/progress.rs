@@ -169,7 +169,7 @@ impl Progress {
     }
 
     /// Where what is readable ends. That is where a transaction begins that runs: what it has written can be read only when it has ended, and whoever began behind it
-    /// would never see that. If it is not known what runs, it is where what is durable ends.
+    /// would never see that. If it is not known what runs, it is where what is durable ends; whoever begins there [waits](super::Applications::waits_for_an_end) until it is.
     pub(super) fn end(&self) -> (Cursor, u64) {
         let here = self.lane.latest();
         let end = if visible::is_known(&self.lane) { visible::end(&self.lane, here.1) } else { here.1 };

@@ -233,6 +233,7 @@ impl Consumer {
             (self.is_full, self.feed_at) = (false, now);
         }
         self.commit_if_due(now);
+        self.ask_what_was_heard_if_due();
         self.ask_for_groups_if_due(now);
         if now >= self.feed_at {
             self.feed(now);
@@ -406,7 +407,8 @@ impl Consumer {
             Event::Data { tracks, body, subscription } => self.take_data(node, &tracks, &body, subscription),
             Event::Unfed { tracks, error } => self.take_unfed(node, &tracks, error),
             Event::Groups(groups) => self.take_groups(node, groups),
-            Event::GroupsLater => self.ask_for_groups_later(node),
+            Event::GroupsLater | Event::OwnersLater => self.ask_for_groups_later(node),
+            Event::Owners(told) => self.take_what_was_heard(node, &told),
             Event::Committed { entries, statuses } => self.take_committed(node, &entries, &statuses),
             Event::CommitFailed(error) if error.retryable() => {
                 let wait = self.back_off.next(None);

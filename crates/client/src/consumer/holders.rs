@@ -124,7 +124,7 @@ impl<T> Drop for Task<T> {
 }
 
 impl<T> Task<T> {
-    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<T, RpcError>> {
+    pub(super) fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<T, RpcError>> {
         Pin::new(&mut self.0).poll(context).map(|done| done.unwrap_or_else(|error| Err(ended(&error))))
     }
 }

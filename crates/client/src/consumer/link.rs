@@ -1,5 +1,5 @@
-//! A consumer's connection and what is under way on it: subscriptions or polls, the request for groups, a commit, and
-//! heartbeats, which go on in a task of their own while the program is busy.
+//! A consumer's connection and what is under way on it: subscriptions or polls, the request for groups, the question who owns what, a commit,
+//! and heartbeats, which go on in a task of their own while the program is busy.
 //!
 //! Thrown away as a whole when the connection breaks; what must survive stands in the tracks.
 
@@ -8,7 +8,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
-use kera_format::ApplicationId;
+use kera_format::{ApplicationId, StreamId};
 use kera_protocol::{
     Body, CommitEntry, CommitResult, Credit, Heartbeat, LeasedGroups, Op, ReadChunks, ReadEntry, Status, Subscribe,
     Unsubscribe,
@@ -18,8 +18,13 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
+use super::holders::Task;
+use crate::placement::Placement;
+
 /// How long a poll for data waits at the server.
 const POLL_WAIT_MS: u32 = 30_000;
+/// How long the answer to who owns what may take.
+const OWNERS_TIMEOUT: Duration = Duration::from_secs(5);
 /// When the entries of a poll that was dropped count at the server no more: a while after it is answered there.
 const POLL_GONE_AFTER: Duration = Duration::from_millis(POLL_WAIT_MS as u64 + 5_000);
 
@@ -29,6 +34,8 @@ pub(super) struct Link {
     pub(super) connection: Connection,
     feeds: Vec<Feed>,
     groups: Option<Call>,
+    /// Who owns what, as the node has heard.
+    owners: Option<Task<Placement>>,
     commit: Option<(Call, Vec<(u64, CommitEntry)>)>,
     heartbeat: Option<HeartbeatTask>,
     /// Until when a poll that was dropped may wait at the server, and its entries count there.
@@ -63,6 +70,10 @@ pub(super) enum Event {
     Groups(LeasedGroups),
     /// The node does not know yet whether it has any: it has taken streamlets over.
     GroupsLater,
+    /// Who owns what, as the node has heard.
+    Owners(Placement),
+    /// The node does not say now who owns what.
+    OwnersLater,
     /// A commit was answered.
     Committed { entries: Vec<(u64, CommitEntry)>, statuses: Vec<u16> },
     /// A commit failed as a whole.
@@ -77,7 +88,15 @@ pub(super) enum Event {
 
 impl Link {
     pub(super) fn new(connection: Connection) -> Link {
-        Link { connection, feeds: Vec::new(), groups: None, commit: None, heartbeat: None, crowded_until: None }
+        Link {
+            connection,
+            feeds: Vec::new(),
+            groups: None,
+            owners: None,
+            commit: None,
+            heartbeat: None,
+            crowded_until: None,
+        }
     }
 
     /// Has tracks fed within `credit`, of which the server gets `first` now; the rest is owed.
@@ -165,6 +184,17 @@ impl Link {
         self.groups.is_some()
     }
 
+    /// Asks who owns what of a stream, as the node has heard. `known`: what is known of that.
+    pub(super) fn ask_for_owners(&mut self, stream: StreamId, known: &Arc<Placement>) {
+        let (connection, known) = (self.connection.clone(), Arc::clone(known));
+        let asking = async move { Placement::ask(&connection, stream, Some(&known), OWNERS_TIMEOUT).await };
+        self.owners = Some(Task(tokio::spawn(asking)));
+    }
+
+    pub(super) fn is_asking_for_owners(&self) -> bool {
+        self.owners.is_some()
+    }
+
     pub(super) fn commit(&mut self, message: &kera_protocol::CommitOffsets, tracks: Vec<u64>) {
         let entries = tracks.into_iter().zip(message.entries.iter().copied()).collect();
         self.commit = Some((self.connection.request(message), entries));
@@ -180,7 +210,7 @@ impl Link {
 
     /// It is no member there any more; what is read goes on.
     pub(super) fn end_membership(&mut self) {
-        (self.heartbeat, self.groups, self.commit) = (None, None, None);
+        (self.heartbeat, self.groups, self.owners, self.commit) = (None, None, None, None);
     }
 
     /// The next thing that happens. Loses nothing when it is not polled to the end.
@@ -197,6 +227,17 @@ impl Link {
             return Poll::Ready(match answer {
                 Err(error) if error.status() == Some(Status::NotReady) => Event::GroupsLater,
                 answer => answer.map_or_else(broken, Event::Groups),
+            });
+        }
+        if let Some(task) = &mut self.owners
+            && let Poll::Ready(found) = task.poll(context)
+        {
+            self.owners = None;
+            return Poll::Ready(match found {
+                Ok(found) => Event::Owners(found),
+                Err(RpcError::Timeout { .. }) => Event::OwnersLater,
+                Err(error) if error.status().is_some_and(Status::retryable) => Event::OwnersLater,
+                Err(error) => Event::Broken(error),
             });
         }
         if let Some((call, _)) = &mut self.commit

@@ -2,6 +2,7 @@
 //! that joins takes the next group, one that dies loses its lease, nobody else notices).
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 use kera_format::{ApplicationId, Cursor};
@@ -18,7 +19,7 @@ use super::link::Link;
 use super::track::{Lease, Track};
 use super::{CommitMode, Consumer};
 use crate::ClientError;
-use crate::placement::NOBODY;
+use crate::placement::{NOBODY, Placement};
 
 /// How long a request for groups waits at the server.
 const GROUPS_WAIT_MS: u32 = 30_000;
@@ -52,11 +53,53 @@ pub(super) struct Membership {
     /// After how long without a sign of life its leases end.
     lease: Duration,
     /// The last request for groups found none.
-    pub(super) nothing_left: bool,
+    nothing_left: bool,
+    /// The node has said that it has heard of all that it owns, by what is known of the owners.
+    has_heard: bool,
+    /// It had said so before the last request for groups was sent.
+    had_heard: bool,
+    /// It had nothing left when it had heard of all that it owns, and owned that still.
+    is_empty: bool,
     /// Groups are not asked for before.
     pub(super) groups_at: Instant,
     /// Nothing is committed before: the node has refused the last commit for now, as while a streamlet moves away.
     pub(super) commits_at: Instant,
+}
+
+impl Membership {
+    fn new(joined: &JoinedApplication, now: Instant) -> Membership {
+        Membership {
+            application: joined.application,
+            member: joined.member,
+            lease: Duration::from_millis(joined.lease_ms.into()),
+            nothing_left: false,
+            has_heard: false,
+            had_heard: false,
+            is_empty: false,
+            groups_at: now,
+            commits_at: now,
+        }
+    }
+
+    /// Whether the node has nothing to give, of all that it owns. One that `is_alone` owns everything, and cannot have missed that.
+    pub(super) fn is_at_end(&self, is_alone: bool) -> bool {
+        self.nothing_left && (self.is_empty || is_alone)
+    }
+
+    /// The node may have something to give: it is asked for groups, not before `at`.
+    pub(super) fn may_have_more(&mut self, at: Instant) {
+        (self.nothing_left, self.is_empty, self.groups_at) = (false, false, at);
+    }
+
+    /// What the node has said that it has heard holds no more.
+    fn may_not_have_heard(&mut self) {
+        (self.has_heard, self.had_heard) = (false, false);
+    }
+
+    /// The node is asked for groups.
+    fn asks(&mut self) {
+        self.had_heard = self.has_heard;
+    }
 }
 
 /// Joins, or comes back as the member that it was. A server that does not know that member any more gives another
@@ -100,12 +143,9 @@ impl Consumer {
         if self.memberships.get(&node).is_some_and(|membership| membership.member != joined.member) {
             self.lose_membership(node);
         }
-        let (application, member) = (joined.application, joined.member);
-        let (now, lease) = (Instant::now(), Duration::from_millis(joined.lease_ms.into()));
-        let membership =
-            Membership { application, member, lease, nothing_left: false, groups_at: now, commits_at: now };
-        self.memberships.insert(node, membership);
-        link.start_heartbeats(application, member, Duration::from_millis(joined.heartbeat_ms.into()));
+        self.memberships.insert(node, Membership::new(joined, Instant::now()));
+        let every = Duration::from_millis(joined.heartbeat_ms.into());
+        link.start_heartbeats(joined.application, joined.member, every);
     }
 
     /// The leases of a node are gone. What was received for them is thrown away; how far they were processed is kept, for the case
@@ -121,7 +161,44 @@ impl Consumer {
     /// A node does not know yet whether it has groups to give: it is asked again.
     pub(super) fn ask_for_groups_later(&mut self, node: u32) {
         if let Some(membership) = self.memberships.get_mut(&node) {
-            (membership.nothing_left, membership.groups_at) = (false, Instant::now() + GROUPS_LATER);
+            membership.may_have_more(Instant::now() + GROUPS_LATER);
+        }
+    }
+
+    /// Nodes that have nothing to give to a member that is to stop at the end are asked what they have heard of the owners.
+    ///
+    /// A node hears later than others of what it comes to own, and has nothing to give of that until then. So that it has nothing left counts when it was asked
+    /// for groups after it had said that it has heard of all that it owns, by what is known of the owners, and when it says afterwards that it owned
+    /// that still: it would have nothing left, too, of what it has let go of by then, and others have it.
+    pub(super) fn ask_what_was_heard_if_due(&mut self) {
+        if !self.settings.until_end || self.holders.placement.is_alone() {
+            return;
+        }
+        let (stream, known) = (self.stream.id, Arc::clone(&self.holders.placement));
+        for (node, membership) in &self.memberships {
+            let Some(link) = self.holders.link(*node) else { continue };
+            let is_asking = link.is_asking_for_groups() || link.is_asking_for_owners();
+            if membership.nothing_left && !membership.is_empty && !is_asking {
+                link.ask_for_owners(stream, &known);
+            }
+        }
+    }
+
+    /// A node that had nothing to give has said who owns what, as it has heard.
+    pub(super) fn take_what_was_heard(&mut self, node: u32, told: &Placement) {
+        let (known, streamlets, now) = (&self.holders.placement, self.stream.options.streamlets, Instant::now());
+        let has_heard = told.has_heard_of(known, node, streamlets);
+        if told.has_later_owners(known, streamlets) {
+            self.holders.want_owners(now);
+            self.ask_for_groups_later(node);
+        } else if !has_heard {
+            self.ask_for_groups_later(node);
+        } else if let Some(membership) = self.memberships.get_mut(&node) {
+            membership.has_heard = true;
+            match membership.had_heard {
+                true => membership.is_empty = membership.nothing_left,
+                false => membership.may_have_more(now),
+            }
         }
     }
 
@@ -149,7 +226,8 @@ impl Consumer {
             self.commit_at = now;
         }
         for membership in self.memberships.values_mut() {
-            (membership.nothing_left, membership.groups_at) = (false, now);
+            membership.may_have_more(now);
+            membership.may_not_have_heard();
         }
     }
 
@@ -173,10 +251,13 @@ impl Consumer {
         owner != NOBODY && owner != lease.node && lease.group.epoch() <= epoch
     }
 
-    /// Without a link nobody knows whether these nodes have anything left: an answer that leases groups may have been on its way.
+    /// Without a link nobody knows whether these nodes have anything left: an answer that leases groups may have been on its way. Nor what they have heard: one
+    /// that is started again may hear of it again.
     pub(super) fn may_have_more(&mut self, which: impl Fn(u32) -> bool) {
-        let memberships = self.memberships.iter_mut().filter(|(node, _)| which(**node));
-        memberships.for_each(|(_, membership)| membership.nothing_left = false);
+        for (_, membership) in self.memberships.iter_mut().filter(|(node, _)| which(**node)) {
+            membership.may_have_more(membership.groups_at);
+            membership.may_not_have_heard();
+        }
     }
 
     /// Nothing that it owns is known of a node: it is no member there any more.
@@ -228,9 +309,10 @@ impl Consumer {
         }
         let max_groups = room.div_ceil(self.memberships.len().max(1)) as u32;
         let max_wait_ms = if self.settings.until_end { LAST_GROUPS_WAIT_MS } else { GROUPS_WAIT_MS };
-        for (node, membership) in &self.memberships {
+        for (node, membership) in &mut self.memberships {
             let Some(link) = self.holders.link(*node) else { continue };
-            if now >= membership.groups_at && !link.is_asking_for_groups() {
+            if now >= membership.groups_at && !link.is_asking_for_groups() && !link.is_asking_for_owners() {
+                membership.asks();
                 let (application, member) = (membership.application, membership.member);
                 link.ask_for_groups(&NextGroups { application, member, max_groups, max_wait_ms });
             }
@@ -254,6 +336,7 @@ impl Consumer {
     pub(super) fn take_groups(&mut self, node: u32, mut leased: LeasedGroups) {
         let Some(membership) = self.memberships.get_mut(&node) else { return };
         membership.nothing_left = leased.groups.is_empty();
+        membership.is_empty &= membership.nothing_left;
         leased.groups.retain(|given| {
             let is_over = self.is_read_of_owner(node, given);
             if is_over {
@@ -448,7 +531,7 @@ impl Consumer {
         let track = self.tracks.remove(&id);
         let lease = track.as_ref().and_then(|track| track.lease);
         if let Some(membership) = lease.and_then(|lease| self.memberships.get_mut(&lease.node)) {
-            membership.nothing_left = false;
+            membership.may_have_more(membership.groups_at);
         }
         let tracks = &self.tracks;
         for link in self.holders.links_of(|_| true) {
@@ -501,13 +584,10 @@ fn entry_of(track: &Track, lease: &Lease) -> CommitEntry {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use super::*;
     use crate::consumer::holders::Holders;
-    use crate::placement::Placement;
     use crate::{Client, ConsumerBuilder};
-    use kera_format::{Cursor, GroupId, LaneId, StreamId, StreamOptions, StreamletId};
+    use kera_format::{Cursor, GroupId, LaneId, Order, StreamId, StreamOptions, StreamletId};
     use kera_protocol::{OlderGroups, Owner, StreamInfo};
 
     fn owner(node: u32, epoch: u32) -> Owner {
@@ -523,10 +603,9 @@ mod tests {
         let mut consumer = Consumer::new(settings, stream, Instant::now());
         consumer.holders.placement = Arc::new(Placement::of_three(7, vec![owner(2, 4), owner(1, 1)]));
         for node in [1, 2] {
-            let (application, member, now) = (ApplicationId(9), 5, Instant::now());
-            let (lease, nothing_left) = (Duration::from_secs(10), false);
-            let membership = Membership { application, member, lease, nothing_left, groups_at: now, commits_at: now };
-            consumer.memberships.insert(node, membership);
+            let (application, member, order) = (ApplicationId(9), 5, Order::Lane);
+            let joined = JoinedApplication { application, member, lease_ms: 10_000, heartbeat_ms: 1_000, order };
+            consumer.memberships.insert(node, Membership::new(&joined, Instant::now()));
         }
         let committed = (Cursor { group, ..Cursor::default() }, 10);
         let mut track = Track::new(StreamletId(0), LaneId(0), committed.0, committed.1);
@@ -541,7 +620,9 @@ mod tests {
         let mut consumer = member(GroupId::new(5, 1));
         consumer.settings.until_end = true;
         let nothing_left = |consumer: &mut Consumer| {
-            consumer.memberships.values_mut().for_each(|membership| membership.nothing_left = true);
+            for membership in consumer.memberships.values_mut() {
+                (membership.nothing_left, membership.is_empty) = (true, true);
+            }
         };
         let lost = CommitEntry {
             streamlet: StreamletId(0),
@@ -568,6 +649,64 @@ mod tests {
         nothing_left(&mut consumer);
         consumer.unlink();
         assert!(!consumer.at_end(), "an answer may be lost that leased something");
+    }
+
+    /// Asks a node for groups, of which it gives none, and what it has heard.
+    fn ask(consumer: &mut Consumer, node: u32, heard: &Placement) {
+        consumer.memberships.get_mut(&node).unwrap().asks();
+        consumer.take_groups(node, LeasedGroups { groups: vec![] });
+        consumer.take_what_was_heard(node, heard);
+    }
+
+    /// A member that is to stop at the end and has read all that it was given.
+    fn at_its_end() -> (Consumer, Arc<Placement>) {
+        let mut consumer = member(GroupId::new(5, 1));
+        consumer.settings.until_end = true;
+        consumer.tracks.clear();
+        let known = Arc::clone(&consumer.holders.placement);
+        (consumer, known)
+    }
+
+    /// What it had come to own it had not heard of, and records of that were not read.
+    #[test]
+    fn an_owner_that_has_not_heard_of_all_that_it_owns_is_not_at_its_end() {
+        let (mut consumer, known) = at_its_end();
+        // Of an earlier state than is known, by a number of its own.
+        let behind = Placement::of_three(9, vec![owner(1, 3), owner(1, 1)]);
+        for _ in 0..2 {
+            ask(&mut consumer, 1, &known);
+            ask(&mut consumer, 2, &behind);
+        }
+        assert!(consumer.memberships[&1].is_at_end(false), "it has heard of what it owns itself");
+        assert!(!consumer.at_end());
+        ask(&mut consumer, 2, &known);
+        assert!(!consumer.at_end(), "what it said may be from before it has heard");
+        ask(&mut consumer, 2, &known);
+        assert!(consumer.at_end());
+        ask(&mut consumer, 2, &behind);
+        assert!(!consumer.at_end());
+    }
+
+    /// It had let go of what others own by then.
+    #[test]
+    fn an_owner_that_has_heard_of_later_owners_is_not_at_its_end() {
+        let (mut consumer, known) = at_its_end();
+        let later = Placement::of_three(3, vec![owner(3, 5), owner(1, 1)]);
+        (0..2).for_each(|_| ask(&mut consumer, 1, &known));
+        ask(&mut consumer, 2, &known);
+        ask(&mut consumer, 2, &later);
+        assert!(!consumer.memberships[&2].is_at_end(false) && consumer.holders.are_wanted());
+        // What is known of the owners changes, and all have to say again what they have heard.
+        consumer.holders.placement = Arc::new(Placement::of_three(10, vec![owner(2, 6), owner(1, 1)]));
+        consumer.follow_owners();
+        let known = Arc::clone(&consumer.holders.placement);
+        ask(&mut consumer, 1, &known);
+        assert!(!consumer.memberships[&1].is_at_end(false));
+        ask(&mut consumer, 1, &known);
+        assert!(consumer.memberships[&1].is_at_end(false));
+        consumer.may_have_more(|_| true);
+        ask(&mut consumer, 1, &known);
+        assert!(!consumer.memberships[&1].is_at_end(false), "it may have been started again");
     }
 
     #[test]

@@ -200,8 +200,8 @@ impl ConsumerBuilder {
     /// Ends, with `None`, at what was the end of the stream when the consumer was built; where that is lost since, at the end that there is
     /// then, which is looked for as often as [`refresh`](ConsumerBuilder::refresh) says while nothing comes. Streamlets that the stream gets later are not read. With
     /// [`CommitMode::Manual`] a group that was returned to its end in front of that is to be committed first: see there.
-    /// A member of an application ends where the nodes have nothing to give to it: what other members have leased is not waited for, be they gone
-    /// or not; see [`Consumer::look_again`].
+    /// A member of an application ends where the nodes have nothing to give to it, of all that they own: one that has not heard yet of what it has come to own is
+    /// waited for. What other members have leased is not, be they gone or not; see [`Consumer::look_again`].
     pub fn until_end(mut self, until_end: bool) -> Self {
         self.until_end = until_end;
         self
@@ -522,8 +522,8 @@ impl Consumer {
         if !self.holders.placement.is_whole() || self.holders.are_wanted() {
             return false;
         }
-        let owners = self.holders.placement.owners();
-        let is_empty = |node: &u32| self.memberships.get(node).is_some_and(|membership| membership.nothing_left);
+        let (owners, is_alone) = (self.holders.placement.owners(), self.is_alone());
+        let is_empty = |node: &u32| self.memberships.get(node).is_some_and(|membership| membership.is_at_end(is_alone));
         // What follows a group is given only when its end is committed.
         all && owners.iter().all(is_empty) && self.tracks.values().all(|track| !track.ended)
     }
@@ -532,9 +532,7 @@ impl Consumer {
     /// were not heard of until their leases were over.
     pub fn look_again(&mut self) {
         let now = Instant::now();
-        for membership in self.memberships.values_mut() {
-            (membership.nothing_left, membership.groups_at) = (false, now);
-        }
+        self.memberships.values_mut().for_each(|membership| membership.may_have_more(now));
     }
 
     /// Where each lane ended when the consumer was built, or ends now if that was lost since: of a member of an application that is to stop there, see
@@ -657,7 +655,12 @@ impl Consumer {
             let reached = reach(self.client().clone(), Arc::default(), HOME, self.joining(HOME)).await?;
             self.reached(HOME, reached);
         }
-        self.find_start().await
+        self.find_start().await?;
+        if self.settings.application.is_some() && !self.is_alone() {
+            // Looking for its end may have found later owners: what these have is to be read up to there.
+            self.holders.placement = self.client().placement(self.stream.id).await?;
+        }
+        Ok(())
     }
 
     /// Whether one node owns everything.
