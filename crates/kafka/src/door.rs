@@ -327,6 +327,17 @@ pub struct DoorThread {
     door: Weak<Door>,
 }
 
+/// Why a door does not open.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The streams of groups and transactions cannot be made, read or written to. One of [`NOT_GIVEN`](crate::NOT_GIVEN) is no fault of the disk.
+    #[error(transparent)]
+    Kept(#[from] io::Error),
+    /// The operating system gives no thread. Nothing is wrong with what is kept.
+    #[error("there is no thread: {0}")]
+    NoThread(#[source] io::Error),
+}
+
 /// What the threads of a door wait for.
 pub(crate) struct Waiting {
     pub(crate) commands: Receiver<(Command, Reply)>,
@@ -356,32 +367,38 @@ impl Door {
     /// must be whole and its store running.
     ///
     /// # Errors
-    /// Their streams cannot be made or read, or the operating system gives no thread.
+    /// Their streams cannot be made or read, or the operating system gives no thread: [`StartError`] tells which.
     pub fn start(
         config: DoorConfig,
         broker: Arc<Broker>,
         coordinator: Arc<Coordinator>,
         clock: Arc<dyn Clock>,
         random: Arc<dyn Random>,
-    ) -> io::Result<(Arc<Door>, DoorThread)> {
+    ) -> Result<(Arc<Door>, DoorThread), StartError> {
         let (door, waiting) = Door::open(config, broker, coordinator, clock, random)?;
+        // Those that have started end with the door if another one does not.
+        let threads = Door::start_threads(&door, waiting).map_err(StartError::NoThread)?;
+        let thread = DoorThread { threads, door: Arc::downgrade(&door) };
+        Ok((door, thread))
+    }
+
+    fn start_threads(door: &Arc<Door>, waiting: Waiting) -> io::Result<Vec<JoinHandle<()>>> {
         let Waiting { commands, events, endings, node_work } = waiting;
-        let (weak, weak_too) = (Arc::downgrade(&door), Arc::downgrade(&door));
+        let (weak, weak_too) = (Arc::downgrade(door), Arc::downgrade(door));
         let named = |name: &str| std::thread::Builder::new().name(name.into()).stack_size(1 << 20);
         let commands = named("kera-kafka").spawn(move || work(&weak, &commands))?;
         let ends = named("kera-kafka-ends").spawn(move || endings::work(&weak_too, &events, endings))?;
-        let weak = Arc::downgrade(&door);
+        let weak = Arc::downgrade(door);
         let time = named("kera-kafka-time").spawn(move || group_door::keep_time(&weak))?;
         let mut threads = vec![commands, ends, time];
         if door.is_in_cluster() {
-            let weak = Arc::downgrade(&door);
+            let weak = Arc::downgrade(door);
             threads.push(named("kera-kafka-groups").spawn(move || group_door::follow(&weak))?);
-            let (weak, weak_too) = (Arc::downgrade(&door), Arc::downgrade(&door));
+            let (weak, weak_too) = (Arc::downgrade(door), Arc::downgrade(door));
             threads.push(named("kera-kafka-txns").spawn(move || transaction_door::follow(&weak))?);
             threads.push(named("kera-kafka-nodes").spawn(move || node_requests::work(&weak_too, node_work))?);
         }
-        let thread = DoorThread { threads, door: Arc::downgrade(&door) };
-        Ok((door, thread))
+        Ok(threads)
     }
 
     /// A door, and what its threads do.

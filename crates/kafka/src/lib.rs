@@ -79,7 +79,7 @@ mod visibility;
 mod wire;
 
 pub use counts::DoorStats;
-pub use door::{Coordinators, Door, DoorConfig, DoorThread, Given, KafkaSessions, OtherNodes};
+pub use door::{Coordinators, Door, DoorConfig, DoorThread, Given, KafkaSessions, OtherNodes, StartError};
 pub use node_requests::Answered;
 pub use request::read_request;
 pub use state_log::NOT_GIVEN;

@@ -202,11 +202,15 @@ impl Fatal {
         }
     }
 
-    /// The error of a failed bind.
+    /// The error of a server that does not listen: of a failed bind, or of threads that it does not get for its connections.
     pub fn listen(door: Door, address: &str, error: io::Error) -> Fatal {
         let address = address.to_owned();
         match error.kind() {
             io::ErrorKind::AddrInUse => Fatal::PortInUse { taken: vec![(door, address, None)] },
+            // No address is refused with these.
+            io::ErrorKind::WouldBlock | io::ErrorKind::OutOfMemory => {
+                Fatal::Resources { what: "a thread for connections", error }
+            }
             _ => Fatal::Address { door, address, error },
         }
     }
@@ -267,6 +271,16 @@ mod tests {
         taken.remove(0);
         let step = Fatal::PortInUse { taken }.next_step();
         assert_eq!(step, "give --cluster-listen or --http-listen another port");
+    }
+
+    #[test]
+    fn a_server_that_gets_no_thread_does_not_blame_its_address() {
+        for kind in [io::ErrorKind::WouldBlock, io::ErrorKind::OutOfMemory] {
+            let fatal = Fatal::listen(Door::Native, "a:1", kind.into());
+            assert!(matches!(fatal, Fatal::Resources { .. }), "{fatal}");
+        }
+        let fatal = Fatal::listen(Door::Native, "a:1", io::ErrorKind::PermissionDenied.into());
+        assert!(matches!(fatal, Fatal::Address { .. }), "{fatal}");
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kera_env::SystemRandom;
-use kera_kafka::{Door, DoorConfig, DoorStats, DoorThread, KafkaSessions, NOT_GIVEN};
+use kera_kafka::{Door, DoorConfig, DoorStats, DoorThread, KafkaSessions, NOT_GIVEN, StartError};
 use kera_protocol::HelloResponse;
 use kera_rpc::{Framing, RunningServer, Server, ServerConfig, ServerStats};
 
@@ -110,8 +110,12 @@ impl Kafka {
     }
 }
 
-/// Why the door does not open. That the cluster has not given it its streams says nothing of what is on the disks.
-fn not_opened(error: std::io::Error) -> Fatal {
+/// Why the door does not open. That the machine gives it no thread, or the cluster has not given it its streams, says nothing of what is on the disks.
+fn not_opened(error: StartError) -> Fatal {
+    let error = match error {
+        StartError::NoThread(error) => return Fatal::Resources { what: "a thread of the Kafka door", error },
+        StartError::Kept(error) => error,
+    };
     let message = format!("what is kept for Kafka clients: {error}");
     match error.kind() {
         NOT_GIVEN => Fatal::not_here(
@@ -160,7 +164,21 @@ fn listen(config: &Config, parts: &Parts, address: &str, door: &Arc<Door>) -> Re
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::again::next_try;
     use crate::config::SETTINGS;
+
+    /// Whoever is told that data is damaged restores a copy of it, or moves it away.
+    #[test]
+    fn a_door_that_gets_no_thread_says_nothing_of_the_data() {
+        let no_thread = not_opened(StartError::NoThread(ErrorKind::WouldBlock.into()));
+        assert!(matches!(no_thread, Fatal::Resources { .. }), "{no_thread}");
+        assert_eq!((no_thread.exit_status(), next_try(Some(1), &no_thread)), (17, Some(2)), "it may pass");
+        let not_given = not_opened(std::io::Error::from(NOT_GIVEN).into());
+        assert!(matches!(not_given, Fatal::NotHere { .. }), "{not_given}");
+        // As a disk says it that cannot be read now: it is no thread that is missing.
+        let unreadable = not_opened(std::io::Error::from(ErrorKind::WouldBlock).into());
+        assert!(matches!(unreadable, Fatal::Data { .. }), "{unreadable}");
+    }
 
     /// As others tell of it: see `join_message`.
     #[test]
