@@ -3,11 +3,12 @@
 //! The request is read in place, and a batch is appended from where it lies, behind the header of its chunk
 //! (docs/write-path.md). Its checksum is verified by the append: the chunk's is computed from the one that the batch carries
 //! ([`KafkaChunk`]), so that the bytes are gone through once. When the arena is full the request stops where it is and goes on
-//! when there is room. An answer waits until everything that it acknowledges is as durable as its stream asks, also with acks = 1: but for streams
+//! when there is room. A log that is behind holds up the batches that are for it, and no others: these are appended meanwhile, and those are tried again when it calls. An answer waits until everything that it acknowledges is as durable as its stream asks, also with acks = 1: but for streams
 //! with asynchronous replication, where acks = -1 waits for the copies, and acks = 1 for the owner.
 
 use std::borrow::Cow;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use kafka_protocol::ResponseError;
 use kera_format::chunk::{Chunk, ChunkTarget, KafkaChunk};
@@ -146,7 +147,17 @@ impl Written {
     }
 }
 
-/// What becomes of a request that wants no answer.
+/// Why a batch is not dealt with yet.
+enum Later {
+    /// Its log [is waited for](Partial::waits_out). What is for others goes on.
+    Log,
+    /// There is no room, or its transaction is not known to have begun. Nothing behind it is tried.
+    All,
+}
+
+/// What becomes of a request that wants no answer. Its producer hears of a batch that was not taken only if its connection is closed, as in Kafka; one that has waited for
+/// its log until the time of the request was over is no exception. To say nothing would lose it silently, and to wait on would hold up what the producer has for other logs, and
+/// keep it from asking who leads the partition by now. What it waits with is one request, of a size that is bounded.
 fn without_answer(written: &[Written]) -> Outcome {
     let mut refused = written.iter().filter(|written| !written.is_there());
     let Some(first) = refused.next() else { return Outcome::Silent };
@@ -155,15 +166,40 @@ fn without_answer(written: &[Written]) -> Outcome {
     Outcome::Refused(format!("of {all} batches that want no answer {count} were refused, the first: {error}{why}"))
 }
 
+/// Notes that a log has called, and wakes the session.
+struct Call {
+    has_come: AtomicBool,
+    session: Arc<dyn Observer>,
+}
+
+impl Observer for Call {
+    fn advanced(&self, _: u64) {
+        self.has_come.store(true, Ordering::Release);
+        self.session.advanced(0);
+    }
+}
+
+/// A log that has taken nothing of a request.
+struct Behind {
+    sink: Arc<dyn DurabilitySink>,
+    call: Arc<Call>,
+    /// It was found to take nothing on this walk of the request: nothing more is offered to it, so that batches of one partition stay in order.
+    is_passed_over: bool,
+}
+
 /// A request that is under way.
 struct Partial {
-    written: Vec<Written>,
+    /// What became of each batch, by its place in the request; `None` if it waits for its log. Those behind the last are still to be tried.
+    written: Vec<Option<Written>>,
+    /// The logs that are or were waited for.
+    behind: Vec<Behind>,
     /// Records that are wrong, by their numbers in the batch, and where in `written` that is said.
     wrong: Vec<(usize, Vec<u32>)>,
-    /// What the coordinator of a transaction was asked for the batch that is next.
-    question: Option<Arc<Question>>,
-    /// The header of the last batch that was looked at, with the number of that batch.
-    checked: Option<(usize, BatchHeader)>,
+    /// What the coordinator of a transaction was asked for a batch, with its place.
+    question: Option<(usize, Arc<Question>)>,
+    /// The headers of batches that were looked at and are not dealt with, with their places: of one for each log that is behind at most, and of the one that nothing behind it is
+    /// tried for.
+    checked: Vec<(usize, BatchHeader)>,
     tickets: Vec<(Arc<dyn DurabilitySink>, Ticket)>,
     /// The owner's own copy is enough for the producer, where the stream leaves it to that.
     acks_owner: bool,
@@ -176,18 +212,64 @@ struct Partial {
 impl Partial {
     fn new(acks: i16, started_us: u64, deadline_us: u64) -> Partial {
         let (acks_owner, acks_nobody) = (acks == 1, acks == 0);
-        let (written, wrong, tickets) = (Vec::new(), Vec::new(), Vec::new());
-        let (question, checked) = (None, None);
-        Partial { written, wrong, question, checked, tickets, acks_owner, acks_nobody, started_us, deadline_us }
+        let (written, behind, wrong, tickets) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let (question, checked) = (None, Vec::new());
+        Partial { written, behind, wrong, question, checked, tickets, acks_owner, acks_nobody, started_us, deadline_us }
     }
 
-    /// Whether a log that takes nothing for this reason is waited for, with all that comes after on the connection.
+    /// Whether a log that takes nothing for this reason is waited for, with the requests that come after on the connection.
     ///
     /// One that is behind is. One that has had too few copies for long may not come back before the client's patience ends: its batch is refused at once, as by Kafka, and the
     /// partitions in other logs go on. But not one that wants no answer, which Kafka does not refuse either: all that could tell its producer is that its connection
     /// is closed, and again with each of its next batches.
     fn waits_out(&self, kind: SinkErrorKind) -> bool {
         if self.acks_nobody { kind.passes() } else { kind == SinkErrorKind::Behind }
+    }
+
+    /// Has the session called when a log may take something again: once, however often other logs have it look meanwhile. False if the log may
+    /// take something now.
+    fn wait_for(&mut self, sink: &Arc<dyn DurabilitySink>, session: &Arc<dyn Observer>) -> bool {
+        let known = self.behind.iter().position(|known| Arc::ptr_eq(&known.sink, sink));
+        if known.is_some_and(|at| !self.behind[at].call.has_come.load(Ordering::Acquire)) {
+            return true;
+        }
+        let call = Arc::new(Call { has_come: AtomicBool::new(false), session: Arc::clone(session) });
+        let observer: Arc<dyn Observer> = Arc::clone(&call) as _;
+        let waits = sink.wait(sink.durable_through() + 1, &observer, 0);
+        if !waits {
+            call.has_come.store(true, Ordering::Release);
+        }
+        match known {
+            Some(at) => self.behind[at].call = call,
+            None => self.behind.push(Behind { sink: Arc::clone(sink), call, is_passed_over: false }),
+        }
+        waits
+    }
+
+    /// A log takes nothing on this walk of the request.
+    fn pass_over(&mut self, sink: &Arc<dyn DurabilitySink>) {
+        let known = self.behind.iter_mut().filter(|known| Arc::ptr_eq(&known.sink, sink));
+        known.for_each(|known| known.is_passed_over = true);
+    }
+
+    fn is_passed_over(&self, lane: &Lane) -> bool {
+        let is_it = |sink: &Arc<dyn DurabilitySink>| {
+            self.behind.iter().any(|known| known.is_passed_over && Arc::ptr_eq(&known.sink, sink))
+        };
+        lane.sink().is_some_and(is_it)
+    }
+
+    /// It is known what becomes of the batch at a place.
+    fn settle(&mut self, place: usize, written: Written) {
+        self.checked.retain(|(of, _)| *of != place);
+        self.note(place, Some(written));
+    }
+
+    fn note(&mut self, place: usize, written: Option<Written>) {
+        match self.written.get_mut(place) {
+            Some(known) => *known = written,
+            None => self.written.push(written),
+        }
     }
 
     /// The answer waits for a ticket of a sink.
@@ -307,8 +389,8 @@ struct Appending<'a> {
     takes_zstd: bool,
     by_id: bool,
     topic: Option<Arc<Topic>>,
-    /// Partitions seen, and so done if it is less than what is written.
-    index: usize,
+    /// Where the batch is in the request that comes next.
+    next: usize,
     now_ms: i64,
     out_of_time: bool,
     /// The request has stood still until it was out of time: see [`Appending::partition`].
@@ -357,6 +439,7 @@ impl Producing {
         };
         let now_ms = core.door.clock.now_ms();
         let out_of_time = now_us >= partial.deadline_us;
+        partial.behind.iter_mut().for_each(|log| log.is_passed_over = false);
         let mut appending = Appending {
             core,
             partial: &mut partial,
@@ -369,7 +452,7 @@ impl Producing {
             takes_zstd: request.version >= VERSION_ZSTD,
             by_id: request.version >= VERSION_TOPIC_IDS,
             topic: None,
-            index: 0,
+            next: 0,
             now_ms,
             out_of_time,
             is_over: out_of_time && stood_still,
@@ -382,14 +465,15 @@ impl Producing {
             |all, index, records| all.partition(index, records),
             |_| {},
         )?;
-        if !whole {
+        if !whole || partial.written.iter().any(Option::is_none) {
             self.partial = Some(partial);
             return Ok(Outcome::Blocked);
         }
+        let written: Vec<Written> = std::mem::take(&mut partial.written).into_iter().flatten().collect();
         if acks == 0 {
-            return Ok(without_answer(&partial.written));
+            return Ok(without_answer(&written));
         }
-        answer(request, body, partial).map(Outcome::Answer)
+        answer(request, body, written, partial).map(Outcome::Answer)
     }
 }
 
@@ -402,83 +486,85 @@ impl Appending<'_> {
         };
     }
 
-    /// Deals with a partition's batch. False if there is no room for it now.
+    /// Deals with a partition's batch, unless that is done or its log is waited for. False if nothing behind it is to be tried now.
     ///
     /// Nothing more is appended of a request that has waited for room until its time was over. Its answer goes out at once, and would say of what
     /// became durable a moment later that it is in doubt: a producer without an id would write that twice. The same error of a batch that is not there makes
     /// every producer send it again, and then it is written once. Of a request whose time is over as it comes, as with a timeout of 0, all
     /// is tried once: it would never be written otherwise.
     fn partition(&mut self, partition: i32, records: Option<&[u8]>) -> bool {
-        self.index += 1;
-        if self.index <= self.partial.written.len() {
+        let place = self.next;
+        self.next += 1;
+        if self.partial.written.get(place).is_some_and(Option::is_some) {
             return true;
         }
-        let appended = if self.is_over { None } else { self.append(partition, records) };
+        let appended = if self.is_over { Err(Later::All) } else { self.append(place, partition, records) };
         match appended {
-            Some(written) => {
-                self.push(written);
-                true
-            }
-            None if self.out_of_time => {
+            Ok(written) => self.settle(place, written),
+            Err(_) if self.out_of_time => {
                 let why = "there was no room in time; nothing of the batch was appended";
-                self.push(Written::refused(ResponseError::RequestTimedOut, why));
-                true
+                self.settle(place, Written::refused(ResponseError::RequestTimedOut, why));
             }
-            None => false,
+            Err(Later::Log) => self.partial.note(place, None),
+            Err(Later::All) => return false,
         }
+        true
     }
 
-    fn push(&mut self, written: Written) {
+    fn settle(&mut self, place: usize, written: Written) {
         if written.error != 0 {
             self.core.door.counts.batch_refused();
         }
         if written.error == ResponseError::MessageTooLarge.code() && !self.tells_why {
             *self.untold = written.message.clone();
         }
-        self.partial.written.push(written);
+        self.partial.settle(place, written);
     }
 
-    /// Appends a batch, or says why not; `None` if there is no room.
-    fn append(&mut self, partition: i32, records: Option<&[u8]>) -> Option<Written> {
+    /// Appends a batch, or says why it is refused.
+    fn append(&mut self, place: usize, partition: i32, records: Option<&[u8]>) -> Result<Written, Later> {
         if let Some(refused) = &self.refuse {
-            return Some(refused.clone());
+            return Ok(refused.clone());
         }
         let Some(topic) = &self.topic else {
             let error = if self.by_id { ResponseError::UnknownTopicId } else { ResponseError::UnknownTopicOrPartition };
-            return Some(Written::refused(error, "there is no such topic"));
+            return Ok(Written::refused(error, "there is no such topic"));
         };
         let topic = Arc::clone(topic);
         let Some(lane) = topic.lane(partition) else {
-            return Some(Written::refused(ResponseError::UnknownTopicOrPartition, "there is no such partition"));
+            return Ok(Written::refused(ResponseError::UnknownTopicOrPartition, "there is no such partition"));
         };
+        if self.partial.is_passed_over(lane) {
+            return Err(Later::Log);
+        }
         let broker = &self.core.door.broker;
         // Backups say no to a node that was declared lost; of a topic with one copy nobody does.
         let is_alone = || broker.log().stream(lane.stream_id()).is_some_and(|stream| stream.options().replication == 1);
         if !broker.is_confirmed() && is_alone() {
             let why = "the node has not heard from the coordinators for too long";
-            return Some(Written::refused(ResponseError::NotLeaderOrFollower, why));
+            return Ok(Written::refused(ResponseError::NotLeaderOrFollower, why));
         }
         let batch = records.unwrap_or_default();
-        let mut header = match self.check_next(batch) {
+        let mut header = match self.check_once(place, batch) {
             Ok(header) => header,
-            Err(refused) => return Some(refused),
+            Err(refused) => return Ok(refused),
         };
         if topic.stream.compacts()
-            && let Some(refused) = self.refuse_without_key(batch)
+            && let Some(refused) = self.refuse_without_key(place, batch)
         {
-            return Some(refused);
+            return Ok(refused);
         }
         if topic.stream.limits_batches()
             && let Some(refused) = self.refuse_beyond(&topic.stream.options(), &header, batch)
         {
-            return Some(refused);
+            return Ok(refused);
         }
         let (kept, stamped_ms);
         let batch = if topic.stream.changes_batches() {
             let options = topic.stream.options();
             kept = match as_kept(batch, &options, self.now_ms) {
                 Ok(kept) => kept,
-                Err((error, why)) => return Some(Written::refused(error, why)),
+                Err((error, why)) => return Ok(Written::refused(error, why)),
             };
             header = header.of_kept(&kept);
             stamped_ms = if options.timestamps == Timestamps::Append { self.now_ms } else { -1 };
@@ -498,22 +584,21 @@ impl Appending<'_> {
         let (count, max_timestamp_ms) = (header.record_count, header.max_timestamp_ms);
         match KafkaChunk::new(batch, &target, count, max_timestamp_ms, CHECKED_FROM, header.crc) {
             Ok(chunk) => match self.transactional_id {
-                Some(id) => self.append_in_transaction(lane, &chunk, id, (&topic.name, partition), &header),
+                Some(id) => self.append_in_transaction(place, lane, &chunk, id, (&topic.name, partition), &header),
                 None => self.append_chunk(lane, &chunk).map(|appended| self.appended(lane, appended)),
             }
             .map(|written| Written { append_ms: if written.error == 0 { stamped_ms } else { -1 }, ..written }),
-            Err(error) => Some(refusal(&AppendError::Format(error))),
+            Err(error) => Ok(refusal(&AppendError::Format(error))),
         }
     }
 
-    /// The header of the batch that is next, with the time of its records. A batch that waits for room is offered again and again, the same each time: its records are opened once.
-    fn check_next(&mut self, batch: &[u8]) -> Result<BatchHeader, Written> {
-        let number = self.partial.written.len();
-        if let Some((_, header)) = self.partial.checked.filter(|(of, _)| *of == number) {
-            return Ok(header);
+    /// The header of the batch at a place, with the time of its records. A batch that waits is offered again and again, the same each time: its records are opened once.
+    fn check_once(&mut self, place: usize, batch: &[u8]) -> Result<BatchHeader, Written> {
+        if let Some((_, header)) = self.partial.checked.iter().find(|(of, _)| *of == place) {
+            return Ok(*header);
         }
         let header = self.check(batch)?.with_time_of_records(batch);
-        self.partial.checked = Some((number, header));
+        self.partial.checked.push((place, header));
         Ok(header)
     }
 
@@ -549,11 +634,11 @@ impl Appending<'_> {
     }
 
     /// Refuses a batch that a compacted topic cannot take.
-    fn refuse_without_key(&mut self, batch: &[u8]) -> Option<Written> {
+    fn refuse_without_key(&mut self, place: usize, batch: &[u8]) -> Option<Written> {
         match without_key(batch, RECORDS_TOLD_MAX) {
             Ok(wrong) if wrong.is_empty() => None,
             Ok(wrong) => {
-                self.partial.wrong.push((self.partial.written.len(), wrong));
+                self.partial.wrong.push((place, wrong));
                 Some(Written::refused(ResponseError::InvalidRecord, NO_KEY))
             }
             Err((error, why)) => Some(Written::refused(error, why)),
@@ -564,12 +649,13 @@ impl Appending<'_> {
     /// the transaction does not end in between, and nobody reads the batch for one that is committed.
     fn append_in_transaction(
         &mut self,
+        place: usize,
         lane: &Arc<Lane>,
         chunk: &KafkaChunk<'_>,
         id: &str,
         (topic, partition): (&str, i32),
         header: &BatchHeader,
-    ) -> Option<Written> {
+    ) -> Result<Written, Later> {
         let door = Arc::clone(&self.core.door);
         let transactions = &door.transactions;
         let producer = (header.producer_id, header.producer_epoch);
@@ -581,63 +667,73 @@ impl Appending<'_> {
             transactions.may_write(id, producer, (topic, partition), lane, self.adds_partitions, observer)
         } else {
             let wish = Wish { id, producer, topic, partition, adds: self.adds_partitions };
-            let question = &mut self.partial.question;
-            transaction_owner::may_write(&door, (&shared, &mut of), lane, &wish, question, observer)
+            // What was asked for another batch is for that one.
+            let mut question = self.partial.question.take_if(|(at, _)| *at == place).map(|(_, asked)| asked);
+            let may = transaction_owner::may_write(&door, (&shared, &mut of), lane, &wish, &mut question, observer);
+            if let Some(asked) = question {
+                self.partial.question = Some((place, asked));
+            }
+            may
         };
         match may {
             MayWrite::Yes => {}
             MayWrite::No(error) => {
                 let not_running = error == ResponseError::InvalidTxnState && self.tells_abortable;
                 let error = if not_running { ResponseError::TransactionAbortable } else { error };
-                return Some(Written::refused(error, "the batch is not part of a transaction that runs"));
+                return Ok(Written::refused(error, "the batch is not part of a transaction that runs"));
             }
-            MayWrite::Later(None) => return None,
+            MayWrite::Later(None) => return Err(Later::All),
             MayWrite::Later(Some(After { sink, ticket })) => {
                 if !sink.wait(ticket, observer, 0) {
                     observer.advanced(0);
                 }
-                return None;
+                return Err(Later::All);
             }
         }
         let begins = self.adds_partitions && of.begun(header.producer_id).is_none();
         if begins && header.base_sequence != 0 && !lane.knows_producer(chunk.header().producer_id) {
             // An epoch counts from 0, so what comes first is missing, or the batch is of an earlier one.
             let why = "batches of the transaction before this one are missing";
-            return Some(Written::refused(ResponseError::OutOfOrderSequenceNumber, why));
+            return Ok(Written::refused(ResponseError::OutOfOrderSequenceNumber, why));
         }
         let appended = self.append_chunk(lane, chunk)?;
         if let Ok(Appended { base_ordinal, duplicate: false, .. }) = appended {
             of.wrote(header.producer_id, base_ordinal);
         }
         drop(of);
-        Some(self.appended(lane, appended))
+        Ok(self.appended(lane, appended))
     }
 
-    /// Appends a chunk, or says why not; `None` if there is no room, or the log [is waited for](Partial::waits_out).
-    fn append_chunk(&mut self, lane: &Arc<Lane>, chunk: &KafkaChunk<'_>) -> Option<Result<Appended, AppendError>> {
+    /// Appends a chunk, or says why not.
+    fn append_chunk(
+        &mut self,
+        lane: &Arc<Lane>,
+        chunk: &KafkaChunk<'_>,
+    ) -> Result<Result<Appended, AppendError>, Later> {
         let log = self.core.door.broker.log();
         for _ in 0..SPACE_TRIES {
             match lane.append(chunk, self.now_ms) {
                 Err(AppendError::ArenaFull(full)) => {
                     if log.wait_for_space(full.seen, &self.core.observer, 0) {
-                        return None;
+                        return Err(Later::All);
                     }
                 }
                 Err(AppendError::SinkUnhealthy(error)) if self.partial.waits_out(error.kind) => {
                     let Some(sink) = lane.sink() else { break };
-                    let waits = sink.wait(sink.durable_through() + 1, &self.core.observer, 0);
+                    let waits = self.partial.wait_for(sink, &self.core.observer);
                     // Asked once more after registering: it calls when something becomes durable, and when it is not behind any more. What is not waited for it may have told
                     // before, and calls no more.
                     if waits && sink.healthy().is_err_and(|error| self.partial.waits_out(error.kind)) {
-                        return None;
+                        self.partial.pass_over(sink);
+                        return Err(Later::Log);
                     }
                 }
-                done => return Some(done),
+                done => return Ok(done),
             }
         }
         // Blocks come back, but others are quicker: let them run and try again.
         self.core.observer.advanced(0);
-        None
+        Err(Later::All)
     }
 
     fn appended(&mut self, lane: &Arc<Lane>, appended: Result<Appended, AppendError>) -> Written {
@@ -708,9 +804,9 @@ struct Answering<'a> {
     good: Vec<(usize, Awaited)>,
 }
 
-/// The answer to a request all of whose batches are dealt with.
-fn answer(request: &Request, body: &[u8], partial: Partial) -> Result<Waiting, Malformed> {
-    let Partial { written, wrong, tickets, started_us, deadline_us, .. } = partial;
+/// The answer to a request all of whose batches are dealt with: what is `written` of each.
+fn answer(request: &Request, body: &[u8], written: Vec<Written>, partial: Partial) -> Result<Waiting, Malformed> {
+    let Partial { wrong, tickets, started_us, deadline_us, .. } = partial;
     let mut answer = Vec::with_capacity(64 + written.len() * 64);
     request.put_header(&mut answer);
     let mut reader = Reader::new(body, request.is_flexible());

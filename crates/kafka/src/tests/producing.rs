@@ -1,6 +1,7 @@
 //! Requests with batches for partitions that fare differently: each is told of by itself.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Weak;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use kafka_protocol::messages::produce_request::{PartitionProduceData, TopicProduceData};
 use kera_log::SinkErrorKind;
@@ -74,21 +75,43 @@ fn a_partition_that_does_not_become_durable_takes_no_other_along() {
     assert_eq!(told.iter().map(|(error, _)| *error).collect::<Vec<_>>(), [0, TIMED_OUT, 0]);
 }
 
-/// A log that takes nothing.
-struct Sick(Mutex<SinkErrorKind>);
+/// A log that takes nothing while there is a reason, and makes durable at once what it takes then.
+struct Sick {
+    why: Mutex<Option<SinkErrorKind>>,
+    waiters: Mutex<Vec<Weak<dyn Observer>>>,
+}
+
+impl Sick {
+    fn new(why: SinkErrorKind) -> Arc<Sick> {
+        Arc::new(Sick { why: Mutex::new(Some(why)), waiters: Mutex::default() })
+    }
+
+    /// Calls all who wait. How often that was asked for.
+    fn call(&self) -> usize {
+        let waiters = std::mem::take(&mut *self.waiters.lock());
+        waiters.iter().filter_map(Weak::upgrade).for_each(|waiter| waiter.advanced(0));
+        waiters.len()
+    }
+}
 
 impl DurabilitySink for Sick {
-    fn appended(&self, _: kera_log::ChunkReference) -> Ticket {
-        panic!("nothing is taken");
+    fn appended(&self, reference: kera_log::ChunkReference) -> Ticket {
+        assert_eq!(*self.why.lock(), None, "nothing is taken");
+        Instant.appended(reference)
     }
     fn durable_through(&self) -> Ticket {
-        0
+        if self.why.lock().is_some() { 0 } else { Instant.durable_through() }
     }
-    fn wait(&self, _: Ticket, _: &Arc<dyn Observer>, _: u64) -> bool {
-        true
+    fn wait(&self, _: Ticket, observer: &Arc<dyn Observer>, _: u64) -> bool {
+        let waits = self.why.lock().is_some();
+        if waits {
+            self.waiters.lock().push(Arc::downgrade(observer));
+        }
+        waits
     }
     fn healthy(&self) -> Result<(), SinkError> {
-        Err(SinkError { kind: *self.0.lock(), reason: "too much waits".to_owned(), retry_after_ms: 20 })
+        let error = |kind| SinkError { kind, reason: "too much waits".to_owned(), retry_after_ms: 20 };
+        self.why.lock().map_or(Ok(()), |kind| Err(error(kind)))
     }
     fn segment_safe(&self, _: kera_format::SegmentId) {}
 }
@@ -97,28 +120,102 @@ impl DurabilitySink for Sick {
 #[test]
 fn nothing_is_appended_when_the_time_of_its_request_is_over() {
     let clock = Arc::new(ManualClock::new(1_700_000_000_000));
-    let (mut client, quick, sick) = over(&clock, Arc::new(Sick(Mutex::new(SinkErrorKind::Behind))));
+    let sink = Sick::new(SinkErrorKind::Behind);
+    let (mut client, quick, sick) = over(&clock, sink.clone());
     let asked = request(&[("copied", sick), ("copied", quick), ("process", 0)], 100);
     assert_eq!(client.frame(&asked), Flow::Blocked);
     clock.advance_ms(150);
+    // Just too late.
+    *sink.why.lock() = None;
     assert_eq!(client.frame(&asked), Flow::Done);
     let answer = client.answer().expect("its time is over");
-    assert_eq!(told(&answer), [(TIMED_OUT, -1); 3]);
-    // They come to where they would have been the first time.
-    for one in [("copied", quick), ("process", 0)] {
+    assert_eq!(told(&answer), [(TIMED_OUT, -1), (0, 0), (0, 0)]);
+    // It comes to where it would have been the first time, and what others had is there once.
+    for (one, at) in [(("copied", sick), 0), (("copied", quick), 1), (("process", 0), 1)] {
         assert_eq!(client.frame(&request(&[one], 60_000)), Flow::Done);
-        assert_eq!(told(&client.wait()), [(0, 0)], "{one:?}");
+        assert_eq!(told(&client.wait()), [(0, at)], "{one:?}");
     }
+}
+
+#[test]
+fn a_log_that_is_behind_holds_up_its_own_partitions_only() {
+    let clock = Arc::new(ManualClock::new(1_700_000_000_000));
+    let sink = Sick::new(SinkErrorKind::Behind);
+    let (mut client, quick, sick) = over(&clock, sink.clone());
+    let asked =
+        request(&[("copied", sick), ("nowhere", 0), ("process", 0), ("copied", sick), ("copied", quick)], 60_000);
+    for _ in 0..3 {
+        assert_eq!(client.frame(&asked), Flow::Blocked);
+        assert_eq!(client.fetch("process", 0, 0).1, 1, "it is there, and once");
+    }
+    *sink.why.lock() = None;
+    assert_eq!(client.frame(&asked), Flow::Done);
+    let unknown = (ResponseError::UnknownTopicOrPartition.code(), -1);
+    assert_eq!(told(&client.wait()), [(0, 0), unknown, (0, 0), (0, 1), (0, 0)]);
+}
+
+/// Each log that moves has the request looked at again, and would add to a list at all the others.
+#[test]
+fn a_log_that_is_behind_is_asked_once_to_call() {
+    let clock = Arc::new(ManualClock::new(1_700_000_000_000));
+    let sink = Sick::new(SinkErrorKind::Behind);
+    let (mut client, quick, sick) = over(&clock, sink.clone());
+    let asked = request(&[("copied", sick), ("copied", quick)], 60_000);
+    for _ in 0..2 {
+        for _ in 0..5 {
+            assert_eq!(client.frame(&asked), Flow::Blocked);
+        }
+        assert!(!client.waker.take());
+        assert_eq!(sink.call(), 1);
+        assert!(client.waker.take(), "the session looks again");
+    }
+    *sink.why.lock() = None;
+    assert_eq!(client.frame(&asked), Flow::Done);
+    assert_eq!(told(&client.wait()), [(0, 0), (0, 0)]);
+}
+
+/// A log that is well again a moment after it was found to be behind.
+struct Recovering(AtomicU32);
+
+impl DurabilitySink for Recovering {
+    fn appended(&self, reference: kera_log::ChunkReference) -> Ticket {
+        Instant.appended(reference)
+    }
+    fn durable_through(&self) -> Ticket {
+        Instant.durable_through()
+    }
+    fn wait(&self, ticket: Ticket, _: &Arc<dyn Observer>, _: u64) -> bool {
+        ticket > self.durable_through()
+    }
+    fn healthy(&self) -> Result<(), SinkError> {
+        // By the append, and once more behind the registration.
+        if self.0.fetch_add(1, Ordering::Relaxed) >= 2 {
+            return Ok(());
+        }
+        Err(SinkError { kind: SinkErrorKind::Behind, reason: "too much waits".to_owned(), retry_after_ms: 20 })
+    }
+    fn segment_safe(&self, _: kera_format::SegmentId) {}
+}
+
+/// Batches of one partition would be the other way round.
+#[test]
+fn nothing_overtakes_a_batch_that_waits_for_the_same_log() {
+    let clock = Arc::new(ManualClock::new(1_700_000_000_000));
+    let (mut client, _, slow) = over(&clock, Arc::new(Recovering(AtomicU32::new(0))));
+    let asked = request(&[("copied", slow), ("copied", slow)], 60_000);
+    assert_eq!(client.frame(&asked), Flow::Blocked);
+    assert_eq!(client.frame(&asked), Flow::Done);
+    assert_eq!(told(&client.wait()), [(0, 0), (0, 1)]);
 }
 
 #[test]
 fn a_log_that_has_had_too_few_copies_for_long_holds_up_nothing() {
     let clock = Arc::new(ManualClock::new(1_700_000_000_000));
-    let sink = Arc::new(Sick(Mutex::new(SinkErrorKind::Behind)));
+    let sink = Sick::new(SinkErrorKind::Behind);
     let (mut client, quick, sick) = over(&clock, sink.clone());
     let asked = request(&[("copied", sick), ("copied", quick), ("process", 0)], 60_000);
     assert_eq!(client.frame(&asked), Flow::Blocked, "one that is replaced is waited for");
-    *sink.0.lock() = SinkErrorKind::TooFewCopies;
+    *sink.why.lock() = Some(SinkErrorKind::TooFewCopies);
     for at in 0..2 {
         assert_eq!(client.frame(&asked), Flow::Done);
         let too_few = (ResponseError::NotEnoughReplicas.code(), -1);
