@@ -415,7 +415,7 @@ impl TransactionDoor {
     }
 
     /// Whether a producer may write to a partition in its transaction now; under the partition's lock, so that the answer
-    /// holds until the batch is there. `adds`: the partition is added to the transaction if it is not in it.
+    /// holds until the batch is there. `adds`: the partition is added to the transaction if it is not in it, as where its topic was made again.
     pub(crate) fn may_write(
         &self,
         id: &str,
@@ -430,10 +430,9 @@ impl TransactionDoor {
         let mut state = self.own.state.lock();
         let coordinator = &mut state.all;
         let mut checked = coordinator.check_produce(id, producer, &of, stream);
-        if adds && checked == Err(ResponseError::InvalidTxnState) {
+        if checked == Err(ResponseError::InvalidTxnState) && coordinator.may_add(id, producer, &of, stream, adds) {
             let touched = Touched { stream, from_offset: lane.durable_ordinal() };
             let added = coordinator.add_partition(self.now(), id, producer, of.clone(), touched);
-            // A topic that was made again under its name is not the one that is in it.
             checked = added.and_then(|_| coordinator.check_produce(id, producer, &of, stream));
         }
         match checked {

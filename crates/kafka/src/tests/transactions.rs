@@ -753,22 +753,70 @@ fn offsets_of_a_transaction_count_when_it_commits() {
     }
 }
 
+impl World {
+    /// The topic is deleted and made again under its name.
+    fn make_again(&mut self, name: &str) {
+        let delete = DeleteTopicsRequest::default().with_topic_names(vec![topic(name)]).with_timeout_ms(1_000);
+        assert_eq!(self.call(4, &delete).responses[0].error_code, 0);
+        let again = CreatableTopic::default().with_name(topic(name)).with_num_partitions(1).with_replication_factor(1);
+        let again = CreateTopicsRequest::default().with_topics(vec![again]).with_timeout_ms(1_000);
+        assert_eq!(self.call(5, &again).topics[0].error_code, 0);
+    }
+
+    /// As [`write`](World::write), where that waits until something is recorded.
+    fn write_later(&mut self, id: &str, of: (i64, i16), name: &str, sequence: i32) -> (i16, i64) {
+        let batch = transactional(&[b"x"], (of.0, of.1, sequence));
+        let bytes = frame(ApiKey::Produce, 9, 7, &World::produce_request(Some(id), name, 0, batch));
+        let running = self.running();
+        assert_eq!(running.session.on_frame(&FrameHeader::default(), &bytes, &mut running.out), Flow::Blocked);
+        self.sink.release();
+        let running = self.running();
+        assert_eq!(running.session.on_frame(&FrameHeader::default(), &bytes, &mut running.out), Flow::Done);
+        let answer = self.answer::<ProduceRequest>(9).expect("it waits for no log");
+        let one = &answer.responses[0].partition_responses[0];
+        (one.error_code, one.base_offset)
+    }
+}
+
 #[test]
-fn a_topic_that_is_made_again_is_another() {
+fn a_topic_that_is_made_again_has_nothing_of_the_one_before() {
     let mut world = World::new();
     let one = world.init("a").unwrap();
     assert_eq!((world.add("a", one, "t", 0), world.write("a", one, "t", 0, 0)), (0, (0, 0)));
-    let delete = DeleteTopicsRequest::default().with_topic_names(vec![topic("t")]).with_timeout_ms(1_000);
-    assert_eq!(world.call(4, &delete).responses[0].error_code, 0);
-    let again = CreatableTopic::default().with_name(topic("t")).with_num_partitions(1).with_replication_factor(1);
-    let again = CreateTopicsRequest::default().with_topics(vec![again]).with_timeout_ms(1_000);
-    assert_eq!(world.call(5, &again).topics[0].error_code, 0);
-    assert_eq!(world.write("a", one, "t", 0, 1).0, Code::InvalidTxnState.code());
+    world.make_again("t");
     world.restart();
     assert_eq!(world.end("a", one, true), 0);
     world.finish();
     assert_eq!((world.markers("t", 0), world.plain("t", 0)), (vec![], 0));
     world.running().door.transactions.trim_partitions();
+}
+
+/// A transaction has partitions by their names, as in Kafka: the producer, which has added it once, was refused for as long as the transaction ran.
+#[test]
+fn a_topic_that_is_made_again_has_the_place_of_the_one_before_in_what_runs() {
+    for (adds_again, commit) in [(false, true), (false, false), (true, true), (true, false)] {
+        let mut world = World::new();
+        let one = world.init("a").unwrap();
+        assert_eq!((world.add("a", one, "t", 0), world.write("a", one, "t", 0, 0)), (0, (0, 0)));
+        world.make_again("t");
+        if adds_again {
+            assert_eq!((world.add("a", one, "t", 0), world.write("a", one, "t", 0, 1)), (0, (0, 0)));
+        } else {
+            assert_eq!(world.write_later("a", one, "t", 1), (0, 0));
+        }
+        assert_eq!(world.write("a", one, "t", 0, 2), (0, 1));
+        world.restart();
+        assert_eq!(world.fetch("t", 0, 0, 1).stable, 0, "it runs");
+        assert_eq!(world.end("a", one, commit), 0);
+        world.finish();
+        assert_eq!(world.markers("t", 0), [(2, Kind::Marker(commit, one.1))]);
+        assert_eq!(world.committed("t", 0), if commit { vec![0, 1] } else { vec![] });
+        // The producer goes on.
+        assert_eq!((world.add("a", one, "t", 0), world.write("a", one, "t", 0, 3)), (0, (0, 3)));
+        assert_eq!(world.end("a", one, false), 0);
+        world.finish();
+        world.running().door.transactions.trim_partitions();
+    }
 }
 
 #[test]
@@ -978,6 +1026,18 @@ mod counted {
         for code in [Code::CoordinatorLoadInProgress, Code::NotCoordinator, Code::ConcurrentTransactions] {
             assert_eq!(produce_error(code), Code::NotEnoughReplicas);
         }
+    }
+
+    #[test]
+    fn a_topic_that_is_made_again_is_added_by_what_is_written_to_it() {
+        let mut world = World::new();
+        let one = world.init("a").unwrap();
+        assert_eq!(world.write_and_add("a", one, "t", 0, 0), (0, 0));
+        world.make_again("t");
+        assert_eq!(world.write_and_add("a", one, "t", 0, 0), (0, 0));
+        let two = world.end_and_count("a", one, true).unwrap();
+        world.finish();
+        assert_eq!((world.committed("t", 0), world.markers("t", 0)), (vec![0], vec![(1, Kind::Marker(true, two.1))]));
     }
 
     #[test]

@@ -463,10 +463,7 @@ impl Transactions {
         } else if unknown.is_empty() {
             let producer = (request.v3_and_below_producer_id.0, request.v3_and_below_producer_epoch);
             self.extend(now, &request.v3_and_below_transactional_id, producer, |transaction| {
-                for (of, touched) in places {
-                    // Where it ended when it was first added counts.
-                    transaction.partitions.entry(of).or_insert(touched);
-                }
+                places.into_iter().for_each(|(of, touched)| touch(transaction, of, touched));
             })
         } else {
             (None, Err(Code::OperationNotAttempted))
@@ -501,8 +498,7 @@ impl Transactions {
         Reply { after, response: AddOffsetsToTxnResponse::default().with_error_code(number(result)) }
     }
 
-    /// Produce of the second version of transactions: a partition that is written to is added with that. What is returned must
-    /// be durable before.
+    /// A partition is added with what is written to it, where that [may be](Transactions::may_add). What is returned must be durable before.
     pub fn add_partition(
         &mut self,
         now: Now,
@@ -511,15 +507,13 @@ impl Transactions {
         of: OffsetKey,
         touched: Touched,
     ) -> Result<Option<Mark>, Code> {
-        let (mark, result) = self.extend(now, id, producer, |transaction| {
-            transaction.partitions.entry(of).or_insert(touched);
-        });
+        let (mark, result) = self.extend(now, id, producer, |transaction| touch(transaction, of, touched));
         result.map(|()| mark)
     }
 
     /// The owner of a partition asks whether a producer may write to it in its transaction: the partition is open from
-    /// `touched` on, from before which no batch of it comes. `adds`: the partition is added if it is not in it. What is returned must be
-    /// durable before: then the transaction is known to have written there, whoever coordinates it.
+    /// `touched` on, from before which no batch of it comes. `adds`: the partition is added if it is not in it, as where its topic was
+    /// [made again](Transactions::may_add). What is returned must be durable before: then the transaction is known to have written there, whoever coordinates it.
     pub fn claim(
         &mut self,
         now: Now,
@@ -531,14 +525,14 @@ impl Transactions {
     ) -> Result<(Option<Mark>, u64), Code> {
         match self.check_produce(id, producer, &of, touched.stream) {
             Ok(_) => {}
-            Err(Code::InvalidTxnState) if adds => {}
+            Err(Code::InvalidTxnState) if self.may_add(id, producer, &of, touched.stream, adds) => {}
             Err(code) => return Err(code),
         }
         let mut from_offset = touched.from_offset;
         let (mark, result) = self.extend(now, id, producer, |transaction| {
             let known = transaction.partitions.entry(of).or_insert(touched);
-            // A topic that was made again under its name is another one. Otherwise the owner has written nothing before what it names:
-            // what it named before may be in front of the marker of the transaction before this one.
+            // A topic that was made again under its name has taken the place of the one before. Otherwise the owner has written nothing before what it
+            // names: what it named before may be in front of the marker of the transaction before this one.
             let goes_on = known.from_offset == NOT_WRITTEN || known.from_offset < touched.from_offset;
             if known.stream != touched.stream || goes_on {
                 *known = touched;
@@ -687,6 +681,23 @@ impl Transactions {
         let (transaction, mark) = self.running(id, producer_id, epoch)?;
         let is_in = transaction.partitions.get(of).is_some_and(|touched| touched.stream == stream);
         if is_in { Ok(mark) } else { Err(Code::InvalidTxnState) }
+    }
+
+    /// Whether a partition that a producer wishes to write to is to be added to its transaction, which does not have it: if the producer adds partitions by
+    /// writing to them (`adds`), or if its topic was made again under its name since it was added. That is as in Kafka, whose transactions have
+    /// partitions by their names. What was written to the topic before is gone with it. Ids of streams rise, and whoever has not heard of the later one
+    /// yet does not bring back the one before: the marker would go there.
+    pub fn may_add(
+        &self,
+        id: &str,
+        (producer_id, epoch): (i64, i16),
+        of: &OffsetKey,
+        stream: StreamId,
+        adds: bool,
+    ) -> bool {
+        let running = self.running(id, producer_id, epoch).ok();
+        let known = running.and_then(|(transaction, _)| transaction.partitions.get(of));
+        known.map_or(adds, |known| known.stream < stream)
     }
 
     /// Whether a producer may commit offsets of a group in its transaction, as TxnOffsetCommit asks. What is returned must be
@@ -853,6 +864,15 @@ impl Transactions {
 /// Whether no transaction of an id runs or is being ended.
 pub(crate) fn is_at_rest(of: &Transaction) -> bool {
     !matches!(of.state, State::Ongoing | State::Committing | State::Aborting)
+}
+
+/// Puts a partition into a transaction. Where it ended when it was first added counts, unless its topic was [made again](Transactions::may_add)
+/// under its name.
+fn touch(transaction: &mut Transaction, of: OffsetKey, touched: Touched) {
+    let known = transaction.partitions.entry(of).or_insert(touched);
+    if known.stream < touched.stream {
+        *known = touched;
+    }
 }
 
 /// What old clients call a fenced producer.

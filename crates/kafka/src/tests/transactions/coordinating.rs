@@ -447,6 +447,35 @@ fn a_claim_of_the_next_transaction_waits_for_the_end_of_the_last() {
     assert_eq!(told.error, Code::ConcurrentTransactions.code() as u16);
 }
 
+/// Owners hear of a topic that was made again before the coordinator does, or after.
+#[test]
+fn a_topic_that_is_made_again_has_the_place_of_the_one_before_which_does_not_come_back() {
+    let (mut world, asked) = coordinating();
+    let (_, coordinator) = world.parts();
+    let again = StreamId(coordinator.streams().iter().map(|info| info.id.0).max().unwrap() + 1);
+    let claimed = |world: &mut World, stream, producer, from_offset, adds| {
+        let told = world.send_claim_of(("t", stream), producer, from_offset, adds);
+        world.sink.release();
+        world.nodes();
+        let told = PartitionClaimed::decode(1, &told.lock().take().expect("it is answered").unwrap()).unwrap();
+        (told.error, told.from_offset)
+    };
+    let producer = world.init(ID).unwrap();
+    let before = world.running().door.transactions.stream_of("t");
+    assert_eq!(world.add(ID, producer, "t", 0), 0);
+    assert_eq!(claimed(&mut world, before, producer, 7, false), (0, 7));
+    assert_eq!(claimed(&mut world, again, producer, 0, false), (0, 0));
+    let not_in = (Code::InvalidTxnState.code() as u16, 0);
+    for adds in [false, true] {
+        assert_eq!(claimed(&mut world, before, producer, 9, adds), not_in);
+    }
+    // This node still takes the one before for the topic.
+    assert_eq!(world.add(ID, producer, "t", 0), 0);
+    assert_eq!(claimed(&mut world, again, producer, 0, false), (0, 0));
+    assert_eq!(world.end(ID, producer, false), 0);
+    assert!(world.markers_asked(&asked).is_empty(), "its owner is asked once this node has heard of it");
+}
+
 #[test]
 fn groups_at_other_nodes_are_told_under_a_number_that_grows() {
     let (mut world, asked) = coordinating();
