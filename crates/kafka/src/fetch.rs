@@ -2,7 +2,9 @@
 //!
 //! A Kafka batch leaves as it came in, but for the sixteen bytes in front of its checksum: base offset and leader epoch are
 //! the broker's to say, go out of a small buffer, and the rest of the batch follows from the segment (docs/read-path.md). Native
-//! chunks are converted. A fetch that finds less than it asks for waits at its lanes, and looks again when one has moved.
+//! chunks are converted. A fetch that finds less than it asks for waits at its lanes, and looks again when one has moved. It holds none of what it has
+//! found meanwhile, and knows how many bytes that has: what comes behind it is counted with it, and all is read once more when there is enough. So a
+//! native chunk is converted twice at most, however often the fetch is woken.
 //!
 //! What is not in memory comes from disk, a segment at a time. An answer with the first of them alone would cost the client as
 //! much as a full one, and a fetch of a thousand partitions names all of them in each: while segments are on their way, a fetch
@@ -111,8 +113,11 @@ struct Found {
     log_start: i64,
     /// Transactions that the reader passes over: producer and first offset. Nothing is told to whom reads everything.
     aborted: Option<Vec<(i64, u64)>>,
+    /// Let go of while the fetch waits.
     parts: Vec<Part>,
     bytes: usize,
+    /// The offset behind these bytes.
+    next: u64,
     /// What these bytes count for where it is asked whether there are enough: a read that has stopped although there is more for its reader
     /// counts for all that it might have taken. Whole batches rarely fill that, and waiting would not bring more.
     counts: usize,
@@ -135,10 +140,16 @@ impl Found {
     }
 
     /// Notes how a read that has found something has ended. `version` is the lane's from before it was known how far it could go: where there is
-    /// nothing more, the fetch waits for what comes.
-    fn stopped(&mut self, lane: &Arc<Lane>, version: LaneVersion, has_more: bool, budget: usize) {
+    /// nothing more, the fetch waits for what comes. `next`: the offset behind what was found.
+    fn stopped(&mut self, lane: &Arc<Lane>, version: LaneVersion, next: u64, has_more: bool, budget: usize) {
+        self.next = next;
         self.counts = if has_more { self.bytes.max(budget) } else { self.bytes };
         self.waits = (!has_more).then(|| (Arc::clone(lane), version));
+    }
+
+    /// Whether only what it counts for is known.
+    fn is_let_go(&self) -> bool {
+        self.bytes > 0 && self.parts.is_empty()
     }
 
     fn told(&self) -> Told {
@@ -164,8 +175,8 @@ pub(crate) struct Fetching {
     seen: Option<Seen>,
 }
 
-/// What a fetch that waits has found: only partitions that have moved are looked at again, and those that have something, whose
-/// memory is not held on to.
+/// What a fetch that waits has found: only partitions that have moved are looked at again. The memory of those that have something is not held on to: they are read once more
+/// before it is answered.
 struct Seen {
     found: Vec<Found>,
     moved: Arc<Moved>,
@@ -266,16 +277,16 @@ impl Fetching {
         if let Some(seen) = &mut self.seen {
             seen.awaited.release();
         }
-        let (found, fresh) = self.look(core);
-        let bytes: usize = found.iter().map(|one| one.bytes).sum();
-        let loads: usize = found.iter().map(|one| one.loads.bytes).sum();
-        let awaited = Awaited::new(&core.door, (self.bytes_max / 2).saturating_sub(bytes).min(loads));
-        let counts: usize = found.iter().map(|one| one.counts).sum();
-        let enough = (counts >= self.bytes_min && awaited.bytes == 0)
-            || found.iter().any(|one| one.error != 0)
-            || found.is_empty()
-            || now_us >= self.deadline_us;
-        if enough {
+        let (mut found, mut fresh) = self.look(core);
+        let mut awaited = self.await_loads(core, &found);
+        if self.is_enough(&found, &awaited, now_us) && found.iter().any(Found::is_let_go) {
+            awaited.release();
+            fresh.extend(self.read_again(core, &mut found));
+            // Less may be there by now than was counted.
+            awaited = self.await_loads(core, &found);
+        }
+        if self.is_enough(&found, &awaited, now_us) {
+            let bytes: usize = found.iter().map(|one| one.bytes).sum();
             let errors = found.iter().filter(|one| one.error != 0).count();
             if errors > 0 {
                 core.door.counts.fetch_errors(errors as u64);
@@ -295,6 +306,8 @@ impl Fetching {
         let seen = self.seen.insert(Seen { found: Vec::new(), moved, observer, awaited });
         // Where nothing has moved since, it is still registered. Where something has, it is looked at in the next turn: of many lanes some
         // always move, and without a turn in between nobody would see that the time is up, nor would others have the thread.
+        fresh.sort_unstable();
+        fresh.dedup();
         for place in fresh {
             if let Some((lane, version)) = &found[place].waits
                 && !lane.wait(*version, &seen.observer, place as u64)
@@ -307,7 +320,23 @@ impl Fetching {
         false
     }
 
-    /// What every partition has now, and the places of those that were looked at.
+    /// What is waited for from disk before what was found is told.
+    fn await_loads(&self, core: &Core, found: &[Found]) -> Awaited {
+        let bytes: usize = found.iter().map(|one| one.bytes).sum();
+        let loads: usize = found.iter().map(|one| one.loads.bytes).sum();
+        Awaited::new(&core.door, (self.bytes_max / 2).saturating_sub(bytes).min(loads))
+    }
+
+    /// Whether what was found is to be told now.
+    fn is_enough(&self, found: &[Found], awaited: &Awaited, now_us: u64) -> bool {
+        let counts: usize = found.iter().map(|one| one.counts).sum();
+        (counts >= self.bytes_min && awaited.bytes == 0)
+            || found.iter().any(|one| one.error != 0)
+            || found.is_empty()
+            || now_us >= self.deadline_us
+    }
+
+    /// What every partition has now, and the places of those that were looked at: while the fetch waits, those that have moved.
     fn look(&mut self, core: &mut Core) -> (Vec<Found>, Vec<usize>) {
         let Some(seen) = &mut self.seen else {
             let found = self.gather(core);
@@ -315,27 +344,70 @@ impl Fetching {
             return (found, all);
         };
         let mut found = std::mem::take(&mut seen.found);
-        let mut again: Vec<usize> = seen.moved.places.lock().drain(..).map(|place| place as usize).collect();
-        again.extend(found.iter().enumerate().filter(|(_, one)| one.bytes > 0).map(|(place, _)| place));
-        again.sort_unstable();
-        again.dedup();
+        let mut moved: Vec<usize> = seen.moved.places.lock().drain(..).map(|place| place as usize).collect();
+        moved.sort_unstable();
+        moved.dedup();
+        self.look_again(core, &mut found, &moved, true);
+        (found, moved)
+    }
+
+    /// Reads what was let go of, to be told: the places where that is so. What has been given back since, or belongs to another node, is not told.
+    fn read_again(&self, core: &mut Core, found: &mut [Found]) -> Vec<usize> {
+        let let_go = found.iter().enumerate().filter(|(_, one)| one.is_let_go()).map(|(place, _)| place);
+        let let_go: Vec<usize> = let_go.collect();
+        self.look_again(core, found, &let_go, false);
+        let_go
+    }
+
+    /// Looks once more at these places, which are in order; `counts`: where something was let go of, what is behind it is counted with it.
+    fn look_again(&self, core: &mut Core, found: &mut [Found], places: &[usize], counts: bool) {
         let mut taken: usize = found.iter().map(|one| one.bytes).sum();
         let (mut first, mut is_one_left_out) = (0, false);
-        let mut places = again.iter().copied().peekable();
+        let mut places = places.iter().copied().peekable();
         for topic in &self.asked.topics {
             let end = first + topic.partitions.len();
             let mut known = None;
             while let Some(place) = places.next_if(|place| *place < end) {
                 let known = known.get_or_insert_with(|| self.topic(core, topic)).as_ref();
-                taken -= std::mem::take(&mut found[place]).bytes;
+                let (before, asked) = (std::mem::take(&mut found[place]), &topic.partitions[place - first]);
+                let behind = self.left(taken, true, is_one_left_out);
+                let more = if counts { self.count_behind(core, known, asked, &before, behind) } else { None };
+                taken -= before.bytes;
                 let left = self.left(taken, true, is_one_left_out);
-                found[place] = self.look_at(core, known, &topic.partitions[place - first], left);
+                found[place] = more.unwrap_or_else(|| self.look_at(core, known, asked, left));
                 taken += found[place].bytes;
                 is_one_left_out |= found[place].is_left_out;
             }
             first = end;
         }
-        (found, again)
+    }
+
+    /// What one partition has with what is behind what was let go of. `None` if it is to be looked at from the start: nothing was let go of, or there was more behind it
+    /// already, or what is behind it cannot be read, of which the start tells.
+    fn count_behind(
+        &self,
+        core: &mut Core,
+        known: Option<&Arc<Topic>>,
+        asked: &FetchPartition,
+        before: &Found,
+        left: Left,
+    ) -> Option<Found> {
+        if !before.is_let_go() || before.waits.is_none() {
+            return None;
+        }
+        let taken = i32::try_from(before.bytes).unwrap_or(i32::MAX);
+        let behind = asked.clone().with_fetch_offset(before.next.cast_signed());
+        let behind = behind.with_partition_max_bytes(asked.partition_max_bytes.saturating_sub(taken));
+        let mut more = self.look_at(core, known, &behind, left);
+        if more.error != 0 {
+            return None;
+        }
+        if more.bytes == 0 {
+            more.next = before.next;
+        }
+        more.parts.clear();
+        (more.bytes, more.counts) = (before.bytes + more.bytes, before.bytes + more.counts);
+        Some(more)
     }
 
     fn topic(&self, core: &mut Core, topic: &FetchTopic) -> Option<Arc<Topic>> {
@@ -566,7 +638,7 @@ fn read(core: &mut Core, lane: &Arc<Lane>, asked: &FetchPartition, committed: bo
     }
     let next = next.or_else(|| read_present(core, lane, asked.partition, version, offset..end, left, &mut found));
     if let Some(next) = next {
-        found.stopped(lane, version, next < end, budget);
+        found.stopped(lane, version, next, next < end, budget);
         if let Some(of) = transactions.filter(|_| committed) {
             found.aborted = Some(of.lock().aborted(offset, next));
         }

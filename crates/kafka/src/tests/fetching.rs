@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use kera_format::chunk::ChunkTarget;
 use kera_format::{ChunkBuilder, ChunkView, Compression, Record};
+use kera_protocol::admin::StreamRef;
 
 use super::transactions::{NOW_MS, World, topic};
 use super::*;
@@ -221,6 +222,55 @@ fn a_reader_that_has_found_something_waits_for_more_at_the_same_place() {
     world.sink.release();
     let answer = world.answer::<FetchRequest>(11).expect("there is enough");
     assert!(answer.responses[0].partitions[0].records.as_ref().is_some_and(|records| records.len() > 20_000));
+}
+
+/// With each wake-up all that there was became batches again.
+#[test]
+fn native_records_that_a_fetch_waits_with_become_batches_twice_at_most() {
+    const CHUNKS: usize = 20;
+    let mut world = World::new();
+    let before = MADE.get();
+    // A batch of one such record has 1,045 to 1,100 bytes.
+    world.send(11, &fetch_of(20_900, 1 << 20, 1 << 20));
+    for at in 0..CHUNKS {
+        assert!(world.answer::<FetchRequest>(11).is_none(), "{at} are too few");
+        world.put_native("t", 0, 1, 1_000, Compression::None);
+    }
+    let answer = world.answer::<FetchRequest>(11).expect("there is enough");
+    let one = &answer.responses[0].partitions[0];
+    assert_eq!((one.error_code, one.high_watermark), (0, CHUNKS as i64));
+    assert!(one.records.as_ref().is_some_and(|records| (20_900..22_000).contains(&records.len())));
+    assert!(MADE.get() - before <= 2 * CHUNKS, "{}", MADE.get() - before);
+}
+
+#[test]
+fn what_a_fetch_has_waited_with_is_told_when_its_time_is_over_unless_it_is_gone() {
+    for is_deleted in [false, true] {
+        let mut world = World::new();
+        world.put_native("t", 1, 1, 1_000, Compression::None);
+        let mut asked = fetch_of(500_000, 1 << 20, 1 << 20);
+        let one = asked.topics[0].partitions[0].clone();
+        asked.topics[0].partitions = [0, 1].map(|at| one.clone().with_partition(at)).to_vec();
+        world.send(11, &asked);
+        for partition in [1, 0, 1] {
+            assert!(world.answer::<FetchRequest>(11).is_none(), "it is too little");
+            world.put_native("t", partition, 1, 1_000, Compression::None);
+        }
+        assert!(world.answer::<FetchRequest>(11).is_none(), "it is too little");
+        if is_deleted {
+            let (_, coordinator) = world.parts();
+            coordinator.delete_stream(&StreamRef::Name("t".to_owned())).unwrap();
+        }
+        world.clock.advance_ms(60_000);
+        let running = world.running();
+        running.session.on_wake(&mut running.out);
+        let answer = world.answer::<FetchRequest>(11).expect("its time is over");
+        let told = answer.responses[0].partitions.iter();
+        let told: Vec<(i16, usize)> =
+            told.map(|one| (one.error_code, one.records.as_ref().map_or(0, |records| records.len() / 1_000))).collect();
+        let unknown = ResponseError::UnknownTopicOrPartition.code();
+        assert_eq!(told, if is_deleted { [(unknown, 0); 2] } else { [(0, 1), (0, 3)] });
+    }
 }
 
 #[test]
