@@ -52,7 +52,7 @@ type Waiter = (Weak<dyn Observer>, u64);
 struct Waiters {
     by_ticket: BTreeMap<Ticket, Vec<Waiter>>,
     count: usize,
-    /// When there are this many, those that were dropped are looked for.
+    /// When there are this many, those that were dropped are looked for, and those that are there twice.
     sweep_at: usize,
 }
 
@@ -246,9 +246,12 @@ impl Pending {
 impl Waiters {
     fn add(&mut self, ticket: Ticket, observer: Weak<dyn Observer>, token: u64) {
         if self.count >= self.sweep_at {
-            // Observers that went away while the disk was stuck: connections come and go meanwhile.
+            // Observers that went away while the disk was stuck: connections come and go meanwhile. And those that asked again since they were woken by something else.
             self.by_ticket.retain(|_, list| {
-                list.retain(|(observer, _)| observer.strong_count() > 0);
+                let mut seen = HashSet::with_capacity(list.len());
+                list.retain(|(observer, token)| {
+                    observer.strong_count() > 0 && seen.insert((observer.as_ptr().addr(), *token))
+                });
                 !list.is_empty()
             });
             self.count = self.by_ticket.values().map(Vec::len).sum();
@@ -263,5 +266,34 @@ impl Waiters {
         let woken = std::mem::replace(&mut self.by_ticket, later);
         self.count = self.by_ticket.values().map(Vec::len).sum();
         woken
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Default)]
+    struct Calls(AtomicU64);
+
+    impl Observer for Calls {
+        fn advanced(&self, _: u64) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn who_asks_again_while_a_disk_stands_still_does_not_fill_the_memory() {
+        let backlog = Backlog::new(1);
+        let calls: [Arc<Calls>; 3] = Default::default();
+        let observers = calls.clone().map(|calls| calls as Arc<dyn Observer>);
+        for at in 0..100_000 {
+            assert!(backlog.wait(1 + at as u64 % 2, &observers[at % 3], 0));
+        }
+        let kept = |backlog: &Backlog| backlog.waiters.lock().by_ticket.values().map(Vec::len).sum::<usize>();
+        assert!(kept(&backlog) <= 1024, "{}", kept(&backlog));
+        backlog.advance(2);
+        assert!(calls.iter().all(|calls| calls.0.load(Ordering::Relaxed) > 0));
+        assert_eq!(kept(&backlog), 0);
     }
 }
