@@ -5,9 +5,13 @@ use kera_client::Compression;
 use kera_format::{BatchCompression, Cleanup, Durability, Order, ReplicationMode, Timestamps};
 use kera_server::units::{parse_bytes, parse_duration_ms};
 
+use crate::numbers::{self, Span};
 use crate::rows::{CsvTypes, Format};
 use crate::settings::SettingFlags;
 use crate::{bench, verify};
+
+/// Most records for `kera consume --last`: so many are held in memory until it is known which are the last ones.
+pub const LAST_MAX: u64 = 100_000;
 
 /// KerA ingests, stores and serves streams: message broker and storage layer in one.
 #[derive(Parser)]
@@ -104,7 +108,7 @@ acknowledged.")]
     #[command(after_help = "\
 Examples:
   kera consume flights --max 10      look at the first ten
-  kera consume flights --last 10     the last ten of each streamlet
+  kera consume flights --last 10     the last ten of the whole stream
   kera consume flights --application report --from earliest --follow
       read on where `report` stopped, also after a crash
   kera consume flights --from 2h --format json | jq .
@@ -112,6 +116,10 @@ Examples:
   kera consume users --key-separator :
       lines like ann:blue, which kera produce reads with the same flag; null
       is no key or no value (there: --null-value null)
+  kera consume users --key ann --last 1
+      the last record of that key; all records of it without --last
+  kera consume flights --streamlets 0-3,7
+      these streamlets only
 
 Without --application nothing is remembered. With it, records are committed after they were printed: after a kill \
 -9 some may be printed again, none are left out. Several consumers with the same --application share the stream.")]
@@ -511,8 +519,11 @@ pub struct ConsumeArgs {
     /// starts there only where it has committed nothing yet. [default: earliest; latest with --follow and no application]
     #[arg(long, value_name = "WHEN")]
     pub from: Option<String>,
-    /// Start with the last N records of each lane; a streamlet has one lane unless the stream was made with more.
-    #[arg(long, value_name = "N", conflicts_with_all = ["from", "application"])]
+    /// Start with the last N records, 100000 at most, of all that is read; with --follow go on behind them. Of several lanes the
+    /// newest are taken, by the time at which nodes took them (`appended` in --json), and printed in that order; those of one lane stay
+    /// in theirs. With --key they are the last of that key. If there are fewer all are printed.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(..=LAST_MAX))]
+    #[arg(conflicts_with_all = ["from", "application"])]
     pub last: Option<u64>,
     /// What Kafka's tool calls `--from earliest`.
     #[arg(long, hide = true, conflicts_with_all = ["from", "last"])]
@@ -530,10 +541,19 @@ pub struct ConsumeArgs {
     /// printed as null; of several keys the first is. Only --json tells all of them from others.
     #[arg(long, value_name = "TEXT", value_parser = separator, conflicts_with = "format")]
     pub key_separator: Option<String>,
-    /// Only these streamlets, like 0,3. Not with --application.
-    #[arg(long, value_name = "N,…", value_delimiter = ',', value_parser = streamlet_number)]
+    /// Only records whose key is exactly this; of several keys the first counts. Given several times: any of these. All streamlets are
+    /// read for it, for producers may put a key where they like; name those that it can be in with --streamlets. Not with
+    /// --application, where what is not printed would count as read.
+    #[arg(long = "key", value_name = "KEY", conflicts_with = "application")]
+    pub keys: Vec<String>,
+    /// Only these streamlets, like 0-3,7. Not with --application.
+    #[arg(long, value_name = "N,…", value_delimiter = ',', value_parser = numbers::streamlets)]
     #[arg(conflicts_with = "application")]
-    pub streamlets: Vec<u32>,
+    pub streamlets: Vec<Span>,
+    /// Only these lanes of each streamlet, like 0-3. Not with --application.
+    #[arg(long, value_name = "N,…", value_delimiter = ',', value_parser = numbers::lanes)]
+    #[arg(conflicts_with = "application")]
+    pub lanes: Vec<Span>,
 }
 
 /// How a consumed record is printed.
@@ -591,9 +611,9 @@ Examples:
         /// Where to: earliest, latest, a time at which nodes took records, how long ago, like 2h, or ordinal:N.
         #[arg(long, value_name = "WHEN")]
         to: String,
-        /// Only these streamlets, like 0,3. In a cluster a new application is made only if 0 is among them.
-        #[arg(long, value_name = "N,…", value_delimiter = ',', value_parser = streamlet_number)]
-        streamlets: Vec<u32>,
+        /// Only these streamlets, like 0-3,7. In a cluster a new application is made only if 0 is among them.
+        #[arg(long, value_name = "N,…", value_delimiter = ',', value_parser = numbers::streamlets)]
+        streamlets: Vec<Span>,
         /// Only show what would be set.
         #[arg(long)]
         dry_run: bool,
@@ -659,9 +679,9 @@ pub struct RecoverArgs {
     /// The data directory of the node, which must not run.
     #[arg(long, value_name = "DIR")]
     pub data: String,
-    /// The nodes that are gone for good, like 1,2. Without it nothing is changed.
-    #[arg(long, value_name = "NODE,…", value_delimiter = ',')]
-    pub gone: Vec<u32>,
+    /// The nodes that are gone for good, like 1,2 or 1-2. Without it nothing is changed.
+    #[arg(long, value_name = "NODE,…", value_delimiter = ',', value_parser = numbers::nodes)]
+    pub gone: Vec<Span>,
     /// Do not ask. Without a terminal to ask at it is needed.
     #[arg(long, requires = "gone")]
     pub yes: bool,
@@ -706,11 +726,6 @@ impl std::fmt::Display for StreamletName {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}/{}", self.stream, self.streamlet)
     }
-}
-
-fn streamlet_number(text: &str) -> Result<u32, String> {
-    let wrong = |_| format!("`{text}` is no streamlet's number; name each, with commas between, like 0,1,2,3");
-    text.trim().parse().map_err(wrong)
 }
 
 fn streamlet_name(text: &str) -> Result<StreamletName, String> {
@@ -838,9 +853,9 @@ A node that comes back nevertheless may be started: it is cut to what the others
         /// The logs, as NODE/EPOCH/NUMBER, NODE/EPOCH or NODE.
         #[arg(value_name = "LOG", value_parser = log_names)]
         logs: LogNames,
-        /// The nodes that are gone for good, like 1,2,3.
-        #[arg(long, value_name = "NODE,…", value_delimiter = ',')]
-        gone: Vec<u32>,
+        /// The nodes that are gone for good, like 1,2,3 or 1-3.
+        #[arg(long, value_name = "NODE,…", value_delimiter = ',', value_parser = numbers::nodes)]
+        gone: Vec<Span>,
         /// Do not ask.
         #[arg(long)]
         yes: bool,
@@ -977,9 +992,10 @@ mod tests {
             "produce s --file f --format ndjson --key-field k --timestamp-field t --rate 5 --compression lz4 --chunk-bytes 1KiB \
              --linger-ms 5 --on-error skip",
             "consume s --application a --from earliest --max 3 --follow --format json",
-            "consume s --last 5 --follow",
+            "consume s --last 5 --follow --json",
+            "consume s --last 100000 --max 1 --key a --key b --streamlets 0-3,7 --streamlets 9 --lanes 0,2-3",
             "consume s --from ordinal:7",
-            "application reset a --to latest --yes",
+            "application reset a --to latest --streamlets 0-3,7 --yes",
             "application delete a --stream s --yes",
             "stream list",
             "stream describe s",
@@ -988,7 +1004,7 @@ mod tests {
             "stream delete s --yes",
             "log list --json",
             "log accept-loss 1/4/0 --gone 1,2,3 --yes",
-            "log accept-loss 1 --gone 1",
+            "log accept-loss 1 --gone 1-3,7",
             "--connect a:1 status",
             "status --check --json",
             "top",

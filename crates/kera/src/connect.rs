@@ -115,6 +115,22 @@ pub fn check_streamlets(stream: &StreamInfo, named: &[u32]) -> Result<(), CliErr
     }
 }
 
+/// Refuses lanes that the streamlets of a stream do not have.
+///
+/// # Errors
+/// They have not all of them.
+pub fn check_lanes(stream: &StreamInfo, named: &[u32]) -> Result<(), CliError> {
+    let has = stream.options.lanes;
+    match named.iter().find(|lane| **lane >= has) {
+        Some(wrong) => {
+            let message = format!("there is no lane {wrong} in the streamlets of {}", stream.name);
+            let those = counted(has.into(), "lane");
+            Err(CliError::usage(message).next(format!("each has {those}, numbered from 0")))
+        }
+        None => Ok(()),
+    }
+}
+
 /// What a client's error means at the command line.
 pub fn explain(error: &ClientError) -> CliError {
     if let ClientError::Partly { error: inner, .. } = error {

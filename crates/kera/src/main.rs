@@ -9,6 +9,7 @@ mod commands;
 mod connect;
 mod error;
 mod hints;
+mod numbers;
 mod output;
 mod records;
 mod rows;

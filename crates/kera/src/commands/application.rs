@@ -13,8 +13,9 @@ use serde_json::{Value, json};
 use crate::cli::{ApplicationCommand, Globals};
 use crate::commands::away::Away;
 use crate::commands::status::soon;
-use crate::connect::{connect, explain, find_stream};
+use crate::connect::{check_streamlets, connect, explain, find_stream};
 use crate::error::CliError;
+use crate::numbers::{self, Span};
 use crate::output::{Table, agreed, facts, not_heard, print, print_json, records_of, say};
 use crate::when::{parse_start, show_instant};
 
@@ -29,7 +30,6 @@ pub async fn run(command: ApplicationCommand, globals: &Globals) -> Result<(), C
         ApplicationCommand::Delete { name, stream, yes } => delete(&name, stream.as_deref(), yes, globals).await,
         ApplicationCommand::Reset { name, stream, to, streamlets, dry_run, yes } => {
             let to = parse_start(&to).map_err(|said| CliError::value(&said))?;
-            let streamlets = streamlets.into_iter().map(StreamletId).collect();
             let how = if dry_run {
                 How::Show
             } else if yes {
@@ -37,7 +37,7 @@ pub async fn run(command: ApplicationCommand, globals: &Globals) -> Result<(), C
             } else {
                 How::Ask
             };
-            reset(&name, stream.as_deref(), to, streamlets, how, globals).await
+            reset(&name, stream.as_deref(), to, &streamlets, how, globals).await
         }
     }
 }
@@ -266,7 +266,7 @@ async fn reset(
     name: &str,
     stream: Option<&str>,
     to: Start,
-    streamlets: Vec<StreamletId>,
+    named: &[Span],
     how: How,
     globals: &Globals,
 ) -> Result<(), CliError> {
@@ -279,6 +279,8 @@ async fn reset(
             error.next(next)
         }
     })?;
+    check_streamlets(&stream, &numbers::highest(named))?;
+    let streamlets: Vec<StreamletId> = numbers::each(named).into_iter().map(StreamletId).collect();
     let known = match as_all_know_it(&client, name, &stream).await? {
         Ok(described) => Some(described),
         Err(error) if error.status() == Some(Status::UnknownApplication) => None,

@@ -6,6 +6,8 @@
 //!
 //! Streamlets whose node is lost do not keep the others from being printed. Without --follow the command says at its end which were left
 //! out, and fails; with it they are read as soon as the node is back, with what they have taken before that was noticed.
+//!
+//! Which records --last begins with, [`Last`] finds out before anything is printed.
 
 use std::future::ready;
 use std::io;
@@ -22,10 +24,12 @@ use tokio::time::timeout;
 use crate::cli::{ConsumeArgs, Globals, Show};
 use crate::commands::away::{self, Away, TAKE_OVER_MAX};
 use crate::commands::held::{self, Others, Then};
+use crate::commands::last::Last;
 use crate::commands::printing::Printing;
 use crate::commands::starts;
-use crate::connect::{check_streamlets, connect, explain, find_stream};
+use crate::connect::{check_lanes, check_streamlets, connect, explain, find_stream};
 use crate::error::{CliError, EXIT_INTERRUPTED};
+use crate::numbers;
 use crate::output::{records_of, say};
 use crate::records::RecordJson;
 use crate::signals;
@@ -36,7 +40,7 @@ const COMMIT_EVERY: Duration = Duration::from_secs(1);
 /// Records between two looks at the clock while records come without a pause.
 const LOOK_EVERY: u64 = 256;
 /// When nothing has come for so long, it is looked for a reason.
-const WONDER_EVERY: Duration = Duration::from_secs(3);
+pub(super) const WONDER_EVERY: Duration = Duration::from_secs(3);
 /// How long the owners may take to say what other consumers hold. The client asks one that cannot be asked for 10 s before it gives up: what is
 /// cut off before that says only that it is late, and never why.
 const DESCRIBED_MAX: Duration = Duration::from_secs(15);
@@ -58,7 +62,8 @@ pub async fn run(args: &ConsumeArgs, globals: &Globals) -> Result<(), CliError> 
     args.application.as_deref().map_or(Ok(()), check_name)?;
     let client = connect(globals).await?;
     let stream = find_stream(&client, &args.stream).await?;
-    check_streamlets(&stream, &args.streamlets)?;
+    check_streamlets(&stream, &numbers::highest(&args.streamlets))?;
+    check_lanes(&stream, &numbers::highest(&args.lanes))?;
     let from = match &args.from {
         Some(text) => parse_start(text).map_err(|said| CliError::value(&said))?,
         None if args.from_beginning => Start::Earliest,
@@ -70,11 +75,13 @@ pub async fn run(args: &ConsumeArgs, globals: &Globals) -> Result<(), CliError> 
     if let Some(word) = starts::word(&client, &stream, args, from, begun_ms).await {
         say(word);
     }
-    let mut source = Source { client, stream, from, begun_ms, args: args.clone() };
-    let Begun { consumer, left_out, away, said } = source.begin().await?;
+    let (streamlets, lanes) = (numbers::each(&args.streamlets), numbers::each(&args.lanes));
+    let mut source = Source { client, stream, streamlets, lanes, from, begun_ms, format, args: args.clone() };
+    let Begun { consumer, last, left_out, away, said } = source.begin().await?;
     let mut consuming = Consuming {
         source,
         consumer,
+        last,
         late: Vec::new(),
         left_out,
         returning: JoinSet::new(),
@@ -85,8 +92,8 @@ pub async fn run(args: &ConsumeArgs, globals: &Globals) -> Result<(), CliError> 
         said,
         wondered: Instant::now(),
         out: Printing::start()?,
-        format,
         commits: args.application.is_some(),
+        seen: 0,
         printed: 0,
         uncommitted: 0,
         committed: Instant::now(),
@@ -127,6 +134,8 @@ fn check_name(name: &str) -> Result<(), CliError> {
 /// How it begins.
 struct Begun {
     consumer: Consumer,
+    /// The last records, as they are printed before those of the consumer.
+    last: Vec<Vec<u8>>,
     /// Of a follower also what was away and is back.
     left_out: Away,
     /// What is away still.
@@ -137,12 +146,17 @@ struct Begun {
 
 /// What is read, and from where on.
 #[derive(Clone)]
-struct Source {
-    client: Client,
-    stream: StreamInfo,
+pub(super) struct Source {
+    pub(super) client: Client,
+    pub(super) stream: StreamInfo,
+    /// Those that are named, in order; none: all.
+    streamlets: Vec<u32>,
+    /// Those of each streamlet that are named, in order; none: all.
+    lanes: Vec<u32>,
     from: Start,
     /// When the command began, in milliseconds since 1970.
     begun_ms: i64,
+    format: Show,
     args: ConsumeArgs,
 }
 
@@ -153,7 +167,8 @@ impl Source {
     /// A consumer of streamlets that were left out and are back.
     async fn late_consumer(self, back: Away) -> Returned {
         let streamlets = back.streamlets();
-        let consumer = self.consumer(self.start_when_back(), |builder| builder.streamlets(streamlets)).await;
+        let until_end = !self.args.follow;
+        let consumer = self.consumer(self.start_when_back(), until_end, |of| of.streamlets(streamlets)).await;
         (back, consumer)
     }
 
@@ -167,50 +182,96 @@ impl Source {
     async fn consumer(
         &self,
         from: Start,
+        until_end: bool,
         part: impl FnOnce(ConsumerBuilder) -> ConsumerBuilder,
     ) -> Result<Consumer, ClientError> {
-        let args = &self.args;
         let builder = self.client.consumer(&self.stream.name).from(from);
-        let mut builder = part(builder.until_end(!args.follow).commit(CommitMode::Manual));
-        if let Some(application) = &args.application {
+        let mut builder = part(builder.until_end(until_end).commit(CommitMode::Manual));
+        if !self.lanes.is_empty() {
+            builder = builder.lanes(self.lanes.iter().copied());
+        }
+        if let Some(application) = &self.args.application {
             builder = builder.application(application).member_name(member_name());
         }
-        let mut consumer = builder.build().await?;
-        if let Some(last) = args.last {
-            // It begins where each lane ends, or ended when the command began, and goes back from there; the end that it stops at stays.
-            for at in consumer.positions() {
-                let from = Start::Ordinal(at.ordinal.saturating_sub(last));
-                consumer.seek(at.streamlet, at.lane, from).await?;
-            }
+        builder.build().await
+    }
+
+    /// Whether a record is to be printed: it has one of the keys, if some are named.
+    pub(super) fn wants(&self, record: &ConsumedRecord) -> bool {
+        let keys = &self.args.keys;
+        keys.is_empty() || record.view().key().is_some_and(|key| keys.iter().any(|wanted| wanted.as_bytes() == key))
+    }
+
+    /// Adds a record to `out` as it is printed.
+    pub(super) fn write(&self, record: &ConsumedRecord, out: &mut Vec<u8>) -> Result<(), CliError> {
+        let view = record.view();
+        if let Some(separator) = &self.args.key_separator {
+            // As lines have it that `kera produce` reads, and Kafka's tools: an empty key or value is another thing than none.
+            out.extend_from_slice(view.key().unwrap_or(NONE));
+            out.extend_from_slice(separator.as_bytes());
+            out.extend_from_slice(view.value().unwrap_or(NONE));
+            out.push(b'\n');
+            return Ok(());
         }
-        Ok(consumer)
+        match self.format {
+            Show::Raw | Show::Value => out.extend_from_slice(view.value().unwrap_or_default()),
+            Show::Json => serde_json::to_writer(&mut *out, &RecordJson::new(record, &view))
+                .map_err(|error| CliError::failure(error.to_string()))?,
+        }
+        if self.format != Show::Raw {
+            out.push(b'\n');
+        }
+        Ok(())
     }
 
     /// Which of the streamlets that are wanted nobody can read at the moment.
     async fn away(&self) -> Result<Away, ClientError> {
-        Ok(Away::of(&self.client, &self.stream).await?.among(&self.args.streamlets))
+        Ok(Away::of(&self.client, &self.stream).await?.among(&self.streamlets))
+    }
+
+    /// What is away, or why nobody says it.
+    async fn what_is_away(&self) -> Result<Away, String> {
+        let address = self.client.address();
+        match timeout(WONDER_EVERY, self.away()).await {
+            Ok(Ok(away)) => Ok(away),
+            Ok(Err(error)) => Err(format!("waiting for {address}: {}", explain(&error).message)),
+            Err(_) => Err(format!("waiting for {address}: it does not answer")),
+        }
+    }
+
+    /// Nothing has come for a while: says why, if there is a reason, and it is not the one that was `said` last.
+    pub(super) async fn say_why(&self, said: &mut String) {
+        let why = match self.what_is_away().await {
+            Ok(away) if away.is_nothing() => String::new(),
+            Ok(away) => away.sentence(),
+            Err(why) => why,
+        };
+        if !why.is_empty() && why != *said {
+            say(&why);
+        }
+        *said = why;
     }
 
     /// Whether more is wanted than these.
     fn has_others(&self, out: &Away) -> bool {
         let is_here = |streamlet: u32| !out.has(streamlet);
-        match self.args.streamlets.is_empty() {
+        match self.streamlets.is_empty() {
             true => (0..self.stream.options.streamlets).any(is_here),
-            false => self.args.streamlets.iter().copied().any(is_here),
+            false => self.streamlets.iter().copied().any(is_here),
         }
     }
 
     /// A consumer of all that is wanted but these. It reads what the stream gets, too, unless streamlets are named; so it does if there is nothing
     /// else, and then also what the stream has got since the command began.
-    async fn consumer_of_others(&self, out: &Away) -> Result<Consumer, ClientError> {
+    async fn consumer_of_others(&self, out: &Away, until_end: bool) -> Result<Consumer, ClientError> {
         let from = if self.has_others(out) { self.from } else { self.start_when_back() };
-        let named = &self.args.streamlets;
+        let named = &self.streamlets;
         let here = named.iter().copied().filter(|streamlet| !out.has(*streamlet));
         let part = |builder: ConsumerBuilder| match named.is_empty() {
             true => builder.without_streamlets(out.streamlets()),
             false => builder.streamlets(here),
         };
-        self.consumer(from, part).await
+        self.consumer(from, until_end, part).await
     }
 
     /// Looks at the stream anew: which streamlets it has got since the last look. While it cannot be asked it is as it was.
@@ -226,7 +287,8 @@ impl Source {
     /// A consumer of what can be read, and what it leaves out. An application leaves nothing out: its members wait.
     ///
     /// Whoever follows waits for nothing that has been away since the command began, even if it is back: a node is live before it listens, and
-    /// has taken records meanwhile that are to be seen, wherever the others are read from. It is begun with beside the others.
+    /// has taken records meanwhile that are to be seen, wherever the others are read from. It is begun with beside the others. But of what is back
+    /// before the last records are looked for these are wanted like those of the others.
     async fn begin(&mut self) -> Result<Begun, CliError> {
         let begun = Instant::now();
         let is_application = self.args.application.is_some();
@@ -240,12 +302,17 @@ impl Source {
                 say(&said);
             }
             if is_late || away.is_nothing() {
-                let left_out = if self.args.follow { &been_away } else { &away };
+                let wants_last = self.args.last.is_some();
+                let left_out = if self.args.follow && !wants_last { &been_away } else { &away };
                 if !self.args.follow && !self.has_others(left_out) {
                     return Err(left_out_error(&away));
                 }
-                match self.consumer_of_others(left_out).await {
-                    Ok(consumer) => return Ok(Begun { consumer, left_out: left_out.clone(), away, said }),
+                match self.consumer_of_others(left_out, !self.args.follow || wants_last).await {
+                    Ok(consumer) => {
+                        let left_out = left_out.clone();
+                        let (consumer, last) = self.with_last(consumer, &left_out).await?;
+                        return Ok(Begun { consumer, last, left_out, away, said });
+                    }
                     Err(error) if is_application || !error.retryable() => return Err(error.into()),
                     // What it looked for may be at a node that is found to be lost by now.
                     Err(error) => match self.away().await?.without(&away).is_nothing() {
@@ -257,10 +324,22 @@ impl Source {
             tokio::time::sleep(away::LOOK_EVERY).await;
             // What the stream has got has taken records since the command began, like what is back.
             let grown = self.grown().await;
-            if self.args.streamlets.is_empty() {
+            if self.streamlets.is_empty() {
                 been_away.add_streamlets(grown);
             }
         }
+    }
+
+    /// The last records, if they are wanted, and who goes on behind them: `consumer`, which stops where its lanes ended when it was built, and is there by
+    /// then, or one that follows from there on.
+    async fn with_last(&self, mut consumer: Consumer, out: &Away) -> Result<(Consumer, Vec<Vec<u8>>), CliError> {
+        let Some(most) = self.args.last else { return Ok((consumer, Vec::new())) };
+        let last = Last::read(self, &mut consumer, most).await?;
+        if self.args.follow {
+            consumer = self.consumer_of_others(out, false).await?;
+            last.go_on(&mut consumer).await?;
+        }
+        Ok((consumer, last.lines()))
     }
 }
 
@@ -318,6 +397,8 @@ fn member_name() -> String {
 struct Consuming {
     source: Source,
     consumer: Consumer,
+    /// The last records, to be printed before those of the consumer.
+    last: Vec<Vec<u8>>,
     /// Of streamlets that were left out: one for all of a node that were found to be back at one look.
     late: Vec<Consumer>,
     left_out: Away,
@@ -336,8 +417,9 @@ struct Consuming {
     /// When it was looked for a reason last, or a record came after a pause.
     wondered: Instant,
     out: Printing,
-    format: Show,
     commits: bool,
+    /// Records that have come, printed or not.
+    seen: u64,
     printed: u64,
     /// Records printed since the last commit.
     uncommitted: u64,
@@ -349,6 +431,7 @@ impl Consuming {
     async fn all(&mut self, max: u64) -> Result<(), CliError> {
         let gone = reader_gone();
         tokio::pin!(gone);
+        self.print_last(max).await?;
         while self.printed < max {
             // What is there is printed without looking at anything else; only a pause flushes.
             let at_hand = tokio::select! {
@@ -394,17 +477,36 @@ impl Consuming {
                 return if self.left_out.is_nothing() { Ok(()) } else { Err(left_out_error(&self.left_out)) };
             };
             self.print(&record)?;
-            self.heard_at_end = None;
-            self.printed += 1;
-            self.uncommitted += 1;
             if self.out.is_full() {
                 self.hand_over().await?;
             }
-            if self.printed.is_multiple_of(LOOK_EVERY) {
-                self.look_up().await?;
+            if self.seen.is_multiple_of(LOOK_EVERY) {
+                tokio::select! {
+                    biased;
+                    // Where few of those that come are printed, writing would not find that out.
+                    () = &mut gone => return Err(CliError::pipe_closed()),
+                    looked = self.look_up() => looked?,
+                }
             }
         }
         Ok(())
+    }
+
+    /// Prints the last records that were there when the command began, `max` at most.
+    async fn print_last(&mut self, max: u64) -> Result<(), CliError> {
+        for line in std::mem::take(&mut self.last).into_iter().take(usize::try_from(max).unwrap_or(usize::MAX)) {
+            self.out.gathered().extend_from_slice(&line);
+            self.count_printed();
+            if self.out.is_full() {
+                self.hand_over().await?;
+            }
+        }
+        Ok(())
+    }
+
+    fn count_printed(&mut self) {
+        self.printed += 1;
+        self.uncommitted += 1;
     }
 
     /// All was printed that the nodes give to this member. Whether there may be more: what others have leased that are not heard of. That is waited for a
@@ -454,23 +556,13 @@ impl Consuming {
     /// Why the owners have not said what others hold: the node that is asked first may be well, and another one be lost. `error`: nothing if they have only not
     /// answered in time.
     async fn why_unheard(&self, error: Option<&ClientError>) -> String {
-        match self.what_is_away().await {
+        match self.source.what_is_away().await {
             Ok(away) if !away.is_nothing() => away.sentence(),
             Err(why) => why,
             Ok(_) => {
                 let why = error.map_or_else(|| "it does not answer".to_owned(), |error| explain(error).message);
                 format!("waiting for an owner of streamlets of {}: {why}", self.source.stream.name)
             }
-        }
-    }
-
-    /// What is away, or why nobody says it.
-    async fn what_is_away(&self) -> Result<Away, String> {
-        let address = self.source.client.address();
-        match timeout(WONDER_EVERY, self.source.away()).await {
-            Ok(Ok(away)) => Ok(away),
-            Ok(Err(error)) => Err(format!("waiting for {address}: {}", explain(&error).message)),
-            Err(_) => Err(format!("waiting for {address}: it does not answer")),
         }
     }
 
@@ -521,7 +613,7 @@ impl Consuming {
     /// Nothing has come for a while, or streamlets were left out: looks whether there is a reason, says it once, and begins with what is back. Behind the end a
     /// reason is not waited for without end, as when [others are asked for](Consuming::may_get_more): the node may be lost between two such looks.
     async fn wonder(&mut self) -> Result<(), CliError> {
-        let looked = self.what_is_away().await;
+        let looked = self.source.what_is_away().await;
         self.wondered = Instant::now();
         let reason = match looked {
             Err(reason) => reason,
@@ -655,24 +747,13 @@ impl Consuming {
         Err(error.next("the application's next consumer prints it again"))
     }
 
+    /// A record has come: prints it, if it is wanted.
     fn print(&mut self, record: &ConsumedRecord) -> Result<(), CliError> {
-        let view = record.view();
-        let out = self.out.gathered();
-        if let Some(separator) = &self.source.args.key_separator {
-            // As lines have it that `kera produce` reads, and Kafka's tools: an empty key or value is another thing than none.
-            out.extend_from_slice(view.key().unwrap_or(NONE));
-            out.extend_from_slice(separator.as_bytes());
-            out.extend_from_slice(view.value().unwrap_or(NONE));
-            out.push(b'\n');
-            return Ok(());
-        }
-        match self.format {
-            Show::Raw | Show::Value => out.extend_from_slice(view.value().unwrap_or_default()),
-            Show::Json => serde_json::to_writer(&mut *out, &RecordJson::new(record, &view))
-                .map_err(|error| CliError::failure(error.to_string()))?,
-        }
-        if self.format != Show::Raw {
-            out.push(b'\n');
+        self.heard_at_end = None;
+        self.seen += 1;
+        if self.source.wants(record) {
+            self.source.write(record, self.out.gathered())?;
+            self.count_printed();
         }
         Ok(())
     }

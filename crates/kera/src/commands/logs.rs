@@ -9,6 +9,7 @@ use serde::Serialize;
 use crate::cli::{Globals, LogCommand, LogNames};
 use crate::connect::connect;
 use crate::error::CliError;
+use crate::numbers;
 use crate::output::{have_typed, print, print_json};
 
 /// A log as `--json` shows it.
@@ -55,6 +56,7 @@ pub async fn run(command: LogCommand, globals: &Globals) -> Result<(), CliError>
         LogCommand::List => list(&lost, &names, globals),
         LogCommand::AcceptLoss { logs, gone, yes } => {
             let chosen = logs.of(lost)?;
+            let gone = numbers::each(&gone);
             accept_loss(&client, (&logs, chosen), &names, (&gone[..], yes), globals).await
         }
     }

@@ -8,6 +8,7 @@ pub mod consume;
 pub mod copies;
 pub mod demo;
 pub mod held;
+pub mod last;
 pub mod level;
 pub mod logs;
 pub mod moves;

@@ -10,6 +10,7 @@ use serde::Serialize;
 
 use crate::cli::{Globals, RecoverArgs};
 use crate::error::CliError;
+use crate::numbers;
 use crate::output::{Table, facts, have_typed, print, print_json};
 
 /// What a stopped node has of the coordinators' log, as `--json` shows it.
@@ -49,7 +50,7 @@ struct PlaceJson {
 pub fn run(args: &RecoverArgs, globals: &Globals) -> Result<(), CliError> {
     let data = Path::new(&args.data);
     let StoppedNode { survivor, lock } = StoppedNode::open(data).map_err(|fatal| not_opened(&fatal))?;
-    let gone: BTreeSet<u32> = args.gone.iter().copied().collect();
+    let gone: BTreeSet<u32> = numbers::each(&args.gone).into_iter().collect();
     let found = json(&survivor, &gone);
     if !gone.is_empty() {
         survivor.check_gone(&gone).map_err(CliError::failure)?;

@@ -5,6 +5,7 @@ use kera_client::{Client, Start, StreamInfo};
 
 use crate::cli::ConsumeArgs;
 use crate::commands::status::soon;
+use crate::numbers::are_meant;
 
 /// What to say before it begins; nothing if it begins where it was told to.
 pub async fn word(
@@ -23,8 +24,8 @@ pub async fn word(
     match from {
         Start::Ordinal(ordinal) => {
             let held = soon(client.admin().stream_stats(stream.id)).await?.ok()?;
-            let is_meant = |streamlet: u32| args.streamlets.is_empty() || args.streamlets.contains(&streamlet);
-            let meant = held.lanes.iter().filter(|lane| is_meant(lane.streamlet.0));
+            let of_streamlets = held.lanes.iter().filter(|lane| are_meant(&args.streamlets, lane.streamlet.0));
+            let meant = of_streamlets.filter(|lane| are_meant(&args.lanes, lane.lane.0));
             let end = meant.map(|lane| lane.durable_ordinal).max().unwrap_or(0);
             let is_known = held.unheard.is_empty();
             (is_known && ordinal > end).then(|| behind_the_end(asked, &format!("the longest lane ends at {end}"), args))

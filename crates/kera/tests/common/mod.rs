@@ -378,6 +378,37 @@ fn may_pass(line: &str, said: &str) -> bool {
         || (moves && called_off.iter().any(|words| said.contains(words)))
 }
 
+/// The lines of a text.
+pub fn lines(text: &str) -> Vec<String> {
+    text.lines().map(String::from).collect()
+}
+
+/// The same in the order of the alphabet, where theirs does not matter.
+pub fn sorted(mut lines: Vec<String>) -> Vec<String> {
+    lines.sort();
+    lines
+}
+
+/// A node with a stream `flights` that has these options.
+pub fn with_stream(options: &str) -> (Place, Node) {
+    let place = Place::new();
+    let node = place.start();
+    node.ok(&format!("stream create flights {options}"));
+    (place, node)
+}
+
+/// A command with its standard output as lines that can be read while it runs.
+pub fn follow(node: &Node, line: &str) -> (Child, impl Iterator<Item = String> + use<>) {
+    let mut child = node.command(line).stdout(Stdio::piped()).spawn().unwrap();
+    let out = BufReader::new(child.stdout.take().unwrap());
+    (child, out.lines().map_while(Result::ok))
+}
+
+/// Ends a process as whoever stops it does.
+pub fn terminate(child: &Child) {
+    assert!(Command::new("kill").arg(child.id().to_string()).status().unwrap().success());
+}
+
 /// Waits for the end of a process, and returns its exit status; nothing if a signal has ended it.
 pub fn end_of(child: &mut Child) -> Option<i32> {
     let mut ended = None;
