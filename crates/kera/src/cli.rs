@@ -8,7 +8,7 @@ use kera_server::units::{parse_bytes, parse_duration_ms};
 use crate::numbers::{self, Span};
 use crate::rows::{CsvTypes, Format};
 use crate::settings::SettingFlags;
-use crate::{bench, verify};
+use crate::{bench, columns, verify};
 
 /// Most records for `kera consume --last`: so many are held in memory until it is known which are the last ones.
 pub const LAST_MAX: u64 = 100_000;
@@ -133,9 +133,10 @@ Without --application nothing is remembered. With it, records are committed afte
     /// Show how the node is, and the nodes of its cluster.
     ///
     /// Of the node: memory, disks, and PROBLEM for each thing that needs somebody. In a cluster then a line for each node: whether it is
-    /// live, drained or lost, its EPOCH (one more each time it joined), whether it VOTES, how many streamlets it OWNS, of how many it serves
-    /// what was written before they moved (OLDER), and how much it KEEPS as copies for others; nodes that do not do everything, with their
-    /// roles; and what is moved or rebuilt just now, or gets another number of copies, with how much is left. What goes wrong in the cluster follows as PROBLEM too.
+    /// live, drained or lost, what it owns, and what it keeps for others (the columns are explained below); nodes that do not do everything, with
+    /// their roles; and what is moved or rebuilt just now, or gets another number of copies, with how much is left. What goes wrong in the
+    /// cluster follows as PROBLEM too.
+    #[command(after_help = columns::STATUS_HELP)]
     Status {
         /// End with status 1 if there is a PROBLEM, for scripts and monitors.
         #[arg(long)]
@@ -251,7 +252,7 @@ and consumers work on one streamlet side by side, and give up the order between 
         if_not_exists: bool,
     },
     /// List streams.
-    #[command(alias = "ls")]
+    #[command(alias = "ls", after_help = columns::STREAMS_HELP)]
     List {
         /// Only names that start so.
         #[arg(default_value = "")]
@@ -261,6 +262,7 @@ and consumers work on one streamlet side by side, and give up the order between 
         system: bool,
     },
     /// Show a stream's options, how much is in it, who reads it, and in a cluster which node owns which streamlet.
+    #[command(after_help = columns::STREAM_HELP)]
     Describe {
         /// Its name.
         name: String,
@@ -571,12 +573,14 @@ pub enum Show {
 #[derive(Subcommand)]
 pub enum ApplicationCommand {
     /// List applications.
+    #[command(after_help = columns::APPLICATIONS_HELP)]
     List {
         /// Only those of this stream.
         #[arg(long)]
         stream: Option<String>,
     },
     /// Show an application's members, and how far it is in each lane.
+    #[command(after_help = columns::APPLICATION_HELP)]
     Describe {
         /// Its name.
         name: String,
@@ -596,12 +600,7 @@ pub enum ApplicationCommand {
         yes: bool,
     },
     /// Set where an application goes on; it must have no running consumers. Shows what would be set and asks.
-    #[command(after_help = "\
-Examples:
-  kera application reset report --to earliest
-  kera application reset report --to 2h --yes
-  kera application reset report --to 2026-01-31T12:00:00Z --dry-run
-  kera application reset report --to latest --stream flights")]
+    #[command(after_help = columns::RESET_HELP)]
     Reset {
         /// Its name.
         name: String,

@@ -5,6 +5,7 @@
 
 mod bench;
 mod cli;
+mod columns;
 mod commands;
 mod connect;
 mod error;

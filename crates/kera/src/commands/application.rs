@@ -11,6 +11,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::cli::{ApplicationCommand, Globals};
+use crate::columns;
 use crate::commands::away::Away;
 use crate::commands::status::soon;
 use crate::connect::{check_streamlets, connect, explain, find_stream};
@@ -93,7 +94,7 @@ async fn list(stream: Option<&str>, globals: &Globals) -> Result<(), CliError> {
         };
         return print(&format!("{none}\n{groups}"));
     }
-    let mut table = Table::new(&["APPLICATION", "STREAM", "STATE", "CONSUMERS", "LAG"]);
+    let mut table = Table::new(&columns::APPLICATIONS);
     for (a, s) in &applications {
         table.row([
             a.name.clone(),
@@ -202,7 +203,7 @@ async fn describe(name: &str, stream: Option<&str>, globals: &Globals) -> Result
         ("lag", records_of(d.lag)),
     ]);
     if !d.members.is_empty() {
-        let mut table = Table::new(&["CONSUMER", "ADDRESS", "JOINED", "LAST HEARD OF", "GROUPS"]);
+        let mut table = Table::new(&columns::CONSUMERS);
         for m in &d.members {
             let name = if m.name.is_empty() { m.member.to_string() } else { m.name.clone() };
             table.row([
@@ -216,7 +217,7 @@ async fn describe(name: &str, stream: Option<&str>, globals: &Globals) -> Result
         text.push_str(&format!("\n{}", table.text()));
     }
     if !d.lanes.is_empty() {
-        let mut table = Table::new(&["STREAMLET", "LANE", "COMMITTED", "END", "LAG"]);
+        let mut table = Table::new(&columns::PROGRESS);
         for l in &d.lanes {
             let committed = l.committed_ordinal.map_or("-".into(), |ordinal| ordinal.to_string());
             table.row([
@@ -441,7 +442,7 @@ fn report_reset(name: &str, stream: &StreamInfo, set: &[Set], how: How, globals:
 }
 
 fn reset_text(name: &str, stream: &StreamInfo, set: &[Set], dry_run: bool) -> String {
-    let mut table = Table::new(&["STREAMLET", "LANE", "NOW", "THEN", "RECORDS"]);
+    let mut table = Table::new(&columns::RESET);
     for o in set {
         let now = o.from.map_or("-".to_owned(), |from| from.to_string());
         let records = match (o.again, o.skipped) {

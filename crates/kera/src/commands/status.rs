@@ -13,6 +13,7 @@ use kera_server::identity::uuid_text;
 use kera_server::units::{human_bytes, human_count, human_duration};
 
 use crate::cli::Globals;
+use crate::columns;
 use crate::commands::copies::{self, ChangeJson};
 use crate::commands::level::{self, Level};
 use crate::commands::owners::{self, Owned};
@@ -376,7 +377,7 @@ const ALL_ROLES: [Role; 3] = [Role::Coordinator, Role::Broker, Role::Backup];
 /// The nodes, a line each, which fits a terminal of 80 columns with addresses and amounts as they usually are. Nearly all nodes do everything: roles are told
 /// of the others.
 fn members_text(whole: &Cluster) -> String {
-    let mut table = Table::new(&["NODE", "STATE", "EPOCH", "VOTES", "RACK", "ADDRESS", "OWNS", "OLDER", "KEEPS"]);
+    let mut table = Table::new(&columns::NODES);
     let mut roles = String::new();
     for node in &whole.cluster.nodes {
         if ALL_ROLES.iter().any(|role| !node.roles.contains(role)) {

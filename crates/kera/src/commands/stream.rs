@@ -11,6 +11,7 @@ use serde::Serialize;
 use serde_json::json;
 
 use crate::cli::{Globals, Limit, OptionArgs, StreamCommand};
+use crate::columns;
 use crate::commands::copies as changing;
 use crate::commands::owners::{self, Owned};
 use crate::connect::{connect, find_stream};
@@ -141,8 +142,7 @@ async fn list(prefix: &str, system: bool, globals: &Globals) -> Result<(), CliEr
 }
 
 fn list_text(streams: &[StreamInfo], changes: &[CopyChange]) -> String {
-    let mut table =
-        Table::new(&["NAME", "STREAMLETS", "LANES", "COPIES", "DURABILITY", "ORDER", "RETENTION", "CREATED"]);
+    let mut table = Table::new(&columns::STREAMS);
     let mut notes = String::new();
     for info in streams {
         let o = &info.options;
@@ -207,7 +207,7 @@ struct Described {
 const OWNERS_SHOWN: usize = 32;
 
 fn owners_text(owned: &[Owned], most: usize) -> String {
-    let mut table = Table::new(&["STREAMLET", "OWNER", "EARLIER OWNERS WITH RECORDS"]);
+    let mut table = Table::new(&columns::OWNERS);
     for of in owned.iter().take(most) {
         table.row([of.streamlet.to_string(), owners::listed(&[of.owner]), owners::listed(&of.earlier)]);
     }
@@ -218,7 +218,7 @@ fn owners_text(owned: &[Owned], most: usize) -> String {
 
 /// Each lane that was written to, in a cluster with its streamlet's owner.
 fn lanes_text(stats: &[LaneStats], owned: Option<&[Owned]>) -> String {
-    let mut header = vec!["STREAMLET", "LANE", "FIRST", "END", "BYTES", "GROUPS", "SEGMENTS", "LAST WRITE"];
+    let mut header = columns::LANES.to_vec();
     if owned.is_some() {
         header.insert(1, "OWNER");
     }
@@ -286,7 +286,7 @@ fn describe_text(
         text.push_str(&facts(&[("kept", format!("as Kafka clients have set it: {}", given.join(", ")))]));
     }
     if !applications.is_empty() {
-        let mut table = Table::new(&["APPLICATION", "STATE", "CONSUMERS", "LAG"]);
+        let mut table = Table::new(&columns::READERS);
         for a in applications {
             table.row([a.name.clone(), a.state.name().to_owned(), a.members.to_string(), human_count(a.lag)]);
         }
