@@ -24,6 +24,8 @@ pub struct FaultyDisk {
 #[derive(Debug, Default)]
 struct Plan {
     space_bytes: Option<u64>,
+    /// What of that is not taken ahead.
+    kept_bytes: u64,
     writes: u64,
     syncs: u64,
     reads: u64,
@@ -85,6 +87,11 @@ impl FaultyDisk {
     /// limit. What is removed does not give space back by itself. Of a write of whole sectors none is written in part.
     pub fn set_space(&self, bytes: Option<u64>) {
         self.plan().space_bytes = bytes;
+    }
+
+    /// Of the [space](FaultyDisk::set_space) so much is not taken ahead by anybody, as [`RealDisk::keep_free`](crate::RealDisk::keep_free) has it; whoever writes without that may use it.
+    pub fn set_kept_free(&self, bytes: u64) {
+        self.plan().kept_bytes = bytes;
     }
 
     /// The `nth` write from now on (1 is the next) fails with an I/O error and writes nothing.
@@ -297,7 +304,8 @@ impl Disk for FaultyDisk {
     fn free_bytes(&self) -> io::Result<u64> {
         self.works()?;
         let free = self.inner.free_bytes()?;
-        Ok(self.plan().space_bytes.map_or(free, |space| space.min(free)))
+        let plan = self.plan();
+        Ok(plan.space_bytes.map_or(free, |space| space.min(free)).saturating_sub(plan.kept_bytes))
     }
 
     fn root(&self) -> &Path {
@@ -415,8 +423,11 @@ impl DiskFile for FaultyFile {
 
     fn allocate(&self, offset: u64, bytes: u64) -> io::Result<()> {
         self.disk.works()?;
-        if self.disk.plan().space_bytes.is_some_and(|space| space < bytes) {
-            return Err(enospc());
+        {
+            let plan = self.disk.plan();
+            if plan.space_bytes.is_some_and(|space| space < bytes.saturating_add(plan.kept_bytes)) {
+                return Err(enospc());
+            }
         }
         self.inner.allocate(offset, bytes)
     }
@@ -456,6 +467,19 @@ mod tests {
         disk.set_space(None);
         file.write_vectored_at(6, &parts).unwrap();
         assert_eq!(disk.read_all("f", 100).unwrap(), b"123456789abcd");
+    }
+
+    #[test]
+    fn what_is_kept_free_is_not_taken_ahead_and_can_be_written() {
+        let (disk, file) = file();
+        disk.set_kept_free(100);
+        disk.set_space(Some(110));
+        assert_eq!(file.allocate(0, 11).unwrap_err().kind(), io::ErrorKind::StorageFull);
+        assert_eq!(disk.free_bytes().unwrap(), 10);
+        file.allocate(0, 10).unwrap();
+        file.write_at(0, &[1; 110]).unwrap();
+        assert_eq!(file.write_at(110, &[1]).unwrap_err().kind(), io::ErrorKind::StorageFull);
+        assert_eq!(disk.free_bytes().unwrap(), 0);
     }
 
     #[test]
