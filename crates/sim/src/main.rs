@@ -42,7 +42,7 @@ struct Arguments {
     /// Producers of a cluster give up chunks that they have sent, and skip them.
     #[arg(long)]
     impatient: bool,
-    /// Only these faults, by name, with commas between. `log-rot` needs `--coordinator-disks`.
+    /// Only these faults, by name, with commas between. `log-rot` and `majority-lost` need `--coordinator-disks`.
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
     /// Time between two faults in a cluster, on average, in milliseconds.
@@ -66,6 +66,9 @@ struct Arguments {
     /// The coordinators of a cluster have their log on their disks, and elect who leads by what is there.
     #[arg(long)]
     coordinator_disks: bool,
+    /// Connections with clients of a cluster take one answer at a time, and hold others back until it is sent.
+    #[arg(long)]
+    narrow: bool,
     /// What streams of a cluster are like: `usual`, `consumed` (kept until they are read), `unordered` (`order = none`), `one-copy`, `async` (producers do
     /// not wait for copies), `compacted` or `compacted-consumed`; applications always read those that are consumed or unordered.
     #[arg(long, default_value = "usual")]
@@ -101,6 +104,15 @@ fn faults(arguments: &Arguments) -> Result<(Vec<cluster::Fault>, Vec<nodes::Faul
         return Err(
             "`log-rot` changes what coordinators have on their disks, which is something with --coordinator-disks \
              and without `remove` only"
+                .to_owned(),
+        );
+    }
+    let is_certain = !arguments.change_copies && !["one-copy", "async"].contains(&arguments.streams.as_str());
+    let may_lose_majority = has_disks && is_certain && !of_cluster.contains(&nodes::Fault::LastCopy);
+    if of_cluster.contains(&nodes::Fault::MajorityLost) && !may_lose_majority {
+        return Err(
+            "`majority-lost` needs --coordinator-disks, and streams with copies that producers wait for: it is not \
+             played with `remove`, `last-copy`, --change-copies, and --streams `one-copy` or `async`"
                 .to_owned(),
         );
     }
@@ -173,6 +185,7 @@ fn run_cluster(
         balances: arguments.balance,
         changes_copies: arguments.change_copies,
         coordinator_disks: arguments.coordinator_disks,
+        narrow: arguments.narrow,
         kind,
         planted,
         ..nodes::Plan::new(seed)
@@ -276,6 +289,18 @@ mod tests {
         let of = asked(&["--cluster", "--coordinator-disks", "--only", "kill,log-rot"]).expect("they have");
         assert_eq!(of.1, [nodes::Fault::Kill, nodes::Fault::LogRot]);
         assert!(asked(&["--only", "log-rot"]).is_err(), "one node has no such log");
+        let lost = |more: &[&str]| {
+            let mut words = vec!["--cluster", "--only", "majority-lost,kill"];
+            words.extend(more);
+            asked(&words).map(|(_, of_cluster)| of_cluster)
+        };
+        assert_eq!(
+            lost(&["--coordinator-disks"]).expect("they have disks"),
+            [nodes::Fault::MajorityLost, nodes::Fault::Kill]
+        );
+        assert!(lost(&[]).expect_err("they have no disks").contains("--coordinator-disks"));
+        assert!(lost(&["--coordinator-disks", "--change-copies"]).is_err());
+        assert!(lost(&["--coordinator-disks", "--streams", "async"]).is_err());
         assert!(asked(&["--cluster"]).expect("all but those that have runs of their own").1.is_empty());
     }
 }

@@ -103,7 +103,7 @@ fn many_seeds_of_three_nodes_keep_every_promise() {
 fn has_own_runs(fault: Fault) -> bool {
     use Fault::*;
     let own_runs = [ChangeLog, ClockJump, ClockYears, Remove, LastCopy, DeleteRecords, ChangeCopies];
-    let of_disks = [Rot, LogRot, DiskStuck];
+    let of_disks = [Rot, LogRot, DiskStuck, MajorityLost, DataFull];
     own_runs.contains(&fault) || of_disks.contains(&fault)
 }
 
@@ -279,9 +279,11 @@ fn who_stands_still_goes_on_with_its_own_turns() {
 fn every_fault_happens_and_the_cluster_does_something_about_it() {
     use Fault::*;
     let (mut faults, mut did) = (BTreeMap::new(), BTreeMap::new());
-    // Nodes that are removed, what is given up, what is deleted, clocks that are years ahead, coordinators' logs that rot and disks that stand still have tests that see that it happens.
+    // Nodes that are removed, what is given up, what is deleted, clocks that are years ahead, coordinators' logs that rot, majorities of them that are lost, and disks that stand still or
+    // take no data have tests that see that it happens.
     let is_elsewhere = |fault: &Fault| {
-        matches!(fault, Remove | LastCopy | DeleteRecords | ChangeCopies | ClockYears | LogRot | DiskStuck)
+        let is_of_people = matches!(fault, Remove | LastCopy | DeleteRecords | ChangeCopies | ClockYears);
+        is_of_people || matches!(fault, LogRot | DiskStuck | MajorityLost | DataFull)
     };
     let only: Vec<Fault> = Fault::ALL.iter().copied().filter(|fault| !is_elsewhere(fault)).collect();
     for seed in 1..120 {
@@ -982,4 +984,77 @@ fn many_seeds_with_disks_that_stand_still_keep_every_promise() {
     assert_eq!(all(1..1 + SEEDS / 4, violation), Vec::<String>::new());
     assert!(times.into_inner() > 50, "no disk stands still, so nothing is shown");
     assert_eq!(run(&stuck(3)), run(&stuck(3)));
+}
+
+/// All coordinators but one are gone, and a person has that one go on.
+fn without_majority(seed: u64) -> Plan {
+    use Fault::*;
+    let only = vec![MajorityLost, Kill, PowerCut, PowerCutAll, Freeze, CutOff, PairCut, LeaderLost, DiskSlow, Move];
+    Plan { only, trouble_ms: 25_000, applications: seed.is_multiple_of(3), ..on_disks(seed) }
+}
+
+#[test]
+fn many_seeds_that_lose_most_coordinators_keep_every_promise() {
+    let (alone, replaced) = (AtomicU64::new(0), AtomicU64::new(0));
+    let violation = |seed| {
+        let report = run(&without_majority(seed));
+        let did = |what| report.did.get(what).copied().unwrap_or(0);
+        alone.fetch_add(did("went on alone"), Ordering::Relaxed);
+        replaced.fetch_add(did("took the snapshot of one that was left"), Ordering::Relaxed);
+        report.violation
+    };
+    assert_eq!(all(1..1 + SEEDS / 4, violation), Vec::<String>::new());
+    let (alone, replaced) = (alone.into_inner(), replaced.into_inner());
+    assert!(alone > SEEDS / 20 && replaced > alone, "{alone} went on, and {replaced} followed: so nothing is shown");
+}
+
+#[test]
+fn a_seed_that_loses_most_coordinators_repeats_itself() {
+    let went_on = |seed: &u64| run(&without_majority(*seed)).did.contains_key("went on alone");
+    for seed in (1..100).filter(went_on).take(2) {
+        assert_eq!(run(&without_majority(seed)), run(&without_majority(seed)), "two runs of seed {seed}");
+    }
+}
+
+#[test]
+fn a_coordinator_that_goes_on_without_the_end_of_its_log_is_found() {
+    found_by(without_majority, Planted::RecoversOld, &["makes another state"]);
+}
+
+#[test]
+fn numbers_that_are_given_once_more_by_who_goes_on_alone_are_found() {
+    found_by(without_majority, Planted::SkipsNoNumbers, &["may have been given before"]);
+}
+
+/// Disks have no room for data, and what is kept free of that for what the coordinators note.
+fn full_for_data(seed: u64) -> Plan {
+    use Fault::*;
+    let only = vec![DataFull, LeaderLost, Kill, Freeze, CutOff, Move];
+    Plan { only, fault_us: 300_000, ..on_disks(seed) }
+}
+
+#[test]
+fn many_seeds_with_disks_that_are_full_for_data_keep_every_promise() {
+    let times = AtomicU64::new(0);
+    let violation = |seed| {
+        let report = run(&full_for_data(seed));
+        times.fetch_add(report.faults.get("data-full").copied().unwrap_or(0), Ordering::Relaxed);
+        report.violation
+    };
+    assert_eq!(all(1..1 + SEEDS / 8, violation), Vec::<String>::new());
+    assert!(times.into_inner() > 50, "no disk is full, so nothing is shown");
+}
+
+#[test]
+fn data_that_takes_a_disk_to_its_last_byte_is_found() {
+    found_by(full_for_data, Planted::KeepsNothingFree, &["on a disk that is full for data"]);
+}
+
+/// Answers are held back as soon as one waits to be sent, and go on when it is.
+#[test]
+fn many_seeds_with_narrow_connections_keep_every_promise() {
+    let plan = |seed| Plan { narrow: true, ..with_applications(seed) };
+    let (violations, drained) = all_counting(1..1 + SEEDS / 8, plan, "connections had room again");
+    assert_eq!(violations, Vec::<String>::new());
+    assert!(drained > 1_000, "nothing is held back, so nothing is shown: {drained}");
 }

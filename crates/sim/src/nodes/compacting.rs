@@ -20,7 +20,7 @@ use kera_protocol::{
 
 use super::copies::lock;
 use super::node::Node;
-use super::sessions::{Said, Sessions};
+use super::sessions::{OUTBOX_BYTES, Said, Sessions};
 use super::world::{Event, World};
 use crate::cluster::truth::Violation;
 
@@ -56,7 +56,7 @@ impl Elsewhere {
         let frame_bytes = (FRAME_HEADER_BYTES + body.len()) as u32;
         let header = FrameHeader { frame_bytes, op: op as u16, version, ..FrameHeader::default() };
         let (mut sessions, mut said) = (Sessions::default(), Vec::new());
-        sessions.connect(broker, WIRE);
+        sessions.connect(broker, WIRE, OUTBOX_BYTES);
         sessions.request(WIRE, header, Bytes::from(body), &mut said);
         sessions.close_all();
         let answer = said.into_iter().find_map(|said| match said {

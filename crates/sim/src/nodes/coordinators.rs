@@ -63,8 +63,15 @@ pub(super) type Told = Result<usize, String>;
 #[derive(Default)]
 pub(super) struct Coordinators {
     pub(super) state: ClusterState,
-    /// Entries that became true together, the first at 1.
+    /// Entries that became true together, the first at 1, or behind the snapshot that one of them has gone on alone with.
     log: Vec<Vec<ClusterEntry>>,
+    /// Those that were true before.
+    past: Vec<Vec<ClusterEntry>>,
+    /// That snapshot, and the entry that it goes to.
+    pub(super) began: ClusterState,
+    pub(super) began_at: usize,
+    /// What was given out before, or is skipped: owner epochs, and epochs of nodes.
+    skipped: (u32, BTreeMap<NodeNumber, u32>),
     pub(super) leader: Option<u32>,
     /// When the next one is chosen.
     pub(super) elect_at_us: Option<u64>,
@@ -99,14 +106,31 @@ impl Coordinators {
         Coordinators { forgets_numbers, has_disks, ..Coordinators::default() }
     }
 
-    /// How many batches of entries there are.
+    /// The last batch of entries.
     pub(super) fn index(&self) -> usize {
-        self.log.len()
+        self.began_at + self.log.len()
     }
 
     /// The entries of a batch.
     pub(super) fn batch(&self, index: usize) -> &[ClusterEntry] {
-        &self.log[index - 1]
+        &self.log[index - self.began_at - 1]
+    }
+
+    /// One that was left goes on alone, from this state and behind this entry; so many of all numbers are skipped.
+    pub(super) fn begin_anew(&mut self, began: ClusterState, began_at: usize, (alone, skipped): (NodeNumber, u32)) {
+        let given = self.owners.values().flatten().map(|owner| owner.owner_epoch).max().unwrap_or(0);
+        let others = self.state.nodes().iter().filter(|(node, _)| **node != alone);
+        let epochs = others.map(|(node, known)| (*node, known.epoch + skipped)).collect();
+        self.skipped = (given + skipped, epochs);
+        self.past.append(&mut self.log);
+        self.state = began.clone();
+        (self.began, self.began_at) = (began, began_at);
+        (self.leader, self.elect_at_us, self.proposed) = (None, None, None);
+    }
+
+    /// All entries that ever became true.
+    fn all_entries(&self) -> impl Iterator<Item = &ClusterEntry> {
+        self.past.iter().chain(&self.log).flatten()
     }
 
     /// Makes true what `plan` makes of the state. Whoever calls makes sure that the leader may, and has a majority write it first if coordinators have disks.
@@ -148,6 +172,7 @@ impl Coordinators {
         let is_next = |entry: &&ClusterEntry| matches!(entry, ClusterEntry::ViewAgreed { view: 2.., .. });
         self.views_changed += entries.iter().filter(is_next).count() as u64;
         self.look_at_only_copies(&entries)?;
+        self.look_at_epochs(&entries)?;
         self.note_given_up(&entries);
         for entry in &entries {
             if let Err(refused) = self.state.apply(entry) {
@@ -248,9 +273,22 @@ impl Coordinators {
         Ok(())
     }
 
+    /// Once one has gone on alone nobody begins an epoch that whoever is gone may have had.
+    fn look_at_epochs(&self, entries: &[ClusterEntry]) -> Result<(), Violation> {
+        for entry in entries {
+            let ClusterEntry::NodeJoined { node, epoch, .. } = entry else { continue };
+            if self.skipped.1.get(node).is_some_and(|skipped| epoch <= skipped) {
+                return Err(Violation(format!(
+                    "node {node} begins its epoch {epoch}, which may have been given before"
+                )));
+            }
+        }
+        Ok(())
+    }
+
     /// Why a streamlet got an owner in an owner epoch; nothing if the owner before it came back.
     pub(super) fn reason_of(&self, of: StreamId, streamlet: u32, in_epoch: u32) -> Option<OwnerReason> {
-        self.log.iter().flatten().find_map(|entry| match entry {
+        self.all_entries().find_map(|entry| match entry {
             ClusterEntry::OwnerChanged { stream, first, count, owner_epoch, reason, .. } => {
                 let is_it = *stream == of && *owner_epoch == in_epoch && (*first..first + count).contains(&streamlet);
                 is_it.then_some(*reason)
@@ -261,7 +299,7 @@ impl Coordinators {
 
     /// The last owner epoch before one in which a streamlet got an owner who did not just come back.
     pub(super) fn changed_before(&self, of: StreamId, streamlet: u32, epoch: u32) -> Option<u32> {
-        let changed = self.log.iter().flatten().filter_map(|entry| match entry {
+        let changed = self.all_entries().filter_map(|entry| match entry {
             ClusterEntry::OwnerChanged { stream, first, count, owner_epoch, .. } => {
                 (*stream == of && (*first..first + count).contains(&streamlet)).then_some(*owner_epoch)
             }
@@ -287,6 +325,11 @@ impl Coordinators {
                             == (owner.node, owner.epoch, owner.owner_epoch) => {}
                     Some(last) if last.owner_epoch >= owner.owner_epoch => {
                         return Err(Violation(format!("streamlet {streamlet}: {owner:?} comes after {last:?}")));
+                    }
+                    _ if self.began_at > 0 && owner.owner_epoch <= self.skipped.0 => {
+                        return Err(Violation(format!(
+                            "streamlet {streamlet}: {owner:?} has an owner epoch that may have been given before"
+                        )));
                     }
                     _ => known.push(owner),
                 }

@@ -67,16 +67,22 @@ faults! {
         LogRot = "log-rot", 4;
         /// The disk of a node stands still for a while, and whoever needs it waits.
         DiskStuck = "disk-stuck", 3;
+        /// All coordinators but one burn, or are switched off, and a person has the one that is left go on alone. Once in a run.
+        MajorityLost = "majority-lost", 3;
+        /// The disk of a node is full for data for a while: what is kept free of it takes the rest.
+        DataFull = "data-full", 3;
     }
 }
 
 /// Those of `only`, or all but those that have runs of their own: changes of virtual logs, clocks that jump, nodes that are removed, last copies that are lost,
-/// records that are deleted, segments and the coordinators' log that are changed on the disks, disks that stand still, and, if that is not asked for, numbers of copies that change. Without `power` machines do not lose their power all at
-/// once: nothing would be left that is certain.
+/// records that are deleted, segments and the coordinators' log that are changed on the disks, disks that stand still or take no data, a lost majority of the coordinators, and, if that is not asked for,
+/// numbers of copies that change. Without `power` machines do not lose their power all at once: nothing would be left that is certain.
 pub(super) fn faults_of(only: &[Fault], power: bool, changes_copies: bool) -> Faults<Fault> {
     use Fault::*;
-    let own_runs = [ChangeLog, ClockJump, ClockYears, Remove, LastCopy, DeleteRecords, Rot, LogRot, DiskStuck];
-    let has_own_runs = |fault: Fault| own_runs.contains(&fault) || (fault == Fault::ChangeCopies && !changes_copies);
+    let own_runs = [ChangeLog, ClockJump, ClockYears, Remove, LastCopy, DeleteRecords];
+    let of_disks = [Rot, LogRot, DiskStuck, MajorityLost, DataFull];
+    let is_own = |fault: Fault| own_runs.contains(&fault) || of_disks.contains(&fault);
+    let has_own_runs = |fault: Fault| is_own(fault) || (fault == Fault::ChangeCopies && !changes_copies);
     let is_wanted = |fault: Fault| if only.is_empty() { !has_own_runs(fault) } else { only.contains(&fault) };
     Faults::those(|fault| is_wanted(fault) && (power || fault != Fault::PowerCutAll))
 }

@@ -106,7 +106,7 @@ impl World {
 
     /// A node learns of the log up to a batch.
     pub(super) fn learn(&mut self, number: u32, index: usize) -> Result<(), Violation> {
-        if !self.has_written(number, index)? {
+        if !self.may_learn(number, index)? || !self.has_written(number, index)? {
             return self.finish(number);
         }
         while self.node(number).applied < index && self.node(number).process.is_some() {

@@ -13,6 +13,7 @@
 //! | `sessions` | connections of clients |
 //! | `coordinators` | the real state, rules and plans on a simulated log |
 //! | `voting` | that log on the coordinators' disks, in runs that have it there |
+//! | `majority` | most coordinators that are gone, and the one that a person has go on alone |
 //! | `client`, `producer`, `reader`, `member` | who talks to them |
 //! | `early` | what producers of asynchronous streams were told of, and what may be missing of it |
 //! | `network`, `packets`, `wires` | what is said between nodes, and between them and clients |
@@ -42,6 +43,7 @@ mod floors;
 mod following;
 mod leading;
 mod losses;
+mod majority;
 mod member;
 mod mending;
 mod moving;

@@ -141,7 +141,8 @@ impl World {
             return;
         }
         let live = self.coordinators.state.nodes().iter().filter(|(_, node)| node.is_live(Roles::COORDINATOR));
-        let ready: Vec<u32> = live.map(|(number, _)| *number).filter(|node| !self.voters.contains(node)).collect();
+        let is_ready = |node: &u32| !self.voters.contains(node) && self.is_level(*node);
+        let ready: Vec<u32> = live.map(|(number, _)| *number).filter(is_ready).collect();
         let wanted = 1 + self.voters.len() % 2;
         if ready.len() >= wanted && self.voters.len() + wanted <= VOTERS_MAX {
             self.voters.extend(&ready[..wanted]);

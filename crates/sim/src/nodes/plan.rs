@@ -37,6 +37,8 @@ pub struct Plan {
     pub changes_copies: bool,
     /// Whether the coordinators have their log on their disks.
     pub coordinator_disks: bool,
+    /// Whether one answer is all that a connection of a client takes before it is sent, so that others are held back.
+    pub narrow: bool,
     /// What is asked of streams beside that.
     pub kind: Kind,
     /// The level of the cluster.
@@ -68,6 +70,7 @@ impl Plan {
             balances: false,
             changes_copies: false,
             coordinator_disks: false,
+            narrow: false,
             kind: Kind::Usual,
             level: level::NEWEST,
             planted: None,
@@ -218,6 +221,12 @@ pub enum Planted {
     ForgetsVotes,
     /// Coordinators that follow answer for entries that they have not written.
     AnswersUnwritten,
+    /// A coordinator that is to go on alone goes on from its last snapshot, without what its log has behind that.
+    RecoversOld,
+    /// A coordinator that goes on alone skips terms and entries, and none of the numbers that those who are gone may have given.
+    SkipsNoNumbers,
+    /// Data takes a disk to its last byte.
+    KeepsNothingFree,
 }
 
 impl Planted {
@@ -263,6 +272,9 @@ impl Planted {
         Planted::KeepsTooLittle,
         Planted::ForgetsVotes,
         Planted::AnswersUnwritten,
+        Planted::RecoversOld,
+        Planted::SkipsNoNumbers,
+        Planted::KeepsNothingFree,
     ];
 
     /// Its name on the command line.

@@ -8,7 +8,10 @@ use kera_protocol::{FRAME_HEADER_BYTES, FrameHeader, Op};
 use kera_rpc::{Flow, Outbox, SessionWaker};
 use std::sync::Arc;
 
-const OUTBOX_BYTES: usize = 4 << 20;
+/// What a connection holds that is not sent, at most.
+pub(super) const OUTBOX_BYTES: usize = 4 << 20;
+/// So little that one answer fills it.
+pub(super) const NARROW_BYTES: usize = 1;
 /// Turns in a row, before sessions count as some that never come to rest.
 const WAKES_MAX: u32 = 100_000;
 
@@ -16,6 +19,7 @@ struct Connection {
     session: BrokerSession,
     waker: SessionWaker,
     out: Outbox,
+    out_bytes: usize,
     waiting: VecDeque<(FrameHeader, Bytes)>,
 }
 
@@ -29,37 +33,42 @@ pub(super) enum Said {
 
 /// See the module.
 #[derive(Default)]
-pub(super) struct Sessions(BTreeMap<u64, Connection>);
+pub(super) struct Sessions {
+    open: BTreeMap<u64, Connection>,
+    /// How often one was told that there is room again.
+    pub(super) drained: u64,
+}
 
 impl Sessions {
-    pub(super) fn connect(&mut self, broker: &Arc<Broker>, wire: u64) {
+    pub(super) fn connect(&mut self, broker: &Arc<Broker>, wire: u64, out_bytes: usize) {
         let waker = SessionWaker::detached();
         let session = broker.session(([127, 0, 0, 1], wire as u16).into(), waker.clone());
-        self.0.insert(wire, Connection { session, waker, out: Outbox::new(OUTBOX_BYTES), waiting: VecDeque::new() });
+        let (out, waiting) = (Outbox::new(out_bytes), VecDeque::new());
+        self.open.insert(wire, Connection { session, waker, out, out_bytes, waiting });
     }
 
     pub(super) fn lost(&mut self, wire: u64) {
-        if let Some(mut connection) = self.0.remove(&wire) {
+        if let Some(mut connection) = self.open.remove(&wire) {
             connection.session.on_close();
         }
     }
 
     /// The node serves nobody any more.
     pub(super) fn close_all(&mut self) {
-        std::mem::take(&mut self.0).into_values().for_each(|mut connection| connection.session.on_close());
+        std::mem::take(&mut self.open).into_values().for_each(|mut connection| connection.session.on_close());
     }
 
     pub(super) fn request(&mut self, wire: u64, header: FrameHeader, body: Bytes, said: &mut Vec<Said>) {
-        let Some(connection) = self.0.get_mut(&wire) else { return };
+        let Some(connection) = self.open.get_mut(&wire) else { return };
         connection.waiting.push_back((header, body));
-        serve(connection, wire, said);
+        self.drained += serve(connection, wire, said);
     }
 
     /// Sessions that were woken, or whose deadline has passed, do what they have to, until nobody has anything to do.
     pub(super) fn settle(&mut self, now_us: u64, said: &mut Vec<Said>) {
         for _ in 0..WAKES_MAX {
             let mut is_quiet = true;
-            for (wire, connection) in &mut self.0 {
+            for (wire, connection) in &mut self.open {
                 if connection.session.deadline_us().is_some_and(|at_us| at_us <= now_us) {
                     connection.session.on_deadline(&mut connection.out);
                 } else if connection.waker.take() {
@@ -68,10 +77,10 @@ impl Sessions {
                     continue;
                 }
                 is_quiet = false;
-                serve(connection, *wire, said);
+                self.drained += serve(connection, *wire, said);
             }
             for gone in said.iter().filter_map(|one| if let Said::Closed(wire) = one { Some(*wire) } else { None }) {
-                self.0.remove(&gone);
+                self.open.remove(&gone);
             }
             if is_quiet {
                 return;
@@ -82,24 +91,44 @@ impl Sessions {
 
     /// When the next session has something to do by itself.
     pub(super) fn deadline_us(&self) -> Option<u64> {
-        self.0.values().filter_map(|connection| connection.session.deadline_us()).min()
+        self.open.values().filter_map(|connection| connection.session.deadline_us()).min()
     }
 }
 
-/// Gives a connection the requests that wait, until one is held back, and takes what it has to say.
-fn serve(connection: &mut Connection, wire: u64, said: &mut Vec<Said>) {
-    let mut is_closed = false;
-    while let Some((header, body)) = connection.waiting.front() {
+/// Gives a connection the requests that wait, until one is held back, and takes what it has to say: how often what it had said was sent for more. As `turn` in `crates/rpc/src/serving.rs` does.
+fn serve(connection: &mut Connection, wire: u64, said: &mut Vec<Said>) -> u64 {
+    let mut drained = 0;
+    loop {
+        let is_closed = handle(connection);
+        let was_full = connection.out.is_full();
+        say(connection, wire, said);
+        if is_closed {
+            said.push(Said::Closed(wire));
+        }
+        if is_closed || !was_full {
+            return drained;
+        }
+        drained += 1;
+        connection.session.on_drained(&mut connection.out);
+    }
+}
+
+/// Whether it is closed.
+fn handle(connection: &mut Connection) -> bool {
+    while !connection.out.is_full()
+        && let Some((header, body)) = connection.waiting.front()
+    {
         let op = Op::from_u16(header.op).expect("clients here send known operations");
         match connection.session.handle(op, header, body, &mut connection.out) {
             Flow::Done => drop(connection.waiting.pop_front()),
-            Flow::Blocked => break,
-            Flow::Close(_) => {
-                is_closed = true;
-                break;
-            }
+            Flow::Blocked => return false,
+            Flow::Close(_) => return true,
         }
     }
+    false
+}
+
+fn say(connection: &mut Connection, wire: u64, said: &mut Vec<Said>) {
     let bytes = Bytes::from(connection.out.to_vec());
     let mut sent = 0;
     while sent < bytes.len() {
@@ -108,8 +137,5 @@ fn serve(connection: &mut Connection, wire: u64, said: &mut Vec<Said>) {
         said.push(Said::Frame(wire, header, bytes.slice(sent + FRAME_HEADER_BYTES..end)));
         sent = end;
     }
-    connection.out = Outbox::new(OUTBOX_BYTES);
-    if is_closed {
-        said.push(Said::Closed(wire));
-    }
+    connection.out = Outbox::new(connection.out_bytes);
 }

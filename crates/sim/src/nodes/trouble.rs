@@ -11,8 +11,12 @@ use kera_format::vlog_replica::LogId;
 
 use super::faults::Fault;
 use super::node::Node;
+use super::plan::Planted;
 use super::world::{Event, World};
 use crate::cluster::truth::Violation;
+
+/// What a disk keeps free of data: more than a run writes of anything else while it is full.
+const KEPT_FREE_BYTES: u64 = 1 << 30;
 
 impl World {
     fn draw_node(&self) -> u32 {
@@ -122,14 +126,7 @@ impl World {
                 self.schedule.after(lasts_us, Event::Thaw(node, life));
             }
             Fault::CutOff => self.cut_off(node, now_us + lasts_us),
-            Fault::PairCut => {
-                let other = self.draw_node();
-                if other == node {
-                    return false;
-                }
-                self.cuts.cut(node, other, now_us + lasts_us);
-                self.cuts.cut(other, node, now_us + lasts_us);
-            }
+            Fault::PairCut => return self.cut_pair(node, now_us + lasts_us),
             Fault::LeaderLost => {
                 self.coordinators.leader = None;
                 self.coordinators.elect_at_us = Some(now_us + 300_000 + lasts_us);
@@ -141,6 +138,7 @@ impl World {
             Fault::BitFlip => return self.flip(node),
             Fault::Rot => return self.rot(node),
             Fault::LogRot => return self.rot_log(node),
+            Fault::MajorityLost => return self.lose_majority(node),
             Fault::Move => {
                 let to = self.draw_node();
                 return self.wants_move(node, to);
@@ -166,10 +164,15 @@ impl World {
             return self.get_stuck(node, lasts_us);
         }
         let (space, after) = (self.below(64 << 10), 1 + self.below(5));
+        let kept = if self.plan.planted == Some(Planted::KeepsNothingFree) { 0 } else { KEPT_FREE_BYTES };
         let at = self.node_mut(node);
         at.is_troubled = true;
         match fault {
             Fault::DiskFull => at.disk.set_space(Some(space)),
+            Fault::DataFull => {
+                at.disk.set_kept_free(kept);
+                at.disk.set_space(Some(kept + space));
+            }
             Fault::DiskBroken => at.disk.set_broken(true),
             Fault::WriteFails => at.disk.fail_write(after),
             Fault::WriteTorn => at.disk.tear_write(after),
@@ -197,6 +200,17 @@ impl World {
                 self.cuts.cut(other, node, until_us);
             }
         }
+    }
+
+    /// A node and another one do not hear each other.
+    fn cut_pair(&mut self, node: u32, until_us: u64) -> bool {
+        let other = self.draw_node();
+        if other == node {
+            return false;
+        }
+        self.cuts.cut(node, other, until_us);
+        self.cuts.cut(other, node, until_us);
+        true
     }
 
     /// Whether so many are left that all copies find a place, and of the coordinators a majority.
@@ -246,6 +260,10 @@ impl World {
         let at = self.node_mut(node);
         match fault {
             Fault::DiskFull => at.disk.set_space(None),
+            Fault::DataFull => {
+                at.disk.set_space(None);
+                at.disk.set_kept_free(0);
+            }
             Fault::DiskBroken => at.disk.set_broken(false),
             Fault::DiskSlow => at.disk_us = 300,
             Fault::ClockYears => self.set_clock_right(node),

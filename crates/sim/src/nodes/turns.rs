@@ -28,6 +28,7 @@ impl World {
         let life = self.node(node).life;
         let Some(running) = self.node_mut(node).running() else { return Ok(()) };
         running.sessions.settle(now_us, &mut said);
+        let drained = std::mem::take(&mut running.sessions.drained);
         let out = std::mem::take(&mut *lock(&running.copies.out));
         let mut planned = Vec::new();
         if !running.turns.logs {
@@ -45,6 +46,9 @@ impl World {
             planned.push((at_us, Event::Deadline(node, life)));
         }
         planned.into_iter().for_each(|(at_us, event)| self.schedule.at(at_us, event));
+        if drained > 0 {
+            *self.events_of.entry("connections had room again").or_default() += drained;
+        }
         self.send_all(said);
         for one in out {
             self.went_out(node, one);

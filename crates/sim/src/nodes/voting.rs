@@ -17,6 +17,7 @@ use kera_format::raft::{LogEntry, Payload, Record};
 use kera_raft::{Ballot, OnDisk};
 
 use super::copies::lock;
+use super::faults::Fault;
 use super::leading::ELECTION_US;
 use super::node::StartError;
 use super::plan::Planted;
@@ -60,8 +61,10 @@ struct Answered {
 pub(super) struct Voting {
     voters: BTreeMap<u32, Voter>,
     answered: BTreeMap<u32, Answered>,
-    /// Where what is true is in their logs, the first at 1.
+    /// Where what is true is in their logs, the first at 1, or behind where one of them has gone on alone.
     places: Vec<RaftPlace>,
+    /// Where that is.
+    began: RaftPlace,
     /// For whom each has voted, by its number and the term.
     given: BTreeMap<(u32, u64), u32>,
     /// Whose disk has refused a write, so that their processes end.
@@ -96,7 +99,7 @@ impl World {
     }
 
     fn true_entries(&self) -> u64 {
-        self.voting.as_ref().map_or(0, |voting| voting.places.len() as u64)
+        self.voting.as_ref().map_or(0, |voting| voting.began.index + voting.places.len() as u64)
     }
 
     /// Has the first entries on the disks of all who vote, as a cluster that was founded has before anything goes wrong.
@@ -144,6 +147,10 @@ impl World {
                 Ok(false)
             }
             Ok(on_disk) => {
+                if on_disk.snapshot() == self.coordinators.began_at as u64 {
+                    // It was written, and its process did not live to know.
+                    self.know_anew(number);
+                }
                 self.look_at_found(number, &on_disk)?;
                 self.truth.checked();
                 let snapshot = on_disk.snapshot() as usize;
@@ -244,16 +251,21 @@ impl World {
         }
     }
 
-    /// Who was chosen has all that is true.
-    fn look_at_chosen(&mut self, leader: u32, term: u64) -> Result<(), Violation> {
-        self.truth.checked();
-        let (Some(voting), Some(voter)) = (&self.voting, self.voter(leader)) else { return Ok(()) };
+    /// What is true and a coordinator that runs does not have.
+    fn lacked_by(&self, number: u32) -> Option<RaftPlace> {
+        let (voting, voter) = (self.voting.as_ref()?, self.voter(number)?);
         let (entries, end) = (voter.on_disk.entries(), voter.on_disk.last().index);
         let cut = entries.first_key_value().map_or(end, |(first, _)| first - 1);
         // What is cut off is in its snapshot.
         let mut behind = voting.places.iter().filter(|place| place.index > cut);
         let lacks = |place: &&RaftPlace| entries.get(&place.index).is_none_or(|entry| entry.place != **place);
-        match behind.find(lacks) {
+        behind.find(lacks).copied()
+    }
+
+    /// Who was chosen has all that is true.
+    fn look_at_chosen(&mut self, leader: u32, term: u64) -> Result<(), Violation> {
+        self.truth.checked();
+        match self.lacked_by(leader) {
             Some(place) => Err(Violation(format!(
                 "coordinator {leader} leads in term {term} without the entry {place:?}, which is true"
             ))),
@@ -340,7 +352,10 @@ impl World {
 
     /// Where an entry is: one that is true, or one of this coordinator's log.
     fn place(&self, of: u32, index: u64) -> Option<RaftPlace> {
-        let is_true = self.voting.as_ref()?.places.get((index as usize).checked_sub(1)?).copied();
+        let voting = self.voting.as_ref()?;
+        let behind = index.checked_sub(voting.began.index)? as usize;
+        let Some(at) = behind.checked_sub(1) else { return (index > 0).then_some(voting.began) };
+        let is_true = voting.places.get(at).copied();
         is_true.or_else(|| Some(self.voter(of)?.on_disk.entries().get(&index)?.place))
     }
 
@@ -365,6 +380,86 @@ impl World {
         }
         let records = self.to_write(number, number, index as u64);
         self.write(number, records)
+    }
+
+    /// Whether a coordinator that runs has all that is true, with a snapshot that names those who vote.
+    pub(super) fn may_go_on_alone(&self, number: u32) -> bool {
+        self.voter(number).is_some_and(|voter| voter.snapshot > 0) && self.lacked_by(number).is_none()
+    }
+
+    /// Whether a coordinator has all that is true and nothing else, where that is on its disk.
+    pub(super) fn is_level(&self, number: u32) -> bool {
+        let has_all = |voter: &Voter| voter.on_disk.last().index == self.true_entries();
+        self.voting.is_none() || self.voter(number).is_some_and(has_all)
+    }
+
+    /// What a coordinator that is stopped has in its log, and too few have written, becomes true; up to where that goes. Together it makes the state that is known.
+    pub(super) fn take_for_true(&mut self, number: u32) -> Result<RaftPlace, Violation> {
+        let node = self.node(number);
+        let opened = OnDisk::open(Arc::new(node.disk.clone()), number, node.id);
+        let on_disk = opened.map_err(|error| Violation(error.to_string()))?;
+        for entry in on_disk.entries().range(self.true_entries() + 1..).map(|(_, entry)| entry) {
+            let entries = match &entry.payload {
+                Payload::Blank => Vec::new(),
+                Payload::Entries(entries) => entries.clone(),
+            };
+            self.coordinators.make_true(entries)?;
+            if let Some(voting) = &mut self.voting {
+                voting.places.push(entry.place);
+            }
+        }
+        self.truth.checked();
+        let (last, known) = (on_disk.last(), self.true_entries());
+        let made = on_disk.state_at(last.index).map_err(Violation)?;
+        if last.index != known || made.snapshot() != self.coordinators.state.snapshot() {
+            return Err(Violation(format!("coordinator {number} is left with {last:?} of {known} entries")));
+        }
+        Ok(last)
+    }
+
+    /// A coordinator goes on alone behind this place: nothing in front of it is any entry's.
+    pub(super) fn begin_alone(&mut self, number: u32, place: RaftPlace) {
+        if let Some(voting) = &mut self.voting {
+            (voting.began, voting.places) = (place, Vec::new());
+            let ballot = (place.term, number.into(), false);
+            voting.answered.insert(number, Answered { ballot, last: place });
+        }
+        self.know_anew(number);
+        self.voters = vec![number];
+    }
+
+    /// A node knows what one goes on alone with, and not more, if it knew what was before.
+    fn know_anew(&mut self, number: u32) {
+        let began_at = self.coordinators.began_at;
+        if self.node(number).applied < began_at {
+            *lock(&self.node(number).known) = self.coordinators.began.clone();
+            self.node_mut(number).applied = began_at;
+        }
+    }
+
+    /// Whether a node may learn of entries up to this one. Who knows of the group before one has gone on alone gets that one's snapshot in the place of what it has, and starts
+    /// again: its incarnation is over.
+    pub(super) fn may_learn(&mut self, number: u32, index: usize) -> Result<bool, Violation> {
+        let began_at = self.coordinators.began_at;
+        if self.node(number).applied >= began_at {
+            return Ok(true);
+        }
+        // What was said in the group before is of other entries.
+        if index < began_at || self.is_stuck(number) || self.node(number).process.is_none() {
+            return Ok(false);
+        }
+        let voters: Vec<u64> = self.voters.iter().map(|voter| u64::from(*voter)).collect();
+        let (state, place) = (self.coordinators.began.clone(), self.place(number, began_at as u64));
+        if let (Some(place), Some(voter)) = (place, self.voter_mut(number)) {
+            let kept = voter.on_disk.keep(&state, place, place, &voters);
+            if !self.written(number, kept)? {
+                return Ok(false);
+            }
+        }
+        *self.events_of.entry("took the snapshot of one that was left").or_default() += 1;
+        self.know_anew(number);
+        self.start_again(number);
+        Ok(false)
     }
 
     /// A coordinator writes a snapshot of what it knows, if there is much since the last one.
@@ -433,12 +528,21 @@ impl World {
         if !is_off && !node.is_troubled {
             return Err(Violation(format!("coordinator {number} cannot write to a sound disk: {error}")));
         }
-        if !is_off && error.kind() == io::ErrorKind::StorageFull {
+        let is_full = !is_off && error.kind() == io::ErrorKind::StorageFull;
+        if is_full && self.has_room_but_for_data() {
+            return Err(Violation(format!("coordinator {number} finds no room on a disk that is full for data")));
+        }
+        if is_full {
             *self.events_of.entry("coordinators had no room").or_default() += 1;
         } else {
             self.falls(number);
         }
         Ok(false)
+    }
+
+    /// Whether whoever finds no room in this run is one that wants it for data.
+    fn has_room_but_for_data(&self) -> bool {
+        self.plan.only.contains(&Fault::DataFull) && !self.plan.only.contains(&Fault::DiskFull)
     }
 
     fn falls(&mut self, number: u32) {

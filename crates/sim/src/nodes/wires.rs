@@ -4,7 +4,7 @@ use super::client::{Around, Client, True, Wish};
 use super::early::Left;
 use super::faults::Fault;
 use super::plan::Kind;
-use super::sessions::Said;
+use super::sessions::{NARROW_BYTES, OUTBOX_BYTES, Said};
 use super::world::{Event, Wire, World};
 use crate::cluster::truth::Violation;
 use kera_env::Clock;
@@ -56,13 +56,14 @@ impl World {
 
     pub(super) fn connected(&mut self, wire: u64) -> Result<(), Violation> {
         let delay_us = 1_000 + self.below(50_000);
+        let out_bytes = if self.plan.narrow { NARROW_BYTES } else { OUTBOX_BYTES };
         let Some(known) = self.wires.get_mut(&wire).filter(|known| known.is_open_at_client) else { return Ok(()) };
         let node = known.node;
         let process = self.nodes[node as usize - 1].process.as_mut().filter(|process| process.stopping.is_none());
         match process.and_then(|process| process.running.as_mut()) {
             Some(running) => {
                 known.is_open_at_node = true;
-                running.sessions.connect(&running.broker, wire);
+                running.sessions.connect(&running.broker, wire, out_bytes);
             }
             // Nobody listens.
             None => self.schedule.after(delay_us, Event::LostAtClient(wire)),

@@ -24,6 +24,7 @@ use super::faults::{Fault, faults_of};
 use super::floors::Floors;
 use super::leading::Fencing;
 use super::losses::{Losses, may_lose};
+use super::majority::LostMajority;
 use super::member::Member;
 use super::network::{Cuts, Packet};
 use super::node::Node;
@@ -85,6 +86,8 @@ pub(super) enum Event {
     CopyAll,
     /// A person looks how far the removal of a node is.
     Leaving(u32),
+    /// A person has a coordinator go on alone, and looks how far that is.
+    GoesOnAlone(u32),
     GoOn(u32, u32, usize, u64),
     Start(u32),
     Thaw(u32, u32),
@@ -132,6 +135,8 @@ pub(super) struct World {
     pub(super) coordinators: Coordinators,
     /// Their logs on disks, in runs in which they have them there.
     pub(super) voting: Option<Voting>,
+    /// Most of them, if they were lost.
+    pub(super) majority: Option<LostMajority>,
     /// What leaders have asked backups to fence: by the leader, and the node and epoch that are over.
     pub(super) fencing: BTreeMap<(u32, u32, u32), Fencing>,
     /// Whom they have asked how far lost logs go.
@@ -236,7 +241,8 @@ impl World {
         let replication = 2 + Random::below(&random, 2) as u32;
         let count = replication + 1 + Random::below(&random, 2) as u32;
         // There must be machines left for copies when several burn at once.
-        let count = count + if may_lose(&plan.only) { 2 } else { 0 };
+        let burns = may_lose(&plan.only) || plan.only.contains(&Fault::MajorityLost);
+        let count = count + if burns { 2 } else { 0 };
         let count = if plan.three { 3 } else { count };
         let clock = Arc::new(ManualClock::new(1_700_000_000_000));
         // Machines that come under the number of another one have nothing of what that had answered for: not played with it.
@@ -253,6 +259,7 @@ impl World {
             clock,
             coordinators: Coordinators::new(plan.planted == Some(Planted::ForgetsNumbers), has_disks),
             voting: has_disks.then(Voting::default),
+            majority: None,
             fencing: BTreeMap::new(),
             looks: BTreeMap::new(),
             cuts: Cuts::new(count + COMING_MAX),
@@ -451,6 +458,7 @@ impl World {
         waiting.extend(self.to_be_copied());
         waiting.extend(self.named());
         waiting.extend(self.missing());
+        waiting.extend(self.without_majority());
         for (node, epoch) in state.lost() {
             waiting.push(format!("what node {node} had in its epoch {epoch} has no live owner"));
         }
@@ -724,6 +732,7 @@ impl World {
             }
             Is::Fault => self.fault(),
             Is::Elect => self.elect(),
+            Is::GoesOnAlone(node) => self.go_on_alone(node),
             Is::Undrain(_) | Is::Leaving(_) | Is::Losses | Is::CopyAll => {
                 self.person(&event);
                 Ok(())
