@@ -3,11 +3,11 @@
 #[path = "support/copied.rs"]
 mod copied;
 
-use copied::begin_view;
+use copied::{begin_view, fence};
 use kera_coordinator::cluster::{ClusterState, Offerable, Offers};
-use kera_format::LaneId;
 use kera_format::cluster::{ClusterEntry, LogName, NodeNumber};
-use kera_format::{StreamletId, level};
+use kera_format::{GroupId, LaneId, StreamletId, level};
+use kera_protocol::placement::{KeptGroup, LaneState, Memory};
 use kera_protocol::{RebuildRange, ReturnGroups, StreamletState, StreamletsRebuilt, WholeLane};
 
 struct Cluster {
@@ -67,6 +67,34 @@ impl Cluster {
         }
     }
 
+    /// The same of an owner that has written two records itself in an earlier owner epoch.
+    fn asked_beside(&self, of: &Offerable, own_epoch: u32) -> ReturnGroups {
+        let own = KeptGroup { group: GroupId::new(own_epoch, 1), first_ordinal: 10, next_ordinal: 12 };
+        let lane = LaneState {
+            lane: LaneId(0),
+            next_ordinal: 12,
+            last_append_ms: 0,
+            memory: Memory::Whole,
+            producers: Vec::new(),
+            groups: vec![own],
+        };
+        let asked = self.asked(of);
+        let state = StreamletState { lanes: vec![lane], ..read(&asked.state) };
+        ReturnGroups { state: kera_protocol::codec::bytes_of(&state), ..asked }
+    }
+
+    /// The owner of an offered streamlet is killed, comes back with all it had, and goes on.
+    fn starts_again(&mut self, of: &Offerable) {
+        fence(&mut self.state, of.owner);
+        self.joins(of.owner, true);
+    }
+
+    /// Who has older groups of a streamlet, by the table: owner epochs and nodes.
+    fn held(&self, of: &Offerable) -> Vec<(u32, NodeNumber)> {
+        let held = self.state.owners(of.stream).unwrap().held_of(of.streamlet);
+        held.map(|held| (held.owner_epoch, if held.lost { 0 } else { held.node })).collect()
+    }
+
     fn gives_back(&mut self, of: &Offerable) {
         let asked = self.asked(of);
         let entries = self.state.plan_returned(&asked).unwrap();
@@ -108,6 +136,62 @@ fn a_node_that_came_back_holds_what_it_had_and_the_owner_stays_the_owner() {
     // Its copies are in the node's old log: that stays, for the node alone knows when they are elsewhere.
     cluster.rebuilt(&of);
     assert_eq!(cluster.state.plan_give_up_lost().unwrap(), []);
+}
+
+fn read(state: &[u8]) -> StreamletState {
+    <StreamletState as kera_protocol::Body>::decode(1, state).unwrap()
+}
+
+/// It would be looked for at the node that came back, which has nothing of it, and would be lost with its owner.
+#[test]
+fn what_the_owner_wrote_before_it_was_started_again_stays_with_it() {
+    let mut cluster = Cluster::with_return(level::NEWEST);
+    let first = cluster.offerable()[0];
+    cluster.starts_again(&first);
+    let [of] = cluster.offerable()[..] else { panic!("{:?}", cluster.offerable()) };
+    assert!(of.owner == first.owner && of.owner_epoch > first.owner_epoch, "{of:?}");
+    let asked = cluster.asked_beside(&of, first.owner_epoch);
+    let entries = cluster.state.plan_returned(&asked).unwrap();
+    assert!(matches!(entries[0], ClusterEntry::GroupsReturned { .. }), "what may be refused comes first: {entries:?}");
+    cluster.apply(&entries);
+    assert_eq!(cluster.held(&of), [(1, 1), (first.owner_epoch, of.owner)]);
+    assert_eq!(cluster.state.plan_returned(&asked).unwrap(), [], "asking twice is answered like asking once");
+    let handed = read(&cluster.state.handed(of.stream, of.streamlet).unwrap());
+    assert_eq!((handed.lanes[0].next_ordinal, handed.lanes[0].groups.len()), (12, 0));
+    // In yet another life it is told apart like that, too.
+    cluster.starts_again(&of);
+    let own = [(1, 1), (first.owner_epoch, of.owner), (of.owner_epoch, of.owner)];
+    assert_eq!(cluster.held(&of), own);
+}
+
+#[test]
+fn what_an_owner_wrote_in_each_of_its_lives_stays_with_it() {
+    let mut cluster = Cluster::with_return(level::NEWEST);
+    let first = cluster.offerable()[0];
+    cluster.starts_again(&first);
+    let second = cluster.offerable()[0];
+    cluster.starts_again(&second);
+    let of = cluster.offerable()[0];
+    let entries = cluster.state.plan_returned(&cluster.asked_beside(&of, first.owner_epoch)).unwrap();
+    cluster.apply(&entries);
+    assert_eq!(cluster.held(&of), [(1, 1), (first.owner_epoch, of.owner), (second.owner_epoch, of.owner)]);
+}
+
+#[test]
+fn what_is_not_in_front_of_what_the_owner_wrote_is_not_given_back() {
+    for level in [level::RETURNED_IN_FRONT - 1, level::RETURNED_IN_FRONT] {
+        let mut cluster = Cluster::with_return(level);
+        let first = cluster.offerable()[0];
+        cluster.starts_again(&first);
+        let of = cluster.offerable()[0];
+        if level < level::RETURNED_IN_FRONT {
+            cluster.refuses(&cluster.asked_beside(&of, first.owner_epoch), "needs level 25");
+            continue;
+        }
+        cluster.refuses(&cluster.asked_beside(&of, of.owner_epoch), "are not older than");
+        cluster.refuses(&cluster.asked_beside(&of, 1), "nothing of streamlet");
+        assert_eq!(cluster.held(&of), [(1, of.owner), (first.owner_epoch, of.owner)]);
+    }
 }
 
 #[test]

@@ -31,6 +31,7 @@
 //! | 22 | who goes on with what it was rebuilding needs none of its own logs for it |
 //! | 23 | who has taken over what it cannot open gives it back to the node that is back with all of it |
 //! | 24 | that a node has copied what it holds of a streamlet counts for the owner epoch that it knew of, and for no later one |
+//! | 25 | a node that has come back may hold again what is in front of what the present owner has written in its earlier lives |
 
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -83,8 +84,10 @@ pub const OWN_LIVES: u32 = 22;
 pub const GIVEN_BACK: u32 = 23;
 /// From this one on a node that has copied what it holds of a streamlet says in which owner epoch that is.
 pub const COPIED_IN: u32 = 24;
+/// From this one on the owner that leaves older groups to a node which has come back keeps what it has written itself in earlier owner epochs, and says so to the leader.
+pub const RETURNED_IN_FRONT: u32 = 25;
 /// The highest level that this build speaks.
-pub const NEWEST: u32 = 24;
+pub const NEWEST: u32 = 25;
 
 /// What this process speaks up to.
 static SPOKEN: AtomicU32 = AtomicU32::new(NEWEST);

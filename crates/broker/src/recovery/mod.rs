@@ -40,6 +40,7 @@ use crate::failure::Failure;
 use crate::handover;
 use decide::{Decided, Source};
 use fetch::{Arrivals, Copied, in_parallel};
+use returned::Ends;
 pub(crate) use returned::FoundBefore;
 pub use returned::NotTaken;
 
@@ -116,8 +117,8 @@ pub struct Rebuild {
     /// The logs that it needs until it is done: those that are read, and those without which another owner, who takes over from this one,
     /// might decide something else. See [`needed`].
     pub needs: BTreeSet<LogId>,
-    /// Where the lanes of each were found to end, with the groups that are to come. Not of those of which this node holds groups itself.
-    ends: BTreeMap<StreamletRef, Vec<LaneHandover>>,
+    /// Where the lanes of each were found to end, with the groups that are to come. Not of those of which this node holds groups that are not [behind all of that](Ends).
+    ends: BTreeMap<StreamletRef, Ends>,
     /// Of those that an earlier try has opened, the logs that it [found](FoundBefore) them in.
     logs_before: BTreeMap<StreamletRef, BTreeSet<LogId>>,
     /// Lanes with something to rebuild.
@@ -528,7 +529,7 @@ impl Broker {
         Ok(())
     }
 
-    /// Puts the old groups of a streamlet into its lanes and opens it. Where its lanes end, if all that is in them is to be rebuilt.
+    /// Puts the old groups of a streamlet into its lanes and opens it. Where its lanes end, if all that is in them is to be rebuilt, or is [behind what is](Ends).
     ///
     /// What this node has of the streamlet from an earlier time goes first, but for groups that the table of owners says to be
     /// here and that no lost log knows, or only [parts of](Broker::leave_out_parts). A group that a log knows is rebuilt from there, even if
@@ -539,7 +540,7 @@ impl Broker {
         Wanted { epoch, place, owner }: &Wanted,
         lanes: &mut BTreeMap<LaneId, Decided>,
         handed: &[LaneHandover],
-    ) -> Result<Option<Vec<LaneHandover>>, Failure> {
+    ) -> Result<Option<Ends>, Failure> {
         let refused = |error: &dyn std::fmt::Display| {
             let message = format!("streamlet {streamlet} of stream {stream} is not taken over yet: {error}");
             Failure::later(Status::NotReady, message)
@@ -549,7 +550,8 @@ impl Broker {
         let lanes = &*lanes;
         let held = self.held(owner, place, lanes);
         place.forget_groups(|group| held.contains(&group));
-        let holds_some = place.lanes().any(|lane| !lane.groups(GroupId::NONE, 1).is_empty());
+        let own = place.lanes().flat_map(|lane| lane.groups(GroupId::NONE, usize::MAX));
+        let own_from = own.map(|group| group.id.epoch()).min();
         let next_of = |lane: LaneId| lanes.get(&lane).map_or(0, |decided| decided.next_ordinal);
         let (before, behind): (Vec<LaneHandover>, Vec<LaneHandover>) =
             handed.iter().cloned().partition(|state| state.next_ordinal <= next_of(state.lane));
@@ -564,7 +566,7 @@ impl Broker {
         place.receive_lost(&lost).map_err(|error| refused(&error))?;
         place.receive(&behind).map_err(|error| refused(&error))?;
         // Before anybody appends.
-        let ends = (!holds_some).then(|| place.hand_over());
+        let ends = Ends::found(place.hand_over(), own_from, lanes);
         self.opens(stream, place, *epoch);
         place.open(*epoch, !owner.older.is_empty()).map_err(|error| refused(&error))?;
         for lane in place.lanes() {

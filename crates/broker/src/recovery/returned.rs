@@ -5,6 +5,7 @@
 //! ordinal at which this owner goes on, and from the first one on that the lost logs have, or an earlier one, or from a later one if it says that it has let go
 //! of what was in front itself. All or nothing, for each streamlet.
 //! If all that it lacks is the end of lanes, and it has cut that off at its start, it is told where they end, and takes it up again.
+//! This owner may have something of the streamlet itself if all of that is behind, as it is when this is not its first life since it took the streamlet over ([`Ends`]).
 //! And all of that must be in logs of that node: these are kept for as long as it holds anything, so that each record has its copies as before.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -12,14 +13,19 @@ use std::collections::{BTreeMap, BTreeSet};
 use kera_format::cluster::HANDED_BYTES_MAX;
 use kera_format::vlog_replica::LogId;
 use kera_format::{GroupId, LaneId, StreamId, StreamletId};
-use kera_log::{ArenaFull, LaneHandover, Tenure};
+use kera_log::{ArenaFull, GroupInfo, LaneHandover, Tenure};
+use kera_protocol::placement::KeptGroup;
 use kera_protocol::{OfferGroups, StreamletRef, StreamletState, WholeLane};
 use parking_lot::Mutex;
 
+use super::decide::Decided;
 use super::{AllWanted, RangeOfLog, ReadLane, Rebuild};
 use crate::applications::tell_of_groups;
 use crate::broker::Broker;
-use crate::handover::{kept_state, to_lane};
+use crate::handover::{kept_group, kept_state, to_lane};
+
+/// Bytes of the one group that a state tells of besides what is kept of it.
+const OWN_GROUP_BYTES: usize = 24;
 
 /// Why a node that came back does not hold something again.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -52,8 +58,68 @@ pub(crate) struct FoundBefore(Mutex<BTreeMap<StreamletRef, Found>>);
 struct Found {
     /// The owner epoch in which it was opened.
     epoch: u32,
-    ends: Vec<LaneHandover>,
+    ends: Ends,
     logs: BTreeSet<LogId>,
+}
+
+/// Where the lanes of a streamlet were found to end before anybody appended, and what comes there from lost logs.
+///
+/// An owner that was started again since it took the streamlet over has something of it itself: what it wrote in its earlier lives. A node that came back may hold what is in
+/// front of that, if the two can be told apart by owner epochs, since it is by these that the table says who has what:
+///
+/// 1. all that comes is of earlier owner epochs than all that is here, in each lane that readers see;
+/// 2. where there is something of both in a lane, the one ends at the very ordinal at which the other begins. There this owner went on when it took the streamlet over first,
+///    so what was decided then is decided now.
+///
+/// Then what the other node must have is what it would have had to have in the owner's first life: each lane up to where the owner's own begins. What the owner has of its own
+/// stays with it, and has its copies in its own logs, none of which the other node's offer is about.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Ends {
+    /// As whoever comes next is to know them, with what is here behind; of groups those that come.
+    lanes: Vec<LaneHandover>,
+    /// The first group of the earliest owner epoch that is here, and in which lane.
+    own: Option<(LaneId, KeptGroup)>,
+    /// Of lanes with something of that kind where it begins: there ends what comes.
+    own_begins: BTreeMap<LaneId, u64>,
+}
+
+impl Ends {
+    /// `lanes`: as they hand over right before they are opened. `own_from`: the earliest owner epoch of what is here itself. `comes`: what is to be rebuilt. `None`: what is
+    /// here is not behind all of that.
+    pub(super) fn found(
+        mut lanes: Vec<LaneHandover>,
+        own_from: Option<u32>,
+        comes: &BTreeMap<LaneId, Decided>,
+    ) -> Option<Ends> {
+        let mut own_begins = BTreeMap::new();
+        let Some(from) = own_from else { return Some(Ends { lanes, own: None, own_begins }) };
+        // Nobody holds progress for anybody else.
+        let mut seen = comes.iter().filter(|(lane, _)| **lane != LaneId::PROGRESS);
+        if !seen.all(|(_, lane)| lane.segments.iter().all(|segment| segment.group.epoch() < from)) {
+            return None;
+        }
+        let mut own = None;
+        for lane in &mut lanes {
+            let groups = std::mem::take(&mut lane.groups).into_iter();
+            let (here, older): (Vec<GroupInfo>, Vec<GroupInfo>) = groups.partition(|group| group.id.epoch() >= from);
+            lane.groups = older;
+            let Some(first) = here.first() else { continue };
+            if lane.groups.last().is_some_and(|last| last.next_ordinal != first.first_ordinal) {
+                return None;
+            }
+            own_begins.insert(lane.lane, first.first_ordinal);
+            if first.id.epoch() == from {
+                own.get_or_insert((lane.lane, kept_group(first)));
+            }
+        }
+        own.is_some().then_some(Ends { lanes, own, own_begins })
+    }
+
+    /// Lanes that readers see, each with the ordinal at which what comes ends.
+    fn of_records(&self) -> impl Iterator<Item = (&LaneHandover, u64)> {
+        let of_records = self.lanes.iter().filter(|lane| lane.lane != LaneId::PROGRESS);
+        of_records.map(move |lane| (lane, self.own_begins.get(&lane.lane).copied().unwrap_or(lane.next_ordinal)))
+    }
 }
 
 impl Broker {
@@ -175,10 +241,11 @@ impl Broker {
         let mut state = handed.unwrap_or(nothing);
         // What was handed over of applications is still what it was; the lanes go on where they were found to end.
         state.lanes.retain(|lane| lane.lane == LaneId::PROGRESS);
-        state.lanes.extend(ends.iter().filter(|lane| lane.lane != LaneId::PROGRESS).cloned().map(to_lane));
+        state.lanes.extend(ends.of_records().map(|(lane, _)| to_lane(lane.clone())));
         state.lanes.sort_by_key(|lane| lane.lane);
         tell_of_groups(&mut state).map_err(|failure| NotTaken::Later(failure.message))?;
-        Ok(kept_state(&state, HANDED_BYTES_MAX))
+        let Some((lane, group)) = ends.own else { return Ok(kept_state(&state, HANDED_BYTES_MAX)) };
+        with_group(&kept_state(&state, HANDED_BYTES_MAX - OWN_GROUP_BYTES), lane, group)
     }
 
     /// Older groups of a streamlet that is rebuilt here are with another node, as the table of owners has it by now: what there is of them goes,
@@ -210,20 +277,26 @@ impl Rebuild {
 
     /// What a node must have of a streamlet to hold it again.
     pub fn whole(&self, stream: StreamId, streamlet: StreamletId) -> Vec<WholeLane> {
-        let ends = self.ends.get(&StreamletRef { stream, streamlet }).into_iter().flatten();
-        let of = |end: &LaneHandover| {
-            let first = end.groups.first().map_or(end.next_ordinal, |group| group.first_ordinal);
-            WholeLane { lane: end.lane, first_ordinal: first, next_ordinal: end.next_ordinal }
+        let ends = self.ends.get(&StreamletRef { stream, streamlet }).into_iter().flat_map(Ends::of_records);
+        let of = |(end, next_ordinal): (&LaneHandover, u64)| {
+            let first_ordinal = end.groups.first().map_or(next_ordinal, |group| group.first_ordinal);
+            WholeLane { lane: end.lane, first_ordinal, next_ordinal }
         };
-        ends.filter(|end| end.lane != LaneId::PROGRESS).map(of).collect()
+        ends.map(of).collect()
+    }
+
+    /// Whether this node keeps something of a streamlet itself that is behind what another node may come to hold: all nodes must know of that first
+    /// ([`RETURNED_IN_FRONT`](kera_format::level::RETURNED_IN_FRONT)), or they take it for the other node's.
+    pub fn keeps_own(&self, stream: StreamId, streamlet: StreamletId) -> bool {
+        self.ends.get(&StreamletRef { stream, streamlet }).is_some_and(|ends| ends.own.is_some())
     }
 
     /// Where the lanes were found to end, if what is offered is all of them.
-    fn check_offer(&self, offered: &OfferGroups) -> Result<&[LaneHandover], NotTaken> {
+    fn check_offer(&self, offered: &OfferGroups) -> Result<&Ends, NotTaken> {
         let never = |why: String| Err(NotTaken::Never(why));
         let name = StreamletRef { stream: offered.stream, streamlet: offered.streamlet };
         let Some(ends) = self.ends.get(&name) else {
-            return never("it was not opened with nothing but what is rebuilt".into());
+            return never("it was opened with something that is not behind all that is rebuilt".into());
         };
         let (mut ranges, node) =
             (self.ranges.iter().filter(|(_, names)| names.contains(&name)).peekable(), offered.node);
@@ -238,15 +311,14 @@ impl Rebuild {
             return never(format!("some of it was in {log}, not in logs of node {node}"));
         }
         let mut lacking = Vec::new();
-        let lanes = ends.iter().filter(|lane| lane.lane != LaneId::PROGRESS);
-        for end in lanes {
+        for (end, next) in ends.of_records() {
             let has = offered.lanes.iter().find(|lane| lane.lane == end.lane);
             let first = end.groups.first().map(|group| group.first_ordinal);
             // Backups may have what retention took at the node for as long as they have something else of the file.
             let begins_there =
                 |begins: u64| first.is_none_or(|first| begins <= first) || offered.let_go.contains(&end.lane);
             let is_whole = match (first, has) {
-                (_, Some(has)) => begins_there(has.first_ordinal) && has.next_ordinal == end.next_ordinal,
+                (_, Some(has)) => begins_there(has.first_ordinal) && has.next_ordinal == next,
                 (first, None) => first.is_none(),
             };
             if is_whole {
@@ -254,7 +326,7 @@ impl Rebuild {
             }
             let cut_off = offered.cut_off.iter().find(|lane| lane.lane == end.lane);
             let cut_off = cut_off.filter(|cut_off| begins_there(has.unwrap_or(cut_off).first_ordinal));
-            if let Some(lane) = cut_off.and_then(|cut_off| lacking_of(end, has, cut_off)) {
+            if let Some(lane) = cut_off.and_then(|cut_off| lacking_of(next, has, cut_off)) {
                 lacking.push(lane);
                 continue;
             }
@@ -262,13 +334,13 @@ impl Rebuild {
             return never(format!(
                 "lane {} goes from {} to {}, and node {node} has {} to {}",
                 end.lane,
-                first.unwrap_or(end.next_ordinal),
-                end.next_ordinal,
+                first.unwrap_or(next),
+                next,
                 has.0,
                 has.1
             ));
         }
-        let is_known = |lane: &WholeLane| ends.iter().any(|end| end.lane == lane.lane);
+        let is_known = |lane: &WholeLane| ends.lanes.iter().any(|end| end.lane == lane.lane);
         match offered.lanes.iter().find(|lane| !is_known(lane)) {
             Some(other) => never(format!("nothing of lane {} was acknowledged", other.lane)),
             None if !lacking.is_empty() => Err(NotTaken::Lacking(lacking)),
@@ -281,10 +353,18 @@ fn whole_lane((lane, first_ordinal, next_ordinal): (LaneId, u64, u64)) -> WholeL
     WholeLane { lane, first_ordinal, next_ordinal }
 }
 
-/// What is lacking of a lane that was found to end there, if it is what the node has cut off right behind what it has of it.
-fn lacking_of(end: &LaneHandover, has: Option<&WholeLane>, cut_off: &WholeLane) -> Option<WholeLane> {
+/// What is kept of a state, with a group that its owner has itself.
+fn with_group(kept: &[u8], lane: LaneId, group: KeptGroup) -> Result<Vec<u8>, NotTaken> {
+    let read = <StreamletState as kera_protocol::Body>::decode(1, kept);
+    let mut state = read.map_err(|error| NotTaken::Later(format!("what is kept does not read back: {error}")))?;
+    state.lanes.iter_mut().filter(|of| of.lane == lane).for_each(|of| of.groups.push(group));
+    Ok(kera_protocol::codec::bytes_of(&state))
+}
+
+/// What is lacking of a lane that was found to end at `next`, if it is what the node has cut off right behind what it has of it.
+fn lacking_of(next: u64, has: Option<&WholeLane>, cut_off: &WholeLane) -> Option<WholeLane> {
     let from = cut_off.first_ordinal;
-    let is_in_it = (from..cut_off.next_ordinal).contains(&(end.next_ordinal.checked_sub(1)?));
+    let is_in_it = (from..cut_off.next_ordinal).contains(&(next.checked_sub(1)?));
     let follows = has.is_none_or(|has| has.next_ordinal == from);
-    (follows && is_in_it).then_some(WholeLane { next_ordinal: end.next_ordinal, ..*cut_off })
+    (follows && is_in_it).then_some(WholeLane { next_ordinal: next, ..*cut_off })
 }

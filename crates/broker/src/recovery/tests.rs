@@ -23,6 +23,7 @@ use crate::config::BrokerConfig;
 use crate::moved::Reading;
 use crate::moved::tests::read_meanwhile;
 
+mod in_front;
 mod room;
 
 const STREAM: StreamId = StreamId(7);

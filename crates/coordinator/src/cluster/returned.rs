@@ -188,6 +188,9 @@ impl ClusterState {
 
     /// The owner that rebuilds a streamlet has found that a node which came back has all older groups of it. `state` is kept as after a move: where
     /// the lanes went on, for a node may hold groups with their copies in logs of its own present life, where nobody would look for them.
+    ///
+    /// Groups in it are those that the owner has written itself in earlier owner epochs, the first of them at least: older than the present one, and with the owner all the
+    /// same. One batch says both, and its first entry is the one that may be refused, so nobody ever takes them for the other node's.
     pub fn plan_returned(&self, asked: &ReturnGroups) -> Planned {
         let ReturnGroups { node, epoch, stream, owner_epoch, holder, holder_epoch, .. } = *asked;
         let streamlet = asked.streamlet.0;
@@ -201,10 +204,13 @@ impl ClusterState {
         if !is_its {
             return Err(refused(format!("node {node} epoch {epoch} does not own streamlet {streamlet} of {stream}")));
         }
-        let state = <StreamletState as kera_protocol::Body>::decode(1, &asked.state)?;
+        let mut state = <StreamletState as kera_protocol::Body>::decode(1, &asked.state)?;
         if (state.stream, state.streamlet.0) != (stream, streamlet) {
             return Err(refused("the state is not that of the streamlet".into()));
         }
+        let own = state.lanes.iter_mut().flat_map(|lane| lane.groups.drain(..)).map(|kept| kept.group.epoch()).min();
+        // What is kept of a state has no groups.
+        let kept = if own.is_some() { kera_protocol::codec::bytes_of(&state) } else { asked.state.clone() };
         let mut entries = self.one(ClusterEntry::GroupsReturned {
             stream,
             streamlet,
@@ -212,12 +218,39 @@ impl ClusterState {
             node: holder,
             epoch: holder_epoch,
         })?;
-        entries.extend(self.one(ClusterEntry::StreamletHanded {
-            stream,
-            streamlet,
-            owner_epoch,
-            state: asked.state.clone(),
-        })?);
+        if let Some(from) = own {
+            entries.extend(self.stays_with_owner((stream, streamlet), (node, owner_epoch), from)?);
+        }
+        entries.extend(self.one(ClusterEntry::StreamletHanded { stream, streamlet, owner_epoch, state: kept })?);
+        Ok(entries)
+    }
+
+    /// What the owner of a streamlet has written itself since an earlier owner epoch of its own, `from`, is with it when all that is older comes to be with a node that came
+    /// back: each owner epoch that the table tells apart, and `from` itself, for of a streamlet that has never moved the table may name none.
+    fn stays_with_owner(
+        &self,
+        (stream, first): (StreamId, u32),
+        (node, owner_epoch): (NodeNumber, u32),
+        from: u32,
+    ) -> Planned {
+        let held: BTreeSet<u32> = self.held_of(stream, first).map(|held| held.owner_epoch).collect();
+        let allowed = || {
+            let (has, needs) = (self.level(), level::RETURNED_IN_FRONT);
+            must(has >= needs, || format!("what its owner has written itself needs level {needs}, not {has}"))?;
+            must(from < owner_epoch, || {
+                format!("groups of owner epoch {from} are not older than owner epoch {owner_epoch}")
+            })?;
+            must(held.first().copied().unwrap_or(1) < from, || {
+                format!("nothing of streamlet {first} is older than owner epoch {from}, which its owner has itself")
+            })
+        };
+        allowed().map_err(CoordinatorError::Refused)?;
+        let own = held.into_iter().filter(|epoch| *epoch >= from).chain([from]).collect::<BTreeSet<u32>>();
+        let stays = |owner_epoch| ClusterEntry::GroupsHeld { stream, first, count: 1, owner_epoch, node };
+        let mut entries = Vec::with_capacity(own.len());
+        for entry in own.into_iter().map(stays) {
+            entries.extend(self.one(entry)?);
+        }
         Ok(entries)
     }
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use kera_broker::{Broker, NotTaken};
 use kera_coordinator::cluster::{ClusterState, Offerable};
-use kera_format::{StreamId, StreamletId};
+use kera_format::{StreamId, StreamletId, level};
 use kera_protocol::{Body, ErrorBody, GiveBack, GroupsOffered, OfferGroups, ReturnGroups, Status};
 use kera_raft::{Group, Transport, ask};
 use parking_lot::Mutex;
@@ -214,6 +214,11 @@ impl Returning {
             self.recovery.ask_back(GiveBack { node, epoch, stream, streamlet, owner_epoch, to, to_epoch });
             return Err("it has not been taken over yet, or it is rebuilt".into());
         };
+        // A leader that does not know of it would say that the other node holds that as well.
+        let keeps_own = rebuild.keeps_own(stream, streamlet);
+        if keeps_own && self.group.read(|state| state.level() < level::RETURNED_IN_FRONT) {
+            return Ok(GroupsOffered { is_taken: false, lacking: Vec::new() });
+        }
         let handed = self.recovery.handed_state(stream, streamlet);
         let state = match self.broker.check_offer(&rebuild, offered, handed) {
             Ok(state) => state,

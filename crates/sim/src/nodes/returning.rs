@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use kera_broker::NotTaken;
 use kera_coordinator::cluster::{ClusterState, Offerable, asked_back};
-use kera_format::StreamletId;
+use kera_format::{StreamletId, level};
 use kera_protocol::{GiveBack, OfferGroups, ReturnGroups, StreamletState, WholeLane};
 
 use super::coordinators::Command;
@@ -131,6 +131,12 @@ impl World {
             }
             return;
         };
+        let keeps_own = rebuild.keeps_own(stream, streamlet);
+        if keeps_own && lock(&known).level() < level::RETURNED_IN_FRONT {
+            let of = Offerable { stream, streamlet: streamlet.0, owner: node, owner_epoch };
+            self.tell(node, offered.node, Packet::Refused(of, offered.epoch));
+            return;
+        }
         let kept = lock(&known).handed(stream, streamlet.0);
         let read = |kept: &[u8]| <StreamletState as kera_protocol::Body>::decode(1, kept);
         let handed = kept.map(|kept| read(&kept).expect("the coordinators checked it"));
@@ -142,6 +148,9 @@ impl World {
             Ok(state) => {
                 let (holder, holder_epoch) = (offered.node, offered.epoch);
                 let asked = ReturnGroups { node, epoch, stream, streamlet, owner_epoch, holder, holder_epoch, state };
+                if keeps_own {
+                    *self.events_of.entry("leaves what is in front of its own to who came back").or_default() += 1;
+                }
                 self.ask(node, Command::Returned(asked));
             }
             Err(NotTaken::Later(_)) => {}
