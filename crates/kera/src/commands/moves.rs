@@ -22,6 +22,8 @@ const LOOK: Duration = Duration::from_millis(20);
 const AT_ONCE: usize = 4;
 /// How long a move is waited for: the coordinators call it off before.
 const MOVE: Duration = Duration::from_secs(30);
+/// After so long in which no streamlet has left a node that is drained, whoever waits for it is told where to look: a move that cannot be is called off before.
+const STUCK: Duration = Duration::from_secs(30);
 /// How often a move that was called off is asked for again.
 const TRIES: u32 = 3;
 
@@ -98,7 +100,7 @@ async fn move_one(name: &StreamletName, to: u32, no_wait: bool, globals: &Global
 fn called_off(name: &StreamletName, to: u32, owner: u32) -> CliError {
     CliError::failure(format!("the move of {name} to node {to} was called off; node {owner} owns it"))
         .next(format!(
-            "look at `kera status` whether a node is lost, and otherwise at what node {to} has logged: it says why the streamlet did not come"
+            "look at `kera status` whether a node is lost, and otherwise at what node {to} has logged: \"a streamlet does not come yet\", with the reason"
         ))
 }
 
@@ -171,7 +173,7 @@ fn said(globals: &Globals, node: u32, state: &str, text: &str) -> Result<(), Cli
 
 /// Says how far the draining of a node is, until it owns nothing.
 async fn drained(client: &Client, node: u32, no_wait: bool, globals: &Globals) -> Result<(), CliError> {
-    let mut told = None;
+    let mut waiting = Waiting { node, told: None, since: Instant::now(), is_told_where: false };
     let (left, is_lost) = loop {
         let described = client.admin().describe_moves().await?;
         let left = holdings(&described, node)?;
@@ -184,11 +186,10 @@ async fn drained(client: &Client, node: u32, no_wait: bool, globals: &Globals) -
         if left.streamlets == 0 || no_wait || is_lost {
             break (left, is_lost);
         }
-        if told != Some(left.streamlets) && !globals.json {
-            let (has, moves) = (counted(left.streamlets, "streamlet"), counted(described.under_way, "move"));
-            let are = if described.under_way == 1 { "is" } else { "are" };
-            say(format_args!("node {node} owns {has}, {moves} {are} under way"));
-            told = Some(left.streamlets);
+        if let Some(text) = waiting.text(left.streamlets, described.under_way, Instant::now())
+            && !globals.json
+        {
+            say(text);
         }
         tokio::time::sleep(LOOK * 5).await;
     };
@@ -201,6 +202,38 @@ async fn drained(client: &Client, node: u32, no_wait: bool, globals: &Globals) -
     }
     let single = one_copy(client).await?;
     print(&drained_text(&left, is_lost, &single.iter().map(String::as_str).collect::<Vec<_>>()))
+}
+
+/// What whoever waits for the draining of a node has been told.
+struct Waiting {
+    node: u32,
+    /// How many streamlets it owned.
+    told: Option<u64>,
+    /// Since when it has owned so many.
+    since: Instant,
+    /// That none leaves, and where to look.
+    is_told_where: bool,
+}
+
+impl Waiting {
+    /// What is to be said now, if anything.
+    fn text(&mut self, streamlets: u64, under_way: u64, now: Instant) -> Option<String> {
+        let (node, has, moves) = (self.node, counted(streamlets, "streamlet"), counted(under_way, "move"));
+        let are = if under_way == 1 { "is" } else { "are" };
+        if self.told != Some(streamlets) {
+            (self.told, self.since, self.is_told_where) = (Some(streamlets), now, false);
+            return Some(format!("node {node} owns {has}, {moves} {are} under way"));
+        }
+        if self.is_told_where || now.saturating_duration_since(self.since) < STUCK {
+            return None;
+        }
+        self.is_told_where = true;
+        Some(format!(
+            "node {node} still owns {has}: none has left for {} s, {moves} {are} under way. Where they are to go, nodes log \"a streamlet does not come \
+             yet\" with the reason; `kera status` shows whether a node is lost or something is rebuilt",
+            STUCK.as_secs()
+        ))
+    }
 }
 
 /// Streams with one copy.
@@ -467,6 +500,25 @@ mod tests {
         assert_eq!(
             refused,
             "1 move did not come to pass 3 times, 5 are done; the last that was refused: node 3 is drained"
+        );
+    }
+
+    #[test]
+    fn who_waits_for_a_drain_that_stands_still_is_told_where_to_look_once() {
+        let (node, begun) = (2, Instant::now());
+        let mut waiting = Waiting { node, told: None, since: begun, is_told_where: false };
+        let mut after = |streamlets, moves, time: Duration| waiting.text(streamlets, moves, begun + time);
+        let first = after(3, 1, Duration::ZERO);
+        assert_eq!(first.as_deref(), Some("node 2 owns 3 streamlets, 1 move is under way"));
+        assert_eq!(after(3, 0, STUCK / 2), None);
+        assert!(after(2, 1, STUCK).is_some_and(|text| text.contains("owns 2 streamlets")));
+        assert_eq!(after(2, 0, STUCK * 2 - Duration::from_millis(1)), None, "one has left meanwhile");
+        let stuck = after(2, 0, STUCK * 2).expect("it stands still");
+        assert!(stuck.contains("a streamlet does not come yet"), "{stuck}");
+        assert_eq!(after(2, 0, STUCK * 9), None, "once");
+        assert!(
+            after(1, 0, STUCK * 9).is_some() && after(1, 0, STUCK * 10).is_some(),
+            "and again if it stands still again"
         );
     }
 
