@@ -6,7 +6,8 @@
 
 use std::sync::Arc;
 
-use kera_format::cluster::HANDED_BYTES_MAX;
+use kera_format::cluster::{HANDED_BYTES_MAX, HANDED_LARGE_BYTES_MAX};
+use kera_format::level::LARGE_MOVES;
 use kera_format::{Cursor, GroupId, ProducerEpoch, ProducerId, StreamId, StreamletId};
 use kera_log::{ChunkPlace, GroupInfo, Lane, LaneHandover, ProducerHandover, Streamlet};
 use kera_protocol::placement::{ChunkMark, KeptGroup, LaneState, Memory, ProducerState};
@@ -87,9 +88,14 @@ pub(crate) fn from_state(state: &StreamletState) -> Vec<LaneHandover> {
 }
 
 /// Refuses if the coordinators would not keep what is to be told of a streamlet: writers would wait for a move that cannot be. `progress`: what is told of
-/// applications. Producers go along as far as there is room, so what [`kept_state`] makes of a state without any is the least there can be, and it alone
+/// applications. `most`: how many bytes the coordinators keep. Producers go along as far as there is room, so what [`kept_state`] makes of a state without any is the least there can be, and it alone
 /// knows how short that gets. Of lanes those count that are [handed over](Streamlet::hand_over): whoever reads looks at all others too.
-pub(crate) fn check_fits(stream: StreamId, streamlet: &Streamlet, progress: Vec<u8>) -> Result<(), Failure> {
+pub(crate) fn check_fits(
+    stream: StreamId,
+    streamlet: &Streamlet,
+    progress: Vec<u8>,
+    most: usize,
+) -> Result<(), Failure> {
     let lane = |lane: &Arc<Lane>| LaneState {
         lane: lane.id(),
         next_ordinal: lane.next_ordinal(),
@@ -101,17 +107,28 @@ pub(crate) fn check_fits(stream: StreamId, streamlet: &Streamlet, progress: Vec<
     let lanes: Vec<LaneState> = streamlet.all_lanes().map(lane).filter(|lane| lane.next_ordinal > 0).collect();
     let count = lanes.len();
     let state = StreamletState { stream, streamlet: streamlet.id(), epoch: streamlet.owner_epoch(), lanes, progress };
-    let bytes = kept_state(&state, HANDED_BYTES_MAX).len();
-    if bytes <= HANDED_BYTES_MAX {
+    let bytes = kept_state(&state, most).len();
+    if bytes <= most {
         return Ok(());
     }
     let message = format!(
         "streamlet {} of stream {stream} has {count} lanes that were written to, which take {bytes} bytes with the positions of applications, compressed, and \
-         {HANDED_BYTES_MAX} at most go along when it moves; it stays where it is: delete applications that are not used any more, or make a stream \
+         {most} at most go along when it moves{}; it stays where it is: delete applications that are not used any more, or make a stream \
          with more streamlets and fewer lanes, and write to that",
-        streamlet.id()
+        streamlet.id(),
+        why_no_more(most)
     );
     Err(Failure::new(Status::LimitReached, message))
+}
+
+/// Why the coordinators keep no more than `most` bytes of a streamlet now, if it may be more at another time.
+pub(crate) fn why_no_more(most: usize) -> String {
+    if most >= HANDED_LARGE_BYTES_MAX {
+        return String::new();
+    }
+    format!(
+        " (more from level {LARGE_MOVES} of the cluster on, as long as not too many streamlets take that much along)"
+    )
 }
 
 impl Broker {
@@ -140,10 +157,21 @@ impl Broker {
     }
 }
 
-/// What of a state is kept for the case that the next owner is lost before it has written anything: at most `most` bytes, unless the positions of
-/// applications alone take more, compressed ([`Broker::let_go`] sees to that). Groups are known otherwise; of producers first all but the last chunk are left out, and then those that were silent longest, which are marked as
+/// What of a state is kept for the case that the next owner is lost before it has written anything: at most `most` bytes, unless lanes and the positions of
+/// applications alone take more, compressed ([`Broker::let_go_within`] sees to that). It takes 64 KiB, [as many as most need](HANDED_BYTES_MAX), if the lanes and applications fit into
+/// that, and otherwise as much again for producers, as far as `most` goes. Groups are known otherwise; of producers first all but the last chunk are left out, and then those that were silent longest, which are marked as
 /// forgotten. Where chunks are missing stays as long as any producer does.
 pub fn kept_state(state: &StreamletState, most: usize) -> Vec<u8> {
+    let usual = kept_within(state, HANDED_BYTES_MAX.min(most));
+    if usual.len() <= HANDED_BYTES_MAX || usual.len() > most {
+        return usual;
+    }
+    // No producer is in it any more.
+    kept_within(state, most.min(usual.len() + HANDED_BYTES_MAX))
+}
+
+/// The same with one bound.
+fn kept_within(state: &StreamletState, most: usize) -> Vec<u8> {
     let mut kept = state.clone();
     kept.lanes.iter_mut().for_each(|lane| lane.groups.clear());
     let mut bytes = kera_protocol::codec::bytes_of(&kept);
@@ -217,6 +245,30 @@ mod tests {
             Some(ProducerId(5_000)),
             "the newest stay"
         );
+    }
+
+    #[test]
+    fn lanes_that_take_more_than_most_streamlets_do_go_along_whole_and_producers_as_far_as_there_is_room() {
+        let read = |bytes: &[u8]| <StreamletState as kera_protocol::Body>::decode(1, bytes).expect("a state");
+        let lanes = |has: u32, written: u32| {
+            let with = |producers: u64, at: u32| LaneState { lane: LaneId(at), ..state(producers).lanes.remove(0) };
+            let lane = |at: u32| with(u64::from(at < written), at);
+            StreamletState { lanes: (0..has).map(lane).collect(), ..state(0) }
+        };
+        let bytes = kept_state(&lanes(3_000, 500), HANDED_LARGE_BYTES_MAX);
+        assert!(bytes.len() > HANDED_BYTES_MAX, "{}", bytes.len());
+        let kept = read(&bytes);
+        assert!(kept.lanes.len() == 3_000 && kept.lanes.iter().all(|lane| lane.memory == Memory::Whole));
+        assert!(kept.lanes[..500].iter().all(|lane| lane.producers.len() == 1));
+        let least = kept_state(&lanes(3_000, 500), HANDED_BYTES_MAX);
+        assert!(least.len() > HANDED_BYTES_MAX, "this is what is refused: {} bytes", least.len());
+        assert_eq!(read(&least).lanes[0].memory, Memory::Forgotten);
+        // Not so much that others have no room.
+        let all = kept_state(&lanes(3_000, 3_000), HANDED_LARGE_BYTES_MAX);
+        assert!(all.len() <= least.len() + HANDED_BYTES_MAX, "{}", all.len());
+        assert_eq!(read(&all).lanes.len(), 3_000);
+        // Producers alone take no more than before.
+        assert_eq!(kept_state(&state(5_000), HANDED_LARGE_BYTES_MAX), kept_state(&state(5_000), HANDED_BYTES_MAX));
     }
 
     #[test]

@@ -6,7 +6,6 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use kera_format::cluster::HANDED_BYTES_MAX;
 use kera_format::{StreamId, StreamletId};
 use kera_log::Tenure;
 use kera_protocol::{Body, HeldGroups, LetGo, MoveInfo, ProtocolError, StreamletState};
@@ -23,8 +22,8 @@ pub struct Moving {
     going: BTreeMap<Place, u64>,
     /// Moves to this node that somebody is busy with.
     coming: BTreeSet<u64>,
-    /// What was handed over, until it is opened: more than what the coordinators keep of it.
-    handed: HashMap<Place, StreamletState>,
+    /// What was handed over, until it is opened: more than what the coordinators keep of it, which is with it.
+    handed: HashMap<Place, (StreamletState, Vec<u8>)>,
 }
 
 impl Moving {
@@ -66,30 +65,35 @@ impl Moving {
         self.coming.remove(&number);
     }
 
-    /// Lets go of a streamlet for a move: what the next owner must know, when it is final; `None`: not yet, ask again. `is_noted`: whether
-    /// the coordinators have noted this very move, away from this node. Nothing may come between that look and this call that
+    /// Lets go of a streamlet for a move: what the next owner must know, when it is final; `None`: not yet, ask again. `noted`: how many bytes the
+    /// coordinators keep of that, if they have noted this very move, away from this node. Nothing may come between that look and this call that
     /// [`look`](Moving::look) would not be told of afterwards.
-    pub fn let_go(&mut self, broker: &Broker, asked: &LetGo, is_noted: bool) -> Result<Option<StreamletState>, String> {
+    pub fn let_go(
+        &mut self,
+        broker: &Broker,
+        asked: &LetGo,
+        noted: Option<usize>,
+    ) -> Result<Option<StreamletState>, String> {
         let LetGo { number, stream, streamlet } = *asked;
-        if !is_noted {
+        let Some(most) = noted else {
             let node = broker.ownership().node();
             return Err(format!("node {node} does not know of move {number}, or it was called off"));
-        }
+        };
         let found = broker.log().stream(stream).ok_or("the stream is gone")?;
         let place = found.streamlet(streamlet).ok_or("the stream has no such streamlet here")?;
         if place.tenure() != Tenure::LettingGo {
-            broker.let_go(stream, streamlet).map_err(|failure| failure.to_string())?;
+            broker.let_go_within(stream, streamlet, most).map_err(|failure| failure.to_string())?;
         }
         self.going.insert((stream, streamlet), number);
         broker.handed_over(stream, streamlet).map_err(|failure| failure.to_string())
     }
 
     /// The owner before has told what this node must know of a streamlet that comes to it: what of that the coordinators are to keep.
-    /// `state`: a `StreamletState`, version 1.
-    pub fn told(&mut self, of: &MoveInfo, state: &[u8]) -> Result<Vec<u8>, ProtocolError> {
+    /// `state`: a `StreamletState`, version 1. `most`: how many bytes they keep.
+    pub fn told(&mut self, of: &MoveInfo, state: &[u8], most: usize) -> Result<Vec<u8>, ProtocolError> {
         let state = StreamletState::decode(1, state)?;
-        let kept = kept_state(&state, HANDED_BYTES_MAX);
-        self.handed.insert((of.stream, of.streamlet), state);
+        let kept = kept_state(&state, most);
+        self.handed.insert((of.stream, of.streamlet), (state, kept.clone()));
         Ok(kept)
     }
 
@@ -102,8 +106,8 @@ impl Moving {
         kept: &[u8],
     ) -> Result<StreamletState, ProtocolError> {
         let told = self.handed.remove(&(stream, streamlet));
-        match told.filter(|told| kept_state(told, HANDED_BYTES_MAX) == kept) {
-            Some(told) => Ok(told),
+        match told.filter(|(_, is_kept)| is_kept == kept) {
+            Some((told, _)) => Ok(told),
             None => StreamletState::decode(1, kept),
         }
     }

@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use kera_format::cluster::HANDED_BYTES_MAX;
 use kera_format::{GroupId, StreamId, StreamletId};
 use kera_log::{DurabilitySink, Observer, Streamlet, Tenure, TenureError, Waiters};
 use kera_protocol::limits::{OWNER_STREAMS_MAX, PAGE_ITEMS_MAX};
@@ -291,12 +292,17 @@ impl Broker {
 
     /// This node is asked to let go of a streamlet: writes wait from here on, open groups are closed. Refused, and writes go on, while it is not
     /// known how far applications are in it: it could not be handed over, and a move that is tried again and again would keep
-    /// its writers waiting.
+    /// its writers waiting. And if it would take more than [`HANDED_BYTES_MAX`] along.
     pub fn let_go(&self, stream: StreamId, streamlet: StreamletId) -> Result<(), Failure> {
+        self.let_go_within(stream, streamlet, HANDED_BYTES_MAX)
+    }
+
+    /// The same, with up to `most` bytes that the coordinators keep of what it takes along.
+    pub fn let_go_within(&self, stream: StreamId, streamlet: StreamletId, most: usize) -> Result<(), Failure> {
         let place = self.streamlet_to_move(stream, streamlet)?;
         self.applications.check_known(self, stream, streamlet)?;
-        let progress = self.applications.check_size(stream, streamlet)?;
-        handover::check_fits(stream, &place, progress)?;
+        let progress = self.applications.check_size(stream, streamlet, most)?;
+        handover::check_fits(stream, &place, progress, most)?;
         place.let_go().map_err(refused)
     }
 

@@ -11,7 +11,7 @@ use kera_broker::{Broker, BrokerConfig, Copies, EndedLog, EndedView, Opening, Re
 use kera_env::{Clock, Disk, ManualClock, MemoryDisk, Random, SeededRandom};
 use kera_format::checksum::crc32c;
 use kera_format::chunk::Chunks;
-use kera_format::cluster::HANDED_BYTES_MAX;
+use kera_format::cluster::{HANDED_BYTES_MAX, HANDED_LARGE_BYTES_MAX};
 use kera_format::vlog_replica::LogId;
 use kera_format::{Cursor, GroupId, LaneId, SegmentId, SegmentIndex, StreamId, StreamOptions, StreamletId};
 use kera_log::{Lane, Observer, Streamlet};
@@ -813,7 +813,7 @@ fn groups_that_a_node_came_back_with_are_known_to_whoever_owns_the_streamlet_nex
     let (cut_off, let_go) = (Vec::new(), Vec::new());
     let offered =
         OfferGroups { node: 1, epoch: 11, stream: STREAM, streamlet: X, owner_epoch: 3, lanes, cut_off, let_go };
-    let kept = lost.broker.check_offer(&rebuild, &offered, None).expect("it is all of it");
+    let kept = lost.broker.check_offer(&rebuild, &offered, None, HANDED_BYTES_MAX).expect("it is all of it");
     let kept = StreamletState::decode(1, &kept).unwrap();
     // Nothing is left of the owner but what the coordinators keep.
     let handed = [((STREAM, X), kept)].into_iter().collect();
@@ -909,6 +909,55 @@ fn a_streamlet_of_more_applications_than_can_go_along_stays_and_serves() {
     assert_eq!(refused.status, Status::LimitReached);
     assert!(refused.to_string().contains("delete applications"), "{refused}");
     write(&mut house.peer());
+}
+
+#[test]
+fn a_streamlet_of_many_applications_goes_where_the_coordinators_keep_more() {
+    let random = SeededRandom::new(7);
+    let letters = || (0..249).map(|_| char::from(b'a' + (random.next_u64() % 26) as u8)).collect::<String>();
+    let names: Vec<String> = (0..600).map(|_| letters()).collect();
+    let first = owner_with_applications(names.iter().cloned());
+    first.broker.let_go_within(STREAM, X, HANDED_LARGE_BYTES_MAX).unwrap();
+    let state = first.broker.handed_over(STREAM, X).unwrap().expect("all is durable");
+    let kept = kera_broker::kept_state(&state, HANDED_LARGE_BYTES_MAX);
+    assert!(kept.len() > HANDED_BYTES_MAX && kept.len() <= HANDED_LARGE_BYTES_MAX, "{} bytes", kept.len());
+    let kept = StreamletState::decode(1, &kept).unwrap();
+    let next = node(2, &options(1, 1));
+    let older = vec![kera_protocol::OlderGroups { first_epoch: 2, node: 1 }];
+    next.broker.set_owner(3, STREAM, X, Owner { node: 2, epoch: 3, older }).unwrap();
+    next.broker.open_streamlet(STREAM, X, 3, Some(&kept)).unwrap();
+    let mut peer = next.peer();
+    for number in [0, 1, 299, 599] {
+        assert_eq!(fetch(&mut peer, &names[number]).unwrap()[0].ordinal, 1);
+    }
+}
+
+/// As many as a streamlet may have.
+#[test]
+fn a_streamlet_of_many_lanes_goes_where_the_coordinators_keep_more() {
+    let first = owner_with_applications(["report".to_owned()].into_iter());
+    first.broker.let_go(STREAM, X).unwrap();
+    let told = first.broker.handed_over(STREAM, X).unwrap().expect("all is durable");
+    let lane = |at: u32| LaneState { lane: LaneId(at), groups: Vec::new(), ..told.lanes[0].clone() };
+    let state = StreamletState { lanes: (0..4_096).map(lane).collect(), ..told.clone() };
+    let second = node(2, &options(1, 4096));
+    second.broker.set_owner(3, STREAM, X, owner(2, 3)).unwrap();
+    second.broker.open_streamlet(STREAM, X, 3, Some(&state)).unwrap();
+    let refused = second.broker.let_go(STREAM, X).unwrap_err();
+    assert_eq!(refused.status, Status::LimitReached);
+    assert!(refused.to_string().contains("65536 at most go along when it moves (more from level"), "{refused}");
+    second.broker.let_go_within(STREAM, X, HANDED_LARGE_BYTES_MAX).unwrap();
+    let state = second.broker.handed_over(STREAM, X).unwrap().expect("all is durable");
+    let kept = kera_broker::kept_state(&state, HANDED_LARGE_BYTES_MAX);
+    assert!(kept.len() > HANDED_BYTES_MAX && kept.len() <= HANDED_LARGE_BYTES_MAX, "{} bytes", kept.len());
+    // The next owner was lost before it wrote anything: this is what there is for the one behind it.
+    let kept = StreamletState::decode(1, &kept).unwrap();
+    let third = node(3, &options(1, 4096));
+    third.broker.set_owner(4, STREAM, X, owner(3, 4)).unwrap();
+    third.broker.open_streamlet(STREAM, X, 4, Some(&kept)).unwrap();
+    let place = third.log.stream(STREAM).unwrap().streamlet(X).unwrap().clone();
+    assert_eq!(place.lanes().filter(|lane| lane.next_ordinal() == 1).count(), 4_096);
+    assert_eq!(fetch(&mut third.peer(), "report").unwrap()[0].ordinal, 1);
 }
 
 /// Whoever reads a streamlet looks at each of its lanes.

@@ -9,7 +9,9 @@ use kera_coordinator::cluster::{CalledOff, ClusterState, Join, LogView, MOVES_MA
 use kera_format::cluster::{ClusterEntry, Doors, LogName, NodeNumber, Roles};
 use kera_format::{GroupId, LaneId, StreamId, StreamOptions, StreamletId, level};
 use kera_protocol::limits::FLOORS_MAX;
-use kera_protocol::{CreateStream, GroupsGone, HeldGroups, LaneFloor, RebuildRange, SetFloors, StreamletsRebuilt};
+use kera_protocol::{
+    CreateStream, GroupsGone, HeldGroups, LaneFloor, RebuildRange, SetFloors, StreamletState, StreamletsRebuilt,
+};
 
 const LOG: LogName = LogName { node: 1, epoch: 1, log: 0 };
 
@@ -627,6 +629,33 @@ fn a_streamlet_that_is_given_up_goes_on_where_it_last_moved() {
     assert_ne!(cluster.owner(stream, 0), 2);
     assert_eq!(cluster.0.handed(stream, 0), Some(handed), "node 1 holds what was before");
     assert!(cluster.0.holds(1, stream, 0));
+}
+
+/// Lanes and positions of applications, which cannot be left out, take more than what most streamlets take along.
+#[test]
+fn a_streamlet_takes_more_along_from_its_level_on() {
+    let mut cluster = Cluster::new(3);
+    let stream = cluster.stream("large", 1, 2);
+    let owner = cluster.0.owner(stream, 0).expect("an owner");
+    let (to, epoch) = (owner.node % 3 + 1, owner.owner_epoch);
+    let noted = cluster.0.plan_move(&stream.into(), 0, to).unwrap();
+    cluster.apply(&noted);
+    let number = cluster.0.move_of(stream, 0).expect("it is noted");
+    let (streamlet, lanes, progress) = (StreamletId(0), Vec::new(), vec![7; 300 << 10]);
+    let state = kera_protocol::codec::bytes_of(&StreamletState { stream, streamlet, epoch, lanes, progress });
+    let finish = |cluster: &Cluster| {
+        let epoch = cluster.0.node(to).expect("a node").epoch;
+        cluster.0.plan_finish_move(number, to, epoch, &state)
+    };
+    let refused = finish(&cluster).unwrap_err().to_string();
+    assert!(refused.contains("the limit is 65536"), "{refused}");
+    let entry = ClusterEntry::StreamletHanded { stream, streamlet: 0, owner_epoch: epoch, state: state.clone() };
+    let refused = cluster.refused(&entry);
+    assert!(refused.contains(&format!("needs level {}", level::LARGE_MOVES)), "{refused}");
+    cluster.raise(level::LARGE_MOVES);
+    let finished = finish(&cluster).unwrap();
+    cluster.apply(&finished);
+    assert_eq!((cluster.owner(stream, 0), cluster.0.handed(stream, 0).as_deref()), (to, Some(&state[..])));
 }
 
 #[test]

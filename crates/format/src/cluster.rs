@@ -9,9 +9,11 @@ use crate::wire::{put, u16_at, u32_at, u64_at};
 use crate::{FormatError, LaneId, StreamId, align8, catalog};
 
 mod examples;
+mod handed;
 mod reason;
 
 pub use examples::examples;
+pub use handed::{HANDED_BYTES_MAX, HANDED_LARGE_BYTES_MAX, HANDED_LARGE_TOTAL_BYTES_MAX};
 pub use reason::OwnerReason;
 
 /// The version of the bodies.
@@ -28,9 +30,6 @@ pub const SETTINGS_MAX: usize = 16;
 pub const MEMBERS_MAX: usize = 4096;
 /// The largest entry: a membership of so many nodes.
 pub const CLUSTER_ENTRY_BYTES_MAX: usize = 2 << 20;
-
-/// The largest state of a moved streamlet that the coordinators keep: as many fit into one message between them as go there at once.
-pub const HANDED_BYTES_MAX: usize = 64 << 10;
 
 /// Most ranges of streamlets in what a node says of its rebuilds.
 pub const REBUILD_RUNS_MAX: usize = 1000;
@@ -666,6 +665,8 @@ impl ClusterEntry {
             | ClusterEntry::StreamletCopies { .. }
             | ClusterEntry::OwnerChanged { reason: OwnerReason::Copied, .. } => crate::level::CHANGED_COPIES,
             ClusterEntry::OwnerChanged { reason: OwnerReason::GivenBack, .. } => crate::level::GIVEN_BACK,
+            // Earlier versions cannot read it.
+            ClusterEntry::StreamletHanded { state, .. } if state.len() > HANDED_BYTES_MAX => crate::level::LARGE_MOVES,
             _ => crate::level::FIRST,
         }
     }
@@ -927,7 +928,7 @@ impl ClusterEntry {
         Ok(match kind {
             40 => {
                 let (stream, streamlet, owner_epoch) = (StreamId(body.u64()?), body.u32()?, body.u32()?);
-                let bytes = body.count("cluster_entry.state", HANDED_BYTES_MAX)?;
+                let bytes = body.count("cluster_entry.state", HANDED_LARGE_BYTES_MAX)?;
                 let state = body.take(bytes)?.to_vec();
                 ClusterEntry::StreamletHanded { stream, streamlet, owner_epoch, state }
             }
@@ -1014,6 +1015,25 @@ mod tests {
                 bytes[bit / 8] ^= 1 << (bit % 8);
             }
         }
+    }
+
+    #[test]
+    fn a_large_state_needs_its_level_and_one_above_the_limit_cannot_be_read() {
+        let handed = |bytes| {
+            let (stream, streamlet, owner_epoch) = (StreamId(1), 0, 1);
+            ClusterEntry::StreamletHanded { stream, streamlet, owner_epoch, state: vec![7; bytes] }
+        };
+        let read = |entry: &ClusterEntry| {
+            let mut bytes = Vec::new();
+            entry.encode(9, &mut bytes);
+            ClusterEntry::parse(&bytes).map(|(_, entry, _)| entry)
+        };
+        assert_eq!(handed(HANDED_BYTES_MAX).level(), crate::level::FIRST);
+        assert_eq!(handed(HANDED_BYTES_MAX + 1).level(), crate::level::LARGE_MOVES);
+        let largest = handed(HANDED_LARGE_BYTES_MAX);
+        assert_eq!(read(&largest), Ok(largest));
+        let error = read(&handed(HANDED_LARGE_BYTES_MAX + 1)).unwrap_err().to_string();
+        assert!(error.contains("cluster_entry.state"), "{error}");
     }
 
     proptest! {

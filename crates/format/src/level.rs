@@ -32,6 +32,7 @@
 //! | 23 | who has taken over what it cannot open gives it back to the node that is back with all of it |
 //! | 24 | that a node has copied what it holds of a streamlet counts for the owner epoch that it knew of, and for no later one |
 //! | 25 | a node that has come back may hold again what is in front of what the present owner has written in its earlier lives |
+//! | 25 | a streamlet moves with more than 64 KiB of lanes and positions of applications |
 
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -86,6 +87,8 @@ pub const GIVEN_BACK: u32 = 23;
 pub const COPIED_IN: u32 = 24;
 /// From this one on the owner that leaves older groups to a node which has come back keeps what it has written itself in earlier owner epochs, and says so to the leader.
 pub const RETURNED_IN_FRONT: u32 = 25;
+/// From this one on a streamlet takes more than [`HANDED_BYTES_MAX`](crate::cluster::HANDED_BYTES_MAX) along if its lanes and applications need that.
+pub const LARGE_MOVES: u32 = 25;
 /// The highest level that this build speaks.
 pub const NEWEST: u32 = 25;
 

@@ -67,7 +67,7 @@ wire_struct! {
         pub node: u32,
         /// Its epoch.
         pub epoch: u32,
-        /// What the coordinators keep of the state that was handed over, at most 64 KiB: a `StreamletState`, version 1.
+        /// What the coordinators keep of the state that was handed over, at most 64 KiB, from level 25 of the cluster on 512: a `StreamletState`, version 1.
         pub state: Vec<u8>,
     }
 }
@@ -293,7 +293,7 @@ wire_struct! {
         pub holder: u32,
         /// Its epoch.
         pub holder_epoch: u32,
-        /// What the coordinators keep of the state of the lanes at the end of these groups, at most 64 KiB: a `StreamletState`, version 1.
+        /// What the coordinators keep of the state of the lanes at the end of these groups, at most 64 KiB, from level 25 of the cluster on 512: a `StreamletState`, version 1.
         pub state: Vec<u8>,
     }
 }

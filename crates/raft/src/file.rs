@@ -743,7 +743,7 @@ mod tests {
         assert!(error.contains("damaged at byte 80"), "{error}");
     }
 
-    /// An entry that is as large as one can be.
+    /// An entry with as much of a streamlet as most take along.
     fn large(index: u64) -> Record {
         let (stream, streamlet, owner_epoch) = (kera_format::StreamId(1), index as u32, 1);
         let mut state = vec![0; kera_format::cluster::HANDED_BYTES_MAX];

@@ -101,7 +101,7 @@ pub(crate) fn from_format(entry: LogEntry) -> Entry {
 #[cfg(test)]
 mod tests {
     use kera_format::StreamId;
-    use kera_format::cluster::HANDED_BYTES_MAX;
+    use kera_format::cluster::{HANDED_BYTES_MAX, HANDED_LARGE_BYTES_MAX};
 
     use super::*;
 
@@ -111,9 +111,9 @@ mod tests {
             let (stream, streamlet, owner_epoch) = (StreamId(1), 0, 1);
             ClusterEntry::StreamletHanded { stream, streamlet, owner_epoch, state: vec![0; bytes] }
         };
-        assert!(check_readable(&[handed(10), handed(HANDED_BYTES_MAX)]).is_ok());
-        let error = check_readable(&[handed(10), handed(HANDED_BYTES_MAX + 1)]).unwrap_err();
-        assert!(error.to_string().contains("cluster_entry.state is 65537, the limit is 65536"), "{error}");
+        assert!(check_readable(&[handed(10), handed(HANDED_LARGE_BYTES_MAX)]).is_ok());
+        let error = check_readable(&[handed(10), handed(HANDED_LARGE_BYTES_MAX + 1)]).unwrap_err();
+        assert!(error.to_string().contains("cluster_entry.state is 524289, the limit is 524288"), "{error}");
         let error = check_readable(&vec![handed(HANDED_BYTES_MAX); 1024]).unwrap_err();
         assert!(error.to_string().contains("raft_record.record_bytes"), "{error}");
     }

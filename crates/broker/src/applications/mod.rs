@@ -22,7 +22,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use kera_format::applications::{Entry, LaneKey, StartAt};
 use kera_format::chunk::Chunks;
-use kera_format::cluster::HANDED_BYTES_MAX;
 use kera_format::{ApplicationId, Compression, Durability, LaneId, Records, StreamId, StreamOptions, StreamletId};
 use kera_log::{Lane, LaneVersion, Observer, Stream, Streamlet};
 use kera_protocol::placement::KeptGroup;
@@ -35,6 +34,7 @@ pub(crate) use requests::attempt;
 use crate::broker::Broker;
 use crate::failure::Failure;
 use crate::groups::check_visible;
+use crate::handover::why_no_more;
 use application::{Application, Meta};
 use journal::Chunked;
 use keepers::{Keepers, Kept, Reading, Step, Unread, kept_entry};
@@ -45,9 +45,6 @@ use replay::{Replay, Replayed};
 pub const APPLICATIONS_STREAM: &str = "_kera.applications";
 /// At most so many groups of a streamlet are told to its next owner in records of its applications.
 const GROUPS_ALONG_MAX: usize = 400;
-/// Compressed records of applications that go along when a streamlet moves: three quarters of what the coordinators keep of it, for there are
-/// producers as well, and commits between the look and the move.
-const PROGRESS_BYTES_MAX: usize = HANDED_BYTES_MAX / 4 * 3;
 /// Every stream has it.
 const FIRST_STREAMLET: StreamletId = StreamletId(0);
 /// So many times what the owner of a stream's first streamlet has room for is the most of an owner of others.
@@ -605,19 +602,22 @@ impl Applications {
     }
 
     /// Refuses if more is known of how far applications are in a streamlet than the coordinators keep, so that it cannot be handed over. What is known, as
-    /// it is [handed over](Applications::handed_over).
-    pub(crate) fn check_size(&self, stream: StreamId, streamlet: StreamletId) -> Result<Vec<u8>, Failure> {
+    /// it is [handed over](Applications::handed_over). `most`: how many bytes they keep of all that goes along, of which positions may be three quarters.
+    pub(crate) fn check_size(&self, stream: StreamId, streamlet: StreamletId, most: usize) -> Result<Vec<u8>, Failure> {
+        // There are lanes and producers as well, and commits between the look and the move.
+        let room = most / 4 * 3;
         let progress = self.handed_over(stream, streamlet)?;
-        if progress.len() <= PROGRESS_BYTES_MAX {
+        if progress.len() <= room {
             return Ok(progress);
         }
         let bytes = compressed(stream, streamlet, &progress)?.len();
-        if bytes <= PROGRESS_BYTES_MAX {
+        if bytes <= room {
             return Ok(progress);
         }
         let message = format!(
-            "positions of applications in streamlet {streamlet} of stream {stream} take {bytes} bytes, compressed, and {PROGRESS_BYTES_MAX} at \
-             most go along when it moves; delete applications that are not used any more"
+            "positions of applications in streamlet {streamlet} of stream {stream} take {bytes} bytes, compressed, and {room} at \
+             most go along when it moves{}; delete applications that are not used any more",
+            why_no_more(most)
         );
         Err(Failure::new(Status::LimitReached, message))
     }

@@ -10,7 +10,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use kera_format::cluster::HANDED_BYTES_MAX;
 use kera_format::vlog_replica::LogId;
 use kera_format::{GroupId, LaneId, StreamId, StreamletId};
 use kera_log::{ArenaFull, GroupInfo, LaneHandover, Tenure};
@@ -220,11 +219,13 @@ impl Broker {
     }
 
     /// Whether a node has all older groups of a streamlet that is rebuilt here: what the coordinators keep of it then. `handed`: what they kept so far.
+    /// `most`: how many bytes they keep.
     pub fn check_offer(
         &self,
         rebuild: &Rebuild,
         offered: &OfferGroups,
         handed: Option<StreamletState>,
+        most: usize,
     ) -> Result<Vec<u8>, NotTaken> {
         let (stream, streamlet) = (offered.stream, offered.streamlet);
         let me = self.ownership().node();
@@ -244,8 +245,8 @@ impl Broker {
         state.lanes.extend(ends.of_records().map(|(lane, _)| to_lane(lane.clone())));
         state.lanes.sort_by_key(|lane| lane.lane);
         tell_of_groups(&mut state).map_err(|failure| NotTaken::Later(failure.message))?;
-        let Some((lane, group)) = ends.own else { return Ok(kept_state(&state, HANDED_BYTES_MAX)) };
-        with_group(&kept_state(&state, HANDED_BYTES_MAX - OWN_GROUP_BYTES), lane, group)
+        let Some((lane, group)) = ends.own else { return Ok(kept_state(&state, most)) };
+        with_group(&kept_state(&state, most.saturating_sub(OWN_GROUP_BYTES)), lane, group)
     }
 
     /// Older groups of a streamlet that is rebuilt here are with another node, as the table of owners has it by now: what there is of them goes,

@@ -6,6 +6,7 @@ use bytes::Bytes;
 use kera_env::{Clock, ManualClock};
 use kera_format::checksum::crc32c;
 use kera_format::chunk::{ChunkTarget, Chunks};
+use kera_format::cluster::HANDED_BYTES_MAX;
 use kera_format::{
     BrokerPart, ChunkBuilder, ChunkView, Compression, Cursor, Durability, ProducerEpoch, ProducerId, Record, SegmentId,
     SegmentIndex, StreamOptions,
@@ -305,7 +306,7 @@ fn what_a_node_came_back_with_is_read_no_more_and_the_owner_goes_on() {
     next.is_owner(2, 3);
     let rebuild = next.broker.take_over(&[(STREAM, X, 3)], &logs, &memory).expect("taken over");
     assert_eq!(next.append(10).base_ordinal, 10);
-    let kept = next.broker.check_offer(&rebuild, &offer(&back), None).expect("it is all of it");
+    let kept = next.broker.check_offer(&rebuild, &offer(&back), None, HANDED_BYTES_MAX).expect("it is all of it");
     let kept = <StreamletState as kera_protocol::Body>::decode(1, &kept).expect("a state");
     let [lane] = &kept.lanes[..] else { panic!("{kept:?}") };
     assert_eq!((lane.next_ordinal, lane.producers[0].sequence), (10, 9), "as it was when it was taken over");
@@ -377,7 +378,7 @@ fn of_what_the_owner_holds_some_itself_nothing_is_left_to_another_node() {
     let (lanes, cut_off, let_go) = (vec![all], Vec::new(), Vec::new());
     let offered =
         OfferGroups { node: 1, epoch: 8, stream: STREAM, streamlet: X, owner_epoch: 4, lanes, cut_off, let_go };
-    let refused = next.broker.check_offer(&rebuild, &offered, None);
+    let refused = next.broker.check_offer(&rebuild, &offered, None, HANDED_BYTES_MAX);
     assert!(matches!(refused, Err(NotTaken::Never(_))), "{refused:?}");
 }
 
@@ -560,7 +561,10 @@ fn what_was_read_before_opening_came_from_its_log_too() {
     next.is_owner(2, 3);
     let rebuild = next.broker.take_over(&[(STREAM, X, 3)], &logs, &Two(memory, other)).expect("taken over");
     assert_eq!(next.chunks_of(short).len(), 3, "it is whole");
-    let refused = next.broker.check_offer(&rebuild, &offer(&back), None).expect_err("its copies go with that log");
+    let refused = next
+        .broker
+        .check_offer(&rebuild, &offer(&back), None, HANDED_BYTES_MAX)
+        .expect_err("its copies go with that log");
     assert!(refused.to_string().contains("not in logs of node 1"), "{refused}");
 }
 
@@ -596,7 +600,7 @@ fn what_an_earlier_try_has_opened_is_held_again_by_who_comes_back_with_it() {
         assert!(failed.message.contains("not taken over yet"), "{failed}");
         assert_eq!(next.append(10).base_ordinal, 10, "the first one is open");
         let rebuild = next.broker.take_over(&both, &logs, &copies).expect("taken over");
-        let answer = next.broker.check_offer(&rebuild, &offer(&back), None);
+        let answer = next.broker.check_offer(&rebuild, &offer(&back), None, HANDED_BYTES_MAX);
         match is_of_two {
             false => assert!(answer.is_ok(), "{answer:?}"),
             true => {
@@ -641,7 +645,12 @@ fn a_node_that_does_not_have_all_is_not_believed() {
     let rebuild = next.broker.take_over(&[(STREAM, X, 3)], &logs, &memory).expect("taken over");
     let offered = offer(&back);
     let refuses = |lane: WholeLane, words: &str| {
-        let refused = next.broker.check_offer(&rebuild, &OfferGroups { lanes: vec![lane], ..offered.clone() }, None);
+        let refused = next.broker.check_offer(
+            &rebuild,
+            &OfferGroups { lanes: vec![lane], ..offered.clone() },
+            None,
+            HANDED_BYTES_MAX,
+        );
         let Err(NotTaken::Never(refused)) = refused else { panic!("it is not all of it: {refused:?}") };
         assert!(refused.contains(words), "{refused}");
     };
@@ -652,17 +661,18 @@ fn a_node_that_does_not_have_all_is_not_believed() {
     refuses(WholeLane { lane: LaneId(1), ..all }, "goes from 0 to 10");
     // Copies that are in logs of others are not kept for it.
     let other = OfferGroups { node: 3, ..offered.clone() };
-    let refused = next.broker.check_offer(&rebuild, &other, None).expect_err("these are not its logs");
+    let refused =
+        next.broker.check_offer(&rebuild, &other, None, HANDED_BYTES_MAX).expect_err("these are not its logs");
     assert!(refused.to_string().contains("not in logs of node 3"), "{refused}");
     let earlier = OfferGroups { owner_epoch: 2, ..offered };
-    assert!(matches!(next.broker.check_offer(&rebuild, &earlier, None), Err(NotTaken::Later(_))));
+    assert!(matches!(next.broker.check_offer(&rebuild, &earlier, None, HANDED_BYTES_MAX), Err(NotTaken::Later(_))));
     // What was appended and never acknowledged has been given away since.
     let (memory, logs) =
         (Memory { chunks: memory.chunks[..7].to_vec(), ..memory }, [EndedLog { end: 7, ..logs[0].clone() }]);
     let next = Node::new(2);
     next.is_owner(2, 3);
     let rebuild = next.broker.take_over(&[(STREAM, X, 3)], &logs, &memory).expect("taken over");
-    let refused = next.broker.check_offer(&rebuild, &offer(&back), None).expect_err("it has more");
+    let refused = next.broker.check_offer(&rebuild, &offer(&back), None, HANDED_BYTES_MAX).expect_err("it has more");
     assert!(refused.to_string().contains("goes from 0 to 7"), "{refused}");
 }
 
@@ -678,7 +688,7 @@ fn a_node_that_lacks_what_it_has_cut_off_is_told_where_lanes_end() {
         let (lanes, cut_off, let_go) = (lanes.to_vec(), cut_off.to_vec(), let_go.to_vec());
         let offered =
             OfferGroups { node: 1, epoch: 8, stream: STREAM, streamlet: X, owner_epoch: 3, lanes, cut_off, let_go };
-        next.broker.check_offer(&rebuild, &offered, None)
+        next.broker.check_offer(&rebuild, &offered, None, HANDED_BYTES_MAX)
     };
     let lacking = |of: Result<Vec<u8>, NotTaken>| match of {
         Err(NotTaken::Lacking(lanes)) => lanes,
@@ -719,14 +729,15 @@ fn what_a_node_has_let_go_of_itself_it_need_not_have() {
         let_go,
     };
     let other = OfferGroups { let_go: vec![LaneId(1)], ..offered.clone() };
-    let refused = next.broker.check_offer(&rebuild, &other, None).expect_err("that is another lane");
+    let refused = next.broker.check_offer(&rebuild, &other, None, HANDED_BYTES_MAX).expect_err("that is another lane");
     assert!(refused.to_string().contains("goes from 0 to 10"), "{refused}");
-    let kept = next.broker.check_offer(&rebuild, &offered, None).expect("it is all that there is to be");
+    let kept =
+        next.broker.check_offer(&rebuild, &offered, None, HANDED_BYTES_MAX).expect("it is all that there is to be");
     let kept = <StreamletState as kera_protocol::Body>::decode(1, &kept).expect("a state");
     assert_eq!(kept.lanes[0].next_ordinal, 10);
     let shorter = WholeLane { next_ordinal: 9, ..all };
     let shorter = OfferGroups { lanes: vec![shorter], ..offered };
-    assert!(matches!(next.broker.check_offer(&rebuild, &shorter, None), Err(NotTaken::Never(_))));
+    assert!(matches!(next.broker.check_offer(&rebuild, &shorter, None, HANDED_BYTES_MAX), Err(NotTaken::Never(_))));
 }
 
 #[test]

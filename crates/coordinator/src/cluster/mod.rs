@@ -10,6 +10,7 @@ mod copies;
 mod duties;
 mod ends;
 mod given_back;
+mod handed;
 mod looks;
 mod lost;
 mod moves;

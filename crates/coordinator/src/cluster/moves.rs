@@ -9,7 +9,7 @@ use kera_protocol::limits::FLOORS_MAX;
 use kera_protocol::{GroupsGone, HeldGroups, LaneFloor, MoveInfo, NodeHoldings, SetFloors, StreamRef, StreamletState};
 
 use super::plan::{OWNER_RUNS_MAX, Planned};
-use super::rules::{Refused, check_handed_bytes};
+use super::rules::Refused;
 use super::{ClusterState, Held, LogState, Move, Owner};
 use crate::CoordinatorError;
 
@@ -190,7 +190,7 @@ impl ClusterState {
         if (handed.stream, handed.streamlet.0) != (stream, first) || before != Some((noted.from, handed.epoch)) {
             return Err(refused(format!("the state is not that of what move {number} moves")));
         }
-        check_handed_bytes(state.len()).map_err(CoordinatorError::Refused)?;
+        self.check_handed_room(stream, first, state.len()).map_err(CoordinatorError::Refused)?;
         let owner_epoch = self.next_owner_epoch.max(1);
         let mut entries =
             self.one(ClusterEntry::OwnerChanged { stream, first, count, node, epoch, owner_epoch, reason, number })?;

@@ -211,6 +211,7 @@ impl ClusterState {
         let own = state.lanes.iter_mut().flat_map(|lane| lane.groups.drain(..)).map(|kept| kept.group.epoch()).min();
         // What is kept of a state has no groups.
         let kept = if own.is_some() { kera_protocol::codec::bytes_of(&state) } else { asked.state.clone() };
+        self.check_handed_room(stream, streamlet, kept.len()).map_err(CoordinatorError::Refused)?;
         let mut entries = self.one(ClusterEntry::GroupsReturned {
             stream,
             streamlet,

@@ -3,9 +3,10 @@
 
 use std::collections::BTreeSet;
 
-use kera_format::cluster::{BACKUPS_MAX, ClusterEntry, HANDED_BYTES_MAX, LogName, NodeNumber, OwnerReason, Roles};
+use kera_format::cluster::{BACKUPS_MAX, ClusterEntry, LogName, NodeNumber, OwnerReason, Roles};
 use kera_format::{LaneId, StreamId, level};
 
+use super::handed::check_handed_bytes;
 use super::{ClusterState, Run};
 
 /// Most nodes of a cluster.
@@ -18,11 +19,6 @@ pub struct Refused(pub String);
 
 fn refuse(reason: String) -> Result<(), Refused> {
     Err(Refused(reason))
-}
-
-/// Whether what is kept of a state is small enough: an entry with more is one that no node could read.
-pub(super) fn check_handed_bytes(bytes: usize) -> Result<(), Refused> {
-    must(bytes <= HANDED_BYTES_MAX, || format!("the state has {bytes} bytes, the limit is {HANDED_BYTES_MAX}"))
 }
 
 pub(super) fn must(holds: bool, otherwise: impl FnOnce() -> String) -> Result<(), Refused> {

@@ -1,13 +1,13 @@
 //! The state itself, and how an entry that is allowed makes it another one.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::sync::Arc;
 
 use kera_format::cluster::{ClusterEntry, Doors, LogName, NodeNumber, OwnerReason, Roles};
 use kera_format::{LaneId, StreamId, level};
 
 use super::copies::CopiesChange;
 use super::given_back::Seen;
+use super::handed::HandedStates;
 use super::needs::Needs;
 use super::numbers::joined_as;
 use super::owners::{Held, Owner, RebuiltFrom, Run, StreamOwners};
@@ -82,9 +82,6 @@ pub struct Move {
     pub to: NodeNumber,
 }
 
-/// The owner epoch in which a streamlet was taken over by a move, and what it took along.
-type Handed = (u32, Arc<[u8]>);
-
 /// Where a lane begins whose records were deleted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Floor {
@@ -109,8 +106,8 @@ pub struct ClusterState {
     pub(super) moves: BTreeMap<u64, Move>,
     /// The same by what moves.
     pub(super) moving: BTreeMap<(StreamId, u32), u64>,
-    /// What streamlets took along when they moved last, with the owner epoch that began then.
-    pub(super) handed: BTreeMap<(StreamId, u32), Handed>,
+    /// What streamlets took along when they moved last.
+    pub(super) handed: HandedStates,
     /// Where lanes begin whose records were deleted, with the owner epoch in which that was said.
     pub(super) floors: BTreeMap<(StreamId, u32, LaneId), Floor>,
     /// Streams that are to have another number of copies.
@@ -196,12 +193,6 @@ impl ClusterState {
     /// The move of a streamlet, if it moves.
     pub fn move_of(&self, stream: StreamId, streamlet: u32) -> Option<u64> {
         self.moving.get(&(stream, streamlet)).copied()
-    }
-
-    /// What a streamlet took along when it moved last: a `StreamletState` of the protocol, version 1. Whoever owns it now began with
-    /// that or behind it.
-    pub fn handed(&self, stream: StreamId, streamlet: u32) -> Option<Arc<[u8]>> {
-        self.handed.get(&(stream, streamlet)).map(|(_, state)| state.clone())
     }
 
     /// Where a lane begins, if records of it were deleted.
@@ -313,7 +304,7 @@ impl ClusterState {
             self.hand_back(*stream, *first, *node);
         }
         if *reason == OwnerReason::LossAccepted {
-            self.handed.retain(|(of, at), _| of != stream || !range.contains(at));
+            self.handed.forget(*stream, range.clone());
         }
         for (first, count, copies) in self.copies_from_now_on(*stream, range.clone(), *reason) {
             let owner = Owner { node: *node, epoch: *epoch, owner_epoch: *owner_epoch, rebuilding, copies };
@@ -377,11 +368,7 @@ impl ClusterState {
             }
             ClusterEntry::MoveCalledOff { number } => self.end_move(*number),
             ClusterEntry::StreamletHanded { stream, streamlet, owner_epoch, state } => {
-                if state.is_empty() {
-                    self.handed.remove(&(*stream, *streamlet));
-                } else {
-                    self.handed.insert((*stream, *streamlet), (*owner_epoch, state.as_slice().into()));
-                }
+                self.handed.set(*stream, *streamlet, *owner_epoch, state);
             }
             ClusterEntry::NodeDraining { node, draining } => {
                 if let Some(known) = self.nodes.get_mut(node) {
@@ -436,7 +423,7 @@ impl ClusterState {
 
     fn forget_stream(&mut self, stream: StreamId) {
         self.copies.remove(&stream);
-        self.handed.retain(|(of, _), _| *of != stream);
+        self.handed.forget(stream, 0..u32::MAX);
         self.floors.retain(|(of, _, _), _| *of != stream);
         self.seen.forget_stream(stream);
         let Some(owners) = self.owners.remove(&stream) else { return };
@@ -585,10 +572,10 @@ impl ClusterState {
             from: of.from,
             to: of.to,
         }));
-        for ((stream, streamlet), (owner_epoch, state)) in &self.handed {
-            let (stream, streamlet, owner_epoch, state) = (*stream, *streamlet, *owner_epoch, state.to_vec());
-            entries.push(ClusterEntry::StreamletHanded { stream, streamlet, owner_epoch, state });
-        }
+        entries.extend(self.handed.iter().map(|(stream, streamlet, of)| {
+            let (owner_epoch, state) = (of.owner_epoch, of.state.to_vec());
+            ClusterEntry::StreamletHanded { stream, streamlet, owner_epoch, state }
+        }));
         entries.extend(self.floors.iter().map(|((stream, streamlet, lane), floor)| ClusterEntry::LaneBegins {
             stream: *stream,
             streamlet: *streamlet,

@@ -135,8 +135,11 @@ impl Moves {
         let LetGo { number, stream, streamlet } = *asked;
         // Held over the look at the state, so that a move that is called off now is seen by `look` with what is noted here.
         let mut work = self.work.lock();
-        let is_noted = self.group.read(|state| state.is_to_let_go(number, stream, streamlet.0, self.node));
-        work.let_go(&self.broker, asked, is_noted)
+        let noted = self.group.read(|state| {
+            let is_noted = state.is_to_let_go(number, stream, streamlet.0, self.node);
+            is_noted.then(|| state.handed_room(stream, streamlet.0))
+        });
+        work.let_go(&self.broker, asked, noted)
     }
 
     /// The same until it is final, for a while: then nothing, and whoever asks asks again.
@@ -195,7 +198,8 @@ impl Moves {
             Some(of) if self.changing.finish(&of, number).await => Some(of),
             _ => None,
         };
-        let kept = self.work.lock().told(of, &state).map_err(|error| error.to_string())?;
+        let room = self.group.read(|state| state.handed_room(stream, streamlet.0));
+        let kept = self.work.lock().told(of, &state, room).map_err(|error| error.to_string())?;
         let mut finished = None;
         if let Some(of) = &copied {
             match self.changing.tell_moved(of, number, kept.clone()).await {

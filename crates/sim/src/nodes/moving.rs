@@ -68,9 +68,13 @@ impl World {
     pub(super) fn let_go(&mut self, node: u32, from: u32, question: u64, asked: LetGo, looks: u32) {
         let (life, planted) = (self.node(node).life, self.plan.planted);
         let known = self.node(node).known.clone();
-        let is_noted = lock(&known).is_to_let_go(asked.number, asked.stream, asked.streamlet.0, node);
+        let noted = {
+            let known = lock(&known);
+            let is_noted = known.is_to_let_go(asked.number, asked.stream, asked.streamlet.0, node);
+            is_noted.then(|| known.handed_room(asked.stream, asked.streamlet.0))
+        };
         let Some(running) = self.node_mut(node).running() else { return };
-        let answer = match running.moving.let_go(&running.broker, &asked, is_noted) {
+        let answer = match running.moving.let_go(&running.broker, &asked, noted) {
             Ok(None) if planted == Some(Planted::ChangesUnsettled) && from == node => {
                 Ok(kera_protocol::codec::bytes_of(&unsettled(&running.log, &asked)))
             }
@@ -94,6 +98,7 @@ impl World {
         answer: Result<Vec<u8>, String>,
     ) -> Result<(), Violation> {
         let (epoch, life, pause) = (self.node(node).epoch, self.node(node).life, self.number());
+        let known = self.node(node).known.clone();
         let Some(running) = self.node_mut(node).running() else { return Ok(()) };
         let Some(take) = running.takes.values_mut().find(|take| take.asked == question) else { return Ok(()) };
         let (of, number) = (take.of, take.of.number);
@@ -102,7 +107,8 @@ impl World {
             Err(_) => self.schedule.after(RETRY_US, Event::Take(node, life, number, pause)),
             Ok(state) if state.is_empty() => self.take_moved(node, number),
             Ok(state) => {
-                let kept = running.moving.told(&of, &state);
+                let room = lock(&known).handed_room(of.stream, of.streamlet.0);
+                let kept = running.moving.told(&of, &state, room);
                 let state = kept.map_err(|error| Violation(format!("what node {} hands over: {error}", of.from)))?;
                 let is_own = of.from == node;
                 if !is_own || !self.begins_last_copies(node, number, (of.stream, of.streamlet.0), &state) {

@@ -137,6 +137,7 @@ impl World {
             self.tell(node, offered.node, Packet::Refused(of, offered.epoch));
             return;
         }
+        let room = lock(&known).handed_room(stream, streamlet.0);
         let kept = lock(&known).handed(stream, streamlet.0);
         let read = |kept: &[u8]| <StreamletState as kera_protocol::Body>::decode(1, kept);
         let handed = kept.map(|kept| read(&kept).expect("the coordinators checked it"));
@@ -144,7 +145,7 @@ impl World {
         if planted == Some(Planted::TakesWhatIsNotAll) {
             offered.lanes = rebuild.whole(stream, streamlet);
         }
-        match running.broker.check_offer(&rebuild, &offered, handed) {
+        match running.broker.check_offer(&rebuild, &offered, handed, room) {
             Ok(state) => {
                 let (holder, holder_epoch) = (offered.node, offered.epoch);
                 let asked = ReturnGroups { node, epoch, stream, streamlet, owner_epoch, holder, holder_epoch, state };
