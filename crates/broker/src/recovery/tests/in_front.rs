@@ -37,7 +37,7 @@ fn what_is_in_front_of_what_an_owner_wrote_before_its_start_is_held_again() {
     assert_eq!(owner.append(12).base_ordinal, 12);
     let offered = offer_again(&back);
     assert_eq!(rebuild.whole(STREAM, X), offered.lanes, "up to where its own begins");
-    let kept = owner.broker.check_offer(&rebuild, &offered, None).expect("it is all of it");
+    let kept = owner.broker.check_offer(&rebuild, &offered, None, HANDED_BYTES_MAX).expect("it is all of it");
     let kept = <StreamletState as kera_protocol::Body>::decode(1, &kept).expect("a state");
     let [lane] = &kept.lanes[..] else { panic!("{kept:?}") };
     assert_eq!(lane.next_ordinal, 12, "as it was when it was taken over once more");
@@ -63,7 +63,7 @@ fn a_node_must_have_all_that_is_in_front_and_nothing_of_what_the_owner_wrote() {
     assert_eq!((all.first_ordinal, all.next_ordinal), (0, 10));
     let asks = |lane: WholeLane, cut_off: &[WholeLane]| {
         let offered = OfferGroups { lanes: vec![lane], cut_off: cut_off.to_vec(), ..offered.clone() };
-        owner.broker.check_offer(&rebuild, &offered, None)
+        owner.broker.check_offer(&rebuild, &offered, None, HANDED_BYTES_MAX)
     };
     for wrong in [
         WholeLane { next_ordinal: 9, ..all },
@@ -89,7 +89,9 @@ fn what_does_not_reach_to_what_the_owner_wrote_is_not_all() {
         (Memory { chunks: memory.chunks[..7].to_vec(), ..memory }, [EndedLog { end: 7, ..logs[0].clone() }]);
     let rebuild = owner.broker.take_over(&[(STREAM, X, AGAIN)], &logs, &memory).expect("taken over");
     assert!(!rebuild.keeps_own(STREAM, X));
-    let refused =
-        owner.broker.check_offer(&rebuild, &offer_again(&back), None).expect_err("nobody knows where it ends");
+    let refused = owner
+        .broker
+        .check_offer(&rebuild, &offer_again(&back), None, HANDED_BYTES_MAX)
+        .expect_err("nobody knows where it ends");
     assert!(matches!(refused, NotTaken::Never(_)), "{refused}");
 }
