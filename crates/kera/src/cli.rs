@@ -456,9 +456,9 @@ pub struct ProduceArgs {
     /// Compress chunks: none, lz4 or zstd.
     #[arg(long, value_name = "CODEC", default_value = "none", value_parser = compression)]
     pub compression: Compression,
-    /// Bytes of a chunk, the batch that is appended as one.
-    #[arg(long, value_name = "BYTES", default_value = "64KiB", value_parser = chunk_bytes)]
-    pub chunk_bytes: usize,
+    /// Bytes of a chunk, the batch that is appended as one [default: 64KiB, or what a segment of the stream takes if that is less].
+    #[arg(long, value_name = "BYTES", value_parser = chunk_bytes)]
+    pub chunk_bytes: Option<usize>,
     /// How long a chunk that is not full waits for more records, in milliseconds.
     #[arg(long, value_name = "MS", default_value_t = 0)]
     pub linger_ms: u64,

@@ -27,12 +27,15 @@ use crate::{Client, ClientError, Routing};
 use buffer::{Buffer, Waiter};
 use sender::{ReportFn, Sender, SenderSettings, Shared};
 
+/// Bytes of a chunk unless that is set or too much for the stream.
+const CHUNK_BYTES: usize = 64 << 10;
+
 /// Settings of a producer. Made by [`Client::producer`]; the defaults work.
 #[derive(Clone)]
 pub struct ProducerBuilder {
     client: Client,
     stream: String,
-    chunk_bytes: usize,
+    chunk_bytes: Option<usize>,
     linger: Duration,
     request_bytes: usize,
     in_flight: usize,
@@ -57,7 +60,7 @@ impl ProducerBuilder {
         ProducerBuilder {
             client,
             stream,
-            chunk_bytes: 64 << 10,
+            chunk_bytes: None,
             linger: Duration::ZERO,
             request_bytes: 1 << 20,
             in_flight: 5,
@@ -72,10 +75,10 @@ impl ProducerBuilder {
         }
     }
 
-    /// Bytes of a chunk, header included: it is sealed before it would grow larger. A single record may be larger. 64 KiB
-    /// unless set.
+    /// Bytes of a chunk, header included: it is sealed before it would grow larger. A single record may be larger. Unless set, 64 KiB, or
+    /// as many as the stream and the server take if that is less.
     pub fn chunk_bytes(mut self, bytes: usize) -> Self {
-        self.chunk_bytes = bytes;
+        self.chunk_bytes = Some(bytes);
         self
     }
 
@@ -200,19 +203,16 @@ impl ProducerBuilder {
         let largest = segment_bytes_max.saturating_sub(SEGMENT_HEADER_BYTES).min(hello.chunk_bytes_max as usize);
         let chunk_bytes_max = largest.min(limits::CHUNK_BYTES_MAX);
         let smallest = CHUNK_HEADER_BYTES + 32;
-        if !(smallest..=chunk_bytes_max).contains(&self.chunk_bytes) {
+        let chunk_bytes = self.chunk_bytes.unwrap_or(CHUNK_BYTES.min(chunk_bytes_max));
+        if !(smallest..=chunk_bytes_max).contains(&chunk_bytes) {
             let allowed = format!("{smallest} to {chunk_bytes_max} for this stream and server");
-            return Err(invalid("chunk_bytes", self.chunk_bytes, allowed));
+            return Err(invalid("chunk_bytes", chunk_bytes, allowed));
         }
         if !(1..=1_000).contains(&self.in_flight) {
             return Err(invalid("in_flight", self.in_flight, "1 to 1000".into()));
         }
-        if self.buffer_bytes < self.chunk_bytes {
-            return Err(invalid(
-                "buffer_bytes",
-                self.buffer_bytes,
-                format!("chunk_bytes ({}) or more", self.chunk_bytes),
-            ));
+        if self.buffer_bytes < chunk_bytes {
+            return Err(invalid("buffer_bytes", self.buffer_bytes, format!("chunk_bytes ({chunk_bytes}) or more")));
         }
         if self.request_bytes == 0 {
             return Err(invalid("request_bytes", 0, "1 or more".into()));
@@ -226,7 +226,7 @@ impl ProducerBuilder {
             stream: info.id,
             streamlets: info.options.streamlets,
             lanes: info.options.lanes,
-            chunk_bytes: self.chunk_bytes,
+            chunk_bytes,
             chunk_bytes_max,
             buffer_bytes: self.buffer_bytes,
             linger: self.linger,

@@ -127,9 +127,11 @@ pub async fn run(args: &ProduceArgs, globals: &Globals) -> Result<(), CliError> 
     let Input { name, bytes, cut, tap, rows } = open_input(args, picks).await?;
     let failed = FirstFailure::default();
     let noting = failed.clone();
-    let producer = client
-        .producer(&stream.name)
-        .chunk_bytes(args.chunk_bytes)
+    let mut producer = client.producer(&stream.name);
+    if let Some(bytes) = args.chunk_bytes {
+        producer = producer.chunk_bytes(bytes);
+    }
+    let producer = producer
         .linger(Duration::from_millis(args.linger_ms))
         .compression(args.compression)
         .on_report(move |report| {
