@@ -88,8 +88,8 @@ pub(crate) fn from_state(state: &StreamletState) -> Vec<LaneHandover> {
 }
 
 /// Refuses if the coordinators would not keep what is to be told of a streamlet: writers would wait for a move that cannot be. `progress`: what is told of
-/// applications. `most`: how many bytes the coordinators keep. Producers go along as far as there is room, so what [`kept_state`] makes of a state without any is the least there can be, and it alone
-/// knows how short that gets. Of lanes those count that are [handed over](Streamlet::hand_over): whoever reads looks at all others too.
+/// applications. `most`: how many bytes the coordinators keep. Producers go along as far as there is room, so a state without any, compressed as [`kept_state`] does it, is the least that
+/// there can be. Of lanes those count that are [handed over](Streamlet::hand_over): whoever reads looks at all others too.
 pub(crate) fn check_fits(
     stream: StreamId,
     streamlet: &Streamlet,
@@ -106,8 +106,9 @@ pub(crate) fn check_fits(
     };
     let lanes: Vec<LaneState> = streamlet.all_lanes().map(lane).filter(|lane| lane.next_ordinal > 0).collect();
     let count = lanes.len();
-    let state = StreamletState { stream, streamlet: streamlet.id(), epoch: streamlet.owner_epoch(), lanes, progress };
-    let bytes = kept_state(&state, most).len();
+    let epoch = streamlet.owner_epoch();
+    let mut state = StreamletState { stream, streamlet: streamlet.id(), epoch, lanes, progress };
+    let bytes = compress_beyond(&mut state, most);
     if bytes <= most {
         return Ok(());
     }
@@ -162,25 +163,33 @@ impl Broker {
 /// that, and otherwise as much again for producers, as far as `most` goes. Groups are known otherwise; of producers first all but the last chunk are left out, and then those that were silent longest, which are marked as
 /// forgotten. Where chunks are missing stays as long as any producer does.
 pub fn kept_state(state: &StreamletState, most: usize) -> Vec<u8> {
-    let usual = kept_within(state, HANDED_BYTES_MAX.min(most));
+    let (mut kept, least_bound) = (state.clone(), HANDED_BYTES_MAX.min(most));
+    kept.lanes.iter_mut().for_each(|lane| lane.groups.clear());
+    // Once for both bounds: nothing else here takes as long, and the thread may be the one that says that the node lives.
+    compress_beyond(&mut kept, least_bound);
+    let usual = kept_within(kept.clone(), least_bound);
     if usual.len() <= HANDED_BYTES_MAX || usual.len() > most {
         return usual;
     }
     // No producer is in it any more.
-    kept_within(state, most.min(usual.len() + HANDED_BYTES_MAX))
+    kept_within(kept, most.min(usual.len() + HANDED_BYTES_MAX))
 }
 
-/// The same with one bound.
-fn kept_within(state: &StreamletState, most: usize) -> Vec<u8> {
-    let mut kept = state.clone();
-    kept.lanes.iter_mut().for_each(|lane| lane.groups.clear());
-    let mut bytes = kera_protocol::codec::bytes_of(&kept);
-    if bytes.len() > most
-        && let Ok(fewer) = applications::compressed(kept.stream, kept.streamlet, &kept.progress)
+/// Compresses what a state tells of applications if it takes more than `most` bytes. How many it takes then.
+fn compress_beyond(state: &mut StreamletState, most: usize) -> usize {
+    let bytes = kera_protocol::codec::bytes_of(state).len();
+    if bytes > most
+        && let Ok(fewer) = applications::compressed(state.stream, state.streamlet, &state.progress)
     {
-        kept.progress = fewer;
-        bytes = kera_protocol::codec::bytes_of(&kept);
+        state.progress = fewer;
+        return kera_protocol::codec::bytes_of(state).len();
     }
+    bytes
+}
+
+/// As much of a state as goes into `most` bytes: see [`kept_state`].
+fn kept_within(mut kept: StreamletState, most: usize) -> Vec<u8> {
+    let mut bytes = kera_protocol::codec::bytes_of(&kept);
     if bytes.len() > most {
         let producers = kept.lanes.iter_mut().flat_map(|lane| &mut lane.producers);
         producers.for_each(|producer| drop(producer.chunks.drain(..producer.chunks.len().saturating_sub(1))));

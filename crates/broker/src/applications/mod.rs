@@ -602,7 +602,7 @@ impl Applications {
     }
 
     /// Refuses if more is known of how far applications are in a streamlet than the coordinators keep, so that it cannot be handed over. What is known, as
-    /// it is [handed over](Applications::handed_over). `most`: how many bytes they keep of all that goes along, of which positions may be three quarters.
+    /// it is [handed over](Applications::handed_over), but compressed if it had to be for that. `most`: how many bytes they keep of all that goes along, of which positions may be three quarters.
     pub(crate) fn check_size(&self, stream: StreamId, streamlet: StreamletId, most: usize) -> Result<Vec<u8>, Failure> {
         // There are lanes and producers as well, and commits between the look and the move.
         let room = most / 4 * 3;
@@ -610,9 +610,10 @@ impl Applications {
         if progress.len() <= room {
             return Ok(progress);
         }
-        let bytes = compressed(stream, streamlet, &progress)?.len();
+        let fewer = compressed(stream, streamlet, &progress)?;
+        let bytes = fewer.len();
         if bytes <= room {
-            return Ok(progress);
+            return Ok(fewer);
         }
         let message = format!(
             "positions of applications in streamlet {streamlet} of stream {stream} take {bytes} bytes, compressed, and {room} at \
