@@ -367,6 +367,7 @@ pub enum ClusterEntry {
         log: LogName,
     },
     /// All older groups of a streamlet that its owner rebuilds are at a node that has come back with them: it holds them from here on.
+    /// Of those that the owner has written itself since an earlier owner epoch [`GroupsHeld`](ClusterEntry::GroupsHeld) says behind it, in the same batch, that they stay with the owner.
     GroupsReturned {
         /// Of which stream.
         stream: StreamId,

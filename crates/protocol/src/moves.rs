@@ -293,7 +293,9 @@ wire_struct! {
         pub holder: u32,
         /// Its epoch.
         pub holder_epoch: u32,
-        /// What the coordinators keep of the state of the lanes at the end of these groups, at most 64 KiB, from level 25 of the cluster on 512: a `StreamletState`, version 1.
+        /// What the coordinators keep of the state of the lanes when the owner took the streamlet over, at most 64 KiB, from level 25 of the cluster on 512: a `StreamletState`, version 1.
+        /// It has no groups, but one of them from level 25 on if the owner has written to the streamlet in earlier owner epochs: the first one of the earliest of these. It stays with the owner, with
+        /// all that is later, and is not kept.
         pub state: Vec<u8>,
     }
 }
