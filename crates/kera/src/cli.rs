@@ -477,6 +477,14 @@ fn compression(text: &str) -> Result<Compression, String> {
         .ok_or_else(|| format!("`{text}` is none of: none, lz4, zstd"))
 }
 
+fn last_records(text: &str) -> Result<u64, String> {
+    match text.parse() {
+        Ok(most) if most <= LAST_MAX => Ok(most),
+        Ok(_) => Err(format!("{LAST_MAX} is the most; for more say since when, like --from 1h")),
+        Err(_) => Err(format!("`{text}` is no number of records; it is like 10, and {LAST_MAX} at most")),
+    }
+}
+
 fn separator(text: &str) -> Result<String, String> {
     if text.is_empty() { Err("it is empty".into()) } else { Ok(text.replace("\\t", "\t")) }
 }
@@ -521,11 +529,9 @@ pub struct ConsumeArgs {
     /// starts there only where it has committed nothing yet. [default: earliest; latest with --follow and no application]
     #[arg(long, value_name = "WHEN")]
     pub from: Option<String>,
-    /// Start with the last N records, 100000 at most, of all that is read; with --follow go on behind them. Of several lanes the
-    /// newest are taken, by the time at which nodes took them (`appended` in --json), and printed in that order; those of one lane stay
-    /// in theirs. With --key they are the last of that key. If there are fewer all are printed.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(..=LAST_MAX))]
-    #[arg(conflicts_with_all = ["from", "application"])]
+    /// Start with the newest N records, 100000 at most; with --follow go on behind them. Of several lanes they are those that nodes
+    /// took last, in the order of that time (`appended` in --json); each lane keeps its own order. With --key only those of that key count.
+    #[arg(long, value_name = "N", value_parser = last_records, conflicts_with_all = ["from", "application"])]
     pub last: Option<u64>,
     /// What Kafka's tool calls `--from earliest`.
     #[arg(long, hide = true, conflicts_with_all = ["from", "last"])]
@@ -543,9 +549,9 @@ pub struct ConsumeArgs {
     /// printed as null; of several keys the first is. Only --json tells all of them from others.
     #[arg(long, value_name = "TEXT", value_parser = separator, conflicts_with = "format")]
     pub key_separator: Option<String>,
-    /// Only records whose key is exactly this; of several keys the first counts. Given several times: any of these. All streamlets are
-    /// read for it, for producers may put a key where they like; name those that it can be in with --streamlets. Not with
-    /// --application, where what is not printed would count as read.
+    /// Only records whose key is exactly this; give it more than once for several keys. Of a record with several keys the first counts. It
+    /// reads all streamlets, as a key may be in any; with --streamlets it reads less. Not with --application, where what is not printed
+    /// would count as read.
     #[arg(long = "key", value_name = "KEY", conflicts_with = "application")]
     pub keys: Vec<String>,
     /// Only these streamlets, like 0-3,7. Not with --application.

@@ -54,7 +54,8 @@ fn the_last_records_are_those_of_the_whole_stream_in_the_order_of_time() {
         let last = printed(&node, &format!("--json --last 3 {part}"));
         assert_eq!(&last[..], &all[all.len().saturating_sub(3)..], "{part}");
     }
-    refused(&node, "consume flights --last 100001", &["--last", "100001", "100000"]);
+    refused(&node, "consume flights --last 100001", &["--last", "100001", "100000", "--from 1h"]);
+    refused(&node, "consume flights --last x", &["--last", "`x`", "like 10"]);
     refused(&node, "consume flights --last 3 --application a", &["--last", "--application"]);
     refused(&node, "consume flights --last 3 --from 1h", &["--last", "--from"]);
 }
