@@ -136,7 +136,9 @@ impl Last {
         (self.kept.len() < self.most || is_newer).then_some(key)
     }
 
-    fn keep(&mut self, key: Key, line: Vec<u8>) -> Result<(), CliError> {
+    fn keep(&mut self, key: Key, mut line: Vec<u8>) -> Result<(), CliError> {
+        // While it was written it took up to twice as much: what is bounded is what is held.
+        line.shrink_to_fit();
         self.bytes += line.len();
         let before = self.kept.insert(key, line);
         let out = if self.kept.len() > self.most { self.kept.pop_first().map(|(_, line)| line) } else { None };
@@ -303,6 +305,17 @@ mod tests {
         assert!(last.key(place(0), 3, 5, true).is_none(), "it came meanwhile");
         assert!(last.key(place(1), 0, 5, true).is_none(), "its lane did");
         assert!(last.key(place(0), 2, 5, true).is_some());
+    }
+
+    #[test]
+    fn what_is_held_takes_no_more_memory_than_is_counted() {
+        let mut last = Last::new(1, [(place(0), 1)]);
+        let key = last.key(place(0), 0, 0, true).unwrap();
+        let mut line = Vec::with_capacity(1_000);
+        line.push(b'\n');
+        last.keep(key, line).unwrap();
+        assert_eq!(last.bytes, 1);
+        assert!(last.kept.values().all(|line| line.capacity() < 1_000));
     }
 
     #[test]
