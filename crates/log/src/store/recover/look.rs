@@ -101,8 +101,10 @@ impl<H: Host> Core<H> {
         }
         if !untold.is_empty() {
             self.end_at(number, container);
-            let entries = indexes.entries.into_iter().chain(footer.entries);
-            looked.marks = entries.map(|(_, entry)| (entry.at, entry.marks)).collect();
+            // Who wrote what is unmarked is not known, which does not say that nobody did: if its image reads back after all, that tells.
+            let unmarked = indexes.unmarked;
+            let marked = indexes.entries.into_iter().filter(|(_, entry)| !unmarked.contains(&entry.at));
+            looked.marks = marked.chain(footer.entries).map(|(_, entry)| (entry.at, entry.marks)).collect();
             looked.untold = untold;
         }
         Ok(looked)
@@ -115,8 +117,8 @@ impl<H: Host> Core<H> {
         }
         let part = &self.disks[disk];
         let _writer = part.writer.lock();
-        // Whoever gives space back may have been writing it.
-        if is_first_page_whole(header, file)? {
+        // Whoever gives space back may have been writing it. A disk may take long to say that it has lost a page, and others write meanwhile.
+        if self.hold_up(disk, || is_first_page_whole(header, file))? {
             return Ok(false);
         }
         let page = part.containers.containers.lock().get(&header.container).map(Container::first_page);
