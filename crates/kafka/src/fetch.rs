@@ -396,8 +396,10 @@ impl Fetching {
             return None;
         }
         let taken = i32::try_from(before.bytes).unwrap_or(i32::MAX);
-        let behind = asked.clone().with_fetch_offset(before.next.cast_signed());
-        let behind = behind.with_partition_max_bytes(asked.partition_max_bytes.saturating_sub(taken));
+        let rest = asked.partition_max_bytes.saturating_sub(taken);
+        let behind = asked.clone().with_fetch_offset(before.next.cast_signed()).with_partition_max_bytes(rest);
+        // It is not what the partition has first. Counted as if it were, it would take the room of the others when all is read, and not fit itself.
+        let left = Left { first_bytes: left.bytes.min(usize::try_from(rest).unwrap_or(0)), ..left };
         let mut more = self.look_at(core, known, &behind, left);
         if more.error != 0 {
             return None;
@@ -406,6 +408,8 @@ impl Fetching {
             more.next = before.next;
         }
         more.parts.clear();
+        // There is something of it in the answer.
+        more.is_left_out = false;
         (more.bytes, more.counts) = (before.bytes + more.bytes, before.bytes + more.counts);
         Some(more)
     }

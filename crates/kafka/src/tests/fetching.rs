@@ -206,6 +206,30 @@ fn a_fetch_that_looks_again_keeps_to_what_may_be_in_its_answer() {
     assert!(told[0] == 0 && (500_000..501_000).contains(&told[1]), "{told:?}");
 }
 
+/// It was counted as if it came first. What others had was left out for it when all was read, and then it had no room either.
+#[test]
+fn a_batch_that_has_no_room_behind_what_a_fetch_has_found_takes_that_of_no_other_partition() {
+    let mut world = World::new();
+    world.put_in("t", 0, 100_000);
+    world.put_in("t", 1, 150_000);
+    let mut asked = fetch_of(300_000, 4 << 20, 4 << 20);
+    let one = asked.topics[0].partitions[0].clone();
+    asked.topics[0].partitions = [0, 1].map(|at| one.clone().with_partition(at)).to_vec();
+    world.send(11, &asked);
+    assert!(world.answer::<FetchRequest>(11).is_none(), "it is too little");
+    let door = world.running().door.clone();
+    let peer = Peer { address: "127.0.0.1:9".parse().unwrap(), connection: 2, io_thread: 0 };
+    let mut other = KafkaSessions(door).open(peer, SessionWaker::detached());
+    let mut out = Outbox::new(1 << 20);
+    // The client would take it, but an answer at its pace has about a MiB.
+    let produce = produce_frame("t", 1, -1, &batch(&[&vec![7; 940_000]], (-1, -1, -1)));
+    assert_eq!(other.on_frame(&FrameHeader::default(), &produce, &mut out), Flow::Done);
+    let answer = world.answer::<FetchRequest>(11).expect("more does not fit");
+    let told = answer.responses[0].partitions.iter();
+    let told: Vec<usize> = told.map(|one| one.records.as_ref().map_or(0, |records| records.len() / 50_000)).collect();
+    assert_eq!(told, [2, 3]);
+}
+
 #[test]
 fn a_reader_that_has_found_something_waits_for_more_at_the_same_place() {
     let mut world = World::new();
