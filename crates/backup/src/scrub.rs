@@ -7,6 +7,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 
+use kera_env::is_out_of_means;
 use kera_format::vlog_replica::LogId;
 use kera_protocol::BlockRange;
 
@@ -35,11 +36,24 @@ impl BackupScrubber {
     }
 
     /// Reads one file. Its bytes, and how many of its blocks are damaged. `None`: the round is over.
+    ///
+    /// One that the system lets nobody read now, for want of files or memory, is left to the next round: what counts as damaged is told to nobody until the next start, and the
+    /// log to which it belongs would take other backups for it.
     pub fn step(&mut self) -> Option<(u64, u64)> {
         let (log, part) = self.parts.pop_front()?;
-        Some(self.backup.look(log, &part))
+        match self.backup.read_back(log, &part) {
+            Err(error) if is_out_of_means(&error) => {
+                let (disk, file) = (self.backup.disks[part.disk].disk.root().display(), part.sequence);
+                tracing::warn!(%log, %disk, file, %error, "copies cannot be looked through now");
+                Some((0, 0))
+            }
+            read => Some(self.backup.note_read(log, &part, read)),
+        }
     }
 }
+
+/// Bytes of blocks that were read, those that are damaged, and what is wrong with the first of them.
+type Read = (u64, Vec<BlockRange>, String);
 
 impl Backup {
     /// Looks at a file that could not be synced, of a run whose blocks were answered before that.
@@ -63,9 +77,14 @@ impl Backup {
         known.map_or_else(Vec::new, |run| run.files.iter().filter(is_it).copied().collect())
     }
 
-    /// Reads a file, or a part of one, past the page cache, and notes blocks that do not read back. Bytes that were read, and blocks of which nobody knew.
-    pub(crate) fn look(&self, log: LogId, part: &FilePart) -> (u64, u64) {
-        let (bytes, mut damaged, reason) = match self.read_back(log, part) {
+    /// Reads a file, or a part of one, past the page cache, and notes blocks that do not read back. What cannot be read for whatever reason does not.
+    pub(crate) fn look(&self, log: LogId, part: &FilePart) {
+        self.note_read(log, part, self.read_back(log, part));
+    }
+
+    /// Notes blocks that do not read back. Bytes that were read, and blocks of which nobody knew.
+    fn note_read(&self, log: LogId, part: &FilePart, read: io::Result<Read>) -> (u64, u64) {
+        let (bytes, mut damaged, reason) = match read {
             Ok(read) => read,
             Err(error) => (0, vec![BlockRange { first: part.first, last: part.last }], error.to_string()),
         };
@@ -100,8 +119,7 @@ impl Backup {
         (bytes, 0)
     }
 
-    /// Bytes of blocks that were read, those that are damaged, and what is wrong with the first of them.
-    fn read_back(&self, log: LogId, part: &FilePart) -> io::Result<(u64, Vec<BlockRange>, String)> {
+    fn read_back(&self, log: LogId, part: &FilePart) -> io::Result<Read> {
         let disk = &*self.disks[part.disk].disk;
         let mut source = Source::open_direct(disk, part.sequence, part.key, log.vlog)?;
         let (mut at, mut block) = (part.start, part.first);
@@ -115,6 +133,7 @@ impl Backup {
                 }
                 Ok(Ok(header)) => format!("block {} is there", header.block),
                 Ok(Err(reason)) => reason,
+                Err(error) if is_out_of_means(&error) => return Err(error),
                 Err(error) => error.to_string(),
             };
             if damaged.is_empty() {

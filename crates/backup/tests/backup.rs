@@ -1173,6 +1173,28 @@ fn a_file_to_which_blocks_are_written_is_looked_through_as_well() {
     assert_eq!(rig.ranges(LOG), [BlockRange { first: 2, last: 3 }]);
 }
 
+/// A backup that has no more files to open would have all of its copies made again, and could not give them to whoever needs them meanwhile.
+#[test]
+fn what_cannot_be_opened_for_want_of_files_is_left_to_the_next_round() {
+    let faulty = Arc::new(FaultyDisk::new(Arc::new(MemoryDisk::new())));
+    let disks = [faulty.clone() as Arc<dyn Disk>];
+    let mut rig = Rig::over(open(&disks, 1).0);
+    (1..=2).for_each(|block| assert_eq!(rig.store(LOG, block, 1, true), Ok(stored(block))));
+    let read = |rig: &Rig| {
+        let mut scrubber = BackupScrubber::new(rig.backup.clone());
+        let read = std::iter::from_fn(|| scrubber.step());
+        read.fold((0, 0), |all, one| (all.0 + one.0, all.1 + one.1))
+    };
+    let all = [BlockRange { first: 1, last: 2 }];
+    // EMFILE.
+    faulty.set_open_errno(Some(24));
+    assert_eq!((read(&rig), rig.ranges(LOG)), ((0, 0), all.to_vec()));
+    faulty.set_open_errno(None);
+    let (bytes, damaged) = read(&rig);
+    assert!(bytes > 0);
+    assert_eq!((damaged, rig.ranges(LOG)), (0, all.to_vec()));
+}
+
 /// Nobody has asked for it yet.
 #[test]
 fn what_does_not_read_back_any_more_is_found_and_not_told_to_be_there() {
