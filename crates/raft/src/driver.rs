@@ -39,6 +39,9 @@ const OPEN_US_MAX: u64 = 2_500_000;
 /// A move that takes longer is called off, in microseconds.
 const MOVE_US_MAX: u64 = 10_000_000;
 
+/// Whoever leads says so when it has not been able to fence a silent node for so long, in microseconds.
+const FAILING_US_MAX: u64 = 10_000_000;
+
 /// Has backups fence. Whoever knows how to reach them does it.
 pub trait Backups: Send + Sync + 'static {
     /// Asks a backup to fence (node, epoch) and to tell how far it has logs of it, each given with the first block of its newest
@@ -102,6 +105,29 @@ impl Over {
     }
 }
 
+/// Since when something has failed each time, in microseconds, and when that was said last.
+#[derive(Default)]
+struct Failing {
+    since_us: Option<u64>,
+    said_us: u64,
+}
+
+impl Failing {
+    /// It has failed, or not: whether that is to be said, which it is when it has for long, and from then on again each time as long.
+    fn is_to_be_said(&mut self, has_failed: bool, now_us: u64) -> bool {
+        if !has_failed {
+            *self = Failing::default();
+            return false;
+        }
+        let since_us = *self.since_us.get_or_insert(now_us);
+        let is_long = now_us.saturating_sub(since_us.max(self.said_us)) >= FAILING_US_MAX;
+        if is_long {
+            self.said_us = now_us;
+        }
+        is_long
+    }
+}
+
 /// What a leader remembers of its waits.
 #[derive(Default)]
 struct Waits {
@@ -148,6 +174,7 @@ impl Group {
 
     /// Has those fenced who are silent, as long as this node leads. `fenced`: at once there is something to do for who leads.
     async fn fence_silent(&self, mut silent: watch::Receiver<Vec<(NodeNumber, u32)>>, fenced: &Notify) {
+        let mut failing = Failing::default();
         while silent.changed().await.is_ok() {
             let lost = silent.borrow_and_update().clone();
             for (node, epoch) in lost.into_iter().filter(|_| self.is_leader()) {
@@ -155,8 +182,15 @@ impl Group {
                 let is_silent = || silent.borrow().contains(&(node, epoch));
                 let plan =
                     |state: &ClusterState| if is_silent() { state.plan_fence(node, epoch) } else { Ok(Vec::new()) };
-                if let Err(error) = self.commit(&mut *self.leading.lock().await, plan).await {
-                    tracing::debug!(%error, node, epoch, "a silent node cannot be fenced yet");
+                let committed = self.commit(&mut *self.leading.lock().await, plan).await;
+                let is_to_be_said = failing.is_to_be_said(committed.is_err(), self.clock.monotonic_us());
+                if let Err(error) = committed {
+                    match is_to_be_said {
+                        true => {
+                            tracing::warn!(%error, node, epoch, "a silent node cannot be fenced, so nobody takes over what it owns")
+                        }
+                        false => tracing::debug!(%error, node, epoch, "a silent node cannot be fenced yet"),
+                    }
                 } else if !self.read(|state| state.is_live(node, epoch)) {
                     // Not before: a leader that is cut off itself tries each time it looks, and fences nobody.
                     tracing::warn!(node, epoch, "the node is silent; it is fenced");

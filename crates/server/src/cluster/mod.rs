@@ -514,14 +514,21 @@ fn beat(
     });
 }
 
-/// Does what a leader does, whenever this node is the leader.
+/// Does what a leader does, whenever this node is the leader, and says so when there is none.
 ///
 /// Fences have connections of their own: a backup that cannot answer them, because its first disk stands still, reads no further when it has enough of
 /// them, and what the coordinators say to that node must not wait behind them.
 fn drive(group: &Arc<Group>, runtime: &Handle, stopped: watch::Receiver<bool>) {
     let fencing = Arc::new(RpcTransport::new(runtime.clone()));
     fencing.knows(group);
-    runtime.spawn(group.clone().drive(Arc::new(RpcBackups(fencing)), stopped));
+    runtime.spawn(group.clone().drive(Arc::new(RpcBackups(fencing)), stopped.clone()));
+    let (group, mut stopped) = (group.clone(), stopped);
+    runtime.spawn(async move {
+        tokio::select! {
+            _ = stopped.wait_for(|stop| *stop) => {}
+            () = quorum::watch_leader(&group) => {}
+        }
+    });
 }
 
 /// Ends the process when the node's part in the coordinators' log has ended, which an error of its disk does: see [`Group::ended`]. As after a kill, all that it has promised is

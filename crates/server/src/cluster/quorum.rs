@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 use std::future::Future;
 use std::net::SocketAddr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kera_protocol::Op;
 use kera_raft::{Group, KnownMember};
@@ -42,6 +42,56 @@ pub(super) async fn told<T>(group: &Group, node: u32, done: impl Future<Output =
         biased;
         done = done => done,
         never = telling => never,
+    }
+}
+
+/// Without a leader for so long a node that runs says so, and again each time. An election takes less than a second.
+const LEADERLESS: Duration = Duration::from_secs(10);
+
+/// Says in the log when this node has known no leader for long although it hears most coordinators, and when there is one again. That it does not hear most of
+/// them is said by what it refuses then.
+pub(super) async fn watch_leader(group: &Group) {
+    let mut leaderless = Leaderless::default();
+    loop {
+        tokio::time::sleep(SOON).await;
+        let is_well = group.leader().is_some() || group.lacks_majority().is_some();
+        match leaderless.look(is_well, Instant::now()) {
+            Some(Told::None(since)) => tracing::warn!(
+                seconds = since.as_secs(),
+                "the coordinators answer and have not agreed on a leader: no lost node is replaced, nothing moves, and no stream is made meanwhile"
+            ),
+            Some(Told::Again) => tracing::info!("the coordinators have a leader again"),
+            None => {}
+        }
+    }
+}
+
+/// Since when there has been no leader, and when that was said last.
+#[derive(Default)]
+struct Leaderless {
+    since: Option<Instant>,
+    said: Option<Instant>,
+}
+
+#[derive(Debug, PartialEq)]
+enum Told {
+    /// There has been none for so long.
+    None(Duration),
+    Again,
+}
+
+impl Leaderless {
+    fn look(&mut self, has_one: bool, now: Instant) -> Option<Told> {
+        if has_one {
+            self.since = None;
+            return self.said.take().map(|_| Told::Again);
+        }
+        let since = *self.since.get_or_insert(now);
+        if now.duration_since(self.said.unwrap_or(since)) < LEADERLESS {
+            return None;
+        }
+        self.said = Some(now);
+        Some(Told::None(now.duration_since(since)))
     }
 }
 
@@ -133,6 +183,20 @@ fn is_reached_at(config: &Config, known: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn that_there_is_no_leader_is_said_when_it_lasts_and_when_it_is_over() {
+        let (began, mut leaderless) = (Instant::now(), Leaderless::default());
+        let mut at = |seconds, has_one| leaderless.look(has_one, began + Duration::from_secs(seconds));
+        assert_eq!(
+            [at(0, false), at(9, false), at(9, true), at(12, false), at(21, false)],
+            [const { None }; 5],
+            "an election"
+        );
+        let none = |seconds| Some(Told::None(Duration::from_secs(seconds)));
+        assert_eq!([at(22, false), at(31, false), at(33, false)], [none(10), None, none(21)]);
+        assert_eq!([at(34, true), at(35, true)], [Some(Told::Again), None]);
+    }
 
     fn three() -> Vec<KnownMember> {
         let one = |node| KnownMember { node, address: format!("127.0.0.1:718{node}"), votes: true };
