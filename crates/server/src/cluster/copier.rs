@@ -52,6 +52,8 @@ const DEAD_BYTES: u64 = 32 << 20;
 const WAIT: Duration = Duration::from_millis(2);
 /// For about so long something is copied before it is looked once more which logs have lost a backup, and so long a log is waited for in its turn.
 const TURN: Duration = Duration::from_secs(1);
+/// What was given to a log and has no copies for so long is spoken of.
+const COPYING_MAX: Duration = Duration::from_secs(60);
 /// A segment that came back and cannot be given for so long makes room for others that may be.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -133,6 +135,8 @@ struct UnderWay {
     last: Ticket,
     /// They are in blocks of the log from this one on.
     since: u64,
+    /// When they were given, unless it was said since that they have no copies yet.
+    unsaid: Option<Instant>,
 }
 
 impl UnderWay {
@@ -520,17 +524,22 @@ impl Copier {
     /// A log whose backups do not answer makes nothing durable, for as long as that lasts. It is waited for in one turn only; in those that follow it is looked at, and
     /// given no more before it has made durable what it has.
     fn copy(&self, id: LogId, log: &ReplicatedLog, memory: &mut Memory) -> Option<bool> {
+        // Also while it waits for what it was given: what a backup has lost meanwhile counts at once.
+        let said = |backup: NodeNumber, blocks: &RangeInclusive<u64>| memory.has_said_less(backup, id, blocks);
+        log.look_at_copies(&|backup, blocks| memory.has_all(backup, id, blocks), &said);
+        log.give_up_views();
         let mut got = false;
-        if let Some(before) = memory.under_way.remove(&id) {
+        if let Some(mut before) = memory.under_way.remove(&id) {
             if !before.has_copies() {
+                if before.unsaid.take_if(|given| given.elapsed() > COPYING_MAX).is_some() {
+                    tracing::warn!(log = %id, "what is copied again in a log has waited for its copies for a minute: one loss more may take it");
+                }
                 memory.under_way.insert(id, before);
                 return Some(false);
             }
             before.segments.iter().for_each(|segment| log.copied_again(*segment, before.since));
             got = true;
         }
-        let said = |backup: NodeNumber, blocks: &RangeInclusive<u64>| memory.has_said_less(backup, id, blocks);
-        log.look_at_copies(&|backup, blocks| memory.has_all(backup, id, blocks), &said);
         let lacks = |backup: NodeNumber, blocks: &RangeInclusive<u64>| memory.lacks(backup, id, blocks);
         let wanted = log.to_copy_again(SEGMENTS, &memory.never, &lacks);
         let (began, since) = (Instant::now(), log.next_block());
@@ -538,7 +547,7 @@ impl Copier {
         if segments.is_empty() {
             return Some(got);
         }
-        let given = UnderWay { sink: log.behind(), segments, last, since };
+        let given = UnderWay { sink: log.behind(), segments, last, since, unsaid: Some(began) };
         if given.wait(began + TURN, || self.pause(WAIT))? {
             given.segments.iter().for_each(|segment| log.copied_again(*segment, since));
             got = true;
@@ -940,7 +949,7 @@ mod tests {
     #[test]
     fn what_a_log_does_not_make_durable_is_waited_for_in_one_turn_only() {
         let sink = Arc::new(Stands(AtomicU64::new(6)));
-        let given = UnderWay { sink: sink.clone(), segments: segments(0, 2), last: 7, since: 1 };
+        let given = UnderWay { sink: sink.clone(), segments: segments(0, 2), last: 7, since: 1, unsaid: None };
         assert_eq!(given.wait(Instant::now(), || panic!("its turn is over")), Some(false));
         let far = Instant::now() + Duration::from_secs(3600);
         assert_eq!(given.wait(far, || false), None, "the node stops");

@@ -31,6 +31,8 @@ use crate::fatal::Fatal;
 
 /// How long connecting to a backup may take.
 const CONNECT: Duration = Duration::from_millis(500);
+/// The coordinators are asked again to give up an older view, which they have refused, after this at the latest.
+const GIVE_UP_PAUSE_MAX: Duration = Duration::from_secs(10);
 
 /// Which logs serve a stream.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -356,16 +358,23 @@ impl Views for GroupViews {
         (self.fenced)();
     }
 
+    /// Until the coordinators have done it, or the log is over: a recovery would ask for the view for as long as they know it, and wait for backups that may have lost what
+    /// nobody needs.
     fn give_up_view(&self, log: LogId, view: u32) {
         let Some(group) = self.group.upgrade() else { return };
         self.runtime.spawn(async move {
             let message = ChangeLog { log, change: LogChange::GiveUpView, view, first_block: 0, backups: Vec::new() };
+            let mut pause = CONNECT;
             while let Err(error) = group.ask(&message).await {
-                if !matches!(error, CoordinatorError::NoLeader(_)) {
+                let is_there =
+                    |state: &ClusterState| state.is_live(log.node, log.epoch) && state.logs().contains_key(&log.into());
+                if !group.read(is_there) {
                     tracing::debug!(%log, view, %error, "an old view stays");
                     return;
                 }
-                tokio::time::sleep(CONNECT).await;
+                tracing::info!(%log, view, %error, "an old view is to be given up once more");
+                tokio::time::sleep(pause).await;
+                pause = (2 * pause).min(GIVE_UP_PAUSE_MAX);
             }
         });
     }

@@ -198,8 +198,8 @@ pub(super) struct Around<'a> {
     /// When the answer left its node, if it is one, and asynchronous streams are looked at.
     pub(super) left: Left,
     pub(super) nodes: u32,
-    /// Whether a disk has stood still for a while by now.
-    pub(super) disks_stand_still: bool,
+    /// Whether a disk has stood still for a while by now, or was slow or full, so that copies may lag far behind.
+    pub(super) copies_lag: bool,
     pub(super) random: &'a SeededRandom,
     pub(super) truth: &'a mut Truth,
     pub(super) told: &'a mut Told,

@@ -260,9 +260,9 @@ impl Producer {
     /// A chunk is there, and nobody says where: more was under way than a lane remembers places.
     fn told_no_place(&self, chunk: &Chunk, around: &mut Around<'_>) -> Result<(), Violation> {
         *around.told.did.entry("told only that it is there").or_default() += 1;
-        // Asynchronous ones have that much under way only where copies lag behind a disk that stands still. What is asynchronous may be lost with its owner, and
+        // Asynchronous ones have that much under way only where copies lag behind a disk that is slow or takes nothing. What is asynchronous may be lost with its owner, and
         // without a place nobody knows whether it was: nothing is asked of it.
-        match (self.is_async, around.disks_stand_still) {
+        match (self.is_async, around.copies_lag) {
             (true, true) => {}
             (true, false) => return Err(Violation(format!("nobody says where chunk {} is", chunk.sequence))),
             (false, _) => around.truth.acknowledged_somewhere(self.stream.0, &chunk.records),

@@ -89,7 +89,9 @@ impl World {
             now_ms,
             left: std::mem::take(&mut self.left_of_answer),
             nodes,
-            disks_stand_still: self.counts.contains_key(Fault::DiskStuck.name()),
+            copies_lag: [Fault::DiskStuck, Fault::DiskSlow, Fault::DiskFull]
+                .iter()
+                .any(|fault| self.counts.contains_key(fault.name())),
             random: &self.random,
             truth: &mut self.truth,
             told: &mut self.told,

@@ -531,6 +531,15 @@ impl ReplicatedLog {
         self.writer.lock().core.look_at_copies(has, lacks);
     }
 
+    /// Tells of older views that are not needed any more. Any thread.
+    pub fn give_up_views(&self) {
+        let mut writer = self.writer.lock();
+        writer.core.give_up_views();
+        if !writer.core.effects.is_empty() {
+            self.shared.new.nudge();
+        }
+    }
+
     /// Segments whose chunks are to be appended once more ([`kera_log::Log::copy_again`]), the oldest first and at most `most`: those that
     /// have fewer copies than they should since a backup was replaced, and a few old ones that hold back many blocks in which nothing else
     /// lives. `without` names those that cannot be copied; `lacks` says whether a backup of an older view does not have these of its
@@ -541,16 +550,9 @@ impl ReplicatedLog {
         without: &HashSet<SegmentId>,
         lacks: &dyn Fn(BackupId, &RangeInclusive<u64>) -> bool,
     ) -> Vec<SegmentId> {
+        self.give_up_views();
         let now_us = self.clock.monotonic_us();
-        let mut writer = self.writer.lock();
-        writer.core.give_up_views();
-        let has_news = !writer.core.effects.is_empty();
-        let found = writer.core.to_copy_again(now_us, most, without, lacks);
-        drop(writer);
-        if has_news {
-            self.shared.new.nudge();
-        }
-        found
+        self.writer.lock().core.to_copy_again(now_us, most, without, lacks)
     }
 
     /// Blocks that may have chunks of a segment, each range with the backups that have all of it; the newest first. As many bytes as a backup's file each, or less.
