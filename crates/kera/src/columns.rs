@@ -27,8 +27,8 @@ pub const STATUS_HELP: &str = "\
 Columns of the nodes, each with its field in `cluster.nodes` of --json:
   NODE     its number (node)
   STATE    live, draining, drained or lost (state); silent if it does not
-           answer and no majority is there to say that it is lost: --json tells
-           what was known of it last
+           answer and no majority is there to say that it is lost: --json
+           tells what was known of it last
   EPOCH    one more each time it joined (epoch)
   VOTES    whether it votes on what the coordinators decide (votes)
   RACK     where it stands, if that was set (rack)
