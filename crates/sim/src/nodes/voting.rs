@@ -448,6 +448,20 @@ impl World {
         if index < began_at || self.is_stuck(number) || self.node(number).process.is_none() {
             return Ok(false);
         }
+        if self.voter(number).is_some() {
+            // Whoever sends it leads, and says in which term: who takes it votes for nobody in an earlier one.
+            let leading = self.coordinators.leader.and_then(|leader| self.voter(leader)).map(Voter::ballot);
+            let is_to_follow = match leading {
+                Some(ballot) => {
+                    self.voter(number).is_some_and(|voter| voter.ballot() == ballot)
+                        || self.write_vote(number, ballot)?
+                }
+                None => false,
+            };
+            if !is_to_follow {
+                return Ok(false);
+            }
+        }
         let voters: Vec<u64> = self.voters.iter().map(|voter| u64::from(*voter)).collect();
         let (state, place) = (self.coordinators.began.clone(), self.place(number, began_at as u64));
         if let (Some(place), Some(voter)) = (place, self.voter_mut(number)) {
