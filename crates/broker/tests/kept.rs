@@ -880,6 +880,22 @@ fn owner_with_applications(names: impl Iterator<Item = String>) -> House {
     house
 }
 
+/// Names that nothing makes shorter.
+fn long_names() -> impl Iterator<Item = String> {
+    let random = SeededRandom::new(7);
+    std::iter::repeat_with(move || (0..249).map(|_| char::from(b'a' + (random.next_u64() % 26) as u8)).collect())
+}
+
+/// The node that owns the streamlet next, with what the coordinators have kept of it.
+fn next_owner_with(kept: &[u8]) -> House {
+    let kept = StreamletState::decode(1, kept).unwrap();
+    let next = node(2, &options(1, 1));
+    let older = vec![kera_protocol::OlderGroups { first_epoch: 2, node: 1 }];
+    next.broker.set_owner(3, STREAM, X, Owner { node: 2, epoch: 3, older }).unwrap();
+    next.broker.open_streamlet(STREAM, X, 3, Some(&kept)).unwrap();
+    next
+}
+
 #[test]
 fn what_many_applications_have_read_fits_into_what_the_coordinators_keep() {
     let name = |number: u32| format!("an-application-with-a-rather-long-name-as-they-are-made-by-programs-{number}");
@@ -889,11 +905,7 @@ fn what_many_applications_have_read_fits_into_what_the_coordinators_keep() {
     assert!(state.progress.len() > 128 << 10);
     let kept = kera_broker::kept_state(&state, HANDED_BYTES_MAX);
     assert!(kept.len() <= HANDED_BYTES_MAX, "{} bytes", kept.len());
-    let kept = StreamletState::decode(1, &kept).unwrap();
-    let next = node(2, &options(1, 1));
-    let older = vec![kera_protocol::OlderGroups { first_epoch: 2, node: 1 }];
-    next.broker.set_owner(3, STREAM, X, Owner { node: 2, epoch: 3, older }).unwrap();
-    next.broker.open_streamlet(STREAM, X, 3, Some(&kept)).unwrap();
+    let next = next_owner_with(&kept);
     let mut peer = next.peer();
     for number in [0, 1, 399, 799] {
         assert_eq!(fetch(&mut peer, &name(number)).unwrap()[0].ordinal, 1);
@@ -902,9 +914,7 @@ fn what_many_applications_have_read_fits_into_what_the_coordinators_keep() {
 
 #[test]
 fn a_streamlet_of_more_applications_than_can_go_along_stays_and_serves() {
-    let random = SeededRandom::new(7);
-    let letters = || (0..249).map(|_| char::from(b'a' + (random.next_u64() % 26) as u8)).collect::<String>();
-    let house = owner_with_applications((0..450).map(|_| letters()));
+    let house = owner_with_applications(long_names().take(450));
     let refused = house.broker.let_go(STREAM, X).unwrap_err();
     assert_eq!(refused.status, Status::LimitReached);
     assert!(refused.to_string().contains("delete applications"), "{refused}");
@@ -913,19 +923,13 @@ fn a_streamlet_of_more_applications_than_can_go_along_stays_and_serves() {
 
 #[test]
 fn a_streamlet_of_many_applications_goes_where_the_coordinators_keep_more() {
-    let random = SeededRandom::new(7);
-    let letters = || (0..249).map(|_| char::from(b'a' + (random.next_u64() % 26) as u8)).collect::<String>();
-    let names: Vec<String> = (0..600).map(|_| letters()).collect();
+    let names: Vec<String> = long_names().take(600).collect();
     let first = owner_with_applications(names.iter().cloned());
     first.broker.let_go_within(STREAM, X, HANDED_LARGE_BYTES_MAX).unwrap();
     let state = first.broker.handed_over(STREAM, X).unwrap().expect("all is durable");
     let kept = kera_broker::kept_state(&state, HANDED_LARGE_BYTES_MAX);
     assert!(kept.len() > HANDED_BYTES_MAX && kept.len() <= HANDED_LARGE_BYTES_MAX, "{} bytes", kept.len());
-    let kept = StreamletState::decode(1, &kept).unwrap();
-    let next = node(2, &options(1, 1));
-    let older = vec![kera_protocol::OlderGroups { first_epoch: 2, node: 1 }];
-    next.broker.set_owner(3, STREAM, X, Owner { node: 2, epoch: 3, older }).unwrap();
-    next.broker.open_streamlet(STREAM, X, 3, Some(&kept)).unwrap();
+    let next = next_owner_with(&kept);
     let mut peer = next.peer();
     for number in [0, 1, 299, 599] {
         assert_eq!(fetch(&mut peer, &names[number]).unwrap()[0].ordinal, 1);

@@ -18,7 +18,7 @@ use kera_format::{Durability, LaneId, ProducerEpoch, ProducerId, StreamId, Strea
 use kera_log::{Arena, ArenaConfig, Log, LogConfig};
 use kera_protocol::{
     AllocatedProducer, ErrorBody, FetchOffsets, FrameHeader, HelloResponse, JoinApplication, LeaveApplication,
-    NodeInfo, OlderGroups, Op, Owner, Role, StreamInfo,
+    NodeInfo, OlderGroups, Op, Owner, Role, StreamInfo, StreamletState,
 };
 use kera_rpc::{
     ClientConfig, Connection, Flow, Outbox, Peer, RunningServer, Server, ServerConfig, Session, SessionWaker,
@@ -1136,6 +1136,16 @@ fn members_go_on_without_the_first_owner_where_others_know_their_application() {
 }
 
 /// Other nodes have told of it before, and it said that all was deleted that it knew to be its own: the application came back with the streamlet.
+/// What the owner of a streamlet that it lets go of hands over, once all of it is durable.
+async fn handed_over(broker: &Broker, streamlet: StreamletId) -> StreamletState {
+    loop {
+        match broker.handed_over(STREAM, streamlet).unwrap() {
+            Some(state) => return state,
+            None => tokio::task::yield_now().await,
+        }
+    }
+}
+
 #[test]
 fn an_application_is_not_deleted_at_an_owner_that_has_not_heard_of_all_that_it_owns() {
     let cluster = Cluster::start(2, 2, 1);
@@ -1146,12 +1156,7 @@ fn an_application_is_not_deleted_at_an_owner_that_has_not_heard_of_all_that_it_o
         client.admin().reset_offsets(STREAM, "report", vec![], Start::Earliest, false).await.unwrap();
         let (next, old) = (&cluster.brokers[0], &cluster.brokers[1]);
         old.let_go(STREAM, moved).unwrap();
-        let state = loop {
-            match old.handed_over(STREAM, moved).unwrap() {
-                Some(state) => break state,
-                None => tokio::task::yield_now().await,
-            }
-        };
+        let state = handed_over(old, moved).await;
         let owner = Owner { node: 1, epoch: 2, older: vec![OlderGroups { first_epoch: 1, node: 2 }] };
         old.set_owner(2, STREAM, moved, owner.clone()).unwrap();
         let hasty =
@@ -1179,12 +1184,7 @@ fn who_reads_to_the_end_waits_for_an_owner_that_has_not_heard_of_all_that_it_own
         let moved = StreamletId(2);
         let (next, old) = (&cluster.brokers[0], &cluster.brokers[2]);
         old.let_go(STREAM, moved).unwrap();
-        let state = loop {
-            match old.handed_over(STREAM, moved).unwrap() {
-                Some(state) => break state,
-                None => tokio::task::yield_now().await,
-            }
-        };
+        let state = handed_over(old, moved).await;
         let owner = Owner { node: 1, epoch: 2, older: vec![OlderGroups { first_epoch: 1, node: 3 }] };
         for broker in &cluster.brokers[1..] {
             broker.set_owner(2, STREAM, moved, owner.clone()).unwrap();

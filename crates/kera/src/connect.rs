@@ -104,15 +104,7 @@ async fn no_such_stream(client: &Client, name: &str) -> CliError {
 /// # Errors
 /// It has not all of them.
 pub fn check_streamlets(stream: &StreamInfo, named: &[u32]) -> Result<(), CliError> {
-    let has = stream.options.streamlets;
-    match named.iter().find(|streamlet| **streamlet >= has) {
-        Some(wrong) => {
-            let message = format!("there is no streamlet {wrong} in {}", stream.name);
-            let those = counted(has.into(), "streamlet");
-            Err(CliError::usage(message).next(format!("it has {those}, numbered from 0")))
-        }
-        None => Ok(()),
-    }
+    check_numbers("streamlet", stream.options.streamlets, named, (&stream.name, "it has"))
 }
 
 /// Refuses lanes that the streamlets of a stream do not have.
@@ -120,15 +112,13 @@ pub fn check_streamlets(stream: &StreamInfo, named: &[u32]) -> Result<(), CliErr
 /// # Errors
 /// They have not all of them.
 pub fn check_lanes(stream: &StreamInfo, named: &[u32]) -> Result<(), CliError> {
-    let has = stream.options.lanes;
-    match named.iter().find(|lane| **lane >= has) {
-        Some(wrong) => {
-            let message = format!("there is no lane {wrong} in the streamlets of {}", stream.name);
-            let those = counted(has.into(), "lane");
-            Err(CliError::usage(message).next(format!("each has {those}, numbered from 0")))
-        }
-        None => Ok(()),
-    }
+    check_numbers("lane", stream.options.lanes, named, (&format!("the streamlets of {}", stream.name), "each has"))
+}
+
+fn check_numbers(what: &str, has: u32, named: &[u32], (place, it_has): (&str, &str)) -> Result<(), CliError> {
+    let Some(wrong) = named.iter().find(|number| **number >= has) else { return Ok(()) };
+    let error = CliError::usage(format!("there is no {what} {wrong} in {place}"));
+    Err(error.next(format!("{it_has} {}, numbered from 0", counted(has.into(), what))))
 }
 
 /// What a client's error means at the command line.

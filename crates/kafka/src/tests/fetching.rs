@@ -184,22 +184,31 @@ fn batches_of_several_partitions_fill_an_answer_and_not_more() {
     }
 }
 
+/// The same of partitions 0 and 1.
+fn of_two_partitions(mut asked: FetchRequest) -> FetchRequest {
+    let one = asked.topics[0].partitions[0].clone();
+    asked.topics[0].partitions = [0, 1].map(|at| one.clone().with_partition(at)).to_vec();
+    asked
+}
+
+/// Another connection writes a record of so many bytes to a partition of topic `t`.
+fn somebody_else_produces(world: &mut World, partition: i32, bytes: usize) {
+    let door = world.running().door.clone();
+    let peer = Peer { address: "127.0.0.1:9".parse().unwrap(), connection: 2, io_thread: 0 };
+    let mut other = KafkaSessions(door).open(peer, SessionWaker::detached());
+    let mut out = Outbox::new(1 << 20);
+    let produce = produce_frame("t", partition, -1, &batch(&[&vec![7; bytes]], (-1, -1, -1)));
+    assert_eq!(other.on_frame(&FrameHeader::default(), &produce, &mut out), Flow::Done);
+}
+
 /// A part of the answer is held while segments come from disk, or the fetch waits for more: nobody gets more by looking again.
 #[test]
 fn a_fetch_that_looks_again_keeps_to_what_may_be_in_its_answer() {
     let mut world = World::new();
     world.put_in("t", 1, 500_000);
-    let mut asked = fetch_of(900_000, 1_000_000, 20 << 20);
-    let one = asked.topics[0].partitions[0].clone();
-    asked.topics[0].partitions = [0, 1].map(|at| one.clone().with_partition(at)).to_vec();
-    world.send(11, &asked);
+    world.send(11, &of_two_partitions(fetch_of(900_000, 1_000_000, 20 << 20)));
     assert!(world.answer::<FetchRequest>(11).is_none(), "it is too little");
-    let door = world.running().door.clone();
-    let peer = Peer { address: "127.0.0.1:9".parse().unwrap(), connection: 2, io_thread: 0 };
-    let mut other = KafkaSessions(door).open(peer, SessionWaker::detached());
-    let mut out = Outbox::new(1 << 20);
-    let produce = produce_frame("t", 0, -1, &batch(&[&vec![7; 600_000]], (-1, -1, -1)));
-    assert_eq!(other.on_frame(&FrameHeader::default(), &produce, &mut out), Flow::Done);
+    somebody_else_produces(&mut world, 0, 600_000);
     let answer = world.answer::<FetchRequest>(11).expect("more does not fit");
     let told = answer.responses[0].partitions.iter().map(|one| one.records.as_ref().map_or(0, |records| records.len()));
     let told: Vec<usize> = told.collect();
@@ -212,18 +221,10 @@ fn a_batch_that_has_no_room_behind_what_a_fetch_has_found_takes_that_of_no_other
     let mut world = World::new();
     world.put_in("t", 0, 100_000);
     world.put_in("t", 1, 150_000);
-    let mut asked = fetch_of(300_000, 4 << 20, 4 << 20);
-    let one = asked.topics[0].partitions[0].clone();
-    asked.topics[0].partitions = [0, 1].map(|at| one.clone().with_partition(at)).to_vec();
-    world.send(11, &asked);
+    world.send(11, &of_two_partitions(fetch_of(300_000, 4 << 20, 4 << 20)));
     assert!(world.answer::<FetchRequest>(11).is_none(), "it is too little");
-    let door = world.running().door.clone();
-    let peer = Peer { address: "127.0.0.1:9".parse().unwrap(), connection: 2, io_thread: 0 };
-    let mut other = KafkaSessions(door).open(peer, SessionWaker::detached());
-    let mut out = Outbox::new(1 << 20);
     // The client would take it, but an answer at its pace has about a MiB.
-    let produce = produce_frame("t", 1, -1, &batch(&[&vec![7; 940_000]], (-1, -1, -1)));
-    assert_eq!(other.on_frame(&FrameHeader::default(), &produce, &mut out), Flow::Done);
+    somebody_else_produces(&mut world, 1, 940_000);
     let answer = world.answer::<FetchRequest>(11).expect("more does not fit");
     let told = answer.responses[0].partitions.iter();
     let told: Vec<usize> = told.map(|one| one.records.as_ref().map_or(0, |records| records.len() / 50_000)).collect();
@@ -237,12 +238,7 @@ fn a_reader_that_has_found_something_waits_for_more_at_the_same_place() {
     world.send(11, &fetch_of(10_000, 1 << 20, 1 << 20));
     assert!(world.answer::<FetchRequest>(11).is_none(), "it is too little");
     // Somebody else produces.
-    let door = world.running().door.clone();
-    let peer = Peer { address: "127.0.0.1:9".parse().unwrap(), connection: 2, io_thread: 0 };
-    let mut other = KafkaSessions(door).open(peer, SessionWaker::detached());
-    let mut out = Outbox::new(1 << 20);
-    let produce = produce_frame("t", 0, -1, &batch(&[&vec![7; 20_000]], (-1, -1, -1)));
-    assert_eq!(other.on_frame(&FrameHeader::default(), &produce, &mut out), Flow::Done);
+    somebody_else_produces(&mut world, 0, 20_000);
     world.sink.release();
     let answer = world.answer::<FetchRequest>(11).expect("there is enough");
     assert!(answer.responses[0].partitions[0].records.as_ref().is_some_and(|records| records.len() > 20_000));

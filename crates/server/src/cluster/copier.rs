@@ -527,7 +527,6 @@ impl Copier {
         // Also while it waits for what it was given: what a backup has lost meanwhile counts at once.
         let said = |backup: NodeNumber, blocks: &RangeInclusive<u64>| memory.has_said_less(backup, id, blocks);
         log.look_at_copies(&|backup, blocks| memory.has_all(backup, id, blocks), &said);
-        log.give_up_views();
         let mut got = false;
         if let Some(mut before) = memory.under_way.remove(&id) {
             if !before.has_copies() {
@@ -535,6 +534,7 @@ impl Copier {
                     tracing::warn!(log = %id, "what is copied again in a log has waited for its copies for a minute: one loss more may take it");
                 }
                 memory.under_way.insert(id, before);
+                log.give_up_views();
                 return Some(false);
             }
             before.segments.iter().for_each(|segment| log.copied_again(*segment, before.since));
