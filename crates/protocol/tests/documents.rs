@@ -1,10 +1,9 @@
 //! `docs/protocol.md` against the code.
 
-#[path = "../../format/tests/support/documents.rs"]
-#[allow(unreachable_pub)]
+#[path = "../../format/tests/testsuite/support/documents.rs"]
 mod documents;
-#[path = "../../format/tests/support/golden.rs"]
-#[allow(dead_code, unreachable_pub)]
+#[path = "../../format/tests/testsuite/support/golden.rs"]
+#[allow(dead_code)]
 mod golden;
 
 use kera_format::cluster::RaftPlace;

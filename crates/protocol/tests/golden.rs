@@ -1,8 +1,8 @@
 //! Frames, messages and numbers against `spec/`.
 
 mod examples;
-#[path = "../../format/tests/support/golden.rs"]
-#[allow(dead_code, unreachable_pub)]
+#[path = "../../format/tests/testsuite/support/golden.rs"]
+#[allow(dead_code)]
 mod golden;
 
 use examples::Example;

@@ -1,0 +1,273 @@
+//! Who has taken over what it cannot open gives it back to the node that it came from; and in no other case.
+
+use kera_coordinator::cluster::{ClusterState, Held, Offerable};
+use kera_format::cluster::{ClusterEntry, LogName, NodeNumber};
+use kera_format::{StreamletId, level};
+use kera_protocol::{GiveBack, RebuildRange, StreamletsRebuilt};
+
+use crate::support::copied::{self, begin_view, fence};
+
+struct Cluster {
+    state: ClusterState,
+}
+
+/// The log of node 1 before it was lost. Node 2 is its only backup.
+const LOG: LogName = LogName { node: 1, epoch: 1, log: 0 };
+
+impl Cluster {
+    /// Three nodes, each with a streamlet. Node 1 is lost, somebody takes over what it had, and cannot read it any more.
+    fn lost(level: u32) -> Cluster {
+        let mut cluster = Cluster::with_log(level);
+        cluster.lose(1, 1);
+        cluster
+    }
+
+    fn with_log(level: u32) -> Cluster {
+        let (mut state, _) = copied::cluster(3, 2, level);
+        begin_view(&mut state, LOG, 1, vec![2]);
+        Cluster { state }
+    }
+
+    /// The same, as whoever has begun with a snapshot of it knows it.
+    fn in_snapshot(&self) -> Cluster {
+        let mut state = ClusterState::default();
+        self.state.snapshot().iter().for_each(|entry| state.restore(entry).unwrap());
+        Cluster { state }
+    }
+
+    fn apply(&mut self, entries: &[ClusterEntry]) {
+        copied::apply(&mut self.state, entries);
+    }
+
+    fn lose(&mut self, node: NodeNumber, epoch: u32) {
+        copied::lose(&mut self.state, node, epoch);
+    }
+
+    fn joins(&mut self, node: NodeNumber, has_all: bool) {
+        copied::joins(&mut self.state, node, has_all);
+    }
+
+    fn epoch(&self, node: NodeNumber) -> u32 {
+        self.state.node(node).unwrap().epoch
+    }
+
+    /// What node 1 may get back.
+    fn may_get_back(&self) -> Vec<Offerable> {
+        self.state.may_get_back(1, self.epoch(1)).into_iter().collect()
+    }
+
+    fn asked(&self, of: &Offerable) -> GiveBack {
+        GiveBack {
+            node: of.owner,
+            epoch: self.epoch(of.owner),
+            stream: of.stream,
+            streamlet: StreamletId(of.streamlet),
+            owner_epoch: of.owner_epoch,
+            to: 1,
+            to_epoch: self.epoch(1),
+        }
+    }
+
+    fn gives_back(&mut self, asked: &GiveBack) {
+        assert!(self.state.may_give_back(asked));
+        let entries = self.state.plan_given_back(asked).unwrap();
+        assert_eq!(entries.len(), 1, "{entries:?}");
+        self.apply(&entries);
+        assert_eq!(self.state.plan_given_back(asked).unwrap(), [], "asking twice is answered like asking once");
+        assert!(!self.state.may_be_given_back(asked), "it has another owner");
+    }
+
+    fn refuses(&self, asked: &GiveBack, words: &str) {
+        let refused = self.state.plan_given_back(asked).expect_err("it breaks a rule").to_string();
+        assert!(refused.contains(words), "{refused}");
+        assert!(!self.state.may_give_back(asked));
+    }
+
+    /// Who has older groups of a streamlet, by the table: owner epochs and nodes.
+    fn held(&self, asked: &GiveBack) -> Vec<(u32, NodeNumber)> {
+        let held = self.state.owners(asked.stream).unwrap().held_of(asked.streamlet.0);
+        held.map(|Held { owner_epoch, node, .. }| (owner_epoch, node)).collect()
+    }
+}
+
+#[test]
+fn a_node_that_has_all_gets_back_what_nobody_can_open() {
+    let mut cluster = Cluster::lost(level::NEWEST);
+    assert_eq!(cluster.may_get_back(), [], "it is not there");
+    cluster.joins(1, true);
+    let [of] = cluster.may_get_back()[..] else { panic!("{:?}", cluster.may_get_back()) };
+    let asked = cluster.asked(&of);
+    assert!(cluster.state.may_be_given_back(&asked), "from here on its owner does not open it");
+    cluster.gives_back(&asked);
+    let owner = cluster.state.owner(of.stream, of.streamlet).unwrap();
+    assert_eq!((owner.node, owner.epoch, owner.rebuilding), (1, 2, false));
+    assert!(owner.owner_epoch > of.owner_epoch, "groups of both would have the same ids");
+    assert_eq!(cluster.held(&asked), [], "it has never moved: all of it is the owner's");
+    assert_eq!(cluster.may_get_back(), []);
+    // Its copies are in the log of its first life, which stays until it has copied them again.
+    assert_eq!(cluster.state.plan_give_up_lost().unwrap(), []);
+    // Lost again, nobody is given what nobody can read.
+    fence(&mut cluster.state, 2);
+    cluster.lose(1, 2);
+    assert_eq!(cluster.state.owner(of.stream, of.streamlet).unwrap().node, 1);
+}
+
+/// Below the level others would know another state.
+#[test]
+fn it_comes_with_its_level() {
+    let mut cluster = Cluster::lost(level::GIVEN_BACK - 1);
+    cluster.joins(1, true);
+    assert_eq!(cluster.may_get_back(), []);
+    let of = cluster.state.offerable(1, 2)[0];
+    cluster.refuses(&cluster.asked(&of), "needs level 23");
+}
+
+#[test]
+fn who_has_lost_something_gets_nothing_back() {
+    let mut cluster = Cluster::lost(level::NEWEST);
+    cluster.joins(1, false);
+    let asked = cluster.asked(&cluster.may_get_back()[0]);
+    assert!(!cluster.state.may_give_back(&asked));
+    // The memory of that life survives a kill like any other, and says nothing about what was lost before it.
+    fence(&mut cluster.state, 1);
+    cluster.joins(1, true);
+    assert!(!cluster.state.may_give_back(&cluster.asked(&cluster.may_get_back()[0])));
+}
+
+#[test]
+fn who_has_had_all_in_each_life_gets_it_back() {
+    let mut cluster = Cluster::lost(level::NEWEST);
+    for _ in 0..2 {
+        cluster.joins(1, true);
+        fence(&mut cluster.state, 1);
+    }
+    cluster.joins(1, true);
+    cluster.gives_back(&cluster.asked(&cluster.may_get_back()[0]));
+}
+
+/// Who has followed the log from a snapshot on does not know how a streamlet was taken over before that, nor which lives of the node had all.
+#[test]
+fn who_has_not_seen_it_gives_nothing_back() {
+    let mut cluster = Cluster::lost(level::NEWEST).in_snapshot();
+    cluster.joins(1, true);
+    assert!(!cluster.state.may_give_back(&cluster.asked(&cluster.may_get_back()[0])));
+
+    // The node was lost after that: that its next life has all says it itself.
+    let mut cluster = Cluster::with_log(level::NEWEST).in_snapshot();
+    cluster.lose(1, 1);
+    cluster.joins(1, true);
+    cluster.gives_back(&cluster.asked(&cluster.may_get_back()[0]));
+
+    // It came without its memory, which was not seen, and what it had before it waits to be taken over.
+    let mut cluster = Cluster::with_log(level::NEWEST);
+    fence(&mut cluster.state, 1);
+    cluster.joins(1, false);
+    let mut cluster = cluster.in_snapshot();
+    cluster.lose(1, 1);
+    assert_eq!(cluster.may_get_back(), [], "it is lost");
+    cluster.joins(1, true);
+    let back = cluster.may_get_back();
+    assert!(!back.is_empty() && back.iter().all(|of| !cluster.state.may_give_back(&cluster.asked(of))));
+}
+
+/// The entry may come late: neither another life of the node counts, nor another owner, nor the same one in a later owner epoch.
+#[test]
+fn what_was_asked_before_somebody_was_lost_comes_too_late() {
+    let mut cluster = Cluster::lost(level::NEWEST);
+    cluster.joins(1, true);
+    let of = cluster.may_get_back()[0];
+    let asked = cluster.asked(&of);
+    let entry = cluster.state.plan_given_back(&asked).unwrap().remove(0);
+    fence(&mut cluster.state, 1);
+    assert!(cluster.state.check(&entry).is_err());
+    assert!(!cluster.state.may_be_given_back(&asked), "its owner may open it: the entry is refused wherever it comes");
+    cluster.joins(1, true);
+    assert!(cluster.state.check(&entry).is_err());
+
+    // The owner is killed, and goes on: what it has opened or written in between nobody knows.
+    let entry = cluster.state.plan_given_back(&cluster.asked(&of)).unwrap().remove(0);
+    fence(&mut cluster.state, of.owner);
+    cluster.joins(of.owner, true);
+    assert!(cluster.state.check(&entry).is_err());
+    let again = cluster.may_get_back()[0];
+    assert_eq!(again.owner, of.owner);
+    assert!(!cluster.state.may_give_back(&cluster.asked(&again)));
+    cluster.refuses(&GiveBack { owner_epoch: of.owner_epoch, ..cluster.asked(&again) }, "in owner epoch");
+}
+
+#[test]
+fn what_is_rebuilt_is_not_given_back() {
+    let mut cluster = Cluster::lost(level::NEWEST);
+    cluster.joins(1, true);
+    let of = cluster.may_get_back()[0];
+    let Offerable { stream, streamlet: first, owner_epoch, owner, .. } = of;
+    let streamlets = vec![RebuildRange { stream, first, count: 1, owner_epoch }];
+    let rebuilt = StreamletsRebuilt { node: owner, epoch: cluster.epoch(owner), streamlets };
+    let entries = cluster.state.plan_rebuilt(&rebuilt).unwrap();
+    cluster.apply(&entries);
+    assert_eq!(cluster.may_get_back(), []);
+    cluster.refuses(&cluster.asked(&of), "is not being rebuilt");
+}
+
+/// It was lost in the middle of a rebuild: what it had not rebuilt is in logs of others.
+#[test]
+fn what_its_node_was_rebuilding_is_not_given_back_to_it() {
+    let (mut state, stream) = copied::cluster(3, 2, level::NEWEST);
+    begin_view(&mut state, LogName { node: 3, epoch: 1, log: 0 }, 1, vec![2]);
+    begin_view(&mut state, LOG, 1, vec![2]);
+    let mut cluster = Cluster { state };
+    let of_third = (0..3).find(|at| cluster.state.owner(stream, *at).unwrap().node == 3).unwrap();
+    fence(&mut cluster.state, 2);
+    cluster.joins(2, true);
+    cluster.lose(3, 1);
+    let mut taken = cluster.state.owner(stream, of_third).unwrap();
+    if taken.node != 1 {
+        // Whoever has it now is lost, so that node 1 takes it over from both.
+        cluster.lose(taken.node, taken.epoch);
+        taken = cluster.state.owner(stream, of_third).unwrap();
+    }
+    assert_eq!((taken.node, taken.rebuilding), (1, true));
+    cluster.joins(3, false);
+    cluster.joins(2, true);
+    cluster.lose(1, 1);
+    let owner = cluster.state.owner(stream, of_third).unwrap();
+    assert!(owner.node != 1 && owner.rebuilding, "{owner:?}");
+    cluster.joins(1, true);
+    assert!(cluster.may_get_back().iter().all(|of| of.streamlet != of_third));
+    let of = Offerable { stream, streamlet: of_third, owner: owner.node, owner_epoch: owner.owner_epoch };
+    cluster.refuses(&cluster.asked(&of), "is rebuilt from others");
+}
+
+/// What was with another node before it came to the one that was lost stays there, and what that one had of it goes back with the rest.
+#[test]
+fn what_others_hold_stays_with_them() {
+    let (mut state, stream) = copied::cluster(4, 2, level::NEWEST);
+    begin_view(&mut state, LOG, 1, vec![2]);
+    let mut cluster = Cluster { state };
+    let at = (0..4).find(|at| cluster.state.owner(stream, *at).unwrap().node == 4).unwrap();
+    let epoch = cluster.state.owner(stream, at).unwrap().owner_epoch;
+    let moved = cluster.state.plan_move(&stream.into(), at, 1).unwrap();
+    cluster.apply(&moved);
+    let number = cluster.state.move_of(stream, at).unwrap();
+    let state = kera_protocol::StreamletState {
+        stream,
+        streamlet: StreamletId(at),
+        epoch,
+        lanes: Vec::new(),
+        progress: Vec::new(),
+    };
+    let state = kera_protocol::codec::bytes_of(&state);
+    let done = cluster.state.plan_finish_move(number, 1, 1, &state).unwrap();
+    cluster.apply(&done);
+    let second = cluster.state.owner(stream, at).unwrap().owner_epoch;
+    cluster.lose(1, 1);
+    cluster.joins(1, true);
+    let Some(of) = cluster.may_get_back().into_iter().find(|of| of.streamlet == at) else {
+        panic!("{:?}", cluster.may_get_back())
+    };
+    let asked = cluster.asked(&of);
+    // From the first owner epoch on.
+    assert_eq!((of.owner, cluster.held(&asked)), (2, vec![(1, 4), (second, 2)]));
+    cluster.gives_back(&asked);
+    assert_eq!(cluster.held(&asked), [(1, 4), (second, 1)]);
+}

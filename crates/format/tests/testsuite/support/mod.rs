@@ -1,0 +1,4 @@
+//! What tests of formats share.
+
+pub(crate) mod documents;
+pub(crate) mod golden;

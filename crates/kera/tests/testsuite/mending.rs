@@ -1,0 +1,268 @@
+//! What the disks of three nodes have changed, with the nodes in processes: everybody reads all that was acknowledged, and what is found damaged has its copies again.
+
+use std::path::Path;
+use std::time::Instant;
+
+use crate::common::members::{Member, cluster, free_ports, some_nodes_with, voters};
+use crate::common::{self, Node, eventually};
+
+const RECORDS: u32 = 6_000;
+
+/// Three nodes that look through their disks all the time, and have little memory.
+struct House {
+    members: Vec<Member>,
+    nodes: Vec<Option<Node>>,
+    all: String,
+}
+
+impl House {
+    fn new(more: &[&str]) -> House {
+        let ports = free_ports::<6>();
+        let flags = ["--arena-bytes", "16MiB", "--container-bytes", "16MiB"];
+        let (members, nodes) = some_nodes_with(3, &ports, &[&flags[..], more].concat());
+        let all = (0..3).map(|at| format!("127.0.0.1:{}", ports[at])).collect::<Vec<_>>().join(",");
+        House { members, nodes, all }
+    }
+
+    /// The same with two disks each.
+    fn with_two_disks() -> House {
+        let ports = free_ports::<6>();
+        let flags = ["--arena-bytes", "16MiB", "--container-bytes", "16MiB", "--scrub-every", "off"];
+        let two_disks = |at: usize| {
+            let mut member = Member::new(at + 1, ports[at], ports[3 + at], (at > 0).then_some(ports[3]), &flags);
+            let second = member.place.file("second");
+            std::fs::create_dir(&second).expect("there is room");
+            member.flags.extend(["--disks".to_owned(), second.display().to_string()]);
+            member
+        };
+        let members: Vec<Member> = (0..3).map(two_disks).collect();
+        let mut nodes: Vec<Option<Node>> = members.iter().map(|member| Some(member.start())).collect();
+        nodes.iter_mut().flatten().for_each(|node| node.expect_warning(""));
+        let all = (0..3).map(|at| format!("127.0.0.1:{}", ports[at])).collect::<Vec<_>>().join(",");
+        let house = House { members, nodes, all };
+        eventually("coordinators that vote", || voters(house.node(1)) == 3);
+        house
+    }
+
+    /// Starts a node that must not start, and what it says.
+    fn refused(&self, number: usize, more: &[&str]) -> String {
+        let flags = self.members[number - 1].flags.iter().map(String::as_str);
+        let output = common::run(flags.chain(more.iter().copied()));
+        assert_eq!(output.status.code(), Some(16), "{}", common::stderr(&output));
+        common::stderr(&output)
+    }
+
+    fn start(&mut self, number: usize, more: &[&str]) {
+        let mut flags = self.members[number - 1].flags.clone();
+        flags.extend(more.iter().map(|flag| (*flag).to_owned()));
+        let mut node = Node::start_flags(&flags);
+        node.expect_warning("");
+        self.nodes[number - 1] = Some(node);
+    }
+
+    fn kill(&mut self, number: usize) {
+        self.nodes[number - 1].take().expect("it runs").kill();
+    }
+
+    /// Nobody is lost, and everything that lost nodes had is with others.
+    fn is_well(&self) {
+        let status = || cluster(self.node(1));
+        eventually("all nodes are there", || (0..3).all(|at| status()["nodes"][at]["state"] == "live"));
+        eventually("nothing waits", || status()["waiting_streamlets"] == 0);
+        eventually("all has its copies", || !self.node(1).ok("status").contains("PROBLEM"));
+    }
+
+    fn node(&self, number: usize) -> &Node {
+        self.nodes[number - 1].as_ref().expect("it runs")
+    }
+
+    fn verify(&self, line: &str) {
+        let log = self.members[0].place.file("log").display().to_string();
+        let line = format!("verify {line} --stream rot --log {log} --connect {}", self.all);
+        let output = common::run(line.split_whitespace());
+        assert!(output.status.success(), "{}{}", common::stdout(&output), common::stderr(&output));
+    }
+
+    fn metric(&self, number: usize, name: &str) -> u64 {
+        let (_, text) = self.node(number).get("/metrics");
+        let line = text.lines().find(|line| line.starts_with(name) && line[name.len()..].starts_with(' '));
+        let value = line.unwrap_or_else(|| panic!("there is no {name}"))[name.len()..].trim();
+        value.parse::<f64>().expect("a number") as u64
+    }
+
+    fn sum(&self, name: &str) -> u64 {
+        (1..=3).map(|number| self.metric(number, name)).sum()
+    }
+
+    /// Whether a round that begins from now on finds nothing at any node.
+    fn finds_nothing_more(&self) -> bool {
+        let rounds = || {
+            let log = |number| self.node(number).log();
+            (1..=3).map(|number| log(number).matches("read, and is what was written").count()).collect::<Vec<_>>()
+        };
+        let (found, before) = (self.sum("kera_scrub_damaged_total"), rounds());
+        eventually("two more rounds are over", || rounds().iter().zip(&before).all(|(now, before)| *now > before + 1));
+        self.sum("kera_scrub_damaged_total") == found
+    }
+
+    fn files(&self, number: usize, folder: &str, end: &str) -> Vec<std::path::PathBuf> {
+        let folder = self.members[number - 1].place.data().join(folder);
+        let files = std::fs::read_dir(folder).into_iter().flatten().map(|entry| entry.expect("an entry").path());
+        let mut files: Vec<_> = files.filter(|path| path.to_string_lossy().ends_with(end)).collect();
+        files.sort();
+        files
+    }
+}
+
+/// Changes a byte of every so many of a file, from a place on. How many.
+fn rot(path: &Path, mut at: usize, every: usize) -> usize {
+    use std::os::unix::fs::FileExt;
+    let file = std::fs::OpenOptions::new().read(true).write(true).open(path).expect("a file");
+    let bytes = file.metadata().expect("its size").len() as usize;
+    let mut changed = 0;
+    while at < bytes {
+        let mut byte = [0];
+        file.read_exact_at(&mut byte, at as u64).expect("read");
+        // Where nothing was written nothing is changed.
+        if byte != [0] {
+            file.write_all_at(&[byte[0] ^ 4], at as u64).expect("written");
+            changed += 1;
+        }
+        at += every;
+    }
+    file.sync_all().expect("synced");
+    changed
+}
+
+#[test]
+fn what_the_owners_disks_have_changed_is_read_from_backups() {
+    let house = House::new(&["--scrub-every", "off"]);
+    house.node(1).ok("stream create rot --streamlets 3 --replication 2");
+    house.verify(&format!("produce --records {RECORDS} --record-bytes 20000 --rate 3000"));
+    eventually("most of it is on disk", || house.sum("kera_store_dirty_bytes") < 32 << 20);
+    let mut changed = 0;
+    for number in 1..=3 {
+        let files = house.files(number, "containers", ".kera");
+        changed += files.iter().map(|path| rot(path, 3 * 4096 + 700, 512 << 10)).sum::<usize>();
+    }
+    assert!(changed > 30, "{changed}");
+    house.verify("consume");
+    let (mended, failed) = (house.sum("kera_store_mended_segments_total"), house.sum("kera_store_mend_failures_total"));
+    assert!(mended > 10 && failed == 0, "{mended} mended, {failed} not");
+    // What was in memory until now is read from the disks, and so is what was mended.
+    (0..2).for_each(|_| house.verify("consume"));
+    let (again, failed) = (house.sum("kera_store_mended_segments_total"), house.sum("kera_store_mend_failures_total"));
+    assert!(again <= changed as u64 && failed == 0, "{mended} mended, then {again} of {changed}, {failed} not");
+}
+
+/// Nobody reads it. What is not found before the next loss is lost with it.
+#[test]
+fn what_nobody_reads_is_found_and_has_its_copies_again() {
+    let mut house = House::new(&["--scrub-every", "1s"]);
+    house.node(1).ok("stream create rot --streamlets 3 --replication 2");
+    house.verify(&format!("produce --records {RECORDS} --record-bytes 20000 --rate 3000"));
+    let rotten = |folder, end, at, every| {
+        let files = (1..=3).flat_map(|number| house.files(number, folder, end));
+        files.map(|path| rot(&path, at, every)).sum::<usize>()
+    };
+    let changed = rotten("containers", ".kera", 3 * 4096 + 700, 512 << 10);
+    assert!(changed > 10, "{changed}");
+    eventually("each node has found something", || {
+        (1..=3).all(|number| house.metric(number, "kera_scrub_damaged_total") > 0)
+    });
+    eventually("nothing more is found", || house.finds_nothing_more());
+    let (found, mended) = (house.sum("kera_scrub_damaged_total"), house.sum("kera_store_mended_segments_total"));
+    assert!(mended >= found && house.sum("kera_store_mend_failures_total") == 0, "{mended} of {found}");
+
+    // Now the copies. Owners ask again and again what backups have, each when its time comes, and copy again what these have lost.
+    let views = house.sum("kera_copies_views_changed_total");
+    let changed = rotten("replicas", ".replica", 4096 + 700, 4 << 20);
+    assert!(changed > 3, "{changed}");
+    eventually("owners have heard of it", || house.sum("kera_copies_views_changed_total") > views);
+    eventually("nothing more is found", || house.finds_nothing_more());
+    let found = Instant::now();
+    eventually("each owner has asked each backup since", || {
+        let age = |number| house.metric(number, "kera_copies_heard_age_milliseconds");
+        (1..=3).all(|number| u128::from(age(number)) < found.elapsed().as_millis())
+    });
+    eventually("all has its copies", || {
+        let lacking = || house.sum("kera_copies_under_replicated_blocks");
+        lacking() == 0
+            && (0..20).all(|_| {
+                std::thread::sleep(std::time::Duration::from_millis(100));
+                lacking() == 0
+            })
+    });
+    house.nodes[2].take().expect("it runs").kill();
+    std::fs::remove_dir_all(house.members[2].place.data()).expect("its disk");
+    eventually("the loss is seen", || cluster(house.node(1))["nodes"][2]["state"] == "lost");
+    eventually("nothing waits for it", || cluster(house.node(1))["waiting_streamlets"] == 0);
+    house.verify("consume");
+}
+
+/// A disk that is not mounted looks like an empty one. The node must not take what was on it for something that never was.
+#[test]
+fn a_node_does_not_start_without_one_of_its_disks_before_somebody_gives_that_up() {
+    let mut house = House::with_two_disks();
+    house.node(1).ok("stream create rot --streamlets 6 --replication 2");
+    house.verify(&format!("produce --records {RECORDS} --record-bytes 20000 --rate 3000"));
+    house.kill(3);
+    let (second, away) = (house.members[2].place.file("second"), house.members[2].place.file("away"));
+    std::fs::rename(&second, &away).expect("it is unmounted");
+    let said = house.refused(3, &[]);
+    assert!(said.contains("there is no such directory") && !second.exists(), "{said}");
+    std::fs::create_dir(&second).expect("where it is mounted");
+    let said = house.refused(3, &[]);
+    assert!(["cannot be found", "mount it", "--accept-damage true"].iter().all(|part| said.contains(part)), "{said}");
+    // It is mounted again, and nothing has happened.
+    std::fs::remove_dir_all(&second).expect("what is in the way");
+    std::fs::rename(&away, &second).expect("it is mounted");
+    house.start(3, &[]);
+    house.is_well();
+    house.verify("consume");
+    // Now it is gone for good, and another one is in its place.
+    house.kill(3);
+    std::fs::rename(&second, &away).expect("it is broken");
+    std::fs::create_dir(&second).expect("another one");
+    house.refused(3, &[]);
+    house.start(3, &["--accept-damage", "true"]);
+    house.is_well();
+    house.verify("consume");
+    // From then on the node has the new disk, and not the old one.
+    house.kill(3);
+    let away = away.display().to_string();
+    house.members[2].flags.push(format!("{},{away}", second.display()));
+    let named = house.members[2].flags.iter().position(|flag| flag == "--disks").expect("it is there");
+    house.members[2].flags.remove(named + 1);
+    let said = house.refused(3, &[]);
+    assert!(said.contains("is not one of this node's disks, or not any more"), "{said}");
+    house.members[2].flags.pop();
+    house.members[2].flags.push(second.display().to_string());
+    house.start(3, &[]);
+    house.is_well();
+    house.verify("consume");
+}
+
+/// It has its arena, and so all that it had acknowledged but for what the disk has lost, of which nobody knows what it was.
+#[test]
+fn a_node_that_cannot_read_what_its_disk_had_is_rebuilt_by_others() {
+    let mut house = House::new(&["--scrub-every", "off"]);
+    house.node(1).ok("stream create rot --streamlets 6 --replication 2");
+    house.verify(&format!("produce --records {RECORDS} --record-bytes 20000 --rate 3000"));
+    house.kill(2);
+    let files = house.files(2, "containers", ".kera");
+    assert!(files.len() > 1);
+    // The header of the first, and the index of a batch of the last, which has no footer yet.
+    assert_eq!(rot(&files[0], 20, usize::MAX / 2), 1);
+    assert_eq!(rot(&files[files.len() - 1], 4096 + 61, usize::MAX / 2), 1);
+    for _ in 0..2 {
+        house.start(2, &[]);
+        house.is_well();
+        house.verify("consume");
+        house.kill(2);
+    }
+    house.start(2, &[]);
+    house.is_well();
+    let log = house.node(2).log();
+    assert!(!log.contains("a disk has lost some of what this node had"), "it was told before");
+}
