@@ -7,6 +7,7 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 use std::sync::Arc;
 
+use kera_format::limits::STREAMLETS_MAX;
 use kera_format::{Cursor, GroupId, LaneId, SegmentId, StreamId, StreamletId};
 use kera_log::{
     GroupInfo as LogGroup, Lane, LaneVersion, Log, Lookup as Found, SegmentInfo as LogSegment, Streamlet, Tenure,
@@ -45,6 +46,12 @@ pub(crate) fn attempt(core: &mut Core, request: Request<'_>, out: &mut Outbox) -
         _ => out.respond(request.header, &stream_stats(core, &request.message()?)?),
     }
     Ok(Attempt::Answered)
+}
+
+/// Refuses to be told of more streamlets than any stream has. Each need be named once, and what is named is looked up and sorted on the thread of other connections.
+pub(crate) fn check_named(streamlets: &[StreamletId]) -> Result<(), Failure> {
+    let (named, limit) = (streamlets.len(), STREAMLETS_MAX as usize);
+    if named <= limit { Ok(()) } else { Err(Failure::limit("streamlets named in one request", named, limit)) }
 }
 
 fn page(limit: u32) -> usize {
@@ -288,6 +295,7 @@ fn placed(ownership: &Ownership, lane: &Lane, at: Start, found: Cursor, ordinal:
 fn stream_stats(core: &mut Core, message: &StreamStats) -> Result<StreamStatsResponse, Failure> {
     let stream = core.streams.get(&core.broker.log, message.stream);
     let stream = stream.ok_or_else(|| core.broker.unknown_stream(message.stream))?;
+    check_named(&message.streamlets)?;
     let mut wanted = message.streamlets.clone();
     wanted.sort_unstable();
     wanted.dedup();

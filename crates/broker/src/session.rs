@@ -28,6 +28,10 @@ use crate::subscribe::Subscription;
 use crate::waiters::{Retry, Waiter, Waiters};
 use crate::write::Writer;
 
+/// Most bytes of a connection's requests that are kept to be tried again: more than naming all streamlets of the largest stream takes, and than any number of lookups
+/// that may wait.
+const KEPT_BYTES_MAX: usize = 4 << 20;
+
 /// What all operations of a session use.
 pub(crate) struct Core {
     pub(crate) broker: Arc<Broker>,
@@ -286,6 +290,28 @@ impl BrokerSession {
         Err(Failure::later(Status::LoadPressure, message))
     }
 
+    /// Whether a request of so many bytes may be kept until it is tried again.
+    ///
+    /// It is copied out of the memory for what comes in, of which all connections together have so much. Kept without a bound, as many as may wait of the largest frames
+    /// would take gigabytes for each connection.
+    fn check_kept(&self, bytes: usize) -> Result<(), Failure> {
+        let kept = self.waiters.kept_bytes();
+        if bytes > KEPT_BYTES_MAX {
+            let message = format!(
+                "the request has {bytes} bytes and has to wait, for which the limit is {KEPT_BYTES_MAX}; name fewer streamlets, each once"
+            );
+            return Err(Failure::new(Status::LimitReached, message));
+        }
+        if kept + bytes <= KEPT_BYTES_MAX {
+            return Ok(());
+        }
+        let message = format!(
+            "requests of this connection that wait have {kept} bytes, this one has {bytes}, and the limit for all is {KEPT_BYTES_MAX}; \
+             ask again when they are answered"
+        );
+        Err(Failure::later(Status::LoadPressure, message))
+    }
+
     fn find_owners(&mut self, header: &FrameHeader, body: &[u8], out: &mut Outbox) -> Result<(), Failure> {
         let message = FindOwners::decode(header.version, body)?;
         let broker = &self.core.broker;
@@ -436,6 +462,7 @@ impl BrokerSession {
             Attempt::Durable(answer) => self.answer_when_durable(header, answer, body.len(), out),
             Attempt::Wait { wait_ms, .. } => {
                 self.check_waiting()?;
+                self.check_kept(body.len())?;
                 let deadline_us = self.core.clock.monotonic_us() + u64::from(wait_ms) * 1000;
                 let number = self.waiters.reserve();
                 let retry = Retry { op, request: *header, body: body.to_vec(), deadline_us, slots: Vec::new() };

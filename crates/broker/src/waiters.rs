@@ -46,6 +46,14 @@ impl Waiter {
             Waiter::Retry(_) => 0,
         }
     }
+
+    /// Bytes of a request that is kept to be tried again.
+    fn kept_bytes(&self) -> usize {
+        match self {
+            Waiter::Retry(retry) => retry.body.len(),
+            Waiter::Read(_) | Waiter::Subscription(_) => 0,
+        }
+    }
 }
 
 /// The waiters of one session by number.
@@ -56,6 +64,8 @@ pub(crate) struct Waiters {
     /// Of all that wait, out ones included.
     entries: usize,
     subscriptions: usize,
+    /// Bytes of the requests that are kept to be tried again.
+    kept_bytes: usize,
     /// Reads that the outbox had no room for.
     held_back: usize,
 }
@@ -73,6 +83,7 @@ impl Waiters {
     pub(crate) fn put(&mut self, number: u32, waiter: Waiter) {
         self.entries += waiter.entries();
         self.subscriptions += usize::from(matches!(waiter, Waiter::Subscription(_)));
+        self.kept_bytes += waiter.kept_bytes();
         self.held_back += usize::from(waiter.is_held_back());
         self.slots[number as usize] = Some(waiter);
     }
@@ -82,6 +93,7 @@ impl Waiters {
         let waiter = self.slots.get_mut(number as usize)?.take()?;
         self.entries -= waiter.entries();
         self.subscriptions -= usize::from(matches!(waiter, Waiter::Subscription(_)));
+        self.kept_bytes -= waiter.kept_bytes();
         self.held_back -= usize::from(waiter.is_held_back());
         Some(waiter)
     }
@@ -110,6 +122,11 @@ impl Waiters {
     /// Subscriptions.
     pub(crate) fn subscriptions(&self) -> usize {
         self.subscriptions
+    }
+
+    /// Bytes of the requests that are kept to be tried again.
+    pub(crate) fn kept_bytes(&self) -> usize {
+        self.kept_bytes
     }
 
     /// The numbers of reads that are held back.

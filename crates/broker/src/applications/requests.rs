@@ -20,7 +20,7 @@ use super::keepers::Kept;
 use super::{of_asked, still_to_open};
 use crate::acks::Answer;
 use crate::failure::Failure;
-use crate::groups::LOAD_WAIT_MS;
+use crate::groups::{LOAD_WAIT_MS, check_named};
 use crate::metrics::BrokerCounts;
 use crate::session::{Attempt, Core, Request};
 use crate::signals::Token;
@@ -277,6 +277,7 @@ fn delete(core: &mut Core, request: Request<'_>) -> Result<Attempt, Failure> {
 
 fn reset(core: &mut Core, request: Request<'_>, out: &mut Outbox) -> Result<Attempt, Failure> {
     let message: ResetOffsets = request.message()?;
+    check_named(&message.streamlets)?;
     check_owned(core, message.stream, &message.streamlets)?;
     if let Some(wait) = all_known(core, message.stream, &message.streamlets)? {
         return Ok(wait);
@@ -321,6 +322,7 @@ fn reset(core: &mut Core, request: Request<'_>, out: &mut Outbox) -> Result<Atte
 
 fn fetch(core: &mut Core, request: Request<'_>) -> Result<Attempt, Failure> {
     let message: FetchOffsets = request.message()?;
+    check_named(&message.streamlets)?;
     check_owned(core, message.stream, &message.streamlets)?;
     if let Some(wait) = all_known(core, message.stream, &message.streamlets)? {
         return Ok(wait);

@@ -10,7 +10,7 @@ use kera_format::{Cursor, LaneId, StreamletId};
 use kera_protocol::application::AfterCommit::Keep;
 use kera_protocol::{
     CommittedOffsets, FetchOffsets, LeasedGroup, LeasedGroups, Lookup, LookupResult, NextGroups, ReadChunksResponse,
-    ResetOffsets, Start, Status, Subscribe,
+    ResetOffsets, Start, Status, StreamStats, Subscribe,
 };
 
 use crate::common::*;
@@ -129,6 +129,56 @@ fn whoever_asks_for_more_from_disk_than_may_wait_comes_again() {
     peer.run(&house);
     assert_eq!(peer.frames().len(), house.config.waiting_max);
     assert_eq!(peer.call(&lookup).ordinal, 10);
+}
+
+/// All of them were kept while they waited: as many of the largest frames as may wait took gigabytes for one connection.
+#[test]
+fn what_waits_for_the_disk_takes_a_bounded_number_of_bytes() {
+    let house = House::stored();
+    house.stream(STREAM, options(1, 1));
+    let mut peer = house.peer();
+    for _ in 0..8 {
+        peer.write(&[chunk_of(target(STREAM, 0, 0, 0), 10, 2_000)]);
+    }
+    house.store.evict_all(&house.log);
+    // The same one a hundred thousand times: 400 KB.
+    let reset = ResetOffsets {
+        application: "report".into(),
+        stream: STREAM,
+        streamlets: vec![StreamletId(0); 100_000],
+        to: Start::Ordinal(15),
+        dry_run: false,
+    };
+    for _ in 0..10 {
+        peer.send(&reset);
+    }
+    assert!(peer.frames().is_empty());
+    let refused = peer.refused(&reset);
+    assert!(refused.retryable(), "{refused}");
+    // Others that wait are small.
+    peer.send(&Lookup { stream: STREAM, streamlet: StreamletId(0), lane: LaneId(0), at: Start::Ordinal(15) });
+    assert!(peer.frames().is_empty());
+    assert_eq!(house.store.bring(&house.log), 1);
+    peer.run(&house);
+    house.sink.sync();
+    peer.run(&house);
+    assert_eq!(peer.frames().len(), 11);
+    let set: CommittedOffsets = peer.call_durable(&house, &reset);
+    assert_eq!(set.offsets[0].ordinal, 15);
+}
+
+#[test]
+fn more_streamlets_than_any_stream_has_are_not_looked_at() {
+    let house = house();
+    let mut peer = house.peer();
+    let streamlets = vec![StreamletId(0); 131_073];
+    let (application, stream) = ("report".to_owned(), STREAM);
+    let fetch = FetchOffsets { application: application.clone(), stream, streamlets: streamlets.clone() };
+    let stats = StreamStats { stream, streamlets: streamlets.clone(), after: None, limit: 0 };
+    let reset = ResetOffsets { application, stream, streamlets, to: Start::Earliest, dry_run: false };
+    assert_eq!(peer.refused(&fetch), Status::LimitReached);
+    assert_eq!(peer.refused(&stats), Status::LimitReached);
+    assert_eq!(peer.refused(&reset), Status::LimitReached);
 }
 
 #[test]
