@@ -250,7 +250,8 @@ fn lookup(core: &mut Core, request: Request<'_>, out: &mut Outbox) -> Result<Att
                 cursor = placed(core.broker.ownership(), lane, message.at, cursor, ordinal)?;
             }
             let stats = lane.stats();
-            let first_ordinal = stats.first_ordinal;
+            // As whoever puts the groups of several nodes together finds it: who is told of an earlier one takes what is deleted for lost, or waits for it.
+            let first_ordinal = first_left(lane, stats.first_ordinal, stats.durable_ordinal);
             let durable_ordinal = visible::end(lane, stats.durable_ordinal);
             out.respond(request.header, &LookupResult { cursor, ordinal, first_ordinal, durable_ordinal });
             Ok(Attempt::Answered)

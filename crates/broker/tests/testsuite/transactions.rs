@@ -142,6 +142,27 @@ fn deleted_records_are_in_front_of_every_start() {
     }
 }
 
+/// A reader whose place was gone took them for lost. One that was to stop at what was the end did not hear that all in front of it was deleted, and waited for it for ever.
+#[test]
+fn a_place_says_that_what_lies_in_front_of_it_is_deleted() {
+    let house = House::new();
+    let lane = lane(&house);
+    (0..4).for_each(|_| _ = append(&lane, 0));
+    let mut peer = house.peer();
+    let mut firsts = || {
+        [Start::Earliest, Start::Ordinal(1), Start::TimeMs(0), Start::Latest].map(|at| {
+            let looked = peer.call(&Lookup { stream: STREAM, streamlet: StreamletId(0), lane: LaneId(0), at });
+            assert_eq!(looked.durable_ordinal, 4, "{at:?}");
+            looked.first_ordinal
+        })
+    };
+    assert_eq!(firsts(), [0; 4]);
+    lane.raise_floor(3);
+    assert_eq!(firsts(), [3; 4]);
+    lane.raise_floor(9);
+    assert_eq!(firsts(), [4; 4], "no further than what there is");
+}
+
 /// They are there until their segment goes, and counted as long.
 #[test]
 fn deleted_records_are_neither_counted_nor_something_that_an_application_has_to_read() {
