@@ -349,6 +349,34 @@ fn what_is_forgotten_in_one_streamlet_leaves_the_sequences_of_others_as_they_are
     }
 }
 
+/// A server that has forgotten a producer takes what it has of it already for new, and cannot tell whether it has it. Nor can the producer, which said that all is there once.
+#[test]
+fn what_may_be_there_twice_is_counted() {
+    let forgets = [Fault::Forget, Fault::FirstChunk(Status::UnknownProducer)];
+    for (is_there, forgets) in forgets.into_iter().flat_map(|forgets| [(true, forgets), (false, forgets)]) {
+        let server = FakeServer::start(1, 1);
+        run(async {
+            let (mut producer, _) = small_chunks(&server, |b| b).await;
+            let send = async |producer: &mut Producer, value: &str| {
+                producer.send(&Record::value(value.as_bytes())).await.unwrap();
+                producer.flush().await.unwrap();
+            };
+            send(&mut producer, "first").await;
+            server.fake.state().tells_forgot = true;
+            server.fake.fail([if is_there { Fault::AppendAndBreak } else { Fault::Break }, forgets]);
+            send(&mut producer, "second").await;
+            let count = server.fake.values(0, 0).iter().filter(|value| *value == "second").count();
+            assert_eq!(count, if is_there { 2 } else { 1 });
+            assert_eq!(producer.stats().doubtful_chunks, 1, "nobody can tell");
+            // Of what comes behind it the server knows.
+            server.fake.fail([Fault::AppendAndBreak]);
+            send(&mut producer, "third").await;
+            assert_eq!(server.fake.values(0, 0).iter().filter(|value| *value == "third").count(), 1);
+            assert_eq!(producer.stats().doubtful_chunks, 1);
+        });
+    }
+}
+
 #[test]
 fn a_producer_whose_id_is_not_known_any_more_gets_another() {
     let server = FakeServer::start(1, 1);
@@ -552,7 +580,7 @@ fn in_a_mood(seed: u64) -> ProducerStats {
         all.sort_by_key(|value| value[7..].parse::<usize>().unwrap());
         assert!(all == numbered(0..1_000), "seed {seed}: {} records", all.len());
         told = producer.stats();
-        assert_eq!(told.forgotten_chunks, 0, "seed {seed}");
+        assert_eq!((told.forgotten_chunks, told.doubtful_chunks), (0, 0), "seed {seed}");
         assert_eq!(server.fake.state().epochs[&1], 0, "seed {seed}");
     });
     told

@@ -17,20 +17,15 @@ use bytes::Bytes;
 use kera_format::chunk::{ChunkTarget, Skip, seal_in_place};
 use kera_format::{
     CHUNK_HEADER_BYTES, ChunkBuilder, ChunkHeader, Compression, ProducerEpoch, ProducerId, StreamId, StreamletId,
-    align8,
 };
 use kera_protocol::write::SKIP_BYTES;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
+use super::free::Free;
 use super::open::{LOOK_AGAIN, OpenChunk, Part, Pen, Slot};
 use super::report::{Delivered, DeliveryReport, ProducerStats};
 use crate::{ClientError, Routing};
-
-/// Free buffers that are kept.
-const FREE_BUFFERS_MAX: usize = 1_024;
-/// An open chunk's first buffer when there are too many streamlets for each to have a whole one.
-const FIRST_BYTES_MIN: usize = 512;
 
 /// What a buffer is told when it is made.
 #[derive(Clone, Debug)]
@@ -170,11 +165,16 @@ impl Sealed {
     /// A try that was answered by a status that could not be a duplicate's has appended nothing, for good or only for now: who would be told of such a chunk that it may be
     /// there could not send it anew, though it is not. So only tries count of which that is not known.
     fn told(&self, error: ClientError) -> ClientError {
-        if error.could_duplicate() || !(self.is_unsure || self.is_unanswered) {
+        if error.could_duplicate() || !self.has_unknown_try() {
             return error;
         }
         let streamlet = StreamletId(self.streamlet);
         ClientError::Unknown { records: self.records.into(), streamlet, error: Box::new(error) }
+    }
+
+    /// Whether nobody knows what became of an earlier try of it.
+    pub(super) fn has_unknown_try(&self) -> bool {
+        self.is_unsure || self.is_unanswered
     }
 
     /// Whether a chunk that waits may be in the stream.
@@ -194,6 +194,8 @@ struct Streamlet {
     settled_sequence: u64,
     /// The sequence behind the last one that was given up and may be in the stream all the same: no other chunk may have one of those.
     given_up_sequence: u64,
+    /// The server does not recognise chunks below this sequence, if an earlier try of one is in the stream.
+    doubtful_below: u64,
     /// Sequences of chunks that were given up and are certainly not in the stream, in order.
     holes: Vec<u64>,
     /// The producer's epoch that they count in.
@@ -284,56 +286,6 @@ pub(super) struct Buffer {
     pub(super) failed: Option<ClientError>,
     /// What has happened so far. The front counts the records that it takes.
     pub(super) stats: ProducerStats,
-}
-
-/// Memory that is used again, of one size.
-#[derive(Debug)]
-struct Free {
-    buffers: Vec<Vec<u8>>,
-    /// Bytes of a buffer.
-    bytes: usize,
-}
-
-impl Free {
-    /// None yet, and whether there is room for a whole buffer for each streamlet.
-    fn of(settings: &BufferSettings) -> (bool, Free) {
-        let streamlets = settings.streamlets.max(1) as usize;
-        // Sealed chunks are padded.
-        let chunk_bytes = align8(settings.chunk_bytes);
-        let whole = streamlets.saturating_mul(settings.chunk_bytes) <= settings.buffer_bytes;
-        let share = settings.buffer_bytes / (2 * streamlets);
-        let bytes = if whole { chunk_bytes } else { share.clamp(FIRST_BYTES_MIN.min(chunk_bytes), chunk_bytes) };
-        (whole, Free { buffers: Vec::new(), bytes: align8(bytes) })
-    }
-
-    /// Memory of at least so many bytes, all of it initialised.
-    fn open(&mut self, bytes: usize) -> Vec<u8> {
-        let bytes = align8(bytes);
-        if bytes <= self.bytes
-            && let Some(mut memory) = self.buffers.pop()
-        {
-            memory.resize(self.bytes, 0);
-            return memory;
-        }
-        vec![0; bytes.max(self.bytes)]
-    }
-
-    /// Memory to copy so many bytes to. What leaves early is often small: that does not keep a large buffer.
-    fn copy(&mut self, bytes: usize) -> Vec<u8> {
-        if bytes >= self.bytes / 2
-            && bytes <= self.bytes
-            && let Some(memory) = self.buffers.pop()
-        {
-            return memory;
-        }
-        Vec::with_capacity(align8(bytes))
-    }
-
-    fn give_back(&mut self, memory: Vec<u8>) {
-        if self.buffers.len() < FREE_BUFFERS_MAX && (self.bytes..=2 * self.bytes).contains(&memory.capacity()) {
-            self.buffers.push(memory);
-        }
-    }
 }
 
 impl Buffer {
@@ -800,6 +752,9 @@ impl Buffer {
     /// not there; none if the server may only not remember them.
     pub(super) fn misses(&mut self, streamlet: u32, expected: u64, may_be_there: bool) -> u64 {
         let streamlet = &mut self.streamlets[streamlet as usize];
+        if may_be_there {
+            streamlet.doubtful_below = streamlet.next_sequence;
+        }
         let known = streamlet.skips_from.replace(expected).unwrap_or(u64::MAX).min(streamlet.settled_sequence);
         let forgotten = if may_be_there { 0 } else { known.saturating_sub(expected) };
         self.stats.forgotten_chunks += forgotten;
@@ -858,7 +813,11 @@ impl Buffer {
             let streamlet = &mut self.streamlets[number as usize];
             streamlet.sealed = sealed;
             streamlet.next_sequence = match begins_in {
-                Some(_) => next,
+                Some(_) => {
+                    // Under these sequences nothing was sent before.
+                    streamlet.doubtful_below = next;
+                    next
+                }
                 None => streamlet.next_sequence - holes.len() as u64,
             };
         }
@@ -900,6 +859,9 @@ impl Buffer {
                 self.stats.acknowledged_records += records;
                 self.stats.duplicate_chunks += u64::from(delivered.duplicate);
                 let streamlet = &mut self.streamlets[chunk.streamlet as usize];
+                let is_doubtful =
+                    !delivered.duplicate && chunk.has_unknown_try() && chunk.sequence < streamlet.doubtful_below;
+                self.stats.doubtful_chunks += u64::from(is_doubtful);
                 streamlet.settled_sequence = streamlet.settled_sequence.max(chunk.sequence + 1);
                 // Nothing in front of it is expected any more. Of one from before that this says nothing.
                 if streamlet.skips_from.is_some_and(|from| chunk.sequence >= from) {

@@ -1,6 +1,7 @@
 //! The producer: records in, acknowledged chunks out.
 
 mod buffer;
+mod free;
 mod front;
 mod open;
 mod report;
@@ -121,7 +122,8 @@ impl ProducerBuilder {
     }
 
     /// Whether chunks carry a producer id and sequence, by which the server recognises retries: each record is in the
-    /// stream exactly once, and in order. On unless turned off; off, a retry may append a chunk twice.
+    /// stream exactly once, and in order. On unless turned off; off, a retry may append a chunk twice. On, that can happen only where a server has forgotten the
+    /// producer between two tries, which [`ProducerStats::doubtful_chunks`] counts.
     pub fn idempotent(mut self, idempotent: bool) -> Self {
         self.idempotent = idempotent;
         self

@@ -56,6 +56,9 @@ pub struct ProducerStats {
     /// last ones before the loss of a node, with durability `process` those before a loss of power. Only those are counted behind which the
     /// producer sends something to the same streamlet, and none of which the server may only have forgotten whose they were.
     pub forgotten_chunks: u64,
+    /// Chunks that were acknowledged anew although an earlier try of them, whose answer was lost, may be in the stream: the server could not tell, for it had forgotten the
+    /// producer or its id. Their records may be there twice. Zero as long as each record is there once for certain.
+    pub doubtful_chunks: u64,
     /// Requests sent.
     pub requests: u64,
     /// Bytes of chunks sent, retries included.

@@ -45,6 +45,13 @@ impl Sender {
         if !has_hole && !self.is_behind(at, chunk, buffer) && self.settings.producer_id.is_some() {
             self.shared.set_last_error(format!("{}: sequence {expected} was expected", Status::SequenceGap));
             let forgotten = buffer.misses(streamlet, expected, may_be_there);
+            if may_be_there && chunk.has_unknown_try() {
+                tracing::warn!(
+                    streamlet,
+                    sequence,
+                    "the server may have forgotten what it has of the producer; records whose answer was lost may be in the stream twice"
+                );
+            }
             if forgotten > 0 {
                 tracing::warn!(
                     streamlet,
@@ -88,6 +95,11 @@ impl Sender {
             Ok(allocated) => {
                 // An id whose epochs are used up is followed by another one.
                 let is_same = self.settings.producer_id.replace(allocated.producer_id) == Some(allocated.producer_id);
+                if !is_same {
+                    tracing::warn!(
+                        "the producer goes on under another id; records whose answer was lost may be in the stream twice"
+                    );
+                }
                 let epoch = allocated.producer_epoch;
                 let sequences = match self.repair {
                     Repair::Epoch if is_same => Sequences::Anew(epoch),
