@@ -33,6 +33,7 @@
 //! | 24 | that a node has copied what it holds of a streamlet counts for the owner epoch that it knew of, and for no later one |
 //! | 25 | a node that has come back may hold again what is in front of what the present owner has written in its earlier lives |
 //! | 25 | a streamlet moves with more than 64 KiB of lanes and positions of applications |
+//! | 26 | who gives a streamlet back keeps the older groups that it held before it took it over |
 
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -89,8 +90,10 @@ pub const COPIED_IN: u32 = 24;
 pub const RETURNED_IN_FRONT: u32 = 25;
 /// From this one on a streamlet takes more than [`HANDED_BYTES_MAX`](crate::cluster::HANDED_BYTES_MAX) along if its lanes and applications need that.
 pub const LARGE_MOVES: u32 = 25;
+/// From this one on who gives a streamlet back keeps the older groups that it held before it took it over, and says so to the leader.
+pub const GIVEN_BACK_IN_PART: u32 = 26;
 /// The highest level that this build speaks.
-pub const NEWEST: u32 = 25;
+pub const NEWEST: u32 = 26;
 
 /// What this process speaks up to.
 static SPOKEN: AtomicU32 = AtomicU32::new(NEWEST);

@@ -5,7 +5,7 @@ use kera_format::{LaneId, StreamId, StreamletId};
 
 use crate::StreamRef;
 use crate::codec::{wire_enum, wire_struct};
-use crate::first::moves::{CopiesMadeV1, GroupsOfferedV1, OfferGroupsV1};
+use crate::first::moves::{CopiesMadeV1, GiveBackV1, GroupsOfferedV1, OfferGroupsV1};
 use crate::message::{messages, responses, versioned_messages, versioned_responses};
 
 wire_struct! {
@@ -303,7 +303,6 @@ wire_struct! {
 wire_struct! {
     /// Who has taken a streamlet over, and cannot open it because what it would have to read is with nobody who is there, asks the coordinators to give it back to the
     /// node that it came from, which has come back with all of it. From then on the asker does not open it in that owner epoch.
-    #[derive(Copy)]
     pub struct GiveBack {
         /// Who has taken it over.
         pub node: u32,
@@ -319,6 +318,8 @@ wire_struct! {
         pub to: u32,
         /// The epoch in which that node has come back.
         pub to_epoch: u32,
+        /// The owner epochs of older groups that the asker held before it took the streamlet over, as the table of owners tells them apart: these groups stay with it. None below level 26 of the cluster.
+        pub keeps: Vec<u32>,
     }
 }
 
@@ -397,12 +398,12 @@ messages! {
     DescribeMoves => MovesDescription;
     AcceptLoss => crate::Empty;
     ReturnGroups => crate::Empty;
-    GiveBack => crate::Empty;
     DescribeCopyChanges => CopyChanges;
 }
 versioned_messages! {
     OfferGroups, 1 OfferGroupsV1 => GroupsOffered;
     CopiesMade, 1 CopiesMadeV1 => crate::Empty;
+    GiveBack, 1 GiveBackV1 => crate::Empty;
 }
 responses!(MoveInfo, LetGone, MovePlan, MovesDescription, CopyChanges,);
 versioned_responses! { GroupsOffered, 1 GroupsOfferedV1; }

@@ -186,7 +186,7 @@ ops! {
     /// Tells which moves would even out the brokers, and what comes of them.
     PlanBalance = 125, 1..=1;
     /// Gives a streamlet that cannot be opened back to the node that has come back with it.
-    GiveBack = 126, 1..=1;
+    GiveBack = 126, 1..=2;
 }
 
 impl Op {
@@ -208,6 +208,7 @@ impl Op {
             (Op::DescribeLostLogs | Op::AcceptLogLoss, _) => level::LOST_BLOCKS,
             (Op::CopiesMade, 2..) => level::COPIED_IN,
             (Op::CopiesMade | Op::DescribeCopyChanges, _) => level::CHANGED_COPIES,
+            (Op::GiveBack, 2..) => level::GIVEN_BACK_IN_PART,
             (Op::GiveBack, _) => level::GIVEN_BACK,
             (Op::WriteChunks, 2..) => level::SKIPPED_NUMBERS,
             (Op::JoinApplication, 2..) => level::LOST_ENDS,

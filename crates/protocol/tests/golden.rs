@@ -97,6 +97,7 @@ fn first_versions_are_the_golden_bytes_still() {
     check_version::<FenceNode, first::replication::NodeFencedV1>("FenceNode", 1);
     check_version::<first::moves::OfferGroupsV1, first::moves::GroupsOfferedV1>("OfferGroups", 1);
     check_version::<first::moves::CopiesMadeV1, Empty>("CopiesMade", 1);
+    check_version::<first::moves::GiveBackV1, Empty>("GiveBack", 1);
     check_version::<DescribeCluster, ClusterDescriptionV1>("DescribeCluster", 1);
 }
 

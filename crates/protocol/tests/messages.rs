@@ -110,6 +110,7 @@ fn check_all_first(choices: &[u8]) {
     check_first::<first::moves::OfferGroupsV1, OfferGroups>(choices);
     check_first::<first::moves::GroupsOfferedV1, GroupsOffered>(choices);
     check_first::<first::moves::CopiesMadeV1, CopiesMade>(choices);
+    check_first::<first::moves::GiveBackV1, GiveBack>(choices);
     check_turns::<StreamletsRebuiltV1, StreamletsRebuilt>(choices);
     check_turns::<first::replication::LaneStateListV1, LaneStateList>(choices);
     check_turns::<first::replication::NodeFencedV1, NodeFenced>(choices);

@@ -37,6 +37,7 @@ fn earlier(op: Op, command: &mut ForwardCommand) -> Result<(), CoordinatorError>
         Op::JoinCluster => encoded(&JoinCluster::decode(command.version, &command.body)?, 1),
         Op::StreamletsRebuilt => encoded(&StreamletsRebuilt::decode(command.version, &command.body)?, 1),
         Op::CopiesMade => encoded(&CopiesMade::decode(command.version, &command.body)?, 1),
+        Op::GiveBack => first_of::<GiveBack>(command)?,
         Op::CreateStream => first_of::<CreateStream>(command)?,
         Op::AlterStream => first_of::<AlterStream>(command)?,
         _ => std::mem::take(&mut command.body),

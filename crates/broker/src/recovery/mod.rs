@@ -534,6 +534,8 @@ impl Broker {
     /// What this node has of the streamlet from an earlier time goes first, but for groups that the table of owners says to be
     /// here and that no lost log knows, or only [parts of](Broker::leave_out_parts). A group that a log knows is rebuilt from there, even if
     /// it is here: what is here may end later, with chunks that were never acknowledged, and it has no copies in this node's log.
+    ///
+    /// It goes when nothing is left that may fail: an owner that could not open a streamlet, and gives it back, still has all that it held of it.
     fn open_taken(
         &self,
         (stream, streamlet): Place,

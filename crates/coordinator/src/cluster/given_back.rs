@@ -3,11 +3,14 @@
 //!
 //! The rule, which all nodes check, is about the table of owners. Whether the node that came back has all is known to those who have followed the log since that node
 //! owned the streamlet ([`Seen`]); the owner that gives it back is one, or does not do so.
+//!
+//! Who takes a streamlet over is said to hold what its owner before held and wrote, and by the table that looks like what it held itself all the time. The one goes back, the
+//! other stays. Which is which the owner has seen as well, and says so.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use kera_format::cluster::{ClusterEntry, NodeNumber, OwnerReason, Roles};
-use kera_format::{StreamId, level};
+use kera_format::{StreamId, StreamletId, level};
 use kera_protocol::GiveBack;
 
 use super::plan::Planned;
@@ -23,11 +26,21 @@ pub(super) struct Seen {
 }
 
 /// How a streamlet was taken over. Its owner may have been killed since, and have come back with later owner epochs.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Taken {
     owner_epoch: u32,
-    /// The owner before, and its epoch, if that had all but what others were said to hold, and the new one held nothing of it.
-    from: Option<(NodeNumber, u32)>,
+    /// The owner before, if that had all but what others were said to hold.
+    from: Option<CameFrom>,
+}
+
+/// From whom a streamlet came that had all of it but what others were said to hold.
+#[derive(Clone, Debug)]
+struct CameFrom {
+    node: NodeNumber,
+    /// Its epoch when it owned the streamlet.
+    epoch: u32,
+    /// The owner epochs of what the next owner held by then, and has not from it.
+    keeps: Vec<u32>,
 }
 
 /// The lives of a node, as far as they were seen to begin, and the one before.
@@ -92,25 +105,40 @@ impl Seen {
         self.taken.get(&(stream, streamlet)).map(|taken| taken.owner_epoch)
     }
 
-    /// Whether a streamlet was taken over in that very owner epoch from a node that has had all of it in all of its lives since.
+    /// From whom a streamlet was taken over in that very owner epoch.
+    fn came_from(&self, stream: StreamId, streamlet: StreamletId, owner_epoch: u32) -> Option<&CameFrom> {
+        let taken = self.taken.get(&(stream, streamlet.0)).filter(|taken| taken.owner_epoch == owner_epoch);
+        taken?.from.as_ref()
+    }
+
+    /// Whether a streamlet was taken over in that very owner epoch from a node that has had all of it in all of its lives since, but for what the asker keeps.
     fn came_whole_from(&self, of: &GiveBack) -> bool {
-        let taken = self.taken.get(&(of.stream, of.streamlet.0)).filter(|taken| taken.owner_epoch == of.owner_epoch);
-        let from = taken.and_then(|taken| taken.from).filter(|(node, _)| *node == of.to);
-        let lives = self.lives.get(&of.to);
-        from.zip(lives).is_some_and(|((_, epoch), lives)| lives.whole_since <= epoch)
+        let from = self.came_from(of.stream, of.streamlet, of.owner_epoch);
+        let from = from.filter(|from| from.node == of.to && from.keeps == of.keeps);
+        from.zip(self.lives.get(&of.to)).is_some_and(|(from, lives)| lives.whole_since <= from.epoch)
     }
 }
 
 impl ClusterState {
-    /// The owner of a streamlet, and its epoch, if it had all of it but what others are said to hold, and `next`, who is about to own it, holds nothing.
-    fn had_all(&self, stream: StreamId, streamlet: u32, next: NodeNumber) -> Option<(NodeNumber, u32)> {
+    /// The owner of a streamlet, if it had all of it but what others are said to hold, with what of that `next` holds, who is about to own it. Not if some of it is
+    /// lost where it was held.
+    fn had_all(&self, stream: StreamId, streamlet: u32, next: NodeNumber) -> Option<CameFrom> {
         let owner = self.owner(stream, streamlet).filter(|owner| !owner.rebuilding && owner.is_copied())?;
-        let holds_some = self.held_of(stream, streamlet).any(|held| held.node == next);
-        (!holds_some).then_some((owner.node, owner.epoch))
+        let mut keeps = Vec::new();
+        for held in self.held_of(stream, streamlet) {
+            if held.lost {
+                return None;
+            }
+            keeps.extend((held.node == next).then_some(held.owner_epoch));
+        }
+        Some(CameFrom { node: owner.node, epoch: owner.epoch, keeps })
     }
 
     /// A streamlet goes back to the node that it came from: the owner epoch that is given up is the one in force, so nobody else has taken it over since, and all that its
     /// owner would rebuild was that node's.
+    ///
+    /// From level [`GIVEN_BACK_IN_PART`](level::GIVEN_BACK_IN_PART) on entries behind it may say that its owner still has what it held itself. They are believed as they are, so
+    /// it must not have lost that since: an owner that is said to hold something gives it back in its own life alone.
     pub(super) fn check_given_back(
         &self,
         (stream, streamlet, count): (StreamId, u32, u32),
@@ -125,6 +153,10 @@ impl ClusterState {
         })?;
         must(before.rebuilding, || format!("streamlet {streamlet} is not being rebuilt"))?;
         must(before.node != to, || format!("node {to} owns streamlet {streamlet}"))?;
+        let holds_some = || self.held_of(stream, streamlet).any(|held| held.node == before.node);
+        let may_have_lost =
+            self.level() >= level::GIVEN_BACK_IN_PART && !self.is_live(before.node, before.epoch) && holds_some();
+        must(!may_have_lost, || format!("node {} is lost, which holds groups of streamlet {streamlet}", before.node))?;
         let is_all_of = |owners: &StreamOwners| match owners.noted_sources(streamlet) {
             Sources::Any => false,
             Sources::Of(nodes) => nodes.keys().eq([&to]),
@@ -144,9 +176,10 @@ impl ClusterState {
         }
     }
 
-    /// The owner of a streamlet gives it back.
+    /// The owner of a streamlet gives it back. What it [keeps](ClusterState::kept_by_giver) of it is said in the same batch, and the first entry is the one that may be
+    /// refused: so nobody ever takes that for the other node's.
     pub fn plan_given_back(&self, asked: &GiveBack) -> Planned {
-        let GiveBack { node, epoch, stream, streamlet, owner_epoch: given_up, to, to_epoch } = *asked;
+        let GiveBack { node, epoch, stream, streamlet, owner_epoch: given_up, to, to_epoch, .. } = *asked;
         let refused = |why: String| crate::CoordinatorError::Refused(Refused(why));
         let Some(owner) = self.owner(stream, streamlet.0) else {
             return Err(refused(format!("nobody owns streamlet {streamlet} of stream {stream}")));
@@ -159,7 +192,7 @@ impl ClusterState {
                 "node {node} epoch {epoch} does not own streamlet {streamlet} of {stream} in owner epoch {given_up}"
             )));
         }
-        self.one(ClusterEntry::OwnerChanged {
+        let mut entries = self.one(ClusterEntry::OwnerChanged {
             stream,
             first: streamlet.0,
             count: 1,
@@ -168,7 +201,41 @@ impl ClusterState {
             owner_epoch: self.next_owner_epoch.max(1),
             reason: OwnerReason::GivenBack,
             number: u64::from(given_up),
-        })
+        })?;
+        entries.extend(self.stays_with_giver(asked)?);
+        Ok(entries)
+    }
+
+    /// What an owner was said to hold before it took a streamlet over stays with it, as far as it is still there: retention may have taken some of it since.
+    fn stays_with_giver(&self, asked: &GiveBack) -> Planned {
+        if asked.keeps.is_empty() {
+            return Ok(Vec::new());
+        }
+        let (stream, first, node) = (asked.stream, asked.streamlet.0, asked.node);
+        let its: Vec<Held> = self.held_of(stream, first).filter(|held| held.node == node).collect();
+        let stays = |held: &&Held| asked.keeps.contains(&held.owner_epoch);
+        let allowed = || {
+            let (has, needs) = (self.level(), level::GIVEN_BACK_IN_PART);
+            must(has >= needs, || format!("what its owner keeps of streamlet {first} needs level {needs}, not {has}"))?;
+            // What the node wrote that gets it back is listed as well, as its owner's.
+            must(its.iter().any(|held| !stays(&held)), || {
+                format!("node {node} keeps all of streamlet {first} that it is said to hold, and gives nothing back")
+            })
+        };
+        allowed().map_err(crate::CoordinatorError::Refused)?;
+        let mut entries = Vec::new();
+        for Held { owner_epoch, .. } in its.iter().filter(stays) {
+            let owner_epoch = *owner_epoch;
+            entries.extend(self.one(ClusterEntry::GroupsHeld { stream, first, count: 1, owner_epoch, node })?);
+        }
+        Ok(entries)
+    }
+
+    /// Of which owner epochs the owner of a streamlet has held groups since before it took the streamlet over in this owner epoch, by what was seen: it
+    /// [keeps](GiveBack::keeps) these if it gives the streamlet back.
+    pub fn kept_by_giver(&self, stream: StreamId, streamlet: StreamletId, owner_epoch: u32) -> Vec<u32> {
+        let from = self.seen.came_from(stream, streamlet, owner_epoch);
+        from.map_or_else(Vec::new, |from| from.keeps.clone())
     }
 
     /// Streamlets that others have taken over from a node and rebuild: it may get back what these cannot open, if it has had all of it since.
@@ -188,7 +255,8 @@ impl ClusterState {
         found
     }
 
-    /// Whether the owner of a streamlet that it cannot open, and does not open from here on, may give it back: the node that asks has had all of it in all of its lives since.
+    /// Whether the owner of a streamlet that it cannot open, and does not open from here on, may give it back: the node that asks has had all of it in all of its lives since,
+    /// but for what the owner [held](ClusterState::kept_by_giver) before, and keeps.
     pub fn may_give_back(&self, asked: &GiveBack) -> bool {
         self.seen.came_whole_from(asked) && self.plan_given_back(asked).is_ok_and(|entries| !entries.is_empty())
     }

@@ -2,8 +2,8 @@
 
 use kera_coordinator::cluster::{ClusterState, Held, Offerable};
 use kera_format::cluster::{ClusterEntry, LogName, NodeNumber};
-use kera_format::{StreamletId, level};
-use kera_protocol::{GiveBack, RebuildRange, StreamletsRebuilt};
+use kera_format::{StreamId, StreamletId, level};
+use kera_protocol::{GiveBack, RebuildRange, StreamletState, StreamletsRebuilt};
 
 use crate::support::copied::{self, begin_view, fence};
 
@@ -26,6 +26,45 @@ impl Cluster {
         let (mut state, _) = copied::cluster(3, 2, level);
         begin_view(&mut state, LOG, 1, vec![2]);
         Cluster { state }
+    }
+
+    /// Four nodes, each with a streamlet, of which [`LOG`] may be lost.
+    fn of_four(level: u32) -> (Cluster, StreamId) {
+        let (mut state, stream) = copied::cluster(4, 2, level);
+        begin_view(&mut state, LOG, 1, vec![2]);
+        (Cluster { state }, stream)
+    }
+
+    /// The first node has had the second one's streamlet for a while when it is lost and comes back with all. Meanwhile the second one took it over again, and
+    /// cannot read what the first one wrote.
+    fn lost_after_a_move(level: u32) -> (Cluster, Offerable) {
+        let (mut cluster, stream) = Cluster::of_four(level);
+        let at = cluster.streamlet_of(stream, 2);
+        cluster.moves(stream, at, 1);
+        cluster.lose(1, 1);
+        cluster.joins(1, true);
+        let of = cluster.may_get_back_of(at);
+        assert_eq!(of.owner, 2, "this is about an owner that had it before");
+        (cluster, of)
+    }
+
+    /// The streamlet that a node owns, which is one.
+    fn streamlet_of(&self, stream: StreamId, node: NodeNumber) -> u32 {
+        (0..4).find(|at| self.state.owner(stream, *at).unwrap().node == node).unwrap()
+    }
+
+    /// A streamlet that was never written to moves to a node. Its owner epoch there.
+    fn moves(&mut self, stream: StreamId, at: u32, to: NodeNumber) -> u32 {
+        let epoch = self.state.owner(stream, at).unwrap().owner_epoch;
+        let moved = self.state.plan_move(&stream.into(), at, to).unwrap();
+        self.apply(&moved);
+        let number = self.state.move_of(stream, at).unwrap();
+        let (lanes, progress) = (Vec::new(), Vec::new());
+        let state = StreamletState { stream, streamlet: StreamletId(at), epoch, lanes, progress };
+        let state = kera_protocol::codec::bytes_of(&state);
+        let done = self.state.plan_finish_move(number, to, self.epoch(to), &state).unwrap();
+        self.apply(&done);
+        self.state.owner(stream, at).unwrap().owner_epoch
     }
 
     /// The same, as whoever has begun with a snapshot of it knows it.
@@ -56,6 +95,11 @@ impl Cluster {
         self.state.may_get_back(1, self.epoch(1)).into_iter().collect()
     }
 
+    fn may_get_back_of(&self, streamlet: u32) -> Offerable {
+        let back = self.may_get_back();
+        back.iter().find(|of| of.streamlet == streamlet).copied().unwrap_or_else(|| panic!("{back:?}"))
+    }
+
     fn asked(&self, of: &Offerable) -> GiveBack {
         GiveBack {
             node: of.owner,
@@ -65,13 +109,14 @@ impl Cluster {
             owner_epoch: of.owner_epoch,
             to: 1,
             to_epoch: self.epoch(1),
+            keeps: self.state.kept_by_giver(of.stream, StreamletId(of.streamlet), of.owner_epoch),
         }
     }
 
     fn gives_back(&mut self, asked: &GiveBack) {
         assert!(self.state.may_give_back(asked));
         let entries = self.state.plan_given_back(asked).unwrap();
-        assert_eq!(entries.len(), 1, "{entries:?}");
+        assert_eq!(entries.len(), 1 + asked.keeps.len(), "{entries:?}");
         self.apply(&entries);
         assert_eq!(self.state.plan_given_back(asked).unwrap(), [], "asking twice is answered like asking once");
         assert!(!self.state.may_be_given_back(asked), "it has another owner");
@@ -241,33 +286,109 @@ fn what_its_node_was_rebuilding_is_not_given_back_to_it() {
 /// What was with another node before it came to the one that was lost stays there, and what that one had of it goes back with the rest.
 #[test]
 fn what_others_hold_stays_with_them() {
-    let (mut state, stream) = copied::cluster(4, 2, level::NEWEST);
-    begin_view(&mut state, LOG, 1, vec![2]);
-    let mut cluster = Cluster { state };
-    let at = (0..4).find(|at| cluster.state.owner(stream, *at).unwrap().node == 4).unwrap();
-    let epoch = cluster.state.owner(stream, at).unwrap().owner_epoch;
-    let moved = cluster.state.plan_move(&stream.into(), at, 1).unwrap();
-    cluster.apply(&moved);
-    let number = cluster.state.move_of(stream, at).unwrap();
-    let state = kera_protocol::StreamletState {
-        stream,
-        streamlet: StreamletId(at),
-        epoch,
-        lanes: Vec::new(),
-        progress: Vec::new(),
-    };
-    let state = kera_protocol::codec::bytes_of(&state);
-    let done = cluster.state.plan_finish_move(number, 1, 1, &state).unwrap();
-    cluster.apply(&done);
-    let second = cluster.state.owner(stream, at).unwrap().owner_epoch;
+    let (mut cluster, stream) = Cluster::of_four(level::NEWEST);
+    let at = cluster.streamlet_of(stream, 4);
+    let second = cluster.moves(stream, at, 1);
     cluster.lose(1, 1);
     cluster.joins(1, true);
-    let Some(of) = cluster.may_get_back().into_iter().find(|of| of.streamlet == at) else {
-        panic!("{:?}", cluster.may_get_back())
-    };
+    let of = cluster.may_get_back_of(at);
     let asked = cluster.asked(&of);
     // From the first owner epoch on.
     assert_eq!((of.owner, cluster.held(&asked)), (2, vec![(1, 4), (second, 2)]));
     cluster.gives_back(&asked);
     assert_eq!(cluster.held(&asked), [(1, 4), (second, 1)]);
+}
+
+/// By the table it holds both since it took the streamlet over, what it had before and what the other one had.
+#[test]
+fn what_its_owner_held_before_stays_with_it() {
+    let (mut cluster, of) = Cluster::lost_after_a_move(level::NEWEST);
+    let asked = cluster.asked(&of);
+    let [(1, 2), (second, 2)] = cluster.held(&asked)[..] else { panic!("{:?}", cluster.held(&asked)) };
+    assert_eq!(asked.keeps, [1]);
+    // Neither all of it goes back, nor nothing.
+    assert!(!cluster.state.may_give_back(&GiveBack { keeps: Vec::new(), ..asked.clone() }));
+    cluster.refuses(&GiveBack { keeps: vec![1, second], ..asked.clone() }, "gives nothing back");
+    cluster.gives_back(&asked);
+    assert_eq!(cluster.held(&asked), [(1, 2), (second, 1)]);
+    let owner = cluster.state.owner(of.stream, of.streamlet).unwrap();
+    assert_eq!((owner.node, owner.epoch, owner.rebuilding), (1, 2, false));
+}
+
+/// The node that gets it back has held some of it too, from before its owner had it.
+#[test]
+fn what_its_owner_held_in_between_stays_with_it() {
+    let (mut cluster, stream) = Cluster::of_four(level::NEWEST);
+    let at = cluster.streamlet_of(stream, 1);
+    let second = cluster.moves(stream, at, 2);
+    let third = cluster.moves(stream, at, 1);
+    cluster.lose(1, 1);
+    cluster.joins(1, true);
+    let of = cluster.may_get_back_of(at);
+    let asked = cluster.asked(&of);
+    assert_eq!(cluster.held(&asked), [(1, 2), (second, 2), (third, 2)]);
+    assert_eq!(asked.keeps, [second]);
+    cluster.gives_back(&asked);
+    assert_eq!(cluster.held(&asked), [(1, 1), (second, 2), (third, 1)]);
+}
+
+/// Retention has taken it since: nobody is said to have it again.
+#[test]
+fn what_its_owner_held_and_has_no_more_is_not_kept() {
+    let (mut cluster, of) = Cluster::lost_after_a_move(level::NEWEST);
+    let asked = cluster.asked(&of);
+    let (stream, first) = (of.stream, of.streamlet);
+    cluster.apply(&[ClusterEntry::GroupsHeld { stream, first, count: 1, owner_epoch: 1, node: 0 }]);
+    assert!(cluster.state.may_give_back(&asked));
+    let entries = cluster.state.plan_given_back(&asked).unwrap();
+    assert_eq!(entries.len(), 1, "{entries:?}");
+    cluster.apply(&entries);
+    let held = cluster.held(&asked);
+    assert!(matches!(held[..], [(2.., 1)]), "{held:?}");
+}
+
+/// A leader that does not know what is kept would say that all of it is with the node that gets the streamlet.
+#[test]
+fn what_its_owner_keeps_comes_with_its_level() {
+    let (cluster, of) = Cluster::lost_after_a_move(level::GIVEN_BACK_IN_PART - 1);
+    cluster.refuses(&cluster.asked(&of), "needs level 26");
+    assert!(!cluster.state.may_give_back(&GiveBack { keeps: Vec::new(), ..cluster.asked(&of) }));
+}
+
+/// That it keeps something is believed when it becomes true: it must not have lost it by then.
+#[test]
+fn who_may_have_lost_what_it_keeps_gives_nothing_back() {
+    let (mut cluster, of) = Cluster::lost_after_a_move(level::NEWEST);
+    let asked = cluster.asked(&of);
+    let entries = cluster.state.plan_given_back(&asked).unwrap();
+    cluster.state.check(&entries[0]).unwrap();
+    fence(&mut cluster.state, 2);
+    let refused = cluster.state.check(&entries[0]).expect_err("its owner is lost").to_string();
+    assert!(refused.contains("node 2 is lost, which holds groups"), "{refused}");
+    cluster.joins(2, false);
+    assert!(cluster.state.check(&entries[0]).is_err(), "it has lost what it held");
+
+    // Of what has never moved its owner holds nothing that it could keep.
+    let mut cluster = Cluster::lost(level::NEWEST);
+    cluster.joins(1, true);
+    let of = cluster.may_get_back()[0];
+    let entries = cluster.state.plan_given_back(&cluster.asked(&of)).unwrap();
+    fence(&mut cluster.state, of.owner);
+    cluster.state.check(&entries[0]).unwrap();
+}
+
+/// The node held older groups that it had lost when the streamlet came to it again. With the streamlet they would be said to be there.
+#[test]
+fn what_its_node_had_lost_before_is_not_given_back_to_it() {
+    let (mut cluster, stream) = Cluster::of_four(level::NEWEST);
+    let at = cluster.streamlet_of(stream, 1);
+    cluster.moves(stream, at, 2);
+    fence(&mut cluster.state, 1);
+    cluster.joins(1, false);
+    cluster.apply(&[ClusterEntry::LogEnded { log: LOG, end: 5 }]);
+    cluster.moves(stream, at, 1);
+    cluster.lose(1, 2);
+    cluster.joins(1, true);
+    let of = cluster.may_get_back_of(at);
+    assert!(!cluster.state.may_give_back(&cluster.asked(&of)));
 }

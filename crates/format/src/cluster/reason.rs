@@ -19,7 +19,8 @@ pub enum OwnerReason {
     /// It moves to its own node, by the move of this entry's number, with all that is there of it copied as often as its stream is to be.
     Copied = 5,
     /// Who took it over could not open it, and gives it back to the node that it came from, which is back with all of it. The entry's number is the owner epoch that is
-    /// given up.
+    /// given up. Of what the one is said to hold all goes to the other; what it held before it took the streamlet over
+    /// [`GroupsHeld`](super::ClusterEntry::GroupsHeld) says behind it, in the same batch, to be with it still.
     GivenBack = 6,
 }
 

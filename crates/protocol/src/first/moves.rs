@@ -1,11 +1,11 @@
-//! Of [`crate::moves`]: what a node that came back offers, before it kept what it has cut off; and copies that are made, before it was said in which
-//! owner epoch.
+//! Of [`crate::moves`]: what a node that came back offers, before it kept what it has cut off; copies that are made, before it was said in which
+//! owner epoch; and what is given back, before its owner kept anything of it.
 
 use kera_format::{StreamId, StreamletId};
 
 use super::bodies;
 use crate::codec::wire_struct;
-use crate::{CopiesMade, GroupsOffered, OfferGroups, WholeLane};
+use crate::{CopiesMade, GiveBack, GroupsOffered, OfferGroups, WholeLane};
 
 wire_struct! {
     /// [`OfferGroups`], version 1.
@@ -94,4 +94,39 @@ impl From<CopiesMadeV1> for CopiesMade {
     }
 }
 
-bodies!(OfferGroupsV1, GroupsOfferedV1, CopiesMadeV1);
+wire_struct! {
+    /// [`GiveBack`], version 1.
+    #[derive(Copy)]
+    pub struct GiveBackV1 {
+        /// Who has taken it over.
+        pub node: u32,
+        /// Its epoch.
+        pub epoch: u32,
+        /// Of which stream.
+        pub stream: StreamId,
+        /// Which streamlet.
+        pub streamlet: StreamletId,
+        /// The owner epoch in which it is not opened.
+        pub owner_epoch: u32,
+        /// Who gets it.
+        pub to: u32,
+        /// The epoch in which that node has come back.
+        pub to_epoch: u32,
+    }
+}
+
+impl From<&GiveBack> for GiveBackV1 {
+    fn from(current: &GiveBack) -> GiveBackV1 {
+        let GiveBack { node, epoch, stream, streamlet, owner_epoch, to, to_epoch, .. } = *current;
+        GiveBackV1 { node, epoch, stream, streamlet, owner_epoch, to, to_epoch }
+    }
+}
+
+impl From<GiveBackV1> for GiveBack {
+    fn from(first: GiveBackV1) -> GiveBack {
+        let GiveBackV1 { node, epoch, stream, streamlet, owner_epoch, to, to_epoch } = first;
+        GiveBack { node, epoch, stream, streamlet, owner_epoch, to, to_epoch, keeps: Vec::new() }
+    }
+}
+
+bodies!(OfferGroupsV1, GroupsOfferedV1, CopiesMadeV1, GiveBackV1);

@@ -13,7 +13,7 @@ use kera_format::{BrokerPart, ChunkBuilder, Compression, Order, Record, Settings
 use kera_protocol::first::admin::{AlterStreamV1, CreateStreamV1, StreamInfoV1, StreamListV1};
 use kera_protocol::first::application::JoinApplicationV1;
 use kera_protocol::first::cluster::{ClusterDescriptionV1, JoinClusterV1, NodeAliveV1, StreamletsRebuiltV1};
-use kera_protocol::first::moves::{CopiesMadeV1, GroupsOfferedV1, OfferGroupsV1};
+use kera_protocol::first::moves::{CopiesMadeV1, GiveBackV1, GroupsOfferedV1, OfferGroupsV1};
 use kera_protocol::first::node::CopiesDescriptionV1;
 use kera_protocol::first::replication::{LaneStateListV1, NodeFencedV1};
 use kera_protocol::first::write::WriteChunksV1;
@@ -702,7 +702,9 @@ examples! {
         owner_epoch: 8,
         to: 1,
         to_epoch: 9,
+        keeps: vec![3],
     };
+    GiveBackV1 => GiveBackV1::from(&GiveBack::example());
     CopiesMade => CopiesMade {
         node: 1,
         epoch: 7,

@@ -504,13 +504,13 @@ impl Recovery {
         let mut given = std::mem::take(&mut self.work.lock().asked_back);
         self.group.read(|state| given.retain(|asked| state.may_be_given_back(asked)));
         given.retain(|asked| !self.broker.is_of_epoch(asked.stream, asked.streamlet, asked.owner_epoch));
-        for asked in given.iter().copied() {
+        for asked in &given {
             if self.is_stopping() {
                 break;
             }
-            match self.ask_coordinators(asked) {
+            match self.ask_coordinators(asked.clone()) {
                 Ok(_) => {
-                    let GiveBack { stream, streamlet, to, .. } = asked;
+                    let GiveBack { stream, streamlet, to, .. } = *asked;
                     tracing::info!(%stream, %streamlet, node = to, "a streamlet that cannot be opened here goes back to the node that has it");
                 }
                 Err(error) => tracing::debug!(%error, "a streamlet that cannot be opened is given back later"),

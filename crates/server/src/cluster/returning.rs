@@ -211,7 +211,8 @@ impl Returning {
         let OfferGroups { stream, streamlet, owner_epoch, .. } = *offered;
         let Some(rebuild) = self.recovery.rebuild_of(stream, streamlet, owner_epoch) else {
             let (node, epoch, to, to_epoch) = (self.node, self.epoch, offered.node, offered.epoch);
-            self.recovery.ask_back(GiveBack { node, epoch, stream, streamlet, owner_epoch, to, to_epoch });
+            let keeps = self.group.read(|state| state.kept_by_giver(stream, streamlet, owner_epoch));
+            self.recovery.ask_back(GiveBack { node, epoch, stream, streamlet, owner_epoch, to, to_epoch, keeps });
             return Err("it has not been taken over yet, or it is rebuilt".into());
         };
         // A leader that does not know of it would say that the other node holds that as well.

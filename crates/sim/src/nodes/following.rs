@@ -136,6 +136,11 @@ impl World {
                 }
                 *self.events_of.entry("bytes left to who came back").or_default() += left;
             }
+            let is_in_part = |batch: &&Vec<ClusterEntry>| {
+                batch.len() > 1 && batch.iter().any(|entry| given_back(entry, number).is_some())
+            };
+            let in_part = batches.iter().filter(is_in_part).count();
+            *self.events_of.entry("given back, and older groups stay").or_default() += in_part as u64;
             let given_back: Vec<Owned> =
                 batches.iter().flatten().filter_map(|entry| given_back(entry, number)).collect();
             *self.events_of.entry("given back").or_default() += given_back.len() as u64;

@@ -119,7 +119,8 @@ impl World {
         let Some(running) = self.node_mut(node).running() else { return };
         let OfferGroups { stream, streamlet, owner_epoch, .. } = *offered;
         let (to, to_epoch) = (offered.node, offered.epoch);
-        let asked = GiveBack { node, epoch, stream, streamlet, owner_epoch, to, to_epoch };
+        let keeps = lock(&known).kept_by_giver(stream, streamlet, owner_epoch);
+        let asked = GiveBack { node, epoch, stream, streamlet, owner_epoch, to, to_epoch, keeps };
         if planted == Some(Planted::GivesBackBlindly) {
             self.ask(node, Command::GiveBack(asked));
             return;
