@@ -3,9 +3,9 @@
 use kera_format::vlog_replica::LogId;
 use kera_format::{StreamId, StreamletId};
 use kera_protocol::{
-    AcceptLogLoss, AcceptLoss, BalancePlan, ChangeNode, CopyChange, DescribeCopyChanges, DescribeLostLogs,
-    DescribeMoves, FindOwners, LostLog, MoveInfo, MoveStreamlet, MovesDescription, NodeChange, PlanBalance,
-    PlanRebalance, StreamRef,
+    AcceptLogLoss, AcceptLoss, AcceptStreamletLoss, BalancePlan, ChangeNode, CopyChange, DescribeCopyChanges,
+    DescribeLostLogs, DescribeMoves, FindOwners, LostLog, MoveInfo, MoveStreamlet, MovesDescription, NodeChange,
+    PlanBalance, PlanRebalance, StreamRef,
 };
 
 use crate::{Admin, ClientError};
@@ -59,6 +59,11 @@ impl Admin {
     /// Goes on without what nodes had of a log that are gone for good.
     pub async fn accept_log_loss(&self, log: LogId, gone: &[u32]) -> Result<(), ClientError> {
         self.client.call(&AcceptLogLoss { log, gone: gone.to_vec() }).await.map(drop)
+    }
+
+    /// Has a streamlet that is being rebuilt go on without blocks of a lost log.
+    pub async fn accept_streamlet_loss(&self, loss: &AcceptStreamletLoss) -> Result<(), ClientError> {
+        self.client.call(loss).await.map(drop)
     }
 
     /// The node that owns a streamlet, as the node that is asked knows it; 0: nobody.

@@ -19,10 +19,10 @@ impl Coordinator {
     /// Requests that make sense in a cluster only, and go to the leader of its coordinators.
     fn is_for_cluster(op: Op) -> bool {
         use Op::{
-            AcceptLogLoss, AcceptLoss, ChangeNode, DescribeCopyChanges, DescribeLostLogs, DescribeMoves, MoveStreamlet,
-            PlanBalance, PlanRebalance,
+            AcceptLogLoss, AcceptLoss, AcceptStreamletLoss, ChangeNode, DescribeCopyChanges, DescribeLostLogs,
+            DescribeMoves, MoveStreamlet, PlanBalance, PlanRebalance,
         };
-        matches!(op, MoveStreamlet | ChangeNode | PlanRebalance | DescribeMoves | AcceptLoss)
+        matches!(op, MoveStreamlet | ChangeNode | PlanRebalance | DescribeMoves | AcceptLoss | AcceptStreamletLoss)
             || matches!(op, DescribeLostLogs | AcceptLogLoss | PlanBalance | DescribeCopyChanges)
     }
 

@@ -11,10 +11,12 @@ use crate::{FormatError, LaneId, StreamId, align8, catalog};
 mod examples;
 mod handed;
 mod reason;
+mod writer;
 
 pub use examples::examples;
 pub use handed::{HANDED_BYTES_MAX, HANDED_LARGE_BYTES_MAX, HANDED_LARGE_TOTAL_BYTES_MAX};
 pub use reason::OwnerReason;
+use writer::Writer;
 
 /// The version of the bodies.
 pub const CLUSTER_VERSION: u16 = 1;
@@ -425,6 +427,19 @@ pub enum ClusterEntry {
         /// How many copies.
         copies: u32,
     },
+    /// A person gives up what a streamlet that is being rebuilt may need of a view of a lost log; others wait for that view as before.
+    ViewGivenUpFor {
+        /// Of which stream.
+        stream: StreamId,
+        /// Which streamlet.
+        streamlet: u32,
+        /// The owner epoch of who rebuilds it: that one looks first whether somebody gives it these blocks after all.
+        owner_epoch: u32,
+        /// Which log.
+        log: LogName,
+        /// Number of the view.
+        view: u32,
+    },
     /// In a snapshot: what the other entries do not tell.
     ClusterCounters {
         /// The number of the next move.
@@ -446,70 +461,6 @@ pub enum ClusterEntry {
         /// Everybody, with the address for other nodes.
         nodes: Vec<(u64, String)>,
     },
-}
-
-struct Writer<'a>(&'a mut Vec<u8>);
-
-impl Writer<'_> {
-    fn u8(&mut self, value: u8) -> &mut Self {
-        self.0.push(value);
-        self
-    }
-    fn u32(&mut self, value: u32) -> &mut Self {
-        self.0.extend_from_slice(&value.to_le_bytes());
-        self
-    }
-    fn u64(&mut self, value: u64) -> &mut Self {
-        self.0.extend_from_slice(&value.to_le_bytes());
-        self
-    }
-    fn bytes(&mut self, value: &[u8]) -> &mut Self {
-        self.0.extend_from_slice(value);
-        self
-    }
-    fn text(&mut self, value: &str) -> &mut Self {
-        self.u32(value.len() as u32).bytes(value.as_bytes())
-    }
-    fn log(&mut self, log: &LogName) -> &mut Self {
-        self.u32(log.node).u32(log.epoch).u32(log.log)
-    }
-    fn needs(&mut self, node: NodeNumber, epoch: u32, runs: &[RebuildRun], logs: &[LogName]) {
-        self.u32(node).u32(epoch).u32(runs.len() as u32);
-        for RebuildRun { stream, first, count, owner_epoch } in runs {
-            self.u64(stream.0).u32(*first).u32(*count).u32(*owner_epoch);
-        }
-        self.u32(logs.len() as u32);
-        for log in logs {
-            self.log(log);
-        }
-    }
-    fn u32_unless_zero(&mut self, value: u32) {
-        if value != 0 {
-            self.u32(value);
-        }
-    }
-    fn members(&mut self, voters: &[Vec<u64>], nodes: &[(u64, String)]) {
-        self.u32(voters.len() as u32);
-        for list in voters {
-            self.u32(list.len() as u32);
-            for voter in list {
-                self.u64(*voter);
-            }
-        }
-        self.u32(nodes.len() as u32);
-        for (node, address) in nodes {
-            self.u64(*node).text(address);
-        }
-    }
-    fn ends(&mut self, node: NodeNumber, epoch: u32, ends: &[(LogName, u64)]) {
-        self.u32(node).u32(epoch).u32(ends.len() as u32);
-        for (log, end) in ends {
-            self.log(log).u64(*end);
-        }
-    }
-    fn place(&mut self, place: &RaftPlace) -> &mut Self {
-        self.u64(place.term).u64(place.leader).u64(place.index)
-    }
 }
 
 struct Fields<'a>(&'a [u8]);
@@ -644,6 +595,7 @@ impl ClusterEntry {
             ClusterEntry::CopiesWanted { .. } => 52,
             ClusterEntry::CopiesMade { .. } => 53,
             ClusterEntry::StreamletCopies { .. } => 54,
+            ClusterEntry::ViewGivenUpFor { .. } => 55,
         }
     }
 
@@ -661,6 +613,7 @@ impl ClusterEntry {
             ClusterEntry::GroupsReturned { .. } => crate::level::RETURNED_GROUPS,
             ClusterEntry::RebuiltFrom { .. } => crate::level::REBUILT_FROM,
             ClusterEntry::EndGivenUp { .. } => crate::level::LOST_ENDS,
+            ClusterEntry::ViewGivenUpFor { .. } => crate::level::LOST_FOR_ONE,
             ClusterEntry::CopiesWanted { .. }
             | ClusterEntry::CopiesMade { .. }
             | ClusterEntry::StreamletCopies { .. }
@@ -784,6 +737,9 @@ impl ClusterEntry {
             }
             ClusterEntry::StreamletCopies { stream, first, count, copies } => {
                 out.u64(stream.0).u32(*first).u32(*count).u32(*copies);
+            }
+            ClusterEntry::ViewGivenUpFor { stream, streamlet, owner_epoch, log, view } => {
+                out.u64(stream.0).u32(*streamlet).u32(*owner_epoch).log(log).u32(*view);
             }
             other => other.encode_group(out),
         }
@@ -987,9 +943,16 @@ impl ClusterEntry {
                 count: body.u32()?,
                 copies: body.copies()?,
             },
+            55 => ClusterEntry::ViewGivenUpFor {
+                stream: StreamId(body.u64()?),
+                streamlet: body.u32()?,
+                owner_epoch: body.u32()?,
+                log: body.log()?,
+                view: body.u32()?,
+            },
             _ => {
                 let (field, value) = ("cluster_entry.kind", kind.into());
-                return Err(FormatError::BadField { field, value, allowed: "20 to 37 or 40 to 54" });
+                return Err(FormatError::BadField { field, value, allowed: "20 to 37 or 40 to 55" });
             }
         })
     }
@@ -1039,7 +1002,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn arbitrary_bodies_never_panic(kind in 20u16..55, body in proptest::collection::vec(any::<u8>(), 0..200)) {
+        fn arbitrary_bodies_never_panic(kind in 20u16..56, body in proptest::collection::vec(any::<u8>(), 0..200)) {
             let _ = ClusterEntry::parse_body(kind, &mut Fields(&body));
         }
     }

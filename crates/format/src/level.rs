@@ -34,6 +34,7 @@
 //! | 25 | a node that has come back may hold again what is in front of what the present owner has written in its earlier lives |
 //! | 25 | a streamlet moves with more than 64 KiB of lanes and positions of applications |
 //! | 26 | who gives a streamlet back keeps the older groups that it held before it took it over |
+//! | 26 | a person may give up blocks of a lost log for one streamlet alone |
 
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -92,6 +93,8 @@ pub const RETURNED_IN_FRONT: u32 = 25;
 pub const LARGE_MOVES: u32 = 25;
 /// From this one on who gives a streamlet back keeps the older groups that it held before it took it over, and says so to the leader.
 pub const GIVEN_BACK_IN_PART: u32 = 26;
+/// From this one on a person may give up blocks of a lost log for one streamlet that is being rebuilt, also where backups are left that do not give them.
+pub const LOST_FOR_ONE: u32 = 26;
 /// The highest level that this build speaks.
 pub const NEWEST: u32 = 26;
 

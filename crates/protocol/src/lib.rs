@@ -71,7 +71,9 @@ pub use groups::{
     SegmentInfo, SegmentList, SegmentPlace,
 };
 pub use hello::{Hello, HelloResponse, OpRange};
-pub use lost::{AcceptLogLoss, DescribeLostLogs, LostLog, LostLogs, MissingBlocks, StreamletRange};
+pub use lost::{
+    AcceptLogLoss, AcceptStreamletLoss, DescribeLostLogs, LostLog, LostLogs, MissingBlocks, StreamletRange,
+};
 pub use message::{Body, Empty, Message, encode_error, encode_push, encode_request, encode_response};
 pub use moves::{
     AcceptLoss, ChangeNode, CopiesMade, CopyChange, CopyChanges, DescribeCopyChanges, DescribeMoves, FinishMove,

@@ -1,7 +1,7 @@
 //! Blocks of logs of lost nodes that are at no backup any more, or may be, and giving them up (`docs/replication.md`, "Nobody is left who has it").
 
-use kera_format::StreamId;
 use kera_format::vlog_replica::LogId;
+use kera_format::{StreamId, StreamletId};
 
 use crate::codec::wire_struct;
 use crate::message::{messages, responses};
@@ -79,8 +79,28 @@ wire_struct! {
     }
 }
 
+wire_struct! {
+    /// A person has a streamlet that is being rebuilt go on without blocks of a log of a lost node, all of one view. Others wait for them as before. Asked again it is
+    /// answered as done.
+    pub struct AcceptStreamletLoss {
+        /// Of which stream.
+        pub stream: StreamId,
+        /// Which streamlet.
+        pub streamlet: StreamletId,
+        /// Which log.
+        pub log: LogId,
+        /// The first block of the view.
+        pub first: u64,
+        /// Its last one, or the log's.
+        pub last: u64,
+        /// The nodes that are gone. All must be named that had these blocks and are lost, and the log's own node, unless they were given up.
+        pub gone: Vec<u32>,
+    }
+}
+
 messages! {
     DescribeLostLogs => LostLogs;
     AcceptLogLoss => crate::Empty;
+    AcceptStreamletLoss => crate::Empty;
 }
 responses!(LostLogs,);

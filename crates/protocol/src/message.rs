@@ -189,7 +189,7 @@ macro_rules! for_each_message {
             FenceNode, ListReplicas, LaneStates, ReadBlocks, ReleaseBlocks, MoveStreamlet, LetGo, FinishMove, ChangeNode,
             PlanRebalance, GroupsGone, DescribeMoves, AcceptLoss, TransactionsIn, ClaimPartition, ClaimGroup,
             RenewOwner, SetFloors, EndInPartitions, EndInGroup, UseEnds, OfferGroups, ReturnGroups, DescribeLostLogs,
-            AcceptLogLoss, CopiesMade, DescribeCopyChanges, NodeLoad, PlanBalance, GiveBack,
+            AcceptLogLoss, CopiesMade, DescribeCopyChanges, NodeLoad, PlanBalance, GiveBack, AcceptStreamletLoss,
         }
     };
 }

@@ -187,6 +187,8 @@ ops! {
     PlanBalance = 125, 1..=1;
     /// Gives a streamlet that cannot be opened back to the node that has come back with it.
     GiveBack = 126, 1..=2;
+    /// Has one streamlet go on without blocks of a lost log that nobody gives it.
+    AcceptStreamletLoss = 127, 1..=1;
 }
 
 impl Op {
@@ -210,6 +212,7 @@ impl Op {
             (Op::CopiesMade | Op::DescribeCopyChanges, _) => level::CHANGED_COPIES,
             (Op::GiveBack, 2..) => level::GIVEN_BACK_IN_PART,
             (Op::GiveBack, _) => level::GIVEN_BACK,
+            (Op::AcceptStreamletLoss, _) => level::LOST_FOR_ONE,
             (Op::WriteChunks, 2..) => level::SKIPPED_NUMBERS,
             (Op::JoinApplication, 2..) => level::LOST_ENDS,
             (Op::NodeLoad | Op::PlanBalance, _) => level::OWNED_UNTIL_TAKEN,

@@ -12,11 +12,12 @@ use kera_format::cluster::{ClusterEntry, LogName, NodeNumber};
 use kera_format::{ProducerEpoch, ProducerId};
 use kera_protocol::limits::PAGE_ITEMS_MAX;
 use kera_protocol::{
-    AcceptLogLoss, AcceptLoss, AllocateProducer, AllocatedProducer, AlterStream, BalancePlan, Body, ChangeLog,
-    ChangeNode, CopiesMade, CreateStream, DeleteStream, DescribeCopyChanges, DescribeLostLogs, DescribeMoves, Empty,
-    ErrorBody, FinishMove, ForwardCommand, ForwardedCommand, GiveBack, GroupsGone, JoinCluster, JoinedCluster,
-    LogChange, Message, MovePlan, MoveStreamlet, MovesDescription, NodeChange, Op, PlanBalance, PlanRebalance,
-    RebuildNeeds, RenewOwner, ReturnGroups, SetFloors, Status, StreamInfo, StreamRef, StreamletsRebuilt, UseEnds,
+    AcceptLogLoss, AcceptLoss, AcceptStreamletLoss, AllocateProducer, AllocatedProducer, AlterStream, BalancePlan,
+    Body, ChangeLog, ChangeNode, CopiesMade, CreateStream, DeleteStream, DescribeCopyChanges, DescribeLostLogs,
+    DescribeMoves, Empty, ErrorBody, FinishMove, ForwardCommand, ForwardedCommand, GiveBack, GroupsGone, JoinCluster,
+    JoinedCluster, LogChange, Message, MovePlan, MoveStreamlet, MovesDescription, NodeChange, Op, PlanBalance,
+    PlanRebalance, RebuildNeeds, RenewOwner, ReturnGroups, SetFloors, Status, StreamInfo, StreamRef, StreamletsRebuilt,
+    UseEnds,
 };
 use openraft::{BasicNode, ChangeMembers};
 use parking_lot::Mutex;
@@ -67,7 +68,7 @@ fn answered(op: Op, (from, to): (u8, u8), body: Vec<u8>) -> Result<Vec<u8>, Coor
 
 /// What a node knows of what a command is about, before it asks first. By that it tells what has been done since.
 enum Before {
-    /// Whether there was the stream that is to be made or deleted, or the log of which something is to be given up.
+    /// Whether there was the stream that is to be made or deleted, the log of which something is to be given up, or the rebuild that is to go on without something.
     WasThere(bool),
     /// What was lost that is to be given up.
     Lost(Loss),
@@ -83,6 +84,10 @@ impl Before {
             Op::AcceptLogLoss => {
                 let log = LogName::from(AcceptLogLoss::decode(version, body).ok()?.log);
                 Some(Before::WasThere(state.logs().contains_key(&log)))
+            }
+            Op::AcceptStreamletLoss => {
+                let AcceptStreamletLoss { stream, streamlet, .. } = AcceptStreamletLoss::decode(version, body).ok()?;
+                Some(Before::WasThere(state.is_rebuilt(stream, streamlet.0)))
             }
             Op::AcceptLoss => {
                 let AcceptLoss { stream, streamlet } = AcceptLoss::decode(version, body).ok()?;
@@ -213,6 +218,11 @@ impl Group {
                 let log = LogName::from(AcceptLogLoss::decode(version, body).ok()?.log);
                 self.catch_up(deadline).await?;
                 self.read(|state| !state.logs().contains_key(&log)).then(|| encoded(&Empty, version))?
+            }
+            (Op::AcceptStreamletLoss, Status::InvalidArgument, Before::WasThere(true)) => {
+                let AcceptStreamletLoss { stream, streamlet, .. } = AcceptStreamletLoss::decode(version, body).ok()?;
+                self.catch_up(deadline).await?;
+                self.read(|state| !state.is_rebuilt(stream, streamlet.0)).then(|| encoded(&Empty, version))?
             }
             _ => return None,
         };
@@ -424,6 +434,10 @@ impl Group {
                 let asked = AcceptLogLoss::decode(version, body)?;
                 done(self.accept_log_loss(leading, &asked).await?)
             }
+            Op::AcceptStreamletLoss => {
+                let asked = AcceptStreamletLoss::decode(version, body)?;
+                done(self.accept_streamlet_loss(leading, &asked).await?)
+            }
             other => self.execute_question(leading, other, version, body).await,
         }
     }
@@ -529,6 +543,25 @@ impl Group {
         }
         let index = self.commit(leading, |state| state.plan_accept_log_loss(asked)).await?;
         tracing::warn!(log = %asked.log, gone = ?asked.gone, "a person has given up what is missing of a lost log");
+        Ok(index)
+    }
+
+    /// A person has one streamlet go on without blocks of a log. Not before the log's node has stopped for certain, if it was there a moment ago.
+    async fn accept_streamlet_loss(
+        &self,
+        leading: &mut Leading,
+        asked: &AcceptStreamletLoss,
+    ) -> Result<u64, CoordinatorError> {
+        // What is refused for good is so at once.
+        self.commit(leading, |state| state.plan_accept_streamlet_loss(asked).map(|_| Vec::new())).await?;
+        let node = asked.log.node;
+        let lost = self.read(|state| state.node(node).filter(|known| known.fenced).map(|known| known.epoch));
+        if let Some(epoch) = lost {
+            self.check_has_stopped((node, epoch))?;
+        }
+        let index = self.commit(leading, |state| state.plan_accept_streamlet_loss(asked)).await?;
+        let AcceptStreamletLoss { stream, streamlet, log, first, last, gone } = asked;
+        tracing::warn!(%stream, %streamlet, %log, first, last, ?gone, "a person has a streamlet go on without blocks of a lost log");
         Ok(index)
     }
 

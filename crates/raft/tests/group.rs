@@ -10,8 +10,8 @@ use kera_env::Disk;
 use kera_format::vlog_replica::LogId;
 use kera_format::{StreamOptions, StreamletId, level};
 use kera_protocol::{
-    AcceptLoss, AllocateProducer, Body, ChangeLog, ChangeNode, CreateStream, DeleteStream, ForwardCommand,
-    ForwardedCommand, LogChange, Message, NodeChange, Op, Status, UseEnds, UsedEnd,
+    AcceptLogLoss, AcceptLoss, AllocateProducer, Body, ChangeLog, ChangeNode, CreateStream, DeleteStream,
+    ForwardCommand, ForwardedCommand, LogChange, Message, NodeChange, Op, Status, UseEnds, UsedEnd,
 };
 use kera_raft::{Stranger, Timing};
 use support::{TIMING, World, create, has_fourth_node, has_half_of_votes};
@@ -155,6 +155,42 @@ async fn a_loss_that_a_leader_has_accepted_that_could_not_say_so_is_not_refused_
     world.agree().await;
     let refused = group.ask(&others[0]).await.expect_err("nothing of it was lost").to_string();
     assert!(refused.contains("is lost: node 5 has it"), "{refused}");
+}
+
+/// The same where a person gives up blocks that nobody has any more.
+#[tokio::test]
+async fn blocks_that_a_leader_has_given_up_that_could_not_say_so_are_not_refused_by_the_next_one() {
+    let mut world = World::cluster(29, 3, 3).await;
+    let mut made = 0;
+    while world.nodes[&1].group.read(|state| state.node(4).unwrap().streamlets) == 0 {
+        made += 1;
+        create(&world.nodes[&1].group, &format!("copied-{made}"), 2).await.unwrap();
+    }
+    let epoch = world.nodes[&4].epoch;
+    let log = |vlog| LogId { node: 4, epoch, vlog };
+    for vlog in [0, 1] {
+        let (change, backups) = (LogChange::View, vec![5]);
+        let view = ChangeLog { log: log(vlog), change, view: 1, first_block: 1, backups };
+        world.nodes[&4].group.ask(&view).await.unwrap();
+    }
+    world.backups.silent.lock().insert(5);
+    world.kill(4, None).await;
+    world.kill(5, None).await;
+    let group = world.nodes[&6].group.clone();
+    let is_fenced = |node: u32| group.read(|state| state.node(node).unwrap().fenced);
+    world.until("both are fenced", |_| is_fenced(4) && is_fenced(5)).await;
+    assert_eq!(group.read(|state| state.lost_log_infos(10).logs.len()), 2);
+    let loss = |vlog| AcceptLogLoss { log: log(vlog), gone: vec![4, 5] };
+    // Of another one, so that the node has stopped for certain: until then who asks is told to ask again.
+    group.ask(&loss(1)).await.expect("it is given up");
+    world.net.faults.lock().last = Some(|op, _, _| op == Op::ForwardCommand);
+    group.ask(&loss(0)).await.expect("it is given up, by the one that is cut off");
+    assert!(group.read(|state| state.lost_log_infos(10).logs.is_empty()));
+    world.heal();
+    world.agree().await;
+    let other = AcceptLogLoss { log: LogId { node: 6, epoch: 9, vlog: 0 }, gone: vec![4] };
+    let refused = group.ask(&other).await.expect_err("it never was").to_string();
+    assert!(refused.contains("there is no log 0 of node 6 epoch 9"), "{refused}");
 }
 
 #[tokio::test]

@@ -10,6 +10,35 @@ use super::{Copies, EndedLog, ReadFor, Rebuild, RecoveryProgress, fetch, ranges_
 use crate::broker::Broker;
 use crate::failure::Failure;
 
+impl Rebuild {
+    /// What is to be rebuilt of one of its streamlets.
+    fn of(&self, name: StreamletRef) -> Rebuild {
+        let its = self.ranges.iter().filter(|(_, names)| names.contains(&name));
+        let ranges = its.map(|(range, _)| (range.clone(), vec![name])).collect();
+        Rebuild { streamlets: vec![name], ranges, ..Rebuild::default() }
+    }
+}
+
+impl Broker {
+    /// Goes on with one streamlet of a rebuild without blocks that a person has given up for it alone, whether or not there are backups that should have them: those of views of
+    /// `logs` without backups. The others of the rebuild are left as they are. False: nothing of it is awaited. To be called when the [rebuild](Broker::rebuild) has failed, which
+    /// has read by then what these blocks give after all; blocks the thread as that does.
+    pub fn go_on_without(
+        &self,
+        rebuild: &Rebuild,
+        name: StreamletRef,
+        logs: &[EndedLog],
+        copies: &dyn Copies,
+        progress: &RecoveryProgress,
+    ) -> Result<bool, Failure> {
+        if self.place_of(name).is_none_or(|place| !place.is_awaiting()) {
+            return Ok(false);
+        }
+        self.read_back(&rebuild.of(name), logs, copies, progress)?;
+        Ok(true)
+    }
+}
+
 /// Lets streamlets go on without what does not come for that reason, each when all blocks that there are were looked through for it, those of logs
 /// that it does not need by what was decided too. Those of which some are at nobody who answers are waited for: what is said of that goes to `errors`.
 pub(super) fn give_up(
@@ -71,5 +100,30 @@ fn look_through(
         }
         left_before = left;
         broker.give_back_begun(rebuild);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kera_format::vlog_replica::LogId;
+    use kera_format::{StreamId, StreamletId};
+
+    use super::*;
+    use crate::recovery::RangeOfLog;
+
+    #[test]
+    fn of_one_streamlet_there_are_its_ranges_alone() {
+        let range = |first| RangeOfLog {
+            log: LogId { node: 1, epoch: 2, vlog: 0 },
+            first,
+            last: first + 9,
+            backups: vec![11, 12],
+        };
+        let [one, other] = [0, 1].map(|at| StreamletRef { stream: StreamId(7), streamlet: StreamletId(at) });
+        let ranges = vec![(range(1), vec![one, other]), (range(11), vec![other]), (range(21), vec![one])];
+        let both = Rebuild { streamlets: vec![one, other], ranges, ..Rebuild::default() };
+        let its = both.of(one);
+        assert_eq!(its.streamlets, [one]);
+        assert_eq!(its.ranges, [(range(1), vec![one]), (range(21), vec![one])]);
     }
 }

@@ -24,6 +24,7 @@ use crate::config::BrokerConfig;
 use crate::moved::Reading;
 use crate::moved::tests::read_meanwhile;
 
+mod for_one;
 mod in_front;
 mod room;
 

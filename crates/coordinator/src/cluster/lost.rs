@@ -249,7 +249,7 @@ impl ClusterState {
     }
 
     /// Whether all of these are gone for good that are not live: given up, or named.
-    fn check_named(
+    pub(super) fn check_named(
         &self,
         log: LogName,
         had: impl Iterator<Item = NodeNumber>,

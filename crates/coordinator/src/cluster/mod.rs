@@ -13,6 +13,7 @@ mod given_back;
 mod handed;
 mod looks;
 mod lost;
+mod lost_for_one;
 mod moves;
 mod needs;
 mod numbers;

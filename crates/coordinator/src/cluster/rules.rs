@@ -106,6 +106,9 @@ impl ClusterState {
             ClusterEntry::CopiesMade { stream, streamlet, node, epoch, copies } => {
                 self.check_copies_made((*stream, *streamlet), (*node, *epoch), *copies)
             }
+            ClusterEntry::ViewGivenUpFor { stream, streamlet, owner_epoch, log, view } => {
+                self.check_view_given_up_for((*stream, *streamlet), *owner_epoch, (*log, *view))
+            }
             ClusterEntry::StreamletCopies { .. } => refuse("copies of streamlets are told in snapshots".into()),
             other => refuse(format!("no rule says when {other:?} may become true")),
         }
@@ -204,7 +207,7 @@ impl ClusterState {
         format!("such as {}", some.join(", "))
     }
 
-    fn check_range(&self, stream: StreamId, first: u32, count: u32) -> Result<(), Refused> {
+    pub(super) fn check_range(&self, stream: StreamId, first: u32, count: u32) -> Result<(), Refused> {
         let Ok(info) = self.catalog.find(&stream.into()) else {
             return refuse(format!("there is no stream {stream}"));
         };

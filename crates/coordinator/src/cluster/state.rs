@@ -8,6 +8,7 @@ use kera_format::{LaneId, StreamId, level};
 use super::copies::CopiesChange;
 use super::given_back::Seen;
 use super::handed::HandedStates;
+use super::lost_for_one::GivenUpFor;
 use super::needs::Needs;
 use super::numbers::joined_as;
 use super::owners::{Held, Owner, RebuiltFrom, Run, StreamOwners};
@@ -112,6 +113,8 @@ pub struct ClusterState {
     pub(super) floors: BTreeMap<(StreamId, u32, LaneId), Floor>,
     /// Streams that are to have another number of copies.
     pub(super) copies: BTreeMap<StreamId, CopiesChange>,
+    /// What a person has given up for single streamlets.
+    pub(super) given_up_for: GivenUpFor,
     /// What nodes have said of their rebuilds.
     pub(super) needs: BTreeMap<NodeNumber, Needs>,
     /// What this node has seen of what snapshots do not tell.
@@ -279,6 +282,7 @@ impl ClusterState {
                     });
                 }
                 self.forget_needs(*node);
+                self.forget_given_up_for(*stream);
             }
             other => return self.set_log_or_move(other),
         }
@@ -310,6 +314,7 @@ impl ClusterState {
             let owner = Owner { node: *node, epoch: *epoch, owner_epoch: *owner_epoch, rebuilding, copies };
             self.give(*stream, first, count, owner);
         }
+        self.forget_given_up_for(*stream);
         self.end_moves(|of| of.stream == *stream && range.contains(&of.streamlet));
     }
 
@@ -360,7 +365,10 @@ impl ClusterState {
                     view.backups.clear();
                 }
             }
-            ClusterEntry::LogGivenUp { log } => drop(self.logs.remove(log)),
+            ClusterEntry::LogGivenUp { log } => {
+                self.logs.remove(log);
+                self.forget_given_up_of(*log);
+            }
             ClusterEntry::MoveNoted { number, stream, streamlet, from, to } => {
                 self.moves.insert(*number, Move { stream: *stream, streamlet: *streamlet, from: *from, to: *to });
                 self.moving.insert((*stream, *streamlet), *number);
@@ -411,6 +419,9 @@ impl ClusterState {
                 let owners = self.owners.entry(*stream).or_default();
                 owners.update_within(*first, *count, |owner| Owner { copies: *copies, ..owner });
             }
+            ClusterEntry::ViewGivenUpFor { stream, streamlet, owner_epoch, log, view } => {
+                self.give_up_for((*stream, *streamlet), *owner_epoch, (*log, *view));
+            }
             ClusterEntry::ClusterCounters { next_move, next_owner_epoch } => {
                 (self.next_move, self.next_owner_epoch) = (*next_move, *next_owner_epoch);
             }
@@ -426,6 +437,7 @@ impl ClusterState {
         self.handed.forget(stream, 0..u32::MAX);
         self.floors.retain(|(of, _, _), _| *of != stream);
         self.seen.forget_stream(stream);
+        self.given_up_for.retain(|(of, _), _| *of != stream);
         let Some(owners) = self.owners.remove(&stream) else { return };
         owners.runs().iter().for_each(|run| self.count(run.owner.node, -i64::from(run.count)));
         self.end_moves(|of| of.stream == stream);
@@ -584,6 +596,7 @@ impl ClusterState {
             ordinal: floor.ordinal,
         }));
         entries.extend(self.needs_entries());
+        entries.extend(self.given_up_for_entries());
         let (next_move, next_owner_epoch) = (self.next_move, self.next_owner_epoch);
         entries.push(ClusterEntry::ClusterCounters { next_move, next_owner_epoch });
         entries

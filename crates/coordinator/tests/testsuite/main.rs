@@ -12,6 +12,7 @@ mod crash;
 mod given_back;
 mod goes_on;
 mod lost_ends;
+mod lost_for_one;
 mod lost_logs;
 mod numbers;
 mod open_ends;

@@ -1,10 +1,12 @@
 //! With what state coordinators go on of whom the majority is gone.
 
 use kera_coordinator::cluster::{ClusterState, Join};
-use kera_format::cluster::ClusterEntry;
+use kera_format::cluster::{ClusterEntry, LogName};
+use kera_format::vlog_replica::LogId;
 use kera_format::{ProducerId, level};
+use kera_protocol::AcceptLogLoss;
 
-use crate::support::copied::{apply, cluster, fence, join};
+use crate::support::copied::{apply, begin_view, cluster, fence, join};
 
 /// What is given out next: an owner epoch, a move, a stream, a producer id.
 fn next(state: &ClusterState) -> [u64; 4] {
@@ -72,6 +74,33 @@ fn no_incarnation_goes_on_but_that_of_the_node_that_is_left() {
     assert_eq!(state.node(1).unwrap().epoch, 1001, "nothing is changed");
     assert!(state.lost().contains(&(1, 1)), "what it owned is taken over: {:?}", state.lost());
     apply(&mut state, &[]);
+}
+
+/// The two that are gone had the log of one of them between them.
+#[test]
+fn what_only_those_had_who_are_gone_is_given_up_as_after_any_loss() {
+    let (mut state, stream) = cluster(3, 2, level::NEWEST);
+    let log = LogName { node: 1, epoch: 1, log: 0 };
+    begin_view(&mut state, log, 1, vec![3]);
+    begin_view(&mut state, log, 8, vec![2]);
+    state.skip_numbers(1000).unwrap();
+    state.end_incarnations(3, 1000).unwrap();
+    apply(&mut state, &[]);
+    let lost = state.lost_log_infos(10).logs;
+    let [of] = &lost[..] else { panic!("{lost:?}") };
+    assert_eq!((of.log, of.missing[0].first, &of.lost_nodes[..]), (LogId::from(log), 8, &[1, 2][..]));
+    assert_eq!(state.plan_recover(1, 1).unwrap(), [], "nobody knows how far it went");
+    let says = |gone: &[u32]| AcceptLogLoss { log: LogId::from(log), gone: gone.to_vec() };
+    let refused = state.plan_accept_log_loss(&says(&[1])).unwrap_err().to_string();
+    assert!(refused.contains("node 2 may come back"), "that they are gone is said again: {refused}");
+    let ended = state.plan_accept_log_loss(&says(&[1, 2])).unwrap();
+    assert_eq!(ended, [ClusterEntry::LogEnded { log, end: 7 }], "node 3 has what was before");
+    apply(&mut state, &ended);
+    assert_eq!(state.plan_accept_log_loss(&says(&[1, 2])).unwrap(), [], "asking twice is answered like asking once");
+    let recovered = state.plan_recover(1, 1).unwrap();
+    apply(&mut state, &recovered);
+    let runs = state.owners(stream).unwrap().runs();
+    assert!(runs.iter().any(|run| run.owner.node == 3 && run.owner.rebuilding), "{runs:?}");
 }
 
 /// Node 1 has had another epoch, which only those knew who are gone: others have blocks of its logs.

@@ -93,6 +93,10 @@ fn examples_of_moves(stream: StreamId, log: LogName) -> Vec<(&'static str, Clust
         ("ends used", ClusterEntry::EndsUsed { node: 2, epoch: 7, ends: vec![(log, 120)] }),
         ("end taken back", ClusterEntry::EndTakenBack { log, end: 118 }),
         ("end given up", ClusterEntry::EndGivenUp { log }),
+        (
+            "view given up for a streamlet",
+            ClusterEntry::ViewGivenUpFor { stream, streamlet: 1, owner_epoch: 9, log, view: 2 },
+        ),
         ("groups returned", ClusterEntry::GroupsReturned { stream, streamlet: 1, owner_epoch: 9, node: 3, epoch: 8 }),
     ]
 }

@@ -81,6 +81,9 @@ fn body_of(entry: &ClusterEntry) -> &'static str {
         ClusterEntry::CopiesWanted { .. } => "stream:8 copies:4",
         ClusterEntry::CopiesMade { .. } => "stream:8 streamlet:4 node:4 epoch:4 copies:4",
         ClusterEntry::StreamletCopies { .. } => "stream:8 first:4 count:4 copies:4",
+        ClusterEntry::ViewGivenUpFor { .. } => {
+            "stream:8 streamlet:4 owner_epoch:4 log.node:4 log.epoch:4 log.log:4 view:4"
+        }
         ClusterEntry::ClusterCounters { .. } => "next_move:8 next_owner_epoch:4",
         ClusterEntry::Applied { .. } => "place.term:8 place.leader:8 place.index:8",
         ClusterEntry::Membership { .. } => {

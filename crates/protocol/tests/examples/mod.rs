@@ -783,6 +783,14 @@ examples! {
         by_itself: true,
     };
     AcceptLogLoss => AcceptLogLoss { log: LOG, gone: vec![1, 2, 3] };
+    AcceptStreamletLoss => AcceptStreamletLoss {
+        stream: StreamId(17),
+        streamlet: StreamletId(3),
+        log: LOG,
+        first: 101,
+        last: 120,
+        gone: vec![2, 3],
+    };
     TransactionsIn => TransactionsIn {
         part: 5,
         streamlets: vec![OwnedStreamlet { stream: StreamId(17), streamlet: StreamletId(3), owner_epoch: 8 }],

@@ -199,6 +199,7 @@ fn may_be_waited_for(group: &Group, change: &Change) -> bool {
             ClusterEntry::LogEnded { .. }
             | ClusterEntry::EndTakenBack { .. }
             | ClusterEntry::EndGivenUp { .. }
+            | ClusterEntry::ViewGivenUpFor { .. }
             | ClusterEntry::LogGivenUp { .. }
             | ClusterEntry::StreamletsRebuilt { .. }
             | ClusterEntry::GroupsReturned { .. }

@@ -29,6 +29,7 @@ mod testing;
 mod transactions;
 mod transport;
 mod waiting;
+mod without;
 
 use std::cell::Cell;
 use std::future::Future;

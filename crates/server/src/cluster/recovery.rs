@@ -20,7 +20,8 @@ use kera_format::vlog_replica::LogId;
 use kera_format::{SegmentId, StreamId, StreamletId};
 use kera_log::{Log, Stream, Streamlet};
 use kera_protocol::{
-    ChangeLog, GiveBack, LogChange, Message, RebuildNeeds, RebuildRange, Status, StreamletState, StreamletsRebuilt,
+    ChangeLog, GiveBack, LogChange, Message, RebuildNeeds, RebuildRange, Status, StreamletRef, StreamletState,
+    StreamletsRebuilt,
 };
 use kera_raft::{Group, Transport};
 use parking_lot::{Condvar, Mutex};
@@ -29,6 +30,7 @@ use tokio::runtime::Handle;
 use super::ask_backups::AskBackups;
 use super::backups::BackupRole;
 use super::retries::Retries;
+use super::without::{self, without};
 use super::{Came, ask_while, floors, waiting};
 use crate::fatal::Fatal;
 
@@ -54,11 +56,14 @@ struct Taken {
     progress: Arc<RecoveryProgress>,
     /// What could be read of it when it failed last, if it has, and when it is tried again.
     failed_at: Mutex<(Option<u64>, Retries)>,
+    /// When it failed first since more of it could be read.
+    stuck_since: Mutex<Option<Instant>>,
 }
 
 impl Taken {
     fn new(number: u64, rebuild: Arc<Rebuild>) -> Taken {
-        Taken { number, rebuild, began: Instant::now(), progress: Arc::default(), failed_at: Mutex::default() }
+        let (began, progress) = (Instant::now(), Arc::default());
+        Taken { number, rebuild, began, progress, failed_at: Mutex::default(), stuck_since: Mutex::default() }
     }
 
     /// Bytes that are still to be rebuilt.
@@ -76,6 +81,7 @@ impl Taken {
         // Who has got further goes on as soon as who fails for the first time.
         if failed_at.is_none_or(|failed_at| self.readable_bytes() > failed_at) {
             *retries = Retries::default();
+            *self.stuck_since.lock() = Some(now);
         }
         retries.failed(heard, now);
         *failed_at = Some(self.readable_bytes());
@@ -110,6 +116,8 @@ struct Work {
     taken: HashSet<Owned>,
     /// Those that could not be opened, and when that is tried again.
     retries: HashMap<Owned, Retries>,
+    /// Since when those could not be opened that still are not.
+    waits_since: HashMap<Owned, Instant>,
     /// Those that could not be opened when it was tried last, because nobody shows what they may have.
     unreadable: HashSet<Owned>,
     /// Those that nodes which have come back with them may have back: looked at before anything is opened, by the thread that opens.
@@ -161,6 +169,13 @@ impl Work {
     fn left_bytes(&self, uncopied: u64, is_over: bool) -> u64 {
         let unread: u64 = self.rebuilding.iter().chain(&self.rebuilds).map(|taken| taken.left_bytes()).sum();
         if is_over { unread } else { unread.saturating_add(uncopied).max(1) }
+    }
+
+    /// Rebuilds that have failed, and since when each gets no further.
+    fn not_rebuilt_yet(&self) -> Vec<(Arc<Taken>, Instant)> {
+        let all = self.rebuilding.iter().chain(&self.rebuilds);
+        let stuck = all.filter_map(|taken| Some((taken.clone(), (*taken.stuck_since.lock())?)));
+        stuck.collect()
     }
 
     /// Leaves out what has failed and is not to be tried yet. Whether that is anything.
@@ -532,6 +547,7 @@ impl Recovery {
         if owned.is_empty() {
             let mut work = self.work.lock();
             (work.not_taken, work.unreadable, work.retries) = (None, HashSet::new(), HashMap::new());
+            work.waits_since.clear();
             return true;
         }
         // The leader ends the logs of all that are lost, this node's earlier incarnations included: only then their blocks say all. The
@@ -560,10 +576,16 @@ impl Recovery {
                 return false;
             }
             let logs: Vec<EndedLog> = logs.iter().filter(|ended| sources.have(ended.log.into())).cloned().collect();
-            if let Err(reason) = self.take_part(&owned, &logs) {
-                let (now, mut work) = (Instant::now(), self.work.lock());
-                owned.into_iter().for_each(|one| work.retries.entry(one).or_default().failed(heard, now));
-                not_taken.get_or_insert(reason);
+            let parts = self.group.read(|state| without::alone(state, owned));
+            for owned in parts {
+                if let Err(reason) = self.take_or_go_on_without(&owned, &logs) {
+                    let (now, mut work) = (Instant::now(), self.work.lock());
+                    for one in owned {
+                        work.retries.entry(one).or_default().failed(heard, now);
+                        work.waits_since.entry(one).or_insert(now);
+                    }
+                    not_taken.get_or_insert(reason);
+                }
             }
         }
         if let Some(reason) = &not_taken {
@@ -575,6 +597,40 @@ impl Recovery {
             self.work.lock().not_taken = not_taken;
         }
         is_all
+    }
+
+    /// Takes over streamlets that may need something of these logs. One of which a person has given up blocks, which comes alone, goes on without them if it cannot be opened with
+    /// them, or if an owner before may have done so.
+    fn take_or_go_on_without(&self, owned: &[Owned], logs: &[EndedLog]) -> Result<(), String> {
+        let [(stream, streamlet, owner_epoch)] = *owned else { return self.take_part(owned, logs) };
+        let (before, all) = self.group.read(|state| without::given_up(state, (stream, streamlet), owner_epoch));
+        let Err(reason) = self.take_part(owned, &without(logs, &before)) else { return Ok(()) };
+        let is_unreadable = self.work.lock().unreadable.contains(&owned[0]);
+        if all.len() == before.len() || !is_unreadable {
+            return Err(reason);
+        }
+        tracing::warn!(%stream, %streamlet, reason, "a streamlet is opened without blocks that nobody gives, as a person has said");
+        self.take_part(owned, &without(logs, &all))
+    }
+
+    /// Has streamlets of a rebuild that has failed go on without blocks that a person has given up for them. Whether any does.
+    fn go_on_without(&self, taken: &Taken, logs: &[EndedLog]) -> bool {
+        let mut goes_on = false;
+        for name in taken.rebuild.streamlets.iter().copied() {
+            let StreamletRef { stream, streamlet } = name;
+            let (_, all) = self.group.read(|state| without::given_up(state, (stream, streamlet), u32::MAX));
+            if all.is_empty() || self.is_stopping() {
+                continue;
+            }
+            let logs = without(logs, &all);
+            match self.broker.go_on_without(&taken.rebuild, name, &logs, &self.backups, &taken.progress) {
+                Ok(is_it) => goes_on |= is_it,
+                Err(failure) => {
+                    tracing::warn!(%stream, %streamlet, error = %failure, "a streamlet does not go on without what was given up for it");
+                }
+            }
+        }
+        goes_on
     }
 
     /// Takes over streamlets that may need something of these logs.
@@ -595,7 +651,10 @@ impl Recovery {
         tracing::info!(streamlets, bytes, took_ms, "streamlets of a lost broker were taken over");
         let mut work = self.work.lock();
         work.taken.extend(owned.iter().copied());
-        owned.iter().for_each(|one| _ = work.retries.remove(one));
+        for one in owned {
+            work.retries.remove(one);
+            work.waits_since.remove(one);
+        }
         work.next_taken += 1;
         let number = work.next_taken;
         let logs = rebuild.needs.clone();
@@ -631,7 +690,12 @@ impl Recovery {
         loop {
             let Some((taken, heard)) = self.next_rebuild() else { return };
             let logs = self.group.read(|state| ended_logs(state, self.node));
-            let done = self.broker.rebuild(&taken.rebuild, &logs, &self.backups, &taken.progress);
+            let rebuild = || self.broker.rebuild(&taken.rebuild, &logs, &self.backups, &taken.progress);
+            let mut done = rebuild();
+            let is_unreadable = done.as_ref().is_err_and(|failure| failure.status == Status::SegmentUnreadable);
+            if is_unreadable && self.go_on_without(&taken, &logs) {
+                done = rebuild();
+            }
             if let Err(failure) = done {
                 let failure = failure.to_string();
                 if said.is_news(&failure) {
@@ -692,12 +756,34 @@ impl Recovery {
     /// What waits here for lost nodes, a sentence each.
     pub(super) fn waits(&self) -> Vec<String> {
         let (left, advice) = (self.left_to_open(), self.group.read(waiting::to_start));
+        let wanted: HashSet<Owned> =
+            self.group.read(|state| state.to_rebuild(self.node, self.epoch)).into_iter().collect();
+        let now = Instant::now();
         let work = self.work.lock();
-        let taken = work.not_taken.as_ref().filter(|_| left > 0);
-        let taken = taken.map(|why| format!("{left} streamlets of lost nodes wait to be opened: {why}{advice}"));
-        let rebuilt = work.not_rebuilt.as_ref();
-        let rebuilt = rebuilt.map(|why| format!("what lost nodes had cannot be rebuilt: {why}{advice}"));
+        let (not_taken, not_rebuilt) = (work.not_taken.clone().filter(|_| left > 0), work.not_rebuilt.clone());
+        let unopened = work.waits_since.iter().filter(|(one, _)| wanted.contains(one));
+        let unopened: Vec<_> = unopened.map(|((stream, at, _), since)| ((*stream, at.0), *since)).collect();
+        let stuck = work.not_rebuilt_yet();
+        // What is awaited lanes say, which have locks of their own.
+        drop(work);
+        let unread: Vec<_> = stuck.iter().flat_map(|(taken, since)| self.awaited(taken, *since)).collect();
+        let told = |waiting: Vec<_>| self.group.read(|state| waiting::who_waits(state, waiting, now));
+        let ((unopened, next), (unread, then)) = (told(unopened), told(unread));
+        let taken = not_taken
+            .map(|why| format!("{left} streamlets of lost nodes wait to be opened{unopened}: {why}{advice}{next}"));
+        let rebuilt =
+            not_rebuilt.map(|why| format!("what lost nodes had cannot be rebuilt{unread}: {why}{advice}{then}"));
         taken.into_iter().chain(rebuilt).collect()
+    }
+
+    /// Streamlets of a rebuild of which something is awaited, with since when it fails.
+    fn awaited(&self, taken: &Taken, since: Instant) -> Vec<((StreamId, u32), Instant)> {
+        let log = self.broker.log();
+        let is_awaiting = |name: &&StreamletRef| {
+            log.stream(name.stream).is_some_and(|of| of.streamlet(name.streamlet).is_some_and(|at| at.is_awaiting()))
+        };
+        let awaiting = taken.rebuild.streamlets.iter().filter(is_awaiting);
+        awaiting.map(|name| ((name.stream, name.streamlet.0), since)).collect()
     }
 
     /// What is left of rebuilds here: see [`Work::left_bytes`].

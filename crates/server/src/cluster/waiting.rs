@@ -1,9 +1,19 @@
 //! What a cluster waits for that lost nodes have, in sentences for `kera status`: which nodes these are and what to do. Of the coordinators'
 //! state alone.
 
+use std::time::{Duration, Instant};
+
 use kera_coordinator::cluster::ClusterState;
 use kera_format::cluster::{LogName, NodeNumber};
+use kera_format::{StreamId, level};
 use kera_protocol::StreamletRange;
+
+use crate::units::human_duration;
+
+/// Streamlets that are named of those that wait.
+const NAMED: usize = 3;
+/// What has waited for so long may wait for good: it is said how to go on without.
+const FOR_LONG: Duration = Duration::from_secs(60);
 
 /// What is said of logs of lost nodes that have no end: nothing that was in them can be taken over.
 pub(super) fn undecided(state: &ClusterState) -> Option<String> {
@@ -54,6 +64,34 @@ pub(super) fn to_start(state: &ClusterState) -> String {
     }
 }
 
+/// Which streamlets wait and for how long, each with since when it does: as a part of a sentence, and what to type if what they wait for is gone for good, as advice behind it.
+/// Both are nothing if none waits, the latter also as long as it may pass.
+pub(super) fn who_waits(
+    state: &ClusterState,
+    mut waiting: Vec<((StreamId, u32), Instant)>,
+    now: Instant,
+) -> (String, String) {
+    let Some(since) = waiting.iter().map(|(_, since)| *since).min() else { return Default::default() };
+    waiting.sort_unstable();
+    let name = |(stream, at): (StreamId, u32)| match state.catalog.find(&stream.into()) {
+        Ok(info) => format!("{}/{at}", info.name),
+        Err(_) => format!("{stream}/{at}"),
+    };
+    let named: Vec<String> = waiting.iter().take(NAMED).map(|(of, _)| name(*of)).collect();
+    let more = match waiting.len() - named.len() {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    let waits = now.saturating_duration_since(since);
+    let who = format!(" ({}{more}, for {})", named.join(", "), human_duration(waits.as_millis() as u64));
+    let is_for_long = waits >= FOR_LONG && state.level() >= level::LOST_FOR_ONE;
+    let next = format!(
+        "; if blocks that it waits for are gone for good: `kera streamlet accept-loss {} --log NODE/EPOCH/LOG --blocks FIRST-LAST`",
+        named[0]
+    );
+    (who, if is_for_long { next } else { String::new() })
+}
+
 /// Where it is said what nobody has who is there, if there is such.
 fn or_give_up(state: &ClusterState) -> &'static str {
     match state.lost_log_infos(1).logs.is_empty() {
@@ -91,6 +129,28 @@ mod tests {
 
     fn fence(state: &mut ClusterState, node: NodeNumber) {
         apply(state, &[ClusterEntry::NodeFenced { node, epoch: 7 }]);
+    }
+
+    #[test]
+    fn who_waits_is_named_with_for_how_long_and_what_to_type_when_that_is_long() {
+        let mut state = joined(4, 7);
+        let options = StreamOptions { streamlets: 6, replication: 2, ..StreamOptions::default() };
+        let created = CreateStream { name: "payments".into(), options, if_not_exists: false };
+        let entries = state.plan_create_stream(&created, &Limits { streams: 10, nodes: 4 }, 0, false).expect("made");
+        apply(&mut state, &entries);
+        let stream = state.catalog.find(&"payments".into()).expect("it is there").id;
+        let began = Instant::now();
+        let waiting: Vec<_> = (0..5).rev().map(|at| ((stream, at), began + Duration::from_secs(at.into()))).collect();
+        let after = |seconds| began + Duration::from_secs(seconds);
+        assert_eq!(who_waits(&state, Vec::new(), after(600)), (String::new(), String::new()));
+        let who = |text: &str| format!(" (payments/0, payments/1, payments/2 and 2 more, for {text})");
+        assert_eq!(who_waits(&state, waiting.clone(), after(59)), (who("59s"), String::new()));
+        assert_eq!(who_waits(&state, waiting.clone(), after(60)), (who("1m"), String::new()), "the level is too low");
+        (state.level() + 1..=level::LOST_FOR_ONE)
+            .for_each(|level| apply(&mut state, &[ClusterEntry::LevelRaised { level }]));
+        let next = "; if blocks that it waits for are gone for good: `kera streamlet accept-loss payments/0 --log NODE/EPOCH/LOG --blocks FIRST-LAST`";
+        assert_eq!(who_waits(&state, waiting.clone(), after(60)), (who("1m"), next.into()));
+        assert_eq!(who_waits(&state, waiting[4..].to_vec(), after(0)).0, " (payments/0, for 0 ms)");
     }
 
     #[test]
