@@ -2,6 +2,7 @@
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use kera_client::Compression;
+use kera_format::vlog_replica::LogId;
 use kera_format::{BatchCompression, Cleanup, Durability, Order, ReplicationMode, Timestamps};
 use kera_server::units::{parse_bytes, parse_duration_ms};
 
@@ -762,25 +763,63 @@ at the old one, which serves it until retention takes it. `kera stream describe 
         #[arg(long)]
         no_wait: bool,
     },
-    /// Go on without what only a lost node had of a streamlet. This cannot be undone.
+    /// Go on without what only a lost node had of a streamlet, or blocks of a lost log had. This cannot be undone.
     #[command(after_help = "\
-Example:
+Examples:
   kera streamlet accept-loss payments/3 --yes
+  kera streamlet accept-loss payments/3 --log 1/4/0 --blocks 1-99 --gone 1,5
+      without these blocks, which payments/3 is rebuilt from
 
 For streamlets whose node is lost for good and that nobody else has a copy of: they go on, without the records \
 that only that node had, at another one. Numbers of records begin again at 0, or where the streamlet last moved. \
 If the node can come back, start it instead: then nothing is lost.
 
 What streamlets with copies wait for is in virtual logs: look at `kera log list` first, for `kera log accept-loss` \
-keeps all that some node still has.")]
+keeps all that some node still has. With --log and --blocks one streamlet alone goes on, also where backups are \
+live that do not give the blocks; `kera status` names both. All other streamlets wait as before. Say all blocks that \
+were copied to the same nodes: what is refused says which these are. They are asked for once more first. What is \
+lost is what `kera log accept-loss` says; of a compacted stream keys may come back that were deleted.")]
     AcceptLoss {
         /// The streamlet, as STREAM/NUMBER.
         #[arg(value_name = "STREAM/NUMBER", value_parser = streamlet_name)]
         streamlet: StreamletName,
+        /// The log of which blocks are missing, as NODE/EPOCH/NUMBER.
+        #[arg(long, value_name = "LOG", value_parser = one_log, requires = "blocks")]
+        log: Option<LogId>,
+        /// The blocks that it goes on without.
+        #[arg(long, value_name = "FIRST-LAST", value_parser = blocks, requires = "log")]
+        blocks: Option<Blocks>,
+        /// The nodes that had them and are gone for good, with the log's own, like 1,2,3 or 1-3.
+        #[arg(long, value_name = "NODE,…", value_delimiter = ',', value_parser = numbers::nodes, requires = "log")]
+        gone: Vec<Span>,
         /// Do not ask.
         #[arg(long)]
         yes: bool,
     },
+}
+
+/// Blocks of a virtual log, as the command line names them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Blocks {
+    /// The first one.
+    pub first: u64,
+    /// The last one.
+    pub last: u64,
+}
+
+fn blocks(text: &str) -> Result<Blocks, String> {
+    let parts = text.split_once('-').unwrap_or((text, text));
+    match (parts.0.parse::<u64>(), parts.1.parse::<u64>()) {
+        (Ok(first), Ok(last)) if first > 0 && first <= last => Ok(Blocks { first, last }),
+        _ => Err(format!("`{text}` are no blocks; name the first and the last, from 1, like 1-99")),
+    }
+}
+
+fn one_log(text: &str) -> Result<LogId, String> {
+    match log_names(text) {
+        Ok(LogNames { node, epoch: Some(epoch), log: Some(vlog) }) => Ok(LogId { node, epoch, vlog }),
+        _ => Err(format!("`{text}` is no log; name it as NODE/EPOCH/NUMBER like 1/4/0")),
+    }
 }
 
 /// Virtual logs, as the command line names them.
@@ -987,6 +1026,21 @@ mod tests {
     }
 
     #[test]
+    fn blocks_are_given_up_with_their_log_and_both_are_said() {
+        assert_eq!(blocks("7"), Ok(Blocks { first: 7, last: 7 }));
+        assert_eq!(blocks("1-99"), Ok(Blocks { first: 1, last: 99 }));
+        for bad in ["", "-", "0-5", "9-1", "1-2-3", "a-b"] {
+            assert!(blocks(bad).is_err(), "{bad}");
+        }
+        assert_eq!(one_log("1/4/0"), Ok(LogId { node: 1, epoch: 4, vlog: 0 }));
+        assert!(one_log("1/4").is_err() && one_log("1").is_err());
+        for line in ["--log 1/4/0", "--blocks 1-99", "--gone 1", "--log 1 --blocks 1-99"] {
+            let words = ["kera", "streamlet", "accept-loss", "s/3"].into_iter().chain(line.split_whitespace());
+            assert!(Cli::try_parse_from(words).is_err(), "{line}");
+        }
+    }
+
+    #[test]
     fn what_scripts_rely_on_is_understood() {
         for line in [
             "serve --data d --listen 127.0.0.1:1 --http-listen none --config f --log-format json",
@@ -1010,6 +1064,8 @@ mod tests {
             "log list --json",
             "log accept-loss 1/4/0 --gone 1,2,3 --yes",
             "log accept-loss 1 --gone 1-3,7",
+            "streamlet accept-loss s/3 --yes",
+            "streamlet accept-loss s/3 --log 1/4/0 --blocks 1-99 --gone 1,5 --yes",
             "--connect a:1 status",
             "status --check --json",
             "top",

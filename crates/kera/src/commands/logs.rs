@@ -166,7 +166,22 @@ fn told(of: &LostLog, names: &HashMap<StreamId, String>) -> String {
         0 => "  nobody is known to need it; others wait until it has an end\n".to_owned(),
         _ => format!("  streamlets that may have something in it: {}\n", streamlets.join(", ")),
     });
+    text.push_str(&next(of));
     text
+}
+
+/// What to do, in a line.
+fn next(of: &LostLog) -> String {
+    let lost: Vec<String> = of.lost_nodes.iter().map(ToString::to_string).collect();
+    let (all, node) = (lost.join(","), of.log.node);
+    if of.live_nodes.contains(&node) {
+        return format!("  next: wait, node {node} is live and may have all of it; stop it if it has not\n");
+    }
+    if lost.is_empty() {
+        // Nobody may come back: those who had it were given up.
+        return format!("  next: kera log accept-loss {}\n", name(of));
+    }
+    format!("  next: start one of nodes {all}; if all are gone: kera log accept-loss {} --gone {all}\n", name(of))
 }
 
 fn with_states(nodes: &[u32], of: &LostLog) -> String {
@@ -223,6 +238,28 @@ fn json(logs: &[LostLog], names: &HashMap<StreamId, String>) -> Vec<LogJson> {
 mod tests {
     use super::*;
     use kera_format::vlog_replica::LogId;
+
+    #[test]
+    fn what_to_type_next_is_told_of_each_log() {
+        let of = |lost: &[u32], live: &[u32]| LostLog {
+            log: LogId { node: 1, epoch: 4, vlog: 0 },
+            end: 0,
+            missing: vec![MissingBlocks { view: 1, first: 101, last: 0, backups: vec![2, 3] }],
+            lost_nodes: lost.to_vec(),
+            live_nodes: live.to_vec(),
+            streamlets: Vec::new(),
+        };
+        let next = |lost: &[u32], live: &[u32]| {
+            let text = told(&of(lost, live), &HashMap::new());
+            text.lines().last().expect("a line").trim().to_owned()
+        };
+        let all = "next: start one of nodes 1,2,3; if all are gone: kera log accept-loss 1/4/0 --gone 1,2,3";
+        assert_eq!(next(&[1, 2, 3], &[]), all);
+        assert_eq!(next(&[], &[]), "next: kera log accept-loss 1/4/0");
+        assert!(next(&[2, 3], &[1]).starts_with("next: wait, node 1 is live"));
+        // The end alone: node 3 has less.
+        assert!(next(&[1, 2], &[3]).ends_with("kera log accept-loss 1/4/0 --gone 1,2"));
+    }
 
     #[tokio::test]
     async fn those_given_up_before_one_is_refused_are_known_and_which_one_that_is() {

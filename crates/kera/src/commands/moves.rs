@@ -4,16 +4,19 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::{Duration, Instant};
 
 use kera_client::{Client, StreamId, StreamletId};
+use kera_format::vlog_replica::LogId;
 use kera_protocol::{
-    BalancePlan, MoveInfo, MovesDescription, NodeChange, NodeHoldings, PlannedMove, PlannedNode, Status,
+    AcceptStreamletLoss, BalancePlan, MoveInfo, MovesDescription, NodeChange, NodeHoldings, PlannedMove, PlannedNode,
+    Status,
 };
 use kera_server::units::human_bytes;
 use serde::Serialize;
 
-use crate::cli::{Globals, NodeCommand, RebalanceArgs, StreamletCommand, StreamletName};
+use crate::cli::{Blocks, Globals, NodeCommand, RebalanceArgs, StreamletCommand, StreamletName};
 use crate::commands::copies::named;
 use crate::connect::{check_streamlets, connect, explain, find_stream};
 use crate::error::CliError;
+use crate::numbers;
 use crate::output::{Table, counted, have_typed, print, print_json, say};
 
 /// How often it is looked how far things are.
@@ -58,7 +61,13 @@ struct PlannedNodeJson {
 pub async fn streamlet(command: StreamletCommand, globals: &Globals) -> Result<(), CliError> {
     match command {
         StreamletCommand::Move { streamlet, to, no_wait } => move_one(&streamlet, to, no_wait, globals).await,
-        StreamletCommand::AcceptLoss { streamlet, yes } => accept_loss(&streamlet, yes, globals).await,
+        StreamletCommand::AcceptLoss { streamlet, log, blocks, gone, yes } => match log.zip(blocks) {
+            Some(of) => {
+                let gone = numbers::each(&gone);
+                accept_loss_of(&streamlet, of, (&gone[..], yes), globals).await
+            }
+            None => accept_loss(&streamlet, yes, globals).await,
+        },
     }
 }
 
@@ -135,6 +144,46 @@ async fn accept_loss(name: &StreamletName, yes: bool, globals: &Globals) -> Resu
         );
     }
     print(&format!("{name} goes on without what only the lost node had\n"))
+}
+
+/// Has one streamlet go on without blocks of a log.
+async fn accept_loss_of(
+    name: &StreamletName,
+    (log, Blocks { first, last }): (LogId, Blocks),
+    (gone, yes): (&[u32], bool),
+    globals: &Globals,
+) -> Result<(), CliError> {
+    let client = connect(globals).await?;
+    let stream = find_stream(&client, &name.stream).await?;
+    check_streamlets(&stream, &[name.streamlet])?;
+    let LogId { node, epoch, vlog } = log;
+    let what = format!("what {name} had in blocks {first} to {last} of log {node}/{epoch}/{vlog} and nowhere else");
+    if !yes {
+        have_typed(
+            &name.to_string(),
+            &format!(
+                "{what} is gone for good then, with what was in front of it. Type the streamlet's name to go on: "
+            ),
+            || format!("{what} would be gone for good, with what was in front of it"),
+        )?;
+    }
+    let streamlet = StreamletId(name.streamlet);
+    let loss = AcceptStreamletLoss { stream: stream.id, streamlet, log, first, last, gone: gone.to_vec() };
+    client.admin().accept_streamlet_loss(&loss).await?;
+    if globals.json {
+        return print_json(&serde_json::json!({
+            "stream": stream.name,
+            "streamlet": name.streamlet,
+            "log": format!("{node}/{epoch}/{vlog}"),
+            "first": first,
+            "last": last,
+            "accepted": true,
+        }));
+    }
+    print(&format!(
+        "{name} goes on without blocks {first} to {last} of log {node}/{epoch}/{vlog}, once its owner has asked for them in vain; \
+         `kera status` says what it waits for\n"
+    ))
 }
 
 /// Runs `kera node`.

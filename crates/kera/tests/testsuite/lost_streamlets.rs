@@ -111,6 +111,20 @@ fn a_node_that_is_back_and_does_not_listen_yet_holds_up_no_other() {
     assert_eq!(lines_of(&one).len(), 300 - there);
 }
 
+/// What it waits for is asked of the coordinators, who know that it waits for nothing.
+#[test]
+fn a_streamlet_that_waits_for_no_block_gives_none_up() {
+    let ports = free_ports::<6>();
+    let (_members, nodes) = three_nodes(&ports);
+    let node = nodes[1].as_ref().expect("it runs");
+    node.ok("stream create spread --streamlets 1 --replication 2");
+    let (_, said) = node.fails("streamlet accept-loss spread/0 --log 1/1/0 --blocks 1-5");
+    assert!(said.contains("blocks 1 to 5 of log 1/1/0") && said.contains("would be gone for good"), "{said}");
+    let (_, said) = node.fails("streamlet accept-loss spread/0 --log 1/1/0 --blocks 1-5 --yes");
+    assert!(said.contains("is not being rebuilt: it waits for no block"), "{said}");
+    assert_eq!(produce(node, 0..300).len(), 300, "it goes on as it was");
+}
+
 /// Where streamlets ended that were left out, nobody could say when it began. It stands still while they are back and are written to.
 #[test]
 fn who_follows_gets_what_was_written_before_it_has_noticed_that_a_node_is_back() {
