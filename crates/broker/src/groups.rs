@@ -15,7 +15,7 @@ use kera_log::{
 use kera_protocol::groups::SegmentPlace;
 use kera_protocol::limits::{PAGE_ITEMS_MAX, WAIT_MS_MAX};
 use kera_protocol::{
-    AvailableGroups, AvailableSegments, GroupInfo, GroupList, LaneStats, Lookup, LookupResult, NextSegments, Op,
+    AvailableGroups, AvailableSegments, GroupInfo, GroupList, LaneStats, Lookup, LookupResult, NextSegments, Op, Owner,
     SegmentInfo, SegmentList, Start, Status, StreamStats, StreamStatsResponse,
 };
 use kera_rpc::Outbox;
@@ -243,30 +243,82 @@ pub(crate) fn check_visible(lane: &Lane) -> Result<(), Failure> {
 fn lookup(core: &mut Core, request: Request<'_>, out: &mut Outbox) -> Result<Attempt, Failure> {
     let message: Lookup = request.message()?;
     let lane = core.streams.lane(&core.broker, message.stream, message.streamlet, message.lane)?;
-    check_visible(lane)?;
-    match find(lane, message.at)? {
-        Place::Here(mut cursor, ordinal) => {
-            if !lane.is_plain() {
-                cursor = placed(core.broker.ownership(), lane, message.at, cursor, ordinal)?;
-            }
-            let stats = lane.stats();
-            // As whoever puts the groups of several nodes together finds it: who is told of an earlier one takes what is deleted for lost, or waits for it.
-            let first_ordinal = first_left(lane, stats.first_ordinal, stats.durable_ordinal);
-            let durable_ordinal = visible::end(lane, stats.durable_ordinal);
-            out.respond(request.header, &LookupResult { cursor, ordinal, first_ordinal, durable_ordinal });
+    match find_while(core.broker.ownership(), lane, message.at, || ())? {
+        Looked::Found(found) => {
+            out.respond(request.header, &found);
             Ok(Attempt::Answered)
         }
-        Place::Loading(seen) => Ok(Attempt::Wait { lanes: vec![(Arc::clone(lane), seen)], wait_ms: LOAD_WAIT_MS }),
+        Looked::Loading(seen) => Ok(Attempt::Wait { lanes: vec![(Arc::clone(lane), seen)], wait_ms: LOAD_WAIT_MS }),
     }
+}
+
+/// What a [`Lookup`] has come to.
+#[derive(Debug)]
+enum Looked {
+    Found(LookupResult),
+    /// As with [`Place::Loading`].
+    Loading(LaneVersion),
+}
+
+/// Whose a lane is, and whether it is open here.
+#[derive(PartialEq, Eq)]
+struct Standing {
+    is_plain: bool,
+    tenure: Tenure,
+    owner_epoch: u32,
+    /// By the table of owners. Not asked for where nobody else has anything.
+    owner: Option<Owner>,
+}
+
+impl Standing {
+    fn of(ownership: &Ownership, lane: &Lane) -> Standing {
+        let is_plain = lane.is_plain();
+        let owner = if is_plain { None } else { ownership.owner(lane.stream_id(), lane.streamlet_id()) };
+        Standing { is_plain, tenure: lane.tenure(), owner_epoch: lane.owner_epoch(), owner }
+    }
+}
+
+/// Finds a place in a lane of which other nodes may have groups, and where it begins and ends.
+///
+/// Whose the lane is has to be the same before the look at it and behind it. A streamlet that is taken over is emptied of what it had, told where it ends, and given its groups,
+/// one after the other: who looked in between and found it open then would be told that its beginning is its end, and read nothing of it. `meanwhile` is for tests: it comes
+/// between the two looks.
+fn find_while(ownership: &Ownership, lane: &Arc<Lane>, at: Start, meanwhile: impl FnOnce()) -> Result<Looked, Failure> {
+    let standing = Standing::of(ownership, lane);
+    check_visible(lane)?;
+    let (mut cursor, ordinal) = match find(lane, at)? {
+        Place::Here(cursor, ordinal) => (cursor, ordinal),
+        Place::Loading(seen) => return Ok(Looked::Loading(seen)),
+    };
+    let stats = lane.stats();
+    meanwhile();
+    // As whoever puts the groups of several nodes together finds it: who is told of an earlier one takes what is deleted for lost, or waits for it.
+    let first_ordinal = first_left(lane, stats.first_ordinal, stats.durable_ordinal);
+    let durable_ordinal = visible::end(lane, stats.durable_ordinal);
+    if Standing::of(ownership, lane) != standing {
+        let (stream, streamlet) = (lane.stream_id(), lane.streamlet_id());
+        return Err(Failure::not_owner(stream, streamlet, ownership.hint(stream, streamlet)));
+    }
+    if !standing.is_plain {
+        cursor = placed(ownership, lane, &standing, at, cursor, ordinal)?;
+    }
+    Ok(Looked::Found(LookupResult { cursor, ordinal, first_ordinal, durable_ordinal }))
 }
 
 /// A place that was found in a lane of which other nodes have groups. Refused if another node may have the right one: then the reader's
 /// look at the owners is too old.
-fn placed(ownership: &Ownership, lane: &Lane, at: Start, found: Cursor, ordinal: u64) -> Result<Cursor, Failure> {
+fn placed(
+    ownership: &Ownership,
+    lane: &Lane,
+    standing: &Standing,
+    at: Start,
+    found: Cursor,
+    ordinal: u64,
+) -> Result<Cursor, Failure> {
     let (stream, streamlet) = (lane.stream_id(), lane.streamlet_id());
-    let Some(owner) = ownership.owner(stream, streamlet) else { return Ok(found) };
+    let Some(owner) = &standing.owner else { return Ok(found) };
     let is_its = owner.node == ownership.node();
-    let is_owner = is_its && lane.tenure() != Tenure::Elsewhere;
+    let is_owner = is_its && standing.tenure != Tenure::Elsewhere;
     if is_its && !is_owner {
         // It is being taken over: what is here of it from before is not all, and says nothing of where the lane begins and ends.
         return Err(Failure::not_owner(stream, streamlet, ownership.hint(stream, streamlet)));
@@ -340,4 +392,23 @@ fn stream_stats(core: &mut Core, message: &StreamStats) -> Result<StreamStatsRes
         });
     }
     Ok(StreamStatsResponse { lanes, more })
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// Where a reader is told that a lane begins, and ends, if between its look at the lane and the look at whose that is `meanwhile` happens.
+    pub(crate) fn look_up_meanwhile(
+        broker: &crate::Broker,
+        lane: &Arc<Lane>,
+        at: Start,
+        meanwhile: &dyn Fn(),
+    ) -> Result<(u64, u64), Status> {
+        match find_while(broker.ownership(), lane, at, meanwhile) {
+            Ok(Looked::Found(found)) => Ok((found.ordinal, found.durable_ordinal)),
+            Ok(Looked::Loading(_)) => panic!("it is in memory"),
+            Err(failure) => Err(failure.status),
+        }
+    }
 }

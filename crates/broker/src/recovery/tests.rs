@@ -15,12 +15,13 @@ use kera_log::{
     Appended, Arena, ArenaConfig, ChunkReference, DurabilitySink, Lane, Log, LogConfig, Observer, SinkError, Ticket,
 };
 use kera_protocol::placement::OlderGroups;
-use kera_protocol::{BlockHead, OfferGroups, WholeLane};
+use kera_protocol::{BlockHead, OfferGroups, Start, WholeLane};
 use parking_lot::{Condvar, Mutex};
 
 use super::returned::NotTaken;
 use super::*;
 use crate::config::BrokerConfig;
+use crate::groups::tests::look_up_meanwhile;
 use crate::moved::Reading;
 use crate::moved::tests::read_meanwhile;
 
@@ -350,6 +351,25 @@ fn a_reader_that_comes_while_groups_leave_is_sent_after_them() {
     };
     let reading = read_meanwhile(&next.broker, &lane, cursor, &leaves);
     assert!(matches!(reading, Reading::Elsewhere(at) if at == cursor), "{reading:?}");
+}
+
+/// A lane that is taken over is empty for a moment. Whoever has looked at it then is not told that it begins, or ends, there because it is open when that is asked.
+#[test]
+fn a_place_that_was_looked_up_before_a_streamlet_is_taken_over_counts_for_nothing() {
+    let (_, memory, logs) = lost_node();
+    for at in [Start::Earliest, Start::Latest] {
+        let next = Node::new(2);
+        next.is_owner(2, 3);
+        let stream = next.broker.log().stream(STREAM).expect("a stream");
+        let lane = stream.streamlet(X).expect("a streamlet").lane(LaneId(0)).expect("a lane").clone();
+        let is_taken = || {
+            next.broker.take_over(&[(STREAM, X, 3)], &logs, &memory).expect("taken over");
+        };
+        assert_eq!(look_up_meanwhile(&next.broker, &lane, at, &|| ()), Err(Status::NotOwner));
+        assert_eq!(look_up_meanwhile(&next.broker, &lane, at, &is_taken), Err(Status::NotOwner));
+        let place = if at == Start::Latest { 10 } else { 0 };
+        assert_eq!(look_up_meanwhile(&next.broker, &lane, at, &|| ()), Ok((place, 10)));
+    }
 }
 
 /// What the owner holds itself has its copies in its own logs, and would go with nothing in the logs of the node that came back.

@@ -617,35 +617,37 @@ impl Consumer {
     }
 }
 
-/// Where what was written to lanes ends by now, if all who have something of them tell. Not how far they can be read: where a transaction is not known to have ended that
-/// may go back for a while, as behind a move, and nothing is lost.
+/// Where what was written to lanes ends by now. Not how far they can be read: where a transaction is not known to have ended that may go back for a while, as behind a move,
+/// and nothing is lost.
 ///
-/// Of a lane that is lost as a whole nobody tells anything, as of one that is being moved or rebuilt, or was never written to. So the owners of those that are waited for
-/// and not told of are asked in turn: one answers only when it has all that there is of the streamlet, and knows which transactions run in it. Where such a lane
-/// ends at its beginning, it is empty.
+/// The owner of a lane is asked first: it answers only when it has all that there is of the streamlet, and knows which transactions run in it. What nodes tell of how much
+/// they have says nothing alone: one that is about to take a streamlet over has what it had in an earlier time, and whoever took the end of that for the lane's would not
+/// read what was written since.
 async fn ends_of(client: &Client, stream: StreamId, waiting: &[(StreamletId, LaneId)]) -> Ends {
-    let mut ends: Ends = match client.admin().stream_stats(stream).await {
-        Ok(all) if all.unheard.is_empty() => {
-            all.lanes.iter().map(|lane| ((lane.streamlet, lane.lane), lane.next_ordinal)).collect()
-        }
-        _ => return Ends::new(),
-    };
-    let untold: Vec<_> = waiting.iter().copied().filter(|lane| !ends.contains_key(lane)).collect();
-    for lanes in untold.chunks(LOOKUPS_AT_ONCE) {
+    let mut ends = Ends::new();
+    for lanes in waiting.chunks(LOOKUPS_AT_ONCE) {
         let mut finding = JoinSet::new();
         for (streamlet, lane) in lanes.iter().copied() {
             let (client, lookup) = (client.clone(), Lookup { stream, streamlet, lane, at: Start::Latest });
             finding.spawn(async move { ((streamlet, lane), client.find_place(&lookup, Duration::ZERO).await) });
         }
         while let Some(found) = finding.join_next().await {
-            if let Ok((lane, Ok(at))) = found
-                && at.ordinal.max(at.durable_ordinal) == 0
-            {
-                ends.insert(lane, 0);
+            if let Ok((lane, Ok(at))) = found {
+                ends.insert(lane, at.ordinal.max(at.durable_ordinal));
             }
         }
     }
-    ends
+    match client.admin().stream_stats(stream).await {
+        Ok(all) if all.unheard.is_empty() => {
+            for told in all.lanes {
+                if let Some(end) = ends.get_mut(&(told.streamlet, told.lane)) {
+                    *end = (*end).max(told.next_ordinal);
+                }
+            }
+            ends
+        }
+        _ => Ends::new(),
+    }
 }
 
 /// Whether so many lanes can be read from one node.
