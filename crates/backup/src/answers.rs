@@ -153,7 +153,7 @@ impl Backup {
     pub(crate) fn gather(&self, gathering: &mut Gathering) -> Result<(), BackupError> {
         let Some(part) = gathering.left.pop_front() else { return Ok(()) };
         let (from, through) = gathering.blocks;
-        let footer = self.footer(gathering.log, &part, from, through)?;
+        let footer = self.noticed(gathering.log, &part, self.footer(gathering.log, &part, from, through))?;
         let Gathering { wanted, lanes, .. } = gathering;
         let is_wanted = |stream, streamlet| wanted.is_empty() || wanted.contains(&StreamletRef { stream, streamlet });
         for run in footer.segments.into_iter().filter(|run| is_wanted(run.stream, run.streamlet)) {
@@ -283,14 +283,19 @@ impl Backup {
     /// Reads what is wanted of the next file.
     pub(crate) fn read_on(&self, reading: &mut Reading) -> Result<(), BackupError> {
         let Some(part) = reading.left.pop_front() else { return Ok(()) };
+        let read = self.read_file(reading, &part);
+        self.noticed(reading.log, &part, read)
+    }
+
+    fn read_file(&self, reading: &mut Reading, part: &FilePart) -> Result<(), BackupError> {
         let Reading { log, blocks: (_, through), wanted, bytes_max, left, read, bytes } = reading;
-        let mut source = self.source(*log, &part)?;
-        let known = self.positions.find(*log, &part, read.next_block);
-        let (mut at, mut block) = self.skip_to(&mut source, &part, known, read.next_block)?;
+        let mut source = self.source(*log, part)?;
+        let known = self.positions.find(*log, part, read.next_block);
+        let (mut at, mut block) = self.skip_to(&mut source, part, known, read.next_block)?;
         while block <= part.last.min(*through) {
-            let header = self.whole_block(&mut source, &part, at, block)?;
+            let header = self.whole_block(&mut source, part, at, block)?;
             if *bytes > 0 && *bytes + header.chunk_bytes as usize > *bytes_max {
-                self.positions.note(*log, &part, block, at);
+                self.positions.note(*log, part, block, at);
                 left.clear();
                 return Ok(());
             }

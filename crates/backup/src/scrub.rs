@@ -9,9 +9,10 @@ use std::sync::Arc;
 
 use kera_env::is_out_of_means;
 use kera_format::vlog_replica::LogId;
-use kera_protocol::BlockRange;
+use kera_protocol::{BlockRange, Status};
 
 use crate::backup::Backup;
+use crate::error::BackupError;
 use crate::files::RunKey;
 use crate::replica::FilePart;
 use crate::scan::Source;
@@ -80,6 +81,30 @@ impl Backup {
     /// Reads a file, or a part of one, past the page cache, and notes blocks that do not read back. What cannot be read for whatever reason does not.
     pub(crate) fn look(&self, log: LogId, part: &FilePart) {
         self.note_read(log, part, self.read_back(log, part));
+    }
+
+    /// Passes on what came of reading from a file for somebody. If a block did not read back, the file is looked through at once: its owner is told of the loss as of any that is
+    /// found here, and may have the block copied again before the next round comes to it.
+    pub(crate) fn noticed<T>(
+        &self,
+        log: LogId,
+        part: &FilePart,
+        read: Result<T, BackupError>,
+    ) -> Result<T, BackupError> {
+        if read.as_ref().is_err_and(|error| error.status == Status::SegmentUnreadable)
+            && !self.is_known_damaged(log, part)
+            && let Ok(found) = self.read_back(log, part)
+        {
+            self.note_read(log, part, Ok(found));
+        }
+        read
+    }
+
+    /// Whether damage in a file was found since the start: whoever asks again for what is there does not have all of it read anew.
+    fn is_known_damaged(&self, log: LogId, part: &FilePart) -> bool {
+        let state = self.state.lock();
+        let damaged = state.logs.get(&log).map_or(&[][..], |replica| &replica.damaged[..]);
+        damaged.iter().any(|range| range.first <= part.last && part.first <= range.last)
     }
 
     /// Notes blocks that do not read back. Bytes that were read, and blocks of which nobody knew.

@@ -1173,6 +1173,23 @@ fn a_file_to_which_blocks_are_written_is_looked_through_as_well() {
     assert_eq!(rig.ranges(LOG), [BlockRange { first: 2, last: 3 }]);
 }
 
+/// The round of looks may be a week away.
+#[test]
+fn what_somebody_could_not_read_is_not_told_to_be_there_from_then_on() {
+    let (disk, disks) = memory();
+    let mut rig = Rig::over(open(&disks, 1).0);
+    (1..=3).for_each(|block| assert_eq!(rig.store(LOG, block, 1, true), Ok(stored(block))));
+    let files = disk.list("replicas").expect("list");
+    let file = files.iter().find(|name| name.ends_with(".replica")).expect("a file");
+    disk.flip_bit(&format!("replicas/{file}"), 4096 + 200, 3).expect("there");
+    assert_eq!(rig.ranges(LOG), [BlockRange { first: 1, last: 3 }], "nobody knows");
+    assert_eq!(rig.read(LOG, 2, 3), Ok(vec![2, 3]));
+    assert_eq!(rig.ranges(LOG), [BlockRange { first: 1, last: 3 }], "it was not read");
+    assert_eq!(rig.read(LOG, 1, 3).expect_err("damaged").status, Status::SegmentUnreadable);
+    assert_eq!(rig.ranges(LOG), [BlockRange { first: 2, last: 3 }]);
+    assert_eq!(rig.read(LOG, 2, 3), Ok(vec![2, 3]));
+}
+
 /// A backup that has no more files to open would have all of its copies made again, and could not give them to whoever needs them meanwhile.
 #[test]
 fn what_cannot_be_opened_for_want_of_files_is_left_to_the_next_round() {
