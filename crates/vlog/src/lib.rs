@@ -30,7 +30,7 @@ mod writer;
 
 pub use replay::{Damage, ReplayError, ReplayReport};
 pub use replicated::{
-    Answer, BackupId, BackupLink, Block, ReplicatedConfig, ReplicatedLog, ReplicatedStats, Shares, Turn, View,
+    Answer, BackupId, BackupLink, Block, Held, ReplicatedConfig, ReplicatedLog, ReplicatedStats, Shares, Turn, View,
     ViewAnswer, Views,
 };
 pub use stats::VirtualLogStats;

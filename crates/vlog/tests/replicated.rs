@@ -1177,6 +1177,84 @@ fn what_lost_a_backup_is_copied_again_and_nobody_needs_its_old_view() {
     (1..=world.checked).filter(|block| *block >= view.first).for_each(|block| world.check_block(block));
 }
 
+/// What is damaged a backup has noted in its memory. A start of it may take the block for whole again, and the list that it tells then has it.
+#[test]
+fn what_a_backup_has_lost_of_an_older_view_is_copied_again_whatever_it_says_later() {
+    let config = ReplicatedConfig { copy_again_after_us: 400_000, ..config() };
+    let mut world = World::new(7, config);
+    world.loses = false;
+    world.net.said().candidates = vec![1, 2];
+    (0..60).for_each(|_| _ = world.append());
+    world.heal();
+    let (acknowledged, before) = world.replicated.state();
+    let lacking = |world: &World| {
+        world.replicated.look_at_copies(&|_, _| true, &|_, _| false);
+        world.replicated.stats().under_replicated > 0
+    };
+    world.replicated.came_back(2, &world.replicated.held(), &[2..=acknowledged]);
+    world.turn_and_ask();
+    world.heal();
+    world.turn();
+    let (_, view) = world.replicated.state();
+    assert_eq!((view.number, &view.backups), (before.number + 1, &before.backups));
+    assert!(lacking(&world));
+    world.replicated.came_back(2, &world.replicated.held(), &[1..=acknowledged]);
+    world.turn();
+    assert!(lacking(&world), "it has said that it lacks a block");
+    // Backup 1 has lost one of the older view as well, in which nobody looks for the present one.
+    world.replicated.came_back(1, &world.replicated.held(), &[1..=1, 3..=acknowledged]);
+    world.turn();
+    assert_eq!(world.replicated.state().1, view);
+    world.replicated.give_up_again(&[before.number, view.number]);
+    world.turn();
+    assert!(world.net.said().given_up.is_empty(), "both are needed");
+    world.clock.advance_ms(400);
+    assert!(world.copy_again(&|_, _| false) >= STREAMLETS as usize);
+    world.turn();
+    assert!(!lacking(&world));
+    assert_eq!(world.net.said().given_up, [before.number]);
+    // The coordinators have not done it, or had no leader.
+    world.replicated.give_up_again(&[before.number, view.number]);
+    world.turn();
+    assert_eq!(world.net.said().given_up, [before.number, before.number]);
+    world.check_readers();
+}
+
+/// Whoever takes over asks for all of a view. A backup with a hole in it refuses, and nobody is left who knows that nothing lives there.
+#[test]
+fn a_hole_where_nothing_lives_any_more_is_a_loss_and_what_was_given_back_is_none() {
+    let mut world = World::new(9, config());
+    world.loses = false;
+    world.net.said().candidates = vec![1, 2];
+    (0..400).for_each(|_| _ = world.append());
+    world.heal();
+    let (acknowledged, before) = world.replicated.state();
+    let streams = world.log.streams();
+    let streamlets = streams.iter().flat_map(|stream| stream.streamlets().cloned().collect::<Vec<_>>());
+    let all: Vec<_> = streamlets.flat_map(|streamlet| world.log.segments_before(&streamlet, u32::MAX)).collect();
+    all.iter().for_each(|id| world.replicated.segment_gone(*id));
+    world.turn();
+    let through = world.net.said().released.iter().map(|(_, through)| *through).max().expect("something");
+    assert!(4 < through && through < acknowledged, "{through} of {acknowledged}");
+    // A backup that was started again has not heard it; one that was never asked to keep anything is told nothing.
+    world.net.said().released.clear();
+    [2, 5].into_iter().for_each(|backup| world.replicated.release_again(backup));
+    world.turn();
+    assert_eq!(world.net.said().released, [(2, through)]);
+    let held = world.replicated.held();
+    for given_back in [1, through - 1, through, through + 1] {
+        world.replicated.came_back(2, &held, &[given_back..=acknowledged]);
+        world.turn();
+        assert_eq!(world.replicated.state().1, before, "what is in front of {given_back} was given back");
+    }
+    world.replicated.came_back(2, &held, &[1..=through - 3, through - 1..=acknowledged]);
+    world.turn_and_ask();
+    world.heal();
+    world.turn();
+    let (_, view) = world.replicated.state();
+    assert_eq!((view.number, view.first), (before.number + 1, acknowledged + 1));
+}
+
 #[test]
 fn a_copy_that_is_not_durable_yet_does_not_count() {
     let config = ReplicatedConfig { copy_again_after_us: 0, ..config() };
@@ -1448,7 +1526,7 @@ fn a_backup_that_has_lost_what_it_had_is_taken_again_from_the_last_acknowledged_
     world.heal();
     let (acknowledged, before) = world.replicated.state();
     let held = world.replicated.held();
-    assert_eq!((held.1.clone(), &held.0), (1..=acknowledged, &before));
+    assert_eq!((held.blocks.clone(), &held.view), (1..=acknowledged, &before));
     world.replicated.came_back(2, &held, &[1..=acknowledged]);
     world.turn();
     assert_eq!(world.replicated.state().1, before, "it has all of it");

@@ -24,7 +24,7 @@ use kera_vlog::ReplicatedLog;
 use parking_lot::{Condvar, Mutex};
 
 use super::changing::Changing;
-use super::copies::Copies;
+use super::copies::{Copies, named_views};
 use super::recovery::{HeldAgain, OldView, Recovery};
 use crate::fatal::Fatal;
 
@@ -54,14 +54,20 @@ const WAIT: Duration = Duration::from_millis(2);
 const TURN: Duration = Duration::from_secs(1);
 /// What was given to a log and has no copies for so long is spoken of.
 const COPYING_MAX: Duration = Duration::from_secs(60);
-/// A segment that came back and cannot be given for so long makes room for others that may be.
+/// A segment that cannot be given for so long makes room for others that may be.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// And this long after it could not be given first it is asked for as if it had never been.
+const TRY_AGAIN: Duration = Duration::from_secs(100);
+/// For so long all waits for a rebuild that gets further. Then each log has one turn: what lost a backup may have no other copy, and a rebuild may take hours.
+const REBUILD_FIRST: Duration = Duration::from_secs(30);
 
 /// Blocks that a node has of logs, as it has said.
 struct Has {
     epoch: u32,
     at: Instant,
     logs: HashMap<LogId, Replica>,
+    /// Logs that were over when it was asked, with the last block of each: of these it has said all that there is to say.
+    ended: HashMap<LogId, u64>,
 }
 
 /// A log as a backup has it.
@@ -91,6 +97,10 @@ pub(super) struct Copier {
 struct Memory {
     /// Segments that cannot be copied.
     never: HashSet<SegmentId>,
+    /// Those that lost a backup and could not be given yet, and since when: their lanes are being rebuilt, maybe for good, or their disks do not give them.
+    waits: HashMap<SegmentId, Instant>,
+    /// Since when all waits for a rebuild.
+    waits_since: Option<Instant>,
     /// What logs were given that had lost a backup, and did not have its copies when their turns ended.
     under_way: HashMap<LogId, UnderWay>,
     /// Those of them that keep a streamlet from getting its copies, and of which that was told.
@@ -122,6 +132,8 @@ struct Gave {
     copied: Vec<SegmentId>,
     /// Need none: retention has taken them, or they cannot be copied.
     dropped: Vec<SegmentId>,
+    /// Cannot be given now.
+    later: Vec<SegmentId>,
     /// When the last has them, and the bytes of all.
     last: Ticket,
     bytes: u64,
@@ -380,14 +392,17 @@ impl Copier {
         while self.pause(if std::mem::take(&mut goes_on) { WAIT } else { LOOK }) {
             self.look_at_nodes(&mut memory);
             self.look_at_level(&mut memory);
-            // Not while something is left to rebuild, which may be for good.
-            if self.recovery.comes_on() {
+            let (logs, rebuilds) = (self.copies.all(), self.recovery.comes_on());
+            if memory.gives_way(rebuilds, Instant::now()) {
+                logs.iter().for_each(|(id, log)| self.look_at_copies(*id, log, &memory));
                 continue;
             }
-            let logs = self.copies.all();
             memory.under_way.retain(|id, _| logs.iter().any(|(known, _)| known == id));
             let copied = in_turns(&logs, Instant::now() + TURN, |(id, log)| self.copy(*id, log, &mut memory));
             let Some(goes_first) = copied else { return };
+            if rebuilds {
+                continue;
+            }
             if goes_first {
                 goes_on = true;
                 continue;
@@ -478,18 +493,24 @@ impl Copier {
             }
             memory.away.remove(&node);
             let is_unclear = memory.unclear.get_mut().remove(&node);
-            let is_known = |has: &Has| has.epoch == epoch && has.at.elapsed() < ASK_AGAIN;
-            if !is_unclear && memory.has.get(&node).is_some_and(is_known) {
+            // What an earlier life of it had says nothing.
+            memory.has.retain(|known, has| *known != node || has.epoch == epoch);
+            let known = memory.has.get(&node).map(|has| has.at);
+            if !is_unclear && known.is_some_and(|at| at.elapsed() < ASK_AGAIN) {
                 continue;
             }
             let held: Vec<_> = self.copies.all().into_iter().map(|(id, log)| (id, log.held(), log)).collect();
+            let ended = self.recovery.old_views().into_iter().map(|view| (view.log, *view.blocks.end())).collect();
             let at = Instant::now();
             match self.replicas(node) {
                 Ok(logs) => {
                     for (id, held, log) in held {
                         log.came_back(node, &held, logs.get(&id).map_or(&[][..], |replica| &replica.blocks));
+                        if known.is_none() {
+                            log.release_again(node);
+                        }
                     }
-                    memory.has.insert(node, Has { epoch, at, logs });
+                    memory.has.insert(node, Has { epoch, at, logs, ended });
                 }
                 Err(error) => tracing::debug!(node, error, "a backup has not said what it has; it is asked again"),
             }
@@ -525,8 +546,7 @@ impl Copier {
     /// given no more before it has made durable what it has.
     fn copy(&self, id: LogId, log: &ReplicatedLog, memory: &mut Memory) -> Option<bool> {
         // Also while it waits for what it was given: what a backup has lost meanwhile counts at once.
-        let said = |backup: NodeNumber, blocks: &RangeInclusive<u64>| memory.has_said_less(backup, id, blocks);
-        log.look_at_copies(&|backup, blocks| memory.has_all(backup, id, blocks), &said);
+        self.look_at_copies(id, log, memory);
         let mut got = false;
         if let Some(mut before) = memory.under_way.remove(&id) {
             if !before.has_copies() {
@@ -540,10 +560,13 @@ impl Copier {
             before.segments.iter().for_each(|segment| log.copied_again(*segment, before.since));
             got = true;
         }
-        let lacks = |backup: NodeNumber, blocks: &RangeInclusive<u64>| memory.lacks(backup, id, blocks);
-        let wanted = log.to_copy_again(SEGMENTS, &memory.never, &lacks);
+        let wanted = memory.to_copy_again(Instant::now(), |memory, without| {
+            log.to_copy_again(SEGMENTS, without, &|backup, blocks| memory.lacks(backup, id, blocks))
+        });
         let (began, since) = (Instant::now(), log.next_block());
-        let Gave { copied: segments, last, bytes, .. } = self.append(&wanted, log, &mut memory.never);
+        let gave = self.append(&wanted, log, &mut memory.never);
+        memory.note_waits(&gave, began);
+        let Gave { copied: segments, last, bytes, .. } = gave;
         if segments.is_empty() {
             return Some(got);
         }
@@ -557,7 +580,14 @@ impl Copier {
         self.pause(due(bytes).saturating_sub(began.elapsed())).then_some(got)
     }
 
-    /// Gives segments to their log. What is in neither list can be given later.
+    /// Looks which blocks of older views of a log have their copies, and whether the coordinators know which views nobody needs.
+    fn look_at_copies(&self, id: LogId, log: &ReplicatedLog, memory: &Memory) {
+        let said = |backup: NodeNumber, blocks: &RangeInclusive<u64>| memory.has_said_less(backup, id, blocks);
+        log.look_at_copies(&|backup, blocks| memory.has_all(backup, id, blocks), &said);
+        log.give_up_again(&self.recovery.group().read(|state| named_views(state, id)));
+    }
+
+    /// Gives segments to their log. What is in neither list of those that are done with can be given later.
     fn append(&self, wanted: &[SegmentId], log: &ReplicatedLog, never: &mut HashSet<SegmentId>) -> Gave {
         let (mut gave, sink) = (Gave::default(), log.behind());
         for segment in wanted {
@@ -567,7 +597,7 @@ impl Copier {
             };
             match self.log.copy_again_in_order(*segment, &*sink, &mut given) {
                 CopiedAgain::Given(ticket, head) => gave.note(*segment, ticket, head),
-                CopiedAgain::Later | CopiedAgain::Behind(_) => {}
+                CopiedAgain::Later | CopiedAgain::Behind(_) => gave.later.push(*segment),
                 CopiedAgain::Gone => {
                     log.segment_gone(*segment);
                     gave.dropped.push(*segment);
@@ -611,7 +641,7 @@ impl Copier {
             if given.waits_for(&sink) {
                 return Some(Vec::new());
             }
-            let Gave { copied, dropped, last, bytes } = self.append(wanted, &log, never);
+            let Gave { copied, dropped, last, bytes, .. } = self.append(wanted, &log, never);
             given.0.push((sink.clone(), last));
             while given.waits_for(&sink) && Instant::now() < until {
                 self.pause(WAIT).then_some(())?;
@@ -639,6 +669,45 @@ impl Has {
 }
 
 impl Memory {
+    /// Whether all waits for a rebuild now: while one gets further, but not for [ever](REBUILD_FIRST).
+    fn gives_way(&mut self, rebuilds: bool, now: Instant) -> bool {
+        if !rebuilds {
+            self.waits_since = None;
+            return false;
+        }
+        let since = *self.waits_since.get_or_insert(now);
+        let gives_way = now.duration_since(since) < REBUILD_FIRST;
+        if !gives_way {
+            self.waits_since = Some(now);
+        }
+        gives_way
+    }
+
+    /// What is copied next of a log. `of`: what there is without these. Those that could not be given for [long](PATIENCE) come when there is nothing else: as they are the oldest, they
+    /// would be all that is asked for.
+    fn to_copy_again(
+        &mut self,
+        now: Instant,
+        of: impl Fn(&Memory, &HashSet<SegmentId>) -> Vec<SegmentId>,
+    ) -> Vec<SegmentId> {
+        self.waits.retain(|_, since| now.duration_since(*since) < TRY_AGAIN);
+        let is_late = |since: Instant| now.duration_since(since) >= PATIENCE;
+        let late = self.waits.iter().filter(|(_, since)| is_late(**since)).map(|(segment, _)| *segment);
+        let without: HashSet<SegmentId> = late.chain(self.never.iter().copied()).collect();
+        let wanted = of(&*self, &without);
+        if wanted.is_empty() && without.len() > self.never.len() { of(&*self, &self.never) } else { wanted }
+    }
+
+    /// Remembers which of what was to be copied could not be given.
+    fn note_waits(&mut self, gave: &Gave, now: Instant) {
+        for segment in gave.copied.iter().chain(&gave.dropped) {
+            self.waits.remove(segment);
+        }
+        for segment in &gave.later {
+            self.waits.entry(*segment).or_insert(now);
+        }
+    }
+
     /// What came back and is to be copied: what is being copied, with what came to be held since. `look`: all that there is.
     ///
     /// One segment that cannot be given may keep it from ever being over, so what came later must not wait for that.
@@ -712,7 +781,9 @@ impl Memory {
         if has.has_all(log, blocks) {
             return false;
         }
-        if has.at.elapsed() < FRESH {
+        // A node that keeps silent holds up the look, and other logs their turn: of what is over no answer is too old.
+        let was_over = has.ended.get(&log).is_some_and(|last| blocks.end() <= last);
+        if was_over || has.at.elapsed() < FRESH {
             return true;
         }
         self.unclear.borrow_mut().insert(backup);
@@ -984,7 +1055,7 @@ mod tests {
         let mut memory = Memory { members: HashSet::from([3, 4]), ..Memory::default() };
         for (backup, blocks) in [(3, third), (4, fourth)] {
             let logs = HashMap::from([(LOG, Replica { blocks: vec![blocks], bytes: 0 })]);
-            memory.has.insert(backup, Has { epoch: 5, at: Instant::now(), logs });
+            memory.has.insert(backup, Has { epoch: 5, at: Instant::now(), logs, ended: HashMap::new() });
         }
         memory
     }
@@ -1019,6 +1090,55 @@ mod tests {
         );
         assert!(memory.lacks_some(&ends_at_10(false), true));
         assert_eq!((memory.lacking(&ends_at_10(false)), there(4..=10, 3..=12).lacking(&ends_at_10(false))), (7, 0));
+    }
+
+    /// A node that does not answer holds up each look for longer than answers of the others are new.
+    #[test]
+    fn what_a_backup_has_said_of_a_log_that_was_over_does_not_grow_old() {
+        let mut memory = there(4..=6, 4..=10);
+        let ago = Instant::now().checked_sub(2 * PATIENCE).expect("the machine runs for longer");
+        memory.has.values_mut().for_each(|has| has.at = ago);
+        assert!(!memory.lacks_some(&ends_at_10(false), true), "it may have got more since");
+        assert!(memory.unclear.get_mut().remove(&3));
+        memory.has.values_mut().for_each(|has| has.ended = HashMap::from([(LOG, 9)]));
+        assert!(!memory.lacks_some(&ends_at_10(false), true), "there is a later end");
+        memory.has.values_mut().for_each(|has| has.ended = HashMap::from([(LOG, 10)]));
+        assert!(memory.lacks_some(&ends_at_10(false), true));
+    }
+
+    #[test]
+    fn a_rebuild_that_takes_hours_holds_up_what_has_no_other_copy_for_a_while_only() {
+        let (mut memory, begin) = (Memory::default(), Instant::now());
+        let mut gives_way = |rebuilds, seconds| memory.gives_way(rebuilds, begin + Duration::from_secs(seconds));
+        assert!(!gives_way(false, 0) && gives_way(true, 1) && gives_way(true, 30));
+        assert!(!gives_way(true, 31), "each log has a turn");
+        assert!(gives_way(true, 32) && gives_way(true, 60) && !gives_way(true, 61));
+        assert!(gives_way(true, 62) && !gives_way(false, 63));
+        assert!(gives_way(true, 1000), "that is another rebuild");
+    }
+
+    /// The lane of streamlet 0 is rebuilt, and waits for a person. Its segments are the oldest, and more than are asked for at a time.
+    #[test]
+    fn what_cannot_be_copied_again_holds_up_nothing_behind_it() {
+        let (mut memory, begin) = (Memory::default(), Instant::now());
+        let all = [segments(0, SEGMENTS as u32), segments(1, 2)].concat();
+        let wanted = |memory: &mut Memory, seconds| {
+            memory.to_copy_again(begin + Duration::from_secs(seconds), |_, without| {
+                all.iter().filter(|one| !without.contains(*one)).take(SEGMENTS).copied().collect()
+            })
+        };
+        let later = Gave { later: segments(0, SEGMENTS as u32), ..Gave::default() };
+        assert_eq!(wanted(&mut memory, 0), segments(0, SEGMENTS as u32));
+        memory.note_waits(&later, begin);
+        memory.note_waits(&later, begin + Duration::from_secs(9));
+        assert_eq!(wanted(&mut memory, 9), segments(0, SEGMENTS as u32), "it may be read from a disk");
+        assert_eq!(wanted(&mut memory, 10), segments(1, 2));
+        memory.never.extend(segments(1, 2));
+        assert_eq!(wanted(&mut memory, 11), segments(0, SEGMENTS as u32), "there is nothing else");
+        memory.never.clear();
+        memory.note_waits(&Gave { copied: segments(0, 1), ..Gave::default() }, begin);
+        assert_eq!(wanted(&mut memory, 12), [segments(0, 1), segments(1, 2)].concat());
+        assert_eq!(wanted(&mut memory, 100), segments(0, SEGMENTS as u32), "it is tried again");
     }
 
     /// It may be that the front was given back, and that a backup is about to come back.

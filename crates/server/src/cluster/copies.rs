@@ -14,7 +14,7 @@ use kera_broker::LogKind;
 use kera_coordinator::CoordinatorError;
 use kera_coordinator::cluster::ClusterState;
 use kera_env::Clock;
-use kera_format::cluster::{NodeNumber, Rack};
+use kera_format::cluster::{LogName, NodeNumber, Rack};
 use kera_format::vlog_replica::LogId;
 use kera_format::{Durability, SegmentId, StreamId, StreamOptions, StreamletId};
 use kera_link::{LinkConfig, RpcLinks};
@@ -132,6 +132,7 @@ impl Copies {
             runtime: cluster_runtime.clone(),
             logs: Mutex::default(),
             asking: Arc::default(),
+            giving_up: Arc::default(),
             fenced,
         };
         Ok(Arc::new(Copies {
@@ -300,6 +301,8 @@ struct GroupViews {
     logs: Mutex<HashMap<LogId, Weak<ReplicatedLog>>>,
     /// Logs that wait for an answer: asking again is of no use before.
     asking: Arc<Mutex<HashSet<LogId>>>,
+    /// Views that the coordinators are being asked to give up: whoever finds that they have not done it yet need not ask as well.
+    giving_up: Arc<Mutex<HashSet<(LogId, u32)>>>,
     fenced: Arc<dyn Fn() + Send + Sync>,
 }
 
@@ -362,6 +365,10 @@ impl Views for GroupViews {
     /// nobody needs.
     fn give_up_view(&self, log: LogId, view: u32) {
         let Some(group) = self.group.upgrade() else { return };
+        if !self.giving_up.lock().insert((log, view)) {
+            return;
+        }
+        let giving_up = self.giving_up.clone();
         self.runtime.spawn(async move {
             let message = ChangeLog { log, change: LogChange::GiveUpView, view, first_block: 0, backups: Vec::new() };
             let mut pause = CONNECT;
@@ -370,12 +377,13 @@ impl Views for GroupViews {
                     |state: &ClusterState| state.is_live(log.node, log.epoch) && state.logs().contains_key(&log.into());
                 if !group.read(is_there) {
                     tracing::debug!(%log, view, %error, "an old view stays");
-                    return;
+                    break;
                 }
                 tracing::info!(%log, view, %error, "an old view is to be given up once more");
                 tokio::time::sleep(pause).await;
                 pause = (2 * pause).min(GIVE_UP_PAUSE_MAX);
             }
+            giving_up.lock().remove(&(log, view));
         });
     }
 }
@@ -392,6 +400,12 @@ fn refusal(state: &ClusterState, me: (u32, u32), log: LogId, asked: View) -> Vie
 fn newest_view(state: &ClusterState, log: LogId) -> View {
     let agreed = state.newest_view(log.into());
     agreed.map_or(View::NONE, |(number, view)| View { number, first: view.first, backups: view.backups.clone() })
+}
+
+/// The views of a log for which the coordinators name backups, as far as this node knows: a recovery asks each of them for all of its blocks.
+pub(super) fn named_views(state: &ClusterState, log: LogId) -> Vec<u32> {
+    let views = state.logs().get(&LogName::from(log)).map_or(&[][..], |known| &known.views[..]);
+    (1..).zip(views).filter(|(_, view)| !view.backups.is_empty()).map(|(number, _)| number).collect()
 }
 
 /// Which sink serves a streamlet of this node: streams with one copy go to the virtual logs on its own disk, all others to backups.
@@ -419,7 +433,9 @@ impl SinkDirectory for NodeSinks {
 #[cfg(test)]
 mod tests {
     use kera_env::SystemClock;
+    use kera_format::cluster::ClusterEntry;
 
+    use super::super::testing::{apply, joined};
     use super::*;
 
     /// Of a node that nobody has told of a cluster.
@@ -432,6 +448,7 @@ mod tests {
             runtime: runtime.clone(),
             logs: Mutex::default(),
             asking: Arc::default(),
+            giving_up: Arc::default(),
             fenced: Arc::new(|| {}),
         };
         let nobody = |_: BackupId| None::<(String, [u8; 16])>;
@@ -448,6 +465,19 @@ mod tests {
             stop: watch::channel(false).0,
             thread: Mutex::new(None),
         }
+    }
+
+    #[test]
+    fn a_view_is_named_until_the_coordinators_have_given_it_up() {
+        let log = LogId { node: 1, epoch: 7, vlog: 3 };
+        let mut state = joined(3, 7);
+        assert!(named_views(&state, log).is_empty());
+        let agreed =
+            |view: u32| ClusterEntry::ViewAgreed { log: log.into(), view, first: view.into(), backups: vec![2] };
+        apply(&mut state, &[1, 2, 3].map(agreed));
+        assert_eq!(named_views(&state, log), vec![1, 2, 3]);
+        apply(&mut state, &[ClusterEntry::ViewGivenUp { log: log.into(), view: 2 }]);
+        assert_eq!(named_views(&state, log), vec![1, 3]);
     }
 
     #[test]

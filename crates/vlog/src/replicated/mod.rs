@@ -126,6 +126,17 @@ impl ReplicatedConfig {
     }
 }
 
+/// What backups of a log have to have, as it is at some moment.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Held {
+    /// The present view.
+    pub view: View,
+    /// The blocks in it that are acknowledged and not given back.
+    pub blocks: RangeInclusive<u64>,
+    /// Older views, each with all of its blocks that are acknowledged.
+    older: Vec<(View, RangeInclusive<u64>)>,
+}
+
 /// How blocks reach backups.
 pub trait BackupLink: Send + Sync {
     /// Sends a block in a view, or [asks](Block::asks) with one. What becomes of it is told by [`ReplicatedLog::answered`], that the connection is gone by
@@ -332,20 +343,31 @@ impl ReplicatedLog {
     }
 
     /// A backup has these blocks, as it has said: it is replaced, perhaps by itself, if some of those are missing that [`held`](ReplicatedLog::held) told before it
-    /// was asked, and that are not given back by now. Any thread.
-    pub fn came_back(&self, backup: BackupId, (view, held): &(View, RangeInclusive<u64>), has: &[RangeInclusive<u64>]) {
-        let first = *held.start().max(self.held().1.start());
-        let from = has.iter().find(|range| range.contains(&first));
-        let missing = from.map_or(first, |range| range.end() + 1);
-        if view.backups.contains(&backup) && held.contains(&missing) {
-            self.happened(Event::Lost(backup, view.number, missing));
+    /// was asked. If they are of an older view, what lives in that is [copied again](ReplicatedLog::to_copy_again), whatever the backup says later. Any thread.
+    ///
+    /// What is in front of all that it has of a view may have been given back. A hole is none of that, also where nothing lives in it any more: whoever takes over asks for
+    /// the whole view, and only this log knows what nobody needs.
+    pub fn came_back(&self, backup: BackupId, held: &Held, has: &[RangeInclusive<u64>]) {
+        let released = self.writer.lock().core.kept.released();
+        let present = (&held.view, held.view.first..=*held.blocks.end());
+        let older = held.older.iter().map(|(view, blocks)| (view, blocks.clone()));
+        for (view, blocks) in older.chain([present]).filter(|(view, _)| view.backups.contains(&backup)) {
+            if let Some(missing) = first_missing(&blocks, released, has) {
+                self.happened(Event::Lost(backup, view.number, missing));
+            }
         }
     }
 
-    /// The present view and the blocks in it that are acknowledged and not given back: each of its backups must have them. Any thread.
-    pub fn held(&self) -> (View, RangeInclusive<u64>) {
+    /// The present view and the older ones that are needed, with the blocks that each of their backups must have. Any thread.
+    pub fn held(&self) -> Held {
         let writer = self.writer.lock();
-        (writer.core.view.clone(), writer.core.held())
+        let core = &writer.core;
+        Held { view: core.view.clone(), blocks: core.held(), older: core.held_before() }
+    }
+
+    /// A backup was started again, and may not have heard what was given back: it is told so once more. Any thread.
+    pub fn release_again(&self, backup: BackupId) {
+        self.tell(|core| core.release_again(backup));
     }
 
     /// The coordinator has answered. Any thread.
@@ -533,8 +555,19 @@ impl ReplicatedLog {
 
     /// Tells of older views that are not needed any more. Any thread.
     pub fn give_up_views(&self) {
+        self.tell(Core::give_up_views);
+    }
+
+    /// Tells once more of those older views that are not needed any more and are among `named`, for which the coordinator still names backups: what was told of them may have
+    /// got lost. Any thread.
+    pub fn give_up_again(&self, named: &[u32]) {
+        self.tell(|core| core.give_up_again(named));
+    }
+
+    /// Has the log's thread do what comes of it.
+    fn tell(&self, what: impl FnOnce(&mut Core)) {
         let mut writer = self.writer.lock();
-        writer.core.give_up_views();
+        what(&mut writer.core);
         if !writer.core.effects.is_empty() {
             self.shared.new.nudge();
         }
@@ -609,6 +642,18 @@ impl ReplicatedLog {
             fenced: core.fenced,
         }
     }
+}
+
+/// The first block of a view that is not among those that a backup has. Blocks up to `released` it may have given back, all in front of the first that it has.
+fn first_missing(blocks: &RangeInclusive<u64>, released: u64, has: &[RangeInclusive<u64>]) -> Option<u64> {
+    let (first, last) = (*blocks.start(), *blocks.end());
+    let needed = first.max(released + 1);
+    let of_view = has.iter().filter(|range| first <= *range.end()).min_by_key(|range| *range.start());
+    let missing = match of_view {
+        Some(range) if *range.start() <= needed => range.end() + 1,
+        _ => needed,
+    };
+    (needed <= last && missing <= last).then_some(missing)
 }
 
 fn measure(shares: &mut Shares, taken: &[Pending]) {

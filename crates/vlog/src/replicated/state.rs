@@ -4,7 +4,7 @@
 //! and when, and it says what is to be sent. The rules are those of `docs/replication.md`; the two that everything stands on
 //! are [`Core::acknowledge`] and [`Core::begin_change`].
 
-use std::collections::{BTreeMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
@@ -50,8 +50,8 @@ pub(crate) struct Peer {
     trouble: Option<String>,
     /// Since when it has stored nothing and is in trouble, or was, and is tried again since there is no other.
     missing_since_us: Option<u64>,
-    /// It does not have all blocks any more that it had. It is as good as a new one for a view that begins behind them.
-    lost: bool,
+    /// The first block that it does not have any more, of those that it had. It is as good as a new one for a view that begins behind them.
+    lost: Option<u64>,
 }
 
 impl Peer {
@@ -59,7 +59,7 @@ impl Peer {
         let (stored, next) = (first - 1, first);
         let times = (now_us, now_us);
         let (progress_us, sent_us) = times;
-        let (life, tries, hold_until_us, lost) = (0, 0, 0, false);
+        let (life, tries, hold_until_us, lost) = (0, 0, 0, None);
         let (sent, trouble, missing_since_us) = (stored, None, None);
         Peer { stored, life, next, sent, progress_us, sent_us, tries, hold_until_us, trouble, missing_since_us, lost }
     }
@@ -98,6 +98,9 @@ struct Older {
     complete: bool,
     /// One of them does not have all of it, as was seen last.
     lacking: bool,
+    /// Those that have said that they do not have all of it. That stays true whatever they say later: what is damaged a backup notes in its memory, and a start of it may
+    /// take the block for whole again.
+    lost: BTreeSet<BackupId>,
 }
 
 /// What is to be done outside, in this order.
@@ -275,7 +278,7 @@ impl Core {
             }
             Event::View(answer) => self.view_answered(answer, now_us),
             Event::Lost(backup, view, block) if view == self.view.number => self.lost(backup, block, now_us),
-            Event::Lost(..) => {}
+            Event::Lost(backup, view, block) => self.lost_of_older(backup, view, block),
             Event::Own(through) => self.own = through.max(self.own),
         }
     }
@@ -373,10 +376,19 @@ impl Core {
     /// A backup does not have a block any more that it had: it lost its power before it was synced.
     fn lost(&mut self, backup: BackupId, block: u64, now_us: u64) {
         if let Some(peer) = self.peers.get_mut(&backup) {
-            peer.lost = true;
+            peer.lost = Some(peer.lost.map_or(block, |known| known.min(block)));
             peer.stored = peer.stored.min(block - 1);
         }
         self.trouble(backup, format!("backup {backup} has lost block {block}, which it had"), now_us);
+    }
+
+    /// A backup does not have a block of an older view any more.
+    fn lost_of_older(&mut self, backup: BackupId, view: u32, block: u64) {
+        let has_it = |older: &&mut Older| older.view.number == view && block <= older.last;
+        let Some(older) = self.older.iter_mut().find(has_it) else { return };
+        if older.view.backups.contains(&backup) && older.lost.insert(backup) {
+            tracing::warn!(log = %self.log, view, backup, block, "a backup has lost a block of an older view; what is needed of that is copied again");
+        }
     }
 
     /// Blocks of this log are not taken any more: this node was declared lost. What is not acknowledged never will be.
@@ -494,7 +506,7 @@ impl Core {
                 let is_well = |backup: &BackupId| {
                     let peer = self.peers.get(backup);
                     live.iter().any(|(known, _)| known == backup)
-                        && peer.is_none_or(|peer| peer.trouble.is_none() || peer.lost)
+                        && peer.is_none_or(|peer| peer.trouble.is_none() || peer.lost.is_some())
                 };
                 self.ask_for(there.into_iter().filter(is_well).collect(), now_us);
             }
@@ -535,7 +547,7 @@ impl Core {
     /// they know.
     fn begin_choice(&mut self, now_us: u64, healthy: Vec<BackupId>, wanted: usize, live: Vec<(BackupId, Rack)>) {
         self.suspects.retain(|_, until| *until > now_us);
-        for (backup, _) in self.peers.iter().filter(|(_, peer)| peer.trouble.is_some() && !peer.lost) {
+        for (backup, _) in self.peers.iter().filter(|(_, peer)| peer.trouble.is_some() && peer.lost.is_none()) {
             self.suspects.insert(*backup, now_us + self.config.suspect_us);
         }
         let stays = |backup: &BackupId| healthy.contains(backup);
@@ -558,7 +570,7 @@ impl Core {
     fn is_another(&self, backups: &[BackupId]) -> bool {
         let is_same =
             backups.len() == self.view.backups.len() && backups.iter().all(|backup| self.view.backups.contains(backup));
-        let is_due = !self.unsettled.is_empty() || self.peers.values().any(|peer| peer.lost);
+        let is_due = !self.unsettled.is_empty() || self.peers.values().any(|peer| peer.lost.is_some());
         let is_enough = !backups.is_empty() && backups.len() as u32 + 1 >= self.config.copies_min;
         is_enough && (!is_same || is_due)
     }
@@ -570,7 +582,7 @@ impl Core {
         self.choose_after_us = now_us + self.config.ask_again_us;
         if !self.is_another(&backups) {
             // The ones there are may come back: they are sent to again, the later the longer they have said nothing, and counted if they answer.
-            for peer in self.peers.values_mut().filter(|peer| peer.trouble.is_some() && !peer.lost) {
+            for peer in self.peers.values_mut().filter(|peer| peer.trouble.is_some() && peer.lost.is_none()) {
                 (peer.trouble, peer.progress_us) = (None, now_us);
             }
             return;
@@ -631,9 +643,11 @@ impl Core {
     fn use_view(&mut self, view: View, now_us: u64) {
         let before = std::mem::replace(&mut self.view, view);
         if before.number > 0 {
-            // Who has lost something may be in this view as well: until it is looked again it lacks some of what is before.
-            let lacking = self.peers.values().any(|peer| peer.lost);
-            self.older.push(Older { view: before, last: self.view.first - 1, complete: false, lacking });
+            // Who has lost something may be in this view as well, and lacks some of what is before.
+            let last = self.view.first - 1;
+            let has_lost = |peer: &Peer| peer.lost.is_some_and(|block| block <= last);
+            let lost = self.peers.iter().filter(|(_, peer)| has_lost(peer)).map(|(backup, _)| *backup).collect();
+            self.older.push(Older { view: before, last, complete: false, lacking: false, lost });
         }
         self.view_since_us = now_us;
         // Somebody was lost, and may be in any of them.
@@ -643,7 +657,8 @@ impl Core {
         for backup in &self.view.backups {
             let peer = match self.peers.remove(backup) {
                 Some(Peer { trouble, missing_since_us, life, lost, .. }) => {
-                    let (trouble, missing_since_us) = if lost { (None, None) } else { (trouble, missing_since_us) };
+                    let (trouble, missing_since_us) =
+                        if lost.is_some() { (None, None) } else { (trouble, missing_since_us) };
                     Peer { trouble, missing_since_us, life, ..Peer::new(self.view.first, now_us) }
                 }
                 None => Peer::new(self.view.first, now_us),
@@ -695,6 +710,14 @@ impl Core {
     /// The blocks of the present view that all its backups have said to have, as far as they are not given back.
     pub(crate) fn held(&self) -> RangeInclusive<u64> {
         self.view.first.max(self.kept.released() + 1)..=self.acknowledged
+    }
+
+    /// The older views that have blocks which are not given back, each with all of its blocks that are acknowledged: those that are given back as well, for whoever
+    /// takes over asks for all.
+    pub(crate) fn held_before(&self) -> Vec<(View, RangeInclusive<u64>)> {
+        let of_view =
+            |(older, blocks): (&Older, RangeInclusive<u64>)| (older.view.clone(), older.view.first..=*blocks.end());
+        self.older_blocks().map(of_view).collect()
     }
 
     /// The blocks of each older view that are not given back, as far as they are acknowledged.
@@ -751,6 +774,7 @@ impl Core {
             let backups = &older.view.backups;
             backups.len() + 1 < self.config.copies as usize
                 || older.lacking
+                || !older.lost.is_empty()
                 || (!older.complete && backups.iter().any(|backup| !self.view.backups.contains(backup)))
         };
         let older = self.older_blocks().filter(|(older, _)| lacks(older));
@@ -758,7 +782,7 @@ impl Core {
     }
 
     /// Segments that are to be copied again. Those of blocks that lack copies only while the view has all its backups, and has had
-    /// them for a while. `lacks`: whether a backup does not have all of a range of blocks any more.
+    /// them for a while: what is copied again need not be at any other backup that may come back. `lacks`: whether a backup does not have all of a range of blocks any more.
     pub(crate) fn to_copy_again(
         &self,
         now_us: u64,
@@ -773,7 +797,8 @@ impl Core {
         let is_whole = self.view.backups.len() >= wanted;
         let has_held = now_us.saturating_sub(self.view_since_us) >= self.config.copy_again_after_us;
         let is_lacking = |(older, blocks): &(&Older, RangeInclusive<u64>)| {
-            older.view.backups.len() < wanted || older.view.backups.iter().any(|backup| lacks(*backup, blocks))
+            let Older { view, lost, .. } = older;
+            view.backups.len() < wanted || !lost.is_empty() || view.backups.iter().any(|backup| lacks(*backup, blocks))
         };
         let lacking: Vec<_> = match is_whole && has_held {
             true => self.older_blocks().filter(is_lacking).map(|(_, blocks)| blocks).collect(),
@@ -792,6 +817,23 @@ impl Core {
             }
             is_needed
         });
+    }
+
+    /// The coordinators name backups for these views: those that nobody needs any more are given up once more. What was told of them got lost, or was refused, and this log has
+    /// forgotten them.
+    pub(crate) fn give_up_again(&mut self, named: &[u32]) {
+        let Core { view, older, effects, fenced, .. } = self;
+        let is_over = |number: &&u32| **number < view.number && older.iter().all(|of| of.view.number != **number);
+        if !*fenced {
+            effects.extend(named.iter().filter(is_over).map(|number| Effect::GiveUpView(*number)));
+        }
+    }
+
+    /// A backup that was started again is told once more what was given back: it may not have heard it.
+    pub(crate) fn release_again(&mut self, backup: BackupId) {
+        if let Some(released) = self.holders.get(&backup).filter(|released| **released > 0) {
+            self.effects.push(Effect::Release(backup, *released));
+        }
     }
 
     /// When a turn is due although nothing happens.
