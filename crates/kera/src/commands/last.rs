@@ -6,7 +6,8 @@
 //! first record, nor beyond the end that it had when this began.
 //!
 //! What is held is bounded: by [`LAST_MAX`](crate::cli::LAST_MAX) records, and by [`BYTES_MAX`]. They are held as they are printed, without the memory
-//! they came in.
+//! they came in. Where the newest so far take more, of the oldest of them only the place is held: if it is among the last ones in the end they are refused,
+//! and if enough that are newer come it never mattered how large it was.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -33,7 +34,10 @@ pub(super) struct Last {
     most: usize,
     /// As they are printed, and in that order.
     kept: BTreeMap<Key, Vec<u8>>,
+    /// What they take.
     bytes: usize,
+    /// Those for which there was no room: all of them are older than those that are kept.
+    without_room: BTreeSet<Key>,
     lanes: BTreeMap<Place, Window>,
 }
 
@@ -64,7 +68,8 @@ impl Last {
     fn new(most: u64, ends: impl IntoIterator<Item = (Place, u64)>) -> Last {
         let window = |end: u64| Window::new(end.saturating_sub(most), end, end <= most);
         let lanes = ends.into_iter().map(|(place, end)| (place, window(end))).collect();
-        Last { most: usize::try_from(most).unwrap_or(usize::MAX), kept: BTreeMap::new(), bytes: 0, lanes }
+        let (kept, without_room) = (BTreeMap::new(), BTreeSet::new());
+        Last { most: usize::try_from(most).unwrap_or(usize::MAX), kept, bytes: 0, without_room, lanes }
     }
 
     /// Reads the last records, `most` at most, with a consumer that was built to stop at the ends of its lanes, and to begin there. It has stopped
@@ -73,7 +78,7 @@ impl Last {
     /// A node that is lost meanwhile is waited for, with a word.
     ///
     /// # Errors
-    /// What the consumer says, a place cannot be looked up, or the records take too much memory.
+    /// What the consumer says, a place cannot be looked up, or the last records take too much memory.
     pub(super) async fn read(source: &Source, consumer: &mut Consumer, most: u64) -> Result<Last, CliError> {
         let ends = consumer.positions();
         let mut last = Last::new(most, ends.iter().map(|at| ((at.streamlet, at.lane), at.ordinal)));
@@ -92,6 +97,7 @@ impl Last {
             }
             places = last.widen(&firsts);
         }
+        last.check_room()?;
         Ok(last)
     }
 
@@ -118,7 +124,8 @@ impl Last {
         };
         let mut line = Vec::new();
         source.write(record, &mut line)?;
-        self.keep(key, line)
+        self.keep(key, line);
+        Ok(())
     }
 
     /// A record was read: where it stands among the others. Nothing if it is not kept: it is not wanted, it is from behind the end, or there are
@@ -132,18 +139,49 @@ impl Last {
         }
         window.found += 1;
         let key = (window.newest_ms, place, ordinal);
-        let is_newer = self.kept.first_key_value().is_some_and(|(oldest, _)| *oldest < key);
-        (self.kept.len() < self.most || is_newer).then_some(key)
+        let is_newer = self.oldest().is_some_and(|oldest| oldest < key);
+        (self.count() < self.most || is_newer).then_some(key)
     }
 
-    fn keep(&mut self, key: Key, mut line: Vec<u8>) -> Result<(), CliError> {
-        // While it was written it took up to twice as much: what is bounded is what is held.
-        line.shrink_to_fit();
-        self.bytes += line.len();
-        let before = self.kept.insert(key, line);
-        let out = if self.kept.len() > self.most { self.kept.pop_first().map(|(_, line)| line) } else { None };
-        self.bytes -= before.iter().chain(&out).map(Vec::len).sum::<usize>();
-        if self.bytes <= BYTES_MAX {
+    /// How many there are, with room or without.
+    fn count(&self) -> usize {
+        self.kept.len() + self.without_room.len()
+    }
+
+    fn oldest(&self) -> Option<Key> {
+        self.without_room.first().or_else(|| self.kept.keys().next()).copied()
+    }
+
+    fn keep(&mut self, key: Key, mut line: Vec<u8>) {
+        // If it is among the last ones, so is what had no room and is newer: they are refused then.
+        if self.without_room.last().is_some_and(|newest| key <= *newest) {
+            self.without_room.insert(key);
+        } else {
+            // While it was written it took up to twice as much: what is bounded is what is held.
+            line.shrink_to_fit();
+            self.bytes += line.len();
+            self.bytes -= self.kept.insert(key, line).map_or(0, |before| before.len());
+        }
+        if self.count() > self.most && self.without_room.pop_first().is_none() {
+            self.drop_oldest();
+        }
+        while self.bytes > BYTES_MAX
+            && let Some(oldest) = self.drop_oldest()
+        {
+            self.without_room.insert(oldest);
+        }
+    }
+
+    /// Drops the oldest one that is kept, and says which it was.
+    fn drop_oldest(&mut self) -> Option<Key> {
+        let (key, line) = self.kept.pop_first()?;
+        self.bytes -= line.len();
+        Some(key)
+    }
+
+    /// Refuses if there was no room for all of the last records.
+    fn check_room(&self) -> Result<(), CliError> {
+        if self.without_room.is_empty() {
             return Ok(());
         }
         let (most, bytes) = (self.most, human_bytes(BYTES_MAX as u64));
@@ -153,8 +191,8 @@ impl Last {
 
     /// Lanes in which there may be more of the last records, in front of where they were read from.
     fn lacking(&self) -> Vec<Place> {
-        let is_full = self.kept.len() >= self.most;
-        let oldest_ms = self.kept.first_key_value().filter(|_| is_full).map(|((ms, ..), _)| *ms);
+        let is_full = self.count() >= self.most;
+        let oldest_ms = self.oldest().filter(|_| is_full).map(|(ms, ..)| ms);
         // What stands in front of a record that is older than all that is kept is older still.
         let is_older = |window: &Window| oldest_ms.zip(window.oldest_ms).is_some_and(|(kept, read)| read < kept);
         let lacks = |window: &Window| !window.is_whole && window.found < self.most as u64 && !is_older(window);
@@ -178,6 +216,7 @@ impl Last {
         }
         let read_again: BTreeSet<Place> = again.iter().map(|(place, _)| *place).collect();
         self.kept.retain(|(_, place, _), _| !read_again.contains(place));
+        self.without_room.retain(|(_, place, _)| !read_again.contains(place));
         self.bytes = self.kept.values().map(Vec::len).sum();
         again
     }
@@ -197,7 +236,7 @@ impl Last {
         Ok(())
     }
 
-    /// The records, as they are printed.
+    /// The records, as they are printed. All of them: others were refused.
     pub(super) fn lines(self) -> Vec<Vec<u8>> {
         self.kept.into_values().collect()
     }
@@ -227,7 +266,7 @@ mod tests {
                 assert!(reads < 1_000, "it never ends");
                 for (ordinal, ms, is_wanted) in streamlets[at.0.0 as usize].iter().filter(|(of, ..)| *of >= from) {
                     if let Some(key) = last.key(at, *ordinal, *ms, *is_wanted) {
-                        last.keep(key, format!("{}/{ordinal}", at.0).into_bytes()).unwrap();
+                        last.keep(key, format!("{}/{ordinal}", at.0).into_bytes());
                         assert!(last.kept.len() as u64 <= most);
                     }
                 }
@@ -236,6 +275,7 @@ mod tests {
             places = last.widen(&firsts);
         }
         assert_eq!(last.bytes, last.kept.values().map(Vec::len).sum::<usize>());
+        assert_eq!(last.check_room(), Ok(()));
         (last.lines().into_iter().map(|line| String::from_utf8(line).unwrap()).collect(), reads)
     }
 
@@ -313,7 +353,7 @@ mod tests {
         let key = last.key(place(0), 0, 0, true).unwrap();
         let mut line = Vec::with_capacity(1_000);
         line.push(b'\n');
-        last.keep(key, line).unwrap();
+        last.keep(key, line);
         assert_eq!(last.bytes, 1);
         assert!(last.kept.values().all(|line| line.capacity() < 1_000));
     }
@@ -321,15 +361,36 @@ mod tests {
     #[test]
     fn records_that_take_too_much_memory_are_refused() {
         let mut last = Last::new(4, [(place(0), 9)]);
-        let mut kept = Ok(());
         for ordinal in 0..9 {
             let key = last.key(place(0), ordinal, ordinal as i64, true).unwrap();
             // Four of the small ones may stay, however many there were.
-            kept = last.keep(key, vec![0; BYTES_MAX / 4 + usize::from(ordinal == 8)]);
-            assert_eq!(kept.is_err(), ordinal == 8, "{ordinal}");
+            last.keep(key, vec![0; BYTES_MAX / 4 + usize::from(ordinal == 8)]);
+            assert_eq!(last.check_room().is_err(), ordinal == 8, "{ordinal}");
+            assert!(last.bytes <= BYTES_MAX, "{ordinal}: {}", last.bytes);
         }
-        let error = kept.unwrap_err();
+        let error = last.check_room().unwrap_err();
         assert!(error.message.starts_with("--last 4: these records take more than 256"), "{error}");
         assert!(error.next_step.contains("fewer"), "{error}");
+    }
+
+    /// Lanes are read one after the other, and one that is read first may have nothing but what is old.
+    #[test]
+    fn large_records_that_are_none_of_the_last_ones_keep_nobody_from_these() {
+        let mut last = Last::new(3, [(place(0), 3), (place(1), 3)]);
+        let keep = |last: &mut Last, streamlet: u32, ordinal: u64, ms: i64, line: Vec<u8>| {
+            let key = last.key(place(streamlet), ordinal, ms, true).unwrap();
+            last.keep(key, line);
+        };
+        for ordinal in 0..3 {
+            keep(&mut last, 0, ordinal, ordinal as i64, vec![0; BYTES_MAX / 2]);
+        }
+        assert!(last.bytes <= BYTES_MAX, "{}", last.bytes);
+        assert!(last.check_room().is_err(), "the oldest of them would be printed");
+        for ordinal in 0..2 {
+            keep(&mut last, 1, ordinal, 100 + ordinal as i64, vec![1]);
+        }
+        assert_eq!(last.check_room(), Ok(()), "one of the large ones is left");
+        keep(&mut last, 1, 2, 102, vec![1]);
+        assert_eq!((last.bytes, last.lines()), (3, vec![vec![1]; 3]));
     }
 }
