@@ -12,6 +12,7 @@
 use std::future::ready;
 use std::io;
 use std::os::fd::AsFd;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kera_client::{Client, ClientError, CommitMode, ConsumedRecord, Consumer, ConsumerBuilder, Start, StreamInfo};
@@ -24,7 +25,7 @@ use tokio::time::timeout;
 use crate::cli::{ConsumeArgs, Globals, Show};
 use crate::commands::away::{self, Away, TAKE_OVER_MAX};
 use crate::commands::held::{self, Others, Then};
-use crate::commands::last::Last;
+use crate::commands::last::{Ends, Last};
 use crate::commands::printing::Printing;
 use crate::commands::starts;
 use crate::connect::{check_lanes, check_streamlets, connect, explain, find_stream};
@@ -76,8 +77,10 @@ pub async fn run(args: &ConsumeArgs, globals: &Globals) -> Result<(), CliError> 
         say(word);
     }
     let (streamlets, lanes) = (numbers::each(&args.streamlets), numbers::each(&args.lanes));
-    let mut source = Source { client, stream, streamlets, lanes, from, begun_ms, format, args: args.clone() };
-    let Begun { consumer, last, left_out, away, said } = source.begin().await?;
+    let (args, behind) = (args.clone(), Arc::default());
+    let mut source = Source { client, stream, streamlets, lanes, from, behind, begun_ms, format, args };
+    let Begun { consumer, last, out: Out { left_out, away, said } } = source.begin().await?;
+    let (commits, max) = (source.args.application.is_some(), source.args.max.unwrap_or(u64::MAX));
     let mut consuming = Consuming {
         source,
         consumer,
@@ -92,7 +95,7 @@ pub async fn run(args: &ConsumeArgs, globals: &Globals) -> Result<(), CliError> 
         said,
         wondered: Instant::now(),
         out: Printing::start()?,
-        commits: args.application.is_some(),
+        commits,
         seen: 0,
         printed: 0,
         uncommitted: 0,
@@ -101,7 +104,7 @@ pub async fn run(args: &ConsumeArgs, globals: &Globals) -> Result<(), CliError> 
     consuming.begin_with_what_is_back(&away);
     let mut wishes = signals::listen(&[])?;
     let outcome = tokio::select! {
-        outcome = consuming.all(args.max.unwrap_or(u64::MAX)) => Some(outcome),
+        outcome = consuming.all(max) => Some(outcome),
         _ = wishes.next() => None,
     };
     consuming.finish(outcome, wishes).await
@@ -136,6 +139,12 @@ struct Begun {
     consumer: Consumer,
     /// The last records, as they are printed before those of the consumer.
     last: Vec<Vec<u8>>,
+    out: Out,
+}
+
+/// What a consumer leaves out.
+#[derive(Default)]
+struct Out {
     /// Of a follower also what was away and is back.
     left_out: Away,
     /// What is away still.
@@ -154,6 +163,8 @@ pub(super) struct Source {
     /// Those of each streamlet that are named, in order; none: all.
     lanes: Vec<u32>,
     from: Start,
+    /// Of lanes that the last records are of, where these end: there they are followed from.
+    behind: Arc<Ends>,
     /// When the command began, in milliseconds since 1970.
     begun_ms: i64,
     format: Show,
@@ -166,10 +177,20 @@ type Returned = (Away, Result<Consumer, ClientError>);
 impl Source {
     /// A consumer of streamlets that were left out and are back.
     async fn late_consumer(self, back: Away) -> Returned {
-        let streamlets = back.streamlets();
-        let until_end = !self.args.follow;
-        let consumer = self.consumer(self.start_when_back(), until_end, |of| of.streamlets(streamlets)).await;
+        let consumer = self.consumer_of_these(back.streamlets()).await;
         (back, consumer)
+    }
+
+    async fn consumer_of_these(&self, streamlets: Vec<u32>) -> Result<Consumer, ClientError> {
+        let until_end = !self.args.follow;
+        let mut consumer = self.consumer(self.start_when_back(), until_end, |of| of.streamlets(streamlets)).await?;
+        for at in consumer.positions() {
+            let end = self.behind.get(&(at.streamlet, at.lane)).filter(|end| **end != at.ordinal);
+            if let Some(end) = end {
+                consumer.seek(at.streamlet, at.lane, Start::Ordinal(*end)).await?;
+            }
+        }
+        Ok(consumer)
     }
 
     /// From where on streamlets are read that nobody could read when the command began. Where they ended then nobody could say: what they have
@@ -309,9 +330,8 @@ impl Source {
                 }
                 match self.consumer_of_others(left_out, !self.args.follow || wants_last).await {
                     Ok(consumer) => {
-                        let left_out = left_out.clone();
-                        let (consumer, last) = self.with_last(consumer, &left_out).await?;
-                        return Ok(Begun { consumer, last, left_out, away, said });
+                        let out = Out { left_out: left_out.clone(), away, said };
+                        return self.with_last(Begun { consumer, last: Vec::new(), out }).await;
                     }
                     Err(error) if is_application || !error.retryable() => return Err(error.into()),
                     // What it looked for may be at a node that is found to be lost by now.
@@ -330,16 +350,54 @@ impl Source {
         }
     }
 
-    /// The last records, if they are wanted, and who goes on behind them: `consumer`, which stops where its lanes ended when it was built, and is there by
-    /// then, or one that follows from there on.
-    async fn with_last(&self, mut consumer: Consumer, out: &Away) -> Result<(Consumer, Vec<Vec<u8>>), CliError> {
-        let Some(most) = self.args.last else { return Ok((consumer, Vec::new())) };
-        let last = Last::read(self, &mut consumer, most).await?;
+    /// With the last records, if they are wanted, and who goes on behind them: the consumer that is there, which stops where its lanes ended when it was
+    /// built, and is there by then, or one that follows from there on.
+    async fn with_last(&mut self, mut begun: Begun) -> Result<Begun, CliError> {
+        let Some(most) = self.args.last else { return Ok(begun) };
+        let last = Last::read(self, &mut begun.consumer, most).await?;
         if self.args.follow {
-            consumer = self.consumer_of_others(out, false).await?;
-            last.go_on(&mut consumer).await?;
+            self.behind = Arc::new(last.ends());
+            let follow = async |out: &Away| -> Result<Consumer, ClientError> {
+                let mut consumer = self.consumer_of_others(out, false).await?;
+                last.go_on(&mut consumer).await?;
+                Ok(consumer)
+            };
+            begun.consumer = built(follow, async || self.what_is_away().await, &mut begun.out).await?;
         }
-        Ok((consumer, last.lines()))
+        begun.last = last.lines();
+        Ok(begun)
+    }
+}
+
+/// Builds what follows. A node that is lost meanwhile is waited for; where nobody takes over from it its streamlets are left out too, with a word, as
+/// if it had been away from the beginning. `build` leaves out what it is given, and `look` says what is away, or why nobody says it.
+async fn built<C>(
+    mut build: impl AsyncFnMut(&Away) -> Result<C, ClientError>,
+    mut look: impl AsyncFnMut() -> Result<Away, String>,
+    out: &mut Out,
+) -> Result<C, CliError> {
+    let begun = tokio::time::Instant::now();
+    loop {
+        let error = match build(&out.left_out).await {
+            Ok(consumer) => return Ok(consumer),
+            Err(error) if !error.retryable() => return Err(error.into()),
+            Err(error) => error,
+        };
+        let mut lost = Away::default();
+        if begun.elapsed() >= TAKE_OVER_MAX
+            && let Ok(away) = look().await
+        {
+            lost = away.clone().without(&out.left_out);
+            out.away = away;
+        }
+        if !lost.is_nothing() {
+            out.said = lost.sentence();
+            say(&out.said);
+            out.left_out.add(&lost);
+        } else if !is_asked_again(Some(&error), begun.elapsed()) {
+            return Err(error.into());
+        }
+        tokio::time::sleep(away::LOOK_EVERY).await;
     }
 }
 
@@ -833,6 +891,37 @@ mod tests {
         let error = unheard_error("report", "streamlet 0 waits for node 2, which is lost");
         assert!(error.message.starts_with("streamlet 0 waits for node 2, which is lost: nobody knows"), "{error}");
         assert_eq!(error.exit, CliError::failure("it fails").exit);
+    }
+
+    /// A node may be lost after the last records were read, and before what follows them is there.
+    #[tokio::test(start_paused = true)]
+    async fn who_follows_goes_on_without_a_node_that_is_lost_before_that_is_built() {
+        let retryable = || {
+            let (streamlet, after, reason) = (kera_client::StreamletId(0), Duration::ZERO, String::new());
+            ClientError::DeliveryTimeout { records: 1, streamlet, after, reason }
+        };
+        let mut lost = Away::default();
+        lost.add_streamlets([1]);
+        let without_lost = async |out: &Away| if out.has(1) { Ok(out.clone()) } else { Err(retryable()) };
+        let mut out = Out::default();
+        assert_eq!(built(without_lost, async || Ok(lost.clone()), &mut out).await, Ok(lost.clone()));
+        assert_eq!((&out.left_out, &out.away), (&lost, &lost));
+        assert!(out.said.starts_with("streamlet 1 waits"), "{}", out.said);
+
+        // Another node takes over: nothing is left out.
+        let (mut tries, mut out) = (0, Out::default());
+        let taken_over = async |_: &Away| {
+            tries += 1;
+            if tries > 3 { Ok(()) } else { Err(retryable()) }
+        };
+        assert_eq!(built(taken_over, async || Ok(Away::default()), &mut out).await, Ok(()));
+        assert_eq!((tries, out.left_out.is_nothing(), out.said.as_str()), (4, true, ""));
+
+        // What does not pass ends it at once, and what no loss explains in the end.
+        let closed = async |_: &Away| -> Result<(), ClientError> { Err(ClientError::Closed) };
+        assert!(built(closed, async || Ok(Away::default()), &mut Out::default()).await.is_err());
+        let silent = async |_: &Away| -> Result<(), ClientError> { Err(retryable()) };
+        assert!(built(silent, async || Err("nobody answers".to_owned()), &mut Out::default()).await.is_err());
     }
 
     #[test]

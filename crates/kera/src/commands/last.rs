@@ -25,6 +25,8 @@ const FURTHER: u64 = 8;
 
 /// A lane of a streamlet.
 type Place = (StreamletId, LaneId);
+/// Ordinals behind the last records, by lanes.
+pub(super) type Ends = BTreeMap<Place, u64>;
 /// Where a record stands among the others: its time, see [`Window::newest_ms`], its lane, and its ordinal there.
 type Key = (i64, Place, u64);
 
@@ -234,6 +236,11 @@ impl Last {
             }
         }
         Ok(())
+    }
+
+    /// Where each lane ended when this began.
+    pub(super) fn ends(&self) -> Ends {
+        self.lanes.iter().map(|(place, window)| (*place, window.end)).collect()
     }
 
     /// The records, as they are printed. All of them: others were refused.
