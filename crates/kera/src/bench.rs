@@ -24,7 +24,7 @@ use crate::output;
 #[derive(Subcommand)]
 pub enum Command {
     /// Producers: records and bytes per second, and the time from send to acknowledgement.
-    #[command(after_help = "\
+    #[command(after_long_help = "\
 Examples:
   kera bench produce --embedded
       a node of its own, ten seconds
@@ -34,20 +34,24 @@ Examples:
       latency at a fixed rate, open loop
   kera bench produce --streams 512 --streamlets 1 --durability power --json")]
     Produce(LoadArgs),
-    /// Consumers that catch up: of the stream that --stream names, or of one that is filled first.
-    #[command(after_help = "\
+    /// Consumers that catch up.
+    ///
+    /// They read the stream that --stream names, or one that is filled first.
+    #[command(after_long_help = "\
 Examples:
   kera bench consume --embedded --records 20000000
   kera bench consume --stream flights --streamlets 4 --json")]
     Consume(LoadArgs),
     /// Both at once: also the time from send to receipt.
-    #[command(after_help = "\
+    #[command(after_long_help = "\
 Examples:
   kera bench both --embedded --chunk-bytes 16KiB
   kera bench both --rate 10000 --linger-ms 0 --streamlets 1 --seconds 20")]
     Both(LoadArgs),
-    /// What this machine can do without KerA: loopback, a bare server, memory, the disk, and the load generator alone.
-    #[command(after_help = "\
+    /// What this machine can do without KerA.
+    ///
+    /// That is loopback, a bare server, memory, the disk, and the load generator alone.
+    #[command(after_long_help = "\
 Examples:
   kera bench limit     about half a minute
   kera bench limit --disk ./kera-data --seconds 5 --json")]
@@ -81,28 +85,30 @@ pub struct LoadArgs {
     #[arg(long, value_name = "NAME")]
     stream: Option<String>,
     /// Streams; with more than one their names get a number.
-    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(hide_short_help = true, long, value_name = "N", default_value_t = 1)]
     streams: u32,
     /// Streamlets of each stream.
     #[arg(long, value_name = "M", default_value_t = 16)]
     streamlets: u32,
     /// Lanes of each streamlet.
-    #[arg(long, value_name = "Q", default_value_t = 1)]
+    #[arg(hide_short_help = true, long, value_name = "Q", default_value_t = 1)]
     lanes: u32,
     /// Segments of a group.
-    #[arg(long, value_name = "P", default_value_t = 16)]
+    #[arg(hide_short_help = true, long, value_name = "P", default_value_t = 16)]
     segments_per_group: u32,
     /// The largest segment, a power of two from 64KiB to 16MiB.
-    #[arg(long, value_name = "BYTES", value_parser = bytes, default_value = "8MiB")]
+    #[arg(hide_short_help = true, long, value_name = "BYTES", value_parser = bytes, default_value = "8MiB")]
     segment_bytes: usize,
     /// What acknowledged records survive.
     #[arg(long, value_name = "process|power", default_value = "process", value_parser = parse::<Durability>)]
     durability: Durability,
-    /// Copies of what streams hold, in a cluster of at least as many nodes.
+    /// Copies of what streams hold.
+    ///
+    /// More than one need a cluster of at least as many nodes.
     #[arg(long, value_name = "R", default_value_t = 1)]
     replication: u32,
     /// What a streamlet keeps. [default: everything]
-    #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
+    #[arg(hide_short_help = true, long, value_name = "BYTES", value_parser = parse_bytes)]
     retention_bytes: Option<u64>,
     /// Bytes of a record's value.
     #[arg(long, value_name = "BYTES", value_parser = bytes, default_value = "100")]
@@ -111,34 +117,34 @@ pub struct LoadArgs {
     #[arg(long, value_name = "BYTES", value_parser = bytes, default_value = "16KiB")]
     chunk_bytes: usize,
     /// Bytes of a request, which carries chunks of many streamlets.
-    #[arg(long, value_name = "BYTES", value_parser = bytes, default_value = "1MiB")]
+    #[arg(hide_short_help = true, long, value_name = "BYTES", value_parser = bytes, default_value = "1MiB")]
     request_bytes: usize,
     /// How long a chunk that is not full waits for more records, in milliseconds.
     #[arg(long, value_name = "MS", default_value_t = 1.0, value_parser = seconds)]
     linger_ms: f64,
     /// Unanswered requests of a producer.
-    #[arg(long, value_name = "N", default_value_t = 5)]
+    #[arg(hide_short_help = true, long, value_name = "N", default_value_t = 5)]
     in_flight: usize,
     /// Bytes that a producer holds unacknowledged, in all its streams together.
-    #[arg(long, value_name = "BYTES", value_parser = bytes, default_value = "32MiB")]
+    #[arg(hide_short_help = true, long, value_name = "BYTES", value_parser = bytes, default_value = "32MiB")]
     buffer_bytes: usize,
     /// How chunks are compressed.
-    #[arg(long, value_name = "none|lz4|zstd", default_value = "none", value_parser = compression)]
+    #[arg(hide_short_help = true, long, value_name = "none|lz4|zstd", default_value = "none", value_parser = compression)]
     compression: Compression,
     /// Give each record a checksum of its own, beside its chunk's.
-    #[arg(long)]
+    #[arg(hide_short_help = true, long)]
     checksum: bool,
     /// Consumers do not verify the checksums of chunks.
-    #[arg(long)]
+    #[arg(hide_short_help = true, long)]
     no_verify: bool,
     /// Retries are not recognised: chunks carry no producer id.
-    #[arg(long)]
+    #[arg(hide_short_help = true, long)]
     no_idempotence: bool,
     /// How keys are spread.
-    #[arg(long, value_name = "none|uniform|zipf", default_value = "none", value_parser = parse::<KeyDistribution>)]
+    #[arg(hide_short_help = true, long, value_name = "none|uniform|zipf", default_value = "none", value_parser = parse::<KeyDistribution>)]
     key_distribution: KeyDistribution,
     /// How many keys there are.
-    #[arg(long, value_name = "N", default_value_t = 1_000_000)]
+    #[arg(hide_short_help = true, long, value_name = "N", default_value_t = 1_000_000)]
     keys: u64,
     /// Producers, each on a thread of its own.
     #[arg(long, value_name = "N", default_value_t = 1)]
@@ -147,13 +153,13 @@ pub struct LoadArgs {
     #[arg(long, value_name = "N", default_value_t = 1)]
     consumers: u32,
     /// Consumers share the stream as this application. [default: streamlets are dealt out]
-    #[arg(long, value_name = "NAME")]
+    #[arg(hide_short_help = true, long, value_name = "NAME")]
     application: Option<String>,
     /// Consumers ask with requests that wait, instead of having data pushed.
-    #[arg(long)]
+    #[arg(hide_short_help = true, long)]
     long_poll: bool,
     /// Bytes that the server may send to a consumer ahead of being asked.
-    #[arg(long, value_name = "BYTES", value_parser = bytes, default_value = "8MiB")]
+    #[arg(hide_short_help = true, long, value_name = "BYTES", value_parser = bytes, default_value = "8MiB")]
     credit_bytes: usize,
     /// Records to send, or to consume. [default: as many as go into --seconds]
     #[arg(long, value_name = "N")]
@@ -161,35 +167,39 @@ pub struct LoadArgs {
     /// How long to send. [default: 10, or until --records are sent]
     #[arg(long, value_name = "S", value_parser = seconds)]
     seconds: Option<f64>,
-    /// Records per second of all producers together, whatever the server does; without it as fast as it goes.
+    /// Records per second of all producers together.
+    ///
+    /// They are sent whatever the server does. Without it they are sent as fast as it goes.
     #[arg(long, value_name = "N")]
     rate: Option<f64>,
     /// Seconds before the clock starts, where --records is not given. [default: 1]
-    #[arg(long, value_name = "S", value_parser = seconds)]
+    #[arg(hide_short_help = true, long, value_name = "S", value_parser = seconds)]
     warmup_seconds: Option<f64>,
     /// Records before the clock starts, on top of --records.
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(hide_short_help = true, long, value_name = "N", default_value_t = 0)]
     warmup_records: u64,
     /// One record in this many carries a time; at a --rate as many as are useful do.
-    #[arg(long, value_name = "N", default_value_t = 128)]
+    #[arg(hide_short_help = true, long, value_name = "N", default_value_t = 128)]
     sample: u32,
     /// Leave the streams there.
-    #[arg(long)]
+    #[arg(hide_short_help = true, long)]
     keep: bool,
-    /// Start a node for this run, on a directory of its own that is deleted afterwards.
+    /// Start a node for this run.
+    ///
+    /// It has a directory of its own that is deleted afterwards.
     #[arg(long)]
     embedded: bool,
     /// The arena of an embedded node.
-    #[arg(long, value_name = "BYTES", value_parser = parse_bytes, requires = "embedded")]
+    #[arg(hide_short_help = true, long, value_name = "BYTES", value_parser = parse_bytes, requires = "embedded")]
     arena_bytes: Option<u64>,
     /// Where the directory of an embedded node is made. [default: the system's directory for temporary files]
-    #[arg(long, value_name = "DIR", requires = "embedded")]
+    #[arg(hide_short_help = true, long, value_name = "DIR", requires = "embedded")]
     dir: Option<PathBuf>,
     /// A flag of `kera serve` for the embedded node, like --serve=--io-threads=2; repeatable.
-    #[arg(long, value_name = "FLAG", requires = "embedded", allow_hyphen_values = true)]
+    #[arg(hide_short_help = true, long, value_name = "FLAG", requires = "embedded", allow_hyphen_values = true)]
     serve: Vec<String>,
     /// The server's process, whose CPU time and memory are reported. [default: found, if it is on this host]
-    #[arg(long, value_name = "PID", conflicts_with = "embedded")]
+    #[arg(hide_short_help = true, long, value_name = "PID", conflicts_with = "embedded")]
     server_pid: Option<u32>,
 }
 

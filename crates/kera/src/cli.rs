@@ -40,7 +40,9 @@ pub struct Cli {
 /// Flags of every command.
 #[derive(Args, Clone, Debug)]
 pub struct Globals {
-    /// The node to talk to; in a cluster any, or several with commas between, of which one must answer.
+    /// The node to talk to, or several with commas between.
+    ///
+    /// In a cluster it may be any of its nodes. Of several one must answer.
     #[arg(long, global = true, value_name = "HOST:PORT", env = "KERA_CONNECT", default_value = "127.0.0.1:7070")]
     #[arg(hide_env_values = true, help_heading = "Everywhere", value_parser = addresses)]
     pub connect: String,
@@ -70,7 +72,7 @@ fn addresses(text: &str) -> Result<String, String> {
 #[derive(Subcommand)]
 pub enum Command {
     /// Run a node: coordinator, broker and storage in one process.
-    #[command(after_help = "\
+    #[command(after_long_help = "\
 Examples:
   kera serve
       data under ./kera-data, clients on 127.0.0.1:7070, HTTP on :7071
@@ -87,7 +89,7 @@ Every flag is also a setting in the file and a KERA_* variable. `kera config sho
     #[command(subcommand, aliases = ["streams", "topic", "topics"])]
     Stream(StreamCommand),
     /// Write records from a file or standard input to a stream.
-    #[command(after_help = "\
+    #[command(after_long_help = "\
 Examples:
   kera produce flights --file flights.ndjson --key-field origin
   kera produce flights --file flights.csv.zst --timestamp-field date
@@ -106,7 +108,7 @@ Records with the same key go to the same streamlet, in order. When the command e
 acknowledged.")]
     Produce(ProduceArgs),
     /// Read records of a stream to standard output.
-    #[command(after_help = "\
+    #[command(after_long_help = "\
 Examples:
   kera consume flights --max 10      look at the first ten
   kera consume flights --last 10     the last ten of the whole stream
@@ -125,10 +127,11 @@ Examples:
 Without --application nothing is remembered. With it, records are committed after they were printed: after a kill \
 -9 some may be printed again, none are left out. Several consumers with the same --application share the stream.")]
     Consume(ConsumeArgs),
-    /// List, describe, delete and reset applications: who has read how far.
+    /// List, describe, delete and reset applications.
     ///
-    /// Applications are those of KerA's own clients. Consumer groups of Kafka clients are kept apart from them, under the same names too: Kafka's
-    /// tools, like kafka-consumer-groups.sh, list, describe and reset them.
+    /// An application is a name under which consumers remember how far they have read. These are those of KerA's own clients. Consumer
+    /// groups of Kafka clients are kept apart from them, under the same names too: Kafka's tools, like kafka-consumer-groups.sh, list,
+    /// describe and reset them.
     #[command(subcommand, aliases = ["applications"])]
     Application(ApplicationCommand),
     /// Show how the node is, and the nodes of its cluster.
@@ -137,15 +140,16 @@ Without --application nothing is remembered. With it, records are committed afte
     /// live, drained or lost, what it owns, and what it keeps for others (the columns are explained below); nodes that do not do everything, with
     /// their roles; and what is moved or rebuilt just now, or gets another number of copies, with how much is left. What goes wrong in the
     /// cluster follows as PROBLEM too.
-    #[command(after_help = columns::STATUS_HELP)]
+    #[command(after_long_help = columns::STATUS_HELP)]
     Status {
         /// End with status 1 if there is a PROBLEM, for scripts and monitors.
         #[arg(long)]
         check: bool,
     },
-    /// Watch streams and applications live.
+    /// Watch nodes, streams and applications live.
+    #[command(after_long_help = columns::TOP_HELP)]
     Top(TopArgs),
-    /// A cluster on this machine to try things out; the level of a cluster.
+    /// A cluster to try things out; the level of a cluster; recovery.
     #[command(subcommand)]
     Cluster(ClusterCommand),
     /// Move streamlets from node to node of a cluster.
@@ -154,11 +158,15 @@ Without --application nothing is remembered. With it, records are committed afte
     /// Empty a node of a cluster, use it again, or give it up.
     #[command(subcommand)]
     Node(NodeCommand),
-    /// Virtual logs of lost nodes of which something is missing; giving up what is gone for good.
+    /// Virtual logs of lost nodes of which something is missing.
+    ///
+    /// It says which nodes to start, and gives up what is gone for good.
     #[command(subcommand)]
     Log(LogCommand),
-    /// Even out what the nodes of a cluster own and take, now: they do it by themselves when nothing has changed for a minute.
-    #[command(after_help = "\
+    /// Even out what the nodes of a cluster own and take, now.
+    ///
+    /// They do it by themselves when nothing has changed for a minute.
+    #[command(after_long_help = "\
 Examples:
   kera rebalance --dry-run
       the moves that would do it, and what nodes take before and after
@@ -174,7 +182,7 @@ is until retention takes it. Producers and consumers follow by themselves. Ctrl-
 has to be undone.")]
     Rebalance(RebalanceArgs),
     /// Start a node, stream real flights through it and show it live.
-    #[command(after_help = "\
+    #[command(after_long_help = "\
 Examples:
   kera demo                     about half a minute, under ./kera-demo
   kera demo --keep              the node keeps running, to try things out
@@ -196,7 +204,7 @@ Examples:
     #[command(subcommand)]
     Config(ConfigCommand),
     /// Print completions for a shell.
-    #[command(after_help = "Example:\n  kera completions bash > /etc/bash_completion.d/kera")]
+    #[command(after_long_help = "Example:\n  kera completions bash > /etc/bash_completion.d/kera")]
     Completions {
         /// The shell.
         shell: clap_complete::Shell,
@@ -230,7 +238,7 @@ pub enum ConfigCommand {
 #[derive(Subcommand)]
 pub enum StreamCommand {
     /// Make a stream.
-    #[command(after_help = "\
+    #[command(after_long_help = "\
 Examples:
   kera stream create flights
   kera stream create flights --streamlets 4 --retention-time 30d
@@ -253,7 +261,7 @@ and consumers work on one streamlet side by side, and give up the order between 
         if_not_exists: bool,
     },
     /// List streams.
-    #[command(alias = "ls", after_help = columns::STREAMS_HELP)]
+    #[command(alias = "ls", after_long_help = columns::STREAMS_HELP)]
     List {
         /// Only names that start so.
         #[arg(default_value = "")]
@@ -262,8 +270,10 @@ and consumers work on one streamlet side by side, and give up the order between 
         #[arg(long)]
         system: bool,
     },
-    /// Show a stream's options, how much is in it, who reads it, and in a cluster which node owns which streamlet.
-    #[command(after_help = columns::STREAM_HELP)]
+    /// Show a stream's options, what is in it, and who reads it.
+    ///
+    /// In a cluster also which node owns which streamlet.
+    #[command(after_long_help = columns::STREAM_HELP)]
     Describe {
         /// Its name.
         name: String,
@@ -272,7 +282,7 @@ and consumers work on one streamlet side by side, and give up the order between 
         lanes: bool,
     },
     /// Change options of a stream; the others stay.
-    #[command(after_help = "\
+    #[command(after_long_help = "\
 Examples:
   kera stream alter flights --retention-time 30d --retention-bytes none
   kera stream alter flights --streamlets 8
@@ -317,18 +327,20 @@ pub struct OptionArgs {
     #[arg(long, value_name = "Q")]
     pub lanes: Option<u32>,
     /// Segments of a group, the unit handed to one consumer [default: 16]
-    #[arg(long, value_name = "P")]
+    #[arg(hide_short_help = true, long, value_name = "P")]
     pub segments_per_group: Option<u32>,
     /// The largest segment, a power of two from 64KiB to 16MiB [default: 8MiB]
-    #[arg(long, value_name = "BYTES", value_parser = segment_bytes)]
+    #[arg(hide_short_help = true, long, value_name = "BYTES", value_parser = segment_bytes)]
     pub segment_bytes: Option<u32>,
-    /// Copies on different nodes [default: 3 in a cluster in which three nodes or more can hold copies, 1 elsewhere]
+    /// Copies on different nodes [default: 3 where three nodes can hold them, else 1]
     #[arg(long, alias = "replication-factor", value_name = "R")]
     pub replication: Option<u32>,
     /// Whether producers are answered when all copies have what they wrote, or when its owner has [default: sync]
-    #[arg(long, value_name = "sync|async", value_parser = replication_mode)]
+    #[arg(hide_short_help = true, long, value_name = "sync|async", value_parser = replication_mode)]
     pub replication_mode: Option<ReplicationMode>,
-    /// What acknowledged records survive: the death of every process, or the loss of power [default: process]
+    /// What acknowledged records survive [default: process]
+    ///
+    /// With process that is the death of every process, with power also the loss of power.
     #[arg(long, value_name = "process|power", value_parser = durability)]
     pub durability: Option<Durability>,
     /// Whether consumers get a lane's groups one after the other [default: lane]
@@ -343,33 +355,34 @@ pub struct OptionArgs {
     /// Whether records go as soon as every application has read them [default: false]
     #[arg(long, value_name = "true|false")]
     pub retention_consumed: Option<bool>,
-    /// Whether old records are deleted, or the last one of each key is kept, or that within the retention limits
-    /// [default: delete]
+    /// What becomes of old records [default: delete]
+    ///
+    /// They are deleted, or the last one of each key is kept, or that within the retention limits.
     #[arg(long, value_name = "delete|compact|compact,delete", value_parser = cleanup)]
     pub cleanup: Option<Cleanup>,
     /// Virtual logs of its own; 0 shares the broker's [default: 0]
-    #[arg(long, value_name = "N")]
+    #[arg(hide_short_help = true, long, value_name = "N")]
     pub virtual_logs: Option<u32>,
     /// A segment takes no more appends when it was opened so long ago [default: 7d]
-    #[arg(long, value_name = "TIME", value_parser = parse_duration_ms)]
+    #[arg(hide_short_help = true, long, value_name = "TIME", value_parser = parse_duration_ms)]
     pub segment_time: Option<u64>,
     /// A lane is compacted when so many percent of its bytes came after the last pass [default: 50]
-    #[arg(long, value_name = "PERCENT")]
+    #[arg(hide_short_help = true, long, value_name = "PERCENT")]
     pub compact_dirty_percent: Option<u32>,
     /// Compaction leaves a record alone for so long after it was written [default: 0s]
-    #[arg(long, value_name = "TIME", value_parser = parse_duration_ms)]
+    #[arg(hide_short_help = true, long, value_name = "TIME", value_parser = parse_duration_ms)]
     pub compact_after: Option<u64>,
     /// A lane is compacted so long after a write at the latest; or none [default: none]
-    #[arg(long, value_name = "TIME", value_parser = time_or_none)]
+    #[arg(hide_short_help = true, long, value_name = "TIME", value_parser = time_or_none)]
     pub compact_within: Option<Limit>,
     /// How long records without a value are kept after what they hide has gone [default: 1d]
-    #[arg(long, value_name = "TIME", value_parser = parse_duration_ms)]
+    #[arg(hide_short_help = true, long, value_name = "TIME", value_parser = parse_duration_ms)]
     pub tombstone_time: Option<u64>,
     /// The time of records that Kafka clients write: what they say, or when they were appended [default: create]
-    #[arg(long, value_name = "create|append", value_parser = timestamps)]
+    #[arg(hide_short_help = true, long, value_name = "create|append", value_parser = timestamps)]
     pub timestamps: Option<Timestamps>,
     /// How batches that Kafka clients write are kept: as they come, or compressed so [default: producer]
-    #[arg(long, value_name = "producer|none|gzip|snappy|lz4|zstd", value_parser = batch_compression)]
+    #[arg(hide_short_help = true, long, value_name = "producer|none|gzip|snappy|lz4|zstd", value_parser = batch_compression)]
     pub batch_compression: Option<BatchCompression>,
 }
 
@@ -425,27 +438,38 @@ pub struct ProduceArgs {
     #[arg(long, value_name = "FORMAT", default_value = "auto")]
     pub format: Format,
     /// The field that becomes the key.
-    #[arg(long, value_name = "FIELD")]
+    #[arg(long, value_name = "NAME")]
     pub key_field: Option<String>,
-    /// The field that becomes the timestamp: a time like 2026-01-31T12:00:00Z, or a number since 1970.
-    #[arg(long, value_name = "FIELD")]
+    /// The field that becomes the timestamp.
+    ///
+    /// It has a time like 2026-01-31T12:00:00Z, or a number since 1970.
+    #[arg(long, value_name = "NAME")]
     pub timestamp_field: Option<String>,
-    /// Of lines: what stands between the key and the value, like : or \t for a tab.
+    /// Of lines: what stands between key and value, like : or \t.
+    ///
+    /// \t is a tab.
     #[arg(long, value_name = "TEXT", value_parser = separator)]
     pub key_separator: Option<String>,
-    /// The value that stands for none, like null: such a record says that its key is gone. Of lines and ndjson. With --key-separator
-    /// the key that stands for none, too: such a record has no key.
+    /// The value that stands for none, like null.
+    ///
+    /// Such a record says that its key is gone. Of lines and ndjson. With --key-separator it is the key that stands for none, too: such a
+    /// record has no key.
     #[arg(long, value_name = "TEXT")]
     pub null_value: Option<String>,
-    /// Of CSV: what stands between two fields, one character like ; or \t (or tab) for a tab. By the file's name if it is not
-    /// said: a tab for .tsv, else a comma.
+    /// Of CSV: what stands between two fields, like ; or tab.
+    ///
+    /// It is one character; \t or tab is a tab. By the file's name if it is not said: a tab for .tsv, else a comma.
     #[arg(long, value_name = "CHAR", value_parser = delimiter)]
     pub delimiter: Option<u8>,
-    /// Of CSV: what the cells become; auto unless it is said.
+    /// Of CSV: what the cells become.
+    ///
+    /// It is auto unless it is said.
     #[arg(long, value_name = "TYPES")]
     pub csv_types: Option<CsvTypes>,
-    /// Begin with the record that begins on this line of the input, or behind it. A CSV header is read all the same, and of a
-    /// .zst file the lines are those that were packed. Of a JSON array it is the line on which an element begins.
+    /// Begin on this line of the input.
+    ///
+    /// That is with the record that begins there, or behind it. A CSV header is read all the same, and of a .zst file the lines are
+    /// those that were packed. Of a JSON array it is the line on which an element begins.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub from_line: Option<u64>,
     /// Records per second at most.
@@ -458,10 +482,10 @@ pub struct ProduceArgs {
     #[arg(long, value_name = "CODEC", default_value = "none", value_parser = compression)]
     pub compression: Compression,
     /// Bytes of a chunk, the batch that is appended as one [default: 64KiB, or what a segment of the stream takes if that is less].
-    #[arg(long, value_name = "BYTES", value_parser = chunk_bytes)]
+    #[arg(hide_short_help = true, long, value_name = "BYTES", value_parser = chunk_bytes)]
     pub chunk_bytes: Option<usize>,
     /// How long a chunk that is not full waits for more records, in milliseconds.
-    #[arg(long, value_name = "MS", default_value_t = 0)]
+    #[arg(hide_short_help = true, long, value_name = "MS", default_value_t = 0)]
     pub linger_ms: u64,
     /// What to do with a record that is malformed.
     #[arg(long, value_name = "WHAT", default_value = "stop")]
@@ -522,16 +546,22 @@ pub enum OnError {
 pub struct ConsumeArgs {
     /// The stream.
     pub stream: String,
-    /// The application to read as: its members share the stream and it goes on where it stopped.
+    /// The application to read as; it goes on where it stopped.
+    ///
+    /// Consumers with the same application share the stream.
     #[arg(long, short, alias = "group", short_alias = 'g', value_name = "NAME")]
     pub application: Option<String>,
-    /// Where to start: earliest, latest, a time like 2026-01-31T12:00:00Z, how long ago, like 2h, or ordinal:N, the record with
-    /// that number in each lane. Times are those at which nodes took records, whatever timestamps these have. An application
-    /// starts there only where it has committed nothing yet. [default: earliest; latest with --follow and no application]
+    /// Where to start: earliest, latest, a time, how long ago, like 2h, or ordinal:N
+    /// [default: earliest; latest with --follow and no application]
+    ///
+    /// A time is like 2026-01-31T12:00:00Z. ordinal:N is the record with that number in each lane. Times are those at which nodes took
+    /// records, whatever timestamps these have. An application starts there only where it has committed nothing yet.
     #[arg(long, value_name = "WHEN")]
     pub from: Option<String>,
-    /// Start with the newest N records, 100000 at most; with --follow go on behind them. Of several lanes they are those that nodes
-    /// took last, in the order of that time (`appended` in --json); each lane keeps its own order. With --key only those of that key count.
+    /// Start with the newest N records, 100000 at most.
+    ///
+    /// With --follow it goes on behind them. Of several lanes they are those that nodes took last, in the order of that time (`appended` in
+    /// --json); each lane keeps its own order. With --key only those of that key count.
     #[arg(long, value_name = "N", value_parser = last_records, conflicts_with_all = ["from", "application"])]
     pub last: Option<u64>,
     /// What Kafka's tool calls `--from earliest`.
@@ -543,23 +573,32 @@ pub struct ConsumeArgs {
     /// Wait for more at the end of the stream.
     #[arg(long)]
     pub follow: bool,
-    /// How a record is printed; value unless it is said.
+    /// How a record is printed.
+    ///
+    /// It is value unless it is said.
     #[arg(long, value_name = "FORMAT")]
     pub format: Option<Show>,
-    /// Print keys too: what stands between the key and the value, like : or \t for a tab. A key or a value that there is not is
-    /// printed as null; of several keys the first is. Only --json tells all of them from others.
+    /// Print keys too, with this behind them, like : or \t.
+    ///
+    /// \t is a tab. A key or a value that there is not is printed as null; of several keys the first is printed. Only --json tells all of
+    /// them from others.
     #[arg(long, value_name = "TEXT", value_parser = separator, conflicts_with = "format")]
     pub key_separator: Option<String>,
-    /// Only records whose key is exactly this; give it more than once for several keys. Of a record with several keys the first counts. It
-    /// reads all streamlets, as a key may be in any; with --streamlets it reads less. Not with --application, where what is not printed
-    /// would count as read.
+    /// Only records whose key is exactly this.
+    ///
+    /// Give it more than once for several keys. Of a record with several keys the first counts. It reads all streamlets, as a key may be in
+    /// any; with --streamlets it reads less. Not with --application, where what is not printed would count as read.
     #[arg(long = "key", value_name = "KEY", conflicts_with = "application")]
     pub keys: Vec<String>,
-    /// Only these streamlets, like 0-3,7. Not with --application.
+    /// Only these streamlets, like 0-3,7.
+    ///
+    /// Not with --application.
     #[arg(long, value_name = "N,…", value_delimiter = ',', value_parser = numbers::streamlets)]
     #[arg(conflicts_with = "application")]
     pub streamlets: Vec<Span>,
-    /// Only these lanes of each streamlet, like 0-3. Not with --application.
+    /// Only these lanes of each streamlet, like 0-3.
+    ///
+    /// Not with --application.
     #[arg(long, value_name = "N,…", value_delimiter = ',', value_parser = numbers::lanes)]
     #[arg(conflicts_with = "application")]
     pub lanes: Vec<Span>,
@@ -580,44 +619,58 @@ pub enum Show {
 #[derive(Subcommand)]
 pub enum ApplicationCommand {
     /// List applications.
-    #[command(after_help = columns::APPLICATIONS_HELP)]
+    #[command(after_long_help = columns::APPLICATIONS_HELP)]
     List {
         /// Only those of this stream.
         #[arg(long)]
         stream: Option<String>,
     },
     /// Show an application's members, and how far it is in each lane.
-    #[command(after_help = columns::APPLICATION_HELP)]
+    #[command(after_long_help = columns::APPLICATION_HELP)]
     Describe {
         /// Its name.
         name: String,
-        /// Its stream; needed if several streams have an application of that name.
+        /// Its stream.
+        ///
+        /// It is needed if several streams have an application of that name.
         #[arg(long)]
         stream: Option<String>,
     },
-    /// Forget an application and what it has read; it must have no running consumers.
+    /// Forget an application and what it has read.
+    ///
+    /// It must have no running consumers.
     Delete {
         /// Its name.
         name: String,
-        /// Its stream; needed if several streams have an application of that name.
+        /// Its stream.
+        ///
+        /// It is needed if several streams have an application of that name.
         #[arg(long)]
         stream: Option<String>,
         /// Do not ask. Without a terminal to ask at it is needed.
         #[arg(long)]
         yes: bool,
     },
-    /// Set where an application goes on; it must have no running consumers. Shows what would be set and asks.
-    #[command(after_help = columns::RESET_HELP)]
+    /// Set where an application goes on.
+    ///
+    /// It must have no running consumers. What would be set is shown first, and you are asked.
+    #[command(after_long_help = columns::RESET_HELP)]
     Reset {
         /// Its name.
         name: String,
-        /// Its stream; needed if several streams have an application of that name, or none has one yet.
+        /// Its stream.
+        ///
+        /// It is needed if several streams have an application of that name, or none has one yet.
         #[arg(long)]
         stream: Option<String>,
-        /// Where to: earliest, latest, a time at which nodes took records, how long ago, like 2h, or ordinal:N.
+        /// Where to: earliest, latest, a time, how long ago, like 2h, or ordinal:N.
+        ///
+        /// Times are those at which nodes took records.
         #[arg(long, value_name = "WHEN")]
         to: String,
-        /// Only these streamlets, like 0-3,7. In a cluster a new application is made only if 0 is among them.
+        /// Only these streamlets, like 0-3,7.
+        ///
+        /// In a cluster a new application is made only if 0 is among them.
         #[arg(long, value_name = "N,…", value_delimiter = ',', value_parser = numbers::streamlets)]
         streamlets: Vec<Span>,
         /// Only show what would be set.
@@ -643,8 +696,10 @@ pub struct TopArgs {
 /// `kera cluster`.
 #[derive(Subcommand)]
 pub enum ClusterCommand {
-    /// Start some nodes that form a cluster, each a process with its own data, and stop them at Ctrl-C, or when the command is ended.
-    #[command(after_help = "\
+    /// Start some nodes that form a cluster on this machine.
+    ///
+    /// Each is a process with its own data. They are stopped at Ctrl-C, or when the command is ended.
+    #[command(after_long_help = "\
 Examples:
   kera cluster up
       three nodes under ./kera-cluster, clients on 127.0.0.1:7081 to 7083
@@ -654,18 +709,15 @@ Examples:
 
 Data stays: the same command starts the same cluster again.")]
     Up(ClusterUpArgs),
-    /// Show the level of a cluster, what its nodes may count on each other to understand, and who holds it back.
-    #[command(after_help = "\
-Examples:
-  kera cluster level
-      the level in force, and up to which level each node lets it rise
-
-The level rises by itself when all nodes speak the next one, those that are lost too unless they were given up \
-with `kera node remove`. It never falls; until it has risen nodes can go back to the version before. \
---cluster-level-max of `kera serve` holds it back.")]
+    /// Show the level of a cluster, and who holds it back.
+    ///
+    /// The level is what its nodes may count on each other to understand.
+    #[command(after_long_help = columns::LEVEL_HELP)]
     Level,
-    /// Have a stopped node lead the coordinators alone, when most of them are gone for good.
-    #[command(after_help = "\
+    /// Have a stopped node lead alone when most others are gone for good.
+    ///
+    /// It leads the coordinators then, with what it knows of their decisions.
+    #[command(after_long_help = "\
 Examples:
   kera cluster recover --data ./three
       how far its log of the coordinators' decisions goes
@@ -745,7 +797,7 @@ fn streamlet_name(text: &str) -> Result<StreamletName, String> {
 #[derive(Subcommand)]
 pub enum StreamletCommand {
     /// Have another node own a streamlet.
-    #[command(after_help = "\
+    #[command(after_long_help = "\
 Examples:
   kera streamlet move payments/3 --to 2
   kera streamlet move payments/3 --to 2 --no-wait
@@ -763,8 +815,10 @@ at the old one, which serves it until retention takes it. `kera stream describe 
         #[arg(long)]
         no_wait: bool,
     },
-    /// Go on without what only a lost node had of a streamlet, or blocks of a lost log had. This cannot be undone.
-    #[command(after_help = "\
+    /// Go on without what only a lost node had of a streamlet, or blocks of a lost log had.
+    ///
+    /// This cannot be undone.
+    #[command(after_long_help = "\
 Examples:
   kera streamlet accept-loss payments/3 --yes
   kera streamlet accept-loss payments/3 --log 1/4/0 --blocks 1-99 --gone 1,5
@@ -863,18 +917,15 @@ fn log_names(text: &str) -> Result<LogNames, String> {
 /// `kera log`.
 #[derive(Subcommand)]
 pub enum LogCommand {
-    /// Show logs of lost nodes of which something is at no node that is there: what, who had it, and which streamlets it may be of.
-    #[command(after_help = "\
-Example:
-  kera log list
-      which blocks of which logs, and which nodes to start
-
-Brokers write their streamlets with copies to virtual logs, and backups keep these. When a broker is lost others \
-take over from the backups. If all of those that had some blocks are lost too, who takes over waits: start one of \
-them, with its disks, and nothing is lost.")]
+    /// Show what of the logs of lost nodes is at no node that is there.
+    ///
+    /// Who had it is shown too, and which streamlets it may be of.
+    #[command(after_long_help = columns::LOGS_HELP)]
     List,
-    /// Go on without what is missing of logs: the nodes that had it are gone for good. This cannot be undone.
-    #[command(after_help = "\
+    /// Go on without what is missing of logs.
+    ///
+    /// It is for logs of which the nodes are gone for good that had it. This cannot be undone.
+    #[command(after_long_help = "\
 Examples:
   kera log accept-loss 1/4/0 --gone 1,2,3
       one log: number 0 of node 1, of its epoch 4
@@ -910,7 +961,7 @@ A node that comes back nevertheless may be started: it is cut to what the others
 #[derive(Subcommand)]
 pub enum NodeCommand {
     /// Move all streamlets of a node to others and give it no new ones.
-    #[command(after_help = "\
+    #[command(after_long_help = "\
 Examples:
   kera node drain 2
       moves them a few at a time, and says what is left
@@ -935,8 +986,10 @@ stopped gives them copies, and then nothing has to wait for retention.")]
         #[arg(long)]
         no_wait: bool,
     },
-    /// Give up a node that is gone for good. It must be lost or stopped, and nothing may be needed of it.
-    #[command(after_help = "\
+    /// Give up a node that is gone for good.
+    ///
+    /// It must be lost or stopped, and nothing may be needed of it.
+    #[command(after_long_help = "\
 Example:
   kera node remove 2
 
@@ -986,11 +1039,45 @@ mod tests {
         Cli::command().debug_assert();
     }
 
+    /// What stands below the flags, in the short help or in the long one.
+    fn explained(command: &clap::Command) -> String {
+        let (short, long) = (command.get_after_help(), command.get_after_long_help());
+        short.or(long).map(ToString::to_string).unwrap_or_default()
+    }
+
+    /// Calls `look` with each command, and with what is typed for it.
+    fn each_command(command: &mut clap::Command, typed: &str, look: &mut impl FnMut(&mut clap::Command, &str)) {
+        look(command, typed);
+        for below in command.get_subcommands_mut().filter(|below| below.get_name() != "help") {
+            let typed = format!("{typed} {}", below.get_name());
+            each_command(below, &typed, look);
+        }
+    }
+
+    /// Who only wants to know what a flag is called must not have to scroll.
+    #[test]
+    fn the_short_help_fits_a_screen_and_the_long_one_says_more() {
+        const LINES_MAX: usize = 45;
+        let mut all = Cli::command().term_width(80);
+        all.build();
+        each_command(&mut all, "kera", &mut |command, typed| {
+            let (short, long) = (command.render_help().to_string(), command.render_long_help().to_string());
+            assert!(short.lines().count() <= LINES_MAX, "{typed}: {} lines\n{short}", short.lines().count());
+            let wide = [&short, &long].into_iter().flat_map(|help| help.lines()).find(|line| line.chars().count() > 80);
+            assert_eq!(wide, None, "{typed}");
+            let explained = explained(command);
+            assert!(long.contains(explained.lines().next().unwrap_or_default()), "{typed}\n{long}");
+            // Nobody looks for more who is not told of it.
+            let has_more = long.lines().count() > short.lines().count();
+            assert!(!has_more || short.contains("see more with '--help'"), "{typed}\n{short}");
+        });
+    }
+
     /// There the paragraphs of a help are wrapped, once, and its examples stay whole.
     #[test]
     fn help_fits_a_terminal_of_80_columns() {
         fn look(command: &clap::Command) {
-            let text = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+            let text = explained(command);
             let lines: Vec<&str> = text.lines().collect();
             let is_example = |line: &str| line.starts_with(' ');
             for line in &lines {

@@ -22,6 +22,16 @@ pub const PROGRESS: [&str; 5] = ["STREAMLET", "LANE", "COMMITTED", "END", "LAG"]
 /// Where it goes on, of `kera application reset`.
 pub const RESET: [&str; 5] = ["STREAMLET", "LANE", "NOW", "THEN", "RECORDS"];
 
+/// Nodes of a cluster, of `kera cluster level`.
+pub const LEVELS: [&str; 3] = ["NODE", "STATE", "UP TO"];
+/// Nodes of a cluster, of `kera top` at a terminal.
+pub const TOP_NODES: [&str; 7] = ["NODE", "STATE", "STREAMLETS", "IN", "OUT", "CONNECTIONS", "ARENA"];
+/// Streams, of the same.
+pub const TOP_STREAMS: [&str; 8] =
+    ["STREAM", "IN records/s", "IN", "OUT records/s", "RECORDS", "BYTES", "IN MEMORY", "ON DISK"];
+/// Applications, of the same.
+pub const TOP_APPLICATIONS: [&str; 5] = ["APPLICATION", "STREAM", "CONSUMERS", "OUT records/s", "LAG"];
+
 /// Of `kera status`.
 pub const STATUS_HELP: &str = "\
 Columns of the nodes, each with its field in `cluster.nodes` of --json:
@@ -39,6 +49,85 @@ Columns of the nodes, each with its field in `cluster.nodes` of --json:
   KEEPS    how much it keeps as copies for others (copies.backup_bytes)
 
 A ? says that nobody told it in time; the field is missing then, or 0.";
+
+/// Of `kera cluster level`.
+pub const LEVEL_HELP: &str = "\
+Example:
+  kera cluster level
+      the level in force, and up to which level each node lets it rise
+
+Columns, each with its field in `nodes` of --json:
+  NODE   its number (node)
+  STATE  live or lost (state)
+  UP TO  the highest level that it lets the cluster have; ? if it has not
+         said, as a version without levels (level_max)
+
+The level rises by itself when all nodes speak the next one, those that are lost too unless they were given up \
+with `kera node remove`. It never falls; until it has risen nodes can go back to the version before. \
+--cluster-level-max of `kera serve` holds it back.";
+
+/// Of `kera log list`.
+pub const LOGS_HELP: &str = "\
+Example:
+  kera log list
+      which blocks of which logs, and which nodes to start
+
+Lines of each log, with their fields in `logs` of --json:
+  log            its name, NODE/EPOCH/NUMBER, which kera log accept-loss takes
+                 (log, and node, epoch, number)
+  blocks         which are missing, and which nodes had them (missing, each
+                 with first, last, backups)
+  its own node   the broker whose log it is (node)
+  streamlets     those that may have something in it (streamlets)
+
+Nodes are live (live_nodes), lost: to be started (lost_nodes), or given up. `end` is the number of the last block; \
+where nobody knows that it is missing, and so is `last`.
+
+Brokers write their streamlets with copies to virtual logs, and backups keep these. When a broker is lost others \
+take over from the backups. If all of those that had some blocks are lost too, who takes over waits: start one of \
+them, with its disks, and nothing is lost.";
+
+/// Of `kera top`.
+pub const TOP_HELP: &str = "\
+Examples:
+  kera top
+      tables that refresh in place; q, Esc or Ctrl-C ends it
+  kera top --count 1
+      one look
+  kera top | cat
+      a line for each node, stream and application, like in_bytes_s=0
+  kera top --json
+      an object for each look, on a line of its own
+
+Columns of nodes of a cluster, each with its field in `nodes` of --json:
+  NODE         its number (node)
+  STATE        live, lost, or silent if it does not answer (state)
+  STREAMLETS   how many it owns (streamlets)
+  IN           bytes that it takes per second (in_bytes_s)
+  OUT          bytes that it sends to readers per second (out_bytes_s)
+  CONNECTIONS  connections to it (connections)
+  ARENA        how much of its memory for data is in use
+               (arena_used_bytes, arena_bytes)
+
+Columns of streams (`streams`):
+  STREAM         its name (name)
+  IN records/s   records that it takes per second (in_records_s)
+  IN             bytes that it takes per second (in_bytes_s)
+  OUT records/s  records that applications read per second (out_records_s)
+  RECORDS        records that can be read (records)
+  BYTES          bytes of their chunks (bytes)
+  IN MEMORY      memory of the segments that they are in (memory_bytes)
+  ON DISK        what these take on disk, without copies at other nodes
+                 (disk_bytes)
+
+Columns of applications (`applications`):
+  APPLICATION    its name (name)
+  STREAM         what it reads (stream)
+  CONSUMERS      how many it has (members)
+  OUT records/s  records that it reads per second (out_records_s)
+  LAG            records that it has not committed (lag)
+
+Rates are those since the look before: at the first one they are 0. On a narrow terminal some columns are left out.";
 
 /// Of `kera stream list`.
 pub const STREAMS_HELP: &str = "\
@@ -129,7 +218,9 @@ mod tests {
     /// What is printed under a head must not have to be guessed.
     #[test]
     fn the_help_of_a_command_explains_every_column_that_it_prints() {
-        let tables: [(&str, &[&[&str]]); 6] = [
+        let tables: [(&str, &[&[&str]]); 8] = [
+            ("top", &[&TOP_NODES, &TOP_STREAMS, &TOP_APPLICATIONS]),
+            ("cluster level", &[&LEVELS]),
             ("status", &[&NODES]),
             ("stream list", &[&STREAMS]),
             ("stream describe", &[&READERS, &OWNERS, &LANES]),
@@ -142,7 +233,7 @@ mod tests {
             for word in line.split(' ') {
                 command = command.find_subcommand(word).expect("there is such a command").clone();
             }
-            let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+            let help = command.get_after_long_help().map(ToString::to_string).unwrap_or_default();
             let explains = |column: &str| {
                 let mut lines = help.lines().filter_map(|line| line.strip_prefix("  ")?.strip_prefix(column));
                 lines.any(|rest| rest.starts_with("  ") && !rest.trim().is_empty())

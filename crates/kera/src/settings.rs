@@ -24,16 +24,23 @@ impl FromArgMatches for SettingFlags {
     }
 }
 
+/// Those that a first start may need: the short help has no others.
+const FIRST: [&str; 7] = ["data", "disks", "listen", "http-listen", "kafka-listen", "arena-bytes", "log-level"];
+
 impl Args for SettingFlags {
     fn augment_args(command: Command) -> Command {
         SETTINGS.iter().fold(command, |command, setting| {
             let default = if setting.default.is_empty() { "none" } else { setting.default };
-            let help = format!("{} [default: {default}]", setting.doc_line().replace('`', ""));
+            let help = setting.doc_line().replace('`', "");
+            let short = help.split_once(". ").map_or(help.as_str(), |(first, _)| first).trim_end_matches('.');
+            let with_default = |help: &str| format!("{help} [default: {default}]");
             command.arg(
                 Arg::new(setting.flag)
                     .long(setting.flag)
                     .value_name(setting.kind.placeholder())
-                    .help(help)
+                    .help(with_default(short))
+                    .long_help(with_default(&help))
+                    .hide_short_help(!FIRST.contains(&setting.flag))
                     .help_heading(setting.section),
             )
         })
@@ -57,5 +64,22 @@ impl ServeArgs {
         }
         let file = self.config.as_ref().map(Into::into);
         Sources { file, environment, unreadable, flags: self.settings.0.clone() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_short_help_of_a_node_has_some_of_its_settings_and_the_long_one_all() {
+        let mut command = SettingFlags::augment_args(Command::new("serve"));
+        let (short, long) = (command.render_help().to_string(), command.render_long_help().to_string());
+        for setting in SETTINGS {
+            let flag = format!("--{} <", setting.flag);
+            assert_eq!(short.contains(&flag), FIRST.contains(&setting.flag), "{flag}");
+            assert!(long.contains(&flag), "{flag}");
+        }
+        assert!(FIRST.iter().all(|flag| SETTINGS.iter().any(|setting| setting.flag == *flag)));
     }
 }

@@ -22,7 +22,7 @@ use crate::output;
 #[derive(Subcommand)]
 pub enum Command {
     /// Write self-describing records, and log what was acknowledged.
-    #[command(after_help = "\
+    #[command(after_long_help = "\
 Examples:
   kera verify produce --log acks --seconds 60
       kill and start the node meanwhile, as often as you like
@@ -31,13 +31,13 @@ Examples:
 The log is appended to: several runs can be proved together. The node may go away while this runs; it is waited for.")]
     Produce(ProduceArgs),
     /// Read everything and prove that what was acknowledged is there, once, in order. Exit status 1 if not.
-    #[command(after_help = "\
+    #[command(after_long_help = "\
 Examples:
   kera verify consume --log acks     everything, from the first record on
   kera verify consume --log acks --application audit --consumers 4")]
     Consume(ConsumeArgs),
     /// Start a node, torment it under load, and prove that it kept every promise. Exit status 1 if not.
-    #[command(after_help = "\
+    #[command(after_long_help = "\
 Examples:
   kera verify chaos --rounds 50
       50 times kill -9 at random moments
@@ -67,28 +67,28 @@ pub struct ProduceArgs {
     #[arg(long, value_name = "M", default_value_t = 4)]
     streamlets: u32,
     /// Lanes of each streamlet, if the stream is made.
-    #[arg(long, value_name = "Q", default_value_t = 1)]
+    #[arg(hide_short_help = true, long, value_name = "Q", default_value_t = 1)]
     lanes: u32,
     /// Segments of a group, if the stream is made.
-    #[arg(long, value_name = "P", default_value_t = 16)]
+    #[arg(hide_short_help = true, long, value_name = "P", default_value_t = 16)]
     segments_per_group: u32,
     /// What acknowledged records survive, if the stream is made.
     #[arg(long, value_name = "process|power", default_value = "process", value_parser = parse::<Durability>)]
     durability: Durability,
     /// Whether applications get a lane's groups one after the other, if the stream is made.
-    #[arg(long, value_name = "lane|none", default_value = "lane", value_parser = parse::<Order>)]
+    #[arg(hide_short_help = true, long, value_name = "lane|none", default_value = "lane", value_parser = parse::<Order>)]
     order: Order,
     /// Bytes of a record's value, 32 or more.
     #[arg(long, value_name = "BYTES", default_value_t = 100)]
     record_bytes: usize,
     /// Bytes of a chunk.
-    #[arg(long, value_name = "BYTES", value_parser = bytes, default_value = "4KiB")]
+    #[arg(hide_short_help = true, long, value_name = "BYTES", value_parser = bytes, default_value = "4KiB")]
     chunk_bytes: usize,
     /// How long a chunk that is not full waits for more records, in milliseconds.
-    #[arg(long, value_name = "MS", default_value_t = 0)]
+    #[arg(hide_short_help = true, long, value_name = "MS", default_value_t = 0)]
     linger_ms: u64,
     /// Unanswered requests of a producer.
-    #[arg(long, value_name = "N", default_value_t = 5)]
+    #[arg(hide_short_help = true, long, value_name = "N", default_value_t = 5)]
     in_flight: usize,
     /// Records to send. [default: as many as go into --seconds]
     #[arg(long, value_name = "N")]
@@ -103,7 +103,7 @@ pub struct ProduceArgs {
     #[arg(long, value_name = "S", default_value_t = 600)]
     patience_seconds: u64,
     /// Decides how many records go to a streamlet in turn.
-    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(hide_short_help = true, long, value_name = "N", default_value_t = 1)]
     seed: u64,
 }
 
@@ -134,10 +134,10 @@ pub struct ConsumeArgs {
 #[derive(Args)]
 pub struct ChaosArgs {
     /// The program whose `serve` is tormented. [default: this one]
-    #[arg(long, value_name = "FILE")]
+    #[arg(hide_short_help = true, long, value_name = "FILE")]
     program: Option<PathBuf>,
     /// Where everything is kept meanwhile. [default: the system's directory for temporary files]
-    #[arg(long, value_name = "DIR")]
+    #[arg(hide_short_help = true, long, value_name = "DIR")]
     dir: Option<PathBuf>,
     /// How many faults.
     #[arg(long, value_name = "N", default_value_t = 50)]
@@ -146,54 +146,54 @@ pub struct ChaosArgs {
     #[arg(long, value_name = "KIND,…", value_delimiter = ',', default_value = "kill", value_parser = parse::<Fault>)]
     faults: Vec<Fault>,
     /// Decides moments and kinds.
-    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(hide_short_help = true, long, value_name = "N", default_value_t = 1)]
     seed: u64,
     /// What acknowledged records survive.
     #[arg(long, value_name = "process|power", default_value = "process", value_parser = parse::<Durability>)]
     durability: Durability,
     /// Whether the application gets a lane's groups one after the other.
-    #[arg(long, value_name = "lane|none", default_value = "lane", value_parser = parse::<Order>)]
+    #[arg(hide_short_help = true, long, value_name = "lane|none", default_value = "lane", value_parser = parse::<Order>)]
     order: Order,
     /// Streamlets.
     #[arg(long, value_name = "M", default_value_t = 4)]
     streamlets: u32,
     /// Lanes of each.
-    #[arg(long, value_name = "Q", default_value_t = 2)]
+    #[arg(hide_short_help = true, long, value_name = "Q", default_value_t = 2)]
     lanes: u32,
     /// Producers.
-    #[arg(long, value_name = "N", default_value_t = 4)]
+    #[arg(hide_short_help = true, long, value_name = "N", default_value_t = 4)]
     producers: u32,
     /// Members of the application; with more than one, now and then one goes away without a word.
-    #[arg(long, value_name = "N", default_value_t = 2)]
+    #[arg(hide_short_help = true, long, value_name = "N", default_value_t = 2)]
     consumers: u32,
     /// Records per second of all producers together; 0 is as fast as it goes. [default: 20000; 100000 with full-disk]
     #[arg(long, value_name = "N", value_parser = rate, allow_negative_numbers = true)]
     rate: Option<f64>,
     /// Bytes of a record's value, 32 or more.
-    #[arg(long, value_name = "BYTES", default_value_t = 100)]
+    #[arg(hide_short_help = true, long, value_name = "BYTES", default_value_t = 100)]
     record_bytes: usize,
     /// Bytes of a chunk. [default: 2KiB; 16KiB with full-disk]
-    #[arg(long, value_name = "BYTES", value_parser = bytes)]
+    #[arg(hide_short_help = true, long, value_name = "BYTES", value_parser = bytes)]
     chunk_bytes: Option<usize>,
     /// Bytes of the largest segments, a power of two. With 4MiB or more and --durability power those of busy lanes are
     /// written straight to their containers. [default: 128KiB, or what holds four chunks]
-    #[arg(long, value_name = "BYTES", value_parser = segment_bytes)]
+    #[arg(hide_short_help = true, long, value_name = "BYTES", value_parser = segment_bytes)]
     segment_bytes: Option<u32>,
     /// The node's arena. [default: 256MiB; 32MiB with full-disk]
-    #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
+    #[arg(hide_short_help = true, long, value_name = "BYTES", value_parser = parse_bytes)]
     arena_bytes: Option<u64>,
     /// Least and most time between two faults, in milliseconds.
-    #[arg(long, value_name = "MS,MS", value_delimiter = ',', num_args = 1..=2, default_value = "200,2000")]
+    #[arg(hide_short_help = true, long, value_name = "MS,MS", value_delimiter = ',', num_args = 1..=2, default_value = "200,2000")]
     between_ms: Vec<u64>,
     /// How long a frozen node stays frozen, or a disk full after acknowledgements have stopped.
     #[arg(long, value_name = "S", default_value_t = 5)]
     hold_seconds: u64,
     /// How long it may take after a fault until records are acknowledged again, or with a full disk until they are not
     /// any more.
-    #[arg(long, value_name = "S", default_value_t = 60)]
+    #[arg(hide_short_help = true, long, value_name = "S", default_value_t = 60)]
     recovery_seconds: u64,
     /// The file system in memory that is made for full-disk. [default: as much as all rounds need, about 120 MiB each]
-    #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
+    #[arg(hide_short_help = true, long, value_name = "BYTES", value_parser = parse_bytes)]
     disk_bytes: Option<u64>,
     /// Keep log and data although all went well.
     #[arg(long)]

@@ -7,6 +7,7 @@ use kera_protocol::{ClusterDescription, MemberNode};
 use serde::Serialize;
 
 use crate::cli::Globals;
+use crate::columns;
 use crate::connect::connect;
 use crate::error::CliError;
 use crate::output::{Table, facts, print, print_json};
@@ -96,7 +97,7 @@ pub fn line(of: &Level) -> String {
 
 fn text(of: &Level) -> String {
     let mut text = facts(&[("level", line(of))]);
-    let mut table = Table::new(&["NODE", "STATE", "UP TO"]);
+    let mut table = Table::new(&columns::LEVELS);
     for node in &of.nodes {
         let level_max = node.level_max.map_or_else(|| "?".to_owned(), |level_max| level_max.to_string());
         table.row([node.node.to_string(), node.state.to_owned(), level_max]);

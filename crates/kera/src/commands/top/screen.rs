@@ -13,6 +13,7 @@ use ratatui::widgets::{Block, Borders, Cell, Gauge, Paragraph, Row, Table};
 use tokio::sync::mpsc;
 
 use super::look::{ApplicationView, NodeView, StreamView, View};
+use crate::columns;
 use crate::error::CliError;
 
 pub(super) struct Screen {
@@ -111,20 +112,20 @@ fn watch_keys(sender: &mpsc::Sender<()>) {
 /// A column: its name, and how soon it goes where there is no room for all; 0 stays.
 type Column = (&'static str, u8);
 
-const NODES: [Column; 7] =
-    [("NODE", 0), ("STATE", 0), ("STREAMLETS", 2), ("IN", 0), ("OUT", 0), ("CONNECTIONS", 3), ("ARENA", 1)];
-const STREAMS: [Column; 8] = [
-    ("STREAM", 0),
-    ("IN records/s", 0),
-    ("IN", 2),
-    ("OUT records/s", 1),
-    ("RECORDS", 0),
-    ("BYTES", 3),
-    ("IN MEMORY", 5),
-    ("ON DISK", 4),
-];
-const APPLICATIONS: [Column; 5] =
-    [("APPLICATION", 0), ("STREAM", 2), ("CONSUMERS", 3), ("OUT records/s", 1), ("LAG", 0)];
+const NODES: [Column; 7] = with_order(&columns::TOP_NODES, [0, 0, 2, 0, 0, 3, 1]);
+const STREAMS: [Column; 8] = with_order(&columns::TOP_STREAMS, [0, 0, 2, 1, 0, 3, 5, 4]);
+const APPLICATIONS: [Column; 5] = with_order(&columns::TOP_APPLICATIONS, [0, 2, 3, 1, 0]);
+
+const fn with_order<const N: usize>(names: &[&'static str; N], order: [u8; N]) -> [Column; N] {
+    let mut columns = [("", 0); N];
+    let mut at = 0;
+    while at < N {
+        columns[at] = (names[at], order[at]);
+        at += 1;
+    }
+    columns
+}
+
 /// The first column, a name, is cut rather than to leave out others.
 const NAME_MIN: usize = 12;
 /// And has so much if there is room.
