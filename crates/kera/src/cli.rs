@@ -1,15 +1,24 @@
 //! The command line as clap sees it: names, flags, help. What the commands do is in [`crate::commands`].
 
+mod values;
+
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use kera_client::Compression;
 use kera_format::vlog_replica::LogId;
 use kera_format::{BatchCompression, Cleanup, Durability, Order, ReplicationMode, Timestamps};
-use kera_server::units::{parse_bytes, parse_duration_ms};
+use kera_server::units::parse_duration_ms;
 
+use crate::encoding::KeyEncoding;
 use crate::numbers::{self, Span};
 use crate::rows::{CsvTypes, Format};
 use crate::settings::SettingFlags;
 use crate::{bench, columns, verify};
+pub use values::{Blocks, Limit, LogNames, StreamletName};
+use values::{
+    addresses, batch_compression, blocks, bytes_or_none, chunk_bytes, cleanup, compression, delimiter, durability,
+    last_records, log_names, one_log, order, replication_mode, segment_bytes, separator, streamlet_name, time_or_none,
+    timestamps,
+};
 
 /// Most records for `kera consume --last`: so many are held in memory until it is known which are the last ones.
 pub const LAST_MAX: u64 = 100_000;
@@ -51,23 +60,6 @@ pub struct Globals {
     pub json: bool,
 }
 
-/// Addresses of nodes, with commas between.
-fn addresses(text: &str) -> Result<String, String> {
-    let has_port = |address: &str| {
-        let (host, port) = address.rsplit_once(':')?;
-        let is_host = !host.is_empty() && (!host.contains(':') || host.starts_with('[') && host.ends_with(']'));
-        port.parse::<u16>().ok().filter(|_| is_host)
-    };
-    let mut all = text.split(',').map(str::trim).filter(|address| !address.is_empty()).peekable();
-    if all.peek().is_none() {
-        return Err("name a node as HOST:PORT, like 127.0.0.1:7070, or several with commas between".into());
-    }
-    match all.find(|address| has_port(address).is_none()) {
-        Some(wrong) => Err(format!("`{wrong}` is not HOST:PORT; it is like 127.0.0.1:7070 or [::1]:7070")),
-        None => Ok(text.to_owned()),
-    }
-}
-
 /// What `kera` can do.
 #[derive(Subcommand)]
 pub enum Command {
@@ -101,6 +93,8 @@ Examples:
       goes on behind the first 1,000 lines
   kera produce users --key-separator : --null-value null
       lines like ann:blue; after ann:null the key is gone
+  kera produce users --key-separator : --key-encoding hex
+      lines like 00ff:blue, for keys that are no text
   kera consume old --json | kera produce new --format records
       with keys and timestamps, but without headers
 
@@ -121,6 +115,8 @@ Examples:
       is no key or no value (there: --null-value null)
   kera consume users --key ann --last 1
       the last record of that key; all records of it without --last
+  kera consume users --key 00ff --key-encoding hex
+      the same for a key that is no text; base64 is understood too
   kera consume flights --streamlets 0-3,7
       these streamlets only
 
@@ -386,46 +382,6 @@ pub struct OptionArgs {
     pub batch_compression: Option<BatchCompression>,
 }
 
-/// A limit, or none.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limit(pub Option<u64>);
-
-fn time_or_none(text: &str) -> Result<Limit, String> {
-    if text == "none" { Ok(Limit(None)) } else { parse_duration_ms(text).map(|ms| Limit(Some(ms))) }
-}
-
-fn bytes_or_none(text: &str) -> Result<Limit, String> {
-    if text == "none" { Ok(Limit(None)) } else { parse_bytes(text).map(|bytes| Limit(Some(bytes))) }
-}
-
-fn segment_bytes(text: &str) -> Result<u32, String> {
-    u32::try_from(parse_bytes(text)?).map_err(|_| format!("{text} is more than 16MiB"))
-}
-
-fn durability(text: &str) -> Result<Durability, String> {
-    text.parse()
-}
-
-fn replication_mode(text: &str) -> Result<ReplicationMode, String> {
-    text.parse()
-}
-
-fn order(text: &str) -> Result<Order, String> {
-    text.parse()
-}
-
-fn timestamps(text: &str) -> Result<Timestamps, String> {
-    text.parse()
-}
-
-fn batch_compression(text: &str) -> Result<BatchCompression, String> {
-    text.parse()
-}
-
-fn cleanup(text: &str) -> Result<Cleanup, String> {
-    text.parse()
-}
-
 /// `kera produce`.
 #[derive(Args)]
 pub struct ProduceArgs {
@@ -450,6 +406,11 @@ pub struct ProduceArgs {
     /// \t is a tab.
     #[arg(long, value_name = "TEXT", value_parser = separator)]
     pub key_separator: Option<String>,
+    /// How keys are written.
+    ///
+    /// Of those that --key-field or --key-separator names. hex and base64 are for keys that are no text.
+    #[arg(long, value_name = "HOW", default_value = "text")]
+    pub key_encoding: KeyEncoding,
     /// The value that stands for none, like null.
     ///
     /// Such a record says that its key is gone. Of lines and ndjson. With --key-separator it is the key that stands for none, too: such a
@@ -493,43 +454,6 @@ pub struct ProduceArgs {
     /// Show no progress.
     #[arg(long, short)]
     pub quiet: bool,
-}
-
-fn compression(text: &str) -> Result<Compression, String> {
-    [Compression::None, Compression::Lz4, Compression::Zstd]
-        .into_iter()
-        .find(|c| c.name() == text)
-        .ok_or_else(|| format!("`{text}` is none of: none, lz4, zstd"))
-}
-
-fn last_records(text: &str) -> Result<u64, String> {
-    match text.parse() {
-        Ok(most) if most <= LAST_MAX => Ok(most),
-        Ok(_) => Err(format!("{LAST_MAX} is the most; for more say since when, like --from 1h")),
-        Err(_) => Err(format!("`{text}` is no number of records; it is like 10, and {LAST_MAX} at most")),
-    }
-}
-
-fn separator(text: &str) -> Result<String, String> {
-    if text.is_empty() { Err("it is empty".into()) } else { Ok(text.replace("\\t", "\t")) }
-}
-
-fn delimiter(text: &str) -> Result<u8, String> {
-    let text = if matches!(text, "\\t" | "tab") { "\t" } else { text };
-    match text.as_bytes() {
-        [byte] if byte.is_ascii() && !b"\"\r\n".contains(byte) => Ok(*byte),
-        _ => Err("it is one character, like ; or tab, and neither a quote nor a line end".into()),
-    }
-}
-
-fn chunk_bytes(text: &str) -> Result<usize, String> {
-    let bytes = parse_bytes(text)?;
-    let (least, most) = (256, kera_format::limits::CHUNK_BYTES_MAX as u64);
-    if (least..=most).contains(&bytes) {
-        Ok(bytes as usize)
-    } else {
-        Err(format!("{text} is not between {least}B and {most}B"))
-    }
 }
 
 /// What to do with a malformed record.
@@ -590,6 +514,11 @@ pub struct ConsumeArgs {
     /// any; with --streamlets it reads less. Not with --application, where what is not printed would count as read.
     #[arg(long = "key", value_name = "KEY", conflicts_with = "application")]
     pub keys: Vec<String>,
+    /// How keys are written.
+    ///
+    /// Of those that --key names, and where --key-separator prints them. hex and base64 are for keys that are no text.
+    #[arg(long, value_name = "HOW", default_value = "text")]
+    pub key_encoding: KeyEncoding,
     /// Only these streamlets, like 0-3,7.
     ///
     /// Not with --application.
@@ -771,28 +700,6 @@ pub struct ClusterUpArgs {
     pub arena_bytes: String,
 }
 
-/// A streamlet, as the command line names it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct StreamletName {
-    /// Its stream.
-    pub stream: String,
-    /// Its number in it.
-    pub streamlet: u32,
-}
-
-impl std::fmt::Display for StreamletName {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}/{}", self.stream, self.streamlet)
-    }
-}
-
-fn streamlet_name(text: &str) -> Result<StreamletName, String> {
-    let wrong = || format!("`{text}` is no streamlet; name it as STREAM/NUMBER, like payments/3");
-    let (stream, number) = text.rsplit_once('/').ok_or_else(wrong)?;
-    let streamlet = number.parse().map_err(|_| wrong())?;
-    if stream.is_empty() { Err(wrong()) } else { Ok(StreamletName { stream: stream.to_owned(), streamlet }) }
-}
-
 /// `kera streamlet`.
 #[derive(Subcommand)]
 pub enum StreamletCommand {
@@ -850,68 +757,6 @@ lost is what `kera log accept-loss` says; of a compacted stream keys may come ba
         #[arg(long)]
         yes: bool,
     },
-}
-
-/// Blocks of a virtual log, as the command line names them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Blocks {
-    /// The first one.
-    pub first: u64,
-    /// The last one.
-    pub last: u64,
-}
-
-fn blocks(text: &str) -> Result<Blocks, String> {
-    let parts = text.split_once('-').unwrap_or((text, text));
-    match (parts.0.parse::<u64>(), parts.1.parse::<u64>()) {
-        (Ok(first), Ok(last)) if first > 0 && first <= last => Ok(Blocks { first, last }),
-        _ => Err(format!("`{text}` are no blocks; name the first and the last, from 1, like 1-99")),
-    }
-}
-
-fn one_log(text: &str) -> Result<LogId, String> {
-    match log_names(text) {
-        Ok(LogNames { node, epoch: Some(epoch), log: Some(vlog) }) => Ok(LogId { node, epoch, vlog }),
-        _ => Err(format!("`{text}` is no log; name it as NODE/EPOCH/NUMBER like 1/4/0")),
-    }
-}
-
-/// Virtual logs, as the command line names them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LogNames {
-    /// Of which node.
-    pub node: u32,
-    /// Of which epoch of it; all if nothing.
-    pub epoch: Option<u32>,
-    /// Which of these; all if nothing.
-    pub log: Option<u32>,
-}
-
-impl LogNames {
-    /// Whether a log is one of them.
-    pub fn has(&self, node: u32, epoch: u32, log: u32) -> bool {
-        let is = |named: Option<u32>, number| named.is_none_or(|named| named == number);
-        self.node == node && is(self.epoch, epoch) && is(self.log, log)
-    }
-}
-
-impl std::fmt::Display for LogNames {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}", self.node)?;
-        self.epoch.map_or(Ok(()), |epoch| write!(f, "/{epoch}"))?;
-        self.log.map_or(Ok(()), |log| write!(f, "/{log}"))
-    }
-}
-
-fn log_names(text: &str) -> Result<LogNames, String> {
-    let wrong = || format!("`{text}` is no log; name it as NODE/EPOCH/NUMBER like 1/4/0, or NODE for all of a node");
-    let parts: Vec<u32> = text.split('/').map(str::parse).collect::<Result<_, _>>().map_err(|_| wrong())?;
-    match parts[..] {
-        [node] => Ok(LogNames { node, epoch: None, log: None }),
-        [node, epoch] => Ok(LogNames { node, epoch: Some(epoch), log: None }),
-        [node, epoch, log] => Ok(LogNames { node, epoch: Some(epoch), log: Some(log) }),
-        _ => Err(wrong()),
-    }
 }
 
 /// `kera log`.
@@ -1141,6 +986,8 @@ mod tests {
             "consume s --last 5 --follow --json",
             "consume s --last 100000 --max 1 --key a --key b --streamlets 0-3,7 --streamlets 9 --lanes 0,2-3",
             "consume s --from ordinal:7",
+            "consume s --key 00ff --key-encoding hex --key-separator :",
+            "produce s --key-field k --key-encoding base64",
             "application reset a --to latest --streamlets 0-3,7 --yes",
             "application delete a --stream s --yes",
             "stream list",

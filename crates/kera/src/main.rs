@@ -8,6 +8,7 @@ mod cli;
 mod columns;
 mod commands;
 mod connect;
+mod encoding;
 mod error;
 mod hints;
 mod numbers;

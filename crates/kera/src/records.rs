@@ -7,6 +7,7 @@ use kera_client::{ConsumedRecord, RecordView};
 use serde::Serialize;
 use serde_json::value::RawValue;
 
+use crate::encoding::hex;
 use crate::when::show_instant;
 
 /// Names and values of headers, as text or in hexadecimal.
@@ -121,10 +122,6 @@ fn structured(text: &str) -> Option<Box<RawValue>> {
         return None;
     }
     RawValue::from_string(text.replace(['\n', '\r'], " ")).ok()
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[cfg(test)]

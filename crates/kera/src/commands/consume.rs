@@ -29,6 +29,7 @@ use crate::commands::last::{Ends, Last};
 use crate::commands::printing::Printing;
 use crate::commands::starts;
 use crate::connect::{check_lanes, check_streamlets, connect, explain, find_stream};
+use crate::encoding::KeyEncoding;
 use crate::error::{CliError, EXIT_INTERRUPTED};
 use crate::numbers;
 use crate::output::{records_of, say};
@@ -60,6 +61,7 @@ const READER_MAX: Duration = Duration::from_secs(1);
 /// What the node says, or that it cannot be reached. A closed pipe is none.
 pub async fn run(args: &ConsumeArgs, globals: &Globals) -> Result<(), CliError> {
     let format = format_of(args, globals)?;
+    let keys = keys_of(args)?;
     args.application.as_deref().map_or(Ok(()), check_name)?;
     let client = connect(globals).await?;
     let stream = find_stream(&client, &args.stream).await?;
@@ -78,7 +80,7 @@ pub async fn run(args: &ConsumeArgs, globals: &Globals) -> Result<(), CliError> 
     }
     let (streamlets, lanes) = (numbers::each(&args.streamlets), numbers::each(&args.lanes));
     let (args, behind) = (args.clone(), Arc::default());
-    let mut source = Source { client, stream, streamlets, lanes, from, behind, begun_ms, format, args };
+    let mut source = Source { client, stream, streamlets, lanes, keys, from, behind, begun_ms, format, args };
     let Begun { consumer, last, out: Out { left_out, away, said } } = source.begin().await?;
     let (commits, max) = (source.args.application.is_some(), source.args.max.unwrap_or(u64::MAX));
     let mut consuming = Consuming {
@@ -125,6 +127,18 @@ fn format_of(args: &ConsumeArgs, globals: &Globals) -> Result<Show, CliError> {
     }
 }
 
+/// The keys that are named, as they are in records.
+fn keys_of(args: &ConsumeArgs) -> Result<Vec<Vec<u8>>, CliError> {
+    let encoding = args.key_encoding;
+    if encoding != KeyEncoding::Text && args.keys.is_empty() && args.key_separator.is_none() {
+        let message = "--key-encoding is for keys that --key names, or --key-separator prints";
+        return Err(CliError::usage(message).next("give one of the two, or leave it out: JSON has `key_hex` by itself"));
+    }
+    let decode = |key: &String| encoding.decode(key.as_bytes());
+    let keys: Result<Vec<Vec<u8>>, String> = args.keys.iter().map(decode).collect();
+    keys.map_err(|wrong| CliError::usage(format!("--key: {wrong}, which --key-encoding names")))
+}
+
 /// Refuses a name that no application can have, before a node does.
 fn check_name(name: &str) -> Result<(), CliError> {
     if kera_format::limits::name_is_valid(name) {
@@ -162,6 +176,8 @@ pub(super) struct Source {
     streamlets: Vec<u32>,
     /// Those of each streamlet that are named, in order; none: all.
     lanes: Vec<u32>,
+    /// Records with one of these keys are wanted; none: all are.
+    keys: Vec<Vec<u8>>,
     from: Start,
     /// Of lanes that the last records are of, where these end: there they are followed from.
     behind: Arc<Ends>,
@@ -219,8 +235,8 @@ impl Source {
 
     /// Whether a record is to be printed: it has one of the keys, if some are named.
     pub(super) fn wants(&self, record: &ConsumedRecord) -> bool {
-        let keys = &self.args.keys;
-        keys.is_empty() || record.view().key().is_some_and(|key| keys.iter().any(|wanted| wanted.as_bytes() == key))
+        let keys = &self.keys;
+        keys.is_empty() || record.view().key().is_some_and(|key| keys.iter().any(|wanted| wanted == key))
     }
 
     /// Adds a record to `out` as it is printed.
@@ -228,7 +244,10 @@ impl Source {
         let view = record.view();
         if let Some(separator) = &self.args.key_separator {
             // As lines have it that `kera produce` reads, and Kafka's tools: an empty key or value is another thing than none.
-            out.extend_from_slice(view.key().unwrap_or(NONE));
+            match view.key() {
+                Some(key) => self.args.key_encoding.write(key, out),
+                None => out.extend_from_slice(NONE),
+            }
             out.extend_from_slice(separator.as_bytes());
             out.extend_from_slice(view.value().unwrap_or(NONE));
             out.push(b'\n');
@@ -873,6 +892,23 @@ mod tests {
                 assert_eq!(error.exit, crate::error::EXIT_USAGE, "{line}");
                 assert!(error.message.contains(flag.trim_end_matches(" :")), "{}", error.message);
             }
+        }
+    }
+
+    #[test]
+    fn keys_that_are_no_text_are_named_in_hexadecimal_or_base64() {
+        let keys = |line: &str| {
+            let cli = Cli::try_parse_from(std::iter::once("kera").chain(line.split_whitespace())).expect(line);
+            let Command::Consume(args) = cli.command else { panic!("{line}") };
+            keys_of(&args)
+        };
+        assert_eq!(keys("consume s --key 00ff"), Ok(vec![b"00ff".to_vec()]));
+        assert_eq!(keys("consume s --key 00ff --key a1 --key-encoding hex"), Ok(vec![vec![0, 0xff], vec![0xa1]]));
+        assert_eq!(keys("consume s --key AP8= --key-encoding base64"), Ok(vec![vec![0, 0xff]]));
+        assert_eq!(keys("consume s --key-separator : --key-encoding hex"), Ok(Vec::new()));
+        for wrong in ["consume s --key ann --key-encoding hex", "consume s --key-encoding hex"] {
+            let error = keys(wrong).expect_err(wrong);
+            assert!(error.exit == crate::error::EXIT_USAGE && error.message.starts_with("--key"), "{error}");
         }
     }
 

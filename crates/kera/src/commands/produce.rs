@@ -112,6 +112,7 @@ pub async fn run(args: &ProduceArgs, globals: &Globals) -> Result<(), CliError> 
         key: args.key_field.clone(),
         timestamp: args.timestamp_field.clone(),
         separator: args.key_separator.clone(),
+        key_encoding: args.key_encoding,
         null: args.null_value.clone(),
         delimiter: args.delimiter,
         csv_types: args.csv_types,

@@ -11,7 +11,7 @@ use std::io::{BufRead, Cursor, Read, empty};
 use std::sync::Arc;
 
 use super::fields::{key_bytes, names, pick, text};
-use super::{Picks, ROW_BYTES_MAX, Row, RowError, RowSource, Tap, from_line_on, read_line, with_null};
+use super::{Picks, ROW_BYTES_MAX, Row, RowError, RowSource, Tap, read_line};
 use crate::when::parse_instant;
 
 pub(super) struct JsonRows {
@@ -34,9 +34,8 @@ impl Held {
     pub(super) fn into_rows(self) -> Box<dyn RowSource> {
         let Held { text, line, picks } = self;
         let (input, shape) = (Box::new(Cursor::new(text)), Shape::Array(Array::default()));
-        let (null, from_line) = (picks.null.clone(), picks.from_line);
-        let rows = JsonRows { input, picks, line, shape, tap: Arc::default() };
-        from_line_on(with_null(Box::new(rows), null, false), from_line)
+        let rest = picks.rest();
+        rest.of(Box::new(JsonRows { input, picks, line, shape, tap: Arc::default() }))
     }
 }
 

@@ -17,6 +17,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use crate::encoding::KeyEncoding;
 use crate::error::CliError;
 
 /// The most bytes of one line or record of input: what fits into the largest chunk.
@@ -60,6 +61,8 @@ pub struct Picks {
     pub timestamp: Option<String>,
     /// What stands between the key and the value of a line.
     pub separator: Option<String>,
+    /// How keys are written there.
+    pub key_encoding: KeyEncoding,
     /// The value that stands for none; of lines with a separator the key, too.
     pub null: Option<String>,
     /// What stands between two fields of CSV, if that is not what the file's name says.
@@ -222,7 +225,7 @@ fn source(
     if is_marked && matches!(format, Format::Lines | Format::Raw) {
         input = Box::new(Cursor::new(MARK).chain(input));
     }
-    let (null, keys_too, from_line) = (picks.null.clone(), picks.separator.is_some(), picks.from_line);
+    let rest = picks.rest();
     let rows: Box<dyn RowSource> = match format {
         Format::Ndjson | Format::Auto => {
             Box::new(json::JsonRows::new(input, first == Some(b'['), picks, Arc::clone(tap)))
@@ -235,7 +238,7 @@ fn source(
         Format::Records => Box::new(records::RecordRows::new(input)),
         Format::Lines | Format::Raw => Box::new(lines::LineRows::new(input, format == Format::Raw, picks.separator)),
     };
-    Ok(from_line_on(with_null(rows, null, keys_too), from_line))
+    Ok(rest.of(rows))
 }
 
 /// Whether the flags make sense for the format.
@@ -247,6 +250,11 @@ fn check(format: Format, picks: &Picks) -> Result<(), CliError> {
         Picks { separator: Some(_), .. } if format != Format::Lines => {
             let message = "--key-separator is for lines";
             return Err(CliError::usage(message).next("name the field with --key-field, or say --format lines"));
+        }
+        Picks { key: None, separator: None, key_encoding, .. } if *key_encoding != KeyEncoding::Text => {
+            let message = "--key-encoding is for keys that --key-field names, or --key-separator";
+            let next = "name them; --format records has `key_hex` for keys that are no text";
+            return Err(CliError::usage(message).next(next));
         }
         Picks { null: Some(_), .. } if !matches!(format, Format::Lines | Format::Ndjson) => {
             let message = "--null-value is for lines and ndjson";
@@ -270,6 +278,34 @@ fn check(format: Format, picks: &Picks) -> Result<(), CliError> {
         ),
     };
     Err(CliError::usage(message).next(next))
+}
+
+/// What is done with rows of every format: which have no value, what their keys are, and from where on they are taken.
+struct Rest {
+    null: Option<String>,
+    keys_too: bool,
+    encoding: KeyEncoding,
+    field: Option<String>,
+    from_line: Option<u64>,
+}
+
+impl Picks {
+    fn rest(&self) -> Rest {
+        Rest {
+            null: self.null.clone(),
+            keys_too: self.separator.is_some(),
+            encoding: self.key_encoding,
+            field: self.key.clone(),
+            from_line: self.from_line,
+        }
+    }
+}
+
+impl Rest {
+    fn of(self, rows: Box<dyn RowSource>) -> Box<dyn RowSource> {
+        let Rest { null, keys_too, encoding, field, from_line } = self;
+        from_line_on(with_keys(with_null(rows, null, keys_too), encoding, field), from_line)
+    }
 }
 
 /// Rows some of which have no value: those with one that stands for none. Of keys that are cut from lines it is the same.
@@ -296,6 +332,31 @@ impl RowSource for NullValues {
         }
         if self.keys_too && row.key.as_ref() == Some(&self.null) {
             row.key = None;
+        }
+        Ok(more)
+    }
+}
+
+/// Rows whose keys are written in another way than as they are. What stands for none is none before that.
+struct EncodedKeys {
+    rows: Box<dyn RowSource>,
+    encoding: KeyEncoding,
+    field: Option<String>,
+}
+
+/// Rows whose keys are written so. `field`: where they are, for a message.
+fn with_keys(rows: Box<dyn RowSource>, encoding: KeyEncoding, field: Option<String>) -> Box<dyn RowSource> {
+    if encoding == KeyEncoding::Text { rows } else { Box::new(EncodedKeys { rows, encoding, field }) }
+}
+
+impl RowSource for EncodedKeys {
+    fn next(&mut self, row: &mut Row) -> Result<bool, RowError> {
+        let more = self.rows.next(row)?;
+        if let Some(written) = row.key.take().filter(|_| more) {
+            let wrong = |message: String| {
+                RowError::new(row.line, self.field.as_deref(), format!("the key {message}, which --key-encoding names"))
+            };
+            row.key = Some(self.encoding.decode(&written).map_err(wrong)?);
         }
         Ok(more)
     }

@@ -8,6 +8,7 @@ use serde::de::{Deserialize, Deserializer, IgnoredAny};
 use serde_json::value::RawValue;
 
 use super::{Row, RowError, RowSource, read_line};
+use crate::encoding::unhex;
 use crate::when::parse_instant;
 
 pub(super) struct RecordRows {
@@ -59,7 +60,7 @@ impl RecordRows {
             wrong(None, format!("this is no record: {what} (column {})", error.column()))
         })?;
         let hex = |field: &str, text: &str| {
-            unhex(text).ok_or_else(|| wrong(Some(field), format!("`{text}` is not hexadecimal")))
+            unhex(text.as_bytes()).ok_or_else(|| wrong(Some(field), format!("`{text}` is not hexadecimal")))
         };
         let mut keys: Vec<Vec<u8>> = written.key.into_iter().chain(written.keys).map(String::into_bytes).collect();
         for text in written.key_hex.iter() {
@@ -115,11 +116,4 @@ impl RowSource for RecordRows {
 /// The text of a string, anything else as it is written.
 fn text_of(raw: &RawValue) -> Cow<'_, str> {
     serde_json::from_str(raw.get()).map_or(Cow::Borrowed(raw.get()), |text: String| Cow::Owned(text))
-}
-
-fn unhex(text: &str) -> Option<Vec<u8>> {
-    let digit = |byte: u8| char::from(byte).to_digit(16).map(|digit| digit as u8);
-    let (pairs, rest) = text.as_bytes().as_chunks::<2>();
-    let bytes = pairs.iter().map(|[high, low]| Some(digit(*high)? << 4 | digit(*low)?)).collect();
-    if rest.is_empty() { bytes } else { None }
 }

@@ -384,6 +384,33 @@ fn a_key_stands_in_front_of_the_separator_and_a_value_can_stand_for_none() {
 }
 
 #[test]
+fn keys_that_are_no_text_are_written_in_hexadecimal_or_base64() {
+    let picks = |field: Option<&str>, separator: Option<&str>, key_encoding| Picks {
+        key: field.map(String::from),
+        separator: separator.map(String::from),
+        null: separator.map(|_| "null".into()),
+        key_encoding,
+        ..Picks::default()
+    };
+    let lines = "00ff:x\nxy:y\nnull:z\n:\n";
+    let rows = rows_of(lines, "-", Format::Auto, picks(None, Some(":"), KeyEncoding::Hex)).unwrap();
+    let key = |at: usize| rows[at].as_ref().unwrap().key.clone();
+    assert_eq!((key(0), key(2), key(3)), (Some(vec![0, 0xff]), None, Some(Vec::new())));
+    let error = rows[1].as_ref().unwrap_err();
+    assert_eq!((error.line, error.fatal), (2, false));
+    assert!(error.message.contains("`xy` is not hexadecimal"), "{}", error.message);
+    let named = picks(Some("k"), None, KeyEncoding::Base64);
+    let rows = rows_of("{\"k\":\"AP8=\"}\n{\"k\":null}\n{\"k\":\"=\"}\n", "f.ndjson", Format::Auto, named).unwrap();
+    assert_eq!(rows[0].as_ref().unwrap().key, Some(vec![0, 0xff]));
+    assert!(rows[1].as_ref().unwrap_err().message.contains("null"));
+    assert!(rows[2].as_ref().unwrap_err().report("f").contains("line 3, field `k`"));
+    for format in [Format::Lines, Format::Ndjson, Format::Records] {
+        let error = rows_of("a\n", "-", format, picks(None, None, KeyEncoding::Hex)).err().unwrap();
+        assert!(error.message.contains("--key-encoding"), "{error}");
+    }
+}
+
+#[test]
 fn records_are_taken_over_as_they_were_printed() {
     let text = r#"{"ordinal":7,"key":"k","value":{"n":12345678901234567890123, "a":1e400},"timestamp":"2001-01-01T12:00:00.000Z"}
 {"key_hex":"fFfe","value_hex":"00ff","version":9}

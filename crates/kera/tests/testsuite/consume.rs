@@ -105,6 +105,20 @@ fn of_a_compacted_stream_there_are_as_many_last_records_or_all_that_are_left() {
 }
 
 #[test]
+fn keys_that_are_no_text_are_written_and_found_again() {
+    let (place, node) = with_stream("--streamlets 2");
+    let file = place.file("lines");
+    std::fs::write(&file, "00ff:x\nfe:y\n").unwrap();
+    node.ok(&format!("produce flights --key-separator : --key-encoding hex --file {}", file.display()));
+    assert_eq!(printed(&node, "--key 00ff --key-encoding hex"), ["x"]);
+    assert_eq!(printed(&node, "--key AP8= --key-encoding base64 --key-separator :"), ["AP8=:x"]);
+    let found = printed(&node, "--key fe --key-encoding hex --json --last 1");
+    let record: Value = serde_json::from_str(&found[0]).unwrap();
+    assert_eq!((&record["key_hex"], &record["value"]), (&Value::from("fe"), &Value::from("y")));
+    refused(&node, "consume flights --key ann --key-encoding hex", &["`ann` is not hexadecimal"]);
+}
+
+#[test]
 fn only_records_of_the_keys_that_are_named_are_printed() {
     let (place, node) = with_stream("--streamlets 4");
     produce(&place, &node, "ann:1\nanna:2\nbob:3\nann:4\nnull:5\n:6\nann:null\n");
