@@ -34,6 +34,16 @@ pub const TOP_APPLICATIONS: [&str; 5] = ["APPLICATION", "STREAM", "CONSUMERS", "
 
 /// Of `kera status`.
 pub const STATUS_HELP: &str = "\
+Lines of the node, each with its field in --json:
+  arena  memory for data that is not on disk yet and for readers
+         (arena_used_bytes, arena_bytes)
+  bytes  bytes of the chunks of records that it has, in memory or on disk, as
+         bytes of `kera stream describe` and BYTES of `kera top`
+         (stored_bytes)
+  disk   what their segments take on disk, as ON DISK of `kera top`, and on
+         the first disk also virtual logs; without copies for others, which
+         are KEEPS (disks: used_bytes, free_bytes, total_bytes)
+
 Columns of the nodes, each with its field in `cluster.nodes` of --json:
   NODE     its number (node)
   STATE    live, draining, drained or lost (state); silent if it does not

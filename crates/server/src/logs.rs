@@ -1,5 +1,6 @@
 //! Log lines on standard error, as text or as JSON. Set up once per process, before the first line.
 
+use std::ffi::OsStr;
 use std::io::IsTerminal;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -43,7 +44,25 @@ pub fn start(config: &Config) -> Result<(), Mistakes> {
     let _ = if json {
         lines.json().flatten_event(true).with_current_span(false).with_span_list(false).try_init()
     } else {
-        lines.with_ansi(is_terminal).with_target(false).try_init()
+        let no_color = std::env::var_os("NO_COLOR");
+        lines.with_ansi(has_colors(is_terminal, no_color.as_deref())).with_target(false).try_init()
     };
     Ok(())
+}
+
+/// Whether lines have colors: at a terminal, unless `NO_COLOR` has a value, as <https://no-color.org> has it.
+fn has_colors(is_terminal: bool, no_color: Option<&OsStr>) -> bool {
+    is_terminal && no_color.is_none_or(OsStr::is_empty)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_wants_no_colors_gets_none() {
+        let colors = |is_terminal, no_color: Option<&str>| has_colors(is_terminal, no_color.map(OsStr::new));
+        assert!(colors(true, None) && colors(true, Some("")));
+        assert!(!colors(true, Some("1")) && !colors(false, None));
+    }
 }

@@ -579,7 +579,7 @@ fn status_text(s: &NodeStatusResponse, cluster: Option<&ClusterDescription>, add
                 human_count(s.segments)
             ),
         ),
-        ("stored", human_bytes(s.stored_bytes)),
+        ("bytes", format!("{} of records, in memory or on disk", human_bytes(s.stored_bytes))),
         (
             "clients",
             format!(
@@ -594,7 +594,7 @@ fn status_text(s: &NodeStatusResponse, cluster: Option<&ClusterDescription>, add
         let problem = if disk.problem.is_empty() { String::new() } else { format!(" NOT USED: {}", disk.problem) };
         let (used, free, total) =
             (human_bytes(disk.used_bytes), human_bytes(disk.free_bytes), human_bytes(disk.total_bytes));
-        text.push_str(&format!("disk     {}: {used} used, {free} free of {total}{problem}\n", disk.path));
+        text.push_str(&format!("disk     {}: {used} on disk, {free} free of {total}{problem}\n", disk.path));
     }
     text + &lines(&s.problems)
 }
@@ -603,6 +603,7 @@ fn status_text(s: &NodeStatusResponse, cluster: Option<&ClusterDescription>, add
 pub(super) mod tests {
     use super::*;
     use crate::commands::level::tests::described;
+    use kera_protocol::DiskStatus;
 
     /// What a node says of itself that has taken so many bytes.
     pub(in crate::commands) fn told(number: u32, appended_bytes: u64) -> NodeStatusResponse {
@@ -677,6 +678,13 @@ pub(super) mod tests {
             version: "0.1.0".into(),
             node_epoch: 123,
             roles: ALL_ROLES.to_vec(),
+            disks: vec![DiskStatus {
+                path: "./kera-data".into(),
+                total_bytes: 252 << 30,
+                free_bytes: 73 << 30,
+                used_bytes: 17 << 20,
+                problem: String::new(),
+            }],
             ..told(7, 1 << 30)
         };
         for cluster in [None, Some(&cluster)] {
@@ -686,6 +694,11 @@ pub(super) mod tests {
                 text.contains("192.168.100.102:7070") && text.contains("0.1.0") && text.contains("start 123"),
                 "{text}"
             );
+            // As `kera stream describe` and `kera top` call them, and as the help explains them.
+            for name in ["arena", "bytes", "disk"] {
+                let has = |of: &str| of.lines().any(|line| line.trim_start().starts_with(&format!("{name}  ")));
+                assert!(has(&text) && has(columns::STATUS_HELP), "{name}: {text}");
+            }
         }
     }
 
