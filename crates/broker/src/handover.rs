@@ -17,6 +17,11 @@ use crate::applications;
 use crate::broker::Broker;
 use crate::failure::Failure;
 
+/// What a lane takes of what goes along, without producers.
+const LANE_BYTES: usize = 29;
+/// More than what is told of a streamlet's own groups takes, which is not recorded before it moves.
+const OWN_BYTES: usize = 64 << 10;
+
 /// What a streamlet that was let go hands over.
 /// `progress`: how far applications are in it.
 pub(crate) fn to_state(stream: StreamId, streamlet: &Arc<Streamlet>, progress: Vec<u8>) -> StreamletState {
@@ -96,19 +101,7 @@ pub(crate) fn check_fits(
     progress: Vec<u8>,
     most: usize,
 ) -> Result<(), Failure> {
-    let lane = |lane: &Arc<Lane>| LaneState {
-        lane: lane.id(),
-        next_ordinal: lane.next_ordinal(),
-        last_append_ms: 0,
-        memory: Memory::Forgotten,
-        producers: Vec::new(),
-        groups: Vec::new(),
-    };
-    let lanes: Vec<LaneState> = streamlet.all_lanes().map(lane).filter(|lane| lane.next_ordinal > 0).collect();
-    let count = lanes.len();
-    let epoch = streamlet.owner_epoch();
-    let mut state = StreamletState { stream, streamlet: streamlet.id(), epoch, lanes, progress };
-    let bytes = compress_beyond(&mut state, most);
+    let (count, bytes) = least(stream, streamlet, progress, most);
     if bytes <= most {
         return Ok(());
     }
@@ -120,6 +113,23 @@ pub(crate) fn check_fits(
         why_no_more(most)
     );
     Err(Failure::new(Status::LimitReached, message))
+}
+
+/// The least that goes along with a streamlet: how many lanes were written to, and how many bytes they and what is told of applications take.
+/// `most`: with more than that `progress` is compressed.
+fn least(stream: StreamId, streamlet: &Streamlet, progress: Vec<u8>, most: usize) -> (usize, usize) {
+    let lane = |lane: &Arc<Lane>| LaneState {
+        lane: lane.id(),
+        next_ordinal: lane.next_ordinal(),
+        last_append_ms: 0,
+        memory: Memory::Forgotten,
+        producers: Vec::new(),
+        groups: Vec::new(),
+    };
+    let lanes: Vec<LaneState> = streamlet.all_lanes().map(lane).filter(|lane| lane.next_ordinal > 0).collect();
+    let (count, epoch) = (lanes.len(), streamlet.owner_epoch());
+    let mut state = StreamletState { stream, streamlet: streamlet.id(), epoch, lanes, progress };
+    (count, compress_beyond(&mut state, most))
 }
 
 /// Why the coordinators keep no more than `most` bytes of a streamlet now, if it may be more at another time.
@@ -146,6 +156,32 @@ impl Broker {
             place.forget_groups(|group| owner.holder(group) == me);
         }
         Ok(())
+    }
+
+    /// Streamlets of this node of which more than `above` bytes would have to go along if they moved now, with how many that are. None of a node that
+    /// is alone, and none of which it is not known yet how far applications are in it.
+    ///
+    /// Closely it looks only at those of which much was recorded, or which have many lanes. These are compressed, which takes milliseconds for each: not
+    /// for a thread that others wait for.
+    pub fn take_along(&self, above: usize) -> Vec<(StreamId, StreamletId, usize)> {
+        let mut much = Vec::new();
+        if self.ownership().node() == 0 {
+            return much;
+        }
+        for stream in self.log().streams() {
+            for place in stream.streamlets() {
+                let Some(recorded) = self.applications.recorded_bytes(stream.id(), place.id()) else { continue };
+                if place.all_lanes().count() * LANE_BYTES + recorded + OWN_BYTES <= above {
+                    continue;
+                }
+                let Ok(progress) = self.applications.handed_over(stream.id(), place.id()) else { continue };
+                let (_, bytes) = least(stream.id(), place, progress, above);
+                if bytes > above {
+                    much.push((stream.id(), place.id(), bytes));
+                }
+            }
+        }
+        much
     }
 
     /// Whether this node has groups of a streamlet with owner epochs from `first` on and below `end`.

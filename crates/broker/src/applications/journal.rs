@@ -175,6 +175,11 @@ impl Journal {
         self.open.lock().as_ref().map_or(0, |open| open.added_bytes)
     }
 
+    /// Bytes of the last copy, and of what was appended since: whatever is recorded is among them.
+    pub(super) fn recorded_bytes(&self) -> u64 {
+        self.open.lock().as_ref().map_or(0, |open| open.copy_bytes + open.added_bytes)
+    }
+
     /// Lets go of what a durable copy has replaced. Whether there was one.
     pub(super) fn trim(&self) -> bool {
         let mut guard = self.open.lock();

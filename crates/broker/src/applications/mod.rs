@@ -623,6 +623,12 @@ impl Applications {
         Err(Failure::new(Status::LimitReached, message))
     }
 
+    /// Most bytes that what is recorded of a streamlet takes, uncompressed. Nothing if it is not this node's.
+    pub(crate) fn recorded_bytes(&self, stream: StreamId, streamlet: StreamletId) -> Option<usize> {
+        let kept = self.keepers.get(stream, streamlet)?;
+        Some(usize::try_from(kept.journal.recorded_bytes()).unwrap_or(usize::MAX / 2))
+    }
+
     /// How far applications are in a streamlet that is being let go: chunks of records for its next owner. Nothing changes it any more: what
     /// changes is recorded first, and the streamlet takes no records. An error while it is not known.
     pub(crate) fn handed_over(&self, stream: StreamId, streamlet: StreamletId) -> Result<Vec<u8>, Failure> {

@@ -920,6 +920,20 @@ fn a_streamlet_of_more_applications_than_can_go_along_stays_and_serves() {
     write(&mut house.peer());
 }
 
+/// Long before a streamlet cannot move any more somebody may see that it will not.
+#[test]
+fn it_is_known_which_streamlets_take_much_along() {
+    let house = owner_with_applications(long_names().take(450));
+    let much = house.broker.take_along(32 << 10);
+    assert_eq!(much.iter().map(|(stream, streamlet, _)| (*stream, *streamlet)).collect::<Vec<_>>(), [(STREAM, X)]);
+    let bytes = much[0].2;
+    assert!((48 << 10..HANDED_LARGE_BYTES_MAX / 2).contains(&bytes), "{bytes}");
+    assert_eq!(house.broker.take_along(bytes - 1), much);
+    assert!(house.broker.take_along(bytes).is_empty());
+    assert!(house.broker.take_along(HANDED_LARGE_BYTES_MAX / 2).is_empty());
+    assert!(node(2, &options(1, 1)).broker.take_along(0).is_empty(), "it owns none");
+}
+
 #[test]
 fn a_streamlet_of_many_applications_goes_where_the_coordinators_keep_more() {
     let names: Vec<String> = long_names().take(600).collect();

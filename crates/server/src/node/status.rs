@@ -5,6 +5,8 @@ use std::collections::{HashMap, HashSet};
 use std::sync::atomic::Ordering;
 
 use kera_coordinator::catalog::SYSTEM_PREFIX;
+use kera_format::StreamId;
+use kera_format::cluster::HANDED_LARGE_BYTES_MAX;
 use kera_log::store::DiskState;
 use kera_protocol::{DiskStatus, NodeStatusResponse, Role};
 use kera_vlog::VirtualLogStats;
@@ -13,6 +15,16 @@ use super::Parts;
 use super::kafka::Listening;
 use crate::machine;
 use crate::metrics::{ApplicationNumbers, LABELLED_MAX, LatencyCounts, Snapshot, Storage, StreamNumbers};
+use crate::units::human_bytes;
+
+/// That a streamlet comes near to where it cannot move any more, and what to do.
+fn takes_much_along(stream: &str, streamlet: u32, bytes: usize) -> String {
+    let (bytes, most) = (human_bytes(bytes as u64), human_bytes(HANDED_LARGE_BYTES_MAX as u64));
+    format!(
+        "{stream}/{streamlet} would take {bytes} along if it moved, for its lanes and for how far applications are in it, and {most} is the most: with more it \
+         stays where it is; delete applications that are not used any more, or write to a stream with more streamlets and fewer lanes"
+    )
+}
 
 impl Parts {
     /// The answer to `NodeStatus`.
@@ -68,7 +80,18 @@ impl Parts {
     fn problems(&self) -> Vec<String> {
         let waits = self.cluster.as_ref().map_or_else(Vec::new, |cluster| cluster.waits());
         let jumped = self.clock.believed().doubt().map(|doubt| super::maintenance::jumped(&doubt));
-        self.readiness.problems().into_iter().chain(waits).chain(jumped).collect()
+        self.readiness.problems().into_iter().chain(waits).chain(jumped).chain(self.take_much_along()).collect()
+    }
+
+    /// Streamlets that will not move any more if what goes along with them doubles.
+    fn take_much_along(&self) -> Vec<String> {
+        let much = self.broker.take_along(HANDED_LARGE_BYTES_MAX / 2);
+        if much.is_empty() {
+            return Vec::new();
+        }
+        let names: HashMap<_, _> = self.coordinator.streams().into_iter().map(|info| (info.id, info.name)).collect();
+        let name = |stream: StreamId| names.get(&stream).cloned().unwrap_or_else(|| stream.to_string());
+        much.into_iter().map(|(stream, streamlet, bytes)| takes_much_along(&name(stream), streamlet.0, bytes)).collect()
     }
 
     fn uptime_ms(&self) -> u64 {
@@ -197,5 +220,17 @@ impl Parts {
             all.push(numbers);
         }
         all
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_said_of_a_streamlet_that_takes_much_along_names_it_and_how_near_it_is() {
+        let said = takes_much_along("payments", 3, 300 << 10);
+        assert!(said.starts_with("payments/3 would take 300 KiB along"), "{said}");
+        assert!(said.contains("512 KiB is the most"), "{said}");
     }
 }
