@@ -23,7 +23,7 @@ use crate::output;
 /// What to measure.
 #[derive(Subcommand)]
 pub enum Command {
-    /// Producers: records and bytes per second, and the time from send to acknowledgement.
+    /// Producers: records and bytes per second, and how soon they are acknowledged.
     #[command(after_long_help = "\
 Examples:
   kera bench produce --embedded
@@ -105,7 +105,7 @@ pub struct LoadArgs {
     /// Copies of what streams hold.
     ///
     /// More than one need a cluster of at least as many nodes.
-    #[arg(long, value_name = "R", default_value_t = 1)]
+    #[arg(hide_short_help = true, long, value_name = "R", default_value_t = 1)]
     replication: u32,
     /// What a streamlet keeps. [default: everything]
     #[arg(hide_short_help = true, long, value_name = "BYTES", value_parser = parse_bytes)]
@@ -119,7 +119,9 @@ pub struct LoadArgs {
     /// Bytes of a request, which carries chunks of many streamlets.
     #[arg(hide_short_help = true, long, value_name = "BYTES", value_parser = bytes, default_value = "1MiB")]
     request_bytes: usize,
-    /// How long a chunk that is not full waits for more records, in milliseconds.
+    /// How long a chunk that is not full waits, in milliseconds.
+    ///
+    /// It waits for more records.
     #[arg(long, value_name = "MS", default_value_t = 1.0, value_parser = seconds)]
     linger_ms: f64,
     /// Unanswered requests of a producer.

@@ -252,7 +252,9 @@ and consumers work on one streamlet side by side, and give up the order between 
         /// Options.
         #[command(flatten)]
         options: OptionArgs,
-        /// It is no error if there is a stream of that name already; that one stays as it is.
+        /// It is no error if there is a stream of that name already.
+        ///
+        /// That one stays as it is.
         #[arg(long)]
         if_not_exists: bool,
     },
@@ -319,7 +321,9 @@ pub struct OptionArgs {
     /// Partitions; each is owned by one broker [default: 1]
     #[arg(long, alias = "partitions", value_name = "M")]
     pub streamlets: Option<u32>,
-    /// Append positions per streamlet; producer p writes to lane p mod Q [default: 1]
+    /// Append positions per streamlet [default: 1]
+    ///
+    /// Producer p writes to lane p mod Q.
     #[arg(long, value_name = "Q")]
     pub lanes: Option<u32>,
     /// Segments of a group, the unit handed to one consumer [default: 16]
@@ -905,7 +909,7 @@ mod tests {
         const LINES_MAX: usize = 45;
         let mut all = Cli::command().term_width(80);
         all.build();
-        each_command(&mut all, "kera", &mut |command, typed| {
+        each_command(&mut all, "kera", &mut |command: &mut clap::Command, typed: &str| {
             let (short, long) = (command.render_help().to_string(), command.render_long_help().to_string());
             assert!(short.lines().count() <= LINES_MAX, "{typed}: {} lines\n{short}", short.lines().count());
             let wide = [&short, &long].into_iter().flat_map(|help| help.lines()).find(|line| line.chars().count() > 80);
