@@ -67,8 +67,10 @@ pub(crate) struct Waiting {
     body: Vec<u8>,
     /// Where in the body the error codes are that say that a batch is there, of those that wait, and what for.
     good: Vec<(usize, Awaited)>,
-    /// What is waited for, and the highest of its tickets. Those that are durable go, the last first.
+    /// What is waited for, and the highest of its tickets. Those that are durable, or waited for no longer, go, the last first.
     tickets: Vec<(Arc<dyn DurabilitySink>, Ticket)>,
+    /// Every batch that waits is recognised if it comes again.
+    may_come_again: bool,
     started_us: u64,
     deadline_us: u64,
 }
@@ -91,15 +93,25 @@ impl Waiting {
     }
 
     /// Sends the answer if it is its turn. True if it is done with.
+    ///
+    /// A log that has had too few copies for long may stay so, and what it took before is not waited for until the time of the request is over: its producer would
+    /// hear of nothing else on the connection meanwhile. But only if all that waits is recognised when it comes again: a producer without an id would write it twice,
+    /// where it may yet become durable in time.
     pub(crate) fn complete(&mut self, now_us: u64, observer: &Arc<dyn Observer>, out: &mut Outbox) -> bool {
         while let Some((sink, ticket)) = self.tickets.last() {
+            let is_given_up = || self.may_come_again && has_too_few_copies(sink);
             if sink.durable_through() >= *ticket {
                 self.tickets.pop();
             } else if now_us >= self.deadline_us {
-                self.give_up();
-                break;
+                self.take_back(ResponseError::RequestTimedOut);
+            } else if is_given_up() {
+                self.take_back(ResponseError::NotEnoughReplicasAfterAppend);
             } else if sink.wait(*ticket, observer, 0) {
-                return false;
+                // Asked once more after registering: it calls when that begins, which may just have been.
+                if !is_given_up() {
+                    return false;
+                }
+                self.take_back(ResponseError::NotEnoughReplicasAfterAppend);
             }
         }
         let mut frame = out.begin_prefixed();
@@ -108,18 +120,22 @@ impl Waiting {
         true
     }
 
-    /// Takes back what is said of batches that are not durable yet, and of no others, as Kafka does: a batch that is there may have been waited for
-    /// by one log, and the one beside it by another that has lost its copies. A producer without an id would write the first one twice.
-    fn give_up(&mut self) {
+    /// Takes back what is said of batches that are not durable yet in the last log that is waited for, and of no others, as Kafka does: a batch that is there may have been
+    /// waited for by one log, and the one beside it by another that has lost its copies. A producer without an id would write the first one twice.
+    fn take_back(&mut self, error: ResponseError) {
+        let Some((sink, _)) = self.tickets.pop() else { return };
         // What was appended may yet become durable. A producer with an id that sends it again gets its place.
-        let code = ResponseError::RequestTimedOut.code().to_be_bytes();
-        for (at, (sink, ticket)) in &self.good {
-            // Sinks that are gone from the list have all that was waited for.
-            if self.tickets.get(*sink).is_some_and(|(sink, _)| sink.durable_through() < *ticket) {
-                self.body[*at..at + 2].copy_from_slice(&code);
-            }
+        let (code, of) = (error.code().to_be_bytes(), self.tickets.len());
+        let durable = sink.durable_through();
+        for (at, _) in self.good.iter().filter(|(_, (sink, ticket))| *sink == of && durable < *ticket) {
+            self.body[*at..at + 2].copy_from_slice(&code);
         }
     }
+}
+
+/// Whether a log has had too few copies for long.
+fn has_too_few_copies(sink: &Arc<dyn DurabilitySink>) -> bool {
+    sink.healthy().is_err_and(|error| error.kind == SinkErrorKind::TooFewCopies)
 }
 
 /// What became of one partition's batch.
@@ -201,6 +217,8 @@ struct Partial {
     /// tried for.
     checked: Vec<(usize, BatchHeader)>,
     tickets: Vec<(Arc<dyn DurabilitySink>, Ticket)>,
+    /// Something that waits for a ticket is of a producer without an id: it would be there twice if it came again.
+    has_unnumbered: bool,
     /// The owner's own copy is enough for the producer, where the stream leaves it to that.
     acks_owner: bool,
     /// It waits for no answer, and there is none that could tell it anything.
@@ -213,8 +231,20 @@ impl Partial {
     fn new(acks: i16, started_us: u64, deadline_us: u64) -> Partial {
         let (acks_owner, acks_nobody) = (acks == 1, acks == 0);
         let (written, behind, wrong, tickets) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        let (question, checked) = (None, Vec::new());
-        Partial { written, behind, wrong, question, checked, tickets, acks_owner, acks_nobody, started_us, deadline_us }
+        let (question, checked, has_unnumbered) = (None, Vec::new(), false);
+        Partial {
+            written,
+            behind,
+            wrong,
+            question,
+            checked,
+            tickets,
+            has_unnumbered,
+            acks_owner,
+            acks_nobody,
+            started_us,
+            deadline_us,
+        }
     }
 
     /// Whether a log that takes nothing for this reason is waited for, with the requests that come after on the connection.
@@ -587,9 +617,15 @@ impl Appending<'_> {
                 Some(id) => self.append_in_transaction(place, lane, &chunk, id, (&topic.name, partition), &header),
                 None => self.append_chunk(lane, &chunk).map(|appended| self.appended(lane, appended)),
             }
-            .map(|written| Written { append_ms: if written.error == 0 { stamped_ms } else { -1 }, ..written }),
+            .map(|written| self.noted(written, known, stamped_ms)),
             Err(error) => Ok(refusal(&AppendError::Format(error))),
         }
+    }
+
+    /// What is told of a batch, and whether it is one of a producer with an id: what waits of others must not be sent again for nothing.
+    fn noted(&mut self, written: Written, is_numbered: bool, stamped_ms: i64) -> Written {
+        self.partial.has_unnumbered |= !is_numbered && written.awaited.is_some();
+        Written { append_ms: if written.error == 0 { stamped_ms } else { -1 }, ..written }
     }
 
     /// The header of the batch at a place, with the time of its records. A batch that waits is offered again and again, the same each time: its records are opened once.
@@ -806,7 +842,7 @@ struct Answering<'a> {
 
 /// The answer to a request all of whose batches are dealt with: what is `written` of each.
 fn answer(request: &Request, body: &[u8], written: Vec<Written>, partial: Partial) -> Result<Waiting, Malformed> {
-    let Partial { wrong, tickets, started_us, deadline_us, .. } = partial;
+    let Partial { wrong, tickets, has_unnumbered, started_us, deadline_us, .. } = partial;
     let mut answer = Vec::with_capacity(64 + written.len() * 64);
     request.put_header(&mut answer);
     let mut reader = Reader::new(body, request.is_flexible());
@@ -836,7 +872,7 @@ fn answer(request: &Request, body: &[u8], written: Vec<Written>, partial: Partia
     }
     answering.writer.tags();
     let good = answering.good;
-    Ok(Waiting { body: answer, good, tickets, started_us, deadline_us })
+    Ok(Waiting { body: answer, good, tickets, may_come_again: !has_unnumbered, started_us, deadline_us })
 }
 
 impl Answering<'_> {

@@ -36,9 +36,14 @@ fn request(of: &[(&'static str, i32)], timeout_ms: i32) -> Vec<u8> {
 }
 
 fn request_of(acks: i16, of: &[(&'static str, i32)], timeout_ms: i32) -> Vec<u8> {
+    request_by((-1, -1, -1), acks, of, timeout_ms)
+}
+
+/// The same of a producer: its id and epoch, and the number of the one record of each batch.
+fn request_by(producer: (i64, i16, i32), acks: i16, of: &[(&'static str, i32)], timeout_ms: i32) -> Vec<u8> {
     let one = |(name, index): &(&'static str, i32)| {
         let data = PartitionProduceData::default().with_index(*index);
-        let data = data.with_records(Some(batch(&[b"x"], (-1, -1, -1)).into()));
+        let data = data.with_records(Some(batch(&[b"x"], producer).into()));
         let name = TopicName(StrBytes::from_static_str(name));
         TopicProduceData::default().with_name(name).with_partition_data(vec![data])
     };
@@ -283,6 +288,78 @@ fn a_log_that_has_too_few_copies_for_long_just_when_it_is_waited_for_holds_up_no
     let (mut client, quick, sick) = over(&clock, Few::new(true));
     assert_eq!(client.frame(&request(&[("copied", sick), ("copied", quick)], 60_000)), Flow::Done);
     assert_eq!(told(&client.wait()), [(ResponseError::NotEnoughReplicas.code(), -1), (0, 0)]);
+}
+
+/// A log that takes everything and makes nothing durable, until it has had too few copies for long.
+#[derive(Default)]
+struct Losing {
+    has_lost: AtomicBool,
+    waiters: Mutex<Vec<Weak<dyn Observer>>>,
+}
+
+impl Losing {
+    /// As a log does when that begins: it calls all who wait. How many did.
+    fn lose(&self) -> usize {
+        self.has_lost.store(true, Ordering::Relaxed);
+        let waiters = std::mem::take(&mut *self.waiters.lock());
+        waiters.iter().filter_map(Weak::upgrade).for_each(|waiter| waiter.advanced(0));
+        waiters.len()
+    }
+}
+
+impl DurabilitySink for Losing {
+    fn appended(&self, _: kera_log::ChunkReference) -> Ticket {
+        1
+    }
+    fn durable_through(&self) -> Ticket {
+        0
+    }
+    fn wait(&self, _: Ticket, observer: &Arc<dyn Observer>, _: u64) -> bool {
+        self.waiters.lock().push(Arc::downgrade(observer));
+        true
+    }
+    fn healthy(&self) -> Result<(), SinkError> {
+        let kind = SinkErrorKind::TooFewCopies;
+        let lost = || SinkError { kind, reason: "too few".to_owned(), retry_after_ms: 20 };
+        if self.has_lost.load(Ordering::Relaxed) { Err(lost()) } else { Ok(()) }
+    }
+    fn segment_safe(&self, _: kera_format::SegmentId) {}
+}
+
+/// Its client would hear of nothing else on the connection until the time of the request is over.
+#[test]
+fn a_batch_with_a_number_is_not_waited_for_any_longer_when_its_log_has_lost_its_copies() {
+    let clock = Arc::new(ManualClock::new(1_700_000_000_000));
+    let losing = Arc::new(Losing::default());
+    let (mut client, quick, lost) = over(&clock, losing.clone());
+    let asked = request_by((7, 0, 0), -1, &[("copied", quick), ("copied", lost)], 60_000);
+    assert_eq!(client.frame(&asked), Flow::Done);
+    assert!(client.answer().is_none(), "copies may yet be made");
+    let after_append = ResponseError::NotEnoughReplicasAfterAppend.code();
+    let told = |answer: Vec<u8>| (told(&answer)[0], told(&answer)[1].0);
+    assert_eq!(losing.lose(), 1);
+    assert_eq!(told(client.wait()), ((0, 0), after_append));
+    // It comes again and again, is there once, and nobody is put on a list for it.
+    for _ in 0..3 {
+        assert_eq!(client.frame(&asked), Flow::Done);
+        assert_eq!(told(client.answer().expect("it waits for nothing")), ((0, 0), after_append));
+    }
+    assert_eq!(losing.lose(), 0);
+}
+
+/// What has no number would be there twice if it came again, and it may become durable before the time of its request is over.
+#[test]
+fn a_batch_without_a_number_is_waited_for_when_its_log_has_lost_its_copies() {
+    let clock = Arc::new(ManualClock::new(1_700_000_000_000));
+    let losing = Arc::new(Losing::default());
+    let (mut client, _, lost) = over(&clock, losing.clone());
+    assert_eq!(client.frame(&request(&[("copied", lost)], 100)), Flow::Done);
+    assert_eq!(losing.lose(), 1);
+    client.look_again();
+    assert!(client.answer().is_none());
+    clock.advance_ms(150);
+    client.look_again();
+    assert_eq!(told(&client.answer().expect("its time is over"))[0].0, TIMED_OUT);
 }
 
 /// A batch for the first partition of "sync", and none for so many others, which are not there.
