@@ -9,7 +9,7 @@ const WORDS: &[(&[&str], &str)] = &[
     (
         &["cleanup.policy"],
         "What goes when it is old: whole segments beyond retention.ms or retention.bytes (delete), all but the \
-             last record of each key (compact), or both.",
+             last record of each key (compact), or both. With an empty list everything is kept.",
     ),
     (
         &["compression.gzip.level", "compression.lz4.level", "compression.zstd.level"],

@@ -80,6 +80,9 @@ const fn known(name: &'static str, of_broker: &'static str, kind: Type, is: Is) 
 
 const INT_MAX: i64 = i32::MAX as i64;
 const MS: Takes = Takes::Number(0, i64::MAX);
+const POLICY: &str = "cleanup.policy";
+/// The settings that count with the policy `delete` alone.
+const LIMITS: [&str; 2] = ["retention.bytes", "retention.ms"];
 /// Kafka's word for no limit of a time.
 const MS_MAX: u64 = i64::MAX as u64;
 const NEVER: &str = "9223372036854775807";
@@ -90,7 +93,7 @@ const NO_TIER_LIMIT: Is = Is::Kept(Takes::Only("-2"), "-2");
 /// corresponds: how files are cut, flushed, indexed and copied, and how hard compressions try; programs set them without relying on them. But
 /// for the limits of timestamps, which [`BatchLimits`] goes by.
 const KNOWN: &[Known] = &[
-    known("cleanup.policy", "log.cleanup.policy", Type::List, Is::Option),
+    known(POLICY, "log.cleanup.policy", Type::List, Is::Option),
     known("compression.gzip.level", "compression.gzip.level", Type::Int, Is::Kept(Takes::Number(-1, 9), "-1")),
     known("compression.lz4.level", "compression.lz4.level", Type::Int, Is::Kept(Takes::Number(1, 17), "9")),
     known("compression.type", "compression.type", Type::String, Is::Option),
@@ -180,14 +183,17 @@ fn time(value: &str, least: u64) -> Result<u64, String> {
     }
 }
 
-/// A list of `delete` and `compact`, in any order.
+/// A list of `delete` and `compact`, in any order. An empty one is that of a stream without limits of retention.
 fn cleanup(value: &str) -> Result<Cleanup, String> {
+    if is_empty_list(value) {
+        return Ok(Cleanup::Delete);
+    }
     let (mut compacts, mut deletes) = (false, false);
     for policy in value.split(',').map(str::trim) {
         match policy {
             "compact" => compacts = true,
             "delete" => deletes = true,
-            _ => return Err("is `delete`, `compact` or both".to_owned()),
+            _ => return Err("is `delete`, `compact`, both or nothing".to_owned()),
         }
     }
     Ok(match (compacts, deletes) {
@@ -195,6 +201,17 @@ fn cleanup(value: &str) -> Result<Cleanup, String> {
         (true, false) => Cleanup::Compact,
         (false, _) => Cleanup::Delete,
     })
+}
+
+fn is_empty_list(value: &str) -> bool {
+    value.trim().is_empty()
+}
+
+/// Whether nothing is cleaned up: somebody has said an empty list of policies, and that is in force. Limits of retention that somebody says are kept then, and come into
+/// force with the next policy.
+fn keeps_all(options: &StreamOptions, settings: &settings::Settings) -> bool {
+    let is_said = settings.get(POLICY).is_some_and(|policy| is_empty_list(policy));
+    is_said && options.cleanup == Cleanup::Delete && options.retention_ms.is_none() && options.retention_bytes.is_none()
 }
 
 /// A part of one as whole percent.
@@ -256,17 +273,23 @@ pub(crate) fn message_bytes_max(options: &StreamOptions) -> u64 {
     u64::from(options.segment_bytes_max) - OVERHEAD
 }
 
-/// Changes the option that a setting stands for. The error does not name the setting.
-fn apply(options: &mut StreamOptions, known: &Known, value: &str) -> Result<(), String> {
+/// Changes the option that a setting stands for; `keeps_all`: nothing is cleaned up, so that a limit of retention is only checked. The error does not name the
+/// setting.
+fn apply(options: &mut StreamOptions, known: &Known, value: &str, keeps_all: bool) -> Result<(), String> {
     match known.is {
         Is::Kept(takes, _) | Is::Derived(takes) => return takes.check(value),
         Is::Copies => return in_sync_copies(value, options.replication),
         Is::Option => {}
     }
     match known.name {
-        "retention.ms" => options.retention_ms = limit(value)?,
-        "retention.bytes" => options.retention_bytes = limit(value)?,
-        "cleanup.policy" => options.cleanup = cleanup(value)?,
+        "retention.ms" => options.retention_ms = limit(value)?.filter(|_| !keeps_all),
+        "retention.bytes" => options.retention_bytes = limit(value)?.filter(|_| !keeps_all),
+        POLICY => {
+            options.cleanup = cleanup(value)?;
+            if is_empty_list(value) {
+                (options.retention_ms, options.retention_bytes) = (None, None);
+            }
+        }
         "segment.ms" => options.segment_ms = time(value, 1)?,
         "min.cleanable.dirty.ratio" => options.compact_dirty_percent = percent(value)?,
         "min.compaction.lag.ms" => options.compact_after_ms = time(value, 0)?,
@@ -286,7 +309,7 @@ fn apply(options: &mut StreamOptions, known: &Known, value: &str) -> Result<(), 
 fn in_force(options: &StreamOptions, known: &Known) -> String {
     let limit = |limit: Option<u64>| limit.map_or_else(|| "-1".to_owned(), |limit| limit.to_string());
     match known.name {
-        "cleanup.policy" => options.cleanup.to_string(),
+        POLICY => options.cleanup.to_string(),
         "compression.type" => compression_name(options.batch_compression).to_owned(),
         "delete.retention.ms" => options.tombstone_ms.to_string(),
         // What is to survive a loss of power is on the disk before it is acknowledged.
@@ -315,7 +338,8 @@ fn in_force(options: &StreamOptions, known: &Known) -> String {
 fn said<'a>(options: &StreamOptions, settings: &'a settings::Settings, known: &Known) -> Option<&'a String> {
     let value = settings.get(known.name)?;
     let mut again = options.clone();
-    (apply(&mut again, known, value).is_ok() && again == *options).then_some(value)
+    let is_taken = apply(&mut again, known, value, keeps_all(options, settings)).is_ok();
+    (is_taken && again == *options).then_some(value)
 }
 
 fn no_such(name: &str) -> String {
@@ -325,27 +349,60 @@ fn no_such(name: &str) -> String {
 /// Sets an option by its Kafka name, and keeps how; without a value, to its default. The error names the setting.
 pub(crate) fn set(options: &mut StreamOptions, name: &str, value: Option<&str>) -> Result<(), String> {
     let known = find(name).ok_or_else(|| no_such(name))?;
+    let kept_all = keeps_all(options, &options.settings);
     match value {
         Some(value) => {
-            apply(options, known, value).map_err(|why| format!("{name} {why}"))?;
+            if name == POLICY && is_empty_list(value) && !kept_all {
+                keep_limits(options);
+            }
+            apply(options, known, value, kept_all).map_err(|why| format!("{name} {why}"))?;
             options.settings.insert(name.to_owned(), value.to_owned());
         }
         None => {
             if matches!(known.is, Is::Option) {
                 let default = in_force(&StreamOptions::default(), known);
-                apply(options, known, &default).map_err(|why| format!("{name} {why}"))?;
+                apply(options, known, &default, kept_all).map_err(|why| format!("{name} {why}"))?;
             }
             options.settings.remove(name);
         }
     }
+    if kept_all && !keeps_all(options, &options.settings) {
+        put_limits(options);
+    }
     Ok(())
+}
+
+/// Limits of retention that are in force and that nobody has said here are kept as if somebody had: they come into force again with the next policy.
+fn keep_limits(options: &mut StreamOptions) {
+    let (plain, default) = (options.without_settings(), StreamOptions::default());
+    for known in LIMITS.into_iter().filter_map(find) {
+        let value = in_force(&plain, known);
+        if said(&plain, &options.settings, known).is_some() {
+            continue;
+        }
+        if value == in_force(&default, known) {
+            options.settings.remove(known.name);
+        } else {
+            options.settings.insert(known.name.to_owned(), value);
+        }
+    }
+}
+
+/// There is a policy again: the limits of retention are those that were said, and otherwise the defaults.
+fn put_limits(options: &mut StreamOptions) {
+    let default = StreamOptions::default();
+    for known in LIMITS.into_iter().filter_map(find) {
+        let value = options.settings.get(known.name).cloned().unwrap_or_else(|| in_force(&default, known));
+        // It was taken when it was said.
+        let _taken = apply(options, known, &value, false);
+    }
 }
 
 /// Sets an option to its default, by its Kafka name. Of a setting that there is not nothing comes, as with Kafka: MirrorMaker unsets those of
 /// newer brokers.
 pub(crate) fn unset(options: &mut StreamOptions, name: &str) {
-    options.settings.remove(name);
     let _unknown = set(options, name, None);
+    options.settings.remove(name);
 }
 
 /// Sets all options that have a Kafka name to their defaults, and keeps nothing.
@@ -401,8 +458,11 @@ pub(crate) fn check_kept(options: &StreamOptions) -> Result<(), String> {
 pub(crate) fn describe(options: &StreamOptions) -> Vec<Described> {
     let plain = options.without_settings();
     let default = StreamOptions::default();
+    let keeps_all = keeps_all(&plain, &options.settings);
     let of = |known: &Known| {
-        let in_force = in_force(&plain, known);
+        // Without a policy a limit of retention is what it will be with one.
+        let holds = if keeps_all && LIMITS.contains(&known.name) { &default } else { &plain };
+        let in_force = in_force(holds, known);
         let said = said(&plain, &options.settings, known);
         let default = if matches!(known.is, Is::Option) { self::in_force(&default, known) } else { in_force.clone() };
         Described {
@@ -745,8 +805,61 @@ mod tests {
             assert_eq!(change(&mut options, "cleanup.policy", Some(value)), Ok(()));
             assert_eq!(options.cleanup, becomes);
         }
-        assert!(take_away(&mut options, "cleanup.policy", Some("compact")).is_err(), "nothing would be left");
+        assert_eq!(take_away(&mut options, "cleanup.policy", Some("compact")), Ok(()));
+        assert_eq!(described(&options, "cleanup.policy"), (String::new(), true), "nothing is left");
+        assert_eq!(add(&mut options, "cleanup.policy", Some("compact")), Ok(()));
+        assert_eq!(options.cleanup, Cleanup::Compact);
         assert!(add(&mut options, "retention.ms", Some("5")).is_err());
+    }
+
+    /// As in Kafka: the limits are described as they were said, and count again as soon as there is a policy.
+    #[test]
+    fn without_a_policy_everything_is_kept_and_limits_wait_for_one() {
+        let day_ms = "86400000";
+        for first in ["cleanup.policy", "retention.ms"] {
+            let mut options = StreamOptions::default();
+            let mut all = [("cleanup.policy", " "), ("retention.ms", day_ms)];
+            all.sort_by_key(|(name, _)| *name != first);
+            for (name, value) in all {
+                assert_eq!(set(&mut options, name, Some(value)), Ok(()), "{name}");
+            }
+            assert_eq!((options.cleanup, options.retention_ms, options.retention_bytes), (Cleanup::Delete, None, None));
+            assert!(options.check().is_empty());
+            assert_eq!(described(&options, "cleanup.policy"), (" ".to_owned(), true));
+            assert_eq!(described(&options, "retention.ms"), (day_ms.to_owned(), true));
+            assert_eq!(described(&options, "retention.bytes"), ("-1".to_owned(), false));
+            assert!(set(&mut options, "retention.bytes", Some("many")).is_err());
+            assert_eq!(set(&mut options, "retention.bytes", Some("5000")), Ok(()));
+            assert_eq!((options.retention_ms, options.retention_bytes), (None, None), "still");
+            assert_eq!(set(&mut options, "cleanup.policy", Some("delete")), Ok(()));
+            assert_eq!((options.retention_ms, options.retention_bytes), (Some(86_400_000), Some(5_000)));
+        }
+        let mut options = StreamOptions::default();
+        assert_eq!(set(&mut options, "cleanup.policy", Some("")), Ok(()));
+        let default_ms = StreamOptions::default().retention_ms;
+        assert_eq!(described(&options, "retention.ms"), (default_ms.unwrap().to_string(), false));
+        unset(&mut options, "retention.ms");
+        assert_eq!(options.retention_ms, None);
+        unset(&mut options, "cleanup.policy");
+        assert_eq!(options, StreamOptions::default(), "the default policy, with the default limits");
+    }
+
+    #[test]
+    fn limits_of_a_native_command_are_not_lost_without_a_policy() {
+        let mut options =
+            StreamOptions { retention_ms: None, retention_bytes: Some(7_000), ..StreamOptions::default() };
+        // What somebody has said before that does not hold any more.
+        options.settings.insert("retention.ms".into(), "1000".into());
+        let before = (options.retention_ms, options.retention_bytes);
+        assert_eq!(set(&mut options, "cleanup.policy", Some("")), Ok(()));
+        assert_eq!((options.retention_ms, options.retention_bytes), (None, None));
+        assert_eq!(described(&options, "retention.bytes"), ("7000".to_owned(), true));
+        // A native command has the last word, as ever.
+        let limited = StreamOptions { retention_ms: Some(5), ..options.clone() };
+        assert_eq!(described(&limited, "cleanup.policy"), ("delete".to_owned(), false));
+        assert_eq!(described(&limited, "retention.ms"), ("5".to_owned(), true));
+        assert_eq!(set(&mut options, "cleanup.policy", Some("compact,delete")), Ok(()));
+        assert_eq!((options.retention_ms, options.retention_bytes), before);
     }
 
     #[test]
