@@ -29,6 +29,7 @@ use crate::endings::{self, Endings, Event};
 use crate::epochs;
 use crate::fetch_sessions::FetchSessions;
 use crate::floors::Floors;
+use crate::gone_topics::GoneTopics;
 use crate::group_door::{self, GroupDoor};
 use crate::group_parts;
 use crate::node_requests::{self, Answered, NodeRequests, NodeWork};
@@ -644,6 +645,7 @@ pub(crate) fn may_be_topic(name: &str) -> bool {
 /// without a command is asked for on [another thread](transaction_door::follow). Commands of connections
 /// that have ended meanwhile are left out: nobody has been told of them, and clients that come again ask anew.
 fn work(door: &Weak<Door>, receiver: &Receiver<(Command, Reply)>) {
+    let mut gone = GoneTopics::default();
     loop {
         let received = receiver.recv_timeout(TICK);
         let Some(door) = door.upgrade() else { return };
@@ -657,6 +659,7 @@ fn work(door: &Weak<Door>, receiver: &Receiver<(Command, Reply)>) {
             Err(RecvTimeoutError::Disconnected) => return,
         }
         door.floors.tick();
+        gone.look(&door);
     }
 }
 

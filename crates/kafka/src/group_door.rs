@@ -339,6 +339,11 @@ impl GroupDoor {
         }
     }
 
+    /// The topics that groups here have offsets of and that are not among these.
+    pub(crate) fn topics_beyond(&self, known: &BTreeSet<String>) -> BTreeSet<String> {
+        self.parts.here().iter().flat_map(|part| part.coordinator.lock().topics_beyond(known)).collect()
+    }
+
     /// Topics of these names are gone, and with them what groups have committed of them.
     pub(crate) fn topics_deleted(&self, names: &BTreeSet<String>) {
         for part in self.parts.here() {

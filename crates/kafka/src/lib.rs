@@ -17,7 +17,7 @@
 //! | `cluster`, `copies` | who leads and votes; where copies are |
 //! | `assignments`, `reassignments` | where clients want partitions: new ones, and those that are to move or to get another number of copies |
 //! | `partitions`, `floors` | what partitions take up; where they begin once records were deleted |
-//! | [`groups`], `group_door`, `group_parts`, `group_founding` | the group coordinator, its connections, which groups are this node's, and which come from a node that was alone |
+//! | [`groups`], `group_door`, `group_parts`, `group_founding`, `gone_topics` | the group coordinator, its connections, which groups are this node's, which come from a node that was alone, and what goes with a topic |
 //! | `state_log` | the streams of the coordinators |
 //! | [`transactions`], `transaction_door`, `endings` | the transaction coordinator, its connections, its markers |
 //! | `transaction_parts`, `far_endings`, `node_requests`, `transaction_founding` | the same in a cluster: whose ids are whose, markers of other nodes, what nodes ask each other, and what comes from a node that was alone |
@@ -44,6 +44,7 @@ mod far_endings;
 mod fetch;
 mod fetch_sessions;
 mod floors;
+mod gone_topics;
 mod group_door;
 mod group_founding;
 mod group_parts;

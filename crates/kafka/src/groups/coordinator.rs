@@ -215,6 +215,18 @@ impl Coordinator {
         self.sweep(now);
     }
 
+    /// The topics that groups have offsets of and that are not among these.
+    pub fn topics_beyond(&self, known: &BTreeSet<String>) -> BTreeSet<String> {
+        let (mut beyond, mut last) = (BTreeSet::new(), None);
+        for topic in self.groups.values().flat_map(|group| group.offsets.topics()) {
+            // Partitions of one follow each other.
+            if last.replace(topic) != Some(topic) && !known.contains(topic) {
+                beyond.insert(topic.clone());
+            }
+        }
+        beyond
+    }
+
     /// The topics of these names are gone: what was committed for them is forgotten. Who says so knows their names alone, and may be late: what is of a topic that was made
     /// again under the name of one stays.
     pub fn topics_deleted(&mut self, now: Now, names: &BTreeSet<String>) {

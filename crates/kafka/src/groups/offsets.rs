@@ -267,6 +267,11 @@ impl Offsets {
         self.committed.keys()
     }
 
+    /// The topics of all that is committed or pending, each at least once.
+    pub(super) fn topics(&self) -> impl Iterator<Item = &String> {
+        self.committed.keys().chain(self.pending.values().flat_map(BTreeMap::keys)).map(|of| &of.topic)
+    }
+
     /// How many partitions have an offset.
     pub(super) fn len(&self) -> usize {
         self.committed.len()

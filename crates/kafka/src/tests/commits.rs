@@ -2,9 +2,11 @@
 
 use kafka_protocol::messages::join_group_request::JoinGroupRequestProtocol;
 use kafka_protocol::messages::offset_commit_request::{OffsetCommitRequestPartition, OffsetCommitRequestTopic};
+use kera_protocol::StreamRef;
 
 use super::transactions::{World, text, topic};
 use super::*;
+use crate::gone_topics::GoneTopics;
 
 const SESSION_MS: u64 = 10_000;
 
@@ -80,6 +82,31 @@ fn a_heartbeat_behind_a_commit_that_waits_for_the_disk_keeps_its_member() {
     assert!(!world.running().session.is_busy());
     let fetch = OffsetFetchRequest::default().with_group_id(GroupId(text("g"))).with_topics(None);
     assert_eq!(world.call(2, &fetch).topics[0].partitions[0].committed_offset, 4);
+}
+
+/// Kafka's tools did not describe the group any more: they ask where the partitions end that it has offsets of.
+#[test]
+fn offsets_go_with_a_topic_that_a_native_command_deletes() {
+    let fetch = OffsetFetchRequest::default().with_group_id(GroupId(text("g"))).with_topics(None);
+    // Also where the node is killed before it has looked.
+    for is_killed in [false, true] {
+        let mut world = World::new();
+        assert_eq!(world.call(2, &commit_of(&text(""), -1, 3)).topics[0].partitions[0].error_code, 0);
+        let mut gone = GoneTopics::default();
+        gone.look(&world.running().door);
+        assert_eq!(world.call(2, &fetch).topics.len(), 1, "its topic is there");
+        world.parts().1.delete_stream(&StreamRef::Name("t".to_owned())).unwrap();
+        if is_killed {
+            world.restart();
+            gone = GoneTopics::default();
+        } else {
+            gone.look(&world.running().door);
+            assert_eq!(world.call(2, &fetch).topics.len(), 1, "it is not looked all the time");
+            world.clock.advance_ms(60_000);
+        }
+        gone.look(&world.running().door);
+        assert_eq!(world.call(2, &fetch).topics, []);
+    }
 }
 
 #[test]
