@@ -123,6 +123,8 @@ struct Found {
     counts: usize,
     /// Where it waits for more.
     waits: Option<(Arc<Lane>, LaneVersion)>,
+    /// Where the next read of the same offset begins, if this one has found nothing: what is in front of that has only places.
+    passed: Option<Cursor>,
     /// What it waits for from disk.
     loads: Loads,
     /// Its next batch does not fit into what is left of the answer.
@@ -652,6 +654,9 @@ fn read(core: &mut Core, lane: &Arc<Lane>, asked: &FetchPartition, committed: bo
 
 /// Reads offsets in `range` of what this node has, from where the reader was the last time if it goes on there; the offset behind what was
 /// found. `version` is the lane's from before the range was known.
+///
+/// Of a compacted partition thousands of segments may follow each other of which only places are left, and each comes from disk for the reader. So how far it has come is
+/// remembered also where it has found nothing: when the last of them is here the first may be in memory no more.
 fn read_present(
     core: &mut Core,
     lane: &Arc<Lane>,
@@ -662,13 +667,18 @@ fn read_present(
     found: &mut Found,
 ) -> Option<u64> {
     let key = (lane.stream_id().0, partition);
-    let known = core.places.get(&key).filter(|(at, _)| *at == range.start).map(|(_, cursor)| *cursor);
+    let start = range.start;
+    let known = core.places.get(&key).filter(|(at, _)| *at == start).map(|(_, cursor)| *cursor);
     match take_known(lane, version, known, range, left, found) {
         Ok(Some((next_offset, next))) => {
             core.remember(key.0, key.1, next_offset, next);
             return Some(next_offset);
         }
-        Ok(None) => {}
+        Ok(None) => {
+            if let Some(passed) = found.passed.take() {
+                core.remember(key.0, key.1, start, passed);
+            }
+        }
         Err(error) => {
             core.places.remove(&key);
             found.error = read_error(&error);
@@ -788,7 +798,7 @@ fn read_error(error: &ReadError) -> i16 {
 }
 
 /// Reads chunks of offsets in `range` from a cursor on. The offset and cursor behind them; if there are none, it waits at the
-/// lane. That is so also where all that is left lies beyond the range, as behind a hole that compaction has made: `version` is
+/// lane, and says how far it has come. That is so also where all that is left lies beyond the range, as behind a hole that compaction has made: `version` is
 /// the lane's from before the range was known.
 fn take(
     lane: &Arc<Lane>,
@@ -803,17 +813,18 @@ fn take(
         if outcome.data.is_empty() {
             found.waits = Some((Arc::clone(lane), outcome.version));
             found.loads = Loads::of(loading, left.bytes);
+            found.passed = Some(cursor);
             return Ok(None);
         }
         let (next_offset, next_cursor) = take_from(&outcome.data, &range, left, found)?;
-        if found.is_left_out {
-            return Ok(None);
-        }
         if !found.parts.is_empty() {
             return Ok(Some((next_offset, next_cursor.unwrap_or(outcome.next))));
         }
-        if next_cursor.is_some() {
-            found.waits = Some((Arc::clone(lane), version));
+        if let Some(next_cursor) = next_cursor {
+            if !found.is_left_out {
+                found.waits = Some((Arc::clone(lane), version));
+            }
+            found.passed = Some(next_cursor);
             return Ok(None);
         }
         cursor = outcome.next;

@@ -4,8 +4,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use kera_format::chunk::ChunkTarget;
-use kera_format::{ChunkBuilder, ChunkView, Compression, Record};
+use kera_format::chunk::{ChunkTarget, NO_TIMESTAMP};
+use kera_format::record::REMOVED_RECORD;
+use kera_format::{CHUNK_HEADER_BYTES, ChunkBuilder, ChunkView, Compression, Record};
 use kera_protocol::admin::StreamRef;
 
 use super::transactions::{NOW_MS, World, topic};
@@ -28,6 +29,17 @@ impl World {
         let mut chunk = ChunkBuilder::default();
         let value = vec![7; bytes];
         (0..records).for_each(|_| chunk.push(&Record { timestamp_ms: Some(NOW_MS), ..Record::value(&value) }));
+        self.append_native(name, partition, chunk, compression);
+    }
+
+    /// Appends what compaction leaves of a chunk of one native record that it takes.
+    fn put_removed(&mut self, name: &str, partition: i32) {
+        let mut bytes = vec![0; CHUNK_HEADER_BYTES];
+        bytes.extend_from_slice(&REMOVED_RECORD);
+        self.append_native(name, partition, ChunkBuilder::filled(bytes, 1, NO_TIMESTAMP), Compression::None);
+    }
+
+    fn append_native(&mut self, name: &str, partition: i32, chunk: ChunkBuilder, compression: Compression) {
         let door = &self.running().door;
         let lane = door.topic(&door.info(name).unwrap()).unwrap().lane(partition).unwrap().clone();
         let (stream, streamlet) = (lane.stream_id(), lane.streamlet_id());
@@ -307,6 +319,21 @@ fn an_offset_that_is_appended_and_not_durable_yet_is_waited_for() {
     assert_eq!(at(&mut world, 2), (ResponseError::OffsetOutOfRange.code(), -1, false), "nobody has been told of it");
     world.sink.release();
     assert_eq!((at(&mut world, 0), at(&mut world, 1)), ((0, 1, true), (0, 1, false)));
+}
+
+/// Of thousands of compacted segments the first had gone from memory when the last had come: it was brought back, and then those behind it, without an end.
+#[test]
+fn a_reader_passes_once_over_batches_of_which_only_places_are_left() {
+    const CHUNKS: usize = 20;
+    let mut world = World::new();
+    (0..CHUNKS).for_each(|_| world.put_removed("t", 0));
+    let (all, before) = ((0, 1 << 20), MADE.get());
+    for _ in 0..3 {
+        assert_eq!(world.fetched_of(all, 1 << 20, &[("t", 0)]), [0]);
+    }
+    assert_eq!(MADE.get() - before, CHUNKS, "each was looked at once");
+    world.put_native("t", 0, 1, 10, Compression::None);
+    assert!(world.fetched_of(all, 1 << 20, &[("t", 0)])[0] > 0, "what comes behind them is found");
 }
 
 /// As under transactions that run for long: lanes move, and there is nothing to read for readers of committed records.
