@@ -636,10 +636,14 @@ fn read(core: &mut Core, lane: &Arc<Lane>, asked: &FetchPartition, committed: bo
     }
     let (mut offset, left, mut next) = (offset, Left { bytes: budget, ..left }, None);
     if let Some(shared) = shared.filter(|shared| offset < shared.present_first(lane)) {
-        match read_older(core, lane, &shared, version, offset..end, left, &mut found) {
+        let (stream, from) = (lane.stream_id().0, core.passed_to(lane.stream_id().0, asked.partition, offset));
+        match read_older(core, lane, &shared, version, from..end, left, &mut found) {
             Older::Here(from) => offset = from,
             Older::Done(next_offset) => next = Some(next_offset),
-            Older::Nothing => return found,
+            Older::Nothing(to) => {
+                core.remember_passed(stream, asked.partition, offset, to);
+                return found;
+            }
         }
     }
     let next = next.or_else(|| read_present(core, lane, asked.partition, version, offset..end, left, &mut found));
@@ -735,8 +739,8 @@ enum Older {
     Here(u64),
     /// There is something, up to this offset.
     Done(u64),
-    /// There is nothing now, or it cannot be read.
-    Nothing,
+    /// There is nothing now, or it cannot be read. Up to this offset there are only places.
+    Nothing(u64),
 }
 
 /// Reads offsets in `range` of a partition that other nodes have had before: what comes next of it, or where to wait. `version` is the
@@ -757,27 +761,27 @@ fn read_older(
             Step::Wait(loads) => {
                 // What comes from another node is not waited for before the fetch is answered: that node may be slow.
                 (found.waits, found.loads) = (Some((Arc::clone(lane), version)), loads);
-                return Older::Nothing;
+                return Older::Nothing(range.start);
             }
             Step::Failed(error) => {
                 found.error = read_error(&error);
-                return Older::Nothing;
+                return Older::Nothing(range.start);
             }
         };
         match take_from(&data, &range, left, found) {
-            Ok(_) if found.is_left_out => return Older::Nothing,
+            Ok(_) if found.is_left_out => return Older::Nothing(range.start),
             Ok((next_offset, _)) if !found.parts.is_empty() => return Older::Done(next_offset),
             // Only places are left of these batches.
             Ok((passed, None)) => range.start = passed,
             Ok((_, Some(_))) => break,
             Err(error) => {
                 found.error = read_error(&error);
-                return Older::Nothing;
+                return Older::Nothing(range.start);
             }
         }
     }
     found.waits = Some((Arc::clone(lane), version));
-    Older::Nothing
+    Older::Nothing(range.start)
 }
 
 /// Up to where every transaction has ended; `None`: that is not known yet.

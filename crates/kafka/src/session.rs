@@ -97,6 +97,9 @@ pub(crate) struct Core {
     by_id: HashMap<Uuid, Arc<Topic>>,
     /// Where the next fetch of a partition goes on: stream and partition, offset, cursor.
     pub(crate) places: HashMap<(u64, i32), (u64, Cursor)>,
+    /// How far the reader of a partition has come, in what was written before its present owner, over batches of which only places are left: the offset that it asks for, and
+    /// that behind them.
+    passed: HashMap<(u64, i32), (u64, u64)>,
     /// The fetch session that was used last, 0 if there was none.
     pub(crate) fetch_session: i32,
     pub(crate) pace: Pace,
@@ -146,6 +149,22 @@ impl Core {
         }
         self.places.insert((stream, partition), (offset, cursor));
     }
+
+    /// Where a reader that asks for an offset begins to look, of what was written before the present owner.
+    pub(crate) fn passed_to(&self, stream: u64, partition: i32, offset: u64) -> u64 {
+        let passed = self.passed.get(&(stream, partition)).filter(|(at, _)| *at == offset);
+        passed.map_or(offset, |(_, to)| *to)
+    }
+
+    /// Remembers that there are only places from an offset on, up to another one.
+    pub(crate) fn remember_passed(&mut self, stream: u64, partition: i32, offset: u64, to: u64) {
+        if self.passed.len() >= REMEMBERED_MAX {
+            self.passed.clear();
+        }
+        if to > offset {
+            self.passed.insert((stream, partition), (offset, to));
+        }
+    }
 }
 
 pub(crate) struct KafkaSession {
@@ -168,8 +187,9 @@ pub(crate) struct KafkaSession {
 impl KafkaSession {
     pub(crate) fn new(door: Arc<Door>, peer: Peer, waker: SessionWaker) -> KafkaSession {
         let observer: Arc<dyn Observer> = Arc::new(Wake(waker.clone()));
-        let (topics, by_id, places) = (HashMap::new(), HashMap::new(), HashMap::new());
-        let core = Core { door, observer, topics, by_id, places, fetch_session: NO_SESSION, pace: Pace::default() };
+        let (topics, by_id, places, passed) = (HashMap::new(), HashMap::new(), HashMap::new(), HashMap::new());
+        let (fetch_session, pace) = (NO_SESSION, Pace::default());
+        let core = Core { door, observer, topics, by_id, places, passed, fetch_session, pace };
         let reply = ReplySlot::new(waker);
         let producing = Producing::default();
         let (queue, client_id, refused) = (VecDeque::new(), String::new(), None);

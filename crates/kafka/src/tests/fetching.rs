@@ -6,9 +6,12 @@ use std::time::Duration;
 
 use kera_format::chunk::{ChunkTarget, NO_TIMESTAMP};
 use kera_format::record::REMOVED_RECORD;
-use kera_format::{CHUNK_HEADER_BYTES, ChunkBuilder, ChunkView, Compression, Record};
+use kera_format::{CHUNK_HEADER_BYTES, ChunkBuilder, ChunkView, Compression, Record, StreamletId};
+use kera_protocol::Owner;
 use kera_protocol::admin::StreamRef;
+use kera_protocol::placement::OlderGroups;
 
+use super::parts::{ME, OTHER, owner, together};
 use super::transactions::{NOW_MS, World, topic};
 use super::*;
 use crate::batch::tests::MADE;
@@ -334,6 +337,28 @@ fn a_reader_passes_once_over_batches_of_which_only_places_are_left() {
     assert_eq!(MADE.get() - before, CHUNKS, "each was looked at once");
     world.put_native("t", 0, 1, 10, Compression::None);
     assert!(world.fetched_of(all, 1 << 20, &[("t", 0)])[0] > 0, "what comes behind them is found");
+}
+
+/// What a node has of a partition from before another one had it is read in the same way.
+#[test]
+fn a_reader_of_what_was_written_before_passes_once_over_batches_of_which_only_places_are_left() {
+    const CHUNKS: usize = 20;
+    let mut world = World::new();
+    let (broker, coordinator) = together(&world);
+    let stream = coordinator.stream(&StreamRef::Name("t".into())).unwrap().id;
+    broker.place_stream(1, stream, vec![owner(ME, 5), owner(ME, 5)]).unwrap();
+    (0..2).for_each(|streamlet| broker.open_streamlet(stream, StreamletId(streamlet), 5, None).unwrap());
+    world.restart();
+    (0..CHUNKS).for_each(|_| world.put_removed("t", 0));
+    broker.set_owner(2, stream, StreamletId(0), owner(OTHER, 7)).unwrap();
+    let older = [(5, ME), (7, OTHER)].map(|(first_epoch, node)| OlderGroups { first_epoch, node });
+    broker.set_owner(3, stream, StreamletId(0), Owner { older: older.to_vec(), ..owner(ME, 9) }).unwrap();
+    broker.open_streamlet(stream, StreamletId(0), 9, None).unwrap();
+    let before = MADE.get();
+    for _ in 0..3 {
+        assert_eq!(world.fetched_of((0, 1 << 20), 1 << 20, &[("t", 0)]), [0]);
+    }
+    assert_eq!(MADE.get() - before, CHUNKS, "each was looked at once");
 }
 
 /// As under transactions that run for long: lanes move, and there is nothing to read for readers of committed records.
