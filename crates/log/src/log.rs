@@ -12,6 +12,7 @@ use crate::arena::{Arena, ArenaFull, ArenaStats, LoadBuffer, Purpose};
 use crate::attach;
 use crate::group::Summary;
 use crate::lane::{Counts, Lane};
+use crate::producers::PER_LANE_MAX;
 use crate::recovery::Recovery;
 use crate::retention;
 use crate::segment::Segment;
@@ -53,7 +54,7 @@ pub struct LogConfig {
 impl Default for LogConfig {
     fn default() -> Self {
         LogConfig {
-            producers_per_lane_max: 10_000,
+            producers_per_lane_max: PER_LANE_MAX,
             producers_bytes_min: 32 << 20,
             producers_kept_ms: 300_000,
             segment_fill_ms: 500,

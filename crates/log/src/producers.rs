@@ -49,8 +49,10 @@ use kera_format::{ChunkHeader, Cursor, GroupId, ProducerEpoch, ProducerId, Segme
 use crate::producer_room::{ProducerRoom, Taken};
 use crate::tenure::{ChunkPlace, ProducerHandover};
 
+/// Producers that a lane remembers at most, unless it is told otherwise.
+pub(crate) const PER_LANE_MAX: usize = 10_000;
 /// Chunks of each producer whose places are remembered: as many as an idempotent Kafka producer may have in flight.
-const PLACES: usize = 5;
+pub(crate) const PLACES: usize = 5;
 const NONE: u32 = u32::MAX;
 /// Producers of a lane that are looked through when one of its segments is closed.
 const MARKED_MAX: usize = 256;
@@ -128,6 +130,18 @@ pub struct LaneProducer {
 impl From<&ProducerMark> for container::ProducerMark {
     fn from(mark: &ProducerMark) -> container::ProducerMark {
         container::ProducerMark {
+            producer_id: mark.producer_id,
+            producer_epoch: mark.producer_epoch,
+            sequence: mark.sequence,
+            base_ordinal: mark.base_ordinal,
+            position: mark.position,
+        }
+    }
+}
+
+impl From<&container::ProducerMark> for ProducerMark {
+    fn from(mark: &container::ProducerMark) -> ProducerMark {
+        ProducerMark {
             producer_id: mark.producer_id,
             producer_epoch: mark.producer_epoch,
             sequence: mark.sequence,

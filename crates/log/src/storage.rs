@@ -37,7 +37,7 @@ pub struct StoredSegment {
     /// What [`Segment::producer_marks`] gave when it was written. Empty is allowed: then a producer whose last chunks are in
     /// it is taken for one that was not seen for long.
     pub producers: Vec<ProducerMark>,
-    /// It is not known who wrote it: its index was lost, and what is left of its image does not tell.
+    /// It is not known who wrote it: its index was lost, and what is left of its image does not tell; or more producers than a lane remembers wrote later.
     pub lacks_marks: bool,
 }
 

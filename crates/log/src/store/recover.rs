@@ -8,6 +8,7 @@
 //! what each of them repeats, and of a batch without an index, in a container without a footer, the images say what the index did.
 
 mod look;
+mod marks;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::io;
@@ -85,6 +86,8 @@ pub(crate) struct Found {
     undecided: HashSet<(u16, u64)>,
     /// Places of segments of which it is not known who wrote them.
     unmarked: HashSet<(u16, u64, u64)>,
+    /// What segments tell of who wrote them, so that it is not kept several times.
+    told: marks::Told,
     /// The other copies of what is in those. Nobody reads them, and the next start asks again: they go when their segments do.
     pub(crate) others: HashMap<SegmentId, Vec<Location>>,
     /// Of each disk the containers without a footer, and up to where a start has synced them.
@@ -301,14 +304,8 @@ impl Found {
         (entry, is_unsure): (ContainerEntry, bool),
     ) {
         let at = Location { disk, container, offset: entry.at, bytes: entry.image_bytes() };
-        let marks = entry.marks.iter().map(|mark| ProducerMark {
-            producer_id: mark.producer_id,
-            producer_epoch: mark.producer_epoch,
-            sequence: mark.sequence,
-            base_ordinal: mark.base_ordinal,
-            position: mark.position,
-        });
-        let (header, progress, producers) = (entry.header, entry.progress, marks.collect());
+        let producers = entry.marks.iter().map(ProducerMark::from).collect();
+        let (header, progress) = (entry.header, entry.progress);
         let lacks_marks = self.unmarked.contains(&(disk, container, entry.at));
         let segment = StoredSegment { header, progress, at, producers, lacks_marks };
         let segments = &mut self.recovery.segments;
@@ -316,6 +313,7 @@ impl Found {
             std::collections::hash_map::Entry::Vacant(vacant) => {
                 vacant.insert((segments.len(), is_unsure));
                 segments.push(segment);
+                self.told.found(segments);
             }
             std::collections::hash_map::Entry::Occupied(mut occupied) => {
                 let (place, is_kept_unsure) = *occupied.get();

@@ -969,6 +969,27 @@ fn image_of(id: SegmentId, bytes: usize) -> (ContainerEntry, AlignedBuffer) {
     (ContainerEntry { header, progress, at: 0, marks: Vec::new() }, image)
 }
 
+/// All that is on the disks tells of producers may be a tenth of what is stored.
+#[test]
+fn a_start_keeps_what_a_producer_wrote_last_and_not_what_each_segment_tells_of_it() {
+    let disks = faulty(1);
+    let bench = Bench::fresh(as_disks(&disks));
+    let marks = |index: u32| -> Vec<ProducerMark> {
+        let mark = |n: u32| ProducerMark { sequence: (5 * index + n).into(), ..mark_of(id(0, index)) };
+        (0..5).map(mark).collect()
+    };
+    for index in 0..200 {
+        let (mut entry, image) = image_of(id(0, index), 1_000);
+        entry.marks = marks(index).iter().map(Into::into).collect();
+        bench.core.write_image(0, entry, &image).unwrap();
+    }
+    let (_, recovery) = Bench::open(config(), as_disks(&disks)).unwrap();
+    let told: usize = recovery.segments.iter().map(|segment| segment.producers.len()).sum();
+    assert!(recovery.segments.len() == 200 && told <= 500, "{told} of 1000");
+    let last = recovery.segments.iter().find(|segment| segment.header.id == id(0, 199)).unwrap();
+    assert_eq!(last.producers, marks(199));
+}
+
 /// A kill comes before the space of what was replaced is given back.
 #[test]
 fn of_a_damaged_image_and_what_takes_its_place_a_start_takes_that() {
