@@ -14,6 +14,13 @@
 //!   disk too: the store's threads may have written them while the replay made room. One that begins before is cut at the first such chunk: what
 //!   is in front of that the later life knew, and went on behind it.
 //!
+//! # What is on disk may come back, too
+//!
+//! A disk may not give a container at one start, or what tells of some segments in one, and give it at a later one. The node has gone on without them, and where they were
+//! the last of their lanes it has given their ordinals again. So what a start has found is looked through by the same rule before it reads virtual logs
+//! ([`Lane::forget_found_given_again`]); only whole segments can come back so. What they were in the middle of is whole again. Where other nodes say what counts of a
+//! lane they are asked, and nothing goes here.
+//!
 //! # A segment that is cut may be on disk
 //!
 //! What is left of it takes its name, in memory, and goes to the store like any closed segment. Until that has written it the longer image stays where it is: the virtual
@@ -32,7 +39,7 @@ use kera_format::{BrokerPart, ChunkView, Cursor, LaneId, SegmentId, StreamId, St
 
 use crate::arena::ArenaFull;
 use crate::forget::Gone;
-use crate::group::{At, Slot};
+use crate::group::{At, Slot, Summary};
 use crate::lane::{Lane, LaneState};
 use crate::log::Log;
 use crate::recovery::RestoreError;
@@ -135,6 +142,27 @@ impl Log {
     }
 }
 
+/// Segments in front of one that begins with the same ordinal or a lower one, in the lane's order; and those without a record that say less than what is in front of them.
+fn found_given_again(state: &LaneState) -> Vec<At> {
+    let of = |at: At| {
+        let Summary { base_ordinal, next_ordinal, .. } = state.chain.slot(at).summary();
+        (at, base_ordinal..next_ordinal)
+    };
+    let all: Vec<(At, Range<u64>)> = state.chain.from(state.chain.first()).map(of).collect();
+    let (mut begins, mut goes) = (u64::MAX, vec![false; all.len()]);
+    for ((_, ordinals), goes) in all.iter().zip(&mut goes).rev().filter(|((_, ordinals), _)| !ordinals.is_empty()) {
+        *goes = ordinals.start >= begins;
+        begins = begins.min(ordinals.start);
+    }
+    let mut end = 0;
+    for ((_, ordinals), goes) in all.iter().zip(&mut goes).filter(|(_, goes)| !**goes) {
+        // Nothing was given again for that: the lane ends with what is in front of it.
+        *goes = ordinals.is_empty() && ordinals.start < end;
+        end = end.max(ordinals.end);
+    }
+    all.into_iter().zip(goes).filter(|(_, goes)| *goes).map(|((at, _), _)| at).collect()
+}
+
 /// What a segment has in front of an ordinal.
 enum Front {
     /// It begins there, or behind it.
@@ -146,6 +174,38 @@ enum Front {
 }
 
 impl Lane {
+    /// What a start has found of the lane on disk and in memory, in front of something that has its ordinals, goes: see the module. Before virtual logs are read. What has gone,
+    /// in a sentence.
+    pub(crate) fn forget_found_given_again(&self) -> Option<String> {
+        if self.may_have_moved() {
+            return None;
+        }
+        let mut guard = self.state.lock();
+        let state = &mut *guard;
+        let (mut gone, mut left_out): (Gone, Option<Range<u64>>) = (Vec::new(), None);
+        // From the last one on: what is in front of a slot that goes keeps its place.
+        for at in found_given_again(state).into_iter().rev() {
+            let group = state.chain.groups[at.group].id;
+            let Summary { base_ordinal, next_ordinal, .. } = state.chain.slot(at).summary();
+            if base_ordinal < next_ordinal {
+                let known = left_out.unwrap_or(base_ordinal..next_ordinal);
+                left_out = Some(known.start.min(base_ordinal)..known.end.max(next_ordinal));
+            }
+            gone.extend(state.chain.take_out(at).map(|slot| (group, slot)));
+        }
+        if gone.is_empty() {
+            return None;
+        }
+        self.release_gone(guard, gone);
+        left_out.map(|ordinals| {
+            let (first, last) = (ordinals.start, ordinals.end - 1);
+            format!(
+                "{self:?}: records with ordinals from {first} to {last} are left out and their space is given back, since an earlier start could not read them and gave \
+                 ordinals of theirs to others"
+            )
+        })
+    }
+
     fn front_of(&self, state: &LaneState, at: At, ordinal: u64) -> Result<Front, ArenaFull> {
         let slot = state.chain.slot(at);
         let id = self.segment_id(state.chain.groups[at.group].id, slot.index);

@@ -135,7 +135,9 @@ impl Log {
         for attached in attached {
             self.recover_attached(attached, &mut recovery, &mut report);
         }
+        drop(recovery);
         for lane in self.lanes() {
+            report.problems.extend(lane.forget_found_given_again());
             let state = lane.state.lock();
             report.lanes += u64::from(state.chain.first().is_some());
             for at in state.chain.from(state.chain.first()) {
@@ -475,7 +477,7 @@ impl Lane {
             group.closed = at + 1 < groups || !resumes;
         }
         let (mut expected, mut not_durable) = (None, None);
-        let may_have_moved = self.log().config.has_owner_epochs && !self.home.stream.is_system.load(Ordering::Relaxed);
+        let may_have_moved = self.may_have_moved();
         let mut at = state.chain.first();
         while let Some(here) = at {
             let summary = state.chain.slot(here).summary();
@@ -512,6 +514,11 @@ impl Lane {
         state.next_ordinal = expected.map_or(0, |(next, _)| next);
         state.version += 1;
         self.durable_ordinal.store(not_durable.unwrap_or(state.next_ordinal), Ordering::Release);
+    }
+
+    /// Whether other nodes may have some of what the lane had.
+    pub(crate) fn may_have_moved(&self) -> bool {
+        self.log().config.has_owner_epochs && !self.home.stream.is_system.load(Ordering::Relaxed)
     }
 
     /// Whether the durable chunks of a segment are durable in the way in which the next ones will be. A change of durability ends open groups, but a process may

@@ -414,6 +414,48 @@ fn what_a_log_has_that_no_start_read_does_not_come_back_once_its_ordinals_were_g
     }
 }
 
+/// A disk does not give at one start what tells of some segments, and gives it at the next one.
+#[test]
+fn what_a_start_could_not_read_on_disk_does_not_come_back_once_its_ordinals_were_given_again() {
+    for (given, is_stored) in [(3, true), (3, false), (0, true)] {
+        let (node, store) = node().with_store();
+        fill(&node.lane(), 0..6, 30_000);
+        node.log.close_all();
+        let mut stored: Vec<StoredSegment> = store.persist_all(&node.log).into_iter().map(|(of, _)| of).collect();
+        assert_eq!(stored.len(), 3);
+        let lost: Vec<SegmentId> = stored[1..].iter().map(|of| of.header.id).collect();
+        std::fs::remove_file(arena_config(&node.dir, 0).path).unwrap();
+        drop(store);
+        let (node, segments, _) = restart(node, options());
+        let (node, store) = node.with_store();
+        node.log.recover(stored[..1].to_vec(), segments);
+        assert_eq!(node.log.finish_recovery(1), [""; 0]);
+        fill(&node.lane(), 2..2 + given, 100);
+        if is_stored {
+            node.log.close_all();
+            stored.extend(store.persist_all(&node.log).into_iter().map(|(of, _)| of));
+            std::fs::remove_file(arena_config(&node.dir, 0).path).unwrap();
+        }
+        drop(store);
+        let (node, segments, _) = restart(node, options());
+        let (node, store) = node.with_store();
+        let problems = node.log.recover(stored, segments).problems;
+        assert_eq!(node.log.finish_recovery(2), [""; 0], "{given} were given again");
+        let lane = node.lane();
+        let mut released = std::mem::take(&mut *store.released.lock());
+        released.sort();
+        match given {
+            0 => assert_eq!((problems.len(), released.len(), lane.next_ordinal()), (0, 0, 6), "all of it is there"),
+            _ => {
+                assert!(problems.len() == 1 && problems[0].contains("from 2 to 5 are left out"), "{problems:?}");
+                assert_eq!((released, lane.next_ordinal()), (lost, 5));
+            }
+        }
+        let next = lane.next_ordinal();
+        assert_eq!(append(&lane, &chunk(next, 100), 9).map(|of| of.base_ordinal), Ok(next));
+    }
+}
+
 /// The power goes before anything is stored, so that what was given again comes from a virtual log as well: behind what it takes the place of.
 #[test]
 fn what_no_start_read_goes_again_when_what_has_its_ordinals_comes_behind_it() {
