@@ -61,8 +61,13 @@ pub(crate) struct DiskPart {
     pub(crate) write_signal: Signal,
     pub(crate) load_signal: Signal,
     pub(crate) others: Mutex<Others>,
+    /// Since when whoever holds the writer has been with the disk, on the monotonic clock; [`AT_REST`] while nobody is.
+    pub(crate) at_work_since_us: AtomicU64,
     pub(crate) counters: Counters,
 }
+
+/// Nobody writes to the disk.
+pub(crate) const AT_REST: u64 = u64::MAX;
 
 impl DiskPart {
     fn new(disk: Arc<dyn Disk>) -> DiskPart {
@@ -76,6 +81,7 @@ impl DiskPart {
             write_signal: Signal::default(),
             load_signal: Signal::default(),
             others: Mutex::default(),
+            at_work_since_us: AtomicU64::new(AT_REST),
             counters: Counters::default(),
         }
     }

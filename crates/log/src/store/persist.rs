@@ -10,7 +10,7 @@ use kera_format::segment::SegmentProgress;
 
 use super::StoreError;
 use super::container::{Batch, NewContainer, Writer, is_full};
-use super::core::{Core, DiskPart};
+use super::core::{AT_REST, Core, DiskPart};
 use super::give_way::{LOOK_US, WAITS_TIMES};
 use super::host::{Host, Image};
 use super::queue::{Ask, BatchLimits, Dirty, LaneKey, Work};
@@ -26,6 +26,8 @@ pub(crate) const BATCH_MARKS_MAX: usize = CONTAINER_MARKS_MAX as usize / 4;
 const BATCH_MEMORY_SHARE: u64 = 16;
 /// The longest that a failed disk is left alone.
 const RETRY_MS_MAX: u64 = 30_000;
+/// A disk whose writer has been with one batch, or anything else, for so long stands still, or is far behind. A large batch takes a slow disk a second.
+const STILL_US: u64 = 2_000_000;
 
 impl<H: Host> Core<H> {
     /// Writes one batch to a disk, if one is due and the disk works, and gives released space back.
@@ -55,7 +57,7 @@ impl<H: Host> Core<H> {
         };
         self.notify_writers();
         batch.sort_by_key(|dirty| dirty.image.id());
-        let (written, mut again) = self.write_batch(disk, &mut writer, &batch);
+        let (written, mut again) = self.at_work(disk, || self.write_batch(disk, &mut writer, &batch));
         self.tell(&written);
         again.iter_mut().for_each(|dirty| dirty.extent_disk = self.through.disk_of(dirty.image.id()));
         self.queue.lock().done(disk, &batch, &again);
@@ -81,8 +83,17 @@ impl<H: Host> Core<H> {
         if self.queue.lock().set_held_up(disk, true) {
             self.notify_writers();
         }
-        let done = work();
+        let done = self.at_work(disk, work);
         self.queue.lock().set_held_up(disk, false);
+        done
+    }
+
+    /// Does something with a disk, and has others know since when. With the disk's writer held.
+    fn at_work<T>(&self, disk: usize, work: impl FnOnce() -> T) -> T {
+        let since_us = &self.disks[disk].at_work_since_us;
+        since_us.store(self.now_us(), Ordering::Relaxed);
+        let done = work();
+        since_us.store(AT_REST, Ordering::Relaxed);
         done
     }
 
@@ -314,6 +325,12 @@ impl<H: Host> Core<H> {
 }
 
 impl DiskPart {
+    /// Whether what its writer does takes so long that whoever has another disk had better take that.
+    pub(crate) fn stands_still(&self, now_us: u64) -> bool {
+        let since_us = self.at_work_since_us.load(Ordering::Relaxed);
+        since_us != AT_REST && now_us.saturating_sub(since_us) >= STILL_US
+    }
+
     /// When a disk that failed is tried again, if it is not time yet.
     pub(crate) fn is_set_aside(&self, now_us: u64) -> Option<u64> {
         let health = self.health.lock();

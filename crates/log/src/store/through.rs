@@ -192,9 +192,16 @@ impl<H: Host> Core<H> {
 
     /// A container with its header and name synced: an extent can only be there if they are. If a sync of the folder has failed meanwhile, whoever asked for that one,
     /// nobody knows if the name survives: what would go there stays in the virtual log.
+    ///
+    /// It goes to the disk with the most room. But whoever asks makes durable what many producers wait for, whose virtual log may be on another disk: one that stands still gets it only if
+    /// all do.
     fn create_container(&self, capacity: u32) -> io::Result<Arc<LaneContainer>> {
+        let now_us = self.now_us();
         let working = |number: &usize| self.disks[*number].health.lock().state == DiskState::Working;
-        let free = |number: &usize| self.disks[*number].containers.disk.free_bytes().unwrap_or(0);
+        let free = |number: &usize| match &self.disks[*number] {
+            part if part.stands_still(now_us) => None,
+            part => Some(part.containers.disk.free_bytes().unwrap_or(0)),
+        };
         let disk = (0..self.disks.len()).filter(working).max_by_key(free);
         let Some(disk) = disk else { return Err(io::Error::other("no disk works")) };
         let containers = &self.disks[disk].containers;

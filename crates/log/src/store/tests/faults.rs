@@ -897,6 +897,36 @@ fn a_disk_that_stands_still_with_what_was_written_through_to_it_holds_up_no_othe
     [(0, 9_000), (2, 5_000)].into_iter().for_each(|(lane, bytes)| bench.check(id(lane, 0), bytes));
 }
 
+/// Whoever begins it makes durable what all producers of a virtual log wait for.
+#[test]
+fn a_large_lane_begins_on_no_disk_that_stands_still_while_another_one_does_not() {
+    let disks = faulty(2);
+    disks[1].set_space(Some(1 << 20));
+    let mut bench = with_large_lanes(&disks);
+    bench.close(id(2, 0), 5_000);
+    disks[0].set_stuck(true);
+    std::thread::scope(|scope| {
+        let core = Arc::clone(&bench.core);
+        scope.spawn(move || core.step_write(0));
+        disks[0].wait_until_stuck();
+        bench.clock.advance_ms(2_000);
+        let (done, is_done) = channel();
+        let bench = &mut bench;
+        scope.spawn(move || {
+            write_through(bench, &[(id(0, 0), 9_000)]);
+            let _ = done.send(());
+        });
+        let begun = is_done.recv_timeout(Duration::from_secs(120));
+        disks[0].set_stuck(false);
+        assert_eq!(begun, Ok(()), "it waits for the disk with the most room");
+    });
+    assert_eq!(bench.core.through.disk_of(id(0, 0)), Some(1));
+    // It is the one with the most room again.
+    bench.settle();
+    write_through(&mut bench, &[(id(1, 0), 9_000)]);
+    assert_eq!(bench.core.through.disk_of(id(1, 0)), Some(0));
+}
+
 #[test]
 fn what_was_written_through_to_a_disk_that_fails_since_is_written_to_another_one() {
     let disks = faulty(2);
