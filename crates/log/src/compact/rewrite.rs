@@ -300,7 +300,10 @@ fn fate(
         }
         Opened::Aborted(batch) if batch.records_count() == 0 => return Ok(Fate::Stays),
         Opened::Native(_) | Opened::Kafka(..) if !has_removed => return Ok(Fate::Stays),
-        Opened::Aborted(batch) | Opened::Kafka(batch, _) => (Compression::None, kafka_payload(batch, kept)),
+        Opened::Aborted(batch) | Opened::Kafka(batch, _) => {
+            let most = chunk.as_bytes().len() - CHUNK_HEADER_BYTES;
+            (Compression::None, kafka_payload(batch, kept, most))
+        }
         Opened::Native(_) => native_payload(chunk, kept),
     };
     let header = chunk.header();
@@ -340,12 +343,25 @@ fn native_payload(chunk: &ChunkView<'_>, kept: &[(u32, &[u8])]) -> (Compression,
     best
 }
 
-/// A batch with the same offsets and fewer records.
-fn kafka_payload(batch: &KafkaBatchView<'_>, kept: &[(u32, &[u8])]) -> Vec<u8> {
+/// A batch with the same offsets and fewer records, in `most` bytes if it can be had in so many.
+///
+/// Its producer may have compressed it better than is usual. What is left would take more then, stay, and with it all that it should not show any more; so whatever takes fewer
+/// bytes is tried. Every client reads Gzip.
+fn kafka_payload(batch: &KafkaBatchView<'_>, kept: &[(u32, &[u8])], most: usize) -> Vec<u8> {
     let records: Vec<u8> = kept.iter().flat_map(|(_, bytes)| bytes.iter().copied()).collect();
-    let compressed = batch.codec().compress(&records);
-    let (codec, body) =
-        if compressed.len() < records.len() { (batch.codec(), compressed) } else { (KafkaCodec::None, records) };
+    let (mut codec, mut body) = (batch.codec(), batch.codec().compress(&records));
+    for other in [batch.codec(), KafkaCodec::Gzip] {
+        if KAFKA_BATCH_HEADER_BYTES + body.len().min(records.len()) <= most {
+            break;
+        }
+        let compressed = other.compress_best(&records);
+        if compressed.len() < body.len() {
+            (codec, body) = (other, compressed);
+        }
+    }
+    if body.len() >= records.len() {
+        (codec, body) = (KafkaCodec::None, records);
+    }
     let mut bytes = batch.as_bytes()[..KAFKA_BATCH_HEADER_BYTES].to_vec();
     bytes.extend_from_slice(&body);
     bytes[22] = bytes[22] & !7 | codec as u8;
@@ -518,5 +534,40 @@ mod tests {
         assert_eq!(end, 10 + 192);
         map.clear();
         assert_eq!(note_keys(&image, &progress, end, None, &mut map).unwrap(), 310);
+    }
+
+    #[test]
+    fn what_a_producer_has_compressed_better_than_is_usual_loses_records_all_the_same() {
+        // Nothing of it comes twice, and there are ten of 256 bytes.
+        let mut state = 7_u64;
+        let mut digit = || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            b'0' + ((state >> 33) % 10) as u8
+        };
+        let records: Vec<Vec<u8>> = (0..50).map(|_| (0..400).map(|_| digit()).collect()).collect();
+        let kept: Vec<(u32, &[u8])> = (0..).zip(records.iter().map(|record| &record[..])).skip(1).collect();
+        let left = records[1..].concat();
+        for codec in [KafkaCodec::None, KafkaCodec::Gzip, KafkaCodec::Snappy, KafkaCodec::Lz4, KafkaCodec::Zstd] {
+            let mut bytes = vec![0; KAFKA_BATCH_HEADER_BYTES];
+            bytes.extend_from_slice(&codec.compress_best(&records.concat()));
+            let length = bytes.len() as u32 - 12;
+            bytes[8..12].copy_from_slice(&length.to_be_bytes());
+            (bytes[16], bytes[22]) = (2, codec as u8);
+            bytes[23..27].copy_from_slice(&49_u32.to_be_bytes());
+            bytes[57..61].copy_from_slice(&50_u32.to_be_bytes());
+            let batch = KafkaBatchView::parse(&bytes).unwrap();
+            let least = codec.compress_best(&left).len().min(KafkaCodec::Gzip.compress_best(&left).len());
+            // What it takes as it always does, and less than that.
+            for most in [bytes.len(), KAFKA_BATCH_HEADER_BYTES + least] {
+                let payload = kafka_payload(&batch, &kept, most);
+                let rewritten = KafkaBatchView::parse(&payload).unwrap();
+                assert!(payload.len() <= most, "{}: {} of {most} bytes", codec.name(), payload.len());
+                assert_eq!((rewritten.records_count(), rewritten.offsets()), (49, 50));
+                assert_eq!(rewritten.uncompressed(1 << 20).unwrap(), left);
+                assert!(
+                    rewritten.codec() == codec || [KafkaCodec::None, KafkaCodec::Gzip].contains(&rewritten.codec())
+                );
+            }
+        }
     }
 }
