@@ -11,6 +11,7 @@ mod clock;
 mod disk;
 mod faulty;
 mod folder;
+mod lasting;
 mod lock;
 mod memory;
 mod processors;
@@ -26,6 +27,7 @@ pub use disk::{
 };
 pub use faulty::FaultyDisk;
 pub use folder::Folder;
+pub use lasting::{Lasting, Lasts};
 pub use lock::{DirLock, LockError};
 pub use memory::MemoryDisk;
 pub use processors::{MachineProcessors, ProcessorTimes, Processors};

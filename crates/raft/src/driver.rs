@@ -12,6 +12,7 @@ use kera_coordinator::balancer::{BalanceConfig, Balancer};
 use kera_coordinator::catalog::Limits;
 use kera_coordinator::cluster::{AgreedEnd, CalledOff, ClusterState, EndLooks, EndsAsked, ToldEnd};
 use kera_coordinator::detector::Detector;
+use kera_env::{Lasting, Lasts};
 use kera_format::cluster::{LogName, NodeNumber, Roles};
 use openraft::ChangeMembers;
 use tokio::sync::{Notify, watch};
@@ -41,6 +42,9 @@ const MOVE_US_MAX: u64 = 10_000_000;
 
 /// Whoever leads says so when it has not been able to fence a silent node for so long, in microseconds.
 const FAILING_US_MAX: u64 = 10_000_000;
+
+/// How often it is looked for how long a fence has been under way.
+const LOOK: Duration = Duration::from_secs(1);
 
 /// Has backups fence. Whoever knows how to reach them does it.
 pub trait Backups: Send + Sync + 'static {
@@ -105,26 +109,37 @@ impl Over {
     }
 }
 
-/// Since when something has failed each time, in microseconds, and when that was said last.
+/// What is said of a node that should be fenced, and is not.
+const UNFENCED: &str = "a silent node cannot be fenced, so nobody takes over what it owns";
+
+/// Incarnations that are silent, as long as they are and this node leads, each with since when it could not be fenced. That another one was says nothing of it.
 #[derive(Default)]
-struct Failing {
-    since_us: Option<u64>,
-    said_us: u64,
+struct Fences(BTreeMap<(NodeNumber, u32), Lasting>);
+
+impl Fences {
+    /// Forgets all but these.
+    fn keep(&mut self, silent: &[(NodeNumber, u32)]) {
+        self.0.retain(|incarnation, _| silent.contains(incarnation));
+    }
+
+    fn of(&mut self, node: NodeNumber, epoch: u32) -> &mut Lasting {
+        self.0.entry((node, epoch)).or_insert(Lasting::new(FAILING_US_MAX))
+    }
 }
 
-impl Failing {
-    /// It has failed, or not: whether that is to be said, which it is when it has for long, and from then on again each time as long.
-    fn is_to_be_said(&mut self, has_failed: bool, now_us: u64) -> bool {
-        if !has_failed {
-            *self = Failing::default();
-            return false;
+/// Waits for something, and looks each time that a `pause` is over, until it is there.
+async fn meanwhile<T, P: Future<Output = ()>>(
+    something: impl Future<Output = T>,
+    pause: impl Fn() -> P,
+    mut look: impl FnMut(),
+) -> T {
+    let mut something = std::pin::pin!(something);
+    loop {
+        tokio::select! {
+            biased;
+            there = &mut something => return there,
+            () = pause() => look(),
         }
-        let since_us = *self.since_us.get_or_insert(now_us);
-        let is_long = now_us.saturating_sub(since_us.max(self.said_us)) >= FAILING_US_MAX;
-        if is_long {
-            self.said_us = now_us;
-        }
-        is_long
     }
 }
 
@@ -167,6 +182,7 @@ impl Group {
         let (mut turn, mut detector) = (self.turns(), Detector::new(self.config.timing.lost_after_ms));
         loop {
             turn.tick().await;
+            self.turned_us.store(self.clock.monotonic_us().max(1), Ordering::Release);
             silent.send_replace(self.listen(&mut detector));
             self.remember_fenced();
         }
@@ -174,22 +190,35 @@ impl Group {
 
     /// Has those fenced who are silent, as long as this node leads. `fenced`: at once there is something to do for who leads.
     async fn fence_silent(&self, mut silent: watch::Receiver<Vec<(NodeNumber, u32)>>, fenced: &Notify) {
-        let mut failing = Failing::default();
+        let mut failing = Fences::default();
+        let seconds_of = |lasts: Option<Lasts>| match lasts {
+            Some(Lasts::For(since_us)) => Some(since_us / 1_000_000),
+            Some(Lasts::Over) | None => None,
+        };
         while silent.changed().await.is_ok() {
             let lost = silent.borrow_and_update().clone();
+            let lost = if self.is_leader() { lost } else { Vec::new() };
+            failing.keep(&lost);
             for (node, epoch) in lost.into_iter().filter(|_| self.is_leader()) {
-                // The log may have kept it waiting, and the node has been heard since.
-                let is_silent = || silent.borrow().contains(&(node, epoch));
-                let plan =
-                    |state: &ClusterState| if is_silent() { state.plan_fence(node, epoch) } else { Ok(Vec::new()) };
-                let committed = self.commit(&mut *self.leading.lock().await, plan).await;
-                let is_to_be_said = failing.is_to_be_said(committed.is_err(), self.clock.monotonic_us());
+                let of = failing.of(node, epoch);
+                // Commands go one at a time, and one before it may not come to an end: who only looked at what becomes of a fence would never say so.
+                let look = || {
+                    if let Some(seconds) = seconds_of(of.look(true, self.clock.monotonic_us())) {
+                        tracing::warn!(
+                            node,
+                            epoch,
+                            seconds,
+                            "{UNFENCED}: the command is under way and does not come to its end"
+                        );
+                    }
+                };
+                let pause = || tokio::time::sleep(LOOK);
+                let committed = meanwhile(self.fence(node, epoch, &silent), pause, look).await;
+                let seconds = seconds_of(of.look(committed.is_err(), self.clock.monotonic_us()));
                 if let Err(error) = committed {
-                    match is_to_be_said {
-                        true => {
-                            tracing::warn!(%error, node, epoch, "a silent node cannot be fenced, so nobody takes over what it owns")
-                        }
-                        false => tracing::debug!(%error, node, epoch, "a silent node cannot be fenced yet"),
+                    match seconds {
+                        Some(seconds) => tracing::warn!(%error, node, epoch, seconds, "{UNFENCED}"),
+                        None => tracing::debug!(%error, node, epoch, "a silent node cannot be fenced yet"),
                     }
                 } else if !self.read(|state| state.is_live(node, epoch)) {
                     // Not before: a leader that is cut off itself tries each time it looks, and fences nobody.
@@ -198,6 +227,19 @@ impl Group {
                 }
             }
         }
+    }
+
+    /// Has a node fenced, unless it is heard again before it is its turn.
+    async fn fence(
+        &self,
+        node: NodeNumber,
+        epoch: u32,
+        silent: &watch::Receiver<Vec<(NodeNumber, u32)>>,
+    ) -> Result<(), CoordinatorError> {
+        // The log may have kept it waiting, and the node has been heard since.
+        let is_silent = || silent.borrow().contains(&(node, epoch));
+        let plan = |state: &ClusterState| if is_silent() { state.plan_fence(node, epoch) } else { Ok(Vec::new()) };
+        self.commit(&mut *self.leading.lock().await, plan).await.map(drop)
     }
 
     async fn lead_always(&self, fenced: &Notify, backups: &dyn Backups) {
@@ -631,7 +673,44 @@ fn live_nodes(state: &ClusterState) -> Vec<(NodeNumber, u32)> {
 
 #[cfg(test)]
 mod tests {
+    use tokio::sync::oneshot;
+
     use super::*;
+
+    /// As where the command before it holds what makes commands go one at a time: nothing becomes of it, and that is seen all the same.
+    #[tokio::test]
+    async fn what_does_not_come_to_an_end_is_looked_at_until_it_does() {
+        let (ends, waits) = oneshot::channel();
+        let (mut ends, mut looks) = (Some(ends), 0);
+        let look = || {
+            looks += 1;
+            if looks == 3
+                && let Some(ends) = ends.take()
+            {
+                ends.send(7).expect("it is waited for");
+            }
+        };
+        assert_eq!(meanwhile(waits, tokio::task::yield_now, look).await, Ok(7));
+        assert_eq!(looks, 3);
+    }
+
+    #[test]
+    fn that_another_node_was_fenced_does_not_hide_that_this_one_cannot_be() {
+        let mut fences = Fences::default();
+        let mut said = Vec::new();
+        for now_us in (0..=2 * FAILING_US_MAX).step_by(FAILING_US_MAX as usize / 4) {
+            // Another one is silent at each look, is fenced, and is not silent any more.
+            let other = (2, now_us as u32);
+            fences.keep(&[other, (3, 1)]);
+            assert_eq!(fences.of(other.0, other.1).look(false, now_us), None);
+            said.extend(fences.of(3, 1).look(true, now_us));
+        }
+        assert_eq!(said, [Lasts::For(FAILING_US_MAX), Lasts::For(2 * FAILING_US_MAX)]);
+        // It was heard, or another node led in between.
+        fences.keep(&[]);
+        assert_eq!(fences.of(3, 1).look(true, 2 * FAILING_US_MAX + 1), None);
+        assert_eq!(fences.0.len(), 1);
+    }
 
     #[test]
     fn the_same_is_asked_after_longer_and_longer_times_and_anything_else_at_once() {

@@ -100,6 +100,9 @@ const REFUSED_US_MAX: u64 = 5_000_000;
 /// stopped can always say why.
 const AWAY_US: u64 = 5_000_000;
 
+/// A leader of whom no majority has taken anything for so long is not followed, in milliseconds. It sends something at each heartbeat.
+const FOLLOWED_MS: u64 = 2_000;
+
 /// What coordinators have answered to this node's signs of life, by when they were asked, on the [clock](Clock::since_boot_us) that goes on while the machine is suspended.
 #[derive(Default)]
 struct Confirmed {
@@ -158,6 +161,8 @@ pub struct Group {
     others_wait_us: AtomicU64,
     /// It has fallen silent because its disk stands still.
     is_silent: AtomicBool,
+    /// When the [driver](Group::drive) had its last turn, in microseconds of the monotonic clock; 0: none yet.
+    pub(crate) turned_us: AtomicU64,
 }
 
 impl Group {
@@ -227,6 +232,7 @@ impl Group {
             writing,
             others_wait_us: AtomicU64::new(0),
             is_silent: AtomicBool::new(false),
+            turned_us: AtomicU64::new(0),
         }))
     }
 
@@ -306,6 +312,23 @@ impl Group {
     /// Whether this node is the leader, as far as it knows, and can lead.
     pub fn is_leader(&self) -> bool {
         !self.stands_still() && self.raft.metrics().borrow().state == ServerState::Leader
+    }
+
+    /// For how long the [driver](Group::drive) has had no turn, in microseconds; 0 before its first. It has one each half heartbeat. If it has none, what it runs on does not run: the node hears and
+    /// answers nobody, and can say nothing of it. To be asked by another thread.
+    pub fn without_turn_us(&self) -> u64 {
+        match self.turned_us.load(Ordering::Acquire) {
+            0 => 0,
+            at_us => self.clock.monotonic_us().saturating_sub(at_us),
+        }
+    }
+
+    /// Whether this node does not lead, or has been followed by a majority of those who vote a moment ago. That others answer its signs of life says nothing of it: they may not
+    /// take what it sends them of the log. Any thread.
+    pub fn is_followed(&self) -> bool {
+        let metrics = self.raft.metrics();
+        let metrics = metrics.borrow();
+        metrics.state != ServerState::Leader || metrics.millis_since_quorum_ack.is_some_and(|ms| ms <= FOLLOWED_MS)
     }
 
     /// Whether its disk has not answered for so long that the node is to be taken for lost.

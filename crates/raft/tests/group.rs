@@ -76,6 +76,34 @@ async fn a_leader_that_is_cut_off_decides_nothing_and_forgets_what_it_had_begun(
     assert!(has(&world, old, "majority") && !has(&world, old, "lonely"));
 }
 
+/// It goes on to be the leader for itself: nobody tells it of another one.
+#[tokio::test]
+async fn a_leader_knows_whether_most_coordinators_follow_it() {
+    let world = World::cluster(31, 3, 0).await;
+    let leader = world.leading().await;
+    world.until("all are content", |world| world.nodes.values().all(|node| node.group.is_followed())).await;
+    let others: Vec<u64> = (1..=3).filter(|node| *node != u64::from(leader)).collect();
+    world.part(&[leader.into()], &others);
+    world.until("it is not followed", |world| !world.nodes[&leader].group.is_followed()).await;
+    assert!(world.nodes[&leader].group.is_leader(), "as far as it knows");
+    world.heal();
+    world.until("all are content again", |world| world.nodes.values().all(|node| node.group.is_followed())).await;
+}
+
+/// Nothing that runs on the same thread can see it. Here that is the test's own.
+#[tokio::test]
+async fn whether_what_a_node_runs_on_runs_is_seen_by_who_does_not_run_on_it() {
+    let world = World::cluster(32, 1, 0).await;
+    let group = world.nodes[&1].group.clone();
+    world.until("it takes turns", |_| (1..100_000).contains(&group.without_turn_us())).await;
+    let began = std::time::Instant::now();
+    while group.without_turn_us() < 300_000 {
+        assert!(began.elapsed() < Duration::from_secs(240), "nobody sees that it takes none");
+        std::hint::spin_loop();
+    }
+    world.until("it takes turns again", |_| group.without_turn_us() < 100_000).await;
+}
+
 /// A machine that is gone closes no connection: what it was asked is not answered, and not refused either.
 #[tokio::test]
 async fn who_waits_for_a_leader_that_is_silent_asks_the_next_one() {

@@ -45,7 +45,7 @@ use kera_broker::{AdaptiveConfig, Broker};
 use kera_coordinator::catalog::{Catalog, SYSTEM_PREFIX};
 use kera_coordinator::cluster::{ClusterState, Join};
 use kera_coordinator::{ClusterLog, Coordinator, CoordinatorError, LiveNode, StreamObserver};
-use kera_env::{Clock, Disk, Random, SystemRandom};
+use kera_env::{Clock, Disk, Lasting, Lasts, Random, SystemRandom};
 use kera_format::cluster::Roles;
 use kera_format::vlog_replica::LogId;
 use kera_format::{StreamId, level};
@@ -102,6 +102,10 @@ const COMMAND: Duration = Duration::from_secs(1);
 const SIGNAL: Duration = Duration::from_millis(50);
 /// Threads for the connections of other nodes.
 const IO_THREADS: usize = 2;
+/// When it is said that the thread of the coordinators' log takes no turns, and again each time, in microseconds.
+const STUCK_US: u64 = 10_000_000;
+/// A turn of it that has not come for so long does not come, in microseconds.
+const TURN_US: u64 = 2_000_000;
 /// By so much is the thread nicer to itself that sends signs of life, on the scale of `nice`.
 const NICER: i32 = 10;
 /// Settings that all nodes of a cluster share.
@@ -134,6 +138,8 @@ pub(crate) struct Cluster {
     kafka: Arc<KafkaRole>,
     adaptive: AdaptiveConfig,
     adapting: OnceLock<Arc<Adapting>>,
+    /// That the thread of the coordinators' log does not run.
+    stuck: Mutex<Lasting>,
 }
 
 type Answering<'a> = (&'a Arc<BackupRole>, &'a Arc<MovesRole>, &'a Arc<KafkaRole>, &'a Arc<ReturningRole>);
@@ -212,7 +218,7 @@ impl Cluster {
         let (backup, moves) = (Arc::<BackupRole>::default(), Arc::<MovesRole>::default());
         let (kafka, returning) = (Arc::<KafkaRole>::default(), Arc::<ReturningRole>::default());
         let server = listen(config, identity, &group, (&backup, &moves, &kafka, &returning), &runtime, clock)?;
-        drive(&group, &runtime, stop.subscribe());
+        drive(&group, &runtime, clock, stop.subscribe());
         let joining = Joining { config, identity, transport, has_all };
         let epoch = join(&group, &runtime, &joining, single)?;
         let me = (node as u32, epoch);
@@ -253,6 +259,7 @@ impl Cluster {
             kafka,
             adaptive: adaptive_config(config),
             adapting: OnceLock::new(),
+            stuck: Mutex::new(Lasting::new(STUCK_US)),
         });
         Ok(cluster)
     }
@@ -322,6 +329,19 @@ impl Cluster {
         *self.recovery.lock() = Some(recovering);
         feed.begin();
         Ok(())
+    }
+
+    /// Says when the thread of the coordinators' log does not run, which it cannot say itself. To be called about once a second, by another thread.
+    pub(crate) fn look_at_thread(&self) {
+        let is_stuck = !self.is_stopping() && self.group.without_turn_us() > TURN_US;
+        match self.stuck.lock().look(is_stuck, self.clock.monotonic_us()) {
+            Some(Lasts::For(since_us)) => tracing::warn!(
+                seconds = since_us / 1_000_000,
+                "the thread that speaks with the coordinators does not run: this node hears and answers nobody there, and other nodes take over what it owns if they are most of them"
+            ),
+            Some(Lasts::Over) => tracing::info!("the thread that speaks with the coordinators runs again"),
+            None => {}
+        }
     }
 
     /// The [level] of the cluster that is in force.
@@ -519,15 +539,15 @@ fn beat(
 ///
 /// Fences have connections of their own: a backup that cannot answer them, because its first disk stands still, reads no further when it has enough of
 /// them, and what the coordinators say to that node must not wait behind them.
-fn drive(group: &Arc<Group>, runtime: &Handle, stopped: watch::Receiver<bool>) {
+fn drive(group: &Arc<Group>, runtime: &Handle, clock: &Arc<dyn Clock>, stopped: watch::Receiver<bool>) {
     let fencing = Arc::new(RpcTransport::new(runtime.clone()));
     fencing.knows(group);
     runtime.spawn(group.clone().drive(Arc::new(RpcBackups(fencing)), stopped.clone()));
-    let (group, mut stopped) = (group.clone(), stopped);
+    let (group, clock, mut stopped) = (group.clone(), clock.clone(), stopped);
     runtime.spawn(async move {
         tokio::select! {
             _ = stopped.wait_for(|stop| *stop) => {}
-            () = quorum::watch_leader(&group) => {}
+            () = quorum::watch_leader(&group, &*clock) => {}
         }
     });
 }

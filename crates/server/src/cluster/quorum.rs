@@ -6,8 +6,9 @@
 use std::collections::BTreeSet;
 use std::future::Future;
 use std::net::SocketAddr;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use kera_env::{Clock, Lasting, Lasts};
 use kera_protocol::Op;
 use kera_raft::{Group, KnownMember};
 use kera_rpc::{ClientConfig, Connection};
@@ -45,53 +46,32 @@ pub(super) async fn told<T>(group: &Group, node: u32, done: impl Future<Output =
     }
 }
 
-/// Without a leader for so long a node that runs says so, and again each time. An election takes less than a second.
-const LEADERLESS: Duration = Duration::from_secs(10);
+/// When a node that runs says that nothing is decided, and again each time, in microseconds. An election takes less than a second.
+const UNDECIDED_US: u64 = 10_000_000;
 
-/// Says in the log when this node has known no leader for long although it hears most coordinators, and when there is one again. That it does not hear most of
-/// them is said by what it refuses then.
-pub(super) async fn watch_leader(group: &Group) {
-    let mut leaderless = Leaderless::default();
+/// Says in the log when this node has known no leader for long although it hears most coordinators, or leads and is not followed by most of them, and when that is over. That it does not
+/// hear most of them is said by what it refuses then.
+pub(super) async fn watch_leader(group: &Group, clock: &dyn Clock) {
+    let (mut leaderless, mut unfollowed) = (Lasting::new(UNDECIDED_US), Lasting::new(UNDECIDED_US));
     loop {
         tokio::time::sleep(SOON).await;
-        let is_well = group.leader().is_some() || group.lacks_majority().is_some();
-        match leaderless.look(is_well, Instant::now()) {
-            Some(Told::None(since)) => tracing::warn!(
-                seconds = since.as_secs(),
+        let (hears, now_us) = (group.lacks_majority().is_none(), clock.monotonic_us());
+        match leaderless.look(hears && group.leader().is_none(), now_us) {
+            Some(Lasts::For(since_us)) => tracing::warn!(
+                seconds = since_us / 1_000_000,
                 "the coordinators answer and have not agreed on a leader: no lost node is replaced, nothing moves, and no stream is made meanwhile"
             ),
-            Some(Told::Again) => tracing::info!("the coordinators have a leader again"),
+            Some(Lasts::Over) => tracing::info!("the coordinators have a leader again"),
             None => {}
         }
-    }
-}
-
-/// Since when there has been no leader, and when that was said last.
-#[derive(Default)]
-struct Leaderless {
-    since: Option<Instant>,
-    said: Option<Instant>,
-}
-
-#[derive(Debug, PartialEq)]
-enum Told {
-    /// There has been none for so long.
-    None(Duration),
-    Again,
-}
-
-impl Leaderless {
-    fn look(&mut self, has_one: bool, now: Instant) -> Option<Told> {
-        if has_one {
-            self.since = None;
-            return self.said.take().map(|_| Told::Again);
+        match unfollowed.look(hears && !group.is_followed(), now_us) {
+            Some(Lasts::For(since_us)) => tracing::warn!(
+                seconds = since_us / 1_000_000,
+                "this node leads the coordinators, and most of them answer and do not follow it: no lost node is replaced, nothing moves, and no stream is made meanwhile"
+            ),
+            Some(Lasts::Over) => tracing::info!("most coordinators follow this node again, or another one leads"),
+            None => {}
         }
-        let since = *self.since.get_or_insert(now);
-        if now.duration_since(self.said.unwrap_or(since)) < LEADERLESS {
-            return None;
-        }
-        self.said = Some(now);
-        Some(Told::None(now.duration_since(since)))
     }
 }
 
@@ -183,20 +163,6 @@ fn is_reached_at(config: &Config, known: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn that_there_is_no_leader_is_said_when_it_lasts_and_when_it_is_over() {
-        let (began, mut leaderless) = (Instant::now(), Leaderless::default());
-        let mut at = |seconds, has_one| leaderless.look(has_one, began + Duration::from_secs(seconds));
-        assert_eq!(
-            [at(0, false), at(9, false), at(9, true), at(12, false), at(21, false)],
-            [const { None }; 5],
-            "an election"
-        );
-        let none = |seconds| Some(Told::None(Duration::from_secs(seconds)));
-        assert_eq!([at(22, false), at(31, false), at(33, false)], [none(10), None, none(21)]);
-        assert_eq!([at(34, true), at(35, true)], [Some(Told::Again), None]);
-    }
 
     fn three() -> Vec<KnownMember> {
         let one = |node| KnownMember { node, address: format!("127.0.0.1:718{node}"), votes: true };

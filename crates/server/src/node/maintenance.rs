@@ -144,6 +144,9 @@ fn turn(parts: &Parts, doubts: &mut Doubts) {
     parts.log.close_old(wall_ms);
     parts.log.close_idle(wall_ms, i64::try_from(parts.config.writes.idle_close).unwrap_or(i64::MAX));
     parts.readiness.set_problems(problems(parts));
+    if let Some(cluster) = &parts.cluster {
+        cluster.look_at_thread();
+    }
 }
 
 /// That the wall clock is not believed, and what to do. No reason to send clients elsewhere.
