@@ -17,12 +17,25 @@ const DOUBLINGS_MAX: u32 = 3;
 /// It is back to the usual time when it was not wronged for so long.
 const FORGIVEN_US: u64 = 60_000_000;
 
+/// So many times in a row a look that comes late blames a node for nothing. Signs of life come several times between two looks that are late, so one that was heard behind none of these
+/// is not there, and whoever looks is late each time.
+const FORGIVEN_MAX: u32 = 10;
+
 /// The last sign of life of a node's newest incarnation, and since when that is known to take part.
 #[derive(Clone, Copy, Debug)]
 struct Sign {
     epoch: u32,
     at_us: u64,
     since_us: u64,
+    /// Looks that came late since then.
+    forgiven: u32,
+}
+
+impl Sign {
+    /// As if it were heard now, for the first time.
+    fn first(epoch: u32, now_us: u64) -> Sign {
+        Sign { epoch, at_us: now_us, since_us: now_us, forgiven: 0 }
+    }
 }
 
 /// A node whose young incarnations were taken for lost and were alive.
@@ -68,18 +81,19 @@ impl Detector {
             let wronged = self.wronged.entry(node).or_insert(Wronged { times: 0, last_us: now_us });
             *wronged = Wronged { times: (wronged.times + 1).min(DOUBLINGS_MAX), last_us: now_us };
         }
-        let sign = self.heard.entry(node).or_insert(Sign { epoch, at_us: now_us, since_us: now_us });
+        let sign = self.heard.entry(node).or_insert(Sign::first(epoch, now_us));
         if epoch > sign.epoch {
-            *sign = Sign { epoch, at_us: sign.at_us.max(now_us), since_us: now_us };
-        } else if epoch == sign.epoch {
-            sign.at_us = sign.at_us.max(now_us);
+            *sign = Sign { at_us: sign.at_us.max(now_us), ..Sign::first(epoch, now_us) };
+        } else if epoch == sign.epoch && now_us > sign.at_us {
+            (sign.at_us, sign.forgiven) = (now_us, 0);
         }
     }
 
     /// Of the incarnations that take part, those that have been silent for too long. One that nobody has heard of yet, because it
     /// has just joined or the leader has just become one, is given the whole time from now on.
     ///
-    /// A leader that has not looked for long, because it did not run itself, blames nobody for that.
+    /// A leader that has not looked for long, because it did not run itself, blames nobody for that. But one that is always late, as where its work takes long or it is given little of a
+    /// processor, would never blame anybody: after some late looks in a row behind which a node was not heard it is taken for what it is.
     pub fn lost(&mut self, live: &[(NodeNumber, u32)], now_us: u64) -> Vec<(NodeNumber, u32)> {
         let slept = now_us.saturating_sub(self.looked_us) > self.lost_after_us / 2;
         self.looked_us = now_us;
@@ -87,11 +101,11 @@ impl Detector {
         self.wronged.retain(|_, wronged| now_us.saturating_sub(wronged.last_us) < FORGIVEN_US);
         let mut lost = Vec::new();
         for &(node, epoch) in live {
-            let sign = self.heard.entry(node).or_insert(Sign { epoch, at_us: now_us, since_us: now_us });
+            let sign = self.heard.entry(node).or_insert(Sign::first(epoch, now_us));
             if sign.epoch < epoch {
-                *sign = Sign { epoch, at_us: now_us, since_us: now_us };
-            } else if slept {
-                sign.at_us = now_us;
+                *sign = Sign::first(epoch, now_us);
+            } else if slept && sign.forgiven < FORGIVEN_MAX {
+                (sign.at_us, sign.forgiven) = (now_us, sign.forgiven + 1);
             }
             let patience_us = self.lost_after_us << self.wronged.get(&node).map_or(0, |wronged| wronged.times);
             if sign.epoch != epoch || now_us.saturating_sub(sign.at_us) <= patience_us {
@@ -147,6 +161,25 @@ mod tests {
         watch(&mut detector, 1000, 2000, &LIVE);
         assert_eq!(detector.lost(&LIVE, 60_000_000), []);
         assert_eq!(watch(&mut detector, 60_050, 62_000, &LIVE), []);
+    }
+
+    /// Each turn of its work takes longer than half the time in which a node may be silent.
+    #[test]
+    fn a_leader_that_is_always_late_blames_who_is_gone_and_nobody_who_is_heard() {
+        let mut detector = Detector::new(LOST_AFTER_MS);
+        watch(&mut detector, 1_000, 2_000, &LIVE);
+        let mut lost = Vec::new();
+        for ms in (2_300..20_000).step_by(300) {
+            detector.heard(1, 1, ms * 1000 - 1);
+            // What it has heard of before is told at each look.
+            detector.heard(2, 5, 1_900_000);
+            lost.extend(detector.lost(&LIVE, ms * 1000).into_iter().map(|(node, _)| (ms, node)));
+        }
+        assert!(lost.first().is_some_and(|(ms, _)| *ms > 5_000 && *ms < 7_000), "{lost:?}");
+        assert!(lost.iter().all(|(_, node)| *node == 2), "{lost:?}");
+        // It is back, and forgiven as before.
+        detector.heard(2, 5, 19_900_000);
+        assert_eq!(detector.lost(&LIVE, 20_300_000), []);
     }
 
     #[test]
