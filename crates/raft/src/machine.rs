@@ -258,9 +258,16 @@ impl RaftStateMachine<TypeConfig> for Machine {
         Ok(())
     }
 
+    /// Read on another thread: the one that this runs on says that the node lives and leads. It would say so no more for as long as a large snapshot takes, or without end where the disk does
+    /// not answer, and whoever leads next has to send the same one.
     async fn get_current_snapshot(&mut self) -> Result<Option<Snapshot<TypeConfig>>, StorageError<u64>> {
-        let found = snapshot::read_newest(&**self.folder.disk()).map_err(Machine::failed)?;
-        Ok(found.map(|(loaded, bytes)| Snapshot { meta: loaded.meta(), snapshot: Box::new(bytes) }))
+        let folder = self.folder.clone();
+        let read = move || -> io::Result<Option<Snapshot<TypeConfig>>> {
+            let found = snapshot::read_newest(&**folder.disk())?;
+            Ok(found.map(|(loaded, bytes)| Snapshot { meta: loaded.meta(), snapshot: Box::new(bytes) }))
+        };
+        let found = tokio::task::spawn_blocking(read).await.map_err(io::Error::other).flatten();
+        found.map_err(Machine::failed)
     }
 }
 
@@ -281,12 +288,70 @@ impl RaftSnapshotBuilder<TypeConfig> for Machine {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
     use std::sync::atomic::Ordering;
+    use std::thread::{self, ThreadId};
 
-    use kera_env::MemoryDisk;
+    use kera_env::{DirectIo, Disk, DiskFile, MemoryDisk, OpenMode};
     use openraft::{CommittedLeaderId, LogId};
 
     use super::*;
+
+    /// Notes who opens files to read them.
+    #[derive(Debug, Default)]
+    struct Noting {
+        inner: MemoryDisk,
+        readers: Mutex<Vec<ThreadId>>,
+    }
+
+    impl Disk for Noting {
+        fn open(&self, path: &str, mode: OpenMode, direct: bool) -> io::Result<Arc<dyn DiskFile>> {
+            self.readers.lock().push(thread::current().id());
+            self.inner.open(path, mode, direct)
+        }
+        fn list(&self, dir: &str) -> io::Result<Vec<String>> {
+            self.readers.lock().push(thread::current().id());
+            self.inner.list(dir)
+        }
+        fn remove(&self, path: &str) -> io::Result<()> {
+            self.inner.remove(path)
+        }
+        fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+            self.inner.rename(from, to)
+        }
+        fn create_dir_all(&self, dir: &str) -> io::Result<()> {
+            self.inner.create_dir_all(dir)
+        }
+        fn sync_dir(&self, dir: &str) -> io::Result<()> {
+            self.inner.sync_dir(dir)
+        }
+        fn free_bytes(&self) -> io::Result<u64> {
+            self.inner.free_bytes()
+        }
+        fn root(&self) -> &Path {
+            self.inner.root()
+        }
+        fn direct_io(&self) -> DirectIo {
+            self.inner.direct_io()
+        }
+    }
+
+    #[test]
+    fn the_thread_that_says_that_a_node_lives_waits_for_no_snapshot_that_is_read() {
+        let disk = Arc::new(Noting::default());
+        let mut machine = Machine::open(crate::file::folder(disk.clone()), [1; 16], Arc::default()).unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let entry = Entry { log_id: LogId::new(CommittedLeaderId::new(1, 1), 1), payload: EntryPayload::Blank };
+        let found = runtime.block_on(async {
+            machine.apply([entry]).await.unwrap();
+            machine.build_snapshot().await.unwrap();
+            disk.readers.lock().clear();
+            machine.get_current_snapshot().await.unwrap()
+        });
+        assert_eq!(found.and_then(|found| found.meta.last_log_id).map(|place| place.index), Some(1));
+        let readers = disk.readers.lock();
+        assert!(!readers.is_empty() && !readers.contains(&thread::current().id()));
+    }
 
     /// A snapshot that is there no more because the next one is: who asks for the newest gets that.
     #[test]
