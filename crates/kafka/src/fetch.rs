@@ -636,14 +636,16 @@ fn read(core: &mut Core, lane: &Arc<Lane>, asked: &FetchPartition, committed: bo
     }
     let (mut offset, left, mut next) = (offset, Left { bytes: budget, ..left }, None);
     if let Some(shared) = shared.filter(|shared| offset < shared.present_first(lane)) {
-        let (stream, from) = (lane.stream_id().0, core.passed_to(lane.stream_id().0, asked.partition, offset));
-        match read_older(core, lane, &shared, version, from..end, left, &mut found) {
+        let stream = lane.stream_id().0;
+        let from = core.passed_to(stream, asked.partition, offset);
+        let older = read_older(core, lane, &shared, version, from..end, left, &mut found);
+        if let Older::Here(to) | Older::Nothing(to) = older {
+            core.remember_passed(stream, asked.partition, offset, to);
+        }
+        match older {
             Older::Here(from) => offset = from,
             Older::Done(next_offset) => next = Some(next_offset),
-            Older::Nothing(to) => {
-                core.remember_passed(stream, asked.partition, offset, to);
-                return found;
-            }
+            Older::Nothing(_) => return found,
         }
     }
     let next = next.or_else(|| read_present(core, lane, asked.partition, version, offset..end, left, &mut found));

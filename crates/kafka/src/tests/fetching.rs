@@ -7,14 +7,16 @@ use std::time::Duration;
 use kera_format::chunk::{ChunkTarget, NO_TIMESTAMP};
 use kera_format::record::REMOVED_RECORD;
 use kera_format::{CHUNK_HEADER_BYTES, ChunkBuilder, ChunkView, Compression, Record, StreamletId};
-use kera_protocol::Owner;
 use kera_protocol::admin::StreamRef;
 use kera_protocol::placement::OlderGroups;
+use kera_protocol::{AvailableGroups, GroupList, Owner};
 
 use super::parts::{ME, OTHER, owner, together};
+use super::transactions::owners::{Asked, bytes};
 use super::transactions::{NOW_MS, World, topic};
 use super::*;
 use crate::batch::tests::MADE;
+use crate::older::Shared;
 
 impl World {
     /// Appends one batch of so many bytes, more or less.
@@ -339,26 +341,54 @@ fn a_reader_passes_once_over_batches_of_which_only_places_are_left() {
     assert!(world.fetched_of(all, 1 << 20, &[("t", 0)])[0] > 0, "what comes behind them is found");
 }
 
-/// What a node has of a partition from before another one had it is read in the same way.
-#[test]
-fn a_reader_of_what_was_written_before_passes_once_over_batches_of_which_only_places_are_left() {
-    const CHUNKS: usize = 20;
+/// A node that has a partition again which another one had meanwhile. From before that it has so many batches of which only places are left.
+fn with_removed_before(chunks: usize) -> World {
     let mut world = World::new();
     let (broker, coordinator) = together(&world);
     let stream = coordinator.stream(&StreamRef::Name("t".into())).unwrap().id;
     broker.place_stream(1, stream, vec![owner(ME, 5), owner(ME, 5)]).unwrap();
     (0..2).for_each(|streamlet| broker.open_streamlet(stream, StreamletId(streamlet), 5, None).unwrap());
     world.restart();
-    (0..CHUNKS).for_each(|_| world.put_removed("t", 0));
+    (0..chunks).for_each(|_| world.put_removed("t", 0));
     broker.set_owner(2, stream, StreamletId(0), owner(OTHER, 7)).unwrap();
     let older = [(5, ME), (7, OTHER)].map(|(first_epoch, node)| OlderGroups { first_epoch, node });
     broker.set_owner(3, stream, StreamletId(0), Owner { older: older.to_vec(), ..owner(ME, 9) }).unwrap();
     broker.open_streamlet(stream, StreamletId(0), 9, None).unwrap();
+    world
+}
+
+/// What a node has of a partition from before another one had it is read in the same way.
+#[test]
+fn a_reader_of_what_was_written_before_passes_once_over_batches_of_which_only_places_are_left() {
+    const CHUNKS: usize = 20;
+    let mut world = with_removed_before(CHUNKS);
     let before = MADE.get();
     for _ in 0..3 {
         assert_eq!(world.fetched_of((0, 1 << 20), 1 << 20, &[("t", 0)]), [0]);
     }
     assert_eq!(MADE.get() - before, CHUNKS, "each was looked at once");
+}
+
+/// While it waits for what the present owner has, nothing of what was written before is looked at again.
+#[test]
+fn a_reader_that_has_passed_over_what_was_written_before_goes_on_at_the_present_owner() {
+    const CHUNKS: usize = 20;
+    let mut world = with_removed_before(CHUNKS);
+    world.put_removed("t", 0);
+    let (door, asked) = (world.running().door.clone(), Arc::new(Asked::default()));
+    door.set_others(asked.clone());
+    // The other node has nothing of it, and that is known before the first look.
+    let lane = door.topic(&door.info("t").unwrap()).unwrap().lane(0).unwrap().clone();
+    assert_eq!(Shared::of(&door, &lane).unwrap().first(&door, &lane), Some(0));
+    let questions = asked.take::<AvailableGroups>();
+    assert_eq!(questions.len(), 1);
+    questions.into_iter().for_each(|(_, done)| done(bytes(&GroupList { groups: Vec::new(), more: false })));
+    world.nodes();
+    let before = MADE.get();
+    for _ in 0..3 {
+        assert_eq!(world.fetched_of((0, 1 << 20), 1 << 20, &[("t", 0)]), [0]);
+    }
+    assert_eq!(MADE.get() - before, CHUNKS + 1, "each was looked at once");
 }
 
 /// As under transactions that run for long: lanes move, and there is nothing to read for readers of committed records.

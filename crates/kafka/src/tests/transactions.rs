@@ -4,7 +4,7 @@
 mod coordinating;
 mod damaged;
 mod founding;
-mod owners;
+pub(super) mod owners;
 
 use std::collections::{BTreeMap, BTreeSet};
 

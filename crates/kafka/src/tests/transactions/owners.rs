@@ -26,7 +26,7 @@ const OWNER: u32 = 3;
 
 /// What the node has asked, until it is answered.
 #[derive(Default)]
-pub(super) struct Asked(Mutex<Vec<(kera_protocol::Op, Vec<u8>, Answered)>>);
+pub(in crate::tests) struct Asked(Mutex<Vec<(kera_protocol::Op, Vec<u8>, Answered)>>);
 
 impl OtherNodes for Asked {
     fn leading_coordinator(&self) -> Option<u32> {
@@ -58,7 +58,7 @@ impl OtherNodes for Asked {
 
 impl Asked {
     /// Takes the questions of a kind.
-    pub(super) fn take<M: Message>(&self) -> Vec<(M, Answered)> {
+    pub(in crate::tests) fn take<M: Message>(&self) -> Vec<(M, Answered)> {
         let all = std::mem::take(&mut *self.0.lock());
         let (these, others) = all.into_iter().partition(|(op, ..)| *op == M::OP);
         *self.0.lock() = others;
@@ -67,7 +67,7 @@ impl Asked {
     }
 }
 
-pub(super) fn bytes<B: Body>(body: &B) -> Result<Vec<u8>, String> {
+pub(in crate::tests) fn bytes<B: Body>(body: &B) -> Result<Vec<u8>, String> {
     let mut bytes = Vec::new();
     body.encode(1, &mut bytes);
     Ok(bytes)
@@ -105,7 +105,7 @@ fn held() -> TransactionsHeld {
 
 impl World {
     /// What has come for the node's thread is done.
-    pub(super) fn nodes(&mut self) {
+    pub(in crate::tests) fn nodes(&mut self) {
         let Running { door, waiting, .. } = self.running();
         while waiting.node_work.go_on(door) > 0 {}
     }
