@@ -20,9 +20,11 @@ use crate::units::human_bytes;
 /// That a streamlet comes near to where it cannot move any more, and what to do.
 fn takes_much_along(stream: &str, streamlet: u32, bytes: usize) -> String {
     let (bytes, most) = (human_bytes(bytes as u64), human_bytes(HANDED_LARGE_BYTES_MAX as u64));
+    let positions = human_bytes((HANDED_LARGE_BYTES_MAX / 4 * 3) as u64);
     format!(
-        "{stream}/{streamlet} would take {bytes} along if it moved, for its lanes and for how far applications are in it, and {most} is the most: with more it \
-         stays where it is; delete applications that are not used any more, or write to a stream with more streamlets and fewer lanes"
+        "{stream}/{streamlet} would take {bytes} along if it moved, for its lanes and for how far applications are in it, and {most} is the most, of which \
+         {positions} may be for applications: with more it stays where it is; delete applications that are not used any more, or write to a stream with more \
+         streamlets and fewer lanes"
     )
 }
 
@@ -231,6 +233,6 @@ mod tests {
     fn what_is_said_of_a_streamlet_that_takes_much_along_names_it_and_how_near_it_is() {
         let said = takes_much_along("payments", 3, 300 << 10);
         assert!(said.starts_with("payments/3 would take 300 KiB along"), "{said}");
-        assert!(said.contains("512 KiB is the most"), "{said}");
+        assert!(said.contains("512 KiB is the most, of which 384 KiB may be for applications"), "{said}");
     }
 }
