@@ -602,7 +602,9 @@ fn read(core: &mut Core, lane: &Arc<Lane>, asked: &FetchPartition, committed: bo
     let version = lane.version();
     let durable = lane.durable_ordinal();
     let transactions = core.door.transactions.partitions.get(lane.stream_id(), asked.partition);
-    let shared = Shared::of(&core.door, lane);
+    let Ok(shared) = Shared::of(&core.door, lane) else {
+        return Found::refused(ResponseError::NotLeaderOrFollower);
+    };
     let log_start = start_of(core, lane, shared.as_ref()).min(durable);
     let stable = match transactions.as_ref().map_or(Some(durable), |of| stable_end(of, durable)) {
         // What is deleted of a transaction that runs holds nobody back.

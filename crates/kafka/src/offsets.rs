@@ -263,7 +263,8 @@ fn told_partition(
 
 /// What is known of the groups that other nodes have of a lane.
 fn older_groups(door: &Door, lane: &Arc<Lane>) -> Vec<Group> {
-    Shared::of(door, lane).map_or_else(Vec::new, |shared| shared.groups(door, lane))
+    let shared = Shared::of(door, lane).ok().flatten();
+    shared.map_or_else(Vec::new, |shared| shared.groups(door, lane))
 }
 
 /// What a partition's lookup comes to, as far as there is something `left` to look at; and whether other nodes have had the partition.
@@ -294,7 +295,9 @@ fn look(
         durable
     };
     let plain = |offset: u64| Told::At { timestamp: -1, offset: offset.cast_signed() };
-    let shared = Shared::of(door, lane);
+    let Ok(shared) = Shared::of(door, lane) else {
+        return (Told::Error(ResponseError::NotLeaderOrFollower), false);
+    };
     let version = lane.version();
     let told = match (asked.timestamp, &shared) {
         (LATEST, _) => plain(end),

@@ -149,9 +149,10 @@ pub(crate) fn delete_records(door: &Door, asked: &DeleteRecordsRequest) -> (Dele
             let Some(wanted) = wanted.filter(|wanted| *wanted <= end) else {
                 return refused(ResponseError::OffsetOutOfRange);
             };
+            let Ok(shared) = Shared::of(door, lane) else { return refused(ResponseError::NotLeaderOrFollower) };
             lanes.push((lane.clone(), wanted));
             // Where it begins at other nodes is known if somebody has read there.
-            let first = match Shared::of(door, lane) {
+            let first = match shared {
                 None => Some(first_offset(lane)),
                 Some(shared) => shared.first(door, lane),
             };

@@ -36,6 +36,9 @@ pub(crate) struct Shared {
     me: u32,
 }
 
+/// A partition has another owner by now: what is here of it is not all, and this node does not look for the rest.
+pub(crate) struct NotOwner;
+
 /// A group with records of an epoch before the present owner's.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Group {
@@ -85,15 +88,22 @@ pub(crate) enum Time {
 }
 
 impl Shared {
-    /// `None` for nearly all lanes.
-    pub(crate) fn of(door: &Door, lane: &Lane) -> Option<Shared> {
+    /// `None` for nearly all lanes: all that there is of them is here.
+    ///
+    /// That the lane was open here a moment ago does not say whose it is now: the table of owners names another one before the lane hears of it. Whoever went on with what is here would
+    /// tell of a partition that begins where this node's groups do, and its readers would pass over older ones.
+    pub(crate) fn of(door: &Door, lane: &Lane) -> Result<Option<Shared>, NotOwner> {
         if lane.is_plain() {
-            return None;
+            return Ok(None);
         }
         let ownership = door.broker.ownership();
-        let (me, owner) = (ownership.node(), ownership.owner(lane.stream_id(), lane.streamlet_id())?);
+        let me = ownership.node();
+        let Some(owner) = ownership.owner(lane.stream_id(), lane.streamlet_id()) else { return Ok(None) };
+        if owner.node != me {
+            return Err(NotOwner);
+        }
         let elsewhere = owner.older.iter().any(|older| older.node != me && older.node != 0);
-        (owner.node == me && elsewhere).then_some(Shared { owner, me })
+        Ok(elsewhere.then_some(Shared { owner, me }))
     }
 
     /// The first offset of the present owner.

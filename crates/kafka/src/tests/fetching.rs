@@ -379,7 +379,7 @@ fn a_reader_that_has_passed_over_what_was_written_before_goes_on_at_the_present_
     door.set_others(asked.clone());
     // The other node has nothing of it, and that is known before the first look.
     let lane = door.topic(&door.info("t").unwrap()).unwrap().lane(0).unwrap().clone();
-    assert_eq!(Shared::of(&door, &lane).unwrap().first(&door, &lane), Some(0));
+    assert_eq!(Shared::of(&door, &lane).unwrap().unwrap().first(&door, &lane), Some(0));
     let questions = asked.take::<AvailableGroups>();
     assert_eq!(questions.len(), 1);
     questions.into_iter().for_each(|(_, done)| done(bytes(&GroupList { groups: Vec::new(), more: false })));
@@ -389,6 +389,24 @@ fn a_reader_that_has_passed_over_what_was_written_before_goes_on_at_the_present_
         assert_eq!(world.fetched_of((0, 1 << 20), 1 << 20, &[("t", 0)]), [0]);
     }
     assert_eq!(MADE.get() - before, CHUNKS + 1, "each was looked at once");
+}
+
+/// It was the owner when the request came. What it has of the partition would look like all of it, and its readers would begin behind what another node has.
+#[test]
+fn a_node_that_a_partition_leaves_while_it_looks_does_not_take_what_it_has_for_all() {
+    let mut world = World::new();
+    let (broker, coordinator) = together(&world);
+    let stream = coordinator.stream(&StreamRef::Name("t".into())).unwrap().id;
+    broker.place_stream(1, stream, vec![owner(ME, 5), owner(ME, 5)]).unwrap();
+    (0..2).for_each(|streamlet| broker.open_streamlet(stream, StreamletId(streamlet), 5, None).unwrap());
+    world.restart();
+    let older = || vec![OlderGroups { first_epoch: 3, node: OTHER }];
+    broker.set_owner(2, stream, StreamletId(0), Owner { older: older(), ..owner(ME, 5) }).unwrap();
+    let door = world.running().door.clone();
+    let lane = door.topic(&door.info("t").unwrap()).unwrap().lane(0).unwrap().clone();
+    assert!(matches!(Shared::of(&door, &lane), Ok(Some(_))));
+    broker.set_owner(3, stream, StreamletId(0), Owner { older: older(), ..owner(OTHER, 7) }).unwrap();
+    assert!(Shared::of(&door, &lane).is_err());
 }
 
 /// As under transactions that run for long: lanes move, and there is nothing to read for readers of committed records.
