@@ -96,15 +96,31 @@ impl LaneGroups<'_> {
     }
 }
 
-/// Merges the groups of a streamlet's lanes by id.
 fn available_groups(core: &mut Core, message: &AvailableGroups) -> Result<GroupList, Failure> {
     let streamlet = core.streams.streamlet(&core.broker, message.stream, message.streamlet)?;
-    let ownership = core.broker.ownership();
+    groups_while(core.broker.ownership(), streamlet, message, || ())
+}
+
+/// Merges the groups of a streamlet's lanes by id.
+///
+/// Who has some of them has to be the same before the look at them and behind it. Who leaves groups to another node has the table of owners say so first, and then has them go:
+/// whoever was told of what is left would take the others for removed, and pass over them. `meanwhile` is for tests: it comes in front of the look.
+fn groups_while(
+    ownership: &Ownership,
+    streamlet: &Arc<Streamlet>,
+    message: &AvailableGroups,
+    meanwhile: impl FnOnce(),
+) -> Result<GroupList, Failure> {
+    let owner = ownership.owner(message.stream, message.streamlet);
+    let not_owner = || {
+        let hint = ownership.hint(message.stream, message.streamlet);
+        Failure::not_owner(message.stream, message.streamlet, hint)
+    };
     if !ownership.has_some(message.stream, message.streamlet) {
         // Whoever asks has heard something that this node has not, or looked at the owners too long ago: nothing would look like no record.
-        let hint = ownership.hint(message.stream, message.streamlet);
-        return Err(Failure::not_owner(message.stream, message.streamlet, hint));
+        return Err(not_owner());
     }
+    meanwhile();
     let limit = page(message.limit);
     let mut lanes: Vec<LaneGroups<'_>> =
         streamlet.lanes().map(|lane| LaneGroups { lane, window: VecDeque::new() }).collect();
@@ -115,7 +131,7 @@ fn available_groups(core: &mut Core, message: &AvailableGroups) -> Result<GroupL
         next.extend(heads[at].as_ref().map(|group| Reverse((group.id, at))));
     }
     // What came here from the logs of lost nodes and is held by another node is read there, as far as that one still has it.
-    let is_here = read_here(core.broker.ownership(), message.stream, message.streamlet);
+    let is_here = read_here(ownership, message.stream, message.streamlet);
     let mut groups = Vec::new();
     while groups.len() < limit {
         let Some(Reverse((id, at))) = next.pop() else { break };
@@ -124,6 +140,9 @@ fn available_groups(core: &mut Core, message: &AvailableGroups) -> Result<GroupL
         }
         heads[at] = lanes[at].next(id);
         next.extend(heads[at].as_ref().map(|group| Reverse((group.id, at))));
+    }
+    if ownership.owner(message.stream, message.streamlet) != owner {
+        return Err(not_owner());
     }
     Ok(GroupList { groups, more: !next.is_empty() })
 }
@@ -410,5 +429,20 @@ pub(crate) mod tests {
             Ok(Looked::Loading(_)) => panic!("it is in memory"),
             Err(failure) => Err(failure.status),
         }
+    }
+
+    /// The owner epochs of the groups that a node tells of if, between its look at the owners and its look at the groups, `meanwhile` happens.
+    pub(crate) fn groups_meanwhile(
+        broker: &crate::Broker,
+        (stream, streamlet): (StreamId, StreamletId),
+        meanwhile: &dyn Fn(),
+    ) -> Result<Vec<u32>, Status> {
+        let found = broker.log().stream(stream).expect("a stream");
+        let place = found.streamlet(streamlet).expect("a streamlet");
+        let asked = AvailableGroups { stream, streamlet, after: GroupId::NONE, limit: 0 };
+        let told = groups_while(broker.ownership(), place, &asked, meanwhile).map_err(|failure| failure.status)?;
+        let mut epochs: Vec<u32> = told.groups.iter().map(|group| group.group.epoch()).collect();
+        epochs.dedup();
+        Ok(epochs)
     }
 }

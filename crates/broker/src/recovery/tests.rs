@@ -21,7 +21,7 @@ use parking_lot::{Condvar, Mutex};
 use super::returned::NotTaken;
 use super::*;
 use crate::config::BrokerConfig;
-use crate::groups::tests::look_up_meanwhile;
+use crate::groups::tests::{groups_meanwhile, look_up_meanwhile};
 use crate::moved::Reading;
 use crate::moved::tests::read_meanwhile;
 
@@ -351,6 +351,25 @@ fn a_reader_that_comes_while_groups_leave_is_sent_after_them() {
     };
     let reading = read_meanwhile(&next.broker, &lane, cursor, &leaves);
     assert!(matches!(reading, Reading::Elsewhere(at) if at == cursor), "{reading:?}");
+}
+
+/// Nor is whoever asks which groups there are told of those that stay, as if these were all.
+#[test]
+fn who_asks_for_groups_while_some_leave_is_not_told_of_the_others_alone() {
+    let (_, memory, logs) = lost_node();
+    let next = Node::new(2);
+    next.is_owner(2, 3);
+    let rebuild = next.broker.take_over(&[(STREAM, X, 3)], &logs, &memory).expect("taken over");
+    next.broker.rebuild(&rebuild, &logs, &memory, &RecoveryProgress::default()).expect("rebuilt");
+    next.append(10);
+    let leaves = || {
+        let older = vec![OlderGroups { first_epoch: 1, node: 1 }];
+        next.broker.set_owner(4, STREAM, X, Owner { node: 2, epoch: 3, older }).expect("a streamlet");
+        assert!(next.broker.leave_to_holder(STREAM, X) > 0);
+    };
+    assert_eq!(groups_meanwhile(&next.broker, (STREAM, X), &|| ()), Ok(vec![2, 3]));
+    assert_eq!(groups_meanwhile(&next.broker, (STREAM, X), &leaves), Err(Status::NotOwner));
+    assert_eq!(groups_meanwhile(&next.broker, (STREAM, X), &|| ()), Ok(vec![3]));
 }
 
 /// A lane that is taken over is empty for a moment. Whoever has looked at it then is not told that it begins, or ends, there because it is open when that is asked.
