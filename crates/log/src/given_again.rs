@@ -142,7 +142,8 @@ impl Log {
     }
 }
 
-/// Segments in front of one that begins with the same ordinal or a lower one, in the lane's order; and those without a record that say less than what is in front of them.
+/// Segments in front of one that begins with the same ordinal or a lower one, in the lane's order; of those without a record, which may end where the next one begins, those in front
+/// of one that begins with a lower one, and those that say less than what is in front of them.
 fn found_given_again(state: &LaneState) -> Vec<At> {
     let of = |at: At| {
         let Summary { base_ordinal, next_ordinal, .. } = state.chain.slot(at).summary();
@@ -150,7 +151,11 @@ fn found_given_again(state: &LaneState) -> Vec<At> {
     };
     let all: Vec<(At, Range<u64>)> = state.chain.from(state.chain.first()).map(of).collect();
     let (mut begins, mut goes) = (u64::MAX, vec![false; all.len()]);
-    for ((_, ordinals), goes) in all.iter().zip(&mut goes).rev().filter(|((_, ordinals), _)| !ordinals.is_empty()) {
+    for ((_, ordinals), goes) in all.iter().zip(&mut goes).rev() {
+        if ordinals.is_empty() {
+            *goes = ordinals.start > begins;
+            continue;
+        }
         *goes = ordinals.start >= begins;
         begins = begins.min(ordinals.start);
     }
@@ -195,6 +200,10 @@ impl Lane {
         }
         if gone.is_empty() {
             return None;
+        }
+        if left_out.is_some() {
+            // What it told of its producers may have made needless what segments in front of it tell.
+            state.producers.set_forgot();
         }
         self.release_gone(guard, gone);
         left_out.map(|ordinals| {

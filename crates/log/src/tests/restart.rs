@@ -456,6 +456,61 @@ fn what_a_start_could_not_read_on_disk_does_not_come_back_once_its_ordinals_were
     }
 }
 
+/// Retention has left nothing of a lane but a segment without records, which says where it goes on.
+#[test]
+fn an_end_that_a_start_could_not_read_does_not_stand_in_front_of_ordinals_that_were_given_again() {
+    let kept = StreamOptions { retention_ms: Some(1_000), ..options() };
+    let (node, store) = node_with(kept.clone(), 8 << 20).with_store();
+    fill(&node.lane(), 0..6, 30_000);
+    node.log.close_all();
+    store.persist_all(&node.log);
+    assert_eq!(node.log.retain(9_000), 2);
+    let end: Vec<StoredSegment> = store.persist_all(&node.log).into_iter().map(|(of, _)| of).collect();
+    assert_eq!((node.log.retain(9_000), node.lane().earliest().1), (1, 6));
+    assert_eq!((end.len(), end[0].header.base_ordinal, end[0].progress.next_ordinal), (1, 6, 6));
+    std::fs::remove_file(arena_config(&node.dir, 0).path).unwrap();
+    drop(store);
+    let (node, segments, _) = restart(node, kept.clone());
+    node.log.recover(Vec::new(), segments);
+    assert_eq!(node.log.finish_recovery(1), [""; 0]);
+    fill(&node.lane(), 0..3, 100);
+    let (node, segments, _) = restart(node, kept);
+    let (node, store) = node.with_store();
+    assert_eq!(node.log.recover(end.clone(), segments).problems, [""; 0], "nothing is lost with it");
+    assert_eq!(node.log.finish_recovery(2), [""; 0]);
+    assert_eq!(*store.released.lock(), [end[0].header.id]);
+    let lane = node.lane();
+    assert_eq!((lane.earliest().1, lane.next_ordinal()), (0, 3));
+    assert_eq!(ordinals(&lane.read(start(), 1 << 20, true).unwrap()), [0, 1, 2]);
+}
+
+/// What was left out told of a producer what made needless what is in front of it. It is not held to what nobody knows any more.
+#[test]
+fn a_producer_whose_last_records_are_left_out_goes_on() {
+    let (node, store) = node().with_store();
+    append(&node.lane(), &chunk(0, 30_000), 0).unwrap();
+    append(&node.lane(), &chunk_of(8, 0, 0, 30_000), 0).unwrap();
+    fill(&node.lane(), 1..7, 30_000);
+    node.log.close_all();
+    let mut stored: Vec<StoredSegment> = store.persist_all(&node.log).into_iter().map(|(of, _)| of).collect();
+    assert_eq!((stored.len(), stored[0].producers.len()), (4, 2));
+    std::fs::remove_file(arena_config(&node.dir, 0).path).unwrap();
+    drop(store);
+    let (node, segments, _) = restart(node, options());
+    let (node, store) = node.with_store();
+    node.log.recover(stored[..1].to_vec(), segments);
+    assert_eq!(node.log.finish_recovery(1), [""; 0]);
+    assert_eq!(append(&node.lane(), &chunk_of(8, 0, 1, 100), 1).map(|of| of.base_ordinal), Ok(2));
+    drop(store);
+    let (node, segments, _) = restart(node, options());
+    let (node, _store) = node.with_store();
+    // As a start leaves it that has found five later ones of the same producer.
+    stored[0].producers.remove(0);
+    assert_eq!(node.log.recover(stored, segments).problems.len(), 1);
+    assert_eq!(node.log.finish_recovery(2), [""; 0]);
+    assert_eq!(append(&node.lane(), &chunk(7, 100), 9).map(|of| of.base_ordinal), Ok(3));
+}
+
 /// The power goes before anything is stored, so that what was given again comes from a virtual log as well: behind what it takes the place of.
 #[test]
 fn what_no_start_read_goes_again_when_what_has_its_ordinals_comes_behind_it() {
