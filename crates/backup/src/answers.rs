@@ -153,7 +153,8 @@ impl Backup {
     pub(crate) fn gather(&self, gathering: &mut Gathering) -> Result<(), BackupError> {
         let Some(part) = gathering.left.pop_front() else { return Ok(()) };
         let (from, through) = gathering.blocks;
-        let footer = self.noticed(gathering.log, &part, self.footer(gathering.log, &part, from, through))?;
+        let blocks = (from.max(part.first), through.min(part.last));
+        let footer = self.noticed(gathering.log, &part, blocks, self.footer(gathering.log, &part, from, through))?;
         let Gathering { wanted, lanes, .. } = gathering;
         let is_wanted = |stream, streamlet| wanted.is_empty() || wanted.contains(&StreamletRef { stream, streamlet });
         for run in footer.segments.into_iter().filter(|run| is_wanted(run.stream, run.streamlet)) {
@@ -284,7 +285,9 @@ impl Backup {
     pub(crate) fn read_on(&self, reading: &mut Reading) -> Result<(), BackupError> {
         let Some(part) = reading.left.pop_front() else { return Ok(()) };
         let read = self.read_file(reading, &part);
-        self.noticed(reading.log, &part, read)
+        // The one that did not read back, if one did not.
+        let block = reading.read.next_block;
+        self.noticed(reading.log, &part, (block, block), read)
     }
 
     fn read_file(&self, reading: &mut Reading, part: &FilePart) -> Result<(), BackupError> {

@@ -83,16 +83,17 @@ impl Backup {
         self.note_read(log, part, self.read_back(log, part));
     }
 
-    /// Passes on what came of reading from a file for somebody. If a block did not read back, the file is looked through at once: its owner is told of the loss as of any that is
-    /// found here, and may have the block copied again before the next round comes to it.
+    /// Passes on what came of reading blocks of a file for somebody, from the first to the last of `blocks`. If one did not read back, the file is looked through at once: its owner is
+    /// told of the loss as of any that is found here, and may have the block copied again before the next round comes to it.
     pub(crate) fn noticed<T>(
         &self,
         log: LogId,
         part: &FilePart,
+        blocks: (u64, u64),
         read: Result<T, BackupError>,
     ) -> Result<T, BackupError> {
         if read.as_ref().is_err_and(|error| error.status == Status::SegmentUnreadable)
-            && !self.is_known_damaged(log, part)
+            && !self.is_known_damaged(log, blocks)
             && let Ok(found) = self.read_back(log, part)
         {
             self.note_read(log, part, Ok(found));
@@ -100,11 +101,12 @@ impl Backup {
         read
     }
 
-    /// Whether damage in a file was found since the start: whoever asks again for what is there does not have all of it read anew.
-    fn is_known_damaged(&self, log: LogId, part: &FilePart) -> bool {
+    /// Whether damage in these blocks was found since the start: whoever asks for them again does not have all of their file read anew. What was found in others of the file says nothing
+    /// of them: they may be of another view, of which its owner knows no loss.
+    fn is_known_damaged(&self, log: LogId, (first, last): (u64, u64)) -> bool {
         let state = self.state.lock();
         let damaged = state.logs.get(&log).map_or(&[][..], |replica| &replica.damaged[..]);
-        damaged.iter().any(|range| range.first <= part.last && part.first <= range.last)
+        damaged.iter().any(|range| range.first <= last && first <= range.last)
     }
 
     /// Notes blocks that do not read back. Bytes that were read, and blocks of which nobody knew.

@@ -1190,6 +1190,27 @@ fn what_somebody_could_not_read_is_not_told_to_be_there_from_then_on() {
     assert_eq!(rig.read(LOG, 2, 3), Ok(vec![2, 3]));
 }
 
+/// A file has blocks of several views, and who knows of a loss in one copies nothing again of another.
+#[test]
+fn that_something_of_a_file_is_lost_hides_nothing_that_is_lost_later() {
+    let (disk, disks) = memory();
+    let mut rig = Rig::over(open(&disks, 1).0);
+    (1..=4).for_each(|block| assert_eq!(rig.store(LOG, block, 1, true), Ok(stored(block))));
+    let files = disk.list("replicas").expect("list");
+    let file = files.iter().find(|name| name.ends_with(".replica")).expect("a file");
+    disk.flip_bit(&format!("replicas/{file}"), 4096 + 200, 3).expect("there");
+    assert_eq!(rig.read(LOG, 1, 4).expect_err("damaged").status, Status::SegmentUnreadable);
+    assert_eq!(rig.ranges(LOG), [BlockRange { first: 2, last: 4 }]);
+    disk.flip_bit(&format!("replicas/{file}"), 8192 + 200, 3).expect("there");
+    assert_eq!(rig.read(LOG, 2, 4).expect_err("damaged").status, Status::SegmentUnreadable);
+    assert_eq!(rig.ranges(LOG), [BlockRange { first: 3, last: 4 }]);
+    // So it is with what a recovery asks for.
+    disk.flip_bit(&format!("replicas/{file}"), 12288 + 200, 3).expect("there");
+    let asked = LaneStates { log: LOG, from_block: 3, through_block: 3, streamlets: Vec::new() };
+    assert_eq!(rig.backup.lane_states(&asked).expect_err("damaged").status, Status::SegmentUnreadable);
+    assert_eq!(rig.ranges(LOG), [BlockRange { first: 4, last: 4 }]);
+}
+
 /// A backup that has no more files to open would have all of its copies made again, and could not give them to whoever needs them meanwhile.
 #[test]
 fn what_cannot_be_opened_for_want_of_files_is_left_to_the_next_round() {
