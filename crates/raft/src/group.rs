@@ -323,12 +323,13 @@ impl Group {
         }
     }
 
-    /// Whether this node does not lead, or has been followed by a majority of those who vote a moment ago. That others answer its signs of life says nothing of it: they may not
-    /// take what it sends them of the log. Any thread.
+    /// Whether this node does not [lead](Group::is_leader), or has been followed by a majority of those who vote a moment ago. That others answer its signs of life says nothing of it:
+    /// they may not take what it sends them of the log. One whose disk stands still sends nothing, and has said why. Any thread.
     pub fn is_followed(&self) -> bool {
         let metrics = self.raft.metrics();
         let metrics = metrics.borrow();
-        metrics.state != ServerState::Leader || metrics.millis_since_quorum_ack.is_some_and(|ms| ms <= FOLLOWED_MS)
+        let was_followed = metrics.millis_since_quorum_ack.is_some_and(|ms| ms <= FOLLOWED_MS);
+        metrics.state != ServerState::Leader || was_followed || self.stands_still()
     }
 
     /// Whether its disk has not answered for so long that the node is to be taken for lost.

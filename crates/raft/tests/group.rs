@@ -80,12 +80,16 @@ async fn a_leader_that_is_cut_off_decides_nothing_and_forgets_what_it_had_begun(
 #[tokio::test]
 async fn a_leader_knows_whether_most_coordinators_follow_it() {
     let world = World::cluster(31, 3, 0).await;
-    let leader = world.leading().await;
     world.until("all are content", |world| world.nodes.values().all(|node| node.group.is_followed())).await;
+    let leader = world.leading().await;
     let others: Vec<u64> = (1..=3).filter(|node| *node != u64::from(leader)).collect();
     world.part(&[leader.into()], &others);
     world.until("it is not followed", |world| !world.nodes[&leader].group.is_followed()).await;
-    assert!(world.nodes[&leader].group.is_leader(), "as far as it knows");
+    let group = &world.nodes[&leader].group;
+    assert!(group.is_leader(), "as far as it knows");
+    group.note_others(u64::MAX);
+    assert!(group.is_followed(), "it does not lead while its disk stands still");
+    group.note_others(0);
     world.heal();
     world.until("all are content again", |world| world.nodes.values().all(|node| node.group.is_followed())).await;
 }
