@@ -164,8 +164,8 @@ impl Work {
     /// Bytes that are still to be rebuilt, or are and have not their copies, which are `uncopied`. More than none before it `is_over`, as the coordinators have heard it.
     ///
     /// Nothing else tells that what lost nodes had has fewer copies than it should. It is in logs that others may have no copy of yet, blocks of which
-    /// count as lacking only once they are made; while something is rebuilt it is not looked what else lacks copies; and what is still to be opened has no bytes that
-    /// are known. Who takes a disk away when nothing is left may take nothing that is nowhere else.
+    /// count as lacking only once they are made; and what is still to be opened has no bytes that are known. Who takes a disk away when nothing
+    /// is left may take nothing that is nowhere else.
     fn left_bytes(&self, uncopied: u64, is_over: bool) -> u64 {
         let unread: u64 = self.rebuilding.iter().chain(&self.rebuilds).map(|taken| taken.left_bytes()).sum();
         if is_over { unread } else { unread.saturating_add(uncopied).max(1) }
