@@ -37,6 +37,7 @@ pub(crate) struct Shared {
 }
 
 /// A partition has another owner by now: what is here of it is not all, and this node does not look for the rest.
+#[derive(Debug)]
 pub(crate) struct NotOwner;
 
 /// A group with records of an epoch before the present owner's.
