@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use kera_log::Streamlet;
-use kera_protocol::StreamletRef;
+use kera_protocol::{Status, StreamletRef};
 
 use super::{Copies, EndedLog, ReadFor, Rebuild, RecoveryProgress, fetch, ranges_of};
 use crate::broker::Broker;
@@ -21,29 +21,45 @@ impl Rebuild {
 
 impl Broker {
     /// Goes on with one streamlet of a rebuild without blocks that a person has given up for it alone, whether or not there are backups that should have them: those of views of
-    /// `logs` without backups. The others of the rebuild are left as they are. False: nothing of it is awaited. To be called when the [rebuild](Broker::rebuild) has failed, which
-    /// has read by then what these blocks give after all; blocks the thread as that does.
+    /// `without` without backups. `logs` are the same with all who may give something of it: they are asked once more, and whatever of these views comes stays, also what the
+    /// rebuild had no room for. The others of the rebuild are left as they are. False: nothing of it is awaited. To be called when the [rebuild](Broker::rebuild) has failed; blocks
+    /// the thread as that does. An error of status `SegmentUnreadable`: it waits for something else as well, and all of it stays as it is.
     pub fn go_on_without(
         &self,
         rebuild: &Rebuild,
         name: StreamletRef,
-        logs: &[EndedLog],
+        (logs, without): (&[EndedLog], &[EndedLog]),
         copies: &dyn Copies,
         progress: &RecoveryProgress,
     ) -> Result<bool, Failure> {
-        if self.place_of(name).is_none_or(|place| !place.is_awaiting()) {
+        let is_awaiting = || self.place_of(name).is_some_and(|place| place.is_awaiting());
+        if !is_awaiting() {
             return Ok(false);
         }
-        self.read_back(&rebuild.of(name), logs, copies, progress)?;
+        let (one, missing, mut errors) = (rebuild.of(name), BTreeSet::from([name]), Vec::new());
+        let ranges = one.ranges_now(without);
+        let with_all = one.ranges_now(logs).into_iter().zip(&ranges);
+        let given_up = with_all.filter(|(_, (left, _))| left.backups.is_empty()).map(|(range, _)| range);
+        let given_up: Vec<ReadFor> = given_up.collect();
+        give_up(self, (&one, &ranges, without), &given_up, &missing, (copies, progress), &mut errors)?;
+        if is_awaiting() {
+            let StreamletRef { stream, streamlet } = name;
+            let why = if errors.is_empty() { "none of it was given up".to_owned() } else { errors.join("; ") };
+            let message =
+                format!("streamlet {streamlet} of stream {stream} still waits for blocks of lost logs: {why}");
+            return Err(Failure::later(Status::SegmentUnreadable, message));
+        }
         Ok(true)
     }
 }
 
 /// Lets streamlets go on without what does not come for that reason, each when all blocks that there are were looked through for it, those of logs
-/// that it does not need by what was decided too. Those of which some are at nobody who answers are waited for: what is said of that goes to `errors`.
+/// that it does not need by what was decided too. Those of which some are at nobody who answers are waited for: what is said of that goes to `errors`. `asked`: of what was given up
+/// what is read once more, from whoever gives it.
 pub(super) fn give_up(
     broker: &Broker,
     (rebuild, ranges, logs): (&Rebuild, &[ReadFor], &[EndedLog]),
+    asked: &[ReadFor],
     missing: &BTreeSet<StreamletRef>,
     (copies, progress): (&dyn Copies, &RecoveryProgress),
     errors: &mut Vec<String>,
@@ -53,7 +69,14 @@ pub(super) fn give_up(
     for name in missing.iter().filter(is_given_up) {
         let all: Vec<_> = ranges_of(logs).into_iter().map(|range| (range, vec![*name])).collect();
         let wanted = BTreeSet::from([*name]);
-        let pass = |asks_all| fetch::pass(broker, &rebuild.streamlets, &all, &wanted, (copies, asks_all), progress);
+        let read = |ranges: &[ReadFor], asks_all| {
+            fetch::pass(broker, &rebuild.streamlets, ranges, &wanted, (copies, asks_all), progress)
+        };
+        let pass = |asks_all| {
+            // Nobody waits for those who do not give it.
+            read(asked, asks_all)?;
+            read(&all, asks_all)
+        };
         let Some(place) = broker.place_of(*name) else { continue };
         place.look_anew();
         let is_looked_through = look_through(broker, rebuild, &place, &pass, errors);

@@ -447,6 +447,7 @@ impl Broker {
                 given_up::give_up(
                     self,
                     (rebuild, &ranges, logs),
+                    &[],
                     &missing.streamlets,
                     (copies, progress),
                     &mut errors,

@@ -618,12 +618,16 @@ impl Recovery {
         let mut goes_on = false;
         for name in taken.rebuild.streamlets.iter().copied() {
             let StreamletRef { stream, streamlet } = name;
-            let (_, all) = self.group.read(|state| without::given_up(state, (stream, streamlet), u32::MAX));
+            let (before, all) = self.group.read(|state| {
+                let epoch = state.owner(stream, streamlet.0).map_or(u32::MAX, |owner| owner.owner_epoch);
+                without::given_up(state, (stream, streamlet), epoch)
+            });
             if all.is_empty() || self.is_stopping() {
                 continue;
             }
-            let logs = without(logs, &all);
-            match self.broker.go_on_without(&taken.rebuild, name, &logs, &self.backups, &taken.progress) {
+            let (asked, left) = (without(logs, &before), without(logs, &all));
+            let logs = (&asked[..], &left[..]);
+            match self.broker.go_on_without(&taken.rebuild, name, logs, &self.backups, &taken.progress) {
                 Ok(is_it) => goes_on |= is_it,
                 Err(failure) => {
                     tracing::warn!(%stream, %streamlet, error = %failure, "a streamlet does not go on without what was given up for it");

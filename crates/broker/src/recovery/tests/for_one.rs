@@ -19,7 +19,7 @@ fn one_streamlet_goes_on_without_blocks_that_a_backup_has_and_does_not_give() {
     let without = in_two_views(&logs, &[]);
     let goes_on = |streamlet| {
         let (name, progress) = (StreamletRef { stream: STREAM, streamlet }, RecoveryProgress::default());
-        next.broker.go_on_without(&rebuild, name, &without, &copies, &progress)
+        next.broker.go_on_without(&rebuild, name, (&there[..], &without[..]), &copies, &progress)
     };
     assert_eq!(goes_on(StreamletId(7)), Ok(false), "nothing is awaited of another one");
     assert_eq!(next.lane().groups(GroupId::NONE, usize::MAX)[0].first_ordinal, 0, "nothing has gone");

@@ -101,6 +101,27 @@ fn nothing_is_given_up_that_had_no_room() {
     assert_eq!((first(1), next.chunks_of(LaneId(1)).len()), (0, 4), "the other lane was never there");
 }
 
+/// A person has given up blocks that a backup gives, of a streamlet that had no room beside another one of its rebuild.
+#[test]
+fn what_had_no_room_is_read_before_one_streamlet_goes_on_without_it() {
+    let (memory, logs) = lost();
+    let next = Node::new(2);
+    next.is_owner(2, 3);
+    let there = in_two_views(&logs, &[11]);
+    let rebuild = next.broker.take_over(&[(STREAM, X, 3)], &there, &memory).expect("taken over");
+    let (put_off, of_stuck) = stuck(&next, 64);
+    assert_eq!(put_off, 0);
+    let streamlets = [rebuild.streamlets.clone(), of_stuck.streamlets].concat();
+    let both = Rebuild { streamlets, ..rebuild.clone() };
+    again(&next, &both, &there, &memory).expect_err("nothing has room");
+    let without = in_two_views(&logs, &[]);
+    let (name, progress) = (StreamletRef { stream: STREAM, streamlet: X }, RecoveryProgress::default());
+    let goes_on = next.broker.go_on_without(&both, name, (&there[..], &without[..]), &memory, &progress);
+    assert_eq!(goes_on, Ok(true));
+    again(&next, &rebuild, &there, &memory).expect("nothing is left to wait for");
+    assert_eq!(next.readable(), (0..10).collect::<Vec<u64>>(), "nothing has gone that somebody gives");
+}
+
 /// The ends of logs are read before producers are told of them, for one backup alone may have them. They stay, whatever else waits for room.
 #[test]
 fn what_one_backup_alone_had_stays_when_others_need_room() {
