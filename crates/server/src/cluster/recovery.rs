@@ -600,17 +600,22 @@ impl Recovery {
     }
 
     /// Takes over streamlets that may need something of these logs. One of which a person has given up blocks, which comes alone, goes on without them if it cannot be opened with
-    /// them, or if an owner before may have done so.
+    /// them, or if an owner before may have done so: without [as few](without::tries) as will do.
     fn take_or_go_on_without(&self, owned: &[Owned], logs: &[EndedLog]) -> Result<(), String> {
         let [(stream, streamlet, owner_epoch)] = *owned else { return self.take_part(owned, logs) };
         let (before, all) = self.group.read(|state| without::given_up(state, (stream, streamlet), owner_epoch));
-        let Err(reason) = self.take_part(owned, &without(logs, &before)) else { return Ok(()) };
-        let is_unreadable = self.work.lock().unreadable.contains(&owned[0]);
-        if all.len() == before.len() || !is_unreadable {
-            return Err(reason);
+        let Err(mut reason) = self.take_part(owned, &without(logs, &before)) else { return Ok(()) };
+        for left_out in without::tries(&before, &all) {
+            if !self.work.lock().unreadable.contains(&owned[0]) {
+                break;
+            }
+            let Err(other) = self.take_part(owned, &without(logs, &left_out)) else {
+                tracing::warn!(%stream, %streamlet, reason, "a streamlet was opened without blocks that nobody gives, as a person has said");
+                return Ok(());
+            };
+            reason = other;
         }
-        tracing::warn!(%stream, %streamlet, reason, "a streamlet is opened without blocks that nobody gives, as a person has said");
-        self.take_part(owned, &without(logs, &all))
+        Err(reason)
     }
 
     /// Has streamlets of a rebuild that has failed go on without blocks that a person has given up for them. Whether any does.

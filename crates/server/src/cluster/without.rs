@@ -23,6 +23,24 @@ pub(super) fn given_up(
     (all().filter(|(_, _, said_in)| *said_in < owner_epoch).map(view).collect(), all().map(view).collect())
 }
 
+/// Of so many views that were given up it is found out which ones read back after all. Of more only if all but one do, for each way to leave some out asks all backups.
+const TOLD_APART_MAX: usize = 4;
+
+/// What is left out in turn until a streamlet can be opened, beside what an owner before has left out: of the rest as few views as will do. Of several that were given up some may read
+/// back: who has named one of these first, and then the right one, loses nothing of it.
+pub(super) fn tries(before: &Views, all: &Views) -> Vec<Views> {
+    let rest: Vec<(LogId, u32)> = all.difference(before).copied().collect();
+    let with = |some: Vec<(LogId, u32)>| before.iter().copied().chain(some).collect::<Views>();
+    if rest.len() > TOLD_APART_MAX {
+        return rest.iter().map(|one| vec![*one]).chain([rest.clone()]).map(with).collect();
+    }
+    let mut choices: Vec<u32> = (1..1_u32 << rest.len()).collect();
+    choices.sort_by_key(|choice| choice.count_ones());
+    let chosen =
+        |choice: u32| (0_u32..).zip(&rest).filter(move |(at, _)| (choice >> *at) & 1 == 1).map(|(_, one)| *one);
+    choices.into_iter().map(|choice| with(chosen(choice).collect())).collect()
+}
+
 /// Streamlets that are taken over together, without those of which something was given up: each of these by itself, for the others wait for what it does not.
 pub(super) fn alone(state: &ClusterState, owned: Vec<Owned>) -> Vec<Vec<Owned>> {
     let (given_up, others): (Vec<Owned>, Vec<Owned>) =
@@ -84,6 +102,18 @@ mod tests {
         );
         let owned = |at| (stream, StreamletId(at), owner_epoch);
         (state, owned(streamlet), owned(other))
+    }
+
+    #[test]
+    fn of_several_that_were_given_up_as_few_are_left_out_as_will_do() {
+        let of = |numbers: &[u32]| numbers.iter().map(|number| (LogId::from(LOG), *number)).collect::<Views>();
+        let told = |before: &[u32], all: &[u32]| tries(&of(before), &of(all));
+        assert_eq!(told(&[1], &[1]), Vec::<Views>::new(), "nothing may come from anybody");
+        assert_eq!(told(&[], &[2]), [of(&[2])]);
+        assert_eq!(told(&[1], &[1, 2, 3]), [of(&[1, 2]), of(&[1, 3]), of(&[1, 2, 3])]);
+        assert_eq!(told(&[], &[1, 2, 3, 4]).len(), 15);
+        let many = told(&[], &[1, 2, 3, 4, 5]);
+        assert_eq!((many.len(), &many[0], &many[5]), (6, &of(&[1]), &of(&[1, 2, 3, 4, 5])));
     }
 
     #[test]
