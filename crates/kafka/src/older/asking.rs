@@ -4,6 +4,10 @@
 //! what is asked of a node at a time; whoever comes then is woken when an answer has come. A node that cannot be asked is asked again a
 //! little later, if somebody still waits.
 //!
+//! A node that has heard of later owners than this one may have groups no more that the table of owners here says it has. What is not in its
+//! list would look like what retention has taken, and readers would pass over it. So a list without any group of a run that its node should have is
+//! kept only if what the node says of the owners behind it bears it out ([`Listing::is_borne_out`]).
+//!
 //! Answers are taken in on the thread for what nodes ask each other.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -12,16 +16,16 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use kera_format::chunk::Chunks;
-use kera_format::{Cursor, GroupId, LaneId};
+use kera_format::{Cursor, GroupId, LaneId, StreamId, StreamletId};
 use kera_log::Lane;
 use kera_protocol::read::{ENTRY_FOLLOW_GROUPS, ENTRY_UNCOMMITTED};
 use kera_protocol::{
-    AvailableGroups, GroupInfo, GroupList, Lookup, LookupResult, ReadChunks, ReadChunksResponse, ReadEntry, Start,
-    Status,
+    AvailableGroups, FindOwners, GroupInfo, GroupList, Lookup, LookupResult, Owner, OwnerRun, Owners, ReadChunks,
+    ReadChunksResponse, ReadEntry, Start, Status,
 };
 use parking_lot::Mutex;
 
-use super::{Answer, Group, LaneKey, Place, Run, key_of};
+use super::{Answer, Group, LaneKey, Place, Run, key_of, older_runs};
 use crate::door::Door;
 
 /// Bytes of chunks that are asked for at a time.
@@ -63,8 +67,8 @@ struct State {
 /// The groups that a node has of a streamlet.
 #[derive(Default)]
 struct Held {
-    /// The owner epoch of the present owner when it was asked: in another one it may have others.
-    epoch: u32,
+    /// Who owned it and who had its older groups when the node was asked: it may have others when they have changed.
+    owner: Owner,
     groups: Option<HashMap<LaneId, Vec<Group>>>,
     /// From then on it is asked for again.
     old_us: u64,
@@ -101,6 +105,50 @@ struct Ask {
     offset: u64,
 }
 
+/// The groups of a streamlet that a node is asked for.
+struct Listing {
+    node: u32,
+    place: Place,
+    /// What was known of the streamlet's owners when the node was asked.
+    owner: Owner,
+    /// What has come so far.
+    groups: Vec<GroupInfo>,
+}
+
+impl Listing {
+    /// The owner epochs of the runs that the node has by what is known here, and of which no group of any lane has come.
+    fn missing(&self) -> impl Iterator<Item = Range<u32>> {
+        let of_node = older_runs(&self.owner).filter(move |(_, node)| *node == self.node).map(|(epochs, _)| epochs);
+        of_node.filter(move |epochs| !self.groups.iter().any(|group| epochs.contains(&group.group.epoch())))
+    }
+
+    /// Whether there is nothing in these runs, by what the node said of the owners after it had told its groups. It knows what is known here: then it has
+    /// told all. Or it has not heard of the present owner, and has these runs by what it knows: then it has let go of none of them.
+    fn is_borne_out(&self, says: &Owner) -> bool {
+        // Without an owner epoch it has not heard of any owner.
+        let is_behind = says.epoch != 0 && says.epoch < self.owner.epoch;
+        *says == self.owner || (is_behind && self.missing().all(|epochs| has_all(says, self.node, &epochs)))
+    }
+}
+
+/// Whether a node has all groups of some owner epochs.
+fn has_all(owner: &Owner, node: u32, epochs: &Range<u32>) -> bool {
+    let firsts = owner.older.iter().map(|older| older.first_epoch).chain([owner.epoch]);
+    let inside = firsts.filter(|first| epochs.contains(first));
+    inside.chain([epochs.start]).all(|epoch| owner.holder(GroupId::new(epoch, 0)) == node)
+}
+
+/// What a page says of the owners of a streamlet, if it says something.
+fn owner_in(page: &Owners, (stream, streamlet): Place) -> Option<Owner> {
+    let has = |run: &&OwnerRun| {
+        let (step, behind) = (run.step.max(1), streamlet.0.checked_sub(run.first.0));
+        behind.is_some_and(|behind| behind % step == 0 && behind / step < run.count)
+    };
+    let mut runs = page.streams.iter().filter(|found| found.stream == stream).flat_map(|found| &found.runs);
+    let run = runs.find(has)?;
+    Some(Owner { node: run.node, epoch: run.epoch, older: run.older.clone() })
+}
+
 fn place_of(lane: &Lane) -> Place {
     (lane.stream_id(), lane.streamlet_id())
 }
@@ -131,6 +179,11 @@ impl State {
     fn is_away(&mut self, node: u32, place: Place, now_us: u64) {
         self.nodes.entry(node).or_default().not_before_us = now_us + RETRY_US;
         self.retry(place, now_us + RETRY_US);
+    }
+
+    /// Where a list is to go; nowhere if it is asked for anew.
+    fn held_for(&mut self, listing: &Listing) -> Option<&mut Held> {
+        self.held.get_mut(&(listing.node, listing.place)).filter(|held| held.owner == listing.owner)
     }
 
     fn remove(&mut self, key: &(LaneKey, u64)) {
@@ -189,53 +242,60 @@ impl Older {
     }
 
     /// The groups of a lane that a node has of some epochs. They are asked for if they are not known, or were some time ago.
-    pub(super) fn groups(&self, door: &Door, node: u32, lane: &Arc<Lane>, epoch: u32, epochs: &Range<u32>) -> Run {
+    pub(super) fn groups(&self, door: &Door, node: u32, lane: &Arc<Lane>, owner: &Owner, epochs: &Range<u32>) -> Run {
         let (place, now_us) = (place_of(lane), door.clock.monotonic_us());
         let mut state = self.state.lock();
         let held = state.held.entry((node, place)).or_default();
-        if held.epoch != epoch {
-            *held = Held { epoch, asking: false, ..Held::default() };
+        if held.owner != *owner {
+            *held = Held { owner: owner.clone(), ..Held::default() };
         }
         let known = held.groups.as_ref().map(|groups| {
             let groups = groups.get(&lane.id()).map_or(&[][..], Vec::as_slice);
             groups.iter().filter(|group| epochs.contains(&group.id.epoch())).copied().collect()
         });
-        let is_old = known.is_none() || now_us >= held.old_us;
-        if is_old && !held.asking && state.may_ask(node, place, now_us) {
+        if now_us >= held.old_us && !held.asking && state.may_ask(node, place, now_us) {
             if let Some(held) = state.held.get_mut(&(node, place)) {
                 (held.asking, held.old_us) = (true, now_us + GROUPS_AGE_US);
             }
             drop(state);
-            ask_groups(door, node, place, epoch, GroupId::NONE, Vec::new());
+            ask_groups(door, Listing { node, place, owner: owner.clone(), groups: Vec::new() }, GroupId::NONE);
         }
         known
     }
 
-    fn take_groups(&self, door: &Door, node: u32, place: Place, epoch: u32, told: Result<Vec<GroupInfo>, String>) {
+    fn take_groups(&self, door: &Door, listing: &Listing) {
+        let mut groups: HashMap<LaneId, Vec<Group>> = HashMap::new();
+        for group in listing.groups.iter().filter(|group| group.durable_ordinal > group.first_ordinal) {
+            groups.entry(group.lane).or_default().push(Group {
+                id: group.group,
+                node: listing.node,
+                first: group.first_ordinal,
+                end: group.durable_ordinal,
+                first_segment: group.first_segment,
+                last_append_ms: group.last_append_ms,
+            });
+        }
         let mut state = self.state.lock();
-        let Some(held) = state.held.get_mut(&(node, place)).filter(|held| held.epoch == epoch) else { return };
+        let Some(held) = state.held_for(listing) else { return };
+        (held.asking, held.groups) = (false, Some(groups));
+        drop(state);
+        wake(door, listing.place);
+    }
+
+    /// A list has not come, or does not count; `away`: the node could not be asked, and is not asked for anything else for a moment.
+    fn not_listed(&self, door: &Door, listing: &Listing, away: bool, why: &str) {
+        let (node, place, now_us) = (listing.node, listing.place, door.clock.monotonic_us());
+        let mut state = self.state.lock();
+        let Some(held) = state.held_for(listing) else { return };
+        tracing::debug!(node, why, "what it has of earlier times is not known yet");
         held.asking = false;
-        match told {
-            Ok(told) => {
-                let mut groups: HashMap<LaneId, Vec<Group>> = HashMap::new();
-                for group in told.iter().filter(|group| group.durable_ordinal > group.first_ordinal) {
-                    groups.entry(group.lane).or_default().push(Group {
-                        id: group.group,
-                        node,
-                        first: group.first_ordinal,
-                        end: group.durable_ordinal,
-                        first_segment: group.first_segment,
-                        last_append_ms: group.last_append_ms,
-                    });
-                }
-                held.groups = Some(groups);
-                drop(state);
-                wake(door, place);
-            }
-            Err(error) => {
-                tracing::debug!(node, %error, "what it has of earlier times is not known yet");
-                state.is_away(node, place, door.clock.monotonic_us());
-            }
+        if held.groups.is_none() {
+            held.old_us = now_us + RETRY_US;
+        }
+        if away {
+            state.is_away(node, place, now_us);
+        } else {
+            state.retry(place, now_us + RETRY_US);
         }
     }
 
@@ -376,20 +436,42 @@ fn lookup_of(lane: &Lane, at: Start) -> Lookup {
 }
 
 /// Asks for the groups of a streamlet, a page behind the other.
-fn ask_groups(door: &Door, node: u32, place: Place, epoch: u32, after: GroupId, mut known: Vec<GroupInfo>) {
-    let asked = AvailableGroups { stream: place.0, streamlet: place.1, after, limit: 0 };
-    door.ask_native(node, &asked, move |door, told: Result<GroupList, String>| match told {
+fn ask_groups(door: &Door, mut listing: Listing, after: GroupId) {
+    let asked = AvailableGroups { stream: listing.place.0, streamlet: listing.place.1, after, limit: 0 };
+    door.ask_native(listing.node, &asked, move |door, told: Result<GroupList, String>| match told {
         Ok(page) => {
-            known.extend(page.groups);
-            match known.last() {
-                Some(last) if page.more && last.group > after => {
-                    let last = last.group;
-                    ask_groups(door, node, place, epoch, last, known);
-                }
-                _ => door.older.take_groups(door, node, place, epoch, Ok(known)),
+            listing.groups.extend(page.groups);
+            match listing.groups.last().map(|last| last.group) {
+                Some(last) if page.more && last > after => ask_groups(door, listing, last),
+                _ if listing.missing().next().is_some() => ask_owners(door, listing, None),
+                _ => door.older.take_groups(door, &listing),
             }
         }
-        Err(error) => door.older.take_groups(door, node, place, epoch, Err(error)),
+        Err(error) => door.older.not_listed(door, &listing, true, &error),
+    });
+}
+
+/// Asks a node for the owners of a streamlet after it has told its groups, a page behind the other up to the one that has the streamlet. What that one says is so by
+/// itself: those in front of it may be of an earlier state.
+fn ask_owners(door: &Door, listing: Listing, after: Option<(StreamId, StreamletId)>) {
+    let asked = FindOwners { streams: vec![listing.place.0.into()], after, limit: 0 };
+    door.ask_native(listing.node, &asked, move |door, told: Result<Owners, String>| {
+        let page = match told {
+            Ok(page) => page,
+            Err(error) => return door.older.not_listed(door, &listing, true, &error),
+        };
+        let is_ours = page.cluster == door.broker.ownership().cluster();
+        match owner_in(&page, listing.place) {
+            Some(says) if is_ours && listing.is_borne_out(&says) => door.older.take_groups(door, &listing),
+            Some(_) => {
+                let why = "it knows other owners, and has not told of groups that it should have";
+                door.older.not_listed(door, &listing, false, why);
+            }
+            None => match page.next_page().filter(|next| Some(*next) > after) {
+                Some(next) => ask_owners(door, listing, Some(next)),
+                None => door.older.not_listed(door, &listing, false, "it has not said who owns the streamlet"),
+            },
+        }
     });
 }
 
@@ -443,7 +525,8 @@ fn cut(data: &Bytes, offset: u64, max_bytes: usize) -> Bytes {
 
 #[cfg(test)]
 mod tests {
-    use kera_format::{StreamId, StreamletId};
+    use kera_format::SegmentIndex;
+    use kera_protocol::{OlderGroups, StreamOwners};
 
     use super::*;
 
@@ -452,7 +535,7 @@ mod tests {
         let mut state = State::default();
         let place = |stream| (2, (StreamId(stream), StreamletId(0)));
         let known = || Some(HashMap::new());
-        let held = |old_us, asking| Held { epoch: 9, groups: known(), old_us, asking };
+        let held = |old_us, asking| Held { owner: Owner::default(), groups: known(), old_us, asking };
         state.held.insert(place(1), held(GROUPS_AGE_US, false));
         state.held.insert(place(2), held(GROUPS_AGE_US, true));
         state.held.insert(place(3), held(HELD_AGE_US, false));
@@ -465,5 +548,86 @@ mod tests {
         assert_eq!(left(GROUPS_AGE_US + HELD_AGE_US), [1, 2, 3]);
         assert_eq!(left(GROUPS_AGE_US + HELD_AGE_US + 1), [2, 3], "the answer to one is still to come");
         assert_eq!(left(2 * HELD_AGE_US + 1), [2]);
+    }
+
+    const PLACE: Place = (StreamId(7), StreamletId(5));
+
+    fn owner(node: u32, epoch: u32, older: &[(u32, u32)]) -> Owner {
+        let older = older.iter().map(|&(first_epoch, node)| OlderGroups { first_epoch, node }).collect();
+        Owner { node, epoch, older }
+    }
+
+    /// Node 2 has told of a group of each of these owner epochs. By what is known here it has those from 3 to 4 and from 7 to 8.
+    fn listing(epochs: &[u32]) -> Listing {
+        let group = |epoch: &u32| GroupInfo {
+            group: GroupId::new(*epoch, 1),
+            lane: LaneId(0),
+            first_segment: SegmentIndex(0),
+            last_segment: SegmentIndex(0),
+            first_ordinal: 0,
+            durable_ordinal: 0,
+            bytes: 0,
+            closed: true,
+            first_append_ms: 0,
+            last_append_ms: 0,
+        };
+        let groups = epochs.iter().map(group).collect();
+        Listing { node: 2, place: PLACE, owner: owner(1, 9, &[(3, 2), (5, 1), (7, 2)]), groups }
+    }
+
+    #[test]
+    fn a_run_is_missing_if_its_node_has_no_group_of_any_of_its_epochs() {
+        let missing = |epochs: &[u32]| {
+            let listing = listing(epochs);
+            listing.missing().map(|run| (run.start, run.end)).collect::<Vec<(u32, u32)>>()
+        };
+        assert!(missing(&[3, 8]).is_empty() && missing(&[4, 7]).is_empty());
+        assert_eq!(missing(&[7]), [(3, 5)]);
+        assert_eq!(missing(&[4, 5, 9]), [(7, 9)]);
+        assert_eq!(missing(&[]), [(3, 5), (7, 9)]);
+    }
+
+    #[test]
+    fn a_list_without_a_run_counts_if_its_node_knows_what_is_known_or_has_the_run_and_has_not_heard_of_more() {
+        let counts = |says: &Owner| listing(&[7]).is_borne_out(says);
+        assert!(counts(&owner(1, 9, &[(3, 2), (5, 1), (7, 2)])));
+        // It has heard that the run is another node's, or the owner's, or gone, or that there is another owner.
+        assert!(!counts(&owner(1, 9, &[(3, 4), (5, 1), (7, 2)])));
+        assert!(!counts(&owner(1, 9, &[(3, 1), (5, 1), (7, 2)])));
+        assert!(!counts(&owner(1, 9, &[(5, 1), (7, 2)])));
+        assert!(!counts(&owner(4, 11, &[(3, 2), (5, 1), (7, 2), (9, 1)])));
+        // It has not heard yet that it is not the owner any more.
+        assert!(counts(&owner(2, 7, &[(3, 2), (5, 1)])) && counts(&owner(2, 3, &[])));
+        // Nor that it has the run.
+        assert!(!counts(&owner(2, 7, &[(3, 4), (5, 1)])) && !counts(&owner(2, 7, &[(3, 2), (4, 4), (5, 1)])));
+        assert!(!counts(&owner(2, 4, &[(3, 4)])) && !counts(&owner(4, 4, &[(3, 2)])));
+        // Nor of anybody.
+        assert!(!counts(&owner(2, 0, &[])) && !counts(&owner(0, 0, &[])));
+    }
+
+    #[test]
+    fn the_owner_of_a_streamlet_is_found_in_its_run() {
+        let run = |first, count, step, node| OwnerRun {
+            first: StreamletId(first),
+            count,
+            step,
+            node,
+            epoch: 4,
+            older: vec![OlderGroups { first_epoch: 1, node: 9 }],
+        };
+        let page = |runs| Owners {
+            cluster: [1; 16],
+            version: 3,
+            node: 2,
+            nodes: Vec::new(),
+            streams: vec![StreamOwners { stream: PLACE.0, streamlets: 8, runs }],
+            more: false,
+        };
+        let found = |runs| owner_in(&page(runs), PLACE);
+        let at = |node| Some(owner(node, 4, &[(1, 9)]));
+        assert_eq!(found(vec![run(0, 3, 2, 1), run(1, 3, 2, 2), run(7, 1, 1, 3)]), at(2));
+        assert_eq!([found(vec![run(5, 1, 0, 3)]), found(vec![run(0, u32::MAX, 1, 4)])], [at(3), at(4)]);
+        assert_eq!([found(vec![run(1, 2, 2, 2)]), found(vec![run(6, 1, 1, 2)]), found(Vec::new())], [None, None, None]);
+        assert_eq!(owner_in(&page(vec![run(0, 8, 1, 1)]), (StreamId(8), PLACE.1)), None);
     }
 }

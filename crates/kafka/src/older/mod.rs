@@ -10,6 +10,7 @@
 
 mod asking;
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -116,13 +117,11 @@ impl Shared {
     /// All runs but the present owner's. What is not known is asked for.
     fn runs(&self, door: &Door, lane: &Arc<Lane>) -> Vec<Run> {
         let mut runs = Vec::with_capacity(self.owner.older.len());
-        for (at, older) in self.owner.older.iter().enumerate() {
-            let end = self.owner.older.get(at + 1).map_or(self.owner.epoch, |next| next.first_epoch);
-            let epochs = older.first_epoch..end;
-            runs.push(match older.node {
+        for (epochs, node) in older_runs(&self.owner) {
+            runs.push(match node {
                 0 => Some(Vec::new()),
                 node if node == self.me => Some(own(lane, &epochs, node)),
-                node => door.older.groups(door, node, lane, self.owner.epoch, &epochs),
+                node => door.older.groups(door, node, lane, &self.owner, &epochs),
             });
         }
         runs
@@ -197,13 +196,21 @@ impl Shared {
     }
 }
 
+/// The owner epochs of each run of older groups, and the node that has it.
+fn older_runs(owner: &Owner) -> impl Iterator<Item = (Range<u32>, u32)> {
+    owner.older.iter().enumerate().map(|(at, older)| {
+        let end = owner.older.get(at + 1).map_or(owner.epoch, |next| next.first_epoch);
+        (older.first_epoch..end, older.node)
+    })
+}
+
 /// The id that is before all of an owner epoch's.
 fn before(epoch: u32) -> GroupId {
     GroupId(GroupId::new(epoch, 0).0.saturating_sub(1))
 }
 
 /// The groups with records that this node has of some epochs.
-fn own(lane: &Lane, epochs: &std::ops::Range<u32>, node: u32) -> Vec<Group> {
+fn own(lane: &Lane, epochs: &Range<u32>, node: u32) -> Vec<Group> {
     let groups = lane.groups(before(epochs.start), usize::MAX).into_iter();
     let groups = groups.take_while(|group| group.id.epoch() < epochs.end);
     let group = |group: kera_log::GroupInfo| Group {

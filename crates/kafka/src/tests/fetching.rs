@@ -6,10 +6,13 @@ use std::time::Duration;
 
 use kera_format::chunk::{ChunkTarget, NO_TIMESTAMP};
 use kera_format::record::REMOVED_RECORD;
-use kera_format::{CHUNK_HEADER_BYTES, ChunkBuilder, ChunkView, Compression, Record, StreamletId};
+use kera_format::{
+    CHUNK_HEADER_BYTES, ChunkBuilder, ChunkView, Compression, LaneId, Record, SegmentIndex, StreamletId,
+};
+use kera_log::Lane;
 use kera_protocol::admin::StreamRef;
-use kera_protocol::placement::OlderGroups;
-use kera_protocol::{AvailableGroups, GroupList, Owner};
+use kera_protocol::placement::{LaneState, Memory, OlderGroups, OwnerRun, StreamOwners, StreamletState};
+use kera_protocol::{AvailableGroups, FindOwners, GroupInfo, GroupList, Owner, Owners};
 
 use super::parts::{ME, OTHER, owner, together};
 use super::transactions::owners::{Asked, bytes};
@@ -384,11 +387,139 @@ fn a_reader_that_has_passed_over_what_was_written_before_goes_on_at_the_present_
     assert_eq!(questions.len(), 1);
     questions.into_iter().for_each(|(_, done)| done(bytes(&GroupList { groups: Vec::new(), more: false })));
     world.nodes();
+    let known = door.broker.ownership().owner(lane.stream_id(), lane.streamlet_id()).unwrap();
+    world.says_owners(&asked, &lane, &known);
     let before = MADE.get();
     for _ in 0..3 {
         assert_eq!(world.fetched_of((0, 1 << 20), 1 << 20, &[("t", 0)]), [0]);
     }
     assert_eq!(MADE.get() - before, CHUNKS + 1, "each was looked at once");
+}
+
+/// The owner of partition 1 of "t" is this node. Two runs of older groups are at these nodes.
+fn after_two_runs(nodes: [u32; 2]) -> Owner {
+    let older = [(3, nodes[0]), (5, nodes[1])].map(|(first_epoch, node)| OlderGroups { first_epoch, node });
+    Owner { older: older.to_vec(), ..owner(ME, 9) }
+}
+
+/// A node that knows this of partition 1 of "t", of which it has no record and others have twenty; what it asks, and the partition.
+fn after_others(known: Owner) -> (World, Arc<Asked>, Arc<Lane>) {
+    let mut world = World::new();
+    let (broker, coordinator) = together(&world);
+    let (stream, streamlet) = (coordinator.stream(&StreamRef::Name("t".into())).unwrap().id, StreamletId(1));
+    broker.place_stream(1, stream, vec![owner(ME, 5), known]).unwrap();
+    let (lane, memory) = (LaneId(0), Memory::Whole);
+    let lane =
+        LaneState { lane, next_ordinal: 20, last_append_ms: 0, memory, producers: Vec::new(), groups: Vec::new() };
+    let state = StreamletState { stream, streamlet, epoch: 5, lanes: vec![lane], progress: Vec::new() };
+    broker.open_streamlet(stream, StreamletId(0), 5, None).unwrap();
+    broker.open_streamlet(stream, streamlet, 9, Some(&state)).unwrap();
+    world.restart();
+    let (door, asked) = (world.running().door.clone(), Arc::new(Asked::default()));
+    door.set_others(asked.clone());
+    let lane = door.topic(&door.info("t").unwrap()).unwrap().lane(1).unwrap().clone();
+    (world, asked, lane)
+}
+
+impl World {
+    /// Where a partition begins, if that is known.
+    fn begins(&mut self, lane: &Arc<Lane>) -> Option<u64> {
+        let door = self.running().door.clone();
+        Shared::of(&door, lane).unwrap().unwrap().first(&door, lane)
+    }
+
+    /// The other node is asked for its groups, and has one of each of these owner epochs: the first ten records in 3, ten more in 5.
+    fn says_groups(&mut self, asked: &Asked, epochs: &[u32]) {
+        let group = |epoch: &u32| {
+            let first_ordinal = if *epoch == 3 { 0 } else { 10 };
+            GroupInfo {
+                group: kera_format::GroupId::new(*epoch, 1),
+                lane: LaneId(0),
+                first_segment: SegmentIndex(0),
+                last_segment: SegmentIndex(0),
+                first_ordinal,
+                durable_ordinal: first_ordinal + 10,
+                bytes: 100,
+                closed: true,
+                first_append_ms: 0,
+                last_append_ms: 0,
+            }
+        };
+        let (_, done) = asked.take::<AvailableGroups>().pop().expect("it is asked");
+        done(bytes(&GroupList { groups: epochs.iter().map(group).collect(), more: false }));
+        self.nodes();
+    }
+
+    /// The other node is asked for the owners behind that, and knows this one of the partition. It tells of each streamlet on a page.
+    fn says_owners(&mut self, asked: &Asked, lane: &Lane, known: &Owner) {
+        let (stream, last) = (lane.stream_id(), lane.streamlet_id().0);
+        for at in 0..=last {
+            let (of, done) = asked.take::<FindOwners>().pop().expect("it is asked");
+            assert_eq!(of.streams, [StreamRef::Id(stream)]);
+            assert_eq!(of.after, at.checked_sub(1).map(|before| (stream, StreamletId(before))));
+            let Owner { node, epoch, older } = if at == last { known.clone() } else { owner(OTHER, 1) };
+            let run = OwnerRun { first: StreamletId(at), count: 1, step: 1, node, epoch, older };
+            let page = Owners {
+                cluster: [7; 16],
+                version: 8,
+                node: OTHER,
+                nodes: Vec::new(),
+                streams: vec![StreamOwners { stream, streamlets: 2, runs: vec![run] }],
+                more: at < last,
+            };
+            done(bytes(&page));
+            self.nodes();
+        }
+    }
+}
+
+/// The other node has heard that a third one has the first ten records, and this node has not.
+#[test]
+fn records_that_have_gone_from_the_node_that_should_have_them_are_not_passed_over() {
+    const THIRD: u32 = 3;
+    let (mut world, asked, lane) = after_others(after_two_runs([OTHER, OTHER]));
+    assert_eq!(world.begins(&lane), None);
+    world.says_groups(&asked, &[5]);
+    assert_eq!(world.begins(&lane), None, "where the first ten are is not known");
+    world.says_owners(&asked, &lane, &after_two_runs([THIRD, OTHER]));
+    assert_eq!(world.begins(&lane), None);
+    assert!(asked.take::<AvailableGroups>().is_empty(), "it is asked again a little later");
+    world.clock.advance_ms(200);
+    assert_eq!(world.begins(&lane), None);
+    world.says_groups(&asked, &[3, 5]);
+    assert!(asked.take::<FindOwners>().is_empty(), "it has told of all that it should have");
+    assert_eq!(world.begins(&lane), Some(0));
+}
+
+/// Retention has taken the first ten records. The other node knows the same of the owners, or has not heard yet that it is not the owner any more.
+#[test]
+fn records_that_are_gone_for_good_are_passed_over() {
+    let before = Owner { older: vec![OlderGroups { first_epoch: 3, node: OTHER }], ..owner(OTHER, 5) };
+    for says in [after_two_runs([OTHER, OTHER]), before] {
+        let (mut world, asked, lane) = after_others(after_two_runs([OTHER, OTHER]));
+        assert_eq!(world.begins(&lane), None);
+        world.says_groups(&asked, &[5]);
+        world.says_owners(&asked, &lane, &says);
+        assert_eq!(world.begins(&lane), Some(10), "{says:?}");
+        world.clock.advance_ms(9_000);
+        assert_eq!(world.begins(&lane), Some(10));
+        assert!(asked.take::<AvailableGroups>().is_empty(), "that is kept for a while");
+    }
+}
+
+/// The first ten records come to the other node, which had the last ten of the older ones and has told so. The owner is the same.
+#[test]
+fn a_node_that_has_got_more_older_groups_is_asked_again() {
+    let (mut world, asked, lane) = after_others(after_two_runs([ME, OTHER]));
+    assert_eq!(world.begins(&lane), None);
+    world.says_groups(&asked, &[5]);
+    assert!(asked.take::<FindOwners>().is_empty(), "it has told of all that it should have");
+    assert_eq!(world.begins(&lane), Some(10));
+    let known = after_two_runs([OTHER, OTHER]);
+    world.parts().0.set_owner(2, lane.stream_id(), lane.streamlet_id(), known).unwrap();
+    assert_eq!(world.begins(&lane), None);
+    world.says_groups(&asked, &[3, 5]);
+    assert_eq!(world.begins(&lane), Some(0));
 }
 
 /// It was the owner when the request came. What it has of the partition would look like all of it, and its readers would begin behind what another node has.

@@ -47,7 +47,7 @@ impl OtherNodes for Asked {
     }
     fn ask_native(&self, node: u32, op: kera_protocol::Op, body: Vec<u8>, done: crate::Answered) {
         match op {
-            kera_protocol::Op::AvailableGroups => self.ask(node, op, body, done),
+            kera_protocol::Op::AvailableGroups | kera_protocol::Op::FindOwners => self.ask(node, op, body, done),
             _ => done(Err("nobody is there".into())),
         }
     }
