@@ -104,7 +104,7 @@ impl Shared {
         if owner.node != me {
             return Err(NotOwner);
         }
-        let elsewhere = owner.older.iter().any(|older| older.node != me && older.node != 0);
+        let elsewhere = owner.older.iter().any(|older| older.node != me);
         Ok(elsewhere.then_some(Shared { owner, me }))
     }
 
@@ -119,7 +119,8 @@ impl Shared {
         let mut runs = Vec::with_capacity(self.owner.older.len());
         for (epochs, node) in older_runs(&self.owner) {
             runs.push(match node {
-                0 => Some(Vec::new()),
+                // It is lost, and nobody has rebuilt it yet. Readers wait for it, as native ones do: nothing would look like what retention has taken.
+                0 => None,
                 node if node == self.me => Some(own(lane, &epochs, node)),
                 node => door.older.groups(door, node, lane, &self.owner, &epochs),
             });

@@ -19,7 +19,7 @@ use super::transactions::owners::{Asked, bytes};
 use super::transactions::{NOW_MS, World, topic};
 use super::*;
 use crate::batch::tests::MADE;
-use crate::older::Shared;
+use crate::older::{Shared, Step};
 
 impl World {
     /// Appends one batch of so many bytes, more or less.
@@ -538,6 +538,29 @@ fn a_node_that_a_partition_leaves_while_it_looks_does_not_take_what_it_has_for_a
     assert!(matches!(Shared::of(&door, &lane), Ok(Some(_))));
     broker.set_owner(3, stream, StreamletId(0), Owner { older: older(), ..owner(OTHER, 7) }).unwrap();
     assert!(Shared::of(&door, &lane).is_err());
+}
+
+/// Until its groups are rebuilt, or somebody gives them up.
+#[test]
+fn what_a_lost_node_had_of_a_partition_is_waited_for() {
+    let mut world = World::new();
+    let (broker, coordinator) = together(&world);
+    let stream = coordinator.stream(&StreamRef::Name("t".into())).unwrap().id;
+    broker.place_stream(1, stream, vec![owner(ME, 5), owner(ME, 5)]).unwrap();
+    (0..2).for_each(|streamlet| broker.open_streamlet(stream, StreamletId(streamlet), 5, None).unwrap());
+    world.restart();
+    let held_by = |version, older: &[u32]| {
+        let older = older.iter().map(|node| OlderGroups { first_epoch: 3, node: *node }).collect();
+        broker.set_owner(version, stream, StreamletId(0), Owner { older, ..owner(ME, 5) }).unwrap();
+    };
+    let door = world.running().door.clone();
+    let lane = door.topic(&door.info("t").unwrap()).unwrap().lane(0).unwrap().clone();
+    held_by(2, &[0]);
+    let shared = Shared::of(&door, &lane).unwrap().expect("some of it is not here");
+    assert_eq!(shared.first(&door, &lane), None, "where it begins is not known");
+    assert!(matches!(shared.step(&door, &lane, 0, 1 << 20, true), Step::Wait(_)));
+    held_by(3, &[]);
+    assert!(matches!(Shared::of(&door, &lane), Ok(None)));
 }
 
 /// As under transactions that run for long: lanes move, and there is nothing to read for readers of committed records.
