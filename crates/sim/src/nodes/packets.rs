@@ -70,7 +70,7 @@ impl World {
             Packet::Release(release) => {
                 if let Some(running) = self.node_mut(to).running() {
                     running.backup.release(&release);
-                    *self.events_of.entry("given back").or_default() += 1;
+                    *self.events_of.entry("gave copies of a log back").or_default() += 1;
                 }
             }
             Packet::Alive(epoch) => {
