@@ -560,7 +560,7 @@ impl Copier {
             before.segments.iter().for_each(|segment| log.copied_again(*segment, before.since));
             got = true;
         }
-        let wanted = memory.to_copy_again(Instant::now(), |memory, without| {
+        let wanted = memory.next_to_copy(Instant::now(), |memory, without| {
             log.to_copy_again(SEGMENTS, without, &|backup, blocks| memory.lacks(backup, id, blocks))
         });
         let (began, since) = (Instant::now(), log.next_block());
@@ -685,7 +685,7 @@ impl Memory {
 
     /// What is copied next of a log. `of`: what there is without these. Those that could not be given for [long](PATIENCE) come when there is nothing else: as they are the oldest, they
     /// would be all that is asked for.
-    fn to_copy_again(
+    fn next_to_copy(
         &mut self,
         now: Instant,
         of: impl Fn(&Memory, &HashSet<SegmentId>) -> Vec<SegmentId>,
@@ -1123,7 +1123,7 @@ mod tests {
         let (mut memory, begin) = (Memory::default(), Instant::now());
         let all = [segments(0, SEGMENTS as u32), segments(1, 2)].concat();
         let wanted = |memory: &mut Memory, seconds| {
-            memory.to_copy_again(begin + Duration::from_secs(seconds), |_, without| {
+            memory.next_to_copy(begin + Duration::from_secs(seconds), |_, without| {
                 all.iter().filter(|one| !without.contains(*one)).take(SEGMENTS).copied().collect()
             })
         };
