@@ -572,8 +572,11 @@ impl World {
             if self.node(number).process.is_none() {
                 continue;
             }
-            *self.events_of.entry("coordinators ended by their disks").or_default() += 1;
-            match self.node(number).memory.is_off() {
+            let is_off = self.node(number).memory.is_off();
+            let what =
+                if is_off { "coordinators lost their power in a write" } else { "coordinators ended by their disks" };
+            *self.events_of.entry(what).or_default() += 1;
+            match is_off {
                 true => self.lose_power(number),
                 false => self.start_again(number),
             }
