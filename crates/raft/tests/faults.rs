@@ -171,7 +171,9 @@ async fn torment(seed: u64, voters: u32, others: u32) {
 fn seeds(tested: std::ops::Range<u64>) -> std::ops::Range<u64> {
     let Ok(text) = std::env::var("KERA_RAFT_SEEDS") else { return tested };
     let parsed = text.split_once("..").and_then(|(from, to)| Some(from.parse().ok()?..to.parse().ok()?));
-    parsed.unwrap_or_else(|| panic!("KERA_RAFT_SEEDS is FROM..TO, not {text}"))
+    let seeds: std::ops::Range<u64> = parsed.unwrap_or_else(|| panic!("KERA_RAFT_SEEDS is FROM..TO, not {text}"));
+    assert!(!seeds.is_empty(), "KERA_RAFT_SEEDS is FROM..TO with TO above FROM, not {text}: there is no seed in it");
+    seeds
 }
 
 #[tokio::test]
