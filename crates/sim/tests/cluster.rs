@@ -52,26 +52,30 @@ fn every_fault_happens() {
     assert_eq!(missing, Vec::<&str>::new());
 }
 
-fn found(planted: Planted) -> String {
-    let with = |seed| run(&Plan { planted: Some(planted), ..short(seed) }).violation;
-    (1..100).find_map(with).unwrap_or_else(|| panic!("{planted:?} was not found with a hundred seeds"))
+/// Some seed shows the defect in one of these words. What others say on the way there is told only if none does.
+fn found(planted: Planted, words: &[&str]) {
+    let mut otherwise = Vec::new();
+    let is_found = (1..100).any(|seed| {
+        let found = run(&Plan { planted: Some(planted), ..short(seed) }).violation;
+        let says_so = found.iter().any(|found| words.iter().any(|words| found.contains(words)));
+        otherwise.extend(found.filter(|_| !says_so));
+        says_so
+    });
+    assert!(is_found, "{planted:?} was not found by {words:?}; what was: {otherwise:?}");
 }
 
 #[test]
 fn an_acknowledgement_that_comes_too_soon_is_found() {
-    let what = found(Planted::AcknowledgedTooSoon);
-    assert!(["ends at", "was", "not done"].iter().any(|words| what.contains(words)), "{what}");
+    found(Planted::AcknowledgedTooSoon, &["ends at", "acknowledged where", "read where"]);
 }
 
 #[test]
 fn a_kill_that_loses_memory_is_found() {
-    // What is lost is missing where it was read before, or an application waits for it in vain.
-    let what = found(Planted::KillsTakeTheArena);
-    assert!(["ends at", "was", "not done"].iter().any(|words| what.contains(words)), "{what}");
+    // What is lost is missing where it was read before, or something else is there.
+    found(Planted::KillsTakeTheArena, &["ends at", "acknowledged where", "read where"]);
 }
 
 #[test]
 fn a_retry_that_is_not_recognised_is_found() {
-    let what = found(Planted::RetriesAreNew);
-    assert!(what.contains("too"), "{what}");
+    found(Planted::RetriesAreNew, &[", too"]);
 }
