@@ -534,7 +534,7 @@ fn what_waits_for_a_block_is_not_acknowledged_for_longer_than_it_may_lack_copies
 /// A log without an end holds back who may need something of it, and nobody else.
 #[test]
 fn others_are_rebuilt_beside_a_log_without_an_end_and_it_goes() {
-    let (beside, gone) = ("rebuilt beside logs without an end", "gave up logs without an end");
+    let (beside, gone) = ("began to rebuild beside logs without an end", "gave up logs without an end");
     let (mut before, mut since) = ([0; 2], [0; 2]);
     for seed in 1..41 {
         for (level, did) in [(level::OPEN_ENDS - 1, &mut before), (level::OPEN_ENDS, &mut since)] {

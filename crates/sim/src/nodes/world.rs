@@ -183,7 +183,7 @@ pub fn run(plan: &Plan) -> Report {
     world.events_of.insert("gave up logs while others were rebuilt from", world.coordinators.given_up_meanwhile);
     world.events_of.insert("logs of lost nodes, at most", world.coordinators.lost_logs_most);
     world.events_of.insert("took ends back", world.coordinators.taken_back);
-    world.events_of.insert("rebuilt beside logs without an end", world.coordinators.passed_over);
+    world.events_of.insert("began to rebuild beside logs without an end", world.coordinators.passed_over);
     world.events_of.insert("gave up logs without an end", world.coordinators.open_given_up);
     world.events_of.append(&mut world.told.did);
     Report {
