@@ -253,6 +253,18 @@ impl Around<'_> {
         }
     }
 
+    /// A lane begins at `first`, as somebody was told who looked for its beginning. Compaction leaves that where it is: it goes on when what is in front was read.
+    pub(super) fn gone_in_front(&mut self, place: Place, first: u64) -> Result<(), Violation> {
+        let may_be_lost = self.told.losses.may_begin(place, first);
+        let is_read = self.told.is_consumed && self.told.processed_by_all(self.truth, place) >= first;
+        if first > 0 && is_read && !may_be_lost {
+            let begun = self.told.begun.get(&place).map_or(0, BTreeMap::len);
+            *self.told.did.entry("gone as read").or_default() += 1;
+            *self.told.did.entry("gone as read by both").or_default() += u64::from(begun > 1);
+        }
+        self.gone(place, 0..first)
+    }
+
     /// Records of a lane are not there any more: that must be because they are old enough, too many, or read by all applications.
     pub(super) fn gone(&mut self, place: Place, ordinals: std::ops::Range<u64>) -> Result<(), Violation> {
         self.truth.checked();
@@ -261,11 +273,6 @@ impl Around<'_> {
             return Ok(());
         }
         let processed = if self.told.is_consumed { self.told.processed_by_all(self.truth, place) } else { 0 };
-        if ordinals.start == 0 && processed > 0 && !ordinals.is_empty() {
-            let begun = self.told.begun.get(&place).map_or(0, BTreeMap::len);
-            *self.told.did.entry("gone as read").or_default() += 1;
-            *self.told.did.entry("gone as read by both").or_default() += u64::from(begun > 1);
-        }
         if self.told.is_compacted {
             // The beginning of a lane stays as long as somebody is to read it, and so does the end of each segment.
             let read = processed.min(ordinals.end).max(ordinals.start);

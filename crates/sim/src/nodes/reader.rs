@@ -252,7 +252,7 @@ impl Reader {
     fn placed(&mut self, found: LookupResult, around: &mut Around<'_>) -> Result<(), Violation> {
         // A node that is not the owner any more tells where its own part begins.
         if self.from == Start::Earliest {
-            around.gone(self.place, 0..found.first_ordinal)?;
+            around.gone_in_front(self.place, found.first_ordinal)?;
             let is_at_one = self.latest.is_none();
             if is_at_one || self.is_last {
                 around.begins(self.place, (self.asked.1, self.asked.2), found.ordinal)?;
