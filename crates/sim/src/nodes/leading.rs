@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use kera_coordinator::cluster::{AgreedEnd, CalledOff, ClusterState, EndLooks, EndsAsked, Rates, ToldEnd};
 use kera_env::Clock;
 use kera_format::cluster::{ClusterEntry, LogName, NodeNumber};
-use kera_protocol::LogView;
+use kera_protocol::{LogView, MoveInfo};
 
 use super::coordinators::Command;
 use super::copies::lock;
@@ -220,8 +220,13 @@ impl World {
         if moves.is_empty() {
             return Ok(());
         }
-        *self.events_of.entry("evened out").or_default() += moves.len() as u64;
-        self.commit(leader, |state| state.plan_moves(&moves))
+        self.commit(leader, |state| state.plan_moves(&moves))?;
+        // Some may be refused, and some that are noted are called off: they count when they are done.
+        let what = |of: &MoveInfo| (of.stream, of.streamlet, of.from, of.to);
+        let is_one = |of: &MoveInfo| moves.iter().any(|one| what(one) == what(of));
+        let noted = self.coordinators.state.move_infos().filter(is_one).map(|of| of.number);
+        self.evening.extend(noted);
+        Ok(())
     }
 
     /// Gives up what only lost nodes have, although nobody asked for that: a defect.

@@ -160,6 +160,8 @@ pub(super) struct World {
     pub(super) is_compacting: bool,
     /// Who is to own nothing when everything is healed.
     pub(super) emptied: Option<u32>,
+    /// Moves that whoever leads has asked for to even out the nodes, and that are not known to be done.
+    pub(super) evening: BTreeSet<u64>,
     pub(super) power: bool,
     /// When answers left their nodes that are on their way, by connection and request, if asynchronous streams are looked at; and when the one
     /// that has just arrived did.
@@ -277,6 +279,7 @@ impl World {
             copies_all: false,
             is_compacting: plan.kind.is_compacted(),
             emptied: None,
+            evening: BTreeSet::new(),
             power,
             left: BTreeMap::new(),
             left_of_answer: Left::default(),
