@@ -288,6 +288,7 @@ impl Producer {
                         self.told_no_place(&chunk, around)?;
                         continue;
                     }
+                    *around.told.did.entry("skipped chunks").or_default() += u64::from(request.skips);
                     let place = Place { stream: self.stream.0, streamlet: at as u32, lane: result.lane.0 };
                     if self.is_async {
                         let (owner_epoch, base) = (result.cursor.group.epoch(), result.base_ordinal);
@@ -310,7 +311,7 @@ impl Producer {
                     if status == Status::SequenceGap && (self.is_impatient || result.forgot) {
                         self.back(&[(at, sequence)]);
                         if request.skips || is_first {
-                            let what = ["skipped chunks", "told that something else is missing"];
+                            let what = ["told that something is missing", "told that something else is missing"];
                             *around.told.did.entry(what[usize::from(request.skips)]).or_default() += 1;
                             self.streamlets[at].skips_from = Some(result.base_ordinal);
                         }
