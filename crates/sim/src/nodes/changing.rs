@@ -149,9 +149,8 @@ impl World {
     pub(super) fn copies_told(&mut self, node: u32, made: CopiesMade, told: Option<bool>) {
         let CopiesMade { epoch, number, state, .. } = made;
         match told {
-            _ if number == 0 => {
-                *self.events_of.entry("copied what is held").or_default() += u64::from(told == Some(true));
-            }
+            // It is counted when it becomes true: it is said again and again until that is known.
+            _ if number == 0 => {}
             Some(false) => {
                 self.ask(node, Command::FinishMove(FinishMove { number, node, epoch, state }));
             }

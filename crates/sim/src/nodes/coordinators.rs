@@ -89,6 +89,8 @@ pub(super) struct Coordinators {
     pub(super) passed_over: u64,
     /// Such logs that were given up.
     pub(super) open_given_up: u64,
+    /// How often a node has said that there are as many copies as are wanted of what it holds, and had not said so before.
+    pub(super) held_copied: u64,
     /// Numbers of nodes that were removed and have not joined since.
     pub(super) removed: BTreeSet<u32>,
     /// Whoever comes under the number of a node that was removed is taken for a node that never had another number: a defect.
@@ -189,6 +191,8 @@ impl Coordinators {
         }
         self.taken_back +=
             entries.iter().filter(|entry| matches!(entry, ClusterEntry::EndTakenBack { .. })).count() as u64;
+        // Those that are noted once more when something is taken back are behind another entry.
+        self.held_copied += u64::from(matches!(entries.as_slice(), [ClusterEntry::CopiesMade { .. }]));
         self.log.push(entries);
         self.lost_logs_most = self.lost_logs_most.max(self.state.lost_logs().count() as u64);
         self.note_owners()

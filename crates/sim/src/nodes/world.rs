@@ -187,6 +187,7 @@ pub fn run(plan: &Plan) -> Report {
     world.events_of.insert("took ends back", world.coordinators.taken_back);
     world.events_of.insert("began to rebuild beside logs without an end", world.coordinators.passed_over);
     world.events_of.insert("gave up logs without an end", world.coordinators.open_given_up);
+    world.events_of.insert("copied what is held", world.coordinators.held_copied);
     world.events_of.append(&mut world.told.did);
     Report {
         seed: plan.seed,
