@@ -35,8 +35,8 @@ pub(super) enum Said {
 #[derive(Default)]
 pub(super) struct Sessions {
     open: BTreeMap<u64, Connection>,
-    /// How often one was told that there is room again.
-    pub(super) drained: u64,
+    /// How often one had held something back for want of room, and went on with it when there was room again.
+    pub(super) went_on: u64,
 }
 
 impl Sessions {
@@ -61,7 +61,7 @@ impl Sessions {
     pub(super) fn request(&mut self, wire: u64, header: FrameHeader, body: Bytes, said: &mut Vec<Said>) {
         let Some(connection) = self.open.get_mut(&wire) else { return };
         connection.waiting.push_back((header, body));
-        self.drained += serve(connection, wire, said);
+        self.went_on += serve(connection, wire, said);
     }
 
     /// Sessions that were woken, or whose deadline has passed, do what they have to, until nobody has anything to do.
@@ -77,7 +77,7 @@ impl Sessions {
                     continue;
                 }
                 is_quiet = false;
-                self.drained += serve(connection, *wire, said);
+                self.went_on += serve(connection, *wire, said);
             }
             for gone in said.iter().filter_map(|one| if let Said::Closed(wire) = one { Some(*wire) } else { None }) {
                 self.open.remove(&gone);
@@ -95,20 +95,24 @@ impl Sessions {
     }
 }
 
-/// Gives a connection the requests that wait, until one is held back, and takes what it has to say: how often what it had said was sent for more. As `turn` in `crates/rpc/src/serving.rs` does.
+/// Gives a connection the requests that wait, until one is held back, and takes what it has to say: how often it went on with something that had waited for room. Not with every
+/// answer that fills it: behind most of them nothing waits. As `turn` in `crates/rpc/src/serving.rs` does.
 fn serve(connection: &mut Connection, wire: u64, said: &mut Vec<Said>) -> u64 {
-    let mut drained = 0;
+    let (mut went_on, mut has_room_again) = (0, false);
     loop {
+        let (waited, was_held_back) = (connection.waiting.len(), !connection.out.is_empty());
         let is_closed = handle(connection);
+        let has_gone_on = was_held_back || connection.waiting.len() < waited;
+        went_on += u64::from(has_room_again && has_gone_on);
         let was_full = connection.out.is_full();
         say(connection, wire, said);
         if is_closed {
             said.push(Said::Closed(wire));
         }
         if is_closed || !was_full {
-            return drained;
+            return went_on;
         }
-        drained += 1;
+        has_room_again = true;
         connection.session.on_drained(&mut connection.out);
     }
 }

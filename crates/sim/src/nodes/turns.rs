@@ -28,7 +28,7 @@ impl World {
         let life = self.node(node).life;
         let Some(running) = self.node_mut(node).running() else { return Ok(()) };
         running.sessions.settle(now_us, &mut said);
-        let drained = std::mem::take(&mut running.sessions.drained);
+        let went_on = std::mem::take(&mut running.sessions.went_on);
         let out = std::mem::take(&mut *lock(&running.copies.out));
         let mut planned = Vec::new();
         if !running.turns.logs {
@@ -46,8 +46,8 @@ impl World {
             planned.push((at_us, Event::Deadline(node, life)));
         }
         planned.into_iter().for_each(|(at_us, event)| self.schedule.at(at_us, event));
-        if drained > 0 {
-            *self.events_of.entry("connections had room again").or_default() += drained;
+        if went_on > 0 {
+            *self.events_of.entry("went on with what was held back").or_default() += went_on;
         }
         self.send_all(said);
         for one in out {
