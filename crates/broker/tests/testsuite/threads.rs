@@ -28,22 +28,22 @@ fn until(peer: &mut Peer, house: &House, mut done: impl FnMut(&mut Peer) -> bool
 fn write_all(house: &House, producer: u64) {
     let mut peer = house.peer();
     let mut answered = 0;
+    let count = |peer: &mut Peer| {
+        let frames = peer.frames();
+        frames.iter().for_each(|frame| assert_eq!(frame.decode::<WriteChunksResponse>().results[0].status, 0));
+        frames.len() as u64
+    };
     for sequence in 0..CHUNKS {
         let streamlet = (sequence % u64::from(LANES)) as u32;
         let sealed = chunk_of(target(STREAM, streamlet, producer, sequence / u64::from(LANES)), 1, 100);
         peer.send(&write_request(&[sealed], 60_000));
-        let count = |peer: &mut Peer| {
-            let frames = peer.frames();
-            frames.iter().for_each(|frame| assert_eq!(frame.decode::<WriteChunksResponse>().results[0].status, 0));
-            frames.len() as u64
-        };
         until(&mut peer, house, |peer| {
             answered += count(peer);
             answered + 8 > sequence
         });
     }
     until(&mut peer, house, |peer| {
-        answered += peer.frames().len() as u64;
+        answered += count(peer);
         answered == CHUNKS
     });
 }
