@@ -116,6 +116,7 @@ fn two_disks_cut_at_every_step_keep_what_was_persisted() {
 
 #[test]
 fn recovery_that_is_cut_off_itself_loses_nothing() {
+    let mut cut_off = 0;
     for seed in 0..10 {
         let steps = steps_of(seed, 1, 10);
         let disks = memory_disks(1);
@@ -125,11 +126,15 @@ fn recovery_that_is_cut_off_itself_loses_nothing() {
         disks[0].crash(seed);
         for step in 1..12 {
             disks[0].cut_power_at(step);
-            let _ = Bench::open(config(), as_disks(&disks));
+            if let Err(error) = Bench::open(config(), as_disks(&disks)) {
+                assert!(disks[0].is_off(), "seed {seed} step {step}: {error}");
+            }
+            cut_off += u32::from(disks[0].is_off());
             disks[0].crash(seed * 100 + step);
         }
         check(&disks, &first, &format!("seed {seed}"));
     }
+    assert!(cut_off > 5, "recovery hardly changes anything: it was cut off {cut_off} times");
 }
 
 #[test]
