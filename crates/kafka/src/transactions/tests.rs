@@ -767,10 +767,11 @@ proptest! {
         let mut world = World::new();
         let mut clients = [(-1i64, -1i16); 3];
         let (mut durable, mut epoch_heard) = (0, -1);
-        // What was acknowledged of the transaction of an epoch that runs, by what the answers rest on.
-        let mut promised: Vec<(u64, i16)> = Vec::new();
+        // What was acknowledged of the transaction of an epoch that runs, by what the answers rest on, and whether that decided it or it was asked for again.
+        let mut promised: Vec<(u64, i16, bool)> = Vec::new();
         let mut ready: Vec<Ending> = Vec::new();
-        let mut finished: BTreeMap<i16, Vec<bool>> = BTreeMap::new();
+        // By the numbers of transactions, several of which may have one epoch.
+        let mut finished: BTreeMap<i64, (i16, bool)> = BTreeMap::new();
         for event in &events {
             match event {
                 Event::Init(at) => if let Ok(producer) = world.init("id") {
@@ -784,9 +785,10 @@ proptest! {
                     prop_assert!(code != 0 || clients[*at].1 == epoch_heard, "a fenced producer goes on");
                 }
                 Event::End(at, commit) => {
+                    let decides = world.state("id") == "Ongoing";
                     let (after, code) = world.end_reply("id", clients[*at], *commit);
                     if code == 0 && *commit {
-                        promised.push((after.map_or(0, |mark| mark.0), clients[*at].1));
+                        promised.push((after.map_or(0, |mark| mark.0), clients[*at].1, decides));
                     }
                 }
                 Event::Finish => {
@@ -796,7 +798,11 @@ proptest! {
                     let now: Vec<Ending> = now;
                     for ending in now {
                         match world.transactions.ended(world.now, &ending, &[]) {
-                            Ok(true) => finished.entry(ending.epoch).or_default().push(ending.commit),
+                            Ok(true) => {
+                                let outcome = (ending.epoch, ending.commit);
+                                let before = finished.insert(ending.number, outcome);
+                                prop_assert!(before.is_none_or(|before| before == outcome), "{before:?}, then {outcome:?}");
+                            }
                             Ok(false) => {}
                             Err(AppendFailed) => ready.push(ending),
                         }
@@ -807,7 +813,7 @@ proptest! {
                 Event::Full(is_full) => world.journal.0.lock().is_full = *is_full,
                 Event::Crash => {
                     world.journal.0.lock().entries.truncate(durable as usize);
-                    promised.retain(|(mark, _)| *mark <= durable);
+                    promised.retain(|(mark, ..)| *mark <= durable);
                     ready.clear();
                     world.restart();
                 }
@@ -819,14 +825,17 @@ proptest! {
         for _ in 0..3 {
             for ending in std::mem::take(&mut ready) {
                 if world.transactions.ended(world.now, &ending, &[]) == Ok(true) {
-                    finished.entry(ending.epoch).or_default().push(ending.commit);
+                    let outcome = (ending.epoch, ending.commit);
+                    let before = finished.insert(ending.number, outcome);
+                    prop_assert!(before.is_none_or(|before| before == outcome), "{before:?}, then {outcome:?}");
                 }
             }
             ready.extend(world.transactions.take_endings());
         }
-        for (_, epoch) in promised {
-            let outcomes = finished.get(&epoch).cloned().unwrap_or_default();
-            prop_assert!(outcomes.contains(&true), "a commit of epoch {epoch} was lost");
+        for (_, epoch, _) in &promised {
+            let decided = promised.iter().filter(|(_, of, decides)| of == epoch && *decides).count();
+            let committed = finished.values().filter(|outcome| **outcome == (*epoch, true)).count();
+            prop_assert!(committed >= decided.max(1), "{committed} of {decided} commits of epoch {epoch} are left");
         }
         let states = ["Empty", "Ongoing", "CompleteCommit", "CompleteAbort", ""];
         prop_assert!(states.contains(&world.state("id").as_str()), "{}", world.state("id"));
