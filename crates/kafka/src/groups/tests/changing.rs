@@ -687,9 +687,13 @@ impl Story {
                 Client::Classic(member) => (&member.id, member.owned.clone()),
                 Client::Consumer(member) => (&member.id, member.owned()),
             };
-            let Some(held) = held.get(id) else { continue };
-            let has = |partition: &i32| held.iter().any(|(_, of)| of.contains(partition));
-            assert!(owned.iter().all(has), "{client:?} has more than {held:?}");
+            let Some(of_client) = held.get(id) else { continue };
+            let has = |of: &Named, partition: &i32| of.iter().any(|(_, of)| of.contains(partition));
+            assert!(owned.iter().all(|partition| has(of_client, partition)), "{client:?} has more than {of_client:?}");
+            for (_, of_other) in held.iter().filter(|(other, _)| *other != id) {
+                let is_shared = owned.iter().any(|partition| has(of_other, partition));
+                assert!(!is_shared, "{client:?} has what is another one's too: {held:?}");
+            }
         }
     }
 
