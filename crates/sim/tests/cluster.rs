@@ -66,13 +66,13 @@ fn found(planted: Planted, words: &[&str]) {
 
 #[test]
 fn an_acknowledgement_that_comes_too_soon_is_found() {
-    found(Planted::AcknowledgedTooSoon, &["ends at", "acknowledged where", "read where"]);
+    found(Planted::AcknowledgedTooSoon, &["ends at", "acknowledged where", "read where", "by an acknowledged commit"]);
 }
 
 #[test]
 fn a_kill_that_loses_memory_is_found() {
-    // What is lost is missing where it was read before, or something else is there.
-    found(Planted::KillsTakeTheArena, &["ends at", "acknowledged where", "read where"]);
+    // What is lost is missing where it was read before, or an application waits for it in vain.
+    found(Planted::KillsTakeTheArena, &["ends at", "acknowledged where", "read where", "not done for long"]);
 }
 
 #[test]
