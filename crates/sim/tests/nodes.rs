@@ -1073,5 +1073,5 @@ fn many_seeds_with_narrow_connections_keep_every_promise() {
     let plan = |seed| Plan { narrow: true, ..with_applications(seed) };
     let (violations, held_back) = all_counting(1..1 + SEEDS / 8, plan, "went on with what was held back");
     assert_eq!(violations, Vec::<String>::new());
-    assert!(held_back > 1_000, "next to nothing is held back, so nothing is shown: {held_back}");
+    assert!(held_back > 200, "next to nothing is held back, so nothing is shown: {held_back}");
 }
