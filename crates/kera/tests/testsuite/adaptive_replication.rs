@@ -1,7 +1,7 @@
 //! A streamlet that fills a virtual log nearly alone gets one of its own, and goes back when it is quiet: under load of `kera verify`, with its
 //! owner killed behind each change, and nothing may be lost, doubled or out of order.
 
-use std::process::{Child, Stdio};
+use std::process::Child;
 
 use crate::common::members::{Member, cluster, free_ports, start_again, voters};
 use crate::common::{self, Node, eventually};
@@ -40,20 +40,11 @@ impl House {
     }
 
     fn produce(&self, stream: &str, records: u32, rate: u32) -> Child {
-        let (log, all) = (self.log(stream), &self.all);
-        let line =
-            format!("verify produce --stream {stream} --log {log} --records {records} --rate {rate} --connect {all}");
-        let mut producing = common::kera(line.split_whitespace());
-        producing.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the binary runs")
+        common::verify_produce(stream, &self.log(stream), records, rate, &self.all)
     }
 
-    /// Everything that was acknowledged is there, once and in order.
     fn prove(&self, stream: &str, records: u32) {
-        let line = format!("verify consume --stream {stream} --log {} --connect {}", self.log(stream), self.all);
-        let consumed = common::run(line.split_whitespace());
-        let said = format!("{}{}", common::stdout(&consumed), common::stderr(&consumed));
-        assert!(consumed.status.success(), "{said}");
-        assert!(said.contains(&format!("{records} records acknowledged, {records} read")), "{said}");
+        common::verify_consume(stream, &self.log(stream), records, &self.all);
     }
 
     /// A metric of a node; zero of one that does not run.

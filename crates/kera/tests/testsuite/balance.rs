@@ -1,18 +1,14 @@
 //! Nodes of a cluster in processes that are evened out: by themselves when one comes, and by what producers write.
 
 use std::collections::BTreeMap;
-use std::process::{Output, Stdio};
+use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use crate::common::members::{Member, cluster, free_ports, some_nodes_with, start_again};
-use crate::common::{self, Node, eventually};
+use crate::common::{self, Node, both, eventually};
 
 const RECORDS: u64 = 40_000;
-
-fn both(output: &Output) -> String {
-    format!("{}{}", common::stdout(output), common::stderr(output))
-}
 
 fn owned(node: &Node) -> Vec<u64> {
     let nodes = cluster(node)["nodes"].as_array().cloned().expect("nodes");

@@ -1,22 +1,18 @@
 //! Streams that get another number of copies while `kera verify` writes to them: what was written with one copy survives the loss of its node from then on,
 //! and nothing is lost, doubled or out of order, whoever is killed meanwhile.
 
-use std::process::{Child, Output, Stdio};
+use std::process::{Child, Stdio};
 
 use serde_json::{Value, json};
 
 use crate::common::members::{Member, cluster, free_ports, start_again, three_nodes};
-use crate::common::{self, Node, eventually};
+use crate::common::{self, Node, both, eventually};
 
 /// Three nodes.
 struct House {
     members: Vec<Member>,
     nodes: Vec<Option<Node>>,
     all: String,
-}
-
-fn both(output: &Output) -> String {
-    format!("{}{}", common::stdout(output), common::stderr(output))
 }
 
 impl House {
@@ -38,20 +34,11 @@ impl House {
     }
 
     fn produce(&self, stream: &str, records: u32, rate: u32) -> Child {
-        let (log, all) = (self.log(stream), &self.all);
-        let line =
-            format!("verify produce --stream {stream} --log {log} --records {records} --rate {rate} --connect {all}");
-        let mut producing = common::kera(line.split_whitespace());
-        producing.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the binary runs")
+        common::verify_produce(stream, &self.log(stream), records, rate, &self.all)
     }
 
-    /// Everything that was acknowledged is there, once and in order.
     fn prove(&self, stream: &str, records: u32) {
-        let line = format!("verify consume --stream {stream} --log {} --connect {}", self.log(stream), self.all);
-        let consumed = common::run(line.split_whitespace());
-        assert!(consumed.status.success(), "{}", both(&consumed));
-        let said = format!("{records} records acknowledged, {records} read");
-        assert!(common::stdout(&consumed).contains(&said), "{}", both(&consumed));
+        common::verify_consume(stream, &self.log(stream), records, &self.all);
     }
 
     fn copies(&self, at: usize, stream: &str) -> u64 {

@@ -2,10 +2,10 @@
 //! may be lost, doubled or out of order.
 
 use std::io::{BufRead, BufReader};
-use std::process::{Child, Output, Stdio};
+use std::process::{Child, Stdio};
 
 use crate::common::members::{Member, cluster, free_ports, start_again, three_nodes, voters};
-use crate::common::{self, Node, end_of, eventually};
+use crate::common::{self, Node, both, end_of, eventually};
 
 /// Three nodes with a stream that `kera verify` writes to.
 struct House {
@@ -32,22 +32,14 @@ impl House {
 
     fn produce(&mut self, records: u32, rate: u32) -> Child {
         self.records = records;
-        let (log, all) = (&self.log, &self.all);
-        let line =
-            format!("verify produce --stream moved --log {log} --records {records} --rate {rate} --connect {all}");
-        let mut producing = common::kera(line.split_whitespace());
-        producing.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the binary runs")
+        common::verify_produce("moved", &self.log, records, rate, &self.all)
     }
 
     /// Everything that was acknowledged is there, once and in order.
     fn prove(&self, producing: Child) {
         let produced = producing.wait_with_output().expect("it ends");
         assert!(produced.status.success(), "{}", both(&produced));
-        let line = format!("verify consume --stream moved --log {} --connect {}", self.log, self.all);
-        let consumed = common::run(line.split_whitespace());
-        assert!(consumed.status.success(), "{}", both(&consumed));
-        let said = format!("{0} records acknowledged, {0} read", self.records);
-        assert!(common::stdout(&consumed).contains(&said), "{}", both(&consumed));
+        common::verify_consume("moved", &self.log, self.records, &self.all);
     }
 
     /// The number of the node that owns a streamlet, and its nodes' states, as `kera status` tells them.
@@ -72,10 +64,6 @@ impl House {
     fn is_lost(&self, number: usize, seen_by: usize) -> bool {
         cluster(self.node(seen_by))["nodes"][number - 1]["state"] == "lost"
     }
-}
-
-fn both(output: &Output) -> String {
-    format!("{}{}", common::stdout(output), common::stderr(output))
 }
 
 #[test]

@@ -52,6 +52,26 @@ pub fn stderr(output: &Output) -> String {
     String::from_utf8(output.stderr.clone()).expect("the output is text")
 }
 
+/// Both as text.
+pub fn both(output: &Output) -> String {
+    format!("{}{}", stdout(output), stderr(output))
+}
+
+/// `kera verify` writes so many records to a stream, at a rate a second, and keeps in `log` what was acknowledged.
+pub fn verify_produce(stream: &str, log: &str, records: u32, rate: u32, connect: &str) -> Child {
+    let line =
+        format!("verify produce --stream {stream} --log {log} --records {records} --rate {rate} --connect {connect}");
+    kera(line.split_whitespace()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the binary runs")
+}
+
+/// Everything that was acknowledged by `log` is there, once and in order, and it is so many records.
+pub fn verify_consume(stream: &str, log: &str, records: u32, connect: &str) {
+    let consumed = run(format!("verify consume --stream {stream} --log {log} --connect {connect}").split_whitespace());
+    assert!(consumed.status.success(), "{}", both(&consumed));
+    let said = format!("{records} records acknowledged, {records} read");
+    assert!(stdout(&consumed).contains(&said), "{}", both(&consumed));
+}
+
 /// A file of the repository's sample data.
 pub fn sample(name: &str) -> String {
     format!("{}/../../data/{name}", env!("CARGO_MANIFEST_DIR"))
