@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use kera_env::OpenMode;
+use kera_format::ChunkView;
 use kera_format::checksum::crc32c;
 use kera_format::chunk::Chunks;
 use kera_format::vlog_replica::{Footer, LogId, ReplicaMark, SegmentRun};
@@ -110,7 +111,8 @@ impl Backup {
 
     fn source(&self, log: LogId, part: &FilePart) -> Result<Source, BackupError> {
         let disk = &*self.disks[part.disk].disk;
-        Source::open(disk, part.sequence, part.key, log.vlog).map_err(|error| self.unreadable(part, &error))
+        Source::open_to_lend(disk, part.sequence, part.key, log.vlog, &self.spare)
+            .map_err(|error| self.unreadable(part, &error))
     }
 
     fn unreadable(&self, part: &FilePart, error: &io::Error) -> BackupError {
@@ -295,6 +297,8 @@ impl Backup {
         let mut source = self.source(*log, part)?;
         let known = self.positions.find(*log, part, read.next_block);
         let (mut at, mut block) = self.skip_to(&mut source, part, known, read.next_block)?;
+        // And what is asked for next, so that the disk goes on while somebody deals with this.
+        source.will_read(at, 2 * *bytes_max as u64);
         while block <= part.last.min(*through) {
             let header = self.whole_block(&mut source, part, at, block)?;
             if *bytes > 0 && *bytes + header.chunk_bytes as usize > *bytes_max {
@@ -303,7 +307,7 @@ impl Backup {
                 return Ok(());
             }
             read.next_block = block + 1;
-            let (head, chunks) = answered(&header, source.chunks(), wanted);
+            let (head, chunks) = answered(&header, &mut source, wanted);
             if head.chunk_count > 0 || wanted.is_empty() {
                 *bytes += chunks.len();
                 read.blocks.push((head, chunks));
@@ -656,7 +660,7 @@ fn damaged(source: &Source, at: u64, reason: &str) -> BackupError {
 /// A block as it is answered: as it is, or with the chunks of some streamlets only.
 fn answered(
     header: &kera_format::vlog::BlockHeader,
-    chunks: &[u8],
+    source: &mut Source,
     wanted: &HashSet<StreamletRef>,
 ) -> (BlockHead, Bytes) {
     let head = BlockHead {
@@ -667,19 +671,19 @@ fn answered(
         chunks_checksum: header.chunks_checksum,
         zero: 0,
     };
-    if wanted.is_empty() {
-        return (head, Bytes::copy_from_slice(chunks));
-    }
-    let (mut kept, mut chunk_count) = (Vec::new(), 0);
-    for chunk in Chunks::new(chunks).map_while(Result::ok) {
+    let is_wanted = |chunk: &ChunkView<'_>| {
         let (stream, streamlet) = (chunk.header().stream, chunk.header().streamlet);
-        if wanted.contains(&StreamletRef { stream, streamlet }) {
-            kept.extend_from_slice(chunk.as_bytes());
-            chunk_count += 1;
-        }
+        wanted.contains(&StreamletRef { stream, streamlet })
+    };
+    let chunks = source.chunks();
+    if wanted.is_empty() || Chunks::new(chunks).all(|chunk| chunk.is_ok_and(|chunk| is_wanted(&chunk))) {
+        return (head, source.lend());
     }
-    let (chunk_bytes, chunks_checksum) = (kept.len() as u32, crc32c(&kept));
-    (BlockHead { chunk_count, chunk_bytes, chunks_checksum, ..head }, kept.into())
+    let wanted_chunks = || Chunks::new(chunks).map_while(Result::ok).filter(is_wanted);
+    let mut kept = Vec::with_capacity(wanted_chunks().map(|chunk| chunk.as_bytes().len()).sum());
+    wanted_chunks().for_each(|chunk| kept.extend_from_slice(chunk.as_bytes()));
+    let (chunk_count, chunk_bytes) = (wanted_chunks().count() as u32, kept.len() as u32);
+    (BlockHead { chunk_count, chunk_bytes, chunks_checksum: crc32c(&kept), ..head }, kept.into())
 }
 
 /// A lane, from the footers of several files.

@@ -23,12 +23,11 @@ use crate::files::{DiskWriter, NotBegun, Row, RunKey};
 use crate::open::{self, OpenReport};
 use crate::queue::Job;
 use crate::replica::{FilePart, Fit, Replica, Run};
+use crate::spare::Spare;
 use crate::stats::BackupStats;
 
 /// How long an idle writer sleeps at most.
 const IDLE: Duration = Duration::from_millis(500);
-/// Buffers that are kept for the next blocks.
-const SPARE_BUFFER_BYTES: usize = 16 << 20;
 /// A disk that failed is left alone for so long.
 const RETRY_US: u64 = 500_000;
 
@@ -147,7 +146,7 @@ pub struct Backup {
     next_file: AtomicU64,
     /// Of blocks that no writer has begun with.
     queued_bytes: AtomicUsize,
-    buffers: Mutex<(Vec<AlignedBuffer>, usize)>,
+    pub(crate) spare: Arc<Spare>,
     pub(crate) positions: Positions,
     /// Held while the fences are written: a file has all of those before it.
     fencing: Mutex<()>,
@@ -189,7 +188,7 @@ impl Backup {
             state: Mutex::new(state),
             next_file: AtomicU64::new(opened.next_file),
             queued_bytes: AtomicUsize::new(0),
-            buffers: Mutex::default(),
+            spare: Arc::default(),
             positions: Positions::default(),
             fencing: Mutex::new(()),
             releasing: Mutex::new(()),
@@ -225,7 +224,7 @@ impl Backup {
         let data = std::mem::take(data);
         match untaken {
             Some(taken) => {
-                self.give_buffer(data);
+                self.spare.give(data);
                 taken
             }
             None => self.take(head, data, done, token),
@@ -234,7 +233,8 @@ impl Backup {
 
     /// Memory for a block with so many bytes of chunks, which are to be appended to what is in it.
     pub fn place(&self, chunk_bytes: usize) -> AlignedBuffer {
-        let mut data = self.buffer(pages(BLOCK_HEADER_BYTES + chunk_bytes));
+        let mut data = self.spare.take(pages(BLOCK_HEADER_BYTES + chunk_bytes));
+        data.clear();
         data.resize(BLOCK_HEADER_BYTES);
         data
     }
@@ -345,7 +345,7 @@ impl Backup {
         if state.fenced(head.log).is_some() || !(begins || matches!(fit, Fit::Follows(_))) {
             // Another connection was here in between.
             drop(guard);
-            self.give_buffer(data);
+            self.spare.give(data);
             let again = || BackupError::new(Status::Overloaded, "the log has just been given back; send it again");
             return self.without_data(head, done, token).unwrap_or_else(|| Taken::Refused(again()));
         }
@@ -500,7 +500,7 @@ impl Backup {
             let follows = next == Some((job.head.block, job.taken_back));
             if failed.is_some() || !follows {
                 // What came before it was not written: whoever sent it sends that again first.
-                self.give_buffer(data);
+                self.spare.give(data);
                 let gone = || BackupError::new(Status::Overloaded, "a block before it was not written; send it again");
                 answers.push(Answer::of(job, Err(failed.clone().unwrap_or_else(gone))));
                 continue;
@@ -514,7 +514,7 @@ impl Backup {
                     self.begin_file(writer, disk, run, &job.head)
                 });
                 if let Err(error) = written {
-                    self.give_buffer(data);
+                    self.spare.give(data);
                     answers.push(Answer::of(job, Err(error.clone())));
                     failed = Some(error);
                     continue;
@@ -629,7 +629,7 @@ impl Backup {
         self.disks[disk].comes_further(self.clock.monotonic_us());
         let reserved = writer.open.get(&run).map_or(0, |open| open.reserved);
         let (count, bytes) = (blocks.len() as u64, blocks.iter().map(|(_, data)| data.len() as u64).sum());
-        blocks.drain(..).for_each(|(_, data)| self.give_buffer(data));
+        blocks.drain(..).for_each(|(_, data)| self.spare.give(data));
         if let Err(error) = written {
             let sequence = writer.open.get(&run).map_or(0, |open| open.header.file);
             return Err(self.disk_failed(disk, &error, sequence));
@@ -868,7 +868,7 @@ impl Backup {
             blocks: self.counts.blocks.load(Ordering::Relaxed),
             failures: self.counts.failures.load(Ordering::Relaxed),
             fenced_blocks: self.counts.fenced_blocks.load(Ordering::Relaxed),
-            queued_bytes: (self.queued_bytes.load(Ordering::Relaxed) + self.buffers.lock().1) as u64,
+            queued_bytes: (self.queued_bytes.load(Ordering::Relaxed) + self.spare.bytes()) as u64,
             ..BackupStats::default()
         };
         for disk in &self.disks {
@@ -899,24 +899,6 @@ impl Backup {
         let state = self.state.lock();
         let bytes = |log: &Replica| log.runs.iter().flat_map(|run| &run.files).map(|file| file.bytes).sum();
         state.logs.iter().map(|(id, log)| (*id, bytes(log))).collect()
-    }
-
-    fn buffer(&self, bytes: usize) -> AlignedBuffer {
-        let mut kept = self.buffers.lock();
-        let fits = |buffer: &AlignedBuffer| (bytes..=4 * bytes).contains(&buffer.capacity());
-        let Some(at) = kept.0.iter().rposition(fits) else { return AlignedBuffer::with_capacity(bytes) };
-        let mut buffer = kept.0.swap_remove(at);
-        kept.1 -= buffer.capacity();
-        buffer.clear();
-        buffer
-    }
-
-    fn give_buffer(&self, buffer: AlignedBuffer) {
-        let mut kept = self.buffers.lock();
-        if kept.1 + buffer.capacity() <= SPARE_BUFFER_BYTES {
-            kept.1 += buffer.capacity();
-            kept.0.push(buffer);
-        }
     }
 
     fn tell_room(&self) {

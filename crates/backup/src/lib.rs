@@ -35,6 +35,7 @@ mod scan;
 mod scrub;
 mod service;
 mod session;
+mod spare;
 mod stats;
 mod syncing;
 mod way;

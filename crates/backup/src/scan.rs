@@ -4,11 +4,13 @@ use std::collections::BTreeSet;
 use std::io;
 use std::sync::Arc;
 
+use bytes::Bytes;
 use kera_env::{AlignedBuffer, Disk, DiskFile, OpenMode, read_readable};
 use kera_format::vlog::{BLOCK_HEADER_BYTES, BlockHeader, FileMark, PAGE_BYTES};
 use kera_format::vlog_replica::{FOOTER_ENTRIES_MAX, FOOTER_ENTRY_BYTES, Footer};
 
 use crate::files::path;
+use crate::spare::Spare;
 
 /// Bytes looked at together when a block is searched for.
 const SEARCH_BYTES: usize = 1 << 20;
@@ -23,8 +25,12 @@ pub(crate) struct Source {
     key: u64,
     vlog: u32,
     pub(crate) bytes: u64,
+    /// What was read last: so many of its first bytes. It never becomes smaller, so that nothing is cleared that is read over.
     buffer: AlignedBuffer,
+    filled: usize,
     chunk_bytes: usize,
+    /// Where buffers come from, and go to.
+    spare: Option<Arc<Spare>>,
     /// Whole pages are read, past the page cache.
     direct: bool,
     /// What was read there last, and where it is.
@@ -39,6 +45,19 @@ impl Source {
         Source::open_as(disk, sequence, key, vlog, false)
     }
 
+    /// The same, for blocks that are [lent](Source::lend) to who asks for them.
+    pub(crate) fn open_to_lend(
+        disk: &dyn Disk,
+        sequence: u64,
+        key: u64,
+        vlog: u32,
+        spare: &Arc<Spare>,
+    ) -> io::Result<Source> {
+        let mut source = Source::open(disk, sequence, key, vlog)?;
+        source.spare = Some(Arc::clone(spare));
+        Ok(source)
+    }
+
     /// The same, past the page cache: what is on the disk is read, and nothing else leaves memory for it.
     pub(crate) fn open_direct(disk: &dyn Disk, sequence: u64, key: u64, vlog: u32) -> io::Result<Source> {
         Source::open_as(disk, sequence, key, vlog, true)
@@ -49,7 +68,43 @@ impl Source {
         let file = disk.open(&path, OpenMode::Read, direct)?;
         let bytes = file.len()?;
         let (buffer, ahead, lost) = (AlignedBuffer::new(), AlignedBuffer::new(), BTreeSet::new());
-        Ok(Source { file, path, sequence, key, vlog, bytes, buffer, chunk_bytes: 0, direct, ahead, ahead_at: 0, lost })
+        let (filled, chunk_bytes, ahead_at, spare) = (0, 0, 0, None);
+        Ok(Source {
+            file,
+            path,
+            sequence,
+            key,
+            vlog,
+            bytes,
+            buffer,
+            filled,
+            chunk_bytes,
+            spare,
+            direct,
+            ahead,
+            ahead_at,
+            lost,
+        })
+    }
+
+    /// Room for so many bytes, whatever is in it.
+    fn make_room(&mut self, bytes: usize) {
+        self.filled = 0;
+        if let Some(spare) = self.spare.as_ref().filter(|_| self.buffer.capacity() < bytes) {
+            spare.give(std::mem::replace(&mut self.buffer, spare.take(bytes)));
+        }
+        if self.buffer.len() < bytes {
+            self.buffer.resize(bytes);
+        }
+    }
+
+    fn there(&self) -> &[u8] {
+        &self.buffer[..self.filled]
+    }
+
+    /// So many bytes from a place on are read next: the disk begins with them, and nobody waits for it.
+    pub(crate) fn will_read(&self, at: u64, bytes: u64) {
+        self.file.will_read(at, bytes);
     }
 
     fn read(&mut self, at: u64, bytes: usize) -> io::Result<()> {
@@ -57,10 +112,9 @@ impl Source {
             return self.read_direct(at, bytes);
         }
         let bytes = (bytes as u64).min(self.bytes.saturating_sub(at)) as usize;
-        self.buffer.resize(bytes);
+        self.make_room(bytes);
         let lost = &mut |page| _ = self.lost.insert(page);
-        let read = read_readable(&*self.file, at, &mut self.buffer[..bytes], lost)?;
-        self.buffer.resize(read);
+        self.filled = read_readable(&*self.file, at, &mut self.buffer[..bytes], lost)?;
         Ok(())
     }
 
@@ -80,8 +134,9 @@ impl Source {
         }
         let from = (at - self.ahead_at) as usize;
         let to = (from + bytes).min(self.ahead.len());
-        self.buffer.clear();
-        self.buffer.extend_from_slice(&self.ahead[from..to]);
+        self.make_room(to - from);
+        self.buffer[..to - from].copy_from_slice(&self.ahead[from..to]);
+        self.filled = to - from;
         Ok(())
     }
 
@@ -101,7 +156,7 @@ impl Source {
     }
 
     fn check_header(&self, at: usize) -> Result<BlockHeader, String> {
-        let header = BlockHeader::parse(&self.buffer[at..]).map_err(|error| error.to_string())?;
+        let header = BlockHeader::parse(&self.there()[at..]).map_err(|error| error.to_string())?;
         if (header.file, header.key, header.vlog) != (self.sequence, self.key, self.vlog) {
             return Err(format!("a block of file {} is there", header.file));
         }
@@ -118,7 +173,8 @@ impl Source {
         if self.is_lost(at, BLOCK_HEADER_BYTES + header.chunk_bytes as usize) {
             return Ok(Err(format!("block {}: the disk cannot read all of it", header.block)));
         }
-        let Some(chunks) = self.buffer.get(BLOCK_HEADER_BYTES..BLOCK_HEADER_BYTES + header.chunk_bytes as usize) else {
+        let Some(chunks) = self.there().get(BLOCK_HEADER_BYTES..BLOCK_HEADER_BYTES + header.chunk_bytes as usize)
+        else {
             return Ok(Err(format!("block {} goes beyond the end of the file", header.block)));
         };
         if let Err(error) = header.verify_chunks(chunks) {
@@ -131,7 +187,7 @@ impl Source {
     /// Whether a block was begun there, whether or not it reads back. Where the disk cannot read one was, for all that anybody knows.
     pub(crate) fn was_begun(&mut self, at: u64) -> io::Result<bool> {
         self.read(at, BLOCK_HEADER_BYTES)?;
-        Ok(self.is_lost(at, BLOCK_HEADER_BYTES) || BlockHeader::was_begun(&self.buffer, self.sequence, self.key))
+        Ok(self.is_lost(at, BLOCK_HEADER_BYTES) || BlockHeader::was_begun(self.there(), self.sequence, self.key))
     }
 
     /// Where the blocks of a file end that was closed, if its mark reads back.
@@ -140,7 +196,7 @@ impl Source {
             return Ok(None);
         };
         self.read(page, PAGE_BYTES)?;
-        let mark = FileMark::parse(&self.buffer).ok();
+        let mark = FileMark::parse(self.there()).ok();
         let is_ours = |mark: &FileMark| (mark.file, mark.key, mark.vlog) == (self.sequence, self.key, self.vlog);
         Ok(mark.filter(is_ours).map(|mark| mark.end).filter(|end| *end < page))
     }
@@ -157,14 +213,25 @@ impl Source {
     }
 
     pub(crate) fn chunks(&self) -> &[u8] {
-        &self.buffer[BLOCK_HEADER_BYTES..BLOCK_HEADER_BYTES + self.chunk_bytes]
+        &self.there()[BLOCK_HEADER_BYTES..BLOCK_HEADER_BYTES + self.chunk_bytes]
+    }
+
+    /// The same to keep; they cannot be asked for again.
+    pub(crate) fn lend(&mut self) -> Bytes {
+        let part = BLOCK_HEADER_BYTES..BLOCK_HEADER_BYTES + self.chunk_bytes;
+        let chunks = match &self.spare {
+            Some(spare) => spare.lend(&mut self.buffer, part),
+            None => Bytes::copy_from_slice(&self.buffer[part]),
+        };
+        (self.filled, self.chunk_bytes) = (0, 0);
+        chunks
     }
 
     /// The first whole block from `at` on, and where it is.
     pub(crate) fn search(&mut self, mut at: u64) -> io::Result<Option<(u64, BlockHeader)>> {
         while at < self.bytes {
             self.read(at, SEARCH_BYTES)?;
-            let headers = (0..self.buffer.len()).step_by(PAGE_BYTES).filter(|&page| self.check_header(page).is_ok());
+            let headers = (0..self.filled).step_by(PAGE_BYTES).filter(|&page| self.check_header(page).is_ok());
             let candidates: Vec<u64> = headers.map(|page| at + page as u64).collect();
             for candidate in candidates {
                 if let Ok(header) = self.block(candidate)? {
@@ -184,9 +251,17 @@ impl Source {
             return Ok(None);
         }
         self.read(end, bytes)?;
-        let footer = Footer::parse(&self.buffer)
+        let footer = Footer::parse(self.there())
             .ok()
             .filter(|footer| (footer.file, footer.key, footer.vlog) == (self.sequence, self.key, self.vlog));
         Ok(footer.map(|footer| (end, footer)))
+    }
+}
+
+impl Drop for Source {
+    fn drop(&mut self) {
+        if let Some(spare) = &self.spare {
+            spare.give(std::mem::take(&mut self.buffer));
+        }
     }
 }

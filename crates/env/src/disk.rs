@@ -193,6 +193,11 @@ pub trait DiskFile: Send + Sync + fmt::Debug {
         Ok(done)
     }
 
+    /// So many bytes from `offset` on are going to be read soon, not past the page cache. A hint: where the disk takes it, it reads ahead while the caller does something else.
+    fn will_read(&self, offset: u64, bytes: u64) {
+        let _ = (offset, bytes);
+    }
+
     /// Makes everything written so far, and the file's length, survive a power cut. After an error nobody knows what
     /// is on the disk: a file whose sync failed must not be trusted with anything not synced before, even if a later
     /// sync succeeds.

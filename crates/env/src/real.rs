@@ -5,11 +5,12 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, IoSlice, IoSliceMut};
+use std::num::NonZeroU64;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use rustix::fs::{FallocateFlags, OFlags};
+use rustix::fs::{Advice, FallocateFlags, OFlags, fadvise};
 use rustix::io::Errno;
 
 use crate::aligned::AlignedBuffer;
@@ -262,6 +263,13 @@ impl DiskFile for RealFile {
             }
         }
         Ok(done)
+    }
+
+    fn will_read(&self, offset: u64, bytes: u64) {
+        if let Some(bytes) = NonZeroU64::new(bytes) {
+            // Who cannot read ahead reads when it is asked to.
+            let _ = fadvise(&self.buffered, offset, Some(bytes), Advice::WillNeed);
+        }
     }
 
     fn sync_data(&self) -> io::Result<()> {
