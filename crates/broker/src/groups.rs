@@ -112,13 +112,9 @@ fn groups_while(
     meanwhile: impl FnOnce(),
 ) -> Result<GroupList, Failure> {
     let owner = ownership.owner(message.stream, message.streamlet);
-    let not_owner = || {
-        let hint = ownership.hint(message.stream, message.streamlet);
-        Failure::not_owner(message.stream, message.streamlet, hint)
-    };
     if !ownership.has_some(message.stream, message.streamlet) {
         // Whoever asks has heard something that this node has not, or looked at the owners too long ago: nothing would look like no record.
-        return Err(not_owner());
+        return Err(ownership.not_owner(message.stream, message.streamlet));
     }
     meanwhile();
     let limit = page(message.limit);
@@ -142,7 +138,7 @@ fn groups_while(
         next.extend(heads[at].as_ref().map(|group| Reverse((group.id, at))));
     }
     if ownership.owner(message.stream, message.streamlet) != owner {
-        return Err(not_owner());
+        return Err(ownership.not_owner(message.stream, message.streamlet));
     }
     Ok(GroupList { groups, more: !next.is_empty() })
 }
@@ -315,8 +311,7 @@ fn find_while(ownership: &Ownership, lane: &Arc<Lane>, at: Start, meanwhile: imp
     let first_ordinal = first_left(lane, stats.first_ordinal, stats.durable_ordinal);
     let durable_ordinal = visible::end(lane, stats.durable_ordinal);
     if Standing::of(ownership, lane) != standing {
-        let (stream, streamlet) = (lane.stream_id(), lane.streamlet_id());
-        return Err(Failure::not_owner(stream, streamlet, ownership.hint(stream, streamlet)));
+        return Err(ownership.not_owner(lane.stream_id(), lane.streamlet_id()));
     }
     if !standing.is_plain {
         cursor = placed(ownership, lane, &standing, at, cursor, ordinal)?;
@@ -340,7 +335,7 @@ fn placed(
     let is_owner = is_its && standing.tenure != Tenure::Elsewhere;
     if is_its && !is_owner {
         // It is being taken over: what is here of it from before is not all, and says nothing of where the lane begins and ends.
-        return Err(Failure::not_owner(stream, streamlet, ownership.hint(stream, streamlet)));
+        return Err(ownership.not_owner(stream, streamlet));
     }
     let at_end = ordinal >= lane.durable_ordinal();
     let latest = is_owner && at_end;
@@ -354,7 +349,7 @@ fn placed(
         Start::TimeMs(_) => latest || !at_end,
     };
     if !allowed {
-        return Err(Failure::not_owner(stream, streamlet, ownership.hint(stream, streamlet)));
+        return Err(ownership.not_owner(stream, streamlet));
     }
     // Before the first chunk of its epoch an owner has no group yet, and what it has itself is perhaps not the last group before. But what it
     // appended in an earlier epoch, before it was started again, may not be durable yet: that comes first.

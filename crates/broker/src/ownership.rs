@@ -112,6 +112,11 @@ impl Ownership {
         owner.map_or(0, |owner| u64::from(owner.node) << 32 | u64::from(owner.epoch))
     }
 
+    /// The refusal of what the owner of a streamlet or another node has, with the owner's [`hint`](Ownership::hint).
+    pub(crate) fn not_owner(&self, stream: StreamId, streamlet: StreamletId) -> Failure {
+        Failure::not_owner(stream, streamlet, self.hint(stream, streamlet))
+    }
+
     /// Has a session called when a streamlet that is being let go has gone, or stays.
     pub(crate) fn wait(&self, observer: &Arc<dyn Observer>, token: u64) {
         self.waiting.lock().push(observer, token);

@@ -295,8 +295,7 @@ impl Applications {
             return Ok((Arc::clone(found), false));
         }
         if self.keepers.is_in_cluster() && self.keepers.of_stream(stream.id()).is_empty() {
-            let hint = broker.ownership.hint(stream.id(), StreamletId(0));
-            return Err(Failure::not_owner(stream.id(), StreamletId(0), hint));
+            return Err(broker.ownership.not_owner(stream.id(), StreamletId(0)));
         }
         let (count, limit) = (registry.by_id.len(), broker.config.applications_max);
         if count >= limit {

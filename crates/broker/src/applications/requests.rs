@@ -85,7 +85,7 @@ fn check_owned(core: &Core, stream: StreamId, streamlets: &[StreamletId]) -> Res
     let owned = core.broker.ownership.owned(stream);
     match streamlets.iter().find(|streamlet| keepers.get(stream, **streamlet).is_none()) {
         Some(&named) if owned.iter().any(|(streamlet, _)| *streamlet == named) => Err(still_to_open(stream, named)),
-        Some(&other) => Err(Failure::not_owner(stream, other, core.broker.ownership.hint(stream, other))),
+        Some(&other) => Err(core.broker.ownership.not_owner(stream, other)),
         None => Ok(()),
     }
 }
