@@ -73,7 +73,7 @@ impl Admin {
             let asked = FindOwners { streams: vec![stream.into()], after, limit: 0 };
             let page = self.client.call(&asked).await?;
             let mut runs = page.streams.iter().flat_map(|of| &of.runs);
-            if let Some(run) = runs.find(|run| run.streamlets().any(|one| one == streamlet)) {
+            if let Some(run) = runs.find(|run| run.contains(streamlet)) {
                 return Ok(run.node);
             }
             after = page.next_page();

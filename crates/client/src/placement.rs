@@ -258,7 +258,7 @@ impl Placement {
                 self.owners.resize(streamlets, Owner::default());
             }
             for run in &found.runs {
-                let owner = Owner { node: run.node, epoch: run.epoch, older: run.older.clone() };
+                let owner = run.owner();
                 for streamlet in run.streamlets().take_while(|streamlet| (streamlet.0 as usize) < streamlets) {
                     self.owners[streamlet.0 as usize] = owner.clone();
                 }

@@ -205,6 +205,17 @@ impl OwnerRun {
         let step = self.step.max(1);
         (0..self.count).map_while(move |at| Some(StreamletId(self.first.0.checked_add(at.checked_mul(step)?)?)))
     }
+
+    /// Whether a streamlet is one of [`streamlets`](OwnerRun::streamlets), however many there are.
+    pub fn contains(&self, streamlet: StreamletId) -> bool {
+        let (step, behind) = (self.step.max(1), streamlet.0.checked_sub(self.first.0));
+        behind.is_some_and(|behind| behind % step == 0 && behind / step < self.count)
+    }
+
+    /// The owner of each of them.
+    pub fn owner(&self) -> Owner {
+        Owner { node: self.node, epoch: self.epoch, older: self.older.clone() }
+    }
 }
 
 /// Who a streamlet belongs to, as tables keep it.
@@ -285,7 +296,7 @@ mod tests {
             for streamlet in run.streamlets() {
                 let place = &mut owners[streamlet.0 as usize];
                 assert_eq!(*place, Owner::default(), "{streamlet} is in two runs");
-                *place = Owner { node: run.node, epoch: run.epoch, older: run.older.clone() };
+                *place = run.owner();
             }
         }
         owners
@@ -326,10 +337,18 @@ mod tests {
             older: Vec::new(),
         };
         assert_eq!(run.streamlets().count(), 2);
+        assert!(run.contains(StreamletId(u32::MAX)) && !run.contains(StreamletId(0)));
         assert_eq!(OwnerRun { first: StreamletId(5), count: 2, step: 0, ..run }.streamlets().count(), 2);
     }
 
     proptest! {
+        #[test]
+        fn a_run_contains_the_streamlets_that_it_names(first in 0..20_u32, count in 0..20_u32, step in 0..5_u32) {
+            let run = OwnerRun { first: StreamletId(first), count, step, node: 1, epoch: 1, older: Vec::new() };
+            let contained: Vec<StreamletId> = (0..120).map(StreamletId).filter(|one| run.contains(*one)).collect();
+            prop_assert_eq!(contained, run.streamlets().collect::<Vec<_>>());
+        }
+
         #[test]
         fn runs_tell_all_owners(dealt in prop::collection::vec((1..4_u32, 1..3_u32, 0..2_u32), 1..200)) {
             let owners: Vec<Owner> = dealt

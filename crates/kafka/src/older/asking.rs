@@ -140,13 +140,8 @@ fn has_all(owner: &Owner, node: u32, epochs: &Range<u32>) -> bool {
 
 /// What a page says of the owners of a streamlet, if it says something.
 fn owner_in(page: &Owners, (stream, streamlet): Place) -> Option<Owner> {
-    let has = |run: &&OwnerRun| {
-        let (step, behind) = (run.step.max(1), streamlet.0.checked_sub(run.first.0));
-        behind.is_some_and(|behind| behind % step == 0 && behind / step < run.count)
-    };
     let mut runs = page.streams.iter().filter(|found| found.stream == stream).flat_map(|found| &found.runs);
-    let run = runs.find(has)?;
-    Some(Owner { node: run.node, epoch: run.epoch, older: run.older.clone() })
+    runs.find(|run| run.contains(streamlet)).map(OwnerRun::owner)
 }
 
 fn place_of(lane: &Lane) -> Place {

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use bytes::Bytes;
 use kera_env::{Random, SeededRandom};
 use kera_format::{Cursor, GroupId, LaneId, StreamId, StreamletId};
-use kera_protocol::{FRAME_HEADER_BYTES, FindOwners, FrameHeader, Message, Owner, Owners, Status};
+use kera_protocol::{FRAME_HEADER_BYTES, FindOwners, FrameHeader, Message, Owner, OwnerRun, Owners, Status};
 
 use super::bounds::Bounds;
 use super::coordinators::Coordinators;
@@ -486,7 +486,7 @@ impl Owned {
                     if self.owners.len() <= at {
                         self.owners.resize(at + 1, Owner::default());
                     }
-                    self.owners[at] = Owner { node: run.node, epoch: run.epoch, older: run.older.clone() };
+                    self.owners[at] = run.owner();
                 }
             }
         }
@@ -504,6 +504,5 @@ impl Owned {
 /// What a table of owners of one stream says of a streamlet.
 pub(super) fn owner_of(told: &Owners, streamlet: u32) -> Option<Owner> {
     let mut runs = told.streams.iter().flat_map(|stream| &stream.runs);
-    let run = runs.find(|run| run.streamlets().any(|one| one.0 == streamlet))?;
-    Some(Owner { node: run.node, epoch: run.epoch, older: run.older.clone() })
+    runs.find(|run| run.contains(StreamletId(streamlet))).map(OwnerRun::owner)
 }
