@@ -70,7 +70,6 @@ fn goes_on(status: Option<Status>, at: Cursor, next: Cursor, epochs: &Range<u32>
 }
 
 fn runs_of(me: u32, owner: &Owner) -> Vec<Run> {
-    let older = owner.older.iter().map(|older| (older.first_epoch, older.node));
     let run = |(first_epoch, node): (u32, u32)| {
         let holder = match node {
             0 => Holder::Nobody,
@@ -79,7 +78,7 @@ fn runs_of(me: u32, owner: &Owner) -> Vec<Run> {
         };
         Run { first_epoch, holder }
     };
-    older.chain([(owner.epoch, owner.node)]).map(run).collect()
+    owner.runs().map(run).collect()
 }
 
 /// Where groups of an owner epoch begin.

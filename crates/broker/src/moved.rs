@@ -24,8 +24,7 @@ struct Epochs {
 
 impl Epochs {
     fn new(owner: &Owner) -> Epochs {
-        let older = owner.older.iter().map(|older| (older.first_epoch, older.node));
-        Epochs { runs: older.chain([(owner.epoch, owner.node)]).collect() }
+        Epochs { runs: owner.runs().collect() }
     }
 
     /// The node that has a group, the first epoch of its run, and that of the next run.

@@ -3,6 +3,8 @@
 //! Owners are told in runs of streamlets with a step between them, so that 100,000 streamlets that were dealt out to nodes in turn
 //! are a few runs, and those that were dealt out in blocks as well.
 
+use std::ops::Range;
+
 use crate::codec::{wire_enum, wire_struct};
 use crate::message::{messages, responses};
 use crate::{Role, StreamRef};
@@ -251,6 +253,17 @@ impl Owner {
         holders.push(self.node);
         holders
     }
+
+    /// The runs of owner epochs whose groups one node serves, by their epochs: the first epoch and the node of each. The last run is the owner's own.
+    pub fn runs(&self) -> impl Iterator<Item = (u32, u32)> + '_ {
+        let older = self.older.iter().map(|older| (older.first_epoch, older.node));
+        older.chain([(self.epoch, self.node)])
+    }
+
+    /// The same of earlier owners, with all epochs of each run.
+    pub fn older_runs(&self) -> impl Iterator<Item = (Range<u32>, u32)> + '_ {
+        self.runs().zip(self.runs().skip(1)).map(|((first, node), (end, _))| (first..end, node))
+    }
 }
 
 /// The runs of a stream's owners, by streamlet from 0 on. Each streamlet is in one run, runs are as long as they can be.
@@ -320,10 +333,13 @@ mod tests {
         assert_eq!(holders, [1, 1, 1, 1, 2, 2, 3, 3]);
         assert_eq!(owner.holder(GroupId::NONE), 1, "the first there is");
         assert_eq!(owner.holders(), [1, 2, 3]);
+        assert_eq!(owner.runs().collect::<Vec<_>>(), [(3, 1), (5, 2), (9, 3)]);
+        assert_eq!(owner.older_runs().collect::<Vec<_>>(), [(3..5, 1), (5..9, 2)]);
         let back = Owner { node: 1, ..owner };
         assert_eq!(back.holders(), [2, 1]);
         let alone = Owner { node: 4, epoch: 2, older: Vec::new() };
         assert_eq!([GroupId::NONE, GroupId::new(1, 1), GroupId::new(2, 1)].map(|group| alone.holder(group)), [4; 3]);
+        assert_eq!((alone.runs().collect::<Vec<_>>(), alone.older_runs().count()), (vec![(2, 4)], 0));
     }
 
     #[test]

@@ -25,7 +25,7 @@ use kera_protocol::{
 };
 use parking_lot::Mutex;
 
-use super::{Answer, Group, LaneKey, Place, Run, key_of, older_runs};
+use super::{Answer, Group, LaneKey, Place, Run, key_of};
 use crate::door::Door;
 
 /// Bytes of chunks that are asked for at a time.
@@ -118,7 +118,7 @@ struct Listing {
 impl Listing {
     /// The owner epochs of the runs that the node has by what is known here, and of which no group of any lane has come.
     fn missing(&self) -> impl Iterator<Item = Range<u32>> {
-        let of_node = older_runs(&self.owner).filter(move |(_, node)| *node == self.node).map(|(epochs, _)| epochs);
+        let of_node = self.owner.older_runs().filter(move |(_, node)| *node == self.node).map(|(epochs, _)| epochs);
         of_node.filter(move |epochs| !self.groups.iter().any(|group| epochs.contains(&group.group.epoch())))
     }
 
@@ -133,8 +133,7 @@ impl Listing {
 
 /// Whether a node has all groups of some owner epochs.
 fn has_all(owner: &Owner, node: u32, epochs: &Range<u32>) -> bool {
-    let firsts = owner.older.iter().map(|older| older.first_epoch).chain([owner.epoch]);
-    let inside = firsts.filter(|first| epochs.contains(first));
+    let inside = owner.runs().map(|(first, _)| first).filter(|first| epochs.contains(first));
     inside.chain([epochs.start]).all(|epoch| owner.holder(GroupId::new(epoch, 0)) == node)
 }
 

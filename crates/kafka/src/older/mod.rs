@@ -117,7 +117,7 @@ impl Shared {
     /// All runs but the present owner's. What is not known is asked for.
     fn runs(&self, door: &Door, lane: &Arc<Lane>) -> Vec<Run> {
         let mut runs = Vec::with_capacity(self.owner.older.len());
-        for (epochs, node) in older_runs(&self.owner) {
+        for (epochs, node) in self.owner.older_runs() {
             runs.push(match node {
                 // It is lost, and nobody has rebuilt it yet. Readers wait for it, as native ones do: nothing would look like what retention has taken.
                 0 => None,
@@ -195,14 +195,6 @@ impl Shared {
         }
         Some(last)
     }
-}
-
-/// The owner epochs of each run of older groups, and the node that has it.
-fn older_runs(owner: &Owner) -> impl Iterator<Item = (Range<u32>, u32)> {
-    owner.older.iter().enumerate().map(|(at, older)| {
-        let end = owner.older.get(at + 1).map_or(owner.epoch, |next| next.first_epoch);
-        (older.first_epoch..end, older.node)
-    })
 }
 
 /// The id that is before all of an owner epoch's.
