@@ -6,7 +6,6 @@ use std::sync::{Arc, Weak};
 use kera_backup::{Backup, BackupConfig, BackupError, StoreDone, Taken};
 use kera_broker::{Broker, BrokerConfig, Copies, EndedLog, EndedView, Opening, Rebuild, RecoveryProgress};
 use kera_env::{Clock, Disk, ManualClock, MemoryDisk, Random, SeededRandom};
-use kera_format::checksum::crc32c;
 use kera_format::chunk::Chunks;
 use kera_format::cluster::{HANDED_BYTES_MAX, HANDED_LARGE_BYTES_MAX};
 use kera_format::vlog_replica::LogId;
@@ -18,16 +17,14 @@ use kera_protocol::placement::LaneState;
 use kera_protocol::{
     BlockStored, BlocksRead, Body, CommitEntry, CommitOffsets, CommittedOffset, CommittedOffsets, DeleteApplication,
     FetchOffsets, JoinedApplication, LaneStateList, LaneStates, LeasedGroup, LeasedGroups, NextGroups, OfferGroups,
-    OlderGroups, Owner, ReadBlocks, ReadChunksResponse, ReadEntry, ResetOffsets, Start, Status, StoreHead,
-    StreamletState,
+    OlderGroups, Owner, ReadBlocks, ReadChunksResponse, ReadEntry, ResetOffsets, Start, Status, StreamletState,
 };
 use parking_lot::Mutex;
 use proptest::prelude::*;
 
+use crate::common::cloud::{CLUSTER, X, block_head};
 use crate::common::*;
 
-const CLUSTER: [u8; 16] = *b"cluster-16-bytes";
-const X: StreamletId = StreamletId(0);
 const Y: StreamletId = StreamletId(1);
 const APPLICATIONS: [&str; 2] = ["audit", "report"];
 
@@ -64,18 +61,7 @@ impl OneBackup {
         let mut end = 0;
         for (block, chunks) in (1..).zip(chunks.chunks(5)) {
             let bytes = chunks.concat();
-            let head = StoreHead {
-                cluster: CLUSTER,
-                log,
-                view: 1,
-                view_first: 1,
-                block,
-                written_ms: 1,
-                chunk_count: chunks.len() as u32,
-                chunk_bytes: bytes.len() as u32,
-                chunks_checksum: crc32c(&bytes),
-                flags: 0,
-            };
+            let head = block_head(log, block, chunks.len(), &bytes);
             let heard = Arc::new(Heard::default());
             let done = Arc::clone(&heard) as Arc<dyn StoreDone>;
             if matches!(self.0.store(&head, &bytes, &done, block), Taken::Queued) {

@@ -12,16 +12,8 @@ use kera_protocol::{
 use kera_rpc::Flow;
 use proptest::prelude::*;
 
+use crate::common::cloud::{CLUSTER, X, owner};
 use crate::common::*;
-
-const CLUSTER: [u8; 16] = *b"cluster-16-bytes";
-const X: StreamletId = StreamletId(0);
-
-fn owner(node: u32, epoch: u32, older: &[(u32, u32)]) -> Owner {
-    let older =
-        older.iter().map(|(first_epoch, node)| OlderGroups { first_epoch: *first_epoch, node: *node }).collect();
-    Owner { node, epoch, older }
-}
 
 /// Two brokers that know of each other; the first one owns the stream's only streamlet since epoch 2.
 struct Pair {

@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use kera_broker::{Copies, EndedLog, EndedView, HandedStates, Rebuild, RecoveryProgress};
 use kera_env::Clock;
-use kera_format::checksum::crc32c;
 use kera_format::chunk::{Chunks, Skip};
 use kera_format::vlog_replica::LogId;
 use kera_format::{ChunkView, Cursor, GroupId, LaneId, SegmentId, SegmentIndex, StreamId, StreamOptions, StreamletId};
@@ -327,18 +326,7 @@ fn each_view_is_asked_where_it_is() {
     cloud.put(LOST, 1, &[11], &blocks[..5]);
     // Behind the view's first block a backup has what came of it; the log ends before its last.
     for (block, chunk) in (6..).zip(&blocks[5..]) {
-        let head = StoreHead {
-            cluster: CLUSTER,
-            log: LOST,
-            view: 2,
-            view_first: 6,
-            block,
-            written_ms: 1,
-            chunk_count: 1,
-            chunk_bytes: chunk[0].len() as u32,
-            chunks_checksum: crc32c(&chunk[0]),
-            flags: 0,
-        };
+        let head = StoreHead { view: 2, view_first: 6, ..block_head(LOST, block, 1, &chunk[0]) };
         assert_eq!(cloud.store(12, &head, &chunk[0]), Answer::Stored(block));
         if block < 8 {
             assert_eq!(cloud.store(13, &head, &chunk[0]), Answer::Stored(block));

@@ -99,18 +99,7 @@ impl Cloud {
     pub fn put(&self, log: LogId, first: u64, backups: &[u32], blocks: &[&[Vec<u8>]]) {
         for (block, chunks) in (first..).zip(blocks) {
             let bytes = chunks.concat();
-            let head = StoreHead {
-                cluster: CLUSTER,
-                log,
-                view: 1,
-                view_first: 1,
-                block,
-                written_ms: 1,
-                chunk_count: chunks.len() as u32,
-                chunk_bytes: bytes.len() as u32,
-                chunks_checksum: crc32c(&bytes),
-                flags: 0,
-            };
+            let head = block_head(log, block, chunks.len(), &bytes);
             for backup in backups {
                 assert_eq!(self.store(*backup, &head, &bytes), Answer::Stored(block));
             }
@@ -167,6 +156,22 @@ impl Copies for Cloud {
             }
         }
         Ok(answer)
+    }
+}
+
+/// The head of a block in the first view of a log: of `count` chunks, which are in `chunks` one behind the other.
+pub fn block_head(log: LogId, block: u64, count: usize, chunks: &[u8]) -> StoreHead {
+    StoreHead {
+        cluster: CLUSTER,
+        log,
+        view: 1,
+        view_first: 1,
+        block,
+        written_ms: 1,
+        chunk_count: count as u32,
+        chunk_bytes: chunks.len() as u32,
+        chunks_checksum: crc32c(chunks),
+        flags: 0,
     }
 }
 
