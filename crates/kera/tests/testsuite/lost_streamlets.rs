@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use crate::common::members::{Member, cluster, free_ports, some_nodes, start_again, three_nodes};
@@ -29,6 +29,52 @@ fn without_the_first(ports: &[u16]) -> (Vec<Member>, Vec<Option<Node>>, BTreeSet
     let node = nodes[1].as_ref().expect("it runs");
     eventually("a loss that is known", || cluster(node)["nodes"][0]["state"] == "lost");
     (members, nodes, written)
+}
+
+/// Follows the stream into a file, and what it says into [another one](said_of).
+fn follow(node: &Node, flags: &str, to: &Path) -> Child {
+    let mut command = node.command(&format!("consume spread --follow {flags}"));
+    let command = command.stdout(File::create(to).unwrap()).stderr(File::create(to.with_extension("said")).unwrap());
+    command.spawn().unwrap()
+}
+
+fn said_of(to: &Path) -> String {
+    std::fs::read_to_string(to.with_extension("said")).unwrap()
+}
+
+/// Has a process stand still, or go on.
+fn signal(process: &Child, name: &str) {
+    let sent = Command::new("kill").args([name, &process.id().to_string()]).status();
+    assert!(sent.expect("kill runs").success());
+}
+
+/// Three nodes of which one owned all that there is and is lost, and a reader that follows the stream and waits for it.
+struct AllLost {
+    members: Vec<Member>,
+    nodes: Vec<Option<Node>>,
+    /// The one that is lost.
+    owner: usize,
+    /// The one that the reader asks.
+    asked: usize,
+    followed: PathBuf,
+    following: Child,
+}
+
+/// `max`: how many records the reader takes. Two ports for each node.
+fn all_lost(ports: &[u16], max: u32) -> AllLost {
+    let (members, mut nodes) = three_nodes(ports);
+    let node = nodes[1].as_ref().expect("it runs");
+    node.ok("stream create spread --streamlets 1 --replication 1");
+    let owner =
+        cluster(node)["nodes"].as_array().unwrap().iter().position(|node| node["streamlets"] == 1).expect("an owner");
+    let asked = (owner + 1) % 3;
+    nodes[owner].take().expect("it runs").kill();
+    let node = nodes[asked].as_ref().expect("it runs");
+    eventually("a loss that is known", || cluster(node)["nodes"][owner]["state"] == "lost");
+    let followed = members[asked].place.file("followed");
+    let following = follow(node, &format!("--max {max}"), &followed);
+    eventually("what it waits for", || said_of(&followed).contains("streamlet 0 waits"));
+    AllLost { members, nodes, owner, asked, followed, following }
 }
 
 #[test]
@@ -71,23 +117,16 @@ fn a_node_that_is_back_and_does_not_listen_yet_holds_up_no_other() {
         .collect();
     let there = node.ok(&format!("consume spread --streamlets {}", others.join(","))).lines().count();
     assert!(there > 0 && there < 300, "{there}");
-    let follow = |flags: &str, to: &Path| -> Child {
-        let mut command = node.command(&format!("consume spread --follow {flags}"));
-        let command =
-            command.stdout(File::create(to).unwrap()).stderr(File::create(to.with_extension("said")).unwrap());
-        command.spawn().unwrap()
-    };
     // One reads the others when the node is back, and one waits for it alone, which has to say where its ordinals are.
     let (all, one) = (members[0].place.file("all"), members[0].place.file("one"));
     let lost =
         (0..3).map(|number| number.to_string()).find(|streamlet| !others.contains(streamlet)).expect("it owned one");
     let mut following = [
-        follow(&format!("--from earliest --max {}", there + 5_000), &all),
-        follow(&format!("--from ordinal:0 --max {} --streamlets {lost}", 300 - there), &one),
+        follow(node, &format!("--from earliest --max {}", there + 5_000), &all),
+        follow(node, &format!("--from ordinal:0 --max {} --streamlets {lost}", 300 - there), &one),
     ];
     eventually("what is there", || lines_of(&all).len() == there);
-    let said = || std::fs::read_to_string(one.with_extension("said")).unwrap();
-    eventually("what is away", || said().contains("for node 1, which is lost"));
+    eventually("what is away", || said_of(&one).contains("for node 1, which is lost"));
 
     // Nobody listens where it says that it does, nor where it did.
     let mut flags = members[0].flags.clone();
@@ -102,12 +141,12 @@ fn a_node_that_is_back_and_does_not_listen_yet_holds_up_no_other() {
     let keys = (0..).map(|number: u32| number.to_string()).filter(|key| !away(key)).take(5_000);
     std::fs::write(&lines, keys.map(|key| format!("{key}:more {key}\n")).collect::<String>()).unwrap();
     node.ok(&format!("produce spread --key-separator : --file {}", lines.display()));
-    assert_eq!(end_of(&mut following[0]), Some(0), "{}", std::fs::read_to_string(all.with_extension("said")).unwrap());
-    eventually("why it waits", || said().contains(&format!("streamlet {lost} waits: ")));
+    assert_eq!(end_of(&mut following[0]), Some(0), "{}", said_of(&all));
+    eventually("why it waits", || said_of(&one).contains(&format!("streamlet {lost} waits: ")));
 
     deaf.kill();
     nodes[0] = Some(start_again(&members[0]));
-    assert_eq!(end_of(&mut following[1]), Some(0), "{}", said());
+    assert_eq!(end_of(&mut following[1]), Some(0), "{}", said_of(&one));
     assert_eq!(lines_of(&one).len(), 300 - there);
 }
 
@@ -141,15 +180,10 @@ fn who_follows_gets_what_was_written_before_it_has_noticed_that_a_node_is_back()
     let mut command = node.command("consume spread --follow --max 300");
     let mut following = command.stdout(File::create(&followed).unwrap()).spawn().unwrap();
     eventually("its subscriptions", || subscriptions() > before);
-    let number = following.id().to_string();
-    let signal = |name: &str| {
-        let sent = Command::new("kill").args([name, &number]).status();
-        assert!(sent.expect("kill runs").success());
-    };
-    signal("-STOP");
+    signal(&following, "-STOP");
     nodes[0] = Some(start_again(&members[0]));
     let written = produce(nodes[1].as_ref().expect("it runs"), 300..600);
-    signal("-CONT");
+    signal(&following, "-CONT");
     assert_eq!(end_of(&mut following), Some(0));
     let text = std::fs::read_to_string(&followed).unwrap();
     assert_eq!(text.lines().map(String::from).collect::<BTreeSet<_>>(), written);
@@ -159,30 +193,12 @@ fn who_follows_gets_what_was_written_before_it_has_noticed_that_a_node_is_back()
 #[test]
 fn who_follows_a_stream_of_which_all_was_lost_gets_all_that_comes_since() {
     let ports = free_ports::<6>();
-    let (members, mut nodes) = three_nodes(&ports);
-    let node = nodes[1].as_ref().expect("it runs");
-    node.ok("stream create spread --streamlets 1 --replication 1");
-    let owner =
-        cluster(node)["nodes"].as_array().unwrap().iter().position(|node| node["streamlets"] == 1).expect("an owner");
-    let asked = (owner + 1) % 3;
-    nodes[owner].take().expect("it runs").kill();
-    let node = nodes[asked].as_ref().expect("it runs");
-    eventually("a loss that is known", || cluster(node)["nodes"][owner]["state"] == "lost");
-    let followed = members[asked].place.file("followed");
-    let said = members[asked].place.file("said");
-    let mut command = node.command("consume spread --follow --max 600");
-    let command = command.stdout(File::create(&followed).unwrap()).stderr(File::create(&said).unwrap());
-    let mut following = command.spawn().unwrap();
-    eventually("what it waits for", || std::fs::read_to_string(&said).unwrap().contains("streamlet 0 waits"));
+    let AllLost { members, mut nodes, owner, asked, followed, mut following } = all_lost(&ports, 600);
     // It looks twice a second: it stands still while the node is back and takes what it has to show.
-    let signal = |name: &str| {
-        let sent = Command::new("kill").args([name, &following.id().to_string()]).status();
-        assert!(sent.unwrap().success());
-    };
-    signal("-STOP");
+    signal(&following, "-STOP");
     nodes[owner] = Some(start_again(&members[owner]));
     let mut written = produce(nodes[owner].as_ref().unwrap(), 0..300);
-    signal("-CONT");
+    signal(&following, "-CONT");
     eventually("what came before it has noticed", || {
         std::fs::read_to_string(&followed).unwrap().lines().count() == 300
     });
@@ -198,25 +214,9 @@ fn who_follows_a_stream_of_which_all_was_lost_gets_all_that_comes_since() {
 #[test]
 fn who_follows_a_stream_of_which_all_was_lost_reads_what_it_gets_meanwhile() {
     let ports = free_ports::<6>();
-    let (members, mut nodes) = three_nodes(&ports);
-    let node = nodes[1].as_ref().expect("it runs");
-    node.ok("stream create spread --streamlets 1 --replication 1");
-    let owner =
-        cluster(node)["nodes"].as_array().unwrap().iter().position(|node| node["streamlets"] == 1).expect("an owner");
-    let asked = (owner + 1) % 3;
-    nodes[owner].take().expect("it runs").kill();
+    let AllLost { members, nodes, asked, followed, mut following, .. } = all_lost(&ports, 20);
     let node = nodes[asked].as_ref().expect("it runs");
-    eventually("a loss that is known", || cluster(node)["nodes"][owner]["state"] == "lost");
-    let (followed, said) = (members[asked].place.file("followed"), members[asked].place.file("said"));
-    let mut command = node.command("consume spread --follow --max 20");
-    let command = command.stdout(File::create(&followed).unwrap()).stderr(File::create(&said).unwrap());
-    let mut following = command.spawn().unwrap();
-    eventually("what it waits for", || std::fs::read_to_string(&said).unwrap().contains("streamlet 0 waits"));
-    let signal = |name: &str| {
-        let sent = Command::new("kill").args([name, &following.id().to_string()]).status();
-        assert!(sent.unwrap().success());
-    };
-    signal("-STOP");
+    signal(&following, "-STOP");
     node.ok("stream alter spread --streamlets 4");
     let away = |key: &str| kera_client::routing::streamlet_of_key(key.as_bytes(), 4, 1) == 0;
     let lines = (0..).map(|number| number.to_string()).filter(|key| !away(key)).take(20);
@@ -225,7 +225,7 @@ fn who_follows_a_stream_of_which_all_was_lost_reads_what_it_gets_meanwhile() {
     let file = members[asked].place.file("lines");
     std::fs::write(&file, text).unwrap();
     node.ok(&format!("produce spread --key-separator : --file {}", file.display()));
-    signal("-CONT");
+    signal(&following, "-CONT");
     assert_eq!(end_of(&mut following), Some(0));
     assert_eq!(lines_of(&followed), written);
 }
@@ -268,18 +268,15 @@ fn who_follows_reads_what_is_back_while_another_node_stays_away() {
         [0, 2].iter().all(|lost| cluster["nodes"][lost]["state"] == "lost")
     });
     let (all, two) = (members[0].place.file("all"), members[0].place.file("two"));
-    let follow = |flags: &str, to: &Path| -> Child {
-        let mut command = node.command(&format!("consume spread --from earliest --follow {flags}"));
-        let command =
-            command.stdout(File::create(to).unwrap()).stderr(File::create(to.with_extension("said")).unwrap());
-        command.spawn().unwrap()
-    };
     let streamlets = [away, back].concat().join(",");
     let max = of_away.len() + of_back.len();
-    let mut following = [follow("--max 300", &all), follow(&format!("--max {max} --streamlets {streamlets}"), &two)];
+    let mut following = [
+        follow(node, "--from earliest --max 300", &all),
+        follow(node, &format!("--from earliest --max {max} --streamlets {streamlets}"), &two),
+    ];
     for path in [&all, &two] {
-        let said = || std::fs::read_to_string(path.with_extension("said")).unwrap();
-        eventually("what is away", || said().contains("for node 1, which is lost") && said().contains("for node 3,"));
+        let is_said = |text: &str| said_of(path).contains(text);
+        eventually("what is away", || is_said("for node 1, which is lost") && is_said("for node 3,"));
     }
 
     nodes[2] = Some(start_again(&members[2]));
