@@ -52,6 +52,7 @@
 use crate::checksum::crc32c;
 use crate::options::{BatchCompression, Cleanup, Durability, Order, ReplicationMode, StreamOptions, Timestamps};
 use crate::settings::{self, Settings};
+use crate::start::Start;
 use crate::wire::{i64_at, put, u16_at, u32_at, u64_at};
 use crate::{FormatError, ProducerEpoch, ProducerId, StreamId, align8, level, limits};
 
@@ -120,30 +121,28 @@ impl FileHeader {
     /// Reads and verifies the first 64 bytes of a file.
     pub fn parse(bytes: &[u8]) -> Result<FileHeader, FormatError> {
         FormatError::need("catalog file header", FILE_HEADER_BYTES, bytes.len())?;
-        let bad = |field, value: u64, allowed| Err(FormatError::BadField { field, value, allowed });
-        if u32_at(bytes, 0) != CATALOG_MAGIC {
-            return bad("catalog_file.magic", u32_at(bytes, 0).into(), "\"KCAT\"");
-        }
-        let (found, computed) = (u32_at(bytes, 60), crc32c(&bytes[..60]));
-        if found != computed {
-            return Err(FormatError::Checksum { what: "catalog_file.checksum", found, computed });
-        }
-        if u16_at(bytes, 4) != CATALOG_VERSION {
-            return bad("catalog_file.version", u16_at(bytes, 4).into(), "1");
-        }
-        if u16_at(bytes, 6) as usize != FILE_HEADER_BYTES {
-            return bad("catalog_file.header_bytes", u16_at(bytes, 6).into(), "64");
-        }
+        FILE_START.check(bytes)?;
         let kind = match u32_at(bytes, 32) {
             1 => FileKind::Snapshot,
             2 => FileKind::Journal,
-            other => return bad("catalog_file.kind", other.into(), "1 (snapshot) or 2 (journal)"),
+            other => {
+                let (field, allowed) = ("catalog_file.kind", "1 (snapshot) or 2 (journal)");
+                return Err(FormatError::BadField { field, value: other.into(), allowed });
+            }
         };
         let mut node = [0; 16];
         node.copy_from_slice(&bytes[8..24]);
         Ok(FileHeader { node, generation: u64_at(bytes, 24), kind })
     }
 }
+
+const FILE_START: Start = Start {
+    magic: (CATALOG_MAGIC, "\"KCAT\""),
+    version: (CATALOG_VERSION, "1"),
+    header_bytes: (FILE_HEADER_BYTES, "64"),
+    checksum_at: 60,
+    fields: ["catalog_file.magic", "catalog_file.checksum", "catalog_file.version", "catalog_file.header_bytes"],
+};
 
 /// What an entry says.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -71,6 +71,7 @@
 use crate::checksum::crc32c;
 use crate::chunk::ChunkView;
 use crate::segment::{SEGMENT_HEADER_BYTES, SegmentHeader, SegmentProgress, SegmentState};
+use crate::start::Start;
 use crate::wire::{i64_at, put, u16_at, u32_at, u64_at};
 use crate::{FormatError, ProducerEpoch, ProducerId, limits};
 
@@ -155,7 +156,7 @@ impl ContainerHeader {
     /// Reads and verifies the start of a container.
     pub fn parse(page: &[u8]) -> Result<ContainerHeader, FormatError> {
         FormatError::need("container header", CONTAINER_HEADER_BYTES, page.len())?;
-        check_start(&HEADER_NAMES, page)?;
+        HEADER_START.check(page)?;
         let mut node = [0; 16];
         node.copy_from_slice(&page[8..24]);
         Ok(ContainerHeader { node, container: u64_at(page, 24), key: u64_at(page, 32), created_ms: i64_at(page, 40) })
@@ -423,7 +424,7 @@ impl BatchHeader {
     /// and to the place it was read from is for the caller to compare.
     pub fn parse(bytes: &[u8]) -> Result<BatchHeader, FormatError> {
         FormatError::need("container batch", BATCH_HEADER_BYTES, bytes.len())?;
-        check_start(&BATCH_NAMES, bytes)?;
+        BATCH_START.check(bytes)?;
         let header = BatchHeader {
             container: u64_at(bytes, 8),
             key: u64_at(bytes, 16),
@@ -507,7 +508,7 @@ impl Trailer {
     pub fn parse(bytes: &[u8], file_bytes: u64) -> Result<Trailer, FormatError> {
         FormatError::need("container trailer", TRAILER_BYTES, bytes.len())?;
         let bytes = &bytes[bytes.len() - TRAILER_BYTES..];
-        check_start(&TRAILER_NAMES, bytes)?;
+        TRAILER_START.check(bytes)?;
         let trailer = Trailer {
             container: u64_at(bytes, 8),
             key: u64_at(bytes, 16),
@@ -606,73 +607,42 @@ pub fn verify_image(bytes: &[u8]) -> Result<(SegmentHeader, SegmentProgress), Fo
     Ok((header, progress))
 }
 
-/// What the fields of a structure's start are called in errors.
-struct Names {
-    magic: u32,
-    magic_field: &'static str,
-    magic_text: &'static str,
-    version: &'static str,
-    header_bytes: &'static str,
-    bytes: usize,
-    bytes_text: &'static str,
-    checksum: &'static str,
-}
-
-const HEADER_NAMES: Names = Names {
-    magic: CONTAINER_MAGIC,
-    magic_field: "container.magic",
-    magic_text: "\"KCON\"",
-    version: "container.version",
-    header_bytes: "container.header_bytes",
-    bytes: CONTAINER_HEADER_BYTES,
-    bytes_text: "4096",
-    checksum: "container.checksum",
+const HEADER_START: Start = Start {
+    magic: (CONTAINER_MAGIC, "\"KCON\""),
+    version: (CONTAINER_VERSION, "1"),
+    header_bytes: (CONTAINER_HEADER_BYTES, "4096"),
+    checksum_at: 60,
+    fields: ["container.magic", "container.checksum", "container.version", "container.header_bytes"],
 };
-const BATCH_NAMES: Names = Names {
-    magic: BATCH_MAGIC,
-    magic_field: "container_batch.magic",
-    magic_text: "\"KCBA\"",
-    version: "container_batch.version",
-    header_bytes: "container_batch.header_bytes",
-    bytes: BATCH_HEADER_BYTES,
-    bytes_text: "64",
-    checksum: "container_batch.checksum",
+const BATCH_START: Start = Start {
+    magic: (BATCH_MAGIC, "\"KCBA\""),
+    version: (CONTAINER_VERSION, "1"),
+    header_bytes: (BATCH_HEADER_BYTES, "64"),
+    checksum_at: 60,
+    fields: [
+        "container_batch.magic",
+        "container_batch.checksum",
+        "container_batch.version",
+        "container_batch.header_bytes",
+    ],
 };
-const TRAILER_NAMES: Names = Names {
-    magic: TRAILER_MAGIC,
-    magic_field: "container_trailer.magic",
-    magic_text: "\"KCEN\"",
-    version: "container_trailer.version",
-    header_bytes: "container_trailer.trailer_bytes",
-    bytes: TRAILER_BYTES,
-    bytes_text: "64",
-    checksum: "container_trailer.checksum",
+const TRAILER_START: Start = Start {
+    magic: (TRAILER_MAGIC, "\"KCEN\""),
+    version: (CONTAINER_VERSION, "1"),
+    header_bytes: (TRAILER_BYTES, "64"),
+    checksum_at: 60,
+    fields: [
+        "container_trailer.magic",
+        "container_trailer.checksum",
+        "container_trailer.version",
+        "container_trailer.trailer_bytes",
+    ],
 };
 
 fn start(bytes: &mut [u8], magic: u32, header_bytes: usize) {
     put(bytes, 0, &magic.to_le_bytes());
     put(bytes, 4, &CONTAINER_VERSION.to_le_bytes());
     put(bytes, 6, &(header_bytes as u16).to_le_bytes());
-}
-
-/// Magic, checksum, version and size: at the same offsets in all three structures, whose first 64 bytes the caller
-/// has made sure of.
-fn check_start(names: &Names, bytes: &[u8]) -> Result<(), FormatError> {
-    let bad = |field, value: u64, allowed| Err(FormatError::BadField { field, value, allowed });
-    if u32_at(bytes, 0) != names.magic {
-        return bad(names.magic_field, u32_at(bytes, 0).into(), names.magic_text);
-    }
-    let (found, computed) = (u32_at(bytes, 60), crc32c(&bytes[..60]));
-    if found != computed {
-        return Err(FormatError::Checksum { what: names.checksum, found, computed });
-    }
-    if u16_at(bytes, 4) != CONTAINER_VERSION {
-        return bad(names.version, u16_at(bytes, 4).into(), "1");
-    }
-    if u16_at(bytes, 6) as usize != names.bytes {
-        return bad(names.header_bytes, u16_at(bytes, 6).into(), names.bytes_text);
-    }
-    Ok(())
 }
 
 /// The most bytes an image takes in a container.

@@ -28,7 +28,8 @@ use crate::checksum::crc32c;
 use crate::chunk::{ChunkView, NO_TIMESTAMP};
 use crate::container::{CONTAINER_BYTES_MAX, CONTAINER_SEGMENTS_MAX, ContainerHeader, PAGE_BYTES};
 use crate::segment::{SEGMENT_HEADER_BYTES, SegmentHeader, SegmentProgress, SegmentState};
-use crate::wire::{put, u16_at, u32_at, u64_at};
+use crate::start::Start;
+use crate::wire::{put, u32_at, u64_at};
 use crate::{BrokerPart, FormatError, limits};
 
 /// The first four bytes of an extent: "KCEX".
@@ -37,6 +38,19 @@ pub const EXTENT_MAGIC: u32 = u32::from_le_bytes(*b"KCEX");
 pub const EXTENT_VERSION: u16 = 1;
 /// Bytes of the marker that are used; it takes a page.
 pub const MARKER_BYTES: usize = 64;
+
+const START: Start = Start {
+    magic: (EXTENT_MAGIC, "\"KCEX\""),
+    version: (EXTENT_VERSION, "1"),
+    header_bytes: (MARKER_BYTES, "64"),
+    checksum_at: 60,
+    fields: [
+        "container_extent.magic",
+        "container_extent.checksum",
+        "container_extent.version",
+        "container_extent.header_bytes",
+    ],
+};
 
 /// The first page of an extent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -109,20 +123,8 @@ impl ExtentMarker {
     /// to compare.
     pub fn parse(page: &[u8]) -> Result<ExtentMarker, FormatError> {
         FormatError::need("container extent", MARKER_BYTES, page.len())?;
+        START.check(page)?;
         let bad = |field, value: u64, allowed| Err(FormatError::BadField { field, value, allowed });
-        if u32_at(page, 0) != EXTENT_MAGIC {
-            return bad("container_extent.magic", u32_at(page, 0).into(), "\"KCEX\"");
-        }
-        let (found, computed) = (u32_at(page, 60), crc32c(&page[..60]));
-        if found != computed {
-            return Err(FormatError::Checksum { what: "container_extent.checksum", found, computed });
-        }
-        if u16_at(page, 4) != EXTENT_VERSION {
-            return bad("container_extent.version", u16_at(page, 4).into(), "1");
-        }
-        if usize::from(u16_at(page, 6)) != MARKER_BYTES {
-            return bad("container_extent.header_bytes", u16_at(page, 6).into(), "64");
-        }
         let (at, extent_bytes, index_bytes) = (u64_at(page, 24), u64_at(page, 32), u32_at(page, 40));
         let whole = |bytes: u64| bytes.is_multiple_of(PAGE_BYTES as u64);
         let image_bytes = extent_bytes.checked_sub(PAGE_BYTES as u64 + u64::from(index_bytes));

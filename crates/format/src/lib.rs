@@ -31,6 +31,7 @@ pub mod raft;
 pub mod record;
 pub mod segment;
 pub mod settings;
+mod start;
 pub mod vlog;
 pub mod vlog_replica;
 mod wire;

@@ -5,6 +5,7 @@
 
 use crate::checksum::crc32c;
 use crate::cluster::{ClusterEntry, RaftPlace};
+use crate::start::Start;
 use crate::wire::{put, u16_at, u32_at, u64_at};
 use crate::{FormatError, align8};
 
@@ -49,25 +50,20 @@ impl FileHeader {
     /// Reads and verifies the first 64 bytes of a file.
     pub fn parse(bytes: &[u8]) -> Result<FileHeader, FormatError> {
         FormatError::need("raft file header", FILE_HEADER_BYTES, bytes.len())?;
-        let bad = |field, value: u64, allowed| Err(FormatError::BadField { field, value, allowed });
-        if u32_at(bytes, 0) != RAFT_MAGIC {
-            return bad("raft_file.magic", u32_at(bytes, 0).into(), "\"KRFT\"");
-        }
-        let (found, computed) = (u32_at(bytes, 60), crc32c(&bytes[..60]));
-        if found != computed {
-            return Err(FormatError::Checksum { what: "raft_file.checksum", found, computed });
-        }
-        if u16_at(bytes, 4) != RAFT_VERSION {
-            return bad("raft_file.version", u16_at(bytes, 4).into(), "1");
-        }
-        if u16_at(bytes, 6) as usize != FILE_HEADER_BYTES {
-            return bad("raft_file.header_bytes", u16_at(bytes, 6).into(), "64");
-        }
+        FILE_START.check(bytes)?;
         let mut node = [0; 16];
         node.copy_from_slice(&bytes[8..24]);
         Ok(FileHeader { node, generation: u64_at(bytes, 24) })
     }
 }
+
+const FILE_START: Start = Start {
+    magic: (RAFT_MAGIC, "\"KRFT\""),
+    version: (RAFT_VERSION, "1"),
+    header_bytes: (FILE_HEADER_BYTES, "64"),
+    checksum_at: 60,
+    fields: ["raft_file.magic", "raft_file.checksum", "raft_file.version", "raft_file.header_bytes"],
+};
 
 /// What an entry of the log holds.
 #[derive(Clone, PartialEq, Eq, Debug)]

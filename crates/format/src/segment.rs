@@ -35,7 +35,8 @@
 //! whatever lies below `head` is whole. The other fields of the second half can be recomputed from the chunks.
 
 use crate::checksum::{Crc32c, crc32c};
-use crate::wire::{i64_at, put, u16_at, u32_at, u64_at};
+use crate::start::Start;
+use crate::wire::{i64_at, put, u32_at, u64_at};
 use crate::{FormatError, GroupId, LaneId, SegmentId, SegmentIndex, StreamId, StreamletId, limits};
 
 /// Bytes of a segment before its first chunk: its position 128.
@@ -44,6 +45,14 @@ pub const SEGMENT_HEADER_BYTES: usize = 128;
 pub const SEGMENT_MAGIC: u32 = u32::from_le_bytes(*b"KSEG");
 /// The version of this layout.
 pub const SEGMENT_VERSION: u16 = 1;
+
+const START: Start = Start {
+    magic: (SEGMENT_MAGIC, "\"KSEG\""),
+    version: (SEGMENT_VERSION, "1"),
+    header_bytes: (SEGMENT_HEADER_BYTES, "128"),
+    checksum_at: 60,
+    fields: ["segment.magic", "segment.checksum", "segment.version", "segment.header_bytes"],
+};
 
 /// Offsets of the fields that change in place, for atomic access in shared memory.
 pub mod at {
@@ -213,23 +222,11 @@ impl SegmentHeader {
     /// Reads and verifies the first 64 bytes of a segment.
     pub fn parse(segment: &[u8]) -> Result<SegmentHeader, FormatError> {
         FormatError::need("segment header", SEGMENT_HEADER_BYTES, segment.len())?;
-        let bad = |field, value, allowed| Err(FormatError::BadField { field, value, allowed });
-        if u32_at(segment, 0) != SEGMENT_MAGIC {
-            return bad("segment.magic", u32_at(segment, 0).into(), "\"KSEG\"");
-        }
-        let (found, computed) = (u32_at(segment, 60), crc32c(&segment[..60]));
-        if found != computed {
-            return Err(FormatError::Checksum { what: "segment.checksum", found, computed });
-        }
-        if u16_at(segment, 4) != SEGMENT_VERSION {
-            return bad("segment.version", u16_at(segment, 4).into(), "1");
-        }
-        if u16_at(segment, 6) as usize != SEGMENT_HEADER_BYTES {
-            return bad("segment.header_bytes", u16_at(segment, 6).into(), "128");
-        }
+        START.check(segment)?;
         let capacity = u32_at(segment, 36) as usize;
         if !capacity.is_power_of_two() || !(limits::SEGMENT_BYTES_MIN..=limits::SEGMENT_BYTES_MAX).contains(&capacity) {
-            return bad("segment.capacity_bytes", capacity as u64, "a power of two from 64 KiB to 16 MiB");
+            let (field, allowed) = ("segment.capacity_bytes", "a power of two from 64 KiB to 16 MiB");
+            return Err(FormatError::BadField { field, value: capacity as u64, allowed });
         }
         Ok(SegmentHeader {
             id: SegmentId {

@@ -57,7 +57,8 @@
 //! nobody outside the node knows the key, no user's bytes at a page boundary can pose as a block.
 
 use crate::checksum::crc32c;
-use crate::wire::{i64_at, put, u16_at, u32_at, u64_at};
+use crate::start::Start;
+use crate::wire::{i64_at, put, u32_at, u64_at};
 use crate::{FormatError, limits};
 
 /// Blocks and the first block start at multiples of this: what direct I/O asks for.
@@ -119,7 +120,7 @@ impl FileHeader {
     /// Reads and verifies a file's header.
     pub fn parse(page: &[u8]) -> Result<FileHeader, FormatError> {
         FormatError::need("virtual log file header", FILE_HEADER_BYTES, page.len())?;
-        check_start(&FILE_NAMES, page, FILE_MAGIC, "\"KVLF\"", FILE_HEADER_BYTES)?;
+        FILE_START.check(page)?;
         let mut node = [0; 16];
         node.copy_from_slice(&page[8..24]);
         Ok(FileHeader {
@@ -183,7 +184,7 @@ impl BlockHeader {
     /// [`verify_chunks`](BlockHeader::verify_chunks).
     pub fn parse(block: &[u8]) -> Result<BlockHeader, FormatError> {
         FormatError::need("virtual log block header", BLOCK_HEADER_BYTES, block.len())?;
-        check_start(&BLOCK_NAMES, block, BLOCK_MAGIC, "\"KVBL\"", BLOCK_HEADER_BYTES)?;
+        BLOCK_START.check(block)?;
         let chunk_bytes = u32_at(block, 48);
         if chunk_bytes as usize > BLOCK_CHUNK_BYTES_MAX {
             return Err(FormatError::OverLimit {
@@ -263,43 +264,32 @@ impl FileMark {
     /// Reads and verifies a mark.
     pub fn parse(page: &[u8]) -> Result<FileMark, FormatError> {
         FormatError::need("virtual log file mark", FILE_HEADER_BYTES, page.len())?;
-        check_start(&MARK_NAMES, page, MARK_MAGIC, "\"KVMK\"", FILE_HEADER_BYTES)?;
+        MARK_START.check(page)?;
         Ok(FileMark { vlog: u32_at(page, 8), file: u64_at(page, 16), key: u64_at(page, 24), end: u64_at(page, 32) })
     }
 }
 
-/// What the fields that all headers share are called in errors: magic, checksum, version, header size.
-type StartNames = [&'static str; 4];
-
-const FILE_NAMES: StartNames = ["vlog_file.magic", "vlog_file.checksum", "vlog_file.version", "vlog_file.header_bytes"];
-const BLOCK_NAMES: StartNames =
-    ["vlog_block.magic", "vlog_block.checksum", "vlog_block.version", "vlog_block.header_bytes"];
-const MARK_NAMES: StartNames = ["vlog_mark.magic", "vlog_mark.checksum", "vlog_mark.version", "vlog_mark.header_bytes"];
-
-/// Magic, checksum, version and header size of a header: all keep them at the same offsets.
-fn check_start(
-    [of_magic, of_checksum, of_version, of_header_bytes]: &StartNames,
-    bytes: &[u8],
-    magic: u32,
-    magic_text: &'static str,
-    header_bytes: usize,
-) -> Result<(), FormatError> {
-    let bad = |field, value: u64, allowed| Err(FormatError::BadField { field, value, allowed });
-    if u32_at(bytes, 0) != magic {
-        return bad(of_magic, u32_at(bytes, 0).into(), magic_text);
-    }
-    let (found, computed) = (u32_at(bytes, 60), crc32c(&bytes[..60]));
-    if found != computed {
-        return Err(FormatError::Checksum { what: of_checksum, found, computed });
-    }
-    if u16_at(bytes, 4) != VLOG_VERSION {
-        return bad(of_version, u16_at(bytes, 4).into(), "1");
-    }
-    if u16_at(bytes, 6) as usize != header_bytes {
-        return bad(of_header_bytes, u16_at(bytes, 6).into(), "64");
-    }
-    Ok(())
-}
+const FILE_START: Start = Start {
+    magic: (FILE_MAGIC, "\"KVLF\""),
+    version: (VLOG_VERSION, "1"),
+    header_bytes: (FILE_HEADER_BYTES, "64"),
+    checksum_at: 60,
+    fields: ["vlog_file.magic", "vlog_file.checksum", "vlog_file.version", "vlog_file.header_bytes"],
+};
+const BLOCK_START: Start = Start {
+    magic: (BLOCK_MAGIC, "\"KVBL\""),
+    version: (VLOG_VERSION, "1"),
+    header_bytes: (BLOCK_HEADER_BYTES, "64"),
+    checksum_at: 60,
+    fields: ["vlog_block.magic", "vlog_block.checksum", "vlog_block.version", "vlog_block.header_bytes"],
+};
+const MARK_START: Start = Start {
+    magic: (MARK_MAGIC, "\"KVMK\""),
+    version: (VLOG_VERSION, "1"),
+    header_bytes: (FILE_HEADER_BYTES, "64"),
+    checksum_at: 60,
+    fields: ["vlog_mark.magic", "vlog_mark.checksum", "vlog_mark.version", "vlog_mark.header_bytes"],
+};
 
 #[cfg(test)]
 mod tests {

@@ -75,6 +75,7 @@
 
 use crate::checksum::crc32c;
 use crate::cluster::LogName;
+use crate::start::Start;
 use crate::vlog::pages;
 use crate::wire::{put, u16_at, u32_at, u64_at};
 use crate::{Cursor, FormatError, GroupId, LaneId, ProducerEpoch, ProducerId, SegmentIndex, StreamId, StreamletId};
@@ -183,7 +184,7 @@ impl ReplicaHeader {
     /// Reads and verifies a file's header.
     pub fn parse(page: &[u8]) -> Result<ReplicaHeader, FormatError> {
         FormatError::need("replica file header", REPLICA_HEADER_BYTES, page.len())?;
-        check_start(&FILE_NAMES, page, REPLICA_MAGIC, REPLICA_HEADER_BYTES, ["\"KVRF\"", "1", "96"])?;
+        FILE_START.check(page)?;
         let mut cluster = [0; 16];
         cluster.copy_from_slice(&page[8..24]);
         Ok(ReplicaHeader {
@@ -303,7 +304,7 @@ impl Footer {
     /// Reads and verifies a footer.
     pub fn parse(bytes: &[u8]) -> Result<Footer, FormatError> {
         FormatError::need("replica footer", FOOTER_HEADER_BYTES, bytes.len())?;
-        check_start(&FOOTER_NAMES, bytes, FOOTER_MAGIC, FOOTER_HEADER_BYTES, ["\"KVRT\"", "1", "64"])?;
+        FOOTER_START.check(bytes)?;
         let (segments, producers) = (u32_at(bytes, 12) as usize, u32_at(bytes, 40) as usize);
         let entries = segments.saturating_add(producers);
         if entries > FOOTER_ENTRIES_MAX {
@@ -388,39 +389,25 @@ fn decode_mark(bytes: &[u8]) -> ReplicaMark {
     }
 }
 
-/// What the fields that both headers share are called in errors: magic, checksum, version, header size.
-type StartNames = [&'static str; 4];
-
-const FILE_NAMES: StartNames =
-    ["replica_file.magic", "replica_file.checksum", "replica_file.version", "replica_file.header_bytes"];
-const FOOTER_NAMES: StartNames =
-    ["replica_footer.magic", "replica_footer.checksum", "replica_footer.version", "replica_footer.header_bytes"];
-
-/// Magic, checksum in the header's last four bytes, version and header size, with what is allowed for the three that are
-/// not a checksum.
-fn check_start(
-    [of_magic, of_checksum, of_version, of_header_bytes]: &StartNames,
-    bytes: &[u8],
-    magic: u32,
-    header_bytes: usize,
-    [magic_text, version_text, bytes_text]: [&'static str; 3],
-) -> Result<(), FormatError> {
-    let bad = |field, value: u64, allowed| Err(FormatError::BadField { field, value, allowed });
-    if u32_at(bytes, 0) != magic {
-        return bad(of_magic, u32_at(bytes, 0).into(), magic_text);
-    }
-    let (found, computed) = (u32_at(bytes, header_bytes - 4), crc32c(&bytes[..header_bytes - 4]));
-    if found != computed {
-        return Err(FormatError::Checksum { what: of_checksum, found, computed });
-    }
-    if u16_at(bytes, 4) != REPLICA_VERSION {
-        return bad(of_version, u16_at(bytes, 4).into(), version_text);
-    }
-    if u16_at(bytes, 6) as usize != header_bytes {
-        return bad(of_header_bytes, u16_at(bytes, 6).into(), bytes_text);
-    }
-    Ok(())
-}
+const FILE_START: Start = Start {
+    magic: (REPLICA_MAGIC, "\"KVRF\""),
+    version: (REPLICA_VERSION, "1"),
+    header_bytes: (REPLICA_HEADER_BYTES, "96"),
+    checksum_at: 92,
+    fields: ["replica_file.magic", "replica_file.checksum", "replica_file.version", "replica_file.header_bytes"],
+};
+const FOOTER_START: Start = Start {
+    magic: (FOOTER_MAGIC, "\"KVRT\""),
+    version: (REPLICA_VERSION, "1"),
+    header_bytes: (FOOTER_HEADER_BYTES, "64"),
+    checksum_at: 60,
+    fields: [
+        "replica_footer.magic",
+        "replica_footer.checksum",
+        "replica_footer.version",
+        "replica_footer.header_bytes",
+    ],
+};
 
 /// What a file of [`PowerLosses`] starts with: "KVPL".
 pub const POWER_LOSSES_MAGIC: u32 = u32::from_le_bytes(*b"KVPL");
