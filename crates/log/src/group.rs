@@ -150,15 +150,13 @@ pub(crate) struct Slot {
 }
 
 impl Slot {
-    /// A segment in memory.
-    pub(crate) fn resident(segment: Arc<Segment>, open: bool) -> Slot {
-        let closed = Summary::of(&segment);
-        let index = segment.id().index.0;
+    /// Neither in memory nor on disk, and nothing has happened to it.
+    fn nowhere(index: u32, open: bool, closed: Summary) -> Slot {
         Slot {
             index,
             open,
             closed,
-            memory: Some(segment),
+            memory: None,
             at: None,
             loading: false,
             was_loaded: false,
@@ -172,24 +170,16 @@ impl Slot {
         }
     }
 
+    /// A segment in memory.
+    pub(crate) fn resident(segment: Arc<Segment>, open: bool) -> Slot {
+        let closed = Summary::of(&segment);
+        let index = segment.id().index.0;
+        Slot { memory: Some(segment), ..Slot::nowhere(index, open, closed) }
+    }
+
     /// A closed segment on disk.
     pub(crate) fn stored(index: u32, closed: Summary, at: Location) -> Slot {
-        Slot {
-            index,
-            open: false,
-            closed,
-            memory: None,
-            at: Some(at),
-            loading: false,
-            was_loaded: false,
-            failed: None,
-            stale: None,
-            is_emptied: false,
-            copied: CopiedTo::default(),
-            is_rebuilt: false,
-            ahead_since_ms: None,
-            raised_ms: None,
-        }
+        Slot { at: Some(at), ..Slot::nowhere(index, false, closed) }
     }
 
     /// A segment of a lost owner that is to be rebuilt.
@@ -210,22 +200,7 @@ impl Slot {
             has_forgotten: false,
             rewrites: 0,
         };
-        Slot {
-            index: index.0,
-            open: false,
-            closed,
-            memory: None,
-            at: None,
-            loading: false,
-            was_loaded: false,
-            failed: None,
-            stale: None,
-            is_emptied: false,
-            copied: CopiedTo::default(),
-            is_rebuilt: true,
-            ahead_since_ms: None,
-            raised_ms: None,
-        }
+        Slot { is_rebuilt: true, ..Slot::nowhere(index.0, false, closed) }
     }
 
     /// Whether it is neither in memory nor on disk yet: all that is known of it are its ordinals and its end, not its times.
