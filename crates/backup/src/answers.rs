@@ -11,7 +11,7 @@ use kera_format::ChunkView;
 use kera_format::checksum::crc32c;
 use kera_format::chunk::Chunks;
 use kera_format::vlog_replica::{Footer, LogId, ReplicaMark, SegmentRun};
-use kera_protocol::limits::PAGE_ITEMS_MAX;
+use kera_protocol::limits::page_items;
 use kera_protocol::{
     BlockHead, BlockRange, BlocksRead, BlocksReleased, LaneStateList, LaneStates, ListReplicas, ProducerPlace,
     ReadBlocks, ReleaseBlocks, ReplicaInfo, ReplicaList, ReplicatedLane, SegmentPart, Status, StreamletRef,
@@ -61,10 +61,7 @@ impl Positions {
 impl Backup {
     /// What it has, a page at a time: what a backup announces when it has joined.
     pub fn list(&self, asked: &ListReplicas) -> ReplicaList {
-        let limit = match asked.limit as usize {
-            0 => PAGE_ITEMS_MAX,
-            limit => limit.min(PAGE_ITEMS_MAX),
-        };
+        let limit = page_items(asked.limit);
         let state = self.state.lock();
         let behind = state.logs.iter().filter(|(log, _)| asked.after.is_none_or(|after| **log > after));
         let info = |(log, replica): (&LogId, &Replica)| {

@@ -13,7 +13,7 @@ use kera_log::{
     GroupInfo as LogGroup, Lane, LaneVersion, Log, Lookup as Found, SegmentInfo as LogSegment, Streamlet, Tenure,
 };
 use kera_protocol::groups::SegmentPlace;
-use kera_protocol::limits::{PAGE_ITEMS_MAX, WAIT_MS_MAX};
+use kera_protocol::limits::{WAIT_MS_MAX, page_items};
 use kera_protocol::{
     AvailableGroups, AvailableSegments, GroupInfo, GroupList, LaneStats, Lookup, LookupResult, NextSegments, Op, Owner,
     SegmentInfo, SegmentList, Start, Status, StreamStats, StreamStatsResponse,
@@ -52,10 +52,6 @@ pub(crate) fn attempt(core: &mut Core, request: Request<'_>, out: &mut Outbox) -
 pub(crate) fn check_named(streamlets: &[StreamletId]) -> Result<(), Failure> {
     let (named, limit) = (streamlets.len(), STREAMLETS_MAX as usize);
     if named <= limit { Ok(()) } else { Err(Failure::limit("streamlets named in one request", named, limit)) }
-}
-
-fn page(limit: u32) -> usize {
-    if limit == 0 { PAGE_ITEMS_MAX } else { (limit as usize).min(PAGE_ITEMS_MAX) }
 }
 
 /// The first of the records from `first` to `durable` that is not deleted: what was lies there until retention takes its whole segment.
@@ -117,7 +113,7 @@ fn groups_while(
         return Err(ownership.not_owner(message.stream, message.streamlet));
     }
     meanwhile();
-    let limit = page(message.limit);
+    let limit = page_items(message.limit);
     let mut lanes: Vec<LaneGroups<'_>> =
         streamlet.lanes().map(|lane| LaneGroups { lane, window: VecDeque::new() }).collect();
     let mut next: BinaryHeap<Reverse<(GroupId, usize)>> = BinaryHeap::new();
@@ -184,7 +180,7 @@ fn segments(
     let (lane, _) = lane_of_group(streamlet, message.group)?;
     let seen = lane.version();
     let (lane, group) = lane_of_group(streamlet, message.group).map(|(_, group)| (lane, group))?;
-    let limit = page(message.limit);
+    let limit = page_items(message.limit);
     let mut found = lane.segments(message.group, message.after, limit + 1).unwrap_or_default();
     let more = found.len() > limit;
     found.truncate(limit);
@@ -370,7 +366,7 @@ fn stream_stats(core: &mut Core, message: &StreamStats) -> Result<StreamStatsRes
         return Err(Failure::unknown_streamlet(stream.id(), streamlet, stream.options().streamlets));
     }
     let after = message.after;
-    let limit = page(message.limit);
+    let limit = page_items(message.limit);
     let mut used: Vec<(StreamletId, LaneId, &Arc<Lane>)> = stream
         .streamlets()
         .filter(|streamlet| wanted.is_empty() || wanted.binary_search(&streamlet.id()).is_ok())

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use kera_format::cluster::HANDED_BYTES_MAX;
 use kera_format::{GroupId, StreamId, StreamletId};
 use kera_log::{DurabilitySink, Observer, Streamlet, Tenure, TenureError, Waiters};
-use kera_protocol::limits::{OWNER_STREAMS_MAX, PAGE_ITEMS_MAX};
+use kera_protocol::limits::{OWNER_STREAMS_MAX, page_items};
 use kera_protocol::placement::runs_of;
 use kera_protocol::{FindOwners, NodeInfo, Owner, Owners, Role, Status, StreamOwners, StreamRef, StreamletState};
 use parking_lot::{Mutex, RwLock};
@@ -372,7 +372,6 @@ impl Broker {
     }
 
     fn owners_page(&self, wanted: &[StreamId], asked: &FindOwners) -> Owners {
-        let limit = if asked.limit == 0 { PAGE_ITEMS_MAX } else { (asked.limit as usize).min(PAGE_ITEMS_MAX) };
         let table = self.ownership.table.read();
         let mut page = Owners {
             cluster: table.cluster,
@@ -385,7 +384,7 @@ impl Broker {
         if table.me == 0 {
             page.nodes = vec![alone(self.config.epoch)];
         }
-        let mut left = limit;
+        let mut left = page_items(asked.limit);
         for &stream in wanted {
             if asked.after.is_some_and(|(after, _)| stream < after) {
                 continue;

@@ -113,8 +113,7 @@ impl Catalog {
     /// A page of streams.
     pub fn list(&self, request: &ListStreams) -> StreamList {
         use std::ops::Bound::{Excluded, Included, Unbounded};
-        let most = kera_protocol::limits::PAGE_ITEMS_MAX;
-        let limit = if request.limit == 0 { most } else { most.min(request.limit as usize) };
+        let limit = kera_protocol::limits::page_items(request.limit);
         let from = if request.after >= request.prefix && !request.after.is_empty() {
             Excluded(request.after.as_str())
         } else {

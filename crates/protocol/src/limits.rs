@@ -27,3 +27,19 @@ pub const CLIENT_NAME_BYTES_MAX: usize = 255;
 pub const ERROR_MESSAGE_BYTES_MAX: usize = 4_096;
 /// Longest wait that a request may ask for; longer ones are cut to it.
 pub const WAIT_MS_MAX: u32 = 600_000;
+
+/// Most items of a page that is asked for with this `limit`; zero: as many as a page may have.
+pub fn page_items(limit: u32) -> usize {
+    if limit == 0 { PAGE_ITEMS_MAX } else { PAGE_ITEMS_MAX.min(limit as usize) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_has_what_was_asked_for_up_to_the_limit() {
+        let items = [0, 1, PAGE_ITEMS_MAX as u32, PAGE_ITEMS_MAX as u32 + 1, u32::MAX].map(page_items);
+        assert_eq!(items, [PAGE_ITEMS_MAX, 1, PAGE_ITEMS_MAX, PAGE_ITEMS_MAX, PAGE_ITEMS_MAX]);
+    }
+}

@@ -10,7 +10,7 @@ use kera_coordinator::cluster::{ClusterState, Join, LogView, Loss, Refused, move
 use kera_format::catalog::Entry;
 use kera_format::cluster::{ClusterEntry, LogName, NodeNumber};
 use kera_format::{ProducerEpoch, ProducerId};
-use kera_protocol::limits::PAGE_ITEMS_MAX;
+use kera_protocol::limits::page_items;
 use kera_protocol::{
     AcceptLogLoss, AcceptLoss, AcceptStreamletLoss, AllocateProducer, AllocatedProducer, AlterStream, BalancePlan,
     Body, ChangeLog, ChangeNode, CopiesMade, CreateStream, DeleteStream, DescribeCopyChanges, DescribeLostLogs,
@@ -96,11 +96,6 @@ impl Before {
             _ => None,
         }
     }
-}
-
-/// How many of a listing are told.
-fn told_at_most(limit: u32) -> usize {
-    if limit == 0 { PAGE_ITEMS_MAX } else { PAGE_ITEMS_MAX.min(limit as usize) }
 }
 
 /// What a leader knows beside the state. Whoever holds it gives commands, and nobody else does.
@@ -454,13 +449,13 @@ impl Group {
             Op::DescribeLostLogs => {
                 let DescribeLostLogs { limit } = DescribeLostLogs::decode(version, body)?;
                 let index = self.commit(leading, |_| Ok(Vec::new())).await?;
-                let described = self.read(|state| state.lost_log_infos(told_at_most(limit)));
+                let described = self.read(|state| state.lost_log_infos(page_items(limit)));
                 Ok((encoded(&described, version), index))
             }
             Op::DescribeCopyChanges => {
                 let DescribeCopyChanges { limit } = DescribeCopyChanges::decode(version, body)?;
                 let index = self.commit(leading, |_| Ok(Vec::new())).await?;
-                let described = self.read(|state| state.copy_changes(told_at_most(limit)));
+                let described = self.read(|state| state.copy_changes(page_items(limit)));
                 Ok((encoded(&described, version), index))
             }
             Op::PlanRebalance => {
@@ -477,7 +472,7 @@ impl Group {
             Op::DescribeMoves => {
                 let DescribeMoves { limit } = DescribeMoves::decode(version, body)?;
                 let index = self.commit(leading, |_| Ok(Vec::new())).await?;
-                let limit = told_at_most(limit);
+                let limit = page_items(limit);
                 let described = self.read(|state| MovesDescription {
                     moves: state.move_infos().take(limit).collect(),
                     under_way: state.moves().len() as u64,

@@ -6,7 +6,7 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
 use kera_format::{LaneId, StreamId, StreamOptions, StreamletId};
-use kera_protocol::limits::PAGE_ITEMS_MAX;
+use kera_protocol::limits::page_items;
 use kera_protocol::{
     AlterStream, CreateStream, DeleteApplication, DeleteStream, DescribeApplication, FindOwners, GetStream, LaneStats,
     ListApplications, ListStreams, NodeStatus, ResetOffsets, Start, Status, StreamInfo, StreamRef, StreamStats,
@@ -187,7 +187,7 @@ async fn held(
     after: Option<(StreamletId, LaneId)>,
     limit: u32,
 ) -> Result<Held, HttpError> {
-    let most = if limit == 0 { PAGE_ITEMS_MAX } else { PAGE_ITEMS_MAX.min(limit as usize) };
+    let most = page_items(limit);
     let (mut held, mut seen) = (Held::default(), None);
     loop {
         let found = inside.call(&StreamStats { stream, streamlets: Vec::new(), after: seen, limit: 0 }).await?;
