@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 use std::future::Future;
-use std::io::{self, IoSlice};
+use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -25,7 +25,7 @@ use tokio::sync::{Notify, mpsc, oneshot};
 
 use crate::RpcError;
 use crate::hedge::first_of;
-use crate::outbox::{Outbox, SLICES_MAX};
+use crate::outbox::Outbox;
 
 /// Bytes of a read buffer; frames share it until they are dropped.
 const BLOCK_BYTES: usize = 256 << 10;
@@ -581,7 +581,7 @@ impl Task {
             if let Some(reason) = self.take_requests() {
                 return Ok(Next::End(reason));
             }
-            self.write(&mut left)?;
+            self.out.write_to(&self.stream, &mut left, |_| ())?;
             if left == 0 {
                 return Ok(Next::Yield);
             }
@@ -624,24 +624,6 @@ impl Task {
             self.pending.remove(&correlation);
         }
         None
-    }
-
-    fn write(&mut self, left: &mut usize) -> io::Result<()> {
-        while !self.out.is_empty() && *left > 0 {
-            let mut slices = [IoSlice::new(&[]); SLICES_MAX];
-            let count = self.out.slices(&mut slices);
-            match self.stream.try_write_vectored(&slices[..count]) {
-                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-                Ok(bytes) => {
-                    self.out.advance(bytes);
-                    *left = left.saturating_sub(bytes);
-                }
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => break,
-                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                Err(e) => return Err(e),
-            }
-        }
-        Ok(())
     }
 
     /// Makes room in the buffer, for all of a frame that has started.

@@ -6,19 +6,20 @@
 
 use std::cell::Cell;
 use std::collections::VecDeque;
-use std::io::IoSlice;
+use std::io::{self, IoSlice};
 use std::sync::Arc;
 
 use bytes::Bytes;
 use kera_protocol::frame::{FLAG_PUSH, FLAG_RESPONSE};
 use kera_protocol::{Body, ErrorBody, FRAME_HEADER_BYTES, FrameHeader, Status};
+use tokio::net::TcpStream;
 
 use crate::Framing;
 use crate::input::PREFIX_BYTES;
 use crate::unsent::Unsent;
 
 /// Slices of one vectored write.
-pub(crate) const SLICES_MAX: usize = 64;
+const SLICES_MAX: usize = 64;
 /// A small buffer above this is given back when it is empty.
 const SMALL_BYTES_KEPT: usize = 64 << 10;
 /// A change of less than this is not counted in the server's sum, so that answers that leave at once touch nothing that
@@ -220,8 +221,33 @@ impl Outbox {
         all
     }
 
+    /// Writes what waits, as far as the socket takes it, until no byte is `left` of those that a turn may move. `written` is called with the bytes of each write.
+    pub(crate) fn write_to(
+        &mut self,
+        stream: &TcpStream,
+        left: &mut usize,
+        mut written: impl FnMut(usize),
+    ) -> io::Result<()> {
+        while !self.is_empty() && *left > 0 {
+            let mut slices = [IoSlice::new(&[]); SLICES_MAX];
+            let count = self.slices(&mut slices);
+            match stream.try_write_vectored(&slices[..count]) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(bytes) => {
+                    self.advance(bytes);
+                    written(bytes);
+                    *left = left.saturating_sub(bytes);
+                }
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => break,
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(())
+    }
+
     /// Fills `slices` with what is to be written next and returns how many there are.
-    pub(crate) fn slices<'a>(&'a self, slices: &mut [IoSlice<'a>; SLICES_MAX]) -> usize {
+    fn slices<'a>(&'a self, slices: &mut [IoSlice<'a>; SLICES_MAX]) -> usize {
         let mut count = 0;
         let mut at = self.small_at;
         let mut skip = self.front_written;

@@ -5,7 +5,7 @@
 //! has to be waited for, or when it has moved so many bytes that the other connections of the thread must have theirs.
 //! Nothing here is allocated per frame, and no frame is copied.
 
-use std::io::{self, IoSlice};
+use std::io;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, Sleep};
 
 use crate::input::{BufferPool, Input, Read};
-use crate::outbox::{Outbox, SLICES_MAX};
+use crate::outbox::Outbox;
 use crate::server::Shared;
 use crate::unsent::{Taking, time_for};
 use crate::{Flow, Framing, Peer, Session, SessionFactory, SessionWaker};
@@ -364,23 +364,10 @@ impl Serving {
 
     /// Writes what waits, as far as the socket takes it.
     fn write(&mut self, left: &mut usize) -> io::Result<()> {
-        while !self.out.is_empty() && *left > 0 {
-            let mut slices = [IoSlice::new(&[]); SLICES_MAX];
-            let count = self.out.slices(&mut slices);
-            match self.stream.try_write_vectored(&slices[..count]) {
-                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-                Ok(bytes) => {
-                    self.out.advance(bytes);
-                    self.has_written = true;
-                    self.counts.bytes_out += bytes as u64;
-                    *left = left.saturating_sub(bytes);
-                }
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => break,
-                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                Err(e) => return Err(e),
-            }
-        }
-        Ok(())
+        self.out.write_to(&self.stream, left, |bytes| {
+            self.has_written = true;
+            self.counts.bytes_out += bytes as u64;
+        })
     }
 
     /// Waits for the first thing that lets the next turn get on. An error ends the connection.
