@@ -125,6 +125,32 @@ impl DurabilitySink for WeakSink {
     }
 }
 
+/// A store whose containers are soon full, and whose writers and tries are quick.
+pub(crate) fn small_store(node: [u8; 16]) -> StoreConfig {
+    StoreConfig {
+        node,
+        container_bytes: 512 << 10,
+        batch_bytes: 128 << 10,
+        write_delay_ms: 100,
+        release_delay_ms: 50,
+        retry_ms: 100,
+        through_segment_bytes_min: 256 << 10,
+        ..StoreConfig::default()
+    }
+}
+
+/// A virtual log on a node's own disk whose files are soon full.
+pub(crate) fn small_virtual_log(number: u32, node: [u8; 16]) -> VirtualLogConfig {
+    VirtualLogConfig {
+        file_bytes: 256 << 10,
+        block_bytes_max: 64 << 10,
+        keep_bytes: 1 << 20,
+        spares: 1,
+        retry_ms: 50,
+        ..VirtualLogConfig::new(number, node)
+    }
+}
+
 /// Restores a chunk of a virtual log. No threads make room meanwhile where the arena is full: the store steps in between.
 pub(crate) fn restore(
     log: &Log,
@@ -218,7 +244,7 @@ impl Machine {
         let applications = coordinator.system_stream(APPLICATIONS_STREAM, &applications_stream_options());
         let applications = applications.map_err(|e| self.why(e))?.id;
 
-        let opened = DiskStore::open(self.store_config(), vec![disk.clone()], clock.clone(), random.clone());
+        let opened = DiskStore::open(small_store(self.id), vec![disk.clone()], clock.clone(), random.clone());
         let (store, stored) = opened.map_err(|e| self.why(e))?;
         self.sound(&stored.problems)?;
         let arena = ArenaConfig { path: self.arena.clone(), bytes: ARENA_BYTES, node: self.id };
@@ -265,19 +291,6 @@ impl Machine {
         })
     }
 
-    fn store_config(&self) -> StoreConfig {
-        StoreConfig {
-            node: self.id,
-            container_bytes: 512 << 10,
-            batch_bytes: 128 << 10,
-            write_delay_ms: 100,
-            release_delay_ms: 50,
-            retry_ms: 100,
-            through_segment_bytes_min: 256 << 10,
-            ..StoreConfig::default()
-        }
-    }
-
     fn replay(&self, log: &Log, store: &DiskStore, virtual_logs: &[Arc<VirtualLog>]) -> Result<(), StartError> {
         for virtual_log in virtual_logs {
             let vlog = virtual_log.virtual_log();
@@ -315,14 +328,7 @@ impl Machine {
         clock: &Arc<dyn Clock>,
         random: &Arc<dyn Random>,
     ) -> Result<Arc<VirtualLog>, StartError> {
-        let config = VirtualLogConfig {
-            file_bytes: 256 << 10,
-            block_bytes_max: 64 << 10,
-            keep_bytes: 1 << 20,
-            spares: 1,
-            retry_ms: 50,
-            ..VirtualLogConfig::new(number, self.id)
-        };
+        let config = small_virtual_log(number, self.id);
         let opened = VirtualLog::open_in(Arc::clone(folder), config, Arc::clone(clock), Arc::clone(random));
         opened.map_err(|e| self.why(e))
     }

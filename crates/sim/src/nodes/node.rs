@@ -16,7 +16,7 @@ use kera_format::cluster::{ClusterEntry, LogName};
 use kera_format::vlog_replica::LogId;
 use kera_format::{Cursor, GroupId, StreamId, StreamOptions, StreamletId, level};
 use kera_log::compact::Compactor;
-use kera_log::store::{DiskStore, Step, StoreConfig, StoreRecovery};
+use kera_log::store::{DiskStore, Step, StoreRecovery};
 use kera_log::{Arena, ArenaConfig, Attach, AttachedSegment, CutOffRoom, Log, LogConfig, Tenure};
 use kera_protocol::{
     BlockStored, Body, GiveBack, ListReplicas, MoveInfo, RebuildNeeds, RebuildRange, ReleaseBlocks, StreamletState,
@@ -35,6 +35,7 @@ use super::own_logs::OwnLogs;
 use super::plan::Planted;
 use super::recovering::Worker;
 use super::sessions::Sessions;
+use crate::cluster::machine::small_store;
 
 const ARENA_BYTES: u64 = 8 << 20;
 /// A lane without writes for so long has its segment closed, in milliseconds.
@@ -419,9 +420,9 @@ impl Node {
         let opened = match &memory {
             Some((_, attached)) => {
                 let in_memory = attached.iter().map(|attached| attached.segment.id()).collect();
-                DiskStore::open_after_kill(self.store_config(), vec![disk], clock, random, &in_memory)
+                DiskStore::open_after_kill(small_store(self.id), vec![disk], clock, random, &in_memory)
             }
-            None => DiskStore::open(self.store_config(), vec![disk], clock, random),
+            None => DiskStore::open(small_store(self.id), vec![disk], clock, random),
         };
         let (store, stored) = opened.map_err(|e| {
             memory.iter().for_each(|(arena, _)| arena.freeze());
@@ -568,19 +569,6 @@ impl Node {
             file_bytes: 64 << 10,
             boot_id: self.tells_of_boots.then_some(boot_id),
             ..BackupConfig::new(CLUSTER, self.number)
-        }
-    }
-
-    fn store_config(&self) -> StoreConfig {
-        StoreConfig {
-            node: self.id,
-            container_bytes: 512 << 10,
-            batch_bytes: 128 << 10,
-            write_delay_ms: 100,
-            release_delay_ms: 50,
-            retry_ms: 100,
-            through_segment_bytes_min: 256 << 10,
-            ..StoreConfig::default()
         }
     }
 

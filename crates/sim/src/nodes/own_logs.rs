@@ -9,7 +9,7 @@ use kera_vlog::{Ran, VirtualLog, VirtualLogConfig};
 
 use super::node::{Node, Running, StartError};
 use super::world::{Event, World};
-use crate::cluster::machine::{Close, WeakSink, restore};
+use crate::cluster::machine::{Close, WeakSink, restore, small_virtual_log};
 use crate::cluster::truth::Violation;
 
 const OWN_LOGS: u32 = 2;
@@ -53,14 +53,7 @@ impl Node {
     ) -> Result<OwnLogs, StartError> {
         let folder = Arc::new(Folder::new(Arc::clone(disk), &VirtualLogConfig::new(0, self.id).directory));
         let open = |number| {
-            let config = VirtualLogConfig {
-                file_bytes: 256 << 10,
-                block_bytes_max: 64 << 10,
-                keep_bytes: 1 << 20,
-                spares: 1,
-                retry_ms: 50,
-                ..VirtualLogConfig::new(number, self.id)
-            };
+            let config = small_virtual_log(number, self.id);
             let opened = VirtualLog::open_in(Arc::clone(&folder), config, Arc::clone(clock), Arc::clone(random));
             opened.map_err(|error| self.why(error))
         };
