@@ -21,7 +21,7 @@ use kera_log::{
     Arena, ArenaConfig, Attach, ChunkReference, DurabilitySink, Log, LogConfig, Observer, RestoreError, Restored,
     SinkError, Ticket,
 };
-use kera_protocol::{FrameHeader, Op};
+use kera_protocol::{FRAME_HEADER_BYTES, FrameHeader, Op};
 use kera_rpc::{Flow, Outbox, SessionWaker};
 use kera_vlog::{Ran, SegmentCloser, VirtualLog, VirtualLogConfig};
 
@@ -29,7 +29,8 @@ use super::world::{Plan, Planted};
 
 /// Bytes of an arena: small, so that it is full now and then.
 const ARENA_BYTES: u64 = 4 << 20;
-const OUTBOX_BYTES: usize = 4 << 20;
+/// What a connection holds that is not sent, at most.
+pub(crate) const OUTBOX_BYTES: usize = 4 << 20;
 const VIRTUAL_LOGS: u32 = 2;
 /// A lane without writes for so long has its segment closed, in milliseconds.
 const IDLE_CLOSE_MS: i64 = 3_000;
@@ -74,7 +75,7 @@ struct Connection {
 }
 
 /// What a connection did.
-pub(super) enum Said {
+pub(crate) enum Said {
     /// It sent a frame.
     Frame(u64, FrameHeader, Bytes),
     /// It was closed by the node.
@@ -401,7 +402,7 @@ impl Process {
         let mut frame = Vec::new();
         self.coordinator.handle(M::OP, &header, &body, &mut frame);
         let answer = FrameHeader::parse(&frame, frame.len()).expect("whole frames");
-        (answer, Bytes::copy_from_slice(&frame[kera_protocol::FRAME_HEADER_BYTES..]))
+        (answer, Bytes::copy_from_slice(&frame[FRAME_HEADER_BYTES..]))
     }
 
     /// A connection is gone.
@@ -485,7 +486,7 @@ fn serve(connection: &mut Connection, coordinator: &Coordinator, wire: u64, said
             let mut frame = Vec::new();
             coordinator.handle(op, header, body, &mut frame);
             let answer = FrameHeader::parse(&frame, frame.len()).expect("whole frames");
-            let body = Bytes::copy_from_slice(&frame[kera_protocol::FRAME_HEADER_BYTES..]);
+            let body = Bytes::copy_from_slice(&frame[FRAME_HEADER_BYTES..]);
             said.push(Said::Frame(wire, answer, body));
             connection.waiting.pop_front();
             continue;
@@ -499,17 +500,22 @@ fn serve(connection: &mut Connection, coordinator: &Coordinator, wire: u64, said
             }
         }
     }
-    let bytes = Bytes::from(connection.out.to_vec());
-    let mut sent = 0;
-    while sent < bytes.len() {
-        let header = FrameHeader::parse(&bytes[sent..], OUTBOX_BYTES * 2).expect("a node sends whole frames");
-        let end = sent + header.frame_bytes as usize;
-        said.push(Said::Frame(wire, header, bytes.slice(sent + kera_protocol::FRAME_HEADER_BYTES..end)));
-        sent = end;
-    }
+    frames_of(&connection.out, wire, said);
     // Everything has left: the socket of a simulated node takes all.
     connection.out = Outbox::new(OUTBOX_BYTES);
     if is_closed {
         said.push(Said::Closed(wire));
+    }
+}
+
+/// Takes what a connection sends apart into frames.
+pub(crate) fn frames_of(out: &Outbox, wire: u64, said: &mut Vec<Said>) {
+    let bytes = Bytes::from(out.to_vec());
+    let mut sent = 0;
+    while sent < bytes.len() {
+        let header = FrameHeader::parse(&bytes[sent..], OUTBOX_BYTES * 2).expect("a node sends whole frames");
+        let end = sent + header.frame_bytes as usize;
+        said.push(Said::Frame(wire, header, bytes.slice(sent + FRAME_HEADER_BYTES..end)));
+        sent = end;
     }
 }

@@ -4,12 +4,13 @@ use std::collections::{BTreeMap, VecDeque};
 
 use bytes::Bytes;
 use kera_broker::{Broker, BrokerSession};
-use kera_protocol::{FRAME_HEADER_BYTES, FrameHeader, Op};
+use kera_protocol::{FrameHeader, Op};
 use kera_rpc::{Flow, Outbox, SessionWaker};
 use std::sync::Arc;
 
-/// What a connection holds that is not sent, at most.
-pub(super) const OUTBOX_BYTES: usize = 4 << 20;
+use crate::cluster::machine::frames_of;
+pub(super) use crate::cluster::machine::{OUTBOX_BYTES, Said};
+
 /// So little that one answer fills it.
 pub(super) const NARROW_BYTES: usize = 1;
 /// Turns in a row, before sessions count as some that never come to rest.
@@ -21,14 +22,6 @@ struct Connection {
     out: Outbox,
     out_bytes: usize,
     waiting: VecDeque<(FrameHeader, Bytes)>,
-}
-
-/// What a connection did.
-pub(super) enum Said {
-    /// It sent a frame.
-    Frame(u64, FrameHeader, Bytes),
-    /// It was closed by the node.
-    Closed(u64),
 }
 
 /// See the module.
@@ -105,7 +98,8 @@ fn serve(connection: &mut Connection, wire: u64, said: &mut Vec<Said>) -> u64 {
         let has_gone_on = was_held_back || connection.waiting.len() < waited;
         went_on += u64::from(has_room_again && has_gone_on);
         let was_full = connection.out.is_full();
-        say(connection, wire, said);
+        frames_of(&connection.out, wire, said);
+        connection.out = Outbox::new(connection.out_bytes);
         if is_closed {
             said.push(Said::Closed(wire));
         }
@@ -130,16 +124,4 @@ fn handle(connection: &mut Connection) -> bool {
         }
     }
     false
-}
-
-fn say(connection: &mut Connection, wire: u64, said: &mut Vec<Said>) {
-    let bytes = Bytes::from(connection.out.to_vec());
-    let mut sent = 0;
-    while sent < bytes.len() {
-        let header = FrameHeader::parse(&bytes[sent..], OUTBOX_BYTES * 2).expect("a node sends whole frames");
-        let end = sent + header.frame_bytes as usize;
-        said.push(Said::Frame(wire, header, bytes.slice(sent + FRAME_HEADER_BYTES..end)));
-        sent = end;
-    }
-    connection.out = Outbox::new(connection.out_bytes);
 }
