@@ -4,10 +4,12 @@
 use std::ops::Range;
 
 use kera_format::chunk::Chunks;
-use kera_format::{ChunkView, Cursor, GroupId};
+use kera_format::{ChunkView, Cursor};
 use kera_log::compact::{Holder, Run};
 use kera_log::{Lane, Tenure};
 use kera_protocol::{Owner, ReadChunksResponse, Status};
+
+use crate::ownership::first_of;
 
 /// So often a node may say that there is nothing yet before it is left alone for this time.
 const QUIET_MAX: u32 = 10;
@@ -79,11 +81,6 @@ fn runs_of(me: u32, owner: &Owner) -> Vec<Run> {
         Run { first_epoch, holder }
     };
     owner.runs().map(run).collect()
-}
-
-/// Where groups of an owner epoch begin.
-fn first_of(epoch: u32) -> Cursor {
-    Cursor { group: GroupId::new(epoch, 0), ..Cursor::default() }
 }
 
 #[cfg(test)]
