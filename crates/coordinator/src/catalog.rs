@@ -20,7 +20,7 @@ pub const CLUSTER_PREFIX: &str = "_kera.cluster.";
 /// Producer ids are journalled this many at a time, so that most of them cost no write. A restart skips what is left
 /// of a block.
 pub const PRODUCER_BLOCK: u64 = 1000;
-/// Most producers whose epoch was raised: 16 MiB of state, 32 MiB of snapshot.
+/// Most producers whose epoch was raised: 16 MiB of state, 32 MiB of snapshot. Others that ask for another epoch get another id.
 pub const RAISED_EPOCHS_MAX: usize = 1 << 20;
 
 /// What the node can give, which bounds what streams may ask for.
@@ -232,23 +232,16 @@ impl Catalog {
         self.raised.insert(producer, epoch);
     }
 
-    /// The next epoch of `producer`, `given_below` being the first id that nobody has. `None`: it has had them all, or one with a higher id has,
-    /// and another id must be given instead.
+    /// The next epoch of `producer`, `given_below` being the first id that nobody has. `None`: it has had them all, or one with a higher id has, or as many producers have had theirs
+    /// raised as may be noted, and another id must be given instead. An error would not do: nobody of these is ever forgotten, so whoever asks again would ask for ever.
     pub fn plan_raise(&self, producer: ProducerId, given_below: ProducerId) -> Result<Option<Entry>, CoordinatorError> {
         if producer.0 == 0 || producer >= given_below {
             return Err(CoordinatorError::NoSuchProducer(producer));
         }
-        if producer <= self.spent {
+        if producer <= self.spent || (self.raised.len() >= RAISED_EPOCHS_MAX && !self.raised.contains_key(&producer)) {
             return Ok(None);
         }
         let Some(next) = self.epoch(producer).0.checked_add(1) else { return Ok(None) };
-        if self.raised.len() >= RAISED_EPOCHS_MAX && !self.raised.contains_key(&producer) {
-            return Err(CoordinatorError::Limit {
-                what: "producers with a raised epoch",
-                limit: RAISED_EPOCHS_MAX as u64,
-                advice: "ask for a producer id that nobody has instead",
-            });
-        }
         Ok(Some(Entry::ProducerEpochRaised { producer, epoch: ProducerEpoch(next) }))
     }
 

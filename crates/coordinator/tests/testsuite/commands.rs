@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use kera_coordinator::catalog::Catalog;
+use kera_coordinator::catalog::{Catalog, RAISED_EPOCHS_MAX};
 use kera_coordinator::{
     ClusterLog, Coordinator, CoordinatorConfig, CoordinatorError, LiveNode, StreamEvent, StreamObserver,
 };
@@ -364,6 +364,24 @@ fn a_producer_that_used_up_its_epochs_gets_another_id() {
     }
     let allocated = coordinator.allocate_producer(Some(id)).expect("another id");
     assert_eq!((allocated.producer_id, allocated.producer_epoch), (ProducerId(id.0 + 1), ProducerEpoch(0)));
+}
+
+/// An error would be for good: nobody whose epoch was raised is ever forgotten.
+#[test]
+fn where_no_more_raised_epochs_are_kept_others_get_another_id() {
+    let (mut catalog, most) = (Catalog::default(), RAISED_EPOCHS_MAX as u64);
+    let given_below = ProducerId(most + 2);
+    let raised =
+        |producer, epoch| Entry::ProducerEpochRaised { producer: ProducerId(producer), epoch: ProducerEpoch(epoch) };
+    for id in 1..=most {
+        let planned = catalog.plan_raise(ProducerId(id), given_below).expect("it was given");
+        assert_eq!(planned, Some(raised(id, 1)));
+        catalog.apply(&raised(id, 1)).expect("it was planned");
+    }
+    let plan = |id| catalog.plan_raise(ProducerId(id), given_below).map_err(|error| error.status());
+    assert_eq!(plan(most + 1), Ok(None), "another id");
+    assert_eq!(plan(7), Ok(Some(raised(7, 2))), "it is one of those that are kept");
+    assert_eq!(plan(most + 2), Err(Status::UnknownProducer));
 }
 
 #[derive(Default)]
