@@ -218,7 +218,7 @@ impl TransactionDoor {
             clock: Arc::clone(clock),
             events,
         };
-        aborted.into_values().for_each(|range| transactions.partitions.restore(range));
+        transactions.partitions.restore(aborted.into_values());
         let refused = |AppendFailed| io::Error::other(format!("{TRANSACTIONS_STREAM} takes no records"));
         transactions.settle(&in_doubt, pending).map_err(refused)?;
         transactions.start().map_err(refused)?;
@@ -236,7 +236,7 @@ impl TransactionDoor {
         let mut state = self.own.state.lock();
         let aborted = settle(&mut state.all, in_doubt, pending, |stream, partition| self.lane(stream, partition))?;
         drop(state);
-        aborted.into_iter().for_each(|range| self.partitions.restore(range));
+        self.partitions.restore(aborted);
         Ok(())
     }
 

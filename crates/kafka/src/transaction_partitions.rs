@@ -51,8 +51,14 @@ impl Partitions {
         self.0.write().remove(&of);
     }
 
-    /// Takes what an aborted transaction has left.
-    pub(crate) fn restore(&self, range: AbortedRange) {
-        self.get_or_make(range.stream, range.partition).lock().restore(range);
+    /// Takes what aborted transactions have left: of each partition in one go.
+    pub(crate) fn restore(&self, ranges: impl IntoIterator<Item = AbortedRange>) {
+        let mut of_partitions: HashMap<(StreamId, u32), Vec<AbortedRange>> = HashMap::new();
+        for range in ranges {
+            of_partitions.entry((range.stream, range.partition)).or_default().push(range);
+        }
+        for ((stream, partition), ranges) in of_partitions {
+            self.get_or_make(stream, partition).lock().restore(ranges);
+        }
     }
 }

@@ -245,13 +245,11 @@ impl PartitionTransactions {
         Some(range)
     }
 
-    /// Takes a range that the journal knows. Of one producer and first offset the later counts. Before anything else.
-    pub fn restore(&mut self, range: AbortedRange) {
-        let is_same =
-            |known: &AbortedRange| (known.producer_id, known.first_offset) == (range.producer_id, range.first_offset);
-        self.aborted.retain(|known| !is_same(known));
-        let at = self.aborted.partition_point(|known| known.marker_offset <= range.marker_offset);
-        self.aborted.insert(at, range);
+    /// Takes ranges that the journal knows. Of one producer and first offset the later counts. Before anything else.
+    ///
+    /// All of them in one go: there may be two million, and to look for the place of each by itself takes hours.
+    pub fn restore(&mut self, ranges: impl IntoIterator<Item = AbortedRange>) {
+        self.add([], ranges);
     }
 
     /// Takes out the ranges whose marker is not before `end`, where the partition has lost its end with the machine's power.
@@ -370,12 +368,31 @@ mod tests {
             epoch: 0,
         };
         let mut of = none();
-        for (first, marker) in [(20, 24), (1, 3), (10, 13), (16, 18), (10, 15)] {
-            of.restore(range(first, marker));
-        }
+        of.restore([(20, 24), (1, 3), (10, 13), (16, 18), (10, 15)].map(|(first, marker)| range(first, marker)));
         assert_eq!(of.ranges(), [range(1, 3), range(10, 15), range(16, 18), range(20, 24)]);
         assert_eq!(of.take_cut(17), [range(16, 18)]);
         assert_eq!(of.ranges(), [range(1, 3), range(10, 15)]);
+    }
+
+    /// As many as that one by one would take longer than anybody waits.
+    #[test]
+    fn what_many_have_left_is_put_in_order_at_once() {
+        let many = 500_000;
+        let range = |at: u64, marker_offset| AbortedRange {
+            stream: StreamId(6),
+            partition: 1,
+            producer_id: at as i64,
+            first_offset: 10 * at,
+            marker_offset,
+            stable_offset: marker_offset + 1,
+            epoch: 0,
+        };
+        let (mut of, marker) = (none(), |at: u64| 10 * at + if at.is_multiple_of(2) { 5 } else { 3 });
+        let earlier = (0..many).rev().map(|at| range(at, 10 * at + 3));
+        let later = (0..many).step_by(2).map(|at| range(at, 10 * at + 5));
+        of.restore(earlier.chain(later));
+        assert_eq!(of.ranges().len() as u64, many);
+        assert!((0..many).zip(of.ranges()).all(|(at, known)| *known == range(at, marker(at))));
     }
 
     #[test]
@@ -543,7 +560,7 @@ mod tests {
                     Event::Durable => durable = log.len(),
                     Event::Restart => {
                         let mut again = none();
-                        of.ranges().iter().rev().for_each(|range| again.restore(*range));
+                        again.restore(of.ranges().iter().rev().copied());
                         running.iter().for_each(|(producer, (_, added))| again.wrote(*producer, *added));
                         of = again;
                         stable = 0;
