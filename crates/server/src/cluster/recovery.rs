@@ -112,7 +112,7 @@ struct Work {
     look: bool,
     /// How often something was heard that may be what waits.
     heard: u64,
-    /// Those that are open.
+    /// Those that are open, until they are known to be rebuilt.
     taken: HashSet<Owned>,
     /// Those that could not be opened, and when that is tried again.
     retries: HashMap<Owned, Retries>,
@@ -176,6 +176,19 @@ impl Work {
         let all = self.rebuilding.iter().chain(&self.rebuilds);
         let stuck = all.filter_map(|taken| Some((taken.clone(), (*taken.stuck_since.lock())?)));
         stuck.collect()
+    }
+
+    /// Those of what is to be rebuilt that are not open.
+    fn not_open(&self, to_rebuild: Vec<Owned>) -> Vec<Owned> {
+        to_rebuild.into_iter().filter(|one| !self.taken.contains(one)).collect()
+    }
+
+    /// Forgets what is open and rebuilt: it never is to be rebuilt in the same owner epoch again. A node lives for months, and each loss of another one brings some.
+    fn forget_rebuilt(&mut self, to_rebuild: &[Owned]) {
+        if !self.taken.is_empty() {
+            let left: HashSet<&Owned> = to_rebuild.iter().collect();
+            self.taken.retain(|one| left.contains(one));
+        }
     }
 
     /// Leaves out what has failed and is not to be tried yet. Whether that is anything.
@@ -539,10 +552,11 @@ impl Recovery {
     /// Takes over what is to be; false: something is left.
     fn take_all(&self) -> bool {
         let (given, heard) = (self.give_back(), self.work.lock().heard);
-        let owned = self.group.read(|state| state.to_rebuild(self.node, self.epoch));
-        let mut owned: Vec<Owned> = {
-            let work = self.work.lock();
-            owned.into_iter().filter(|one| !work.taken.contains(one)).collect()
+        let to_rebuild = self.to_rebuild();
+        let mut owned = {
+            let mut work = self.work.lock();
+            work.forget_rebuilt(&to_rebuild);
+            work.not_open(to_rebuild)
         };
         if owned.is_empty() {
             let mut work = self.work.lock();
@@ -755,18 +769,27 @@ impl Recovery {
         }
     }
 
+    /// What is taken over here, or is to be, and is not known to be rebuilt, as the coordinators have heard it.
+    fn to_rebuild(&self) -> Vec<Owned> {
+        self.group.read(|state| state.to_rebuild(self.node, self.epoch))
+    }
+
     /// Streamlets that are to be taken over and are not yet.
     pub(super) fn left_to_open(&self) -> u64 {
-        let owned = self.group.read(|state| state.to_rebuild(self.node, self.epoch));
-        let work = self.work.lock();
-        owned.iter().filter(|one| !work.taken.contains(one)).count() as u64
+        let to_rebuild = self.to_rebuild();
+        let left = self.work.lock().not_open(to_rebuild);
+        if left.is_empty() {
+            return 0;
+        }
+        // What was rebuilt between the two looks may be forgotten by the second one, and is not left.
+        let is_still: HashSet<Owned> = self.to_rebuild().into_iter().collect();
+        left.iter().filter(|one| is_still.contains(one)).count() as u64
     }
 
     /// What waits here for lost nodes, a sentence each.
     pub(super) fn waits(&self) -> Vec<String> {
         let (left, advice) = (self.left_to_open(), self.group.read(waiting::to_start));
-        let wanted: HashSet<Owned> =
-            self.group.read(|state| state.to_rebuild(self.node, self.epoch)).into_iter().collect();
+        let wanted: HashSet<Owned> = self.to_rebuild().into_iter().collect();
         let now = Instant::now();
         let work = self.work.lock();
         let (not_taken, not_rebuilt) = (work.not_taken.clone().filter(|_| left > 0), work.not_rebuilt.clone());
@@ -797,7 +820,7 @@ impl Recovery {
 
     /// What is left of rebuilds here: see [`Work::left_bytes`].
     pub(super) fn left_bytes(&self) -> u64 {
-        let is_over = self.group.read(|state| state.to_rebuild(self.node, self.epoch)).is_empty();
+        let is_over = self.to_rebuild().is_empty();
         self.work.lock().left_bytes(self.broker.log().rebuilt_bytes(), is_over)
     }
 
@@ -890,6 +913,24 @@ mod tests {
 
     fn fails(work: &mut Work) {
         work.rebuild_failed(work.heard, Instant::now(), "a backup is missing".into());
+    }
+
+    /// Another node is lost and comes back for as long as this one lives.
+    #[test]
+    fn what_is_rebuilt_is_forgotten_and_what_is_open_is_not_opened_again() {
+        let mut work = Work::default();
+        for epoch in 1..=1_000 {
+            let to_rebuild: Vec<Owned> = (0..4).map(|at| (StreamId(1), StreamletId(at), epoch)).collect();
+            work.forget_rebuilt(&to_rebuild);
+            assert_eq!(work.not_open(to_rebuild.clone()), to_rebuild);
+            work.taken.extend(&to_rebuild);
+            // The coordinators have heard of the first two.
+            work.forget_rebuilt(&to_rebuild[2..]);
+            assert!(work.not_open(to_rebuild[2..].to_vec()).is_empty());
+            assert_eq!(work.taken.len(), 2);
+        }
+        work.forget_rebuilt(&[]);
+        assert!(work.taken.is_empty());
     }
 
     #[test]
