@@ -21,6 +21,8 @@ const LANES_MAX: usize = 1 << 20;
 const FILE_BYTES_LEAST: u64 = 1 << 20;
 /// The file is written anew when it has so many records of each lane.
 const RECORDS_OF_A_LANE: u64 = 4;
+/// It is also when twice as many lanes are known as when it was written anew last, and more than so many: most may be of streams that are gone, and of these no lane has a second record.
+const LANES_LEAST: usize = 16_384;
 
 /// See the module.
 pub(crate) struct Begins {
@@ -38,6 +40,8 @@ pub(crate) struct Begins {
 #[derive(Default)]
 struct File {
     known: BTreeMap<LaneKey, u64>,
+    /// Lanes that were known when the file was written anew last.
+    kept: usize,
     /// What records are put behind, and where; the file is written anew if there is none.
     open: Option<(Arc<dyn DiskFile>, u64)>,
     /// After an error not before.
@@ -91,10 +95,11 @@ impl Begins {
         self.is_told.store(false, Ordering::Release);
         let told = std::mem::take(&mut *self.told.lock());
         told.iter().for_each(|(lane, ordinal)| note(&mut file.known, *lane, *ordinal));
-        let written = match file.open.take().filter(|(_, end)| *end < file.bytes_max()) {
+        let written = match file.open.take().filter(|(_, end)| file.goes_on(*end)) {
             Some((open, end)) => self.append(open, end, &told),
             None => {
                 file.known.retain(|lane, _| has(lane));
+                file.kept = file.known.len();
                 self.replace(&file.known)
             }
         };
@@ -139,6 +144,11 @@ impl Begins {
 }
 
 impl File {
+    /// Whether more is put behind what ends there.
+    fn goes_on(&self, end: u64) -> bool {
+        end < self.bytes_max() && self.known.len() <= (2 * self.kept).max(LANES_LEAST)
+    }
+
     fn bytes_max(&self) -> u64 {
         let each = (self.known.len() * BEGIN_BYTES) as u64;
         (each * RECORDS_OF_A_LANE).max(FILE_BYTES_LEAST)
@@ -219,6 +229,24 @@ mod tests {
         begins.tell(lane(0), 70_000);
         assert_eq!(begins.write(0, |of| *of != lane(1)), None);
         assert_eq!(open(&disk).all(), [(lane(0), 70_000), (lane(2), 59_999)]);
+    }
+
+    #[test]
+    fn lanes_of_streams_that_live_for_a_moment_do_not_pile_up() {
+        let (_, _, disk) = disks();
+        let begins = open(&disk);
+        let (stays, of) = (lane(0), |number: u64| (StreamId(100 + number), StreamletId(0), LaneId(0)));
+        begins.tell(stays, 5);
+        let most = 5 * LANES_LEAST as u64;
+        for number in 0..most {
+            begins.tell(of(number), 1);
+            assert_eq!(begins.write(0, |known| [stays, of(number)].contains(known)), None);
+            assert!(begins.file.lock().known.len() <= LANES_LEAST);
+        }
+        let known = open(&disk).all();
+        assert!(known.contains(&(stays, 5)) && known.contains(&(of(most - 1), 1)));
+        let bytes = disk.read_all(&path(), usize::MAX).unwrap().len() as u64;
+        assert!(bytes < FILE_BYTES_LEAST + 2 * BEGIN_BYTES as u64, "{bytes}");
     }
 
     #[test]
