@@ -525,6 +525,11 @@ impl Applications {
             self.forget_streamlet(stream, place.id());
         }
         if self.keepers.add(stream, place, state) {
+            // The stream may have gone since whoever opens the streamlet has looked for it. What is kept is taken out once, behind that: what comes later would stay, not
+            // read, and be looked at each second.
+            if broker.log.stream(stream).is_none() {
+                return self.keepers.remove_stream(stream);
+            }
             self.read_on(broker, Some(stream));
         }
     }

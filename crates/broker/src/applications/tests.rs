@@ -140,6 +140,19 @@ fn a_copy_is_written_by_one_thread_at_a_time() {
     assert!(journal.begin_copy(u64::MAX).is_some(), "one that was given up is due");
 }
 
+/// Who takes streamlets of a lost node over has looked for them before.
+#[test]
+fn nothing_is_kept_of_a_streamlet_that_is_opened_when_its_stream_is_gone() {
+    let node = Node::new();
+    let stream = node.log.stream(STREAM).expect("a stream");
+    let place = Arc::clone(stream.streamlet(StreamletId(1)).expect("a streamlet"));
+    let applications = &node.broker.applications;
+    assert_eq!(applications.keepers.all().len(), 1, "the first streamlet");
+    node.broker.stream_deleted(STREAM).expect("deleted");
+    applications.streamlet_opened(&node.broker, STREAM, &place, None);
+    assert!(applications.keepers.all().is_empty() && !applications.keepers.has_unread());
+}
+
 /// Whoever looks at one of its lanes before the application has its position there would begin somewhere else.
 #[test]
 fn a_streamlet_is_served_when_all_its_applications_have_what_was_read() {
