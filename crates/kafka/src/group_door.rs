@@ -328,7 +328,7 @@ impl GroupDoor {
                     coordinator.tick(now);
                 }
                 if let Some(log) = &part.log {
-                    copy(log, &coordinator, COPY_BYTES_MIN);
+                    copy(log, &coordinator, log.copied_from(COPY_BYTES_MIN));
                 }
                 coordinator.take_done()
             };

@@ -599,6 +599,13 @@ impl<E: Kept> StateLog<E> {
         Some((self.lane.latest().0, state.added_bytes))
     }
 
+    /// How much must have been added before everything is written anew, if it is `bytes_min` otherwise: nothing as long as other nodes have older groups of the
+    /// log that are needed. They keep them until they are told, and each later owner reads them once more.
+    pub(crate) fn copied_from(&self, bytes_min: u64) -> u64 {
+        let is_shared = self.lane.tenure() == Tenure::Here && !self.lane.is_plain();
+        if is_shared && !self.lane.says_everything() { 0 } else { bytes_min }
+    }
+
     /// Everything is written anew from `from` on.
     pub(crate) fn end_copy(&self, from: Cursor, added_before: u64) {
         let mut state = self.state.lock();
@@ -608,12 +615,14 @@ impl<E: Kept> StateLog<E> {
         state.next_copy_us = 0;
     }
 
-    /// Lets go of what a durable copy has replaced. Not once it is somebody else's: who reads it next reads what is here.
+    /// Lets go of what a durable copy has replaced, and has earlier owners let go of what they have. Not once it is somebody else's: who reads it next reads what
+    /// is here.
     pub(crate) fn trim(&self) {
         let mut state = self.state.lock();
         let Some((from, ticket)) = state.copied else { return };
         if self.is_ours() && self.is_durable(Mark(ticket)) {
             self.lane.set_consumed_floor(Some(from));
+            self.lane.says_everything_in(self.epoch);
             state.copied = None;
         }
     }

@@ -760,7 +760,7 @@ impl TransactionDoor {
             self.own.log.iter().for_each(|log| log.trim());
             for part in self.parts.here() {
                 act(&part);
-                self.copy_far(&part, COPY_BYTES_MIN);
+                self.copy_far(&part);
             }
         } else {
             self.copy(COPY_BYTES_MIN);
@@ -818,11 +818,11 @@ impl TransactionDoor {
 
     /// The same of a part of a cluster, which knows its aborted ranges itself. It says where it begins and ends, for an earlier owner may keep what this node's log
     /// need not repeat.
-    fn copy_far(&self, part: &TransactionPart, bytes_min: u64) {
+    fn copy_far(&self, part: &TransactionPart) {
         let Some(log) = &part.log else { return };
         log.trim();
         let state = part.state.lock();
-        let Some((from, added)) = log.begin_copy(bytes_min) else { return };
+        let Some((from, added)) = log.begin_copy(log.copied_from(COPY_BYTES_MIN)) else { return };
         let left: Vec<Entry> = state.left.all().copied().map(Entry::Aborted).collect();
         let is_copied = log.append_edge(Edge::Begin).is_ok()
             && copy_ids(log, &state.all).is_ok()

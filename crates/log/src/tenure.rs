@@ -314,6 +314,17 @@ impl Lane {
         self.home.tenure.epoch()
     }
 
+    /// Whoever keeps something in it has written all of that anew in this owner epoch, durably: nobody needs what other nodes have of it.
+    pub fn says_everything_in(&self, owner_epoch: u32) {
+        self.everything_in.store(owner_epoch, Ordering::Release);
+    }
+
+    /// Whether [that was said](Lane::says_everything_in) in the epoch of its present owner.
+    pub fn says_everything(&self) -> bool {
+        let said = self.everything_in.load(Ordering::Acquire);
+        said != 0 && said == self.owner_epoch()
+    }
+
     /// The epoch that its groups are opened in: the owner's or, without one, the node's.
     pub fn epoch(&self) -> u32 {
         self.home.epoch()

@@ -92,6 +92,18 @@ impl World {
         }
     }
 
+    /// Another node has streamlet 0 for a while, with what is in a lane, and cannot be reached so many times less one. What has come is read.
+    fn comes_back(&mut self, stream: StreamId, lane: Arc<kera_log::Lane>, failures: u32) {
+        let (broker, _) = self.parts();
+        broker.set_owner(2, stream, StreamletId(0), owner(OTHER, 7)).unwrap();
+        self.follow();
+        let older = [(5, ME), (7, OTHER)].map(|(first_epoch, node)| OlderGroups { first_epoch, node });
+        broker.set_owner(3, stream, StreamletId(0), Owner { older: older.to_vec(), ..owner(ME, 9) }).unwrap();
+        broker.open_streamlet(stream, StreamletId(0), 9, None).unwrap();
+        self.running().door.set_others(Arc::new(Older { lane, failures: AtomicU32::new(failures) }));
+        self.read();
+    }
+
     fn commit(&mut self, group: &GroupId, offset: i64) -> i16 {
         let one = OffsetCommitRequestPartition::default().with_partition_index(0).with_committed_offset(offset);
         let one = OffsetCommitRequestTopic::default().with_name(topic("t")).with_partitions(vec![one]);
@@ -453,28 +465,58 @@ fn groups_that_older_owners_have_are_read_there() {
     let groups = groups_of(&mut other);
     let [moved, only_before] = [&groups[0][0], &groups[0][1]];
     assert_eq!(other.commit(moved, 8), 0);
-    let lane = |world: &World, stream| {
-        let found = world.parts().0.log().stream(stream).unwrap();
-        found.streamlet(StreamletId(0)).unwrap().lane(kera_format::LaneId(0)).unwrap().clone()
-    };
-    let lane = lane(&other, stream);
+    let lane = lane_of(&other, stream, 0);
 
     let (mut world, stream) = shared();
     world.read();
     assert_eq!((world.commit(moved, 7), world.commit(only_before, 3)), (0, 0));
-    let (broker, _) = world.parts();
-    broker.set_owner(2, stream, StreamletId(0), owner(OTHER, 7)).unwrap();
-    world.follow();
-    let older = [(5, ME), (7, OTHER)].map(|(first_epoch, node)| OlderGroups { first_epoch, node });
-    let back = Owner { older: older.to_vec(), ..owner(ME, 9) };
-    broker.set_owner(3, stream, StreamletId(0), back).unwrap();
-    broker.open_streamlet(stream, StreamletId(0), 9, None).unwrap();
-    let door = world.running().door.clone();
-    door.set_others(Arc::new(Older { lane, failures: AtomicU32::new(3) }));
-    world.read();
+    world.comes_back(stream, lane, 3);
     assert_eq!(world.offsets(&[moved, only_before]), told([(moved, Ok(8)), (only_before, Ok(3))]));
     assert_eq!(world.commit(moved, 9), 0, "and it goes on from there");
     assert_eq!(world.offsets(&[moved]), told([(moved, Ok(9))]));
+}
+
+/// Else earlier owners keep for good what they have, and each later one reads it once more.
+#[test]
+fn what_earlier_owners_have_is_written_anew_at_once_and_needed_no_more() {
+    let (mut other, stream) = shared();
+    other.read();
+    let groups = groups_of(&mut other);
+    let [moved, stays] = [&groups[0][0], &groups[1][0]];
+    assert_eq!(other.commit(moved, 8), 0);
+    let lane = lane_of(&other, stream, 0);
+
+    let (mut world, stream) = shared();
+    world.read();
+    assert_eq!((world.commit(moved, 7), world.commit(stays, 3)), (0, 0));
+    world.comes_back(stream, lane, 1);
+    let door = world.running().door.clone();
+    let lanes = [0, 1].map(|at| lane_of(&world, stream, at));
+    let ends = || lanes.each_ref().map(|lane| lane.stats().next_ordinal);
+    let say_everything = || lanes.each_ref().map(|lane| lane.says_everything());
+    let before = ends();
+    door.groups.tick();
+    let copied = ends();
+    assert!(copied[0] > before[0], "{copied:?}");
+    assert_eq!(copied[1], before[1], "nobody else has anything of that");
+    assert_eq!(say_everything(), [false, false], "it is not durable");
+    world.sink.release();
+    door.groups.tick();
+    assert_eq!(say_everything(), [true, false]);
+    door.groups.tick();
+    assert_eq!(ends(), copied, "once");
+    // Another one writes to it in between.
+    let (broker, _) = world.parts();
+    broker.set_owner(4, stream, StreamletId(0), owner(OTHER, 11)).unwrap();
+    let older = [(9, ME), (11, OTHER)].map(|(first_epoch, node)| OlderGroups { first_epoch, node });
+    broker.set_owner(5, stream, StreamletId(0), Owner { older: older.to_vec(), ..owner(ME, 13) }).unwrap();
+    broker.open_streamlet(stream, StreamletId(0), 13, None).unwrap();
+    assert_eq!(say_everything(), [false, false], "it was said in an earlier epoch");
+}
+
+fn lane_of(world: &World, stream: StreamId, streamlet: u32) -> Arc<kera_log::Lane> {
+    let found = world.parts().0.log().stream(stream).unwrap();
+    found.streamlet(StreamletId(streamlet)).unwrap().lane(kera_format::LaneId(0)).unwrap().clone()
 }
 
 fn log_of(world: &World, stream: StreamId) -> Arc<StateLog<Entry>> {
@@ -503,22 +545,13 @@ fn what_stands_in_front_of_a_whole_copy_does_not_count() {
     log.append(&[fact(Fact::Offset(of(), offset(8, "")))]).unwrap();
     log.append_edge(Edge::End).unwrap();
     other.sink.release();
-    let lane = other.parts().0.log().stream(stream).unwrap().streamlet(StreamletId(0)).unwrap().clone();
-    let lane = Arc::clone(lane.lane(kera_format::LaneId(0)).unwrap());
+    let lane = lane_of(&other, stream, 0);
 
     let (mut world, stream) = shared();
     world.read();
     log_of(&world, stream).append(&[fact(Fact::Pending(77, of(), offset(100, "")))]).unwrap();
     world.sink.release();
-    let (broker, _) = world.parts();
-    broker.set_owner(2, stream, StreamletId(0), owner(OTHER, 7)).unwrap();
-    world.follow();
-    let older = [(5, ME), (7, OTHER)].map(|(first_epoch, node)| OlderGroups { first_epoch, node });
-    broker.set_owner(3, stream, StreamletId(0), Owner { older: older.to_vec(), ..owner(ME, 9) }).unwrap();
-    broker.open_streamlet(stream, StreamletId(0), 9, None).unwrap();
-    let door = world.running().door.clone();
-    door.set_others(Arc::new(Older { lane, failures: AtomicU32::new(1) }));
-    world.read();
+    world.comes_back(stream, lane, 1);
     assert_eq!(world.offset(&group), Ok(8), "nothing is pending");
 }
 

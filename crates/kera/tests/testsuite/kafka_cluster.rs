@@ -329,6 +329,7 @@ fn what_groups_have_committed_goes_along_when_their_coordinators_are_drained() {
             assert_eq!(three.offset(owner, group), Ok(at as i64 + 100 * round), "{group}");
             three.commit_somewhere(group, at as i64 + 100 * (round + 1));
         }
+        eventually("nobody needs what it has of them", || three.status(left)["nodes"][left]["held_streamlets"] == 0);
         three.node(left).ok(&format!("node drain {} --undo", left + 1));
     }
 }

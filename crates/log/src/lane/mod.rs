@@ -8,7 +8,7 @@ mod append;
 mod spent;
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use kera_format::{Cursor, GroupId, LaneId, ProducerEpoch, ProducerId, SegmentId, SegmentIndex, StreamId, StreamletId};
@@ -168,6 +168,8 @@ pub struct Lane {
     pub(crate) floor_ordinal: AtomicU64,
     /// On the list of lanes that [`crate::made_durable`] is about to wake.
     pub(crate) settling: AtomicBool,
+    /// In which owner epoch it [says everything by itself](Lane::says_everything_in).
+    pub(crate) everything_in: AtomicU32,
     pub(crate) duplicates: AtomicU64,
     /// Bytes of what is new that readers got.
     pub(crate) read_new: AtomicU64,
@@ -187,6 +189,7 @@ impl Lane {
             durable_ordinal: AtomicU64::new(0),
             floor_ordinal: AtomicU64::new(0),
             settling: AtomicBool::new(false),
+            everything_in: AtomicU32::new(0),
             duplicates: AtomicU64::new(0),
             read_new: AtomicU64::new(0),
             visibility: OnceLock::new(),

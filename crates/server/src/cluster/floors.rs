@@ -3,7 +3,8 @@
 //!
 //! Every node that has groups of a lane is told, so that the next owner shows nothing that was deleted and earlier ones let go of it. The other way
 //! go two messages: an owner that got less of a lane than its floor says where it begins now, and one whose applications have read all that earlier
-//! owners have of a stream with `retention_consumed` says that the lane begins with what is its own.
+//! owners have of a stream with `retention_consumed` says that the lane begins with what is its own. So does one that keeps the state of Kafka groups or
+//! transactions in the lane, once it has written all of that anew.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Weak};
@@ -88,7 +89,7 @@ async fn note(group: &Group, floors: Vec<LaneFloor>) {
     }
 }
 
-/// Lanes of which other nodes have groups that no application needs any more, each with where what this node has of it begins. A lane is one
+/// Lanes of which other nodes have groups that no application needs any more, nor anybody else, each with where what this node has of it begins. A lane is one
 /// entry for each time that it moves, at most.
 fn read_by_all(node: u32, broker: &Broker, group: &Group) -> Vec<LaneFloor> {
     let mut read = Vec::new();
@@ -107,7 +108,8 @@ fn read_by_all(node: u32, broker: &Broker, group: &Group) -> Vec<LaneFloor> {
                 // With older groups of its own in front what the others have may be behind these.
                 let is_its = first == Cursor::default() || first.group.epoch() >= owner_epoch;
                 let known = || group.read(|state| state.floor(id, streamlet.0, lane.id()));
-                let is_read = || broker.consumed_below(id, streamlet, lane.id()).is_some_and(|below| below >= ordinal);
+                let below = || broker.consumed_below(id, streamlet, lane.id());
+                let is_read = || lane.says_everything() || below().is_some_and(|below| below >= ordinal);
                 if is_its && known().is_none_or(|floor| floor.ordinal < ordinal) && ordinal > 0 && is_read() {
                     read.push(LaneFloor { stream: id, streamlet, lane: lane.id(), owner_epoch, ordinal });
                 }
