@@ -109,6 +109,15 @@ pub(crate) struct Leading {
     reserved: ProducerId,
     /// The term of the entry that the last command has written; zero: none.
     pub(crate) wrote_in: u64,
+    /// The term in which the last command has made sure that this node leads: it knows all that was decided before that.
+    pub(crate) led_in: u64,
+}
+
+fn check_same_term(done_in: u64, planned_in: u64) -> Result<(), CoordinatorError> {
+    if done_in == planned_in {
+        return Ok(());
+    }
+    Err(CoordinatorError::NoLeader("another node may have led in between".into()))
 }
 
 impl Leading {
@@ -118,10 +127,12 @@ impl Leading {
     /// not fit any more, but take the same block of producer ids, or the same epoch of a producer, once more: the other leader has given it to somebody. In one term there is one leader, which plans
     /// behind all that those before it have written, and has one command under way at a time.
     fn check_wrote_in(&self, planned_in: u64) -> Result<(), CoordinatorError> {
-        if self.wrote_in == planned_in {
-            return Ok(());
-        }
-        Err(CoordinatorError::NoLeader("another node may have led in between".into()))
+        check_same_term(self.wrote_in, planned_in)
+    }
+
+    /// An error if the last command found this node to lead in another term than the one in which it has looked which producer ids are given out.
+    fn check_led_in(&self, looked_in: u64) -> Result<(), CoordinatorError> {
+        check_same_term(self.led_in, looked_in)
     }
 }
 
@@ -363,9 +374,7 @@ impl Group {
             }
             Op::UseEnds => {
                 let said = UseEnds::decode(version, body)?;
-                self.look_before(&said)?;
-                let index = self.commit(&mut leading, |state| state.plan_use_ends(&said)).await?;
-                Ok((encoded(&Empty, version), index))
+                Ok((encoded(&Empty, version), self.use_ends(&mut leading, &said).await?))
             }
             other => self.execute_move(&mut leading, other, version, body).await,
         }
@@ -420,8 +429,11 @@ impl Group {
             Op::SetFloors => done(self.set_floors(leading, &SetFloors::decode(version, body)?).await?),
             Op::AcceptLoss => {
                 let AcceptLoss { stream, streamlet } = AcceptLoss::decode(version, body)?;
-                self.check_owner_has_stopped(&stream, streamlet.0)?;
-                let index = self.commit(leading, |state| state.plan_accept_loss(&stream, streamlet.0)).await?;
+                let plan = |state: &ClusterState| {
+                    self.check_owner_has_stopped(state, &stream, streamlet.0)?;
+                    state.plan_accept_loss(&stream, streamlet.0)
+                };
+                let index = self.commit(leading, plan).await?;
                 tracing::warn!(?stream, streamlet = streamlet.0, "a person has given up what a lost node had");
                 done(index)
             }
@@ -496,10 +508,20 @@ impl Group {
         Ok(BalancePlan { by_itself: self.config.balance_after_ms.is_some(), ..plan })
     }
 
+    async fn use_ends(&self, leading: &mut Leading, said: &UseEnds) -> Result<u64, CoordinatorError> {
+        let plan = |state: &ClusterState| {
+            self.look_before(state, said)?;
+            state.plan_use_ends(said)
+        };
+        self.commit(leading, plan).await
+    }
+
     /// Has those asked first that may know of lower ends: who asks tries again, or asks the backups again if an end was taken back.
-    fn look_before(&self, said: &UseEnds) -> Result<(), CoordinatorError> {
+    ///
+    /// Part of what is planned: to a leader that has just become one and does not know all that was decided the ends may not be decided, so that there is nobody to be asked.
+    fn look_before(&self, state: &ClusterState, said: &UseEnds) -> Result<(), CoordinatorError> {
         let now_us = self.clock.monotonic_us();
-        match self.read(|state| self.looks.lock().is_before(state, said, now_us)) {
+        match self.looks.lock().is_before(state, said, now_us) {
             false => Ok(()),
             true => Err(CoordinatorError::NoLeader(
                 "backups that are back are asked first how far they have lost logs".into(),
@@ -529,14 +551,13 @@ impl Group {
 
     /// A person gives up what nodes had of a log that are gone for good. Not before its node has stopped for certain, if it was there a moment ago.
     async fn accept_log_loss(&self, leading: &mut Leading, asked: &AcceptLogLoss) -> Result<u64, CoordinatorError> {
-        // What is refused for good is so at once.
-        self.commit(leading, |state| state.plan_accept_log_loss(asked).map(|_| Vec::new())).await?;
-        let node = asked.log.node;
-        let lost = self.read(|state| state.node(node).filter(|known| known.fenced).map(|known| known.epoch));
-        if let Some(epoch) = lost {
-            self.check_has_stopped((node, epoch))?;
-        }
-        let index = self.commit(leading, |state| state.plan_accept_log_loss(asked)).await?;
+        let plan = |state: &ClusterState| {
+            // What is refused for good is so at once.
+            let planned = state.plan_accept_log_loss(asked)?;
+            self.check_lost_has_stopped(state, asked.log.node)?;
+            Ok(planned)
+        };
+        let index = self.commit(leading, plan).await?;
         tracing::warn!(log = %asked.log, gone = ?asked.gone, "a person has given up what is missing of a lost log");
         Ok(index)
     }
@@ -547,14 +568,13 @@ impl Group {
         leading: &mut Leading,
         asked: &AcceptStreamletLoss,
     ) -> Result<u64, CoordinatorError> {
-        // What is refused for good is so at once.
-        self.commit(leading, |state| state.plan_accept_streamlet_loss(asked).map(|_| Vec::new())).await?;
-        let node = asked.log.node;
-        let lost = self.read(|state| state.node(node).filter(|known| known.fenced).map(|known| known.epoch));
-        if let Some(epoch) = lost {
-            self.check_has_stopped((node, epoch))?;
-        }
-        let index = self.commit(leading, |state| state.plan_accept_streamlet_loss(asked)).await?;
+        let plan = |state: &ClusterState| {
+            // What is refused for good is so at once.
+            let planned = state.plan_accept_streamlet_loss(asked)?;
+            self.check_lost_has_stopped(state, asked.log.node)?;
+            Ok(planned)
+        };
+        let index = self.commit(leading, plan).await?;
         let AcceptStreamletLoss { stream, streamlet, log, first, last, gone } = asked;
         tracing::warn!(%stream, %streamlet, %log, first, last, ?gone, "a person has a streamlet go on without blocks of a lost log");
         Ok(index)
@@ -573,21 +593,37 @@ impl Group {
 
     /// A lost owner may be there still, cut off, and go on for a while: what it acknowledges of a stream with one copy is not in vain
     /// before somebody else owns the streamlet.
-    fn check_owner_has_stopped(&self, stream: &StreamRef, streamlet: u32) -> Result<(), CoordinatorError> {
-        let owner = self.read(|state| {
-            let info = state.catalog.find(stream).ok()?;
-            let owner = state.owner(info.id, streamlet)?;
-            (!state.is_live(owner.node, owner.epoch)).then_some((owner.node, owner.epoch))
-        });
-        owner.map_or(Ok(()), |incarnation| self.check_has_stopped(incarnation))
+    ///
+    /// Part of what is planned: to a leader that has just become one and does not know all that was decided a lost owner is one that takes part.
+    fn check_owner_has_stopped(
+        &self,
+        state: &ClusterState,
+        stream: &StreamRef,
+        streamlet: u32,
+    ) -> Result<(), CoordinatorError> {
+        let Ok(info) = state.catalog.find(stream) else { return Ok(()) };
+        match state.owner(info.id, streamlet) {
+            Some(owner) if !state.is_live(owner.node, owner.epoch) => {
+                self.check_has_stopped(state, (owner.node, owner.epoch))
+            }
+            _ => Ok(()),
+        }
     }
 
-    fn check_has_stopped(&self, incarnation: (NodeNumber, u32)) -> Result<(), CoordinatorError> {
+    /// The same of a node, if it is lost.
+    fn check_lost_has_stopped(&self, state: &ClusterState, node: NodeNumber) -> Result<(), CoordinatorError> {
+        match state.node(node) {
+            Some(known) if known.fenced => self.check_has_stopped(state, (node, known.epoch)),
+            _ => Ok(()),
+        }
+    }
+
+    fn check_has_stopped(&self, state: &ClusterState, incarnation: (NodeNumber, u32)) -> Result<(), CoordinatorError> {
         let since = self.fenced_us.lock().get(&incarnation).copied();
         let has_stopped = match since {
             Some(since) => self.clock.monotonic_us().saturating_sub(since) > STOPPED_AFTER_MS * 1000,
             // It has another incarnation, or is gone: that one has ended.
-            None => self.read(|state| state.node(incarnation.0).is_none_or(|node| node.epoch > incarnation.1)),
+            None => state.node(incarnation.0).is_none_or(|node| node.epoch > incarnation.1),
         };
         if has_stopped {
             return Ok(());
@@ -626,8 +662,13 @@ impl Group {
         let catalog = |entry| vec![ClusterEntry::Catalog(entry)];
         if let Some(producer_id) = producer {
             let below = leading.next_producer;
-            let raised = self.read(|state| state.catalog.plan_raise(producer_id, below))?.is_some();
-            if raised {
+            let looked = |state: &ClusterState| state.catalog.plan_raise(producer_id, below);
+            // An id that another leader has given out since is one that nobody has, to a node that does not know yet that it leads no more. Whoever asks with its own would give up.
+            if self.read(looked).is_err() {
+                self.commit(leading, |_| Ok(Vec::new())).await?;
+                leading.check_led_in(term)?;
+            }
+            if self.read(looked)?.is_some() {
                 // What the state says later may be of a later leader.
                 let raised_to = Mutex::new(ProducerEpoch(0));
                 let plan = |state: &ClusterState| {

@@ -580,7 +580,9 @@ impl Group {
         {
             return Ok(());
         }
-        let alone = self.leading.lock().await;
+        let mut alone = self.leading.lock().await;
+        // Who has just become the leader does not know all that was decided: a node that has joined is one of which nobody knows, to it.
+        self.commit(&mut alone, |_| Ok(Vec::new())).await?;
         let gone: BTreeSet<u64> =
             self.read(|state| members.nodes().map(|(id, _)| *id).filter(|id| is_gone(state, *id)).collect());
         self.take_out(&alone, gone).await
@@ -673,9 +675,198 @@ fn live_nodes(state: &ClusterState) -> Vec<(NodeNumber, u32)> {
 
 #[cfg(test)]
 mod tests {
+    use kera_coordinator::cluster::{Join, LogView};
+    use kera_env::{MemoryDisk, SystemClock};
+    use kera_format::cluster::{ClusterEntry, Doors, RaftPlace};
+    use kera_format::raft::{LogEntry, Payload, Record};
+    use kera_format::{StreamOptions, StreamletId, level};
+    use kera_protocol::{
+        AcceptLoss, Body, CreateStream, ErrorBody, ForwardCommand, Message, Op, RaftAppended, RaftOutcome, RaftVote,
+        RaftVoted, Status, UseEnds, UsedEnd,
+    };
+    use openraft::ServerState;
     use tokio::sync::oneshot;
 
     use super::*;
+    use crate::file::LogFile;
+    use crate::group::{GroupConfig, Timing, encoded, packed};
+    use crate::network::Transport;
+    use crate::types::{StoredMembers, log_id, members};
+    use crate::{file, snapshot};
+
+    /// Reaches node 2 only, which votes for whoever asks it, and takes entries from when it is to: until then who leads knows nothing of what is decided beside what it has applied.
+    struct Second(watch::Receiver<bool>);
+
+    impl Transport for Second {
+        fn call(&self, to: u64, _: &str, op: Op, body: Vec<u8>) -> Pending<Vec<u8>> {
+            let (mut takes, version) = (self.0.clone(), op.version_max());
+            Box::pin(async move {
+                match (to, op) {
+                    (2, Op::RaftVote) => {
+                        let asked = RaftVote::decode(version, &body).map_err(|error| error.to_string())?;
+                        Ok(encoded(&RaftVoted { ballot: asked.ballot, granted: true, last: None }, version))
+                    }
+                    (2, Op::RaftAppend) => {
+                        takes.wait_for(|takes| *takes).await.map(drop).map_err(|error| error.to_string())?;
+                        Ok(encoded(&RaftAppended { outcome: RaftOutcome::All, through: None, ballot: None }, version))
+                    }
+                    _ => Err("nobody is there".into()),
+                }
+            })
+        }
+    }
+
+    fn joins(node: NodeNumber, roles: Roles) -> Join {
+        Join {
+            node,
+            uuid: [node as u8; 16],
+            roles,
+            rack: String::new(),
+            doors: Doors { cluster: node.to_string(), ..Doors::default() },
+            settings: Vec::new(),
+            epoch_min: 1,
+            has_all: true,
+            levels: (1, level::NEWEST),
+        }
+    }
+
+    /// Makes true what is planned; its entries.
+    fn then(
+        state: &mut ClusterState,
+        plan: impl Fn(&ClusterState) -> Result<Vec<ClusterEntry>, CoordinatorError>,
+    ) -> Vec<ClusterEntry> {
+        let entries = plan(state).unwrap();
+        entries.iter().for_each(|entry| state.apply(entry).unwrap());
+        entries
+    }
+
+    /// Nodes 1 and 2 are coordinators, and so many more keep streams and copies.
+    fn founded(others: NodeNumber) -> ClusterState {
+        let mut state = ClusterState::default();
+        (level::FIRST + 1..=level::NEWEST).for_each(|level| state.apply(&ClusterEntry::LevelRaised { level }).unwrap());
+        then(&mut state, |state| state.plan_found([9; 16], &joins(1, Roles::COORDINATOR), 0));
+        then(&mut state, |state| state.plan_join(&joins(2, Roles::COORDINATOR), 0));
+        for node in 3..3 + others {
+            let roles = Roles(Roles::BROKER.0 | Roles::BACKUP.0);
+            then(&mut state, |state| state.plan_join(&joins(node, roles), 0));
+        }
+        state
+    }
+
+    /// Node 1, which has just become the leader and has this state, and these entries in its log of which it does not know yet that they are decided. Node 3 is in its group. It comes to know
+    /// it when it is said that node 2 takes entries.
+    async fn leads(state: &ClusterState, entries: Vec<ClusterEntry>) -> (Arc<Group>, watch::Sender<bool>) {
+        let disk = Arc::new(MemoryDisk::new());
+        let place = |index| RaftPlace { term: 5, leader: 1, index };
+        let nodes: Vec<(u64, String)> = (1..=3).map(|node: u64| (node, node.to_string())).collect();
+        let applied = log_id(&place(100));
+        let voters = StoredMembers::new(Some(applied), members(&[vec![1, 2]], &nodes));
+        let folder = file::folder(disk.clone());
+        let mut log = LogFile::open(folder.clone(), [1; 16]).unwrap();
+        snapshot::write(&folder, 100, &snapshot::encode([1; 16], state, applied, &voters)).unwrap();
+        let vote = Record::Vote { term: 5, node: 1, committed: false };
+        let undecided = LogEntry { place: place(101), payload: Payload::Entries(entries) };
+        log.write(vec![vote, Record::Purged { place: place(100) }, Record::Appended(undecided)]).unwrap();
+        drop(log);
+        let config = GroupConfig {
+            node: 1,
+            uuid: [1; 16],
+            address: "1".into(),
+            streams_max: 10,
+            copies_max: 3,
+            snapshot_entries: 1000,
+            snapshot_bytes: 1 << 20,
+            timing: Timing { command_ms: 120_000, stands_still_ms: 120_000, ..Timing::default() },
+            level_max: level::NEWEST,
+            balance_after_ms: None,
+        };
+        let (takes, taken) = watch::channel(false);
+        let started = Group::start(config, disk, Arc::new(Second(taken)), Arc::new(SystemClock::new()));
+        let group = started.await.unwrap();
+        let leads = group.raft.wait(None).metrics(|metrics| metrics.state == ServerState::Leader, "it leads").await;
+        leads.unwrap();
+        assert_eq!(group.applied(), 100);
+        (group, takes)
+    }
+
+    /// What comes of something that such a leader begins before it knows what is decided.
+    async fn begun_before<T>(takes: &watch::Sender<bool>, begun: impl Future<Output = T>) -> T {
+        let mut begun = std::pin::pin!(begun);
+        tokio::select! {
+            biased;
+            _ = &mut begun => panic!("it can have nothing decided"),
+            () = tokio::task::yield_now() => {}
+        }
+        takes.send_replace(true);
+        begun.await
+    }
+
+    /// The error that a command is answered which such a leader gets; nothing if it is done.
+    async fn refused<M: Message>(group: &Group, takes: &watch::Sender<bool>, message: &M) -> Option<String> {
+        let (op, version, body) = packed(message);
+        let command = ForwardCommand { op: op as u16, version, system: false, body };
+        let mut answer = begun_before(takes, group.execute_forwarded(&command)).await;
+        loop {
+            if Status::from_u16(answer.status) == Some(Status::Ok) {
+                return None;
+            }
+            let said = ErrorBody::decode(&answer.body).unwrap().message;
+            // Where this thread is held up node 2 does not answer in time.
+            if !said.contains("no leader at the moment") {
+                return Some(said);
+            }
+            answer = group.execute_forwarded(&command).await;
+        }
+    }
+
+    #[tokio::test]
+    async fn who_has_joined_is_not_taken_out_by_a_leader_that_does_not_know_it_yet() {
+        let state = founded(0);
+        let joined = state.plan_join(&joins(3, Roles::ALL), 0).unwrap();
+        let (group, takes) = leads(&state, joined).await;
+        let mut looked = begun_before(&takes, group.let_leave()).await;
+        while looked.is_err() {
+            looked = group.let_leave().await;
+        }
+        assert!(group.read(|state| state.node(3).is_some()));
+        assert_eq!(group.peers().iter().map(|(node, _)| *node).collect::<Vec<_>>(), [1, 2, 3]);
+        group.stop().await;
+    }
+
+    #[tokio::test]
+    async fn nothing_is_given_up_of_who_is_lost_by_a_leader_that_does_not_know_it_yet() {
+        let mut state = founded(2);
+        let made = CreateStream { name: "s".into(), options: StreamOptions::default(), if_not_exists: false };
+        let most = Limits { streams: 10, nodes: 3 };
+        then(&mut state, |state| state.plan_create_stream(&made, &most, 0, false));
+        let stream = state.catalog.streams().next().unwrap().id;
+        let owner = state.owner(stream, 0).unwrap();
+        let fenced = state.plan_fence(owner.node, owner.epoch).unwrap();
+        let (group, takes) = leads(&state, fenced).await;
+        let asked = AcceptLoss { stream: stream.into(), streamlet: StreamletId(0) };
+        let said = refused(&group, &takes, &asked).await.expect("it may go on for some seconds");
+        assert!(said.contains("may not know yet that it is lost"), "{said}");
+        group.stop().await;
+    }
+
+    #[tokio::test]
+    async fn an_end_is_not_used_that_a_leader_does_not_know_yet_before_backups_are_asked_once_more() {
+        let mut state = founded(3);
+        let epoch = |node| state.node(node).unwrap().epoch;
+        let (log, user) = (LogName { node: 3, epoch: epoch(3), log: 0 }, (4, epoch(4)));
+        let view = LogView { log, view: 1, first: 1, backups: vec![4, 5] };
+        then(&mut state, |state| state.plan_view(&view));
+        let mut later = state.clone();
+        let mut entries = then(&mut later, |state| state.plan_fence(log.node, log.epoch));
+        let end = AgreedEnd { end: 7, at_all: false, certain: true };
+        entries.extend(then(&mut later, |state| state.plan_end_log(log, end)));
+        let (group, takes) = leads(&state, entries).await;
+        let ends = vec![UsedEnd { log: log.into(), end: 7 }];
+        let asked = UseEnds { node: user.0, epoch: user.1, ends };
+        let said = refused(&group, &takes, &asked).await.expect("both backups may know of a lower one");
+        assert!(said.contains("backups that are back are asked first"), "{said}");
+        group.stop().await;
+    }
 
     /// As where the command before it holds what makes commands go one at a time: nothing becomes of it, and that is seen all the same.
     #[tokio::test]

@@ -429,6 +429,7 @@ impl Group {
         alone.wrote_in = 0;
         for _ in 0..3 {
             let place = self.in_time(self.raft.ensure_linearizable()).await?;
+            alone.led_in = place.map_or(0, |place| place.leader_id.term);
             let entries = self.read(&plan)?;
             if entries.is_empty() {
                 return Ok(place.map_or(0, |place| place.index));
@@ -825,7 +826,9 @@ pub(crate) fn packed<M: Message>(message: &M) -> (Op, u8, Vec<u8>) {
 
 #[cfg(test)]
 mod tests {
+    use kera_coordinator::catalog::PRODUCER_BLOCK;
     use kera_env::{MemoryDisk, SystemClock};
+    use kera_format::ProducerId;
     use kera_format::raft::{LogEntry, Payload, Record};
 
     use super::*;
@@ -959,6 +962,12 @@ mod tests {
         assert!(group.allocate_in(term - 1, &mut leading, Some(given)).await.is_err(), "an epoch");
         let raised = group.allocate_in(term, &mut leading, Some(given)).await.unwrap().0;
         assert_eq!((raised.producer_id, raised.producer_epoch.0), (given, 2), "the one before is left out");
+        // Who leads knows which ids nobody has. Who has led in a term before that does not: whoever has led in between may have given it to somebody.
+        let unknown = Some(ProducerId(given.0 + 2 * PRODUCER_BLOCK));
+        let error = group.allocate_in(term - 1, &mut leading, unknown).await.unwrap_err();
+        assert!(matches!(error, CoordinatorError::NoLeader(_)), "{error}");
+        let error = group.allocate_in(term, &mut leading, unknown).await.unwrap_err();
+        assert!(matches!(error, CoordinatorError::NoSuchProducer(_)), "{error}");
         drop(leading);
         group.stop().await;
     }
