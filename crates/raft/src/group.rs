@@ -24,7 +24,7 @@ use crate::commands::Leading;
 use crate::file::{self, LogFile, OpenError};
 use crate::machine::{Machine, Observer, Shared};
 use crate::network::{Links, Transport, append_answer, append_request, ask, vote_answer, vote_request};
-use crate::snapshot;
+use crate::snapshot::{self, Carried};
 use crate::store::{ASKED, Kept, LogStore, Looker, Writing, given_up};
 use crate::types::{Batch, TypeConfig, ballot_of, check_readable, vote};
 
@@ -595,8 +595,12 @@ impl Group {
             if last { incoming.take().map(|one| one.bytes) } else { None }
         };
         let Some(bytes) = whole else { return Ok(ballot) };
-        let meta = snapshot::decode(&bytes).map_err(malformed)?.meta();
-        let taken = self.raft.install_full_snapshot(vote(&ballot), Snapshot { meta, snapshot: Box::new(bytes) }).await;
+        // On another thread: this one says that the node lives.
+        let read = tokio::task::spawn_blocking(move || snapshot::decode(&bytes).map(|loaded| (loaded, bytes))).await;
+        let (loaded, bytes) = read.map_err(|error| malformed(error.to_string()))?.map_err(malformed)?;
+        let (meta, carried) = (loaded.meta(), Carried::Came(Box::new(loaded), bytes));
+        let taken =
+            self.raft.install_full_snapshot(vote(&ballot), Snapshot { meta, snapshot: Box::new(carried) }).await;
         let taken = taken.map_err(|error| CoordinatorError::NoLeader(error.to_string()))?;
         Ok(ballot_of(&taken.vote))
     }
@@ -833,6 +837,7 @@ mod tests {
 
     use super::*;
     use crate::network::Pending;
+    use crate::snapshot::CODED;
     use crate::types::{Place, StoredMembers, log_id, members};
 
     #[test]
@@ -913,8 +918,7 @@ mod tests {
         snapshot::encode([1; 16], &ClusterState::default(), applied, &StoredMembers::new(Some(applied), alone))
     }
 
-    /// Starts the node on its disk, until it leads and has applied something behind a place.
-    async fn leads_behind(disk: &Arc<MemoryDisk>, applied: Place) -> Arc<Group> {
+    async fn starts(disk: &Arc<MemoryDisk>) -> Arc<Group> {
         let config = GroupConfig {
             node: 1,
             uuid: [1; 16],
@@ -928,7 +932,12 @@ mod tests {
             balance_after_ms: None,
         };
         let clock = Arc::new(SystemClock::new());
-        let group = Group::start(config, disk.clone(), Arc::new(Nowhere), clock).await.unwrap();
+        Group::start(config, disk.clone(), Arc::new(Nowhere), clock).await.unwrap()
+    }
+
+    /// Starts the node on its disk, until it leads and has applied something behind a place.
+    async fn leads_behind(disk: &Arc<MemoryDisk>, applied: Place) -> Arc<Group> {
+        let group = starts(disk).await;
         group.wait_for_leader().await.unwrap();
         let leads = group.raft.wait(None).metrics(|metrics| metrics.last_applied > Some(applied), "its entry").await;
         leads.unwrap();
@@ -948,6 +957,23 @@ mod tests {
         drop(log);
         snapshot::write(&file::folder(disk.clone()), applied.index, &snapshot_until(applied)).unwrap();
         disk
+    }
+
+    /// However large it is, the node says meanwhile that it lives.
+    #[tokio::test]
+    async fn a_snapshot_that_comes_is_read_on_another_thread() {
+        let group = starts(&Arc::new(MemoryDisk::new())).await;
+        let (place, nodes) =
+            (RaftPlace { term: 5, leader: 2, index: 100 }, [(1_u64, "1".to_owned()), (2, "2".to_owned())]);
+        let applied = log_id(&place);
+        let voters = StoredMembers::new(Some(applied), members(&[vec![2]], &nodes));
+        let part = snapshot::encode([2; 16], &ClusterState::default(), applied, &voters);
+        let ballot = RaftBallot { term: 5, node: 2, committed: true };
+        let before = CODED.get();
+        group.take_part(RaftSnapshot { ballot, place, offset: 0, part, last: true }).await.unwrap();
+        group.wait_followed(100).await.unwrap();
+        assert_eq!(CODED.get(), before);
+        group.stop().await;
     }
 
     /// Another leader was in between, and has given that to somebody.

@@ -2,6 +2,9 @@
 //!
 //! Observers are called on a thread of their own, one entry after the other in the order of the log: they may wait for disks, and
 //! the log does not wait for them.
+//!
+//! What is done for snapshots takes as long as the state is large. The thread that says that the node lives and leads does none of it: they are read, written, put into bytes and compared
+//! on others, with a state that stays as it is meanwhile ([`Current::state`]). Nor do entries wait to be applied for one that is sent, or made.
 
 use std::io;
 use std::sync::Arc;
@@ -23,8 +26,8 @@ use tokio::sync::watch;
 
 use crate::file::OpenError;
 use crate::room::when_there_is_room;
-use crate::snapshot::{self, Loaded};
-use crate::types::{Applied, Entry, Place, StoredMembers, TypeConfig};
+use crate::snapshot::{self, Carried, Loaded};
+use crate::types::{Applied, Entry, Node, Place, StoredMembers, TypeConfig};
 
 /// What has become true.
 #[derive(Clone, Debug)]
@@ -45,7 +48,8 @@ pub trait Observer: Send + Sync {
 
 #[derive(Default)]
 pub(crate) struct Current {
-    pub(crate) state: ClusterState,
+    /// Whoever makes a snapshot of it holds on to it. The first entry that is applied meanwhile is applied to a copy.
+    pub(crate) state: Arc<ClusterState>,
     pub(crate) applied: Option<Place>,
     pub(crate) members: StoredMembers,
 }
@@ -54,9 +58,7 @@ impl Current {
     /// What the newest snapshot says; nothing yet if there is none. Blocks.
     pub(crate) fn of_newest(folder: &Folder) -> Result<Current, OpenError> {
         let loaded = snapshot::newest(folder)?;
-        let of =
-            |loaded: Loaded| Current { state: loaded.state, applied: Some(loaded.applied), members: loaded.members };
-        Ok(loaded.map(of).unwrap_or_default())
+        Ok(loaded.map(Current::from).unwrap_or_default())
     }
 
     /// Makes the next entry of the log true; what observers are told of it.
@@ -66,8 +68,9 @@ impl Current {
             EntryPayload::Blank => {}
             EntryPayload::Membership(members) => self.members = StoredMembers::new(Some(entry.log_id), members),
             EntryPayload::Normal(batch) => {
+                let state = Arc::make_mut(&mut self.state);
                 for one in &batch.0 {
-                    match apply_one(&mut self.state, one) {
+                    match apply_one(state, one) {
                         Ok(change) => changes.extend(change),
                         Err(refused) => {
                             answer.refused = Some(refused);
@@ -82,6 +85,12 @@ impl Current {
     }
 }
 
+impl From<Loaded> for Current {
+    fn from(loaded: Loaded) -> Current {
+        Current { state: Arc::new(loaded.state), applied: Some(loaded.applied), members: loaded.members }
+    }
+}
+
 /// What is shared by all who read the state.
 pub(crate) struct Shared {
     pub(crate) current: RwLock<Current>,
@@ -93,6 +102,8 @@ pub(crate) struct Shared {
     pub(crate) snapshots: Mutex<()>,
     /// Up to which entry a snapshot is durable. None: one could not be written, or was given up, and nothing is written any more.
     pub(crate) durable: watch::Sender<Option<u64>>,
+    /// How far the newest snapshot on the disk goes.
+    newest: Mutex<Option<SnapshotMeta<u64, Node>>>,
 }
 
 impl Shared {
@@ -115,6 +126,7 @@ impl Machine {
     pub(crate) fn open(folder: Arc<Folder>, node: [u8; 16], closing: Arc<AtomicBool>) -> Result<Machine, OpenError> {
         let current = Current::of_newest(&folder)?;
         let index = current.applied.map_or(0, |place| place.index);
+        let newest = Mutex::new(current.applied.map(|applied| snapshot::meta(applied, current.members.clone())));
         let (told, followed) = watch::channel(index);
         let (changes, receiver) = channel();
         let observers = Arc::new(Mutex::new(Vec::new()));
@@ -124,7 +136,7 @@ impl Machine {
         spawn.spawn(move || follow(&receiver, &followers, &told)).map_err(disk_error)?;
         let (current, changes) = (RwLock::new(current), Mutex::new(changes));
         let (snapshots, durable) = (Mutex::default(), watch::Sender::new(Some(index)));
-        let shared = Shared { current, changes, observers, followed, snapshots, durable };
+        let shared = Shared { current, changes, observers, followed, snapshots, durable, newest };
         Ok(Machine { shared: Arc::new(shared), folder, node, closing })
     }
 
@@ -133,17 +145,35 @@ impl Machine {
         let _ = self.shared.changes.lock().send((index, changes));
     }
 
-    /// Writes a snapshot.
-    async fn keep(&self, index: u64, bytes: Vec<u8>) -> Result<(), StorageError<u64>> {
+    /// Writes a snapshot that goes so far, which `bytes` makes: on another thread.
+    async fn keep(
+        &self,
+        meta: SnapshotMeta<u64, Node>,
+        bytes: impl FnOnce() -> Vec<u8> + Send + 'static,
+    ) -> Result<(), StorageError<u64>> {
+        let index = meta.last_log_id.map_or(0, |place| place.index);
         let (folder, closing, shared) = (self.folder.clone(), self.closing.clone(), self.shared.clone());
         let write = move || {
+            let bytes = bytes();
             let _alone = shared.snapshots.lock();
             when_there_is_room("a snapshot of the coordinators", &closing, || snapshot::write(&folder, index, &bytes))
         };
         let written = tokio::task::spawn_blocking(write).await.map_err(io::Error::other).flatten();
         let is_written = written.is_ok();
+        if is_written {
+            let mut newest = self.shared.newest.lock();
+            let before = newest.as_ref().and_then(|known| known.last_log_id).map_or(0, |place| place.index);
+            if newest.is_none() || before < index {
+                *newest = Some(meta);
+            }
+        }
         self.shared.durable.send_modify(|until| *until = until.filter(|_| is_written).map(|until| until.max(index)));
         written.map_err(Machine::failed)
+    }
+
+    /// The newest snapshot, for whoever sends it.
+    fn carried(&self) -> Carried {
+        Carried::Newest(self.folder.clone())
     }
 
     fn failed(error: io::Error) -> StorageError<u64> {
@@ -236,53 +266,53 @@ impl RaftStateMachine<TypeConfig> for Machine {
         self.clone()
     }
 
-    async fn begin_receiving_snapshot(&mut self) -> Result<Box<Vec<u8>>, StorageError<u64>> {
-        Ok(Box::default())
+    /// Nobody asks for it: parts of a snapshot are put together before `openraft` hears of it.
+    async fn begin_receiving_snapshot(&mut self) -> Result<Box<Carried>, StorageError<u64>> {
+        Ok(Box::new(self.carried()))
     }
 
     async fn install_snapshot(
         &mut self,
-        _meta: &SnapshotMeta<u64, crate::types::Node>,
-        bytes: Box<Vec<u8>>,
+        meta: &SnapshotMeta<u64, Node>,
+        carried: Box<Carried>,
     ) -> Result<(), StorageError<u64>> {
-        let loaded = snapshot::decode(&bytes).map_err(|reason| Machine::failed(io::Error::other(reason)))?;
+        let Carried::Came(loaded, bytes) = *carried else {
+            return Err(Machine::failed(io::Error::other("a snapshot is to be taken over that nobody has sent")));
+        };
         let index = loaded.applied.index;
-        self.keep(index, *bytes).await?;
-        let changes = {
-            let mut current = self.shared.current.write();
-            let changes = differences(&current.state, &loaded.state);
-            *current = Current { state: loaded.state, applied: Some(loaded.applied), members: loaded.members };
+        self.keep(meta.clone(), move || bytes).await?;
+        let shared = self.shared.clone();
+        // Nothing is applied before this has returned, so what the two are compared with is what gives way.
+        let install = move || {
+            let before = shared.current.read().state.clone();
+            let changes = differences(&before, &loaded.state);
+            *shared.current.write() = Current::from(*loaded);
             changes
         };
+        let changes = tokio::task::spawn_blocking(install).await.map_err(io::Error::other).map_err(Machine::failed)?;
         self.tell(index, changes);
         Ok(())
     }
 
-    /// Read on another thread: the one that this runs on says that the node lives and leads. It would say so no more for as long as a large snapshot takes, or without end where the disk does
-    /// not answer, and whoever leads next has to send the same one.
+    /// Reads nothing: entries are not applied before this has returned, for as long as a large snapshot takes, or without end where the disk does not answer. Whoever sends it reads it.
     async fn get_current_snapshot(&mut self) -> Result<Option<Snapshot<TypeConfig>>, StorageError<u64>> {
-        let folder = self.folder.clone();
-        let read = move || -> io::Result<Option<Snapshot<TypeConfig>>> {
-            let found = snapshot::read_newest(&**folder.disk())?;
-            Ok(found.map(|(loaded, bytes)| Snapshot { meta: loaded.meta(), snapshot: Box::new(bytes) }))
-        };
-        let found = tokio::task::spawn_blocking(read).await.map_err(io::Error::other).flatten();
-        found.map_err(Machine::failed)
+        let newest = self.shared.newest.lock().clone();
+        Ok(newest.map(|meta| Snapshot { meta, snapshot: Box::new(self.carried()) }))
     }
 }
 
 impl RaftSnapshotBuilder<TypeConfig> for Machine {
     async fn build_snapshot(&mut self) -> Result<Snapshot<TypeConfig>, StorageError<u64>> {
-        let (bytes, meta, index) = {
+        let (state, applied, members) = {
             let current = self.shared.current.read();
             let Some(applied) = current.applied else {
                 return Err(Machine::failed(io::Error::other("nothing is applied, so there is nothing to keep")));
             };
-            let bytes = snapshot::encode(self.node, &current.state, applied, &current.members);
-            (bytes, snapshot::meta(applied, current.members.clone()), applied.index)
+            (current.state.clone(), applied, current.members.clone())
         };
-        self.keep(index, bytes.clone()).await?;
-        Ok(Snapshot { meta, snapshot: Box::new(bytes) })
+        let (node, meta) = (self.node, snapshot::meta(applied, members.clone()));
+        self.keep(meta.clone(), move || snapshot::encode(node, &state, applied, &members)).await?;
+        Ok(Snapshot { meta, snapshot: Box::new(self.carried()) })
     }
 }
 
@@ -290,27 +320,28 @@ impl RaftSnapshotBuilder<TypeConfig> for Machine {
 mod tests {
     use std::path::Path;
     use std::sync::atomic::Ordering;
-    use std::thread::{self, ThreadId};
 
     use kera_env::{DirectIo, Disk, DiskFile, MemoryDisk, OpenMode};
     use openraft::{CommittedLeaderId, LogId};
 
     use super::*;
+    use crate::snapshot::CODED;
+    use crate::types::Batch;
 
-    /// Notes who opens files to read them.
+    /// Notes what is opened to be read.
     #[derive(Debug, Default)]
     struct Noting {
         inner: MemoryDisk,
-        readers: Mutex<Vec<ThreadId>>,
+        opened: Mutex<Vec<String>>,
     }
 
     impl Disk for Noting {
         fn open(&self, path: &str, mode: OpenMode, direct: bool) -> io::Result<Arc<dyn DiskFile>> {
-            self.readers.lock().push(thread::current().id());
+            self.opened.lock().push(path.to_owned());
             self.inner.open(path, mode, direct)
         }
         fn list(&self, dir: &str) -> io::Result<Vec<String>> {
-            self.readers.lock().push(thread::current().id());
+            self.opened.lock().push(dir.to_owned());
             self.inner.list(dir)
         }
         fn remove(&self, path: &str) -> io::Result<()> {
@@ -337,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn the_thread_that_says_that_a_node_lives_waits_for_no_snapshot_that_is_read() {
+    fn no_entry_waits_to_be_applied_for_a_snapshot_that_is_read_to_be_sent() {
         let disk = Arc::new(Noting::default());
         let mut machine = Machine::open(crate::file::folder(disk.clone()), [1; 16], Arc::default()).unwrap();
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
@@ -345,12 +376,60 @@ mod tests {
         let found = runtime.block_on(async {
             machine.apply([entry]).await.unwrap();
             machine.build_snapshot().await.unwrap();
-            disk.readers.lock().clear();
+            disk.opened.lock().clear();
             machine.get_current_snapshot().await.unwrap()
         });
-        assert_eq!(found.and_then(|found| found.meta.last_log_id).map(|place| place.index), Some(1));
-        let readers = disk.readers.lock();
-        assert!(!readers.is_empty() && !readers.contains(&thread::current().id()));
+        let found = found.expect("it was made");
+        assert_eq!(found.meta.last_log_id.map(|place| place.index), Some(1));
+        assert!(disk.opened.lock().is_empty(), "no entry would be applied meanwhile");
+        let (place, bytes) = found.snapshot.into_bytes().unwrap();
+        assert_eq!((place.index, snapshot::decode(&bytes).unwrap().applied), (1, place));
+        assert!(!disk.opened.lock().is_empty(), "whoever sends it reads it");
+    }
+
+    fn entry(index: u64, entries: Vec<ClusterEntry>) -> Entry {
+        Entry { log_id: LogId::new(CommittedLeaderId::new(1, 1), index), payload: EntryPayload::Normal(Batch(entries)) }
+    }
+
+    fn machine(node: u8) -> Machine {
+        Machine::open(crate::file::folder(Arc::new(MemoryDisk::new())), [node; 16], Arc::default()).unwrap()
+    }
+
+    #[test]
+    fn no_snapshot_is_put_into_bytes_or_read_on_the_thread_that_says_that_a_node_lives() {
+        let (mut from, mut to) = (machine(1), machine(2));
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let before = CODED.get();
+        runtime.block_on(async {
+            from.apply([entry(1, vec![ClusterEntry::LevelRaised { level: 2 }])]).await.unwrap();
+            let Snapshot { meta, snapshot } = from.build_snapshot().await.unwrap();
+            let read = move || {
+                let (_, bytes) = snapshot.into_bytes().unwrap();
+                Carried::Came(Box::new(snapshot::decode(&bytes).unwrap()), bytes)
+            };
+            let carried = tokio::task::spawn_blocking(read).await.unwrap();
+            to.install_snapshot(&meta, Box::new(carried)).await.unwrap();
+            assert_eq!(to.get_current_snapshot().await.unwrap().map(|found| found.meta), Some(meta));
+        });
+        assert_eq!(CODED.get(), before);
+        assert_eq!(to.shared.current.read().state.level(), 2);
+    }
+
+    #[test]
+    fn a_snapshot_has_the_state_of_when_it_was_begun_and_entries_are_applied_meanwhile() {
+        let mut machine = machine(1);
+        let mut maker = machine.clone();
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let raised = |index| entry(index, vec![ClusterEntry::LevelRaised { level: index as u32 + 1 }]);
+        let made = runtime.block_on(async {
+            machine.apply([raised(1)]).await.unwrap();
+            let (made, applied) = tokio::join!(maker.build_snapshot(), machine.apply([raised(2)]));
+            assert_eq!(applied.unwrap(), [Applied::default()]);
+            made.unwrap()
+        });
+        let (place, bytes) = made.snapshot.into_bytes().unwrap();
+        assert_eq!((place.index, snapshot::decode(&bytes).unwrap().state.level()), (1, 2));
+        assert_eq!(machine.shared.current.read().state.level(), 3);
     }
 
     /// A snapshot that is there no more because the next one is: who asks for the newest gets that.
@@ -374,8 +453,10 @@ mod tests {
                 is_over.store(true, Ordering::Release);
             });
             while !is_over.load(Ordering::Acquire) {
-                let found = runtime().block_on(machine.get_current_snapshot()).unwrap();
-                assert!(found.is_some(), "there always is one");
+                let found = runtime().block_on(machine.get_current_snapshot()).unwrap().expect("there always is one");
+                let asked = found.meta.last_log_id;
+                let (place, _) = found.snapshot.into_bytes().expect("it can be read");
+                assert!(Some(place) >= asked, "{place} is there, {asked:?} was asked for");
             }
         });
     }

@@ -7,13 +7,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kera_protocol::{Body, Message, Op, RaftAppend, RaftAppended, RaftOutcome, RaftSnapshot, RaftVote, RaftVoted};
-use openraft::Snapshot;
 use openraft::error::{RPCError, RaftError, ReplicationClosed, StreamingError, Unreachable};
 use openraft::network::{Backoff, RPCOption, RaftNetwork, RaftNetworkFactory};
 use openraft::raft::{AppendEntriesRequest, AppendEntriesResponse, SnapshotResponse, VoteRequest, VoteResponse};
+use openraft::{ErrorSubject, ErrorVerb, Snapshot, StorageError};
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
+use crate::snapshot::Carried;
 use crate::types::{Ballot, Node, Place, TypeConfig, ballot_of, from_format, log_id, place_of, to_format, vote};
 
 /// Bytes of a part of a snapshot.
@@ -124,9 +125,31 @@ impl Link {
             _ => answer,
         })
     }
+
+    /// Reads a snapshot, on another thread, and sends it in parts. What is sent may go further than what was asked for, if the next one has been made since: `openraft` goes on
+    /// behind the one that it knows of, with entries that the other node has by then.
+    async fn send_snapshot(&self, ballot: Ballot, snapshot: Carried) -> Result<SnapshotResponse<u64>, NotSent> {
+        let read = tokio::task::spawn_blocking(move || snapshot.into_bytes());
+        let read = read.await.map_err(io::Error::other).flatten();
+        let failed = |error| StorageError::<u64>::from_io_error(ErrorSubject::Snapshot(None), ErrorVerb::Read, error);
+        let (place, bytes) = read.map_err(failed)?;
+        let (place, mut offset) = (place_of(&place), 0);
+        loop {
+            let end = bytes.len().min(offset + PART_BYTES);
+            let (part, last) = (bytes[offset..end].to_vec(), end == bytes.len());
+            let message = RaftSnapshot { ballot: ballot_of(&ballot), place, offset: offset as u64, part, last };
+            let taken = self.ask(&message).await?;
+            let follows = vote(&taken.ballot);
+            if last || follows > ballot {
+                return Ok(SnapshotResponse { vote: follows });
+            }
+            offset = end;
+        }
+    }
 }
 
 type Failed = RPCError<u64, Node, RaftError<u64>>;
+type NotSent = StreamingError<TypeConfig, openraft::error::Fatal<u64>>;
 
 impl RaftNetwork<TypeConfig> for Link {
     async fn append_entries(
@@ -155,28 +178,10 @@ impl RaftNetwork<TypeConfig> for Link {
         snapshot: Snapshot<TypeConfig>,
         cancel: impl Future<Output = ReplicationClosed> + Send + 'static,
         _option: RPCOption,
-    ) -> Result<SnapshotResponse<u64>, StreamingError<TypeConfig, openraft::error::Fatal<u64>>> {
-        let Some(place) = snapshot.meta.last_log_id.as_ref().map(place_of) else {
-            return Err(unreachable("the snapshot is empty".into()).into());
-        };
-        let send = async {
-            let bytes = &snapshot.snapshot;
-            let mut offset = 0;
-            loop {
-                let end = bytes.len().min(offset + PART_BYTES);
-                let (part, last) = (bytes[offset..end].to_vec(), end == bytes.len());
-                let message = RaftSnapshot { ballot: ballot_of(&ballot), place, offset: offset as u64, part, last };
-                let taken = self.ask(&message).await?;
-                let follows = vote(&taken.ballot);
-                if last || follows > ballot {
-                    return Ok(SnapshotResponse { vote: follows });
-                }
-                offset = end;
-            }
-        };
+    ) -> Result<SnapshotResponse<u64>, NotSent> {
         tokio::select! {
             closed = cancel => Err(closed.into()),
-            sent = send => sent.map_err(|error: Unreachable| error.into()),
+            sent = self.send_snapshot(ballot, *snapshot.snapshot) => sent,
         }
     }
 

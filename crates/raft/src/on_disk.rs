@@ -89,7 +89,7 @@ impl OnDisk {
                 return Err(format!("entry {next} is refused: {refused}"));
             }
         }
-        Ok(current.state)
+        Ok(Arc::unwrap_or_clone(current.state))
     }
 
     /// Writes records, all or none of them.

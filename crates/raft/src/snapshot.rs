@@ -1,6 +1,7 @@
 //! Snapshots: the whole state in a file of the catalog's format, with how far it goes and who votes.
 
-use std::io;
+use std::sync::Arc;
+use std::{fmt, io};
 
 use kera_coordinator::cluster::ClusterState;
 use kera_env::{Both, Disk, Folder, read_twice, write_copy};
@@ -31,12 +32,54 @@ impl Loaded {
     }
 }
 
+/// A snapshot on its way through `openraft`, which wants to know how far it goes and has no use for its bytes.
+pub(crate) enum Carried {
+    /// The newest one on this node's disk, to be read by whoever sends it: `openraft` applies no entry for as long as it waits to be given one.
+    Newest(Arc<Folder>),
+    /// One that came from the leader, as it was read, with its bytes.
+    Came(Box<Loaded>, Vec<u8>),
+}
+
+impl Carried {
+    /// How far it goes, and its bytes. The newest may go further than the one that was asked for, if another one was made since. Blocks.
+    ///
+    /// # Errors
+    /// It cannot be read, or there is none.
+    pub(crate) fn into_bytes(self) -> io::Result<(Place, Vec<u8>)> {
+        match self {
+            Carried::Came(loaded, bytes) => Ok((loaded.applied, bytes)),
+            Carried::Newest(folder) => {
+                let found = read_newest(&**folder.disk())?;
+                let (loaded, bytes) = found.ok_or_else(|| io::Error::other("there is no snapshot any more"))?;
+                Ok((loaded.applied, bytes))
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Carried {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Carried::Newest(_) => write!(f, "the newest snapshot"),
+            Carried::Came(loaded, bytes) => write!(f, "snapshot {}, {} bytes", loaded.applied, bytes.len()),
+        }
+    }
+}
+
+#[cfg(test)]
+thread_local! {
+    /// Snapshots that this thread has put into bytes, or read from bytes.
+    pub(crate) static CODED: std::cell::Cell<u32> = const { std::cell::Cell::new(0) };
+}
+
 pub(crate) fn meta(applied: Place, members: StoredMembers) -> SnapshotMeta<u64, Node> {
     let snapshot_id = format!("{}-{}", applied.leader_id.term, applied.index);
     SnapshotMeta { last_log_id: Some(applied), last_membership: members, snapshot_id }
 }
 
 pub(crate) fn encode(node: [u8; 16], state: &ClusterState, applied: Place, members: &StoredMembers) -> Vec<u8> {
+    #[cfg(test)]
+    CODED.set(CODED.get() + 1);
     let header = FileHeader { node, generation: applied.index, kind: FileKind::Snapshot };
     let mut bytes = header.encode().to_vec();
     let mut entries = state.snapshot();
@@ -52,6 +95,8 @@ pub(crate) fn encode(node: [u8; 16], state: &ClusterState, applied: Place, membe
 
 /// Reads all of a snapshot; the error says what is wrong where.
 pub(crate) fn decode(bytes: &[u8]) -> Result<Loaded, String> {
+    #[cfg(test)]
+    CODED.set(CODED.get() + 1);
     let header = FileHeader::parse(bytes).map_err(|error| format!("byte 0: {error}"))?;
     if header.kind != FileKind::Snapshot {
         return Err("byte 32: it is no snapshot".into());
@@ -222,7 +267,6 @@ pub(crate) fn of_catalog(catalog: &kera_coordinator::catalog::Catalog, level: u3
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
     use std::sync::atomic::{AtomicBool, Ordering};
 
     use kera_env::{FaultyDisk, MemoryDisk};

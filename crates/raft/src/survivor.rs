@@ -130,7 +130,7 @@ impl Survivor {
         let term = before.term.max(vote).checked_add(skipped.into()).ok_or_else(none_left)?;
         let index = before.index.checked_add(skipped.into()).ok_or_else(none_left)?;
         let (node, place) = (u64::from(self.node), RaftPlace { term, leader: self.node.into(), index });
-        let state = &mut self.current.state;
+        let state = Arc::make_mut(&mut self.current.state);
         state.skip_numbers(skipped).map_err(io::Error::other)?;
         state.end_incarnations(self.node, skipped).map_err(io::Error::other)?;
         let known: Vec<(u64, String)> = self.members().into_iter().map(|of| (of.node.into(), of.address)).collect();

@@ -8,6 +8,8 @@ use kera_format::raft::{LogEntry, Payload, Record, encode_blocks};
 use kera_protocol::RaftBallot;
 use openraft::{BasicNode, CommittedLeaderId, EntryPayload, LogId, Membership, StoredMembership, Vote};
 
+use crate::snapshot::Carried;
+
 /// What a command proposes: entries that become true one after the other. The first that the rules do not allow ends it.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Batch(pub(crate) Vec<ClusterEntry>);
@@ -26,7 +28,7 @@ openraft::declare_raft_types!(
         R = Applied,
         NodeId = u64,
         Node = BasicNode,
-        SnapshotData = Vec<u8>,
+        SnapshotData = Carried,
 );
 
 /// A node of the log; its address is that for other nodes.
