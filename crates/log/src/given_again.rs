@@ -18,8 +18,12 @@
 //!
 //! A disk may not give a container at one start, or what tells of some segments in one, and give it at a later one. The node has gone on without them, and where they were
 //! the last of their lanes it has given their ordinals again. So what a start has found is looked through by the same rule before it reads virtual logs
-//! ([`Lane::forget_found_given_again`]); only whole segments can come back so. What they were in the middle of is whole again. Where other nodes say what counts of a
-//! lane they are asked, and nothing goes here.
+//! ([`Lane::forget_found_given_again`]); only whole segments can come back so. What they were in the middle of is whole again.
+//!
+//! On a node of a cluster that holds for the streams that it has for itself, and for streamlets with one copy. Their owner goes on with what its disk gives, and nobody knows better.
+//! The ids of groups rise with the epochs of owners, and an owner's first group begins where the lane ended for all that anybody knew. So what is in front of a group and has its
+//! ordinals was given again, whoever has owned the streamlet in between. Of a streamlet with more copies other nodes say what counts, and nothing goes here.
+//! What another node has given again since a streamlet has moved to it cannot be seen here.
 //!
 //! # A segment that is cut may be on disk
 //!
@@ -182,7 +186,7 @@ impl Lane {
     /// What a start has found of the lane on disk and in memory, in front of something that has its ordinals, goes: see the module. Before virtual logs are read. What has gone,
     /// in a sentence.
     pub(crate) fn forget_found_given_again(&self) -> Option<String> {
-        if self.may_have_moved() {
+        if !self.is_judged_here() {
             return None;
         }
         let mut guard = self.state.lock();
@@ -206,7 +210,8 @@ impl Lane {
             state.producers.set_forgot();
         }
         self.release_gone(guard, gone);
-        left_out.map(|ordinals| {
+        // Nobody misses progress: see [`Log::leave_out`].
+        left_out.filter(|_| self.id != LaneId::PROGRESS).map(|ordinals| {
             let (first, last) = (ordinals.start, ordinals.end - 1);
             format!(
                 "{self:?}: records with ordinals from {first} to {last} are left out and their space is given back, since an earlier start could not read them and gave \

@@ -199,7 +199,7 @@ impl Log {
     }
 
     /// Tells streamlets that have another number of copies than their streams say: of which stream, the first, how many streamlets, how many copies. Before
-    /// anything of them gets to a sink.
+    /// anything is [recovered](Log::recover).
     pub fn set_copies(&self, others: &[(StreamId, u32, u32, u32)]) {
         for (stream, first, count, copies) in others {
             let Some(stream) = self.stream(*stream) else { continue };

@@ -142,7 +142,8 @@ impl Stream {
         self.shared.limits_batches.load(Ordering::Relaxed)
     }
     /// From here on its segments come from the share of the arena that is kept for the system's own streams: a few
-    /// records of little size that the node needs in order to go on.
+    /// records of little size that the node needs in order to go on. On a node of a cluster before a [recovery](crate::Log::recover), if it has the
+    /// stream for itself: what is found of it no other node knows anything of.
     pub fn keep_room(&self) {
         self.shared.is_system.store(true, Ordering::Relaxed);
     }

@@ -1,9 +1,10 @@
 //! What the disks of three nodes have changed, with the nodes in processes: everybody reads all that was acknowledged, and what is found damaged has its copies again.
+//! What has no copies is gone until the disk gives it again.
 
 use std::path::Path;
 use std::time::Instant;
 
-use crate::common::members::{Member, cluster, free_ports, some_nodes_with, voters};
+use crate::common::members::{Member, cluster, free_ports, some_nodes_with, start_again, voters};
 use crate::common::{self, Node, eventually};
 
 const RECORDS: u32 = 6_000;
@@ -265,4 +266,48 @@ fn a_node_that_cannot_read_what_its_disk_had_is_rebuilt_by_others() {
     house.is_well();
     let log = house.node(2).log();
     assert!(!log.contains("a disk has lost some of what this node had"), "it was told before");
+}
+
+/// A node of a cluster goes on with what it has of streamlets with one copy: nobody else has any. What it is given since counts, and takes the places of what its disk gives again.
+#[test]
+fn what_a_disk_gives_again_does_not_come_back_in_front_of_what_took_its_ordinals() {
+    let [native, between] = free_ports();
+    let member = Member::new(1, native, between, None, &["--container-bytes", "16MiB"]);
+    let write = |node: &Node, what: &str, count: usize| -> Vec<String> {
+        let lines: Vec<String> = (0..count).map(|number| format!("{what} {number}")).collect();
+        let file = member.place.file(what);
+        std::fs::write(&file, lines.join("\n") + "\n").expect("written");
+        node.ok(&format!("produce once --file {}", file.display()));
+        lines
+    };
+    let read = |node: &Node| common::sorted(common::lines(&node.ok("consume once")));
+    let node = start_again(&member);
+    node.ok("stream create once --streamlets 1 --replication 1");
+    let first = write(&node, "first", 300);
+    assert_eq!(read(&node), common::sorted(first));
+    assert_eq!(node.stop(), 0);
+    let files = common::files(&member.place.data().join("containers"));
+    let is_container = |path: &std::path::PathBuf| path.extension().is_some_and(|end| end == "kera");
+    let files: Vec<std::path::PathBuf> = files.into_iter().filter(is_container).collect();
+    assert!(!files.is_empty());
+    let away = |path: &Path| member.place.file(&path.file_name().expect("it has one").to_string_lossy());
+    for path in &files {
+        let bytes = std::fs::metadata(path).expect("its size").len();
+        std::fs::rename(path, away(path)).expect("it is away");
+        std::fs::File::create(path).and_then(|file| file.set_len(bytes)).expect("nothing is read there");
+    }
+    let node = start_again(&member);
+    let second = write(&node, "second", 100);
+    assert!(node.log().contains("has no readable header and is left alone"), "{}", node.log());
+    assert_eq!(node.stop(), 0);
+    files.iter().for_each(|path| std::fs::rename(away(path), path).expect("it is back"));
+    let node = start_again(&member);
+    assert!(node.log().contains("records with ordinals from 0 to 299 are left out"), "{}", node.log());
+    assert_eq!(read(&node), common::sorted(second.clone()));
+    let third = write(&node, "third", 10);
+    let both = common::sorted([second, third].concat());
+    assert_eq!(read(&node), both);
+    assert_eq!(node.stop(), 0);
+    let node = start_again(&member);
+    assert_eq!(read(&node), both);
 }

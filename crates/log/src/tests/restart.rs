@@ -456,6 +456,71 @@ fn what_a_start_could_not_read_on_disk_does_not_come_back_once_its_ordinals_were
     }
 }
 
+/// The same on a node of a cluster: of a stream that it has for itself, and of streamlets with one copy and their progress. With more copies others say what counts.
+#[test]
+fn what_comes_back_on_a_node_of_a_cluster_goes_where_no_other_node_says_what_counts() {
+    for (is_own, is_progress, copies) in [(true, false, 1), (false, false, 1), (false, true, 1), (false, false, 2)] {
+        let what = format!("own: {is_own}, progress: {is_progress}, copies: {copies}");
+        let configured = LogConfig { has_owner_epochs: true, ..config() };
+        let tell = |node: &Node| {
+            if is_own {
+                node.log.stream(STREAM).unwrap().keep_room();
+            }
+        };
+        let open = |node: &Node, epoch: u32| {
+            if !is_own {
+                streamlet(node).leave();
+                streamlet(node).open(epoch, false).unwrap();
+            }
+        };
+        let lane = |node: &Node| match is_progress {
+            true => Arc::clone(streamlet(node).progress_lane()),
+            false => node.lane(),
+        };
+        let (node, store) = node_configured(configured.clone(), options(), 8 << 20).with_store();
+        tell(&node);
+        open(&node, 4);
+        fill(&lane(&node), 0..6, 30_000);
+        node.log.close_all();
+        let mut stored: Vec<StoredSegment> = store.persist_all(&node.log).into_iter().map(|(of, _)| of).collect();
+        assert_eq!(stored.len(), 3, "{what}");
+        let lost: Vec<SegmentId> = stored[1..].iter().map(|of| of.header.id).collect();
+        std::fs::remove_file(arena_config(&node.dir, 0).path).unwrap();
+        drop(store);
+        let (node, segments, _) = restart_as(node, options(), configured.clone());
+        let (node, store) = node.with_store();
+        tell(&node);
+        node.log.recover(stored[..1].to_vec(), segments);
+        assert_eq!(node.log.finish_recovery(1), [""; 0], "{what}");
+        open(&node, 5);
+        fill(&lane(&node), 2..5, 100);
+        node.log.close_all();
+        stored.extend(store.persist_all(&node.log).into_iter().map(|(of, _)| of));
+        assert_eq!(stored.len(), 4, "{what}");
+        std::fs::remove_file(arena_config(&node.dir, 0).path).unwrap();
+        drop(store);
+        let (node, segments, _) = restart_as(node, options(), configured);
+        let (node, store) = node.with_store();
+        tell(&node);
+        node.log.set_copies(&[(STREAM, 0, 1, copies)]);
+        let problems = node.log.recover(stored, segments).problems;
+        assert_eq!(node.log.finish_recovery(2), [""; 0], "{what}");
+        let mut released = std::mem::take(&mut *store.released.lock());
+        released.sort();
+        if copies > 1 {
+            assert_eq!((problems.len(), released.len()), (0, 0), "{what}");
+            continue;
+        }
+        let lane = lane(&node);
+        assert_eq!((released, lane.next_ordinal()), (lost, 5), "{what}");
+        // Nobody misses progress, which is not told of.
+        assert_eq!(problems.len(), usize::from(!is_progress), "{what}: {problems:?}");
+        assert!(problems.iter().all(|problem| problem.contains("from 2 to 5 are left out")), "{what}: {problems:?}");
+        open(&node, 6);
+        assert_eq!(append(&lane, &chunk(5, 100), 9).map(|of| of.base_ordinal), Ok(5), "{what}");
+    }
+}
+
 /// Retention has left nothing of a lane but a segment without records, which says where it goes on.
 #[test]
 fn an_end_that_a_start_could_not_read_does_not_stand_in_front_of_ordinals_that_were_given_again() {

@@ -264,10 +264,14 @@ impl Cluster {
         Ok(cluster)
     }
 
+    /// Streamlets that have another number of copies than their streams say, for [`Log::set_copies`].
+    pub(crate) fn other_copies(&self) -> Vec<(StreamId, u32, u32, u32)> {
+        self.group.read(ClusterState::other_copies)
+    }
+
     /// Cuts what this node has of streamlets that it does not simply go on with: see [`leftovers`]. Between the log's recovery and
     /// its end.
     pub(crate) fn cut_leftovers(&self, log: &Log) -> Result<(), Fatal> {
-        log.set_copies(&self.group.read(ClusterState::other_copies));
         let others = self.group.read(|state| state.to_be_cut(self.node, self.epoch));
         *self.cut_off.lock() =
             leftovers::cut(log, &others, self.came.has_all).map_err(|message| Fatal::Data { message })?;

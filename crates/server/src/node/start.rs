@@ -28,6 +28,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use kera_broker::{APPLICATIONS_STREAM, Broker, BrokerConfig, applications_stream_options};
+use kera_coordinator::catalog::has_owners;
 use kera_coordinator::{Coordinator, CoordinatorConfig, CoordinatorError, OpenError, StreamEvent, StreamObserver};
 use kera_env::{Clock, DirLock, DirectIo, Disk, Folder, LockError, RealDisk, SystemClock, SystemRandom};
 use kera_format::SegmentId;
@@ -610,10 +611,17 @@ fn recover(
         virtual_log.set_write_through(store.clone());
     }
     let broker = Broker::new(broker_config(config, identity, log.arena().bytes()), log.clone(), clock.clone());
+    // Asked before the streams are: one of which all streamlets have got their number of copies in between says it itself.
+    let other_copies = cluster.map(Cluster::other_copies).unwrap_or_default();
     for stream in coordinator.streams() {
         let created = broker.stream_created(stream.id, stream.options.clone());
         created.map_err(|error| Fatal::Data { message: format!("stream {}: {error}", stream.name) })?;
+        // Whoever reads it says so too, but the recovery has to know before.
+        if let Some(own) = log.stream(stream.id).filter(|_| !has_owners(&stream.name)) {
+            own.keep_room();
+        }
     }
+    log.set_copies(&other_copies);
     readiness.enter(Phase::Starting("putting the lanes together"));
     let report = log.recover(stored.segments, memory.take_segments());
     log.let_go_before(&stored.let_go);
@@ -1081,6 +1089,25 @@ mod tests {
         assert_eq!(VirtualLog::numbers(&*disk, "vlog").expect("listed").into_iter().collect::<Vec<_>>(), [0]);
         let opened = started(&config).expect("started");
         assert_eq!([0, 1].map(|streamlet| lane(&opened, stream, streamlet).durable_ordinal()), [3, 4]);
+        killed(opened);
+    }
+
+    /// In a cluster the recovery asks for that, and comes before whoever reads them.
+    #[test]
+    fn streams_that_a_node_has_for_itself_are_known_before_anybody_reads_them() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let config = config(dir.path());
+        let opened = started(&config).expect("started");
+        let made = |name: &str| {
+            let made = opened.coordinator.system_stream(name, &applications_stream_options());
+            made.expect("made").id
+        };
+        let (own, of_cluster) = (made("_kera.groups"), made("_kera.cluster.groups"));
+        let of_users = make(&opened, 1, Durability::Power);
+        killed(opened);
+        let opened = started(&config).expect("started");
+        let is_own = |stream| opened.recovered.log.stream(stream).expect("it is there").is_system();
+        assert_eq!([own, of_cluster, of_users].map(is_own), [true, false, false]);
         killed(opened);
     }
 

@@ -522,12 +522,12 @@ impl Node {
         stored: StoreRecovery,
         attached: Vec<AttachedSegment>,
     ) -> Result<(), StartError> {
+        log.set_copies(&lock(&self.known).other_copies());
         let report = log.recover(stored.segments, attached);
         log.let_go_before(&stored.let_go);
         self.sound(&self.unexpected(epoch, report.problems))?;
         self.replay(own, log, store)?;
         store.replayed();
-        log.set_copies(&lock(&self.known).other_copies());
         self.cut_leftovers(log, store, epoch)?;
         self.sound(&self.unexpected(epoch, log.finish_recovery(epoch)))
     }
