@@ -93,13 +93,23 @@ fn have_own_mounts() {
 mod tests {
     use super::*;
 
+    /// `None` without the right to mount, which says so. Continuous integration has it: there the test fails.
+    fn small(dir: &Path) -> Option<SmallDisk> {
+        match SmallDisk::mount(dir, 1 << 20) {
+            Ok(disk) => Some(disk),
+            Err(error) => {
+                let may_lack = std::env::var_os("CI").is_none();
+                assert!(may_lack, "no disk is mounted, and `CI` is set: nothing may be left out: {error}");
+                eprintln!("no disk is mounted: nothing to test: {error}");
+                None
+            }
+        }
+    }
+
     #[test]
     fn a_full_disk_takes_nothing_until_space_is_given_back() {
         let dir = tempfile::tempdir().unwrap();
-        let Ok(disk) = SmallDisk::mount(dir.path(), 1 << 20) else {
-            eprintln!("not root: nothing to test");
-            return;
-        };
+        let Some(disk) = small(dir.path()) else { return };
         let write = || std::fs::write(dir.path().join("x"), [1; 8192]);
         write().unwrap();
         assert!(disk.fill().unwrap() > 900 << 10);
@@ -113,10 +123,7 @@ mod tests {
     #[test]
     fn a_small_disk_is_gone_although_a_file_in_it_is_open() {
         let dir = tempfile::tempdir().unwrap();
-        let Ok(disk) = SmallDisk::mount(dir.path(), 1 << 20) else {
-            eprintln!("not root: nothing to test");
-            return;
-        };
+        let Some(disk) = small(dir.path()) else { return };
         let open = File::create(dir.path().join("x")).unwrap();
         let seen = || std::fs::exists(dir.path().join("x")).unwrap();
         assert!(seen());
