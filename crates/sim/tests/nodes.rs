@@ -303,6 +303,7 @@ fn every_fault_happens_and_the_cluster_does_something_about_it() {
         "owner changes",
         "starts",
         "moved",
+        "moved to its own node",
         "changed its log",
         "stopped",
     ] {
@@ -409,7 +410,10 @@ fn a_take_over_that_forgets_positions_is_found() {
 fn many_seeds_in_which_logs_change_keep_every_promise() {
     let only = [Fault::ChangeLog, Fault::Kill, Fault::Freeze, Fault::CutOff, Fault::PairCut, Fault::Move];
     let plan = |seed| Plan { only: only.to_vec(), fault_us: 400_000, ..short(seed) };
-    assert_eq!(all(1..1 + SEEDS / 2, |seed| run(&plan(seed)).violation), Vec::<String>::new());
+    let (violations, changed) = all_counting(1..1 + SEEDS / 2, plan, "changed its log");
+    assert_eq!(violations, Vec::<String>::new());
+    // One in two runs at least; that a streamlet moves to its own node is no change yet.
+    assert!(changed > SEEDS / 4, "no log changes, so nothing is shown: {changed}");
 }
 
 /// Behind an orderly change the first log is always settled when the second one is chosen: the defect begins where the node lets go of the streamlet

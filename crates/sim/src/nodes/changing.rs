@@ -1,5 +1,5 @@
 //! Streams that get another number of copies, as `crates/server/src/cluster/changing.rs` does it, by turns. What copies are made of and when all are there
-//! is decided by the real code ([`kera_broker::CopyRun`]), who may say so by the real rules.
+//! is decided by the real code ([`kera_broker::CopyRun`]), who may say so by the real rules. And streamlets that go on in another virtual log.
 
 use std::collections::BTreeMap;
 
@@ -30,6 +30,15 @@ pub(super) struct Changing {
     runs: BTreeMap<(StreamId, u32), Run>,
     /// The last copies of those that are let go.
     pub(super) last: Vec<Last>,
+    /// What became of streamlets that were to go on in another virtual log, since the last look.
+    pub(super) logs: LogsChanged,
+}
+
+/// How many streamlets that were opened went on in another virtual log, and how many stayed where they were although they were to.
+#[derive(Default)]
+pub(super) struct LogsChanged {
+    pub(super) changed: u64,
+    pub(super) stayed: u64,
 }
 
 /// What was copied of a streamlet, for which number of copies.
@@ -49,6 +58,26 @@ pub(super) struct Last {
 }
 
 impl Running {
+    /// As `crates/server/src/cluster/adaptive.rs` does. What is refused stays in its log, which is always right: it is counted, and not as a change.
+    pub(super) fn put_in_log(&mut self, stream: StreamId, streamlet: StreamletId, copies: u32) {
+        let wanted = self.wanted_logs.remove(&(stream, streamlet)).flatten().filter(|_| copies > 1);
+        let Some(found) = self.log.stream(stream) else { return };
+        let Some(place) = found.streamlet(streamlet) else { return };
+        // A number stands for one log.
+        let options = StreamOptions { replication: copies, ..(*found.options()).clone() };
+        let wanted = wanted.map(|number| number + 2 * copies as u8);
+        let own = wanted.map(|number| (number, self.copies.own_sink(number, &options)));
+        if place.own_log() == wanted {
+            return;
+        }
+        let is_put = match self.changes_unsettled {
+            true => place.put_in(own).is_ok(),
+            false => self.broker.put_in_log(stream, streamlet, own).is_ok(),
+        };
+        let count = if is_put { &mut self.changing.logs.changed } else { &mut self.changing.logs.stayed };
+        *count += 1;
+    }
+
     fn copy_step(&mut self, of: &ToCopy, (is_last, lies): (bool, bool)) -> CopyStep {
         if lies {
             return CopyStep::Done;

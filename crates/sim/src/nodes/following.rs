@@ -134,6 +134,9 @@ impl World {
                 for entry in batches.iter().flatten() {
                     left += running.changed(&state, to as u64, entry).map_err(Violation)?;
                 }
+                let logs = std::mem::take(&mut running.changing.logs);
+                *self.events_of.entry("changed its log").or_default() += logs.changed;
+                *self.events_of.entry("stayed in its log").or_default() += logs.stayed;
                 *self.events_of.entry("bytes left to who came back").or_default() += left;
             }
             let is_in_part = |batch: &&Vec<ClusterEntry>| {

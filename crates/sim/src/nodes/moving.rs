@@ -124,7 +124,7 @@ impl World {
         let (life, pause) = (self.node(node).life, self.number());
         let Some(running) = self.node_mut(node).running() else { return };
         let to_itself = running.takes.get(&number).is_some_and(|take| take.of.from == node);
-        let what = if to_itself { "changed its log" } else { "moved" };
+        let what = if to_itself { "moved to its own node" } else { "moved" };
         *self.events_of.entry(what).or_default() += u64::from(is_done);
         if is_done && self.evening.remove(&number) {
             *self.events_of.entry("evened out").or_default() += 1;

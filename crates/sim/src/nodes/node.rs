@@ -14,7 +14,7 @@ use kera_env::{Clock, Disk, FaultyDisk, ManualClock, MemoryDisk, Random, SeededR
 use kera_format::arena::BlockSize;
 use kera_format::cluster::{ClusterEntry, LogName};
 use kera_format::vlog_replica::LogId;
-use kera_format::{Cursor, GroupId, StreamId, StreamOptions, StreamletId, level};
+use kera_format::{Cursor, GroupId, StreamId, StreamletId, level};
 use kera_log::compact::Compactor;
 use kera_log::store::{DiskStore, Step, StoreRecovery};
 use kera_log::{Arena, ArenaConfig, Attach, AttachedSegment, CutOffRoom, Log, LogConfig, Tenure};
@@ -192,7 +192,7 @@ pub(super) struct Running {
     /// Moves to this node, by their numbers.
     pub(super) takes: BTreeMap<u64, Take>,
     /// It has streamlets change their virtual log although something in the first one is not acknowledged: a defect.
-    changes_unsettled: bool,
+    pub(super) changes_unsettled: bool,
     /// It takes all that it has to be read by applications: a defect.
     consumes_early: bool,
     /// It does not tell lanes that come to it where they begin: a defect.
@@ -751,22 +751,6 @@ impl Running {
             set.map_err(|failure| format!("node {} cannot put {streamlet} into its log: {failure}", self.number))?;
         }
         Ok(())
-    }
-
-    fn put_in_log(&mut self, stream: StreamId, streamlet: StreamletId, copies: u32) {
-        let wanted = self.wanted_logs.remove(&(stream, streamlet)).flatten().filter(|_| copies > 1);
-        let Some(found) = self.log.stream(stream) else { return };
-        // A number stands for one log.
-        let options = StreamOptions { replication: copies, ..(*found.options()).clone() };
-        let wanted = wanted.map(|number| number + 2 * copies as u8);
-        let own = wanted.map(|number| (number, self.copies.own_sink(number, &options)));
-        if self.changes_unsettled
-            && let Some(place) = found.streamlet(streamlet)
-        {
-            return drop(place.put_in(own));
-        }
-        // What is not settled stays in its log.
-        drop(self.broker.put_in_log(stream, streamlet, own));
     }
 
     /// Is told of an entry, as those who follow the log of the coordinators on a real node are. Bytes that it leaves to a node that came back.
