@@ -19,13 +19,13 @@ struct Arguments {
     #[arg(long)]
     cluster: bool,
     /// The first seed. Even ones are of durability `power` and lose power, odd ones are of durability `process`.
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(..u64::MAX))]
     from: u64,
-    /// How many seeds; without it as many as the time allows.
-    #[arg(long)]
+    /// How many seeds, at least one; without it as many as the time allows.
+    #[arg(long, value_parser = at_least_one)]
     seeds: Option<u64>,
-    /// For how many minutes; without it until all seeds are done.
-    #[arg(long)]
+    /// For how many minutes, at least one; without it until all seeds are done.
+    #[arg(long, value_parser = at_least_one)]
     minutes: Option<u64>,
     /// How long faults happen in a run, in simulated seconds.
     #[arg(long, default_value_t = 60)]
@@ -79,6 +79,15 @@ struct Arguments {
     /// One object a run, and one for all, as lines of JSON.
     #[arg(long)]
     json: bool,
+}
+
+/// How many of something without which nothing is run: that would end well, and show nothing.
+fn at_least_one(text: &str) -> Result<u64, String> {
+    match text.parse::<u64>() {
+        Ok(0) => Err("it is 1 at least: without a run nothing is shown".to_owned()),
+        Ok(count) => Ok(count),
+        Err(error) => Err(format!("it is a whole number, 1 at least: {error}")),
+    }
 }
 
 /// The faults of these names.
@@ -278,6 +287,24 @@ fn main() -> ExitCode {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// It would end well, and show nothing.
+    #[test]
+    fn no_runs_at_all_are_refused() {
+        let why = |words: [&str; 2]| {
+            let parsed = Arguments::try_parse_from(["kera-sim"].iter().chain(&words));
+            parsed.err().map(|error| error.to_string()).unwrap_or_default()
+        };
+        for words in [["--seeds", "0"], ["--minutes", "0"]] {
+            let refused = why(words);
+            assert!(refused.contains(words[0]) && refused.contains("1 at least"), "{refused}");
+        }
+        // No seed comes behind the last one.
+        assert!(why(["--from", "18446744073709551615"]).contains("--from"));
+        assert_eq!(why(["--seeds", "1"]), "");
+        assert_eq!(why(["--minutes", "1"]), "");
+        assert_eq!(why(["--from", "18446744073709551614"]), "");
+    }
 
     /// A run of it would pass and show nothing.
     #[test]
