@@ -6,6 +6,7 @@
 //! * every request is answered, once.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use kafka_protocol::error::ResponseError as Code;
 use kafka_protocol::messages::JoinGroupResponse;
@@ -110,13 +111,13 @@ impl Story {
         }
     }
 
-    /// Lets all of this happen.
-    fn tell(events: &[Event], named: bool) {
+    /// Lets all of this happen. Of how many generations somebody heard, and of how many partitions a commit was acknowledged.
+    fn tell(events: &[Event], named: bool) -> (u64, u64) {
         let mut story = Story::new(named);
         for event in events {
             story.happen(event);
         }
-        story.end();
+        story.end()
     }
 
     fn name(&self, at: usize) -> Option<String> {
@@ -285,7 +286,7 @@ impl Story {
     }
 
     /// The disk takes everything again, and nobody asks for anything: whoever waits has its answer in the end.
-    fn end(mut self) {
+    fn end(mut self) -> (u64, u64) {
         self.check_offsets();
         self.world.journal.0.lock().is_full = false;
         self.world.pass(700_000);
@@ -294,6 +295,40 @@ impl Story {
         assert_eq!(self.open.len(), 0, "requests that nobody answered");
         assert!(self.world.coordinator.groups().all(|group| group.is_empty() && group.head.member_bytes == 0));
         self.check_offsets();
+        (self.leaders.len() as u64, self.acknowledged.len() as u64)
+    }
+
+    /// What a client of a consumer group has that is a member, the group says that it has, too; and that is with nobody else. How many members have something.
+    fn check_one_has_it(&self) -> usize {
+        let kept = self.kept().into_iter().filter_map(|(id, member)| match member.part {
+            MemberPart::Consumer(part) => {
+                Some((id, part.assigned.into_iter().chain(part.revoking).collect::<Vec<_>>()))
+            }
+            MemberPart::Classic(_) => None,
+        });
+        let held: BTreeMap<String, Vec<(u128, Vec<i32>)>> = kept.collect();
+        let mut has_something = 0;
+        for (at, client) in self.clients.iter().enumerate().filter(|(_, client)| client.generation > 0) {
+            let id = format!("member-{at}");
+            // Whoever was silent for too long does not know yet that others have it.
+            let Some(of_client) = held.get(&id) else { continue };
+            let of_topic = |(topic, of): &(Uuid, Vec<i32>)| -> Vec<(u128, i32)> {
+                of.iter().map(|partition| (topic.as_u128(), *partition)).collect()
+            };
+            let owned: Vec<(u128, i32)> = client.owned.iter().flat_map(of_topic).collect();
+            let has = |held: &[(u128, Vec<i32>)], (topic, partition): &(u128, i32)| {
+                held.iter().any(|(known, of)| known == topic && of.contains(partition))
+            };
+            assert!(owned.iter().all(|one| has(of_client, one)), "{id} has {owned:?}, more than {of_client:?}");
+            for (other, of_other) in held.iter().filter(|(other, _)| **other != id) {
+                assert!(
+                    !owned.iter().any(|one| has(of_other, one)),
+                    "{id} has {owned:?}, of which {other} has some: {held:?}"
+                );
+            }
+            has_something += usize::from(!owned.is_empty());
+        }
+        has_something
     }
 }
 
@@ -329,32 +364,55 @@ fn members_of_a_group_that_was_never_recorded_are_in_no_copy() {
     consume_all(&[Full(true), Join(0), Full(false), Copy, Crash, Join(1), Crash]);
 }
 
+/// What the random stories below had: generations that somebody heard of, partitions of which a commit was acknowledged, and moments at which several
+/// members of a consumer group had partitions.
+static GENERATIONS: AtomicU64 = AtomicU64::new(0);
+static COMMITTED: AtomicU64 = AtomicU64::new(0);
+static SHARED: AtomicU64 = AtomicU64::new(0);
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
-    #[test]
-    fn promises_to_members_are_kept(events in events(), named in any::<bool>()) {
-        Story::tell(&events, named);
+    fn stories_of_members(events in events(), named in any::<bool>()) {
+        let (generations, committed) = Story::tell(&events, named);
+        GENERATIONS.fetch_add(generations, Ordering::Relaxed);
+        COMMITTED.fetch_add(committed, Ordering::Relaxed);
     }
 
-    #[test]
-    fn partitions_of_a_consumer_group_are_with_one_member_at_a_time(events in events()) {
-        consume_all(&events);
+    fn stories_of_consumers(events in events()) {
+        SHARED.fetch_add(consume_all(&events), Ordering::Relaxed);
     }
 }
 
-/// Lets all of this happen to a consumer group.
-fn consume_all(events: &[Event]) {
+#[test]
+fn promises_to_members_are_kept() {
+    stories_of_members();
+    let (generations, committed) = (GENERATIONS.load(Ordering::Relaxed), COMMITTED.load(Ordering::Relaxed));
+    assert!(generations > 20 && committed > 20, "hardly anything is promised: {generations}, {committed}");
+}
+
+#[test]
+fn partitions_of_a_consumer_group_are_with_one_member_at_a_time() {
+    stories_of_consumers();
+    let shared = SHARED.load(Ordering::Relaxed);
+    assert!(shared > 400, "hardly ever have two members something: {shared}");
+}
+
+/// Lets all of this happen to a consumer group. At how many moments several members had partitions.
+fn consume_all(events: &[Event]) -> u64 {
     let mut story = Story::new(true);
     let mut heard = BTreeMap::new();
+    let mut shared = 0;
     for event in events {
         consume(&mut story, event, &mut heard);
+        shared += u64::from(story.check_one_has_it() > 1);
     }
     // Those who do not know that they are members are silent, and lost. The others have everything in the end.
     story.world.journal.0.lock().is_full = false;
     for _ in 0..20 {
         for at in 0..5 {
             beat_of(&mut story, at, false, &mut heard);
+            shared += u64::from(story.check_one_has_it() > 1);
         }
         story.world.pass(5_000);
     }
@@ -363,6 +421,7 @@ fn consume_all(events: &[Event]) {
     owned.sort_unstable();
     let members = story.clients.iter().filter(|client| client.generation > 0).count();
     assert_eq!(owned, if members == 0 { vec![] } else { vec![0, 1, 2, 3] });
+    shared
 }
 
 /// Lets something happen to a consumer group.
