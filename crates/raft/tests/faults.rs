@@ -273,11 +273,15 @@ async fn a_node_whose_disk_stands_still_is_taken_for_lost_and_not_all_of_them_at
     // All: each has something to write. Nobody hears of anybody, and behind it nobody is to blame. One whose thread goes on later than those of the others
     // is not lost for that yet.
     let world = World::cluster_at(6, 3, 0, Timing { stands_still_ms: 900, lost_after_ms: 5_000, ..TIMING }).await;
-    world.faulty.values().for_each(|disk| disk.set_slow(Some(Duration::from_secs(8))));
+    world.faulty.values().for_each(|disk| disk.set_slow(Some(Duration::from_secs(12))));
     let group = world.nodes[&1].group.clone();
     let waits = tokio::spawn(async move { create(&group, "while-all-stand", 1).await });
-    tokio::time::sleep(Duration::from_millis(7_500)).await;
+    let all_stand = |world: &World| world.nodes.values().all(|node| node.group.disk_wait_us() >= 900_000);
+    world.until("all of them stand still at once", all_stand).await;
+    // For longer than it takes until who is silent is lost, and not until one of them goes on: its next step would be as slow, and it alone stood still.
+    tokio::time::sleep(Duration::from_millis(6_000)).await;
     world.faulty.values().for_each(|disk| disk.set_slow(None));
+    // It may have been done, or there was nobody who led: nobody promised anything.
     let _ = waits.await.expect("no panic");
     made(&world.nodes[&2].group, "behind-it").await;
     tokio::time::sleep(Duration::from_millis(1_000)).await;
