@@ -60,6 +60,10 @@ struct Node {
     stop: AtomicBool,
     /// Records of each lane when all is appended.
     records: Vec<(Arc<Lane>, AtomicU64)>,
+    /// What was looked up and is where it was said to be.
+    found: AtomicU64,
+    /// Chunks that were appended to streams that come and go, and chunks that were read from them.
+    used: [AtomicU64; 2],
     _dir: tempfile::TempDir,
 }
 
@@ -87,7 +91,8 @@ fn node() -> Node {
         let streamlet = stream.streamlet(StreamletId(0)).unwrap();
         records.extend((0..LANES).map(|lane| (Arc::clone(streamlet.lane(LaneId(lane)).unwrap()), AtomicU64::new(0))));
     }
-    Node { log, store, sink, stop: AtomicBool::new(false), records, _dir: dir }
+    let (found, used) = (AtomicU64::new(0), Default::default());
+    Node { log, store, sink, stop: AtomicBool::new(false), records, found, used, _dir: dir }
 }
 
 fn chunk(random: &mut Random, lane: &Lane, producer: u64, sequence: u64, buffer: &mut Vec<u8>) {
@@ -249,6 +254,7 @@ fn look(node: &Node) {
             {
                 let chunk = ChunkView::parse(bytes).unwrap();
                 assert!(wanted < ordinal + u64::from(chunk.header().record_count));
+                node.found.fetch_add(1, Ordering::Relaxed);
             }
         }
         assert!(lane.stats().next_ordinal >= end);
@@ -282,6 +288,7 @@ fn threads_agree_on_what_is_in_the_log() {
     let stats = node.log.stats();
     assert_eq!(stats.chunks_appended, PRODUCERS * CHUNKS);
     assert!(stats.duplicates > 0 && stats.segments_loaded > 0 && stats.segments_evicted > 0, "{stats:?}");
+    assert!(node.found.load(Ordering::Relaxed) > 0, "nothing that was looked up was found");
     STREAMS.iter().for_each(|&(id, _)| node.log.delete_stream(StreamId(id)).unwrap());
     node.sink.sync(usize::MAX);
     while node.store.persist_one(&node.log) {}
@@ -320,6 +327,8 @@ fn streams_come_and_go_under_load() {
         node.stop.store(true, Ordering::SeqCst);
         background.into_iter().for_each(|thread| thread.join().unwrap());
     });
+    let used = node.used.each_ref().map(|chunks| chunks.load(Ordering::Relaxed));
+    assert!(used.iter().all(|chunks| *chunks > 0), "nobody has used them: {used:?} chunks appended and read");
     node.log.streams().iter().for_each(|stream| node.log.delete_stream(stream.id()).unwrap());
     node.sink.sync(usize::MAX);
     while node.store.persist_one(&node.log) {}
@@ -337,12 +346,16 @@ fn use_streams(node: &Node, seed: u64, stop: &AtomicBool, newest: &AtomicU64) {
         for n in 0..50 {
             chunk(&mut random, &lane, 0, n, &mut buffer);
             match lane.append(&ChunkView::parse(&buffer).unwrap(), n as i64) {
-                Ok(_) | Err(AppendError::Closed | AppendError::ArenaFull(_)) => {}
+                Ok(_) => _ = node.used[0].fetch_add(1, Ordering::Relaxed),
+                Err(AppendError::Closed | AppendError::ArenaFull(_)) => {}
                 Err(error) => panic!("{error}"),
             }
             match lane.read(Cursor::default(), 10_000, true) {
                 Ok(outcome) => outcome.data.iter().for_each(|bytes| {
-                    assert!(Chunks::new(bytes).all(|chunk| chunk.unwrap().verify().is_ok()));
+                    for chunk in Chunks::new(bytes) {
+                        assert!(chunk.unwrap().verify().is_ok());
+                        node.used[1].fetch_add(1, Ordering::Relaxed);
+                    }
                 }),
                 Err(ReadError::Deleted | ReadError::LoadFailed(_) | ReadError::Gone { .. }) => {}
                 Err(error) => panic!("{error}"),
