@@ -1,6 +1,7 @@
 //! Groups that change between the classic and the consumer protocol while they have members.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
 use kafka_protocol::error::ResponseError as Code;
@@ -610,6 +611,8 @@ struct Story {
     clients: Vec<Client>,
     ids: usize,
     named: bool,
+    /// At how many moments members of both kinds had partitions of one group.
+    both: u64,
 }
 
 impl Story {
@@ -670,7 +673,7 @@ impl Story {
     }
 
     /// What a client has that is a member of a consumer group, the group says that it has, too; and that is with nobody else.
-    fn check(&self) {
+    fn check(&mut self) {
         let held: BTreeMap<String, Named> = kept(&self.world)
             .into_iter()
             .filter_map(|(id, member)| match member.part {
@@ -682,6 +685,7 @@ impl Story {
                 MemberPart::Classic(_) => None,
             })
             .collect();
+        let (mut classic, mut consumers) = (0, 0);
         for client in &self.clients {
             let (id, owned) = match client {
                 Client::Classic(member) => (&member.id, member.owned.clone()),
@@ -694,11 +698,14 @@ impl Story {
                 let is_shared = owned.iter().any(|partition| has(of_other, partition));
                 assert!(!is_shared, "{client:?} has what is another one's too: {held:?}");
             }
+            let count = if matches!(client, Client::Classic(_)) { &mut classic } else { &mut consumers };
+            *count += owned.len();
         }
+        self.both += u64::from(classic > 0 && consumers > 0);
     }
 
     /// Nothing happens any more, and everybody does what it should: each partition is read, and by one.
-    fn end(mut self) {
+    fn end(mut self) -> u64 {
         self.world.journal.0.lock().is_full = false;
         for _ in 0..150 {
             (0..self.clients.len()).for_each(|at| self.poll(at));
@@ -715,15 +722,18 @@ impl Story {
         // Who is alone with its kind has its kind of group.
         let classic = self.clients.iter().filter(|client| matches!(client, Client::Classic(_))).count();
         assert_eq!(kind(&mut self.world), if classic == 4 { "classic" } else { "consumer" });
+        self.both
     }
 }
+
+/// At how many moments of the random stories members of both kinds had partitions of one group.
+static BOTH: AtomicU64 = AtomicU64::new(0);
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
-    #[test]
-    fn a_group_of_both_kinds_reads_each_partition_once(events in events(), named in any::<bool>()) {
-        let mut story = Story { world: World::new(), clients: Vec::new(), ids: 0, named };
+    fn stories_of_both_kinds(events in events(), named in any::<bool>()) {
+        let mut story = Story { world: World::new(), clients: Vec::new(), ids: 0, named, both: 0 };
         for at in 0..4 {
             let client = story.fresh(at, true);
             story.clients.push(client);
@@ -731,6 +741,13 @@ proptest! {
         for event in &events {
             story.happen(event);
         }
-        story.end();
+        BOTH.fetch_add(story.end(), Ordering::Relaxed);
     }
+}
+
+#[test]
+fn a_group_of_both_kinds_reads_each_partition_once() {
+    stories_of_both_kinds();
+    let both = BOTH.load(Ordering::Relaxed);
+    assert!(both > 3_000, "hardly ever has a group members of both kinds: {both}");
 }

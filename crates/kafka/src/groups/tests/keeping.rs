@@ -113,6 +113,8 @@ fn a_group_that_was_left_stays_empty() {
     world.commit(&commit(&members[0], generation, &[("orders", 0, 7)]));
     world.leave(&[(&members[0], None), (&members[1], None)]);
     world.restart();
+    // It is there, for its offsets.
+    assert_eq!(world.offsets(), [("orders".to_owned(), 0, 7)]);
     assert!(world.coordinator.groups().all(|group| group.is_empty()));
     assert_eq!(world.heartbeat(&members[0], generation), Code::UnknownMemberId.code());
 }
