@@ -332,7 +332,9 @@ impl Cluster {
         let one = one.with_partitions(wanted.iter().map(of).collect());
         let asked = AlterPartitionReassignmentsRequest::default().with_topics(vec![one]);
         let answer = self.world.call(1, &asked.with_allow_replication_factor_change(may_change));
-        let told = answer.responses[0].partitions.iter();
+        let told = &answer.responses[0].partitions;
+        assert_eq!(told.len(), wanted.len(), "each partition has its answer: {told:?}");
+        let told = told.iter();
         told.map(|of| (of.error_code, of.error_message.clone().unwrap_or_default().to_string())).collect()
     }
 

@@ -666,7 +666,9 @@ fn a_node_that_dies_between_decision_markers_and_end_carries_out_what_was_decide
             world.finish();
             for name in ["t", "safe"] {
                 assert_eq!(world.committed(name, 0), expected, "{steps} {name} {commit}");
-                assert!(world.markers(name, 0).iter().all(|(_, kind)| *kind == Kind::Marker(commit, 0)));
+                let markers = world.markers(name, 0);
+                let are_right = markers.iter().all(|(_, kind)| *kind == Kind::Marker(commit, 0));
+                assert!(!markers.is_empty() && are_right, "{steps} {name} {commit}: {markers:?}");
                 assert_eq!(world.list(name, 0, -1, 1), world.list(name, 0, -1, 0));
             }
             // The producer goes on, and what it does next is not mistaken for what it did.
