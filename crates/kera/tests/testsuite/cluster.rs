@@ -131,10 +131,7 @@ fn what_was_acknowledged_survives_brokers_that_are_killed_and_one_that_is_frozen
     let all = (0..3).map(|at| format!("127.0.0.1:{}", ports[at])).collect::<Vec<_>>().join(",");
     let log = members[0].place.file("acks").display().to_string();
     nodes[0].as_ref().unwrap().ok("stream create copied --streamlets 6 --replication 3");
-    let line = format!("verify produce --stream copied --log {log} --records 60000 --rate 6000 --connect {all}");
-    let mut producing = common::kera(line.split_whitespace());
-    let producing = producing.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped()).spawn();
-    let producing = producing.expect("the binary runs");
+    let producing = common::verify_produce("copied", &log, 60_000, 6_000, &all);
 
     for lost in [1, 0] {
         std::thread::sleep(std::time::Duration::from_millis(500));
@@ -146,11 +143,21 @@ fn what_was_acknowledged_survives_brokers_that_are_killed_and_one_that_is_frozen
         nodes[lost] = Some(start_again(&members[lost]));
         eventually("it is back", || live(nodes[2].as_ref().expect("it runs")) == 3);
     }
-    // One that is alive and does not know that it is lost: what it takes is never acknowledged, and it starts again by itself.
+    let produced = producing.wait_with_output().expect("it ends");
+    assert!(produced.status.success(), "{}", common::both(&produced));
+    common::verify_consume("copied", &log, 60_000, &all);
+
+    // One that is alive and does not know that it is lost: what it takes is never acknowledged, and it starts again by itself. What was written until here may
+    // all be there by now.
+    let log = members[0].place.file("acks-of-frozen").display().to_string();
+    nodes[2].as_ref().unwrap().ok("stream create frozen --streamlets 6 --replication 3");
+    let mut producing = common::verify_produce("frozen", &log, 30_000, 6_000, &all);
+    std::thread::sleep(std::time::Duration::from_millis(500));
     let frozen = owner(nodes[2].as_ref().unwrap());
     let other = nodes[(frozen + 1) % 3].as_ref().unwrap();
     let epoch = cluster(other)["nodes"][frozen]["epoch"].as_u64().expect("an epoch");
     nodes[frozen].as_ref().unwrap().signal("STOP");
+    assert!(producing.try_wait().expect("it is there").is_none(), "nothing is written any more, so nothing is shown");
     eventually("the loss is seen", || cluster(other)["nodes"][frozen]["state"] == "lost");
     nodes[frozen].as_ref().unwrap().signal("CONT");
     eventually("it is back", || {
@@ -159,15 +166,8 @@ fn what_was_acknowledged_survives_brokers_that_are_killed_and_one_that_is_frozen
     });
 
     let produced = producing.wait_with_output().expect("it ends");
-    assert!(produced.status.success(), "{}{}", common::stdout(&produced), common::stderr(&produced));
-    let line = format!("verify consume --stream copied --log {log} --connect {all}");
-    let consumed = common::run(line.split_whitespace());
-    assert!(consumed.status.success(), "{}{}", common::stdout(&consumed), common::stderr(&consumed));
-    assert!(
-        common::stdout(&consumed).contains("60000 records acknowledged, 60000 read"),
-        "{}",
-        common::stdout(&consumed)
-    );
+    assert!(produced.status.success(), "{}", common::both(&produced));
+    common::verify_consume("frozen", &log, 30_000, &all);
 }
 
 /// It learns both when it runs again: that it is to stop, and that others took it for lost. It would start again because of that.
