@@ -589,6 +589,7 @@ fn answer_of(result: Result<BlockStored, BackupError>) -> Answer {
 
 #[test]
 fn what_is_acknowledged_is_at_every_backup_of_its_view() {
+    let mut blocks = 0;
     for seed in 0..150 {
         let mut world = World::new(seed, config());
         for _ in 0..world.rng.random_range(100..1200) {
@@ -597,11 +598,14 @@ fn what_is_acknowledged_is_at_every_backup_of_its_view() {
         world.heal();
         world.check_readers();
         (1..=world.checked).for_each(|block| world.check_block(block));
+        blocks += world.checked;
     }
+    assert!(blocks > 150, "hardly anything is acknowledged: {blocks} blocks");
 }
 
 #[test]
 fn nothing_is_acknowledged_that_the_fence_has_not_found() {
+    let mut blocks = 0;
     for seed in 1000..1250 {
         let mut world = World::new(seed, config());
         for _ in 0..world.rng.random_range(50..800) {
@@ -618,7 +622,9 @@ fn nothing_is_acknowledged_that_the_fence_has_not_found() {
         let (acknowledged, _) = world.replicated.state();
         assert!(acknowledged <= end, "seed {seed}");
         world.check_readers();
+        blocks += acknowledged;
     }
+    assert!(blocks > 250, "hardly anything is acknowledged: {blocks} blocks");
 }
 
 #[test]

@@ -643,6 +643,7 @@ fn is_within(few: &[String], many: &[String]) -> bool {
 
 #[test]
 fn a_stream_that_turns_to_durability_process_and_back_keeps_what_was_acknowledged_with_power() {
+    let (mut cut_off, mut kept) = (0, 0);
     for (seed, kind) in [(1, ALL), (2, ALL), (3, SOME)] {
         for step in 1..60 {
             let memory = MemoryDisk::new();
@@ -678,6 +679,7 @@ fn a_stream_that_turns_to_durability_process_and_back_keeps_what_was_acknowledge
             while matches!(node.vlog.run_once(), Ran::Wrote { .. }) {}
             let durable = node.vlog.durable_through();
             acknowledged.extend(waiting.into_iter().filter(|(ticket, _)| *ticket <= durable).map(|(_, text)| text));
+            (cut_off, kept) = (cut_off + u32::from(memory.is_off()), kept + acknowledged.len());
             drop((node, arena));
             memory.crash(seed * 1000 + step);
             let (node, _arena) = restart(kind, &memory, 2);
@@ -692,6 +694,7 @@ fn a_stream_that_turns_to_durability_process_and_back_keeps_what_was_acknowledge
             );
         }
     }
+    assert!(cut_off > 0 && kept > 0, "the power went {cut_off} times, {kept} chunks were acknowledged");
 }
 
 /// Everything that was appended is durable and readable; then the power goes with all that was not synced.
