@@ -291,7 +291,10 @@ fn of_each_key_the_last_record_is_left_and_tombstones_go_when_their_time_is_up()
     // None of its tombstones has gone: the last record of a key that was deleted is there.
     let found = client.read_all("t");
     let of_key: BTreeMap<_, _> = written.of.iter().map(|(offset, (key, value))| (key, (*offset, value))).collect();
-    for (offset, _) in of_key.values().filter(|(_, value)| value.is_none()) {
+    let tombstones: Vec<&i64> =
+        of_key.values().filter(|(_, value)| value.is_none()).map(|(offset, _)| offset).collect();
+    assert!(!tombstones.is_empty(), "no key was deleted last");
+    for offset in tombstones {
         assert!(found.iter().any(|(at, _)| at == offset), "a tombstone went too soon");
     }
     // From now on they go. A key that nobody writes again is deleted for good.

@@ -153,7 +153,9 @@ fn a_report_has_every_plot_every_profile_and_everything_that_was_left_out() {
         assert!(markdown.contains(setup), "{setup} is missing");
     }
     assert!(html.contains("<div class=setup>") && html.contains("<b>Machine</b>"));
-    for line in markdown.lines().filter(|line| line.starts_with("![")) {
+    let pictures: Vec<&str> = markdown.lines().filter(|line| line.starts_with("![")).collect();
+    assert!(!pictures.is_empty(), "no picture is named");
+    for line in pictures {
         let path = line.split(['(', ')']).nth(1).unwrap();
         assert!(dir.path().join(path).is_file(), "{path} is not there");
     }
