@@ -62,6 +62,6 @@ pub use metrics::{BrokerCounts, BrokerMetrics};
 pub use moved::Reading;
 pub use moving::Moving;
 pub use ownership::Ownership;
-pub use recovery::{Copies, EndedLog, EndedView, HandedStates, NotTaken, Rebuild, RecoveryProgress};
+pub use recovery::{Copies, EndedLog, EndedView, HandedStates, NotTaken, Rebuild, RecoveryProgress, logs_without};
 pub use session::BrokerSession;
 pub use standing::SERVES_MS;

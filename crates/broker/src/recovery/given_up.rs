@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 
+use kera_format::vlog_replica::LogId;
 use kera_log::Streamlet;
 use kera_protocol::{Status, StreamletRef};
 
@@ -51,6 +52,16 @@ impl Broker {
         }
         Ok(true)
     }
+}
+
+/// The same logs with nobody who has these views of them, each with its number from 1: what was given up for one streamlet is left out for it like that.
+pub fn logs_without(logs: &[EndedLog], given_up: &BTreeSet<(LogId, u32)>) -> Vec<EndedLog> {
+    let mut left = logs.to_vec();
+    for EndedLog { log, views, .. } in &mut left {
+        let gone = views.iter_mut().zip(1..).filter(|(_, number)| given_up.contains(&(*log, *number)));
+        gone.for_each(|(view, _)| view.backups.clear());
+    }
+    left
 }
 
 /// Lets streamlets go on without what does not come for that reason, each when all blocks that there are were looked through for it, those of logs
@@ -128,11 +139,10 @@ fn look_through(
 
 #[cfg(test)]
 mod tests {
-    use kera_format::vlog_replica::LogId;
     use kera_format::{StreamId, StreamletId};
 
     use super::*;
-    use crate::recovery::RangeOfLog;
+    use crate::recovery::{EndedView, RangeOfLog};
 
     #[test]
     fn of_one_streamlet_there_are_its_ranges_alone() {
@@ -148,5 +158,19 @@ mod tests {
         let its = both.of(one);
         assert_eq!(its.streamlets, [one]);
         assert_eq!(its.ranges, [(range(1), vec![one]), (range(21), vec![one])]);
+    }
+
+    #[test]
+    fn of_views_that_are_left_out_nobody_is_asked_for_anything() {
+        let log = |epoch| LogId { node: 1, epoch, vlog: 0 };
+        let view = |first, backups: &[u32]| EndedView { first, backups: backups.to_vec() };
+        let ended = |epoch, backups: &[u32]| EndedLog {
+            log: log(epoch),
+            views: vec![view(1, backups), view(6, &[3, 4])],
+            end: 9,
+            at_all: true,
+        };
+        let left = logs_without(&[ended(7, &[3, 4]), ended(6, &[3, 4])], &BTreeSet::from([(log(7), 1)]));
+        assert_eq!(left, [ended(7, &[]), ended(6, &[3, 4])]);
     }
 }

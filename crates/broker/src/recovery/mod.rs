@@ -40,6 +40,7 @@ use crate::failure::Failure;
 use crate::handover;
 use decide::{Decided, Source};
 use fetch::{Arrivals, Copied, in_parallel};
+pub use given_up::logs_without;
 use returned::Ends;
 pub(crate) use returned::FoundBefore;
 pub use returned::NotTaken;

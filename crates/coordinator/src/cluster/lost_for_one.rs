@@ -1,19 +1,41 @@
 //! Blocks of lost logs that a person gives up for one streamlet alone: it is being rebuilt, and nobody gives them to it. Backups that should have them may be live, and others may
 //! wait for the same blocks. `docs/replication.md`, "One streamlet goes on without", has the argument.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use kera_format::StreamId;
 use kera_format::cluster::{ClusterEntry, LogName};
+use kera_format::vlog_replica::LogId;
+use kera_format::{StreamId, StreamletId};
 use kera_protocol::AcceptStreamletLoss;
 
 use super::plan::Planned;
 use super::rules::{Refused, must};
-use super::{ClusterState, Owner, Run};
+use super::{ClusterState, Owned, Owner, Run};
 use crate::CoordinatorError;
 
 /// What was given up for streamlets that are being rebuilt: views of logs, each with the owner epoch in which that was said first.
 pub(super) type GivenUpFor = BTreeMap<(StreamId, u32), BTreeMap<(LogName, u32), u32>>;
+
+/// Views of logs, each with its number from 1.
+pub type Views = BTreeSet<(LogId, u32)>;
+
+/// Of so many views that were given up it is found out which ones read back after all. Of more only if all but one do, for each way to leave some out asks all backups.
+const TOLD_APART_MAX: usize = 4;
+
+/// What is left out in turn until a streamlet can be opened, beside what an owner before has left out: of the rest as few views as will do. Of several that were given up some may read
+/// back: who has named one of these first, and then the right one, loses nothing of it.
+pub fn tries(before: &Views, all: &Views) -> Vec<Views> {
+    let rest: Vec<(LogId, u32)> = all.difference(before).copied().collect();
+    let with = |some: Vec<(LogId, u32)>| before.iter().copied().chain(some).collect::<Views>();
+    if rest.len() > TOLD_APART_MAX {
+        return rest.iter().map(|one| vec![*one]).chain([rest.clone()]).map(with).collect();
+    }
+    let mut choices: Vec<u32> = (1..1_u32 << rest.len()).collect();
+    choices.sort_by_key(|choice| choice.count_ones());
+    let chosen =
+        |choice: u32| (0_u32..).zip(&rest).filter(move |(at, _)| (choice >> *at) & 1 == 1).map(|(_, one)| *one);
+    choices.into_iter().map(|choice| with(chosen(choice).collect())).collect()
+}
 
 impl ClusterState {
     /// Views of lost logs that a person has given up for a streamlet, by log and number from 1, each with the owner epoch in which that was said. Whoever owns it in that one asks
@@ -21,6 +43,22 @@ impl ClusterState {
     pub fn given_up_for(&self, stream: StreamId, streamlet: u32) -> impl Iterator<Item = (LogName, u32, u32)> + '_ {
         let views = self.given_up_for.get(&(stream, streamlet)).into_iter().flatten();
         views.map(|((log, view), owner_epoch)| (*log, *view, *owner_epoch))
+    }
+
+    /// What was given up for a streamlet: in owner epochs before this one, and in all. The former is not asked for any more, for an owner before may have opened the streamlet without;
+    /// the rest may still come from somebody.
+    pub fn views_left_out(&self, (stream, streamlet): (StreamId, StreamletId), owner_epoch: u32) -> (Views, Views) {
+        let all = || self.given_up_for(stream, streamlet.0);
+        let view = |(log, view, _): (LogName, u32, u32)| (LogId::from(log), view);
+        (all().filter(|(_, _, said_in)| *said_in < owner_epoch).map(view).collect(), all().map(view).collect())
+    }
+
+    /// Streamlets that are taken over together, without those of which something was given up: each of these by itself, for the others wait for what it does not.
+    pub fn taken_alone(&self, owned: Vec<Owned>) -> Vec<Vec<Owned>> {
+        let has_some = |(stream, streamlet, _): &Owned| self.given_up_for(*stream, streamlet.0).next().is_some();
+        let (given_up, others): (Vec<Owned>, Vec<Owned>) = owned.into_iter().partition(has_some);
+        let others = Some(others).filter(|others| !others.is_empty());
+        others.into_iter().chain(given_up.into_iter().map(|one| vec![one])).collect()
     }
 
     /// Whether a streamlet is being rebuilt.

@@ -29,7 +29,6 @@ mod testing;
 mod transactions;
 mod transport;
 mod waiting;
-mod without;
 
 use std::cell::Cell;
 use std::future::Future;

@@ -12,9 +12,9 @@ use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use kera_broker::{Broker, EndedLog, EndedView, HandedStates, Rebuild, RecoveryProgress};
+use kera_broker::{Broker, EndedLog, EndedView, HandedStates, Rebuild, RecoveryProgress, logs_without};
 use kera_coordinator::CoordinatorError;
-use kera_coordinator::cluster::{ClusterState, Offers, Owned, asked_back};
+use kera_coordinator::cluster::{ClusterState, Offers, Owned, asked_back, tries};
 use kera_format::cluster::{LogName, REBUILD_LOGS_MAX, REBUILD_RUNS_MAX};
 use kera_format::vlog_replica::LogId;
 use kera_format::{SegmentId, StreamId, StreamletId};
@@ -30,7 +30,6 @@ use tokio::runtime::Handle;
 use super::ask_backups::AskBackups;
 use super::backups::BackupRole;
 use super::retries::Retries;
-use super::without::{self, without};
 use super::{Came, ask_while, floors, waiting};
 use crate::fatal::Fatal;
 
@@ -590,7 +589,7 @@ impl Recovery {
                 return false;
             }
             let logs: Vec<EndedLog> = logs.iter().filter(|ended| sources.have(ended.log.into())).cloned().collect();
-            let parts = self.group.read(|state| without::alone(state, owned));
+            let parts = self.group.read(|state| state.taken_alone(owned));
             for owned in parts {
                 if let Err(reason) = self.take_or_go_on_without(&owned, &logs) {
                     let (now, mut work) = (Instant::now(), self.work.lock());
@@ -614,16 +613,16 @@ impl Recovery {
     }
 
     /// Takes over streamlets that may need something of these logs. One of which a person has given up blocks, which comes alone, goes on without them if it cannot be opened with
-    /// them, or if an owner before may have done so: without [as few](without::tries) as will do.
+    /// them, or if an owner before may have done so: without [as few](tries) as will do.
     fn take_or_go_on_without(&self, owned: &[Owned], logs: &[EndedLog]) -> Result<(), String> {
         let [(stream, streamlet, owner_epoch)] = *owned else { return self.take_part(owned, logs) };
-        let (before, all) = self.group.read(|state| without::given_up(state, (stream, streamlet), owner_epoch));
-        let Err(mut reason) = self.take_part(owned, &without(logs, &before)) else { return Ok(()) };
-        for left_out in without::tries(&before, &all) {
+        let (before, all) = self.group.read(|state| state.views_left_out((stream, streamlet), owner_epoch));
+        let Err(mut reason) = self.take_part(owned, &logs_without(logs, &before)) else { return Ok(()) };
+        for left_out in tries(&before, &all) {
             if !self.work.lock().unreadable.contains(&owned[0]) {
                 break;
             }
-            let Err(other) = self.take_part(owned, &without(logs, &left_out)) else {
+            let Err(other) = self.take_part(owned, &logs_without(logs, &left_out)) else {
                 tracing::warn!(%stream, %streamlet, reason, "a streamlet was opened without blocks that nobody gives, as a person has said");
                 return Ok(());
             };
@@ -639,12 +638,12 @@ impl Recovery {
             let StreamletRef { stream, streamlet } = name;
             let (before, all) = self.group.read(|state| {
                 let epoch = state.owner(stream, streamlet.0).map_or(u32::MAX, |owner| owner.owner_epoch);
-                without::given_up(state, (stream, streamlet), epoch)
+                state.views_left_out((stream, streamlet), epoch)
             });
             if all.is_empty() || self.is_stopping() {
                 continue;
             }
-            let (asked, left) = (without(logs, &before), without(logs, &all));
+            let (asked, left) = (logs_without(logs, &before), logs_without(logs, &all));
             let logs = (&asked[..], &left[..]);
             match self.broker.go_on_without(&taken.rebuild, name, logs, &self.backups, &taken.progress) {
                 Ok(is_it) => goes_on |= is_it,
