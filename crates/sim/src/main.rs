@@ -117,13 +117,17 @@ fn faults(arguments: &Arguments) -> Result<(Vec<cluster::Fault>, Vec<nodes::Faul
         );
     }
     let is_certain = !arguments.change_copies && !["one-copy", "async"].contains(&arguments.streams.as_str());
-    let may_lose_majority = has_disks && is_certain && !of_cluster.contains(&nodes::Fault::LastCopy);
+    let gives_up = [nodes::Fault::LastCopy, nodes::Fault::BlocksLost].iter().any(|fault| of_cluster.contains(fault));
+    let may_lose_majority = has_disks && is_certain && !gives_up;
     if of_cluster.contains(&nodes::Fault::MajorityLost) && !may_lose_majority {
         return Err(
             "`majority-lost` needs --coordinator-disks, and streams with copies that producers wait for: it is not \
-             played with `remove`, `last-copy`, --change-copies, and --streams `one-copy` or `async`"
+             played with `remove`, `last-copy`, `blocks-lost`, --change-copies, and --streams `one-copy` or `async`"
                 .to_owned(),
         );
+    }
+    if of_cluster.contains(&nodes::Fault::BlocksLost) && (arguments.streams != "usual" || arguments.change_copies) {
+        return Err("`blocks-lost` is played with --streams `usual` and without --change-copies only".to_owned());
     }
     Ok((Vec::new(), of_cluster))
 }
@@ -328,6 +332,9 @@ mod tests {
         assert!(lost(&[]).expect_err("they have no disks").contains("--coordinator-disks"));
         assert!(lost(&["--coordinator-disks", "--change-copies"]).is_err());
         assert!(lost(&["--coordinator-disks", "--streams", "async"]).is_err());
+        assert!(asked(&["--cluster", "--coordinator-disks", "--only", "majority-lost,blocks-lost"]).is_err());
+        assert!(asked(&["--cluster", "--only", "blocks-lost", "--streams", "compacted"]).is_err());
+        assert_eq!(asked(&["--cluster", "--only", "blocks-lost"]).expect("usual").1, [nodes::Fault::BlocksLost]);
         assert!(asked(&["--cluster"]).expect("all but those that have runs of their own").1.is_empty());
     }
 }

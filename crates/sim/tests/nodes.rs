@@ -104,7 +104,7 @@ fn many_seeds_of_three_nodes_keep_every_promise() {
 /// Faults that would change all other runs if they happened there.
 fn has_own_runs(fault: Fault) -> bool {
     use Fault::*;
-    let own_runs = [ChangeLog, ClockJump, ClockYears, Remove, LastCopy, DeleteRecords, ChangeCopies];
+    let own_runs = [ChangeLog, ClockJump, ClockYears, Remove, LastCopy, BlocksLost, DeleteRecords, ChangeCopies];
     let of_disks = [Rot, LogRot, DiskStuck, MajorityLost, DataFull];
     own_runs.contains(&fault) || of_disks.contains(&fault)
 }
@@ -284,7 +284,7 @@ fn every_fault_happens_and_the_cluster_does_something_about_it() {
     // Nodes that are removed, what is given up, what is deleted, clocks that are years ahead, coordinators' logs that rot, majorities of them that are lost, and disks that stand still or
     // take no data have tests that see that it happens.
     let is_elsewhere = |fault: &Fault| {
-        let is_of_people = matches!(fault, Remove | LastCopy | DeleteRecords | ChangeCopies | ClockYears);
+        let is_of_people = matches!(fault, Remove | LastCopy | BlocksLost | DeleteRecords | ChangeCopies | ClockYears);
         is_of_people || matches!(fault, LogRot | DiskStuck | MajorityLost | DataFull)
     };
     let only: Vec<Fault> = Fault::ALL.iter().copied().filter(|fault| !is_elsewhere(fault)).collect();
@@ -923,6 +923,48 @@ fn many_seeds_in_which_last_copies_are_given_up_lose_nothing_else() {
 #[test]
 fn what_is_taken_to_be_given_up_and_can_be_read_is_found() {
     found_by(last_copies, Planted::GivesUpReadable, &["nobody has given that up", "begins behind"]);
+}
+
+/// Disks of backups that live lose what nobody else has, and a person has one streamlet after the other go on without; now and then with a view named first that reads back.
+fn blocks_lost(seed: u64) -> Plan {
+    use Fault::*;
+    let only = vec![Kill, Freeze, CutOff, PairCut, Move, Drain, BlocksLost];
+    Plan { only, fault_us: 700_000, trouble_ms: 25_000, retention: false, ..short(seed) }
+}
+
+/// Exactly that is lost which was accepted: of each streamlet, for itself.
+#[test]
+fn many_seeds_in_which_single_streamlets_go_on_without_blocks_lose_nothing_else() {
+    let counts = ["views given up for one streamlet", "views given up that read back"];
+    let ways = ["opened without what was given up for it", "went on without what was given up for it"];
+    let losses = ["records gone that were given up", "began behind what was given up"];
+    let sums: [AtomicU64; 5] = Default::default();
+    let violation = |seed| {
+        let report = run(&blocks_lost(seed));
+        let did = |what: &str| report.did.get(what).copied().unwrap_or(0);
+        let gone: u64 = losses.iter().map(|what| did(what)).sum();
+        for (sum, count) in sums.iter().zip(counts.iter().chain(&ways).map(|what| did(what)).chain([gone])) {
+            sum.fetch_add(count, Ordering::Relaxed);
+        }
+        report.violation
+    };
+    assert_eq!(all(1..1 + SEEDS / 2, violation), Vec::<String>::new());
+    let [said, erred, opened, went_on, gone] = sums.map(AtomicU64::into_inner);
+    assert!(said > 50 && said > erred && erred > 5, "{said} views were given up, {erred} of which read back");
+    assert!(opened > 5 && went_on > 5, "{opened} streamlets were opened without, and {went_on} went on without");
+    assert!(gone > 50, "next to nothing is lost, so nothing is shown: {gone}");
+    assert_eq!(run(&blocks_lost(3)), run(&blocks_lost(3)));
+}
+
+#[test]
+fn what_was_given_up_for_one_streamlet_and_left_out_for_others_is_found() {
+    found_by(blocks_lost, Planted::GivesUpForAll, &["nobody has given that up", "begins behind"]);
+}
+
+/// A person names blocks that read back. Nobody loses anything by that who asks for them first.
+#[test]
+fn an_owner_that_goes_on_without_asking_for_what_was_given_up_is_found() {
+    found_by(blocks_lost, Planted::GoesOnUnasked, &["nobody has given that up", "begins behind"]);
 }
 
 /// The coordinators have their log on disks, which fail and lose their power with all else that these have.

@@ -13,11 +13,12 @@ use kera_coordinator::cluster::{ClusterState, Join, LogView, Owner};
 use kera_format::StreamId;
 use kera_format::cluster::{ClusterEntry, LogName, NodeNumber, OwnerReason};
 use kera_protocol::{
-    AcceptLogLoss, CopiesMade, FinishMove, GiveBack, GroupsGone, RebuildNeeds, ReturnGroups, SetFloors,
-    StreamletsRebuilt, UseEnds,
+    AcceptLogLoss, AcceptStreamletLoss, CopiesMade, FinishMove, GiveBack, GroupsGone, RebuildNeeds, ReturnGroups,
+    SetFloors, StreamletsRebuilt, UseEnds,
 };
 
 use super::changing::copies;
+use super::unread::ForOne;
 use crate::cluster::truth::Violation;
 
 /// What a node asks of the leader.
@@ -41,6 +42,8 @@ pub(super) enum Command {
     SetFloors(SetFloors),
     /// A person gives up what nobody has any more of a log.
     AcceptLoss(AcceptLogLoss),
+    /// A person has one streamlet go on without what nobody gives it.
+    AcceptStreamletLoss(AcceptStreamletLoss),
     /// A person gives a node up that is gone for good.
     Remove(NodeNumber),
     /// The new owner of what moves has what it needs.
@@ -97,6 +100,8 @@ pub(super) struct Coordinators {
     pub(super) forgets_numbers: bool,
     /// Blocks of lost logs that a person has given up, as long as nobody has looked.
     pub(super) given_up_blocks: Vec<(LogName, RangeInclusive<u64>)>,
+    /// Views that a person has given up for single streamlets, each with the owner epoch, as long as nobody has looked.
+    pub(super) given_up_for: Vec<(ForOne, u32)>,
     /// What is planned becomes true when a majority has it on its disks, and not at once.
     has_disks: bool,
     /// Entries that are planned and are not true yet.
@@ -221,6 +226,7 @@ impl Coordinators {
             Command::Drain(node, draining) => self.commit(|state| state.plan_drain(*node, *draining)),
             Command::SetFloors(asked) => self.commit(|state| state.plan_floors(asked)),
             Command::AcceptLoss(asked) => self.commit(|state| state.plan_accept_log_loss(asked)),
+            Command::AcceptStreamletLoss(asked) => self.commit(|state| state.plan_accept_streamlet_loss(asked)),
             Command::Remove(node) => self.commit(|state| state.plan_remove(*node)),
             Command::FinishMove(FinishMove { number, node, epoch, state: kept }) => {
                 self.commit(|state| state.plan_finish_move(*number, *node, *epoch, kept))
@@ -239,6 +245,9 @@ impl Coordinators {
     /// Notes which blocks of lost logs nobody is asked for any more since a person has said so.
     fn note_given_up(&mut self, entries: &[ClusterEntry]) {
         for entry in entries {
+            if let ClusterEntry::ViewGivenUpFor { stream, streamlet, owner_epoch, log, view } = entry {
+                self.given_up_for.push(((*stream, *streamlet, *log, *view), *owner_epoch));
+            }
             let (ClusterEntry::ViewGivenUp { log, .. }
             | ClusterEntry::LogEnded { log, .. }
             | ClusterEntry::EndTakenBack { log, .. }) = entry

@@ -14,7 +14,7 @@ use kera_protocol::ListReplicas;
 use kera_vlog::{BackupId, ReplicatedLog};
 
 use super::copies::{Copies, lock};
-use super::node::ended_logs;
+use super::taking::ended_logs;
 use super::world::{World, rack_of};
 use crate::cluster::truth::Violation;
 

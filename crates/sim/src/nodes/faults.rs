@@ -71,15 +71,17 @@ faults! {
         MajorityLost = "majority-lost", 3;
         /// The disk of a node is full for data for a while: what is kept free of it takes the rest.
         DataFull = "data-full", 3;
+        /// A machine burns, and the disks of all that have a view of one of its logs lose that. A person has one streamlet after the other go on without.
+        BlocksLost = "blocks-lost", 4;
     }
 }
 
 /// Those of `only`, or all but those that have runs of their own: changes of virtual logs, clocks that jump, nodes that are removed, last copies that are lost,
-/// records that are deleted, segments and the coordinators' log that are changed on the disks, disks that stand still or take no data, a lost majority of the coordinators, and, if that is not asked for,
+/// blocks that nobody gives, records that are deleted, segments and the coordinators' log that are changed on the disks, disks that stand still or take no data, a lost majority of the coordinators, and, if that is not asked for,
 /// numbers of copies that change. Without `power` machines do not lose their power all at once: nothing would be left that is certain.
 pub(super) fn faults_of(only: &[Fault], power: bool, changes_copies: bool) -> Faults<Fault> {
     use Fault::*;
-    let own_runs = [ChangeLog, ClockJump, ClockYears, Remove, LastCopy, DeleteRecords];
+    let own_runs = [ChangeLog, ClockJump, ClockYears, Remove, LastCopy, BlocksLost, DeleteRecords];
     let of_disks = [Rot, LogRot, DiskStuck, MajorityLost, DataFull];
     let is_own = |fault: Fault| own_runs.contains(&fault) || of_disks.contains(&fault);
     let has_own_runs = |fault: Fault| is_own(fault) || (fault == Fault::ChangeCopies && !changes_copies);

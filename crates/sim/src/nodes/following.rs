@@ -237,7 +237,8 @@ impl World {
                 self.floors_noted(number, &asked, matches!(told, Some(Ok(_))));
                 Ok(())
             }
-            (Command::AcceptLoss(_) | Command::Returned(_) | Command::GiveBack(_), _) => Ok(()),
+            (Command::AcceptLoss(_) | Command::AcceptStreamletLoss(_), _)
+            | (Command::Returned(_) | Command::GiveBack(_), _) => Ok(()),
         }
     }
 

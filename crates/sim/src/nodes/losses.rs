@@ -23,7 +23,7 @@ use super::world::{Event, World};
 use crate::cluster::truth::{Place, Truth, Violation};
 
 /// How long a person waits before something is given up: its node has stopped by then for certain (`STOPPED_AFTER_MS` in `crates/raft/src/commands.rs`).
-const STOPPED_US: u64 = 8_000_000;
+pub(super) const STOPPED_US: u64 = 8_000_000;
 /// How long a node that lives is given to tell that it has what is missing. Then it is stopped.
 const HAS_US: u64 = 20_000_000;
 const LOOK_US: u64 = 1_000_000;
@@ -35,6 +35,12 @@ struct Part {
     place: Place,
     segment: Segment,
     ordinals: Range<u64>,
+}
+
+impl Part {
+    fn is_of(&self, (stream, streamlet): (u64, u32)) -> bool {
+        (self.place.stream, self.place.streamlet) == (stream, streamlet)
+    }
 }
 
 /// What was given up.
@@ -88,6 +94,26 @@ impl Losses {
         {
             self.lost.entry(part.place).or_default().push((part.segment, part.ordinals.clone()));
         }
+    }
+
+    /// Blocks of a log were given up for one streamlet.
+    pub(super) fn given_up_for(&mut self, log: LogName, blocks: RangeInclusive<u64>, streamlet: (u64, u32)) {
+        let of_log = self.blocks.get(&log).into_iter().flat_map(|of| of.range(blocks.clone()));
+        for part in of_log.flat_map(|(_, parts)| parts).filter(|part| part.is_of(streamlet)) {
+            self.lost.entry(part.place).or_default().push((part.segment, part.ordinals.clone()));
+        }
+    }
+
+    /// Whether there is something in blocks of a log.
+    pub(super) fn has_parts(&self, log: LogName, blocks: RangeInclusive<u64>) -> bool {
+        let mut of_log = self.blocks.get(&log).into_iter().flat_map(|of| of.range(blocks.clone()));
+        of_log.any(|(_, parts)| !parts.is_empty())
+    }
+
+    /// The same of one streamlet.
+    pub(super) fn has_parts_of(&self, log: LogName, blocks: RangeInclusive<u64>, streamlet: (u64, u32)) -> bool {
+        let mut of_log = self.blocks.get(&log).into_iter().flat_map(|of| of.range(blocks.clone()));
+        of_log.any(|(_, parts)| parts.iter().any(|part| part.is_of(streamlet)))
     }
 
     /// Whether a lane may begin at an ordinal because something in front of that was given up.
@@ -181,6 +207,7 @@ impl World {
     /// What a person does about logs of which something is missing for good: see [`LostLog`].
     pub(super) fn look_at_losses(&mut self) {
         self.schedule.after(LOOK_US, Event::Losses);
+        self.look_at_unread();
         let now_us = self.now_us();
         let lost = self.coordinators.state.lost_log_infos(1000).logs;
         self.told.losses.since_us.retain(|log, _| lost.iter().any(|info| info.log == *log));
@@ -244,6 +271,7 @@ impl World {
             *self.events_of.entry("blocks given up").or_default() += 1;
             self.told.losses.given_up(log, blocks);
         }
+        self.note_given_up_for();
     }
 
     /// A node that takes over may have opened streamlets: where their lanes go on.
@@ -251,6 +279,7 @@ impl World {
         if !self.told.losses.is_on {
             return Ok(());
         }
+        self.note_losses();
         let Some(running) = self.nodes[node as usize - 1].running() else { return Ok(()) };
         let mut ends = Vec::new();
         for (stream, streamlet, owner_epoch) in &running.recovery.taken() {
@@ -279,5 +308,5 @@ impl World {
 
 /// Whether more may be lost in a run than copies allow.
 pub(super) fn may_lose(only: &[Fault]) -> bool {
-    only.contains(&Fault::LastCopy)
+    only.contains(&Fault::LastCopy) || only.contains(&Fault::BlocksLost)
 }

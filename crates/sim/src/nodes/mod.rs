@@ -9,7 +9,7 @@
 //! | `own_logs` | its virtual logs of streams with one copy, on its own disk |
 //! | `copying` | what copies again what lacks copies |
 //! | `compacting` | compaction, and what it asks other nodes |
-//! | `recovering` | what takes over and rebuilds, on a thread that runs only when the world lets it |
+//! | `taking`, `recovering` | what takes over and rebuilds, on a thread that runs only when the world lets it |
 //! | `sessions` | connections of clients |
 //! | `coordinators` | the real state, rules and plans on a simulated log |
 //! | `voting` | that log on the coordinators' disks, in runs that have it there |
@@ -21,6 +21,7 @@
 //! | `bounds` | streams that keep so many bytes of each streamlet |
 //! | `floors` | records that are deleted from the front of lanes |
 //! | `losses` | more that is lost than copies allow, and what a person gives up |
+//! | `unread` | blocks that nobody gives, and single streamlets that go on without |
 //! | `people` | nodes that are removed for good, and machines that come |
 //! | `turns`, `leading`, `following` | what nodes do by themselves, what their leader does, and how they follow it |
 //! | [`faults`], `trouble`, `clock`, `stuck` | what goes wrong |
@@ -59,8 +60,10 @@ mod recovering;
 mod returning;
 mod sessions;
 mod stuck;
+mod taking;
 mod trouble;
 mod turns;
+mod unread;
 mod voting;
 mod wires;
 pub mod world;

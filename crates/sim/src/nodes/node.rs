@@ -1,14 +1,14 @@
 //! A node of a cluster: a machine, and a process on it with a real log, broker and backup and real virtual logs. What its shell does on
 //! threads and over sockets is here by turns, in the same order: see `docs/simulator.md` for what is real and what stands in.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
 use kera_backup::{Backup, BackupConfig, BackupError, StoreDone};
-use kera_broker::{Broker, BrokerConfig, EndedLog, EndedView, HandedStates, Moving, Rebuild};
+use kera_broker::{Broker, BrokerConfig, Moving};
 use kera_coordinator::balancer::{BalanceConfig, Balancer};
-use kera_coordinator::cluster::{CalledOff, ClusterState, Owned, Sources, asked_back};
+use kera_coordinator::cluster::{CalledOff, ClusterState};
 use kera_coordinator::detector::{Detector, LOST_AFTER_MS};
 use kera_env::{Clock, Disk, FaultyDisk, ManualClock, MemoryDisk, Random, SeededRandom};
 use kera_format::arena::BlockSize;
@@ -18,9 +18,7 @@ use kera_format::{Cursor, GroupId, StreamId, StreamletId, level};
 use kera_log::compact::Compactor;
 use kera_log::store::{DiskStore, Step, StoreRecovery};
 use kera_log::{Arena, ArenaConfig, Attach, AttachedSegment, CutOffRoom, Log, LogConfig, Tenure};
-use kera_protocol::{
-    BlockStored, Body, GiveBack, ListReplicas, MoveInfo, RebuildNeeds, RebuildRange, ReleaseBlocks, StreamletState,
-};
+use kera_protocol::{BlockStored, ListReplicas, MoveInfo, ReleaseBlocks};
 
 use super::CLUSTER;
 use super::changing::Changing;
@@ -33,8 +31,8 @@ use super::floors::{agree, agree_one};
 use super::mending::Damaged;
 use super::own_logs::OwnLogs;
 use super::plan::Planted;
-use super::recovering::Worker;
 use super::sessions::Sessions;
+use super::taking::Recovery;
 use crate::cluster::machine::small_store;
 
 const ARENA_BYTES: u64 = 8 << 20;
@@ -42,8 +40,6 @@ const ARENA_BYTES: u64 = 8 << 20;
 const IDLE_CLOSE_MS: i64 = 2_000;
 /// How often it is looked whether groups that are held for others are gone, in microseconds.
 pub(super) const TELL_GONE_US: u64 = 5_000_000;
-/// Time until a step of a recovery that failed is tried again, in microseconds.
-const RETRY_US: u64 = 100_000;
 /// For how long a cluster is calm before its nodes are evened out, where that is played.
 const BALANCE_AFTER_US: u64 = 200_000;
 
@@ -224,101 +220,12 @@ pub(super) struct Turns {
     pub(super) deadline_us: Option<u64>,
 }
 
-/// Steps 5 to 7, as far as this process is with them.
-#[derive(Default)]
-pub(super) struct Recovery {
-    taken: BTreeSet<Owned>,
-    pub(super) taking: Vec<Owned>,
-    /// Which of those that need other nodes' logs has its turn.
-    turn: usize,
-    rebuilds: VecDeque<Rebuild>,
-    /// The one that takes over, the one that rebuilds, and the one that mends.
-    pub(super) workers: [Option<Worker>; 3],
-    /// What each of them waits for.
-    pub(super) asked: [u64; 3],
-    /// What each of them is told if nobody answers.
-    pub(super) late: [Option<super::recovering::Reply>; 3],
-    /// Why the last step failed.
-    pub(super) why: String,
-    rebuilding: Option<Rebuild>,
-    not_before_us: [u64; 3],
-    /// Streamlets to report, and the command that does.
-    pub(super) to_report: Vec<RebuildRange>,
-    pub(super) reporting: Option<u64>,
-    /// What is taken over and not known to be rebuilt, the first first.
-    pub(super) needs: VecDeque<Needs>,
-    /// The command that tells of it.
-    pub(super) telling: Option<u64>,
-    /// The command that says with which ends of logs streamlets are opened.
-    pub(super) using: Option<u64>,
-    tidy_us: u64,
-    /// What nodes that have come back may have back, and what of that is not opened here from here on.
-    pub(super) asked_back: Vec<GiveBack>,
-    unreadable: BTreeSet<Owned>,
-    pub(super) given: Vec<GiveBack>,
-    pub(super) give_us: u64,
-}
-
-/// What was taken over together, each streamlet with its owner epoch, and the logs that it is rebuilt from.
-pub(super) struct Needs {
-    streamlets: Vec<Owned>,
-    logs: BTreeSet<LogId>,
-    rebuild: Rebuild,
-}
-
-impl Needs {
-    /// The streamlets one by one.
-    fn ranges(&self) -> Vec<RebuildRange> {
-        let one = |(stream, StreamletId(first), owner_epoch): &Owned| RebuildRange {
-            stream: *stream,
-            first: *first,
-            count: 1,
-            owner_epoch: *owner_epoch,
-        };
-        self.streamlets.iter().map(one).collect()
-    }
-}
-
 /// Why a process did not start.
 pub(super) enum StartError {
     /// The disk is in trouble, as a fault has it.
     Disk,
     /// There is no fault that could explain it.
     Unsound(String),
-}
-
-impl Recovery {
-    /// Nothing is taken over or rebuilt from here on.
-    pub(super) fn stop(&mut self) {
-        self.workers = [None, None, None];
-        self.not_before_us = [u64::MAX; 3];
-        self.to_report.clear();
-    }
-
-    /// What a streamlet is rebuilt from that was taken over in an owner epoch.
-    pub(super) fn rebuild_of(&self, of: Owned) -> Option<Rebuild> {
-        self.needs.iter().find(|needs| needs.streamlets.contains(&of)).map(|needs| needs.rebuild.clone())
-    }
-
-    /// Whether a streamlet could not be opened because nobody shows what it may have.
-    pub(super) fn is_unreadable(&self, of: &Owned) -> bool {
-        self.unreadable.contains(of)
-    }
-
-    /// Whether a streamlet goes back to the node that it came from, or may.
-    fn is_given(&self, one: &Owned) -> bool {
-        self.given.iter().any(|asked| asked_back(asked) == *one)
-    }
-
-    /// What is taken over, and what was and is not known to be rebuilt.
-    pub(super) fn taken(&self) -> Vec<Owned> {
-        self.taking.iter().chain(self.needs.iter().flat_map(|needs| &needs.streamlets)).copied().collect()
-    }
-
-    /// Whether something is taken over or rebuilt.
-    pub(super) fn is_busy(&self) -> bool {
-        self.workers.iter().any(Option::is_some) || !self.rebuilds.is_empty() || self.rebuilding.is_some()
-    }
 }
 
 impl Node {
@@ -805,117 +712,6 @@ impl Running {
         }
     }
 
-    /// A turn of the two threads that recover: starts what is to be done. Whose worker has to be resumed first.
-    pub(super) fn recover(&mut self, known: &ClusterState, now_us: u64, planted: Option<Planted>) -> Vec<usize> {
-        let waits_for_none = planted == Some(Planted::WaitsForNoEnd);
-        let mut started = Vec::new();
-        let live = || known.nodes().iter().filter(|(_, node)| !node.fenced).map(|(number, _)| *number).collect();
-        let recovery = &mut self.recovery;
-        if recovery.workers[0].is_none() && now_us >= recovery.not_before_us[0] {
-            let mut owned = known.to_rebuild(self.number, self.epoch);
-            let waits = known.waits_for_ends();
-            owned.retain(|one| !recovery.taken.contains(one) && !recovery.is_given(one));
-            owned.retain(|one| waits_for_none || !waits(one.0, one.1.0));
-            // What this node was answered for before it gathers what another one has lost must not be cut.
-            owned.retain(|(stream, streamlet, _)| {
-                let found = self.log.stream(*stream);
-                found.is_none_or(|found| found.streamlet(*streamlet).is_none_or(|place| place.is_settled()))
-            });
-            if !owned.is_empty() {
-                // What one of them waits for does not hold up the others: the next one has its turn.
-                let mut parts = known.by_sources(owned);
-                let (mut sources, owned) = parts.swap_remove(recovery.turn % parts.len());
-                if let (Some(Planted::PassesOverASource), Sources::Of(nodes)) = (planted, &mut sources)
-                    && nodes.len() > 1
-                {
-                    nodes.pop_first();
-                }
-                recovery.taking.clone_from(&owned);
-                let (handed, mut logs) = (handed(known, &owned), ended_for(known, planted));
-                logs.retain(|ended| sources.have(ended.log.into()));
-                recovery.workers[0] = Some(Worker::take_over(&self.broker, owned, logs, handed, live()));
-                started.push(0);
-            }
-        }
-        if recovery.workers[1].is_none() && recovery.to_report.is_empty() && now_us >= recovery.not_before_us[1] {
-            let next = recovery.rebuilding.take().or_else(|| recovery.rebuilds.pop_front());
-            if let Some(rebuild) = next {
-                recovery.rebuilding = Some(rebuild.clone());
-                recovery.workers[1] = Some(Worker::rebuild(&self.broker, rebuild, ended_for(known, planted), live()));
-                started.push(1);
-            }
-        }
-        if self.recovery.workers[2].is_none() && now_us >= self.recovery.not_before_us[2] && self.mend(known, live()) {
-            started.push(2);
-        }
-        started
-    }
-
-    /// A worker has taken over what it was to, or has not.
-    pub(super) fn taken_over(&mut self, taken: Result<Rebuild, String>) {
-        let recovery = &mut self.recovery;
-        recovery.workers[0] = None;
-        match taken {
-            Ok(rebuild) => {
-                let (streamlets, logs) = (recovery.taking.clone(), rebuild.needs.clone());
-                recovery.needs.push_back(Needs { streamlets, logs, rebuild: rebuild.clone() });
-                recovery.taken.extend(recovery.taking.drain(..));
-                recovery.rebuilds.push_back(rebuild);
-            }
-            Err(why) => {
-                if why.starts_with("SegmentUnreadable") {
-                    recovery.unreadable.extend(recovery.taking.iter().copied());
-                }
-                (recovery.not_before_us[0], recovery.why) = (self.clock.monotonic_us() + RETRY_US, why);
-                recovery.turn += 1;
-            }
-        }
-    }
-
-    /// A worker has rebuilt what it was to, or has not.
-    pub(super) fn rebuilt(&mut self, done: Result<(), String>) {
-        let recovery = &mut self.recovery;
-        recovery.workers[1] = None;
-        match done {
-            Ok(()) => {
-                recovery.rebuilding = None;
-                recovery.to_report = recovery.needs.front().map(Needs::ranges).unwrap_or_default();
-            }
-            Err(why) => {
-                (recovery.not_before_us[1], recovery.why) = (self.clock.monotonic_us() + RETRY_US, why);
-                recovery.rebuilds.extend(recovery.rebuilding.take());
-                recovery.needs.rotate_left(1);
-            }
-        }
-    }
-
-    /// What this node would have the coordinators know of its rebuilds, if they know anything else.
-    pub(super) fn needs_to_tell(&self, known: &ClusterState, says_too_little: bool) -> Option<RebuildNeeds> {
-        let streamlets = self.recovery.needs.iter().flat_map(Needs::ranges).collect();
-        let logs: BTreeSet<LogId> = self.recovery.needs.iter().flat_map(|needs| &needs.logs).copied().collect();
-        let logs = logs.into_iter().filter(|_| !says_too_little).collect();
-        let said = RebuildNeeds { node: self.number, epoch: self.epoch, streamlets, logs };
-        let is_news = self.recovery.telling.is_none() && known.takes_needs();
-        let entries = is_news.then(|| known.plan_needs(&said))?;
-        entries.is_ok_and(|entries| !entries.is_empty()).then_some(said)
-    }
-
-    /// Logs of this node's earlier incarnations that may go, looked for now and then.
-    pub(super) fn old_logs(&mut self, known: &ClusterState, now_us: u64, gives_up_held: bool) -> Vec<LogName> {
-        if now_us < self.recovery.tidy_us {
-            return Vec::new();
-        }
-        self.recovery.tidy_us = now_us + 5_000_000;
-        let old = known.own_lost_logs(self.number, self.epoch);
-        if old.is_empty() || !self.copier.gives_up(known, (self.number, self.epoch), self.came_with_all) {
-            return Vec::new();
-        }
-        if self.copier.needs_old_logs(&self.log) && !gives_up_held {
-            return Vec::new();
-        }
-        old
-    }
-
     /// A turn of the store's threads. Whether there may be more to do at once.
     pub(super) fn step_store(&self) -> bool {
         self.store.step() == Step::Again
@@ -939,34 +735,4 @@ impl Running {
         self.log.retain(self.clock.of_ages());
         self.log.close_idle(now_ms, IDLE_CLOSE_MS);
     }
-}
-
-/// All logs of incarnations that are over whose ends are decided.
-pub(super) fn ended_logs(state: &ClusterState) -> Vec<EndedLog> {
-    let ended = state.lost_logs().filter_map(|(name, log)| {
-        let views = log.views.iter().map(|view| EndedView { first: view.first, backups: view.backups.clone() });
-        let id = LogId::from(name);
-        Some(EndedLog { log: id, views: views.collect(), end: log.end?, at_all: log.ends_at_all() })
-    });
-    ended.collect()
-}
-
-/// The same, as whoever takes over has them.
-fn ended_for(state: &ClusterState, planted: Option<Planted>) -> Vec<EndedLog> {
-    let mut logs = ended_logs(state);
-    if planted == Some(Planted::GivesUpReadable) {
-        let is_there = |node: &u32| state.node(*node).is_some_and(|node| !node.fenced);
-        let lacking = logs.iter_mut().flat_map(|log| &mut log.views);
-        lacking.filter(|view| !view.backups.iter().all(is_there)).for_each(|view| view.backups.clear());
-    }
-    logs
-}
-
-/// What streamlets took along when they moved last.
-fn handed(known: &ClusterState, owned: &[Owned]) -> HandedStates {
-    let kept = |(stream, streamlet, _): &Owned| {
-        let kept = known.handed(*stream, streamlet.0)?;
-        Some(((*stream, *streamlet), StreamletState::decode(1, &kept).expect("the coordinators checked it")))
-    };
-    owned.iter().filter_map(kept).collect()
 }

@@ -96,15 +96,7 @@ impl World {
             Packet::Learn(index) => return self.learn(to, index),
             Packet::Fence { node, epoch, logs } => self.fence(from, to, (node, epoch), &logs),
             Packet::Fenced { node, epoch, ends } => return self.fenced(to, from, (node, epoch), ends),
-            Packet::Ask(which, number, question) => {
-                let Some(running) = self.node_mut(to).running() else { return Ok(()) };
-                let backup = running.backup.clone();
-                let reply = match &question {
-                    Question::Lanes(asked) => Reply::Lanes(backup.lane_states(asked).map_err(|e| e.to_string())),
-                    Question::Blocks(asked) => Reply::Blocks(backup.read_blocks(asked).map_err(|e| e.to_string())),
-                };
-                self.tell(to, from, Packet::Told(which, number, reply));
-            }
+            Packet::Ask(which, number, question) => self.asked_for_blocks(from, to, (which, number), &question),
             Packet::Told(which, number, reply) => {
                 let running = self.node_mut(to).running();
                 if running.is_some_and(|running| running.recovery.asked[which] == number) {
@@ -118,6 +110,23 @@ impl World {
             Packet::Lacking(of, epoch, lanes) => self.lacking(to, of, epoch, &lanes),
         }
         Ok(())
+    }
+
+    /// A backup says what it has of blocks of a log.
+    fn asked_for_blocks(&mut self, from: u32, to: u32, (which, number): (usize, u64), question: &Question) {
+        let unread = self.why_unread(question);
+        let Some(running) = self.node_mut(to).running() else { return };
+        let reply = match (question, unread) {
+            (Question::Lanes(_), Some(why)) => Reply::Lanes(Err(why)),
+            (Question::Blocks(_), Some(why)) => Reply::Blocks(Err(why)),
+            (Question::Lanes(asked), None) => {
+                Reply::Lanes(running.backup.lane_states(asked).map_err(|e| e.to_string()))
+            }
+            (Question::Blocks(asked), None) => {
+                Reply::Blocks(running.backup.read_blocks(asked).map_err(|e| e.to_string()))
+            }
+        };
+        self.tell(to, from, Packet::Told(which, number, reply));
     }
 
     pub(super) fn store_block(&mut self, from: u32, to: u32, head: &StoreHead, chunks: &Bytes) {

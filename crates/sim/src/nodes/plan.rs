@@ -227,6 +227,10 @@ pub enum Planted {
     SkipsNoNumbers,
     /// Data takes a disk to its last byte.
     KeepsNothingFree,
+    /// What a person has given up for one streamlet is left out for all that are taken over.
+    GivesUpForAll,
+    /// What a person has given up for a streamlet nobody is asked for any more before it goes on without.
+    GoesOnUnasked,
 }
 
 impl Planted {
@@ -275,6 +279,8 @@ impl Planted {
         Planted::RecoversOld,
         Planted::SkipsNoNumbers,
         Planted::KeepsNothingFree,
+        Planted::GivesUpForAll,
+        Planted::GoesOnUnasked,
     ];
 
     /// Its name on the command line.

@@ -9,12 +9,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use kera_broker::{Broker, Copies, EndedLog, HandedStates, MendFrom, NotGathered, Rebuild, RecoveryProgress, gather};
+use kera_broker::{
+    Broker, Copies, EndedLog, Failure, HandedStates, MendFrom, NotGathered, Rebuild, RecoveryProgress, gather,
+};
 use kera_coordinator::cluster::Owned;
 use kera_format::SegmentId;
 use kera_format::vlog_replica::LogId;
 use kera_log::{DamagedSegment, Log};
-use kera_protocol::{BlocksRead, LaneStateList, LaneStates, ReadBlocks};
+use kera_protocol::{BlocksRead, LaneStateList, LaneStates, ReadBlocks, Status, StreamletRef};
 
 /// What is said of a backup that has not answered in time.
 pub(super) const SILENCE: &str = "it does not answer";
@@ -24,6 +26,23 @@ pub(super) const SILENCE: &str = "it does not answer";
 pub(super) enum Question {
     Lanes(LaneStates),
     Blocks(ReadBlocks),
+}
+
+impl Question {
+    /// Of which log, and from which block to which.
+    pub(super) fn blocks(&self) -> (LogId, u64, u64) {
+        match self {
+            Question::Lanes(asked) => (asked.log, asked.from_block, asked.through_block),
+            Question::Blocks(asked) => (asked.log, asked.from_block, asked.through_block),
+        }
+    }
+}
+
+/// What a streamlet of a rebuild goes on without, if that fails: who is asked for that once more, and what is left without it.
+pub(super) struct LeftOut {
+    pub(super) name: StreamletRef,
+    pub(super) asked: Vec<EndedLog>,
+    pub(super) left: Vec<EndedLog>,
 }
 
 /// What it says.
@@ -42,8 +61,10 @@ pub(super) enum Wants {
     Ends(Vec<(LogId, u64)>),
     /// Time.
     Pause,
-    TakenOver(Result<Rebuild, String>),
-    Rebuilt(Result<(), String>),
+    /// What it is rebuilt from, and how often that was tried with more than there was in the end.
+    TakenOver(Result<Rebuild, String>, u64),
+    /// With how many streamlets have gone on without something.
+    Rebuilt(Result<(), String>, u64),
     Mended(SegmentId, Result<(), NotGathered>),
 }
 
@@ -58,31 +79,54 @@ pub(super) struct Worker {
 }
 
 impl Worker {
-    /// Takes streamlets over. `live`: nodes that are not known to be lost when it begins.
+    /// Takes streamlets over from these logs, or from the next ones if what they may have is not to be had from those. `live`: nodes that are not known to be lost when it begins.
     pub(super) fn take_over(
         broker: &Arc<Broker>,
         owned: Vec<Owned>,
-        logs: Vec<EndedLog>,
+        logs: Vec<Vec<EndedLog>>,
         handed: HandedStates,
         live: BTreeSet<u32>,
     ) -> Worker {
         let broker = broker.clone();
         Worker::start(live, move |copies| {
-            let taken = broker.take_over_moved(&owned, &logs, copies, &handed);
+            let (mut in_vain, mut logs) = (0, logs.iter());
+            let first = logs.next().map_or(&[][..], Vec::as_slice);
+            let mut taken = broker.take_over_moved(&owned, first, copies, &handed);
+            while is_unreadable(&taken)
+                && let Some(next) = logs.next()
+            {
+                in_vain += 1;
+                taken = broker.take_over_moved(&owned, next, copies, &handed);
+            }
             let taken = taken.map_err(|failure| failure.to_string());
             drop(broker);
-            Wants::TakenOver(taken)
+            Wants::TakenOver(taken, in_vain)
         })
     }
 
-    /// Rebuilds what was taken over. `live`: as above.
-    pub(super) fn rebuild(broker: &Arc<Broker>, rebuild: Rebuild, logs: Vec<EndedLog>, live: BTreeSet<u32>) -> Worker {
+    /// Rebuilds what was taken over, and lets streamlets go on without what is left out for them if nobody gives that. `live`: as above.
+    pub(super) fn rebuild(
+        broker: &Arc<Broker>,
+        rebuild: Rebuild,
+        (logs, left_out): (Vec<EndedLog>, Vec<LeftOut>),
+        live: BTreeSet<u32>,
+    ) -> Worker {
         let broker = broker.clone();
         Worker::start(live, move |copies| {
-            let progress = RecoveryProgress::default();
-            let done = broker.rebuild(&rebuild, &logs, copies, &progress).map_err(|failure| failure.to_string());
+            let (progress, mut went_on) = (RecoveryProgress::default(), 0);
+            let mut done = broker.rebuild(&rebuild, &logs, copies, &progress);
+            if is_unreadable(&done) {
+                for LeftOut { name, asked, left } in &left_out {
+                    let logs = (&asked[..], &left[..]);
+                    let goes_on = broker.go_on_without(&rebuild, *name, logs, copies, &progress);
+                    went_on += u64::from(goes_on.unwrap_or(false));
+                }
+                if went_on > 0 {
+                    done = broker.rebuild(&rebuild, &logs, copies, &progress);
+                }
+            }
             drop(broker);
-            Wants::Rebuilt(done)
+            Wants::Rebuilt(done.map_err(|failure| failure.to_string()), went_on)
         })
     }
 
@@ -150,6 +194,11 @@ impl Drop for Worker {
             }
         }
     }
+}
+
+/// Whether something failed since nobody has what it needs.
+fn is_unreadable<T>(done: &Result<T, Failure>) -> bool {
+    done.as_ref().is_err_and(|failure| failure.status == Status::SegmentUnreadable)
 }
 
 struct Asks {

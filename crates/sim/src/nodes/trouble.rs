@@ -149,6 +149,7 @@ impl World {
             Fault::Remove => return self.wants_removed(node),
             Fault::DeleteRecords => return self.wants_deleted(node),
             Fault::LastCopy => return self.lose_last_copy(node),
+            Fault::BlocksLost => return self.lose_blocks(),
             Fault::ChangeLog => return self.wants_other_log(node),
             Fault::ChangeCopies => return self.wants_copies(node),
             Fault::ClockJump => self.jump(node),

@@ -227,6 +227,10 @@ impl World {
         let Some(running) = self.node_mut(node).running() else { return Ok(()) };
         let recovery = &mut running.recovery;
         let reply = reply.unwrap_or_else(|| recovery.late[which].clone().unwrap_or(Reply::GoOn));
+        let question = recovery.questions[which].take();
+        self.heard_of_blocks(node, which, question, &reply);
+        let Some(running) = self.node_mut(node).running() else { return Ok(()) };
+        let recovery = &mut running.recovery;
         let Some(worker) = &mut recovery.workers[which] else { return Ok(()) };
         let wants = worker.resume(spoiled(reply, planted));
         (recovery.asked[which], recovery.late[which]) = (number, None);
@@ -239,16 +243,21 @@ impl World {
                     Question::Lanes(_) => Reply::Lanes(Err(late())),
                     Question::Blocks(_) => Reply::Blocks(Err(late())),
                 };
+                let (log, from, _) = question.blocks();
                 if let Some(running) = self.node_mut(node).running() {
                     running.recovery.late[which] = Some(late);
+                    running.recovery.questions[which] = Some((backup, log, from));
                 }
                 self.schedule.after(ASK_US, Event::GoOn(node, life, which, number));
                 self.tell(node, backup, Packet::Ask(which, number, question));
             }
             Wants::Ends(ends) => self.say_ends(node, which, number, ends),
             Wants::Pause => self.schedule.after(PAUSE_US, Event::GoOn(node, life, which, number)),
-            Wants::TakenOver(taken) => {
+            Wants::TakenOver(taken, in_vain) => {
                 *self.events_of.entry("taken over").or_default() += u64::from(taken.is_ok());
+                if taken.is_ok() && in_vain > 0 {
+                    *self.events_of.entry("opened without what was given up for it").or_default() += 1;
+                }
                 if let Some(running) = self.node_mut(node).running() {
                     running.taken_over(taken);
                 }
@@ -265,8 +274,11 @@ impl World {
                     self.kill(node, Some(1_000_000));
                 }
             }
-            Wants::Rebuilt(done) => {
+            Wants::Rebuilt(done, went_on) => {
                 *self.events_of.entry("rebuilt").or_default() += u64::from(done.is_ok());
+                if went_on > 0 {
+                    *self.events_of.entry("went on without what was given up for it").or_default() += went_on;
+                }
                 if let Some(running) = self.node_mut(node).running() {
                     running.rebuilt(done);
                 }

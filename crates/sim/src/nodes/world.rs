@@ -32,6 +32,7 @@ use super::people::COMING_MAX;
 use super::plan::{Kind, Plan, Planted, Report};
 use super::producer::Producer;
 use super::reader::Reader;
+use super::unread::Unread;
 use super::voting::Voting;
 use crate::cluster::client::Answer;
 use crate::cluster::schedule::{Schedule, Trace};
@@ -169,6 +170,8 @@ pub(super) struct World {
     pub(super) left_of_answer: Left,
     /// Backups that may have lost something of a log's view: the node, the log, and which view of it.
     pub(super) lossy: BTreeSet<(u32, LogName, usize)>,
+    /// What the disks of backups have lost, and who goes on without.
+    pub(super) unread: Unread,
     /// How many nodes there were first.
     pub(super) founded: u32,
     /// Nodes that a person is removing, and until when they are waited for to be empty.
@@ -285,6 +288,7 @@ impl World {
             left: BTreeMap::new(),
             left_of_answer: Left::default(),
             lossy: BTreeSet::new(),
+            unread: Unread::new(&plan.only),
             founded: count,
             leaving: BTreeMap::new(),
             dir,
