@@ -11,3 +11,4 @@ mod faults;
 pub mod nodes;
 pub mod ownership;
 pub mod replication;
+mod served;

@@ -6,12 +6,11 @@
 //! second one what was synced and some of the rest.
 
 use std::collections::BTreeMap;
-use std::collections::VecDeque;
 use std::path::PathBuf;
 use std::sync::{Arc, Weak};
 
 use bytes::Bytes;
-use kera_broker::{APPLICATIONS_STREAM, Broker, BrokerConfig, BrokerSession, applications_stream_options};
+use kera_broker::{APPLICATIONS_STREAM, Broker, BrokerConfig, applications_stream_options};
 use kera_coordinator::{Coordinator, CoordinatorConfig, StreamEvent, StreamObserver};
 use kera_env::{Clock, Disk, FaultyDisk, Folder, ManualClock, MemoryDisk, Random, SeededRandom};
 use kera_format::arena::BlockSize;
@@ -21,21 +20,18 @@ use kera_log::{
     Arena, ArenaConfig, Attach, ChunkReference, DurabilitySink, Log, LogConfig, Observer, RestoreError, Restored,
     SinkError, Ticket,
 };
-use kera_protocol::{FRAME_HEADER_BYTES, FrameHeader, Op};
-use kera_rpc::{Flow, Outbox, SessionWaker};
+use kera_protocol::{FrameHeader, Op};
 use kera_vlog::{Ran, SegmentCloser, VirtualLog, VirtualLogConfig};
 
 use super::world::{Plan, Planted};
+pub(super) use crate::served::Said;
+use crate::served::{Connection, NARROW_BYTES, OUTBOX_BYTES, WAKES_MAX};
 
 /// Bytes of an arena: small, so that it is full now and then.
 const ARENA_BYTES: u64 = 4 << 20;
-/// What a connection holds that is not sent, at most.
-pub(crate) const OUTBOX_BYTES: usize = 4 << 20;
 const VIRTUAL_LOGS: u32 = 2;
 /// A lane without writes for so long has its segment closed, in milliseconds.
 const IDLE_CLOSE_MS: i64 = 3_000;
-/// Turns of one session in a row, before it counts as one that never comes to rest.
-const WAKES_MAX: u32 = 100_000;
 
 /// What is left when a process has ended.
 pub(super) struct Machine {
@@ -51,6 +47,8 @@ pub(super) struct Machine {
     arena: PathBuf,
     seed: u64,
     planted: Option<Planted>,
+    /// What its connections hold that is not sent, at most.
+    out_bytes: usize,
     /// Its disk was made to fail since the process before ended.
     pub(super) is_troubled: bool,
 }
@@ -64,22 +62,9 @@ pub(super) struct Process {
     broker: Arc<Broker>,
     coordinator: Arc<Coordinator>,
     connections: BTreeMap<u64, Connection>,
-}
-
-struct Connection {
-    session: BrokerSession,
-    waker: SessionWaker,
-    out: Outbox,
-    /// Requests that have come and are not taken.
-    waiting: VecDeque<(FrameHeader, Bytes)>,
-}
-
-/// What a connection did.
-pub(crate) enum Said {
-    /// It sent a frame.
-    Frame(u64, FrameHeader, Bytes),
-    /// It was closed by the node.
-    Closed(u64),
+    out_bytes: usize,
+    /// How often a connection had held something back for want of room, and went on with it when there was room again.
+    pub(super) went_on: u64,
 }
 
 /// Segments and references lead back to the log: it must not keep those alive that keep it.
@@ -218,6 +203,7 @@ impl Machine {
             arena: dir.join(format!("{number}.arena")),
             seed: plan.seed,
             planted: plan.planted,
+            out_bytes: if plan.narrow { NARROW_BYTES } else { OUTBOX_BYTES },
             is_troubled: false,
         }
     }
@@ -289,6 +275,8 @@ impl Machine {
             broker,
             coordinator,
             connections: BTreeMap::new(),
+            out_bytes: self.out_bytes,
+            went_on: 0,
         })
     }
 
@@ -388,10 +376,7 @@ pub(super) enum StartError {
 impl Process {
     /// A client has connected.
     pub(super) fn connect(&mut self, wire: u64) {
-        let waker = SessionWaker::detached();
-        let session = self.broker.session(([127, 0, 0, 1], wire as u16).into(), waker.clone());
-        let out = Outbox::new(OUTBOX_BYTES);
-        self.connections.insert(wire, Connection { session, waker, out, waiting: VecDeque::new() });
+        self.connections.insert(wire, Connection::new(&self.broker, wire, self.out_bytes));
     }
 
     /// A command to the coordinator, from somebody who is on the machine.
@@ -407,16 +392,16 @@ impl Process {
 
     /// A connection is gone.
     pub(super) fn lost(&mut self, wire: u64) {
-        if let Some(mut connection) = self.connections.remove(&wire) {
-            connection.session.on_close();
+        if let Some(connection) = self.connections.remove(&wire) {
+            connection.close();
         }
     }
 
     /// A request has come in.
     pub(super) fn request(&mut self, wire: u64, header: FrameHeader, body: Bytes, said: &mut Vec<Said>) {
         let Some(connection) = self.connections.get_mut(&wire) else { return };
-        connection.waiting.push_back((header, body));
-        serve(connection, &self.coordinator, wire, said);
+        connection.came(header, body);
+        self.went_on += connection.serve(&by_coordinator(&self.coordinator), said);
         self.settle(said);
     }
 
@@ -425,19 +410,11 @@ impl Process {
         let now_us = self.clock.monotonic_us();
         for _ in 0..WAKES_MAX {
             let mut is_quiet = true;
-            let wires: Vec<u64> = self.connections.keys().copied().collect();
-            for wire in wires {
-                let Some(connection) = self.connections.get_mut(&wire) else { continue };
-                let is_due = connection.session.deadline_us().is_some_and(|at_us| at_us <= now_us);
-                if is_due {
-                    connection.session.on_deadline(&mut connection.out);
-                } else if connection.waker.take() {
-                    connection.session.on_wake(&mut connection.out);
-                } else {
-                    continue;
+            for connection in self.connections.values_mut() {
+                if connection.wakes(now_us) {
+                    is_quiet = false;
+                    self.went_on += connection.serve(&by_coordinator(&self.coordinator), said);
                 }
-                is_quiet = false;
-                serve(connection, &self.coordinator, wire, said);
             }
             for gone in said.iter().filter_map(|one| if let Said::Closed(wire) = one { Some(*wire) } else { None }) {
                 self.connections.remove(&gone);
@@ -451,7 +428,7 @@ impl Process {
 
     /// When the next session has something to do by itself.
     pub(super) fn deadline_us(&self) -> Option<u64> {
-        self.connections.values().filter_map(|connection| connection.session.deadline_us()).min()
+        self.connections.values().filter_map(Connection::deadline_us).min()
     }
 
     /// A turn of a virtual log's writer. Whether there may be more to do at once.
@@ -477,34 +454,16 @@ impl Process {
     }
 }
 
-/// Gives a connection the requests that wait, until one is held back, and takes what it has to say.
-fn serve(connection: &mut Connection, coordinator: &Coordinator, wire: u64, said: &mut Vec<Said>) {
-    let mut is_closed = false;
-    while let Some((header, body)) = connection.waiting.front() {
-        let op = Op::from_u16(header.op).expect("clients here send known operations");
-        if Coordinator::serves(op) {
-            let mut frame = Vec::new();
-            coordinator.handle(op, header, body, &mut frame);
-            let answer = FrameHeader::parse(&frame, frame.len()).expect("whole frames");
-            let body = Bytes::copy_from_slice(&frame[FRAME_HEADER_BYTES..]);
-            said.push(Said::Frame(wire, answer, body));
-            connection.waiting.pop_front();
-            continue;
+/// What is for the coordinator it answers at once.
+fn by_coordinator(coordinator: &Coordinator) -> impl Fn(Op, &FrameHeader, &Bytes) -> Option<(FrameHeader, Bytes)> {
+    move |op, header, body| {
+        if !Coordinator::serves(op) {
+            return None;
         }
-        match connection.session.handle(op, header, body, &mut connection.out) {
-            Flow::Done => drop(connection.waiting.pop_front()),
-            Flow::Blocked => break,
-            Flow::Close(_) => {
-                is_closed = true;
-                break;
-            }
-        }
-    }
-    frames_of(&connection.out, wire, said);
-    // Everything has left: the socket of a simulated node takes all.
-    connection.out = Outbox::new(OUTBOX_BYTES);
-    if is_closed {
-        said.push(Said::Closed(wire));
+        let mut frame = Vec::new();
+        coordinator.handle(op, header, body, &mut frame);
+        let answer = FrameHeader::parse(&frame, frame.len()).expect("whole frames");
+        Some((answer, Bytes::copy_from_slice(&frame[kera_protocol::FRAME_HEADER_BYTES..])))
     }
 }
 

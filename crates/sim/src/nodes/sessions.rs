@@ -1,28 +1,14 @@
-//! The connections of clients to a simulated node: real sessions of its broker, without sockets.
+//! The connections of clients to a node of a simulated cluster.
 
-use std::collections::{BTreeMap, VecDeque};
-
-use bytes::Bytes;
-use kera_broker::{Broker, BrokerSession};
-use kera_protocol::{FrameHeader, Op};
-use kera_rpc::{Flow, Outbox, SessionWaker};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::cluster::machine::frames_of;
-pub(super) use crate::cluster::machine::{OUTBOX_BYTES, Said};
+use bytes::Bytes;
+use kera_broker::Broker;
+use kera_protocol::FrameHeader;
 
-/// So little that one answer fills it.
-pub(super) const NARROW_BYTES: usize = 1;
-/// Turns in a row, before sessions count as some that never come to rest.
-const WAKES_MAX: u32 = 100_000;
-
-struct Connection {
-    session: BrokerSession,
-    waker: SessionWaker,
-    out: Outbox,
-    out_bytes: usize,
-    waiting: VecDeque<(FrameHeader, Bytes)>,
-}
+use crate::served::{Connection, WAKES_MAX};
+pub(super) use crate::served::{NARROW_BYTES, OUTBOX_BYTES, Said};
 
 /// See the module.
 #[derive(Default)]
@@ -34,43 +20,35 @@ pub(super) struct Sessions {
 
 impl Sessions {
     pub(super) fn connect(&mut self, broker: &Arc<Broker>, wire: u64, out_bytes: usize) {
-        let waker = SessionWaker::detached();
-        let session = broker.session(([127, 0, 0, 1], wire as u16).into(), waker.clone());
-        let (out, waiting) = (Outbox::new(out_bytes), VecDeque::new());
-        self.open.insert(wire, Connection { session, waker, out, out_bytes, waiting });
+        self.open.insert(wire, Connection::new(broker, wire, out_bytes));
     }
 
     pub(super) fn lost(&mut self, wire: u64) {
-        if let Some(mut connection) = self.open.remove(&wire) {
-            connection.session.on_close();
+        if let Some(connection) = self.open.remove(&wire) {
+            connection.close();
         }
     }
 
     /// The node serves nobody any more.
     pub(super) fn close_all(&mut self) {
-        std::mem::take(&mut self.open).into_values().for_each(|mut connection| connection.session.on_close());
+        std::mem::take(&mut self.open).into_values().for_each(Connection::close);
     }
 
     pub(super) fn request(&mut self, wire: u64, header: FrameHeader, body: Bytes, said: &mut Vec<Said>) {
         let Some(connection) = self.open.get_mut(&wire) else { return };
-        connection.waiting.push_back((header, body));
-        self.went_on += serve(connection, wire, said);
+        connection.came(header, body);
+        self.went_on += connection.serve(&|_, _, _| None, said);
     }
 
     /// Sessions that were woken, or whose deadline has passed, do what they have to, until nobody has anything to do.
     pub(super) fn settle(&mut self, now_us: u64, said: &mut Vec<Said>) {
         for _ in 0..WAKES_MAX {
             let mut is_quiet = true;
-            for (wire, connection) in &mut self.open {
-                if connection.session.deadline_us().is_some_and(|at_us| at_us <= now_us) {
-                    connection.session.on_deadline(&mut connection.out);
-                } else if connection.waker.take() {
-                    connection.session.on_wake(&mut connection.out);
-                } else {
-                    continue;
+            for connection in self.open.values_mut() {
+                if connection.wakes(now_us) {
+                    is_quiet = false;
+                    self.went_on += connection.serve(&|_, _, _| None, said);
                 }
-                is_quiet = false;
-                self.went_on += serve(connection, *wire, said);
             }
             for gone in said.iter().filter_map(|one| if let Said::Closed(wire) = one { Some(*wire) } else { None }) {
                 self.open.remove(&gone);
@@ -84,44 +62,6 @@ impl Sessions {
 
     /// When the next session has something to do by itself.
     pub(super) fn deadline_us(&self) -> Option<u64> {
-        self.open.values().filter_map(|connection| connection.session.deadline_us()).min()
+        self.open.values().filter_map(Connection::deadline_us).min()
     }
-}
-
-/// Gives a connection the requests that wait, until one is held back, and takes what it has to say: how often it went on with something that had waited for room. Not with every
-/// answer that fills it: behind most of them nothing waits. As `turn` in `crates/rpc/src/serving.rs` does.
-fn serve(connection: &mut Connection, wire: u64, said: &mut Vec<Said>) -> u64 {
-    let (mut went_on, mut has_room_again) = (0, false);
-    loop {
-        let (waited, was_held_back) = (connection.waiting.len(), !connection.out.is_empty());
-        let is_closed = handle(connection);
-        let has_gone_on = was_held_back || connection.waiting.len() < waited;
-        went_on += u64::from(has_room_again && has_gone_on);
-        let was_full = connection.out.is_full();
-        frames_of(&connection.out, wire, said);
-        connection.out = Outbox::new(connection.out_bytes);
-        if is_closed {
-            said.push(Said::Closed(wire));
-        }
-        if is_closed || !was_full {
-            return went_on;
-        }
-        has_room_again = true;
-        connection.session.on_drained(&mut connection.out);
-    }
-}
-
-/// Whether it is closed.
-fn handle(connection: &mut Connection) -> bool {
-    while !connection.out.is_full()
-        && let Some((header, body)) = connection.waiting.front()
-    {
-        let op = Op::from_u16(header.op).expect("clients here send known operations");
-        match connection.session.handle(op, header, body, &mut connection.out) {
-            Flow::Done => drop(connection.waiting.pop_front()),
-            Flow::Blocked => return false,
-            Flow::Close(_) => return true,
-        }
-    }
-    false
 }
