@@ -69,6 +69,9 @@ struct Arguments {
     /// Connections with clients take one answer at a time, and hold others back until it is sent.
     #[arg(long)]
     narrow: bool,
+    /// Nodes of a cluster that are stopped in good order answer first what is under way.
+    #[arg(long)]
+    finish: bool,
     /// What streams of a cluster are like: `usual`, `consumed` (kept until they are read), `unordered` (`order = none`), `one-copy`, `async` (producers do
     /// not wait for copies), `compacted` or `compacted-consumed`; applications always read those that are consumed or unordered.
     #[arg(long, default_value = "usual")]
@@ -200,6 +203,7 @@ fn run_cluster(
         changes_copies: arguments.change_copies,
         coordinator_disks: arguments.coordinator_disks,
         narrow: arguments.narrow,
+        finishes: arguments.finish,
         kind,
         planted,
         ..nodes::Plan::new(seed)

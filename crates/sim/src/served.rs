@@ -35,6 +35,9 @@ pub(crate) struct Connection {
     out_bytes: usize,
     /// Requests that have come and are not taken.
     waiting: VecDeque<(FrameHeader, Bytes)>,
+    /// The first of these has been offered before.
+    begun: bool,
+    is_stopping: bool,
 }
 
 impl Connection {
@@ -42,7 +45,7 @@ impl Connection {
         let waker = SessionWaker::detached();
         let session = broker.session(([127, 0, 0, 1], wire as u16).into(), waker.clone());
         let (out, waiting) = (Outbox::new(out_bytes), VecDeque::new());
-        Connection { wire, session, waker, out, out_bytes, waiting }
+        Connection { wire, session, waker, out, out_bytes, waiting, begun: false, is_stopping: false }
     }
 
     pub(crate) fn close(mut self) {
@@ -52,6 +55,17 @@ impl Connection {
     /// A request has come in.
     pub(crate) fn came(&mut self, header: FrameHeader, body: Bytes) {
         self.waiting.push_back((header, body));
+    }
+
+    /// Its node stops: what is under way is brought to its end, and nothing else begins.
+    pub(crate) fn stops(&mut self) {
+        self.is_stopping = true;
+        self.session.on_stop(&mut self.out);
+    }
+
+    /// Whether its node stops, and nothing is under way any more.
+    pub(crate) fn is_over(&self) -> bool {
+        self.is_stopping && !self.session.is_busy()
     }
 
     /// When it has something to do by itself.
@@ -97,6 +111,7 @@ impl Connection {
     /// Whether it is closed.
     fn handle(&mut self, others: &Others<'_>, said: &mut Vec<Said>) -> bool {
         while !self.out.is_full()
+            && (self.begun || !self.is_stopping)
             && let Some((header, body)) = self.waiting.front()
         {
             let op = Op::from_u16(header.op).expect("clients here send known operations");
@@ -105,7 +120,9 @@ impl Connection {
                 self.waiting.pop_front();
                 continue;
             }
-            match self.session.handle(op, header, body, &mut self.out) {
+            let flow = self.session.handle(op, header, body, &mut self.out);
+            self.begun = matches!(flow, Flow::Blocked);
+            match flow {
                 Flow::Done => drop(self.waiting.pop_front()),
                 Flow::Blocked => return false,
                 Flow::Close(_) => return true,

@@ -1121,3 +1121,18 @@ fn many_seeds_with_narrow_connections_keep_every_promise() {
     assert_eq!(violations, Vec::<String>::new());
     assert!(held_back > 200, "next to nothing is held back, so nothing is shown: {held_back}");
 }
+
+/// Nodes that are stopped answer what is under way before their connections end, as real ones do.
+fn finishing(seed: u64) -> Plan {
+    use Fault::*;
+    let only = vec![Stop, StopAll, Kill, Freeze, PairCut, CutOff, DiskSlow, Move];
+    Plan { finishes: true, only, fault_us: 500_000, ..short(seed) }
+}
+
+#[test]
+fn many_seeds_in_which_nodes_that_stop_answer_what_is_under_way_keep_every_promise() {
+    let (violations, answered) = all_counting(1..1 + SEEDS / 4, finishing, "answered while it was being stopped");
+    assert_eq!(violations, Vec::<String>::new());
+    assert!(answered > 50, "next to nothing is under way when a node is stopped, so nothing is shown: {answered}");
+    assert_eq!(run(&finishing(3)), run(&finishing(3)));
+}

@@ -22,6 +22,8 @@ const LOOK_US: u64 = 5_000;
 const LOOKS: u32 = 20;
 /// How long a node that is being stopped waits for backups.
 const SETTLE_US: u64 = 2_000_000;
+/// How long a node that is stopped finishes what is under way, if it does: less than `node.stop_timeout` comes with, and more than requests may take.
+const FINISH_US: u64 = 5_000_000;
 
 impl World {
     /// Moves may have been noted or called off.
@@ -279,10 +281,10 @@ impl World {
         waiting
     }
 
-    /// A node is told to stop: nobody is served any more, and everything goes to its disk.
+    /// A node is told to stop: what is under way is answered, in runs in which nodes do that; then nobody is served any more, and everything goes to its disk.
     pub(super) fn stop(&mut self, node: u32) -> bool {
         let now_us = self.now_us();
-        let (life, until_us) = (self.node(node).life, now_us + SETTLE_US);
+        let (life, until_us, finishes) = (self.node(node).life, now_us + SETTLE_US, self.plan.finishes);
         if now_us < self.node(node).frozen_until_us {
             return false;
         }
@@ -290,11 +292,38 @@ impl World {
         let Some(running) = process.running.as_mut().filter(|_| process.stopping.is_none()) else { return false };
         process.stopping = Some(until_us);
         running.broker.stop();
-        running.sessions.close_all();
-        running.recovery.stop();
-        running.log.close_all();
-        self.hang_up(node);
+        if finishes {
+            let mut said = Vec::new();
+            running.sessions.stop(&mut said);
+            process.finishing = Some(now_us + FINISH_US);
+            self.send_all(said);
+        } else {
+            self.serve_nobody(node);
+        }
         self.schedule.after(1_000, Event::Stopping(node, life));
+        true
+    }
+
+    /// Nobody is served by a node any more, and nothing is rebuilt.
+    fn serve_nobody(&mut self, node: u32) {
+        if let Some(running) = self.node_mut(node).running() {
+            running.sessions.close_all();
+            running.recovery.stop();
+            running.log.close_all();
+        }
+        self.hang_up(node);
+    }
+
+    /// Whether a node that is stopped still answers what is under way. Once it does not any more backups are waited for.
+    fn finishes(&mut self, node: u32) -> bool {
+        let now_us = self.now_us();
+        let Some(process) = &mut self.node_mut(node).process else { return false };
+        let Some(until_us) = process.finishing else { return false };
+        let is_over = process.running.as_ref().is_none_or(|running| running.sessions.are_over());
+        if is_over || now_us >= until_us {
+            (process.finishing, process.stopping) = (None, Some(now_us + SETTLE_US));
+            self.serve_nobody(node);
+        }
         true
     }
 
@@ -302,6 +331,9 @@ impl World {
     pub(super) fn go_on_stopping(&mut self, node: u32) {
         let (now_us, life) = (self.now_us(), self.node(node).life);
         let planted = self.plan.planted == Some(Planted::StopsUnsettled);
+        if self.finishes(node) {
+            return self.schedule.after(1_000, Event::Stopping(node, life));
+        }
         let Some(process) = &self.node(node).process else { return };
         let (Some(until_us), Some(running)) = (process.stopping, &process.running) else { return };
         let is_settled = planted || running.log.is_settled();

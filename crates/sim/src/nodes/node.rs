@@ -142,6 +142,8 @@ pub(super) struct Process {
     pub(super) opening: Option<(u64, u64)>,
     /// It is being stopped, until then at most.
     pub(super) stopping: Option<u64>,
+    /// Until when at most it answers first what is under way.
+    pub(super) finishing: Option<u64>,
     /// There once the node has joined.
     pub(super) running: Option<Running>,
 }
@@ -292,6 +294,7 @@ impl Node {
             balancer: Balancer::new(BalanceConfig { after_us: Some(BALANCE_AFTER_US) }),
             opening: None,
             stopping: None,
+            finishing: None,
             running: None,
         });
     }

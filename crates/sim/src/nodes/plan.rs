@@ -39,6 +39,8 @@ pub struct Plan {
     pub coordinator_disks: bool,
     /// Whether one answer is all that a connection of a client takes before it is sent, so that others are held back.
     pub narrow: bool,
+    /// Whether nodes that are stopped in good order answer first what is under way, as real ones do. Otherwise their connections end at once.
+    pub finishes: bool,
     /// What is asked of streams beside that.
     pub kind: Kind,
     /// The level of the cluster.
@@ -71,6 +73,7 @@ impl Plan {
             changes_copies: false,
             coordinator_disks: false,
             narrow: false,
+            finishes: false,
             kind: Kind::Usual,
             level: level::NEWEST,
             planted: None,

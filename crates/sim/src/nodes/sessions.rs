@@ -16,6 +16,7 @@ pub(super) struct Sessions {
     open: BTreeMap<u64, Connection>,
     /// How often one had held something back for want of room, and went on with it when there was room again.
     pub(super) went_on: u64,
+    is_stopping: bool,
 }
 
 impl Sessions {
@@ -27,6 +28,29 @@ impl Sessions {
         if let Some(connection) = self.open.remove(&wire) {
             connection.close();
         }
+    }
+
+    /// The node stops: what is under way is answered, and each connection ends when nothing is.
+    pub(super) fn stop(&mut self, said: &mut Vec<Said>) {
+        self.is_stopping = true;
+        for connection in self.open.values_mut() {
+            connection.stops();
+            self.went_on += connection.serve(&|_, _, _| None, said);
+        }
+        self.end_those_over(said);
+    }
+
+    fn end_those_over(&mut self, said: &mut Vec<Said>) {
+        let over: Vec<u64> = self.open.iter().filter(|(_, one)| one.is_over()).map(|(wire, _)| *wire).collect();
+        for wire in over {
+            said.push(Said::Closed(wire));
+            self.lost(wire);
+        }
+    }
+
+    /// Whether nobody is connected.
+    pub(super) fn are_over(&self) -> bool {
+        self.open.is_empty()
     }
 
     /// The node serves nobody any more.
@@ -54,6 +78,9 @@ impl Sessions {
                 self.open.remove(&gone);
             }
             if is_quiet {
+                if self.is_stopping {
+                    self.end_those_over(said);
+                }
                 return;
             }
         }

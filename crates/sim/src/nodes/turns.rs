@@ -13,6 +13,7 @@ use super::network::Packet;
 use super::packets::answer_of;
 use super::plan::Planted;
 use super::recovering::{Question, Reply, SILENCE, Wants};
+use super::sessions::Said;
 use super::world::{ASK_US, BEAT_US, Event, PAUSE_US, World};
 use crate::cluster::truth::Violation;
 
@@ -26,6 +27,7 @@ impl World {
         }
         let (mut said, jitter_us) = (Vec::new(), 20 + self.below(100));
         let life = self.node(node).life;
+        let is_stopping = self.node(node).process.as_ref().is_some_and(|process| process.stopping.is_some());
         let Some(running) = self.node_mut(node).running() else { return Ok(()) };
         running.sessions.settle(now_us, &mut said);
         let went_on = std::mem::take(&mut running.sessions.went_on);
@@ -48,6 +50,10 @@ impl World {
         planned.into_iter().for_each(|(at_us, event)| self.schedule.at(at_us, event));
         if went_on > 0 {
             *self.events_of.entry("went on with what was held back").or_default() += went_on;
+        }
+        if is_stopping && !said.is_empty() {
+            let answers = said.iter().filter(|one| matches!(one, Said::Frame(..))).count() as u64;
+            *self.events_of.entry("answered while it was being stopped").or_default() += answers;
         }
         self.send_all(said);
         for one in out {
