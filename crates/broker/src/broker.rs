@@ -139,6 +139,12 @@ impl Broker {
         self.log.create_stream(id, options).map(drop)
     }
 
+    /// The catalog of a cluster has one more stream, whose streamlets belong to nodes, and [`place_stream`](Broker::place_stream) is to say to which. Whoever
+    /// finds the stream before that finds nothing of it here: what was written to it would be in no group of its owner, or another node's.
+    pub fn stream_comes(&self, id: StreamId, options: StreamOptions) -> Result<(), StreamError> {
+        self.log.create_stream_elsewhere(id, options).map(drop)
+    }
+
     /// A stream has other options.
     pub fn stream_altered(&self, id: StreamId, options: StreamOptions) -> Result<(), StreamError> {
         self.log.alter_stream(id, options)?;

@@ -108,7 +108,8 @@ fn groups_while(
     meanwhile: impl FnOnce(),
 ) -> Result<GroupList, Failure> {
     let owner = ownership.owner(message.stream, message.streamlet);
-    if !ownership.has_some(message.stream, message.streamlet) {
+    let is_untold = owner.is_none() && streamlet.tenure() == Tenure::Elsewhere;
+    if is_untold || !ownership.has_some(message.stream, message.streamlet) {
         // Whoever asks has heard something that this node has not, or looked at the owners too long ago: nothing would look like no record.
         return Err(ownership.not_owner(message.stream, message.streamlet));
     }
@@ -326,7 +327,11 @@ fn placed(
     ordinal: u64,
 ) -> Result<Cursor, Failure> {
     let (stream, streamlet) = (lane.stream_id(), lane.streamlet_id());
-    let Some(owner) = &standing.owner else { return Ok(found) };
+    let Some(owner) = &standing.owner else {
+        // It has just come, and nobody has said yet whose it is: that nothing is here says nothing of what there is.
+        let is_untold = standing.tenure == Tenure::Elsewhere;
+        return if is_untold { Err(Failure::not_owner(stream, streamlet, 0)) } else { Ok(found) };
+    };
     let is_its = owner.node == ownership.node();
     let is_owner = is_its && standing.tenure != Tenure::Elsewhere;
     if is_its && !is_owner {

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use kera_format::cluster::HANDED_BYTES_MAX;
 use kera_format::{GroupId, StreamId, StreamletId};
-use kera_log::{DurabilitySink, Observer, Streamlet, Tenure, TenureError, Waiters};
+use kera_log::{DurabilitySink, Observer, Stream, Streamlet, Tenure, TenureError, Waiters};
 use kera_protocol::limits::{OWNER_STREAMS_MAX, page_items};
 use kera_protocol::placement::runs_of;
 use kera_protocol::{FindOwners, NodeInfo, Owner, Owners, Role, Status, StreamOwners, StreamRef, StreamletState};
@@ -29,6 +29,17 @@ pub struct Ownership {
     heard_before: AtomicU64,
     /// Sessions whose writes wait for streamlets that are being let go. A move may be tried for long, and whose connection has ended meanwhile is not kept for it.
     waiting: Mutex<Waiters>,
+}
+
+/// What a look for a stream [has come to](Ownership::find).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Heard<T> {
+    /// It is there.
+    Of(T),
+    /// It may be there: the node has not heard of it yet.
+    NotYet,
+    /// It is gone, or never was.
+    Gone,
 }
 
 #[derive(Default)]
@@ -124,8 +135,21 @@ impl Ownership {
 
     /// Whether a stream may be there of which the node has not heard yet: numbers rise.
     pub fn may_hear_of(&self, stream: StreamId) -> bool {
-        let before = self.heard_before.load(Ordering::Relaxed);
+        let before = self.heard_before.load(Ordering::Acquire);
         before > 0 && stream.0 >= before
+    }
+
+    /// Looks for a stream, by whatever `find` finds it in that is told of streams no later than [this](Broker::heard_of_streams).
+    ///
+    /// What the node has heard of is looked at first. Who looked for the stream first, and found nothing, would be told behind that that there is nothing to be heard of any more
+    /// if the node hears of the stream in between: it would take a stream for gone that has just come.
+    pub fn find<T>(&self, stream: StreamId, find: impl FnOnce() -> Option<T>) -> Heard<T> {
+        let may_come = self.may_hear_of(stream);
+        match find() {
+            Some(found) => Heard::Of(found),
+            None if may_come => Heard::NotYet,
+            None => Heard::Gone,
+        }
     }
 
     pub(crate) fn wake(&self) {
@@ -163,16 +187,17 @@ impl Broker {
     /// All streams with lower numbers than `next` were made, and those of them that are still there are placed. From there on a stream that
     /// the node does not know may only not be known yet, and whoever asks for it is told to ask again ([`Status::NotReady`]).
     pub fn heard_of_streams(&self, next: StreamId) {
-        self.ownership.heard_before.fetch_max(next.0, Ordering::Relaxed);
+        // Whoever sees it sees those streams as well.
+        self.ownership.heard_before.fetch_max(next.0, Ordering::Release);
     }
 
-    /// What is said of a stream that the node does not know.
+    /// What is said of a stream that was not there when somebody has looked for it. It may have come since.
     pub(crate) fn unknown_stream(&self, stream: StreamId) -> Failure {
-        match self.ownership.may_hear_of(stream) {
-            true => {
+        match self.ownership.find(stream, || self.log.stream(stream)) {
+            Heard::Of(_) | Heard::NotYet => {
                 Failure::later(Status::NotReady, format!("this node has not heard of stream {stream} yet; ask again"))
             }
-            false => Failure::unknown_stream(stream),
+            Heard::Gone => Failure::unknown_stream(stream),
         }
     }
 
@@ -357,7 +382,7 @@ impl Broker {
                 StreamRef::Id(id) => Some(*id),
                 StreamRef::Name(name) => named(name),
             };
-            let known = id.filter(|id| self.log.stream(*id).is_some());
+            let known = id.filter(|id| self.log.stream(*id).is_some_and(|stream| self.is_told_of(&stream)));
             wanted.push(known.ok_or_else(|| match id {
                 Some(id) => self.unknown_stream(id),
                 None => Failure::new(Status::UnknownStream, format!("there is no stream {stream:?}")),
@@ -369,6 +394,11 @@ impl Broker {
         wanted.sort_unstable();
         wanted.dedup();
         Ok(self.owners_page(&wanted, asked))
+    }
+
+    /// Whether it is known here whose the streamlets of a stream are: of one that [comes](Broker::stream_comes) that is told a moment later.
+    fn is_told_of(&self, stream: &Stream) -> bool {
+        !stream.is_elsewhere() || self.ownership.table.read().streams.contains_key(&stream.id())
     }
 
     fn owners_page(&self, wanted: &[StreamId], asked: &FindOwners) -> Owners {
@@ -389,9 +419,12 @@ impl Broker {
             if asked.after.is_some_and(|(after, _)| stream < after) {
                 continue;
             }
-            let Some(streamlets) = self.log.stream(stream).map(|stream| stream.streamlet_count()) else { continue };
+            let Some(found) = self.log.stream(stream) else { continue };
+            let streamlets = found.streamlet_count();
             let mut runs = match table.streams.get(&stream) {
                 Some(owners) => runs_of(owners),
+                // It has just come, and nobody has said yet whose they are.
+                None if found.is_elsewhere() => continue,
                 None => runs_of(&vec![Owner { node: table.me, ..Owner::default() }; streamlets as usize]),
             };
             runs.retain(|run| asked.after.is_none_or(|after| (stream, run.first) > after));
@@ -444,6 +477,20 @@ mod tests {
         fn advanced(&self, _: u64) {
             self.0.fetch_add(1, Ordering::Relaxed);
         }
+    }
+
+    #[test]
+    fn a_stream_that_comes_while_somebody_looks_for_it_is_not_gone() {
+        let (ownership, stream) = (Ownership::default(), StreamId(50));
+        ownership.heard_before.store(50, Ordering::Relaxed);
+        // It is looked for just before the node hears of it.
+        let misses = || {
+            ownership.heard_before.store(51, Ordering::Relaxed);
+            None::<()>
+        };
+        assert_eq!(ownership.find(stream, misses), Heard::NotYet);
+        assert_eq!(ownership.find(stream, || None::<()>), Heard::Gone);
+        assert_eq!(ownership.find(stream, || Some(7)), Heard::Of(7));
     }
 
     /// Each of them is buffers of a connection, and nobody calls before the streamlet has gone or stays.

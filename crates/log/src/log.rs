@@ -160,12 +160,28 @@ impl Log {
 
     /// Makes a stream.
     pub fn create_stream(&self, id: StreamId, options: StreamOptions) -> Result<Arc<Stream>, StreamError> {
+        self.create(id, options, |_| ())
+    }
+
+    /// The same of a stream whose streamlets belong to nodes of a cluster: all of them [are elsewhere](Stream::place_elsewhere) before anybody finds it.
+    pub fn create_stream_elsewhere(&self, id: StreamId, options: StreamOptions) -> Result<Arc<Stream>, StreamError> {
+        self.create(id, options, Stream::place_elsewhere)
+    }
+
+    /// Makes a stream, and does with it what is to be done `before` it is there for others.
+    fn create(
+        &self,
+        id: StreamId,
+        options: StreamOptions,
+        before: impl FnOnce(&Stream),
+    ) -> Result<Arc<Stream>, StreamError> {
         check(&options)?;
         let mut streams = self.streams.write();
         if streams.contains_key(&id) {
             return Err(StreamError::Exists(id));
         }
         let stream = Stream::new(id, options, Arc::clone(&self.shared));
+        before(&stream);
         streams.insert(id, Arc::clone(&stream));
         Ok(stream)
     }

@@ -159,6 +159,11 @@ impl Stream {
         self.streamlets().filter(|streamlet| streamlet.owner_epoch() == 0).for_each(|streamlet| streamlet.leave());
     }
 
+    /// Whether its streamlets are another node's unless this one was told to open them: see [`place_elsewhere`](Stream::place_elsewhere).
+    pub fn is_elsewhere(&self) -> bool {
+        self.shared.is_elsewhere()
+    }
+
     /// Whether records of some lane were deleted: see [`Lane::raise_floor`](crate::Lane::raise_floor).
     pub fn has_floors(&self) -> bool {
         self.shared.has_floors.load(Ordering::Acquire)

@@ -374,6 +374,14 @@ fn who_asks_for_groups_while_some_leave_is_not_told_of_the_others_alone() {
 
 /// A lane that is taken over is empty for a moment. Whoever has looked at it then is not told that it begins, or ends, there because it is open when that is asked.
 #[test]
+fn who_has_not_found_a_stream_that_came_right_behind_that_asks_again() {
+    let node = Node::new(2);
+    // All with lower numbers are heard of: this one is there, the other one never was.
+    let said = |stream| node.broker.unknown_stream(stream).status;
+    assert_eq!((said(STREAM), said(StreamId(STREAM.0 - 1))), (Status::NotReady, Status::UnknownStream));
+}
+
+#[test]
 fn a_place_that_was_looked_up_before_a_streamlet_is_taken_over_counts_for_nothing() {
     let (_, memory, logs) = lost_node();
     for at in [Start::Earliest, Start::Latest] {

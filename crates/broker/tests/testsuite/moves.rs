@@ -501,6 +501,29 @@ fn a_stream_that_a_node_has_not_heard_of_yet_is_asked_for_again() {
     assert_eq!(statuses(&alone.peer().write(&[written])), [Status::UnknownStream], "it knows all that there are");
 }
 
+/// A node makes a stream and is told whose its streamlets are a moment later. In between somebody may have heard of it elsewhere.
+#[test]
+fn a_stream_takes_nothing_and_tells_nothing_before_it_is_known_whose_it_is() {
+    let house = House::new();
+    house.broker.join_cluster(CLUSTER, 1);
+    house.broker.stream_comes(STREAM, options(1, 1)).unwrap();
+    let place = Lookup { stream: STREAM, streamlet: X, lane: LaneId(0), at: Start::Latest };
+    let groups = AvailableGroups { stream: STREAM, streamlet: X, after: GroupId::NONE, limit: 0 };
+    let mut peer = house.peer();
+    assert_eq!(write(&house, 0).0, Status::NotOwner);
+    assert_eq!(peer.refused(&place), Status::NotOwner, "that nothing is here does not say that there is nothing");
+    assert_eq!(peer.refused(&groups), Status::NotOwner);
+    assert_eq!(peer.refused(&find(&house, vec![STREAM.into()], None, 0)), Status::NotReady);
+    assert!(peer.call(&find(&house, vec![], None, 0)).streams.is_empty());
+    house.broker.place_stream(1, STREAM, vec![owner(1, 2, &[])]).unwrap();
+    house.broker.open_streamlet(STREAM, X, 2, None).unwrap();
+    assert_eq!(write(&house, 0), (Status::Ok, 0, false));
+    assert_eq!(peer.call(&place).durable_ordinal, 1);
+    assert_eq!(peer.call(&groups).groups.len(), 1);
+    let told = peer.call(&find(&house, vec![STREAM.into()], None, 0)).streams;
+    assert_eq!(told.iter().map(|stream| stream.runs[0].epoch).collect::<Vec<_>>(), [2]);
+}
+
 #[test]
 fn owners_come_in_pages_and_by_name() {
     let house = House::new();

@@ -970,6 +970,9 @@ struct Follow(Arc<Broker>);
 impl StreamObserver for Follow {
     fn stream_changed(&self, event: &StreamEvent) {
         let done = match event {
+            StreamEvent::Created(info) if self.0.ownership().node() != 0 && has_owners(&info.name) => {
+                self.0.stream_comes(info.id, info.options.clone())
+            }
             StreamEvent::Created(info) => self.0.stream_created(info.id, info.options.clone()),
             StreamEvent::Altered { after, .. } => self.0.stream_altered(after.id, after.options.clone()),
             StreamEvent::Deleted(info) => self.0.stream_deleted(info.id),
@@ -1000,8 +1003,9 @@ mod tests {
     use kera_format::{
         ChunkBuilder, ChunkView, Compression, Durability, LaneId, Record, StreamId, StreamOptions, StreamletId,
     };
-    use kera_log::Lane;
+    use kera_log::{Lane, Tenure};
     use kera_protocol::CreateStream;
+    use kera_protocol::admin::StreamInfo;
 
     use super::*;
 
@@ -1048,6 +1052,28 @@ mod tests {
         let target = ChunkTarget { stream, streamlet: StreamletId(streamlet), ..ChunkTarget::default() };
         let chunk = chunk.seal(&target, Compression::None).expect("a chunk");
         lane(opened, stream, streamlet).append(&ChunkView::parse(&chunk).expect("one"), 1).expect("room");
+    }
+
+    /// The broker is told whose they are behind that, and a client may have heard of the stream from another node.
+    #[test]
+    fn streamlets_of_a_stream_that_comes_in_a_cluster_are_nobodys_until_it_is_known_whose_they_are() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let arena = ArenaConfig { path: dir.path().join("follow.arena"), bytes: 16 << 20, node: [1; 16] };
+        let (arena, _) = Arena::create_or_attach(arena).expect("an arena");
+        let log = Log::new(LogConfig::default(), arena);
+        let broker = Broker::new(BrokerConfig::default(), log.clone(), Arc::new(SystemClock::new()));
+        let follow = Follow(broker.clone());
+        let comes = |id, name: &str| {
+            let (id, options) = (StreamId(id), StreamOptions::default());
+            let info = StreamInfo { id, name: name.into(), created_ms: 0, options };
+            follow.stream_changed(&StreamEvent::Created(info));
+            let stream = log.stream(id).expect("it is there");
+            stream.streamlet(StreamletId(0)).expect("it has one").tenure()
+        };
+        assert_eq!(comes(1, "a"), Tenure::Here, "a node that is alone has everything");
+        broker.join_cluster([1; 16], 1);
+        assert_eq!(comes(2, "a"), Tenure::Elsewhere);
+        assert_eq!(comes(3, "_kera.floors"), Tenure::Here, "each node has one for itself");
     }
 
     #[test]
