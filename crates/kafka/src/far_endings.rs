@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::mpsc::Sender;
 
 use kafka_protocol::ResponseError as Code;
+use kera_broker::Heard;
 use kera_format::kafka_transactions::AbortedRange;
 use kera_format::{ProducerEpoch, ProducerId, StreamId};
 use kera_protocol::admin::StreamRef;
@@ -143,12 +144,16 @@ impl FarEnding {
             if !matches!(marker.step, Step::ToDo(from_ms) if from_ms <= now_ms) {
                 continue;
             }
-            let Ok(info) = door.coordinator.stream(&StreamRef::Id(marker.stream)) else {
+            let find = || door.coordinator.stream(&StreamRef::Id(marker.stream)).ok();
+            let info = match door.broker.ownership().find(marker.stream, find) {
+                Heard::Of(info) => info,
                 // The topic is gone, and with it what the transaction has written; or it is so new that this node has not heard of it.
-                let is_unheard = door.broker.ownership().may_hear_of(marker.stream);
-                marker.owner = None;
-                marker.step = if is_unheard { Step::ToDo(now_ms + RETRY_MS) } else { Step::Done };
-                continue;
+                unknown => {
+                    marker.owner = None;
+                    let is_gone = unknown == Heard::Gone;
+                    marker.step = if is_gone { Step::Done } else { Step::ToDo(now_ms + RETRY_MS) };
+                    continue;
+                }
             };
             let streamlet = streamlet_of(marker.partition, &info.options);
             let owner = door.broker.ownership().owner(marker.stream, streamlet);

@@ -19,13 +19,13 @@ use kafka_protocol::messages::{
     DescribeTransactionsResponse, EndTxnRequest, InitProducerIdRequest, InitProducerIdResponse,
     ListTransactionsRequest, ListTransactionsResponse, TxnOffsetCommitRequest,
 };
-use kera_broker::Broker;
+use kera_broker::{Broker, Heard};
 use kera_env::Clock;
 use kera_format::kafka_groups::OffsetKey;
 use kera_format::kafka_transactions::{AbortedRange, Entry, Touched};
 use kera_format::{ProducerEpoch, ProducerId, StreamId};
 use kera_log::{Lane, Observer, Tenure};
-use kera_protocol::admin::StreamRef;
+use kera_protocol::admin::{StreamInfo, StreamRef};
 use kera_protocol::{
     ClaimGroup, ClaimPartition, GroupClaimed, OpenTransaction, PartitionClaimed, TransactionsHeld, TransactionsIn,
 };
@@ -574,6 +574,12 @@ impl TransactionDoor {
         replying.give(awaited, Served::Now(answer, part.after(mark).into_iter().collect()));
     }
 
+    /// A stream as the catalog has it, or whether it may still come.
+    fn find(&self, stream: StreamId) -> Heard<StreamInfo> {
+        let coordinator = &self.catalog.coordinator;
+        self.broker.ownership().find(stream, || coordinator.stream(&StreamRef::Id(stream)).ok())
+    }
+
     /// What a part that is here knows of streamlets, for whoever has become their owner.
     pub(crate) fn known_in(&self, asked: &TransactionsIn) -> Served<TransactionsHeld> {
         let part = self.parts.part(asked.part);
@@ -582,13 +588,13 @@ impl TransactionDoor {
         };
         let mut lanes = HashMap::new();
         for of in &asked.streamlets {
-            match self.catalog.coordinator.stream(&StreamRef::Id(of.stream)) {
-                Ok(info) => _ = lanes.insert(of.stream, info.options.lanes.max(1)),
+            match self.find(of.stream) {
+                Heard::Of(info) => _ = lanes.insert(of.stream, info.options.lanes.max(1)),
                 // Its owner has heard of it before this node, and so may producers that have claimed it here.
-                Err(_) if self.broker.ownership().may_hear_of(of.stream) => {
+                Heard::NotYet => {
                     return Served::Later(format!("this node has not heard of stream {} yet", of.stream));
                 }
-                Err(_) => {}
+                Heard::Gone => {}
             }
         }
         let mut state = part.state.lock();
@@ -856,10 +862,7 @@ impl TransactionDoor {
         self.own.state.lock().all.count_aborted(ranges);
         if self.own_is_shared() {
             // What this node has not heard of is not gone.
-            let is_there = |stream| {
-                let is_known = self.catalog.coordinator.stream(&StreamRef::Id(stream)).is_ok();
-                is_known || self.broker.ownership().may_hear_of(stream)
-            };
+            let is_there = |stream| self.find(stream) != Heard::Gone;
             for part in self.parts.here() {
                 let mut state = part.state.lock();
                 let ranges = state.left.keep(is_there);
