@@ -168,12 +168,12 @@ impl Entries {
             let entry = &mut self.list[number as usize];
             let room = budget - into.data_bytes;
             let read = match is_confirmed {
-                true => entry.read(ownership, room),
-                false => Ok(Reading::Elsewhere(entry.cursor)),
+                true => entry.read_shown(ownership, room),
+                false => Ok((Reading::Elsewhere(entry.cursor), Shown::default())),
             };
-            let mut outcome = match read {
-                Ok(Reading::Here(outcome)) => Ok(outcome),
-                Ok(Reading::Elsewhere(next)) => {
+            let (outcome, shown) = match read {
+                Ok((Reading::Here(outcome), shown)) => (Ok(outcome), shown),
+                Ok((Reading::Elsewhere(next), _)) => {
                     let owner = || ownership.hint(entry.lane.stream_id(), entry.lane.streamlet_id());
                     let hint = if is_confirmed { owner() } else { 0 };
                     entry.send_on(next, hint, advance, into);
@@ -181,11 +181,7 @@ impl Entries {
                     self.open -= usize::from(entry.ended);
                     continue;
                 }
-                Err(error) => Err(error),
-            };
-            let shown = match &mut outcome {
-                Ok(outcome) if !entry.uncommitted => visible::narrow(&entry.lane, outcome),
-                _ => Shown::default(),
+                Err(error) => (Err(error), Shown::default()),
             };
             let fits = outcome.as_ref().map_or(true, |outcome| {
                 // A first chunk may be larger than the budget, not than the frame.
@@ -221,6 +217,21 @@ impl Entry {
             return self.lane.read(self.cursor, max_bytes, self.follow).map(Reading::Here);
         }
         moved::read(ownership, &self.lane, self.cursor, max_bytes, self.follow)
+    }
+
+    /// The same without what its reader may not see, and what was done for that.
+    fn read_shown(&self, ownership: &Ownership, room: usize) -> Result<(Reading, Shown), ReadError> {
+        // Another turn only if retention has taken what was read.
+        loop {
+            let mut reading = self.read(ownership, room)?;
+            let shown = match &mut reading {
+                Reading::Here(outcome) if !self.uncommitted => visible::narrow(&self.lane, outcome),
+                _ => Some(Shown::default()),
+            };
+            if let Some(shown) = shown {
+                return Ok((reading, shown));
+            }
+        }
     }
 
     /// Tells that another node has what comes next.

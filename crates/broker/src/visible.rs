@@ -36,12 +36,15 @@ pub(crate) fn is_known(lane: &Lane) -> bool {
     lane.visibility().is_none_or(|by| by.is_known())
 }
 
-/// Takes out of a read what nobody may see.
-pub(crate) fn narrow(lane: &Lane, outcome: &mut ReadOutcome) -> Shown {
-    let Some(by) = lane.visibility() else { return Shown::default() };
+/// Takes out of a read what nobody may see. `None`: what was read is not there any more, and is to be read anew.
+///
+/// What was aborted is forgotten when retention has taken it, and readers keep what they have read: if it goes between the read and the question what of it was aborted, the answer
+/// does not name that. So the answer counts if all that it is about is there behind it.
+pub(crate) fn narrow(lane: &Lane, outcome: &mut ReadOutcome) -> Option<Shown> {
+    let Some(by) = lane.visibility() else { return Some(Shown::default()) };
     let end = end(lane, outcome.durable_ordinal);
     outcome.durable_ordinal = end;
-    let mut passing = Passing { by, end, hidden: None, aborted: HashSet::new() };
+    let mut passing = Passing { by, end, hidden: None, asked_from: None, aborted: HashSet::new() };
     let (mut shown, mut holes) = (Vec::with_capacity(outcome.data.len()), false);
     let mut stop = None;
     for data in std::mem::take(&mut outcome.data) {
@@ -53,6 +56,9 @@ pub(crate) fn narrow(lane: &Lane, outcome: &mut ReadOutcome) -> Shown {
             break;
         }
     }
+    if passing.asked_from.is_some_and(|from| from < lane.earliest().1) {
+        return None;
+    }
     outcome.data_bytes = shown.iter().map(Bytes::len).sum();
     outcome.data = shown;
     if let Some(cursor) = stop {
@@ -60,7 +66,7 @@ pub(crate) fn narrow(lane: &Lane, outcome: &mut ReadOutcome) -> Shown {
         (outcome.next, outcome.at_durable_end) = (cursor, true);
         (outcome.end_of_group, outcome.loading) = (false, false);
     }
-    Shown { committed: true, holes }
+    Some(Shown { committed: true, holes })
 }
 
 /// A walk over the chunks of one read.
@@ -69,6 +75,8 @@ struct Passing<'a> {
     end: u64,
     /// Aborted transactions that begin ahead, the next one last.
     hidden: Option<Vec<(i64, u64)>>,
+    /// From which ordinal on that was asked for.
+    asked_from: Option<u64>,
     /// Producers whose aborted transaction the walk is in.
     aborted: HashSet<i64>,
 }
@@ -110,6 +118,7 @@ impl Passing<'_> {
         if !batch.is_transactional() {
             return false;
         }
+        self.asked_from.get_or_insert(ordinal);
         let hidden = self.hidden.get_or_insert_with(|| {
             let mut hidden = self.by.hidden(ordinal, self.end);
             hidden.sort_unstable_by_key(|(_, first)| std::cmp::Reverse(*first));
@@ -128,10 +137,15 @@ impl Passing<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering};
+
     use super::*;
     use kera_format::chunk::{ChunkTarget, seal_in_place};
     use kera_format::kafka_batch::KAFKA_BATCH_HEADER_BYTES;
-    use kera_format::{BrokerPart, CHUNK_HEADER_BYTES, Compression, GroupId};
+    use kera_format::{
+        BrokerPart, CHUNK_HEADER_BYTES, Compression, GroupId, LaneId, StreamId, StreamOptions, StreamletId,
+    };
+    use kera_log::{Arena, ArenaConfig, Log, LogConfig, Streamlet};
     use proptest::prelude::*;
 
     const TRANSACTIONAL: u8 = 0x10;
@@ -153,18 +167,23 @@ mod tests {
         }
     }
 
-    /// A chunk of one record at each ordinal: producer and attributes.
+    /// A chunk of one record.
+    fn chunk(producer: i64, attributes: u8, target: &ChunkTarget) -> Vec<u8> {
+        let mut batch = vec![0; KAFKA_BATCH_HEADER_BYTES];
+        batch[8..12].copy_from_slice(&(KAFKA_BATCH_HEADER_BYTES as u32 - 12).to_be_bytes());
+        (batch[16], batch[22]) = (2, attributes);
+        batch[43..51].copy_from_slice(&producer.to_be_bytes());
+        let mut chunk = vec![0; CHUNK_HEADER_BYTES];
+        chunk.extend_from_slice(&batch);
+        seal_in_place(&mut chunk, target, PayloadKind::KafkaBatch, Compression::None, 1, 0).unwrap();
+        chunk
+    }
+
+    /// One at each ordinal: producer and attributes.
     fn data(first: u64, chunks: &[(i64, u8)]) -> Bytes {
         let mut data = Vec::new();
         for (n, (producer, attributes)) in chunks.iter().enumerate() {
-            let mut batch = vec![0; KAFKA_BATCH_HEADER_BYTES];
-            batch[8..12].copy_from_slice(&(KAFKA_BATCH_HEADER_BYTES as u32 - 12).to_be_bytes());
-            (batch[16], batch[22]) = (2, *attributes);
-            batch[43..51].copy_from_slice(&producer.to_be_bytes());
-            let mut chunk = vec![0; CHUNK_HEADER_BYTES];
-            chunk.extend_from_slice(&batch);
-            let target = ChunkTarget::default();
-            seal_in_place(&mut chunk, &target, PayloadKind::KafkaBatch, Compression::None, 1, 0).unwrap();
+            let mut chunk = chunk(*producer, *attributes, &ChunkTarget::default());
             let (base_ordinal, position) = (first + n as u64, data.len() as u32);
             BrokerPart { group: GroupId::new(1, 1), base_ordinal, position, ..BrokerPart::default() }.stamp(&mut chunk);
             data.extend_from_slice(&chunk);
@@ -176,7 +195,7 @@ mod tests {
     fn shown(by: Fixed, pieces: &[Bytes]) -> (Vec<u64>, Option<u32>) {
         let end = by.end;
         let by: Arc<dyn Visibility> = Arc::new(by);
-        let mut passing = Passing { by: &by, end, hidden: None, aborted: HashSet::new() };
+        let mut passing = Passing { by: &by, end, hidden: None, asked_from: None, aborted: HashSet::new() };
         let mut ordinals = Vec::new();
         for piece in pieces {
             let (kept, skipped, stop) = passing.pass(piece);
@@ -211,6 +230,52 @@ mod tests {
         // From the middle of it on, and over the boundary of two segments.
         assert_eq!(shown(by(), &[data(13, &chunks[3..])]).0, [14, 15, 16, 17]);
         assert_eq!(shown(by(), &[data(10, &chunks[..2]), data(12, &chunks[2..])]).0, [11, 12, 14, 15, 16, 17]);
+    }
+
+    /// Retention takes what was read while it is asked what of it was aborted, which nobody knows any more then.
+    #[derive(Debug)]
+    struct Forgets {
+        streamlet: Arc<Streamlet>,
+        taken: GroupId,
+        asked: AtomicU64,
+    }
+
+    impl Visibility for Forgets {
+        fn end(&self, durable: u64) -> u64 {
+            durable
+        }
+        fn hidden(&self, _: u64, _: u64) -> Vec<(i64, u64)> {
+            self.asked.fetch_add(1, Ordering::Relaxed);
+            self.streamlet.leave();
+            self.streamlet.forget_groups(|group| group > self.taken);
+            Vec::new()
+        }
+    }
+
+    #[test]
+    fn what_goes_while_it_is_asked_what_of_it_was_aborted_is_not_shown() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("visible.arena");
+        let (arena, _) = Arena::create_or_attach(ArenaConfig { path, bytes: 16 << 20, node: [3; 16] }).unwrap();
+        let log = Log::new(LogConfig::default(), arena);
+        let stream = log.create_stream(StreamId(7), StreamOptions::default()).unwrap();
+        let streamlet = stream.streamlet(StreamletId(0)).unwrap();
+        let lane = streamlet.lane(LaneId(0)).unwrap();
+        let target = ChunkTarget { stream: StreamId(7), ..ChunkTarget::default() };
+        for attributes in [TRANSACTIONAL, MARKER] {
+            let chunk = chunk(7, attributes, &target);
+            lane.append(&ChunkView::parse(&chunk).unwrap(), 1).unwrap();
+            lane.close_group();
+        }
+        let taken = lane.groups(GroupId::NONE, 1)[0].id;
+        let by = Arc::new(Forgets { streamlet: Arc::clone(streamlet), taken, asked: AtomicU64::new(0) });
+        lane.set_visibility(|| Arc::clone(&by) as Arc<dyn Visibility>);
+        let mut read = lane.read(Cursor::default(), 1 << 20, true).unwrap();
+        assert!(read.data_bytes > 0);
+        assert_eq!(narrow(lane, &mut read), None);
+        let mut read = lane.read(Cursor::default(), 1 << 20, true).unwrap();
+        assert_eq!(narrow(lane, &mut read), Some(Shown { committed: true, holes: false }));
+        assert_eq!((read.start.group > taken, by.asked.load(Ordering::Relaxed)), (true, 2), "what is left of it");
     }
 
     #[test]
