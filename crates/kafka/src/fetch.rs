@@ -43,8 +43,8 @@ use crate::batch::{self, BATCH_HEADER_BYTES, PATCHED_BYTES};
 use crate::door::{Door, Topic};
 use crate::epochs;
 use crate::fetch_sessions::{Mode, NO_SESSION, Told};
-use crate::floors::first_offset;
-use crate::older::{Shared, Step};
+use crate::floors::{first_offset, shown_from};
+use crate::older::{Shared, Standing, Step};
 use crate::session::{Core, Request};
 use crate::transaction_partitions::SharedPartition;
 use crate::wire::Writer;
@@ -147,6 +147,15 @@ impl Found {
         self.next = next;
         self.counts = if has_more { self.bytes.max(budget) } else { self.bytes };
         self.waits = (!has_more).then(|| (Arc::clone(lane), version));
+    }
+
+    /// The same with the transactions that were aborted, of what was read of these offsets.
+    ///
+    /// These are forgotten when retention has taken what they have left, and a read keeps what it has found: if that has gone in between they are not named, and their
+    /// records would look committed. So the list counts if all that it is about is there behind it.
+    fn without_aborted(mut self, lane: &Lane, of: &SharedPartition, read: Range<u64>) -> Found {
+        self.aborted = Some(of.lock().aborted(read.start, read.end));
+        if shown_from(lane) > read.start { Found::refused(ResponseError::OffsetOutOfRange) } else { self }
     }
 
     /// Whether only what it counts for is known.
@@ -594,6 +603,38 @@ impl Left {
 
 /// Reads a partition from the offset that is asked for, as far as there is something `left`; `committed`: only what is committed.
 fn read(core: &mut Core, lane: &Arc<Lane>, asked: &FetchPartition, committed: bool, left: Left) -> Found {
+    read_while(core, lane, asked, (committed, left), || ())
+}
+
+/// The same. What was found counts if whose the partition is, and who has what of it, is the same behind that. `meanwhile` is for tests: it comes in front of the look.
+fn read_while(
+    core: &mut Core,
+    lane: &Arc<Lane>,
+    asked: &FetchPartition,
+    (committed, left): (bool, Left),
+    meanwhile: impl Fn(),
+) -> Found {
+    loop {
+        let Ok(standing) = Standing::of(&core.door, lane) else {
+            return Found::refused(ResponseError::NotLeaderOrFollower);
+        };
+        meanwhile();
+        let found = read_as(core, lane, asked, (committed, left), &standing);
+        if standing.holds(&core.door, lane) {
+            return found;
+        }
+        core.forget(lane.stream_id().0, asked.partition);
+    }
+}
+
+/// The same by what is known of whose the partition is.
+fn read_as(
+    core: &mut Core,
+    lane: &Arc<Lane>,
+    asked: &FetchPartition,
+    (committed, left): (bool, Left),
+    standing: &Standing,
+) -> Found {
     if let Err(error) = epochs::check(lane, asked.current_leader_epoch) {
         return Found::refused(error);
     }
@@ -602,9 +643,7 @@ fn read(core: &mut Core, lane: &Arc<Lane>, asked: &FetchPartition, committed: bo
     let version = lane.version();
     let durable = lane.durable_ordinal();
     let transactions = core.door.transactions.partitions.get(lane.stream_id(), asked.partition);
-    let Ok(shared) = Shared::of(&core.door, lane) else {
-        return Found::refused(ResponseError::NotLeaderOrFollower);
-    };
+    let shared = standing.shared(&core.door);
     let log_start = start_of(core, lane, shared.as_ref()).min(durable);
     let stable = match transactions.as_ref().map_or(Some(durable), |of| stable_end(of, durable)) {
         // What is deleted of a transaction that runs holds nobody back.
@@ -651,13 +690,12 @@ fn read(core: &mut Core, lane: &Arc<Lane>, asked: &FetchPartition, committed: bo
         }
     }
     let next = next.or_else(|| read_present(core, lane, asked.partition, version, offset..end, left, &mut found));
-    if let Some(next) = next {
-        found.stopped(lane, version, next, next < end, budget);
-        if let Some(of) = transactions.filter(|_| committed) {
-            found.aborted = Some(of.lock().aborted(offset, next));
-        }
+    let Some(next) = next else { return found };
+    found.stopped(lane, version, next, next < end, budget);
+    match transactions.filter(|_| committed) {
+        Some(of) => found.without_aborted(lane, &of, offset..next),
+        None => found,
     }
-    found
 }
 
 /// Reads offsets in `range` of what this node has, from where the reader was the last time if it goes on there; the offset behind what was
@@ -917,14 +955,25 @@ fn cursor_of(place: &BrokerPart) -> Cursor {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::sync::atomic::AtomicU64;
 
     use kera_format::chunk::ChunkTarget;
+    use kera_format::kafka_transactions::AbortedRange;
     use kera_format::{ChunkBuilder, Compression, LaneId, Record, StreamId, StreamOptions, StreamletId};
     use kera_log::{Arena, ArenaConfig, Log, LogConfig};
 
     use super::*;
+    use crate::transactions::PartitionTransactions;
+
+    /// What a fetch of the first offset of partition 0 is told if, between the look at the owners and that at the lane, `meanwhile` happens: an error, where the partition begins, and
+    /// whether there are records.
+    pub(crate) fn read_meanwhile(core: &mut Core, lane: &Arc<Lane>, meanwhile: &dyn Fn()) -> (i16, i64, bool) {
+        let asked =
+            FetchPartition::default().with_current_leader_epoch(epochs::UNKNOWN).with_partition_max_bytes(1 << 20);
+        let found = read_while(core, lane, &asked, (false, all_left(1 << 20)), meanwhile);
+        (found.error, found.log_start, found.bytes > 0)
+    }
 
     #[derive(Default)]
     struct Calls(AtomicU64);
@@ -953,6 +1002,12 @@ mod tests {
     }
 
     fn lane() -> (Arc<Lane>, tempfile::TempDir) {
+        let (_, lane, dir) = lane_of_log();
+        (lane, dir)
+    }
+
+    /// A lane of three chunks, with its log.
+    fn lane_of_log() -> (Arc<Log>, Arc<Lane>, tempfile::TempDir) {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("unit.arena");
         let (arena, _) = Arena::create_or_attach(ArenaConfig { path, bytes: 16 << 20, node: [3; 16] }).unwrap();
@@ -960,7 +1015,36 @@ mod tests {
         let stream = log.create_stream(StreamId(7), StreamOptions::default()).unwrap();
         let lane = Arc::clone(stream.streamlet(StreamletId(0)).unwrap().lane(LaneId(0)).unwrap());
         (0..3).for_each(|_| append(&lane));
-        (lane, dir)
+        (log, lane, dir)
+    }
+
+    #[test]
+    fn what_has_gone_since_it_was_read_is_not_told_without_what_was_aborted_in_it() {
+        let (log, lane, _dir) = lane_of_log();
+        lane.close_group();
+        append(&lane);
+        let of = Arc::new(Mutex::new(PartitionTransactions::new(lane.stream_id(), 0)));
+        of.lock().restore(AbortedRange {
+            stream: lane.stream_id(),
+            partition: 0,
+            producer_id: 4,
+            first_offset: 0,
+            marker_offset: 1,
+            stable_offset: 2,
+            epoch: 0,
+        });
+        let told = || {
+            let found = Found::default().without_aborted(&lane, &of, 0..3);
+            (found.error, found.aborted)
+        };
+        assert_eq!(told(), (0, Some(vec![(4, 0)])));
+        // What is deleted native readers may still be given.
+        lane.raise_floor(3);
+        of.lock().trim(shown_from(&lane));
+        assert_eq!(told(), (0, Some(vec![(4, 0)])));
+        assert_eq!(log.retain(1), 1);
+        of.lock().trim(shown_from(&lane));
+        assert_eq!(told(), (ResponseError::OffsetOutOfRange.code(), None));
     }
 
     #[test]

@@ -67,7 +67,28 @@ pub(crate) fn first_offset(lane: &Lane) -> u64 {
 
 /// The same as far as it is known here: of what other nodes have it is not known whether it is there.
 pub(crate) fn known_first(lane: &Lane) -> u64 {
-    if lane.is_plain() { first_offset(lane) } else { lane.floor_ordinal() }
+    of_plain(lane, first_offset).unwrap_or_else(|| lane.floor_ordinal())
+}
+
+/// The first ordinal that is here of a lane of which no other node has anything; `None` of all others. What is deleted in front of a
+/// [floor](Lane::floor_ordinal) is still here until retention has been there.
+pub(crate) fn first_here(lane: &Lane) -> Option<u64> {
+    of_plain(lane, |lane| lane.earliest().1)
+}
+
+/// Before which offset nobody gets anything of a partition that is here: native readers may still be given what is deleted and lies there, others are given what other
+/// nodes have of it, as far as it is not deleted.
+pub(crate) fn shown_from(lane: &Lane) -> u64 {
+    first_here(lane).unwrap_or_else(|| lane.floor_ordinal().min(lane.earliest().1))
+}
+
+/// What `look` finds in a lane of which no other node has anything, before the look and behind it.
+///
+/// Older groups that another node holds after all leave the lane when it has been said that others have some. Whoever asked before that and looked behind it would take them
+/// for what retention has taken: forget what is aborted in them, or tell readers that the partition begins behind them.
+pub(crate) fn of_plain<T>(lane: &Lane, look: impl FnOnce(&Lane) -> T) -> Option<T> {
+    let found = lane.is_plain().then(|| look(lane))?;
+    lane.is_plain().then_some(found)
 }
 
 fn lane_of(broker: &Broker, (stream, streamlet, lane): Key) -> Option<Arc<Lane>> {

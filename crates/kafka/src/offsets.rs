@@ -21,9 +21,9 @@ use kafka_protocol::messages::offset_for_leader_epoch_response::{EpochEndOffset,
 use kafka_protocol::messages::{
     ListOffsetsRequest, ListOffsetsResponse, OffsetForLeaderEpochRequest, OffsetForLeaderEpochResponse, TopicName,
 };
-use kera_format::ChunkView;
 use kera_format::chunk::{Chunks, PayloadKind};
 use kera_format::kafka_batch::KafkaBatchView;
+use kera_format::{ChunkView, StreamId};
 use kera_log::{FoundTime, Lane, LaneVersion, ReadError, Tenure, newest_ms};
 use kera_rpc::Outbox;
 
@@ -31,7 +31,7 @@ use crate::batch;
 use crate::door::Door;
 use crate::epochs;
 use crate::floors::{first_offset, known_first};
-use crate::older::{Answer, Group, Shared, Step, Time};
+use crate::older::{Answer, Group, Shared, Standing, Step, Time};
 use crate::session::{Core, Request, encode};
 
 const LATEST: i64 = -1;
@@ -76,6 +76,8 @@ enum Part {
 /// A lookup by time.
 #[derive(Default)]
 struct Walk {
+    /// In which stream: a topic's name is another one's when it has been deleted and made again.
+    of: Option<StreamId>,
     /// What this node has.
     own: Own,
     /// What another node says of where to begin.
@@ -276,8 +278,48 @@ fn look(
     walk: &mut Walk,
     left: &mut usize,
 ) -> (Told, bool) {
+    look_while(core, lane, asked, committed, (walk, left), || ())
+}
+
+/// The same. What was found counts if whose the partition is, and who has what of it, is the same behind that. `meanwhile` is for tests: it comes in front of the look.
+fn look_while(
+    core: &Core,
+    lane: &Arc<Lane>,
+    asked: &ListOffsetsPartition,
+    committed: bool,
+    (walk, left): (&mut Walk, &mut usize),
+    meanwhile: impl Fn(),
+) -> (Told, bool) {
+    let of = Some(lane.stream_id());
+    if walk.of != of {
+        // It begins; or its topic has been deleted since the last turn, and made again.
+        *walk = Walk { of, ..Walk::default() };
+    }
+    loop {
+        let Ok(standing) = Standing::of(&core.door, lane) else {
+            return (Told::Error(ResponseError::NotLeaderOrFollower), false);
+        };
+        meanwhile();
+        let looked = look_as(core, lane, asked, committed, (&mut *walk, &mut *left), &standing);
+        if standing.holds(&core.door, lane) {
+            return looked;
+        }
+        // It may have passed over what had just left.
+        *walk = Walk { of, ..Walk::default() };
+    }
+}
+
+/// The same by what is known of whose the partition is.
+fn look_as(
+    core: &Core,
+    lane: &Arc<Lane>,
+    asked: &ListOffsetsPartition,
+    committed: bool,
+    (walk, left): (&mut Walk, &mut usize),
+    standing: &Standing,
+) -> (Told, bool) {
     let door = &core.door;
-    if lane.tenure() == Tenure::Elsewhere || !door.broker.is_confirmed() {
+    if !door.broker.is_confirmed() {
         return (Told::Error(ResponseError::NotLeaderOrFollower), false);
     }
     if let Err(error) = epochs::check(lane, asked.current_leader_epoch) {
@@ -295,9 +337,7 @@ fn look(
         durable
     };
     let plain = |offset: u64| Told::At { timestamp: -1, offset: offset.cast_signed() };
-    let Ok(shared) = Shared::of(door, lane) else {
-        return (Told::Error(ResponseError::NotLeaderOrFollower), false);
-    };
+    let shared = standing.shared(door);
     let version = lane.version();
     let told = match (asked.timestamp, &shared) {
         (LATEST, _) => plain(end),
@@ -661,4 +701,30 @@ pub(crate) fn end_of_epoch(core: &mut Core, asked: OffsetForLeaderEpochRequest) 
         topics.push(OffsetForLeaderTopicResult::default().with_topic(topic.topic.clone()).with_partitions(partitions));
     }
     OffsetForLeaderEpochResponse::default().with_topics(topics)
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    fn looked(core: &Core, lane: &Arc<Lane>, time: i64, mut walk: Walk, meanwhile: &dyn Fn()) -> Option<i64> {
+        let asked = ListOffsetsPartition::default().with_timestamp(time).with_current_leader_epoch(epochs::UNKNOWN);
+        let mut left = TURN_BYTES;
+        match look_while(core, lane, &asked, false, (&mut walk, &mut left), meanwhile).0 {
+            Told::At { offset, .. } => Some(offset),
+            Told::Wait(_) => None,
+            Told::Later | Told::Error(_) => panic!("it has its turn, at a leader"),
+        }
+    }
+
+    /// Where a partition is told to begin if, between the look at the owners and that at the lane, `meanwhile` happens. `None`: that is waited for.
+    pub(crate) fn begins_meanwhile(core: &Core, lane: &Arc<Lane>, meanwhile: &dyn Fn()) -> Option<i64> {
+        looked(core, lane, EARLIEST, Walk::default(), meanwhile)
+    }
+
+    /// The first offset with a time that is told by a lookup which had come to offset `at` of partition 0 in a stream.
+    pub(crate) fn found_behind(core: &Core, lane: &Arc<Lane>, (of, at): (StreamId, u64), time: i64) -> Option<i64> {
+        let own = Own { at, ..Own::default() };
+        looked(core, lane, time, Walk { of: Some(of), own, ..Walk::default() }, &|| ())
+    }
 }

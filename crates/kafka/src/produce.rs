@@ -21,7 +21,7 @@ use crate::batch::{BatchHeader, CHECKED_FROM, is_zstd, without_key};
 use crate::configs::BatchLimits;
 use crate::convert::as_kept;
 use crate::door::{After, Topic};
-use crate::floors::first_offset;
+use crate::floors::{first_offset, of_plain};
 use crate::session::{Core, Request};
 use crate::transaction_door::MayWrite;
 use crate::transaction_owner::{self, Question, Wish};
@@ -792,7 +792,7 @@ impl Appending<'_> {
         }
         let base_offset = appended.base_ordinal.cast_signed();
         // Where it begins at other nodes is not looked for here.
-        let log_start = if lane.is_plain() { first_offset(lane).cast_signed() } else { -1 };
+        let log_start = of_plain(lane, first_offset).map_or(-1, u64::cast_signed);
         Written { error: 0, message: None, base_offset, append_ms: -1, log_start, awaited }
     }
 }

@@ -150,6 +150,12 @@ impl Core {
         self.places.insert((stream, partition), (offset, cursor));
     }
 
+    /// Remembers nothing more of a partition.
+    pub(crate) fn forget(&mut self, stream: u64, partition: i32) {
+        self.places.remove(&(stream, partition));
+        self.passed.remove(&(stream, partition));
+    }
+
     /// Where a reader that asks for an offset begins to look, of what was written before the present owner.
     pub(crate) fn passed_to(&self, stream: u64, partition: i32, offset: u64) -> u64 {
         let passed = self.passed.get(&(stream, partition)).filter(|(at, _)| *at == offset);

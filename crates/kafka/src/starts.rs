@@ -10,12 +10,12 @@ use std::ops::Bound;
 use std::sync::Arc;
 
 use kera_format::{GroupId, LaneId, StreamId, StreamletId};
-use kera_log::Tenure;
 use kera_protocol::admin::StreamRef;
 use kera_protocol::{AvailableGroups, GroupList, Owner};
 use parking_lot::Mutex;
 
 use crate::door::Door;
+use crate::floors::first_here;
 use crate::numbering::{partition_at, place_of};
 
 /// Streamlets that are asked about in one go.
@@ -73,8 +73,8 @@ fn ask(door: &Arc<Door>, place: Place) {
     if owner.node == door.broker.ownership().node() {
         let stream = door.broker.log().stream(place.0);
         let Some(streamlet) = stream.as_ref().and_then(|stream| stream.streamlet(place.1)) else { return };
-        let lanes = streamlet.lanes().filter(|lane| lane.is_plain() && lane.tenure() == Tenure::Here);
-        return trim(door, place, lanes.map(|lane| (lane.id(), lane.earliest().1)));
+        let starts = streamlet.lanes().filter_map(|lane| Some((lane.id(), first_here(lane)?)));
+        return trim(door, place, starts);
     }
     let asked = AvailableGroups { stream: place.0, streamlet: place.1, after: GroupId::NONE, limit: 0 };
     door.ask_native(owner.node, &asked, move |door, told: Result<GroupList, String>| match told {

@@ -33,7 +33,7 @@ use parking_lot::Mutex;
 
 use crate::door::{After, Catalog, Door, Reply, topic_of};
 use crate::endings::{Event, append_marker};
-use crate::floors::known_first;
+use crate::floors::shown_from;
 use crate::groups::{AppendFailed, Mark, Now};
 use crate::node_requests::{Awaited, NodeRequests, Replying, Served};
 use crate::numbering::{has, place_of};
@@ -48,7 +48,8 @@ use crate::transaction_owner::{is_about_coordinators, to_records};
 use crate::transaction_partitions::{Partitions, SharedPartition};
 use crate::transaction_parts::{Left, Marked, STREAM, TransactionLoad, TransactionPart, TransactionParts};
 use crate::transactions::{
-    Ending, NOT_WRITTEN, Places, ProducerIds, Reply as Replied, TransactionConfig, Transactions, Unfinished,
+    Ending, NOT_WRITTEN, PartitionTransactions, Places, ProducerIds, Reply as Replied, TransactionConfig, Transactions,
+    Unfinished,
 };
 use crate::visibility::only_committed;
 use crate::wire::Malformed;
@@ -839,21 +840,36 @@ impl TransactionDoor {
         }
     }
 
+    /// Forgets what a partition no longer has.
+    ///
+    /// Where it begins and ends is looked at under the lock under which coordinators tell what they know of a partition that has come. A streamlet that is taken over is emptied and
+    /// told where it ends: whoever looked then, and forgot behind that what is in front, would forget what they have told, and its readers would be shown what was aborted.
+    fn trim_partition(&self, lane: &Lane, of: &mut PartitionTransactions) {
+        if of.is_loading() {
+            return;
+        }
+        let first = match lane.tenure() {
+            Tenure::Elsewhere => {
+                let (ownership, stream, streamlet) = (self.broker.ownership(), lane.stream_id(), lane.streamlet_id());
+                // One that is named for this node is about to be opened here.
+                let is_others = ownership.owner(stream, streamlet).is_some_and(|owner| owner.node != ownership.node());
+                is_others.then(|| lane.earliest().1)
+            }
+            // What other nodes have of a partition that is here is read through here, and what was aborted in it is to be passed over.
+            Tenure::Here | Tenure::LettingGo => Some(shown_from(lane)),
+        };
+        first.into_iter().for_each(|first| of.trim(first));
+        of.take_out_ended(lane.durable_ordinal());
+    }
+
     /// Forgets what partitions no longer have, and counts what they still remember.
     pub(crate) fn trim_partitions(&self) {
         let mut ranges = 0;
         for ((stream, partition), of) in self.partitions.all() {
             match self.lane(stream, partition as i32) {
                 Some(lane) => {
-                    // What other nodes have of a partition that is here is read through here, and what was aborted in it is to be passed over.
-                    let first = match lane.tenure() {
-                        Tenure::Elsewhere => lane.earliest().1,
-                        Tenure::Here | Tenure::LettingGo => known_first(&lane),
-                    };
-                    let durable = lane.durable_ordinal();
                     let mut of = of.lock();
-                    of.trim(first);
-                    of.take_out_ended(durable);
+                    self.trim_partition(&lane, &mut of);
                     ranges += of.ranges().len();
                 }
                 None => self.partitions.remove((stream, partition)),

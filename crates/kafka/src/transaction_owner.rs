@@ -31,6 +31,7 @@ use parking_lot::Mutex;
 
 use crate::door::{After, Door};
 use crate::endings::append_marker;
+use crate::floors::first_here;
 use crate::node_requests::Served;
 use crate::numbering::partition_at;
 use crate::state_parts::streamlet_of;
@@ -602,7 +603,7 @@ impl Door {
             return Err(ResponseError::NotLeaderOrFollower);
         }
         // What is left at other nodes is still read there.
-        let start = if lane.is_plain() { lane.earliest().1 } else { 0 };
+        let start = first_here(&lane).unwrap_or(0);
         let of = self.transactions.partitions.get_or_make(*stream, *partition);
         only_committed(&lane, &of);
         let mut of = of.lock();

@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use kera_format::{GroupId, LaneId, SegmentIndex, StreamId, StreamletId};
-use kera_log::{Lane, Lookup, ReadError};
+use kera_log::{Lane, Lookup, ReadError, Tenure};
 use kera_protocol::Owner;
 use parking_lot::Mutex;
 
@@ -89,23 +89,53 @@ pub(crate) enum Time {
     Wait,
 }
 
-impl Shared {
-    /// `None` for nearly all lanes: all that there is of them is here.
-    ///
-    /// That the lane was open here a moment ago does not say whose it is now: the table of owners names another one before the lane hears of it. Whoever went on with what is here would
-    /// tell of a partition that begins where this node's groups do, and its readers would pass over older ones.
-    pub(crate) fn of(door: &Door, lane: &Lane) -> Result<Option<Shared>, NotOwner> {
-        if lane.is_plain() {
-            return Ok(None);
+/// Whose a partition is, and who has what of it. What is found in its lane counts only if that is [the same](Standing::holds) before and behind.
+///
+/// That a lane is open here does not say whose it is: the table of owners names another one before the lane hears of it. Nor that all which is said to be here is here: who leaves older
+/// groups to another node has the table say so first, and then has them go. In between they look like what retention has taken, so that the partition seems to begin behind them,
+/// and readers would pass over them.
+#[derive(PartialEq, Eq)]
+pub(crate) struct Standing {
+    is_plain: bool,
+    owner_epoch: u32,
+    /// By the table of owners. Not asked for where no other node has anything of it.
+    owner: Option<Owner>,
+}
+
+impl Standing {
+    /// As it is now. No look in the table for nearly all lanes.
+    pub(crate) fn of(door: &Door, lane: &Lane) -> Result<Standing, NotOwner> {
+        let (is_plain, owner_epoch) = (lane.is_plain(), lane.owner_epoch());
+        if is_plain {
+            return Ok(Standing { is_plain, owner_epoch, owner: None });
         }
         let ownership = door.broker.ownership();
-        let me = ownership.node();
-        let Some(owner) = ownership.owner(lane.stream_id(), lane.streamlet_id()) else { return Ok(None) };
-        if owner.node != me {
+        let owner = ownership.owner(lane.stream_id(), lane.streamlet_id());
+        let is_others = owner.as_ref().is_some_and(|owner| owner.node != ownership.node());
+        if is_others || lane.tenure() == Tenure::Elsewhere {
             return Err(NotOwner);
         }
+        Ok(Standing { is_plain, owner_epoch, owner })
+    }
+
+    /// Whether it still is so.
+    pub(crate) fn holds(&self, door: &Door, lane: &Lane) -> bool {
+        Standing::of(door, lane).is_ok_and(|now| now == *self)
+    }
+
+    /// What other nodes have of it; `None` for nearly all lanes: all that there is of them is here.
+    pub(crate) fn shared(&self, door: &Door) -> Option<Shared> {
+        let owner = self.owner.as_ref()?;
+        let me = door.broker.ownership().node();
         let elsewhere = owner.older.iter().any(|older| older.node != me);
-        Ok(elsewhere.then_some(Shared { owner, me }))
+        elsewhere.then(|| Shared { owner: owner.clone(), me })
+    }
+}
+
+impl Shared {
+    /// `None` for nearly all lanes: see [`Standing::shared`]. Who goes on to look at the lane takes the [`Standing`].
+    pub(crate) fn of(door: &Door, lane: &Lane) -> Result<Option<Shared>, NotOwner> {
+        Standing::of(door, lane).map(|standing| standing.shared(door))
     }
 
     /// The first offset of the present owner.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use kera_format::chunk::{ChunkTarget, NO_TIMESTAMP};
 use kera_format::record::REMOVED_RECORD;
 use kera_format::{
-    CHUNK_HEADER_BYTES, ChunkBuilder, ChunkView, Compression, LaneId, Record, SegmentIndex, StreamletId,
+    CHUNK_HEADER_BYTES, ChunkBuilder, ChunkView, Compression, LaneId, Record, SegmentIndex, StreamId, StreamletId,
 };
 use kera_log::Lane;
 use kera_protocol::admin::StreamRef;
@@ -19,7 +19,11 @@ use super::transactions::owners::{Asked, bytes};
 use super::transactions::{NOW_MS, World, topic};
 use super::*;
 use crate::batch::tests::MADE;
+use crate::fetch::tests::read_meanwhile;
+use crate::floors::of_plain;
+use crate::offsets::tests::{begins_meanwhile, found_behind};
 use crate::older::{Shared, Step};
+use crate::session::KafkaSession;
 
 impl World {
     /// Appends one batch of so many bytes, more or less.
@@ -538,6 +542,107 @@ fn a_node_that_a_partition_leaves_while_it_looks_does_not_take_what_it_has_for_a
     assert!(matches!(Shared::of(&door, &lane), Ok(Some(_))));
     broker.set_owner(3, stream, StreamletId(0), Owner { older: older(), ..owner(OTHER, 7) }).unwrap();
     assert!(Shared::of(&door, &lane).is_err());
+}
+
+/// Nobody can say here where what others have of it begins.
+#[test]
+fn where_a_partition_begins_is_not_known_if_others_come_to_have_some_of_it_meanwhile() {
+    let mut world = World::new();
+    let (broker, coordinator) = together(&world);
+    let stream = coordinator.stream(&StreamRef::Name("t".into())).unwrap().id;
+    broker.place_stream(1, stream, vec![owner(ME, 5), owner(ME, 5)]).unwrap();
+    (0..2).for_each(|streamlet| broker.open_streamlet(stream, StreamletId(streamlet), 5, None).unwrap());
+    world.restart();
+    let door = world.running().door.clone();
+    let lane = door.topic(&door.info("t").unwrap()).unwrap().lane(0).unwrap().clone();
+    let first = |meanwhile: &dyn Fn()| {
+        of_plain(&lane, |lane| {
+            meanwhile();
+            lane.earliest().1
+        })
+    };
+    let share = || {
+        let older = vec![OlderGroups { first_epoch: 3, node: OTHER }];
+        broker.set_owner(2, stream, StreamletId(0), Owner { older, ..owner(ME, 5) }).unwrap();
+    };
+    assert_eq!(first(&|| ()), Some(0));
+    assert_eq!(first(&share), None);
+    assert_eq!(first(&|| ()), None);
+}
+
+/// A node that has taken partition 0 of "t" over has three older records as well, until another node that came back with them holds them.
+struct Leaving {
+    broker: Arc<Broker>,
+    session: KafkaSession,
+    lane: Arc<Lane>,
+    _world: World,
+}
+
+impl Leaving {
+    fn new() -> Leaving {
+        let mut world = World::new();
+        let (broker, coordinator) = together(&world);
+        let (stream, streamlet) = (coordinator.stream(&StreamRef::Name("t".into())).unwrap().id, StreamletId(0));
+        broker.place_stream(1, stream, vec![owner(ME, 5), owner(ME, 5)]).unwrap();
+        (0..2).for_each(|streamlet| broker.open_streamlet(stream, StreamletId(streamlet), 5, None).unwrap());
+        world.restart();
+        (0..3).for_each(|_| world.put_native("t", 0, 1, 10, Compression::None));
+        broker.set_owner(2, stream, streamlet, owner(OTHER, 7)).unwrap();
+        let older = vec![OlderGroups { first_epoch: 5, node: ME }];
+        broker.set_owner(3, stream, streamlet, Owner { older, ..owner(ME, 9) }).unwrap();
+        broker.open_streamlet(stream, streamlet, 9, None).unwrap();
+        world.put_native("t", 0, 1, 10, Compression::None);
+        let door = world.running().door.clone();
+        door.set_others(Arc::new(Asked::default()));
+        let lane = door.topic(&door.info("t").unwrap()).unwrap().lane(0).unwrap().clone();
+        let session = session_at(door);
+        Leaving { broker, session, lane, _world: world }
+    }
+
+    /// What happens when the other node is found to hold them.
+    fn leaves(broker: &Broker, lane: &Lane) {
+        let older = vec![OlderGroups { first_epoch: 5, node: OTHER }];
+        let (stream, streamlet) = (lane.stream_id(), lane.streamlet_id());
+        broker.set_owner(4, stream, streamlet, Owner { older, ..owner(ME, 9) }).unwrap();
+        broker.leave_to_holder(stream, streamlet);
+    }
+}
+
+fn session_at(door: Arc<Door>) -> KafkaSession {
+    let peer = Peer { address: "127.0.0.1:9".parse().unwrap(), connection: 2, io_thread: 0 };
+    KafkaSession::new(door, peer, SessionWaker::detached())
+}
+
+/// The table of owners says so first, and then they go. In between a reader would take them for what retention has taken.
+#[test]
+fn who_reads_while_older_groups_leave_does_not_take_what_stays_for_all() {
+    let Leaving { broker, mut session, lane, _world } = Leaving::new();
+    assert_eq!(read_meanwhile(&mut session.core, &lane, &|| ()), (0, 0, true));
+    let leaves = || Leaving::leaves(&broker, &lane);
+    assert_eq!(read_meanwhile(&mut session.core, &lane, &leaves), (0, 0, false), "it waits for the other node");
+    assert_eq!(lane.earliest().1, 3);
+}
+
+#[test]
+fn who_asks_where_a_partition_begins_while_older_groups_leave_waits_for_who_has_them() {
+    let Leaving { broker, session, lane, _world } = Leaving::new();
+    assert_eq!(begins_meanwhile(&session.core, &lane, &|| ()), Some(0));
+    let leaves = || Leaving::leaves(&broker, &lane);
+    assert_eq!(begins_meanwhile(&session.core, &lane, &leaves), None);
+    assert_eq!(lane.earliest().1, 3);
+}
+
+/// While it waits for what comes from disk.
+#[test]
+fn a_lookup_by_time_begins_anew_in_a_topic_that_was_made_again() {
+    let mut world = World::new();
+    (0..2).for_each(|_| world.put_native("t", 0, 1, 10, Compression::None));
+    let door = world.running().door.clone();
+    let lane = door.topic(&door.info("t").unwrap()).unwrap().lane(0).unwrap().clone();
+    let session = session_at(door);
+    let found = |of| found_behind(&session.core, &lane, (of, 1), 0);
+    assert_eq!(found(lane.stream_id()), Some(1), "it goes on where it was");
+    assert_eq!(found(StreamId(lane.stream_id().0 + 1)), Some(0));
 }
 
 /// Until its groups are rebuilt, or somebody gives them up.

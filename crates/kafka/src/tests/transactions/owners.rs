@@ -6,6 +6,7 @@ use kera_format::kafka_transactions::AbortedRange;
 use kera_format::{
     ChunkBuilder, ChunkView, Compression, Cursor, LaneId, ProducerEpoch, Record, StreamId, StreamOptions, StreamletId,
 };
+use kera_log::LaneHandover;
 use kera_protocol::placement::{LaneState, Memory, OlderGroups, StreamletState};
 use kera_protocol::{
     AbortedRecords, Body, ClaimGroup, ClaimPartition, EndInGroup, EndInPartitions, EndedPartition, GroupClaimed,
@@ -528,6 +529,41 @@ fn what_was_aborted_at_an_earlier_owner_is_passed_over_for_as_long_as_it_is_read
     door.transactions.lane(stream, 1).unwrap().raise_floor(4);
     door.transactions.trim_partitions();
     assert_eq!(of.lock().ranges(), [range(5, 7)]);
+}
+
+/// It is emptied and told where it ends a moment before it is opened. In that moment nothing seems to be in front of its end.
+#[test]
+fn what_was_aborted_in_a_partition_that_comes_is_not_forgotten_before_it_is_here() {
+    let (mut world, _) = owning();
+    let door = world.running().door.clone();
+    let (stream, streamlet) = (door.transactions.stream_of("t"), StreamletId(1));
+    let (broker, _) = world.parts();
+    broker.set_owner(2, stream, streamlet, owner(OTHER, 4)).unwrap();
+    let range = AbortedRange {
+        stream,
+        partition: 1,
+        producer_id: 77,
+        first_offset: 1,
+        marker_offset: 3,
+        stable_offset: 4,
+        epoch: 0,
+    };
+    let of = door.transactions.partitions.get_or_make(stream, 1);
+    of.lock().refresh([], [range]);
+    assert!(!of.lock().is_loading());
+    let older = vec![OlderGroups { first_epoch: 4, node: OTHER }];
+    broker.set_owner(3, stream, streamlet, Owner { older, ..owner(ME, 6) }).unwrap();
+    let (lane, producers, groups) = (LaneId(0), Vec::new(), Vec::new());
+    let (next_ordinal, last_append_ms, forgot, hole_end) = (10, 0, false, 0);
+    let ends = LaneHandover { lane, next_ordinal, last_append_ms, forgot, hole_end, producers, groups };
+    broker.log().stream(stream).unwrap().streamlet(streamlet).unwrap().receive(&[ends]).unwrap();
+    assert_eq!(door.transactions.lane(stream, 1).unwrap().earliest().1, 10);
+    door.transactions.trim_partitions();
+    assert_eq!(of.lock().ranges(), [range]);
+    // Of another node's this one shows what it has, which is nothing.
+    broker.set_owner(4, stream, streamlet, owner(OTHER, 7)).unwrap();
+    door.transactions.trim_partitions();
+    assert_eq!(of.lock().ranges(), []);
 }
 
 #[test]
