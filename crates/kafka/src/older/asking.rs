@@ -5,7 +5,7 @@
 //! little later, if somebody still waits.
 //!
 //! A node that has heard of later owners than this one may have groups no more that the table of owners here says it has. What is not in its
-//! list would look like what retention has taken, and readers would pass over it. So a list without any group of a run that its node should have is
+//! list would look like what retention has taken, and readers would pass over it. So a list without any group of a run that its node should have, or of several pages, is
 //! kept only if what the node says of the owners behind it bears it out ([`Listing::is_borne_out`]).
 //!
 //! Answers are taken in on the thread for what nodes ask each other.
@@ -113,13 +113,17 @@ struct Listing {
     owner: Owner,
     /// What has come so far.
     groups: Vec<GroupInfo>,
+    /// It has come in several pages.
+    is_paged: bool,
 }
 
 impl Listing {
-    /// The owner epochs of the runs that the node has by what is known here, and of which no group of any lane has come.
+    /// The owner epochs of the runs that the node has by what is known here, and of which something may be missing: no group of any lane has come, or the rest may have gone
+    /// to another node between two pages.
     fn missing(&self) -> impl Iterator<Item = Range<u32>> {
         let of_node = self.owner.older_runs().filter(move |(_, node)| *node == self.node).map(|(epochs, _)| epochs);
-        of_node.filter(move |epochs| !self.groups.iter().any(|group| epochs.contains(&group.group.epoch())))
+        let has_come = move |epochs: &Range<u32>| self.groups.iter().any(|group| epochs.contains(&group.group.epoch()));
+        of_node.filter(move |epochs| self.is_paged || !has_come(epochs))
     }
 
     /// Whether there is nothing in these runs, by what the node said of the owners after it had told its groups. It knows what is known here: then it has
@@ -252,7 +256,8 @@ impl Older {
                 (held.asking, held.old_us) = (true, now_us + GROUPS_AGE_US);
             }
             drop(state);
-            ask_groups(door, Listing { node, place, owner: owner.clone(), groups: Vec::new() }, GroupId::NONE);
+            let listing = Listing { node, place, owner: owner.clone(), groups: Vec::new(), is_paged: false };
+            ask_groups(door, listing, GroupId::NONE);
         }
         known
     }
@@ -436,7 +441,10 @@ fn ask_groups(door: &Door, mut listing: Listing, after: GroupId) {
         Ok(page) => {
             listing.groups.extend(page.groups);
             match listing.groups.last().map(|last| last.group) {
-                Some(last) if page.more && last > after => ask_groups(door, listing, last),
+                Some(last) if page.more && last > after => {
+                    listing.is_paged = true;
+                    ask_groups(door, listing, last);
+                }
                 _ if listing.missing().next().is_some() => ask_owners(door, listing, None),
                 _ => door.older.take_groups(door, &listing),
             }
@@ -566,7 +574,7 @@ mod tests {
             last_append_ms: 0,
         };
         let groups = epochs.iter().map(group).collect();
-        Listing { node: 2, place: PLACE, owner: owner(1, 9, &[(3, 2), (5, 1), (7, 2)]), groups }
+        Listing { node: 2, place: PLACE, owner: owner(1, 9, &[(3, 2), (5, 1), (7, 2)]), groups, is_paged: false }
     }
 
     #[test]

@@ -434,6 +434,10 @@ impl World {
 
     /// The other node is asked for its groups, and has one of each of these owner epochs: the first ten records in 3, ten more in 5.
     fn says_groups(&mut self, asked: &Asked, epochs: &[u32]) {
+        self.says_page(asked, epochs, false);
+    }
+
+    fn says_page(&mut self, asked: &Asked, epochs: &[u32], more: bool) {
         let group = |epoch: &u32| {
             let first_ordinal = if *epoch == 3 { 0 } else { 10 };
             GroupInfo {
@@ -450,7 +454,7 @@ impl World {
             }
         };
         let (_, done) = asked.take::<AvailableGroups>().pop().expect("it is asked");
-        done(bytes(&GroupList { groups: epochs.iter().map(group).collect(), more: false }));
+        done(bytes(&GroupList { groups: epochs.iter().map(group).collect(), more }));
         self.nodes();
     }
 
@@ -493,6 +497,21 @@ fn records_that_have_gone_from_the_node_that_should_have_them_are_not_passed_ove
     world.says_groups(&asked, &[3, 5]);
     assert!(asked.take::<FindOwners>().is_empty(), "it has told of all that it should have");
     assert_eq!(world.begins(&lane), Some(0));
+}
+
+/// The rest of what it has told on one page may have gone to a third node before it tells the next one.
+#[test]
+fn a_list_of_older_groups_of_two_pages_counts_if_its_node_has_heard_of_nothing_new_behind_it() {
+    const THIRD: u32 = 3;
+    for (says, begins) in [([OTHER, OTHER], Some(0)), ([THIRD, OTHER], None)] {
+        let (mut world, asked, lane) = after_others(after_two_runs([OTHER, OTHER]));
+        assert_eq!(world.begins(&lane), None);
+        world.says_page(&asked, &[3], true);
+        world.says_page(&asked, &[5], false);
+        assert_eq!(world.begins(&lane), None, "it is asked what it has heard of");
+        world.says_owners(&asked, &lane, &after_two_runs(says));
+        assert_eq!(world.begins(&lane), begins, "{says:?}");
+    }
 }
 
 /// Retention has taken the first ten records. The other node knows the same of the owners, or has not heard yet that it is not the owner any more.
