@@ -64,6 +64,13 @@ fn partly(done: BTreeSet<StreamletId>, wanted: impl Iterator<Item = StreamletId>
     ClientError::Partly { done, left, error: Box::new(error) }
 }
 
+fn not_heard(stream: StreamId, node: u32, streamlet: StreamletId) -> RpcError {
+    let message = format!(
+        "node {node} has not heard yet that it owns streamlet {streamlet} of stream {stream}, or owns it no more"
+    );
+    RpcError::Status { status: Status::NotReady, message, retry_after: None }
+}
+
 /// What several nodes know of the same applications.
 fn summed_up(mut all: Vec<ApplicationSummary>) -> Vec<ApplicationSummary> {
     all.sort_by(|a, b| (&a.name, a.stream).cmp(&(&b.name, b.stream)));
@@ -317,8 +324,7 @@ impl Admin {
         let until = Instant::now() + self.client.retry_timeout().max(NEXT_OWNER_TIMEOUT);
         let mut backoff = Backoff::default();
         loop {
-            let mut failed = None;
-            let mut owners: Vec<_> = placement.by_owner(streamlets).into_iter().collect();
+            let (mut failed, mut owners) = (None, Vec::from_iter(placement.by_owner(streamlets)));
             owners.sort_by_key(|(_, owned)| asked == Asked::Make && !owned.contains(&FIRST));
             for (node, mut owned) in owners {
                 // What an owner has told of before it moved is not asked for twice.
@@ -326,7 +332,10 @@ impl Admin {
                 if owned.is_empty() {
                     continue;
                 }
-                match self.at_owner(stream, &placement, (node, &owned), asked, &message(owned.clone())).await {
+                let (message, its) = (message(owned.clone()), (node, &mut owned));
+                let (answer, left) = self.at_owner(stream, &placement, its, asked, &message).await;
+                failed = left.or(failed);
+                match answer {
                     Ok(answer) => {
                         answers.push(answer);
                         done.extend(owned);
@@ -370,30 +379,59 @@ impl Admin {
         }
     }
 
-    /// Asks an owner for what it owns. One that is to change something at all of that has to know first that all of it is its own.
+    /// Asks an owner for what it owns. One that is to change something at all of that has to know before and behind that that it is its own. What it says, and why that does not count
+    /// for all of it: in `owned` what it counts for is left.
     ///
     /// It says that it is done when it is done with what it has been told to own, and a client counts that for all that it takes the node for the owner of. Other
-    /// nodes may have told it of a streamlet that the node has not heard of yet. An application that is deleted would come back with what is recorded of
-    /// that one.
+    /// nodes may have told it of a streamlet that the node has not heard of yet, and one may have left the node by the time that it was asked. An application that is deleted would
+    /// come back with what is recorded of that one.
     async fn at_owner<M: Message>(
         &self,
         stream: StreamId,
         placement: &Placement,
-        (node, owned): (u32, &[StreamletId]),
+        (node, owned): (u32, &mut Vec<StreamletId>),
         asked: Asked,
         message: &M,
-    ) -> Result<M::Response, RpcError> {
-        if asked == Asked::Change {
-            let heard = self.client.placement_at(placement, node, stream).await?;
-            let is_heard = |streamlet: &&StreamletId| heard.owner(streamlet.0) == placement.owner(streamlet.0);
-            if let Some(other) = owned.iter().find(|streamlet| !is_heard(streamlet)) {
-                let message = format!(
-                    "node {node} has not heard yet that it owns streamlet {other} of stream {stream}, or owns it no more"
-                );
-                return Err(RpcError::Status { status: Status::NotReady, message, retry_after: None });
-            }
+    ) -> (Result<M::Response, RpcError>, Option<RpcError>) {
+        if asked != Asked::Change {
+            return (self.client.call_node(placement, node, message).await, None);
         }
-        self.client.call_node(placement, node, message).await
+        match self.not_owned(stream, placement, (node, &owned[..])).await {
+            Ok(others) if others.is_empty() => {}
+            Ok(others) => return (Err(not_heard(stream, node, others[0])), None),
+            Err(error) => return (Err(error), None),
+        }
+        let answer = self.client.call_node(placement, node, message).await;
+        let counts = match &answer {
+            Ok(_) => true,
+            Err(error) => error.status() == Some(Status::UnknownApplication),
+        };
+        if !counts {
+            return (answer, None);
+        }
+        let left = match self.not_owned(stream, placement, (node, &owned[..])).await {
+            Ok(others) => {
+                owned.retain(|streamlet| !others.contains(streamlet));
+                others.first().map(|other| not_heard(stream, node, *other))
+            }
+            Err(error) => {
+                owned.clear();
+                Some(error)
+            }
+        };
+        (answer, left)
+    }
+
+    /// Those streamlets of which a node knows another owner, or another owner epoch, than the client.
+    async fn not_owned(
+        &self,
+        stream: StreamId,
+        placement: &Placement,
+        (node, owned): (u32, &[StreamletId]),
+    ) -> Result<Vec<StreamletId>, RpcError> {
+        let heard = self.client.placement_at(placement, node, stream).await?;
+        let is_other = |streamlet: &StreamletId| heard.owner(streamlet.0) != placement.owner(streamlet.0);
+        Ok(owned.iter().copied().filter(is_other).collect())
     }
 
     /// How the cluster is, as the node knows it; one that is alone answers without nodes.

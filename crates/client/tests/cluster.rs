@@ -61,7 +61,12 @@ struct Cluster {
     asked: Arc<AtomicU64>,
     /// Connections that nodes have taken.
     opened: Arc<AtomicU64>,
+    /// What happens before the next request of a kind comes to a node.
+    before: Arc<Mutex<Option<Before>>>,
 }
+
+/// At which node, before which request, what.
+type Before = (u32, Op, Box<dyn FnOnce() + Send>);
 
 /// A node's session: its broker's, and as much of a coordinator as clients need.
 struct NodeSession {
@@ -73,10 +78,12 @@ struct NodeSession {
     /// It does not say what streams are.
     is_mute: Box<dyn Fn() -> bool + Send>,
     asked: Arc<AtomicU64>,
+    before: Box<dyn Fn(Op) + Send>,
 }
 
 impl Session for NodeSession {
     fn on_frame(&mut self, header: &FrameHeader, body: &[u8], out: &mut Outbox) -> Flow {
+        Op::from_u16(header.op).into_iter().for_each(|op| (self.before)(op));
         self.asked.fetch_add(u64::from(header.op == Op::FindOwners as u16), Ordering::SeqCst);
         match Op::from_u16(header.op) {
             Some(Op::GetStream) if (self.is_mute)() => {}
@@ -165,6 +172,7 @@ impl Cluster {
             mute: Arc::default(),
             asked: Arc::default(),
             opened: Arc::default(),
+            before: Arc::default(),
         };
         (0..nodes as usize).for_each(|at| cluster.serve(at));
         let infos: Vec<NodeInfo> = (1..).zip(cluster.nodes.lock().iter()).map(|(n, node)| node_info(n, node)).collect();
@@ -195,14 +203,20 @@ impl Cluster {
         let (broker, info, producers) = (Arc::clone(&node.broker), self.info.clone(), Arc::clone(&self.producers));
         let (secretive, asked) = (Arc::clone(&self.secretive), Arc::clone(&self.asked));
         let (mute, number) = (Arc::clone(&self.mute), at as u32 + 1);
-        let opened = Arc::clone(&self.opened);
+        let (opened, what_comes_before) = (Arc::clone(&self.opened), Arc::clone(&self.before));
         let factory = Arc::new(move |peer: Peer, waker: SessionWaker| {
             opened.fetch_add(1, Ordering::SeqCst);
             let (node, broker) = (Arc::clone(&broker), broker.session(peer.address, waker));
             let (producers, secretive, asked) = (Arc::clone(&producers), Arc::clone(&secretive), Arc::clone(&asked));
             let (info, mute) = (info.clone(), Arc::clone(&mute));
             let is_mute = Box::new(move || mute.load(Ordering::SeqCst) == number);
-            Box::new(NodeSession { broker, node, info, producers, secretive, is_mute, asked }) as Box<dyn Session>
+            let due = Arc::clone(&what_comes_before);
+            let before = Box::new(move |op: Op| {
+                let due = due.lock().take_if(|(node, which, _)| (*node, *which) == (number, op));
+                due.into_iter().for_each(|(.., happens)| happens());
+            });
+            Box::new(NodeSession { broker, node, info, producers, secretive, is_mute, asked, before })
+                as Box<dyn Session>
         });
         let server = Server::start(config, factory).unwrap();
         (node.address, node.server) = (server.local_addr(), Some(server));
@@ -1170,6 +1184,39 @@ fn an_application_is_not_deleted_at_an_owner_that_has_not_heard_of_all_that_it_o
         next.open_streamlet(STREAM, moved, 2, Some(&state)).unwrap();
         client.admin().delete_application(STREAM, "report").await.unwrap();
         assert!(!cluster.knows(0, "report").await);
+    });
+}
+
+/// It leaves between the look whether its owner knows all that it owns and the deletion, for a node that has deleted what it had before.
+#[test]
+fn an_application_is_deleted_also_in_a_streamlet_that_leaves_just_before_it_is_deleted_there() {
+    let cluster = Cluster::start(2, 2, 1);
+    run(async {
+        let moved = StreamletId(1);
+        let client = patient(cluster.address(1)).await;
+        client.admin().reset_offsets(STREAM, "report", vec![], Start::Earliest, false).await.unwrap();
+        let (next, old) = (Arc::clone(&cluster.brokers[0]), Arc::clone(&cluster.brokers[1]));
+        let happened = Arc::new(AtomicU64::new(0));
+        let count = Arc::clone(&happened);
+        let moves: Box<dyn FnOnce() + Send> = Box::new(move || {
+            old.let_go(STREAM, moved).unwrap();
+            let state = loop {
+                match old.handed_over(STREAM, moved).unwrap() {
+                    Some(state) => break state,
+                    None => std::thread::yield_now(),
+                }
+            };
+            let owner = Owner { node: 1, epoch: 2, older: vec![OlderGroups { first_epoch: 1, node: 2 }] };
+            for broker in [&old, &next] {
+                broker.set_owner(2, STREAM, moved, owner.clone()).unwrap();
+            }
+            next.open_streamlet(STREAM, moved, 2, Some(&state)).unwrap();
+            count.fetch_add(1, Ordering::SeqCst);
+        });
+        *cluster.before.lock() = Some((2, Op::DeleteApplication, moves));
+        client.admin().delete_application(STREAM, "report").await.unwrap();
+        assert_eq!(happened.load(Ordering::SeqCst), 1);
+        assert!(!cluster.knows(0, "report").await, "it came back with the streamlet");
     });
 }
 

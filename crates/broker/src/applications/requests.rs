@@ -17,7 +17,7 @@ use super::application::{Application, Ask, Member, heartbeat_ms};
 use super::commit::{Committer, Reset};
 use super::describe::{offset, wanted};
 use super::keepers::Kept;
-use super::{of_asked, still_to_open};
+use super::{Applications, of_asked, still_to_open};
 use crate::acks::Answer;
 use crate::failure::Failure;
 use crate::groups::{LOAD_WAIT_MS, check_named};
@@ -88,6 +88,45 @@ fn check_owned(core: &Core, stream: StreamId, streamlets: &[StreamletId]) -> Res
         Some(&other) => Err(core.broker.ownership.not_owner(stream, other)),
         None => Ok(()),
     }
+}
+
+/// Refuses if something of a stream that was this node's `before` has left it since, of those streamlets that are asked for, or of all if none are.
+///
+/// A streamlet takes along what is known of it, and with the last one of a stream its applications go. Who is told behind that that there is no such application, or how far it is in what
+/// is left, takes that for all of what was asked for: what was deleted would come back with the streamlet, and what was to be set would not be set.
+pub(super) fn check_stayed(
+    applications: &Applications,
+    stream: StreamId,
+    before: &[Arc<Kept>],
+    asked: &[StreamletId],
+) -> Result<(), Failure> {
+    let is_asked = of_asked(asked);
+    let is_here = |kept: &Arc<Kept>| {
+        let now = applications.keepers.get(stream, kept.place.id());
+        now.is_some_and(|now| Arc::ptr_eq(&now, kept))
+    };
+    match before.iter().find(|kept| is_asked(kept.place.id()) && !is_here(kept)) {
+        Some(kept) => {
+            let streamlet = kept.place.id();
+            let message =
+                format!("streamlet {streamlet} of stream {stream} has left this node just now; ask its next owner");
+            Err(Failure::later(Status::NotReady, message))
+        }
+        None => Ok(()),
+    }
+}
+
+/// An application by its name. That there is none is said only if nothing [has left](check_stayed) since `before`.
+pub(super) fn named(
+    applications: &Applications,
+    (name, stream): (&str, StreamId),
+    before: &[Arc<Kept>],
+    asked: &[StreamletId],
+) -> Result<Arc<Application>, Failure> {
+    applications.by_name(name, stream).or_else(|unknown| {
+        check_stayed(applications, stream, before, asked)?;
+        Err(unknown)
+    })
 }
 
 fn join(core: &mut Core, request: Request<'_>, out: &mut Outbox) -> Result<Attempt, Failure> {
@@ -264,20 +303,21 @@ fn check_idle(counts: &mut BrokerCounts, application: &Application, now_us: u64)
 
 fn delete(core: &mut Core, request: Request<'_>) -> Result<Attempt, Failure> {
     let message: DeleteApplication = request.message()?;
+    let before = begin(core, message.stream);
     if let Some(wait) = all_known(core, message.stream, &[])? {
         return Ok(wait);
     }
-    let applications = &core.broker.applications;
-    let application = applications.by_name(&message.application, message.stream)?;
+    let application = named(&core.broker.applications, (&message.application, message.stream), &before, &[])?;
     check_idle(&mut core.counts, &application, core.clock.monotonic_us())?;
     let before = begin(core, message.stream);
-    applications.remove(&core.broker, &application, core.clock.now_ms())?;
+    core.broker.applications.remove(&core.broker, &application, core.clock.now_ms())?;
     Ok(durable(core, request, &Empty, (message.stream, &before), |_| true))
 }
 
 fn reset(core: &mut Core, request: Request<'_>, out: &mut Outbox) -> Result<Attempt, Failure> {
     let message: ResetOffsets = request.message()?;
     check_named(&message.streamlets)?;
+    let before = begin(core, message.stream);
     check_owned(core, message.stream, &message.streamlets)?;
     if let Some(wait) = all_known(core, message.stream, &message.streamlets)? {
         return Ok(wait);
@@ -290,9 +330,8 @@ fn reset(core: &mut Core, request: Request<'_>, out: &mut Outbox) -> Result<Atte
     if let Some(unknown) = message.streamlets.iter().find(|id| stream.streamlet(**id).is_none()) {
         return Err(Failure::unknown_streamlet(stream.id(), *unknown, stream.options().streamlets));
     }
-    let before = begin(core, message.stream);
     let application = if message.dry_run {
-        applications.by_name(&message.application, message.stream)?
+        named(applications, (&message.application, message.stream), &before, &message.streamlets)?
     } else {
         applications.find_or_create(&broker, &message.application, &stream, message.to)?.0
     };
@@ -311,6 +350,7 @@ fn reset(core: &mut Core, request: Request<'_>, out: &mut Outbox) -> Result<Atte
         application.reset(&mut state, &planned, now_ms)?;
     }
     drop(state);
+    check_stayed(applications, message.stream, &before, &message.streamlets)?;
     let offsets = planned.iter().map(|(key, position)| offset(*key, position)).collect();
     let answer = CommittedOffsets { application: application.meta.id, offsets };
     if message.dry_run {
@@ -323,13 +363,15 @@ fn reset(core: &mut Core, request: Request<'_>, out: &mut Outbox) -> Result<Atte
 fn fetch(core: &mut Core, request: Request<'_>) -> Result<Attempt, Failure> {
     let message: FetchOffsets = request.message()?;
     check_named(&message.streamlets)?;
+    let before = begin(core, message.stream);
     check_owned(core, message.stream, &message.streamlets)?;
     if let Some(wait) = all_known(core, message.stream, &message.streamlets)? {
         return Ok(wait);
     }
-    let before = begin(core, message.stream);
-    let application = core.broker.applications.by_name(&message.application, message.stream)?;
+    let applications = &core.broker.applications;
+    let application = named(applications, (&message.application, message.stream), &before, &message.streamlets)?;
     let answer = application.committed(wanted(&message.streamlets));
+    check_stayed(applications, message.stream, &before, &message.streamlets)?;
     let limit = items_max::<kera_protocol::CommittedOffset>(core);
     if answer.offsets.len() > limit {
         let message =
@@ -349,11 +391,12 @@ fn list(core: &mut Core, request: Request<'_>, out: &mut Outbox) -> Result<Attem
 fn describe(core: &mut Core, request: Request<'_>, out: &mut Outbox) -> Result<Attempt, Failure> {
     let message: DescribeApplication = request.message()?;
     let before = begin(core, message.stream);
-    let application = core.broker.applications.by_name(&message.application, message.stream)?;
+    let application = named(&core.broker.applications, (&message.application, message.stream), &before, &[])?;
     let (now_us, now_ms) = (core.clock.monotonic_us(), core.clock.now_ms());
     core.counts.members_expired += application.expire(&mut application.state.lock(), now_us);
     let lanes_max = items_max::<LaneProgress>(core) / 4;
     let description = application.describe(lanes_max, now_us, now_ms);
+    check_stayed(&core.broker.applications, message.stream, &before, &[])?;
     if core.broker.applications.keepers.is_in_cluster() {
         // An owner that is lost may never have made it durable: it is told when nothing can take it back.
         return Ok(durable(core, request, &description, (message.stream, &before), |_| true));

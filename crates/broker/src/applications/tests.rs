@@ -17,6 +17,7 @@ use parking_lot::Mutex;
 use super::commit::Committer;
 use super::journal::Journal;
 use super::replay::Replay;
+use super::requests::{check_stayed, named};
 use crate::acks::Answer;
 use crate::broker::Broker;
 use crate::config::BrokerConfig;
@@ -253,6 +254,22 @@ fn applications_stay_if_a_streamlet_comes_while_the_last_one_leaves() {
     assert!(application.state.lock().known.contains(&StreamletId(1)));
     applications.streamlet_left(STREAM, StreamletId(1));
     assert!(application.is_deleted() && applications.by_name("a", STREAM).is_err());
+}
+
+/// Its applications go with the last streamlet of a stream, and are at its next owner: it is not said that there is none.
+#[test]
+fn who_asks_about_a_streamlet_that_leaves_meanwhile_is_sent_to_its_next_owner() {
+    let node = Node::new();
+    let (broker, applications) = (&node.broker, &node.broker.applications);
+    let stream = node.log.stream(STREAM).expect("a stream");
+    applications.find_or_create(broker, "a", &stream, Start::Earliest).expect("an application");
+    let before = applications.keepers.of_stream(STREAM);
+    let refused = |name: &str| named(applications, (name, STREAM), &before, &[]).err().map(|failure| failure.status);
+    let stayed = |streamlet: u32| check_stayed(applications, STREAM, &before, &[StreamletId(streamlet)]).is_ok();
+    assert_eq!((refused("a"), refused("b")), (None, Some(Status::UnknownApplication)));
+    assert!(stayed(0) && stayed(1));
+    applications.streamlet_left(STREAM, StreamletId(0));
+    assert_eq!((refused("a"), stayed(0), stayed(1)), (Some(Status::NotReady), false, true));
 }
 
 /// A streamlet that is read while floors are set brings an application along that is behind those that there were: what it has to read stays.
