@@ -178,7 +178,13 @@ impl Broker {
         self.applications.join_cluster();
     }
 
-    /// The nodes of the cluster are these, as of state `version`.
+    /// All that has changed in the cluster up to state `version` was told. Before that a state has no number here, whatever of it was told: who is told the number takes all for told, and
+    /// does not ask again before there is a later one.
+    pub fn told_up_to(&self, version: u64) {
+        self.ownership.with(version, |_| ());
+    }
+
+    /// The nodes of the cluster are these, as of state `version`; zero: it is said [later](Broker::told_up_to) which state it is.
     pub fn set_nodes(&self, version: u64, nodes: Vec<NodeInfo>) {
         let nodes = nodes.into_iter().map(|node| (node.node, node)).collect();
         self.ownership.with(version, |table| table.nodes = nodes);
@@ -201,7 +207,7 @@ impl Broker {
         }
     }
 
-    /// The owners of a stream's streamlets are these, from 0 on, as of state `version`: when the stream is made, grows, or the node starts.
+    /// The owners of a stream's streamlets are these, from 0 on, as of state `version`, or zero as with [`set_nodes`](Broker::set_nodes): when the stream is made, grows, or the node starts.
     /// Streamlets of this node take writes when they are [opened](Broker::open_streamlet).
     pub fn place_stream(&self, version: u64, stream: StreamId, owners: Vec<Owner>) -> Result<(), Failure> {
         let found = self.log.stream(stream).ok_or_else(|| Failure::unknown_stream(stream))?;

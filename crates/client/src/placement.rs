@@ -2,6 +2,7 @@
 //! the owner or cannot be reached. Kept for each stream, shared by all producers and consumers of a [`Client`].
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -164,11 +165,19 @@ impl Placement {
         known.is_none_or(|known| self.version > known.version)
     }
 
-    /// Whether it is later than another one, or of another cluster, and who has groups of a streamlet differs.
-    pub(crate) fn has_moved_on_from(&self, before: &Placement, streamlet: StreamletId) -> bool {
-        let is_later = self.version > before.version || self.cluster != before.cluster;
+    /// Whether a node that says this has told all groups of a streamlet that it has by what was `known` when it was asked for them before. It knows the same of the streamlet. Or it has not
+    /// heard of the owner that is known, and has these groups by what it knows: then it has let go of none of them. Everything else may be later than what is known; the numbers of
+    /// states do not tell, for each node numbers them as it hears of them.
+    pub(crate) fn bears_out(&self, known: &Placement, streamlet: StreamletId, node: u32) -> bool {
         let at = streamlet.0 as usize;
-        is_later && self.owners.get(at) != before.owners.get(at)
+        let (Some(says), Some(owner)) = (self.owners.get(at), known.owners.get(at)) else { return false };
+        // Without an owner epoch it has not heard of any owner.
+        let is_behind = says.epoch != 0 && says.epoch < owner.epoch;
+        let firsts = owner.older.iter().map(|older| (older.first_epoch, older.node));
+        let runs: Vec<(u32, u32)> = firsts.chain([(owner.epoch, owner.node), (u32::MAX, NOBODY)]).collect();
+        let mut its = runs.windows(2).filter(|run| run[0].1 == node);
+        let has_all = its.all(|run| has_all(says, node, run[0].0..run[1].0));
+        self.cluster == known.cluster && (says == owner || (is_behind && has_all))
     }
 
     /// What a node says that is of no cluster, or of another one, although the client has been in a cluster before: nothing that can be
@@ -265,6 +274,13 @@ impl Placement {
             }
         }
     }
+}
+
+/// Whether a node has all groups of some owner epochs.
+fn has_all(owner: &Owner, node: u32, epochs: Range<u32>) -> bool {
+    let firsts = owner.older.iter().map(|older| older.first_epoch).chain([owner.epoch]);
+    let inside = firsts.filter(|first| epochs.contains(first));
+    inside.chain([epochs.start]).all(|epoch| owner.holder(GroupId::new(epoch, 0)) == node)
 }
 
 /// What is known of streams.
@@ -377,6 +393,28 @@ mod tests {
         assert_eq!((heard(&later), later.has_later_owners(&known, 2)), ([true, true], true));
         let grown = of(3, &[(1, 4), (2, 5), (3, 9)]);
         assert!(!grown.has_later_owners(&known, 2));
+    }
+
+    #[test]
+    fn a_list_of_groups_counts_if_its_node_knows_the_same_or_has_let_go_of_nothing() {
+        let of = |version: u64, (node, epoch): (u32, u32), older: &[(u32, u32)]| {
+            let older = older.iter().map(|(first_epoch, node)| OlderGroups { first_epoch: *first_epoch, node: *node });
+            Placement::of_three(version, vec![Owner { node, epoch, older: older.collect() }])
+        };
+        let known = of(9, (1, 9), &[(3, 2), (5, 3)]);
+        let counts = |says: &Placement| [1, 2, 3].map(|node| says.bears_out(&known, StreamletId(0), node));
+        assert_eq!(counts(&of(2, (1, 9), &[(3, 2), (5, 3)])), [true; 3]);
+        // Whatever number the state has.
+        for version in [2, 20] {
+            assert_eq!(counts(&of(version, (1, 9), &[(3, 3)])), [false; 3], "something has moved since");
+            assert_eq!(counts(&of(version, (3, 5), &[(3, 2)])), [false, true, true], "it has not heard of the owner");
+            // Node 2 has let go of its groups.
+            assert_eq!(counts(&of(version, (3, 5), &[(3, 3)])), [false, false, true]);
+        }
+        assert_eq!(counts(&of(20, (0, 0), &[])), [false; 3], "it has heard of nothing");
+        assert_eq!(counts(&Placement::default()), [false; 3]);
+        let another = Placement { cluster: [2; 16], ..of(9, (1, 9), &[(3, 2), (5, 3)]) };
+        assert_eq!(counts(&another), [false; 3]);
     }
 
     #[test]

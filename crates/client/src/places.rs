@@ -97,12 +97,12 @@ impl Client {
 
     /// Whether what a node has told of its groups is what `placement` expects of it. One that was lost and started again has forgotten groups that
     /// others have rebuilt: where they were there would be nothing, and a reader would begin behind them. Whoever has forgotten something
-    /// knows who has it now, so it is asked after it has told, and what is later than `placement` counts.
+    /// knows who has it now, so it is asked after it has told, and what may be later than `placement` counts.
     async fn check_holder(&self, placement: &Placement, node: u32, lookup: &Lookup) -> Result<(), RpcError> {
         let knows = self.placement_at(placement, node, lookup.stream).await?;
-        match knows.has_moved_on_from(placement, lookup.streamlet) {
-            false => Ok(()),
-            true => {
+        match knows.bears_out(placement, lookup.streamlet, node) {
+            true => Ok(()),
+            false => {
                 let message = format!("node {node} says that others have groups of streamlet {} now", lookup.streamlet);
                 Err(RpcError::Status { status: Status::NotOwner, message, retry_after: None })
             }

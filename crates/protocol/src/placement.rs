@@ -89,7 +89,7 @@ wire_struct! {
     pub struct Owners {
         /// The cluster.
         pub cluster: [u8; 16],
-        /// Rises with each change. Pages of different versions do not belong together: ask again from the first.
+        /// Rises with each change. Pages of different versions do not belong together: ask again from the first. Each node numbers states as it hears of them: which of two nodes has heard of more the numbers do not say.
         pub version: u64,
         /// The node that answers; zero: it is in no cluster, and owns everything.
         pub node: u32,

@@ -524,6 +524,29 @@ fn a_stream_takes_nothing_and_tells_nothing_before_it_is_known_whose_it_is() {
     assert_eq!(told.iter().map(|stream| stream.runs[0].epoch).collect::<Vec<_>>(), [2]);
 }
 
+/// A client that has the number asks again when there is a later one.
+#[test]
+fn a_state_has_its_number_when_all_that_has_changed_in_it_was_told() {
+    let house = House::new();
+    house.stream(STREAM, options(2, 1));
+    house.broker.join_cluster(CLUSTER, 1);
+    house.broker.place_stream(3, STREAM, vec![owner(1, 2, &[]), owner(2, 2, &[])]).unwrap();
+    house.broker.told_up_to(4);
+    let told = |house: &House| {
+        let told = house.peer().call(&find(house, vec![STREAM.into()], None, 0));
+        let epochs: Vec<u32> = told.streams[0].runs.iter().map(|run| run.epoch).collect();
+        (told.version, epochs)
+    };
+    assert_eq!(told(&house), (4, vec![2, 2]));
+    for (streamlet, epochs) in [(0, vec![5, 2]), (1, vec![5, 6])] {
+        let next = owner(2 - streamlet, 5 + streamlet, &[]);
+        house.broker.set_owner(0, STREAM, StreamletId(streamlet), next).unwrap();
+        assert_eq!(told(&house), (4, epochs));
+    }
+    house.broker.told_up_to(9);
+    assert_eq!(told(&house), (9, vec![5, 6]));
+}
+
 #[test]
 fn owners_come_in_pages_and_by_name() {
     let house = House::new();

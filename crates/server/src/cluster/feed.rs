@@ -18,6 +18,10 @@ use super::recovery::Recovery;
 use super::returning::Returning;
 use super::{floors, leftovers};
 
+/// What the broker is told of a state before all that has changed in it is told. What is looked at is the newest state that there is, and the broker may have to hear
+/// of other changes in front of that: had it the number of this one, whoever was told it would look at none of those any more.
+const UNNUMBERED: u64 = 0;
+
 /// Feeds one broker. Called by the thread that follows the log, and once at the start.
 pub(super) struct Feed {
     node: NodeNumber,
@@ -58,27 +62,27 @@ impl Feed {
     }
 
     fn everything(&self, group: &Group) {
+        let version = group.applied();
         self.nodes(group);
         let streams: Vec<StreamId> = group.read(|state| state.catalog.streams().map(|info| info.id).collect());
         let next = group.read(|state| state.catalog.next_stream());
         streams.into_iter().for_each(|stream| self.place(group, stream));
         self.broker.heard_of_streams(next);
+        self.broker.told_up_to(version);
         self.moves.look();
     }
 
     fn nodes(&self, group: &Group) {
         let _alone = self.placing.lock();
-        let version = group.applied();
-        self.broker.set_nodes(version, group.read(ClusterState::node_infos));
+        self.broker.set_nodes(UNNUMBERED, group.read(ClusterState::node_infos));
     }
 
     fn place(&self, group: &Group, stream: StreamId) {
         let _alone = self.placing.lock();
-        let (version, placed) = (group.applied(), group.read(|state| state.placed(self.node, stream)));
-        let Some(placed) = placed else { return };
+        let Some(placed) = group.read(|state| state.placed(self.node, stream)) else { return };
         // Whoever takes them over begins as soon as the broker knows that they are its own.
         placed.lost.iter().for_each(|at| _ = self.adapting.set_copies(stream, StreamletId(*at)));
-        if let Err(failure) = self.broker.place_stream(version, stream, placed.owners.clone()) {
+        if let Err(failure) = self.broker.place_stream(UNNUMBERED, stream, placed.owners.clone()) {
             tracing::error!(%stream, error = %failure, "the broker does not follow the cluster; restart the node");
             return;
         }
@@ -127,7 +131,7 @@ impl Observer for Feed {
                 self.drop_all_rebuilt(&group);
             }
             Change::Stream(StreamEvent::Deleted(info)) => {
-                self.broker.displace_stream(index, info.id);
+                self.broker.displace_stream(UNNUMBERED, info.id);
                 self.copies.look_for_gone();
             }
             Change::Stream(StreamEvent::Altered { after: info, .. } | StreamEvent::Created(info)) => {
@@ -168,6 +172,9 @@ impl Observer for Feed {
         if let Change::Stream(event) = change {
             heard_of(&self.broker, event);
         }
+        if is_told(change) {
+            self.broker.told_up_to(index);
+        }
         if may_be_waited_for(&group, change) {
             self.recovery.look();
         }
@@ -190,6 +197,22 @@ impl Observer for Feed {
 fn heard_of(broker: &Broker, event: &StreamEvent) {
     let (StreamEvent::Created(info) | StreamEvent::Deleted(info) | StreamEvent::Altered { after: info, .. }) = event;
     broker.heard_of_streams(StreamId(info.id.0.saturating_add(1)));
+}
+
+/// Whether a change is one of what the broker is told: of nodes, streams and owners. Also if the broker has heard of it before, with the newest state of something else: whoever
+/// was told its number by another node asks for a later one.
+fn is_told(change: &Change) -> bool {
+    use ClusterEntry as Is;
+    let is_of_owners = |entry: &ClusterEntry| {
+        let has_moved = matches!(entry, Is::OwnerChanged { .. } | Is::OwnerReturned { .. });
+        has_moved || matches!(entry, Is::GroupsHeld { .. } | Is::GroupsLost { .. } | Is::GroupsReturned { .. })
+    };
+    let is_of_nodes =
+        |entry: &ClusterEntry| matches!(entry, Is::NodeJoined { .. } | Is::NodeFenced { .. } | Is::NodeRemoved { .. });
+    match change {
+        Change::Replaced | Change::Stream(_) => true,
+        Change::Cluster(entry) => is_of_owners(entry) || is_of_nodes(entry),
+    }
 }
 
 /// Whether something may be taken over or rebuilt behind a change that could not before, or logs of this node's earlier incarnations may go.
