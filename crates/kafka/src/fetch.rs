@@ -1024,7 +1024,7 @@ pub(crate) mod tests {
         lane.close_group();
         append(&lane);
         let of = Arc::new(Mutex::new(PartitionTransactions::new(lane.stream_id(), 0)));
-        of.lock().restore(AbortedRange {
+        of.lock().restore([AbortedRange {
             stream: lane.stream_id(),
             partition: 0,
             producer_id: 4,
@@ -1032,7 +1032,7 @@ pub(crate) mod tests {
             marker_offset: 1,
             stable_offset: 2,
             epoch: 0,
-        });
+        }]);
         let told = || {
             let found = Found::default().without_aborted(&lane, &of, 0..3);
             (found.error, found.aborted)

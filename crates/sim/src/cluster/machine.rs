@@ -20,7 +20,7 @@ use kera_log::{
     Arena, ArenaConfig, Attach, ChunkReference, DurabilitySink, Log, LogConfig, Observer, RestoreError, Restored,
     SinkError, Ticket,
 };
-use kera_protocol::{FrameHeader, Op};
+use kera_protocol::{FRAME_HEADER_BYTES, FrameHeader, Op};
 use kera_vlog::{Ran, SegmentCloser, VirtualLog, VirtualLogConfig};
 
 use super::world::{Plan, Planted};
@@ -463,18 +463,6 @@ fn by_coordinator(coordinator: &Coordinator) -> impl Fn(Op, &FrameHeader, &Bytes
         let mut frame = Vec::new();
         coordinator.handle(op, header, body, &mut frame);
         let answer = FrameHeader::parse(&frame, frame.len()).expect("whole frames");
-        Some((answer, Bytes::copy_from_slice(&frame[kera_protocol::FRAME_HEADER_BYTES..])))
-    }
-}
-
-/// Takes what a connection sends apart into frames.
-pub(crate) fn frames_of(out: &Outbox, wire: u64, said: &mut Vec<Said>) {
-    let bytes = Bytes::from(out.to_vec());
-    let mut sent = 0;
-    while sent < bytes.len() {
-        let header = FrameHeader::parse(&bytes[sent..], OUTBOX_BYTES * 2).expect("a node sends whole frames");
-        let end = sent + header.frame_bytes as usize;
-        said.push(Said::Frame(wire, header, bytes.slice(sent + FRAME_HEADER_BYTES..end)));
-        sent = end;
+        Some((answer, Bytes::copy_from_slice(&frame[FRAME_HEADER_BYTES..])))
     }
 }
