@@ -10,7 +10,8 @@ them is told how fast the machine hands out memory, which what is rebuilt needs 
 else running. Last comes a line of what loopback and the disk of the nodes' folders give by `kera bench limit`, right behind the rounds, with the medians of their two
 rates as parts of each. Needs six times the data as memory at most, and as much disk; `--arena-mib` has nodes take less of it, so that what is rebuilt goes through their disks.
 With `--follow` a consumer reads what is written meanwhile, and the longest wait of a record for its receipt is told too. With `--freeze` the node is
-stopped by a signal and not killed: no connection to it breaks, as when its machine is gone. With `--behind-mib` an application has read all of the old data but so many MiB
+stopped by a signal and not killed: no connection to it breaks, as when its machine is gone. With `--used-memory` nodes have had as much in memory before as they take for records, so that no time goes into pages that were never used: that is how nodes are that run for a while.
+With `--behind-mib` an application has read all of the old data but so many MiB
 when the node is killed, and goes on right behind that: told is after how long it had them.
 With `--back-s` the killed node is started again after so many seconds, and told is what became of what it still has: how much of it was held there again, and how
 much others read from backups instead. `--retention-mib` has the stream keep so much of what was written to it, so that retention takes its front all the time.
@@ -126,16 +127,27 @@ def read_back(kera, connect, at_least, keeps_all):
     return said["records"]
 
 
-def begin(kera, nodes, connect, mib, options):
-    """Starts the nodes, and makes stream `old` with these options and so many MiB in records of 1,000 bytes."""
+def begin(kera, nodes, connect, mib, options, used_mib=0):
+    """Starts the nodes, has each use so many MiB of memory, and makes stream `old` with these options and so many MiB in records of 1,000 bytes."""
     for node in nodes:
         node.start()
         node.wait()
     time.sleep(2)
+    if used_mib:
+        use_memory(kera, connect, used_mib)
     create = [kera, "stream", "create", "old", *options, "--connect", connect]
     subprocess.run(create, check=True, stdout=subprocess.DEVNULL)
     fill = [kera, "bench", "produce", "--stream", "old", *options[:2], "--records", str(mib << 10), "--record-bytes", "1000"]
     subprocess.run(fill + ["--chunk-bytes", "64KiB", "--connect", connect], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def use_memory(kera, connect, mib):
+    """Each of the three nodes has had so many MiB in memory: a stream of one copy is written there, and deleted again."""
+    stream = ["--streamlets", "3"]
+    subprocess.run([kera, "stream", "create", "before", *stream, "--connect", connect], check=True, stdout=subprocess.DEVNULL)
+    fill = [kera, "bench", "produce", "--stream", "before", *stream, "--records", str(3 * mib << 10), "--record-bytes", "1000", "--chunk-bytes", "64KiB"]
+    subprocess.run(fill + ["--connect", connect], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    subprocess.run([kera, "stream", "delete", "before", "--yes", "--connect", connect], check=True, stdout=subprocess.DEVNULL)
 
 
 def round_of(kera, mib, args):
@@ -145,7 +157,8 @@ def round_of(kera, mib, args):
     connect = ",".join(node.address for node in nodes)
     try:
         retention = ["--retention-bytes", f"{args.retention_mib}MiB"] if args.retention_mib else []
-        begin(kera, nodes, connect, mib, ["--streamlets", "1", "--replication", "3", *retention])
+        used_mib = (arena_mib or 2 * mib) if args.used_memory else 0
+        begin(kera, nodes, connect, mib, ["--streamlets", "1", "--replication", "3", *retention], used_mib)
         if behind_mib:
             output_of("the application, before the node was lost,", reads(kera, connect, (mib - behind_mib) << 10))
         lost = nodes[owner(kera, connect) - 1]
@@ -236,6 +249,7 @@ def main():
     parser.add_argument("--back-s", type=float, help="the killed node is started again after so many seconds")
     parser.add_argument("--retention-mib", type=int, help="the stream keeps so much of what is written to it")
     parser.add_argument("--freeze", action="store_true", help="the node falls silent, and no connection to it breaks")
+    parser.add_argument("--used-memory", action="store_true", help="nodes have used all of their memory for records before, as those have that run for a while")
     args = parser.parse_args()
     kera = os.path.abspath(args.kera)
     rounds = []

@@ -12,8 +12,8 @@ use kera_format::checksum::crc32c;
 use kera_format::vlog_replica::LogId;
 use kera_format::{StreamId, StreamletId};
 use kera_protocol::{
-    BlockRange, BlockStored, LaneStates, ListReplicas, LogView, ReadBlocks, ReleaseBlocks, Status, StoreHead,
-    StoreOutcome, StreamletRef,
+    BlockRange, BlockStored, BlocksRead, LaneStates, ListReplicas, LogView, ReadBlocks, ReleaseBlocks, Status,
+    StoreHead, StoreOutcome, StreamletRef,
 };
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -1272,4 +1272,38 @@ fn what_does_not_read_back_any_more_is_found_and_not_told_to_be_there() {
     // What was given back is nobody's.
     rig.backup.release(&ReleaseBlocks { log: LOG, through_block: u64::MAX });
     assert_eq!((scrub(&rig), rig.ranges(LOG)), ((0, 0), Vec::new()));
+}
+
+#[test]
+fn blocks_that_are_read_keep_what_they_had_while_others_are_read_into_the_memory_of_those_that_are_done_with() {
+    let (_disk, disks) = memory();
+    let rig = Rig::over(open(&disks, 1).0);
+    for block in 1..=8 {
+        let done = Arc::clone(&rig.answers) as Arc<dyn StoreDone>;
+        let chunk = large(block);
+        assert_eq!(rig.backup.store(&head(LOG, block, 1, false, 1, &chunk), &chunk, &done, block), Taken::Queued);
+        rig.write();
+    }
+    let read = |from_block, through_block, streamlet| {
+        let streamlets = vec![StreamletRef { stream: StreamId(1), streamlet: StreamletId(streamlet) }];
+        rig.backup
+            .read_blocks(&ReadBlocks { log: LOG, from_block, through_block, streamlets, max_bytes: 1 << 20 })
+            .expect("read")
+    };
+    let check = |read: &BlocksRead| {
+        for (head, bytes) in &read.blocks {
+            assert!(bytes[..] == large(head.block)[..], "block {} has another content", head.block);
+            assert_eq!((head.chunk_count, head.chunks_checksum), (1, crc32c(bytes)));
+        }
+        read.blocks.len()
+    };
+    let first = read(1, 4, 0);
+    let kept = rig.backup.stats().queued_bytes;
+    let second = read(5, 8, 0);
+    assert_eq!((check(&first), check(&second)), (4, 4));
+    drop(first);
+    assert!(rig.backup.stats().queued_bytes > kept + 600_000, "it is kept for the next ones");
+    let third = read(2, 5, 0);
+    assert_eq!((check(&second), check(&third)), (4, 4));
+    assert_eq!((read(1, 8, 1).next_block, check(&read(1, 8, 1))), (9, 0), "of another streamlet there is nothing");
 }

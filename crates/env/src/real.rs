@@ -361,6 +361,9 @@ mod tests {
             let mut second = AlignedBuffer::zeroed(DISK_ALIGNMENT);
             second.fill(2);
             file.write_vectored_at(0, &[IoSlice::new(&first), IoSlice::new(&[]), IoSlice::new(&second)]).unwrap();
+            // What is read ahead does not hide what is written behind that.
+            file.will_read(0, 1 << 20);
+            file.will_read(1 << 40, 0);
             file.write_at(3 * DISK_ALIGNMENT as u64, b"tail").unwrap();
             file.sync_data().unwrap();
             let mut back = AlignedBuffer::zeroed(4 * DISK_ALIGNMENT);

@@ -77,6 +77,24 @@ pub fn chunks(log: LogId, block: u64) -> (u32, Vec<u8>) {
     (count as u32, bytes)
 }
 
+/// A block of one large chunk, which says its number all over.
+pub fn large(block: u64) -> Vec<u8> {
+    let mut builder = ChunkBuilder::default();
+    builder.push(&Record::value(&block.to_le_bytes().repeat(25_000 + block as usize)));
+    let target = ChunkTarget { stream: StreamId(1), sequence: block, ..ChunkTarget::default() };
+    let mut chunk = builder.seal(&target, Compression::None).expect("a chunk");
+    let place = BrokerPart {
+        group: GroupId::new(3, 1),
+        segment: SegmentIndex(0),
+        base_ordinal: block,
+        append_time_ms: 5,
+        lane: LaneId(0),
+        position: 128,
+    };
+    place.stamp(&mut chunk);
+    chunk
+}
+
 pub fn head(log: LogId, block: u64, view_first: u64, synced: bool, chunk_count: u32, chunks: &[u8]) -> StoreHead {
     StoreHead {
         cluster: CLUSTER,
