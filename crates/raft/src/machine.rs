@@ -44,6 +44,9 @@ pub enum Change {
 pub trait Observer: Send + Sync {
     /// Called on a thread of its own, one change at a time and in order. `index` is that of the entry of the log.
     fn changed(&self, index: u64, change: &Change);
+
+    /// All changes of this entry of the log were told. One entry may have many, and another one none.
+    fn told(&self, _index: u64) {}
 }
 
 #[derive(Default)]
@@ -191,6 +194,7 @@ fn follow(
         for change in &changes {
             observers.iter().for_each(|observer| observer.changed(index, change));
         }
+        observers.iter().for_each(|observer| observer.told(index));
         told.send_replace(index);
     }
 }
@@ -430,6 +434,37 @@ mod tests {
         let (place, bytes) = made.snapshot.into_bytes().unwrap();
         assert_eq!((place.index, snapshot::decode(&bytes).unwrap().state.level()), (1, 2));
         assert_eq!(machine.shared.current.read().state.level(), 3);
+    }
+
+    /// Notes the entry of each change, and when all of an entry was told.
+    #[derive(Default)]
+    struct Notes(Mutex<Vec<(u64, &'static str)>>);
+
+    impl Observer for Notes {
+        fn changed(&self, index: u64, _: &Change) {
+            self.0.lock().push((index, "changed"));
+        }
+        fn told(&self, index: u64) {
+            self.0.lock().push((index, "told"));
+        }
+    }
+
+    #[test]
+    fn an_entry_is_told_when_all_of_its_changes_are() {
+        let mut machine = machine(1);
+        let notes = Arc::new(Notes::default());
+        machine.shared.observe(notes.clone());
+        let mut followed = machine.shared.followed.clone();
+        let raised = |index, levels: &[u32]| {
+            entry(index, levels.iter().map(|level| ClusterEntry::LevelRaised { level: *level }).collect())
+        };
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        runtime.block_on(async {
+            machine.apply([raised(1, &[2, 3]), raised(2, &[]), raised(3, &[4])]).await.unwrap();
+            followed.wait_for(|told| *told >= 3).await.unwrap();
+        });
+        let expected = [(1, "changed"), (1, "changed"), (1, "told"), (2, "told"), (3, "changed"), (3, "told")];
+        assert_eq!(*notes.0.lock(), expected);
     }
 
     /// A snapshot that is there no more because the next one is: who asks for the newest gets that.

@@ -1,5 +1,6 @@
 //! What the broker is told of nodes and owners: which streamlets are this node's, in which owner epoch, and who has the others.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
 use kera_broker::Broker;
@@ -40,6 +41,7 @@ pub(super) struct Feed {
     returning: Arc<Returning>,
     /// Has logs of streams that are gone serve others.
     copies: Arc<Copies>,
+    news: News,
 }
 
 impl Feed {
@@ -49,7 +51,8 @@ impl Feed {
         group: Weak<Group>,
         (recovery, moves, adapting, returning): (Arc<Recovery>, Arc<Moves>, Arc<Adapting>, Arc<Returning>),
     ) -> Feed {
-        Feed { node, epoch, broker, group, placing: Mutex::default(), recovery, moves, adapting, returning, copies }
+        let (placing, news) = (Mutex::default(), News::default());
+        Feed { node, epoch, broker, group, placing, recovery, moves, adapting, returning, copies, news }
     }
 
     /// Tells all that is known, and from then on what changes.
@@ -58,17 +61,17 @@ impl Feed {
         self.broker.join_cluster(group.read(ClusterState::cluster), self.node);
         // First: what changes while everything is told is told again.
         group.observe(self.clone());
+        let version = group.applied();
         self.everything(&group);
+        self.broker.told_up_to(version);
     }
 
     fn everything(&self, group: &Group) {
-        let version = group.applied();
         self.nodes(group);
         let streams: Vec<StreamId> = group.read(|state| state.catalog.streams().map(|info| info.id).collect());
         let next = group.read(|state| state.catalog.next_stream());
         streams.into_iter().for_each(|stream| self.place(group, stream));
         self.broker.heard_of_streams(next);
-        self.broker.told_up_to(version);
         self.moves.look();
     }
 
@@ -122,7 +125,7 @@ impl Feed {
 }
 
 impl Observer for Feed {
-    fn changed(&self, index: u64, change: &Change) {
+    fn changed(&self, _index: u64, change: &Change) {
         let Some(group) = self.group.upgrade() else { return };
         match change {
             Change::Replaced => {
@@ -172,9 +175,7 @@ impl Observer for Feed {
         if let Change::Stream(event) = change {
             heard_of(&self.broker, event);
         }
-        if is_told(change) {
-            self.broker.told_up_to(index);
-        }
+        self.news.note(change);
         if may_be_waited_for(&group, change) {
             self.recovery.look();
         }
@@ -187,6 +188,30 @@ impl Observer for Feed {
         ) = change
         {
             self.moves.look();
+        }
+    }
+
+    fn told(&self, index: u64) {
+        self.news.number(&self.broker, index);
+    }
+}
+
+/// Whether something has changed, in the entry that is being told, of what the broker is told. One entry may change many streams: when a node is lost, the owners of
+/// all of which it had something. So its number waits for the last of them.
+#[derive(Default)]
+struct News(AtomicBool);
+
+impl News {
+    fn note(&self, change: &Change) {
+        if is_told(change) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// All of entry `index` was told.
+    fn number(&self, broker: &Broker, index: u64) {
+        if self.0.swap(false, Ordering::Relaxed) {
+            broker.told_up_to(index);
         }
     }
 }
@@ -246,18 +271,44 @@ mod tests {
     use kera_env::ManualClock;
     use kera_format::StreamOptions;
     use kera_log::{Arena, ArenaConfig, Log, LogConfig};
+    use kera_protocol::FindOwners;
     use kera_protocol::admin::StreamInfo;
 
     use super::*;
 
-    /// It was deleted by the time that this node heard of its making.
-    #[test]
-    fn a_stream_that_came_and_went_is_not_waited_for() {
+    fn broker() -> (Arc<Broker>, tempfile::TempDir) {
         let dir = tempfile::tempdir().expect("a directory");
         let config = ArenaConfig { path: dir.path().join("feed.arena"), bytes: 16 << 20, node: [1; 16] };
         let (arena, _) = Arena::create_or_attach(config).expect("an arena");
         let log = Log::new(LogConfig::default(), arena);
-        let broker = Broker::new(BrokerConfig::default(), log, Arc::new(ManualClock::new(0)));
+        (Broker::new(BrokerConfig::default(), log, Arc::new(ManualClock::new(0))), dir)
+    }
+
+    /// The first of them is told, and somebody asks of the second one's stream.
+    #[test]
+    fn an_entry_with_several_changes_has_no_number_before_the_last_of_them() {
+        let (broker, _dir) = broker();
+        let version = || {
+            let all = FindOwners { streams: Vec::new(), after: None, limit: 0 };
+            broker.find_owners(&all, |_| None).ok().map(|told| told.version)
+        };
+        let (news, fenced) = (News::default(), |node| ClusterEntry::NodeFenced { node, epoch: 1 });
+        for node in [1, 2] {
+            news.note(&Change::Cluster(fenced(node)));
+            assert_eq!(version(), Some(0));
+        }
+        news.number(&broker, 9);
+        assert_eq!(version(), Some(9));
+        // Nothing of it is what the broker is told: whoever has the number before it need not ask again.
+        news.note(&Change::Cluster(ClusterEntry::LevelRaised { level: 2 }));
+        news.number(&broker, 10);
+        assert_eq!(version(), Some(9));
+    }
+
+    /// It was deleted by the time that this node heard of its making.
+    #[test]
+    fn a_stream_that_came_and_went_is_not_waited_for() {
+        let (broker, _dir) = broker();
         let may_come = |stream| broker.ownership().may_hear_of(StreamId(stream));
         broker.heard_of_streams(StreamId(50));
         assert!(may_come(50));
