@@ -8,7 +8,7 @@ use kera_coordinator::StreamEvent;
 use kera_coordinator::cluster::ClusterState;
 use kera_format::cluster::{ClusterEntry, NodeNumber};
 use kera_format::{StreamId, StreamletId};
-use kera_log::Tenure;
+use kera_log::{Log, Tenure};
 use kera_raft::{Change, Group, Observer};
 use parking_lot::Mutex;
 
@@ -68,9 +68,12 @@ impl Feed {
 
     fn everything(&self, group: &Group) {
         self.nodes(group);
-        let streams: Vec<StreamId> = group.read(|state| state.catalog.streams().map(|info| info.id).collect());
-        let next = group.read(|state| state.catalog.next_stream());
-        streams.into_iter().for_each(|stream| self.place(group, stream));
+        let (streams, next) = group.read(|state| {
+            let streams: Vec<StreamId> = state.catalog.streams().map(|info| info.id).collect();
+            (streams, state.catalog.next_stream())
+        });
+        let (there, next) = known_to(self.broker.log(), streams, next);
+        there.into_iter().for_each(|stream| self.place(group, stream));
         self.broker.heard_of_streams(next);
         self.moves.look();
     }
@@ -216,6 +219,14 @@ impl News {
     }
 }
 
+/// Those of the streams of a state that the log has, and below which number it has all that are still there. The state may be ahead of what was told: a stream that the
+/// log does not have yet comes with a change of its own. Were it heard of before that, it would pass for gone in between.
+fn known_to(log: &Log, streams: Vec<StreamId>, next: StreamId) -> (Vec<StreamId>, StreamId) {
+    let (there, to_come): (Vec<StreamId>, Vec<StreamId>) =
+        streams.into_iter().partition(|stream| log.stream(*stream).is_some());
+    (there, to_come.into_iter().min().unwrap_or(next))
+}
+
 /// The broker has heard of a stream, whatever became of it. Changes come in order, and what they have made of the state is there before: so all streams with
 /// lower numbers are placed that are still there. One that was made and is gone by the time that this node hears of its making is never placed; were it not
 /// said here that it was heard of, a transaction that has written to it would wait for it without end.
@@ -270,7 +281,7 @@ mod tests {
     use kera_broker::BrokerConfig;
     use kera_env::ManualClock;
     use kera_format::StreamOptions;
-    use kera_log::{Arena, ArenaConfig, Log, LogConfig};
+    use kera_log::{Arena, ArenaConfig, LogConfig};
     use kera_protocol::FindOwners;
     use kera_protocol::admin::StreamInfo;
 
@@ -303,6 +314,18 @@ mod tests {
         news.note(&Change::Cluster(ClusterEntry::LevelRaised { level: 2 }));
         news.number(&broker, 10);
         assert_eq!(version(), Some(9));
+    }
+
+    #[test]
+    fn a_stream_that_the_log_is_still_to_be_told_of_is_not_heard_of() {
+        let (broker, _dir) = broker();
+        broker.stream_created(StreamId(5), StreamOptions::default()).expect("made");
+        let known = |streams: &[u64]| {
+            let streams = streams.iter().copied().map(StreamId).collect();
+            known_to(broker.log(), streams, StreamId(9))
+        };
+        assert_eq!(known(&[5]), (vec![StreamId(5)], StreamId(9)), "those in between are gone");
+        assert_eq!(known(&[5, 7, 8]), (vec![StreamId(5)], StreamId(7)));
     }
 
     /// It was deleted by the time that this node heard of its making.
