@@ -6,7 +6,7 @@
 //! | start | [`Broker::new`], [`Broker::stream_created`] for every stream of the catalog, then (after the log's recovery) [`Broker::open_applications`] |
 //! | serve a connection | [`Broker::session`], and what [`BrokerSession`] says |
 //! | follow the catalog | [`Broker::stream_created`], [`Broker::stream_altered`], [`Broker::stream_deleted`] |
-//! | be one of several nodes | [`Broker::join_cluster`], [`Broker::set_nodes`], [`Broker::stream_comes`], [`Broker::place_stream`], [`Broker::set_owner`], as the coordinator says |
+//! | be one of several nodes | [`Broker::join_cluster`], [`Broker::set_nodes`], [`Broker::stream_comes`], [`Broker::place_stream`], [`Broker::set_owner`], as the coordinator says, and [`Broker::told_up_to`] |
 //! | give a streamlet to another node | [`Broker::let_go`], [`Broker::handed_over`], then [`Broker::set_owner`] or [`Broker::keep_streamlet`] |
 //! | do either as moves are noted | [`Moving`] |
 //! | take one | [`Broker::set_owner`], [`Broker::open_streamlet`] |

@@ -372,7 +372,6 @@ fn who_asks_for_groups_while_some_leave_is_not_told_of_the_others_alone() {
     assert_eq!(groups_meanwhile(&next.broker, (STREAM, X), &|| ()), Ok(vec![3]));
 }
 
-/// A lane that is taken over is empty for a moment. Whoever has looked at it then is not told that it begins, or ends, there because it is open when that is asked.
 #[test]
 fn who_has_not_found_a_stream_that_came_right_behind_that_asks_again() {
     let node = Node::new(2);
@@ -381,6 +380,7 @@ fn who_has_not_found_a_stream_that_came_right_behind_that_asks_again() {
     assert_eq!((said(STREAM), said(StreamId(STREAM.0 - 1))), (Status::NotReady, Status::UnknownStream));
 }
 
+/// A lane that is taken over is empty for a moment. Whoever has looked at it then is not told that it begins, or ends, there because it is open when that is asked.
 #[test]
 fn a_place_that_was_looked_up_before_a_streamlet_is_taken_over_counts_for_nothing() {
     let (_, memory, logs) = lost_node();
