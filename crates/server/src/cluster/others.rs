@@ -9,8 +9,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use kera_coordinator::cluster::{ClusterState, LogState};
+use kera_format::chunk::Chunks;
 use kera_format::cluster::{Doors, Rack, Roles};
-use kera_format::{Cursor, LaneId, StreamId, StreamletId};
+use kera_format::{Cursor, FormatError, LaneId, StreamId, StreamletId};
 use kera_kafka::{Answered, Coordinators, Given, OtherNodes};
 use kera_protocol::read::{ENTRY_FOLLOW_GROUPS, ENTRY_UNCOMMITTED};
 use kera_protocol::{
@@ -117,11 +118,13 @@ impl OtherNodes for Others {
 /// What an answer says that another node has of a lane.
 ///
 /// # Errors
-/// It can say nothing of it: its disk cannot be read, or it does not know who owns the lane.
+/// It can say nothing of it: its disk cannot be read, or it does not know who owns the lane. Or what it gives is damaged: whoever reads it writes anew what is in it, and has
+/// the node let go of what it has. What was passed over would be gone for good.
 fn given(node: u32, head: &ReadAnswer, data: &[u8]) -> Result<Given, String> {
     match head.status() {
         // What it has next, or what retention has left.
         Some(Status::Ok | Status::CursorGone) => {
+            verify(data).map_err(|error| format!("node {node} gives older groups that are damaged: {error}"))?;
             Ok(Given { data: data.to_vec(), next: head.next, durable_ordinal: head.durable_ordinal })
         }
         // In place of an ordinal it names the owner, in the upper half. One that has not heard of the coordinators for a while names nobody: it may have the
@@ -131,6 +134,10 @@ fn given(node: u32, head: &ReadAnswer, data: &[u8]) -> Result<Given, String> {
         }
         status => Err(format!("node {node} does not give older groups: {status:?}")),
     }
+}
+
+fn verify(data: &[u8]) -> Result<(), FormatError> {
+    Chunks::new(data).try_for_each(|chunk| chunk?.verify())
 }
 
 fn known(state: &ClusterState, owner: u32, copies: u32) -> (Vec<u32>, Vec<u32>) {
@@ -173,7 +180,9 @@ fn known(state: &ClusterState, owner: u32, copies: u32) -> (Vec<u32>, Vec<u32>) 
 #[cfg(test)]
 mod tests {
     use kera_coordinator::cluster::LogView;
+    use kera_format::chunk::ChunkTarget;
     use kera_format::cluster::LogName;
+    use kera_format::{CHUNK_HEADER_BYTES, ChunkBuilder, Compression, Record};
 
     use super::super::testing::{apply, joined};
     use super::*;
@@ -190,6 +199,25 @@ mod tests {
         let unheard = ReadAnswer::failed(0, Status::NotOwner, here, here);
         assert!(given(2, &unheard, &[]).is_err(), "it has not heard of the coordinators");
         assert!(given(2, &ReadAnswer::failed(0, Status::NotReady, here, here), &[]).is_err());
+    }
+
+    /// What is passed over of them is nowhere once their reader has written all anew.
+    #[test]
+    fn older_groups_that_came_damaged_are_not_taken_for_what_the_node_has() {
+        let (from, next) = (Cursor::default(), Cursor { position: 512, ..Cursor::default() });
+        let mut chunk = ChunkBuilder::default();
+        chunk.push(&Record::value(b"an offset"));
+        let whole = chunk.seal(&ChunkTarget::default(), Compression::None).unwrap();
+        for status in [Status::Ok, Status::CursorGone] {
+            let head = ReadAnswer { durable_ordinal: 7, ..ReadAnswer::failed(0, status, from, next) };
+            let two = [&whole[..], &whole].concat();
+            assert_eq!(given(2, &head, &two), Ok(Given { data: two.clone(), next, durable_ordinal: 7 }));
+            let mut damaged = two.clone();
+            damaged[whole.len() + CHUNK_HEADER_BYTES + 2] ^= 1;
+            let said = given(2, &head, &damaged).unwrap_err();
+            assert!(said.contains("node 2 gives older groups that are damaged"), "{said}");
+            assert!(given(2, &head, &two[..two.len() - 1]).is_err(), "it ends in the middle of a chunk");
+        }
     }
 
     #[test]
