@@ -116,8 +116,8 @@ impl<T> Told<T> {
     }
 }
 
-/// Where a copy of everything begins and ends. What stands in front of a whole one counts no more, wherever it is: an earlier owner keeps its groups of the log when
-/// this node lets go of its own, and with those the records that took back what the earlier ones say.
+/// Where a copy of everything begins and ends. What stands in front of a whole one counts no more, wherever it is: an earlier owner may have its groups of the log still
+/// when this node lets go of its own, and with those of the records that took back what the earlier ones say.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Edge {
     Begin,

@@ -75,7 +75,7 @@ pub(super) fn watch(
             }
             let read = read_by_all(node, &broker, &group);
             if !read.is_empty() {
-                tracing::debug!(lanes = read.len(), "applications have read all that earlier owners have of lanes");
+                tracing::debug!(lanes = read.len(), "nobody needs any more what earlier owners have of lanes");
                 note(&group, read).await;
             }
         }
