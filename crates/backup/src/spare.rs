@@ -1,11 +1,12 @@
 //! Memory of blocks that is used again. On many machines the kernel takes longer to hand out a page than to copy one, so that blocks in memory of their own would cost twice
 //! what they cost here: those that are written, and those that are read for who rebuilds what a lost node had.
 
+use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::{Arc, Weak};
 
 use bytes::Bytes;
-use kera_env::AlignedBuffer;
+use kera_env::{AlignedBuffer, DISK_ALIGNMENT};
 use parking_lot::Mutex;
 
 /// What is kept for the next blocks.
@@ -21,28 +22,44 @@ pub(crate) struct Spare {
 
 #[derive(Default)]
 struct Kept {
-    buffers: Vec<AlignedBuffer>,
+    /// The one that was used last behind all others.
+    buffers: VecDeque<AlignedBuffer>,
     bytes: usize,
 }
 
 impl Spare {
     /// One that takes at least so many bytes without growing. What is in it, if anything, is of no use.
     pub(crate) fn take(&self, bytes: usize) -> AlignedBuffer {
-        let mut kept = self.kept.lock();
+        // None has less than a page: who wants a header alone gets one that has brought a header before.
+        let bytes = bytes.next_multiple_of(DISK_ALIGNMENT);
         let fits = |buffer: &AlignedBuffer| (bytes..=4 * bytes).contains(&buffer.capacity());
-        let Some(at) = kept.buffers.iter().rposition(fits) else { return AlignedBuffer::with_capacity(bytes) };
-        let buffer = kept.buffers.swap_remove(at);
+        let mut kept = self.kept.lock();
+        let at = kept.buffers.iter().rposition(fits);
+        let Some(buffer) = at.and_then(|at| kept.buffers.remove(at)) else {
+            drop(kept);
+            return AlignedBuffer::with_capacity(bytes);
+        };
         kept.bytes -= buffer.capacity();
         buffer
     }
 
-    /// It is not used any more.
+    /// It is not used any more. Those that nobody has taken for longest go for it: blocks that come are not always as large as those that were there before.
     pub(crate) fn give(&self, buffer: AlignedBuffer) {
-        let mut kept = self.kept.lock();
-        if buffer.capacity() > 0 && kept.bytes + buffer.capacity() <= SPARE_BYTES {
-            kept.bytes += buffer.capacity();
-            kept.buffers.push(buffer);
+        let bytes = buffer.capacity();
+        if bytes == 0 || bytes > SPARE_BYTES {
+            return;
         }
+        // Given back to the system when nobody waits for the lock.
+        let mut gone = Vec::new();
+        let mut kept = self.kept.lock();
+        while kept.bytes + bytes > SPARE_BYTES {
+            let Some(oldest) = kept.buffers.pop_front() else { break };
+            kept.bytes -= oldest.capacity();
+            gone.push(oldest);
+        }
+        kept.bytes += bytes;
+        kept.buffers.push_back(buffer);
+        drop(kept);
     }
 
     /// Bytes that are kept.
@@ -50,7 +67,7 @@ impl Spare {
         self.kept.lock().bytes
     }
 
-    /// A part of a buffer, without a copy if most of the buffer is in it: it comes back when nobody has the part any more..
+    /// A part of a buffer, without a copy if most of the buffer is in it: it comes back when nobody has the part any more.
     pub(crate) fn lend(self: &Arc<Spare>, buffer: &mut AlignedBuffer, part: Range<usize>) -> Bytes {
         if part.len() < LENT_BYTES_MIN || buffer.capacity() > 2 * part.len() {
             return Bytes::copy_from_slice(&buffer[part]);
@@ -111,6 +128,32 @@ mod tests {
             assert_eq!(spare.lend(&mut buffer, part).len(), bytes);
             assert_eq!(buffer.len(), 1 << 20, "it was copied");
         }
+    }
+
+    /// A source looks at a block's header before it has memory for the block, and lends that.
+    #[test]
+    fn a_page_for_a_header_is_one_that_was_used_before() {
+        let spare = Spare::default();
+        for _ in 0..3 {
+            let page = spare.take(64);
+            assert_eq!((page.capacity(), spare.bytes()), (DISK_ALIGNMENT, 0));
+            spare.give(page);
+            assert_eq!(spare.bytes(), DISK_ALIGNMENT);
+        }
+    }
+
+    #[test]
+    fn what_nobody_takes_makes_room_for_what_is_used() {
+        let spare = Spare::default();
+        (0..SPARE_BYTES / DISK_ALIGNMENT).for_each(|_| spare.give(AlignedBuffer::with_capacity(DISK_ALIGNMENT)));
+        assert_eq!(spare.bytes(), SPARE_BYTES);
+        spare.give(AlignedBuffer::with_capacity(1 << 20));
+        assert_eq!(spare.bytes(), SPARE_BYTES);
+        assert_eq!(spare.take(1 << 20).capacity(), 1 << 20);
+        assert_eq!(spare.bytes(), SPARE_BYTES - (1 << 20), "it was one of those that are kept");
+        // One that is more than all that is kept takes no place.
+        spare.give(AlignedBuffer::with_capacity(SPARE_BYTES + 1));
+        assert_eq!(spare.bytes(), SPARE_BYTES - (1 << 20));
     }
 
     #[test]

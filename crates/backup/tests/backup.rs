@@ -751,6 +751,40 @@ fn lanes_states_come_from_memory_footers_and_blocks_alike() {
     assert_eq!(read.blocks.len(), (1..=100).filter(|block| block % 3 > 0).count());
 }
 
+/// Each block is looked at by its header first. What that was read into took the place of memory for blocks, a page for each of them, until none was kept any more.
+#[test]
+fn memory_that_blocks_are_read_into_is_kept_once_however_many_are_read() {
+    let large = BackupConfig { file_bytes: 8 << 20, ..config() };
+    let clock = Arc::new(ManualClock::new(1_000_000));
+    let (backup, _) = Backup::open(large, memory().1, clock, Arc::new(SeededRandom::new(1))).expect("open");
+    let rig = Rig::over(backup);
+    let many = |block: u64| {
+        let all = (60 * block..60 * (block + 1)).map(|part| chunks(LOG, part));
+        all.fold((0_u32, Vec::new()), |(count, bytes), (more, chunks)| (count + more, [bytes, chunks].concat()))
+    };
+    let done = Arc::clone(&rig.answers) as Arc<dyn StoreDone>;
+    for block in 1..=20 {
+        let (count, bytes) = many(block);
+        let head = head(LOG, block, 1, false, count, &bytes);
+        assert_eq!(rig.backup.store(&head, &bytes, &done, block), Taken::Queued);
+        rig.write();
+    }
+    let read = || {
+        for block in 1..=20 {
+            let streamlets = Vec::new();
+            let asked =
+                ReadBlocks { log: LOG, from_block: block, through_block: block, streamlets, max_bytes: 1 << 20 };
+            let read = rig.backup.read_blocks(&asked).expect("read");
+            let [(_, bytes)] = &read.blocks[..] else { panic!("one block") };
+            assert!(bytes.len() > 32 << 10, "it is worth being lent");
+            assert_eq!(&bytes[..], many(block).1, "block {block}");
+        }
+        rig.backup.stats().queued_bytes
+    };
+    let kept = read();
+    assert_eq!(read(), kept);
+}
+
 #[test]
 fn files_are_given_back_and_the_logs_end_stays_known() {
     let (disk, disks) = memory();
