@@ -1,6 +1,6 @@
 //! Messages to other nodes over connections of the native protocol, one to each address, opened when it is needed.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
@@ -35,8 +35,8 @@ pub(super) struct RpcTransport {
 #[derive(Default)]
 struct Known {
     members: OnceLock<Weak<Group>>,
-    /// Of which other nodes the log of this one has said that they answer under a number.
-    told: Mutex<BTreeSet<(u64, [u8; 16])>>,
+    /// Which other node the log of this one has said last to answer under a number. Not all of them: machines are replaced for as long as this one lives.
+    told: Mutex<BTreeMap<u64, [u8; 16]>>,
     /// Of which other nodes it has said that they refuse the coordinators' log of this one. Until they take something of it.
     refusing: Mutex<BTreeSet<u64>>,
 }
@@ -65,6 +65,11 @@ impl Known {
         }
     }
 
+    /// Whether it is to be said that another node answers under a number.
+    fn answers_newly(&self, to: u64, uuid: [u8; 16]) -> bool {
+        self.told.lock().insert(to, uuid) != Some(uuid)
+    }
+
     /// Whether who answers on a connection may be sent an operation for a node: it is the node of that number, or, for 0, it is of this node's cluster.
     async fn check(&self, to: u64, op: Op, connection: &Connection) -> Result<(), String> {
         let group = self.members.get().and_then(Weak::upgrade).ok_or("the node is starting, or stopping")?;
@@ -73,7 +78,7 @@ impl Known {
         }
         let (uuid, address) = (connection.hello().node_id, connection.address());
         group.check_is(to as u32, op, uuid).map_err(|stranger| {
-            if matches!(stranger, Stranger::Another(_)) && self.told.lock().insert((to, uuid)) {
+            if matches!(stranger, Stranger::Another(_)) && self.answers_newly(to, uuid) {
                 tracing::warn!(
                     node = to,
                     address,
@@ -134,8 +139,14 @@ async fn connected(connections: &Mutex<HashMap<String, Connection>>, address: &s
         ..ClientConfig::default()
     };
     let opened = Connection::connect(address, config).await?;
-    connections.lock().insert(address.to_owned(), opened.clone());
+    keep(&mut connections.lock(), address, opened.clone(), Connection::is_closed);
     Ok(opened)
+}
+
+/// Keeps a connection, and lets those go that are closed: to an address that no node has any more nobody opens another one in its place.
+fn keep<T>(connections: &mut HashMap<String, T>, address: &str, opened: T, is_closed: impl Fn(&T) -> bool) {
+    connections.retain(|_, known| !is_closed(known));
+    connections.insert(address.to_owned(), opened);
 }
 
 impl RpcTransport {
@@ -202,6 +213,28 @@ impl Transport for RpcTransport {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn closed_connections_to_addresses_that_are_gone_are_not_kept() {
+        let mut connections = HashMap::new();
+        for at in 0..1_000 {
+            // All but the first one close.
+            keep(&mut connections, &format!("10.0.0.{at}:7000"), at, |known| *known > 0);
+        }
+        let mut kept: Vec<i32> = connections.into_values().collect();
+        kept.sort_unstable();
+        assert_eq!(kept, [0, 999]);
+    }
+
+    #[test]
+    fn of_nodes_that_answer_under_a_number_the_last_one_is_remembered() {
+        let known = Known::default();
+        for replaced in 1..=100 {
+            assert!(known.answers_newly(2, [replaced; 16]) && !known.answers_newly(2, [replaced; 16]));
+        }
+        assert!(known.answers_newly(3, [100; 16]), "that is another number");
+        assert_eq!(known.told.lock().len(), 2);
+    }
 
     #[test]
     fn that_a_node_refuses_the_log_is_said_once_until_it_takes_some_of_it() {
