@@ -170,11 +170,14 @@ fn bytes_of(read: &BlocksRead) -> u64 {
 
 /// Reads the last blocks of these ranges, before anybody is told of them. One backup alone may have them: others were away when the end of the log was
 /// decided, or had less. If that one was lost after streamlets were opened, what producers were told to be there already would be nowhere.
+///
+/// With those of which nobody gives that. An error if there is one that may not lack it.
 pub(super) fn tails(
     ranges: &[RangeOfLog],
     wanted: &[StreamletRef],
     copies: &dyn Copies,
-) -> Result<Vec<Bytes>, Failure> {
+    may_lack: &(dyn Fn(&RangeOfLog) -> bool + Sync),
+) -> Result<(Vec<Bytes>, Vec<RangeOfLog>), Failure> {
     let left = AtomicUsize::new(TAIL_BYTES_MAX);
     let tails = in_parallel(copies.threads(), ranges, |range| {
         let mut errors = Vec::new();
@@ -184,15 +187,25 @@ pub(super) fn tails(
                 Ok(tail) => {
                     let bytes = tail.iter().map(Bytes::len).sum();
                     let room = left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(bytes));
-                    return Ok(if room.is_ok() { tail } else { Vec::new() });
+                    return Ok(Ok(if room.is_ok() { tail } else { Vec::new() }));
                 }
                 Err(reason) => errors.push(format!("backup {backup}: {reason}")),
             }
         }
+        if may_lack(range) {
+            return Ok(Err(range.clone()));
+        }
         let message = format!("no backup gives the last of {range}: {}", errors.join("; "));
         Err(Failure::later(Status::SegmentUnreadable, message))
     })?;
-    Ok(tails.into_iter().flatten().collect())
+    let (mut read, mut lacking) = (Vec::new(), Vec::new());
+    for tail in tails {
+        match tail {
+            Ok(chunks) => read.extend(chunks),
+            Err(range) => lacking.push(range),
+        }
+    }
+    Ok((read, lacking))
 }
 
 fn read_tail(

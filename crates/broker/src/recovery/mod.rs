@@ -12,6 +12,7 @@
 //! What backups say comes from outside: places, ordinals and counts are checked against what a lane can have, chunks against
 //! their checksums and places. What does not fit is an error that names the backup, and the next one is asked.
 
+mod asked;
 mod decide;
 mod fetch;
 mod given_up;
@@ -38,6 +39,7 @@ use kera_protocol::{
 use crate::broker::Broker;
 use crate::failure::Failure;
 use crate::handover;
+use asked::{Found, Said, Views, view_of};
 use decide::{Decided, Source};
 use fetch::{Arrivals, Copied, in_parallel};
 pub use given_up::logs_without;
@@ -214,6 +216,13 @@ struct Wanted {
     owner: Owner,
 }
 
+impl Wanted {
+    /// It is not open yet.
+    fn is_elsewhere(&self) -> bool {
+        self.place.tenure() == Tenure::Elsewhere
+    }
+}
+
 type AllWanted = BTreeMap<Place, Wanted>;
 
 /// Whether a lane of an answer is one that these streamlets can have.
@@ -257,6 +266,42 @@ impl Broker {
         copies: &dyn Copies,
         handed: &HandedStates,
     ) -> Result<Rebuild, Failure> {
+        self.take_over_without(streamlets, (logs, &Views::new()), copies, handed).map(|(rebuild, _)| rebuild)
+    }
+
+    /// The same for one streamlet for which a person has given up views of logs, each with its number from 1. Everybody is asked for them all the same, and those are left out that
+    /// nobody gives; if what is left contradicts itself, of the others as few as will do. None of them if anything else does not come: who was silent may have what contradicts nothing.
+    /// Which ones were left out is told, too.
+    pub fn take_over_without(
+        &self,
+        streamlets: &[(StreamId, StreamletId, u32)],
+        (logs, given_up): (&[EndedLog], &BTreeSet<(LogId, u32)>),
+        copies: &dyn Copies,
+        handed: &HandedStates,
+    ) -> Result<(Rebuild, BTreeSet<(LogId, u32)>), Failure> {
+        let wanted = self.wanted(streamlets)?;
+        let Found { ranges, decided, several, tails, left_out } = self.find(&wanted, (logs, given_up), copies)?;
+        if wanted.values().any(Wanted::is_elsewhere) {
+            settle_ends(&several, &ranges, logs, copies)?;
+        }
+        let (mut rebuild, mut read) = (Rebuild::default(), Vec::new());
+        let opened = self.open_all(&wanted, decided, handed, (&mut rebuild, &mut read));
+        // Behind the loop: a log of which this leaves nothing to read is one that the streamlet came from all the same. After an error, too: streamlets that are open tell
+        // their producers of what one backup alone had.
+        fetch::put_tails(self, &tails);
+        opened.inspect_err(|_| self.keep_found(&rebuild, (&read[..], &ranges[..]), &wanted))?;
+        self.add_found_before(&mut rebuild, &wanted);
+        let awaited = wanted.values().flat_map(|Wanted { place, .. }| place.awaited());
+        rebuild.bytes = awaited.map(|(_, segment)| u64::from(segment.end)).sum();
+        self.ownership.wake();
+        // Producers go on from here.
+        rebuild.needs = needed_of(&several, &ranges, copies);
+        rebuild.ranges = ranges_to_read(read, &several, &rebuild.needs, &ranges);
+        Ok((rebuild, left_out))
+    }
+
+    /// Streamlets that are taken over, each with its row in the table of owners.
+    fn wanted(&self, streamlets: &[(StreamId, StreamletId, u32)]) -> Result<AllWanted, Failure> {
         let mut wanted = AllWanted::new();
         for &(stream, streamlet, epoch) in streamlets {
             let place = self.streamlet_to_move(stream, streamlet)?;
@@ -276,26 +321,7 @@ impl Broker {
             };
             wanted.insert((stream, streamlet), Wanted { epoch, place, owner });
         }
-        let (ranges, decided, several) = self.ask_and_decide(&wanted, logs, copies)?;
-        let mut tails = Vec::new();
-        if wanted.values().any(|Wanted { place, .. }| place.tenure() == Tenure::Elsewhere) {
-            tails = fetch::tails(&shared_tails(&several, &ranges, logs), &names_of(&wanted), copies)?;
-            settle_ends(&several, &ranges, logs, copies)?;
-        }
-        let (mut rebuild, mut read) = (Rebuild::default(), Vec::new());
-        let opened = self.open_all(&wanted, decided, handed, (&mut rebuild, &mut read));
-        // Behind the loop: a log of which this leaves nothing to read is one that the streamlet came from all the same. After an error, too: streamlets that are open tell
-        // their producers of what one backup alone had.
-        fetch::put_tails(self, &tails);
-        opened.inspect_err(|_| self.keep_found(&rebuild, (&read[..], &ranges[..]), &wanted))?;
-        self.add_found_before(&mut rebuild, &wanted);
-        let awaited = wanted.values().flat_map(|Wanted { place, .. }| place.awaited());
-        rebuild.bytes = awaited.map(|(_, segment)| u64::from(segment.end)).sum();
-        self.ownership.wake();
-        // Producers go on from here.
-        rebuild.needs = needed_of(&several, &ranges, copies);
-        rebuild.ranges = ranges_to_read(read, &several, &rebuild.needs, &ranges);
-        Ok(rebuild)
+        Ok(wanted)
     }
 
     /// Opens those that are not open, one after the other up to the first that cannot be. Notes what has something to be read, and of which logs.
@@ -309,7 +335,7 @@ impl Broker {
         for (&(stream, streamlet), of) in wanted {
             let place = &of.place;
             let mut lanes = decided.remove(&(stream, streamlet)).unwrap_or_default();
-            if place.tenure() == Tenure::Elsewhere {
+            if of.is_elsewhere() {
                 let state = handed.get(&(stream, streamlet));
                 let of_lanes = state.map(handover::from_state).unwrap_or_default();
                 if let Some(state) = state {
@@ -327,28 +353,6 @@ impl Broker {
             read.extend(sources);
         }
         Ok(())
-    }
-
-    /// What is served of each lane, of what these ranges of the logs have.
-    ///
-    /// An owner that goes on in another life may have cut what nobody had acknowledged, and begun behind that, while its log of before has all of it. Where that is backups
-    /// do not tell, since they say together what follows one another; but it is where a block ends, one of those that may have been under way. And of these one backup may have more than
-    /// another one, which has what a disk of the first has changed.
-    fn ask_and_decide(
-        &self,
-        wanted: &AllWanted,
-        logs: &[EndedLog],
-        copies: &dyn Copies,
-    ) -> Result<(Vec<RangeOfLog>, DecidedLanes, Several), Failure> {
-        let decided_by = |ranges: Vec<RangeOfLog>| {
-            let told = self.ask(wanted, &ranges, copies)?;
-            let (decided, several) = self.decide_all(told, wanted, &ranges)?;
-            Ok::<_, Failure>((ranges, decided, several))
-        };
-        decided_by(ranges_of(logs)).or_else(|failure| match with_last_blocks_alone(&ranges_of(logs), logs) {
-            finer if finer.is_empty() => Err(failure),
-            finer => decided_by(finer),
-        })
     }
 
     /// Decides what is served of each lane.
@@ -859,8 +863,14 @@ fn with_last_blocks_alone(ranges: &[RangeOfLog], logs: &[EndedLog]) -> Vec<Range
 }
 
 impl Broker {
-    /// What one backup of each range says of the lanes that are wanted.
-    fn ask(&self, wanted: &AllWanted, ranges: &[RangeOfLog], copies: &dyn Copies) -> Result<ToldLanes, Failure> {
+    /// What one backup of each range says of the lanes that are wanted. An error if nobody says anything of one, but for ranges of views that were given up.
+    fn ask(
+        &self,
+        wanted: &AllWanted,
+        ranges: Vec<RangeOfLog>,
+        (logs, given_up): (&[EndedLog], &Views),
+        copies: &dyn Copies,
+    ) -> Result<Said, Failure> {
         let names = names_of(wanted);
         let mut lanes_of = HashMap::new();
         for &(stream, _) in wanted.keys() {
@@ -872,17 +882,20 @@ impl Broker {
             .flat_map(|source| names.chunks(ASKED_AT_ONCE.min(PAGE_ITEMS_MAX)).map(move |names| (source, names)))
             .collect();
         let answers = in_parallel(copies.threads(), &questions, |&(source, asked)| {
-            Ok((source, ask_range(&ranges[source], asked, copies, &check)?))
+            let range = &ranges[source];
+            ask_range(range, asked, copies, &check).map(|lanes| (source, Ok(lanes))).or_else(|failure| {
+                let view = view_of(range, logs);
+                if given_up.contains(&view) { Ok((source, Err(view))) } else { Err(failure) }
+            })
         })?;
-        let mut told = ToldLanes::new();
-        for (source, lanes) in answers {
-            for lane in lanes {
-                let of = told.entry((lane.streamlet.stream, lane.streamlet.streamlet, lane.lane)).or_default();
-                of.parts.extend(lane.parts.into_iter().map(|part| (source, part)));
-                of.marks.extend(lane.producers.into_iter().map(|mark| (source, mark)));
+        let mut said = Said { ranges, answers: Vec::new(), lacks: Views::new() };
+        for (source, answer) in answers {
+            match answer {
+                Ok(lanes) => said.answers.push((source, lanes)),
+                Err(view) => _ = said.lacks.insert(view),
             }
         }
-        Ok(told)
+        Ok(said)
     }
 }
 

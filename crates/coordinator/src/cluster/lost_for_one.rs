@@ -19,24 +19,6 @@ pub(super) type GivenUpFor = BTreeMap<(StreamId, u32), BTreeMap<(LogName, u32), 
 /// Views of logs, each with its number from 1.
 pub type Views = BTreeSet<(LogId, u32)>;
 
-/// Of so many views that were given up it is found out which ones read back after all. Of more only if all but one do, for each way to leave some out asks all backups.
-const TOLD_APART_MAX: usize = 4;
-
-/// What is left out in turn until a streamlet can be opened, beside what an owner before has left out: of the rest as few views as will do. Of several that were given up some may read
-/// back: who has named one of these first, and then the right one, loses nothing of it.
-pub fn tries(before: &Views, all: &Views) -> Vec<Views> {
-    let rest: Vec<(LogId, u32)> = all.difference(before).copied().collect();
-    let with = |some: Vec<(LogId, u32)>| before.iter().copied().chain(some).collect::<Views>();
-    if rest.len() > TOLD_APART_MAX {
-        return rest.iter().map(|one| vec![*one]).chain([rest.clone()]).map(with).collect();
-    }
-    let mut choices: Vec<u32> = (1..1_u32 << rest.len()).collect();
-    choices.sort_by_key(|choice| choice.count_ones());
-    let chosen =
-        |choice: u32| (0_u32..).zip(&rest).filter(move |(at, _)| (choice >> *at) & 1 == 1).map(|(_, one)| *one);
-    choices.into_iter().map(|choice| with(chosen(choice).collect())).collect()
-}
-
 impl ClusterState {
     /// Views of lost logs that a person has given up for a streamlet, by log and number from 1, each with the owner epoch in which that was said. Whoever owns it in that one asks
     /// for these blocks before it goes on without them; whoever does later asks for them no more, for one before may have gone on without.

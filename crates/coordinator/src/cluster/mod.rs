@@ -31,7 +31,7 @@ pub use duties::{EndsAsked, Owned, Placed, ToBeCut, ToldEnd, agreed_end};
 pub use ends::AgreedEnd;
 pub use given_back::asked_back;
 pub use looks::EndLooks;
-pub use lost_for_one::{Views, tries};
+pub use lost_for_one::Views;
 pub use moves::{CalledOff, Loss, MOVES_MAX};
 pub use needs::Needs;
 pub use owners::{Held, Owner, Run, Sources, StreamOwners};

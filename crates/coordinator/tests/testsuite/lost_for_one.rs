@@ -1,6 +1,6 @@
 //! Blocks of lost logs that one streamlet goes on without, as a person has said; the others wait for them as before.
 
-use kera_coordinator::cluster::{AgreedEnd, ClusterState, Views, tries};
+use kera_coordinator::cluster::{AgreedEnd, ClusterState, Views};
 use kera_format::cluster::{ClusterEntry, LogName, NodeNumber};
 use kera_format::vlog_replica::LogId;
 use kera_format::{StreamId, StreamletId, level};
@@ -157,18 +157,6 @@ fn below_the_level_nothing_is_given_up_for_one_streamlet() {
     cluster.apply(&[ClusterEntry::LevelRaised { level: level::LOST_FOR_ONE }]);
     let entry = cluster.entry(1);
     assert_eq!(cluster.accepts((1, 89), &[1]), [entry]);
-}
-
-#[test]
-fn of_several_that_were_given_up_as_few_are_left_out_as_will_do() {
-    let of = |numbers: &[u32]| numbers.iter().map(|number| (LogId::from(LOST), *number)).collect::<Views>();
-    let told = |before: &[u32], all: &[u32]| tries(&of(before), &of(all));
-    assert_eq!(told(&[1], &[1]), Vec::<Views>::new(), "nothing may come from anybody");
-    assert_eq!(told(&[], &[2]), [of(&[2])]);
-    assert_eq!(told(&[1], &[1, 2, 3]), [of(&[1, 2]), of(&[1, 3]), of(&[1, 2, 3])]);
-    assert_eq!(told(&[], &[1, 2, 3, 4]).len(), 15);
-    let many = told(&[], &[1, 2, 3, 4, 5]);
-    assert_eq!((many.len(), &many[0], &many[5]), (6, &of(&[1]), &of(&[1, 2, 3, 4, 5])));
 }
 
 #[test]

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use kera_broker::{Broker, EndedLog, EndedView, HandedStates, Rebuild, RecoveryProgress, logs_without};
 use kera_coordinator::CoordinatorError;
-use kera_coordinator::cluster::{ClusterState, Offers, Owned, asked_back, tries};
+use kera_coordinator::cluster::{ClusterState, Offers, Owned, Views, asked_back};
 use kera_format::cluster::{LogName, REBUILD_LOGS_MAX, REBUILD_RUNS_MAX};
 use kera_format::vlog_replica::LogId;
 use kera_format::{SegmentId, StreamId, StreamletId};
@@ -612,23 +612,13 @@ impl Recovery {
         is_all
     }
 
-    /// Takes over streamlets that may need something of these logs. One of which a person has given up blocks, which comes alone, goes on without them if it cannot be opened with
-    /// them, or if an owner before may have done so: without [as few](tries) as will do.
+    /// Takes over streamlets that may need something of these logs. One of which a person has given up blocks, which comes alone, goes on without those of them that
+    /// [do not come](Broker::take_over_without), and without all that an owner before may have left out.
     fn take_or_go_on_without(&self, owned: &[Owned], logs: &[EndedLog]) -> Result<(), String> {
-        let [(stream, streamlet, owner_epoch)] = *owned else { return self.take_part(owned, logs) };
+        let [(stream, streamlet, owner_epoch)] = *owned else { return self.take_part(owned, logs, &Views::new()) };
         let (before, all) = self.group.read(|state| state.views_left_out((stream, streamlet), owner_epoch));
-        let Err(mut reason) = self.take_part(owned, &logs_without(logs, &before)) else { return Ok(()) };
-        for left_out in tries(&before, &all) {
-            if !self.work.lock().unreadable.contains(&owned[0]) {
-                break;
-            }
-            let Err(other) = self.take_part(owned, &logs_without(logs, &left_out)) else {
-                tracing::warn!(%stream, %streamlet, reason, "a streamlet was opened without blocks that nobody gives, as a person has said");
-                return Ok(());
-            };
-            reason = other;
-        }
-        Err(reason)
+        let may_come: Views = all.difference(&before).copied().collect();
+        self.take_part(owned, &logs_without(logs, &before), &may_come)
     }
 
     /// Has streamlets of a rebuild that has failed go on without blocks that a person has given up for them. Whether any does.
@@ -655,11 +645,11 @@ impl Recovery {
         goes_on
     }
 
-    /// Takes over streamlets that may need something of these logs.
-    fn take_part(&self, owned: &[Owned], logs: &[EndedLog]) -> Result<(), String> {
+    /// Takes over streamlets that may need something of these logs. `given_up`: views that a person has given up for them and that may still come.
+    fn take_part(&self, owned: &[Owned], logs: &[EndedLog], given_up: &Views) -> Result<(), String> {
         let (began, handed) = (Instant::now(), self.handed(owned));
-        let rebuild = self.broker.take_over_moved(owned, logs, &self.backups, &handed);
-        let is_unreadable = rebuild.as_ref().is_err_and(|failure| failure.status == Status::SegmentUnreadable)
+        let taken = self.broker.take_over_without(owned, (logs, given_up), &self.backups, &handed);
+        let is_unreadable = taken.as_ref().is_err_and(|failure| failure.status == Status::SegmentUnreadable)
             // Or else nobody was asked any more.
             && !self.is_stopping();
         {
@@ -667,7 +657,11 @@ impl Recovery {
             work.unreadable.retain(|one| !owned.contains(one));
             work.unreadable.extend(owned.iter().filter(|_| is_unreadable));
         }
-        let rebuild = Arc::new(rebuild.map_err(|failure| failure.to_string())?);
+        let (rebuild, left_out) = taken.map_err(|failure| failure.to_string())?;
+        for (log, view) in left_out {
+            tracing::warn!(?owned, %log, view, "a streamlet was opened without blocks that nobody gives, as a person has said");
+        }
+        let rebuild = Arc::new(rebuild);
         let (bytes, streamlets) = (rebuild.bytes, owned.len());
         let took_ms = began.elapsed().as_millis() as u64;
         tracing::info!(streamlets, bytes, took_ms, "streamlets of a lost broker were taken over");

@@ -12,7 +12,7 @@ use std::time::Duration;
 use kera_broker::{
     Broker, Copies, EndedLog, Failure, HandedStates, MendFrom, NotGathered, Rebuild, RecoveryProgress, gather,
 };
-use kera_coordinator::cluster::Owned;
+use kera_coordinator::cluster::{Owned, Views};
 use kera_format::SegmentId;
 use kera_format::vlog_replica::LogId;
 use kera_log::{DamagedSegment, Log};
@@ -61,7 +61,7 @@ pub(super) enum Wants {
     Ends(Vec<(LogId, u64)>),
     /// Time.
     Pause,
-    /// What it is rebuilt from, and how often that was tried with more than there was in the end.
+    /// What it is rebuilt from, and how many views that were given up were left out.
     TakenOver(Result<Rebuild, String>, u64),
     /// With how many streamlets have gone on without something.
     Rebuilt(Result<(), String>, u64),
@@ -79,28 +79,21 @@ pub(super) struct Worker {
 }
 
 impl Worker {
-    /// Takes streamlets over from these logs, or from the next ones if what they may have is not to be had from those. `live`: nodes that are not known to be lost when it begins.
+    /// Takes streamlets over from these logs, without those views that were given up which do not come. `live`: nodes that are not known to be lost when it begins.
     pub(super) fn take_over(
         broker: &Arc<Broker>,
         owned: Vec<Owned>,
-        logs: Vec<Vec<EndedLog>>,
+        (logs, given_up): (Vec<EndedLog>, Views),
         handed: HandedStates,
         live: BTreeSet<u32>,
     ) -> Worker {
         let broker = broker.clone();
         Worker::start(live, move |copies| {
-            let (mut in_vain, mut logs) = (0, logs.iter());
-            let first = logs.next().map_or(&[][..], Vec::as_slice);
-            let mut taken = broker.take_over_moved(&owned, first, copies, &handed);
-            while is_unreadable(&taken)
-                && let Some(next) = logs.next()
-            {
-                in_vain += 1;
-                taken = broker.take_over_moved(&owned, next, copies, &handed);
-            }
-            let taken = taken.map_err(|failure| failure.to_string());
+            let taken = broker.take_over_without(&owned, (&logs, &given_up), copies, &handed);
+            let left_out = taken.as_ref().map_or(0, |(_, left_out)| left_out.len() as u64);
+            let taken = taken.map(|(rebuild, _)| rebuild).map_err(|failure| failure.to_string());
             drop(broker);
-            Wants::TakenOver(taken, in_vain)
+            Wants::TakenOver(taken, left_out)
         })
     }
 

@@ -4,7 +4,7 @@
 use std::collections::{BTreeSet, VecDeque};
 
 use kera_broker::{EndedLog, EndedView, HandedStates, Rebuild, logs_without};
-use kera_coordinator::cluster::{ClusterState, Owned, Sources, Views, asked_back, tries};
+use kera_coordinator::cluster::{ClusterState, Owned, Sources, Views, asked_back};
 use kera_env::Clock;
 use kera_format::cluster::LogName;
 use kera_format::vlog_replica::LogId;
@@ -155,7 +155,7 @@ impl Running {
         recovery.taking.clone_from(&owned);
         let (handed, mut logs) = (handed(known, &owned), ended_for(known, planted));
         logs.retain(|ended| sources.have(ended.log.into()));
-        let logs = to_try(known, &owned, &logs, planted);
+        let logs = to_open(known, &owned, logs, planted);
         recovery.workers[0] = Some(Worker::take_over(&self.broker, owned, logs, handed, live(known)));
         true
     }
@@ -276,16 +276,20 @@ fn parts_of(known: &ClusterState, owned: Vec<Owned>, planted: Option<Planted>) -
     parts.into_iter().flat_map(alone).collect()
 }
 
-/// The logs that streamlets are opened from, one try after the other: with all that there is, and then without what a person has given up. As `take_or_go_on_without` in
+/// The logs that streamlets are opened from, and what of them may be left out since a person has given it up. As `take_or_go_on_without` in
 /// `crates/server/src/cluster/recovery.rs` has it.
-fn to_try(known: &ClusterState, owned: &[Owned], logs: &[EndedLog], planted: Option<Planted>) -> Vec<Vec<EndedLog>> {
+fn to_open(
+    known: &ClusterState,
+    owned: &[Owned],
+    logs: Vec<EndedLog>,
+    planted: Option<Planted>,
+) -> (Vec<EndedLog>, Views) {
     if planted == Some(Planted::GivesUpForAll) {
-        return vec![logs_without(logs, &given_up_for_any(known))];
+        return (logs_without(&logs, &given_up_for_any(known)), Views::new());
     }
-    let [(stream, streamlet, owner_epoch)] = *owned else { return vec![logs.to_vec()] };
+    let [(stream, streamlet, owner_epoch)] = *owned else { return (logs, Views::new()) };
     let (before, all) = views_left_out(known, (stream, streamlet), owner_epoch, planted);
-    let tries = tries(&before, &all);
-    [before].iter().chain(&tries).map(|views| logs_without(logs, views)).collect()
+    (logs_without(&logs, &before), all.difference(&before).copied().collect())
 }
 
 /// What streamlets of a rebuild go on without if that fails. As `go_on_without` there.

@@ -259,9 +259,9 @@ impl World {
             }
             Wants::Ends(ends) => self.say_ends(node, which, number, ends),
             Wants::Pause => self.schedule.after(PAUSE_US, Event::GoOn(node, life, which, number)),
-            Wants::TakenOver(taken, in_vain) => {
+            Wants::TakenOver(taken, left_out) => {
                 *self.events_of.entry("taken over").or_default() += u64::from(taken.is_ok());
-                if taken.is_ok() && in_vain > 0 {
+                if left_out > 0 {
                     *self.events_of.entry("opened without what was given up for it").or_default() += 1;
                 }
                 if let Some(running) = self.node_mut(node).running() {

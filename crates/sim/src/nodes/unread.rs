@@ -6,7 +6,8 @@
 //! names a view first that reads back.
 //!
 //! What is lost by that follows from the rules: what of the streamlet is in a view that nobody has. Of a view that reads back nothing, as long as the owner stays that it was said to: it asks before it goes
-//! on without. Owners after that one do not ask. And where somebody was silent, or late, the owner may leave out more than it has to, for it cannot tell what was missing.
+//! on without. Owners after that one do not ask. A view whose backups were silent when it was asked for, or late, may be left out as well, for nobody can tell what they have; but not for the silence
+//! of others.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
@@ -32,7 +33,7 @@ pub(super) type ForOne = (StreamId, u32, LogName, u32);
 struct Given {
     /// In which owner epoch that was said.
     owner_epoch: u32,
-    /// Somebody who has what the owner asked for did not answer since.
+    /// Somebody who has it was asked for it by the owner since, and did not answer.
     is_late: bool,
     /// The streamlet may go on without.
     may_be_gone: bool,
@@ -122,13 +123,14 @@ impl World {
         let Some((backup, log, first)) = question.filter(|_| is_nothing && !self.unread.given.is_empty()) else {
             return;
         };
-        let of = self.view_of(LogName::from(log), first);
-        if self.node(backup).is_gone || of.is_some_and(|of| self.unread.lost.contains_key(&of)) {
+        let Some(of) = self.view_of(LogName::from(log), first) else { return };
+        if self.node(backup).is_gone || self.unread.lost.contains_key(&of) {
             return;
         }
         let state = &self.coordinators.state;
-        for ((stream, at, ..), given) in &mut self.unread.given {
-            given.is_late |= state.owner(*stream, *at).is_some_and(|owner| owner.node == node);
+        for ((stream, at, log, view), given) in &mut self.unread.given {
+            let is_it = (*log, *view as usize - 1) == of;
+            given.is_late |= is_it && state.owner(*stream, *at).is_some_and(|owner| owner.node == node);
         }
     }
 

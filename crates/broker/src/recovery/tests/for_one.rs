@@ -46,3 +46,99 @@ fn one_that_was_not_opened_opens_with_what_there_is() {
     next.broker.rebuild(&rebuild, &without, &copies, &RecoveryProgress::default()).expect("rebuilt");
     assert_eq!(next.readable(), [6, 7, 8, 9, 10]);
 }
+
+/// Of the second log nobody says anything the first so many times that it is asked what it has of lanes.
+struct Late {
+    of: Two,
+    left: AtomicU32,
+}
+
+impl Copies for Late {
+    fn lane_states(&self, backup: u32, asked: &LaneStates) -> Result<LaneStateList, String> {
+        let one_less = |left: u32| left.checked_sub(1);
+        let is_late =
+            asked.log == Two::OTHER && self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less).is_ok();
+        if is_late { Err("it is late".to_owned()) } else { self.of.lane_states(backup, asked) }
+    }
+
+    fn read_blocks(&self, backup: u32, asked: &ReadBlocks) -> Result<BlocksRead, String> {
+        self.of.read_blocks(backup, asked)
+    }
+
+    // In the order of the logs, and the first error ends it.
+    fn threads(&self) -> usize {
+        1
+    }
+}
+
+/// A lane in two views of one log, and another lane of the streamlet in another log, of which nobody says anything when it is asked in both ways.
+fn late() -> (Late, Vec<EndedLog>) {
+    let (lost, memory, logs) = lost_node();
+    for sequence in 0..4 {
+        assert_eq!(lost.append_to(LaneId(1), sequence).base_ordinal, sequence);
+    }
+    let other = Memory { chunks: lost.chunks_of(LaneId(1)), ..Memory::default() };
+    let views = vec![EndedView { first: 1, backups: vec![12] }];
+    let other_log = EndedLog { log: Two::OTHER, views, end: 4, at_all: true };
+    let logs = [in_two_views(&logs, &[11]), vec![other_log]].concat();
+    (Late { of: Two(memory, other), left: AtomicU32::new(2) }, logs)
+}
+
+type Taken = Result<(Rebuild, BTreeSet<(LogId, u32)>), Failure>;
+
+/// Takes the streamlet over, of whose lost log these views were given up.
+fn takes(next: &Node, logs: &[EndedLog], named: &[u32], copies: &dyn Copies) -> Taken {
+    let given_up: BTreeSet<(LogId, u32)> = named.iter().map(|view| (LOST, *view)).collect();
+    next.broker.take_over_without(&[(STREAM, X, 3)], (logs, &given_up), copies, &HandedStates::new())
+}
+
+/// Opens it once the other log has been late, and rebuilds it. What was left out.
+fn opens_when_all_else_is_told(next: &Node, logs: &[EndedLog], named: &[u32], copies: &Late) -> Vec<(LogId, u32)> {
+    next.is_owner(2, 3);
+    let waits = takes(next, logs, named, copies).expect_err("who is late may have what is missing");
+    assert_eq!(waits.status, Status::SegmentUnreadable);
+    assert!(waits.message.contains("it is late"), "{waits}");
+    assert_eq!(copies.left.load(Ordering::Relaxed), 0);
+    let (rebuild, left_out) = takes(next, logs, named, copies).expect("opened");
+    next.broker.rebuild(&rebuild, logs, copies, &RecoveryProgress::default()).expect("rebuilt");
+    assert_eq!(next.chunks_of(LaneId(1)).len(), 4, "all of the other log");
+    left_out.into_iter().collect()
+}
+
+#[test]
+fn what_reads_back_is_not_left_out_because_another_log_was_late() {
+    let (copies, logs) = late();
+    let next = Node::new(2);
+    assert_eq!(opens_when_all_else_is_told(&next, &logs, &[1], &copies), []);
+    assert_eq!(next.readable(), (0..10).collect::<Vec<u64>>(), "nothing has gone");
+}
+
+#[test]
+fn what_reads_back_is_not_left_out_beside_what_nobody_gives_because_another_log_was_late() {
+    let (mut copies, logs) = late();
+    copies.of.0.empty = vec![11];
+    let next = Node::new(2);
+    assert_eq!(opens_when_all_else_is_told(&next, &logs, &[1, 2], &copies), [(LOST, 1)]);
+    assert_eq!(next.readable(), [6, 7, 8, 9], "the second view reads back");
+}
+
+/// The backups say what lanes have in the last view, and do not give its last blocks.
+#[test]
+fn a_view_of_which_nobody_gives_the_last_blocks_is_left_out_if_it_was_named() {
+    let (memory, logs) = lost();
+    let copies = Memory { damaged: vec![(12, 8), (13, 8)], ..memory };
+    let views = vec![EndedView { first: 1, backups: vec![11] }, EndedView { first: 5, backups: vec![12, 13] }];
+    let logs = vec![EndedLog { views, ..logs[0].clone() }];
+    let next = Node::new(2);
+    next.is_owner(2, 3);
+    let nothing: &[u32] = &[];
+    for named in [nothing, &[1]] {
+        let waits = takes(&next, &logs, named, &copies).expect_err("it may read back another time");
+        assert_eq!(waits.status, Status::SegmentUnreadable);
+        assert!(waits.message.contains("block 8 does not read back"), "{waits}");
+    }
+    let (rebuild, left_out) = takes(&next, &logs, &[1, 2], &copies).expect("opened");
+    assert_eq!(left_out, BTreeSet::from([(LOST, 2)]), "the other one reads back");
+    next.broker.rebuild(&rebuild, &logs, &copies, &RecoveryProgress::default()).expect("rebuilt");
+    assert_eq!(next.readable(), [0, 1, 2, 3], "the lane goes on in front of what is gone");
+}
