@@ -99,7 +99,7 @@ fn asked_for(door: &Door, live: &Live, version: i16, name: Option<TopicName>, id
     match name {
         Some(name) => match door.info(&name) {
             Some(info) => topic(door, live, &info),
-            None if name_is_valid(&name) => refuse(ResponseError::UnknownTopicOrPartition).with_name(Some(name)),
+            None if name_is_valid(&name) => refuse(not_there(door)).with_name(Some(name)),
             None => refuse(ResponseError::InvalidTopicException).with_name(Some(name)),
         },
         None => match door.info_of(id) {
@@ -109,6 +109,16 @@ fn asked_for(door: &Door, live: &Live, version: i16, name: Option<TopicName>, id
                 refuse(ResponseError::UnknownTopicId).with_topic_id(id).with_name(name)
             }
         },
+    }
+}
+
+/// What is told of a name that no topic has, for all that the node knows. One that has not heard from the coordinators for so long that it does not serve its partitions may not
+/// have heard of the topic: clients that are told that there is none give up what they have for it, also of one that they know. So they are told what has them ask again, another
+/// node too.
+fn not_there(door: &Door) -> ResponseError {
+    match door.broker.is_confirmed() {
+        true => ResponseError::UnknownTopicOrPartition,
+        false => ResponseError::LeaderNotAvailable,
     }
 }
 
@@ -159,11 +169,7 @@ pub(crate) fn describe_partitions(
             return answer.with_next_cursor(Some(cursor));
         }
         let Some(info) = door.info(&name) else {
-            let error = if name_is_valid(&name) {
-                ResponseError::UnknownTopicOrPartition
-            } else {
-                ResponseError::InvalidTopicException
-            };
+            let error = if name_is_valid(&name) { not_there(door) } else { ResponseError::InvalidTopicException };
             let topic = DescribeTopicPartitionsResponseTopic::default().with_name(Some(wire_name));
             let topic = topic.with_topic_authorized_operations(TOPIC_OPERATIONS);
             answer.topics.push(topic.with_error_code(error.code()));

@@ -131,6 +131,7 @@ pub struct NodeSessions {
 impl SessionFactory for NodeSessions {
     fn open(&self, peer: Peer, waker: SessionWaker) -> Box<dyn Session> {
         Box::new(NodeSession {
+            node: self.broker.clone(),
             broker: self.broker.session(peer.address, waker.clone()),
             coordinator: self.coordinator.clone(),
             cluster: self.cluster.clone(),
@@ -143,6 +144,7 @@ impl SessionFactory for NodeSessions {
 }
 
 struct NodeSession {
+    node: Arc<Broker>,
     broker: BrokerSession,
     coordinator: Arc<Coordinator>,
     cluster: Option<Arc<Cluster>>,
@@ -165,7 +167,7 @@ impl NodeSession {
         if matches!(op, Op::GetStream | Op::ListStreams) && self.pending == 0 {
             let mut frame = Vec::with_capacity(256);
             self.coordinator.handle(op, header, body, &mut frame);
-            send(&frame, out);
+            self.tell(op, &frame, out);
             return Flow::Done;
         }
         if self.pending + self.statuses_pending >= COMMANDS_PENDING_MAX {
@@ -190,21 +192,28 @@ impl NodeSession {
         let frames = std::mem::take(&mut *self.replies.frames.lock());
         for (op, frame) in frames {
             *self.pending_of(op) -= 1;
-            send(&frame, out);
+            self.tell(op, &frame, out);
         }
+    }
+
+    /// Puts an answer into the outbox. That there is no such stream is not said by a node that has not heard from the coordinators for so long that it does not serve: it may
+    /// have been made since, and who asks would take it for what nobody knows.
+    fn tell(&self, op: Op, frame: &[u8], out: &mut Outbox) {
+        let header = FrameHeader::parse(frame, frame.len()).expect("the coordinator answers with whole frames");
+        let is_unknown = op == Op::GetStream && header.status == Status::UnknownStream as u16;
+        if is_unknown && !self.node.is_confirmed() {
+            let message = "this node knows no such stream, and has not heard from a majority of the coordinators for so long that one may \
+                           have been made since; ask another node";
+            return out.error(&header, Status::NotReady, &ErrorBody::new(message));
+        }
+        let mut writer = out.begin(&header);
+        writer.body().extend_from_slice(&frame[FRAME_HEADER_BYTES..]);
+        writer.finish();
     }
 }
 
 fn stopping_body() -> ErrorBody {
     ErrorBody::new("the node is stopping")
-}
-
-/// Puts a whole frame, as the coordinator encodes it, into the outbox.
-fn send(frame: &[u8], out: &mut Outbox) {
-    let header = FrameHeader::parse(frame, frame.len()).expect("the coordinator answers with whole frames");
-    let mut writer = out.begin(&header);
-    writer.body().extend_from_slice(&frame[FRAME_HEADER_BYTES..]);
-    writer.finish();
 }
 
 impl Session for NodeSession {
@@ -285,10 +294,10 @@ mod tests {
     use kera_broker::BrokerConfig;
     use kera_coordinator::catalog::Catalog;
     use kera_coordinator::{ClusterLog, CoordinatorError, LiveNode, StreamObserver};
-    use kera_env::SystemClock;
+    use kera_env::{Clock, SystemClock};
     use kera_format::StreamId;
     use kera_log::{Arena, ArenaConfig, Log, LogConfig};
-    use kera_protocol::{AllocateProducer, ListStreams, Message, NodeStatus, StreamInfo};
+    use kera_protocol::{AllocateProducer, GetStream, ListStreams, Message, NodeStatus, StreamInfo};
 
     use super::*;
 
@@ -431,6 +440,21 @@ mod tests {
         drop((sessions, opens));
         threads.into_iter().for_each(|thread| thread.join().unwrap());
         assert_eq!(comes.try_iter().count(), 1, "that of the last one");
+    }
+
+    #[test]
+    fn a_node_that_is_cut_off_does_not_say_that_there_is_no_such_stream() {
+        let node = Node::new();
+        let mut connection = node.connection();
+        let mut told = |heard_us: Option<u64>| {
+            heard_us.into_iter().for_each(|at_us| node.sessions.broker.confirmed(at_us));
+            connection.ask(&GetStream { stream: "new".into() });
+            connection.answer()
+        };
+        assert_eq!(told(None), Some(Status::UnknownStream), "it is alone");
+        // When the machine was started.
+        assert_eq!(told(Some(0)), Some(Status::NotReady));
+        assert_eq!(told(Some(SystemClock::new().since_boot_us())), Some(Status::UnknownStream));
     }
 
     #[test]

@@ -131,6 +131,35 @@ fn a_node_that_hears_no_coordinators_does_not_name_itself() {
     assert_eq!(world.led(), (9, vec![1], vec![1]));
 }
 
+/// A topic may have been made since. librdkafka gives up the records of a topic of which it is told once that there is none, also of one that it knows.
+#[test]
+fn a_node_that_hears_no_coordinators_does_not_say_that_there_is_no_such_topic() {
+    let mut world = led_twice();
+    let broker = world.parts().0;
+    broker.confirmed(world.clock.since_boot_us());
+    let told = |world: &mut World| {
+        let names = ["new", "a name", "t"].map(topic);
+        let wanted = names.clone().map(|name| MetadataRequestTopic::default().with_name(Some(name)));
+        let asked = MetadataRequest::default().with_topics(Some(wanted.to_vec()));
+        let answer = world.call(9, &asked.with_allow_auto_topic_creation(false));
+        let told: Vec<i16> = answer.topics.iter().map(|topic| topic.error_code).collect();
+        let wanted = names.map(|name| describe_topic_partitions_request::TopicRequest::default().with_name(name));
+        let asked = DescribeTopicPartitionsRequest::default().with_topics(wanted.to_vec());
+        let answer = world.call(0, &asked.with_response_partition_limit(100));
+        let described: Vec<i16> = answer.topics.iter().map(|topic| topic.error_code).collect();
+        // Those are in the order of their names.
+        let described = [1, 0, 2].map(|at: usize| described[at]);
+        assert_eq!(described, told);
+        told
+    };
+    let (unknown, invalid) = (Code::UnknownTopicOrPartition.code(), Code::InvalidTopicException.code());
+    assert_eq!(told(&mut world), [unknown, invalid, 0]);
+    world.clock.advance_ms(5_000);
+    assert_eq!(told(&mut world), [Code::LeaderNotAvailable.code(), invalid, 0]);
+    broker.confirmed(world.clock.since_boot_us());
+    assert_eq!(told(&mut world), [unknown, invalid, 0]);
+}
+
 #[test]
 fn an_epoch_ends_where_the_next_one_begins() {
     let mut world = led_twice();
