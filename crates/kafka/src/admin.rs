@@ -655,8 +655,11 @@ fn init_producer(door: &Door, version: i16, asked: &InitProducerIdRequest) -> (I
         Ok(AllocatedProducer { producer_id, producer_epoch }) => InitProducerIdResponse::default()
             .with_producer_id(ProducerId(producer_id.0.cast_signed()))
             .with_producer_epoch(producer_epoch.0.cast_signed()),
-        // There is no controller in it that a producer could look for: as Kafka's brokers while they have no ids.
-        Err(error) if error.status() == Status::NotReady => failed(ResponseError::CoordinatorLoadInProgress),
+        // There is no controller in it that a producer could look for: as Kafka's brokers while they have no ids. A full disk passes as well, and a producer that is told of its
+        // storage ends for good in some clients.
+        Err(error) if matches!(error.status(), Status::NotReady | Status::DiskFull) => {
+            failed(ResponseError::CoordinatorLoadInProgress)
+        }
         Err(error) => failed(refusal(&error).0),
     };
     (answer, None)

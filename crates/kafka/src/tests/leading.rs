@@ -204,6 +204,22 @@ fn what_the_leader_of_the_coordinators_refuses_is_told_as_if_this_node_did() {
     assert_eq!(cluster.create("new", 1, &[], false).0, ResponseError::KafkaStorageError.code());
 }
 
+/// KafkaJS and Sarama end with any other error than this one, and so does Java's client of earlier versions: a producer that begins, or is to have its next epoch, while the disk is full.
+#[test]
+fn a_producer_asks_again_for_its_id_while_the_disk_is_full_and_not_when_it_has_failed() {
+    let mut cluster = Cluster::new();
+    for (kind, error) in [
+        (io::ErrorKind::StorageFull, ResponseError::CoordinatorLoadInProgress),
+        (io::ErrorKind::Other, ResponseError::KafkaStorageError),
+    ] {
+        cluster.leader.answer_instead(move || Some(CoordinatorError::Disk(kind.into())));
+        for asked in [init(), init().with_producer_id(ProducerId(7)).with_producer_epoch(0)] {
+            let answer = cluster.world.call(4, &asked);
+            assert_eq!((answer.error_code, answer.producer_id.0), (error.code(), -1), "{kind:?}");
+        }
+    }
+}
+
 /// A producer of a cluster that is no more, or one too many of those whose epochs are kept.
 #[test]
 fn a_producer_that_cannot_keep_its_id_gets_another_one() {
