@@ -355,19 +355,18 @@ impl Coordinator {
     }
 
     /// Deletes a stream. Blocks until that is on the disk; the observer drops the data.
-    pub fn delete_stream(&self, stream: &StreamRef) -> Result<StreamInfo, CoordinatorError> {
-        let info = self.stream(stream)?;
+    pub fn delete_stream(&self, stream: &StreamRef) -> Result<(), CoordinatorError> {
         if let Some(cluster) = &self.cluster {
-            Coordinator::ask(&**cluster, &DeleteStream { stream: stream.clone() }, false)?;
-            return Ok(info);
+            // Whether there is one is for the leader to say: this node may not have heard of it yet.
+            return Coordinator::ask(&**cluster, &DeleteStream { stream: stream.clone() }, false).map(drop);
         }
         let mut commands = self.commands.lock();
-        let info = self.stream(&info.id.into())?;
+        let info = self.stream(stream)?;
         let entry = self.catalog.read().plan_delete(stream, self.clock.now_ms(), false)?;
         self.commit(&mut commands, &entry)?;
         tracing::info!(stream = %info.name, id = %info.id, "stream deleted");
-        self.tell(&StreamEvent::Deleted(info.clone()));
-        Ok(info)
+        self.tell(&StreamEvent::Deleted(info));
+        Ok(())
     }
 
     /// Whether the nodes of a cluster agree on where lanes begin whose records were deleted; otherwise each keeps that for itself.

@@ -378,7 +378,7 @@ fn delete_topics(door: &Door, version: i16, asked: &DeleteTopicsRequest) -> Dele
         let answer = answer.with_name(Some(name)).with_topic_id(door.topic_id(info.id));
         let by_id = StreamRef::Id(info.id);
         match unled.or(|| door.coordinator.delete_stream(&by_id).map_err(|error| refusal(&error))) {
-            Ok(_) => {
+            Ok(()) => {
                 door.groups.topics_deleted(&BTreeSet::from([info.name]));
                 answer
             }

@@ -10,8 +10,8 @@ use kera_env::{ManualClock, MemoryDisk};
 use kera_format::catalog::Entry;
 use kera_format::{Durability, ProducerEpoch, ProducerId, StreamId, StreamOptions, level, limits};
 use kera_protocol::{
-    AllocateProducer, AllocatedProducer, Body, CreateStream, ErrorBody, FrameHeader, ListStreams, Message, Op, Status,
-    StreamChanges, StreamInfo, StreamRef, encode_request, frame,
+    AllocateProducer, AllocatedProducer, Body, CreateStream, DeleteStream, Empty, ErrorBody, FrameHeader, ListStreams,
+    Message, Op, Status, StreamChanges, StreamInfo, StreamRef, encode_request, frame,
 };
 
 use crate::support::{NODE, create, open};
@@ -158,6 +158,53 @@ fn a_stream_of_the_system_is_waited_for_while_nobody_leads_and_nobody_is_asked_f
     assert_eq!(coordinator.system_stream(name, &options).expect("it is known"), made);
     assert_eq!(*log.asked.lock().unwrap(), 0, "nobody leads, for all that the node knows");
     assert!(message_of(coordinator.system_stream("_kera.other", &options)).contains("nobody leads"));
+}
+
+/// The coordinators of a cluster, whose leader knows a stream of which this node has not heard.
+#[derive(Default)]
+struct Ahead {
+    deleted: Mutex<Vec<StreamRef>>,
+}
+
+impl ClusterLog for Ahead {
+    fn request(&self, op: Op, version: u8, body: &[u8], _: bool) -> Result<Vec<u8>, CoordinatorError> {
+        assert_eq!(op, Op::DeleteStream);
+        let mut deleted = self.deleted.lock().unwrap();
+        let stream = DeleteStream::decode(version, body)?.stream;
+        if deleted.contains(&stream) {
+            return Err(CoordinatorError::NoSuchStream { stream: "stream `new`".into() });
+        }
+        deleted.push(stream);
+        let mut answer = Vec::new();
+        Empty.encode(version, &mut answer);
+        Ok(answer)
+    }
+    fn level(&self) -> u32 {
+        level::NEWEST
+    }
+    fn read(&self, read: &mut dyn FnMut(&Catalog)) {
+        read(&Catalog::default());
+    }
+    fn copies_of(&self, _: StreamId, _: u32) -> u32 {
+        0
+    }
+    fn wanted_copies(&self, _: StreamId) -> Option<u32> {
+        None
+    }
+    fn live_nodes(&self) -> Vec<LiveNode> {
+        Vec::new()
+    }
+    fn observe(&self, _: Arc<dyn StreamObserver>, _: Vec<StreamInfo>) {}
+}
+
+#[test]
+fn a_stream_of_which_a_node_has_not_heard_yet_is_deleted_by_way_of_it() {
+    let log = Arc::new(Ahead::default());
+    let coordinator = Coordinator::of_cluster(log.clone(), Arc::new(ManualClock::new(1_000)));
+    let name: StreamRef = "new".into();
+    coordinator.delete_stream(&name).expect("the leader knows it");
+    assert_eq!(*log.deleted.lock().unwrap(), std::slice::from_ref(&name));
+    assert_eq!(coordinator.delete_stream(&name).expect_err("it is gone").status(), Status::UnknownStream);
 }
 
 #[test]

@@ -29,7 +29,7 @@ fn command(coordinator: &Coordinator, random: &SeededRandom, known: &mut Known) 
     let done = match random.below(4) {
         0 => coordinator.create_stream(&create(&name)).map(drop),
         1 => coordinator.alter_stream(&name.as_str().into(), &changes).map(drop),
-        2 => coordinator.delete_stream(&name.as_str().into()).map(drop),
+        2 => coordinator.delete_stream(&name.as_str().into()),
         _ => coordinator.allocate_producer(None).map(|given| {
             assert!(given.producer_id.0 > known.producer, "{given:?} was given before, {known:?}");
             known.producer = given.producer_id.0;
