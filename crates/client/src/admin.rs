@@ -107,7 +107,7 @@ impl Admin {
 
     /// Makes a stream, or finds the one of that name, whatever its options are.
     pub async fn ensure_stream(&self, name: &str, options: StreamOptions) -> Result<StreamInfo, ClientError> {
-        self.client.call(&CreateStream { name: name.into(), options, if_not_exists: true }).await
+        self.client.call_again(&CreateStream { name: name.into(), options, if_not_exists: true }).await
     }
 
     /// Finds a stream by name or id.

@@ -231,14 +231,34 @@ impl Client {
     }
 
     /// What a stream is. One that was made a moment ago by way of another node is heard of at this one a little later: who does not know
-    /// it is asked again for [`HEARD_OF`].
+    /// it is asked again for [`HEARD_OF`], and the others in turn, since one that is cut off, or was until just now, hears of it later than that.
     pub(crate) async fn find_stream(&self, name: &str) -> Result<StreamInfo, ClientError> {
         let asked = GetStream { stream: StreamRef::Name(name.to_owned()) };
-        let (until, mut backoff) = (Instant::now() + HEARD_OF, Backoff::for_owners());
+        let (mut until, mut backoff) = (None, Backoff::for_owners());
         loop {
             let found = self.call(&asked).await;
             let is_unknown = found.as_ref().is_err_and(|error| error.status() == Some(Status::UnknownStream));
-            if !is_unknown || Instant::now() >= until {
+            let now = Instant::now();
+            if !is_unknown || now >= *until.get_or_insert(now + HEARD_OF) {
+                return found;
+            }
+            if self.known_addresses().len() > 1
+                && let Ok(here) = self.shared().await
+            {
+                self.turn_from(&here).await;
+            }
+            tokio::time::sleep(backoff.next(None)).await;
+        }
+    }
+
+    /// Who owns the streamlets of a stream that was [found](Client::find_stream) just now: the node that knows of the stream may be told a moment later whose they are.
+    pub(crate) async fn placement_of_found(&self, stream: StreamId) -> Result<Arc<Placement>, RpcError> {
+        let (mut until, mut backoff) = (None, Backoff::for_owners());
+        loop {
+            let found = self.placement(stream).await;
+            let is_untold = found.as_ref().is_err_and(|error| error.status() == Some(Status::NotReady));
+            let now = Instant::now();
+            if !is_untold || now >= *until.get_or_insert(now + HEARD_OF) {
                 return found;
             }
             tokio::time::sleep(backoff.next(None)).await;
@@ -255,11 +275,24 @@ impl Client {
         message: &M,
         retry_for: Duration,
     ) -> Result<M::Response, ClientError> {
-        let repeatable = is_repeatable(M::OP);
+        self.call_if(message, retry_for, is_repeatable(M::OP)).await
+    }
+
+    /// As [`call`](Client::call), of what does no more the second time, though others of its kind may.
+    pub(crate) async fn call_again<M: Message>(&self, message: &M) -> Result<M::Response, ClientError> {
+        self.call_if(message, self.inner.config.retry_timeout, true).await
+    }
+
+    async fn call_if<M: Message>(
+        &self,
+        message: &M,
+        retry_for: Duration,
+        repeatable: bool,
+    ) -> Result<M::Response, ClientError> {
         let has_others = self.inner.addresses.len() > 1 || self.placements().addresses().nth(1).is_some();
         let retry_for = if has_others { retry_for.max(OTHERS_TIMEOUT) } else { retry_for };
         let call_timeout = self.inner.config.rpc.call_timeout;
-        let is_short = has_others && repeatable && M::OP != Op::Lookup;
+        let is_short = has_others && is_repeatable(M::OP) && M::OP != Op::Lookup;
         let mut tries = Tries::new(retry_for);
         loop {
             let is_first = is_short && tries.backoff.is_first();
@@ -649,10 +682,12 @@ fn is_repeatable(op: Op) -> bool {
 #[cfg(test)]
 mod tests {
     use std::net::TcpListener;
+    use std::sync::OnceLock;
 
     use kera_env::SystemClock;
-    use kera_protocol::{FrameHeader, Owners};
-    use kera_rpc::{Flow, Outbox, Peer, Server, ServerConfig, Session, SessionWaker};
+    use kera_format::StreamOptions;
+    use kera_protocol::{ErrorBody, FrameHeader, Owners};
+    use kera_rpc::{Flow, Outbox, Peer, RunningServer, Server, ServerConfig, Session, SessionWaker};
 
     use super::*;
 
@@ -669,6 +704,108 @@ mod tests {
         }
 
         fn on_wake(&mut self, _: &mut Outbox) {}
+    }
+
+    fn hello() -> HelloResponse {
+        HelloResponse {
+            server_name: "test".into(),
+            server_version: "1".into(),
+            node_id: [1; 16],
+            node_epoch: 1,
+            ops: HelloResponse::ops_spoken(),
+            frame_bytes_max: 8 << 20,
+            chunk_bytes_max: 4 << 20,
+            in_flight_bytes_max: 64 << 20,
+            in_flight_requests_max: 1_000,
+            subscriptions_max: 128,
+            idle_timeout_ms: 0,
+        }
+    }
+
+    /// Answers as it is told to.
+    struct Says<F>(F);
+
+    impl<F: Fn(&FrameHeader, &mut Outbox) -> Flow> Session for Says<F> {
+        fn on_frame(&mut self, header: &FrameHeader, _: &[u8], out: &mut Outbox) -> Flow {
+            (self.0)(header, out)
+        }
+
+        fn on_wake(&mut self, _: &mut Outbox) {}
+    }
+
+    fn serving(says: impl Fn(&FrameHeader, &mut Outbox) -> Flow + Clone + Send + Sync + 'static) -> RunningServer {
+        let config = ServerConfig::new(([127, 0, 0, 1], 0).into(), hello(), Arc::new(SystemClock::new()));
+        let factory = Arc::new(move |_: Peer, _: SessionWaker| Box::new(Says(says.clone())) as Box<dyn Session>);
+        Server::start(config, factory).unwrap()
+    }
+
+    fn refused(header: &FrameHeader, status: Status, out: &mut Outbox) -> Flow {
+        out.error(header, status, &ErrorBody::new("it has not heard of it"));
+        Flow::Done
+    }
+
+    fn told(header: &FrameHeader, out: &mut Outbox) -> Flow {
+        let (name, options) = ("new".to_owned(), StreamOptions::default());
+        out.respond(header, &StreamInfo { id: StreamId(7), name, created_ms: 1, options });
+        Flow::Done
+    }
+
+    fn block_on<T>(future: impl Future<Output = T>) -> T {
+        tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(future)
+    }
+
+    /// One that is cut off, or was until just now, has not heard of what was made meanwhile.
+    #[test]
+    fn a_stream_that_one_node_does_not_know_is_looked_for_at_the_others() {
+        // Whichever is asked first is that one.
+        let behind = Arc::new(OnceLock::new());
+        let [one, other] = [1, 2].map(|node| {
+            let behind = Arc::clone(&behind);
+            serving(move |header, out| match *behind.get_or_init(|| node) == node {
+                true => refused(header, Status::UnknownStream, out),
+                false => told(header, out),
+            })
+        });
+        block_on(async {
+            let client = Client::connect(format!("{},{}", one.local_addr(), other.local_addr())).await.unwrap();
+            assert_eq!(client.find_stream("new").await.unwrap().id, StreamId(7));
+        });
+    }
+
+    /// The node knows of the stream a moment before it is told whose its streamlets are.
+    #[test]
+    fn owners_of_a_stream_that_was_just_found_are_asked_for_again() {
+        let asked = Arc::new(AtomicUsize::new(0));
+        let counted = Arc::clone(&asked);
+        let server = serving(move |header, out| match counted.fetch_add(1, Ordering::SeqCst) {
+            0 => refused(header, Status::NotReady, out),
+            _ => Behind.on_frame(header, &[], out),
+        });
+        block_on(async {
+            let client = Client::connect(server.local_addr().to_string()).await.unwrap();
+            assert_eq!(client.placement_of_found(StreamId(7)).await.unwrap().version(), VERSION);
+        });
+        assert_eq!(asked.load(Ordering::SeqCst), 2);
+    }
+
+    #[test]
+    fn a_stream_that_may_be_there_is_asked_for_again_and_one_that_may_not_is_not() {
+        let asked = Arc::new(AtomicUsize::new(0));
+        let counted = Arc::clone(&asked);
+        // Of two requests one finds a node that is killed.
+        let server = serving(move |header, out| match counted.fetch_add(1, Ordering::SeqCst) % 2 {
+            0 => Flow::Close("it is killed".into()),
+            _ => told(header, out),
+        });
+        block_on(async {
+            let builder = Client::builder(server.local_addr().to_string()).retry_timeout(Duration::from_secs(600));
+            let admin = builder.connect().await.unwrap().admin();
+            let ensured = admin.ensure_stream("new", StreamOptions::default()).await;
+            assert_eq!((ensured.unwrap().id, asked.load(Ordering::SeqCst)), (StreamId(7), 2));
+            let created = admin.create_stream("new", StreamOptions::default()).await;
+            assert!(created.is_err_and(|error| error.could_duplicate()), "it may have been made");
+            assert_eq!(asked.load(Ordering::SeqCst), 3);
+        });
     }
 
     #[test]
@@ -689,20 +826,7 @@ mod tests {
 
     #[test]
     fn a_node_that_does_not_answer_is_not_waited_for_when_others_know_nothing_new() {
-        let hello = HelloResponse {
-            server_name: "test".into(),
-            server_version: "1".into(),
-            node_id: [1; 16],
-            node_epoch: 1,
-            ops: HelloResponse::ops_spoken(),
-            frame_bytes_max: 8 << 20,
-            chunk_bytes_max: 4 << 20,
-            in_flight_bytes_max: 64 << 20,
-            in_flight_requests_max: 1_000,
-            subscriptions_max: 128,
-            idle_timeout_ms: 0,
-        };
-        let config = ServerConfig::new(([127, 0, 0, 1], 0).into(), hello, Arc::new(SystemClock::new()));
+        let config = ServerConfig::new(([127, 0, 0, 1], 0).into(), hello(), Arc::new(SystemClock::new()));
         let factory = Arc::new(|_: Peer, _: SessionWaker| Box::new(Behind) as Box<dyn Session>);
         let server = Server::start(config, factory).unwrap();
         let gone = TcpListener::bind("127.0.0.1:0").unwrap();

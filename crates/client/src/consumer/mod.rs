@@ -649,7 +649,7 @@ impl Consumer {
 
     /// Connects, becomes a member of the application, finds where to start.
     async fn begin(&mut self) -> Result<(), ClientError> {
-        self.holders.placement = self.client().placement(self.stream.id).await?;
+        self.holders.placement = self.client().placement_of_found(self.stream.id).await?;
         self.check_lanes_of_nodes()?;
         if self.is_alone() {
             let reached = reach(self.client().clone(), Arc::default(), HOME, self.joining(HOME)).await?;

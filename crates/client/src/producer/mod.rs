@@ -168,7 +168,7 @@ impl ProducerBuilder {
     /// be sure of, no server.
     pub async fn build(self) -> Result<Producer, ClientError> {
         let info = self.client.find_stream(&self.stream).await?;
-        let placement = self.client.placement(info.id).await?;
+        let placement = self.client.placement_of_found(info.id).await?;
         let connection = match placement.is_alone() {
             true => self.client.lend(&placement, HOME).await?,
             // Nodes are connected to when there is something for them.
