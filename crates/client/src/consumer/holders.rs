@@ -36,6 +36,8 @@ const PROBE_TIMEOUT: Duration = Duration::from_secs(3);
 const LATE: Duration = Duration::from_millis(500);
 /// After so long without a question for owners the next one is not held back by those before.
 const BACKOFF_FORGOTTEN: Duration = Duration::from_secs(5);
+/// For so long nodes have to say that there is no such stream before they are believed: one that is of no cluster says so of all.
+const UNKNOWN_MAX: Duration = Duration::from_secs(60);
 /// That a node refuses a member which reads on elsewhere is said again after so long.
 const REFUSED_AGAIN: Duration = Duration::from_secs(60);
 
@@ -56,6 +58,8 @@ pub(super) struct Holders {
     asked_at: Option<Instant>,
     asking: Option<Task<Arc<Placement>>>,
     backoff: Backoff,
+    /// Since when nobody who was asked knows the stream.
+    unknown_since: Option<Instant>,
     /// Whether the stream has grown is being asked; `None` if that could not be found out.
     pub(super) growing: Option<Task<Option<StreamInfo>>>,
     /// Where lanes end by now is being asked.
@@ -245,8 +249,15 @@ impl Holders {
         if holder == node { later } else { now }
     }
 
+    /// Who has what could not be found out. Whether that is since there is no such stream any more.
+    fn is_gone(&mut self, error: &RpcError, now: Instant) -> bool {
+        let is_unknown = error.status() == Some(Status::UnknownStream);
+        is_unknown && now.saturating_duration_since(*self.unknown_since.get_or_insert(now)) > UNKNOWN_MAX
+    }
+
     /// Who has what, as a node said that was asked.
     fn take_placement(&mut self, placement: Arc<Placement>) {
+        self.unknown_since = None;
         if placement.version() > self.placement.version() {
             self.backoff.reset();
         }
@@ -442,6 +453,8 @@ impl Consumer {
                 self.feed_at = now;
             }
             Happening::Owners(Ok(placement)) => self.take_owners(placement, now),
+            // Where all owners are lost nobody is connected to who would say that it was deleted.
+            Happening::Owners(Err(error)) if self.holders.is_gone(&error, now) => self.failed = Some(error.into()),
             Happening::Owners(Err(_)) => {
                 self.holders.want_owners(now);
             }

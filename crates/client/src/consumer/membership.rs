@@ -585,7 +585,7 @@ fn entry_of(track: &Track, lease: &Lease) -> CommitEntry {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::consumer::holders::Holders;
+    use crate::consumer::holders::{Happening, Holders};
     use crate::{Client, ConsumerBuilder};
     use kera_format::{Cursor, GroupId, LaneId, Order, StreamId, StreamOptions, StreamletId};
     use kera_protocol::{OlderGroups, Owner, StreamInfo};
@@ -613,6 +613,30 @@ mod tests {
         track.lease = Some(Lease { node: 1, id: 3, group, committed, asked_back: None, releasing: false });
         consumer.add_track(track);
         consumer
+    }
+
+    /// All of its owners are lost, and it was deleted: who waited for them would wait for ever.
+    #[test]
+    fn a_stream_that_nobody_knows_for_a_minute_is_gone() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
+        runtime.block_on(async {
+            let mut consumer = member(GroupId::new(5, 1));
+            let failed = |consumer: &mut Consumer, found: Result<Arc<Placement>, Status>| {
+                let error = |status| RpcError::Status { status, message: String::new(), retry_after: None };
+                consumer.happened(Happening::Owners(found.map_err(error)));
+                consumer.failed.as_ref().and_then(ClientError::status)
+            };
+            let longer = Duration::from_secs(61);
+            assert_eq!(failed(&mut consumer, Err(Status::UnknownStream)), None);
+            tokio::time::advance(longer).await;
+            // Somebody knows it.
+            let known = Arc::clone(&consumer.holders.placement);
+            assert_eq!(failed(&mut consumer, Ok(known)), None);
+            assert_eq!(failed(&mut consumer, Err(Status::UnknownStream)), None);
+            tokio::time::advance(longer).await;
+            assert_eq!(failed(&mut consumer, Err(Status::NotReady)), None, "that passes");
+            assert_eq!(failed(&mut consumer, Err(Status::UnknownStream)), Some(Status::UnknownStream));
+        });
     }
 
     #[test]
