@@ -30,7 +30,7 @@ def make(source, target, names):
             sys.exit(f"{name}: there is no such topic")
         counts[name] = len(found[name].partitions)
         if name not in there:
-            for future in target.create_topics([NewTopic(name, counts[name], 1)]).values():
+            for future in target.create_topics([NewTopic(name, counts[name], -1)]).values():
                 future.result(WAIT_S)
         elif len(there[name].partitions) != counts[name]:
             sys.exit(f"{name}: has {len(there[name].partitions)} partitions at the target and {counts[name]} at the source")

@@ -422,6 +422,20 @@ fn a_first_node_without_its_data_founds_another_cluster_and_the_others_go_on_wit
     eventually("all are live", || live(&back) == 3);
 }
 
+/// A node has several addresses, and only `--join` names that of the cluster.
+#[test]
+fn a_node_that_is_to_join_where_clients_connect_is_told_which_address_is_meant() {
+    let ports = free_ports::<4>();
+    let first = start_again(&Member::new(1, ports[0], ports[2], None, &[]));
+    let joins = Member::new(2, ports[1], ports[3], Some(ports[0]), &[]);
+    let refused = common::run(&joins.flags);
+    let said = common::stderr(&refused);
+    assert_eq!(refused.status.code(), Some(16), "{said}");
+    assert!(said.contains(&format!("--join 127.0.0.1:{}: ", ports[0])), "{said}");
+    assert!(said.contains("name what it has for --cluster-listen"), "{said}");
+    assert_eq!(cluster(&first)["nodes"].as_array().map(Vec::len), Some(1), "it has let nobody in");
+}
+
 /// It was started without `--join` at first, by mistake. By itself it would go on beside the cluster that it was meant for.
 #[test]
 fn a_node_that_has_founded_a_cluster_of_its_own_is_not_taken_for_one_of_another_and_goes_on_where_nobody_is() {

@@ -55,7 +55,7 @@ pub(super) async fn watch_leader(group: &Group, clock: &dyn Clock) {
     let (mut leaderless, mut unfollowed) = (Lasting::new(UNDECIDED_US), Lasting::new(UNDECIDED_US));
     loop {
         tokio::time::sleep(SOON).await;
-        let (hears, now_us) = (group.lacks_majority().is_none(), clock.monotonic_us());
+        let (hears, now_us) = (hears(&group.members(), group.lacks_majority().as_deref()), clock.monotonic_us());
         match leaderless.look(hears && group.leader().is_none(), now_us) {
             Some(Lasts::For(since_us)) => tracing::warn!(
                 seconds = since_us / 1_000_000,
@@ -73,6 +73,11 @@ pub(super) async fn watch_leader(group: &Group, clock: &dyn Clock) {
             None => {}
         }
     }
+}
+
+/// Whether most coordinators answer, as far as can be told. Who knows of none, as long as nobody has let it in, hears none.
+fn hears(known: &[KnownMember], lacks: Option<&str>) -> bool {
+    lacks.is_none() && known.iter().any(|member| member.votes)
 }
 
 /// Who votes, and which of them are there. Another node at the address of one is not.
@@ -183,6 +188,14 @@ mod tests {
         assert!(lacking(4, &three(), &all, &[]).is_some_and(|said| said.contains("and 0 can be had; start node 1 at")));
         assert!(lacking(1, &three(), &all, &[1, 2]).is_some_and(|said| said.contains("2 of 3 answer")));
         assert_eq!(lacking(1, &[], &[], &[]), None);
+    }
+
+    /// It said that they answer and have no leader, where the address to join was wrong.
+    #[test]
+    fn who_has_not_joined_yet_hears_no_coordinators() {
+        assert!(hears(&three(), None));
+        assert!(!hears(&three(), Some("no majority of the coordinators")));
+        assert!(!hears(&[], None));
     }
 
     /// Most of all are there, and the one that voted alone before is not.

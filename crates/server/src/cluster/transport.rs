@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
-use kera_protocol::{DescribeCluster, Op};
+use kera_protocol::{DescribeCluster, Op, Status};
 use kera_raft::{Group, Pending, Stranger, Transport};
 use kera_rpc::{ClientConfig, Connection, RpcError};
 use parking_lot::Mutex;
@@ -126,6 +126,22 @@ fn of_another(address: &str, there: [u8; 16], own: [u8; 16], has_others: bool) -
     )
 }
 
+/// What is said of an operation that was not done. Whoever is to be let in is told as a person reads it: it is what the start ends with. That clients are answered where it asks is the slip
+/// that is made most: a node has several addresses, and `--join` names one that nothing else does.
+fn failed(op: Op, address: &str, error: &RpcError) -> String {
+    match (op, error) {
+        (Op::JoinCluster, RpcError::Status { status: Status::NotSupported, .. }) => format!(
+            "{REFUSED}--join {address}: a node answers there, and not at its cluster's address: name what it has for --cluster-listen, port 7072 unless it was set, and not \
+             where its clients connect; if it has no --node it is in no cluster"
+        ),
+        (Op::JoinCluster, RpcError::Status { status, message, .. }) if !status.retryable() => {
+            format!("{REFUSED}{message}")
+        }
+        (_, error) if error.status().is_some_and(|status| !status.retryable()) => format!("{REFUSED}{error}"),
+        (_, error) => error.to_string(),
+    }
+}
+
 async fn connected(connections: &Mutex<HashMap<String, Connection>>, address: &str) -> Result<Connection, RpcError> {
     let known = connections.lock().get(address).filter(|known| !known.is_closed()).cloned();
     if let Some(known) = known {
@@ -178,10 +194,7 @@ impl RpcTransport {
             let told = match asked.await {
                 Ok(Ok(frame)) => Ok((frame.header.version, frame.body.to_vec())),
                 Ok(Err(reason)) => Err(reason),
-                Err(error) => Err(match error.status() {
-                    Some(status) if !status.retryable() => format!("{REFUSED}{error}"),
-                    _ => error.to_string(),
-                }),
+                Err(error) => Err(failed(op, &address, &error)),
             };
             if matches!(op, Op::RaftVote | Op::RaftAppend | Op::RaftSnapshot)
                 && known.refuses_newly(to, &told)
@@ -234,6 +247,21 @@ mod tests {
         }
         assert!(known.answers_newly(3, [100; 16]), "that is another number");
         assert_eq!(known.told.lock().len(), 2);
+    }
+
+    #[test]
+    fn who_joins_where_clients_are_answered_is_told_which_address_is_meant() {
+        let told = |op, status| {
+            let message = "node 2 is there".to_owned();
+            failed(op, "127.0.0.1:7070", &RpcError::Status { status, message, retry_after: None })
+        };
+        let said = told(Op::JoinCluster, Status::NotSupported);
+        assert!(said.starts_with(&format!("{REFUSED}--join 127.0.0.1:7070: ")), "{said}");
+        assert!(said.contains("--cluster-listen") && !said.contains("NotSupported"), "{said}");
+        // What else is refused is for people, too; other operations are not theirs.
+        assert_eq!(told(Op::JoinCluster, Status::InvalidArgument), format!("{REFUSED}node 2 is there"));
+        assert_eq!(told(Op::JoinCluster, Status::NotReady), "NotReady: node 2 is there");
+        assert_eq!(told(Op::RaftVote, Status::NotSupported), format!("{REFUSED}NotSupported: node 2 is there"));
     }
 
     #[test]
