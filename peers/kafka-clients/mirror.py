@@ -3,9 +3,10 @@
 usage: mirror.py FROM TO TOPIC... [--groups GROUP,...] [--follow]
 
 Keys, values, headers, timestamps and partitions stay; what was aborted in transactions is left out, so offsets may be others: a
-group's offset becomes that of the same record. A topic that is not there is made with as many partitions; one that holds
-records already is refused. Ends when everything is copied that was there when it began; with --follow goes on until it is
-interrupted (Ctrl-C), and moves the groups then. Needs the package confluent-kafka.
+group's offset becomes that of the same record. A topic that is not there is made with as many partitions, and with as many copies
+as the target makes by itself (a target older than Kafka 2.4 makes none so: make the topics there before). One that holds records
+already is refused. Ends when everything is copied that was there when it began; with --follow goes on until it is interrupted
+(Ctrl-C), and moves the groups then. Needs the package confluent-kafka.
 """
 
 import argparse
@@ -14,10 +15,21 @@ import sys
 import threading
 from bisect import bisect_right
 
-from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaError, Producer, TopicPartition
+from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 WAIT_S = 30
+
+
+def reach(at):
+    """A client for the cluster at an address; nobody answering there ends the run."""
+    # It would say so twenty times a second until then.
+    client = AdminClient({"bootstrap.servers": at, "log_level": 2})
+    try:
+        client.list_topics(timeout=WAIT_S)
+    except KafkaException as error:
+        sys.exit(f"{at}: no Kafka cluster answers there: {error.args[0].str()}")
+    return client
 
 
 def make(source, target, names):
@@ -30,8 +42,12 @@ def make(source, target, names):
             sys.exit(f"{name}: there is no such topic")
         counts[name] = len(found[name].partitions)
         if name not in there:
+            # -1: as many copies as the target makes by itself. One copy would be lost with its node.
             for future in target.create_topics([NewTopic(name, counts[name], -1)]).values():
-                future.result(WAIT_S)
+                try:
+                    future.result(WAIT_S)
+                except KafkaException as error:
+                    sys.exit(f"{name}: cannot be made at the target: {error.args[0].str()}")
         elif len(there[name].partitions) != counts[name]:
             sys.exit(f"{name}: has {len(there[name].partitions)} partitions at the target and {counts[name]} at the source")
     return counts
@@ -122,18 +138,18 @@ def move_groups(source, target, copy, groups):
         if places:
             asked = [ConsumerGroupTopicPartitions(group, places)]
             target.alter_consumer_group_offsets(asked)[group].result(WAIT_S)
-        print(f"group {group}: {len(places)} partitions")
+        print(f"group {group}: {len(places)} partitions" if places else f"group {group}: has committed nothing in these topics")
 
 
 def main():
     parser = argparse.ArgumentParser(usage=__doc__.split("\n\n")[1].removeprefix("usage: "))
-    parser.add_argument("source")
-    parser.add_argument("target")
-    parser.add_argument("topics", nargs="+")
-    parser.add_argument("--groups", default="")
-    parser.add_argument("--follow", action="store_true")
+    parser.add_argument("source", metavar="FROM", help="a Kafka address of the cluster that has the topics, HOST:PORT")
+    parser.add_argument("target", metavar="TO", help="a Kafka address of the cluster that gets them, HOST:PORT")
+    parser.add_argument("topics", metavar="TOPIC", nargs="+", help="a topic to copy")
+    parser.add_argument("--groups", default="", help="consumer groups to take along, with commas between")
+    parser.add_argument("--follow", action="store_true", help="go on with what comes, until Ctrl-C")
     arguments = parser.parse_args()
-    source, target = (AdminClient({"bootstrap.servers": at}) for at in (arguments.source, arguments.target))
+    source, target = reach(arguments.source), reach(arguments.target)
     copy = Copy(arguments, make(source, target, arguments.topics))
     signal.signal(signal.SIGINT, lambda *_: copy.stop.set())
     print(f"{copy.run()} records copied")
