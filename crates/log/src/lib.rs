@@ -54,7 +54,9 @@ mod tenure;
 mod visibility;
 mod waiters;
 
-pub use arena::{Arena, ArenaConfig, ArenaError, ArenaFull, ArenaStats, Attach, LoadBuffer};
+pub use arena::{
+    Arena, ArenaConfig, ArenaError, ArenaFull, ArenaStats, Attach, BYTES_MAX as ARENA_BYTES_MAX, LoadBuffer,
+};
 pub use attach::{AttachedSegment, Cut, SetAside};
 pub use copying::CopiedAgain;
 pub use cut_off::CutOffRoom;

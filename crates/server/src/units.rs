@@ -58,7 +58,11 @@ pub fn parse_bytes(text: &str) -> Result<u64, String> {
     let Some((_, factor)) = BYTE_UNITS.iter().find(|(name, _)| unit.eq_ignore_ascii_case(name)) else {
         return Err(format!("`{text}` is not a size: `{unit}` is no unit; {help}"));
     };
-    scale(number, *factor).ok_or_else(|| format!("`{text}` is not a size: {help}"))
+    let wrong = || match number {
+        "" => format!("`{text}` is not a size: it has no number; {help}"),
+        _ => format!("`{text}` is not a size: `{number}` is no number that fits; {help}"),
+    };
+    scale(number, *factor).ok_or_else(wrong)
 }
 
 /// Reads a time span in milliseconds: numbers with `ms`, `s`, `m` (or `min`), `h`, `d` or `w`, also several, like
@@ -210,6 +214,8 @@ mod tests {
             assert!(error.contains("like 512MiB"), "{error}");
         }
         assert!(parse_bytes("4Gibi").unwrap_err().contains("`Gibi` is no unit"));
+        assert!(parse_bytes("20000000TiB").unwrap_err().contains("`20000000` is no number that fits"));
+        assert!(parse_bytes("GiB").unwrap_err().contains("it has no number"));
     }
 
     #[test]

@@ -31,9 +31,10 @@ use buddy::Buddy;
 use give_back::Lows;
 use memory::SharedMemory;
 
-/// The least and the most segment memory that can be configured.
+/// The least segment memory that can be configured.
 const BYTES_MIN: u64 = 1 << 20;
-const BYTES_MAX: u64 = 1 << 40;
+/// And the most.
+pub const BYTES_MAX: u64 = 1 << 40;
 /// One part in this many is kept for writers, and one for loads.
 const RESERVE_SHARE: u64 = 8;
 /// One part in this many, and at most so many bytes, is kept for the system's own streams.

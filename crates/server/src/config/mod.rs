@@ -236,7 +236,7 @@ settings! {
     arena: ArenaSettings {
         /// Its size, taken from the machine as it is used. `auto` is the least of 2 GiB, a quarter of the memory and
         /// half of what is free where the arena lies.
-        bytes: Option<u64> = Kind::Bytes(range_or("auto", 16 * MIB, 64 * TIB)), "auto", "arena-bytes";
+        bytes: Option<u64> = Kind::Bytes(range_or("auto", 16 * MIB, kera_log::ARENA_BYTES_MAX)), "auto", "arena-bytes";
         /// Where its file lies: a file system in memory, so that a killed process leaves it behind for the next.
         /// `auto` is `/dev/shm`, or the data directory where that is missing.
         dir: Option<PathBuf> = Kind::OptionalPath { word: "auto" }, "auto", "arena-dir";

@@ -48,7 +48,8 @@ listen = \"0.0.0.0:7070\"
 bytes = \"4GiB\"
 ```
 
-Sizes are numbers with `B`, `KiB`, `MiB`, `GiB` or `TiB` (steps of 1024) or `KB`, `MB`, `GB`, `TB` (steps of 1000).
+Sizes are numbers with `B`, `KiB`, `MiB`, `GiB` or `TiB` (steps of 1024; `K`, `M`, `G`, `T` mean the same) or `KB`, `MB`,
+`GB`, `TB` (steps of 1000). Without a unit they are bytes.
 Times are numbers with `ms`, `s`, `m`, `h`, `d` or `w`, also several, like `1h30m`.
 
 `kera config check --config FILE` reports all mistakes of a file at once and starts nothing; `kera config show` prints every

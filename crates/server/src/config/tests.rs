@@ -73,11 +73,23 @@ fn all_mistakes_are_reported_at_once() {
         "4: network.frame_bytes_max: 1GiB is too large; allowed is 64KiB to 256MiB",
         "5: network.connections_max: `many` is not a number; allowed is 1 to 1000000",
         "6: there is no `arean`; did you mean the section [arena]?",
-        "9: arena.bytes: true or false stands where 16MiB to 64TiB, or `auto` belongs",
+        "9: arena.bytes: true or false stands where 16MiB to 1TiB, or `auto` belongs",
         "11: logs.format: `xml` is none of `text`, `json`",
         "12: logs.listen: there is no such setting; did you mean network.listen?",
     ];
     assert_eq!(found, expected);
+}
+
+/// What is allowed here and refused there ends a start that a check has found well.
+#[test]
+fn an_arena_may_be_as_large_as_one_can_be_and_no_larger() {
+    let with = |bytes: u64| {
+        let flags = vec![("arena-bytes".to_owned(), format!("{bytes}B"))];
+        load(&Sources { flags, ..Sources::default() })
+    };
+    assert_eq!(with(kera_log::ARENA_BYTES_MAX).unwrap().config.arena.bytes, Some(kera_log::ARENA_BYTES_MAX));
+    let text = with(kera_log::ARENA_BYTES_MAX + 1).unwrap_err().to_string();
+    assert!(text.contains("--arena-bytes: arena.bytes: ") && text.contains("allowed is 16MiB to 1TiB"), "{text}");
 }
 
 #[test]
