@@ -303,10 +303,16 @@ impl RealFile {
         if free >= bytes.saturating_add(self.kept_free) {
             return Ok(());
         }
-        let (free, kept) = (free >> 20, self.kept_free >> 20);
-        let message = format!("the disk has {free} MiB free, of which {kept} MiB stay free for what is not data");
-        Err(io::Error::new(io::ErrorKind::StorageFull, message))
+        Err(io::Error::new(io::ErrorKind::StorageFull, too_full(free, bytes, self.kept_free)))
     }
+}
+
+/// Why a disk on which there is some room takes no more data.
+fn too_full(free: u64, wanted: u64, kept: u64) -> String {
+    let shown =
+        |bytes: u64| if bytes < 10 << 20 { format!("{} KiB", bytes >> 10) } else { format!("{} MiB", bytes >> 20) };
+    let (free, wanted, kept) = (shown(free), shown(wanted), shown(kept));
+    format!("{wanted} are wanted on the disk, which has {free} free, and {kept} stay free for what is not data")
 }
 
 fn free_of(space: &rustix::fs::StatVfs) -> u64 {
@@ -402,6 +408,18 @@ mod tests {
     }
 
     /// Data takes its space ahead. What is written without that finds room on a disk that is full for data.
+    /// On a small disk it read as if a MiB was free for data: all was rounded down.
+    #[test]
+    fn why_a_disk_takes_no_more_is_told_to_the_kib_where_that_matters() {
+        assert_eq!(
+            too_full(1_600 << 10, 4 << 20, 819 << 10),
+            "4096 KiB are wanted on the disk, which has 1600 KiB free, and 819 KiB stay free for what is not data"
+        );
+        assert!(
+            too_full(600 << 20, 256 << 20, 512 << 20).starts_with("256 MiB are wanted on the disk, which has 600 MiB")
+        );
+    }
+
     #[test]
     fn what_is_kept_free_is_not_taken_ahead() {
         let (dir, disk) = disk();

@@ -293,7 +293,7 @@ impl StreamOptions {
         let bytes = self.segment_bytes_max as usize;
         if !bytes.is_power_of_two() || !(limits::SEGMENT_BYTES_MIN..=limits::SEGMENT_BYTES_MAX).contains(&bytes) {
             wrong.push(FormatError::BadField {
-                field: "segment_bytes_max",
+                field: "segment_bytes",
                 value: bytes as u64,
                 allowed: "a power of two from 65536 to 16777216",
             });

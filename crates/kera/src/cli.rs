@@ -2,7 +2,8 @@
 
 mod values;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::builder::StyledStr;
+use clap::{Arg, Args, Parser, Subcommand, ValueEnum};
 use kera_client::Compression;
 use kera_format::vlog_replica::LogId;
 use kera_format::{BatchCompression, Cleanup, Durability, Order, ReplicationMode, Timestamps};
@@ -16,8 +17,8 @@ use crate::{bench, columns, verify};
 pub use values::{Blocks, Limit, LogNames, StreamletName};
 use values::{
     addresses, batch_compression, blocks, bytes_or_none, chunk_bytes, cleanup, compression, delimiter, durability,
-    last_records, log_names, one_log, order, replication_mode, segment_bytes, separator, streamlet_name, time_or_none,
-    timestamps,
+    last_records, log_names, one_log, order, rate, replication_mode, segment_bytes, separator, streamlet_name,
+    time_or_none, timestamps,
 };
 
 /// Most records for `kera consume --last`: so many are held in memory until it is known which are the last ones.
@@ -262,7 +263,7 @@ and consumers work on one streamlet side by side, and give up the order between 
     #[command(alias = "ls", after_long_help = columns::STREAMS_HELP)]
     List {
         /// Only names that start so.
-        #[arg(default_value = "")]
+        #[arg(default_value = "", hide_default_value = true)]
         prefix: String,
         /// Also those of the system.
         #[arg(long)]
@@ -280,6 +281,7 @@ and consumers work on one streamlet side by side, and give up the order between 
         lanes: bool,
     },
     /// Change options of a stream; the others stay.
+    #[command(mut_args(without_default))]
     #[command(after_long_help = "\
 Examples:
   kera stream alter flights --retention-time 30d --retention-bytes none
@@ -306,13 +308,29 @@ it.")]
     Delete {
         /// Its name.
         name: String,
-        /// Say nothing if there is no such stream.
+        /// It is no error if there is no such stream.
         #[arg(long)]
         if_exists: bool,
         /// Do not ask. Without a terminal to ask at it is needed.
         #[arg(long)]
         yes: bool,
     },
+}
+
+/// An option without what its help says of a default: of what is altered the rest stays as it is.
+fn without_default(mut arg: Arg) -> Arg {
+    let cut = |help: Option<&StyledStr>| {
+        let text = help?.to_string();
+        let (before, rest) = text.split_once(" [default: ")?;
+        Some(format!("{before}{}", rest.split_once(']').map_or("", |(_, behind)| behind)))
+    };
+    if let Some(help) = cut(arg.get_help()) {
+        arg = arg.help(help);
+    }
+    if let Some(help) = cut(arg.get_long_help()) {
+        arg = arg.long_help(help);
+    }
+    arg
 }
 
 /// Options of a stream; what is not given stays as it is, or gets its default.
@@ -353,7 +371,7 @@ pub struct OptionArgs {
     #[arg(long, value_name = "BYTES", value_parser = bytes_or_none)]
     pub retention_bytes: Option<Limit>,
     /// Whether records go as soon as every application has read them [default: false]
-    #[arg(long, value_name = "true|false")]
+    #[arg(long, value_name = "true|false", hide_possible_values = true)]
     pub retention_consumed: Option<bool>,
     /// What becomes of old records [default: delete]
     ///
@@ -437,8 +455,8 @@ pub struct ProduceArgs {
     /// those that were packed. Of a JSON array it is the line on which an element begins.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub from_line: Option<u64>,
-    /// Records per second at most.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    /// Records per second at most [default: as fast as it goes]
+    #[arg(long, value_name = "N", value_parser = rate)]
     pub rate: Option<u64>,
     /// Stop after this many records.
     #[arg(long, value_name = "N")]
@@ -540,11 +558,11 @@ pub struct ConsumeArgs {
 /// How a consumed record is printed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Show {
-    /// The value and a line end.
+    /// The value and a line end. At a terminal what is no text is shown like \x1b.
     Value,
     /// A JSON object with keys, value, time, streamlet, lane and ordinal.
     Json,
-    /// The value's bytes and nothing else.
+    /// The value's bytes and nothing else, at a terminal too.
     Raw,
 }
 
@@ -757,7 +775,7 @@ lost is what `kera log accept-loss` says; of a compacted stream keys may come ba
         /// The nodes that had them and are gone for good, with the log's own, like 1,2,3 or 1-3.
         #[arg(long, value_name = "NODE,…", value_delimiter = ',', value_parser = numbers::nodes, requires = "log")]
         gone: Vec<Span>,
-        /// Do not ask.
+        /// Do not ask. Without a terminal to ask at it is needed.
         #[arg(long)]
         yes: bool,
     },
@@ -800,7 +818,7 @@ A node that comes back nevertheless may be started: it is cut to what the others
         /// The nodes that are gone for good, like 1,2,3 or 1-3.
         #[arg(long, value_name = "NODE,…", value_delimiter = ',', value_parser = numbers::nodes)]
         gone: Vec<Span>,
-        /// Do not ask.
+        /// Do not ask. Without a terminal to ask at it is needed.
         #[arg(long)]
         yes: bool,
     },
@@ -939,6 +957,31 @@ mod tests {
             command.get_subcommands().for_each(look);
         }
         look(&Cli::command());
+    }
+
+    /// What is not given stays as it is there: a default would say otherwise.
+    #[test]
+    fn who_alters_a_stream_is_told_of_no_defaults() {
+        let mut command = Cli::command();
+        let stream = command.find_subcommand_mut("stream").expect("there is one");
+        let mut help = |name: &str| {
+            let command = stream.find_subcommand_mut(name).expect("there is one");
+            (command.render_help().to_string(), command.render_long_help().to_string())
+        };
+        let ((short, long), (short_alter, long_alter)) = (help("create"), help("alter"));
+        for (create, alter) in [(short, short_alter), (long, long_alter)] {
+            assert!(create.contains("[default: 7d]") && create.contains("[default: 1]"), "{create}");
+            assert!(alter.contains("How long records are kept, like 7d; or none"), "{alter}");
+            assert!(!alter.contains("[default: "), "{alter}");
+        }
+    }
+
+    #[test]
+    fn a_rate_is_a_whole_number_and_leaving_it_out_is_said() {
+        assert_eq!(rate("1000"), Ok(1000));
+        for bad in ["0", "-1", "1.5", "10/s", ""] {
+            assert!(rate(bad).is_err_and(|said| said.contains("leave the flag out")), "{bad}");
+        }
     }
 
     #[test]

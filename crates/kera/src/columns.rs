@@ -103,9 +103,9 @@ Examples:
   kera top
       tables that refresh in place; q, Esc or Ctrl-C ends it
   kera top --count 1
-      one look
+      one look, as lines; after more looks the last one is printed so
   kera top | cat
-      a line for each node, stream and application, like in_bytes_s=0
+      a line for each node, stream, application and PROBLEM, like in_bytes_s=0
   kera top --json
       an object for each look, on a line of its own
 

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use kera_client::{Client, ClientError, Status, StreamInfo};
+use kera_format::limits::name_is_valid;
 use kera_protocol::NO_MAJORITY;
 use kera_server::suggest::nearest;
 use tokio::time::{sleep, timeout};
@@ -75,6 +76,9 @@ pub fn lacking(problem: &str) -> Option<&str> {
     }
 }
 
+/// What a stream may be called.
+pub const NAMES: &str = "use 1 to 249 of the characters a-z A-Z 0-9 . _ -";
+
 /// A stream by name, or an error with the name that was meant.
 ///
 /// # Errors
@@ -92,6 +96,7 @@ async fn no_such_stream(client: &Client, name: &str) -> CliError {
     let error = CliError::failure(format!("there is no stream `{name}`"));
     match nearest(name, streams.iter().map(|s| s.name.as_str())) {
         Some(meant) => error.next(format!("did you mean `{meant}`? `kera stream list` shows all")),
+        None if !name_is_valid(name) => error.next(format!("{NAMES}; `kera stream list` shows all that there are")),
         None if streams.is_empty() => {
             error.next(format!("there are no streams yet; make it with `kera stream create {name}`"))
         }

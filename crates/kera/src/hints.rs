@@ -1,6 +1,9 @@
 //! Words that other tools use for what `kera` does by another name, so that who types one is told of the command that is meant, and not of one that is only spelt like it.
 //! Called once, for a command line that was not understood.
 
+use std::error::Error;
+use std::num::{IntErrorKind, ParseIntError};
+
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 /// Behind which command a word was typed (none: the first one), what it may be, and what is meant by it.
@@ -35,6 +38,16 @@ pub fn add(error: &mut clap::Error, words: impl Iterator<Item = String>) {
     error.remove(ContextKind::SuggestedSubcommand);
     error.remove(ContextKind::Suggested);
     error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![hint.into()]));
+}
+
+/// Has an error of a number that is none say what one is: of its text only its first wrong digit is told.
+pub fn add_number(error: &mut clap::Error) {
+    let wrong =
+        Error::source(&*error).and_then(|source| source.downcast_ref::<ParseIntError>()).map(ParseIntError::kind);
+    if matches!(wrong, Some(IntErrorKind::InvalidDigit | IntErrorKind::Empty)) {
+        let tip = "it is a whole number, without a unit, like 10";
+        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip.into()]));
+    }
 }
 
 /// What is meant by a word that is no command where it stands.

@@ -73,6 +73,7 @@ fn not_understood(mut error: clap::Error) -> ExitCode {
         error = help;
     }
     hints::add(&mut error, std::env::args_os().map(|word| word.to_string_lossy().into_owned()));
+    hints::add_number(&mut error);
     // An argument that is not known is a flag with a slip, not a value: flags that are like it are named all the same.
     if error.kind() == ErrorKind::UnknownArgument {
         error.remove(ContextKind::Suggested);
@@ -151,6 +152,25 @@ mod tests {
         let mut error = Cli::try_parse_from(&words).map(drop).unwrap_err();
         hints::add(&mut error, words.into_iter());
         assert!(error.render().to_string().contains("'produce'"));
+    }
+
+    #[test]
+    fn a_number_that_is_none_is_told_what_one_is() {
+        for (line, flag) in [
+            ("top --interval-ms 5s", "--interval-ms"),
+            ("stream create s --streamlets four", "--streamlets"),
+            ("produce s --linger-ms 5ms", "--linger-ms"),
+        ] {
+            let words = std::iter::once("kera").chain(line.split_whitespace());
+            let mut error = Cli::try_parse_from(words).map(drop).unwrap_err();
+            hints::add_number(&mut error);
+            let said = error.render().to_string();
+            assert!(said.contains(flag) && said.contains("tip: it is a whole number, without a unit"), "{said}");
+        }
+        // What has a message of its own keeps it.
+        let mut error = Cli::try_parse_from(["kera", "top", "--interval-ms", "1"]).map(drop).unwrap_err();
+        hints::add_number(&mut error);
+        assert!(!error.render().to_string().contains("tip:"));
     }
 
     #[test]

@@ -104,6 +104,27 @@ pub fn on_terminal() -> bool {
     io::stdout().is_terminal()
 }
 
+/// Rewrites text from a place on so that a terminal only shows it: control characters, but for tabs and line ends, and bytes that are no text become like `\x1b`.
+pub fn make_harmless(text: &mut Vec<u8>, begin: usize) {
+    let is_harmless = |c: char| !c.is_control() || matches!(c, '\t' | '\n');
+    if std::str::from_utf8(&text[begin..]).is_ok_and(|text| text.chars().all(is_harmless)) {
+        return;
+    }
+    let escape = |bytes: &[u8], text: &mut Vec<u8>| {
+        for byte in bytes {
+            text.extend_from_slice(format!("\\x{byte:02x}").as_bytes());
+        }
+    };
+    for part in text.split_off(begin).utf8_chunks() {
+        for c in part.valid().chars() {
+            let mut encoded = [0; 4];
+            let bytes = c.encode_utf8(&mut encoded).as_bytes();
+            if is_harmless(c) { text.extend_from_slice(bytes) } else { escape(bytes, text) }
+        }
+        escape(part.invalid(), text);
+    }
+}
+
 /// A table with a header; numbers to the right.
 pub struct Table {
     rows: Vec<Vec<String>>,
@@ -166,6 +187,21 @@ mod tests {
     fn nothing_but_yes_is_taken_for_it() {
         assert!(["y\n", "Y\n", "yes\n", " yes \r\n"].into_iter().all(is_yes));
         assert!(!["", "\n", "n\n", "no\n", "yess\n", "y n\n"].into_iter().any(is_yes));
+    }
+
+    #[test]
+    fn what_a_terminal_would_take_for_a_command_is_shown() {
+        let shown = |bytes: &[u8]| {
+            let mut text = b"\x1b".to_vec();
+            text.extend_from_slice(bytes);
+            make_harmless(&mut text, 1);
+            assert_eq!(text[0], 0x1b, "what is in front of it stays");
+            String::from_utf8(text[1..].to_vec()).expect("text")
+        };
+        assert_eq!(shown("gr\u{fc}n\tund so\n".as_bytes()), "gr\u{fc}n\tund so\n");
+        assert_eq!(shown(b"\x1b[2Jgone\r\x7f\n"), "\\x1b[2Jgone\\x0d\\x7f\n");
+        assert_eq!(shown(b"\xff\x00a\xc3\xbc\xc3\n"), "\\xff\\x00a\u{fc}\\xc3\n");
+        assert_eq!(shown("\u{9b}2J".as_bytes()), "\\xc2\\x9b2J");
     }
 
     #[test]

@@ -75,7 +75,7 @@ fn all_mistakes_of_options_are_told_at_once() {
     let message = refused.to_string();
     for part in [
         "streamlets is 0, allowed is 1 to 131072",
-        "segment_bytes_max is 1000, allowed is a power of two",
+        "segment_bytes is 1000, allowed is a power of two",
         "replication is 3, but there is 1 node to hold copies; ask for 1 at most",
         "compact_dirty_percent is 101, the limit is 100",
     ] {

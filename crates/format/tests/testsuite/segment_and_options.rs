@@ -194,7 +194,7 @@ fn all_mistakes_in_options_are_told_at_once() {
             "compact_after",
             "tombstone_time",
             "compact_within",
-            "segment_bytes_max"
+            "segment_bytes"
         ]
     );
     let many = StreamOptions { streamlets: 131_072, lanes: 4_096, ..StreamOptions::default() };

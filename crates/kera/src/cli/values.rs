@@ -40,6 +40,11 @@ pub(super) fn segment_bytes(text: &str) -> Result<u32, String> {
     u32::try_from(parse_bytes(text)?).map_err(|_| format!("{text} is more than 16MiB"))
 }
 
+pub(super) fn rate(text: &str) -> Result<u64, String> {
+    let wrong = "it is a whole number of records per second, 1 or more; leave the flag out for as fast as it goes";
+    text.parse::<u64>().ok().filter(|rate| *rate > 0).ok_or_else(|| wrong.to_owned())
+}
+
 pub(super) fn durability(text: &str) -> Result<Durability, String> {
     text.parse()
 }

@@ -32,7 +32,7 @@ use crate::connect::{check_lanes, check_streamlets, connect, explain, find_strea
 use crate::encoding::KeyEncoding;
 use crate::error::{CliError, EXIT_INTERRUPTED};
 use crate::numbers;
-use crate::output::{records_of, say};
+use crate::output::{make_harmless, on_terminal, records_of, say};
 use crate::records::RecordJson;
 use crate::signals;
 use crate::when::{now_ms, parse_start};
@@ -80,7 +80,8 @@ pub async fn run(args: &ConsumeArgs, globals: &Globals) -> Result<(), CliError> 
     }
     let (streamlets, lanes) = (numbers::each(&args.streamlets), numbers::each(&args.lanes));
     let (args, behind) = (args.clone(), Arc::default());
-    let mut source = Source { client, stream, streamlets, lanes, keys, from, behind, begun_ms, format, args };
+    let is_seen = on_terminal();
+    let mut source = Source { client, stream, streamlets, lanes, keys, from, behind, begun_ms, format, is_seen, args };
     let Begun { consumer, last, out: Out { left_out, away, said } } = source.begin().await?;
     let (commits, max) = (source.args.application.is_some(), source.args.max.unwrap_or(u64::MAX));
     let mut consuming = Consuming {
@@ -184,6 +185,8 @@ pub(super) struct Source {
     /// When the command began, in milliseconds since 1970.
     begun_ms: i64,
     format: Show,
+    /// It is printed at a terminal.
+    is_seen: bool,
     args: ConsumeArgs,
 }
 
@@ -239,8 +242,17 @@ impl Source {
         keys.is_empty() || record.view().key().is_some_and(|key| keys.iter().any(|wanted| wanted == key))
     }
 
-    /// Adds a record to `out` as it is printed.
+    /// Adds a record to `out` as it is printed. A value may be anything, and a person has not asked for what it does to a terminal.
     pub(super) fn write(&self, record: &ConsumedRecord, out: &mut Vec<u8>) -> Result<(), CliError> {
+        let begin = out.len();
+        self.write_as_it_is(record, out)?;
+        if self.is_seen && self.format == Show::Value {
+            make_harmless(out, begin);
+        }
+        Ok(())
+    }
+
+    fn write_as_it_is(&self, record: &ConsumedRecord, out: &mut Vec<u8>) -> Result<(), CliError> {
         let view = record.view();
         if let Some(separator) = &self.args.key_separator {
             // As lines have it that `kera produce` reads, and Kafka's tools: an empty key or value is another thing than none.

@@ -457,7 +457,7 @@ impl Sending {
         explained.message = format!("{}; {}", self.how_far(), explained.message);
         let again = self.send_again();
         explained.next_step = match explained.next_step.as_str() {
-            "" => format!("see to it that the nodes of the stream run, then {again}"),
+            "" => format!("`kera status` says whether a node is lost or a disk is full: see to that, then {again}"),
             first => format!("{first}; then {again}"),
         };
         explained
@@ -614,9 +614,15 @@ impl Sending {
             count => format!(", {} headers left out", human_count(count)),
         };
         let how = self.stopped.as_deref().map_or(String::new(), |why| format!(" ({why})"));
+        // Whoever goes on may be at the end, and so may who has mistaken the number.
+        let is_behind = self.sent + self.skipped == 0 && self.next_line > 1 && self.max > 0 && self.stopped.is_none();
+        let behind = match is_behind {
+            true => format!("; nothing begins on line {} or behind it", human_count(self.next_line)),
+            false => String::new(),
+        };
         let rate = if seconds < RATE_FROM_S { String::new() } else { format!(", {} records/s", human_count(rate)) };
         print(&format!(
-            "{} ({}) written and acknowledged in {seconds:.2} s{rate}{skipped}{headers}{how}\n",
+            "{} ({}) written and acknowledged in {seconds:.2} s{rate}{skipped}{headers}{how}{behind}\n",
             records_of(self.sent),
             human_bytes(self.sent_bytes),
         ))

@@ -14,7 +14,7 @@ use crate::cli::{Globals, Limit, OptionArgs, StreamCommand};
 use crate::columns;
 use crate::commands::copies as changing;
 use crate::commands::owners::{self, Owned};
-use crate::connect::{connect, find_stream};
+use crate::connect::{NAMES, connect, find_stream};
 use crate::error::CliError;
 use crate::output::{Table, agreed, counted, facts, not_heard, print, print_json, records_of};
 use crate::when::show_instant;
@@ -75,7 +75,7 @@ fn check(options: &StreamOptions) -> Result<(), CliError> {
 async fn create(name: &str, args: &OptionArgs, if_not_exists: bool, globals: &Globals) -> Result<(), CliError> {
     if !kera_format::limits::name_is_valid(name) {
         let message = format!("`{name}` cannot be the name of a stream");
-        return Err(CliError::usage(message).next("use 1 to 249 of the characters a-z A-Z 0-9 . _ -"));
+        return Err(CliError::usage(message).next(NAMES));
     }
     if name.starts_with("_kera.") {
         let message = format!("`{name}` starts with `_kera.`, which is kept for the system's own streams");

@@ -33,5 +33,6 @@ mod other_builds;
 mod records;
 mod returning;
 mod rolling_upgrade;
+mod terminal;
 mod two_doors;
 mod verify;

@@ -382,7 +382,7 @@ fn options_are_checked_and_shape_stays() {
     let node = node();
     let wrong = StreamOptions { lanes: 0, segment_bytes_max: 5, ..options() };
     let error = node.log.create_stream(StreamId(2), wrong).unwrap_err().to_string();
-    assert!(error.contains("lanes") && error.contains("segment_bytes_max"), "all mistakes at once: {error}");
+    assert!(error.contains("lanes") && error.contains("segment_bytes"), "all mistakes at once: {error}");
     assert_eq!(node.log.create_stream(STREAM, options()).unwrap_err(), StreamError::Exists(STREAM));
     let error = node.log.alter_stream(STREAM, StreamOptions { lanes: 5, ..options() }).unwrap_err().to_string();
     assert_eq!(error, "lanes is 2 and stays so while the stream lives, not 5");

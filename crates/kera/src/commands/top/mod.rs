@@ -23,7 +23,9 @@ use look::{ApplicationView, Look, View, Watch};
 pub async fn run(args: &TopArgs, globals: &Globals) -> Result<(), CliError> {
     let mut watch = Watch::new(connect(globals).await?);
     let interval = Duration::from_millis(args.interval_ms);
-    let mut screen = if on_terminal() && !globals.json { Some(screen::Screen::open()?) } else { None };
+    // One look alone is not watched.
+    let is_watched = on_terminal() && !globals.json && args.count.is_none_or(|count| count > 1);
+    let mut screen = if is_watched { Some(screen::Screen::open()?) } else { None };
     let mut wishes = signals::listen(&[])?;
     let (mut before, mut shown): (Option<Look>, Option<View>) = (None, None);
     let mut looks = 0;
@@ -47,7 +49,12 @@ pub async fn run(args: &TopArgs, globals: &Globals) -> Result<(), CliError> {
             },
         }
         if is_last {
-            break;
+            // What was drawn is gone with the screen: the last look is there to stay.
+            drop(screen.take());
+            return match &shown {
+                Some(view) if is_watched => print(&plain(view)),
+                _ => Ok(()),
+            };
         }
         tokio::select! {
             () = tokio::time::sleep(interval) => {}
@@ -94,7 +101,7 @@ fn wait_for(
     }
 }
 
-/// A line per node of a cluster, stream and application: for logs and pipes.
+/// A line per node of a cluster, stream, application and problem: for logs and pipes.
 fn plain(view: &View) -> String {
     let mut text = String::new();
     for n in &view.nodes {
@@ -118,6 +125,9 @@ fn plain(view: &View) -> String {
             "application {} stream={} consumers={}{rate} lag={}\n",
             a.name, a.stream, a.members, a.lag
         ));
+    }
+    for problem in &view.problems {
+        text.push_str(&format!("PROBLEM  {problem}\n"));
     }
     if let Some(lacking) = view.lacking() {
         text.push_str(&format!("{lacking}\n"));
@@ -153,4 +163,27 @@ fn application_json(a: &ApplicationView) -> serde_json::Value {
         told["out_records_s"] = rate.into();
     }
     told
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_goes_wrong_is_told_in_lines_too() {
+        let view = View {
+            arena_bytes: 0,
+            arena_used_bytes: 0,
+            connections: 0,
+            in_bytes_s: 0,
+            out_bytes_s: 0,
+            problems: vec!["node 2 is lost".into(), "the disk is full".into()],
+            nodes: Vec::new(),
+            streams: Vec::new(),
+            streams_left_out: 0,
+            applications: Vec::new(),
+            unheard: Vec::new(),
+        };
+        assert_eq!(plain(&view), "PROBLEM  node 2 is lost\nPROBLEM  the disk is full\nno streams yet\n");
+    }
 }

@@ -15,6 +15,7 @@ use tokio::sync::mpsc;
 use super::look::{ApplicationView, NodeView, StreamView, View};
 use crate::columns;
 use crate::error::CliError;
+use crate::output::counted;
 
 pub(super) struct Screen {
     terminal: DefaultTerminal,
@@ -58,10 +59,10 @@ impl Screen {
                 nodes => format!("KerA, {nodes} nodes"),
             };
             let line = format!(
-                "{who}   in {}/s   out {}/s   {} connections   q quits",
+                "{who}   in {}/s   out {}/s   {}   q quits",
                 human_bytes(view.in_bytes_s),
                 human_bytes(view.out_bytes_s),
-                view.connections
+                counted(view.connections, "connection")
             );
             frame.render_widget(Line::styled(line, Style::new().add_modifier(Modifier::BOLD)), head);
             let used = if view.arena_bytes == 0 { 0.0 } else { view.arena_used_bytes as f64 / view.arena_bytes as f64 };
