@@ -163,20 +163,7 @@ Without --application nothing is remembered. With it, records are committed afte
     /// Even out what the nodes of a cluster own and take, now.
     ///
     /// They do it by themselves when nothing has changed for a minute.
-    #[command(after_long_help = "\
-Examples:
-  kera rebalance --dry-run
-      the moves that would do it, and what nodes take before and after
-  kera rebalance
-      does them, a few at a time, and says how far it is
-
-What producers append counts more than how many streamlets a node owns, from 1 MiB/s in all on. Nodes within a \
-tenth of the mean are left alone. Streams that are not moved by themselves are moved too: compacted ones, and \
-those with one copy or without retention.
-
-No data is copied: what is written from now on goes to the new owner, what was written before is served where it \
-is until retention takes it. Producers and consumers follow by themselves. Ctrl-C stops between two moves; nothing \
-has to be undone.")]
+    #[command(after_long_help = columns::REBALANCE_HELP)]
     Rebalance(RebalanceArgs),
     /// Start a node, stream real flights through it and show it live.
     #[command(after_long_help = "\

@@ -22,6 +22,10 @@ pub const PROGRESS: [&str; 5] = ["STREAMLET", "LANE", "COMMITTED", "END", "LAG"]
 /// Where it goes on, of `kera application reset`.
 pub const RESET: [&str; 5] = ["STREAMLET", "LANE", "NOW", "THEN", "RECORDS"];
 
+/// Moves that are planned, of `kera rebalance --dry-run`.
+pub const PLANNED_MOVES: [&str; 4] = ["STREAMLET", "FROM", "TO", "TAKES"];
+/// What nodes own and take before these and after them, of the same.
+pub const PLANNED_NODES: [&str; 5] = ["NODE", "STREAMLETS", "THEN", "TAKES", "THEN"];
 /// Nodes of a cluster, of `kera cluster level`.
 pub const LEVELS: [&str; 3] = ["NODE", "STATE", "UP TO"];
 /// Nodes of a cluster, of `kera top` at a terminal.
@@ -75,6 +79,34 @@ Columns, each with its field in `nodes` of --json:
 The level rises by itself when all nodes speak the next one, those that are lost too unless they were given up \
 with `kera node remove`. It never falls; until it has risen nodes can go back to the version before. \
 --cluster-level-max of `kera serve` holds it back.";
+
+/// Of `kera rebalance`.
+pub const REBALANCE_HELP: &str = "\
+Examples:
+  kera rebalance --dry-run
+      the moves that would do it, and what nodes take before and after
+  kera rebalance
+      does them, a few at a time, and says how far it is
+
+What producers append counts more than how many streamlets a node owns, from 1 MiB/s in all on. Nodes within a \
+tenth of the mean are left alone. Streams that are not moved by themselves are moved too: compacted ones, and \
+those with one copy or without retention.
+
+No data is copied: what is written from now on goes to the new owner, what was written before is served where it \
+is until retention takes it. Producers and consumers follow by themselves. Ctrl-C stops between two moves; nothing \
+has to be undone.
+
+Columns of --dry-run, each with its field in `moves` of --json:
+  STREAMLET  what is moved (stream, streamlet)
+  FROM       the node that owns it (from)
+  TO         the node that gets it (to)
+  TAKES      bytes that it takes from producers per second (bytes_per_s)
+
+and in `nodes`:
+  NODE        its number (node)
+  STREAMLETS  how many it owns (streamlets)
+  TAKES       bytes that it takes from producers per second (bytes_per_s)
+  THEN        the same after the moves (streamlets_after, bytes_per_s_after)";
 
 /// Of `kera log list`.
 pub const LOGS_HELP: &str = "\
@@ -228,9 +260,10 @@ mod tests {
     /// What is printed under a head must not have to be guessed.
     #[test]
     fn the_help_of_a_command_explains_every_column_that_it_prints() {
-        let tables: [(&str, &[&[&str]]); 8] = [
+        let tables: [(&str, &[&[&str]]); 9] = [
             ("top", &[&TOP_NODES, &TOP_STREAMS, &TOP_APPLICATIONS]),
             ("cluster level", &[&LEVELS]),
+            ("rebalance", &[&PLANNED_MOVES, &PLANNED_NODES]),
             ("status", &[&NODES]),
             ("stream list", &[&STREAMS]),
             ("stream describe", &[&READERS, &OWNERS, &LANES]),

@@ -13,6 +13,7 @@ use kera_server::units::human_bytes;
 use serde::Serialize;
 
 use crate::cli::{Blocks, Globals, NodeCommand, RebalanceArgs, StreamletCommand, StreamletName};
+use crate::columns;
 use crate::commands::copies::named;
 use crate::connect::{check_streamlets, connect, explain, find_stream};
 use crate::error::CliError;
@@ -442,7 +443,7 @@ fn tell_balance(plan: &BalancePlan, names: &HashMap<StreamId, String>, globals: 
             "by_itself": plan.by_itself,
         }));
     }
-    let mut nodes = Table::new(&["NODE", "STREAMLETS", "THEN", "TAKES", "THEN"]);
+    let mut nodes = Table::new(&columns::PLANNED_NODES);
     for of in &plan.nodes {
         let takes = |bytes: u64| format!("{}/s", human_bytes(bytes));
         nodes.row([
@@ -456,7 +457,7 @@ fn tell_balance(plan: &BalancePlan, names: &HashMap<StreamId, String>, globals: 
     if plan.moves.is_empty() {
         return print(&format!("{}{EVEN}", nodes.text()));
     }
-    let mut moves = Table::new(&["STREAMLET", "FROM", "TO", "TAKES"]);
+    let mut moves = Table::new(&columns::PLANNED_MOVES);
     for of in &plan.moves {
         let takes = format!("{}/s", human_bytes(of.bytes_per_s));
         moves.row([format!("{}/{}", name(of), of.streamlet), of.from.to_string(), of.to.to_string(), takes]);
