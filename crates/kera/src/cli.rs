@@ -949,10 +949,10 @@ mod tests {
     /// What is not given stays as it is there: a default would say otherwise.
     #[test]
     fn who_alters_a_stream_is_told_of_no_defaults() {
-        let mut command = Cli::command();
-        let stream = command.find_subcommand_mut("stream").expect("there is one");
-        let mut help = |name: &str| {
-            let command = stream.find_subcommand_mut(name).expect("there is one");
+        let all = Cli::command();
+        let stream = all.find_subcommand("stream").expect("there is one");
+        let help = |name: &str| {
+            let mut command = stream.find_subcommand(name).expect("there is one").clone().term_width(200);
             (command.render_help().to_string(), command.render_long_help().to_string())
         };
         let ((short, long), (short_alter, long_alter)) = (help("create"), help("alter"));

@@ -153,7 +153,7 @@ pub async fn run(args: &ProduceArgs, globals: &Globals) -> Result<(), CliError> 
         on_error: args.on_error,
         max: args.max.unwrap_or(u64::MAX),
         pace: args.rate.map(Pace::new),
-        progress: Progress::start(bytes, cut, args.quiet || globals.json),
+        progress: Progress::start(bytes, cut, args.max, args.quiet || globals.json),
         sent: 0,
         sent_bytes: 0,
         last_line: 0,
@@ -783,9 +783,16 @@ impl Pace {
     }
 }
 
-/// How long the rest of the input takes if it goes as fast as what was sent so far; nothing before anything was.
-fn time_left(took: Duration, done: u64, of: u64, at: u64) -> Option<Duration> {
-    (done > 0).then(|| took.mul_f64(of.saturating_sub(at) as f64 / done as f64))
+/// How much is done, from 0 to 1: of the input, or of the records that are wanted of it, whichever ends sooner.
+fn share_done((input, bytes): (u64, u64), (sent, max): (u64, u64)) -> f64 {
+    let of = |done: u64, all: u64| if done < all { done as f64 / all as f64 } else { 1.0 };
+    of(input, bytes).max(of(sent, max))
+}
+
+/// How long the rest takes if it goes as fast as what was done since the `first` share was; nothing before anything was.
+fn time_left(took: Duration, first: f64, at: f64) -> Option<Duration> {
+    let left = took.as_secs_f64() * (1.0 - at) / (at - first);
+    if at > first { Duration::try_from_secs_f64(left).ok() } else { None }
 }
 
 /// What was cut of the input.
@@ -795,22 +802,27 @@ struct Counts {
     bytes: Arc<AtomicU64>,
 }
 
+/// How finely the bar tells how much is done.
+const BAR_STEPS: u64 = 10_000;
+
 /// A bar on standard error while that is a terminal.
 struct Progress {
     bar: ProgressBar,
     /// The input's size, if it is known.
     bytes: Option<u64>,
+    /// Records after which nothing more is sent.
+    max: u64,
     cut: Counts,
     /// How far the input was cut when the last record was that was sent. What was read ahead does not count: it would have the bar jump.
     input_bytes: u64,
-    /// When the first record was sent, and how far the input was cut then: what was passed over in front of it took no time.
-    began: Option<(Instant, u64)>,
+    /// When the first record was sent, and how much was done then: what was passed over in front of it took no time.
+    began: Option<(Instant, f64)>,
     shown: Instant,
 }
 
 impl Progress {
-    fn start(bytes: Option<u64>, cut: Arc<AtomicU64>, quiet: bool) -> Progress {
-        let bar = bytes.map_or_else(ProgressBar::new_spinner, ProgressBar::new);
+    fn start(bytes: Option<u64>, cut: Arc<AtomicU64>, max: Option<u64>, quiet: bool) -> Progress {
+        let bar = bytes.map_or_else(ProgressBar::new_spinner, |_| ProgressBar::new(BAR_STEPS));
         if quiet || !std::io::stderr().is_terminal() {
             bar.set_draw_target(ProgressDrawTarget::hidden());
         }
@@ -822,7 +834,8 @@ impl Progress {
             bar.set_style(style);
         }
         let cut = Counts { bytes: cut, ..Counts::default() };
-        Progress { bar, bytes, cut, input_bytes: 0, began: None, shown: Instant::now() }
+        let max = max.unwrap_or(u64::MAX);
+        Progress { bar, bytes, max, cut, input_bytes: 0, began: None, shown: Instant::now() }
     }
 
     fn counts(&self) -> Counts {
@@ -835,17 +848,18 @@ impl Progress {
         }
         self.shown = Instant::now();
         let seconds = self.bar.elapsed().as_secs_f64().max(1e-3);
-        self.bar.set_position(self.input_bytes);
-        if sent > 0 && self.began.is_none() {
-            self.began = Some((self.shown, self.input_bytes));
+        let share = self.bytes.map(|bytes| share_done((self.input_bytes, bytes), (sent, self.max)));
+        if let Some(share) = share {
+            self.bar.set_position((share * BAR_STEPS as f64) as u64);
         }
-        let left = self.bytes.zip(self.began).and_then(|(bytes, (began, first))| {
-            time_left(began.elapsed(), self.input_bytes - first, bytes, self.input_bytes)
-        });
+        if sent > 0 && self.began.is_none() {
+            self.began = share.map(|share| (self.shown, share));
+        }
+        let left = share.zip(self.began).and_then(|(at, (began, first))| time_left(began.elapsed(), first, at));
         let left = left.map_or(String::new(), |left| format!("  ETA {:#}", HumanDuration(left)));
         self.bar.set_message(format!(
-            "{} records  {} records/s{left}",
-            human_count(sent),
+            "{}  {} records/s{left}",
+            records_of(sent),
             human_count((sent as f64 / seconds) as u64)
         ));
     }
@@ -879,10 +893,20 @@ mod tests {
     #[test]
     fn what_is_left_takes_as_long_as_what_was_done_in_proportion() {
         let seconds = Duration::from_secs;
-        assert_eq!(time_left(seconds(3), 100, 400, 100), Some(seconds(9)));
+        assert_eq!(time_left(seconds(3), 0.0, 0.25), Some(seconds(9)));
         // What was passed over in front of the first record took no time.
-        assert_eq!(time_left(seconds(3), 100, 400, 300), Some(seconds(3)));
-        assert_eq!(time_left(seconds(3), 100, 400, 500), Some(seconds(0)), "the file grows");
-        assert_eq!(time_left(seconds(3), 0, 400, 0), None);
+        assert_eq!(time_left(seconds(3), 0.5, 0.75), Some(seconds(3)));
+        assert_eq!(time_left(seconds(3), 0.5, 1.0), Some(seconds(0)));
+        assert_eq!(time_left(seconds(3), 0.0, 0.0), None);
+    }
+
+    /// Of a large file of which the first thousand records were wanted it told how long all of it would take.
+    #[test]
+    fn what_is_done_is_that_of_the_input_or_of_the_records_that_are_wanted() {
+        assert_eq!(share_done((100, 400), (90, u64::MAX)), 0.25);
+        assert_eq!(share_done((100, 400), (90, 100)), 0.9);
+        assert_eq!(share_done((300, 400), (90, 1000)), 0.75);
+        assert_eq!(share_done((500, 400), (90, 1000)), 1.0, "the file grows");
+        assert_eq!(share_done((0, 0), (0, u64::MAX)), 1.0, "there is nothing in it");
     }
 }
