@@ -66,8 +66,8 @@ fn main() -> ExitCode {
 
 /// Help and versions, and command lines that make no sense: as JSON too, for programs that ask for it.
 fn not_understood(mut error: clap::Error) -> ExitCode {
-    // Who says no command wants to know what there is. A variable that names the node is no flag that was given: without it clap shows the help by itself.
-    if error.kind() == ErrorKind::MissingSubcommand
+    // A variable that names the node is no flag that was given. With it clap takes the usage for one that needs --connect, and does not show its help to who says no command.
+    if error.use_stderr()
         && let Err(help) = Cli::command().mut_arg("connect", |arg| arg.env(None::<&'static str>)).try_get_matches()
     {
         error = help;

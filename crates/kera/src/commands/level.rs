@@ -45,7 +45,8 @@ pub async fn run(globals: &Globals) -> Result<(), CliError> {
     let client = connect(globals).await?;
     let described = client.admin().describe_cluster().await?;
     if described.nodes.is_empty() {
-        return Err(CliError::failure("the node is in no cluster, so it has no level"));
+        let error = CliError::failure("the node is in no cluster, so it has no level");
+        return Err(error.next("docs/operations.md says how to start several"));
     }
     let Some(level) = of(&described).await else {
         return Err(CliError::failure("the leader of the coordinators does not say, or runs a version without levels"));

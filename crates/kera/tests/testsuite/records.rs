@@ -319,6 +319,9 @@ fn without_a_command_the_help_says_where_to_start() {
     let mut command = common::kera(["stream"]);
     let output = command.env("KERA_CONNECT", "127.0.0.1:1").output().unwrap();
     assert!(common::stderr(&output).contains("Make a stream"), "{}", common::stderr(&output));
+    let mut command = common::kera(["consume"]);
+    let said = common::stderr(&command.env("KERA_CONNECT", "127.0.0.1:1").output().unwrap());
+    assert!(said.contains("Usage: kera consume") && !said.contains("--connect"), "the flag is not needed: {said}");
     let said = common::stderr(&common::run(["ls"]));
     assert!(said.contains("tip: `kera stream list` lists streams"), "{said}");
 }

@@ -34,6 +34,8 @@ pub enum Kind {
     Count(Range),
     /// One of several words.
     Choice(&'static [&'static str]),
+    /// One or more of several words, with commas between. What others there are is told by who looks at all of a configuration.
+    Words(&'static [&'static str]),
     /// Any text that is not empty.
     Text,
     /// How much is logged, of all and of single modules.
@@ -114,11 +116,11 @@ impl Kind {
             Kind::Bytes(range) => bounds(range, exact_bytes),
             Kind::Duration(range) => bounds(range, exact_duration),
             Kind::Count(range) => bounds(range, |n| n.to_string()),
-            Kind::Choice(words) => words.iter().map(|w| format!("`{w}`")).collect::<Vec<_>>().join(", "),
+            Kind::Choice(words) => listed(words),
+            Kind::Words(words) => format!("{}; several are separated by commas", listed(words)),
             Kind::Text => "any text".into(),
             Kind::Levels => {
-                let levels: Vec<String> = LEVELS.iter().map(|level| format!("`{level}`")).collect();
-                format!("{}; several are separated by commas, with `MODULE=LEVEL` among them", levels.join(", "))
+                format!("{}; several are separated by commas, with `MODULE=LEVEL` among them", listed(&LEVELS))
             }
             Kind::Switch => "`true` or `false`".into(),
         }
@@ -153,11 +155,11 @@ impl Kind {
         let trimmed = text.trim();
         let is = |word: &str| trimmed.eq_ignore_ascii_case(word);
         match self {
-            Kind::Path | Kind::Text | Kind::OptionalPath { .. } if trimmed.is_empty() => {
+            Kind::Path | Kind::Text | Kind::Words(_) | Kind::OptionalPath { .. } if trimmed.is_empty() => {
                 Err(format!("it is empty; allowed is {}", self.allowed()))
             }
             Kind::OptionalPath { word } if is(word) => Ok(Value::Word),
-            Kind::Path | Kind::Text | Kind::OptionalPath { .. } => Ok(Value::Text(text.into())),
+            Kind::Path | Kind::Text | Kind::Words(_) | Kind::OptionalPath { .. } => Ok(Value::Text(text.into())),
             Kind::Paths => {
                 let paths = trimmed.split(',').map(str::trim).filter(|p| !p.is_empty()).map(PathBuf::from);
                 Ok(Value::Paths(paths.collect()))
@@ -244,6 +246,7 @@ impl Kind {
             Kind::Duration(_) => "TIME",
             Kind::Count(_) => "N",
             Kind::Choice(_) => "WORD",
+            Kind::Words(_) => "WORD,…",
             Kind::Text => "TEXT",
             Kind::Levels => "LEVEL",
             Kind::Switch => "BOOL",
@@ -261,6 +264,11 @@ impl Written {
             Written::Other(name) => name,
         }
     }
+}
+
+/// Words as the page of settings has them.
+fn listed(words: &[&str]) -> String {
+    words.iter().map(|word| format!("`{word}`")).collect::<Vec<_>>().join(", ")
 }
 
 /// How much may be logged.

@@ -20,6 +20,9 @@ use kind::{range, range_or};
 
 use crate::units::{DAY_MS, GIB, HOUR_MS, KIB, MIB, SECOND_MS, TIB, exact_bytes};
 
+/// What a node may do in its cluster.
+const ROLES: [&str; 3] = ["coordinator", "broker", "backup"];
+
 /// One setting: all there is to know about it.
 pub struct Setting {
     /// The section in the file.
@@ -178,7 +181,7 @@ settings! {
         join: Option<String> = Kind::OptionalToldAddress, "none", "join";
         /// What the node does, separated by commas: `coordinator` keeps the catalog and votes if it is one of the first one,
         /// three or five; `broker` serves streams; `backup` keeps copies.
-        roles: String = Kind::Text, "coordinator,broker,backup", "roles";
+        roles: String = Kind::Words(&ROLES), "coordinator,broker,backup", "roles";
         /// The rack that the node stands in: copies are kept on different ones. `none`: not told.
         rack: String = Kind::Text, "none", "rack";
         /// Producers of a stream with asynchronous replication wait for copies when so many bytes of their virtual log have none yet:
@@ -388,7 +391,7 @@ impl Config {
     fn wrong_in_cluster(&self) -> Vec<(Vec<&'static str>, String)> {
         let mut wrong = Vec::new();
         let words: Vec<&str> = self.cluster.roles.split(',').map(str::trim).collect();
-        for word in words.iter().filter(|word| !["coordinator", "broker", "backup"].contains(word)) {
+        for word in words.iter().filter(|word| !ROLES.contains(word)) {
             let message = format!("`{word}` is no role; roles are coordinator, broker and backup");
             wrong.push((vec!["cluster.roles"], message));
         }

@@ -80,6 +80,16 @@ fn all_mistakes_are_reported_at_once() {
     assert_eq!(found, expected);
 }
 
+#[test]
+fn which_roles_there_are_is_said_and_others_are_refused() {
+    let roles = SETTINGS.iter().find(|setting| setting.name() == "cluster.roles").expect("there is one");
+    assert_eq!(roles.kind.allowed(), "`coordinator`, `broker`, `backup`; several are separated by commas");
+    let with = |roles: &str| load(&Sources { flags: vec![("roles".into(), roles.into())], ..Sources::default() });
+    assert_eq!(with("broker, backup").unwrap().config.cluster.roles, "broker, backup");
+    let text = with("broker, keeper").unwrap_err().to_string();
+    assert!(text.contains("--roles: cluster.roles: `keeper` is no role"), "{text}");
+}
+
 /// What is allowed here and refused there ends a start that a check has found well.
 #[test]
 fn an_arena_may_be_as_large_as_one_can_be_and_no_larger() {
