@@ -129,11 +129,19 @@ fn the_node_that_is_left_of_two_goes_on_when_the_one_that_voted_alone_is_gone() 
     let second = start_again(&members[1]);
     eventually("all is taken over", || cluster(&second)["waiting_streamlets"] == 0);
     consume(&second, &members[1], 3000);
+    // Of two copies both are needed. Whoever writes only waits, and the node that had the other one may be given up.
+    let line = format!("verify produce --stream kept --log {} --records 1000 --record-bytes 200", acks(&members[1]));
+    let mut waiting = second.command(&line).stdout(Stdio::null()).spawn().expect("the binary runs");
+    let is_said =
+        || second.json("status")["problems"].to_string().contains("copies for more than 5 s, and writes need 2");
+    eventually("it is said that producers wait", is_said);
     let third = Member::new(3, ports[2], ports[5], Some(ports[4]), &[]);
     let other = start_again(&third);
     eventually("two are live", || live(&second) == 2);
+    assert_eq!(end_of(&mut waiting), Some(0));
+    eventually("nobody waits", || !is_said());
     produce(&other, &members[1], 1000);
-    consume(&second, &members[1], 4000);
+    consume(&second, &members[1], 5000);
     let names: BTreeSet<u64> = [1, 2, 3].into();
     let nodes = cluster(&second)["nodes"].as_array().cloned().expect("nodes");
     assert_eq!(nodes.iter().filter_map(|node| node["node"].as_u64()).collect::<BTreeSet<_>>(), names);

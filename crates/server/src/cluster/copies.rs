@@ -18,7 +18,7 @@ use kera_format::cluster::{LogName, NodeNumber, Rack};
 use kera_format::vlog_replica::LogId;
 use kera_format::{Durability, SegmentId, StreamId, StreamOptions, StreamletId};
 use kera_link::{LinkConfig, RpcLinks};
-use kera_log::{DurabilitySink, Log, SinkDirectory};
+use kera_log::{DurabilitySink, Log, SinkDirectory, SinkError, SinkErrorKind};
 use kera_protocol::{ChangeLog, LogChange, StreamRef};
 use kera_raft::Group;
 use kera_vlog::{BackupId, ReplicatedConfig, ReplicatedLog, ReplicatedStats, View, ViewAnswer, Views};
@@ -276,6 +276,11 @@ impl Copies {
         self.all().iter().map(|(_, log)| log.stats()).collect()
     }
 
+    /// That writes wait for copies, of each log where that lasts, a sentence each.
+    pub(super) fn lacks(&self) -> Vec<String> {
+        self.all().iter().filter_map(|(_, log)| lacking(DurabilitySink::healthy(&**log))).collect()
+    }
+
     /// Stops all logs: what is not acknowledged stays so. Blocks.
     pub(super) fn stop(&self) {
         let (all, threads) = {
@@ -388,6 +393,12 @@ impl Views for GroupViews {
     }
 }
 
+/// What is said of a log that has had too few copies for long. Producers only wait, and where the nodes that are missing were given up nothing else tells why.
+fn lacking(health: Result<(), SinkError>) -> Option<String> {
+    let trouble = health.err().filter(|error| error.kind == SinkErrorKind::TooFewCopies)?;
+    Some(format!("producers wait: {}", trouble.reason))
+}
+
 /// What a refusal means, by what this node knows: that may be a little old, and then it asks once more.
 fn refusal(state: &ClusterState, me: (u32, u32), log: LogId, asked: View) -> ViewAnswer {
     if !state.is_live(me.0, me.1) {
@@ -464,6 +475,15 @@ mod tests {
             runtime: runtime.clone(),
             stop: watch::channel(false).0,
             thread: Mutex::new(None),
+        }
+    }
+
+    #[test]
+    fn what_lasts_is_told_and_what_passes_is_not() {
+        let trouble = |kind| Err(SinkError { kind, reason: "start backups".into(), retry_after_ms: 20 });
+        assert_eq!(lacking(trouble(SinkErrorKind::TooFewCopies)).as_deref(), Some("producers wait: start backups"));
+        for other in [Ok(()), trouble(SinkErrorKind::Behind), trouble(SinkErrorKind::Fenced)] {
+            assert_eq!(lacking(other), None);
         }
     }
 

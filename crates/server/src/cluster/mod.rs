@@ -413,14 +413,14 @@ impl Cluster {
             .read(|state| if copies_change(state) == 0 { Vec::new() } else { state.copy_changes(usize::MAX).changes })
     }
 
-    /// What waits for lost nodes, and for which, a sentence each.
+    /// What waits for lost nodes, and for which, and producers for copies; a sentence each.
     pub(crate) fn waits(&self) -> Vec<String> {
         let undecided = self
             .group
             .read(|state| waiting::undecided(state).into_iter().chain(waiting::unreadable(state)).collect::<Vec<_>>());
         let here = self.recovery.lock().as_ref().map_or_else(Vec::new, |(recovery, _)| recovery.waits());
         let lost = self.mender.lock().as_ref().and_then(|(mender, _)| mender.lacks());
-        undecided.into_iter().chain(here).chain(lost).collect()
+        undecided.into_iter().chain(here).chain(lost).chain(self.copies.lacks()).collect()
     }
 
     /// The part of that which operators look at.
