@@ -918,6 +918,22 @@ fn status_and_top_tell_how_it_is() {
     assert!(top.contains("application report stream=flights consumers=0"), "{top}");
     let first: Value = serde_json::from_str(node.ok("top --count 1 --json").lines().next().unwrap()).unwrap();
     assert_eq!(first["streams"][0]["records"], 200);
+    let (status, said) = node.fails("cluster level");
+    assert!(status == 1 && said.contains("next: docs/operations.md says how to start several"), "{said}");
+}
+
+#[test]
+fn who_names_a_stream_that_cannot_be_is_not_told_to_make_it() {
+    let (_place, node) = with_stream("");
+    for line in ["consume a/b", "stream describe a/b"] {
+        let (status, said) = node.fails(line);
+        assert!(status == 1 && said.contains("there is no stream `a/b`"), "{said}");
+        assert!(said.contains("use 1 to 249 of the characters") && !said.contains("stream create"), "{said}");
+    }
+    let (_, said) = node.fails("consume flight");
+    assert!(said.contains("did you mean `flights`?"), "{said}");
+    let (_, said) = node.fails("consume payments");
+    assert!(said.contains("make it with `kera stream create payments`"), "{said}");
 }
 
 #[test]
