@@ -148,7 +148,7 @@ fn a_node_that_hears_no_coordinators_does_not_say_that_there_is_no_such_topic() 
         let answer = world.call(0, &asked.with_response_partition_limit(100));
         let described: Vec<i16> = answer.topics.iter().map(|topic| topic.error_code).collect();
         // Those are in the order of their names.
-        let described = [1, 0, 2].map(|at: usize| described[at]);
+        let described = [1, 0, 2].map(|at: usize| described[at]).to_vec();
         assert_eq!(described, told);
         told
     };
