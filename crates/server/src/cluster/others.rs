@@ -8,7 +8,7 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use kera_coordinator::cluster::{ClusterState, LogState};
+use kera_coordinator::cluster::{ClusterState, LogState, NodeState};
 use kera_format::chunk::Chunks;
 use kera_format::cluster::{Doors, Rack, Roles};
 use kera_format::{Cursor, FormatError, LaneId, StreamId, StreamletId};
@@ -167,6 +167,11 @@ fn known(state: &ClusterState, owner: u32, copies: u32) -> (Vec<u32>, Vec<u32>) 
         let mut asked = state.backups_for(owner, 0);
         asked.sort_by_key(|(node, rack)| (*rack == Rack::Own, node.wrapping_sub(owner)));
         replicas.extend(asked.into_iter().map(|(node, _)| node).take(backups));
+        // Behind them those that are lost and are to come back: while they are away a log begins without them.
+        let is_away = |node: &NodeState| node.fenced && !node.draining && node.roles.has(Roles::BACKUP);
+        let away = state.nodes().iter().filter(|(node, of)| **node != owner && is_away(of)).map(|(node, _)| *node);
+        let missing = (1 + backups).saturating_sub(replicas.len());
+        replicas.extend(away.take(missing));
     }
     let in_sync = replicas.iter().copied().filter(|node| *node == owner || is_live(node)).collect();
     for node in most_first(before) {
@@ -230,5 +235,23 @@ mod tests {
         apply(&mut state, &agreed);
         assert_eq!(known(&state, 2, 3), (vec![2, 1, 4], vec![2, 1, 4]));
         assert_eq!(known(&state, 2, 2).0.len(), 2, "of another stream nothing is written");
+    }
+
+    /// Tools take the number of replicas for the topic's.
+    #[test]
+    fn who_is_lost_and_to_come_back_is_a_replica_of_what_was_made_without_it_and_not_in_sync() {
+        let mut state = joined(3, 1);
+        let fenced = state.plan_fence(3, 1).unwrap();
+        apply(&mut state, &fenced);
+        let told = (vec![1, 2, 3], vec![1, 2]);
+        assert_eq!(known(&state, 1, 3), told);
+        assert_eq!(known(&state, 1, 2), (vec![1, 2], vec![1, 2]), "nobody is missing");
+        let log = LogName { node: 1, epoch: 1, log: 0 };
+        let agreed = state.plan_view(&LogView { log, view: 1, first: 1, backups: vec![2] }).unwrap();
+        apply(&mut state, &agreed);
+        assert_eq!(known(&state, 1, 3), told, "its log begins with one backup");
+        let drained = state.plan_drain(3, true).unwrap();
+        apply(&mut state, &drained);
+        assert_eq!(known(&state, 1, 3), (vec![1, 2], vec![1, 2]), "it does not come back");
     }
 }
