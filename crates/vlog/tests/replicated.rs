@@ -866,6 +866,39 @@ fn with_one_backup_left_the_view_is_smaller_and_grows_again() {
     assert_eq!(world.replicated.state().1.backups, [2, 3]);
 }
 
+/// As that of a stream which is made while a node is down.
+#[test]
+fn a_log_that_begins_with_fewer_backups_has_all_of_it_at_the_missing_one_when_that_is_there() {
+    let config = ReplicatedConfig { copy_again_after_us: 400_000, ..config() };
+    let mut world = World::begin(9, config, View::NONE);
+    world.loses = false;
+    world.net.said().candidates = vec![2];
+    (0..100).for_each(|_| world.round());
+    assert_eq!(world.replicated.state().1.backups, [2]);
+    while world.tickets.len() < 20 {
+        world.append();
+        world.heal();
+    }
+    let acknowledged = world.replicated.state().0;
+    assert!(acknowledged > 0 && world.replicated.stats().under_replicated > 0);
+    world.net.said().candidates = vec![2, 3];
+    (0..100).for_each(|_| world.round());
+    let (_, view) = world.replicated.state();
+    assert_eq!((view.backups, view.first), (vec![2, 3], acknowledged + 1));
+    assert!(world.replicated.stats().under_replicated > 0, "what is before it has a copy less");
+    assert!(world.copy_again(&|_, _| false) > 0);
+    world.turn();
+    assert_eq!((world.replicated.stats().under_replicated, world.net.said().given_up.clone()), (0, vec![1]));
+    let contents = world.net.said().contents.clone();
+    let mut texts = BTreeSet::new();
+    for (block, content) in contents.range(view.first..) {
+        assert!(world.nodes[&3].has(*block), "block {block}");
+        texts.extend(Chunks::new(content).map(|chunk| text_of(&chunk.expect("chunk"))));
+    }
+    assert_eq!(world.tickets.iter().filter(|(.., text)| !texts.contains(text)).count(), 0);
+    world.check_readers();
+}
+
 #[test]
 fn a_lost_backup_that_nothing_was_sent_to_is_in_no_next_view() {
     let mut world = World::new(4, config());
