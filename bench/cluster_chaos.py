@@ -546,7 +546,7 @@ def change_copies(kera, nodes, args, stream, copies, wait=0):
     altered = subprocess.run(alter, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120, check=False)
     if altered.returncode:
         # The others are what the command says of a cluster that is not ready.
-        passing = ("there are 2 nodes to hold copies", "next: try again in a moment", "no majority of the coordinators")
+        passing = ("live nodes to hold copies, and there ", "next: try again in a moment", "no majority of the coordinators")
         if wait or not any(words in altered.stdout for words in passing):
             raise Fault(f"{stream} gets no other number of copies: {altered.stdout.strip()}")
         return False

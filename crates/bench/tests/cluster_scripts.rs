@@ -47,7 +47,10 @@ fn a_torment_that_did_nothing_is_not_done() {
     let copies = format!("{node}print('taken', change_copies(sys.argv[1], [node], None, 'verify', 2))");
     let cases = [
         ("exit 0", "taken True"),
-        ("echo 'error: there are 2 nodes to hold copies'; exit 1", "taken False"),
+        (
+            "echo 'error: replication is 3, which needs 3 live nodes to hold copies, and there are 2'; exit 1",
+            "taken False",
+        ),
         ("echo 'error: no answer'; echo '  next: try again in a moment; /readyz says'; exit 1", "taken False"),
         ("echo 'error: the leader cannot read it'; exit 1", "gets no other number of copies"),
     ];

@@ -28,7 +28,7 @@ pub const RAISED_EPOCHS_MAX: usize = 1 << 20;
 pub struct Limits {
     /// Most streams, the system's included.
     pub streams: usize,
-    /// Nodes that can hold a copy.
+    /// Nodes that can hold a copy, those that are lost for a while among them.
     pub nodes: u32,
 }
 
@@ -179,7 +179,9 @@ impl Catalog {
         check_name(&info.name, system)?;
         let options = changes.apply(&info.options);
         let mut mistakes = live_changes(&info.options, &options);
-        if let Err(CoordinatorError::BadOptions { mistakes: more }) = check_options(&options, limits) {
+        // The copies that it has it may keep, also where there are fewer nodes by now: something else is to change.
+        let limits = Limits { nodes: limits.nodes.max(info.options.replication), ..limits.clone() };
+        if let Err(CoordinatorError::BadOptions { mistakes: more }) = check_options(&options, &limits) {
             mistakes.extend(more);
         }
         let set = changes.settings.iter().filter(|(_, value)| value.is_some()).map(|(name, _)| name);

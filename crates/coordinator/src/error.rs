@@ -68,6 +68,9 @@ pub enum CoordinatorError {
     /// The rules of the cluster do not allow it.
     #[error("{0}")]
     Refused(#[source] Refused),
+    /// Enough nodes for so many copies are known, and too few of them are live: which ones, in words. It goes well when they are back.
+    #[error("{0}")]
+    TooFewLive(String),
     /// There is no leader of the coordinators, or it does not answer. The command may have been done all the same. Why, as a sentence without its end: when to
     /// try again the status says, and who hands the message on puts it into one of its own.
     #[error("{0}")]
@@ -98,6 +101,8 @@ impl CoordinatorError {
             CoordinatorError::Disk(error) if error.kind() == io::ErrorKind::StorageFull => Status::DiskFull,
             CoordinatorError::Disk(_) => Status::DiskFailed,
             CoordinatorError::Refused(_) => Status::InvalidArgument,
+            // As writes are answered that wait for copies. Not as if there were no leader: whoever hands it on would try the next one.
+            CoordinatorError::TooFewLive(_) => Status::Overloaded,
             CoordinatorError::NoLeader(_) => Status::NotReady,
             CoordinatorError::Leader { status, .. } => *status,
             CoordinatorError::Protocol(error) => error.status(),
@@ -108,7 +113,7 @@ impl CoordinatorError {
     pub fn body(&self) -> ErrorBody {
         let retry_after_ms = match self {
             CoordinatorError::Leader { body, .. } => body.retry_after_ms,
-            CoordinatorError::Disk(_) => 1000,
+            CoordinatorError::Disk(_) | CoordinatorError::TooFewLive(_) => 1000,
             CoordinatorError::NoLeader(_) => 200,
             _ => 0,
         };

@@ -184,6 +184,7 @@ pub(crate) fn refusal(error: &CoordinatorError) -> Refusal {
         (_, Status::UnknownProducer) => ResponseError::UnknownProducerId,
         (_, Status::DiskFull | Status::DiskFailed) => ResponseError::KafkaStorageError,
         (_, Status::NotReady) => ResponseError::NotController,
+        (_, Status::Overloaded) => ResponseError::NotEnoughReplicas,
         _ => ResponseError::PolicyViolation,
     };
     (code, error.to_string())
@@ -202,6 +203,15 @@ impl Unled {
         let done = ask();
         self.0 = done.as_ref().err().filter(|(error, _)| *error == ResponseError::NotController).cloned();
         done
+    }
+}
+
+/// What CreateTopics answers. That too few nodes are live for the copies of a topic passes, but of all errors that pass only the one of a cluster that has no controller is one
+/// after which admin clients ask again by themselves: Java's, KafkaJS and Sarama. With any other one programs end that make their topics at their start.
+fn of_new_topic(error: ResponseError) -> ResponseError {
+    match error {
+        ResponseError::NotEnoughReplicas => ResponseError::NotController,
+        other => other,
     }
 }
 
@@ -356,7 +366,7 @@ fn create_topics(door: &Door, asked: &CreateTopicsRequest) -> CreateTopicsRespon
     let topics = once(&asked.topics, |topic| topic.name.clone()).map(|topic| {
         let result = unled.or(|| one(topic)).unwrap_or_else(|(error, why)| {
             CreatableTopicResult::default()
-                .with_error_code(error.code())
+                .with_error_code(of_new_topic(error).code())
                 .with_error_message(Some(text(why)))
                 .with_num_partitions(-1)
                 .with_replication_factor(-1)

@@ -70,7 +70,7 @@ statuses! {
     ShuttingDown = 8, true, true, "try again, on another connection";
     /// The node is starting and not ready for this.
     NotReady = 9, true, false, "try again in a moment; /readyz says what it waits for";
-    /// A limit on connections, requests or bytes in flight is reached.
+    /// A limit on connections, requests or bytes in flight is reached, or fewer nodes are live than copies need.
     Overloaded = 10, true, false, "try again later, or raise the limit on the server";
     /// A field's value is not allowed.
     InvalidArgument = 11, false, false, "change the field that the message names";

@@ -192,6 +192,10 @@ impl ClusterState {
             )));
         }
         let is_back = wanted == has && runs().all(|run| run.owner.copies == wanted);
+        if !is_back {
+            // With fewer all of it would be copied now, be said to have as many, and be copied once more when the others are back.
+            self.check_live_nodes(wanted, |wanted| wanted)?;
+        }
         let copies = if is_back { 0 } else { wanted };
         self.one(ClusterEntry::CopiesWanted { stream: info.id, copies })
     }

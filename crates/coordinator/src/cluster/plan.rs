@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use kera_format::catalog::Entry;
 use kera_format::cluster::{ClusterEntry, Doors, LogName, NodeNumber, OwnerReason, Roles};
-use kera_format::{StreamId, StreamOptions, level};
+use kera_format::{StreamId, StreamOptions, copies_min, level};
 use kera_protocol::{CreateStream, JoinCluster, Role, StreamChanges, StreamInfo, StreamRef, StreamletsRebuilt};
 
 use super::rules::Refused;
@@ -13,6 +13,8 @@ use super::{ClusterState, LogState, NodeState, Run, View};
 use crate::CoordinatorError;
 use crate::catalog::{CLUSTER_PREFIX, Limits, has_owners};
 
+/// Most lost nodes that are named in why something is refused.
+const NAMED_MAX: usize = 16;
 /// Most ranges of streamlets that get new owners in one step of a recovery.
 pub const OWNER_RUNS_MAX: usize = 1000;
 
@@ -198,21 +200,52 @@ impl ClusterState {
         self.one(ClusterEntry::NodeRemoved { node })
     }
 
-    /// What the nodes that there are can give: a broker's own copy and one on each other live backup.
-    /// `most`: what they may be asked for at all.
+    /// What the nodes that there are can give: a broker's own copy and one on each other backup. Those that are lost count, for they are to come back, unless they are
+    /// being emptied as well. `most`: what they may be asked for at all.
     pub fn limits(&self, most: &Limits) -> Limits {
-        let backups = self.nodes.values().filter(|node| node.is_live(Roles::BACKUP)).count() as u32;
-        // A broker that is a backup too is none for itself.
-        let is_both = |node: &NodeState| node.is_live(Roles::BROKER) && node.roles.has(Roles::BACKUP);
-        let nodes = backups + u32::from(!self.nodes.values().any(is_both));
+        let nodes = self.nodes_for_copies(|node| !(node.fenced && node.draining));
         Limits { streams: most.streams, nodes: nodes.clamp(1, most.nodes.max(1)) }
     }
 
+    /// How many copies there can be at the nodes that count.
+    fn nodes_for_copies(&self, counts: impl Fn(&NodeState) -> bool) -> u32 {
+        let (mut backups, mut is_any_both) = (0, false);
+        for node in self.nodes.values().filter(|node| counts(node) && node.roles.has(Roles::BACKUP)) {
+            backups += 1;
+            // A broker that is a backup too is none for itself.
+            is_any_both |= node.roles.has(Roles::BROKER);
+        }
+        backups + u32::from(!is_any_both)
+    }
+
+    /// Whether as many nodes are live as that number of copies `needs`. Whoever asks has looked that there are enough if those that are lost come back, so it is
+    /// refused for the moment only.
+    ///
+    /// Only a leader that plans asks this, and never who applies an entry: who is live is no part of what an entry may depend on in another version.
+    pub(super) fn check_live_nodes(&self, copies: u32, needs: fn(u32) -> u32) -> Result<(), CoordinatorError> {
+        let (live, needed) = (self.nodes_for_copies(|node| !node.fenced), needs(copies));
+        if live >= needed {
+            return Ok(());
+        }
+        let is_away = |node: &NodeState| node.fenced && !node.draining && node.roles.has(Roles::BACKUP);
+        let away = self.nodes.iter().filter(|(_, node)| is_away(node)).map(|(number, _)| number.to_string());
+        let away: Vec<String> = away.take(NAMED_MAX).collect();
+        let nodes = if away.len() == 1 { "node" } else { "nodes" };
+        let there = if live == 1 { "there is" } else { "there are" };
+        let fewer = (1..copies).rev().find(|fewer| needs(*fewer) <= live).unwrap_or(1);
+        Err(CoordinatorError::TooFewLive(format!(
+            "replication is {copies}, which needs {needed} live nodes to hold copies, and {there} {live}; start {nodes} {}, or ask for \
+             {fewer} at most for now",
+            away.join(", ")
+        )))
+    }
+
     /// The making of a stream, its streamlets spread over the live brokers. Most of the system's have no owner: each node has
-    /// its own.
+    /// its own. Of its copies as many nodes are live as writes need; the others come when the lost nodes are back, as they do for a stream that had them.
     pub fn plan_create_stream(&self, request: &CreateStream, most: &Limits, now_ms: i64, system: bool) -> Planned {
         let request = request.with_settings_if(self.keeps_settings());
         let created = self.catalog.plan_create(&request, &self.limits(most), now_ms, system)?;
+        self.check_live_nodes(request.options.replication, copies_min)?;
         let Entry::StreamCreated { stream, .. } = &created else {
             return Err(CoordinatorError::Refused(Refused("a stream is made by the entry that makes one".into())));
         };

@@ -5,7 +5,7 @@ use kera_coordinator::cluster::{AgreedEnd, ClusterState, Join, LogView, Owner, T
 use kera_format::catalog::Entry;
 use kera_format::cluster::{ClusterEntry, Doors, LogName, NodeNumber, OwnerReason, Rack, Roles};
 use kera_format::{StreamId, StreamOptions, StreamletId, level};
-use kera_protocol::{CreateStream, RebuildRange, StreamChanges, StreamletState, StreamletsRebuilt};
+use kera_protocol::{CreateStream, RebuildRange, Status, StreamChanges, StreamletState, StreamletsRebuilt};
 
 fn join(node: NodeNumber) -> Join {
     Join {
@@ -195,15 +195,107 @@ fn streamlets_are_spread_evenly_in_few_runs() {
     assert_eq!(cluster.0.owners(more).unwrap().unowned(20), []);
 }
 
+/// Why a stream with so many copies is not made, if it is not.
+fn refused(cluster: &Cluster, replication: u32) -> Option<(Status, String)> {
+    let options = StreamOptions { replication, ..StreamOptions::default() };
+    let request = CreateStream { name: "asked".into(), options, if_not_exists: false };
+    let planned = cluster.0.plan_create_stream(&request, &MOST, 0, false);
+    planned.err().map(|error| (error.status(), error.to_string()))
+}
+
+fn too_many(replication: u32, nodes: u32) -> Option<(Status, String)> {
+    let why =
+        format!("replication is {replication}, but there are {nodes} nodes to hold copies; ask for {nodes} at most");
+    Some((Status::InvalidOptions, why))
+}
+
 #[test]
-fn no_stream_asks_for_more_copies_than_there_are_live_backups() {
+fn a_stream_is_made_while_nodes_are_lost_if_as_many_live_as_writes_need() {
     let mut cluster = Cluster::new();
-    cluster.stream("three", 1, 3);
+    assert_eq!((1..=4).map(|copies| refused(&cluster, copies)).collect::<Vec<_>>(), [None, None, None, too_many(4, 3)]);
     cluster.fence(3);
-    let options = StreamOptions { replication: 3, ..StreamOptions::default() };
-    let request = CreateStream { name: "four".into(), options, if_not_exists: false };
-    let refused = cluster.0.plan_create_stream(&request, &MOST, 0, false).unwrap_err().to_string();
-    assert!(refused.contains("there are 2 nodes to hold copies"), "{refused}");
+    assert_eq!((1..=4).map(|copies| refused(&cluster, copies)).collect::<Vec<_>>(), [None, None, None, too_many(4, 3)]);
+    let stream = cluster.stream("three", 6, 3);
+    let owners: Vec<NodeNumber> = (0..6).map(|at| cluster.owner(stream, at).node).collect();
+    assert_eq!(owners, [1, 1, 1, 2, 2, 2]);
+    assert_eq!(cluster.0.copies_of(stream, 0), 3);
+    // Its first log begins with the backup that is there.
+    cluster.view(LOG, 1, 1, &[2]);
+    cluster.rejoin(3, true);
+    cluster.view(LOG, 2, 9, &[2, 3]);
+    assert_eq!(refused(&cluster, 3), None);
+}
+
+/// Kafka clients that make their topics at their start end with what is final.
+#[test]
+fn with_too_few_live_nodes_a_stream_is_refused_for_the_moment_and_the_lost_ones_are_named() {
+    let mut cluster = Cluster::new();
+    cluster.fence(2);
+    cluster.fence(3);
+    let later = |copies, nodes| {
+        let why = format!(
+            "replication is {copies}, which needs 2 live nodes to hold copies, and there is 1; start {nodes}, or ask for 1 at most for now"
+        );
+        Some((Status::Overloaded, why))
+    };
+    let nodes = "nodes 2, 3";
+    assert_eq!([1, 2, 3].map(|copies| refused(&cluster, copies)), [None, later(2, nodes), later(3, nodes)]);
+    assert_eq!(refused(&cluster, 4), too_many(4, 3), "it stays so when they are back");
+    assert!(Status::Overloaded.retryable() && !Status::Overloaded.could_duplicate());
+    cluster.rejoin(2, true);
+    assert_eq!([2, 3].map(|copies| refused(&cluster, copies)), [None, None]);
+    // Five copies need three, and with two live three can be had.
+    let joined: Vec<ClusterEntry> =
+        [4, 5].iter().flat_map(|node| cluster.0.plan_join(&join(*node), 0).unwrap()).collect();
+    cluster.apply(&joined);
+    [4, 5].iter().for_each(|node| cluster.fence(*node));
+    let (status, why) = refused(&cluster, 5).unwrap();
+    assert_eq!(status, Status::Overloaded);
+    assert!(
+        why.ends_with(
+            "needs 3 live nodes to hold copies, and there are 2; start nodes 3, 4, 5, or ask for 3 at most for now"
+        ),
+        "{why}"
+    );
+}
+
+#[test]
+fn nodes_that_do_not_come_back_hold_no_copies_of_a_stream_that_is_made() {
+    let mut cluster = Cluster::new();
+    let drained = cluster.0.plan_drain(3, true).unwrap();
+    cluster.apply(&drained);
+    assert_eq!(refused(&cluster, 3), None, "it is a backup for as long as it runs");
+    cluster.fence(3);
+    assert_eq!(refused(&cluster, 3), too_many(3, 2));
+    let back = cluster.0.plan_drain(3, false).unwrap();
+    cluster.apply(&back);
+    assert_eq!(refused(&cluster, 3), None);
+    let removed = cluster.0.plan_remove(3).unwrap();
+    cluster.apply(&removed);
+    assert_eq!(refused(&cluster, 3), too_many(3, 2));
+}
+
+/// It has them: nothing is asked for that there is not.
+#[test]
+fn other_options_of_a_stream_change_whatever_nodes_are_left_for_its_copies() {
+    let mut cluster = Cluster::new();
+    let stream = cluster.stream("three", 2, 3);
+    let alters = |cluster: &mut Cluster, streamlets: u32| {
+        let retention_ms = Some(Some(u64::from(streamlets)));
+        let changes = StreamChanges { streamlets: Some(streamlets), retention_ms, ..StreamChanges::default() };
+        let altered = cluster.0.plan_alter_stream(&stream.into(), &changes, &MOST, 0).unwrap();
+        cluster.apply(&altered);
+        let options = &cluster.0.catalog.find(&stream.into()).unwrap().options;
+        assert_eq!((options.streamlets, options.replication), (streamlets, 3));
+        assert_eq!(cluster.0.copies_of(stream, streamlets - 1), 3);
+    };
+    let owner = |cluster: &Cluster| (1..=3).find(|node| cluster.0.node(*node).is_some_and(|of| of.streamlets == 0));
+    let idle = owner(&cluster).expect("three nodes own two");
+    cluster.fence(idle);
+    alters(&mut cluster, 3);
+    let removed = cluster.0.plan_remove(idle).unwrap();
+    cluster.apply(&removed);
+    alters(&mut cluster, 4);
 }
 
 #[test]

@@ -4,7 +4,7 @@ use kera_coordinator::catalog::Limits;
 use kera_coordinator::cluster::{ClusterState, ToCopy};
 use kera_format::cluster::{ClusterEntry, LogName, NodeNumber};
 use kera_format::{Durability, StreamId, StreamOptions, StreamletId, level};
-use kera_protocol::{CopiesMade, CreateStream, StreamChanges, StreamletState};
+use kera_protocol::{CopiesMade, CreateStream, Status, StreamChanges, StreamletState};
 
 use crate::support::copied::{self, apply, begin_view, fence, join};
 use crate::support::moved::moves;
@@ -277,6 +277,31 @@ fn what_cannot_be_is_refused_with_what_to_do() {
     let (earlier, stream) = cluster(1, level::CHANGED_COPIES - 1);
     let low = ask(&earlier, stream, 3).unwrap_err();
     assert!(low.contains(&format!("needs level {}", level::CHANGED_COPIES)), "{low}");
+}
+
+/// All of it would be copied twice: now with fewer copies than are wanted, and again when the node is back.
+#[test]
+fn a_stream_gets_no_more_copies_for_now_than_there_are_live_nodes() {
+    let (mut state, stream) = cluster(1, level::NEWEST);
+    fence(&mut state, 3);
+    let changes = StreamChanges { replication: Some(3), ..StreamChanges::default() };
+    let later = state.plan_alter_stream(&stream.into(), &changes, &MOST, 0).unwrap_err();
+    assert_eq!((later.status(), later.body().retry_after_ms > 0), (Status::Overloaded, true));
+    assert_eq!(
+        later.to_string(),
+        "replication is 3, which needs 3 live nodes to hold copies, and there are 2; start node 3, or ask for 2 at most for now"
+    );
+    assert!(ask(&state, stream, 4).unwrap_err().contains("there are 3 nodes to hold copies; ask for 3 at most"));
+    assert!(ask(&state, stream, 2).is_ok());
+    let joined = state.plan_join(&join(3, true), 0).unwrap();
+    apply(&mut state, &joined);
+    wants(&mut state, stream, 3);
+    // To call a change off of which nothing has come takes nobody.
+    let (mut state, stream) = cluster(3, level::NEWEST);
+    wants(&mut state, stream, 2);
+    fence(&mut state, 3);
+    wants(&mut state, stream, 3);
+    assert_eq!(state.wanted_copies(stream), None);
 }
 
 /// A change that nobody wants any more is over if nothing came of it, and is turned back otherwise; to one copy there is no way back.

@@ -204,6 +204,24 @@ fn what_the_leader_of_the_coordinators_refuses_is_told_as_if_this_node_did() {
     assert_eq!(cluster.create("new", 1, &[], false).0, ResponseError::KafkaStorageError.code());
 }
 
+/// Java's admin client, KafkaJS and Sarama end with any other error than this one, and with them whoever makes topics at a start.
+#[test]
+fn a_topic_for_whose_copies_too_few_nodes_live_is_asked_for_again_and_holds_back_no_other() {
+    let mut cluster = Cluster::new();
+    let is_first = AtomicBool::new(true);
+    cluster.leader.answer_instead(move || {
+        let few = || CoordinatorError::TooFewLive("replication is 3, and node 3 is lost".into());
+        is_first.swap(false, Ordering::Relaxed).then(few)
+    });
+    let one = create_topics_request::CreatableTopic::default().with_num_partitions(1).with_replication_factor(3);
+    let wanted = ["a", "b"].map(|name| one.clone().with_name(topic(name)));
+    let told = cluster.world.call(5, &CreateTopicsRequest::default().with_topics(wanted.to_vec()));
+    let codes: Vec<i16> = told.topics.iter().map(|topic| topic.error_code).collect();
+    assert_eq!(codes, [ResponseError::NotController.code(), 0]);
+    let why = told.topics[0].error_message.clone().unwrap_or_default().to_string();
+    assert_eq!(why, "replication is 3, and node 3 is lost");
+}
+
 /// KafkaJS and Sarama end with any other error than this one, and so does Java's client of earlier versions: a producer that begins, or is to have its next epoch, while the disk is full.
 #[test]
 fn a_producer_asks_again_for_its_id_while_the_disk_is_full_and_not_when_it_has_failed() {

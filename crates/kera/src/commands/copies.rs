@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use kera_client::{Client, ClientError, Status, StreamId, StreamInfo};
+use kera_format::copies_min;
 use kera_protocol::{ClusterDescription, CopyChange, Role};
 use serde::Serialize;
 
@@ -174,10 +175,10 @@ impl ByItself {
 
     /// Why a stream was not made. While nodes are lost there may be too few for copies that nobody has asked for.
     pub fn refused(&self, error: &ClientError) -> CliError {
-        let explained = explain(error);
-        // Where enough live, something else is wrong with the options.
-        let are_enough = self.nodes.saturating_sub(self.lost.len() as u32) >= self.copies;
-        if are_enough || error.status() != Some(Status::InvalidOptions) {
+        let explained = refused(error);
+        // Where enough live, something else is too much.
+        let are_enough = self.nodes.saturating_sub(self.lost.len() as u32) >= copies_min(self.copies);
+        if are_enough || error.status() != Some(Status::Overloaded) {
             return explained;
         }
         let lost: Vec<String> = self.lost.iter().map(u32::to_string).collect();
@@ -189,6 +190,19 @@ impl ByItself {
         explained.next(format!(
             "{nodes} {lost} {are} lost: start {them}, or say with --replication how many copies there are to be"
         ))
+    }
+}
+
+/// Why a stream was not made, or does not get another number of copies. Where too few nodes are live for them the message ends with what to do.
+pub fn refused(error: &ClientError) -> CliError {
+    let explained = explain(error);
+    if error.status() == Some(Status::Overloaded) { with_nodes_to_start(explained) } else { explained }
+}
+
+fn with_nodes_to_start(error: CliError) -> CliError {
+    match error.message.rsplit_once("; ").filter(|(_, next)| next.starts_with("start node")) {
+        Some((what, next)) => CliError::failure(what).next(next),
+        None => error,
     }
 }
 
@@ -304,10 +318,23 @@ mod tests {
             cluster.nodes.iter_mut().take(lost).for_each(|node| node.fenced = true);
             ByItself::of(&cluster).refused(&failed(status)).next_step.contains("lost: start")
         };
-        assert!(advice(3, 1, Status::InvalidOptions) && advice(5, 3, Status::InvalidOptions));
-        assert!(!advice(5, 1, Status::InvalidOptions), "three live");
-        assert!(!advice(3, 0, Status::InvalidOptions) && !advice(2, 1, Status::InvalidOptions));
-        assert!(!advice(3, 1, Status::StreamExists));
+        assert!(advice(3, 2, Status::Overloaded) && advice(5, 4, Status::Overloaded));
+        assert!(
+            !advice(3, 1, Status::Overloaded) && !advice(5, 3, Status::Overloaded),
+            "two live: as many as writes need"
+        );
+        assert!(!advice(3, 0, Status::Overloaded) && !advice(2, 1, Status::Overloaded));
+        assert!(!advice(3, 2, Status::StreamExists) && !advice(3, 2, Status::InvalidOptions));
+    }
+
+    #[test]
+    fn what_is_refused_while_too_few_nodes_live_is_told_with_the_nodes_that_are_to_be_started() {
+        let why = "replication is 3, which needs 2 live nodes to hold copies, and there is 1";
+        let next = "start nodes 2, 3, or ask for 1 at most for now";
+        let told = with_nodes_to_start(CliError::failure(format!("{why}; {next}")).next("try again later"));
+        assert_eq!((told.message.as_str(), told.next_step.as_str()), (why, next));
+        let other = CliError::failure("there are 7 connections; the limit is 7").next("try again later");
+        assert_eq!(with_nodes_to_start(other.clone()), other);
     }
 
     #[test]

@@ -104,7 +104,7 @@ async fn create(name: &str, args: &OptionArgs, if_not_exists: bool, globals: &Gl
     };
     let info = made.map_err(|error| match &by_itself {
         Some(chosen) => chosen.refused(&error),
-        None => error.into(),
+        None => changing::refused(&error),
     })?;
     if globals.json {
         return print_json(&StreamJson::from(&info));
@@ -304,7 +304,8 @@ async fn alter(name: &str, args: &OptionArgs, no_wait: bool, globals: &Globals) 
     let client = connect(globals).await?;
     let before = find_stream(&client, name).await?;
     check(&changes.apply(&before.options))?;
-    let mut after = client.admin().alter_stream(before.id, changes).await?;
+    let altered = client.admin().alter_stream(before.id, changes).await;
+    let mut after = altered.map_err(|error| changing::refused(&error))?;
     let mut change = None;
     if let Some(wanted) = args.replication {
         change = changing::change_of(&client, after.id).await?;

@@ -22,6 +22,7 @@ mod kafka_cluster_transactions;
 mod kafka_cluster_transactions_recovery;
 mod kafka_memory;
 mod kafka_moves;
+mod lacking_nodes;
 mod lost_logs;
 mod lost_majority;
 mod lost_streamlets;

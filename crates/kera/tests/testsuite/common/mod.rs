@@ -370,7 +370,12 @@ impl Drop for Node {
 /// Whether a command was refused because a node is away for a moment, and may be given again.
 fn may_pass(line: &str, said: &str) -> bool {
     // Nobody has heard of these commands, or they ask for more nodes than are there.
-    let refused = ["start a node with `kera serve`", "try again in a moment; /readyz", "to hold copies; ask for"];
+    let refused = [
+        "start a node with `kera serve`",
+        "try again in a moment; /readyz",
+        "to hold copies; ask for",
+        "at most for now",
+    ];
     // Whoever only reads may do it again.
     let broken_off = [
         "`kera status` shows which nodes are lost",
