@@ -10,6 +10,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use kafka_protocol::ResponseError;
 use kafka_protocol::messages::BrokerId;
 use kera_broker::Broker;
 use kera_coordinator::catalog::SYSTEM_PREFIX;
@@ -33,7 +34,7 @@ use crate::gone_topics::GoneTopics;
 use crate::group_door::{self, GroupDoor};
 use crate::group_parts;
 use crate::node_requests::{self, Answered, NodeRequests, NodeWork};
-use crate::numbering::{place_of, streamlet_of};
+use crate::numbering::{has, place_of, streamlet_of};
 use crate::older::Older;
 use crate::session::KafkaSession;
 use crate::starts::Starts;
@@ -129,6 +130,17 @@ impl Topic {
 pub(crate) fn topic_of(broker: &Broker, info: &StreamInfo) -> Option<Topic> {
     let stream = broker.log().stream(info.id)?;
     Some(Topic { name: info.name.clone(), stream, lanes: info.options.lanes.max(1) })
+}
+
+/// What is told of a partition whose lane is not here, by what the catalog has of its topic behind that.
+///
+/// The catalog has what is made at once, the log is told of it a moment later, and so is whose it is: until then the partition is there, and not led here. Clients look again for
+/// who leads it. Of one that is said not to be there they may give up what they have for it, or the whole request.
+pub(crate) fn not_here(info: Option<&StreamInfo>, partition: i32) -> ResponseError {
+    match info {
+        Some(info) if has(&info.options, partition) => ResponseError::NotLeaderOrFollower,
+        _ => ResponseError::UnknownTopicOrPartition,
+    }
 }
 
 /// Something that is to become durable.
@@ -518,13 +530,13 @@ impl Door {
         self.others.get().map_or_else(alone, |known| known.coordinators())
     }
 
-    /// Who leads a partition, and in which epoch: its streamlet's owner, unless that is [lost](Live::leader); -1 if there is none. A node that has not heard from the coordinators
+    /// Who leads a partition, and in which epoch: its streamlet's owner, unless that is [lost](Live::leader); -1 if there is none, or it is not known yet. A node that has not heard from the coordinators
     /// for so long that it does not serve its partitions does not name itself: others know better.
     pub(crate) fn leader_of(&self, info: &StreamInfo, partition: i32) -> (i32, i32) {
         let streamlet = streamlet_of(partition.cast_unsigned(), &info.options);
         match self.broker.ownership().owner(info.id, streamlet) {
-            // What a node of a cluster has not heard of yet is told an epoch that is not above its owner's.
-            None if self.is_in_cluster() => (self.node_id(), 0),
+            // A node of a cluster is told a moment later whose it is what the catalog has.
+            None if self.is_in_cluster() => (-1, epochs::UNKNOWN),
             None => (self.node_id(), self.broker.log().epoch().cast_signed()),
             Some(owner) if owner.node == 0 => (-1, epochs::UNKNOWN),
             Some(owner) if owner.node as i32 == self.node_id() && !self.broker.is_confirmed() => (-1, epochs::UNKNOWN),

@@ -40,7 +40,7 @@ use kera_rpc::{FrameWriter, Outbox};
 use parking_lot::Mutex;
 
 use crate::batch::{self, BATCH_HEADER_BYTES, PATCHED_BYTES};
-use crate::door::{Door, Topic};
+use crate::door::{Door, Topic, not_here};
 use crate::epochs;
 use crate::fetch_sessions::{Mode, NO_SESSION, Told};
 use crate::floors::{first_offset, shown_from};
@@ -77,6 +77,9 @@ impl Part {
         }
     }
 }
+
+/// A topic of a request, and what is here of it.
+type Known<'a> = (&'a FetchTopic, Option<&'a Arc<Topic>>);
 
 /// What is waited for from disk.
 #[derive(Clone, Copy, Default)]
@@ -379,7 +382,7 @@ impl Fetching {
             let end = first + topic.partitions.len();
             let mut known = None;
             while let Some(place) = places.next_if(|place| *place < end) {
-                let known = known.get_or_insert_with(|| self.topic(core, topic)).as_ref();
+                let known = (topic, known.get_or_insert_with(|| self.topic(core, topic)).as_ref());
                 let (before, asked) = (std::mem::take(&mut found[place]), &topic.partitions[place - first]);
                 let behind = self.left(taken, true, is_one_left_out);
                 let more = if counts { self.count_behind(core, known, asked, &before, behind) } else { None };
@@ -398,7 +401,7 @@ impl Fetching {
     fn count_behind(
         &self,
         core: &mut Core,
-        known: Option<&Arc<Topic>>,
+        known: Known<'_>,
         asked: &FetchPartition,
         before: &Found,
         left: Left,
@@ -443,19 +446,22 @@ impl Fetching {
     }
 
     /// What one partition has, up to `left` bytes.
-    fn look_at(&self, core: &mut Core, known: Option<&Arc<Topic>>, asked: &FetchPartition, left: Left) -> Found {
+    fn look_at(&self, core: &mut Core, (named, known): Known<'_>, asked: &FetchPartition, left: Left) -> Found {
         let committed = self.asked.isolation_level == READ_COMMITTED;
-        match known {
-            None if self.request.version >= VERSION_TOPIC_IDS => Found::unknown(ResponseError::UnknownTopicId),
-            None => Found::unknown(ResponseError::UnknownTopicOrPartition),
-            Some(topic) => match topic.lane(asked.partition) {
-                None => Found::unknown(ResponseError::UnknownTopicOrPartition),
-                Some(lane) if lane.tenure() == Tenure::Elsewhere || !core.door.broker.is_confirmed() => {
-                    Found::unknown(ResponseError::NotLeaderOrFollower)
-                }
-                Some(lane) => read(core, lane, asked, committed, left),
-            },
+        match known.and_then(|topic| topic.lane(asked.partition)) {
+            None => Found::unknown(self.not_here(&core.door, named, asked.partition)),
+            Some(lane) if lane.tenure() == Tenure::Elsewhere || !core.door.broker.is_confirmed() => {
+                Found::unknown(ResponseError::NotLeaderOrFollower)
+            }
+            Some(lane) => read(core, lane, asked, committed, left),
         }
+    }
+
+    /// Why nothing of a partition is here.
+    fn not_here(&self, door: &Door, named: &FetchTopic, partition: i32) -> ResponseError {
+        let by_id = self.request.version >= VERSION_TOPIC_IDS;
+        let info = if by_id { door.info_of(named.topic_id) } else { door.info(&named.topic) };
+        if by_id && info.is_none() { ResponseError::UnknownTopicId } else { not_here(info.as_ref(), partition) }
     }
 
     /// What every partition has, in the order of the request.
@@ -465,11 +471,11 @@ impl Fetching {
         let mut loads_left = Loads { bytes: self.bytes_max.max(1), memory_bytes: loads_max };
         let mut all = Vec::new();
         for topic in &self.asked.topics {
-            let known = self.topic(core, topic);
+            let here = self.topic(core, topic);
             for partition in &topic.partitions {
                 let may_load = loads_left.bytes > 0 && loads_left.memory_bytes > 0;
                 let left = self.left(taken, may_load, is_one_left_out);
-                let found = self.look_at(core, known.as_ref(), partition, left);
+                let found = self.look_at(core, (topic, here.as_ref()), partition, left);
                 taken += found.bytes;
                 is_one_left_out |= found.is_left_out;
                 loads_left = loads_left.saturating_sub(found.loads);

@@ -28,7 +28,7 @@ use kera_log::{FoundTime, Lane, LaneVersion, ReadError, Tenure, newest_ms};
 use kera_rpc::Outbox;
 
 use crate::batch;
-use crate::door::Door;
+use crate::door::{Door, not_here};
 use crate::epochs;
 use crate::floors::{first_offset, known_first};
 use crate::older::{Answer, Group, Shared, Standing, Step, Time};
@@ -168,7 +168,10 @@ impl Listing {
                 let known = known.get_or_insert_with(|| core.topic(&topic.name)).as_ref();
                 let lane = known.and_then(|topic| topic.lane(partition.partition_index));
                 let told = loop {
-                    let Some(lane) = lane else { break Told::Error(ResponseError::UnknownTopicOrPartition) };
+                    let Some(lane) = lane else {
+                        let info = core.door.info(&topic.name);
+                        break Told::Error(not_here(info.as_ref(), partition.partition_index));
+                    };
                     let (told, is_older) = look(core, lane, partition, committed, walk, &mut left);
                     match told {
                         Told::Wait(_) if is_older && now_us >= *older_deadline_us => {
@@ -686,7 +689,10 @@ pub(crate) fn end_of_epoch(core: &mut Core, asked: OffsetForLeaderEpochRequest) 
             let answer = EpochEndOffset::default().with_partition(partition.partition);
             let lane = known.as_ref().and_then(|topic| topic.lane(partition.partition));
             match lane {
-                None => answer.with_error_code(ResponseError::UnknownTopicOrPartition.code()),
+                None => {
+                    let info = door.info(&topic.topic);
+                    answer.with_error_code(not_here(info.as_ref(), partition.partition).code())
+                }
                 Some(lane) if lane.tenure() == Tenure::Elsewhere => {
                     answer.with_error_code(ResponseError::NotLeaderOrFollower.code())
                 }

@@ -19,7 +19,7 @@ use kafka_protocol::protocol::StrBytes;
 use kera_format::Cleanup;
 use kera_log::Tenure;
 
-use crate::door::{After, Door};
+use crate::door::{After, Door, not_here};
 use crate::floors::{NotRaised, first_offset, known_first};
 use crate::older::Shared;
 use crate::once::once;
@@ -83,11 +83,12 @@ pub(crate) fn describe_producers(door: &Door, asked: &DescribeProducersRequest) 
         }
     }
     let topics = wanted.into_iter().map(|(name, indexes)| {
-        let topic = door.info(name).and_then(|info| door.topic(&info));
+        let info = door.info(name);
+        let topic = info.as_ref().and_then(|info| door.topic(info));
         let partitions = indexes.iter().map(|index| {
             let answer = PartitionResponse::default().with_partition_index(*index);
             let Some(lane) = topic.as_ref().and_then(|topic| topic.lane(*index)) else {
-                return answer.with_error_code(ResponseError::UnknownTopicOrPartition.code());
+                return answer.with_error_code(not_here(info.as_ref(), *index).code());
             };
             if lane.tenure() == Tenure::Elsewhere {
                 return answer.with_error_code(ResponseError::NotLeaderOrFollower.code());
@@ -130,12 +131,12 @@ pub(crate) fn delete_records(door: &Door, asked: &DeleteRecordsRequest) -> (Dele
     for topic in &asked.topics {
         let info = door.info(&topic.name);
         let cleanup = info.as_ref().map(|info| info.options.cleanup);
-        let known = info.and_then(|info| door.topic(&info));
+        let known = info.as_ref().and_then(|info| door.topic(info));
         let partitions = topic.partitions.iter().map(|partition| {
             let answer = DeleteRecordsPartitionResult::default().with_partition_index(partition.partition_index);
             let refused = |error: ResponseError| answer.clone().with_error_code(error.code()).with_low_watermark(-1);
             let Some(lane) = known.as_ref().and_then(|topic| topic.lane(partition.partition_index)) else {
-                return refused(ResponseError::UnknownTopicOrPartition);
+                return refused(not_here(info.as_ref(), partition.partition_index));
             };
             if lane.tenure() == Tenure::Elsewhere {
                 return refused(ResponseError::NotLeaderOrFollower);

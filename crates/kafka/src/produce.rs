@@ -14,13 +14,14 @@ use kafka_protocol::ResponseError;
 use kera_format::chunk::{Chunk, ChunkTarget, KafkaChunk};
 use kera_format::{FormatError, ProducerEpoch, ProducerId, StreamOptions, Timestamps};
 use kera_log::{AppendError, Appended, DurabilitySink, Lane, Observer, SinkErrorKind, Ticket};
+use kera_protocol::StreamInfo;
 use kera_rpc::Outbox;
 use uuid::Uuid;
 
 use crate::batch::{BatchHeader, CHECKED_FROM, is_zstd, without_key};
 use crate::configs::BatchLimits;
 use crate::convert::as_kept;
-use crate::door::{After, Topic};
+use crate::door::{After, Topic, not_here};
 use crate::floors::{first_offset, of_plain};
 use crate::session::{Core, Request};
 use crate::transaction_door::MayWrite;
@@ -419,6 +420,8 @@ struct Appending<'a> {
     takes_zstd: bool,
     by_id: bool,
     topic: Option<Arc<Topic>>,
+    /// What the catalog has of a topic of which nothing is here.
+    info: Option<StreamInfo>,
     /// Where the batch is in the request that comes next.
     next: usize,
     now_ms: i64,
@@ -482,6 +485,7 @@ impl Producing {
             takes_zstd: request.version >= VERSION_ZSTD,
             by_id: request.version >= VERSION_TOPIC_IDS,
             topic: None,
+            info: None,
             next: 0,
             now_ms,
             out_of_time,
@@ -514,6 +518,23 @@ impl Appending<'_> {
             Named::Name(name) => self.core.topic(name),
             Named::Id(id) => self.core.topic_of(Uuid::from_u128(id)),
         };
+        self.info = match name {
+            _ if self.refuse.is_some() || self.topic.is_some() => None,
+            Named::Name(name) => self.core.door.info(name),
+            Named::Id(id) => self.core.door.info_of(Uuid::from_u128(id)),
+        };
+    }
+
+    /// The refusal of a batch for a partition of which nothing is here.
+    fn not_here(&self, partition: i32) -> Written {
+        let Some(topic) = &self.topic else {
+            let error = if self.by_id { ResponseError::UnknownTopicId } else { ResponseError::UnknownTopicOrPartition };
+            return match &self.info {
+                None => Written::refused(error, "there is no such topic"),
+                info => refuse_not_here(info.as_ref(), partition),
+            };
+        };
+        refuse_not_here(self.core.door.info(&topic.name).as_ref(), partition)
     }
 
     /// Deals with a partition's batch, unless that is done or its log is waited for. False if nothing behind it is to be tried now.
@@ -556,13 +577,9 @@ impl Appending<'_> {
         if let Some(refused) = &self.refuse {
             return Ok(refused.clone());
         }
-        let Some(topic) = &self.topic else {
-            let error = if self.by_id { ResponseError::UnknownTopicId } else { ResponseError::UnknownTopicOrPartition };
-            return Ok(Written::refused(error, "there is no such topic"));
-        };
-        let topic = Arc::clone(topic);
-        let Some(lane) = topic.lane(partition) else {
-            return Ok(Written::refused(ResponseError::UnknownTopicOrPartition, "there is no such partition"));
+        let topic = self.topic.clone();
+        let Some((topic, lane)) = topic.as_ref().and_then(|topic| Some((topic, topic.lane(partition)?))) else {
+            return Ok(self.not_here(partition));
         };
         if self.partial.is_passed_over(lane) {
             return Err(Later::Log);
@@ -795,6 +812,16 @@ impl Appending<'_> {
         let log_start = of_plain(lane, first_offset).map_or(-1, u64::cast_signed);
         Written { error: 0, message: None, base_offset, append_ms: -1, log_start, awaited }
     }
+}
+
+/// The refusal of a batch for a partition that the catalog has, or has not.
+fn refuse_not_here(info: Option<&StreamInfo>, partition: i32) -> Written {
+    let error = not_here(info, partition);
+    let why = match error {
+        ResponseError::NotLeaderOrFollower => "this node has not heard yet whose the partition is",
+        _ => "there is no such partition",
+    };
+    Written::refused(error, why)
 }
 
 /// Kafka's error for a batch that was not appended.

@@ -104,7 +104,11 @@ fn an_epoch_is_that_of_the_owner() {
 #[test]
 fn a_node_that_hears_no_coordinators_does_not_name_itself() {
     let mut world = led_twice();
-    let broker = world.parts().0;
+    let (broker, coordinator) = world.parts();
+    for name in ["u", "safe"] {
+        let stream = coordinator.stream(&name.into()).unwrap().id;
+        broker.place_stream(4, stream, vec![owner(OTHER, 5), owner(OTHER, 5)]).unwrap();
+    }
     broker.confirmed(world.clock.since_boot_us());
     assert_eq!(world.led().0, 9);
     let told = |world: &mut World| {

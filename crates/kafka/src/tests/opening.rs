@@ -1,29 +1,66 @@
 //! A start: streams that the node knows of, and its broker not yet.
 
+use kafka_protocol::messages::delete_records_request::{DeleteRecordsPartition, DeleteRecordsTopic};
+use kafka_protocol::messages::describe_producers_request::TopicRequest;
+use kafka_protocol::messages::list_offsets_request::{ListOffsetsPartition, ListOffsetsTopic};
+use kafka_protocol::messages::metadata_request::MetadataRequestTopic;
+use kafka_protocol::messages::offset_for_leader_epoch_request::{OffsetForLeaderPartition, OffsetForLeaderTopic};
 use kera_coordinator::catalog::Catalog;
 use kera_coordinator::{ClusterLog, CoordinatorError, LiveNode};
 use kera_format::catalog::Entry;
-use kera_format::{StreamId, kafka_groups, level};
-use kera_protocol::{Op, StreamInfo};
+use kera_format::{StreamId, StreamletId, kafka_groups, level};
+use kera_protocol::{Body, DeleteStream, Empty, ErrorBody, Op, Status, StreamInfo, StreamRef};
+use parking_lot::Mutex;
 
+use super::parts::{ME, owner, together};
+use super::transactions::{World, topic};
 use super::*;
+use crate::group_door::GROUPS_STREAM;
 use crate::state_log::{StateLog, state_stream_options};
+use crate::transaction_door::TRANSACTIONS_STREAM;
 
 const NAME: &str = "_kera.floors";
 const STREAM: StreamId = StreamId(1);
+const TOPIC: StreamId = StreamId(4);
 
 /// The coordinators' log, as a node knows it whose broker is told later.
-struct Known(Catalog);
+#[derive(Default)]
+struct Known {
+    catalog: Catalog,
+    /// What their leader knows, and this node does not yet.
+    elsewhere: Mutex<Vec<StreamRef>>,
+}
+
+impl Known {
+    fn of(streams: &[(StreamId, &str, StreamOptions)]) -> Arc<Known> {
+        let mut known = Known::default();
+        for (stream, name, options) in streams.iter().cloned() {
+            let made = Entry::StreamCreated { stream, at_ms: 1_000, options, name: name.into() };
+            known.catalog.apply(&made).unwrap();
+        }
+        Arc::new(known)
+    }
+}
 
 impl ClusterLog for Known {
-    fn request(&self, op: Op, _: u8, _: &[u8], _: bool) -> Result<Vec<u8>, CoordinatorError> {
-        panic!("{op} is not asked for");
+    fn request(&self, op: Op, version: u8, body: &[u8], _: bool) -> Result<Vec<u8>, CoordinatorError> {
+        assert_eq!(op, Op::DeleteStream);
+        let stream = DeleteStream::decode(version, body)?.stream;
+        let mut elsewhere = self.elsewhere.lock();
+        let Some(at) = elsewhere.iter().position(|known| *known == stream) else {
+            let body = ErrorBody::new("there is none");
+            return Err(CoordinatorError::Leader { status: Status::UnknownStream, body });
+        };
+        elsewhere.swap_remove(at);
+        let mut answer = Vec::new();
+        Empty.encode(version, &mut answer);
+        Ok(answer)
     }
     fn level(&self) -> u32 {
         level::NEWEST
     }
     fn read(&self, read: &mut dyn FnMut(&Catalog)) {
-        read(&self.0);
+        read(&self.catalog);
     }
     fn copies_of(&self, _: StreamId, _: u32) -> u32 {
         0
@@ -47,11 +84,7 @@ fn a_stream_that_the_node_knows_of_is_waited_for_until_its_broker_is_told() {
     let log = Log::new(LogConfig::default(), arena);
     log.set_sinks(Arc::new(vec![Arc::new(Instant) as Arc<dyn DurabilitySink>]));
     let broker = Broker::new(BrokerConfig::default(), log, clock.clone());
-    let mut known = Catalog::default();
-    let made =
-        Entry::StreamCreated { stream: STREAM, at_ms: 1_000, options: state_stream_options(), name: NAME.into() };
-    known.apply(&made).unwrap();
-    let coordinator = Coordinator::of_cluster(Arc::new(Known(known)), clock.clone());
+    let coordinator = Coordinator::of_cluster(Known::of(&[(STREAM, NAME, state_stream_options())]), clock.clone());
     let mut rests = 0;
     let opened = StateLog::<kafka_groups::Entry>::open_when_told(NAME, &coordinator, &broker, &clock, || {
         rests += 1;
@@ -65,4 +98,83 @@ fn a_stream_that_the_node_knows_of_is_waited_for_until_its_broker_is_told() {
     broker.log().delete_stream(STREAM).unwrap();
     let opened = StateLog::<kafka_groups::Entry>::open_when_told(NAME, &coordinator, &broker, &clock, || {});
     assert_eq!(opened.err().expect("nobody tells it").kind(), crate::NOT_GIVEN);
+}
+
+/// A node of two that knows of topic `t`, which has two partitions, and whose broker has not been told of it.
+fn untold() -> (World, Arc<Known>) {
+    let of_system = |stream, name| (StreamId(stream), name, state_stream_options());
+    let of_system = [of_system(1, NAME), of_system(2, TRANSACTIONS_STREAM), of_system(3, GROUPS_STREAM)];
+    let options = StreamOptions { streamlets: 2, lanes: 1, replication: 1, ..StreamOptions::default() };
+    let known = Known::of(&[&of_system[..], &[(TOPIC, "t", options)]].concat());
+    let mut world = World::with(|broker, clock| {
+        of_system.into_iter().for_each(|(stream, _, options)| broker.stream_created(stream, options).unwrap());
+        Arc::new(Coordinator::of_cluster(known.clone(), clock.clone()))
+    });
+    together(&world);
+    world.restart();
+    (world, known)
+}
+
+/// The errors of all that is asked of a partition's leader: to write and to read, by the topic's name and by its id; offsets, the end of an epoch; to delete records; producers.
+fn told(world: &mut World, partition: i32) -> [i16; 8] {
+    let id = world.running().door.topic_id(TOPIC);
+    let mut produce = World::produce_request(None, "t", partition, batch(&[b"p"], (-1, -1, -1)));
+    let written = world.call(9, &produce).responses[0].partition_responses[0].error_code;
+    (produce.topic_data[0].name, produce.topic_data[0].topic_id) = (TopicName::default(), id);
+    let written_by_id = world.call(13, &produce).responses[0].partition_responses[0].error_code;
+    let mut fetch = fetch_request("t", partition, 0, 0);
+    let read = world.call(11, &fetch).responses[0].partitions[0].error_code;
+    (fetch.topics[0].topic, fetch.topics[0].topic_id) = (TopicName::default(), id);
+    let read_by_id = world.call(13, &fetch).responses[0].partitions[0].error_code;
+    let one = ListOffsetsPartition::default().with_partition_index(partition).with_timestamp(-1);
+    let one = one.with_current_leader_epoch(-1);
+    let one = ListOffsetsTopic::default().with_name(topic("t")).with_partitions(vec![one]);
+    let listed = world.call(4, &ListOffsetsRequest::default().with_topics(vec![one]));
+    let one = OffsetForLeaderPartition::default().with_partition(partition).with_current_leader_epoch(-1);
+    let one = OffsetForLeaderTopic::default().with_topic(topic("t")).with_partitions(vec![one.with_leader_epoch(5)]);
+    let ends = world.call(4, &OffsetForLeaderEpochRequest::default().with_topics(vec![one]));
+    let one = DeleteRecordsPartition::default().with_partition_index(partition).with_offset(0);
+    let one = DeleteRecordsTopic::default().with_name(topic("t")).with_partitions(vec![one]);
+    let deleted = world.call(1, &DeleteRecordsRequest::default().with_topics(vec![one]));
+    let one = TopicRequest::default().with_name(topic("t")).with_partition_indexes(vec![partition]);
+    let producers = world.call(0, &DescribeProducersRequest::default().with_topics(vec![one]));
+    [
+        written,
+        written_by_id,
+        read,
+        read_by_id,
+        listed.topics[0].partitions[0].error_code,
+        ends.topics[0].partitions[0].error_code,
+        deleted.topics[0].partitions[0].error_code,
+        producers.topics[0].partitions[0].error_code,
+    ]
+}
+
+/// Each partition's error, leader and epoch.
+fn led(world: &mut World) -> Vec<(i16, i32, i32)> {
+    let one = MetadataRequestTopic::default().with_name(Some(topic("t")));
+    let answer = world.call(9, &MetadataRequest::default().with_topics(Some(vec![one])));
+    assert_eq!(answer.topics[0].error_code, 0);
+    let of = |of: &metadata_response::MetadataResponsePartition| (of.error_code, of.leader_id.0, of.leader_epoch);
+    answer.topics[0].partitions.iter().map(of).collect()
+}
+
+/// Clients were sent to whoever they had asked, and told there that there is no such partition, also while the topic was only growing. librdkafka ends a lookup of offsets with that.
+#[test]
+fn a_partition_of_which_only_the_catalog_knows_is_there_and_led_by_nobody_yet() {
+    let (mut world, _) = untold();
+    let (unheard, unknown) = (ResponseError::NotLeaderOrFollower.code(), ResponseError::UnknownTopicOrPartition.code());
+    let unled = (ResponseError::LeaderNotAvailable.code(), -1, -1);
+    assert_eq!([0, 1, 2].map(|partition| told(&mut world, partition)), [[unheard; 8], [unheard; 8], [unknown; 8]]);
+    assert_eq!(led(&mut world), [unled; 2]);
+    // It has had one partition until just now.
+    let (broker, _) = world.parts();
+    let options = StreamOptions { streamlets: 1, lanes: 1, replication: 1, ..StreamOptions::default() };
+    broker.stream_comes(TOPIC, options).unwrap();
+    assert_eq!([0, 1, 2].map(|partition| told(&mut world, partition)), [[unheard; 8], [unheard; 8], [unknown; 8]]);
+    broker.place_stream(2, TOPIC, vec![owner(ME, 5)]).unwrap();
+    broker.open_streamlet(TOPIC, StreamletId(0), 5, None).unwrap();
+    assert_eq!(told(&mut world, 0)[..6], [0; 6]);
+    assert_eq!([1, 2].map(|partition| told(&mut world, partition)), [[unheard; 8], [unknown; 8]]);
+    assert_eq!(led(&mut world), [(0, ME.cast_signed(), 5), unled]);
 }
