@@ -24,6 +24,7 @@ use kera_format::limits::name_is_valid;
 use kera_format::{ProducerId as LogProducerId, StreamOptions};
 use kera_protocol::Status;
 use kera_protocol::admin::{AllocatedProducer, CreateStream, StreamChanges, StreamInfo, StreamRef};
+use uuid::Uuid;
 
 use crate::access::{CLUSTER_OPERATIONS, told_if};
 use crate::assignments::{self, Leads};
@@ -377,19 +378,50 @@ fn create_topics(door: &Door, asked: &CreateTopicsRequest) -> CreateTopicsRespon
     CreateTopicsResponse::default().with_topics(topics.collect())
 }
 
+/// A topic that is to be deleted: what this node knows of it, and what the coordinators are asked to delete, if there may be one.
+type Doomed = (Option<StreamInfo>, Option<StreamRef>);
+
+/// Whether there is one that this node does not know the coordinators' leader says: the node may not have heard of it yet.
+fn doomed_by_name(door: &Door, name: &str) -> Doomed {
+    let info = door.info(name);
+    let stream: Option<StreamRef> = match &info {
+        Some(info) => Some(info.id.into()),
+        None => may_be_topic(name).then(|| name.into()),
+    };
+    (info, stream)
+}
+
+fn doomed_by_id(door: &Door, id: Uuid) -> Doomed {
+    let Some(stream) = door.catalog.stream_of(id).map(StreamRef::Id) else { return (None, None) };
+    match door.coordinator.stream(&stream) {
+        Ok(info) if may_be_topic(&info.name) => (Some(info), Some(stream)),
+        Ok(_) => (None, None),
+        Err(_) => (None, Some(stream)),
+    }
+}
+
 fn delete_topics(door: &Door, version: i16, asked: &DeleteTopicsRequest) -> DeleteTopicsResponse {
     let mut unled = Unled::default();
-    let mut delete = |info: Option<StreamInfo>, unknown: ResponseError| {
-        let answer = DeletableTopicResult::default();
-        let Some(info) = info else {
-            return answer.with_error_code(unknown.code()).with_error_message(Some(text("there is no such topic")));
+    let mut delete = |(info, stream): Doomed, unknown: ResponseError| {
+        let answer = match &info {
+            Some(info) => DeletableTopicResult::default()
+                .with_name(Some(TopicName(text(info.name.clone()))))
+                .with_topic_id(door.topic_id(info.id)),
+            None => DeletableTopicResult::default().with_name(None),
         };
-        let name = TopicName(text(info.name.clone()));
-        let answer = answer.with_name(Some(name)).with_topic_id(door.topic_id(info.id));
-        let by_id = StreamRef::Id(info.id);
-        match unled.or(|| door.coordinator.delete_stream(&by_id).map_err(|error| refusal(&error))) {
+        let missing = || (unknown, "there is no such topic".to_owned());
+        let deleted = stream.ok_or_else(missing).and_then(|stream| {
+            unled.or(|| {
+                door.coordinator.delete_stream(&stream).map_err(|error| match error.status() {
+                    Status::UnknownStream => missing(),
+                    _ => refusal(&error),
+                })
+            })
+        });
+        match deleted {
             Ok(()) => {
-                door.groups.topics_deleted(&BTreeSet::from([info.name]));
+                // Of one that this node did not know the coordinators of groups hear as of one that another node deletes.
+                info.into_iter().for_each(|info| door.groups.topics_deleted(&BTreeSet::from([info.name])));
                 answer
             }
             Err((code, why)) => answer.with_error_code(code.code()).with_error_message(Some(text(why))),
@@ -398,13 +430,16 @@ fn delete_topics(door: &Door, version: i16, asked: &DeleteTopicsRequest) -> Dele
     let by_name = ResponseError::UnknownTopicOrPartition;
     let responses = if version >= 6 {
         let topics = asked.topics.iter().map(|topic| match &topic.name {
-            Some(name) => delete(door.info(name), by_name).with_name(Some(name.clone())),
-            None => delete(door.info_of(topic.topic_id), ResponseError::UnknownTopicId).with_topic_id(topic.topic_id),
+            Some(name) => delete(doomed_by_name(door, name), by_name).with_name(Some(name.clone())),
+            None => {
+                let doomed = doomed_by_id(door, topic.topic_id);
+                delete(doomed, ResponseError::UnknownTopicId).with_topic_id(topic.topic_id)
+            }
         });
         topics.collect()
     } else {
         let topics = asked.topic_names.iter();
-        topics.map(|name| delete(door.info(name), by_name).with_name(Some(name.clone()))).collect()
+        topics.map(|name| delete(doomed_by_name(door, name), by_name).with_name(Some(name.clone()))).collect()
     };
     DeleteTopicsResponse::default().with_responses(responses)
 }

@@ -1,6 +1,7 @@
 //! A start: streams that the node knows of, and its broker not yet.
 
 use kafka_protocol::messages::delete_records_request::{DeleteRecordsPartition, DeleteRecordsTopic};
+use kafka_protocol::messages::delete_topics_request::DeleteTopicState;
 use kafka_protocol::messages::describe_producers_request::TopicRequest;
 use kafka_protocol::messages::list_offsets_request::{ListOffsetsPartition, ListOffsetsTopic};
 use kafka_protocol::messages::metadata_request::MetadataRequestTopic;
@@ -177,4 +178,30 @@ fn a_partition_of_which_only_the_catalog_knows_is_there_and_led_by_nobody_yet() 
     assert_eq!(told(&mut world, 0)[..6], [0; 6]);
     assert_eq!([1, 2].map(|partition| told(&mut world, partition)), [[unheard; 8], [unknown; 8]]);
     assert_eq!(led(&mut world), [(0, ME.cast_signed(), 5), unled]);
+}
+
+/// It was told that there is none by the node that it had asked, which had not heard of it yet.
+#[test]
+fn a_topic_that_only_the_coordinators_leader_knows_is_deleted_by_way_of_this_node() {
+    let (mut world, known) = untold();
+    let new = StreamId(9);
+    let id = world.running().door.topic_id(new);
+    *known.elsewhere.lock() = vec!["new".into(), new.into(), "_kera.new".into()];
+    let mut by_name = |name: &str| {
+        let asked = DeleteTopicsRequest::default().with_topic_names(vec![topic(name)]);
+        let one = world.call(5, &asked).responses.remove(0);
+        assert_eq!(one.name, Some(topic(name)));
+        one.error_code
+    };
+    let unknown = ResponseError::UnknownTopicOrPartition.code();
+    let names = ["new", "new", "_kera.new", "a name"];
+    assert_eq!(names.map(&mut by_name), [0, unknown, unknown, unknown]);
+    let mut by_id = || {
+        let wanted = DeleteTopicState::default().with_name(None).with_topic_id(id);
+        let one = world.call(6, &DeleteTopicsRequest::default().with_topics(vec![wanted])).responses.remove(0);
+        assert_eq!((one.name, one.topic_id), (None, id));
+        one.error_code
+    };
+    assert_eq!([by_id(), by_id()], [0, ResponseError::UnknownTopicId.code()]);
+    assert_eq!(*known.elsewhere.lock(), [StreamRef::Name("_kera.new".into())], "what is the system's is no topic");
 }
