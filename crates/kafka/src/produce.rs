@@ -846,8 +846,10 @@ fn refusal(error: &AppendError) -> Written {
         AppendError::SinkUnhealthy(error) if error.kind == SinkErrorKind::Fenced => {
             (ResponseError::NotLeaderOrFollower, "the node was declared lost")
         }
-        // All clients send it again after a while, and know that it is not there.
-        AppendError::SinkUnhealthy(error) if error.kind == SinkErrorKind::TooFewCopies => {
+        // All clients send it again after a while, and know that it is not there. A full disk passes as well, and some of them give up what they are told a storage error of.
+        AppendError::SinkUnhealthy(error)
+            if matches!(error.kind, SinkErrorKind::TooFewCopies | SinkErrorKind::Full) =>
+        {
             return Written::refused(ResponseError::NotEnoughReplicas, error.reason.clone());
         }
         AppendError::SinkUnhealthy(_) => (ResponseError::KafkaStorageError, "the disk takes nothing at the moment"),

@@ -290,6 +290,23 @@ fn a_log_that_has_too_few_copies_for_long_just_when_it_is_waited_for_holds_up_no
     assert_eq!(told(&client.wait()), [(ResponseError::NotEnoughReplicas.code(), -1), (0, 0)]);
 }
 
+/// Sarama up to 1.41 gives up a batch of which it is told a storage error. A full disk passes; one that has failed does not.
+#[test]
+fn a_batch_for_which_the_disk_is_full_comes_again() {
+    let clock = Arc::new(ManualClock::new(1_700_000_000_000));
+    let sink = Sick::new(SinkErrorKind::Full);
+    let (mut client, quick, sick) = over(&clock, sink.clone());
+    let mut told_of = |why: Option<SinkErrorKind>| {
+        *sink.why.lock() = why;
+        assert_eq!(client.frame(&request(&[("copied", sick), ("copied", quick)], 60_000)), Flow::Done);
+        told(&client.wait())
+    };
+    let refused = |error: ResponseError| (error.code(), -1);
+    assert_eq!(told_of(Some(SinkErrorKind::Full)), [refused(ResponseError::NotEnoughReplicas), (0, 0)]);
+    assert_eq!(told_of(Some(SinkErrorKind::Failed)), [refused(ResponseError::KafkaStorageError), (0, 1)]);
+    assert_eq!(told_of(None), [(0, 0), (0, 2)]);
+}
+
 /// A log that takes everything and makes nothing durable, until it has had too few copies for long.
 #[derive(Default)]
 struct Losing {
