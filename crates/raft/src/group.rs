@@ -427,6 +427,7 @@ impl Group {
         plan: impl Fn(&ClusterState) -> Result<Vec<ClusterEntry>, CoordinatorError>,
     ) -> Result<u64, CoordinatorError> {
         alone.wrote_in = 0;
+        let mut why = String::new();
         for _ in 0..3 {
             let place = self.in_time(self.raft.ensure_linearizable()).await?;
             alone.led_in = place.map_or(0, |place| place.leader_id.term);
@@ -447,10 +448,14 @@ impl Group {
                     return Ok(written.log_id.index);
                 }
                 // Another leader was quicker; look again.
-                Some(reason) => tracing::info!(reason, "a command is planned again"),
+                Some(reason) => {
+                    tracing::info!(reason, "a command is planned again");
+                    why = reason;
+                }
             }
         }
-        Err(CoordinatorError::Refused(Refused("the cluster changes too fast; try again".into())))
+        // Nothing is wrong with the command: whoever gave it gives it again.
+        Err(CoordinatorError::NoLeader(format!("the cluster changes faster than this can be planned: {why}")))
     }
 
     /// Waits for what the log is asked for, for as long as a command waits and no longer: whoever asks holds what makes commands go one at a time.
@@ -994,6 +999,25 @@ mod tests {
         assert!(matches!(error, CoordinatorError::NoLeader(_)), "{error}");
         let error = group.allocate_in(term, &mut leading, unknown).await.unwrap_err();
         assert!(matches!(error, CoordinatorError::NoSuchProducer(_)), "{error}");
+        drop(leading);
+        group.stop().await;
+    }
+
+    /// Nothing is wrong with it: a native client or a Kafka client that took it for its mistake would end, and so would a node that starts.
+    #[tokio::test]
+    async fn a_command_that_others_are_quicker_than_each_time_is_to_be_given_again() {
+        let applied = log_id(&place(5, 100));
+        let group = leads_behind(&disk_with_snapshot(applied), applied).await;
+        let mut leading = group.leading.lock().await;
+        let planned = AtomicU64::new(0);
+        let plan = |_: &ClusterState| {
+            planned.fetch_add(1, Ordering::Relaxed);
+            // Levels are raised one by one.
+            Ok(vec![ClusterEntry::LevelRaised { level: level::NEWEST }])
+        };
+        let error = group.commit(&mut leading, plan).await.unwrap_err();
+        assert_eq!((planned.load(Ordering::Relaxed), error.status()), (3, Status::NotReady), "{error}");
+        assert!(error.to_string().contains("so the next one is"), "{error}");
         drop(leading);
         group.stop().await;
     }
