@@ -114,24 +114,57 @@ impl HttpError {
     }
 }
 
+/// What HTTP calls it. Of those that pass by themselves a client knows by it that it is to come again.
+fn code_of(status: Status) -> StatusCode {
+    use Status::{
+        ApplicationActive, ArenaFull, ChunkChecksum, ChunkMalformed, ChunkTooLarge, CursorGone, CursorUnknown,
+        DiskFailed, DiskFull, Fenced, FrameTooLarge, HelloExpected, Internal, InvalidArgument, InvalidName,
+        InvalidOptions, LeaseLost, LimitReached, LoadPressure, Malformed, NotAChunkBoundary, NotOwner, NotReady,
+        NotSupported, Overloaded, Rebuilding, SegmentUnreadable, SequenceGap, SequenceTooOld, ShuttingDown, StaleEpoch,
+        StreamExists, Timeout, UnknownApplication, UnknownGroup, UnknownLane, UnknownMember, UnknownOperation,
+        UnknownProducer, UnknownStream, UnknownStreamlet, UnknownSubscription, UnsupportedPayload, UnsupportedVersion,
+    };
+    match status {
+        UnknownStream | UnknownStreamlet | UnknownApplication => StatusCode::NOT_FOUND,
+        StreamExists | ApplicationActive => StatusCode::CONFLICT,
+        InvalidName | InvalidOptions | InvalidArgument | Malformed => StatusCode::BAD_REQUEST,
+        LimitReached => StatusCode::TOO_MANY_REQUESTS,
+        NotSupported => StatusCode::NOT_IMPLEMENTED,
+        NotOwner | NotReady | ShuttingDown | Overloaded | Fenced | ArenaFull | LoadPressure | Rebuilding => {
+            StatusCode::SERVICE_UNAVAILABLE
+        }
+        DiskFull => StatusCode::INSUFFICIENT_STORAGE,
+        Timeout => StatusCode::GATEWAY_TIMEOUT,
+        // What is wrong with the node, and what nobody who asks by HTTP is told.
+        Internal | DiskFailed | SegmentUnreadable => StatusCode::INTERNAL_SERVER_ERROR,
+        Status::Ok
+        | UnsupportedVersion
+        | UnknownOperation
+        | FrameTooLarge
+        | HelloExpected
+        | UnknownLane
+        | UnknownProducer
+        | ChunkChecksum
+        | ChunkTooLarge
+        | ChunkMalformed
+        | SequenceGap
+        | StaleEpoch
+        | UnsupportedPayload
+        | SequenceTooOld
+        | CursorGone
+        | CursorUnknown
+        | NotAChunkBoundary
+        | UnknownGroup
+        | UnknownSubscription
+        | UnknownMember
+        | LeaseLost => StatusCode::INTERNAL_SERVER_ERROR,
+    }
+}
+
 impl From<Refusal> for HttpError {
     fn from(refusal: Refusal) -> HttpError {
-        use Status::{
-            ApplicationActive, DiskFull, InvalidArgument, InvalidName, InvalidOptions, LimitReached, Malformed,
-            NotOwner, NotReady, NotSupported, Overloaded, ShuttingDown, StreamExists, Timeout, UnknownApplication,
-            UnknownStream, UnknownStreamlet,
-        };
-        let code = match refusal.status {
-            UnknownStream | UnknownStreamlet | UnknownApplication => StatusCode::NOT_FOUND,
-            StreamExists | ApplicationActive => StatusCode::CONFLICT,
-            InvalidName | InvalidOptions | InvalidArgument | Malformed => StatusCode::BAD_REQUEST,
-            LimitReached => StatusCode::TOO_MANY_REQUESTS,
-            NotSupported => StatusCode::NOT_IMPLEMENTED,
-            NotOwner | NotReady | ShuttingDown | Overloaded => StatusCode::SERVICE_UNAVAILABLE,
-            DiskFull => StatusCode::INSUFFICIENT_STORAGE,
-            Timeout => StatusCode::GATEWAY_TIMEOUT,
-            _ => StatusCode::INTERNAL_SERVER_ERROR,
-        };
+        use Status::{ApplicationActive, InvalidName, InvalidOptions, StreamExists, UnknownApplication, UnknownStream};
+        let code = code_of(refusal.status);
         let field = match refusal.status {
             InvalidName | StreamExists => Some("name"),
             InvalidOptions => Some("options"),
@@ -218,5 +251,30 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Told<T> {
 impl IntoResponse for HttpError {
     fn into_response(self) -> Response {
         (self.code, Json(self.body)).into_response()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A load balancer, or a script, takes 500 for a defect of the node.
+    #[test]
+    fn who_meets_what_passes_by_itself_is_told_to_come_again() {
+        let code = |status| HttpError::from(Refusal::new(status, "why")).code;
+        let is_told = |status: &Status| code(*status) == StatusCode::SERVICE_UNAVAILABLE;
+        let told: Vec<Status> = Status::ALL.iter().copied().filter(is_told).collect();
+        let pass = [
+            Status::ShuttingDown,
+            Status::NotReady,
+            Status::Overloaded,
+            Status::Fenced,
+            Status::NotOwner,
+            Status::ArenaFull,
+            Status::LoadPressure,
+            Status::Rebuilding,
+        ];
+        assert_eq!(told, pass);
+        assert_eq!(code(Status::DiskFailed), StatusCode::INTERNAL_SERVER_ERROR);
     }
 }
