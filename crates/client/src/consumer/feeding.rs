@@ -413,7 +413,7 @@ impl Consumer {
             Event::CommitFailed(error) if error.retryable() => {
                 let wait = self.back_off.next(None);
                 self.commit_later(node, wait);
-                self.trouble = Some(error);
+                self.take_refusal(node, error, Instant::now());
             }
             Event::CommitFailed(error) => self.failed = Some(error.into()),
             Event::Release(leases) => self.take_release(node, &leases),

@@ -38,8 +38,8 @@ const LATE: Duration = Duration::from_millis(500);
 const BACKOFF_FORGOTTEN: Duration = Duration::from_secs(5);
 /// For so long nodes have to say that there is no such stream before they are believed: one that is of no cluster says so of all.
 const UNKNOWN_MAX: Duration = Duration::from_secs(60);
-/// That a node refuses a member which reads on elsewhere is said again after so long.
-const REFUSED_AGAIN: Duration = Duration::from_secs(60);
+/// That a node refuses a member which reads on elsewhere, or its commits, is said again after so long.
+pub(super) const REFUSED_AGAIN: Duration = Duration::from_secs(60);
 
 /// The ordinals behind the last records that were written, of lanes.
 pub(super) type Ends = HashMap<(StreamletId, LaneId), u64>;

@@ -14,7 +14,7 @@ use kera_rpc::{Connection, RpcError};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use super::holders::Joining;
+use super::holders::{Joining, REFUSED_AGAIN};
 use super::link::Link;
 use super::track::{Lease, Track};
 use super::{CommitMode, Consumer};
@@ -28,6 +28,8 @@ const LAST_GROUPS_WAIT_MS: u32 = 200;
 /// How long it is until a node is asked again that is still reading how far applications are.
 const GROUPS_LATER: Duration = Duration::from_millis(50);
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(5);
+/// That a node takes no commits is said when it has been so for as long: while a streamlet moves it is for a moment.
+const REFUSED_FOR: Duration = Duration::from_secs(10);
 /// Stands for a track in the commit of a lease that is given back and read by nobody.
 const GIVEN_BACK: u64 = u64::MAX;
 
@@ -64,6 +66,10 @@ pub(super) struct Membership {
     pub(super) groups_at: Instant,
     /// Nothing is committed before: the node has refused the last commit for now, as while a streamlet moves away.
     pub(super) commits_at: Instant,
+    /// Since when it has refused each commit, or a part of it, for now.
+    refused_since: Option<Instant>,
+    /// When that was said last.
+    refusal_said_at: Option<Instant>,
 }
 
 impl Membership {
@@ -78,6 +84,8 @@ impl Membership {
             is_empty: false,
             groups_at: now,
             commits_at: now,
+            refused_since: None,
+            refusal_said_at: None,
         }
     }
 
@@ -469,7 +477,8 @@ impl Consumer {
     }
 
     pub(super) fn take_committed(&mut self, node: u32, entries: &[(u64, CommitEntry)], statuses: &[u16]) {
-        self.stats.commits += 1;
+        self.stats.commits += u64::from(statuses.iter().any(|status| *status == Status::Ok as u16));
+        let mut refused = None;
         for (at, (id, entry)) in entries.iter().enumerate() {
             let status = statuses.get(at).copied().and_then(Status::from_u16).unwrap_or(Status::Internal);
             match status {
@@ -505,7 +514,7 @@ impl Consumer {
                     let error = RpcError::Status { status, message, retry_after: None };
                     if status.retryable() {
                         self.commit_later(node, Duration::from_millis(100));
-                        self.trouble = Some(error);
+                        refused = Some(error);
                     } else {
                         self.failed = Some(error.into());
                     }
@@ -513,10 +522,30 @@ impl Consumer {
             }
         }
         let now = Instant::now();
+        if let Some(error) = refused {
+            self.take_refusal(node, error, now);
+        } else if let Some(membership) = self.memberships.get_mut(&node) {
+            membership.refused_since = None;
+        }
         self.memberships.values_mut().for_each(|membership| membership.groups_at = now);
     }
 
-    /// A node takes no commit now.
+    /// A node takes no commit now, which is tried again for as long as that takes. Only who calls [`commit`](Consumer::commit) hears why: where nobody does it is said when it
+    /// lasts, and again now and then.
+    pub(super) fn take_refusal(&mut self, node: u32, error: RpcError, now: Instant) {
+        if let Some(membership) = self.memberships.get_mut(&node) {
+            let since = *membership.refused_since.get_or_insert(now);
+            let is_new = membership.refusal_said_at.is_none_or(|at| at + REFUSED_AGAIN <= now);
+            if is_new && since + REFUSED_FOR <= now {
+                membership.refusal_said_at = Some(now);
+                let stream = self.stream.name.as_str();
+                tracing::warn!(stream, node, %error, "a node has taken no commits for a while; they are tried again");
+            }
+        }
+        self.trouble = Some(error);
+    }
+
+    /// A node is committed to again after so long.
     pub(super) fn commit_later(&mut self, node: u32, wait: Duration) {
         let at = Instant::now() + wait;
         self.commit_at = self.commit_at.min(at);
@@ -586,6 +615,7 @@ fn entry_of(track: &Track, lease: &Lease) -> CommitEntry {
 mod tests {
     use super::*;
     use crate::consumer::holders::{Happening, Holders};
+    use crate::consumer::link::Event;
     use crate::{Client, ConsumerBuilder};
     use kera_format::{Cursor, GroupId, LaneId, Order, StreamId, StreamOptions, StreamletId};
     use kera_protocol::{OlderGroups, Owner, StreamInfo};
@@ -754,6 +784,43 @@ mod tests {
         assert_eq!(consumer.given_back.len(), 1, "it is told again");
         consumer.take_committed(1, &answered, &[Status::LeaseLost as u16]);
         assert_eq!((consumer.given_back.len(), consumer.stats.lost), (0, 1));
+    }
+
+    /// Who commits on an interval never asks what became of it: commits that were refused for ever were counted as taken, and nothing told of them.
+    #[test]
+    fn commits_that_a_node_does_not_take_are_not_counted_and_it_is_said_when_that_lasts() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
+        runtime.block_on(async {
+            let mut consumer = member(GroupId::new(5, 1));
+            let (id, entry) = (*consumer.tracks.keys().next().unwrap(), entry_of_first(&consumer));
+            let wait = |s| tokio::time::advance(Duration::from_secs(s));
+            let answer = |consumer: &mut Consumer, status: Status| {
+                consumer.take_committed(1, &[(id, entry)], &[status as u16]);
+                (consumer.stats.commits, consumer.memberships[&1].refusal_said_at)
+            };
+            assert_eq!(answer(&mut consumer, Status::NotReady), (0, None));
+            wait(9).await;
+            assert_eq!(answer(&mut consumer, Status::NotReady), (0, None));
+            wait(1).await;
+            assert_eq!(answer(&mut consumer, Status::Ok), (1, None));
+            assert_eq!(answer(&mut consumer, Status::NotReady), (1, None), "it begins anew");
+            wait(10).await;
+            let said_at = Some(Instant::now());
+            assert_eq!(answer(&mut consumer, Status::NotReady), (1, said_at));
+            wait(59).await;
+            assert_eq!(answer(&mut consumer, Status::NotReady), (1, said_at), "once a minute");
+            wait(1).await;
+            assert_eq!(answer(&mut consumer, Status::NotReady), (1, Some(Instant::now())));
+            // The same of a node that refuses a commit as a whole.
+            let refuse = |consumer: &mut Consumer| {
+                let error = RpcError::Status { status: Status::NotReady, message: String::new(), retry_after: None };
+                consumer.handle(2, Event::CommitFailed(error));
+                (consumer.stats.commits, consumer.memberships[&2].refusal_said_at)
+            };
+            assert_eq!(refuse(&mut consumer), (1, None));
+            wait(10).await;
+            assert_eq!(refuse(&mut consumer), (1, Some(Instant::now())));
+        });
     }
 
     #[test]

@@ -323,7 +323,7 @@ pub struct ConsumerStats {
     pub removed_records: u64,
     /// Connections made again.
     pub reconnects: u64,
-    /// Commits that the server took.
+    /// Commits that a server took, as a whole or in part.
     pub commits: u64,
     /// Leases given back because the server asked for it.
     pub released: u64,
