@@ -115,6 +115,12 @@ impl Admin {
         self.client.call(&GetStream { stream: stream.into() }).await
     }
 
+    /// Finds a stream by name, as whoever is about to write or read it does: where one node does not know it the others are asked in turn, and for a second, before it is said
+    /// that there is none. It may have been made a moment ago by way of another node, and one that is cut off hears of it later than that.
+    pub async fn find_stream(&self, name: &str) -> Result<StreamInfo, ClientError> {
+        self.client.find_stream(name).await
+    }
+
     /// All streams whose names start with `prefix`, in the order of their names; `system`: also those of the system.
     pub async fn streams(&self, prefix: &str, system: bool) -> Result<Vec<StreamInfo>, ClientError> {
         let mut all = Vec::new();

@@ -768,7 +768,7 @@ mod tests {
         });
         block_on(async {
             let client = Client::connect(format!("{},{}", one.local_addr(), other.local_addr())).await.unwrap();
-            assert_eq!(client.find_stream("new").await.unwrap().id, StreamId(7));
+            assert_eq!(client.admin().find_stream("new").await.unwrap().id, StreamId(7));
         });
     }
 

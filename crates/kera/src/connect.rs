@@ -79,19 +79,39 @@ pub fn lacking(problem: &str) -> Option<&str> {
 /// What a stream may be called.
 pub const NAMES: &str = "use 1 to 249 of the characters a-z A-Z 0-9 . _ -";
 
-/// A stream by name, or an error with the name that was meant.
+/// A stream by name, if there is one. A node of a cluster may not have heard of it yet: then the others are asked, and for a moment. One that is alone knows all that there are.
 ///
 /// # Errors
-/// There is none, or the node cannot be asked.
-pub async fn find_stream(client: &Client, name: &str) -> Result<StreamInfo, CliError> {
-    match client.admin().stream(name).await {
-        Ok(info) => Ok(info),
-        Err(error) if error.status() == Some(Status::UnknownStream) => Err(no_such_stream(client, name).await),
+/// The node cannot be asked.
+pub async fn look_for(client: &Client, name: &str) -> Result<Option<StreamInfo>, CliError> {
+    let is_unknown = |error: &ClientError| error.status() == Some(Status::UnknownStream);
+    let mut found = client.admin().stream(name).await;
+    if found.as_ref().is_err_and(is_unknown) {
+        let is_alone = client.admin().describe_cluster().await.is_ok_and(|cluster| cluster.nodes.is_empty());
+        if !is_alone {
+            found = client.admin().find_stream(name).await;
+        }
+    }
+    match found {
+        Ok(info) => Ok(Some(info)),
+        Err(error) if is_unknown(&error) => Ok(None),
         Err(error) => Err(explain(&error)),
     }
 }
 
-async fn no_such_stream(client: &Client, name: &str) -> CliError {
+/// The same, or an error with the name that was meant.
+///
+/// # Errors
+/// There is none, or the node cannot be asked.
+pub async fn find_stream(client: &Client, name: &str) -> Result<StreamInfo, CliError> {
+    match look_for(client, name).await? {
+        Some(info) => Ok(info),
+        None => Err(no_such_stream(client, name).await),
+    }
+}
+
+/// There is no stream of a name: what to do about it.
+pub async fn no_such_stream(client: &Client, name: &str) -> CliError {
     let streams = client.admin().streams("", false).await.unwrap_or_default();
     let error = CliError::failure(format!("there is no stream `{name}`"));
     match nearest(name, streams.iter().map(|s| s.name.as_str())) {

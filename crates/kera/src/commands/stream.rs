@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use kera_client::{Applications, Client, Status, StreamChanges, StreamInfo, StreamLanes, StreamOptions};
 use kera_format::{Cleanup, ReplicationMode};
-use kera_protocol::{ApplicationSummary, CopyChange, LaneStats};
+use kera_protocol::{ApplicationSummary, CopyChange, LaneStats, StreamRef};
 use kera_server::api::{StreamDetailsJson, StreamJson};
 use kera_server::units::{exact_bytes, human_bytes, human_count, human_duration};
 use serde::Serialize;
@@ -14,7 +14,7 @@ use crate::cli::{Globals, Limit, OptionArgs, StreamCommand};
 use crate::columns;
 use crate::commands::copies as changing;
 use crate::commands::owners::{self, Owned};
-use crate::connect::{NAMES, connect, find_stream};
+use crate::connect::{NAMES, connect, find_stream, look_for, no_such_stream};
 use crate::error::CliError;
 use crate::output::{Table, agreed, counted, facts, not_heard, print, print_json, records_of};
 use crate::when::show_instant;
@@ -85,7 +85,7 @@ async fn create(name: &str, args: &OptionArgs, if_not_exists: bool, globals: &Gl
     // What only one copy forbids is known when a node has said how many there are.
     check(&changes.apply(&StreamOptions { replication: changing::COPIES_AUTO, ..StreamOptions::default() }))?;
     let client = connect(globals).await?;
-    if if_not_exists && let Some(info) = existing(&client, name).await? {
+    if if_not_exists && let Some(info) = look_for(&client, name).await? {
         if globals.json {
             return print_json(&StreamJson::from(&info));
         }
@@ -111,15 +111,6 @@ async fn create(name: &str, args: &OptionArgs, if_not_exists: bool, globals: &Gl
     }
     let why = by_itself.map_or_else(String::new, |chosen| chosen.why(&info.name, info.options.replication));
     print(&format!("created {} with {}, {}{why}\n", info.name, shape(&info.options), copies(&info.options)))
-}
-
-/// The stream of that name, if there is one.
-async fn existing(client: &Client, name: &str) -> Result<Option<StreamInfo>, CliError> {
-    match client.admin().stream(name).await {
-        Ok(info) => Ok(Some(info)),
-        Err(error) if error.status() == Some(Status::UnknownStream) => Ok(None),
-        Err(error) => Err(error.into()),
-    }
 }
 
 async fn list(prefix: &str, system: bool, globals: &Globals) -> Result<(), CliError> {
@@ -331,15 +322,24 @@ fn altered_text(after: &StreamInfo, change: Option<&CopyChange>) -> String {
 
 async fn delete(name: &str, if_exists: bool, yes: bool, globals: &Globals) -> Result<(), CliError> {
     let client = connect(globals).await?;
-    if if_exists && client.admin().stream(name).await.is_err_and(|e| e.status() == Some(Status::UnknownStream)) {
-        return report_delete(name, false, globals);
+    let stream: StreamRef = match yes {
+        // Whoever deletes it says whether it is there: the node may not have heard of it yet.
+        true => name.into(),
+        false => match look_for(&client, name).await? {
+            Some(info) => {
+                agreed_to_delete(&client, &info).await?;
+                info.id.into()
+            }
+            None if if_exists => return report_delete(name, false, globals),
+            None => return Err(no_such_stream(&client, name).await),
+        },
+    };
+    match client.admin().delete_stream(stream).await {
+        Ok(()) => report_delete(name, true, globals),
+        Err(error) if error.status() != Some(Status::UnknownStream) => Err(error.into()),
+        Err(_) if if_exists => report_delete(name, false, globals),
+        Err(_) => Err(no_such_stream(&client, name).await),
     }
-    let info = find_stream(&client, name).await?;
-    if !yes {
-        agreed_to_delete(&client, &info).await?;
-    }
-    client.admin().delete_stream(info.id).await?;
-    report_delete(name, true, globals)
 }
 
 /// Asks on the terminal. Who is not at one must have said so: what is deleted does not come back.
@@ -415,7 +415,129 @@ fn retention(o: &StreamOptions) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::{Arc, OnceLock};
+
+    use kera_protocol::{
+        ClusterDescription, Empty, ErrorBody, FRAME_HEADER_BYTES, FrameHeader, HelloResponse, Op, encode_error,
+        encode_response,
+    };
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::{TcpListener, TcpStream};
+
     use super::*;
+
+    /// How a node answers what is not a greeting.
+    type Says = dyn Fn(&FrameHeader, Op, &mut Vec<u8>) + Send + Sync;
+
+    /// Starts a node; its address.
+    async fn node(says: impl Fn(&FrameHeader, Op, &mut Vec<u8>) + Send + Sync + 'static) -> String {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let says: Arc<Says> = Arc::new(says);
+        tokio::spawn(async move {
+            while let Ok((connection, _)) = listener.accept().await {
+                tokio::spawn(serve(connection, Arc::clone(&says)));
+            }
+        });
+        address
+    }
+
+    async fn serve(mut connection: TcpStream, says: Arc<Says>) -> std::io::Result<()> {
+        loop {
+            let mut head = [0; FRAME_HEADER_BYTES];
+            connection.read_exact(&mut head).await?;
+            let asked = FrameHeader::parse(&head, 1 << 20).unwrap();
+            let mut body = vec![0; asked.body_bytes()];
+            connection.read_exact(&mut body).await?;
+            let mut answer = Vec::new();
+            match Op::from_u16(asked.op).unwrap() {
+                Op::Hello => encode_response(&asked, &hello(), &mut answer),
+                op => says(&asked, op, &mut answer),
+            }
+            connection.write_all(&answer).await?;
+        }
+    }
+
+    fn hello() -> HelloResponse {
+        HelloResponse {
+            server_name: "test".into(),
+            server_version: "1".into(),
+            node_id: [1; 16],
+            node_epoch: 1,
+            ops: HelloResponse::ops_spoken(),
+            frame_bytes_max: 8 << 20,
+            chunk_bytes_max: 4 << 20,
+            in_flight_bytes_max: 64 << 20,
+            in_flight_requests_max: 1_000,
+            subscriptions_max: 128,
+            idle_timeout_ms: 0,
+        }
+    }
+
+    fn refuse(asked: &FrameHeader, status: Status, answer: &mut Vec<u8>) {
+        encode_error(asked, status, &ErrorBody::new("it is refused"), answer);
+    }
+
+    /// The addresses of two nodes, of which the one that is asked first has not heard of the stream, and how many streams there are.
+    async fn nodes() -> (String, Arc<AtomicUsize>) {
+        let (behind, there) = (Arc::new(OnceLock::new()), Arc::new(AtomicUsize::new(1)));
+        let mut addresses = Vec::new();
+        for number in [1, 2] {
+            let (behind, there) = (Arc::clone(&behind), Arc::clone(&there));
+            let says = move |asked: &FrameHeader, op: Op, answer: &mut Vec<u8>| match op {
+                Op::GetStream if *behind.get_or_init(|| number) != number => encode_response(asked, &stream(1), answer),
+                Op::DeleteStream if there.swap(0, Ordering::SeqCst) == 1 => encode_response(asked, &Empty, answer),
+                Op::GetStream | Op::DeleteStream => refuse(asked, Status::UnknownStream, answer),
+                _ => refuse(asked, Status::NotSupported, answer),
+            };
+            addresses.push(node(says).await);
+        }
+        (addresses.join(","), there)
+    }
+
+    /// It was said to be made, with other options than it has, or not to be there.
+    #[tokio::test]
+    async fn a_stream_of_which_one_node_has_not_heard_is_found_at_another() {
+        let client = Client::connect(nodes().await.0).await.unwrap();
+        let found = look_for(&client, "flights").await.unwrap();
+        assert_eq!(found.map(|info| info.id), Some(kera_client::StreamId(7)));
+    }
+
+    #[tokio::test]
+    async fn a_node_that_is_alone_is_asked_once_for_a_stream() {
+        let asked_for = Arc::new(AtomicUsize::new(0));
+        let counted = Arc::clone(&asked_for);
+        let address = node(move |asked, op, answer| match op {
+            Op::GetStream => {
+                counted.fetch_add(1, Ordering::SeqCst);
+                refuse(asked, Status::UnknownStream, answer);
+            }
+            Op::DescribeCluster => {
+                let (cluster, nodes, leader, term, applied) = ([0; 16], Vec::new(), 0, 0, 0);
+                let (logs, waiting_streamlets, level) = (0, 0, 0);
+                let alone =
+                    ClusterDescription { cluster, leader, term, applied, nodes, logs, waiting_streamlets, level };
+                encode_response(asked, &alone, answer);
+            }
+            _ => refuse(asked, Status::NotSupported, answer),
+        });
+        let client = Client::connect(address.await).await.unwrap();
+        assert_eq!(look_for(&client, "flights").await.unwrap(), None);
+        assert_eq!(asked_for.load(Ordering::SeqCst), 1);
+    }
+
+    /// The node that was asked whether there is one had not heard of it, and nothing was deleted.
+    #[tokio::test]
+    async fn whether_there_is_a_stream_that_is_deleted_says_who_deletes_it() {
+        let (connect, there) = nodes().await;
+        let globals = Globals { connect, json: false };
+        delete("flights", true, true, &globals).await.unwrap();
+        assert_eq!(there.load(Ordering::SeqCst), 0);
+        delete("flights", true, true, &globals).await.unwrap();
+        let error = delete("flights", false, true, &globals).await.unwrap_err();
+        assert_eq!(error.message, "there is no stream `flights`");
+    }
 
     fn stream(replication: u32) -> StreamInfo {
         let options = StreamOptions { streamlets: 8, replication, ..StreamOptions::default() };
