@@ -510,14 +510,22 @@ fn who_has_forgotten_groups_is_not_taken_for_one_that_never_had_any() {
         let client = Client::connect(cluster.address(1)).await.unwrap();
         write(&client, 10, 20).await;
         let (is, at) = (cluster.table.lock().owners[0].clone(), StreamletId(0));
-        let older = vec![OlderGroups { first_epoch: 1, node: 3 }];
-        cluster.brokers[1].set_owner(10, STREAM, at, Owner { older, ..is.clone() }).unwrap();
-        cluster.brokers[2].set_owner(11, STREAM, at, is).unwrap();
-        for from in [Start::Earliest, Start::Ordinal(0), Start::Ordinal(7), Start::TimeMs(0)] {
+        let was = Owner { older: vec![OlderGroups { first_epoch: 1, node: 3 }], ..is.clone() };
+        for (turn, from) in (0..).zip([Start::Earliest, Start::Ordinal(0), Start::Ordinal(7), Start::TimeMs(0)]) {
+            let number = 10 + 2 * turn;
+            cluster.brokers[1].set_owner(number, STREAM, at, was.clone()).unwrap();
+            cluster.brokers[2].set_owner(number + 1, STREAM, at, is.clone()).unwrap();
+            // Node 2 hears of it as well, a moment later.
+            let (broker, is) = (Arc::clone(&cluster.brokers[1]), is.clone());
+            let hears = tokio::task::spawn_local(async move {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+                broker.set_owner(number + 1, STREAM, at, is).unwrap();
+            });
             // It has heard of node 2 only.
             let late = Client::connect(cluster.address(1)).await.unwrap();
             let expected = if from == Start::Ordinal(7) { 7 } else { 0 };
             assert_eq!(first_from(&late, from).await, expected, "{from:?}");
+            hears.await.unwrap();
         }
     });
 }
