@@ -522,7 +522,7 @@ fn what_was_aborted_at_an_earlier_owner_is_passed_over_for_as_long_as_it_is_read
         epoch: 0,
     };
     let of = door.transactions.partitions.get_or_make(stream, 1);
-    of.lock().refresh([], [range(1, 3), range(5, 7)]);
+    assert!(of.lock().load(6, [], [range(1, 3), range(5, 7)]), "what coordinators know of it has come");
     door.transactions.trim_partitions();
     assert_eq!(of.lock().ranges(), [range(1, 3), range(5, 7)]);
     // Until it is deleted there.
