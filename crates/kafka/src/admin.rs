@@ -208,7 +208,8 @@ impl Unled {
 }
 
 /// What CreateTopics answers. That too few nodes are live for the copies of a topic passes, but of all errors that pass only the one of a cluster that has no controller is one
-/// after which admin clients ask again by themselves: Java's, KafkaJS and Sarama. With any other one programs end that make their topics at their start.
+/// after which admin clients ask again by themselves: Java's, franz-go and Sarama. With any other one programs end that make their topics at their start. KafkaJS since 1.16 and
+/// librdkafka give the program whichever error a topic has.
 fn of_new_topic(error: ResponseError) -> ResponseError {
     match error {
         ResponseError::NotEnoughReplicas => ResponseError::NotController,

@@ -204,7 +204,7 @@ fn what_the_leader_of_the_coordinators_refuses_is_told_as_if_this_node_did() {
     assert_eq!(cluster.create("new", 1, &[], false).0, ResponseError::KafkaStorageError.code());
 }
 
-/// Java's admin client, KafkaJS and Sarama end with any other error than this one, and with them whoever makes topics at a start.
+/// Java's admin client, franz-go and Sarama end with any other error than this one, and with them whoever makes topics at a start.
 #[test]
 fn a_topic_for_whose_copies_too_few_nodes_live_is_asked_for_again_and_holds_back_no_other() {
     let mut cluster = Cluster::new();
