@@ -686,7 +686,7 @@ mod tests {
 
     use kera_env::SystemClock;
     use kera_format::StreamOptions;
-    use kera_protocol::{ErrorBody, FrameHeader, Owners};
+    use kera_protocol::{ErrorBody, FrameHeader, Owner, Owners};
     use kera_rpc::{Flow, Outbox, Peer, RunningServer, Server, ServerConfig, Session, SessionWaker};
 
     use super::*;
@@ -786,6 +786,31 @@ mod tests {
             assert_eq!(client.placement_of_found(StreamId(7)).await.unwrap().version(), VERSION);
         });
         assert_eq!(asked.load(Ordering::SeqCst), 2);
+    }
+
+    /// A node that is of no cluster says so of all streams. Where it is the only one that answers a consumer ended for which its cluster was only down.
+    #[test]
+    fn only_a_node_of_its_cluster_says_that_a_stream_is_gone() {
+        let said = |cluster: [u8; 16]| {
+            let asked = Arc::new(AtomicUsize::new(0));
+            let counted = Arc::clone(&asked);
+            let server = serving(move |header, out| match counted.fetch_add(1, Ordering::SeqCst) {
+                0 => refused(header, Status::UnknownStream, out),
+                _ => {
+                    let (node, nodes, streams) = (u32::from(cluster != [0; 16]), Vec::new(), Vec::new());
+                    out.respond(header, &Owners { cluster, version: VERSION, node, nodes, streams, more: false });
+                    Flow::Done
+                }
+            });
+            let found = block_on(async {
+                let client = Client::connect(server.local_addr().to_string()).await.unwrap();
+                let known = Arc::new(Placement::of_three(VERSION, vec![Owner::default()]));
+                client.ask_nodes(StreamId(7), Some(known), ASK_TIMEOUT).await
+            });
+            (found.unwrap_err().status(), asked.load(Ordering::SeqCst))
+        };
+        assert_eq!(said([1; 16]), (Some(Status::UnknownStream), 2));
+        assert_eq!([[0; 16], [2; 16]].map(said), [(Some(Status::NotReady), 2); 2]);
     }
 
     #[test]

@@ -200,9 +200,22 @@ impl Placement {
         known: Option<&Arc<Placement>>,
         timeout: Duration,
     ) -> Result<Placement, RpcError> {
-        let found = Placement::ask_until_whole(connection, stream, timeout).await?;
+        let found = Placement::ask_until_whole(connection, stream, timeout).await;
+        let is_unknown = found.as_ref().is_err_and(|error| error.status() == Some(Status::UnknownStream));
+        if is_unknown && known.is_some_and(|known| !known.is_alone()) {
+            // One that is of no cluster, or of another one, says so of all streams, and while the cluster is down may be the only one that answers.
+            Placement::ask_cluster(connection, timeout).await?.check(known, connection.address())?;
+        }
+        let found = found?;
         found.check(known, connection.address())?;
         Ok(found)
+    }
+
+    /// Of which cluster a node is, without what it knows of any stream.
+    async fn ask_cluster(connection: &Connection, timeout: Duration) -> Result<Placement, RpcError> {
+        let asked = FindOwners { streams: Vec::new(), after: None, limit: 1 };
+        let page = connection.call_within(&asked, timeout).await?;
+        Ok(Placement::of_nodes(&page, connection.address()))
     }
 
     async fn ask_until_whole(

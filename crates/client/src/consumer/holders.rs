@@ -36,7 +36,7 @@ const PROBE_TIMEOUT: Duration = Duration::from_secs(3);
 const LATE: Duration = Duration::from_millis(500);
 /// After so long without a question for owners the next one is not held back by those before.
 const BACKOFF_FORGOTTEN: Duration = Duration::from_secs(5);
-/// For so long nodes have to say that there is no such stream before they are believed: one that is of no cluster says so of all.
+/// For so long nodes of the cluster have to say that there is no such stream before they are believed: a consumer that has ended does not go on.
 const UNKNOWN_MAX: Duration = Duration::from_secs(60);
 /// That a node refuses a member which reads on elsewhere, or its commits, is said again after so long.
 pub(super) const REFUSED_AGAIN: Duration = Duration::from_secs(60);
