@@ -323,8 +323,13 @@ fn altered_text(after: &StreamInfo, change: Option<&CopyChange>) -> String {
 async fn delete(name: &str, if_exists: bool, yes: bool, globals: &Globals) -> Result<(), CliError> {
     let client = connect(globals).await?;
     let stream: StreamRef = match yes {
-        // Whoever deletes it says whether it is there: the node may not have heard of it yet.
-        true => name.into(),
+        // By its number where the node knows it: whoever hands a command on gives it again when its answer is lost, and another stream may have the name by then.
+        true => match client.admin().stream(name).await {
+            Ok(info) => info.id.into(),
+            // Whoever deletes it says whether it is there: the node may not have heard of it yet.
+            Err(error) if error.status() == Some(Status::UnknownStream) => name.into(),
+            Err(error) => return Err(error.into()),
+        },
         false => match look_for(&client, name).await? {
             Some(info) => {
                 agreed_to_delete(&client, &info).await?;
@@ -416,11 +421,11 @@ fn retention(o: &StreamOptions) -> String {
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
-    use std::sync::{Arc, OnceLock};
+    use std::sync::{Arc, Mutex, OnceLock};
 
     use kera_protocol::{
-        ClusterDescription, Empty, ErrorBody, FRAME_HEADER_BYTES, FrameHeader, HelloResponse, Op, encode_error,
-        encode_response,
+        Body, ClusterDescription, DeleteStream, Empty, ErrorBody, FRAME_HEADER_BYTES, FrameHeader, HelloResponse, Op,
+        encode_error, encode_response,
     };
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::{TcpListener, TcpStream};
@@ -428,10 +433,10 @@ mod tests {
     use super::*;
 
     /// How a node answers what is not a greeting.
-    type Says = dyn Fn(&FrameHeader, Op, &mut Vec<u8>) + Send + Sync;
+    type Says = dyn Fn(&FrameHeader, (Op, &[u8]), &mut Vec<u8>) + Send + Sync;
 
     /// Starts a node; its address.
-    async fn node(says: impl Fn(&FrameHeader, Op, &mut Vec<u8>) + Send + Sync + 'static) -> String {
+    async fn node(says: impl Fn(&FrameHeader, (Op, &[u8]), &mut Vec<u8>) + Send + Sync + 'static) -> String {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
         let says: Arc<Says> = Arc::new(says);
@@ -453,7 +458,7 @@ mod tests {
             let mut answer = Vec::new();
             match Op::from_u16(asked.op).unwrap() {
                 Op::Hello => encode_response(&asked, &hello(), &mut answer),
-                op => says(&asked, op, &mut answer),
+                op => says(&asked, (op, body.as_slice()), &mut answer),
             }
             connection.write_all(&answer).await?;
         }
@@ -485,7 +490,7 @@ mod tests {
         let mut addresses = Vec::new();
         for number in [1, 2] {
             let (behind, there) = (Arc::clone(&behind), Arc::clone(&there));
-            let says = move |asked: &FrameHeader, op: Op, answer: &mut Vec<u8>| match op {
+            let says = move |asked: &FrameHeader, (op, _): (Op, &[u8]), answer: &mut Vec<u8>| match op {
                 Op::GetStream if *behind.get_or_init(|| number) != number => encode_response(asked, &stream(1), answer),
                 Op::DeleteStream if there.swap(0, Ordering::SeqCst) == 1 => encode_response(asked, &Empty, answer),
                 Op::GetStream | Op::DeleteStream => refuse(asked, Status::UnknownStream, answer),
@@ -508,7 +513,7 @@ mod tests {
     async fn a_node_that_is_alone_is_asked_once_for_a_stream() {
         let asked_for = Arc::new(AtomicUsize::new(0));
         let counted = Arc::clone(&asked_for);
-        let address = node(move |asked, op, answer| match op {
+        let address = node(move |asked, (op, _), answer| match op {
             Op::GetStream => {
                 counted.fetch_add(1, Ordering::SeqCst);
                 refuse(asked, Status::UnknownStream, answer);
@@ -537,6 +542,24 @@ mod tests {
         delete("flights", true, true, &globals).await.unwrap();
         let error = delete("flights", false, true, &globals).await.unwrap_err();
         assert_eq!(error.message, "there is no stream `flights`");
+    }
+
+    /// The node that hands the command on may give it twice, and a Kafka client that writes on may have had a topic made of that name in between.
+    #[tokio::test]
+    async fn a_stream_that_the_node_knows_is_deleted_by_its_number() {
+        let deleted = Arc::new(Mutex::new(Vec::new()));
+        let noted = Arc::clone(&deleted);
+        let address = node(move |asked, (op, body), answer| match op {
+            Op::GetStream => encode_response(asked, &stream(1), answer),
+            Op::DeleteStream => {
+                noted.lock().unwrap().push(DeleteStream::decode(asked.version, body).unwrap().stream);
+                encode_response(asked, &Empty, answer);
+            }
+            _ => refuse(asked, Status::NotSupported, answer),
+        });
+        let globals = Globals { connect: address.await, json: false };
+        delete("flights", false, true, &globals).await.unwrap();
+        assert_eq!(*deleted.lock().unwrap(), [StreamRef::Id(kera_client::StreamId(7))]);
     }
 
     fn stream(replication: u32) -> StreamInfo {
