@@ -108,7 +108,8 @@ impl Broker {
     /// do not tell, since they say together what follows one another; but it is where a block ends, one of those that may have been under way. And of these one backup may have more than
     /// another one, which has what a disk of the first has changed. So it is asked in two ways: of whole views, and, if that does not do, of the last blocks each for itself.
     ///
-    /// Of what was given up nothing is left out unless all else was told, in both ways.
+    /// Of what was given up nothing is left out unless all else was told when it was asked for last. Not both times: of whole views no backup may ever tell, where each lacks
+    /// another block, while of the last blocks each is told by one. The other way around who tells all of it tells each part.
     pub(super) fn find(
         &self,
         wanted: &AllWanted,
@@ -129,6 +130,7 @@ impl Broker {
                     continue;
                 }
             };
+            is_told = true;
             if said.lacks.is_empty() {
                 match self.found_in(&said, &Views::new(), wanted, (logs, given_up), copies) {
                     Ok(found) => return Ok(found),

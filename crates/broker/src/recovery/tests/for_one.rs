@@ -122,6 +122,38 @@ fn what_reads_back_is_not_left_out_beside_what_nobody_gives_because_another_log_
     assert_eq!(next.readable(), [6, 7, 8, 9], "the second view reads back");
 }
 
+/// Of the second log no backup ever says anything of all blocks at once: one does not read a block back, and another one lacks the last. Of each block one of them tells.
+struct InParts(Two);
+
+impl Copies for InParts {
+    fn lane_states(&self, backup: u32, asked: &LaneStates) -> Result<LaneStateList, String> {
+        let is_all = asked.log == Two::OTHER && asked.from_block < asked.through_block;
+        if is_all { Err("block 2 does not read back".to_owned()) } else { self.0.lane_states(backup, asked) }
+    }
+
+    fn read_blocks(&self, backup: u32, asked: &ReadBlocks) -> Result<BlocksRead, String> {
+        self.0.read_blocks(backup, asked)
+    }
+}
+
+#[test]
+fn what_nobody_gives_is_left_out_although_nobody_tells_all_of_another_log_at_once() {
+    let (Late { of: Two(memory, other), .. }, logs) = late();
+    let copies = InParts(Two(Memory { empty: vec![11], ..memory }, other));
+    let next = Node::new(2);
+    next.is_owner(2, 3);
+    let nothing: &[u32] = &[];
+    for named in [nothing, &[2]] {
+        let waits = takes(&next, &logs, named, &copies).expect_err("nobody gives the first view");
+        assert_eq!(waits.status, Status::SegmentUnreadable, "{waits}");
+    }
+    let (rebuild, left_out) = takes(&next, &logs, &[1, 2], &copies).expect("opened");
+    assert_eq!(left_out, BTreeSet::from([(LOST, 1)]), "the second view reads back");
+    next.broker.rebuild(&rebuild, &logs, &copies, &RecoveryProgress::default()).expect("rebuilt");
+    assert_eq!(next.readable(), [6, 7, 8, 9]);
+    assert_eq!(next.chunks_of(LaneId(1)).len(), 4, "all of the other log");
+}
+
 /// The backups say what lanes have in the last view, and do not give its last blocks.
 #[test]
 fn a_view_of_which_nobody_gives_the_last_blocks_is_left_out_if_it_was_named() {
