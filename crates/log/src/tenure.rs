@@ -198,6 +198,11 @@ impl Streamlet {
         self.shared().own_log()
     }
 
+    /// What makes durable what is appended to it now; `None` if nothing was to be appended there since the start. What was appended before may be in another log.
+    pub fn sink(&self) -> Option<&Arc<dyn DurabilitySink>> {
+        self.shared().sink_at(self.shared().log_number())
+    }
+
     /// How many copies there are of what is acknowledged here, this node's included: what the stream says, but while that changes.
     pub fn copies(&self) -> u32 {
         self.shared().copies()

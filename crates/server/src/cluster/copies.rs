@@ -18,7 +18,7 @@ use kera_format::cluster::{LogName, NodeNumber, Rack};
 use kera_format::vlog_replica::LogId;
 use kera_format::{Durability, SegmentId, StreamId, StreamOptions, StreamletId};
 use kera_link::{LinkConfig, RpcLinks};
-use kera_log::{DurabilitySink, Log, SinkDirectory, SinkError, SinkErrorKind};
+use kera_log::{DurabilitySink, Log, SinkDirectory, SinkError, SinkErrorKind, Tenure};
 use kera_protocol::{ChangeLog, LogChange, StreamRef};
 use kera_raft::Group;
 use kera_vlog::{BackupId, ReplicatedConfig, ReplicatedLog, ReplicatedStats, View, ViewAnswer, Views};
@@ -276,9 +276,19 @@ impl Copies {
         self.all().iter().map(|(_, log)| log.stats()).collect()
     }
 
-    /// That writes wait for copies, of each log where that lasts, a sentence each.
-    pub(super) fn lacks(&self) -> Vec<String> {
-        self.all().iter().filter_map(|(_, log)| lacking(DurabilitySink::healthy(&**log))).collect()
+    /// That writes wait for copies, if that lasts in logs of streamlets that are here. A log goes on looking for backups when its streamlets have moved or their streams were
+    /// deleted: nobody waits for that.
+    pub(super) fn lacks(&self, log: &Log) -> Option<String> {
+        let of = |(_, copied): (LogId, Arc<ReplicatedLog>)| {
+            let why = lacking(DurabilitySink::healthy(&*copied))?;
+            Some((Arc::as_ptr(&copied).cast::<()>(), why))
+        };
+        let lacking: Vec<(*const (), String)> = self.all().into_iter().filter_map(of).collect();
+        if lacking.is_empty() {
+            return None;
+        }
+        let serving = serving(log);
+        told_of(lacking.into_iter().filter(|(copied, _)| serving.contains(copied)).map(|(_, why)| why).collect())
     }
 
     /// Stops all logs: what is not acknowledged stays so. Blocks.
@@ -393,10 +403,29 @@ impl Views for GroupViews {
     }
 }
 
-/// What is said of a log that has had too few copies for long. Producers only wait, and where the nodes that are missing were given up nothing else tells why.
+/// Why a log takes nothing that has had too few copies for long.
 fn lacking(health: Result<(), SinkError>) -> Option<String> {
-    let trouble = health.err().filter(|error| error.kind == SinkErrorKind::TooFewCopies)?;
-    Some(format!("producers wait: {}", trouble.reason))
+    health.err().filter(|error| error.kind == SinkErrorKind::TooFewCopies).map(|trouble| trouble.reason)
+}
+
+/// The logs of streamlets that are here, each by where it is in memory.
+fn serving(log: &Log) -> HashSet<*const ()> {
+    let streams = log.streams();
+    let all = streams.iter().flat_map(|stream| stream.streamlets());
+    let here = all.filter(|streamlet| streamlet.tenure() != Tenure::Elsewhere);
+    here.filter_map(|streamlet| streamlet.sink()).map(|sink| Arc::as_ptr(sink).cast::<()>()).collect()
+}
+
+/// What is said of logs that take nothing. Producers only wait, and where the nodes that are missing were given up nothing else tells why. One sentence, for the
+/// logs mostly lack the same nodes, and streams may have many of their own.
+fn told_of(why: Vec<String>) -> Option<String> {
+    let others = why.len().saturating_sub(1);
+    let first = why.into_iter().next()?;
+    Some(match others {
+        0 => format!("producers wait: {first}"),
+        1 => format!("producers wait: {first}. So it is with one more log"),
+        _ => format!("producers wait: {first}. So it is with {others} more logs"),
+    })
 }
 
 /// What a refusal means, by what this node knows: that may be a little old, and then it asks once more.
@@ -444,7 +473,10 @@ impl SinkDirectory for NodeSinks {
 #[cfg(test)]
 mod tests {
     use kera_env::SystemClock;
+    use kera_format::chunk::ChunkTarget;
     use kera_format::cluster::ClusterEntry;
+    use kera_format::{ChunkBuilder, ChunkView, Compression, LaneId, ProducerEpoch, ProducerId, Record};
+    use kera_log::{Arena, ArenaConfig, LogConfig};
 
     use super::super::testing::{apply, joined};
     use super::*;
@@ -481,10 +513,53 @@ mod tests {
     #[test]
     fn what_lasts_is_told_and_what_passes_is_not() {
         let trouble = |kind| Err(SinkError { kind, reason: "start backups".into(), retry_after_ms: 20 });
-        assert_eq!(lacking(trouble(SinkErrorKind::TooFewCopies)).as_deref(), Some("producers wait: start backups"));
+        assert_eq!(lacking(trouble(SinkErrorKind::TooFewCopies)).as_deref(), Some("start backups"));
         for other in [Ok(()), trouble(SinkErrorKind::Behind), trouble(SinkErrorKind::Fenced)] {
             assert_eq!(lacking(other), None);
         }
+        let told = |logs: usize| told_of((1..=logs).map(|log| format!("log {log} lacks copies")).collect());
+        assert_eq!(told(0), None);
+        assert_eq!(told(1).as_deref(), Some("producers wait: log 1 lacks copies"));
+        assert_eq!(told(2).as_deref(), Some("producers wait: log 1 lacks copies. So it is with one more log"));
+        assert_eq!(told(9).as_deref(), Some("producers wait: log 1 lacks copies. So it is with 8 more logs"));
+    }
+
+    /// It said that producers wait until the node was started again.
+    #[test]
+    fn of_a_log_whose_streams_were_deleted_nothing_is_told() {
+        let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+        let copies = Arc::new(copies(runtime.handle()));
+        let dir = tempfile::tempdir().expect("a directory");
+        let config = ArenaConfig { path: dir.path().join("copies.arena"), bytes: 16 << 20, node: [1; 16] };
+        let (arena, _) = Arena::create_or_attach(config).expect("an arena");
+        let log = Log::new(LogConfig::default(), arena);
+        log.set_sinks(Arc::new(NodeSinks { own: Vec::new(), left_over: Vec::new(), copies: Some(copies.clone()) }));
+        let options = StreamOptions { streamlets: 2, replication: 2, ..StreamOptions::default() };
+        let streams = [3, 5].map(|id| log.create_stream(StreamId(id), options.clone()).expect("it is new"));
+        assert!(serving(&log).is_empty(), "nothing was to be appended");
+        for (stream, at) in [(&streams[0], 0), (&streams[0], 1), (&streams[1], 0)] {
+            let streamlet = StreamletId(at);
+            let mut chunk = ChunkBuilder::default();
+            chunk.push(&Record::value(b"waits"));
+            let (stream_id, producer_id, producer_epoch) = (stream.id(), ProducerId(2), ProducerEpoch(0));
+            let target = ChunkTarget { stream: stream_id, streamlet, producer_id, producer_epoch, sequence: 0 };
+            let chunk = chunk.seal(&target, Compression::None).expect("it fits");
+            let lane = stream.streamlet(streamlet).and_then(|place| place.lane(LaneId(0))).expect("a lane");
+            // Taken or not: it is of that log.
+            let _ = lane.append(&ChunkView::parse(&chunk).expect("a chunk"), 5);
+        }
+        let of = |stream: u64, at: u32| {
+            let copied = copies.log(StreamId(stream), StreamletId(at), &options);
+            Arc::as_ptr(&copied).cast::<()>()
+        };
+        // Streams share two logs.
+        assert_eq!(serving(&log), HashSet::from([of(3, 0), of(3, 1)]));
+        log.delete_stream(StreamId(3)).expect("it was there");
+        assert_eq!(serving(&log), HashSet::from([of(5, 0)]));
+        log.stream(StreamId(5)).expect("it is there").place_elsewhere();
+        assert!(serving(&log).is_empty());
+        assert_eq!(copies.all().len(), 2, "they are there as long as the process lives");
+        copies.stop();
     }
 
     #[test]

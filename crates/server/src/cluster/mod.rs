@@ -420,7 +420,9 @@ impl Cluster {
             .read(|state| waiting::undecided(state).into_iter().chain(waiting::unreadable(state)).collect::<Vec<_>>());
         let here = self.recovery.lock().as_ref().map_or_else(Vec::new, |(recovery, _)| recovery.waits());
         let lost = self.mender.lock().as_ref().and_then(|(mender, _)| mender.lacks());
-        undecided.into_iter().chain(here).chain(lost).chain(self.copies.lacks()).collect()
+        let broker = self.broker.get().and_then(Weak::upgrade);
+        let few = broker.and_then(|broker| self.copies.lacks(broker.log()));
+        undecided.into_iter().chain(here).chain(lost).chain(few).collect()
     }
 
     /// The part of that which operators look at.
