@@ -125,6 +125,21 @@ pub fn make_harmless(text: &mut Vec<u8>, begin: usize) {
     }
 }
 
+/// The same of JSON, which stays what it is. Of control characters it has no other ones in its texts as they are than those from DEL on, and some terminals take commands of them, too.
+pub fn make_json_harmless(text: &mut Vec<u8>, begin: usize) {
+    let is_harmless = |c: char| !c.is_control() || c < '\x7f';
+    let Ok(json) = std::str::from_utf8(&text[begin..]) else { return };
+    if json.chars().all(is_harmless) {
+        return;
+    }
+    let mut shown = String::with_capacity(json.len());
+    for c in json.chars() {
+        if is_harmless(c) { shown.push(c) } else { shown.push_str(&format!("\\u{:04x}", u32::from(c))) }
+    }
+    text.truncate(begin);
+    text.extend_from_slice(shown.as_bytes());
+}
+
 /// A table with a header; numbers to the right.
 pub struct Table {
     rows: Vec<Vec<String>>,
@@ -202,6 +217,24 @@ mod tests {
         assert_eq!(shown(b"\x1b[2Jgone\r\x7f\n"), "\\x1b[2Jgone\\x0d\\x7f\n");
         assert_eq!(shown(b"\xff\x00a\xc3\xbc\xc3\n"), "\\xff\\x00a\u{fc}\\xc3\n");
         assert_eq!(shown("\u{9b}2J".as_bytes()), "\\xc2\\x9b2J");
+    }
+
+    #[test]
+    fn what_a_terminal_would_take_for_a_command_is_escaped_in_json() {
+        for (json, shown) in [
+            ("{\"value\":\"gr\u{fc}n\"}\n", "{\"value\":\"gr\u{fc}n\"}\n"),
+            ("{\"value\":{\t\"a\": \"\u{9b}2J\u{7f}\"}}\n", "{\"value\":{\t\"a\": \"\\u009b2J\\u007f\"}}\n"),
+        ] {
+            let mut text = ["\u{9b}", json].concat().into_bytes();
+            make_json_harmless(&mut text, "\u{9b}".len());
+            assert_eq!(
+                String::from_utf8(text).expect("text"),
+                ["\u{9b}", shown].concat(),
+                "what is in front of it stays"
+            );
+            let read = |json: &str| serde_json::from_str::<serde_json::Value>(json).expect("JSON");
+            assert_eq!(read(shown), read(json), "it says the same");
+        }
     }
 
     #[test]

@@ -32,7 +32,7 @@ use crate::connect::{check_lanes, check_streamlets, connect, explain, find_strea
 use crate::encoding::KeyEncoding;
 use crate::error::{CliError, EXIT_INTERRUPTED};
 use crate::numbers;
-use crate::output::{make_harmless, on_terminal, records_of, say};
+use crate::output::{make_harmless, make_json_harmless, on_terminal, records_of, say};
 use crate::records::RecordJson;
 use crate::signals;
 use crate::when::{now_ms, parse_start};
@@ -246,8 +246,10 @@ impl Source {
     pub(super) fn write(&self, record: &ConsumedRecord, out: &mut Vec<u8>) -> Result<(), CliError> {
         let begin = out.len();
         self.write_as_it_is(record, out)?;
-        if self.is_seen && self.format == Show::Value {
-            make_harmless(out, begin);
+        match self.format {
+            Show::Value if self.is_seen => make_harmless(out, begin),
+            Show::Json if self.is_seen => make_json_harmless(out, begin),
+            Show::Value | Show::Json | Show::Raw => {}
         }
         Ok(())
     }

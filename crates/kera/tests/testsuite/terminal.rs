@@ -56,5 +56,12 @@ fn what_a_value_would_do_to_a_terminal_is_shown_there_and_kept_elsewhere() {
     assert!(!said.contains('\u{1b}') && !said.contains('\u{7}'), "{said:?}");
     let raw = at_terminal(&node, "consume flights --format raw").expect("it was there before");
     assert!(raw.contains("\u{1b}]0;gone\u{7}"), "{raw:?}");
+    // Of JSON all but this is escaped anyway.
+    std::fs::write(&file, "\u{9b}2J").expect("there is room");
+    node.ok(&format!("produce flights --format raw --file {}", file.display()));
+    let last = "consume flights --json --last 1";
+    assert!(node.ok(last).contains("\"value\":\"\u{9b}2J\""), "it is kept elsewhere");
+    let json = at_terminal(&node, last).expect("it was there before");
+    assert!(json.contains(r#""value":"\u009b2J""#), "{json:?}");
     node.stop();
 }
