@@ -407,7 +407,6 @@ mod tests {
         assert_eq!([&a[..], &c[..20_000 - 16384]].concat(), bytes[8192..]);
     }
 
-    /// Data takes its space ahead. What is written without that finds room on a disk that is full for data.
     /// On a small disk it read as if a MiB was free for data: all was rounded down.
     #[test]
     fn why_a_disk_takes_no_more_is_told_to_the_kib_where_that_matters() {
@@ -420,6 +419,7 @@ mod tests {
         );
     }
 
+    /// Data takes its space ahead. What is written without that finds room on a disk that is full for data.
     #[test]
     fn what_is_kept_free_is_not_taken_ahead() {
         let (dir, disk) = disk();
