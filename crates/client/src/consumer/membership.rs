@@ -477,7 +477,7 @@ impl Consumer {
     }
 
     pub(super) fn take_committed(&mut self, node: u32, entries: &[(u64, CommitEntry)], statuses: &[u16]) {
-        self.stats.commits += u64::from(statuses.iter().any(|status| *status == Status::Ok as u16));
+        self.stats.commits += u64::from(statuses.contains(&(Status::Ok as u16)));
         let mut refused = None;
         for (at, (id, entry)) in entries.iter().enumerate() {
             let status = statuses.get(at).copied().and_then(Status::from_u16).unwrap_or(Status::Internal);
