@@ -66,7 +66,7 @@ struct Arguments {
     /// The coordinators of a cluster have their log on their disks, and elect who leads by what is there.
     #[arg(long)]
     coordinator_disks: bool,
-    /// Connections with clients take one answer at a time, and hold others back until it is sent.
+    /// Connections of a cluster with clients take one answer at a time, and hold others back until it is sent.
     #[arg(long)]
     narrow: bool,
     /// Nodes of a cluster that are stopped in good order answer first what is under way.
@@ -165,7 +165,6 @@ fn run_node(arguments: &Arguments, only: &[cluster::Fault], seed: u64) -> Done {
         trouble_ms: arguments.trouble_s * 1000,
         records: arguments.records,
         only: only.to_vec(),
-        narrow: arguments.narrow,
         ..cluster::Plan::new(seed)
     };
     let report = cluster::run(&plan);
@@ -173,7 +172,7 @@ fn run_node(arguments: &Arguments, only: &[cluster::Fault], seed: u64) -> Done {
         json: serde_json::json!({
             "seed": report.seed, "trace": format!("{:016x}", report.trace), "events": report.events,
             "simulated_ms": report.simulated_ms, "acknowledged": report.acknowledged, "checks": report.checks,
-            "faults": report.faults, "starts": report.starts, "held_back": report.held_back, "violation": report.violation,
+            "faults": report.faults, "starts": report.starts, "violation": report.violation,
         }),
         faults: report.faults.values().sum(),
         checks: report.checks,

@@ -25,7 +25,7 @@ use kera_vlog::{Ran, SegmentCloser, VirtualLog, VirtualLogConfig};
 
 use super::world::{Plan, Planted};
 pub(super) use crate::served::Said;
-use crate::served::{Connection, NARROW_BYTES, OUTBOX_BYTES, WAKES_MAX};
+use crate::served::{Connection, OUTBOX_BYTES, WAKES_MAX};
 
 /// Bytes of an arena: small, so that it is full now and then.
 const ARENA_BYTES: u64 = 4 << 20;
@@ -47,8 +47,6 @@ pub(super) struct Machine {
     arena: PathBuf,
     seed: u64,
     planted: Option<Planted>,
-    /// What its connections hold that is not sent, at most.
-    out_bytes: usize,
     /// Its disk was made to fail since the process before ended.
     pub(super) is_troubled: bool,
 }
@@ -62,9 +60,6 @@ pub(super) struct Process {
     broker: Arc<Broker>,
     coordinator: Arc<Coordinator>,
     connections: BTreeMap<u64, Connection>,
-    out_bytes: usize,
-    /// How often a connection had held something back for want of room, and went on with it when there was room again.
-    pub(super) went_on: u64,
 }
 
 /// Segments and references lead back to the log: it must not keep those alive that keep it.
@@ -203,7 +198,6 @@ impl Machine {
             arena: dir.join(format!("{number}.arena")),
             seed: plan.seed,
             planted: plan.planted,
-            out_bytes: if plan.narrow { NARROW_BYTES } else { OUTBOX_BYTES },
             is_troubled: false,
         }
     }
@@ -275,8 +269,6 @@ impl Machine {
             broker,
             coordinator,
             connections: BTreeMap::new(),
-            out_bytes: self.out_bytes,
-            went_on: 0,
         })
     }
 
@@ -376,7 +368,7 @@ pub(super) enum StartError {
 impl Process {
     /// A client has connected.
     pub(super) fn connect(&mut self, wire: u64) {
-        self.connections.insert(wire, Connection::new(&self.broker, wire, self.out_bytes));
+        self.connections.insert(wire, Connection::new(&self.broker, wire, OUTBOX_BYTES));
     }
 
     /// A command to the coordinator, from somebody who is on the machine.
@@ -401,7 +393,7 @@ impl Process {
     pub(super) fn request(&mut self, wire: u64, header: FrameHeader, body: Bytes, said: &mut Vec<Said>) {
         let Some(connection) = self.connections.get_mut(&wire) else { return };
         connection.came(header, body);
-        self.went_on += connection.serve(&by_coordinator(&self.coordinator), said);
+        connection.serve(&by_coordinator(&self.coordinator), said);
         self.settle(said);
     }
 
@@ -413,7 +405,7 @@ impl Process {
             for connection in self.connections.values_mut() {
                 if connection.wakes(now_us) {
                     is_quiet = false;
-                    self.went_on += connection.serve(&by_coordinator(&self.coordinator), said);
+                    connection.serve(&by_coordinator(&self.coordinator), said);
                 }
             }
             for gone in said.iter().filter_map(|one| if let Said::Closed(wire) = one { Some(*wire) } else { None }) {

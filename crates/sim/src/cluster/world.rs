@@ -32,8 +32,6 @@ pub struct Plan {
     pub records: u64,
     /// Faults that may happen; all, if it is empty.
     pub only: Vec<Fault>,
-    /// Whether one answer is all that a connection takes before it is sent, so that others are held back.
-    pub narrow: bool,
     /// A defect that is put in, to see whether it is found.
     pub planted: Option<Planted>,
 }
@@ -41,7 +39,7 @@ pub struct Plan {
 impl Plan {
     /// A run of a minute, with whatever may go wrong.
     pub fn new(seed: u64) -> Plan {
-        Plan { seed, trouble_ms: 60_000, records: 300, only: Vec::new(), narrow: false, planted: None }
+        Plan { seed, trouble_ms: 60_000, records: 300, only: Vec::new(), planted: None }
     }
 }
 
@@ -75,8 +73,6 @@ pub struct Report {
     pub faults: BTreeMap<&'static str, u64>,
     /// Starts of the node.
     pub starts: u64,
-    /// How often a connection went on with what it had held back.
-    pub held_back: u64,
     /// What must not happen and did.
     pub violation: Option<String>,
 }
@@ -138,7 +134,6 @@ struct World {
     faults: Faults<Fault>,
     counts: BTreeMap<&'static str, u64>,
     starts: u64,
-    held_back: u64,
     events: u64,
     frozen_until_us: u64,
     /// Events of the node that came while it stood still.
@@ -164,7 +159,6 @@ pub fn run(plan: &Plan) -> Report {
         checks: world.truth.checks(),
         faults: world.counts,
         starts: world.starts,
-        held_back: world.held_back,
         violation,
     }
 }
@@ -190,7 +184,6 @@ impl World {
             truth: Truth::default(),
             counts: BTreeMap::new(),
             starts: 0,
-            held_back: 0,
             events: 0,
             frozen_until_us: 0,
             held: Vec::new(),
@@ -386,7 +379,6 @@ impl World {
         let Some(process) = &mut self.machine.process else { return Ok(()) };
         let mut said = Vec::new();
         act(process, &mut said);
-        self.held_back += std::mem::take(&mut process.went_on);
         self.send_all(said);
         self.after_turn()
     }
