@@ -2,7 +2,6 @@
 //! the owner or cannot be reached. Kept for each stream, shared by all producers and consumers of a [`Client`].
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -165,19 +164,14 @@ impl Placement {
         known.is_none_or(|known| self.version > known.version)
     }
 
-    /// Whether a node that says this has told all groups of a streamlet that it has by what was `known` when it was asked for them before. It knows the same of the streamlet. Or it has not
-    /// heard of the owner that is known, and has these groups by what it knows: then it has let go of none of them. Everything else may be later than what is known; the numbers of
+    /// Whether a node that says this has told all groups of a streamlet that it has by what was `known` when it was asked for them before: see [`Owner::bears_out`]. The numbers of
     /// states do not tell, for each node numbers them as it hears of them.
     pub(crate) fn bears_out(&self, known: &Placement, streamlet: StreamletId, node: u32) -> bool {
         let at = streamlet.0 as usize;
         let (Some(says), Some(owner)) = (self.owners.get(at), known.owners.get(at)) else { return false };
-        // Without an owner epoch it has not heard of any owner.
-        let is_behind = says.epoch != 0 && says.epoch < owner.epoch;
-        let firsts = owner.older.iter().map(|older| (older.first_epoch, older.node));
-        let runs: Vec<(u32, u32)> = firsts.chain([(owner.epoch, owner.node), (u32::MAX, NOBODY)]).collect();
-        let mut its = runs.windows(2).filter(|run| run[0].1 == node);
-        let has_all = its.all(|run| has_all(says, node, run[0].0..run[1].0));
-        self.cluster == known.cluster && (says == owner || (is_behind && has_all))
+        let runs = owner.older_runs().chain([(owner.epoch..u32::MAX, owner.node)]);
+        let its = runs.filter(|(_, holder)| *holder == node).map(|(epochs, _)| epochs);
+        self.cluster == known.cluster && says.bears_out(owner, node, its)
     }
 
     /// What a node says that is of no cluster, or of another one, although the client has been in a cluster before: nothing that can be
@@ -287,13 +281,6 @@ impl Placement {
             }
         }
     }
-}
-
-/// Whether a node has all groups of some owner epochs.
-fn has_all(owner: &Owner, node: u32, epochs: Range<u32>) -> bool {
-    let firsts = owner.older.iter().map(|older| older.first_epoch).chain([owner.epoch]);
-    let inside = firsts.filter(|first| epochs.contains(first));
-    inside.chain([epochs.start]).all(|epoch| owner.holder(GroupId::new(epoch, 0)) == node)
 }
 
 /// What is known of streams.

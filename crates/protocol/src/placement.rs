@@ -264,6 +264,21 @@ impl Owner {
     pub fn older_runs(&self) -> impl Iterator<Item = (Range<u32>, u32)> + '_ {
         self.runs().zip(self.runs().skip(1)).map(|((first, node), (end, _))| (first..end, node))
     }
+
+    /// Whether a node has all groups of some owner epochs.
+    fn has_all(&self, node: u32, epochs: &Range<u32>) -> bool {
+        let inside = self.runs().map(|(first, _)| first).filter(|first| epochs.contains(first));
+        inside.chain([epochs.start]).all(|epoch| self.holder(GroupId::new(epoch, 0)) == node)
+    }
+
+    /// Whether a node that says this has told all groups that it has in these `runs` of owner epochs, which are its by what was `known` when it was asked for them before. It knows the
+    /// same. Or it has not heard of the owner that is known, and has these groups by what it knows: then it has let go of none of them. Everything else may be later than what is known:
+    /// groups that have gone to another node would look like what retention has taken.
+    pub fn bears_out(&self, known: &Owner, node: u32, mut runs: impl Iterator<Item = Range<u32>>) -> bool {
+        // Without an owner epoch it has not heard of any owner.
+        let is_behind = self.epoch != 0 && self.epoch < known.epoch;
+        self == known || (is_behind && runs.all(|epochs| self.has_all(node, &epochs)))
+    }
 }
 
 /// The runs of a stream's owners, by streamlet from 0 on. Each streamlet is in one run, runs are as long as they can be.

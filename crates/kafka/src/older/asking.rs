@@ -126,19 +126,10 @@ impl Listing {
         of_node.filter(move |epochs| self.is_paged || !has_come(epochs))
     }
 
-    /// Whether there is nothing in these runs, by what the node said of the owners after it had told its groups. It knows what is known here: then it has
-    /// told all. Or it has not heard of the present owner, and has these runs by what it knows: then it has let go of none of them.
+    /// Whether there is nothing in these runs, by what the node said of the owners after it had told its groups.
     fn is_borne_out(&self, says: &Owner) -> bool {
-        // Without an owner epoch it has not heard of any owner.
-        let is_behind = says.epoch != 0 && says.epoch < self.owner.epoch;
-        *says == self.owner || (is_behind && self.missing().all(|epochs| has_all(says, self.node, &epochs)))
+        says.bears_out(&self.owner, self.node, self.missing())
     }
-}
-
-/// Whether a node has all groups of some owner epochs.
-fn has_all(owner: &Owner, node: u32, epochs: &Range<u32>) -> bool {
-    let inside = owner.runs().map(|(first, _)| first).filter(|first| epochs.contains(first));
-    inside.chain([epochs.start]).all(|epoch| owner.holder(GroupId::new(epoch, 0)) == node)
 }
 
 /// What a page says of the owners of a streamlet, if it says something.
