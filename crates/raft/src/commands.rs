@@ -460,30 +460,30 @@ impl Group {
         match op {
             Op::DescribeLostLogs => {
                 let DescribeLostLogs { limit } = DescribeLostLogs::decode(version, body)?;
-                let index = self.commit(leading, |_| Ok(Vec::new())).await?;
+                let index = self.make_sure(leading).await?;
                 let described = self.read(|state| state.lost_log_infos(page_items(limit)));
                 Ok((encoded(&described, version), index))
             }
             Op::DescribeCopyChanges => {
                 let DescribeCopyChanges { limit } = DescribeCopyChanges::decode(version, body)?;
-                let index = self.commit(leading, |_| Ok(Vec::new())).await?;
+                let index = self.make_sure(leading).await?;
                 let described = self.read(|state| state.copy_changes(page_items(limit)));
                 Ok((encoded(&described, version), index))
             }
             Op::PlanRebalance => {
                 let PlanRebalance { limit } = PlanRebalance::decode(version, body)?;
-                let index = self.commit(leading, |_| Ok(Vec::new())).await?;
+                let index = self.make_sure(leading).await?;
                 let moves = self.balance_plan(limit)?.moves.iter().map(move_info).collect();
                 Ok((encoded(&MovePlan { moves }, version), index))
             }
             Op::PlanBalance => {
                 let PlanBalance { limit } = PlanBalance::decode(version, body)?;
-                let index = self.commit(leading, |_| Ok(Vec::new())).await?;
+                let index = self.make_sure(leading).await?;
                 Ok((encoded(&self.balance_plan(limit)?, version), index))
             }
             Op::DescribeMoves => {
                 let DescribeMoves { limit } = DescribeMoves::decode(version, body)?;
-                let index = self.commit(leading, |_| Ok(Vec::new())).await?;
+                let index = self.make_sure(leading).await?;
                 let limit = page_items(limit);
                 let described = self.read(|state| MovesDescription {
                     moves: state.move_infos().take(limit).collect(),
@@ -655,7 +655,7 @@ impl Group {
     ) -> Result<(AllocatedProducer, u64), CoordinatorError> {
         // A leader skips what the one before it had left of its block.
         if leading.term != term {
-            self.commit(leading, |_| Ok(Vec::new())).await?;
+            self.make_sure(leading).await?;
             let reserved = self.read(|state| state.catalog.producers_reserved());
             (leading.term, leading.next_producer, leading.reserved) = (term, reserved, reserved);
         }
@@ -665,7 +665,7 @@ impl Group {
             let looked = |state: &ClusterState| state.catalog.plan_raise(producer_id, below);
             // An id that another leader has given out since is one that nobody has, to a node that does not know yet that it leads no more. Whoever asks with its own would give up.
             if self.read(looked).is_err() {
-                self.commit(leading, |_| Ok(Vec::new())).await?;
+                self.make_sure(leading).await?;
                 leading.check_led_in(term)?;
             }
             if self.read(looked)?.is_some() {

@@ -582,7 +582,7 @@ impl Group {
         }
         let mut alone = self.leading.lock().await;
         // Who has just become the leader does not know all that was decided: a node that has joined is one of which nobody knows, to it.
-        self.commit(&mut alone, |_| Ok(Vec::new())).await?;
+        self.make_sure(&mut alone).await?;
         let gone: BTreeSet<u64> =
             self.read(|state| members.nodes().map(|(id, _)| *id).filter(|id| is_gone(state, *id)).collect());
         self.take_out(&alone, gone).await

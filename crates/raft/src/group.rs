@@ -418,6 +418,11 @@ impl Group {
         }
     }
 
+    /// Makes sure that this node leads and knows all that was decided; tells up to which entry.
+    pub(crate) async fn make_sure(&self, alone: &mut Leading) -> Result<u64, CoordinatorError> {
+        self.commit(alone, |_| Ok(Vec::new())).await
+    }
+
     /// Proposes what `plan` makes of the state, and waits until it is true: tells up to which entry. Only the leader can; the
     /// caller holds what makes commands go one at a time, so nothing changes between plan and entry unless the leader does. What the rules would not refuse then is the caller's to
     /// look at ([`Leading::check_wrote_in`]).
