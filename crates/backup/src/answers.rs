@@ -668,19 +668,21 @@ fn answered(
         chunks_checksum: header.chunks_checksum,
         zero: 0,
     };
+    if wanted.is_empty() {
+        return (head, source.lend());
+    }
     let is_wanted = |chunk: &ChunkView<'_>| {
         let (stream, streamlet) = (chunk.header().stream, chunk.header().streamlet);
         wanted.contains(&StreamletRef { stream, streamlet })
     };
     let chunks = source.chunks();
-    if wanted.is_empty() || Chunks::new(chunks).all(|chunk| chunk.is_ok_and(|chunk| is_wanted(&chunk))) {
+    let kept: Vec<ChunkView<'_>> = Chunks::new(chunks).map_while(Result::ok).filter(is_wanted).collect();
+    if kept.iter().map(|chunk| chunk.as_bytes().len()).sum::<usize>() == chunks.len() {
         return (head, source.lend());
     }
-    let wanted_chunks = || Chunks::new(chunks).map_while(Result::ok).filter(is_wanted);
-    let mut kept = Vec::with_capacity(wanted_chunks().map(|chunk| chunk.as_bytes().len()).sum());
-    wanted_chunks().for_each(|chunk| kept.extend_from_slice(chunk.as_bytes()));
-    let (chunk_count, chunk_bytes) = (wanted_chunks().count() as u32, kept.len() as u32);
-    (BlockHead { chunk_count, chunk_bytes, chunks_checksum: crc32c(&kept), ..head }, kept.into())
+    let chunk_count = kept.len() as u32;
+    let kept = kept.iter().map(ChunkView::as_bytes).collect::<Vec<_>>().concat();
+    (BlockHead { chunk_count, chunk_bytes: kept.len() as u32, chunks_checksum: crc32c(&kept), ..head }, kept.into())
 }
 
 /// A lane, from the footers of several files.
