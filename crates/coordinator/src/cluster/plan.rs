@@ -203,14 +203,14 @@ impl ClusterState {
     /// What the nodes that there are can give: a broker's own copy and one on each other backup. Those that are lost count, for they are to come back, unless they are
     /// being emptied as well. `most`: what they may be asked for at all.
     pub fn limits(&self, most: &Limits) -> Limits {
-        let nodes = self.nodes_for_copies(|node| !(node.fenced && node.draining));
+        let nodes = self.nodes_for_copies(|node| node.is_live(Roles::BACKUP) || node.is_away(Roles::BACKUP));
         Limits { streams: most.streams, nodes: nodes.clamp(1, most.nodes.max(1)) }
     }
 
-    /// How many copies there can be at the nodes that count.
+    /// How many copies there can be at the backups that count.
     fn nodes_for_copies(&self, counts: impl Fn(&NodeState) -> bool) -> u32 {
         let (mut backups, mut is_any_both) = (0, false);
-        for node in self.nodes.values().filter(|node| counts(node) && node.roles.has(Roles::BACKUP)) {
+        for node in self.nodes.values().filter(|node| counts(node)) {
             backups += 1;
             // A broker that is a backup too is none for itself.
             is_any_both |= node.roles.has(Roles::BROKER);
@@ -223,12 +223,12 @@ impl ClusterState {
     ///
     /// Only a leader that plans asks this, and never who applies an entry: who is live is no part of what an entry may depend on in another version.
     pub(super) fn check_live_nodes(&self, copies: u32, needs: fn(u32) -> u32) -> Result<(), CoordinatorError> {
-        let (live, needed) = (self.nodes_for_copies(|node| !node.fenced), needs(copies));
+        let (live, needed) = (self.nodes_for_copies(|node| node.is_live(Roles::BACKUP)), needs(copies));
         if live >= needed {
             return Ok(());
         }
-        let is_away = |node: &NodeState| node.fenced && !node.draining && node.roles.has(Roles::BACKUP);
-        let away = self.nodes.iter().filter(|(_, node)| is_away(node)).map(|(number, _)| number.to_string());
+        let away = self.nodes.iter().filter(|(_, node)| node.is_away(Roles::BACKUP));
+        let away = away.map(|(number, _)| number.to_string());
         let away: Vec<String> = away.take(NAMED_MAX).collect();
         let nodes = if away.len() == 1 { "node" } else { "nodes" };
         let there = if live == 1 { "there is" } else { "there are" };

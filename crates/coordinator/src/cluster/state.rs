@@ -43,6 +43,11 @@ impl NodeState {
     pub fn is_live(&self, role: Roles) -> bool {
         !self.fenced && self.roles.has(role)
     }
+
+    /// Whether it is lost, and to come back in this role: it is not being emptied as well.
+    pub fn is_away(&self, role: Roles) -> bool {
+        self.fenced && !self.draining && self.roles.has(role)
+    }
 }
 
 /// Who has a virtual log from which block on.

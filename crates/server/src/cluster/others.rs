@@ -8,7 +8,7 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use kera_coordinator::cluster::{ClusterState, LogState, NodeState};
+use kera_coordinator::cluster::{ClusterState, LogState};
 use kera_format::chunk::Chunks;
 use kera_format::cluster::{Doors, Rack, Roles};
 use kera_format::{Cursor, FormatError, LaneId, StreamId, StreamletId};
@@ -168,8 +168,8 @@ fn known(state: &ClusterState, owner: u32, copies: u32) -> (Vec<u32>, Vec<u32>) 
         asked.sort_by_key(|(node, rack)| (*rack == Rack::Own, node.wrapping_sub(owner)));
         replicas.extend(asked.into_iter().map(|(node, _)| node).take(backups));
         // Behind them those that are lost and are to come back: while they are away a log begins without them.
-        let is_away = |node: &NodeState| node.fenced && !node.draining && node.roles.has(Roles::BACKUP);
-        let away = state.nodes().iter().filter(|(node, of)| **node != owner && is_away(of)).map(|(node, _)| *node);
+        let away = state.nodes().iter().filter(|(node, of)| **node != owner && of.is_away(Roles::BACKUP));
+        let away = away.map(|(node, _)| *node);
         let missing = (1 + backups).saturating_sub(replicas.len());
         replicas.extend(away.take(missing));
     }
