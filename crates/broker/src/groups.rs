@@ -15,14 +15,14 @@ use kera_log::{
 use kera_protocol::groups::SegmentPlace;
 use kera_protocol::limits::{WAIT_MS_MAX, page_items};
 use kera_protocol::{
-    AvailableGroups, AvailableSegments, GroupInfo, GroupList, LaneStats, Lookup, LookupResult, NextSegments, Op, Owner,
+    AvailableGroups, AvailableSegments, GroupInfo, GroupList, LaneStats, Lookup, LookupResult, NextSegments, Op,
     SegmentInfo, SegmentList, Start, Status, StreamStats, StreamStatsResponse,
 };
 use kera_rpc::Outbox;
 
 use crate::failure::Failure;
 use crate::moved::read_here;
-use crate::ownership::{Ownership, first_of};
+use crate::ownership::{Ownership, Whose, first_of};
 use crate::session::{Attempt, Core, Request};
 use crate::visible;
 
@@ -272,31 +272,13 @@ enum Looked {
     Loading(LaneVersion),
 }
 
-/// Whose a lane is, and whether it is open here.
-#[derive(PartialEq, Eq)]
-struct Standing {
-    is_plain: bool,
-    tenure: Tenure,
-    owner_epoch: u32,
-    /// By the table of owners. Not asked for where nobody else has anything.
-    owner: Option<Owner>,
-}
-
-impl Standing {
-    fn of(ownership: &Ownership, lane: &Lane) -> Standing {
-        let is_plain = lane.is_plain();
-        let owner = if is_plain { None } else { ownership.owner(lane.stream_id(), lane.streamlet_id()) };
-        Standing { is_plain, tenure: lane.tenure(), owner_epoch: lane.owner_epoch(), owner }
-    }
-}
-
 /// Finds a place in a lane of which other nodes may have groups, and where it begins and ends.
 ///
 /// Whose the lane is has to be the same before the look at it and behind it. A streamlet that is taken over is emptied of what it had, told where it ends, and given its groups,
 /// one after the other: who looked in between and found it open then would be told that its beginning is its end, and read nothing of it. `meanwhile` is for tests: it comes
 /// between the two looks.
 fn find_while(ownership: &Ownership, lane: &Arc<Lane>, at: Start, meanwhile: impl FnOnce()) -> Result<Looked, Failure> {
-    let standing = Standing::of(ownership, lane);
+    let standing = Whose::of(ownership, lane);
     check_visible(lane)?;
     let (mut cursor, ordinal) = match find(lane, at)? {
         Place::Here(cursor, ordinal) => (cursor, ordinal),
@@ -307,7 +289,7 @@ fn find_while(ownership: &Ownership, lane: &Arc<Lane>, at: Start, meanwhile: imp
     // As whoever puts the groups of several nodes together finds it: who is told of an earlier one takes what is deleted for lost, or waits for it.
     let first_ordinal = first_left(lane, stats.first_ordinal, stats.durable_ordinal);
     let durable_ordinal = visible::end(lane, stats.durable_ordinal);
-    if Standing::of(ownership, lane) != standing {
+    if Whose::of(ownership, lane) != standing {
         return Err(ownership.not_owner(lane.stream_id(), lane.streamlet_id()));
     }
     if !standing.is_plain {
@@ -321,7 +303,7 @@ fn find_while(ownership: &Ownership, lane: &Arc<Lane>, at: Start, meanwhile: imp
 fn placed(
     ownership: &Ownership,
     lane: &Lane,
-    standing: &Standing,
+    standing: &Whose,
     at: Start,
     found: Cursor,
     ordinal: u64,

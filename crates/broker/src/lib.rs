@@ -61,7 +61,7 @@ pub use meter::Meter;
 pub use metrics::{BrokerCounts, BrokerMetrics};
 pub use moved::Reading;
 pub use moving::Moving;
-pub use ownership::{Heard, Ownership};
+pub use ownership::{Heard, Ownership, Whose};
 pub use recovery::{Copies, EndedLog, EndedView, HandedStates, NotTaken, Rebuild, RecoveryProgress, logs_without};
 pub use session::BrokerSession;
 pub use standing::SERVES_MS;

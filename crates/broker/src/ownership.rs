@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use kera_format::cluster::HANDED_BYTES_MAX;
 use kera_format::{GroupId, StreamId, StreamletId};
-use kera_log::{DurabilitySink, Observer, Stream, Streamlet, Tenure, TenureError, Waiters};
+use kera_log::{DurabilitySink, Lane, Observer, Stream, Streamlet, Tenure, TenureError, Waiters};
 use kera_protocol::limits::{OWNER_STREAMS_MAX, page_items};
 use kera_protocol::placement::runs_of;
 use kera_protocol::{FindOwners, NodeInfo, Owner, Owners, Role, Status, StreamOwners, StreamRef, StreamletState};
@@ -40,6 +40,28 @@ pub enum Heard<T> {
     NotYet,
     /// It is gone, or never was.
     Gone,
+}
+
+/// Whose a lane is, and whether it is open here. What is found in the lane counts only if that is the same before and behind.
+#[derive(PartialEq, Eq, Debug)]
+pub struct Whose {
+    /// Nobody else [has anything](Lane::is_plain) of it.
+    pub is_plain: bool,
+    /// Whether it is open here.
+    pub tenure: Tenure,
+    /// In which owner epoch its groups are opened.
+    pub owner_epoch: u32,
+    /// By the table of owners. Not asked for where nobody else has anything: that is so of nearly all lanes.
+    pub owner: Option<Owner>,
+}
+
+impl Whose {
+    /// As it is now.
+    pub fn of(ownership: &Ownership, lane: &Lane) -> Whose {
+        let is_plain = lane.is_plain();
+        let owner = if is_plain { None } else { ownership.owner(lane.stream_id(), lane.streamlet_id()) };
+        Whose { is_plain, tenure: lane.tenure(), owner_epoch: lane.owner_epoch(), owner }
+    }
 }
 
 #[derive(Default)]

@@ -14,6 +14,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use kera_broker::Whose;
 use kera_format::{GroupId, LaneId, SegmentIndex, StreamId, StreamletId};
 use kera_log::{Lane, Lookup, ReadError, Tenure};
 use kera_protocol::Owner;
@@ -94,38 +95,28 @@ pub(crate) enum Time {
 /// That a lane is open here does not say whose it is: the table of owners names another one before the lane hears of it. Nor that all which is said to be here is here: who leaves older
 /// groups to another node has the table say so first, and then has them go. In between they look like what retention has taken, so that the partition seems to begin behind them,
 /// and readers would pass over them.
-#[derive(PartialEq, Eq)]
-pub(crate) struct Standing {
-    is_plain: bool,
-    owner_epoch: u32,
-    /// By the table of owners. Not asked for where no other node has anything of it.
-    owner: Option<Owner>,
-}
+pub(crate) struct Standing(Whose);
 
 impl Standing {
     /// As it is now. No look in the table for nearly all lanes.
     pub(crate) fn of(door: &Door, lane: &Lane) -> Result<Standing, NotOwner> {
-        let (is_plain, owner_epoch) = (lane.is_plain(), lane.owner_epoch());
-        if is_plain {
-            return Ok(Standing { is_plain, owner_epoch, owner: None });
-        }
         let ownership = door.broker.ownership();
-        let owner = ownership.owner(lane.stream_id(), lane.streamlet_id());
-        let is_others = owner.as_ref().is_some_and(|owner| owner.node != ownership.node());
-        if is_others || lane.tenure() == Tenure::Elsewhere {
+        let whose = Whose::of(ownership, lane);
+        let is_others = || whose.owner.as_ref().is_some_and(|owner| owner.node != ownership.node());
+        if !whose.is_plain && (whose.tenure == Tenure::Elsewhere || is_others()) {
             return Err(NotOwner);
         }
-        Ok(Standing { is_plain, owner_epoch, owner })
+        Ok(Standing(whose))
     }
 
     /// Whether it still is so.
     pub(crate) fn holds(&self, door: &Door, lane: &Lane) -> bool {
-        Standing::of(door, lane).is_ok_and(|now| now == *self)
+        Whose::of(door.broker.ownership(), lane) == self.0
     }
 
     /// What other nodes have of it; `None` for nearly all lanes: all that there is of them is here.
     pub(crate) fn shared(&self, door: &Door) -> Option<Shared> {
-        let owner = self.owner.as_ref()?;
+        let owner = self.0.owner.as_ref()?;
         let me = door.broker.ownership().node();
         let elsewhere = owner.older.iter().any(|older| older.node != me);
         elsewhere.then(|| Shared { owner: owner.clone(), me })
