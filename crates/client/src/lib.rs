@@ -66,6 +66,8 @@ mod placement;
 mod places;
 mod producer;
 pub mod routing;
+#[cfg(test)]
+mod testing;
 mod turn;
 
 pub use admin::{Admin, Applications};

@@ -346,10 +346,11 @@ mod tests {
     use std::sync::atomic::{AtomicU64, Ordering};
 
     use kera_env::SystemClock;
-    use kera_protocol::{ErrorBody, FrameHeader, HeartbeatResponse, HelloResponse};
+    use kera_protocol::{ErrorBody, FrameHeader, HeartbeatResponse};
     use kera_rpc::{ClientConfig, Flow, Outbox, Peer, Server, ServerConfig, Session, SessionWaker};
 
     use super::*;
+    use crate::testing::hello;
 
     /// So many heartbeats are answered, each with a lease that is asked back; then the member is not known any more.
     const ANSWERED: u64 = 5;
@@ -372,20 +373,7 @@ mod tests {
 
     #[test]
     fn what_heartbeats_tell_does_not_pile_up_while_the_program_is_busy() {
-        let hello = HelloResponse {
-            server_name: "test".into(),
-            server_version: "1".into(),
-            node_id: [1; 16],
-            node_epoch: 1,
-            ops: HelloResponse::ops_spoken(),
-            frame_bytes_max: 8 << 20,
-            chunk_bytes_max: 4 << 20,
-            in_flight_bytes_max: 64 << 20,
-            in_flight_requests_max: 1_000,
-            subscriptions_max: 128,
-            idle_timeout_ms: 0,
-        };
-        let config = ServerConfig::new(([127, 0, 0, 1], 0).into(), hello, Arc::new(SystemClock::new()));
+        let config = ServerConfig::new(([127, 0, 0, 1], 0).into(), hello(), Arc::new(SystemClock::new()));
         let heartbeats = Arc::new(AtomicU64::new(0));
         let counted = Arc::clone(&heartbeats);
         let factory = Arc::new(move |_: Peer, _: SessionWaker| {
