@@ -103,28 +103,21 @@ fn names_follow_the_rules_and_the_systems_are_kept_for_it() {
     assert_eq!(coordinator.alter_stream(&info.id.into(), &changes).expect_err("kept").status(), Status::InvalidName);
 }
 
-/// The coordinators of a cluster, of which one leads when it is asked for the third time.
+/// What a node of a cluster knows, and how its coordinators answer it.
 #[derive(Default)]
-struct Electing {
-    asked: Mutex<u32>,
+struct Clustered<T> {
     catalog: Mutex<Catalog>,
+    coordinators: T,
 }
 
-impl ClusterLog for Electing {
+trait Answers: Send + Sync {
+    fn answer(&self, known: &Mutex<Catalog>, asked: (Op, u8, &[u8]), system: bool)
+    -> Result<Vec<u8>, CoordinatorError>;
+}
+
+impl<T: Answers> ClusterLog for Clustered<T> {
     fn request(&self, op: Op, version: u8, body: &[u8], system: bool) -> Result<Vec<u8>, CoordinatorError> {
-        assert!(op == Op::CreateStream && system, "{op:?}");
-        let mut asked = self.asked.lock().unwrap();
-        *asked += 1;
-        if *asked < 3 {
-            return Err(CoordinatorError::NoLeader("nobody leads".into()));
-        }
-        let CreateStream { name, options, .. } = CreateStream::decode(version, body)?;
-        let mut catalog = self.catalog.lock().unwrap();
-        let made = Entry::StreamCreated { stream: StreamId(1), at_ms: 1_000, options, name: name.clone() };
-        catalog.apply(&made).expect("there is none of that name");
-        let mut answer = Vec::new();
-        catalog.find(&name.as_str().into())?.encode(version, &mut answer);
-        Ok(answer)
+        self.coordinators.answer(&self.catalog, (op, version, body), system)
     }
     fn level(&self) -> u32 {
         level::NEWEST
@@ -144,30 +137,64 @@ impl ClusterLog for Electing {
     fn observe(&self, _: Arc<dyn StreamObserver>, _: Vec<StreamInfo>) {}
 }
 
+/// One of them leads when it is asked for the third time.
+#[derive(Default)]
+struct Electing {
+    asked: Mutex<u32>,
+}
+
+impl Answers for Electing {
+    fn answer(
+        &self,
+        known: &Mutex<Catalog>,
+        (op, version, body): (Op, u8, &[u8]),
+        system: bool,
+    ) -> Result<Vec<u8>, CoordinatorError> {
+        assert!(op == Op::CreateStream && system, "{op:?}");
+        let mut asked = self.asked.lock().unwrap();
+        *asked += 1;
+        if *asked < 3 {
+            return Err(CoordinatorError::NoLeader("nobody leads".into()));
+        }
+        let CreateStream { name, options, .. } = CreateStream::decode(version, body)?;
+        let mut catalog = known.lock().unwrap();
+        let made = Entry::StreamCreated { stream: StreamId(1), at_ms: 1_000, options, name: name.clone() };
+        catalog.apply(&made).expect("there is none of that name");
+        let mut answer = Vec::new();
+        catalog.find(&name.as_str().into())?.encode(version, &mut answer);
+        Ok(answer)
+    }
+}
+
 /// A node may start while the coordinators lose their leader.
 #[test]
 fn a_stream_of_the_system_is_waited_for_while_nobody_leads_and_nobody_is_asked_for_one_that_is_known() {
-    let log = Arc::new(Electing::default());
+    let log = Arc::new(Clustered::<Electing>::default());
     let coordinator = Coordinator::of_cluster(log.clone(), Arc::new(ManualClock::new(1_000)));
     let (name, options) = ("_kera.applications", StreamOptions::default());
     let mut pauses = Vec::new();
     let made = coordinator.awaited_system_stream(name, &options, |error| pauses.push(error.to_string()));
     let made = made.expect("made");
     assert_eq!((made.name.as_str(), pauses.len()), (name, 2), "{pauses:?}");
-    *log.asked.lock().unwrap() = 0;
+    *log.coordinators.asked.lock().unwrap() = 0;
     assert_eq!(coordinator.system_stream(name, &options).expect("it is known"), made);
-    assert_eq!(*log.asked.lock().unwrap(), 0, "nobody leads, for all that the node knows");
+    assert_eq!(*log.coordinators.asked.lock().unwrap(), 0, "nobody leads, for all that the node knows");
     assert!(message_of(coordinator.system_stream("_kera.other", &options)).contains("nobody leads"));
 }
 
-/// The coordinators of a cluster, whose leader knows a stream of which this node has not heard.
+/// Their leader knows a stream of which the node has not heard.
 #[derive(Default)]
 struct Ahead {
     deleted: Mutex<Vec<StreamRef>>,
 }
 
-impl ClusterLog for Ahead {
-    fn request(&self, op: Op, version: u8, body: &[u8], _: bool) -> Result<Vec<u8>, CoordinatorError> {
+impl Answers for Ahead {
+    fn answer(
+        &self,
+        _: &Mutex<Catalog>,
+        (op, version, body): (Op, u8, &[u8]),
+        _: bool,
+    ) -> Result<Vec<u8>, CoordinatorError> {
         assert_eq!(op, Op::DeleteStream);
         let mut deleted = self.deleted.lock().unwrap();
         let stream = DeleteStream::decode(version, body)?.stream;
@@ -179,31 +206,15 @@ impl ClusterLog for Ahead {
         Empty.encode(version, &mut answer);
         Ok(answer)
     }
-    fn level(&self) -> u32 {
-        level::NEWEST
-    }
-    fn read(&self, read: &mut dyn FnMut(&Catalog)) {
-        read(&Catalog::default());
-    }
-    fn copies_of(&self, _: StreamId, _: u32) -> u32 {
-        0
-    }
-    fn wanted_copies(&self, _: StreamId) -> Option<u32> {
-        None
-    }
-    fn live_nodes(&self) -> Vec<LiveNode> {
-        Vec::new()
-    }
-    fn observe(&self, _: Arc<dyn StreamObserver>, _: Vec<StreamInfo>) {}
 }
 
 #[test]
 fn a_stream_of_which_a_node_has_not_heard_yet_is_deleted_by_way_of_it() {
-    let log = Arc::new(Ahead::default());
+    let log = Arc::new(Clustered::<Ahead>::default());
     let coordinator = Coordinator::of_cluster(log.clone(), Arc::new(ManualClock::new(1_000)));
     let name: StreamRef = "new".into();
     coordinator.delete_stream(&name).expect("the leader knows it");
-    assert_eq!(*log.deleted.lock().unwrap(), std::slice::from_ref(&name));
+    assert_eq!(*log.coordinators.deleted.lock().unwrap(), std::slice::from_ref(&name));
     assert_eq!(coordinator.delete_stream(&name).expect_err("it is gone").status(), Status::UnknownStream);
 }
 
