@@ -5,8 +5,8 @@ use kafka_protocol::messages::{
     describe_quorum_request as quorum, elect_leaders_request as elect, list_partition_reassignments_request as list,
 };
 
+use super::super::requests;
 use super::*;
-use crate::requests;
 
 /// A topic of the scene has partitions 0 and 1. Of it and of others: right ones and wrong ones.
 const PARTITIONS: [&[i32]; 6] = [&[0], &[1], &[0, 1], &[9], &[0, 9], &[]];

@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 use std::fmt::Write;
 
-use crate::batches::NOW_MS;
+use super::batches::NOW_MS;
 
 /// What is done with a field before answers are compared.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -3,8 +3,8 @@
 use bytes::Bytes;
 use kafka_protocol::messages::*;
 
-use crate::side::Memory;
-use crate::steps::{
+use super::side::Memory;
+use super::steps::{
     Asked, PASSING, Rng, TOPICS, UNKNOWN, UNMARKED, id_of, named, place, place_in_transaction, producer_of, text,
 };
 

@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use kafka_protocol::messages::*;
 
-use crate::side::Side;
-use crate::steps::{Asked, Rng, named, text};
+use super::side::Side;
+use super::steps::{Asked, Rng, named, text};
 
 /// How often a scene looks again for what must come.
 const TRIES: usize = 12_000;

@@ -1,8 +1,8 @@
 //! Settings of a topic, right and wrong ones, set in all ways and described; and records whose producer wants no answer.
 
+use super::super::batches::{Spec, batch};
+use super::super::requests;
 use super::*;
-use crate::batches::{Spec, batch};
-use crate::requests;
 
 /// Kafka's broker hears of a change of settings behind the controller's answer.
 const HEARD_WITHIN: Duration = Duration::from_millis(50);

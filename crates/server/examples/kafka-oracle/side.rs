@@ -11,10 +11,10 @@ use kafka_protocol::messages::metadata_request::MetadataRequestTopic;
 use kafka_protocol::messages::*;
 use uuid::Uuid;
 
-use crate::answer::{Names, Node, tree};
-use crate::batches;
-use crate::scenes;
-use crate::steps::{Asked, named, text};
+use super::answer::{Names, Node, tree};
+use super::batches;
+use super::scenes;
+use super::steps::{Asked, named, text};
 
 /// Errors that go away by themselves: coordinators and leaders that are being found, transactions that are being ended.
 const PASSING: [i16; 6] = [5, 6, 14, 15, 16, 51];

@@ -7,10 +7,10 @@ use kafka_protocol::protocol::{Encodable, StrBytes};
 use kera_format::kafka_codec::KafkaCodec;
 use uuid::Uuid;
 
-use crate::batches::{Spec, batch, sign};
-use crate::requests;
-use crate::scenes::Scene;
-use crate::side::{Memory, Producer};
+use super::batches::{Spec, batch, sign};
+use super::requests;
+use super::scenes::Scene;
+use super::side::{Memory, Producer};
 
 /// Settings of a topic.
 type Settings = &'static [(&'static str, &'static str)];
@@ -113,7 +113,7 @@ impl Asked {
     pub(crate) fn shown(&self) -> String {
         match self {
             Asked::Request { key, version, request, who } => {
-                let shown = crate::answer::tree(&format!("{request:#?}")).shown();
+                let shown = super::answer::tree(&format!("{request:#?}")).shown();
                 format!("{key:?} v{version} {who} {}", shown.replace("unknown_tagged_fields={} ", ""))
             }
             Asked::Raw(frame) => format!("raw {frame:?}"),
