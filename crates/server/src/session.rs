@@ -68,11 +68,16 @@ impl Commands {
     ) -> io::Result<(Arc<Commands>, [JoinHandle<()>; 2])> {
         let stopping = Arc::new(AtomicBool::new(false));
         let is_stopping = stopping.clone();
-        let (commands, command_thread) =
-            spawn("kera-commands", move |command, frame| match is_stopping.load(Ordering::Acquire) {
-                true => encode_error(&command.header, Status::ShuttingDown, &stopping_body(), frame),
-                false => coordinator.handle(command.op, &command.header, &command.body, frame),
-            })?;
+        let (commands, command_thread) = spawn("kera-commands", move |command, frame| {
+            if is_stopping.load(Ordering::Acquire) {
+                // Nobody was asked for it, and clients give it to another node. What may have been done they would not give twice.
+                return encode_error(&command.header, Status::NotReady, &stopping_body(), frame);
+            }
+            coordinator.handle(command.op, &command.header, &command.body, frame);
+            if is_stopping.load(Ordering::Acquire) {
+                say_that_it_may_be_done(&command.header, frame);
+            }
+        })?;
         let (statuses, status_thread) = spawn("kera-status", move |command, frame| match status() {
             Some(status) => encode_response(&command.header, &status, frame),
             None => encode_error(&command.header, Status::ShuttingDown, &stopping_body(), frame),
@@ -80,8 +85,8 @@ impl Commands {
         Ok((Arc::new(Commands { commands, statuses, stopping }), [command_thread, status_thread]))
     }
 
-    /// The node stops: commands whose turn has not come are refused. So it waits for the one that is under way, and not for
-    /// as many as stand in line.
+    /// The node stops: commands whose turn has not come are refused, as not done. So it waits for the one that is under way, and not for
+    /// as many as stand in line. That one it waits for shortly, and of what it does not hear of by then it says that it may be done.
     pub fn stop(&self) {
         self.stopping.store(true, Ordering::Release);
     }
@@ -100,6 +105,19 @@ fn spawn(
     let (sender, receiver) = channel();
     let builder = std::thread::Builder::new().name(name.into()).stack_size(512 << 10);
     Ok((sender, builder.spawn(move || work(&answer, &receiver))?))
+}
+
+/// A command was under way when the node was told to stop, and its answer is not waited for as long as it may take: if it was not ready it may be done all the same. Who is to make
+/// a stream, and takes that for not done, asks another node and is told that there is one.
+fn say_that_it_may_be_done(asked: &FrameHeader, frame: &mut Vec<u8>) {
+    let is_not_ready =
+        FrameHeader::parse(frame, frame.len()).is_ok_and(|answer| answer.status == Status::NotReady as u16);
+    if !is_not_ready {
+        return;
+    }
+    let why = frame.get(FRAME_HEADER_BYTES..).and_then(|body| ErrorBody::decode(body).ok());
+    frame.clear();
+    encode_error(asked, Status::ShuttingDown, &why.unwrap_or_else(stopping_body), frame);
 }
 
 fn work(answer: &dyn Fn(&Command, &mut Vec<u8>), receiver: &Receiver<Command>) {
@@ -457,8 +475,9 @@ mod tests {
         assert_eq!(told(Some(SystemClock::new().since_boot_us())), Some(Status::UnknownStream));
     }
 
+    /// The two were told the other way around: a client gave up what nobody had been asked for, and asked again for a stream that it had made itself, to be told that there is one.
     #[test]
-    fn a_node_that_stops_refuses_commands_whose_turn_has_not_come() {
+    fn a_node_that_stops_refuses_commands_whose_turn_has_not_come_as_not_done_and_the_one_under_way_as_perhaps_done() {
         let node = Node::new();
         let [mut first, mut second] = [(); 2].map(|()| node.connection());
         first.ask_producer();
@@ -466,8 +485,10 @@ mod tests {
         second.ask_producer();
         node.sessions.commands.stop();
         node.opens.send(()).unwrap();
-        assert_eq!(first.answer(), Some(Status::NotReady));
-        assert_eq!(second.answer(), Some(Status::ShuttingDown));
+        let told = [first.answer(), second.answer()].map(|status| status.expect("it is known"));
+        assert_eq!(told, [Status::ShuttingDown, Status::NotReady]);
+        assert_eq!(told.map(Status::could_duplicate), [true, false]);
+        assert!(told.iter().all(|status| status.retryable()));
         assert!(node.comes.try_recv().is_err());
     }
 }
