@@ -98,6 +98,17 @@ impl Before {
     }
 }
 
+/// How a command is given again that may have been done: a stream that is to be deleted by its name is named by its number, if this node knew it before the first try. By its name
+/// one could be taken that somebody has made since.
+fn by_number(op: Op, version: u8, body: &[u8], state: &ClusterState) -> Option<Vec<u8>> {
+    if op != Op::DeleteStream {
+        return None;
+    }
+    let DeleteStream { stream } = DeleteStream::decode(version, body).ok()?;
+    let known = state.catalog.find(&stream).ok()?;
+    Some(encoded(&DeleteStream { stream: known.id.into() }, version))
+}
+
 /// What a leader knows beside the state. Whoever holds it gives commands, and nobody else does.
 #[derive(Debug, Default)]
 pub(crate) struct Leading {
@@ -139,15 +150,19 @@ impl Leading {
 impl Group {
     /// Has the leader do what a request asks for; the answer's body. Returns when this node knows of it, observers included.
     /// Waits for a leader, and tries the next one if one is lost, for as long as [`Timing`](crate::Timing) says. The one that is lost may have done it nevertheless:
-    /// what the next one finds done then is [taken for that](Group::done_before).
+    /// what the next one finds done then is [taken for that](Group::done_before). A stream that is deleted by its name is the one that this node knew by it at first.
     pub async fn request(&self, op: Op, version: u8, body: &[u8], system: bool) -> Result<Vec<u8>, CoordinatorError> {
         let mut command = ForwardCommand { op: op as u16, version, system, body: body.to_vec() };
         let deadline = tokio::time::Instant::now() + Duration::from_millis(self.config.timing.command_ms);
         let (mut last, mut is_again) = ("there is none".to_owned(), false);
         // Whether a leader elsewhere has answered to the last try.
         let mut leader_says = false;
-        let before = self.read(|state| Before::of(op, version, body, state));
+        let (before, again) =
+            self.read(|state| (Before::of(op, version, body, state), by_number(op, version, body, state)));
         while tokio::time::Instant::now() < deadline {
+            if is_again && let Some(again) = &again {
+                command.body.clone_from(again);
+            }
             let forwarded = match self.hand_on(&command, deadline).await {
                 Ok(forwarded) => forwarded,
                 Err(reason) => {
@@ -174,7 +189,7 @@ impl Group {
                 // A leader of an earlier version: it is asked again as its like would ask it.
                 Some(Status::UnsupportedVersion) if command.version > 1 => earlier(op, &mut command)?,
                 status => {
-                    let status = status.unwrap_or(Status::Internal);
+                    let (status, body) = (status.unwrap_or(Status::Internal), again.as_deref().unwrap_or(body));
                     if is_again
                         && let Some(before) = &before
                         && let Some(done) = self.done_before(op, version, body, (status, before), deadline).await

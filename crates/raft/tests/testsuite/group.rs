@@ -154,6 +154,29 @@ async fn what_a_leader_has_done_that_could_not_say_so_is_not_refused_by_the_next
     assert!(group.ask(&deleted).await.is_err());
 }
 
+/// The answer to whoever has deleted one is lost, and until it is asked for again somebody has made another one of that name.
+#[tokio::test]
+async fn a_stream_that_was_made_since_is_not_deleted_for_one_whose_deletion_was_not_answered() {
+    let world = World::cluster(33, 3, 1).await;
+    world.create(4, "made").await.unwrap();
+    world.agree().await;
+    let old = u64::from(world.leading().await);
+    let others: Vec<u64> = (1..=3).filter(|node| *node != old).collect();
+    // Who asks reaches the leader alone, and nobody once that has done it.
+    world.part(&[4], &others);
+    world.net.faults.lock().last = Some(|op, _, _| op == Op::ForwardCommand);
+    let group = world.nodes[&4].group.clone();
+    let asked = tokio::spawn(async move { group.ask(&DeleteStream { stream: "made".into() }).await });
+    let other = others[0] as u32;
+    world.until("it is deleted", |world| !has(world, other, "made")).await;
+    let second = world.create(other, "made").await.expect("nobody has the name");
+    world.heal();
+    asked.await.unwrap().expect("it is deleted");
+    world.agree().await;
+    let is_there = |at: u32| world.nodes[&at].group.read(|state| state.catalog.find(&second.id.into()).is_ok());
+    assert!((1..=4).all(is_there));
+}
+
 /// The same where a person gives up what a lost node had.
 #[tokio::test]
 async fn a_loss_that_a_leader_has_accepted_that_could_not_say_so_is_not_refused_by_the_next_one() {
