@@ -13,8 +13,9 @@ use kera_rpc::RpcError;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use super::holders::{Ends, Finding, Task};
+use super::holders::{Ends, Finding, REFUSED_AGAIN, Task};
 use super::link::{Event, Link};
+use super::membership::REFUSED_FOR;
 use super::track::{Piece, Track};
 use super::{Consumer, GapPolicy};
 use crate::placement::{HOME, NOBODY};
@@ -32,6 +33,8 @@ const ENDS_PAUSE: Duration = Duration::from_millis(100);
 const FEEDS_MAX: usize = 16;
 /// For how long nodes may say that they do not have what comes next before that is an error.
 const SENT_AROUND_MAX: Duration = Duration::from_secs(60);
+/// What is not given for now is asked for again after so long at most.
+const REFUSED_WAIT_MAX: Duration = Duration::from_secs(1);
 /// Least credit of a subscription.
 const CREDIT_BYTES_MIN: usize = 64 << 10;
 
@@ -433,6 +436,7 @@ impl Consumer {
     }
 
     fn take_unfed(&mut self, node: u32, tracks: &[u64], error: Option<RpcError>) {
+        let refused = error.as_ref().and_then(RpcError::status).filter(|status| status.retryable());
         if let Some(error) = error.filter(|error| !error.retryable()) {
             // What has ended, or was dropped, may count at the node yet: only who has nothing else there is over its limit.
             let is_limit = error.status() == Some(Status::LimitReached);
@@ -446,8 +450,32 @@ impl Consumer {
             if let Some(track) = self.tracks.get_mut(id) {
                 track.fed = false;
             }
+            if let Some(status) = refused {
+                self.take_unread(*id, status);
+            }
         }
         self.feed_at = Instant::now() + self.back_off.next(None);
+    }
+
+    /// What comes next of a track is not given for now, which is tried again for as long as that takes: what a disk has lost may never be given. The program is returned nothing
+    /// of it meanwhile, and hears nothing: where that lasts it is said, and again now and then.
+    ///
+    /// After how long, at least, it is to be asked for again by itself: the longer the longer it lasts. Each answer starts the common back-off over, and this one would be asked for as
+    /// fast as a node refuses it, each time with a look at its disk.
+    fn take_unread(&mut self, id: u64, status: Status) -> Duration {
+        let now = Instant::now();
+        let Some(track) = self.tracks.get_mut(&id) else { return Duration::ZERO };
+        let lasts = track.refused_for(now);
+        let is_due = self.unread_said_at.is_none_or(|at| at + REFUSED_AGAIN <= now);
+        if is_due && lasts >= REFUSED_FOR {
+            self.unread_said_at = Some(now);
+            let (stream, streamlet, lane, node) = (self.stream.name.as_str(), track.streamlet, track.lane, track.node);
+            tracing::warn!(
+                stream, %streamlet, %lane, node, %status, advice = status.hint(),
+                "what comes next of a lane has not been given for a while; it is tried again"
+            );
+        }
+        (lasts / 2).min(REFUSED_WAIT_MAX)
     }
 
     fn take_data(&mut self, node: u32, tracks: &[u64], body: &Bytes, subscription: Option<u64>) {
@@ -484,6 +512,7 @@ impl Consumer {
     fn take_answer(&mut self, id: u64, answer: &ReadAnswer, data: Bytes, credit: Option<(u32, u64, u64)>) {
         let is_alone = self.is_alone();
         let Some(track) = self.tracks.get_mut(&id) else { return };
+        track.refused = track.refused.filter(|_| answer.status().is_some_and(Status::retryable));
         match answer.status() {
             Some(Status::Ok) if track.is_leased_apart_from(answer.start.group) => {
                 self.end_of_leased(id);
@@ -526,7 +555,11 @@ impl Consumer {
             }
             Some(status) if status.retryable() => {
                 track.fed = false;
-                self.feed_at = Instant::now() + self.back_off.next(None);
+                let (apart, now) = (self.take_unread(id, status), Instant::now());
+                let wait = self.back_off.next(None);
+                // By a poll it is asked for with all others.
+                let is_apart = credit.is_some();
+                self.feed_at = if is_apart { self.feed_at.min(now + wait.max(apart)) } else { now + wait };
             }
             status => {
                 let status = status.unwrap_or(Status::Internal);
@@ -660,4 +693,74 @@ fn check_lanes(lanes: usize) -> Result<(), ClientError> {
         limits::READ_ENTRIES_MAX
     );
     Err(ClientError::invalid("consumer.streamlets times lanes", lanes, allowed))
+}
+
+#[cfg(test)]
+mod tests {
+    use kera_format::StreamOptions;
+
+    use super::*;
+    use crate::ConsumerBuilder;
+
+    /// Who reads what a disk has lost, and is to stop at the end, waited for it without a word.
+    #[test]
+    fn that_a_lane_is_not_given_for_long_is_said_and_it_is_tried_again() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
+        runtime.block_on(async {
+            let client = Client::builder("nobody:1").unconnected(vec!["nobody:1".to_owned()]);
+            let settings = ConsumerBuilder::new(client, "stream".to_owned());
+            let options = StreamOptions { streamlets: 2, ..StreamOptions::default() };
+            let stream = StreamInfo { id: StreamId(7), name: "stream".to_owned(), created_ms: 1, options };
+            let mut consumer = Consumer::new(settings, stream, Instant::now());
+            let here = Cursor::default();
+            for at in 0..2 {
+                consumer.add_track(Track::new(StreamletId(at), LaneId(0), here, 0));
+            }
+            // When it was said last, after an answer for each.
+            let answer = |consumer: &mut Consumer, told: [Status; 2]| {
+                // As with each answer, and when tracks are fed.
+                consumer.back_off.reset();
+                consumer.feed_at = Instant::now() + Duration::from_secs(3600);
+                for (id, status) in (0_u64..).zip(told) {
+                    consumer.tracks.get_mut(&id).unwrap().fed = true;
+                    let answer = ReadAnswer::failed(0, status, here, here);
+                    consumer.take_answer(id, &answer, Bytes::new(), Some((HOME, 1, 0)));
+                    assert_eq!(consumer.tracks[&id].fed, status == Status::Ok, "it is asked for again");
+                }
+                assert!(consumer.failed.is_none());
+                consumer.unread_said_at
+            };
+            let lost = [Status::SegmentUnreadable, Status::Ok];
+            let mut last = None;
+            for _ in 0..5 {
+                last = answer(&mut consumer, lost);
+                tokio::time::advance(Duration::from_secs(2)).await;
+            }
+            assert_eq!(last, None);
+            assert_eq!(consumer.feed_at, Instant::now() - Duration::from_secs(2) + REFUSED_WAIT_MAX, "not at once");
+            let first_at = Some(Instant::now());
+            assert_eq!(answer(&mut consumer, lost), first_at, "for ten seconds, whatever the other one gives");
+            for _ in 0..5 {
+                tokio::time::advance(Duration::from_secs(10)).await;
+                assert_eq!(answer(&mut consumer, lost), first_at, "once a minute");
+            }
+            tokio::time::advance(Duration::from_secs(10)).await;
+            let again_at = Some(Instant::now());
+            assert_eq!(answer(&mut consumer, lost), again_at);
+            // What passes at once is not said, also of a lane of which nothing comes in between.
+            for _ in 0..10 {
+                tokio::time::advance(Duration::from_secs(20)).await;
+                assert_eq!(answer(&mut consumer, [Status::Ok, Status::Fenced]), again_at);
+            }
+            // The same where a node refuses all that it was asked for together.
+            let refuse = |consumer: &mut Consumer| {
+                let error = RpcError::Status { status: Status::NotReady, message: String::new(), retry_after: None };
+                consumer.handle(1, Event::Unfed { tracks: [0].into(), error: Some(error) });
+                consumer.unread_said_at
+            };
+            assert_eq!(refuse(&mut consumer), again_at);
+            tokio::time::advance(Duration::from_secs(10)).await;
+            assert_eq!(refuse(&mut consumer), Some(Instant::now()));
+        });
+    }
 }

@@ -38,7 +38,7 @@ const LATE: Duration = Duration::from_millis(500);
 const BACKOFF_FORGOTTEN: Duration = Duration::from_secs(5);
 /// For so long nodes of the cluster have to say that there is no such stream before they are believed: a consumer that has ended does not go on.
 const UNKNOWN_MAX: Duration = Duration::from_secs(60);
-/// That a node refuses a member which reads on elsewhere, or its commits, is said again after so long.
+/// That a node refuses a member which reads on elsewhere, or its commits, or does not give what comes next, is said again after so long.
 pub(super) const REFUSED_AGAIN: Duration = Duration::from_secs(60);
 
 /// The ordinals behind the last records that were written, of lanes.

@@ -28,8 +28,8 @@ const LAST_GROUPS_WAIT_MS: u32 = 200;
 /// How long it is until a node is asked again that is still reading how far applications are.
 const GROUPS_LATER: Duration = Duration::from_millis(50);
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(5);
-/// That a node takes no commits is said when it has been so for as long: while a streamlet moves it is for a moment.
-const REFUSED_FOR: Duration = Duration::from_secs(10);
+/// That a node takes no commits, or does not give what comes next, is said when it has been so for as long: while a streamlet moves it is for a moment.
+pub(super) const REFUSED_FOR: Duration = Duration::from_secs(10);
 /// Stands for a track in the commit of a lease that is given back and read by nobody.
 const GIVEN_BACK: u64 = u64::MAX;
 

@@ -300,6 +300,8 @@ pub struct Consumer {
     to_tell: VecDeque<(u64, ClientError)>,
     /// What went wrong last of what is tried again.
     trouble: Option<RpcError>,
+    /// When it was said last that something is not given for long.
+    unread_said_at: Option<Instant>,
     paused: bool,
     back_off: Backoff,
     feed_at: Instant,
@@ -351,6 +353,7 @@ impl Consumer {
             failed: None,
             to_tell: VecDeque::new(),
             trouble: None,
+            unread_said_at: None,
             paused: false,
             back_off: Backoff::default(),
             feed_at: now,

@@ -21,6 +21,8 @@ use crate::placement::HOME;
 const UNPACKED_BYTES_MAX: usize = 4 << 20;
 /// Nodes that send a reader on do so again within this.
 const SENT_AROUND_PAUSE: Duration = Duration::from_secs(5);
+/// A node that does not give what comes next says so again within this. Of a lane that is quiet nothing else comes that would tell that it is read.
+const REFUSED_PAUSE: Duration = Duration::from_secs(15);
 
 /// A lease on a group, as its holder sees it.
 #[derive(Clone, Copy, Debug)]
@@ -34,6 +36,16 @@ pub(super) struct Lease {
     pub(super) asked_back: Option<Instant>,
     /// It is given back, from what is processed on: nothing more of it is returned to the program.
     pub(super) releasing: bool,
+}
+
+/// How long it has been that something happens again and again that happens `now`, never more than a `pause` apart. `noted`: since when, and when last.
+fn lasts(noted: &mut Option<(Instant, Instant)>, pause: Duration, now: Instant) -> Duration {
+    let since = match *noted {
+        Some((since, last)) if now.saturating_duration_since(last) <= pause => since,
+        _ => now,
+    };
+    *noted = Some((since, now));
+    now.saturating_duration_since(since)
 }
 
 /// A lane, or one group of it, that is being read.
@@ -56,6 +68,8 @@ pub(super) struct Track {
     pub(super) node: u32,
     /// Since when nodes have only said that they do not have what comes next, and when one said so last.
     pub(super) sent_around: Option<(Instant, Instant)>,
+    /// The same of nodes that do not give it for now.
+    pub(super) refused: Option<(Instant, Instant)>,
     /// Retention may have gone past what is delivered.
     pub(super) may_have_gap: bool,
     /// What comes next was gone, and the server said where to go on: perhaps before it, if it lost its end.
@@ -85,6 +99,7 @@ impl Track {
             fed: false,
             node: HOME,
             sent_around: None,
+            refused: None,
             may_have_gap: false,
             sent_on: false,
             received_gone: false,
@@ -98,12 +113,12 @@ impl Track {
     /// A node has said that it does not have what comes next: for how long nodes have done nothing else. One that is read from
     /// for a while in between has it, even if there is nothing to read.
     pub(super) fn sent_elsewhere(&mut self, now: Instant) -> Duration {
-        let since = match self.sent_around {
-            Some((since, last)) if now.saturating_duration_since(last) <= SENT_AROUND_PAUSE => since,
-            _ => now,
-        };
-        self.sent_around = Some((since, now));
-        now.saturating_duration_since(since)
+        lasts(&mut self.sent_around, SENT_AROUND_PAUSE, now)
+    }
+
+    /// A node does not give what comes next for now: for how long nothing else was said of it.
+    pub(super) fn refused_for(&mut self, now: Instant) -> Duration {
+        lasts(&mut self.refused, REFUSED_PAUSE, now)
     }
 
     pub(super) fn position(&self) -> Position {
