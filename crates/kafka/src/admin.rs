@@ -22,8 +22,8 @@ use kafka_protocol::protocol::{Encodable, StrBytes};
 use kera_coordinator::CoordinatorError;
 use kera_format::limits::name_is_valid;
 use kera_format::{ProducerId as LogProducerId, StreamOptions};
-use kera_protocol::Status;
 use kera_protocol::admin::{AllocatedProducer, CreateStream, StreamChanges, StreamInfo, StreamRef};
+use kera_protocol::{DescribeMoves, Status};
 use uuid::Uuid;
 
 use crate::access::{CLUSTER_OPERATIONS, told_if};
@@ -445,6 +445,21 @@ fn delete_topics(door: &Door, version: i16, asked: &DeleteTopicsRequest) -> Dele
     DeleteTopicsResponse::default().with_responses(responses)
 }
 
+/// A topic that is to be changed. Where this node knows of none it hears first of all that the coordinators' leader knows: the topic may have been made a moment ago by way of another
+/// node. Waits for a leader then.
+fn to_change(door: &Door, name: &str) -> Result<StreamInfo, Refusal> {
+    let unknown = || (ResponseError::UnknownTopicOrPartition, "there is no such topic".to_owned());
+    if let Some(info) = door.info(name) {
+        return Ok(info);
+    }
+    if !may_be_topic(name) || !door.is_in_cluster() {
+        return Err(unknown());
+    }
+    // As with all that the leader is asked, it is answered when this node knows what the leader did.
+    door.coordinator.moves(&DescribeMoves { limit: 1 }).map_err(|error| refusal(&error))?;
+    door.info(name).ok_or_else(unknown)
+}
+
 /// Whether new partitions of a topic may be where they are wanted.
 fn check_new<'a>(
     door: &Door,
@@ -471,8 +486,7 @@ fn create_partitions(door: &Door, asked: &CreatePartitionsRequest) -> CreatePart
     let (mut leads, mut unled) = (Leads::new(door), Unled::default());
     let mut grow = |topic: &CreatePartitionsTopic| -> Result<(), Refusal> {
         let (name, count) = (&topic.name, topic.count);
-        let unknown = || (ResponseError::UnknownTopicOrPartition, "there is no such topic".to_owned());
-        let info = door.info(name).ok_or_else(unknown)?;
+        let info = to_change(door, name)?;
         let has = partitions_of(&info.options);
         let refuse = |why: String| Err((ResponseError::InvalidPartitions, why));
         let Some(count) = u32::try_from(count).ok().filter(|count| *count > has) else {
@@ -609,8 +623,7 @@ fn alter(
         let why = "only the settings of topics can be changed; those of the node are in its configuration";
         return Err((ResponseError::InvalidRequest, why.to_owned()));
     }
-    let unknown = || (ResponseError::UnknownTopicOrPartition, "there is no such topic".to_owned());
-    let info = door.info(name).ok_or_else(unknown)?;
+    let info = to_change(door, name)?;
     let mut options = info.options.clone();
     change(&mut options).map_err(|why| (ResponseError::InvalidConfig, why))?;
     check_kept(door, &mut options)?;

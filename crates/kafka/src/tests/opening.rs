@@ -1,8 +1,10 @@
 //! A start: streams that the node knows of, and its broker not yet.
 
+use kafka_protocol::messages::create_partitions_request::CreatePartitionsTopic;
 use kafka_protocol::messages::delete_records_request::{DeleteRecordsPartition, DeleteRecordsTopic};
 use kafka_protocol::messages::delete_topics_request::DeleteTopicState;
 use kafka_protocol::messages::describe_producers_request::TopicRequest;
+use kafka_protocol::messages::incremental_alter_configs_request::{AlterConfigsResource, AlterableConfig};
 use kafka_protocol::messages::list_offsets_request::{ListOffsetsPartition, ListOffsetsTopic};
 use kafka_protocol::messages::metadata_request::MetadataRequestTopic;
 use kafka_protocol::messages::offset_for_leader_epoch_request::{OffsetForLeaderPartition, OffsetForLeaderTopic};
@@ -10,11 +12,13 @@ use kera_coordinator::catalog::Catalog;
 use kera_coordinator::{ClusterLog, CoordinatorError, LiveNode};
 use kera_format::catalog::Entry;
 use kera_format::{StreamId, StreamletId, kafka_groups, level};
-use kera_protocol::{Body, DeleteStream, Empty, ErrorBody, Op, Status, StreamInfo, StreamRef};
-use parking_lot::Mutex;
+use kera_protocol::{
+    AlterStream, Body, DeleteStream, Empty, ErrorBody, MovesDescription, Op, Status, StreamInfo, StreamRef,
+};
+use parking_lot::{Mutex, RwLock};
 
 use super::parts::{ME, owner, together};
-use super::transactions::{World, topic};
+use super::transactions::{World, text, topic};
 use super::*;
 use crate::group_door::GROUPS_STREAM;
 use crate::state_log::{StateLog, state_stream_options};
@@ -27,9 +31,13 @@ const TOPIC: StreamId = StreamId(4);
 /// The coordinators' log, as a node knows it whose broker is told later.
 #[derive(Default)]
 struct Known {
-    catalog: Catalog,
+    catalog: RwLock<Catalog>,
     /// What their leader knows, and this node does not yet.
     elsewhere: Mutex<Vec<StreamRef>>,
+    /// The same, of which this node has heard when the leader has told how something is.
+    comes: Mutex<Vec<Entry>>,
+    /// What the leader was asked for, but for deletions.
+    asked: Mutex<Vec<Op>>,
 }
 
 impl Known {
@@ -37,7 +45,7 @@ impl Known {
         let mut known = Known::default();
         for (stream, name, options) in streams.iter().cloned() {
             let made = Entry::StreamCreated { stream, at_ms: 1_000, options, name: name.into() };
-            known.catalog.apply(&made).unwrap();
+            known.catalog.get_mut().apply(&made).unwrap();
         }
         Arc::new(known)
     }
@@ -45,7 +53,24 @@ impl Known {
 
 impl ClusterLog for Known {
     fn request(&self, op: Op, version: u8, body: &[u8], _: bool) -> Result<Vec<u8>, CoordinatorError> {
-        assert_eq!(op, Op::DeleteStream);
+        let mut answer = Vec::new();
+        if op != Op::DeleteStream {
+            self.asked.lock().push(op);
+            match op {
+                Op::DescribeMoves => {
+                    self.comes.lock().drain(..).for_each(|made| self.catalog.write().apply(&made).unwrap());
+                    let (moves, under_way, nodes) = (Vec::new(), 0, Vec::new());
+                    MovesDescription { moves, under_way, nodes }.encode(version, &mut answer);
+                }
+                Op::AlterStream => {
+                    let AlterStream { stream, changes } = AlterStream::decode(version, body)?;
+                    let before = self.catalog.read().find(&stream)?.clone();
+                    StreamInfo { options: changes.apply(&before.options), ..before }.encode(version, &mut answer);
+                }
+                other => panic!("{other}"),
+            }
+            return Ok(answer);
+        }
         let stream = DeleteStream::decode(version, body)?.stream;
         let mut elsewhere = self.elsewhere.lock();
         let Some(at) = elsewhere.iter().position(|known| *known == stream) else {
@@ -53,7 +78,6 @@ impl ClusterLog for Known {
             return Err(CoordinatorError::Leader { status: Status::UnknownStream, body });
         };
         elsewhere.swap_remove(at);
-        let mut answer = Vec::new();
         Empty.encode(version, &mut answer);
         Ok(answer)
     }
@@ -61,7 +85,7 @@ impl ClusterLog for Known {
         level::NEWEST
     }
     fn read(&self, read: &mut dyn FnMut(&Catalog)) {
-        read(&self.catalog);
+        read(&self.catalog.read());
     }
     fn copies_of(&self, _: StreamId, _: u32) -> u32 {
         0
@@ -204,4 +228,37 @@ fn a_topic_that_only_the_coordinators_leader_knows_is_deleted_by_way_of_this_nod
     };
     assert_eq!([by_id(), by_id()], [0, ResponseError::UnknownTopicId.code()]);
     assert_eq!(*known.elsewhere.lock(), [StreamRef::Name("_kera.new".into())], "what is the system's is no topic");
+}
+
+/// Kafka's nodes ask their controller. It was told that there is none by the node that it had asked, which had not heard of it yet.
+#[test]
+fn a_topic_that_was_made_a_moment_ago_by_way_of_another_node_is_changed_by_way_of_this_one() {
+    let (mut world, known) = untold();
+    let comes = |stream, name: &str| {
+        let options = StreamOptions { streamlets: 2, lanes: 1, replication: 1, ..StreamOptions::default() };
+        let made = Entry::StreamCreated { stream: StreamId(stream), at_ms: 2_000, options, name: name.into() };
+        known.comes.lock().push(made);
+    };
+    let set = |world: &mut World, name: &str| {
+        let one = AlterableConfig::default().with_name(text("retention.ms")).with_value(Some(text("60000")));
+        let one = AlterConfigsResource::default().with_resource_type(2).with_configs(vec![one]);
+        let asked = IncrementalAlterConfigsRequest::default().with_resources(vec![one.with_resource_name(text(name))]);
+        world.call(0, &asked).responses[0].error_code
+    };
+    let grow = |world: &mut World, name: &str| {
+        let one = CreatePartitionsTopic::default().with_name(topic(name)).with_count(3).with_assignments(None);
+        world.call(1, &CreatePartitionsRequest::default().with_topics(vec![one])).results[0].error_code
+    };
+    let asked = || std::mem::take(&mut *known.asked.lock());
+    let unknown = ResponseError::UnknownTopicOrPartition.code();
+    comes(5, "new");
+    assert_eq!((set(&mut world, "new"), asked()), (0, vec![Op::DescribeMoves, Op::AlterStream]));
+    comes(6, "newer");
+    assert_eq!((grow(&mut world, "newer"), asked()), (0, vec![Op::DescribeMoves, Op::AlterStream]));
+    assert_eq!((set(&mut world, "newer"), asked()), (0, vec![Op::AlterStream]), "it is known");
+    let changes: [fn(&mut World, &str) -> i16; 2] = [set, grow];
+    for change in changes {
+        assert_eq!((change(&mut world, "none"), asked()), (unknown, vec![Op::DescribeMoves]));
+        assert_eq!((change(&mut world, "_kera.new"), asked()), (unknown, vec![]), "what is the system's is no topic");
+    }
 }
