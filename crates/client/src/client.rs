@@ -251,12 +251,14 @@ impl Client {
         }
     }
 
-    /// Who owns the streamlets of a stream that was [found](Client::find_stream) just now: the node that knows of the stream may be told a moment later whose they are.
+    /// Who owns the streamlets of a stream that was [found](Client::find_stream) just now: the node that knows of the stream may be told a moment later whose they are, and
+    /// others are asked as well, which may not have heard of it.
     pub(crate) async fn placement_of_found(&self, stream: StreamId) -> Result<Arc<Placement>, RpcError> {
         let (mut until, mut backoff) = (None, Backoff::for_owners());
         loop {
             let found = self.placement(stream).await;
-            let is_untold = found.as_ref().is_err_and(|error| error.status() == Some(Status::NotReady));
+            let untold = [Some(Status::NotReady), Some(Status::UnknownStream)];
+            let is_untold = found.as_ref().is_err_and(|error| untold.contains(&error.status()));
             let now = Instant::now();
             if !is_untold || now >= *until.get_or_insert(now + HEARD_OF) {
                 return found;
@@ -757,20 +759,22 @@ mod tests {
         });
     }
 
-    /// The node knows of the stream a moment before it is told whose its streamlets are.
+    /// The node knows of the stream a moment before it is told whose its streamlets are, and another one that is asked beside it knows of neither.
     #[test]
     fn owners_of_a_stream_that_was_just_found_are_asked_for_again() {
-        let asked = Arc::new(AtomicUsize::new(0));
-        let counted = Arc::clone(&asked);
-        let server = serving(move |header, out| match counted.fetch_add(1, Ordering::SeqCst) {
-            0 => refused(header, Status::NotReady, out),
-            _ => Behind.on_frame(header, &[], out),
-        });
-        block_on(async {
-            let client = Client::connect(server.local_addr().to_string()).await.unwrap();
-            assert_eq!(client.placement_of_found(StreamId(7)).await.unwrap().version(), VERSION);
-        });
-        assert_eq!(asked.load(Ordering::SeqCst), 2);
+        for status in [Status::NotReady, Status::UnknownStream] {
+            let asked = Arc::new(AtomicUsize::new(0));
+            let counted = Arc::clone(&asked);
+            let server = serving(move |header, out| match counted.fetch_add(1, Ordering::SeqCst) {
+                0 => refused(header, status, out),
+                _ => Behind.on_frame(header, &[], out),
+            });
+            block_on(async {
+                let client = Client::connect(server.local_addr().to_string()).await.unwrap();
+                assert_eq!(client.placement_of_found(StreamId(7)).await.unwrap().version(), VERSION);
+            });
+            assert_eq!(asked.load(Ordering::SeqCst), 2);
+        }
     }
 
     /// A node that is of no cluster says so of all streams. Where it is the only one that answers a consumer ended for which its cluster was only down.
