@@ -109,6 +109,12 @@ fn by_number(op: Op, version: u8, body: &[u8], state: &ClusterState) -> Option<V
     Some(encoded(&DeleteStream { stream: known.id.into() }, version))
 }
 
+/// Whether something is done to a stream that people and programs ask for. It is told as done also where this node has not heard of it after as long as a command waits: told as an error
+/// it would be asked for once more, at another node, and be refused since it is done.
+fn is_of_stream(op: Op) -> bool {
+    matches!(op, Op::CreateStream | Op::AlterStream | Op::DeleteStream)
+}
+
 /// What a leader knows beside the state. Whoever holds it gives commands, and nobody else does.
 #[derive(Debug, Default)]
 pub(crate) struct Leading {
@@ -148,7 +154,8 @@ impl Leading {
 }
 
 impl Group {
-    /// Has the leader do what a request asks for; the answer's body. Returns when this node knows of it, observers included.
+    /// Has the leader do what a request asks for; the answer's body. Returns when this node knows of it, observers included; or, of what is done to streams that are not the system's, after
+    /// as long as a command waits.
     /// Waits for a leader, and tries the next one if one is lost, for as long as [`Timing`](crate::Timing) says. The one that is lost may have done it nevertheless:
     /// what the next one finds done then is [taken for that](Group::done_before). A stream that is deleted by its name is the one that this node knew by it at first.
     pub async fn request(&self, op: Op, version: u8, body: &[u8], system: bool) -> Result<Vec<u8>, CoordinatorError> {
@@ -176,7 +183,10 @@ impl Group {
             };
             match Status::from_u16(forwarded.status) {
                 Some(Status::Ok) => {
-                    self.wait_followed(forwarded.index).await?;
+                    let followed = self.wait_followed(forwarded.index).await;
+                    if system || !is_of_stream(op) {
+                        followed?;
+                    }
                     return answered(op, (command.version, version), forwarded.body);
                 }
                 Some(Status::NotReady) => {

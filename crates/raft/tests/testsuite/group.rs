@@ -1,5 +1,7 @@
 //! A group of coordinators, step by step.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use kera_coordinator::catalog::{Catalog, Limits};
@@ -10,7 +12,7 @@ use kera_protocol::{
     AcceptLogLoss, AcceptLoss, AllocateProducer, Body, ChangeLog, ChangeNode, CreateStream, DeleteStream,
     ForwardCommand, ForwardedCommand, LogChange, Message, NodeChange, Op, Status, UseEnds, UsedEnd,
 };
-use kera_raft::{Stranger, Timing};
+use kera_raft::{Change, Observer, Stranger, Timing};
 
 use crate::support::{TIMING, World, create, has_fourth_node, has_half_of_votes};
 
@@ -175,6 +177,37 @@ async fn a_stream_that_was_made_since_is_not_deleted_for_one_whose_deletion_was_
     world.agree().await;
     let is_there = |at: u32| world.nodes[&at].group.read(|state| state.catalog.find(&second.id.into()).is_ok());
     assert!((1..=4).all(is_there));
+}
+
+/// Is told of nothing while it is held up.
+struct HeldUp(AtomicBool);
+
+impl Observer for HeldUp {
+    fn changed(&self, _: u64, _: &Change) {
+        while self.0.load(Ordering::Acquire) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+/// Its disk stands still, say. Whoever is told that it is not ready asks another node, and hears that there is such a stream, or none.
+#[tokio::test]
+async fn what_is_done_to_a_stream_is_told_also_by_a_node_that_hears_of_it_late() {
+    let mut world = World::new(34);
+    world.timing = Timing { command_ms: 10_000, ..TIMING };
+    world.found(Catalog::default()).await;
+    let (group, held_up) = (&world.nodes[&1].group, Arc::new(HeldUp(AtomicBool::new(true))));
+    group.observe(held_up.clone());
+    let of = |name: &str| CreateStream { name: name.into(), options: StreamOptions::default(), if_not_exists: true };
+    assert_eq!(group.ask(&of("made")).await.expect("it is made").name, "made");
+    // What is the system's is used as soon as it is told.
+    let mut body = Vec::new();
+    of("_kera.own").encode(1, &mut body);
+    let untold = group.request(Op::CreateStream, 1, &body, true).await.unwrap_err();
+    assert!(untold.status() == Status::NotReady && untold.to_string().contains("it is done"), "{untold}");
+    held_up.0.store(false, Ordering::Release);
+    world.agree().await;
+    assert!(has(&world, 1, "made") && has(&world, 1, "_kera.own"));
 }
 
 /// The same where a person gives up what a lost node had.
