@@ -289,9 +289,14 @@ impl Group {
         self.levels.lock().get(&node).filter(|(of, _)| *of == epoch).map(|(_, level_max)| *level_max)
     }
 
-    /// Says who is told of changes from now on.
+    /// Says who is told of changes from now on. What was being told when it was called all others have been told when it returns: it waits for that, and no observer may call it.
     pub fn observe(&self, observer: Arc<dyn Observer>) {
         self.shared.observe(observer);
+    }
+
+    /// Up to which entry this node's observers have been told. The [state](Group::read) may be further.
+    pub fn followed(&self) -> u64 {
+        *self.shared.followed.borrow()
     }
 
     /// Up to which entry the state is.

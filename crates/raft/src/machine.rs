@@ -110,6 +110,9 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
+    /// Who comes is told of all entries behind those that all others have been told of when this returns. So it waits while one is being told, and no observer may call it.
+    ///
+    /// Otherwise one that is being told to the others would not be told to whoever comes, and what they make of it may not be there yet when that one looks at the state and at them.
     pub(crate) fn observe(&self, observer: Arc<dyn Observer>) {
         self.observers.lock().push(observer);
     }
@@ -190,7 +193,8 @@ fn follow(
     told: &watch::Sender<u64>,
 ) {
     while let Ok((index, changes)) = changes.recv() {
-        let observers = observers.lock().clone();
+        // Until all of it was told: see [`Shared::observe`].
+        let observers = observers.lock();
         for change in &changes {
             observers.iter().for_each(|observer| observer.changed(index, change));
         }
@@ -324,6 +328,7 @@ impl RaftSnapshotBuilder<TypeConfig> for Machine {
 mod tests {
     use std::path::Path;
     use std::sync::atomic::Ordering;
+    use std::time::Duration;
 
     use kera_env::{DirectIo, Disk, DiskFile, MemoryDisk, OpenMode};
     use openraft::{CommittedLeaderId, LogId};
@@ -465,6 +470,43 @@ mod tests {
         });
         let expected = [(1, "changed"), (1, "changed"), (1, "told"), (2, "told"), (3, "changed"), (3, "told")];
         assert_eq!(*notes.0.lock(), expected);
+    }
+
+    /// Is told of a change for as long as somebody wants.
+    struct Slow {
+        begins: Sender<()>,
+        goes_on: Mutex<Receiver<()>>,
+    }
+
+    impl Observer for Slow {
+        fn changed(&self, _: u64, _: &Change) {
+            let _ = self.begins.send(());
+            let _ = self.goes_on.lock().recv();
+        }
+    }
+
+    /// It would be told of that one by nobody, and the others may not have done yet what it looks for.
+    #[test]
+    fn who_comes_while_an_entry_is_told_comes_when_all_others_were_told_of_it() {
+        let mut machine = machine(1);
+        let ((begins, begun), (goes_on, told)) = (channel(), channel());
+        machine.shared.observe(Arc::new(Slow { begins, goes_on: Mutex::new(told) }));
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let raised = entry(1, vec![ClusterEntry::LevelRaised { level: 2 }]);
+        runtime.block_on(machine.apply([raised])).unwrap();
+        begun.recv().unwrap();
+        let shared = machine.shared.clone();
+        let comes = std::thread::spawn(move || {
+            shared.observe(Arc::new(Notes::default()));
+            *shared.followed.borrow()
+        });
+        // Long enough for a thread that waits for nothing.
+        let is_early = (0..50).any(|_| {
+            std::thread::sleep(Duration::from_millis(1));
+            comes.is_finished()
+        });
+        goes_on.send(()).unwrap();
+        assert_eq!((is_early, comes.join().unwrap()), (false, 1));
     }
 
     /// A snapshot that is there no more because the next one is: who asks for the newest gets that.

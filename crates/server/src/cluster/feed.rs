@@ -59,9 +59,9 @@ impl Feed {
     pub(super) fn begin(self: &Arc<Self>) {
         let Some(group) = self.group.upgrade() else { return };
         self.broker.join_cluster(group.read(ClusterState::cluster), self.node);
-        // First: what changes while everything is told is told again.
+        // First: what changes while everything is told is told again. Up to here the log has been told of all streams, and what it is told of behind that comes here as well.
         group.observe(self.clone());
-        let version = group.applied();
+        let version = group.followed();
         self.everything(&group);
         self.broker.told_up_to(version);
     }
