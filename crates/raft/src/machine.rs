@@ -228,14 +228,16 @@ fn apply_one(state: &mut ClusterState, entry: &ClusterEntry) -> Result<Option<Ch
     Ok(event.map(Change::Stream))
 }
 
-/// What happened to streams between two states.
+/// What happened to streams between two states. Those that have come are told by their numbers, as they were made: with each of them observers take those with lower numbers for told.
 fn differences(before: &ClusterState, after: &ClusterState) -> Vec<Change> {
     let mut changes = Vec::new();
     let of = |state: &ClusterState, info: &StreamInfo| state.catalog.find(&info.id.into()).ok().cloned();
     for info in before.catalog.streams().filter(|info| of(after, info).is_none()) {
         changes.push(StreamEvent::Deleted(info.clone()));
     }
-    for info in after.catalog.streams() {
+    let mut infos: Vec<&StreamInfo> = after.catalog.streams().collect();
+    infos.sort_unstable_by_key(|info| info.id);
+    for info in infos {
         match of(before, info) {
             None => changes.push(StreamEvent::Created(info.clone())),
             Some(before) if before.options != info.options => {
@@ -331,6 +333,7 @@ mod tests {
     use std::time::Duration;
 
     use kera_env::{DirectIo, Disk, DiskFile, MemoryDisk, OpenMode};
+    use kera_format::{StreamId, StreamOptions};
     use openraft::{CommittedLeaderId, LogId};
 
     use super::*;
@@ -507,6 +510,30 @@ mod tests {
         });
         goes_on.send(()).unwrap();
         assert_eq!((is_early, comes.join().unwrap()), (false, 1));
+    }
+
+    /// With each of them all that have lower numbers count as told.
+    #[test]
+    fn streams_that_come_with_a_snapshot_are_told_in_the_order_of_their_numbers() {
+        let state = |streams: &[(u64, &str)]| {
+            let mut state = ClusterState::default();
+            for (number, name) in streams {
+                let (stream, name, options) = (StreamId(*number), (*name).to_owned(), StreamOptions::default());
+                let made = CatalogEntry::StreamCreated { stream, at_ms: 1, options, name };
+                assert!(state.apply(&ClusterEntry::Catalog(made)).is_ok());
+            }
+            state
+        };
+        let told = differences(&state(&[(3, "d")]), &state(&[(3, "d"), (5, "c"), (8, "a"), (9, "b")]));
+        let numbers: Vec<u64> = told
+            .iter()
+            .filter_map(|change| match change {
+                Change::Stream(StreamEvent::Created(info)) => Some(info.id.0),
+                _ => None,
+            })
+            .collect();
+        assert_eq!(numbers, [5, 8, 9]);
+        assert!(matches!(told.last(), Some(Change::Replaced)));
     }
 
     /// A snapshot that is there no more because the next one is: who asks for the newest gets that.
