@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 
 use kera_broker::Broker;
 use kera_coordinator::StreamEvent;
-use kera_coordinator::cluster::ClusterState;
+use kera_coordinator::cluster::{ClusterState, Placed};
 use kera_format::cluster::{ClusterEntry, NodeNumber};
 use kera_format::{StreamId, StreamletId};
 use kera_log::{Log, Tenure};
@@ -86,6 +86,9 @@ impl Feed {
     fn place(&self, group: &Group, stream: StreamId) {
         let _alone = self.placing.lock();
         let Some(placed) = group.read(|state| state.placed(self.node, stream)) else { return };
+        // One that is not there comes with a change of its own, or has just gone.
+        let Some(found) = self.broker.log().stream(stream) else { return };
+        let placed = known_of(placed, found.streamlet_count());
         // Whoever takes them over begins as soon as the broker knows that they are its own.
         placed.lost.iter().for_each(|at| _ = self.adapting.set_copies(stream, StreamletId(*at)));
         if let Err(failure) = self.broker.place_stream(UNNUMBERED, stream, placed.owners.clone()) {
@@ -227,6 +230,16 @@ fn known_to(log: &Log, streams: Vec<StreamId>, next: StreamId) -> (Vec<StreamId>
     (there, to_come.into_iter().min().unwrap_or(next))
 }
 
+/// What the log has of a stream that has so many streamlets there. The state may be ahead of what was told: those that it has grown by since come with a change of their own, and as long
+/// as the log does not have them the broker takes no owner of them.
+fn known_of(placed: Placed, streamlets: u32) -> Placed {
+    let Placed { mut owners, mut mine, mut lost } = placed;
+    owners.truncate(streamlets as usize);
+    mine.retain(|streamlet| *streamlet < streamlets);
+    lost.retain(|streamlet| *streamlet < streamlets);
+    Placed { owners, mine, lost }
+}
+
 /// The broker has heard of a stream, whatever became of it. Changes come in order, and what they have made of the state is there before: so all streams with
 /// lower numbers are placed that are still there. One that was made and is gone by the time that this node hears of its making is never placed; were it not
 /// said here that it was heard of, a transaction that has written to it would wait for it without end.
@@ -282,8 +295,8 @@ mod tests {
     use kera_env::ManualClock;
     use kera_format::StreamOptions;
     use kera_log::{Arena, ArenaConfig, LogConfig};
-    use kera_protocol::FindOwners;
     use kera_protocol::admin::StreamInfo;
+    use kera_protocol::{FindOwners, Owner};
 
     use super::*;
 
@@ -326,6 +339,22 @@ mod tests {
         };
         assert_eq!(known(&[5]), (vec![StreamId(5)], StreamId(9)), "those in between are gone");
         assert_eq!(known(&[5, 7, 8]), (vec![StreamId(5)], StreamId(7)));
+    }
+
+    /// Its broker takes the owners of what there is. Of all of them it took some, opened none, and was to be started again.
+    #[test]
+    fn of_a_stream_that_the_log_is_still_to_be_told_to_grow_what_it_has_is_placed() {
+        let (broker, _dir) = broker();
+        let stream = StreamId(5);
+        broker.join_cluster([1; 16], 1);
+        broker.stream_comes(stream, StreamOptions { streamlets: 2, ..StreamOptions::default() }).expect("made");
+        let owner = |node| Owner { node, epoch: 3, older: Vec::new() };
+        let grown = Placed { owners: vec![owner(1), owner(2), owner(1), owner(1)], mine: vec![0, 2], lost: vec![3] };
+        assert_eq!(known_of(grown.clone(), 4), grown);
+        let placed = known_of(grown, 2);
+        assert!(broker.place_stream(0, stream, placed.owners.clone()).is_ok());
+        assert_eq!(broker.ownership().owners(stream), Some(vec![owner(1), owner(2)]));
+        assert_eq!((placed.mine, placed.lost), (vec![0], vec![]));
     }
 
     /// It was deleted by the time that this node heard of its making.
