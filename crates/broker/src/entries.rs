@@ -222,10 +222,11 @@ impl Entry {
     /// The same without what its reader may not see, and what was done for that.
     fn read_shown(&self, ownership: &Ownership, room: usize) -> Result<(Reading, Shown), ReadError> {
         // Another turn only if retention has taken what was read.
+        let mut begins = None;
         loop {
             let mut reading = self.read(ownership, room)?;
             let shown = match &mut reading {
-                Reading::Here(outcome) if !self.uncommitted => visible::narrow(&self.lane, outcome),
+                Reading::Here(outcome) if !self.uncommitted => visible::narrow(&self.lane, outcome, &mut begins),
                 _ => Some(Shown::default()),
             };
             if let Some(shown) = shown {

@@ -39,8 +39,9 @@ pub(crate) fn is_known(lane: &Lane) -> bool {
 /// Takes out of a read what nobody may see. `None`: what was read is not there any more, and is to be read anew.
 ///
 /// What was aborted is forgotten when retention has taken it, and readers keep what they have read: if it goes between the read and the question what of it was aborted, the answer
-/// does not name that. So the answer counts if all that it is about is there behind it.
-pub(crate) fn narrow(lane: &Lane, outcome: &mut ReadOutcome) -> Option<Shown> {
+/// does not name that. So the answer counts if all that it is about is there behind it. `begins`: where the lane was found to begin behind the read before, if that one came to nothing.
+/// What lies behind that place and was read since is there, whatever its ordinals are: where a disk gives again what was lost they go back along a lane.
+pub(crate) fn narrow(lane: &Lane, outcome: &mut ReadOutcome, begins: &mut Option<Cursor>) -> Option<Shown> {
     let Some(by) = lane.visibility() else { return Some(Shown::default()) };
     let end = end(lane, outcome.durable_ordinal);
     outcome.durable_ordinal = end;
@@ -56,8 +57,11 @@ pub(crate) fn narrow(lane: &Lane, outcome: &mut ReadOutcome) -> Option<Shown> {
             break;
         }
     }
-    if passing.asked_from.is_some_and(|from| from < lane.earliest().1) {
-        return None;
+    if let Some(from) = passing.asked_from {
+        let (place, first) = lane.earliest();
+        if from < first && begins.replace(place) != Some(place) {
+            return None;
+        }
     }
     outcome.data_bytes = shown.iter().map(Bytes::len).sum();
     outcome.data = shown;
@@ -252,8 +256,8 @@ mod tests {
         }
     }
 
-    #[test]
-    fn what_goes_while_it_is_asked_what_of_it_was_aborted_is_not_shown() {
+    /// A lane with a transaction of which a part goes while it is asked about, and the first of what stays.
+    fn forgetting() -> (Arc<Forgets>, Arc<Lane>, tempfile::TempDir) {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("visible.arena");
         let (arena, _) = Arena::create_or_attach(ArenaConfig { path, bytes: 16 << 20, node: [3; 16] }).unwrap();
@@ -270,12 +274,37 @@ mod tests {
         let taken = lane.groups(GroupId::NONE, 1)[0].id;
         let by = Arc::new(Forgets { streamlet: Arc::clone(streamlet), taken, asked: AtomicU64::new(0) });
         lane.set_visibility(|| Arc::clone(&by) as Arc<dyn Visibility>);
-        let mut read = lane.read(Cursor::default(), 1 << 20, true).unwrap();
-        assert!(read.data_bytes > 0);
-        assert_eq!(narrow(lane, &mut read), None);
-        let mut read = lane.read(Cursor::default(), 1 << 20, true).unwrap();
-        assert_eq!(narrow(lane, &mut read), Some(Shown { committed: true, holes: false }));
-        assert_eq!((read.start.group > taken, by.asked.load(Ordering::Relaxed)), (true, 2), "what is left of it");
+        let lane = Arc::clone(lane);
+        (by, lane, dir)
+    }
+
+    #[test]
+    fn what_goes_while_it_is_asked_what_of_it_was_aborted_is_not_shown() {
+        let (by, lane, _dir) = forgetting();
+        let (read, mut begins) = (|| lane.read(Cursor::default(), 1 << 20, true).unwrap(), None);
+        let mut outcome = read();
+        assert!(outcome.data_bytes > 0);
+        assert_eq!(narrow(&lane, &mut outcome, &mut begins), None);
+        let mut outcome = read();
+        assert_eq!(narrow(&lane, &mut outcome, &mut begins), Some(Shown { committed: true, holes: false }));
+        let is_left = outcome.start.group > by.taken;
+        assert_eq!((is_left, by.asked.load(Ordering::Relaxed)), (true, 2), "what is left of it");
+    }
+
+    /// What a disk has given again may lie in front of what was given the same ordinals since, and end behind where that begins. Who reads that would read it again and again.
+    #[test]
+    fn what_is_there_is_shown_though_its_ordinals_are_lower_than_where_the_lane_begins() {
+        let (by, lane, _dir) = forgetting();
+        let read = lane.read(Cursor::default(), 1 << 20, true).unwrap();
+        let mut begins = None;
+        assert_eq!(narrow(&lane, &mut read.clone(), &mut begins), None);
+        // Nothing has gone since that was found.
+        let mut again = read.clone();
+        assert_eq!(narrow(&lane, &mut again, &mut begins), Some(Shown { committed: true, holes: false }));
+        assert_eq!((again.data_bytes, by.asked.load(Ordering::Relaxed)), (read.data_bytes, 2));
+        // Something has.
+        begins = Some(Cursor::default());
+        assert_eq!(narrow(&lane, &mut read.clone(), &mut begins), None);
     }
 
     #[test]
