@@ -213,10 +213,8 @@ impl Entry {
     #[inline]
     fn read(&self, ownership: &Ownership, room: usize) -> Result<Reading, ReadError> {
         let max_bytes = room.min(self.max_bytes);
-        if self.lane.is_plain() {
-            return self.lane.read(self.cursor, max_bytes, self.follow).map(Reading::Here);
-        }
-        moved::read(ownership, &self.lane, self.cursor, max_bytes, self.follow)
+        let plain = moved::read_plain(&self.lane, self.cursor, max_bytes, self.follow, || ());
+        plain.unwrap_or_else(|| moved::read(ownership, &self.lane, self.cursor, max_bytes, self.follow))
     }
 
     /// The same without what its reader may not see, and what was done for that.

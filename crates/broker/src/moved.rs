@@ -88,6 +88,25 @@ fn group_from(lane: &Lane, from: GroupId, end: Option<u32>) -> Option<GroupId> {
     end.is_none_or(|end| group.epoch() < end).then_some(group)
 }
 
+/// [`Lane::read`] of a lane of which nobody else has anything, as nearly all are, without a look at the owners. `None`: it is none of these, before or behind it. Older groups that
+/// another node holds after all leave the lane when it has been said that others have some: what lies behind them would be taken for what comes next. `meanwhile` is for tests:
+/// it comes in front of the read.
+#[inline]
+pub(crate) fn read_plain(
+    lane: &Lane,
+    cursor: Cursor,
+    max_bytes: usize,
+    follow: bool,
+    meanwhile: impl FnOnce(),
+) -> Option<Result<Reading, ReadError>> {
+    if !lane.is_plain() {
+        return None;
+    }
+    meanwhile();
+    let read = lane.read(cursor, max_bytes, follow);
+    lane.is_plain().then(|| read.map(Reading::Here))
+}
+
 /// As [`Lane::read`], for a lane of which others may have groups.
 pub(crate) fn read(
     ownership: &Ownership,

@@ -22,8 +22,8 @@ use super::returned::NotTaken;
 use super::*;
 use crate::config::BrokerConfig;
 use crate::groups::tests::{groups_meanwhile, look_up_meanwhile};
-use crate::moved::Reading;
 use crate::moved::tests::read_meanwhile;
+use crate::moved::{Reading, read_plain};
 
 mod for_one;
 mod in_front;
@@ -351,6 +351,28 @@ fn a_reader_that_comes_while_groups_leave_is_sent_after_them() {
     };
     let reading = read_meanwhile(&next.broker, &lane, cursor, &leaves);
     assert!(matches!(reading, Reading::Elsewhere(at) if at == cursor), "{reading:?}");
+}
+
+/// Also where nobody else had anything of the lane when it came.
+#[test]
+fn a_reader_that_finds_a_lane_whole_looks_again_if_groups_have_left_it_meanwhile() {
+    let (_, memory, logs) = lost_node();
+    let next = Node::new(2);
+    next.is_owner(2, 3);
+    let rebuild = next.broker.take_over(&[(STREAM, X, 3)], &logs, &memory).expect("taken over");
+    next.broker.rebuild(&rebuild, &logs, &memory, &RecoveryProgress::default()).expect("rebuilt");
+    next.append(10);
+    let lane = next.lane();
+    let leaves = || {
+        let older = vec![OlderGroups { first_epoch: 1, node: 1 }];
+        next.broker.set_owner(4, STREAM, X, Owner { node: 2, epoch: 3, older }).expect("a streamlet");
+        assert!(next.broker.leave_to_holder(STREAM, X) > 0);
+    };
+    let first = lane.groups(GroupId::NONE, 1)[0].id;
+    let whole = read_plain(&lane, Cursor::default(), 1 << 20, true, || ()).expect("nobody else has anything");
+    assert!(matches!(whole, Ok(Reading::Here(found)) if found.start.group == first));
+    assert!(read_plain(&lane, Cursor::default(), 1 << 20, true, leaves).is_none(), "what stays is not all");
+    assert_ne!(lane.groups(GroupId::NONE, 1)[0].id, first);
 }
 
 /// Nor is whoever asks which groups there are told of those that stay, as if these were all.
