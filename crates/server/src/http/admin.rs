@@ -9,7 +9,8 @@ use kera_format::{LaneId, StreamId, StreamOptions, StreamletId};
 use kera_protocol::limits::page_items;
 use kera_protocol::{
     AlterStream, CreateStream, DeleteApplication, DeleteStream, DescribeApplication, FindOwners, GetStream, LaneStats,
-    ListApplications, ListStreams, NodeStatus, ResetOffsets, Start, Status, StreamInfo, StreamRef, StreamStats,
+    ListApplications, ListStreams, Message, NodeStatus, ResetOffsets, Start, Status, StreamInfo, StreamRef,
+    StreamStats,
 };
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
@@ -265,6 +266,21 @@ async fn only_owner(inside: &Inside, info: &StreamInfo, streamlets: &[u32], comm
     if others.is_empty() { Ok(()) } else { Err(at_others(&info.name, &others, command)) }
 }
 
+/// Has this node do what it does to its part of an application, if it owns all of it: before it is asked, and behind that. A streamlet that leaves in between takes along what is
+/// recorded of it, and its next owner was not asked: what was forgotten would come back with it.
+async fn as_only_owner<M: Message>(
+    inside: &Inside,
+    info: &StreamInfo,
+    streamlets: &[u32],
+    command: &str,
+    message: &M,
+) -> Result<M::Response, HttpError> {
+    only_owner(inside, info, streamlets, command).await?;
+    let done = inside.call(message).await;
+    only_owner(inside, info, streamlets, command).await?;
+    Ok(done?)
+}
+
 /// What a node says of which it has a part at most. That nobody owns some of the streamlets passes; then it may be this node that does.
 fn at_others(stream: &str, others: &BTreeSet<u32>, command: &str) -> HttpError {
     if others.iter().all(|node| *node == 0) {
@@ -361,11 +377,16 @@ pub(super) async fn get_application(
 ) -> Answer<ApplicationDetailsJson> {
     let inside = door.inside()?;
     let info = find(&inside, &stream).await?;
+    let before = other_owners(&inside, info.id, &[]).await?;
     let described = inside.call(&DescribeApplication { application, stream: info.id }).await;
     let others = other_owners(&inside, info.id, &[]).await?;
     let description = match described {
         Err(refusal) if refusal.status == Status::UnknownApplication && !others.is_empty() => {
             return Err(at_others(&info.name, &others, "kera application describe"));
+        }
+        // What has come may have brought the application along.
+        Err(refusal) if refusal.status == Status::UnknownApplication && !before.is_empty() => {
+            return Err(HttpError::not_ready(format!("streamlets of `{}` have come to this node just now", info.name)));
         }
         described => described?,
     };
@@ -389,8 +410,8 @@ pub(super) async fn delete_application(
 ) -> Result<StatusCode, HttpError> {
     let inside = door.inside()?;
     let info = find(&inside, &stream).await?;
-    only_owner(&inside, &info, &[], "kera application delete").await?;
-    inside.call(&DeleteApplication { application, stream: info.id }).await?;
+    let message = DeleteApplication { application, stream: info.id };
+    as_only_owner(&inside, &info, &[], "kera application delete", &message).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -457,9 +478,9 @@ pub(super) async fn reset_application(
     };
     let inside = door.inside()?;
     let info = find(&inside, &stream).await?;
-    only_owner(&inside, &info, &streamlets, "kera application reset").await?;
-    let streamlets = streamlets.into_iter().map(StreamletId).collect();
-    let set = inside.call(&ResetOffsets { application, stream: info.id, streamlets, to, dry_run }).await?;
+    let named = streamlets.iter().copied().map(StreamletId).collect();
+    let message = ResetOffsets { application, stream: info.id, streamlets: named, to, dry_run };
+    let set = as_only_owner(&inside, &info, &streamlets, "kera application reset", &message).await?;
     let place = |o: &kera_protocol::CommittedOffset| ResetPlace {
         streamlet: o.streamlet.0,
         lane: o.lane.0,

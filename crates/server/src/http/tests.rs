@@ -1,8 +1,17 @@
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
+
+use kera_env::SystemClock;
+use kera_format::{ApplicationId, StreamId, StreamOptions, StreamletId};
+use kera_protocol::{
+    CommittedOffsets, Empty, ErrorBody, FrameHeader, Op, OwnerRun, Owners, Status, StreamInfo, StreamOwners,
+};
+use kera_rpc::{Flow, Outbox, Peer, Session, SessionWaker};
+use parking_lot::Mutex;
 
 use super::routes::ROUTES;
 use super::*;
@@ -291,4 +300,111 @@ fn headers_without_end_are_refused() {
     assert!(!String::from_utf8_lossy(&said).contains("200 OK"));
     assert!(request(server.address, "GET /healthz").starts_with("HTTP/1.1 200"));
     server.stop();
+}
+
+/// A node of a cluster, and stream 7 with two streamlets. It knows no application, and does what it is asked to.
+struct Member {
+    /// Who owns the streamlets, each time that it is asked; in the end it stays so.
+    owners: Mutex<VecDeque<[u32; 2]>>,
+    /// How often it has done something.
+    done: AtomicU64,
+}
+
+impl Member {
+    fn owners(&self) -> Owners {
+        let mut owners = self.owners.lock();
+        let now = if owners.len() > 1 { owners.pop_front() } else { owners.front().copied() };
+        let run = |(first, node): (u32, u32)| OwnerRun {
+            first: StreamletId(first),
+            count: 1,
+            step: 1,
+            node,
+            epoch: 1,
+            older: Vec::new(),
+        };
+        let runs = (0..).zip(now.into_iter().flatten()).map(run).collect();
+        let streams = vec![StreamOwners { stream: StreamId(7), streamlets: 2, runs }];
+        Owners { cluster: [1; 16], version: 1, node: 1, nodes: Vec::new(), streams, more: false }
+    }
+}
+
+struct MemberSession(Arc<Member>);
+
+impl Session for MemberSession {
+    fn on_frame(&mut self, header: &FrameHeader, _: &[u8], out: &mut Outbox) -> Flow {
+        let done = || self.0.done.fetch_add(1, Ordering::SeqCst);
+        match Op::from_u16(header.op) {
+            Some(Op::GetStream) => {
+                let (id, name, options) = (StreamId(7), "s".to_owned(), StreamOptions::default());
+                out.respond(header, &StreamInfo { id, name, created_ms: 1, options });
+            }
+            Some(Op::FindOwners) => out.respond(header, &self.0.owners()),
+            Some(Op::DescribeApplication) => {
+                out.error(header, Status::UnknownApplication, &ErrorBody::new("there is none"));
+            }
+            Some(Op::DeleteApplication) => {
+                done();
+                out.respond(header, &Empty);
+            }
+            Some(Op::ResetOffsets) => {
+                done();
+                out.respond(header, &CommittedOffsets { application: ApplicationId(1), offsets: Vec::new() });
+            }
+            other => panic!("{other:?} is not asked for"),
+        }
+        Flow::Done
+    }
+
+    fn on_wake(&mut self, _: &mut Outbox) {}
+}
+
+/// The status that node 1 answers such a request with while the streamlets have these owners one after the other, and how often it has done something.
+fn of_member(owners: &[[u32; 2]], head: &str, body: &str) -> (String, u64) {
+    let member = Arc::new(Member { owners: Mutex::new(owners.iter().copied().collect()), done: AtomicU64::new(0) });
+    let readiness = Arc::new(Readiness::default());
+    readiness.enter(Phase::Serving);
+    let state = Arc::new(HttpState { readiness, node: OnceLock::new() });
+    let serving = member.clone();
+    let sessions = move |_: Peer, _: SessionWaker| Box::new(MemberSession(serving.clone())) as Box<dyn Session>;
+    let node = HttpNode {
+        sessions: Arc::new(sessions),
+        clock: Arc::new(SystemClock::new()),
+        metrics: Arc::new(Metrics::new(Default::default)),
+        copy_changes: Box::new(Vec::new),
+    };
+    assert!(state.node.set(node).is_ok());
+    let server = HttpServer::with_limits("127.0.0.1:0", state, Limits::default()).unwrap();
+    let length = format!("Content-Length: {}", body.len());
+    let mut stream = TcpStream::connect(server.address).unwrap();
+    write!(stream, "{head} HTTP/1.1\r\nHost: localhost\r\n{length}\r\nConnection: close\r\n\r\n{body}").unwrap();
+    let status = first_of_answer(&mut stream);
+    server.stop();
+    (status["HTTP/1.1 ".len()..].to_owned(), member.done.load(Ordering::SeqCst))
+}
+
+/// One may have left before the node was asked, and be asked nothing at its next owner: what was forgotten would come back with it.
+#[test]
+fn what_was_done_to_a_part_of_an_application_is_not_told_as_done_to_all_of_it() {
+    for (head, body, done) in [
+        ("DELETE /v1/applications/s/a", "", "204"),
+        ("POST /v1/applications/s/a/reset", "{\"to\":\"earliest\"}", "200"),
+    ] {
+        let told = |owners: &[[u32; 2]]| {
+            let (status, done) = of_member(owners, head, body);
+            format!("{status} {done}")
+        };
+        assert_eq!(told(&[[1, 1]]), format!("{done} 1"));
+        assert_eq!(told(&[[1, 2]]), "501 0");
+        assert_eq!(told(&[[1, 1], [1, 2]]), "501 1", "node 2 has it by now");
+        assert_eq!(told(&[[1, 1], [1, 0]]), "503 1");
+    }
+}
+
+#[test]
+fn a_node_to_which_a_stream_has_just_come_does_not_say_that_it_has_no_such_application() {
+    let told = |owners: &[[u32; 2]]| of_member(owners, "GET /v1/applications/s/a", "").0;
+    assert_eq!(told(&[[1, 1]]), "404");
+    assert_eq!(told(&[[1, 2]]), "501");
+    assert_eq!(told(&[[1, 1], [1, 2]]), "501");
+    assert_eq!(told(&[[2, 2], [1, 1]]), "503");
 }
