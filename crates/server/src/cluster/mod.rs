@@ -187,6 +187,8 @@ struct Came {
     has_all: bool,
     /// Its logs of before may have lacked copies of that by then.
     may_lack_copies: bool,
+    /// When the coordinators had let it in, on the clock that goes on while the machine is suspended.
+    joined_us: u64,
 }
 
 impl Cluster {
@@ -222,7 +224,7 @@ impl Cluster {
         let epoch = join(&group, &runtime, &joining, single)?;
         let me = (node as u32, epoch);
         let may_lack_copies = group.read(|state| state.may_lack_copies(node as u32, epoch));
-        let came = Came { node: node as u32, epoch, has_all, may_lack_copies };
+        let came = Came { node: node as u32, epoch, has_all, may_lack_copies, joined_us: clock.since_boot_us() };
         let broker = Arc::default();
         // From here on it is missed. What follows takes as long as there is much to be opened.
         beat(&runtime, &group, epoch, stop.subscribe(), (&broker, &backup), &stopping);
@@ -322,8 +324,8 @@ impl Cluster {
         let followers = (recovering.0.clone(), moves.clone(), adapting, returning.clone());
         load::tell(me, &self.group, broker, &self.clock, &self.runtime, self.stop.subscribe());
         floors::watch(self.node, &self.group, broker, &self.runtime, self.stop.subscribe());
-        // It has just joined.
-        broker.confirmed(self.clock.since_boot_us());
+        // It may have been cut off since it has joined.
+        broker.confirmed(quorum::heard_us(came.joined_us, self.group.confirmed_us(self.epoch)));
         let _ = self.broker.set(Arc::downgrade(broker));
         let feed =
             Arc::new(Feed::new(me, (broker.clone(), self.copies.clone()), Arc::downgrade(&self.group), followers));

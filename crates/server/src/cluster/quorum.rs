@@ -154,6 +154,12 @@ pub(super) fn check_address(config: &Config, node: u32, members: &[KnownMember])
     Err(Fatal::Config(Mistakes(vec![Mistake { place: String::new(), setting: "cluster.listen".into(), message }])))
 }
 
+/// When a node that has just opened what it has was heard of by the coordinators last, if it had `joined_us` and was `confirmed_us` since. That it is done does not say that it was: opening takes as
+/// long as there is much, and meanwhile it may have been cut off, been taken for lost, and been given up. All of it on the clock that goes on while the machine is suspended.
+pub(super) fn heard_us(joined_us: u64, confirmed_us: Option<u64>) -> u64 {
+    confirmed_us.map_or(joined_us, |confirmed_us| confirmed_us.max(joined_us))
+}
+
 fn is_reached_at(config: &Config, known: &str) -> bool {
     if config.cluster_address() == known {
         return true;
@@ -167,6 +173,12 @@ fn is_reached_at(config: &Config, known: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use kera_broker::{Broker, BrokerConfig};
+    use kera_env::ManualClock;
+    use kera_log::{Arena, ArenaConfig, Log, LogConfig};
+
     use super::*;
 
     fn three() -> Vec<KnownMember> {
@@ -188,6 +200,28 @@ mod tests {
         assert!(lacking(4, &three(), &all, &[]).is_some_and(|said| said.contains("and 0 can be had; start node 1 at")));
         assert!(lacking(1, &three(), &all, &[1, 2]).is_some_and(|said| said.contains("2 of 3 answer")));
         assert_eq!(lacking(1, &[], &[], &[]), None);
+    }
+
+    /// It served for some seconds what others may own by then.
+    #[test]
+    fn a_node_that_was_cut_off_while_it_opened_what_it_has_does_not_serve_when_it_has() {
+        let clock = Arc::new(ManualClock::new(0));
+        let dir = tempfile::tempdir().expect("a directory");
+        let arena = ArenaConfig { path: dir.path().join("arena"), bytes: 4 << 20, node: [7; 16] };
+        let log = Log::new(LogConfig::default(), Arena::create_or_attach(arena).expect("an arena").0);
+        let broker = Broker::new(BrokerConfig::default(), log, clock.clone());
+        let serves = |joined_us, confirmed_us| {
+            broker.confirmed(heard_us(joined_us, confirmed_us));
+            broker.is_confirmed()
+        };
+        let joined_us = clock.since_boot_us();
+        clock.advance_ms(60_000);
+        let now_us = clock.since_boot_us();
+        assert!(!serves(joined_us, None));
+        assert!(!serves(joined_us, Some(joined_us + 1_000_000)));
+        assert!(serves(joined_us, Some(now_us - 1_000_000)));
+        // It has just joined, and was not asked since.
+        assert!(serves(now_us, None) && serves(now_us, Some(joined_us)));
     }
 
     /// It said that they answer and have no leader, where the address to join was wrong.

@@ -265,7 +265,7 @@ pub(super) struct OldView {
 impl Recovery {
     /// Starts both threads. `links`: where connections to backups run, with a transport of their own.
     pub(super) fn start(
-        Came { node, epoch, has_all, may_lack_copies }: Came,
+        Came { node, epoch, has_all, may_lack_copies, .. }: Came,
         group: &Arc<Group>,
         broker: &Arc<Broker>,
         own: Arc<BackupRole>,
