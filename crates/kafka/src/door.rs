@@ -132,17 +132,6 @@ pub(crate) fn topic_of(broker: &Broker, info: &StreamInfo) -> Option<Topic> {
     Some(Topic { name: info.name.clone(), stream, lanes: info.options.lanes.max(1) })
 }
 
-/// What is told of a partition whose lane is not here, by what the catalog has of its topic behind that.
-///
-/// The catalog has what is made at once, the log is told of it a moment later, and so is whose it is: until then the partition is there, and not led here. Clients look again for
-/// who leads it. Of one that is said not to be there they may give up what they have for it, or the whole request.
-pub(crate) fn not_here(info: Option<&StreamInfo>, partition: i32) -> ResponseError {
-    match info {
-        Some(info) if has(&info.options, partition) => ResponseError::NotLeaderOrFollower,
-        _ => ResponseError::UnknownTopicOrPartition,
-    }
-}
-
 /// Something that is to become durable.
 #[derive(Clone)]
 pub(crate) struct After {
@@ -541,6 +530,19 @@ impl Door {
             Some(owner) if owner.node == 0 => (-1, epochs::UNKNOWN),
             Some(owner) if owner.node as i32 == self.node_id() && !self.broker.is_confirmed() => (-1, epochs::UNKNOWN),
             Some(owner) => (owner.node as i32, owner.epoch.cast_signed()),
+        }
+    }
+
+    /// What is told of a partition whose lane is not here, by what the catalog has of its topic behind that.
+    ///
+    /// The catalog has what is made at once, the log is told of it a moment later, and so is whose it is: until then the partition is there, and not led here. Clients look again for
+    /// who leads it. Of one that is said not to be there they may give up what they have for it, or the whole request. So that is not said either by a node that has not heard from the
+    /// coordinators for so long that it does not serve its partitions: it may have been made since.
+    pub(crate) fn not_here(&self, info: Option<&StreamInfo>, partition: i32) -> ResponseError {
+        match info {
+            Some(info) if has(&info.options, partition) => ResponseError::NotLeaderOrFollower,
+            _ if !self.broker.is_confirmed() => ResponseError::NotLeaderOrFollower,
+            _ => ResponseError::UnknownTopicOrPartition,
         }
     }
 

@@ -40,7 +40,7 @@ use kera_rpc::{FrameWriter, Outbox};
 use parking_lot::Mutex;
 
 use crate::batch::{self, BATCH_HEADER_BYTES, PATCHED_BYTES};
-use crate::door::{Door, Topic, not_here};
+use crate::door::{Door, Topic};
 use crate::epochs;
 use crate::fetch_sessions::{Mode, NO_SESSION, Told};
 use crate::floors::{first_offset, shown_from};
@@ -461,7 +461,10 @@ impl Fetching {
     fn not_here(&self, door: &Door, named: &FetchTopic, partition: i32) -> ResponseError {
         let by_id = self.request.version >= VERSION_TOPIC_IDS;
         let info = if by_id { door.info_of(named.topic_id) } else { door.info(&named.topic) };
-        if by_id && info.is_none() { ResponseError::UnknownTopicId } else { not_here(info.as_ref(), partition) }
+        match door.not_here(info.as_ref(), partition) {
+            ResponseError::UnknownTopicOrPartition if by_id && info.is_none() => ResponseError::UnknownTopicId,
+            error => error,
+        }
     }
 
     /// What every partition has, in the order of the request.

@@ -28,7 +28,7 @@ use kera_log::{FoundTime, Lane, LaneVersion, ReadError, Tenure, newest_ms};
 use kera_rpc::Outbox;
 
 use crate::batch;
-use crate::door::{Door, not_here};
+use crate::door::Door;
 use crate::epochs;
 use crate::floors::{first_offset, known_first};
 use crate::older::{Answer, Group, Shared, Standing, Step, Time};
@@ -170,7 +170,7 @@ impl Listing {
                 let told = loop {
                     let Some(lane) = lane else {
                         let info = core.door.info(&topic.name);
-                        break Told::Error(not_here(info.as_ref(), partition.partition_index));
+                        break Told::Error(core.door.not_here(info.as_ref(), partition.partition_index));
                     };
                     let (told, is_older) = look(core, lane, partition, committed, walk, &mut left);
                     match told {
@@ -691,7 +691,7 @@ pub(crate) fn end_of_epoch(core: &mut Core, asked: OffsetForLeaderEpochRequest) 
             match lane {
                 None => {
                     let info = door.info(&topic.topic);
-                    answer.with_error_code(not_here(info.as_ref(), partition.partition).code())
+                    answer.with_error_code(door.not_here(info.as_ref(), partition.partition).code())
                 }
                 Some(lane) if lane.tenure() == Tenure::Elsewhere => {
                     answer.with_error_code(ResponseError::NotLeaderOrFollower.code())

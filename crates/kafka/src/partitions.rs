@@ -19,7 +19,7 @@ use kafka_protocol::protocol::StrBytes;
 use kera_format::Cleanup;
 use kera_log::Tenure;
 
-use crate::door::{After, Door, not_here};
+use crate::door::{After, Door};
 use crate::floors::{NotRaised, first_offset, known_first};
 use crate::older::Shared;
 use crate::once::once;
@@ -88,7 +88,7 @@ pub(crate) fn describe_producers(door: &Door, asked: &DescribeProducersRequest) 
         let partitions = indexes.iter().map(|index| {
             let answer = PartitionResponse::default().with_partition_index(*index);
             let Some(lane) = topic.as_ref().and_then(|topic| topic.lane(*index)) else {
-                return answer.with_error_code(not_here(info.as_ref(), *index).code());
+                return answer.with_error_code(door.not_here(info.as_ref(), *index).code());
             };
             if lane.tenure() == Tenure::Elsewhere {
                 return answer.with_error_code(ResponseError::NotLeaderOrFollower.code());
@@ -136,7 +136,7 @@ pub(crate) fn delete_records(door: &Door, asked: &DeleteRecordsRequest) -> (Dele
             let answer = DeleteRecordsPartitionResult::default().with_partition_index(partition.partition_index);
             let refused = |error: ResponseError| answer.clone().with_error_code(error.code()).with_low_watermark(-1);
             let Some(lane) = known.as_ref().and_then(|topic| topic.lane(partition.partition_index)) else {
-                return refused(not_here(info.as_ref(), partition.partition_index));
+                return refused(door.not_here(info.as_ref(), partition.partition_index));
             };
             if lane.tenure() == Tenure::Elsewhere {
                 return refused(ResponseError::NotLeaderOrFollower);

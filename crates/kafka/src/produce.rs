@@ -21,7 +21,7 @@ use uuid::Uuid;
 use crate::batch::{BatchHeader, CHECKED_FROM, is_zstd, without_key};
 use crate::configs::BatchLimits;
 use crate::convert::as_kept;
-use crate::door::{After, Topic, not_here};
+use crate::door::{After, Topic};
 use crate::floors::{first_offset, of_plain};
 use crate::session::{Core, Request};
 use crate::transaction_door::MayWrite;
@@ -527,14 +527,20 @@ impl Appending<'_> {
 
     /// The refusal of a batch for a partition of which nothing is here.
     fn not_here(&self, partition: i32) -> Written {
-        let Some(topic) = &self.topic else {
-            let error = if self.by_id { ResponseError::UnknownTopicId } else { ResponseError::UnknownTopicOrPartition };
-            return match &self.info {
-                None => Written::refused(error, "there is no such topic"),
-                info => refuse_not_here(info.as_ref(), partition),
-            };
+        let door = &self.core.door;
+        let found = self.topic.as_ref().map(|topic| door.info(&topic.name));
+        let info = found.as_ref().map_or(self.info.as_ref(), Option::as_ref);
+        let is_known = self.topic.is_some() || info.is_some();
+        let (error, why) = match door.not_here(info, partition) {
+            ResponseError::UnknownTopicOrPartition if !is_known && self.by_id => {
+                (ResponseError::UnknownTopicId, "there is no such topic")
+            }
+            error @ ResponseError::UnknownTopicOrPartition => {
+                (error, if is_known { "there is no such partition" } else { "there is no such topic" })
+            }
+            error => (error, "this node has not heard yet whose the partition is"),
         };
-        refuse_not_here(self.core.door.info(&topic.name).as_ref(), partition)
+        Written::refused(error, why)
     }
 
     /// Deals with a partition's batch, unless that is done or its log is waited for. False if nothing behind it is to be tried now.
@@ -812,16 +818,6 @@ impl Appending<'_> {
         let log_start = of_plain(lane, first_offset).map_or(-1, u64::cast_signed);
         Written { error: 0, message: None, base_offset, append_ms: -1, log_start, awaited }
     }
-}
-
-/// The refusal of a batch for a partition that the catalog has, or has not.
-fn refuse_not_here(info: Option<&StreamInfo>, partition: i32) -> Written {
-    let error = not_here(info, partition);
-    let why = match error {
-        ResponseError::NotLeaderOrFollower => "this node has not heard yet whose the partition is",
-        _ => "there is no such partition",
-    };
-    Written::refused(error, why)
 }
 
 /// Kafka's error for a batch that was not appended.

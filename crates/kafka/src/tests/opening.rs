@@ -127,10 +127,15 @@ fn a_stream_that_the_node_knows_of_is_waited_for_until_its_broker_is_told() {
 
 /// A node of two that knows of topic `t`, which has two partitions, and whose broker has not been told of it.
 fn untold() -> (World, Arc<Known>) {
+    let options = StreamOptions { streamlets: 2, lanes: 1, replication: 1, ..StreamOptions::default() };
+    knowing(&[(TOPIC, "t", options)])
+}
+
+/// A node of two that knows of these topics, and whose broker has not been told of them.
+fn knowing(topics: &[(StreamId, &str, StreamOptions)]) -> (World, Arc<Known>) {
     let of_system = |stream, name| (StreamId(stream), name, state_stream_options());
     let of_system = [of_system(1, NAME), of_system(2, TRANSACTIONS_STREAM), of_system(3, GROUPS_STREAM)];
-    let options = StreamOptions { streamlets: 2, lanes: 1, replication: 1, ..StreamOptions::default() };
-    let known = Known::of(&[&of_system[..], &[(TOPIC, "t", options)]].concat());
+    let known = Known::of(&[&of_system[..], topics].concat());
     let mut world = World::with(|broker, clock| {
         of_system.into_iter().for_each(|(stream, _, options)| broker.stream_created(stream, options).unwrap());
         Arc::new(Coordinator::of_cluster(known.clone(), clock.clone()))
@@ -173,6 +178,23 @@ fn told(world: &mut World, partition: i32) -> [i16; 8] {
         deleted.topics[0].partitions[0].error_code,
         producers.topics[0].partitions[0].error_code,
     ]
+}
+
+/// It may have been made since, or its topic have grown.
+#[test]
+fn a_node_that_hears_no_coordinators_does_not_say_that_there_is_no_such_partition() {
+    let (unheard, unknown) = (ResponseError::NotLeaderOrFollower.code(), ResponseError::UnknownTopicOrPartition.code());
+    let no_id = ResponseError::UnknownTopicId.code();
+    let no_topic = [unknown, no_id, unknown, no_id, unknown, unknown, unknown, unknown];
+    for ((mut world, _), partition, says) in [(knowing(&[]), 0, no_topic), (untold(), 2, [unknown; 8])] {
+        let broker = world.parts().0;
+        broker.confirmed(world.clock.since_boot_us());
+        assert_eq!(told(&mut world, partition), says);
+        world.clock.advance_ms(kera_broker::SERVES_MS);
+        assert_eq!(told(&mut world, partition), [unheard; 8]);
+        broker.confirmed(world.clock.since_boot_us());
+        assert_eq!(told(&mut world, partition), says);
+    }
 }
 
 /// Each partition's error, leader and epoch.
