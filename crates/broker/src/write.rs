@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use kera_format::ChunkView;
 use kera_format::chunk::{PayloadKind, Skip};
-use kera_log::{AppendError, Appended, Lane, SinkError, Stream, Tenure};
+use kera_log::{AppendError, Appended, Lane, SinkError, Stream, Streamlet, Tenure};
 use kera_protocol::write::{ChunkResult, RESULT_BYTES, RESULTS_HEAD_BYTES};
 use kera_protocol::{FrameHeader, ProtocolError, Status, WriteChunksView};
 use kera_rpc::{Flow, Outbox};
@@ -179,12 +179,12 @@ impl Writer {
         let Some(stream) = streams.get(&broker.log, header.stream) else {
             return refused(counts, broker.unknown_stream(header.stream).status, 0);
         };
-        if let Err(status) = takes(broker, stream) {
-            return refused(counts, status, 0);
-        }
         let Some(streamlet) = stream.streamlet(header.streamlet) else {
             return refused(counts, Status::UnknownStreamlet, 0);
         };
+        if let Err(status) = takes(broker, stream, streamlet) {
+            return refused(counts, status, 0);
+        }
         let lane = streamlet.lane_of(header.producer_id);
         for _ in 0..SPACE_TRIES {
             let appended = match *skips {
@@ -328,13 +328,13 @@ impl Writer {
     }
 }
 
-/// Whether clients may write to a stream now.
+/// Whether clients may write to a streamlet now.
 #[inline]
-fn takes(broker: &Broker, stream: &Stream) -> Result<(), Status> {
-    // Backups say no to a node that was declared lost; of a stream with one copy nobody does.
+fn takes(broker: &Broker, stream: &Stream, streamlet: &Streamlet) -> Result<(), Status> {
+    // Backups say no to a node that was declared lost; where there is one copy nobody does, whatever the stream says while that changes.
     match stream.is_system() {
         true => Err(Status::InvalidArgument),
-        false if !broker.is_confirmed() && stream.options().replication == 1 => Err(Status::NotOwner),
+        false if !broker.is_confirmed() && streamlet.copies() == 1 => Err(Status::NotOwner),
         false => Ok(()),
     }
 }

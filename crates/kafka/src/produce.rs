@@ -591,9 +591,8 @@ impl Appending<'_> {
             return Err(Later::Log);
         }
         let broker = &self.core.door.broker;
-        // Backups say no to a node that was declared lost; of a topic with one copy nobody does.
-        let is_alone = || broker.log().stream(lane.stream_id()).is_some_and(|stream| stream.options().replication == 1);
-        if !broker.is_confirmed() && is_alone() {
+        // Backups say no to a node that was declared lost; where there is one copy nobody does, whatever the topic says while that changes.
+        if !broker.is_confirmed() && lane.copies() == 1 {
             let why = "the node has not heard from the coordinators for too long";
             return Ok(Written::refused(ResponseError::NotLeaderOrFollower, why));
         }

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use kera_broker::SERVES_MS;
 use kera_env::Clock;
-use kera_format::{Cursor, StreamId, StreamOptions};
+use kera_format::{Cursor, StreamId, StreamOptions, StreamletId};
 use kera_protocol::{FindOwners, ListApplications, ReadChunksResponse, Start, Status, Subscribe};
 
 use crate::common::*;
@@ -50,6 +50,21 @@ fn after_five_seconds_only_streams_with_copies_are_written_until_the_coordinator
     assert_eq!(statuses(&peer.write(&both)), [Status::NotOwner, Status::Ok]);
     house.broker.confirmed(house.clock.since_boot_us());
     assert_eq!(statuses(&peer.write(&both)), [Status::Ok, Status::Ok]);
+}
+
+/// Streamlets come to another number of copies one after the other, and their stream says so when all have.
+#[test]
+fn after_five_seconds_what_has_one_copy_is_not_written_whatever_its_stream_says() {
+    let house = house();
+    for (stream, copies) in [(ALONE, 3), (COPIED, 1)] {
+        house.broker.set_copies(stream, StreamletId(0), copies).unwrap();
+    }
+    house.broker.confirmed(house.clock.since_boot_us());
+    let mut peer = house.peer();
+    let both = [chunk_for(ALONE), chunk_for(COPIED)];
+    assert_eq!(statuses(&peer.write(&both)), [Status::Ok, Status::Ok]);
+    wait(&house, true);
+    assert_eq!(statuses(&peer.write(&both)), [Status::Ok, Status::NotOwner]);
 }
 
 /// Meanwhile the others have declared it lost, and a person may have given its streamlets to somebody else.

@@ -135,6 +135,25 @@ fn a_node_that_hears_no_coordinators_does_not_name_itself() {
     assert_eq!(world.led(), (9, vec![1], vec![1]));
 }
 
+/// Of what has copies backups say no to a node that was declared lost. Partitions come to another number of them one after the other, and their topic says so when all have.
+#[test]
+fn a_node_that_hears_no_coordinators_takes_batches_only_where_there_are_copies() {
+    let mut world = led_twice();
+    let (broker, coordinator) = world.parts();
+    let stream = coordinator.stream(&"t".into()).unwrap().id;
+    broker.set_copies(stream, StreamletId(1), 2).unwrap();
+    broker.confirmed(world.clock.since_boot_us());
+    let written = |world: &mut World| {
+        [0, 1].map(|partition| {
+            let produce = World::produce_request(None, "t", partition, batch(&[b"p"], (-1, -1, -1)));
+            world.call(9, &produce).responses[0].partition_responses[0].error_code
+        })
+    };
+    assert_eq!(written(&mut world), [0, 0]);
+    world.clock.advance_ms(kera_broker::SERVES_MS);
+    assert_eq!(written(&mut world), [Code::NotLeaderOrFollower.code(), 0]);
+}
+
 /// A topic may have been made since. librdkafka gives up the records of a topic of which it is told once that there is none, also of one that it knows.
 #[test]
 fn a_node_that_hears_no_coordinators_does_not_say_that_there_is_no_such_topic() {

@@ -222,6 +222,11 @@ impl Lane {
         self.home.sink_at(log)
     }
 
+    /// How many copies there are of what is acknowledged: see [`Streamlet::copies`](crate::Streamlet::copies).
+    pub fn copies(&self) -> u32 {
+        self.home.copies()
+    }
+
     /// Whether a producer may be answered now for what it has appended to the lane, before that is durable: the stream is replicated
     /// asynchronously, and its copies do not lag too far behind. Only for answers to producers that accept the loss of what has no copies.
     #[inline]
