@@ -47,6 +47,7 @@ struct Plan {
     open_errno: Option<i32>,
     opens: u64,
     slow: Option<Duration>,
+    slow_syncs: Option<Duration>,
     is_stuck: bool,
     /// Reads, writes and syncs that wait because it is.
     waiting: u64,
@@ -190,6 +191,11 @@ impl FaultyDisk {
     /// Every read, write and sync takes this much longer.
     pub fn set_slow(&self, by: Option<Duration>) {
         self.plan().slow = by;
+    }
+
+    /// Every sync takes this much longer.
+    pub fn set_slow_syncs(&self, by: Option<Duration>) {
+        self.plan().slow_syncs = by;
     }
 
     /// While it is stuck, no read, write or sync comes to its end.
@@ -405,6 +411,10 @@ impl DiskFile for FaultyFile {
     }
 
     fn sync_data(&self) -> io::Result<()> {
+        let slow = self.disk.plan().slow_syncs;
+        if let Some(by) = slow {
+            std::thread::sleep(by);
+        }
         self.disk.wait();
         {
             let mut plan = self.disk.plan();

@@ -14,6 +14,7 @@ use kera_coordinator::cluster::{AgreedEnd, CalledOff, ClusterState, EndLooks, En
 use kera_coordinator::detector::Detector;
 use kera_env::{Lasting, Lasts};
 use kera_format::cluster::{LogName, NodeNumber, Roles};
+use kera_protocol::RaftAppend;
 use openraft::ChangeMembers;
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
@@ -21,9 +22,9 @@ use tokio::task::JoinSet;
 use crate::commands::Leading;
 use crate::group::Group;
 use crate::machine::Shared;
-use crate::network::Pending;
+use crate::network::{Pending, ask};
 use crate::survivor::SKIPPED;
-use crate::types::Place;
+use crate::types::{Place, place_of};
 use crate::votes::{Coordinator, who_votes};
 
 /// A coordinator that is so many entries behind gets no vote yet.
@@ -157,7 +158,7 @@ struct Waits {
 impl Group {
     /// Does the leader's work while this node is the leader, until `stop` says so. To be run once.
     ///
-    /// Three loops, of which none waits for another. The one that listens awaits nothing but its next turn, so that a turn which comes late says that this
+    /// Four loops, of which none waits for another. The one that listens awaits nothing but its next turn, so that a turn which comes late says that this
     /// process did not run: then nobody is to blame for having been silent ([`Detector::lost`]). If it waited for what others are asked, a backup
     /// without power would look like that for as long as it is asked, and nobody would be fenced meanwhile. The one that fences waits for the log, and
     /// not for backups.
@@ -168,7 +169,29 @@ impl Group {
             () = self.listen_always(&silent) => {}
             () = self.fence_silent(seen, &fenced) => {}
             () = self.lead_always(&fenced, &*backups) => {}
+            () = self.say_that_it_leads() => {}
         }
+    }
+
+    /// Tells those who vote that this node leads, as soon as it does. `openraft` says it with the first entry, which is on the leader's own disk before it is sent: on a slow one that takes
+    /// longer than those wait who have voted for it, and they would elect somebody else meanwhile.
+    async fn say_that_it_leads(&self) {
+        let (me, mut leaders) = (self.config.node, self.leaders.clone());
+        while leaders.changed().await.is_ok() {
+            let leader = *leaders.borrow_and_update();
+            let Some(ballot) = leader.filter(|ballot| ballot.node == u64::from(me)) else { continue };
+            let decided = self.shared.current.read().applied.as_ref().map(place_of);
+            for member in self.members().into_iter().filter(|member| member.votes && member.node != me) {
+                let (transport, entries) = (self.transport.clone(), Vec::new());
+                let said = RaftAppend { ballot, before: None, entries, decided };
+                tokio::spawn(async move {
+                    // Who does not hear it hears of the first entry.
+                    let _ = ask(&*transport, member.node.into(), &member.address, &said).await;
+                });
+            }
+        }
+        // Its part in the log has ended, and the other loops say so.
+        std::future::pending().await
     }
 
     fn turns(&self) -> tokio::time::Interval {
@@ -676,7 +699,7 @@ fn live_nodes(state: &ClusterState) -> Vec<(NodeNumber, u32)> {
 #[cfg(test)]
 mod tests {
     use kera_coordinator::cluster::{Join, LogView};
-    use kera_env::{MemoryDisk, SystemClock};
+    use kera_env::{FaultyDisk, MemoryDisk, SystemClock};
     use kera_format::cluster::{ClusterEntry, Doors, RaftPlace};
     use kera_format::raft::{LogEntry, Payload, Record};
     use kera_format::{StreamOptions, StreamletId, level};
@@ -716,6 +739,48 @@ mod tests {
         }
     }
 
+    /// Reaches node 2 only, and has a disk come to no end as soon as that one votes. What it is sent then.
+    struct Stuck {
+        disk: FaultyDisk,
+        sent: watch::Sender<Option<RaftAppend>>,
+    }
+
+    impl Transport for Stuck {
+        fn call(&self, to: u64, _: &str, op: Op, body: Vec<u8>) -> Pending<Vec<u8>> {
+            let version = op.version_max();
+            let answer = match (to, op) {
+                (2, Op::RaftVote) => {
+                    self.disk.set_stuck(true);
+                    let ballot = RaftVote::decode(version, &body).expect("it asks for votes").ballot;
+                    Ok(encoded(&RaftVoted { ballot, granted: true, last: None }, version))
+                }
+                (2, Op::RaftAppend) => {
+                    self.sent.send_replace(Some(RaftAppend::decode(version, &body).expect("it leads")));
+                    Ok(encoded(&RaftAppended { outcome: RaftOutcome::All, through: None, ballot: None }, version))
+                }
+                _ => Err("nobody is there".into()),
+            };
+            Box::pin(async move { answer })
+        }
+    }
+
+    /// Else whoever has voted for it elects somebody else meanwhile.
+    #[tokio::test]
+    async fn a_leader_says_that_it_leads_before_its_first_entry_is_on_its_disk() {
+        let ((config, disk), (sent, mut got)) = (kept(&founded(0), Vec::new()), watch::channel(None));
+        let disk = FaultyDisk::new(disk);
+        let transport = Arc::new(Stuck { disk: disk.clone(), sent });
+        let started = Group::start(config, Arc::new(disk.clone()), transport, Arc::new(SystemClock::new()));
+        let group = started.await.unwrap();
+        let leads = group.clone();
+        tokio::spawn(async move { leads.say_that_it_leads().await });
+        let said = tokio::time::timeout(Duration::from_secs(120), got.wait_for(Option::is_some)).await;
+        let said = said.expect("its disk comes to no end").unwrap().clone().unwrap();
+        assert_eq!((said.ballot.node, said.ballot.committed, said.entries.len()), (1, true, 0));
+        disk.set_stuck(false);
+        group.stop().await;
+    }
+
     fn joins(node: NodeNumber, roles: Roles) -> Join {
         Join {
             node,
@@ -753,9 +818,8 @@ mod tests {
         state
     }
 
-    /// Node 1, which has just become the leader and has this state, and these entries in its log of which it does not know yet that they are decided. Node 3 is in its group. It comes to know
-    /// it when it is said that node 2 takes entries.
-    async fn leads(state: &ClusterState, entries: Vec<ClusterEntry>) -> (Arc<Group>, watch::Sender<bool>) {
+    /// What node 1 has on its disk: this state, and these entries in its log of which it does not know that they are decided. It votes with node 2, and node 3 is in its group.
+    fn kept(state: &ClusterState, entries: Vec<ClusterEntry>) -> (GroupConfig, Arc<MemoryDisk>) {
         let disk = Arc::new(MemoryDisk::new());
         let place = |index| RaftPlace { term: 5, leader: 1, index };
         let nodes: Vec<(u64, String)> = (1..=3).map(|node: u64| (node, node.to_string())).collect();
@@ -780,7 +844,12 @@ mod tests {
             level_max: level::NEWEST,
             balance_after_ms: None,
         };
-        let (takes, taken) = watch::channel(false);
+        (config, disk)
+    }
+
+    /// Node 1 with that, which has just become the leader. It comes to know what is decided when it is said that node 2 takes entries.
+    async fn leads(state: &ClusterState, entries: Vec<ClusterEntry>) -> (Arc<Group>, watch::Sender<bool>) {
+        let ((config, disk), (takes, taken)) = (kept(state, entries), watch::channel(false));
         let started = Group::start(config, disk, Arc::new(Second(taken)), Arc::new(SystemClock::new()));
         let group = started.await.unwrap();
         let leads = group.raft.wait(None).metrics(|metrics| metrics.state == ServerState::Leader, "it leads").await;

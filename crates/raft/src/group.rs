@@ -17,6 +17,7 @@ use kera_protocol::{
 };
 use openraft::{BasicNode, Config, Raft, ServerState, Snapshot, SnapshotPolicy};
 use parking_lot::Mutex;
+use tokio::sync::watch;
 
 use crate::beats::Beats;
 use crate::bygone::check_group;
@@ -39,8 +40,8 @@ const NOTED_MAX: usize = 16_384;
 pub struct Timing {
     /// Time between two signs of life, of the leader and of nodes, in milliseconds.
     pub heartbeat_ms: u64,
-    /// A leader that has been silent for two and a half to three times this is lost, and another one is elected. A vote has to be on the
-    /// disk of whoever gives it within this time.
+    /// A leader that has been silent for two and a half to three times this is lost, and another one is elected. Whoever asks for votes waits for so long for them; where disks are
+    /// slower than that votes are written ahead. What a leader writes first must be on its disk within two and a half times this.
     pub election_ms: u64,
     /// A node is lost after this.
     pub lost_after_ms: u64,
@@ -157,6 +158,8 @@ pub struct Group {
     /// The node stops: nothing waits for room on its disk any more.
     closing: Arc<AtomicBool>,
     pub(crate) writing: Arc<Writing>,
+    /// Who leads, as soon as this node's log knows it.
+    pub(crate) leaders: watch::Receiver<Option<RaftBallot>>,
     /// For how long what else the node writes has come no further, in microseconds.
     others_wait_us: AtomicU64,
     /// It has fallen silent because its disk stands still.
@@ -187,7 +190,7 @@ impl Group {
         store.wait_for_snapshots(shared.durable.subscribe());
         let applied = shared.current.read().applied;
         store.begin_behind(applied).await.map_err(|error| failed(std::io::Error::other(error)))?;
-        let (entries, looker) = (store.entries(), Mutex::new(store.looker()));
+        let (entries, looker, leaders) = (store.entries(), Mutex::new(store.looker()), store.leaders());
         let timing = config.timing;
         let settings = Config {
             cluster_name: "kera".into(),
@@ -230,6 +233,7 @@ impl Group {
             looker,
             closing,
             writing,
+            leaders,
             others_wait_us: AtomicU64::new(0),
             is_silent: AtomicBool::new(false),
             turned_us: AtomicU64::new(0),

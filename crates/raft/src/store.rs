@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use kera_env::Clock;
 use kera_format::raft::Record;
+use kera_protocol::RaftBallot;
 use openraft::storage::{LogFlushed, RaftLogStorage};
 use openraft::{ErrorSubject, ErrorVerb, LogState, OptionalSend, RaftLogReader, StorageError};
 use parking_lot::RwLock;
@@ -28,6 +29,13 @@ const RECORDS_MAX: usize = 4096;
 /// signs of life.
 const SENT_BYTES_MAX: usize = 1 << 20;
 
+/// A disk is slow that took so long for what was written last, in microseconds. Of an election those wait for the disk who ask for votes, and then those who give them: several times that has to
+/// go into the [time](crate::Timing) after which whoever asks begins anew.
+const SLOW_US: u64 = 50_000;
+
+/// For a term so much further on a vote is written on a slow disk.
+const TERMS_AHEAD: u64 = 64;
+
 type Failed = StorageError<u64>;
 
 /// Who is told that records are durable.
@@ -41,12 +49,14 @@ pub(crate) struct Writing {
     clock: Arc<dyn Clock>,
     /// On the monotonic clock; 0: none is.
     since_us: AtomicU64,
+    /// What the last one took that is over, in microseconds.
+    last_us: AtomicU64,
     bytes: AtomicU64,
 }
 
 impl Writing {
     pub(crate) fn new(clock: Arc<dyn Clock>) -> Writing {
-        Writing { clock, since_us: AtomicU64::new(0), bytes: AtomicU64::new(0) }
+        Writing { clock, since_us: AtomicU64::new(0), last_us: AtomicU64::new(0), bytes: AtomicU64::new(0) }
     }
 
     fn begins(&self) {
@@ -55,6 +65,17 @@ impl Writing {
 
     fn is_over(&self) {
         self.since_us.store(0, Ordering::Release);
+    }
+
+    /// The same of what somebody waits for.
+    fn is_written(&self) {
+        self.last_us.store(self.for_us(), Ordering::Release);
+        self.is_over();
+    }
+
+    /// Whether the disk took long for that.
+    fn is_slow(&self) -> bool {
+        self.last_us.load(Ordering::Acquire) >= SLOW_US
     }
 
     pub(crate) fn bytes(&self) -> u64 {
@@ -111,7 +132,14 @@ pub(crate) type Kept = Arc<RwLock<BTreeMap<u64, Entry>>>;
 pub(crate) struct LogStore {
     entries: Kept,
     purged: Option<Place>,
+    /// The last one that was given.
     vote: Option<Ballot>,
+    /// Votes in lower terms are not written: the one on the disk is in this term. 0: all are.
+    ahead: u64,
+    /// Who leads, where that is to be written with the next entries.
+    led: Option<Record>,
+    writing: Arc<Writing>,
+    leaders: Arc<watch::Sender<Option<RaftBallot>>>,
     jobs: Sender<Job>,
     /// Up to which entry a snapshot is durable; None: none will be any more.
     snapshots: Option<watch::Receiver<Option<u64>>>,
@@ -124,12 +152,17 @@ impl LogStore {
         let entries = contents.entries.into_iter().map(|(index, entry)| (index, from_format(entry))).collect();
         let (jobs, receiver) = channel();
         let spawn = std::thread::Builder::new().name("kera-raft-disk".into()).stack_size(512 << 10);
-        spawn.spawn(move || write(file, &receiver, &closing, &writing))?;
-        let ballot = |(term, node, committed)| vote(&kera_protocol::RaftBallot { term, node, committed });
+        let writes = Arc::clone(&writing);
+        spawn.spawn(move || write(file, &receiver, &closing, &writes))?;
+        let ballot = |(term, node, committed)| vote(&RaftBallot { term, node, committed });
         Ok(LogStore {
             entries: Arc::new(RwLock::new(entries)),
             purged: contents.purged.as_ref().map(log_id),
             vote: contents.vote.map(ballot),
+            ahead: 0,
+            led: None,
+            writing,
+            leaders: Arc::new(watch::Sender::new(None)),
             jobs,
             snapshots: None,
         })
@@ -174,10 +207,31 @@ impl LogStore {
         Looker(self.jobs.clone())
     }
 
-    async fn wait(&self, record: Record) -> Result<(), Failed> {
+    /// Tells who leads, this node or another one, as soon as that is known here.
+    pub(crate) fn leaders(&self) -> watch::Receiver<Option<RaftBallot>> {
+        self.leaders.subscribe()
+    }
+
+    /// Takes entries: what is to be written, with who leads in front of them where that is not on the disk.
+    fn take(&mut self, entries: impl IntoIterator<Item = Entry>) -> Vec<Record> {
+        let mut records = Vec::new();
+        if let Some(led) = self.led.take() {
+            records.push(led);
+            // What comes is written behind that.
+            self.ahead = 0;
+        }
+        let mut kept = self.entries.write();
+        for entry in entries {
+            records.push(Record::Appended(to_format(&entry)));
+            kept.insert(entry.log_id.index, entry);
+        }
+        records
+    }
+
+    async fn wait(&self, records: Vec<Record>) -> Result<(), Failed> {
         let (sender, done) = oneshot::channel();
         let gone = || io::Error::other("the thread that writes the coordinators' log is gone");
-        let sent = self.jobs.send(Job::Write(vec![record], Done::Waiting(sender)));
+        let sent = self.jobs.send(Job::Write(records, Done::Waiting(sender)));
         let result = match sent {
             Ok(()) => done.await.unwrap_or_else(|_| Err(gone())),
             Err(_) => Err(gone()),
@@ -217,7 +271,7 @@ fn write(mut file: LogFile, jobs: &Receiver<Job>, closing: &AtomicBool, writing:
         let result = when_there_is_room("the coordinators' log", closing, || {
             writing.begins();
             let written = file.write(records.clone());
-            writing.is_over();
+            writing.is_written();
             written
         });
         match &result {
@@ -273,10 +327,29 @@ impl RaftLogStorage<TypeConfig> for LogStore {
         self.clone()
     }
 
+    /// A vote is on the disk before anybody hears of it, but for two kinds:
+    ///
+    /// * That the one leads for whom this node has voted. That is written with the first entries that come: until then a start finds that it has voted for that one, which is as much as others count on.
+    /// * Votes on a slow disk ([`SLOW_US`]), where the last one was written for a term further on. A start finds that it has voted there, and votes in no term in front of it. If each had to be written, whoever
+    ///   asks would begin anew before the vote is on two disks, one after the other, and so with the next one, without end. Behind the first one or two they come at once.
+    ///
+    /// What is written of who leads takes the place of a vote further on, for with that a node that starts again would not follow: the leader's term would be in front of it.
     async fn save_vote(&mut self, vote: &Ballot) -> Result<(), Failed> {
-        let ballot = ballot_of(vote);
-        self.wait(Record::Vote { term: ballot.term, node: ballot.node, committed: ballot.committed }).await?;
+        let RaftBallot { term, node, committed } = ballot_of(vote);
+        let is_given = self.vote.is_some_and(|given| given.leader_id == vote.leader_id);
+        // What was to be written of an earlier leader would take back this one.
+        self.led = None;
+        if committed && (is_given || term < self.ahead) {
+            self.led = Some(Record::Vote { term, node, committed });
+        } else if term >= self.ahead {
+            let ahead = if committed || !self.writing.is_slow() { 0 } else { term.saturating_add(TERMS_AHEAD) };
+            self.wait(vec![Record::Vote { term: ahead.max(term), node, committed }]).await?;
+            self.ahead = ahead;
+        }
         self.vote = Some(*vote);
+        if committed {
+            self.leaders.send_replace(Some(RaftBallot { term, node, committed }));
+        }
         Ok(())
     }
 
@@ -289,14 +362,7 @@ impl RaftLogStorage<TypeConfig> for LogStore {
         I: IntoIterator<Item = Entry> + OptionalSend,
         I::IntoIter: OptionalSend,
     {
-        let mut records = Vec::new();
-        {
-            let mut kept = self.entries.write();
-            for entry in entries {
-                records.push(Record::Appended(to_format(&entry)));
-                kept.insert(entry.log_id.index, entry);
-            }
-        }
+        let records = self.take(entries);
         if let Err(sent) = self.jobs.send(Job::Write(records, Done::Flushed(callback)))
             && let Job::Write(_, Done::Flushed(callback)) = sent.0
         {
@@ -307,7 +373,7 @@ impl RaftLogStorage<TypeConfig> for LogStore {
 
     async fn truncate(&mut self, from: Place) -> Result<(), Failed> {
         self.entries.write().split_off(&from.index);
-        self.wait(Record::Truncated { from: from.index }).await
+        self.wait(vec![Record::Truncated { from: from.index }]).await
     }
 
     async fn purge(&mut self, through: Place) -> Result<(), Failed> {
@@ -317,13 +383,13 @@ impl RaftLogStorage<TypeConfig> for LogStore {
             *entries = entries.split_off(&(through.index + 1));
         }
         self.purged = Some(through);
-        self.wait(Record::Purged { place: place_of(&through) }).await
+        self.wait(vec![Record::Purged { place: place_of(&through) }]).await
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use kera_env::{MemoryDisk, SystemClock};
+    use kera_env::{FaultyDisk, ManualClock, MemoryDisk, SystemClock};
     use kera_format::StreamId;
     use kera_format::cluster::{ClusterEntry, HANDED_BYTES_MAX, RaftPlace};
     use kera_format::raft::{LogEntry, Payload};
@@ -360,6 +426,75 @@ mod tests {
         drop(store);
         let again = LogFile::open(folder(disk), [1; 16]).unwrap();
         assert_eq!(again.contents().purged, Some(place_of(&place(5))));
+    }
+
+    /// Else the next election begins before the vote of the last one is on two disks, one after the other.
+    #[tokio::test]
+    async fn on_a_slow_disk_votes_are_written_ahead_until_somebody_leads() {
+        let disk = FaultyDisk::new(Arc::new(MemoryDisk::new()));
+        let start = || {
+            let writing = Arc::new(Writing::new(Arc::new(ManualClock::new(0))));
+            let file = LogFile::open(folder(Arc::new(disk.clone())), [1; 16]).unwrap();
+            (LogStore::start(file, Arc::default(), writing.clone()).unwrap(), writing)
+        };
+        let syncs = || disk.counts().1;
+        let ballot = |term, node, committed| vote(&RaftBallot { term, node, committed });
+        let is_slow = |writing: &Writing| writing.last_us.store(SLOW_US, Ordering::Release);
+        let (mut store, writing) = start();
+        is_slow(&writing);
+        store.save_vote(&ballot(6, 2, false)).await.unwrap();
+        let before = syncs();
+        store.save_vote(&ballot(7, 1, false)).await.unwrap();
+        store.save_vote(&ballot(5 + TERMS_AHEAD, 3, false)).await.unwrap();
+        assert_eq!(syncs(), before, "they are behind the one that is written");
+        drop(store);
+        // A start takes it for its own: in which of the terms up to there it has voted it does not know.
+        let (mut store, writing) = start();
+        assert_eq!(store.read_vote().await.unwrap(), Some(ballot(6 + TERMS_AHEAD, 2, false)));
+        is_slow(&writing);
+        store.save_vote(&ballot(100, 1, false)).await.unwrap();
+        let (before, mut leaders) = (syncs(), store.leaders());
+        store.save_vote(&ballot(101, 2, true)).await.unwrap();
+        assert_eq!(syncs(), before);
+        assert_eq!(*leaders.borrow_and_update(), Some(RaftBallot { term: 101, node: 2, committed: true }));
+        let place = RaftPlace { term: 101, leader: 2, index: 0 };
+        let records = store.take([from_format(LogEntry { place, payload: Payload::Blank })]);
+        assert_eq!(records[0], Record::Vote { term: 101, node: 2, committed: true }, "with the first entry");
+        store.wait(records).await.unwrap();
+        drop(store);
+        let (mut store, _) = start();
+        assert_eq!(store.read_vote().await.unwrap(), Some(ballot(101, 2, true)));
+        assert_eq!(store.entries.read().len(), 1);
+        // Nothing takes long any more.
+        let before = syncs();
+        store.save_vote(&ballot(102, 3, false)).await.unwrap();
+        assert_eq!(syncs(), before + 1);
+        store.save_vote(&ballot(102, 3, true)).await.unwrap();
+        assert_eq!(syncs(), before + 1, "that it has voted for it is written");
+        drop(store);
+        let (mut store, _) = start();
+        assert_eq!(store.read_vote().await.unwrap(), Some(ballot(102, 3, false)));
+    }
+
+    /// What it has voted for would be forgotten, and it could vote again.
+    #[tokio::test]
+    async fn who_has_led_is_not_written_behind_a_later_vote() {
+        let disk = Arc::new(MemoryDisk::new());
+        let start = || {
+            let writing = Arc::new(Writing::new(Arc::new(ManualClock::new(0))));
+            let file = LogFile::open(folder(disk.clone()), [1; 16]).unwrap();
+            LogStore::start(file, Arc::default(), writing).unwrap()
+        };
+        let ballot = |term, node, committed| vote(&RaftBallot { term, node, committed });
+        let mut store = start();
+        for given in [ballot(5, 2, false), ballot(5, 2, true), ballot(6, 3, false)] {
+            store.save_vote(&given).await.unwrap();
+        }
+        let place = RaftPlace { term: 5, leader: 2, index: 0 };
+        let records = store.take([from_format(LogEntry { place, payload: Payload::Blank })]);
+        store.wait(records).await.unwrap();
+        drop(store);
+        assert_eq!(start().read_vote().await.unwrap(), Some(ballot(6, 3, false)));
     }
 
     #[tokio::test]

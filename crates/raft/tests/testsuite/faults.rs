@@ -305,6 +305,42 @@ async fn a_node_whose_disk_stands_still_is_taken_for_lost_and_not_all_of_them_at
     }
 }
 
+/// A vote is on the disk of who asks for it before anybody is asked, and then on the disk of who gives it. Where both take longer than an election waits each began anew before the votes of the
+/// last one had come.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn coordinators_whose_disks_sync_later_than_they_wait_for_votes_elect_a_leader() {
+    let timing = Timing { heartbeat_ms: 100, election_ms: 200, ..TIMING };
+    let mut world = World::cluster_at(9, 3, 0, timing).await;
+    world.slow_syncs = Some(Duration::from_millis(300));
+    world.faulty.values().for_each(|disk| disk.set_slow_syncs(Some(Duration::from_millis(300))));
+    let term_of = |world: &World, node: u32| world.nodes[&node].group.describe().term;
+    let first = world.leading().await;
+    made(&world.nodes[&first].group, "slowly").await;
+    let before = term_of(&world, first);
+    world.kill(first, None).await;
+    let second = world.leading().await;
+    assert!(term_of(&world, second) > before);
+    made(&world.nodes[&second].group, "without-the-first").await;
+    // Those who start have written nothing yet that says how slow their disks are. One of them has led, and lacks what has come since: the other one has to be elected.
+    let second = world.leading().await;
+    let third = (1..=3).find(|node| ![first, second].contains(node)).expect("three");
+    for node in [second, third] {
+        world.kill(node, None).await;
+    }
+    for node in [first, third] {
+        world.start(node).await;
+    }
+    world.until("the third leads", |world| world.nodes[&third].group.is_leader()).await;
+    made(&world.nodes[&third].group, "without-the-second").await;
+    world.faulty.values().for_each(|disk| disk.set_slow_syncs(None));
+    world.slow_syncs = None;
+    world.start(second).await;
+    for node in 1..=3 {
+        world.join(node, 3).await;
+    }
+    world.agree().await;
+}
+
 /// Who asks nobody hears nobody: that says nothing of the others.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn only_a_node_that_asks_the_others_says_that_it_does_not_hear_them() {

@@ -278,6 +278,8 @@ pub struct World {
     pub machines: BTreeMap<NodeNumber, u8>,
     /// How fast nodes are that are started from here on.
     pub timing: Timing,
+    /// How much longer each sync of their disks takes.
+    pub slow_syncs: Option<Duration>,
 }
 
 fn roles(node: NodeNumber, voters: NodeNumber) -> Vec<Role> {
@@ -319,6 +321,7 @@ impl World {
             level_max: kera_format::level::NEWEST,
             machines: BTreeMap::new(),
             timing: TIMING,
+            slow_syncs: None,
         }
     }
 
@@ -413,6 +416,7 @@ impl World {
         };
         let transport = Arc::new(Wire { net: self.net.clone(), from: node.into() });
         let disk = Arc::new(FaultyDisk::new(disk));
+        disk.set_slow_syncs(self.slow_syncs);
         self.faulty.insert(node, disk.clone());
         let group = match Group::start(config, disk, transport, Arc::new(SystemClock::new())).await {
             Ok(group) => group,
