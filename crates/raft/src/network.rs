@@ -6,6 +6,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use kera_env::is_out_of_means;
 use kera_protocol::{Body, Message, Op, RaftAppend, RaftAppended, RaftOutcome, RaftSnapshot, RaftVote, RaftVoted};
 use openraft::error::{RPCError, RaftError, ReplicationClosed, StreamingError, Unreachable};
 use openraft::network::{Backoff, RPCOption, RaftNetwork, RaftNetworkFactory};
@@ -132,7 +133,11 @@ impl Link {
         let read = tokio::task::spawn_blocking(move || snapshot.into_bytes());
         let read = read.await.map_err(io::Error::other).flatten();
         let failed = |error| StorageError::<u64>::from_io_error(ErrorSubject::Snapshot(None), ErrorVerb::Read, error);
-        let (place, bytes) = read.map_err(failed)?;
+        let (place, bytes) = match read {
+            // That passes, and it is sent then. Of what a disk has lost `openraft` is told, and this node's part ends with it.
+            Err(error) if is_out_of_means(&error) => return Err(unreachable(error.to_string()).into()),
+            read => read.map_err(failed)?,
+        };
         let (place, mut offset) = (place_of(&place), 0);
         loop {
             let end = bytes.len().min(offset + PART_BYTES);
@@ -242,4 +247,42 @@ pub(crate) fn vote_request(message: &RaftVote) -> VoteRequest<u64> {
 pub(crate) fn vote_answer(answer: &VoteResponse<u64>) -> RaftVoted {
     let last = answer.last_log_id.as_ref().map(place_of);
     RaftVoted { ballot: ballot_of(&answer.vote), granted: answer.vote_granted, last }
+}
+
+#[cfg(test)]
+mod tests {
+    use kera_env::{Disk, FaultyDisk, MemoryDisk};
+    use kera_protocol::RaftBallot;
+
+    use super::*;
+    use crate::{file, snapshot};
+
+    const EMFILE: i32 = 24;
+
+    struct Nobody;
+
+    impl Transport for Nobody {
+        fn call(&self, _: u64, _: &str, _: Op, _: Vec<u8>) -> Pending<Vec<u8>> {
+            Box::pin(async { Err("nobody is there".into()) })
+        }
+    }
+
+    /// Clients can bring it about that no file can be opened, and the leader's part in the log ended with that.
+    #[tokio::test]
+    async fn a_snapshot_that_cannot_be_opened_now_is_sent_later() {
+        let disk = FaultyDisk::new(Arc::new(MemoryDisk::new()));
+        disk.create_dir_all(file::DIR).unwrap();
+        let folder = file::folder(Arc::new(disk.clone()));
+        snapshot::write(&folder, 1, b"it is none").unwrap();
+        let link = Link { transport: Arc::new(Nobody), to: 2, address: "2".into(), sent: Mutex::new(None) };
+        let ballot = vote(&RaftBallot { term: 1, node: 1, committed: true });
+        let (before, send) = (disk.opens(), || link.send_snapshot(ballot, Carried::Newest(folder.clone())));
+        disk.set_open_errno(Some(EMFILE));
+        let sent = send().await;
+        assert!(matches!(sent, Err(StreamingError::Unreachable(_))), "{sent:?}");
+        assert!(disk.opens() > before);
+        disk.set_open_errno(None);
+        let sent = send().await;
+        assert!(matches!(sent, Err(StreamingError::StorageError(_))), "{sent:?}");
+    }
 }
