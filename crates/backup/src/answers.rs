@@ -16,7 +16,6 @@ use kera_protocol::{
     BlockHead, BlockRange, BlocksRead, BlocksReleased, LaneStateList, LaneStates, ListReplicas, ProducerPlace,
     ReadBlocks, ReleaseBlocks, ReplicaInfo, ReplicaList, ReplicatedLane, SegmentPart, Status, StreamletRef,
 };
-use parking_lot::Mutex;
 
 use crate::backup::Backup;
 use crate::error::BackupError;
@@ -30,33 +29,6 @@ const READ_BYTES_MAX: usize = 16 << 20;
 
 /// How long what is known about an open file is waited for before its blocks are read instead.
 const FOOTER_WAIT: Duration = Duration::from_millis(500);
-
-/// Where recent reads ended, so that the next one need not look for its block from the file's start on.
-#[derive(Default)]
-pub(crate) struct Positions(Mutex<VecDeque<(LogId, u64, u64, u64)>>);
-
-/// Reads that are remembered: each takes 40 bytes.
-const POSITIONS_MAX: usize = 1024;
-
-impl Positions {
-    /// Where to begin to look for `block` in a part of a file: an offset, and the block that is there.
-    fn find(&self, log: LogId, part: &FilePart, block: u64) -> (u64, u64) {
-        let mut positions = self.0.lock();
-        let known = positions.iter().position(|known| (known.0, known.1, known.2) == (log, part.sequence, block));
-        match known.and_then(|known| positions.remove(known)) {
-            Some((.., at)) => (at, block),
-            None => (part.start, part.first),
-        }
-    }
-
-    fn note(&self, log: LogId, part: &FilePart, block: u64, at: u64) {
-        let mut positions = self.0.lock();
-        if positions.len() == POSITIONS_MAX {
-            positions.pop_front();
-        }
-        positions.push_back((log, part.sequence, block, at));
-    }
-}
 
 impl Backup {
     /// What it has, a page at a time: what a backup announces when it has joined.
@@ -215,6 +187,7 @@ impl Backup {
                 Ok(Err(reason)) => return Err(damaged(source, at, &reason)),
                 Err(error) => return Err(self.unreadable(part, &error)),
             };
+            self.positions.passed(part, block, at);
         }
         Ok((at, block))
     }
@@ -299,7 +272,7 @@ impl Backup {
         while block <= part.last.min(*through) {
             let header = self.whole_block(&mut source, part, at, block)?;
             if *bytes > 0 && *bytes + header.chunk_bytes as usize > *bytes_max {
-                self.positions.note(*log, part, block, at);
+                self.positions.ended(*log, part, block, at);
                 left.clear();
                 return Ok(());
             }

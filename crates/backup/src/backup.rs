@@ -16,11 +16,11 @@ use kera_format::vlog_replica::{Fences, LogId};
 use kera_protocol::{BlockStored, LogEnd, LogView, Status, StoreHead, StoreOutcome};
 use parking_lot::Mutex;
 
-use crate::answers::Positions;
 use crate::disks::{BackupDisk, FOLDER, choose};
 use crate::error::{BackupError, OpenError};
 use crate::files::{DiskWriter, NotBegun, Row, RunKey};
 use crate::open::{self, OpenReport};
+use crate::positions::Positions;
 use crate::queue::Job;
 use crate::replica::{FilePart, Fit, Replica, Run};
 use crate::spare::Spare;
@@ -625,9 +625,13 @@ impl Backup {
         let last = last.block;
         let synced =
             self.state.lock().logs.get_mut(&run.0).and_then(|log| log.run_mut(run.1)).map_or(0, |run| run.synced);
+        let begins = writer.open.get(&run).map(|open| (open.header.file, open.end));
         let written = writer.append(run, blocks, synced);
         self.disks[disk].comes_further(self.clock.monotonic_us());
         let reserved = writer.open.get(&run).map_or(0, |open| open.reserved);
+        if let (Some((file, at)), Ok(())) = (begins, &written) {
+            self.positions.written(file, at, blocks.iter().map(|(head, data)| (head.block, data.len() as u64)));
+        }
         let (count, bytes) = (blocks.len() as u64, blocks.iter().map(|(_, data)| data.len() as u64).sum());
         blocks.drain(..).for_each(|(_, data)| self.spare.give(data));
         if let Err(error) = written {

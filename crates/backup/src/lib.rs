@@ -29,6 +29,7 @@ mod files;
 mod index;
 mod names;
 mod open;
+mod positions;
 mod queue;
 mod replica;
 mod scan;

@@ -783,6 +783,41 @@ fn memory_that_blocks_are_read_into_is_kept_once_however_many_are_read() {
     assert_eq!(read(), kept);
 }
 
+/// Each header that is passed over is a read that waits for the disk: a rebuild, which reads a log from its end in pieces, looked at all in front of each piece in its file.
+#[test]
+fn a_block_in_a_large_file_is_found_without_a_look_at_all_in_front_of_it() {
+    let faulty = FaultyDisk::new(Arc::new(MemoryDisk::new()));
+    let disks: Vec<Arc<dyn Disk>> = vec![Arc::new(faulty.clone())];
+    let open = |seed| {
+        let config = BackupConfig { file_bytes: 16 << 20, ..config() };
+        let clock = Arc::new(ManualClock::new(1_000_000));
+        Rig::over(Backup::open(config, disks.clone(), clock, Arc::new(SeededRandom::new(seed))).expect("open").0)
+    };
+    let rig = open(1);
+    let done = Arc::clone(&rig.answers) as Arc<dyn StoreDone>;
+    for block in 1..=60 {
+        let chunk = large(block);
+        assert_eq!(rig.backup.store(&head(LOG, block, 1, false, 1, &chunk), &chunk, &done, block), Taken::Queued);
+        rig.write();
+    }
+    assert_eq!(rig.backup.stats().files, 1);
+    let reads = |rig: &Rig, block: u64| {
+        let (_, _, before) = faulty.counts();
+        let streamlets = Vec::new();
+        let asked = ReadBlocks { log: LOG, from_block: block, through_block: block, streamlets, max_bytes: 1 };
+        let read = rig.backup.read_blocks(&asked).expect("read");
+        assert!(read.next_block == block + 1 && read.blocks[0].1[..] == large(block)[..], "block {block}");
+        faulty.counts().2 - before
+    };
+    // The headers of those within half a MiB, its own, and itself.
+    assert!([60, 41, 20, 59, 2].iter().all(|block| reads(&rig, *block) <= 5));
+    drop(rig);
+    // The next process passes over all of them once.
+    let rig = open(2);
+    assert!(reads(&rig, 60) > 50);
+    assert!([60, 41, 20, 59, 2].iter().all(|block| reads(&rig, *block) <= 6));
+}
+
 #[test]
 fn files_are_given_back_and_the_logs_end_stays_known() {
     let (disk, disks) = memory();
