@@ -27,6 +27,9 @@ use crate::scan::Source;
 /// Bytes of chunks in one answer at most, but for a single block that is larger.
 const READ_BYTES_MAX: usize = 16 << 20;
 
+/// Who asks this node's own backup for so many bytes of chunks at a time or more wants many blocks one behind the other.
+const MANY_BYTES: usize = 1 << 20;
+
 /// How long what is known about an open file is waited for before its blocks are read instead.
 const FOOTER_WAIT: Duration = Duration::from_millis(500);
 
@@ -78,10 +81,9 @@ impl Backup {
         Err(BackupError::new(Status::SegmentUnreadable, reason))
     }
 
-    fn source(&self, log: LogId, part: &FilePart) -> Result<Source, BackupError> {
-        let disk = &*self.disks[part.disk].disk;
-        Source::open_to_lend(disk, part.sequence, part.key, log.vlog, &self.spare)
-            .map_err(|error| self.unreadable(part, &error))
+    fn source(&self, log: LogId, part: &FilePart, at_once: bool) -> Result<Source, BackupError> {
+        let (disk, name) = (&*self.disks[part.disk].disk, (part.sequence, part.key, log.vlog));
+        Source::open_to_lend(disk, name, &self.spare, at_once).map_err(|error| self.unreadable(part, &error))
     }
 
     fn unreadable(&self, part: &FilePart, error: &io::Error) -> BackupError {
@@ -151,7 +153,7 @@ impl Backup {
                 return Ok(open.index.footer(log.vlog, part.sequence, part.key, open.last));
             }
         }
-        let mut source = self.source(log, part)?;
+        let mut source = self.source(log, part, false)?;
         if whole && part.footer.is_some() {
             match source.footer() {
                 Ok(Some((_, footer))) => return Ok(footer),
@@ -210,15 +212,18 @@ impl Backup {
 
     /// Reads blocks, whole or only the chunks of some streamlets, each verified. A block that does not read back is an error
     /// which names it; what is behind it can be asked for.
+    ///
+    /// For who asks without a message, and has a thread that does nothing else: where many blocks are wanted they are read at once, past the page cache.
     pub fn read_blocks(&self, asked: &ReadBlocks) -> Result<BlocksRead, BackupError> {
         let mut reading = self.begin_read(asked);
+        reading.at_once = reading.bytes_max >= MANY_BYTES;
         while self.disk_of(&mut reading)?.is_some() {
             self.read_on(&mut reading)?;
         }
         Ok(reading.read)
     }
 
-    /// The same one file after the other, for who must know of which disk each is.
+    /// The same one file after the other, for who must know of which disk each is. Block by block through the page cache, whose disk reads ahead while an answer is on its way.
     pub(crate) fn begin_read(&self, asked: &ReadBlocks) -> Reading {
         // Of a row that went on behind the range all blocks in it may have been given back: it had them.
         let begins = self.kept_from(asked.log, asked.from_block).min(asked.through_block.saturating_add(1));
@@ -227,6 +232,7 @@ impl Backup {
             blocks: (asked.from_block, asked.through_block),
             wanted: asked.streamlets.iter().copied().collect(),
             bytes_max: (asked.max_bytes as usize).min(READ_BYTES_MAX),
+            at_once: false,
             left: self.parts(asked.log, asked.from_block, asked.through_block).into(),
             read: BlocksRead { next_block: begins.max(asked.from_block), blocks: Vec::new() },
             bytes: 0,
@@ -263,29 +269,75 @@ impl Backup {
     }
 
     fn read_file(&self, reading: &mut Reading, part: &FilePart) -> Result<(), BackupError> {
-        let Reading { log, blocks: (_, through), wanted, bytes_max, left, read, bytes } = reading;
-        let mut source = self.source(*log, part)?;
-        let known = self.positions.find(*log, part, read.next_block);
-        let (mut at, mut block) = self.skip_to(&mut source, part, known, read.next_block)?;
-        // And what is asked for next, so that the disk goes on while somebody deals with this.
-        source.will_read(at, 2 * *bytes_max as u64);
-        while block <= part.last.min(*through) {
-            let header = self.whole_block(&mut source, part, at, block)?;
-            if *bytes > 0 && *bytes + header.chunk_bytes as usize > *bytes_max {
-                self.positions.ended(*log, part, block, at);
-                left.clear();
+        if reading.at_once && reading.bytes > reading.bytes_max / 4 * 3 {
+            // What is left would be a small piece of the next file.
+            reading.left.clear();
+            return Ok(());
+        }
+        let (log, last) = (reading.log, part.last.min(reading.blocks.1));
+        let mut source = self.source(log, part, reading.at_once)?;
+        let known = self.positions.find(log, part, reading.read.next_block);
+        let (mut at, mut block) = self.skip_to(&mut source, part, known, reading.read.next_block)?;
+        while block <= last {
+            let (came_to, next) = self.read_at_once(reading, &source, part, (at, block));
+            if next == block {
+                break;
+            }
+            (at, block) = (came_to, next);
+            if reading.bytes > 0 && block <= last {
+                self.positions.ended(log, part, block, at);
+                reading.left.clear();
                 return Ok(());
             }
-            read.next_block = block + 1;
-            let (head, chunks) = answered(&header, &mut source, wanted);
-            if head.chunk_count > 0 || wanted.is_empty() {
-                *bytes += chunks.len();
-                read.blocks.push((head, chunks));
+        }
+        if block <= last {
+            // And what is asked for next, so that the disk goes on while somebody deals with this.
+            source.will_read(at, 2 * reading.bytes_max as u64);
+        }
+        while block <= last {
+            let header = self.whole_block(&mut source, part, at, block)?;
+            if reading.bytes > 0 && reading.bytes + header.chunk_bytes as usize > reading.bytes_max {
+                self.positions.ended(log, part, block, at);
+                reading.left.clear();
+                return Ok(());
             }
+            let head = head_of(&header);
+            let wanted = part_of(&head, source.chunks(), &reading.wanted);
+            reading.take(wanted.unwrap_or_else(|| (head, source.lend())));
             at += header.total_bytes() as u64;
             block += 1;
         }
         Ok(())
+    }
+
+    /// Reads blocks of a file from one on at once, past the page cache. Where it has come to: a block that is not wholly in what was read, or does not read back there, is to be
+    /// read next, or by itself if it is the first.
+    fn read_at_once(
+        &self,
+        reading: &mut Reading,
+        source: &Source,
+        part: &FilePart,
+        (mut at, mut block): (u64, u64),
+    ) -> (u64, u64) {
+        let last = part.last.min(reading.blocks.1);
+        let end = self.positions.behind(part, last).or(part.footer).unwrap_or(source.bytes);
+        let room = reading.bytes_max.saturating_sub(reading.bytes) as u64;
+        let Some(extent) = source.extent(at, room.min(end.saturating_sub(at))) else { return (at, block) };
+        let (before, bytes_before) = (reading.read.blocks.len(), reading.bytes);
+        while block <= last
+            && let Some((header, chunks)) = source.block_in(&extent, at, block)
+        {
+            let head = head_of(&header);
+            reading.take(part_of(&head, &chunks, &reading.wanted).unwrap_or((head, chunks)));
+            at += header.total_bytes() as u64;
+            block += 1;
+        }
+        if reading.bytes - bytes_before < extent.bytes() / 2 {
+            // A few chunks would keep all that memory for as long as somebody has them.
+            let few = reading.read.blocks[before..].iter_mut();
+            few.for_each(|(_, chunks)| *chunks = Bytes::copy_from_slice(chunks));
+        }
+        (at, block)
     }
 
     /// The node and epoch of a log were declared lost, as the coordinators say: a recovery may have asked about it before this process began, and
@@ -616,9 +668,22 @@ pub(crate) struct Reading {
     blocks: (u64, u64),
     wanted: HashSet<StreamletRef>,
     bytes_max: usize,
+    /// Many blocks are wanted, and nobody else waits for the thread that reads them.
+    at_once: bool,
     left: VecDeque<FilePart>,
     pub(crate) read: BlocksRead,
     bytes: usize,
+}
+
+impl Reading {
+    /// A block was read, with what is wanted of it.
+    fn take(&mut self, (head, chunks): (BlockHead, Bytes)) {
+        self.read.next_block = head.block + 1;
+        if head.chunk_count > 0 || self.wanted.is_empty() {
+            self.bytes += chunks.len();
+            self.read.blocks.push((head, chunks));
+        }
+    }
 }
 
 /// The error of a block that does not read back: nothing of it is given out.
@@ -627,35 +692,37 @@ fn damaged(source: &Source, at: u64, reason: &str) -> BackupError {
     BackupError::new(Status::SegmentUnreadable, reason)
 }
 
-/// A block as it is answered: as it is, or with the chunks of some streamlets only.
-fn answered(
-    header: &kera_format::vlog::BlockHeader,
-    source: &mut Source,
-    wanted: &HashSet<StreamletRef>,
-) -> (BlockHead, Bytes) {
-    let head = BlockHead {
+/// The head of a block as it is answered.
+fn head_of(header: &kera_format::vlog::BlockHeader) -> BlockHead {
+    BlockHead {
         block: header.block,
         written_ms: header.written_ms,
         chunk_count: header.chunk_count,
         chunk_bytes: header.chunk_bytes,
         chunks_checksum: header.chunks_checksum,
         zero: 0,
-    };
+    }
+}
+
+/// A block with the chunks of some streamlets only. `None`: it is theirs as it is, or everybody's.
+fn part_of(head: &BlockHead, chunks: &[u8], wanted: &HashSet<StreamletRef>) -> Option<(BlockHead, Bytes)> {
     if wanted.is_empty() {
-        return (head, source.lend());
+        return None;
     }
     let is_wanted = |chunk: &ChunkView<'_>| {
         let (stream, streamlet) = (chunk.header().stream, chunk.header().streamlet);
         wanted.contains(&StreamletRef { stream, streamlet })
     };
-    let chunks = source.chunks();
     let kept: Vec<ChunkView<'_>> = Chunks::new(chunks).map_while(Result::ok).filter(is_wanted).collect();
     if kept.iter().map(|chunk| chunk.as_bytes().len()).sum::<usize>() == chunks.len() {
-        return (head, source.lend());
+        return None;
     }
     let chunk_count = kept.len() as u32;
     let kept = kept.iter().map(ChunkView::as_bytes).collect::<Vec<_>>().concat();
-    (BlockHead { chunk_count, chunk_bytes: kept.len() as u32, chunks_checksum: crc32c(&kept), ..head }, kept.into())
+    Some((
+        BlockHead { chunk_count, chunk_bytes: kept.len() as u32, chunks_checksum: crc32c(&kept), ..*head },
+        kept.into(),
+    ))
 }
 
 /// A lane, from the footers of several files.

@@ -5,7 +5,7 @@ use std::io;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use kera_env::{AlignedBuffer, Disk, DiskFile, OpenMode, read_readable};
+use kera_env::{AlignedBuffer, DirectIo, Disk, DiskFile, OpenMode, read_readable};
 use kera_format::vlog::{BLOCK_HEADER_BYTES, BlockHeader, FileMark, PAGE_BYTES};
 use kera_format::vlog_replica::{FOOTER_ENTRIES_MAX, FOOTER_ENTRY_BYTES, Footer};
 
@@ -31,6 +31,8 @@ pub(crate) struct Source {
     chunk_bytes: usize,
     /// Where buffers come from, and go to.
     spare: Option<Arc<Spare>>,
+    /// The same file past the page cache, for [extents](Source::extent).
+    past: Option<Arc<dyn DiskFile>>,
     /// Whole pages are read, past the page cache.
     direct: bool,
     /// What was read there last, and where it is.
@@ -40,21 +42,36 @@ pub(crate) struct Source {
     lost: BTreeSet<u64>,
 }
 
+/// Blocks of a file that were read at once: whole pages.
+pub(crate) struct Extent {
+    at: u64,
+    bytes: Bytes,
+}
+
+impl Extent {
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes.len()
+    }
+}
+
 impl Source {
     pub(crate) fn open(disk: &dyn Disk, sequence: u64, key: u64, vlog: u32) -> io::Result<Source> {
         Source::open_as(disk, sequence, key, vlog, false)
     }
 
-    /// The same, for blocks that are [lent](Source::lend) to who asks for them.
+    /// The same, for blocks that are [lent](Source::lend) to who asks for them; `at_once`: many of them, which are read in [extents](Source::extent).
     pub(crate) fn open_to_lend(
         disk: &dyn Disk,
-        sequence: u64,
-        key: u64,
-        vlog: u32,
+        (sequence, key, vlog): (u64, u64, u32),
         spare: &Arc<Spare>,
+        at_once: bool,
     ) -> io::Result<Source> {
         let mut source = Source::open(disk, sequence, key, vlog)?;
         source.spare = Some(Arc::clone(spare));
+        if at_once && disk.direct_io() == DirectIo::Direct {
+            // Whoever cannot have it reads through the page cache.
+            source.past = disk.open(&source.path, OpenMode::Read, true).ok();
+        }
         Ok(source)
     }
 
@@ -68,7 +85,7 @@ impl Source {
         let file = disk.open(&path, OpenMode::Read, direct)?;
         let bytes = file.len()?;
         let (buffer, ahead, lost) = (AlignedBuffer::new(), AlignedBuffer::new(), BTreeSet::new());
-        let (filled, chunk_bytes, ahead_at, spare) = (0, 0, 0, None);
+        let (filled, chunk_bytes, ahead_at, spare, past) = (0, 0, 0, None, None);
         Ok(Source {
             file,
             path,
@@ -80,6 +97,7 @@ impl Source {
             filled,
             chunk_bytes,
             spare,
+            past,
             direct,
             ahead,
             ahead_at,
@@ -157,10 +175,44 @@ impl Source {
 
     fn check_header(&self, at: usize) -> Result<BlockHeader, String> {
         let header = BlockHeader::parse(&self.there()[at..]).map_err(|error| error.to_string())?;
-        if (header.file, header.key, header.vlog) != (self.sequence, self.key, self.vlog) {
+        if !self.is_ours(&header) {
             return Err(format!("a block of file {} is there", header.file));
         }
         Ok(header)
+    }
+
+    fn is_ours(&self, header: &BlockHeader) -> bool {
+        (header.file, header.key, header.vlog) == (self.sequence, self.key, self.vlog)
+    }
+
+    /// So many bytes from the start of a page on, or as many as there are, past the page cache and into memory that was used before: on many machines a page for the page cache takes longer than all
+    /// else that becomes of its bytes. `None`: its blocks are to be read one by one, since the page cache has most of them, there is no way past it, or the disk does not give all of them.
+    pub(crate) fn extent(&self, at: u64, bytes: u64) -> Option<Extent> {
+        let (file, spare) = (self.past.as_ref()?, self.spare.as_ref()?);
+        let bytes = bytes.min(self.bytes.saturating_sub(at)).next_multiple_of(PAGE_BYTES as u64) as usize;
+        if bytes == 0 || file.is_cached(at, bytes as u64) {
+            return None;
+        }
+        let mut buffer = spare.take(bytes);
+        if buffer.len() < bytes {
+            buffer.resize(bytes);
+        }
+        let read = file.read_at(at, &mut buffer[..bytes]).ok();
+        let extent = read.map(|read| Extent { at, bytes: spare.lend(&mut buffer, 0..read) });
+        spare.give(buffer);
+        extent
+    }
+
+    /// A block of an extent with its chunks, if all of it is in there and its checksums match. What does not is no error: it may read back by itself.
+    pub(crate) fn block_in(&self, extent: &Extent, at: u64, block: u64) -> Option<(BlockHeader, Bytes)> {
+        let from = usize::try_from(at.checked_sub(extent.at)?).ok()?;
+        let header = BlockHeader::parse(extent.bytes.get(from..)?).ok()?;
+        if !self.is_ours(&header) || header.block != block {
+            return None;
+        }
+        let chunks = from + BLOCK_HEADER_BYTES..from + BLOCK_HEADER_BYTES + header.chunk_bytes as usize;
+        header.verify_chunks(extent.bytes.get(chunks.clone())?).ok()?;
+        Some((header, extent.bytes.slice(chunks)))
     }
 
     /// A whole block whose checksums match: its chunks are in [`chunks`](Source::chunks).

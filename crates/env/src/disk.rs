@@ -198,6 +198,12 @@ pub trait DiskFile: Send + Sync + fmt::Debug {
         let _ = (offset, bytes);
     }
 
+    /// Whether the page cache has most of so many bytes from `offset` on, or nobody says: who reads them past it would wait for the disk for nothing. Brings nothing into it.
+    fn is_cached(&self, offset: u64, bytes: u64) -> bool {
+        let _ = (offset, bytes);
+        false
+    }
+
     /// Makes everything written so far, and the file's length, survive a power cut. After an error nobody knows what
     /// is on the disk: a file whose sync failed must not be trusted with anything not synced before, even if a later
     /// sync succeeds.

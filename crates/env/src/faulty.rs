@@ -46,6 +46,8 @@ struct Plan {
     /// What is said to whoever opens anything.
     open_errno: Option<i32>,
     opens: u64,
+    /// The page cache has all of it.
+    is_cached: bool,
     slow: Option<Duration>,
     slow_syncs: Option<Duration>,
     is_stuck: bool,
@@ -202,6 +204,11 @@ impl FaultyDisk {
     pub fn set_stuck(&self, stuck: bool) {
         self.plan().is_stuck = stuck;
         self.stuck.notify_all();
+    }
+
+    /// From now on all files [are in the page cache](DiskFile::is_cached), or none is.
+    pub fn set_cached(&self, cached: bool) {
+        self.plan().is_cached = cached;
     }
 
     /// Blocks until a read, a write or a sync waits because the disk is stuck.
@@ -408,6 +415,10 @@ impl DiskFile for FaultyFile {
             }
         }
         Ok(read)
+    }
+
+    fn is_cached(&self, _offset: u64, _bytes: u64) -> bool {
+        self.disk.plan().is_cached
     }
 
     fn sync_data(&self) -> io::Result<()> {

@@ -6,6 +6,7 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, IoSlice, IoSliceMut};
 use std::num::NonZeroU64;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -21,6 +22,8 @@ const SLICES_MAX: usize = 1024;
 /// Most bytes given to the kernel in one call: below its limit of 2 GiB, and aligned.
 const CALL_BYTES_MAX: usize = 1 << 30;
 const PROBE_NAME: &str = ".kera-direct-io-probe";
+/// The system call that tells how much of a part of a file the page cache has. It came with Linux 6.5, with one number for most processors.
+const CACHESTAT: libc::c_long = 451;
 
 /// A directory tree of the machine's file system.
 #[derive(Debug)]
@@ -272,6 +275,10 @@ impl DiskFile for RealFile {
         }
     }
 
+    fn is_cached(&self, offset: u64, bytes: u64) -> bool {
+        cached_bytes(&self.buffered, offset, bytes).is_none_or(|cached| cached > bytes / 2)
+    }
+
     fn sync_data(&self) -> io::Result<()> {
         self.buffered.sync_data()
     }
@@ -305,6 +312,18 @@ impl RealFile {
         }
         Err(io::Error::new(io::ErrorKind::StorageFull, too_full(free, bytes, self.kept_free)))
     }
+}
+
+/// How much of a part of a file the page cache has, in whole pages. `None`: this kernel does not say.
+fn cached_bytes(file: &File, offset: u64, bytes: u64) -> Option<u64> {
+    if !cfg!(any(target_arch = "x86_64", target_arch = "aarch64", target_arch = "riscv64")) {
+        return None;
+    }
+    // Pages that it has, that are dirty, that are being written, and that were evicted, of late and before.
+    let (range, mut pages) = ([offset, bytes], [0_u64; 5]);
+    // SAFETY: the kernel reads two numbers, the part, and writes five; both are there for as long as the call takes.
+    let told = unsafe { libc::syscall(CACHESTAT, file.as_raw_fd(), range.as_ptr(), pages.as_mut_ptr(), 0_u32) };
+    (told == 0).then(|| pages[0] * rustix::param::page_size() as u64)
 }
 
 /// Why a disk on which there is some room takes no more data.
@@ -379,6 +398,25 @@ mod tests {
             assert_eq!(file.len().unwrap(), 12292);
             assert!(file.write_at(0, b"x").is_ok());
         }
+    }
+
+    #[test]
+    fn what_the_page_cache_has_is_told_where_the_kernel_says_it() {
+        let (dir, disk) = disk();
+        let file = disk.open("f", OpenMode::Create, false).unwrap();
+        let bytes = vec![7; 64 * DISK_ALIGNMENT];
+        file.write_at(0, &bytes).unwrap();
+        file.sync_data().unwrap();
+        let (all, other) = (bytes.len() as u64, File::open(dir.path().join("f")).unwrap());
+        let told = || cached_bytes(&other, 0, all);
+        // File systems that lie on others do not say it of their own.
+        let has_all = told() == Some(all);
+        assert_eq!(file.is_cached(0, all), has_all || told().is_none());
+        fadvise(&other, 0, None, Advice::DontNeed).unwrap();
+        let is_gone = has_all && told() == Some(0);
+        assert_eq!(file.is_cached(0, all), !is_gone && (has_all || told().is_none()));
+        // What lies behind the file's end is nowhere.
+        assert_eq!(file.is_cached(1 << 40, 1 << 20), told().is_none());
     }
 
     #[test]

@@ -818,6 +818,84 @@ fn a_block_in_a_large_file_is_found_without_a_look_at_all_in_front_of_it() {
     assert!([60, 41, 20, 59, 2].iter().all(|block| reads(&rig, *block) <= 6));
 }
 
+/// Who rebuilds from this node's own backup reads many blocks at once, past the page cache, unless that has them.
+#[test]
+fn what_is_read_at_once_is_what_is_read_block_by_block_also_of_damaged_files() {
+    let faulty = FaultyDisk::new(Arc::new(MemoryDisk::new()));
+    let (clock, seeded) = (Arc::new(ManualClock::new(1_000_000)), Arc::new(SeededRandom::new(3)));
+    let config = BackupConfig { file_bytes: 6 << 20, ..config() };
+    let disks: Vec<Arc<dyn Disk>> = vec![Arc::new(faulty.clone())];
+    let rig = Rig::over(Backup::open(config, disks, clock, seeded).expect("open").0);
+    let content = |block: u64| if block.is_multiple_of(4) { chunks(LOG, block) } else { (1, large(block % 60)) };
+    let done = Arc::clone(&rig.answers) as Arc<dyn StoreDone>;
+    for block in 1..=100 {
+        let (count, bytes) = content(block);
+        let head = head(LOG, block, 1, false, count, &bytes);
+        assert_eq!(rig.backup.store(&head, &bytes, &done, block), Taken::Queued);
+        rig.write();
+    }
+    let files: Vec<String> =
+        faulty.list("replicas").expect("list").into_iter().filter(|name| name.ends_with(".replica")).collect();
+    assert_eq!(files.len(), 3);
+    let ask = |from_block, through_block, streamlet: Option<u32>, max_bytes| {
+        let of = |at| StreamletRef { stream: StreamId(1), streamlet: StreamletId(at) };
+        let streamlets = streamlet.map(of).into_iter().collect();
+        rig.backup.read_blocks(&ReadBlocks { log: LOG, from_block, through_block, streamlets, max_bytes })
+    };
+    // The blocks of a streamlet, or of all, and those that do not read back.
+    let read_all = |streamlet: Option<u32>| {
+        let (mut all, mut bad, mut next) = (Vec::new(), Vec::new(), 1);
+        while next <= 100 {
+            let read = ask(next, 100, streamlet, 1 << 20).or_else(|_| ask(next, next, streamlet, 1));
+            match read {
+                Ok(read) => {
+                    assert!(read.next_block > next);
+                    next = read.next_block;
+                    for (head, bytes) in read.blocks {
+                        assert_eq!(crc32c(&bytes), head.chunks_checksum);
+                        let is_part = streamlet.is_some() && head.block.is_multiple_of(4);
+                        assert!(is_part || bytes[..] == content(head.block).1[..], "block {}", head.block);
+                        all.push((head.block, head.chunk_count));
+                    }
+                }
+                Err(error) => {
+                    assert_eq!(error.status, Status::SegmentUnreadable);
+                    bad.push(next);
+                    next += 1;
+                }
+            }
+        }
+        (all, bad)
+    };
+    let read_as = |streamlet, cached| {
+        faulty.set_cached(cached);
+        let (_, _, before) = faulty.counts();
+        let read = read_all(streamlet);
+        (read, faulty.counts().2 - before)
+    };
+    let (whole, reads) = read_as(None, false);
+    assert_eq!((whole.0.len(), whole.1.len()), (100, 0));
+    let (by_block, many_reads) = read_as(None, true);
+    assert!(by_block == whole && many_reads > 200 && reads < many_reads / 4, "{reads} of {many_reads}");
+    let (mut rng, mut damaged) = (StdRng::seed_from_u64(1), 0);
+    for round in 0..40 {
+        let path = format!("replicas/{}", files[rng.random_range(0..files.len())]);
+        // Now and then it is the header of a block.
+        let page = rng.random_range(1..1000_u64) * 4096;
+        match round % 3 {
+            0 => faulty.set_unreadable(&path, page + 100),
+            1 => faulty.flip_bit_on_read(&path, page + rng.random_range(0..64), 3),
+            _ => {}
+        }
+        let streamlet = [None, Some(0), Some(1)][rng.random_range(0..3_usize)];
+        let ((at_once, _), (by_block, _)) = (read_as(streamlet, false), read_as(streamlet, true));
+        assert_eq!(at_once, by_block, "{path} at {page}");
+        damaged += at_once.1.len();
+        faulty.heal_reads();
+    }
+    assert!(damaged > 5, "{damaged} blocks did not read back");
+}
+
 #[test]
 fn files_are_given_back_and_the_logs_end_stays_known() {
     let (disk, disks) = memory();
