@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::io;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -301,6 +302,7 @@ impl Backup {
                 reading.left.clear();
                 return Ok(());
             }
+            self.note_read(reading, part, header.total_bytes());
             let head = head_of(&header);
             let wanted = part_of(&head, source.chunks(), &reading.wanted);
             reading.take(wanted.unwrap_or_else(|| (head, source.lend())));
@@ -323,6 +325,7 @@ impl Backup {
         let end = self.positions.behind(part, last).or(part.footer).unwrap_or(source.bytes);
         let room = reading.bytes_max.saturating_sub(reading.bytes) as u64;
         let Some(extent) = source.extent(at, room.min(end.saturating_sub(at))) else { return (at, block) };
+        self.note_read(reading, part, extent.bytes());
         let (before, bytes_before) = (reading.read.blocks.len(), reading.bytes);
         while block <= last
             && let Some((header, chunks)) = source.block_in(&extent, at, block)
@@ -338,6 +341,13 @@ impl Backup {
             few.for_each(|(_, chunks)| *chunks = Bytes::copy_from_slice(chunks));
         }
         (at, block)
+    }
+
+    /// So many bytes of a file were read. Who wants the chunks of some streamlets rebuilds them, and readers wait for that; whole blocks are copied once more, which nobody waits for.
+    fn note_read(&self, reading: &Reading, part: &FilePart, bytes: usize) {
+        if !reading.wanted.is_empty() {
+            self.disks[part.disk].read_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+        }
     }
 
     /// The node and epoch of a log were declared lost, as the coordinators say: a recovery may have asked about it before this process began, and

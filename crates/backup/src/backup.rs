@@ -861,9 +861,11 @@ impl Backup {
         }
     }
 
-    /// Bytes of blocks that were written to a disk since the backup was opened. Waits for nothing.
-    pub fn written_bytes(&self, disk: usize) -> u64 {
-        self.disks.get(disk).map_or(0, |disk| disk.written_bytes.load(Ordering::Relaxed))
+    /// Bytes of blocks that somebody waits for and that were moved since the backup was opened: all that were written to a disk, and those that were read from it for
+    /// some streamlets, which are rebuilt with them. Waits for nothing.
+    pub fn first_bytes(&self, disk: usize) -> u64 {
+        let Some(disk) = self.disks.get(disk) else { return 0 };
+        disk.written_bytes.load(Ordering::Relaxed) + disk.read_bytes.load(Ordering::Relaxed)
     }
 
     /// Counters and sizes. Waits for writes that are on their way.

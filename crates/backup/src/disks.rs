@@ -31,6 +31,8 @@ pub(crate) struct BackupDisk {
     retry_at_us: AtomicU64,
     /// Bytes of blocks that were written to it.
     pub(crate) written_bytes: AtomicU64,
+    /// Bytes of blocks that were read from it for some streamlets.
+    pub(crate) read_bytes: AtomicU64,
     pub(crate) full: Full,
     pub(crate) counts: Arc<WriterCounts>,
     /// Since when its writer has come no further, on the monotonic clock; 0 while it has nothing to do.
@@ -55,6 +57,7 @@ impl BackupDisk {
             names,
             retry_at_us,
             written_bytes,
+            read_bytes: AtomicU64::new(0),
             full,
             counts,
             busy_since_us,

@@ -896,6 +896,33 @@ fn what_is_read_at_once_is_what_is_read_block_by_block_also_of_damaged_files() {
     assert!(damaged > 5, "{damaged} blocks did not read back");
 }
 
+/// The store of the node gives way to what somebody waits for.
+#[test]
+fn blocks_that_are_read_to_be_rebuilt_are_waited_for_and_those_that_are_copied_are_not() {
+    let (_disk, disks) = memory();
+    let mut rig = Rig::over(open(&disks, 1).0);
+    for block in 1..=20 {
+        rig.store(LOG, block, 1, false).expect("stored");
+    }
+    let read = |streamlets: &[StreamletRef], max_bytes| {
+        let before = rig.backup.first_bytes(0);
+        let (mut next, streamlets) = (1, streamlets.to_vec());
+        while next <= 20 {
+            let streamlets = streamlets.clone();
+            let asked = ReadBlocks { log: LOG, from_block: next, through_block: 20, streamlets, max_bytes };
+            next = rig.backup.read_blocks(&asked).expect("read").next_block;
+        }
+        rig.backup.first_bytes(0) - before
+    };
+    assert!(rig.backup.first_bytes(0) >= 20 * 4096, "all that is written is waited for");
+    let wanted = [StreamletRef { stream: StreamId(1), streamlet: StreamletId(0) }];
+    for max_bytes in [3000, 1 << 20] {
+        assert_eq!(read(&[], max_bytes), 0);
+        assert!(read(&wanted, max_bytes) >= 20 * 4096);
+    }
+    assert_eq!(rig.backup.first_bytes(1), 0, "there is no such disk");
+}
+
 #[test]
 fn files_are_given_back_and_the_logs_end_stays_known() {
     let (disk, disks) = memory();

@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 use super::begins::Begins;
 use super::container::{DiskContainers, Writer};
 use super::evict::Clean;
-use super::give_way::{FirstWrites, Others};
+use super::give_way::{ComesFirst, Others};
 use super::host::{Host, Image};
 use super::queue::{Dirty, LaneKey, Queue};
 use super::readers::{Bounds, MoreAhead, Readers};
@@ -136,7 +136,7 @@ pub(crate) struct Core<H: Host> {
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) random: Arc<dyn Random>,
     host: OnceLock<H>,
-    first: OnceLock<Arc<dyn FirstWrites>>,
+    first: OnceLock<Arc<dyn ComesFirst>>,
     pub(crate) disks: Vec<DiskPart>,
     pub(crate) queue: Mutex<Queue<H::Image>>,
     pub(crate) clean: Mutex<Clean<H::Image>>,
@@ -217,11 +217,11 @@ impl<H: Host> Core<H> {
         self.host.set(host).is_ok()
     }
 
-    pub(crate) fn give_way(&self, to: Arc<dyn FirstWrites>) {
+    pub(crate) fn give_way(&self, to: Arc<dyn ComesFirst>) {
         let _ = self.first.set(to);
     }
 
-    /// Whether writes that come before the store's keep a disk busy.
+    /// Whether what comes before the store's writes keeps a disk busy.
     pub(crate) fn are_others_busy(&self, disk: usize, now_us: u64) -> bool {
         let first = self.first.get();
         first.is_some_and(|first| self.disks[disk].others.lock().are_busy(&**first, disk, now_us))

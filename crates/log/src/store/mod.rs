@@ -49,7 +49,7 @@ use kera_env::{AlignedBuffer, Clock, Disk, Random};
 use kera_format::container::{CONTAINER_BYTES_MAX, ContainerEntry, IMAGE_BYTES_MAX};
 use kera_format::{LaneId, SegmentId, StreamId, StreamletId};
 
-pub use give_way::FirstWrites;
+pub use give_way::ComesFirst;
 pub use recover::{Lack, StoreRecovery};
 pub use signal::Step;
 pub use status::{DiskCounts, DiskState, DiskStatus, StoreStatus};
@@ -258,8 +258,8 @@ impl DiskStore {
         let _ = self.core.attach(Arc::downgrade(log));
     }
 
-    /// Tells the store which writes to its disks come before its own. Once; others are ignored.
-    pub fn give_way(&self, to: Arc<dyn FirstWrites>) {
+    /// Tells the store what comes before its own writes to its disks. Once; others are ignored.
+    pub fn give_way(&self, to: Arc<dyn ComesFirst>) {
         self.core.give_way(to);
     }
 

@@ -9,7 +9,7 @@ use kera_coordinator::cluster::{ClusterState, ToldEnd};
 use kera_env::{Clock, Disk, MachineProcessors, SystemRandom, boot_id};
 use kera_format::cluster::{ClusterEntry, LogName, NodeNumber};
 use kera_format::vlog_replica::LogId;
-use kera_log::store::FirstWrites;
+use kera_log::store::ComesFirst;
 use kera_protocol::{BlockRange, Body, FenceNode, ListReplicas, LogView, NodeFenced, Op, ReleaseBlocks};
 use kera_raft::{Backups, Change, Group, Observer, Pending, SKIPPED, Transport, in_versions};
 use kera_rpc::SessionWaker;
@@ -41,10 +41,10 @@ impl Backups for RpcBackups {
     }
 }
 
-/// Producers wait for copies of others, and for nothing that the store writes.
-impl FirstWrites for BackupRole {
-    fn written_bytes(&self, disk: usize) -> u64 {
-        self.backup().map_or(0, |backup| backup.written_bytes(disk))
+/// Producers wait for copies of others, readers for what is rebuilt from them, and nobody for what the store writes.
+impl ComesFirst for BackupRole {
+    fn bytes(&self, disk: usize) -> u64 {
+        self.backup().map_or(0, |backup| backup.first_bytes(disk))
     }
 }
 

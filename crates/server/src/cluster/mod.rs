@@ -49,7 +49,7 @@ use kera_format::cluster::Roles;
 use kera_format::vlog_replica::LogId;
 use kera_format::{StreamId, level};
 use kera_log::Log;
-use kera_log::store::FirstWrites;
+use kera_log::store::ComesFirst;
 use kera_protocol::frame::FRAME_BYTES_MAX;
 use kera_protocol::{
     Body, ClusterDescription, CopiesDescription, CopyChange, HelloResponse, JoinCluster, JoinedCluster,
@@ -359,8 +359,8 @@ impl Cluster {
         self.backup.shared()
     }
 
-    /// What is written to the node's disks before what the store writes there.
-    pub(crate) fn first_writes(&self) -> Arc<dyn FirstWrites> {
+    /// What comes before what the store writes to the node's disks.
+    pub(crate) fn comes_first(&self) -> Arc<dyn ComesFirst> {
         self.backup.clone()
     }
 

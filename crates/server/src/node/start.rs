@@ -599,7 +599,7 @@ fn recover(
     log.set_store(store.clone());
     store.attach(&log);
     if let Some(cluster) = cluster {
-        store.give_way(cluster.first_writes());
+        store.give_way(cluster.comes_first());
     }
     let (virtual_logs, left_over) = open_virtual_logs(config, identity, &disks[0], clock)?;
     let as_sinks = |logs: &[Arc<VirtualLog>]| logs.iter().map(|v| v.clone() as Arc<dyn DurabilitySink>).collect();

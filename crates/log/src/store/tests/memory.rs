@@ -1,7 +1,7 @@
 //! What stays in memory, what comes back, and what disk space is given back.
 
 use super::*;
-use crate::store::FirstWrites;
+use crate::store::ComesFirst;
 
 fn disk() -> (MemoryDisk, Vec<Arc<dyn Disk>>) {
     let disk = MemoryDisk::new();
@@ -45,12 +45,12 @@ fn segments_wait_for_others_before_they_are_written_unless_memory_is_short() {
     assert_eq!(bench.persisted().len(), 5);
 }
 
-/// What a backup writes.
+/// What a backup writes and reads.
 #[derive(Default)]
 struct Copies(AtomicU64);
 
-impl FirstWrites for Copies {
-    fn written_bytes(&self, _disk: usize) -> u64 {
+impl ComesFirst for Copies {
+    fn bytes(&self, _disk: usize) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
 }
