@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Weak};
+use std::thread::Thread;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -29,6 +30,10 @@ const UNCOPIED_SHARE: u64 = 2;
 const WAITING_SHARE: u64 = 32;
 /// How often nothing may have happened after a wait.
 const LOOKS_MAX: u32 = 300;
+/// Memory that is touched at a time ahead of who puts chunks there.
+const TOUCHED_AT_ONCE: u64 = 2 << 20;
+/// Time until it is looked again whether memory that was touched has been used.
+const TOUCH_LOOK: Duration = Duration::from_millis(5);
 
 /// An error once the node is to stop. Asked wherever something takes long: at each answer, and at each look while it is waited for memory and for copies.
 ///
@@ -277,15 +282,58 @@ pub(super) fn pass(
     }
     let threads = copies.threads().min(jobs.len());
     let turns = Turns { waiting: Mutex::new(jobs), errors: Mutex::default(), failed: Mutex::new(None) };
-    std::thread::scope(|scope| {
-        for _ in 1..threads {
-            scope.spawn(|| turns.take());
-        }
-        turns.take();
+    with_memory_ahead(broker, (copies, progress), || {
+        std::thread::scope(|scope| {
+            for _ in 1..threads {
+                scope.spawn(|| turns.take());
+            }
+            turns.take();
+        });
     });
     match turns.failed.into_inner() {
         Some(failure) => Err(failure),
         None => Ok(turns.errors.into_inner()),
+    }
+}
+
+/// Does something for which memory is needed, as much as is still to be rebuilt. A page that was never used takes several times as long as what is put there is copied; who reads, checks and
+/// puts chunks to their places would stand still for that, and does not if another thread has been there before. It is ahead by as much as [the arena](kera_log::Arena::warm) keeps
+/// touched for writers.
+fn with_memory_ahead(broker: &Broker, (copies, progress): (&dyn Copies, &RecoveryProgress), work: impl FnOnce()) {
+    let all = progress.bytes_all.load(Ordering::Relaxed);
+    let left = all.saturating_sub(progress.bytes_readable.load(Ordering::Relaxed));
+    if copies.threads() == 1 || left < TOUCHED_AT_ONCE {
+        return work();
+    }
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let ahead = scope.spawn(|| touch(broker, left, &is_over));
+        // Also if the work panics: the scope waits for the other thread.
+        let _over = Over { is_over: &is_over, thread: ahead.thread().clone() };
+        work();
+    });
+}
+
+/// Touches so much memory, or until it is over.
+fn touch(broker: &Broker, mut left: u64, is_over: &AtomicBool) {
+    while left >= TOUCHED_AT_ONCE && !is_over.load(Ordering::Acquire) {
+        match broker.log.arena().warm(TOUCHED_AT_ONCE) {
+            0 => std::thread::park_timeout(TOUCH_LOOK),
+            touched => left = left.saturating_sub(touched),
+        }
+    }
+}
+
+/// Says that it is over to who touches memory, and wakes it.
+struct Over<'a> {
+    is_over: &'a AtomicBool,
+    thread: Thread,
+}
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.is_over.store(true, Ordering::Release);
+        self.thread.unpark();
     }
 }
 

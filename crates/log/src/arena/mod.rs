@@ -385,7 +385,7 @@ impl Arena {
     }
 
     /// Touches up to `budget_bytes` of free blocks ahead of time, so that appends do not pay for page faults. Returns the
-    /// bytes touched, zero when enough is warm. For the maintenance thread.
+    /// bytes touched, zero when enough is warm. For the maintenance thread, and one of whoever is about to need much.
     pub fn warm(&self, budget_bytes: u64) -> u64 {
         let enough = self.warm_blocks();
         let mut touched = 0;

@@ -72,6 +72,38 @@ fn again(node: &Node, rebuild: &Rebuild, logs: &[EndedLog], copies: &dyn Copies)
     node.broker.rebuild(rebuild, logs, copies, &RecoveryProgress::default())
 }
 
+/// Backups that answer when memory was touched for what they are asked for.
+struct WhenTouched<'a>(&'a Memory, &'a Log);
+
+impl Copies for WhenTouched<'_> {
+    fn lane_states(&self, backup: u32, asked: &LaneStates) -> Result<LaneStateList, String> {
+        self.0.lane_states(backup, asked)
+    }
+
+    fn read_blocks(&self, backup: u32, asked: &ReadBlocks) -> Result<BlocksRead, String> {
+        for _ in 0..12_000 {
+            if self.1.arena().stats().warm_free_bytes >= 1 << 20 {
+                return self.0.read_blocks(backup, asked);
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        Err("nobody touches memory".to_owned())
+    }
+}
+
+#[test]
+fn memory_is_touched_while_who_is_to_put_chunks_there_waits_for_them() {
+    let (memory, logs) = lost();
+    let next = Node::new(2);
+    next.is_owner(2, 3);
+    let mut rebuild = next.broker.take_over(&[(STREAM, X, 3)], &logs, &memory).expect("taken over");
+    assert!(next.log.arena().stats().warm_free_bytes < 1 << 20, "nobody has touched it before");
+    // As if there were more.
+    rebuild.bytes = 8 << 20;
+    again(&next, &rebuild, &logs, &WhenTouched(&memory, &next.log)).expect("rebuilt");
+    assert_eq!(next.readable(), (0..10).collect::<Vec<u64>>());
+}
+
 /// What could not even be begun is not nowhere.
 #[test]
 fn nothing_is_given_up_that_had_no_room() {
