@@ -15,6 +15,7 @@ With `--behind-mib` an application has read all of the old data but so many MiB
 when the node is killed, and goes on right behind that: told is after how long it had them.
 With `--back-s` the killed node is started again after so many seconds, and told is what became of what it still has: how much of it was held there again, and how
 much others read from backups instead. `--retention-mib` has the stream keep so much of what was written to it, so that retention takes its front all the time.
+With `--where` nodes log where the time of a taking over and of a rebuild went, which is told too.
 Behind each round everything is read once, from the front to the end: a rebuild that cannot be read has no figures. A load or a reader that fails, or that has counted
 errors, ends the run with what it said.
 """
@@ -49,6 +50,12 @@ def find(nodes, words, after):
             for line in log:
                 if words in line and stamp(line) >= after:
                     yield stamp(line), line
+
+
+def where(nodes, after):
+    """What nodes have logged of where the time went, line by line."""
+    lines = [one for words in ("where the time of", "own backup has read meanwhile") for one in find(nodes, words, after)]
+    return [{name: int(value) for name, value in re.findall(r"(\w+)=(\d+)", line)} for _, line in sorted(lines)]
 
 
 def memory_mib_per_s(mib=4096, populate_write=23):
@@ -204,6 +211,7 @@ def round_of(kera, mib, args):
             "mib_per_s_since_taken": round((size >> 20) / max(readable - taken, 0.001)),
             "mib_per_s_with_copies": round((size >> 20) / max(at - killed - taken, 0.001)),
             "read_back_records": read_back(kera, connect, kept_of((mib << 10) + said["records"], args.retention_mib), not args.retention_mib),
+            **({"where": where(others, killed)} if args.where else {}),
         }
     finally:
         stop_all(nodes)
@@ -250,7 +258,10 @@ def main():
     parser.add_argument("--retention-mib", type=int, help="the stream keeps so much of what is written to it")
     parser.add_argument("--freeze", action="store_true", help="the node falls silent, and no connection to it breaks")
     parser.add_argument("--used-memory", action="store_true", help="nodes have used all of their memory for records before, as those have that run for a while")
+    parser.add_argument("--where", action="store_true", help="tell where the time of a taking over and of a rebuild went")
     args = parser.parse_args()
+    if args.where:
+        os.environ["KERA_LOG_LEVEL"] = "info,kera_broker::recovery=debug,kera_server::cluster::recovery=debug"
     kera = os.path.abspath(args.kera)
     rounds = []
     for _ in range(args.rounds):

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::io;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -191,6 +191,7 @@ impl Backup {
                 Err(error) => return Err(self.unreadable(part, &error)),
             };
             self.positions.passed(part, block, at);
+            self.reads.passed_blocks.fetch_add(1, Ordering::Relaxed);
         }
         Ok((at, block))
     }
@@ -263,7 +264,7 @@ impl Backup {
     /// Reads what is wanted of the next file.
     pub(crate) fn read_on(&self, reading: &mut Reading) -> Result<(), BackupError> {
         let Some(part) = reading.left.pop_front() else { return Ok(()) };
-        let read = self.read_file(reading, &part);
+        let read = self.timed(&self.reads.us, || self.read_file(reading, &part));
         // The one that did not read back, if one did not.
         let block = reading.read.next_block;
         self.noticed(reading.log, &part, (block, block), read)
@@ -278,7 +279,8 @@ impl Backup {
         let (log, last) = (reading.log, part.last.min(reading.blocks.1));
         let mut source = self.source(log, part, reading.at_once)?;
         let known = self.positions.find(log, part, reading.read.next_block);
-        let (mut at, mut block) = self.skip_to(&mut source, part, known, reading.read.next_block)?;
+        let find = || self.skip_to(&mut source, part, known, reading.read.next_block);
+        let (mut at, mut block) = self.timed(&self.reads.finding_us, find)?;
         while block <= last {
             let (came_to, next) = self.read_at_once(reading, &source, part, (at, block));
             if next == block {
@@ -324,7 +326,9 @@ impl Backup {
         let last = part.last.min(reading.blocks.1);
         let end = self.positions.behind(part, last).or(part.footer).unwrap_or(source.bytes);
         let room = reading.bytes_max.saturating_sub(reading.bytes) as u64;
-        let Some(extent) = source.extent(at, room.min(end.saturating_sub(at))) else { return (at, block) };
+        let read = || source.extent(at, room.min(end.saturating_sub(at)));
+        let Some(extent) = self.timed(&self.reads.direct_us, read) else { return (at, block) };
+        self.reads.direct_bytes.fetch_add(extent.bytes() as u64, Ordering::Relaxed);
         self.note_read(reading, part, extent.bytes());
         let (before, bytes_before) = (reading.read.blocks.len(), reading.bytes);
         while block <= last
@@ -343,8 +347,17 @@ impl Backup {
         (at, block)
     }
 
+    /// Does something whose time counts.
+    fn timed<T>(&self, on: &AtomicU64, work: impl FnOnce() -> T) -> T {
+        let began_us = self.clock.monotonic_us();
+        let done = work();
+        on.fetch_add(self.clock.monotonic_us().saturating_sub(began_us), Ordering::Relaxed);
+        done
+    }
+
     /// So many bytes of a file were read. Who wants the chunks of some streamlets rebuilds them, and readers wait for that; whole blocks are copied once more, which nobody waits for.
     fn note_read(&self, reading: &Reading, part: &FilePart, bytes: usize) {
+        self.reads.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
         if !reading.wanted.is_empty() {
             self.disks[part.disk].read_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
         }

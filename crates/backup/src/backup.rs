@@ -24,7 +24,7 @@ use crate::positions::Positions;
 use crate::queue::Job;
 use crate::replica::{FilePart, Fit, Replica, Run};
 use crate::spare::Spare;
-use crate::stats::BackupStats;
+use crate::stats::{BackupStats, ReadCounts};
 
 /// How long an idle writer sleeps at most.
 const IDLE: Duration = Duration::from_millis(500);
@@ -148,6 +148,7 @@ pub struct Backup {
     queued_bytes: AtomicUsize,
     pub(crate) spare: Arc<Spare>,
     pub(crate) positions: Positions,
+    pub(crate) reads: ReadCounts,
     /// Held while the fences are written: a file has all of those before it.
     fencing: Mutex<()>,
     /// Held while files of a row are given back: they go in their order.
@@ -190,6 +191,7 @@ impl Backup {
             queued_bytes: AtomicUsize::new(0),
             spare: Arc::default(),
             positions: Positions::default(),
+            reads: ReadCounts::default(),
             fencing: Mutex::new(()),
             releasing: Mutex::new(()),
             counts: Counts::default(),
@@ -885,6 +887,7 @@ impl Backup {
             stats.direct_writes += counts.direct_writes.load(Ordering::Relaxed);
             stats.syncs += counts.syncs.load(Ordering::Relaxed);
         }
+        self.reads.tell(&mut stats);
         let state = self.state.lock();
         (stats.logs, stats.fences) = (state.logs.len() as u64, state.fences.len() as u64);
         for part in state.logs.values().flat_map(|log| &log.runs).flat_map(|run| &run.files) {

@@ -62,6 +62,8 @@ pub use metrics::{BrokerCounts, BrokerMetrics};
 pub use moved::Reading;
 pub use moving::Moving;
 pub use ownership::{Heard, Ownership, Whose};
-pub use recovery::{Copies, EndedLog, EndedView, HandedStates, NotTaken, Rebuild, RecoveryProgress, logs_without};
+pub use recovery::{
+    Copies, EndedLog, EndedView, HandedStates, NotTaken, Rebuild, RebuildTimes, RecoveryProgress, logs_without,
+};
 pub use session::BrokerSession;
 pub use standing::SERVES_MS;

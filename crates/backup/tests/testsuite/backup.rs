@@ -875,7 +875,10 @@ fn what_is_read_at_once_is_what_is_read_block_by_block_also_of_damaged_files() {
     };
     let (whole, reads) = read_as(None, false);
     assert_eq!((whole.0.len(), whole.1.len()), (100, 0));
+    let direct = rig.backup.stats().direct_read_bytes;
     let (by_block, many_reads) = read_as(None, true);
+    let stats = rig.backup.stats();
+    assert!(direct > 10 << 20 && stats.direct_read_bytes == direct && stats.read_bytes > direct + (14 << 20));
     assert!(by_block == whole && many_reads > 200 && reads < many_reads / 4, "{reads} of {many_reads}");
     let (mut rng, mut damaged) = (StdRng::seed_from_u64(1), 0);
     for round in 0..40 {

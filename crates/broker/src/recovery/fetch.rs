@@ -2,7 +2,7 @@
 //! wait for backups, for room in the arena and for this node's own log.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Weak};
 use std::thread::Thread;
@@ -15,7 +15,8 @@ use kera_log::{ArenaFull, DurabilitySink, Observer, RebuildError, Rebuilt, Rebui
 use kera_protocol::{BlocksRead, ReadBlocks, Status, StreamletRef};
 use parking_lot::{Condvar, Mutex};
 
-use super::{Copies, RangeOfLog, ReadFor, RecoveryProgress};
+use super::progress::spend;
+use super::{Copies, RangeOfLog, ReadFor, RebuildTimes, RecoveryProgress};
 use crate::broker::Broker;
 use crate::failure::Failure;
 
@@ -574,8 +575,8 @@ impl Job<'_> {
         if self.copies.threads() == 1 {
             let mut copied = Copied::new();
             while !reading.left.is_turn_over() {
-                let read = self.ask_once(backup, &reading.left).map_err(Stop::Backup)?;
-                self.take(read, &mut copied, reading)?;
+                let read = self.spend(|times| &times.asking_us, || self.ask_once(backup, &reading.left));
+                self.take(read.map_err(Stop::Backup)?, &mut copied, reading)?;
             }
             return Ok(());
         }
@@ -595,7 +596,7 @@ impl Job<'_> {
     /// Asks for block after block.
     fn ask(&self, backup: u32, mut left: Backwards, to: &SyncSender<Asked>, stopped: &AtomicBool) {
         while !left.is_turn_over() && !stopped.load(Ordering::Relaxed) {
-            let answer = self.ask_once(backup, &left);
+            let answer = self.spend(|times| &times.asking_us, || self.ask_once(backup, &left));
             let goes_on = match &answer {
                 Ok(Some(read)) => {
                     left.read_to(read.next_block, bytes_of(read));
@@ -603,7 +604,7 @@ impl Job<'_> {
                 }
                 Ok(None) | Err(_) => false,
             };
-            if to.send(answer).is_err() || !goes_on {
+            if self.spend(|times| &times.handing_us, || to.send(answer)).is_err() || !goes_on {
                 return;
             }
         }
@@ -634,7 +635,8 @@ impl Job<'_> {
     fn deal_with(&self, receiver: &Receiver<Asked>, reading: &mut Reading) -> Result<(), Stop> {
         let mut copied = Copied::new();
         while !reading.left.is_turn_over() {
-            let read = receiver.recv().map_err(|_| Stop::Backup("it stopped answering".to_owned()))?;
+            let read = self.spend(|times| &times.waiting_us, || receiver.recv());
+            let read = read.map_err(|_| Stop::Backup("it stopped answering".to_owned()))?;
             self.take(read.map_err(Stop::Backup)?, &mut copied, reading)?;
         }
         Ok(())
@@ -646,10 +648,13 @@ impl Job<'_> {
             return Ok(());
         };
         must_go_on(self.copies).map_err(Stop::All)?;
-        for (_, chunks) in &read.blocks {
-            self.progress.bytes_read.fetch_add(chunks.len() as u64, Ordering::Relaxed);
-            self.put_block(chunks, copied)?;
-        }
+        let put = || {
+            read.blocks.iter().try_for_each(|(_, chunks)| {
+                self.progress.bytes_read.fetch_add(chunks.len() as u64, Ordering::Relaxed);
+                self.put_block(chunks, copied)
+            })
+        };
+        self.spend(|times| &times.placing_us, put)?;
         // Others have failed to give these.
         reading.reasons.clear();
         reading.left.read_to(read.next_block, bytes_of(&read));
@@ -678,10 +683,23 @@ impl Job<'_> {
     fn bound_memory(&self, name: StreamletRef, copied: &mut Copied) -> Result<(), Stop> {
         let log = &self.broker.log;
         let limit = log.arena().bytes() / UNCOPIED_SHARE;
-        while log.rebuilt_bytes() > limit
-            && (self.copy(name, copied)? || copied.wait(self.copies).map_err(Stop::All)?)
-        {}
-        Ok(())
+        if log.rebuilt_bytes() <= limit {
+            return Ok(());
+        }
+        self.spend(
+            |times| &times.copies_us,
+            || {
+                while log.rebuilt_bytes() > limit
+                    && (self.copy(name, copied)? || copied.wait(self.copies).map_err(Stop::All)?)
+                {}
+                Ok(())
+            },
+        )
+    }
+
+    /// Does something whose time counts.
+    fn spend<T>(&self, on: impl FnOnce(&RebuildTimes) -> &AtomicU64, work: impl FnOnce() -> T) -> T {
+        spend(&*self.broker.clock, on(&self.progress.times), work)
     }
 
     /// Has a segment copied: first of this streamlet, then of those that are read here, then of all that are rebuilt together. What takes the
@@ -706,8 +724,14 @@ impl Job<'_> {
                 Ok(rebuilt) => return Ok(rebuilt),
                 Err(RebuildError::ArenaFull(full)) => {
                     must_go_on(self.copies).map_err(Stop::All)?;
-                    self.copy(name, copied)?;
-                    looks = if copied.arrivals.room(self.broker, &full, self.copies) { 0 } else { looks + 1 };
+                    let has_room: Result<bool, Stop> = self.spend(
+                        |times| &times.room_us,
+                        || {
+                            self.copy(name, copied)?;
+                            Ok(copied.arrivals.room(self.broker, &full, self.copies))
+                        },
+                    );
+                    looks = if has_room? { 0 } else { looks + 1 };
                 }
                 Err(RebuildError::Sink(error)) => return Err(Stop::All(nowhere(&error))),
                 Err(error) => return Err(Stop::Backup(error.to_string())),

@@ -18,13 +18,14 @@ mod fetch;
 mod given_up;
 mod kept;
 mod needed;
+mod progress;
 mod returned;
 #[cfg(test)]
 mod tests;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use kera_format::vlog_replica::{BLOCKS_UNDER_WAY_MAX, LogId};
@@ -43,6 +44,8 @@ use asked::{Found, Said, Views, view_of};
 use decide::{Decided, Source};
 use fetch::{Arrivals, Copied, in_parallel};
 pub use given_up::logs_without;
+use progress::{Laps, cold_blocks};
+pub use progress::{RebuildTimes, RecoveryProgress};
 use returned::Ends;
 pub(crate) use returned::FoundBefore;
 pub use returned::NotTaken;
@@ -168,21 +171,6 @@ impl std::fmt::Display for RangeOfLog {
     }
 }
 
-/// How far a rebuild is, for whoever looks on. All counts rise.
-#[derive(Debug, Default)]
-pub struct RecoveryProgress {
-    /// Bytes of old segments that are to be rebuilt.
-    pub bytes_all: AtomicU64,
-    /// Of those, bytes that are whole and can be read.
-    pub bytes_readable: AtomicU64,
-    /// Bytes of chunks that backups have sent, those of passes that read them again included.
-    pub bytes_read: AtomicU64,
-    /// Lanes with something to rebuild.
-    pub lanes: AtomicU64,
-    /// How often the lost logs were read: more than once if memory is short.
-    pub passes: AtomicU64,
-}
-
 /// What backups say of a lane.
 #[derive(Default)]
 struct Told {
@@ -280,10 +268,13 @@ impl Broker {
         handed: &HandedStates,
     ) -> Result<(Rebuild, BTreeSet<(LogId, u32)>), Failure> {
         let wanted = self.wanted(streamlets)?;
+        let mut laps = Laps::begin(&*self.clock);
         let Found { ranges, decided, several, tails, left_out } = self.find(&wanted, (logs, given_up), copies)?;
+        let asked_ms = laps.lap_ms();
         if wanted.values().any(Wanted::is_elsewhere) {
             settle_ends(&several, &ranges, logs, copies)?;
         }
+        let settled_ms = laps.lap_ms();
         let (mut rebuild, mut read) = (Rebuild::default(), Vec::new());
         let opened = self.open_all(&wanted, decided, handed, (&mut rebuild, &mut read));
         // Behind the loop: a log of which this leaves nothing to read is one that the streamlet came from all the same. After an error, too: streamlets that are open tell
@@ -295,8 +286,11 @@ impl Broker {
         rebuild.bytes = awaited.map(|(_, segment)| u64::from(segment.end)).sum();
         self.ownership.wake();
         // Producers go on from here.
+        let opened_ms = laps.lap_ms();
         rebuild.needs = needed_of(&several, &ranges, copies);
         rebuild.ranges = ranges_to_read(read, &several, &rebuild.needs, &ranges);
+        let needs_ms = laps.lap_ms();
+        tracing::debug!(asked_ms, settled_ms, opened_ms, needs_ms, "where the time of a taking over went");
         Ok((rebuild, left_out))
     }
 
@@ -412,6 +406,7 @@ impl Broker {
     ) -> Result<(), Failure> {
         progress.bytes_all.fetch_max(rebuild.bytes, Ordering::Relaxed);
         progress.lanes.fetch_max(rebuild.lanes, Ordering::Relaxed);
+        let (laps, cold_before) = (Laps::begin(&*self.clock), cold_blocks(self.log.arena()));
         if let Err(failure) = self.read_back(rebuild, logs, copies, progress) {
             if copies.goes_on() {
                 self.copy_some(rebuild);
@@ -420,6 +415,7 @@ impl Broker {
             return Err(failure);
         }
         tracing::info!(bytes = rebuild.bytes, "what a lost broker had can be read again");
+        progress.tell(laps.all_ms(), cold_blocks(self.log.arena()).saturating_sub(cold_before));
         self.copy_rebuilt(rebuild, copies)?;
         self.wait_for_copies(rebuild, copies)?;
         kept::copy_kept(self, rebuild, copies)

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use kera_backup::Backup;
+use kera_backup::{Backup, BackupStats};
 use kera_coordinator::cluster::ClusterState;
 use kera_format::cluster::USED_ENDS_MAX;
 use kera_format::vlog_replica::LogId;
@@ -115,6 +115,11 @@ impl AskBackups {
     /// The backup with this number if it is this node's, and runs.
     fn own(&self, backup: u32) -> Option<&Backup> {
         self.own.backup().filter(|_| backup == self.me.0)
+    }
+
+    /// What this node's own backup has done; nothing if it does not run.
+    pub(super) fn own_stats(&self) -> BackupStats {
+        self.own.backup().map_or_else(BackupStats::default, Backup::stats)
     }
 
     pub(super) fn ask<M: Message>(&self, backup: u32, asked: &M) -> Result<M::Response, String> {

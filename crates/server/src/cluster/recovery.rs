@@ -12,6 +12,7 @@ use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use kera_backup::BackupStats;
 use kera_broker::{Broker, EndedLog, EndedView, HandedStates, Rebuild, RecoveryProgress, logs_without};
 use kera_coordinator::CoordinatorError;
 use kera_coordinator::cluster::{ClusterState, Offers, Owned, Views, asked_back};
@@ -705,7 +706,7 @@ impl Recovery {
         let mut said = Said::default();
         loop {
             let Some((taken, heard)) = self.next_rebuild() else { return };
-            let logs = self.group.read(|state| ended_logs(state, self.node));
+            let (before, logs) = (self.backups.own_stats(), self.group.read(|state| ended_logs(state, self.node)));
             let rebuild = || self.broker.rebuild(&taken.rebuild, &logs, &self.backups, &taken.progress);
             let mut done = rebuild();
             let is_unreadable = done.as_ref().is_err_and(|failure| failure.status == Status::SegmentUnreadable);
@@ -729,6 +730,7 @@ impl Recovery {
             let took_ms = taken.began.elapsed().as_millis() as u64;
             let (bytes, read_bytes) = (taken.rebuild.bytes, taken.progress.bytes_read.load(Ordering::Relaxed));
             tracing::info!(bytes, read_bytes, took_ms, "what a lost broker had is rebuilt");
+            tell_reads(&before, &self.backups.own_stats());
         }
     }
 
@@ -821,6 +823,20 @@ impl Recovery {
     pub(super) fn comes_on(&self) -> bool {
         self.work.lock().comes_on()
     }
+}
+
+/// Says in the log what this node's own backup has read since `before`, for a rebuild and for whoever else asked it, and how long that took.
+fn tell_reads(before: &BackupStats, now: &BackupStats) {
+    let since = |count: fn(&BackupStats) -> u64| count(now).saturating_sub(count(before));
+    tracing::debug!(
+        read_bytes = since(|stats| stats.read_bytes),
+        direct_read_bytes = since(|stats| stats.direct_read_bytes),
+        passed_blocks = since(|stats| stats.passed_blocks),
+        read_ms = since(|stats| stats.read_us) / 1000,
+        finding_ms = since(|stats| stats.finding_us) / 1000,
+        direct_read_ms = since(|stats| stats.direct_read_us) / 1000,
+        "what this node's own backup has read meanwhile"
+    );
 }
 
 /// All logs of incarnations that are over whose ends are decided. Who takes something over asks first whether it [waits](ClusterState::waits_for_ends)

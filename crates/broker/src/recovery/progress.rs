@@ -1,0 +1,126 @@
+//! How far a rebuild is, and where its time goes: for whoever looks on, and for the log at level `debug`.
+//!
+//! A rebuild is a row of stages, each of which may wait for the one before it, for the one behind it, or for memory: the figures say which of them all others wait for.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use kera_env::Clock;
+use kera_log::Arena;
+
+/// How far a rebuild is, for whoever looks on. All counts rise.
+#[derive(Debug, Default)]
+pub struct RecoveryProgress {
+    /// Bytes of old segments that are to be rebuilt.
+    pub bytes_all: AtomicU64,
+    /// Of those, bytes that are whole and can be read.
+    pub bytes_readable: AtomicU64,
+    /// Bytes of chunks that backups have sent, those of passes that read them again included.
+    pub bytes_read: AtomicU64,
+    /// Lanes with something to rebuild.
+    pub lanes: AtomicU64,
+    /// How often the lost logs were read: more than once if memory is short.
+    pub passes: AtomicU64,
+    /// What its threads do with their time.
+    pub times: RebuildTimes,
+}
+
+/// Microseconds of all threads of a rebuild that ask backups, and of those that put chunks to their places: each of the former has one of the latter.
+#[derive(Debug, Default)]
+pub struct RebuildTimes {
+    /// Who asks waits for an answer: for the backup's disk, for what checks blocks there, and for the network.
+    pub asking_us: AtomicU64,
+    /// Who asks has answers, and nobody takes them: chunks are not put to their places as soon as they come.
+    pub handing_us: AtomicU64,
+    /// Who puts chunks to their places waits for an answer.
+    pub waiting_us: AtomicU64,
+    /// Who puts chunks to their places does so, or waits for what is below.
+    pub placing_us: AtomicU64,
+    /// Of that it waits for room in the arena.
+    pub room_us: AtomicU64,
+    /// Of that it waits for new copies of what is whole, which takes too much memory without them.
+    pub copies_us: AtomicU64,
+}
+
+impl RecoveryProgress {
+    /// Says where the time of all its threads went.
+    pub(super) fn tell(&self, took_ms: u64, cold_blocks: u64) {
+        let RebuildTimes { asking_us, handing_us, waiting_us, placing_us, room_us, copies_us } = &self.times;
+        let ms = |us: &AtomicU64| us.load(Ordering::Relaxed) / 1000;
+        tracing::debug!(
+            took_ms,
+            passes = self.passes.load(Ordering::Relaxed),
+            read_bytes = self.bytes_read.load(Ordering::Relaxed),
+            asking_ms = ms(asking_us),
+            handing_ms = ms(handing_us),
+            waiting_ms = ms(waiting_us),
+            placing_ms = ms(placing_us),
+            room_ms = ms(room_us),
+            copies_ms = ms(copies_us),
+            cold_blocks,
+            "where the time of a rebuild went until all could be read, of all its threads"
+        );
+    }
+}
+
+/// Does something whose time counts.
+pub(super) fn spend<T>(clock: &dyn Clock, on: &AtomicU64, work: impl FnOnce() -> T) -> T {
+    let began_us = clock.monotonic_us();
+    let done = work();
+    on.fetch_add(clock.monotonic_us().saturating_sub(began_us), Ordering::Relaxed);
+    done
+}
+
+/// A clock that is looked at behind each part of something.
+pub(super) struct Laps<'a> {
+    clock: &'a dyn Clock,
+    began_us: u64,
+    last_us: u64,
+}
+
+impl<'a> Laps<'a> {
+    pub(super) fn begin(clock: &'a dyn Clock) -> Laps<'a> {
+        let began_us = clock.monotonic_us();
+        Laps { clock, began_us, last_us: began_us }
+    }
+
+    /// Milliseconds since this was asked last, or since the beginning.
+    pub(super) fn lap_ms(&mut self) -> u64 {
+        let now_us = self.clock.monotonic_us();
+        now_us.saturating_sub(std::mem::replace(&mut self.last_us, now_us)) / 1000
+    }
+
+    /// Milliseconds since the beginning.
+    pub(super) fn all_ms(&self) -> u64 {
+        self.clock.monotonic_us().saturating_sub(self.began_us) / 1000
+    }
+}
+
+/// How many blocks of the arena had to be touched by who was to fill them. While it grows memory is what is waited for.
+pub(super) fn cold_blocks(arena: &Arena) -> u64 {
+    arena.stats().cold_allocations
+}
+
+#[cfg(test)]
+mod tests {
+    use kera_env::ManualClock;
+
+    use super::*;
+
+    #[test]
+    fn time_counts_where_it_was_spent() {
+        let (clock, progress) = (ManualClock::new(1_000_000), RecoveryProgress::default());
+        let mut laps = Laps::begin(&clock);
+        for ms in [3, 4] {
+            let done = spend(&clock, &progress.times.asking_us, || {
+                clock.advance_ms(ms);
+                ms
+            });
+            assert_eq!(done, ms);
+        }
+        assert_eq!(laps.lap_ms(), 7);
+        clock.advance_ms(5);
+        assert_eq!((laps.lap_ms(), laps.lap_ms(), laps.all_ms()), (5, 0, 12));
+        let RebuildTimes { asking_us, handing_us, .. } = &progress.times;
+        assert_eq!((asking_us.load(Ordering::Relaxed), handing_us.load(Ordering::Relaxed)), (7_000, 0));
+    }
+}
