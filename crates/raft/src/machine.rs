@@ -286,7 +286,7 @@ impl RaftStateMachine<TypeConfig> for Machine {
         meta: &SnapshotMeta<u64, Node>,
         carried: Box<Carried>,
     ) -> Result<(), StorageError<u64>> {
-        let Carried::Came(loaded, bytes) = *carried else {
+        let Carried::Came(mut loaded, bytes) = *carried else {
             return Err(Machine::failed(io::Error::other("a snapshot is to be taken over that nobody has sent")));
         };
         let index = loaded.applied.index;
@@ -295,6 +295,7 @@ impl RaftStateMachine<TypeConfig> for Machine {
         // Nothing is applied before this has returned, so what the two are compared with is what gives way.
         let install = move || {
             let before = shared.current.read().state.clone();
+            loaded.state.takes_place_of(&before);
             let changes = differences(&before, &loaded.state);
             *shared.current.write() = Current::from(*loaded);
             changes
@@ -332,8 +333,13 @@ mod tests {
     use std::sync::atomic::Ordering;
     use std::time::Duration;
 
+    use kera_coordinator::CoordinatorError;
+    use kera_coordinator::catalog::Limits;
+    use kera_coordinator::cluster::{Join, LogView};
     use kera_env::{DirectIo, Disk, DiskFile, MemoryDisk, OpenMode};
-    use kera_format::{StreamId, StreamOptions};
+    use kera_format::cluster::{Doors, LogName, NodeNumber, Roles};
+    use kera_format::{StreamId, StreamOptions, StreamletId, level};
+    use kera_protocol::{CreateStream, GiveBack};
     use openraft::{CommittedLeaderId, LogId};
 
     use super::*;
@@ -442,6 +448,82 @@ mod tests {
         let (place, bytes) = made.snapshot.into_bytes().unwrap();
         assert_eq!((place.index, snapshot::decode(&bytes).unwrap().state.level()), (1, 2));
         assert_eq!(machine.shared.current.read().state.level(), 3);
+    }
+
+    /// Makes true what is planned, and notes it.
+    fn then(
+        state: &mut ClusterState,
+        all: &mut Vec<ClusterEntry>,
+        plan: impl FnOnce(&ClusterState) -> Result<Vec<ClusterEntry>, CoordinatorError>,
+    ) {
+        let entries = plan(state).unwrap();
+        entries.iter().for_each(|entry| state.apply(entry).unwrap());
+        all.extend(entries);
+    }
+
+    /// What has happened when node 1 is back with all it had, and others have taken over from it and cannot open that; and how one of them gives it back.
+    fn taken_over() -> (Vec<ClusterEntry>, GiveBack) {
+        let (mut state, mut all) = (ClusterState::default(), Vec::new());
+        let joins = |node: NodeNumber| {
+            let doors = Doors { cluster: node.to_string(), ..Doors::default() };
+            let (uuid, roles, rack, settings) = ([node as u8; 16], Roles::ALL, String::new(), Vec::new());
+            Join { node, uuid, roles, rack, doors, settings, epoch_min: 1, has_all: true, levels: (1, level::NEWEST) }
+        };
+        then(&mut state, &mut all, |state| state.plan_found([9; 16], &joins(1), 0));
+        for node in 2..=3 {
+            then(&mut state, &mut all, |state| state.plan_join(&joins(node), 0));
+        }
+        for level in state.level() + 1..=level::NEWEST {
+            then(&mut state, &mut all, |_| Ok(vec![ClusterEntry::LevelRaised { level }]));
+        }
+        let options = StreamOptions { streamlets: 3, replication: 2, ..StreamOptions::default() };
+        let created = CreateStream { name: "copied".into(), options, if_not_exists: false };
+        let limits = Limits { streams: 100, nodes: 16 };
+        then(&mut state, &mut all, |state| state.plan_create_stream(&created, &limits, 0, false));
+        let log = LogName { node: 1, epoch: 1, log: 0 };
+        then(&mut state, &mut all, |state| state.plan_view(&LogView { log, view: 1, first: 1, backups: vec![2] }));
+        then(&mut state, &mut all, |state| state.plan_fence(1, 1));
+        then(&mut state, &mut all, |_| Ok(vec![ClusterEntry::LogEnded { log, end: 5 }]));
+        then(&mut state, &mut all, |state| state.plan_recover(1, 1));
+        then(&mut state, &mut all, |state| state.plan_join(&joins(1), 0));
+        let epoch = |node: NodeNumber| state.node(node).unwrap().epoch;
+        let of = state.may_get_back(1, epoch(1)).first().copied().expect("others have something of it");
+        let asked = GiveBack {
+            node: of.owner,
+            epoch: epoch(of.owner),
+            stream: of.stream,
+            streamlet: StreamletId(of.streamlet),
+            owner_epoch: of.owner_epoch,
+            to: 1,
+            to_epoch: epoch(1),
+            keeps: Vec::new(),
+        };
+        (all, asked)
+    }
+
+    /// Who is far behind misses entries, and has seen others.
+    #[test]
+    fn what_was_seen_before_a_snapshot_that_is_sent_is_known_behind_it() {
+        let (entries, asked) = taken_over();
+        let (mut from, mut follows, mut begins) = (machine(1), machine(2), machine(3));
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        runtime.block_on(async {
+            from.apply([entry(1, entries.clone()), entry(2, Vec::new())]).await.unwrap();
+            let answers = follows.apply([entry(1, entries)]).await.unwrap();
+            assert_eq!(answers, [Applied::default()], "all of it is true");
+            let made = from.build_snapshot().await.unwrap();
+            let (_, bytes) = made.snapshot.into_bytes().unwrap();
+            for (to, has_seen) in [(&mut follows, true), (&mut begins, false)] {
+                let carried = Carried::Came(Box::new(snapshot::decode(&bytes).unwrap()), bytes.clone());
+                to.install_snapshot(&made.meta, Box::new(carried)).await.unwrap();
+                let (state, applied) = {
+                    let current = to.shared.current.read();
+                    (current.state.clone(), current.applied)
+                };
+                assert_eq!(applied.map(|place| place.index), Some(2));
+                assert_eq!(state.may_give_back(&asked), has_seen);
+            }
+        });
     }
 
     /// Notes the entry of each change, and when all of an entry was told.

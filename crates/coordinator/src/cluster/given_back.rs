@@ -2,7 +2,8 @@
 //! from, once that is back with all of it: `docs/replication.md`, "Its node alone has it", has the argument.
 //!
 //! The rule, which all nodes check, is about the table of owners. Whether the node that came back has all is known to those who have followed the log since that node
-//! owned the streamlet ([`Seen`]); the owner that gives it back is one, or does not do so.
+//! owned the streamlet ([`Seen`]); the owner that gives it back is one, or does not do so. Who is sent a snapshot in the place of entries knows what it has seen before of what is
+//! [as it was](ClusterState::takes_place_of).
 //!
 //! Who takes a streamlet over is said to hold what its owner before held and wrote, and by the table that looks like what it held itself all the time. The one goes back, the
 //! other stays. Which is which the owner has seen as well, and says so.
@@ -120,6 +121,24 @@ impl Seen {
 }
 
 impl ClusterState {
+    /// This state is what a snapshot says, and takes the place of an earlier one that this node knows. What was seen by then still counts where the entries in between, which were
+    /// not seen, cannot have made it something else: how a streamlet was taken over, if it has the same owner in the same owner epoch, for each change of the owner has a
+    /// higher one; and the lives of a node, if it is in the same one, for each has a higher epoch. That this one has come with all may be among what was missed, and does not count then.
+    pub fn takes_place_of(&mut self, before: &ClusterState) {
+        let is_owned_as_before = |(stream, streamlet): &(StreamId, u32)| {
+            let owner = self.owner(*stream, *streamlet);
+            owner.is_some() && owner == before.owner(*stream, *streamlet)
+        };
+        let is_in_same_life = |node: &NodeNumber| {
+            let epoch = |state: &ClusterState| state.nodes.get(node).map(|known| known.epoch);
+            epoch(self).is_some() && epoch(self) == epoch(before)
+        };
+        let mut seen = before.seen.clone();
+        seen.taken.retain(|of, _| is_owned_as_before(of));
+        seen.lives.retain(|node, _| is_in_same_life(node));
+        self.seen = seen;
+    }
+
     /// The owner of a streamlet, if it had all of it but what others are said to hold, with what of that `next` holds, who is about to own it. Not if some of it is
     /// lost where it was held.
     fn had_all(&self, stream: StreamId, streamlet: u32, next: NodeNumber) -> Option<CameFrom> {

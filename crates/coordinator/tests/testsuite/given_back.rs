@@ -7,6 +7,7 @@ use kera_protocol::{GiveBack, RebuildRange, StreamletState, StreamletsRebuilt};
 
 use crate::support::copied::{self, begin_view, fence};
 
+#[derive(Clone)]
 struct Cluster {
     state: ClusterState,
 }
@@ -72,6 +73,13 @@ impl Cluster {
         let mut state = ClusterState::default();
         self.state.snapshot().iter().for_each(|entry| state.restore(entry).unwrap());
         Cluster { state }
+    }
+
+    /// A later state, as whoever has followed the log up to this one knows it, and was sent a snapshot then.
+    fn is_sent(&self, later: &Cluster) -> Cluster {
+        let mut cluster = later.in_snapshot();
+        cluster.state.takes_place_of(&self.state);
+        cluster
     }
 
     fn apply(&mut self, entries: &[ClusterEntry]) {
@@ -213,6 +221,50 @@ fn who_has_not_seen_it_gives_nothing_back() {
     cluster.joins(1, true);
     let back = cluster.may_get_back();
     assert!(!back.is_empty() && back.iter().all(|of| !cluster.state.may_give_back(&cluster.asked(of))));
+}
+
+/// Who is far behind is sent a snapshot in the place of entries. It has seen others before.
+#[test]
+fn who_is_sent_a_snapshot_knows_what_it_has_seen_before() {
+    let mut cluster = Cluster::lost(level::NEWEST);
+    let mut sent = cluster.is_sent(&cluster);
+    sent.joins(1, true);
+    sent.gives_back(&sent.asked(&sent.may_get_back()[0]));
+
+    cluster.joins(1, true);
+    let mut sent = cluster.is_sent(&cluster);
+    sent.gives_back(&sent.asked(&sent.may_get_back()[0]));
+
+    // Also what it held before it took over.
+    let (cluster, of) = Cluster::lost_after_a_move(level::NEWEST);
+    let mut sent = cluster.is_sent(&cluster);
+    let asked = sent.asked(&of);
+    assert_eq!(asked.keeps, [1]);
+    sent.gives_back(&asked);
+}
+
+#[test]
+fn of_what_happened_in_front_of_a_snapshot_that_is_sent_nothing_counts_as_seen() {
+    // The node has come back, and nobody has heard whether it had all.
+    let before = Cluster::lost(level::NEWEST);
+    for has_all in [true, false] {
+        let mut later = before.clone();
+        later.joins(1, has_all);
+        let mut sent = before.is_sent(&later);
+        assert!(!sent.state.may_give_back(&sent.asked(&sent.may_get_back()[0])));
+        // That its next life has all which that one had says nothing of what it lost before.
+        fence(&mut sent.state, 1);
+        sent.joins(1, true);
+        assert!(!sent.state.may_give_back(&sent.asked(&sent.may_get_back()[0])));
+    }
+
+    // The streamlet was taken over from it.
+    let before = Cluster::with_log(level::NEWEST);
+    let mut later = before.clone();
+    later.lose(1, 1);
+    let mut sent = before.is_sent(&later);
+    sent.joins(1, true);
+    assert!(!sent.state.may_give_back(&sent.asked(&sent.may_get_back()[0])));
 }
 
 /// The entry may come late: neither another life of the node counts, nor another owner, nor the same one in a later owner epoch.

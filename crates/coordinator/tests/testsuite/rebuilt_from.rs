@@ -231,16 +231,23 @@ fn who_goes_on_with_what_it_was_rebuilding_keeps_nothing_that_was_under_way_befo
         }
         assert_ne!(other, 1);
         let kept = (mode == ReplicationMode::Async && level >= level::OWN_LIVES).then(|| cluster.owner(at).owner_epoch);
+        let taken = cluster.state.clone();
         for _ in 0..2 {
             assert_eq!(own_from(&cluster.state, 1), kept, "since it took it over, whatever life that was in");
             fence(&mut cluster.state, 1);
             cluster.comes_back(1);
             assert!((cluster.owner(at).node, cluster.owner(at).rebuilding) == (1, true));
         }
-        // A snapshot does not tell.
-        let mut copy = ClusterState::default();
-        cluster.state.snapshot().iter().for_each(|entry| copy.restore(entry).unwrap());
-        assert_eq!(own_from(&copy, 1), None);
+        // A snapshot does not tell, and who was sent one has seen what was before.
+        let in_snapshot_sent_after = |before: &ClusterState| {
+            let mut copy = ClusterState::default();
+            cluster.state.snapshot().iter().for_each(|entry| copy.restore(entry).unwrap());
+            copy.takes_place_of(before);
+            own_from(&copy, 1)
+        };
+        assert_eq!(in_snapshot_sent_after(&ClusterState::default()), None);
+        assert_eq!(in_snapshot_sent_after(&cluster.state), kept);
+        assert_eq!(in_snapshot_sent_after(&taken), None, "others may have owned it in between");
         cluster.rebuilds(at);
         let epoch = cluster.state.node(1).unwrap().epoch;
         assert!(cluster.state.to_be_cut(1, epoch).iter().all(|cut| cut.streamlet.0 != at), "it goes on with it");
