@@ -72,6 +72,9 @@ struct Arguments {
     /// Nodes of a cluster that are stopped in good order answer first what is under way.
     #[arg(long)]
     finish: bool,
+    /// Nodes of a cluster know some of what the coordinators decide from snapshots.
+    #[arg(long)]
+    snapshots: bool,
     /// What streams of a cluster are like: `usual`, `consumed` (kept until they are read), `unordered` (`order = none`), `one-copy`, `async` (producers do
     /// not wait for copies), `compacted` or `compacted-consumed`; applications always read those that are consumed or unordered.
     #[arg(long, default_value = "usual")]
@@ -203,6 +206,7 @@ fn run_cluster(
         coordinator_disks: arguments.coordinator_disks,
         narrow: arguments.narrow,
         finishes: arguments.finish,
+        sends_snapshots: arguments.snapshots,
         kind,
         planted,
         ..nodes::Plan::new(seed)

@@ -16,6 +16,9 @@ use super::recovering::Reply;
 use super::world::{Event, Wire, World};
 use crate::cluster::truth::Violation;
 
+/// Of so many steps in which a node learns something it knows one from a snapshot, where these are played.
+const SENT_EVERY: usize = 4;
+
 impl World {
     /// Asks the leader for something, until it is answered or has taken too long.
     pub(super) fn ask(&mut self, node: u32, command: Command) -> u64 {
@@ -116,11 +119,16 @@ impl World {
             let to = (from + ahead).min(index);
             let known = self.node(number).known.clone();
             let mut state = lock(&known).clone();
+            let before = self.plan.sends_snapshots.then(|| state.clone());
             let batches: Vec<_> = (from + 1..=to).map(|at| self.coordinators.batch(at).to_vec()).collect();
             for entry in batches.iter().flatten() {
                 state
                     .apply(entry)
                     .map_err(|refused| Violation(format!("a node refuses what is true: {}", refused.0)))?;
+            }
+            if let Some(before) = before.filter(|_| (to + number as usize).is_multiple_of(SENT_EVERY)) {
+                state = as_sent(&state, &before)?;
+                *self.events_of.entry("knew it from a snapshot").or_default() += 1;
             }
             *lock(&known) = state.clone();
             self.node_mut(number).applied = to;
@@ -355,6 +363,15 @@ fn is_about_moves(entry: &ClusterEntry) -> bool {
             | Is::NodeJoined { .. }
             | Is::NodeFenced { .. }
     )
+}
+
+/// A state as a node knows it that was sent a snapshot of it, and has followed the log up to an earlier one.
+fn as_sent(state: &ClusterState, before: &ClusterState) -> Result<ClusterState, Violation> {
+    let mut sent = ClusterState::default();
+    let restored = state.snapshot().iter().try_for_each(|entry| sent.restore(entry));
+    restored.map_err(|refused| Violation(format!("a snapshot has what is refused: {}", refused.0)))?;
+    sent.takes_place_of(before);
+    Ok(sent)
 }
 
 /// The streamlet that this node is given back by an entry, with its owner epoch.

@@ -41,6 +41,8 @@ pub struct Plan {
     pub narrow: bool,
     /// Whether nodes that are stopped in good order answer first what is under way, as real ones do. Otherwise their connections end at once.
     pub finishes: bool,
+    /// Whether nodes know some of what the coordinators decide from snapshots, as those that are far behind do, and not entry by entry.
+    pub sends_snapshots: bool,
     /// What is asked of streams beside that.
     pub kind: Kind,
     /// The level of the cluster.
@@ -74,6 +76,7 @@ impl Plan {
             coordinator_disks: false,
             narrow: false,
             finishes: false,
+            sends_snapshots: false,
             kind: Kind::Usual,
             level: level::NEWEST,
             planted: None,

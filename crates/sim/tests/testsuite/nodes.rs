@@ -476,6 +476,17 @@ fn what_nobody_can_open_goes_back_to_its_node() {
     assert!(given_back > 10, "{given_back} go back, so next to nothing is shown");
 }
 
+/// Nodes are sent snapshots all the time. They give back what they have seen enough of, and nothing else.
+#[test]
+fn what_nobody_can_open_goes_back_from_nodes_that_are_sent_snapshots() {
+    let only = vec![Fault::Kill, Fault::Freeze, Fault::PowerCut, Fault::Destroyed, Fault::Move];
+    let plan = |seed| Plan { only: only.clone(), fault_us: 400_000, three: true, sends_snapshots: true, ..short(seed) };
+    assert!(run(&plan(1)).did["knew it from a snapshot"] > 10, "next to nothing is shown");
+    let (violations, given_back) = all_counting(1..1 + SEEDS / 2, plan, "given back");
+    assert_eq!(violations, Vec::<String>::new());
+    assert!(given_back > 0, "without what was seen before a snapshot none does");
+}
+
 #[test]
 fn a_streamlet_that_goes_back_although_it_was_opened_is_found() {
     let plan = |seed| Plan { only: vec![Fault::Kill, Fault::Freeze], fault_us: 400_000, ..short(seed) };
