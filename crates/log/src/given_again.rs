@@ -25,6 +25,12 @@
 //! ordinals was given again, whoever has owned the streamlet in between. Of a streamlet with more copies other nodes say what counts, and nothing goes here.
 //! What another node has given again since a streamlet has moved to it cannot be seen here.
 //!
+//! # Nobody was told of what was not durable
+//!
+//! A life may have been killed before anything of what it appended at these ordinals was durable. None of that was acknowledged, and what comes back was. So what a lane has at its end of
+//! which nothing is durable takes nobody's place. A virtual log may have it all the same: synced a moment before the kill. Then each later start finds it
+//! there and it counts. So it stays until all virtual logs were read, and what is not durable by then goes, if its ordinals are those of something in front of it.
+//!
 //! # A segment that is cut may be on disk
 //!
 //! What is left of it takes its name, in memory, and goes to the store like any closed segment. Until that has written it the longer image stays where it is: the virtual
@@ -47,7 +53,7 @@ use crate::group::{At, Slot, Summary};
 use crate::lane::{Lane, LaneState};
 use crate::log::Log;
 use crate::recovery::RestoreError;
-use crate::segment::Segment;
+use crate::segment::{FIRST_CHUNK, Segment};
 
 /// Records of a lane that a start has left out because their ordinals were given again to records that were acknowledged since.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -77,12 +83,23 @@ impl LeftOut {
 }
 
 /// Whether the lane goes on behind a place with the ordinals of the chunk that belongs there, or with lower ones.
+///
+/// What of that is not durable may still turn out to be. It takes no places, but for those behind a segment that is closed: nothing can be put there any more.
 pub(crate) fn is_given_again(state: &LaneState, found: Option<At>, cursor: Cursor, part: &BrokerPart) -> bool {
     let behind = match found {
         Some(at) => state.chain.next(at),
         None => state.chain.from(state.chain.first()).find(|&at| state.chain.cursor(at, 0) > cursor),
     };
-    behind.is_some_and(|at| state.chain.slot(at).summary().base_ordinal <= part.base_ordinal)
+    let takes_places = |at: At| {
+        let is_closed = found.is_some_and(|found| !state.chain.slot(found).open);
+        is_closed || state.chain.from(Some(at)).any(|at| is_durable(state.chain.slot(at)))
+    };
+    behind.is_some_and(|at| state.chain.slot(at).summary().base_ordinal <= part.base_ordinal && takes_places(at))
+}
+
+/// Whether something of a segment is durable, as far as that is known: a virtual log that is still to be read may have more of it.
+fn is_durable(slot: &Slot) -> bool {
+    slot.at.is_some() || slot.memory.as_ref().is_some_and(|segment| segment.durable_head() > FIRST_CHUNK)
 }
 
 impl Log {
@@ -146,14 +163,42 @@ impl Log {
     }
 }
 
+/// From the first ordinal of both to behind the last.
+fn united(one: &Range<u64>, other: Range<u64>) -> Range<u64> {
+    match (one.is_empty(), other.is_empty()) {
+        (_, true) => one.clone(),
+        (true, false) => other,
+        (false, false) => one.start.min(other.start)..one.end.max(other.end),
+    }
+}
+
+/// Whether no segment of a lane begins in front of where one before it ends: as nearly always.
+fn is_in_order(state: &LaneState) -> bool {
+    let mut end = 0;
+    state.chain.from(state.chain.first()).all(|at| {
+        let Summary { base_ordinal, next_ordinal, .. } = state.chain.slot(at).summary();
+        let follows = base_ordinal >= end;
+        end = end.max(next_ordinal);
+        follows
+    })
+}
+
 /// Segments in front of one that begins with the same ordinal or a lower one, in the lane's order; of those without a record, which may end where the next one begins, those in front
 /// of one that begins with a lower one, and those that say less than what is in front of them.
-fn found_given_again(state: &LaneState) -> Vec<At> {
+///
+/// The last ones, of which nothing is durable, are left out of that. If all is known of them, since virtual logs [were read](Lane::forget_found_given_again), they go where what is left in front of them has
+/// ordinals of theirs.
+fn found_given_again(state: &LaneState, is_read: bool) -> Vec<At> {
+    if is_in_order(state) {
+        return Vec::new();
+    }
     let of = |at: At| {
         let Summary { base_ordinal, next_ordinal, .. } = state.chain.slot(at).summary();
         (at, base_ordinal..next_ordinal)
     };
-    let all: Vec<(At, Range<u64>)> = state.chain.from(state.chain.first()).map(of).collect();
+    let mut all: Vec<(At, Range<u64>)> = state.chain.from(state.chain.first()).map(of).collect();
+    let durable = all.iter().rposition(|(at, _)| is_durable(state.chain.slot(*at))).map_or(0, |last| last + 1);
+    let behind = all.split_off(durable);
     let (mut begins, mut goes) = (u64::MAX, vec![false; all.len()]);
     for ((_, ordinals), goes) in all.iter().zip(&mut goes).rev() {
         if ordinals.is_empty() {
@@ -169,7 +214,9 @@ fn found_given_again(state: &LaneState) -> Vec<At> {
         *goes = ordinals.is_empty() && ordinals.start < end;
         end = end.max(ordinals.end);
     }
-    all.into_iter().zip(goes).filter(|(_, goes)| *goes).map(|((at, _), _)| at).collect()
+    let are_taken = is_read && behind.first().is_some_and(|(_, ordinals)| ordinals.start < end);
+    let gone = all.into_iter().zip(goes).filter(|(_, goes)| *goes).map(|((at, _), _)| at);
+    gone.chain(behind.into_iter().filter(|_| are_taken).map(|(at, _)| at)).collect()
 }
 
 /// What a segment has in front of an ordinal.
@@ -183,41 +230,52 @@ enum Front {
 }
 
 impl Lane {
-    /// What a start has found of the lane on disk and in memory, in front of something that has its ordinals, goes: see the module. Before virtual logs are read. What has gone,
-    /// in a sentence.
-    pub(crate) fn forget_found_given_again(&self) -> Option<String> {
+    /// What a start has found of the lane on disk and in memory, in front of something that has its ordinals, goes: see the module. Before virtual logs are read, and once more when they
+    /// were: what is durable is known then, and what is not goes itself if its ordinals are those of what is in front of it. What has gone, a sentence each.
+    pub(crate) fn forget_found_given_again(&self, is_read: bool) -> Vec<String> {
         if !self.is_judged_here() {
-            return None;
+            return Vec::new();
         }
         let mut guard = self.state.lock();
         let state = &mut *guard;
-        let (mut gone, mut left_out): (Gone, Option<Range<u64>>) = (Vec::new(), None);
+        let (mut gone, mut left_out, mut untold): (Gone, Range<u64>, Range<u64>) = (Vec::new(), 0..0, 0..0);
         // From the last one on: what is in front of a slot that goes keeps its place.
-        for at in found_given_again(state).into_iter().rev() {
+        for at in found_given_again(state, is_read).into_iter().rev() {
             let group = state.chain.groups[at.group].id;
-            let Summary { base_ordinal, next_ordinal, .. } = state.chain.slot(at).summary();
-            if base_ordinal < next_ordinal {
-                let known = left_out.unwrap_or(base_ordinal..next_ordinal);
-                left_out = Some(known.start.min(base_ordinal)..known.end.max(next_ordinal));
+            let slot = state.chain.slot(at);
+            let Summary { base_ordinal, next_ordinal, .. } = slot.summary();
+            let was_told = is_durable(slot);
+            let of = if was_told { &mut left_out } else { &mut untold };
+            *of = united(of, base_ordinal..next_ordinal);
+            if is_read && was_told && self.id != LaneId::PROGRESS {
+                // Before a virtual log that has it hears that it need not keep it.
+                self.log().segment_given_again(self.segment_id(group, slot.index));
             }
             gone.extend(state.chain.take_out(at).map(|slot| (group, slot)));
         }
         if gone.is_empty() {
-            return None;
+            return Vec::new();
         }
-        if left_out.is_some() {
+        if !left_out.is_empty() {
             // What it told of its producers may have made needless what segments in front of it tell.
             state.producers.set_forgot();
         }
         self.release_gone(guard, gone);
-        // Nobody misses progress: see [`Log::leave_out`].
-        left_out.filter(|_| self.id != LaneId::PROGRESS).map(|ordinals| {
+        self.say_left_out(left_out, untold)
+    }
+
+    /// Nobody misses progress: see [`Log::leave_out`].
+    fn say_left_out(&self, left_out: Range<u64>, untold: Range<u64>) -> Vec<String> {
+        let why = "since an earlier start could not read them and gave ordinals of theirs to others";
+        let why_untold =
+            "for they were not acknowledged, and what has their ordinals was: an earlier start could not read that";
+        let said = [(left_out, why), (untold, why_untold)].into_iter();
+        let said = said.filter(|(ordinals, _)| !ordinals.is_empty() && self.id != LaneId::PROGRESS);
+        let said = said.map(|(ordinals, why)| {
             let (first, last) = (ordinals.start, ordinals.end - 1);
-            format!(
-                "{self:?}: records with ordinals from {first} to {last} are left out and their space is given back, since an earlier start could not read them and gave \
-                 ordinals of theirs to others"
-            )
-        })
+            format!("{self:?}: records with ordinals from {first} to {last} are left out and their space is given back, {why}")
+        });
+        said.collect()
     }
 
     fn front_of(&self, state: &LaneState, at: At, ordinal: u64) -> Result<Front, ArenaFull> {

@@ -138,7 +138,7 @@ impl Log {
         }
         drop(recovery);
         for lane in self.lanes() {
-            report.problems.extend(lane.forget_found_given_again());
+            report.problems.extend(lane.forget_found_given_again(false));
             let state = lane.state.lock();
             report.lanes += u64::from(state.chain.first().is_some());
             for at in state.chain.from(state.chain.first()) {
@@ -318,6 +318,7 @@ impl Log {
         self.shared.epoch.store(if epoch > 0 { epoch.max(highest + 1) } else { 0 }, Ordering::Relaxed);
         let mut room = RoomAtStart::of(self, &lanes);
         for (at, lane) in lanes.iter().enumerate() {
+            problems.extend(lane.forget_found_given_again(true));
             lane.finish_recovery(&self.recovery, &mut problems);
             room.make(self, &lanes[..=at]);
         }

@@ -521,6 +521,81 @@ fn what_comes_back_on_a_node_of_a_cluster_goes_where_no_other_node_says_what_cou
     }
 }
 
+/// Nobody was told of what a life has appended at these ordinals, if it was killed before any of it was durable.
+#[test]
+fn what_comes_back_counts_where_nothing_that_was_given_its_ordinals_was_durable() {
+    for durable in [0, 1] {
+        let (node, sink) = power_node();
+        let (node, store) = node.with_store();
+        fill(&node.lane(), 0..6, 30_000);
+        sink.sync();
+        node.log.close_all();
+        let stored: Vec<StoredSegment> = store.persist_all(&node.log).into_iter().map(|(of, _)| of).collect();
+        assert_eq!(stored.len(), 3);
+        let lost: Vec<SegmentId> = stored[1..].iter().map(|of| of.header.id).collect();
+        std::fs::remove_file(arena_config(&node.dir, 0).path).unwrap();
+        drop((sink, store));
+        let (node, segments, sink) = restart(node, power());
+        let (node, store) = node.with_store();
+        node.log.recover(stored[..1].to_vec(), segments);
+        assert_eq!(node.log.finish_recovery(1), [""; 0]);
+        fill(&node.lane(), 2..5, 100);
+        let pending = std::mem::take(&mut *sink.pending.lock());
+        assert_eq!(pending.len(), 3);
+        made_durable(&pending[..durable]);
+        drop((pending, sink, store));
+        let (node, segments, _sink) = restart(node, power());
+        let (node, store) = node.with_store();
+        let found = node.log.recover(stored, segments).problems;
+        let at_the_end = node.log.finish_recovery(2);
+        let mut released = std::mem::take(&mut *store.released.lock());
+        released.sort();
+        let lane = node.lane();
+        if durable > 0 {
+            assert!(found.len() == 1 && found[0].contains("from 2 to 5 are left out"), "{found:?}");
+            assert_eq!((at_the_end.len(), released, lane.next_ordinal()), (0, lost, 5));
+        } else {
+            assert!(found.is_empty() && at_the_end.len() == 1, "{found:?} {at_the_end:?}");
+            let said = &at_the_end[0];
+            assert!(said.contains("from 2 to 4 are left out") && said.contains("were not acknowledged"), "{said}");
+            assert_eq!((released, lane.next_ordinal()), (Vec::new(), 6));
+        }
+        let next = lane.next_ordinal();
+        assert_eq!(append(&lane, &chunk(next, 100), 9).map(|of| of.base_ordinal), Ok(next));
+    }
+}
+
+/// The same of a virtual log that an earlier start did not read. What has its ordinals may be in another one that is read later, though no head says so: the process was killed in between.
+#[test]
+fn what_a_log_has_that_no_start_read_comes_back_where_nothing_that_was_given_its_ordinals_was_durable() {
+    for is_synced in [false, true] {
+        let (node, sink) = power_node();
+        fill(&node.lane(), 0..5, 25_000);
+        let synced = sink.sync();
+        std::fs::remove_file(arena_config(&node.dir, 0).path).unwrap();
+        drop(sink);
+        let (node, segments, sink) = restart(node, power());
+        node.log.recover(Vec::new(), segments);
+        assert_eq!(node.log.finish_recovery(1), [""; 0]);
+        fill(&node.lane(), 0..3, 100);
+        let since: Vec<Vec<u8>> = sink.pending.lock().drain(..).map(|of| of.chunk().to_vec()).collect();
+        drop(sink);
+        let (node, segments, _sink) = restart(node, power());
+        assert_eq!(node.log.recover(Vec::new(), segments).problems, [""; 0]);
+        synced.iter().for_each(|chunk| assert_eq!(node.log.restore_chunk(1, chunk), Ok(Restored::Restored)));
+        let in_log = since.iter().filter(|_| is_synced);
+        in_log.for_each(|chunk| assert_eq!(node.log.restore_chunk(0, chunk), Ok(Restored::AlreadyThere)));
+        assert_eq!(node.log.given_again(), []);
+        let said = node.log.finish_recovery(2);
+        let (what, end) = if is_synced { ("from 0 to 4 are left out", 3) } else { ("from 0 to 2 are left out", 5) };
+        assert!(said.len() == 1 && said[0].contains(what), "{said:?}");
+        let lane = node.lane();
+        let expected: Vec<u64> = (0..end).collect();
+        assert_eq!(ordinals(&lane.read(start(), 1 << 20, true).unwrap()), expected, "in another log: {is_synced}");
+        assert_eq!(append(&lane, &chunk(end, 100), 9).map(|of| of.base_ordinal), Ok(end));
+    }
+}
+
 /// Retention has left nothing of a lane but a segment without records, which says where it goes on.
 #[test]
 fn an_end_that_a_start_could_not_read_does_not_stand_in_front_of_ordinals_that_were_given_again() {
