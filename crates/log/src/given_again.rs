@@ -20,9 +20,11 @@
 //! the last of their lanes it has given their ordinals again. So what a start has found is looked through by the same rule before it reads virtual logs
 //! ([`Lane::forget_found_given_again`]); only whole segments can come back so. What they were in the middle of is whole again.
 //!
-//! On a node of a cluster that holds for the streams that it has for itself, and for streamlets with one copy. Their owner goes on with what its disk gives, and nobody knows better.
-//! The ids of groups rise with the epochs of owners, and an owner's first group begins where the lane ended for all that anybody knew. So what is in front of a group and has its
-//! ordinals was given again, whoever has owned the streamlet in between. Of a streamlet with more copies other nodes say what counts, and nothing goes here.
+//! That holds whoever else has copies. The ids of groups rise with the epochs of owners, and an owner's first group begins where the lane ended for all that anybody knew. So what is in front of a
+//! group and has its ordinals was given again, whoever has owned the streamlet in between. Of streamlets with copies a node does not go on with what such a start has of them: others know what it lacks. But
+//! they do not where it lacks what had one copy, before its stream got more, or where a person has given up the copies; then its owner went on without it. What never was acknowledged is no
+//! such case: of that an owner cuts what it has before it is one again.
+//!
 //! What another node has given again since a streamlet has moved to it cannot be seen here.
 //!
 //! # Nobody was told of what was not durable
@@ -233,9 +235,6 @@ impl Lane {
     /// What a start has found of the lane on disk and in memory, in front of something that has its ordinals, goes: see the module. Before virtual logs are read, and once more when they
     /// were: what is durable is known then, and what is not goes itself if its ordinals are those of what is in front of it. What has gone, a sentence each.
     pub(crate) fn forget_found_given_again(&self, is_read: bool) -> Vec<String> {
-        if !self.is_judged_here() {
-            return Vec::new();
-        }
         let mut guard = self.state.lock();
         let state = &mut *guard;
         let (mut gone, mut left_out, mut untold): (Gone, Range<u64>, Range<u64>) = (Vec::new(), 0..0, 0..0);

@@ -126,7 +126,7 @@ fn is_cut(head: u32, marks: &[ProducerMark]) -> bool {
 impl Log {
     /// First step of a start, after all streams of the catalog were created: what is on disk and what is in the arena are
     /// put into their lanes. Of a stream that does not exist it is given back. On a node of a cluster the log has been told before which streams the
-    /// node [has for itself](crate::Stream::keep_room), and [how many copies](Log::set_copies) streamlets have: where no other node has any the recovery judges alone.
+    /// node [has for itself](crate::Stream::keep_room), and [how many copies](Log::set_copies) streamlets have.
     pub fn recover(&self, stored: Vec<StoredSegment>, attached: Vec<AttachedSegment>) -> RecoveryReport {
         let mut report = RecoveryReport::default();
         let mut recovery = self.recovery.lock();
@@ -521,11 +521,6 @@ impl Lane {
     /// Whether other nodes may have some of what the lane had.
     pub(crate) fn may_have_moved(&self) -> bool {
         self.log().config.has_owner_epochs && !self.home.stream.is_system.load(Ordering::Relaxed)
-    }
-
-    /// Whether no other node can say what counts of what was found of the lane.
-    pub(crate) fn is_judged_here(&self) -> bool {
-        !self.may_have_moved() || self.home.copies() == 1
     }
 
     /// Whether the durable chunks of a segment are durable in the way in which the next ones will be. A change of durability ends open groups, but a process may
