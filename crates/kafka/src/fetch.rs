@@ -796,6 +796,9 @@ enum Older {
 
 /// Reads offsets in `range` of a partition that other nodes have had before: what comes next of it, or where to wait. `version` is the
 /// lane's from before the range was known.
+///
+/// Not beyond where the present owner begins, whatever others have there: they may have records again that they lacked when they gave the partition away, and the owner has given their
+/// offsets to others. Who was told of these would go on behind the owner's end.
 fn read_older(
     core: &Core,
     lane: &Arc<Lane>,
@@ -805,6 +808,8 @@ fn read_older(
     left: Left,
     found: &mut Found,
 ) -> Older {
+    let present_first = shared.present_first(lane);
+    range.end = range.end.min(present_first);
     while range.start < range.end {
         let data = match shared.step(&core.door, lane, range.start, left.bytes, left.may_load) {
             Step::Data(data) => data,
@@ -824,12 +829,16 @@ fn read_older(
             Ok((next_offset, _)) if !found.parts.is_empty() => return Older::Done(next_offset),
             // Only places are left of these batches.
             Ok((passed, None)) => range.start = passed,
+            Ok((_, Some(_))) if range.end == present_first => range.start = present_first,
             Ok((_, Some(_))) => break,
             Err(error) => {
                 found.error = read_error(&error);
                 return Older::Nothing(range.start);
             }
         }
+    }
+    if range.start >= present_first {
+        return Older::Here(range.start);
     }
     found.waits = Some((Arc::clone(lane), version));
     Older::Nothing(range.start)

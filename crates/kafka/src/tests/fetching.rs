@@ -7,18 +7,24 @@ use std::time::Duration;
 use kera_format::chunk::{ChunkTarget, NO_TIMESTAMP};
 use kera_format::record::REMOVED_RECORD;
 use kera_format::{
-    CHUNK_HEADER_BYTES, ChunkBuilder, ChunkView, Compression, LaneId, Record, SegmentIndex, StreamId, StreamletId,
+    BrokerPart, CHUNK_HEADER_BYTES, ChunkBuilder, ChunkView, Compression, Cursor, LaneId, Record, SegmentIndex,
+    StreamId, StreamletId,
 };
 use kera_log::Lane;
 use kera_protocol::admin::StreamRef;
 use kera_protocol::placement::{LaneState, Memory, OlderGroups, OwnerRun, StreamOwners, StreamletState};
-use kera_protocol::{AvailableGroups, FindOwners, GroupInfo, GroupList, Owner, Owners};
+use kera_protocol::{
+    AvailableGroups, Body, FindOwners, GroupInfo, GroupList, Op, Owner, Owners, ReadAnswer, ReadChunks,
+    ReadChunksResponse, ReadEntry, Status,
+};
 
 use super::parts::{ME, OTHER, owner, together};
 use super::transactions::owners::{Asked, bytes};
 use super::transactions::{NOW_MS, World, topic};
 use super::*;
+use crate::Answered;
 use crate::batch::tests::MADE;
+use crate::door::{Coordinators, OtherNodes};
 use crate::fetch::tests::read_meanwhile;
 use crate::floors::of_plain;
 use crate::offsets::tests::{begins_meanwhile, found_behind};
@@ -406,8 +412,8 @@ fn after_two_runs(nodes: [u32; 2]) -> Owner {
     Owner { older: older.to_vec(), ..owner(ME, 9) }
 }
 
-/// A node that knows this of partition 1 of "t", of which it has no record and others have twenty; what it asks, and the partition.
-fn after_others(known: Owner) -> (World, Arc<Asked>, Arc<Lane>) {
+/// A node that knows this of partition 1 of "t", of which it has no record and others had twenty when it came to this one.
+fn behind_others(known: Owner) -> World {
     let mut world = World::new();
     let (broker, coordinator) = together(&world);
     let (stream, streamlet) = (coordinator.stream(&StreamRef::Name("t".into())).unwrap().id, StreamletId(1));
@@ -419,10 +425,115 @@ fn after_others(known: Owner) -> (World, Arc<Asked>, Arc<Lane>) {
     broker.open_streamlet(stream, StreamletId(0), 5, None).unwrap();
     broker.open_streamlet(stream, streamlet, 9, Some(&state)).unwrap();
     world.restart();
+    world
+}
+
+/// The same, what it asks, and the partition.
+fn after_others(known: Owner) -> (World, Arc<Asked>, Arc<Lane>) {
+    let mut world = behind_others(known);
     let (door, asked) = (world.running().door.clone(), Arc::new(Asked::default()));
     door.set_others(asked.clone());
     let lane = door.topic(&door.info("t").unwrap()).unwrap().lane(1).unwrap().clone();
     (world, asked, lane)
+}
+
+/// Another node, which has thirty records of a partition in a group of owner epoch 5, each in a chunk of its own.
+struct GoesFurther;
+
+impl OtherNodes for GoesFurther {
+    fn leading_coordinator(&self) -> Option<u32> {
+        None
+    }
+    fn coordinators(&self) -> Coordinators {
+        Coordinators::default()
+    }
+    fn copies_of(&self, owner: u32, _: u32) -> (Vec<u32>, Vec<u32>) {
+        (vec![owner], vec![owner])
+    }
+    fn read(&self, _: u32, _: StreamId, _: StreamletId, at: Cursor) -> Result<crate::Given, String> {
+        Ok(crate::Given { next: at, ..crate::Given::default() })
+    }
+    fn ask(&self, _: u32, _: Op, _: Vec<u8>, done: Answered) {
+        done(Err("it is not asked for that".into()));
+    }
+    fn ask_native(&self, _: u32, op: Op, body: Vec<u8>, done: Answered) {
+        match op {
+            Op::AvailableGroups => done(bytes(&GroupList { groups: vec![group_of(5, 0, 30)], more: false })),
+            Op::ReadChunks => {
+                let asked = ReadChunks::decode(op.version_max(), &body).unwrap();
+                done(bytes(&ReadChunksResponse { answers: vec![thirty_chunks(&asked.entries[0])] }));
+            }
+            _ => done(Err("it is not asked for that".into())),
+        }
+    }
+    fn serves_transactions(&self) -> bool {
+        true
+    }
+}
+
+/// What it answers for an entry.
+fn thirty_chunks(entry: &ReadEntry) -> (ReadAnswer, bytes::Bytes) {
+    let chunk = |base_ordinal: u64| {
+        let mut chunk = ChunkBuilder::default();
+        chunk.push(&Record { timestamp_ms: Some(NOW_MS), ..Record::value(b"other") });
+        let target = ChunkTarget { stream: entry.stream, streamlet: entry.streamlet, ..ChunkTarget::default() };
+        let mut chunk = chunk.seal(&target, Compression::None).unwrap();
+        let group = kera_format::GroupId::new(5, 1);
+        BrokerPart { group, base_ordinal, append_time_ms: NOW_MS, ..BrokerPart::default() }.stamp(&mut chunk);
+        chunk
+    };
+    let data: Vec<u8> = (0..30).flat_map(chunk).collect();
+    let (status, start, next, data_bytes) = (Status::Ok as u16, entry.cursor, entry.cursor, data.len() as u32);
+    let answer = ReadAnswer { index: 0, status, flags: 0, start, next, durable_ordinal: 30, data_bytes };
+    (answer, data.into())
+}
+
+/// A group of lane 0 with one segment.
+fn group_of(epoch: u32, first_ordinal: u64, durable_ordinal: u64) -> GroupInfo {
+    GroupInfo {
+        group: kera_format::GroupId::new(epoch, 1),
+        lane: LaneId(0),
+        first_segment: SegmentIndex(0),
+        last_segment: SegmentIndex(0),
+        first_ordinal,
+        durable_ordinal,
+        bytes: 100,
+        closed: true,
+        first_append_ms: 0,
+        last_append_ms: 0,
+    }
+}
+
+/// It lacked the last ten of them when it gave the partition away, and its disk has given them again since.
+#[test]
+fn what_another_node_has_behind_where_the_present_owner_begins_is_not_read() {
+    let older = vec![OlderGroups { first_epoch: 5, node: OTHER }];
+    let mut world = behind_others(Owner { older, ..owner(ME, 9) });
+    let door = world.running().door.clone();
+    door.set_others(Arc::new(GoesFurther));
+    (0..15).for_each(|_| world.put_native("t", 1, 1, 10, Compression::None));
+    let lane = door.topic(&door.info("t").unwrap()).unwrap().lane(1).unwrap().clone();
+    assert_eq!(world.begins(&lane), None);
+    world.nodes();
+    assert_eq!(world.begins(&lane), Some(0));
+    // Each batch, by its first offset and the owner epoch that it is of.
+    let (mut read, mut turns): (Vec<(i64, i32)>, u32) = (Vec::new(), 0);
+    while read.len() < 35 && turns < 35 {
+        let next = read.last().map_or(0, |(offset, _)| offset + 1);
+        world.send(11, &fetch_request("t", 1, next, 60_000));
+        world.nodes();
+        let answer = world.answer::<FetchRequest>(11).expect("it is answered");
+        let records = answer.responses[0].partitions[0].records.clone().unwrap_or_default();
+        let mut at = 0;
+        while let Some(head) = records.get(at..at + 16) {
+            let word = |from: usize| i32::from_be_bytes(head[from..from + 4].try_into().unwrap());
+            read.push((i64::from_be_bytes(head[..8].try_into().unwrap()), word(12)));
+            at += 12 + word(8) as usize;
+        }
+        turns += 1;
+    }
+    let expected: Vec<(i64, i32)> = (0..35).map(|offset| (offset, if offset < 20 { 5 } else { 9 })).collect();
+    assert_eq!(read, expected);
 }
 
 impl World {
@@ -440,18 +551,7 @@ impl World {
     fn says_page(&mut self, asked: &Asked, epochs: &[u32], more: bool) {
         let group = |epoch: &u32| {
             let first_ordinal = if *epoch == 3 { 0 } else { 10 };
-            GroupInfo {
-                group: kera_format::GroupId::new(*epoch, 1),
-                lane: LaneId(0),
-                first_segment: SegmentIndex(0),
-                last_segment: SegmentIndex(0),
-                first_ordinal,
-                durable_ordinal: first_ordinal + 10,
-                bytes: 100,
-                closed: true,
-                first_append_ms: 0,
-                last_append_ms: 0,
-            }
+            group_of(*epoch, first_ordinal, first_ordinal + 10)
         };
         let (_, done) = asked.take::<AvailableGroups>().pop().expect("it is asked");
         done(bytes(&GroupList { groups: epochs.iter().map(group).collect(), more }));
