@@ -25,7 +25,7 @@
 //! they do not where it lacks what had one copy, before its stream got more, or where a person has given up the copies; then its owner went on without it. What never was acknowledged is no
 //! such case: of that an owner cuts what it has before it is one again.
 //!
-//! What another node has given again since a streamlet has moved to it cannot be seen here.
+//! What another node has given again since a streamlet has moved to it cannot be seen here. Whoever knows where it began there says so ([`Lane::end_older`]).
 //!
 //! # Nobody was told of what was not durable
 //!
@@ -47,7 +47,7 @@ use std::sync::Arc;
 use kera_format::chunk::Chunks;
 use kera_format::container::verify_image;
 use kera_format::segment::SEGMENT_HEADER_BYTES;
-use kera_format::{BrokerPart, ChunkView, Cursor, LaneId, SegmentId, StreamId, StreamletId};
+use kera_format::{BrokerPart, ChunkView, Cursor, GroupId, LaneId, SegmentId, StreamId, StreamletId};
 
 use crate::arena::ArenaFull;
 use crate::forget::Gone;
@@ -143,27 +143,16 @@ impl Log {
         }
         // Nothing goes for a chunk that is not what was sent.
         chunk.verify()?;
-        let fronts = given.iter().map(|&at| lane.front_of(state, at, part.base_ordinal));
-        let fronts = fronts.collect::<Result<Vec<_>, _>>().map_err(RestoreError::ArenaFull)?;
-        let (mut gone, mut left_out): (Gone, Vec<(SegmentId, Range<u64>)>) = (Vec::new(), Vec::new());
-        // From the last one on: what is in front of a slot that goes keeps its place.
-        for (at, front) in given.into_iter().zip(fronts).rev() {
-            let group = state.chain.groups[at.group].id;
-            let (index, was) = (state.chain.slot(at).index, state.chain.slot(at).summary());
-            let from = part.base_ordinal.max(was.base_ordinal);
-            match front {
-                Front::Nothing => gone.extend(state.chain.take_out(at).map(|slot| (group, slot))),
-                Front::Segment(segment) => lane.cut_to(state, at, &segment),
-                Front::Unknown => continue,
-            }
-            left_out.push((lane.segment_id(group, index), from..was.next_ordinal));
-        }
+        let (gone, left_out) = lane.cut_from(state, given, part.base_ordinal).map_err(RestoreError::ArenaFull)?;
         // Before a log hears that it need not keep what is gone.
         left_out.into_iter().for_each(|(id, ordinals)| self.leave_out(id, ordinals));
         lane.release_gone(guard, gone);
         Ok(())
     }
 }
+
+/// What segments had of ordinals that were given again.
+type GivenOf = Vec<(SegmentId, Range<u64>)>;
 
 /// From the first ordinal of both to behind the last.
 fn united(one: &Range<u64>, other: Range<u64>) -> Range<u64> {
@@ -261,6 +250,49 @@ impl Lane {
         }
         self.release_gone(guard, gone);
         self.say_left_out(left_out, untold)
+    }
+
+    /// What is here of ordinals from `end` on goes, in memory and on disk, of groups that are `older` than an owner that has gone on there: this node did not have it when the streamlet went to that
+    /// owner. From the first such ordinal to behind the last; nothing if there are none. For whoever starts the node, when virtual logs were read and before the [end of the
+    /// recovery](crate::Log::finish_recovery).
+    ///
+    /// # Errors
+    /// The arena is full: nothing has changed, and it is to be called again when there is room.
+    pub fn end_older(&self, end: u64, older: impl Fn(GroupId) -> bool) -> Result<Option<Range<u64>>, ArenaFull> {
+        let mut guard = self.state.lock();
+        let state = &mut *guard;
+        let is_given =
+            |at: &At| older(state.chain.groups[at.group].id) && state.chain.slot(*at).summary().next_ordinal > end;
+        let given: Vec<At> = state.chain.from(state.chain.first()).filter(is_given).collect();
+        let (gone, left_out) = self.cut_from(state, given, end)?;
+        if left_out.is_empty() {
+            return Ok(None);
+        }
+        state.producers.set_forgot();
+        left_out.iter().for_each(|(id, _)| self.log().segment_given_again(*id));
+        self.release_gone(guard, gone);
+        let all = left_out.into_iter().map(|(_, ordinals)| ordinals).reduce(|one, other| united(&one, other));
+        Ok(all.filter(|ordinals| !ordinals.is_empty()))
+    }
+
+    /// Takes out of the lane what these slots have from an ordinal on. What has gone as a whole, and what of which segments that is. With a full arena nothing has changed.
+    fn cut_from(&self, state: &mut LaneState, given: Vec<At>, ordinal: u64) -> Result<(Gone, GivenOf), ArenaFull> {
+        let fronts = given.iter().map(|&at| self.front_of(state, at, ordinal));
+        let fronts = fronts.collect::<Result<Vec<_>, _>>()?;
+        let (mut gone, mut left_out): (Gone, GivenOf) = (Vec::new(), Vec::new());
+        // From the last one on: what is in front of a slot that goes keeps its place.
+        for (at, front) in given.into_iter().zip(fronts).rev() {
+            let group = state.chain.groups[at.group].id;
+            let (index, was) = (state.chain.slot(at).index, state.chain.slot(at).summary());
+            let from = ordinal.max(was.base_ordinal);
+            match front {
+                Front::Nothing => gone.extend(state.chain.take_out(at).map(|slot| (group, slot))),
+                Front::Segment(segment) => self.cut_to(state, at, &segment),
+                Front::Unknown => continue,
+            }
+            left_out.push((self.segment_id(group, index), from..was.next_ordinal));
+        }
+        Ok((gone, left_out))
     }
 
     /// Nobody misses progress: see [`Log::leave_out`].

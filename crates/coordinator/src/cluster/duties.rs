@@ -7,9 +7,9 @@ use std::ops::Range;
 use kera_format::cluster::{LogName, NodeNumber, Rack, Roles};
 use kera_format::options::ReplicationMode;
 use kera_format::vlog_replica::BLOCKS_UNDER_WAY_MAX;
-use kera_format::{StreamId, StreamletId};
+use kera_format::{LaneId, StreamId, StreamletId};
 use kera_protocol::placement::OlderGroups;
-use kera_protocol::{LogEnd, NodeInfo, Owner};
+use kera_protocol::{LogEnd, NodeInfo, Owner, StreamletState};
 
 use super::{ClusterState, Held, LogState, NodeState, Sources, StreamOwners, roles_of};
 use crate::catalog::has_owners;
@@ -34,6 +34,21 @@ pub struct ToBeCut {
     pub streamlet: StreamletId,
     /// Nothing is cut unless something is under way in a group of an owner epoch below this.
     pub own_from: Option<u32>,
+}
+
+/// Where the lanes of a streamlet stood when it went to another owner last, for a node that has groups from before that.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct HandedOn {
+    /// Of which stream.
+    pub stream: StreamId,
+    /// Which streamlet.
+    pub streamlet: StreamletId,
+    /// Who has the groups of which owner epochs, as a broker is told of it.
+    pub owner: Owner,
+    /// The owner epoch that began there.
+    pub owner_epoch: u32,
+    /// The ordinal that the next record got, of the lanes that readers see. Those that are not in it nothing had been written to.
+    pub ends: BTreeMap<LaneId, u64>,
 }
 
 /// A backup, its address, and the logs whose ends it is asked for, each with the first block of its newest view.
@@ -256,6 +271,24 @@ impl ClusterState {
             ToBeCut { stream, streamlet, own_from }
         };
         self.not_gone_on_with(node, epoch).into_iter().map(of).collect()
+    }
+
+    /// Streamlets of which a node has groups from before they went to another owner, each with where it stood then: all that had been acknowledged until then is in front of that. Only of the last
+    /// time, for what was handed over before that is not kept.
+    pub fn handed_on(&self, node: NodeNumber) -> Vec<HandedOn> {
+        let mut found = Vec::new();
+        for (stream, at, handed) in self.handed.iter() {
+            let (streamlet, owner) = (StreamletId(at), self.told_owner(stream, StreamletId(at)));
+            if !owner.older.iter().any(|older| older.node == node) {
+                continue;
+            }
+            // It was read where the entry was planned.
+            let Ok(state) = <StreamletState as kera_protocol::Body>::decode(1, &handed.state) else { continue };
+            let lanes = state.lanes.iter().filter(|lane| lane.lane != LaneId::PROGRESS);
+            let ends = lanes.map(|lane| (lane.lane, lane.next_ordinal)).collect();
+            found.push(HandedOn { stream, streamlet, owner, owner_epoch: handed.owner_epoch, ends });
+        }
+        found
     }
 
     /// Streamlets that others have with all their copies, so that a node needs nothing of what it has of them from before.

@@ -27,7 +27,7 @@ mod state;
 
 pub use balance::{NOTICEABLE, RATE_MAX, Rates, move_info, moves_by_itself};
 pub use copies::{CopiesChange, ToCopy};
-pub use duties::{EndsAsked, Owned, Placed, ToBeCut, ToldEnd, agreed_end};
+pub use duties::{EndsAsked, HandedOn, Owned, Placed, ToBeCut, ToldEnd, agreed_end};
 pub use ends::AgreedEnd;
 pub use given_back::asked_back;
 pub use looks::EndLooks;

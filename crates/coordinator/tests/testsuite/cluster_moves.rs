@@ -1,10 +1,11 @@
 //! Moves that somebody asks for, what nodes hold of streamlets that others own, and what becomes of it when they are lost.
 
 use kera_coordinator::catalog::Limits;
-use kera_coordinator::cluster::{CalledOff, ClusterState, Join, LogView, MOVES_MAX, Move};
+use kera_coordinator::cluster::{CalledOff, ClusterState, HandedOn, Join, LogView, MOVES_MAX, Move};
 use kera_format::cluster::{ClusterEntry, Doors, LogName, NodeNumber, Roles};
 use kera_format::{GroupId, LaneId, StreamId, StreamOptions, StreamletId, level};
 use kera_protocol::limits::FLOORS_MAX;
+use kera_protocol::placement::{LaneState, Memory};
 use kera_protocol::{
     CreateStream, GroupsGone, HeldGroups, LaneFloor, RebuildRange, SetFloors, StreamletState, StreamletsRebuilt,
 };
@@ -79,6 +80,28 @@ impl Cluster {
         owner.owner_epoch
     }
 
+    /// A move of streamlet 0 whose first lane stands at an ordinal. The owner epoch that begins with it.
+    fn hand_on(&mut self, stream: StreamId, to: NodeNumber, next_ordinal: u64) -> u32 {
+        let noted = self.0.plan_move(&stream.into(), 0, to).unwrap();
+        self.apply(&noted);
+        let number = self.0.move_of(stream, 0).expect("it is noted");
+        let lane = |lane| LaneState {
+            lane,
+            next_ordinal,
+            last_append_ms: 0,
+            memory: Memory::Whole,
+            producers: Vec::new(),
+            groups: Vec::new(),
+        };
+        let (lanes, progress) = (vec![lane(LaneId(0)), lane(LaneId::PROGRESS)], Vec::new());
+        let epoch = self.0.owner(stream, 0).expect("an owner").owner_epoch;
+        let state = StreamletState { stream, streamlet: StreamletId(0), epoch, lanes, progress };
+        let (of, state) = (self.0.node(to).expect("a node").epoch, kera_protocol::codec::bytes_of(&state));
+        let finished = self.0.plan_finish_move(number, to, of, &state).unwrap();
+        self.apply(&finished);
+        self.0.owner(stream, 0).expect("an owner").owner_epoch
+    }
+
     fn fence(&mut self, node: NodeNumber) {
         let fenced = self.0.plan_fence(node, self.0.node(node).unwrap().epoch).unwrap();
         self.apply(&fenced);
@@ -91,6 +114,31 @@ impl Cluster {
     fn refused(&self, entry: &ClusterEntry) -> String {
         self.0.check(entry).expect_err("it breaks a rule").to_string()
     }
+}
+
+/// So that it can tell what its disks give again of older groups from what it had then.
+#[test]
+fn a_node_with_older_groups_is_told_where_the_lanes_stood_when_the_streamlet_went_to_its_owner() {
+    let mut cluster = Cluster::new(3);
+    let stream = cluster.stream("handed-on", 1, 1);
+    let first = cluster.owner(stream, 0);
+    let others: Vec<NodeNumber> = (1..=3).filter(|node| *node != first).collect();
+    let told = |cluster: &Cluster, node| {
+        let of = |of: HandedOn| (of.streamlet, of.owner_epoch, of.ends.into_iter().collect::<Vec<_>>());
+        cluster.0.handed_on(node).into_iter().map(of).collect::<Vec<_>>()
+    };
+    assert!(told(&cluster, first).is_empty());
+    let second_epoch = cluster.hand_on(stream, others[0], 100);
+    assert_eq!(told(&cluster, first), [(StreamletId(0), second_epoch, vec![(LaneId(0), 100)])]);
+    assert!(told(&cluster, others[0]).is_empty(), "it has nothing of what was before");
+    let before = GroupId::new(second_epoch - 1, 1);
+    assert_eq!(cluster.0.handed_on(first)[0].owner.holder(before), first);
+    // Of the one before nobody knows any more: what both have is in front of this all the same.
+    let third_epoch = cluster.hand_on(stream, others[1], 150);
+    for node in [first, others[0]] {
+        assert_eq!(told(&cluster, node), [(StreamletId(0), third_epoch, vec![(LaneId(0), 150)])]);
+    }
+    assert!(told(&cluster, others[1]).is_empty());
 }
 
 #[test]

@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::time::Instant;
 
-use crate::common::members::{Member, cluster, free_ports, some_nodes_with, start_again, voters};
+use crate::common::members::{Member, cluster, free_ports, live, some_nodes_with, start_again, voters};
 use crate::common::{self, Node, eventually};
 
 const RECORDS: u32 = 6_000;
@@ -310,4 +310,59 @@ fn what_a_disk_gives_again_does_not_come_back_in_front_of_what_took_its_ordinals
     assert_eq!(node.stop(), 0);
     let node = start_again(&member);
     assert_eq!(read(&node), both);
+}
+
+/// The same of a streamlet that has moved to another node in between. That one has given the ordinals to other records, and nothing that the first one has tells.
+#[test]
+fn what_a_disk_gives_again_of_a_streamlet_that_has_moved_ends_where_its_next_owner_began() {
+    let ports = free_ports::<6>();
+    let (members, mut nodes) = some_nodes_with(3, &ports, &["--container-bytes", "16MiB"]);
+    let place = &members[2].place;
+    let write = |node: &Node, what: &str, count: usize| -> Vec<String> {
+        let lines: Vec<String> = (0..count).map(|number| format!("{what} {number}")).collect();
+        let file = place.file(what);
+        std::fs::write(&file, lines.join("\n") + "\n").expect("written");
+        node.ok(&format!("produce moved --file {}", file.display()));
+        lines
+    };
+    let read = |node: &Node| common::sorted(common::lines(&node.ok("consume moved")));
+    let containers = || -> Vec<std::path::PathBuf> {
+        let files = common::files(&place.data().join("containers")).into_iter();
+        files.filter(|path| path.extension().is_some_and(|end| end == "kera")).collect()
+    };
+    let first_node = nodes[0].take().expect("it runs");
+    let start = |node: &mut Option<Node>| {
+        *node = Some(start_again(&members[2]));
+        eventually("it is live again", || live(&first_node) == 3);
+    };
+    let stop = |node: &mut Option<Node>| assert_eq!(node.take().expect("it runs").stop(), 0);
+    first_node.ok("stream create moved --streamlets 1 --replication 1");
+    first_node.ok("streamlet move moved/0 --to 3");
+    let first = write(&first_node, "first", 300);
+    stop(&mut nodes[2]);
+    let before = containers();
+    start(&mut nodes[2]);
+    let lost = write(&first_node, "lost", 200);
+    assert_eq!(read(&first_node), common::sorted([first.clone(), lost].concat()));
+    stop(&mut nodes[2]);
+    let files: Vec<std::path::PathBuf> = containers().into_iter().filter(|path| !before.contains(path)).collect();
+    assert!(!files.is_empty());
+    let away = |path: &Path| place.file(&path.file_name().expect("it has one").to_string_lossy());
+    for path in &files {
+        let bytes = std::fs::metadata(path).expect("its size").len();
+        std::fs::rename(path, away(path)).expect("it is away");
+        std::fs::File::create(path).and_then(|file| file.set_len(bytes)).expect("nothing is read there");
+    }
+    start(&mut nodes[2]);
+    first_node.ok("streamlet move moved/0 --to 2");
+    let second = write(&first_node, "second", 100);
+    let both = common::sorted([first, second].concat());
+    assert_eq!(read(&first_node), both);
+    stop(&mut nodes[2]);
+    files.iter().for_each(|path| std::fs::rename(away(path), path).expect("it is back"));
+    start(&mut nodes[2]);
+    let said = nodes[2].as_ref().expect("it runs").log();
+    let expected = ["records with ordinals from 300 to 499 are left out", "the next owner of the streamlet"];
+    assert!(expected.iter().all(|words| said.contains(words)), "{said}");
+    assert_eq!(read(&first_node), both);
 }

@@ -592,6 +592,36 @@ fn what_a_log_has_that_no_start_read_comes_back_where_nothing_that_was_given_its
     }
 }
 
+/// A node has handed a streamlet on without the last of what it had had, and reads that again. Nothing here says where the next owner began, but the coordinators do.
+#[test]
+fn what_comes_back_of_a_streamlet_that_has_moved_ends_where_its_next_owner_began() {
+    for (end, gone) in [(0, Some(0..6)), (2, Some(2..6)), (3, Some(3..6)), (6, None), (9, None)] {
+        let configured = LogConfig { has_owner_epochs: true, ..config() };
+        let (node, store) = node_configured(configured.clone(), options(), 8 << 20).with_store();
+        let open = |node: &Node, epoch: u32| {
+            streamlet(node).leave();
+            streamlet(node).open(epoch, true).unwrap();
+        };
+        open(&node, 4);
+        fill(&node.lane(), 0..6, 30_000);
+        node.log.close_all();
+        let stored: Vec<StoredSegment> = store.persist_all(&node.log).into_iter().map(|(of, _)| of).collect();
+        assert_eq!(stored.len(), 3);
+        std::fs::remove_file(arena_config(&node.dir, 0).path).unwrap();
+        let (node, segments, _sink) = restart_as(node, options(), configured);
+        node.log.set_store(Arc::clone(&store) as _);
+        assert_eq!(node.log.recover(stored, segments).problems, [""; 0]);
+        let lane = node.lane();
+        assert_eq!(lane.end_older(0, |group| group.epoch() < 4), Ok(None), "nothing is of that time");
+        assert_eq!(lane.end_older(end, |group| group.epoch() < 7), Ok(gone));
+        assert_eq!(node.log.finish_recovery(1), [""; 0], "{end}");
+        let next = end.min(6);
+        assert_eq!(lane.next_ordinal(), next);
+        open(&node, 9);
+        assert_eq!(append(&lane, &chunk(next, 100), 9).map(|of| of.base_ordinal), Ok(next));
+    }
+}
+
 /// Retention has left nothing of a lane but a segment without records, which says where it goes on.
 #[test]
 fn an_end_that_a_start_could_not_read_does_not_stand_in_front_of_ordinals_that_were_given_again() {

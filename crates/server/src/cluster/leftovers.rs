@@ -8,9 +8,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use kera_coordinator::cluster::ToBeCut;
-use kera_format::{StreamId, StreamletId};
-use kera_log::{CutOffRoom, Log, Streamlet};
+use kera_coordinator::cluster::{HandedOn, ToBeCut};
+use kera_format::cluster::NodeNumber;
+use kera_format::{GroupId, StreamId, StreamletId};
+use kera_log::{ArenaFull, CutOffRoom, Log, Streamlet};
 
 use super::returning::CutOff;
 
@@ -30,21 +31,50 @@ pub(super) fn cut(log: &Log, others: &[ToBeCut], keeps: bool) -> Result<CutOff, 
         if cut.own_from.is_some_and(|from| !place.has_unacknowledged_before(from)) {
             continue;
         }
-        let mut tries = 0;
-        let mut cut = || match keeps {
+        when_there_is_room(|| match keeps {
             true => place.cut_off_unacknowledged(&mut room),
             false => place.forget_unacknowledged(),
-        };
-        while let Err(full) = cut() {
-            tries += 1;
-            if tries == TRIES {
-                return Err(format!("there is no room in the arena for {} bytes; give it more", full.bytes));
-            }
-            std::thread::sleep(RETRY);
-        }
+        })?;
         kept.extend((!place.cut_off().is_empty()).then_some(other));
     }
     Ok(kept)
+}
+
+/// Cuts what this node has again of streamlets that have gone to other owners since its disks did not give it: the next owners have given its ordinals to others, and readers of older groups come here.
+/// Between the steps of the log's recovery, like [`cut`]. A sentence for each lane of which something has gone.
+pub(super) fn cut_given_again(log: &Log, all: &[HandedOn], node: NodeNumber) -> Result<Vec<String>, String> {
+    let mut said = Vec::new();
+    for handed in all {
+        let Some(place) = of(log, (handed.stream, handed.streamlet)) else { continue };
+        let is_older = |group: GroupId| group.epoch() < handed.owner_epoch && handed.owner.holder(group) == node;
+        for lane in place.lanes() {
+            let end = handed.ends.get(&lane.id()).copied().unwrap_or(0);
+            let gone = when_there_is_room(|| lane.end_older(end, is_older))?;
+            said.extend(gone.map(|ordinals| {
+                let (first, last) = (ordinals.start, ordinals.end - 1);
+                format!(
+                    "{lane:?}: records with ordinals from {first} to {last} are left out and their space is given back, since an earlier start could not read them and the next owner \
+                     of the streamlet has given their ordinals to others"
+                )
+            }));
+        }
+    }
+    Ok(said)
+}
+
+/// Does something that needs memory once there is some. Blocks.
+fn when_there_is_room<T>(mut step: impl FnMut() -> Result<T, ArenaFull>) -> Result<T, String> {
+    let mut tries = 0;
+    loop {
+        match step() {
+            Ok(done) => return Ok(done),
+            Err(full) if tries == TRIES => {
+                return Err(format!("there is no room in the arena for {} bytes; give it more", full.bytes));
+            }
+            Err(_) => std::thread::sleep(RETRY),
+        }
+        tries += 1;
+    }
 }
 
 /// Drops groups that others have with all their copies: nothing of what this node has of them is needed any more.

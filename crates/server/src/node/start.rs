@@ -639,7 +639,7 @@ fn recover(
 /// Appends may begin. What was never acknowledged of streamlets that are others' now goes before it gets to a log again.
 fn finish_log(log: &Log, cluster: Option<&Cluster>, identity: &Identity, summary: &mut Summary) -> Result<(), Fatal> {
     if let Some(cluster) = cluster {
-        cluster.cut_leftovers(log)?;
+        warn_all(&cluster.cut_leftovers(log)?, summary);
     }
     warn_all(&log.finish_recovery(identity.epoch), summary);
     Ok(())

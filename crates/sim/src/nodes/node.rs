@@ -17,7 +17,7 @@ use kera_format::vlog_replica::LogId;
 use kera_format::{Cursor, GroupId, StreamId, StreamletId, level};
 use kera_log::compact::Compactor;
 use kera_log::store::{DiskStore, Step, StoreRecovery};
-use kera_log::{Arena, ArenaConfig, Attach, AttachedSegment, CutOffRoom, Log, LogConfig, Tenure};
+use kera_log::{Arena, ArenaConfig, ArenaFull, Attach, AttachedSegment, CutOffRoom, Log, LogConfig, Tenure};
 use kera_protocol::{BlockStored, ListReplicas, MoveInfo, ReleaseBlocks};
 
 use super::CLUSTER;
@@ -523,6 +523,19 @@ impl Node {
         drop_all(log, known.rebuilt_by_others(self.number, epoch));
         if self.forgets_held {
             drop_all(log, known.not_gone_on_with(self.number, epoch));
+        }
+        for handed in known.handed_on(self.number) {
+            let Some(place) = of((handed.stream, handed.streamlet)) else { continue };
+            let is_older =
+                |group: GroupId| group.epoch() < handed.owner_epoch && handed.owner.holder(group) == self.number;
+            for lane in place.lanes() {
+                let end = handed.ends.get(&lane.id()).copied().unwrap_or(0);
+                let no_room = |full: ArenaFull| self.why(format!("there is no room for {} bytes", full.bytes));
+                // No disk here lacks what it gives again.
+                let gone = lane.end_older(end, is_older).map_err(no_room)?;
+                let said = gone.map(|ordinals| format!("{lane:?} has {ordinals:?}, and was handed on at {end}"));
+                self.sound(said.as_slice())?;
+            }
         }
         Ok(())
     }
