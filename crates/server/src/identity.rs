@@ -8,6 +8,7 @@
 use std::io;
 
 use kera_env::{Disk, Random};
+use kera_raft::SKIPPED;
 use serde::{Deserialize, Serialize};
 
 use crate::fatal::Fatal;
@@ -86,6 +87,30 @@ impl Identity {
     /// The file cannot be replaced.
     pub fn persist_joined(&self, disk: &dyn Disk, has_all: bool) -> Result<(), Fatal> {
         self.write(disk, self.stopped && has_all)
+    }
+
+    /// Says so if its cluster, which has given it `epoch`, has begun epochs of it that its disks do not know of. For a node that was in the cluster before: one that is new may have the number of another
+    /// one that was given up, and goes on behind its epochs.
+    ///
+    /// An epoch is on disk right after it is given. So these disks are an older copy; or a start ended in between, or had not heard that it was let in and asked again. Nobody can tell which, so it goes on: an
+    /// older copy that shows otherwise [is refused](kera_coordinator::cluster::ClusterState::check_disks) before.
+    pub fn tell_unknown_starts(&self, epoch: u32) {
+        let unknown = self.unknown_starts(epoch);
+        if unknown > 0 {
+            tracing::warn!(
+                on_disk = self.epoch - 1,
+                given = epoch,
+                "the cluster has begun {unknown} epochs of this node that are not on its disks, which may be an older copy of those that it had. If they are, stop it (docs/operations.md, A disk that loses \
+                 something). Otherwise starts of it ended while they joined, or had to ask more than once, and nothing is wrong"
+            );
+        }
+    }
+
+    /// How many those are.
+    fn unknown_starts(&self, epoch: u32) -> u32 {
+        let unknown = epoch.saturating_sub(self.epoch);
+        // A recovery of the coordinators skips some.
+        if unknown >= SKIPPED / 2 { 0 } else { unknown }
     }
 
     /// Puts on disk that this incarnation has stopped and that everything it had is on disk.
@@ -257,6 +282,13 @@ mod tests {
         begin().persist_stopped(&disk).unwrap();
         begin().persist_joined(&disk, false).unwrap();
         assert!(!begin().stopped, "others know better");
+    }
+
+    #[test]
+    fn epochs_that_are_not_on_disk_are_those_between_what_was_asked_for_and_what_was_given() {
+        let identity = Identity { node: [1; 16], epoch: 7, first_start: false, stopped: true };
+        assert_eq!([7, 8, 10].map(|epoch| identity.unknown_starts(epoch)), [0, 1, 3]);
+        assert_eq!(identity.unknown_starts(7 + SKIPPED), 0, "the coordinators have skipped them");
     }
 
     #[test]

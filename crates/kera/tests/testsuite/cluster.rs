@@ -583,6 +583,26 @@ fn a_node_with_an_older_copy_of_its_disks_is_refused() {
     }
 }
 
+/// It has written nothing that has copies since, so nothing shows what its disks are. But the cluster has let it in once more than they know.
+#[test]
+fn a_node_whose_disks_may_be_an_older_copy_says_so() {
+    let ports = free_ports::<6>();
+    let (members, mut nodes) = three_nodes(&ports);
+    let first = nodes[0].take().expect("it runs");
+    first.ok("stream create single --streamlets 3 --replication 1");
+    assert_eq!(nodes[2].take().expect("it runs").stop(), 0);
+    let (data, older) = (members[2].place.data(), members[2].place.file("older"));
+    let copied = std::process::Command::new("cp").arg("-a").args([&data, &older]).status().expect("cp is there");
+    assert!(copied.success());
+    nodes[2] = Some(start_again(&members[2]));
+    eventually("it is live again", || live(&first) == 3);
+    assert_eq!(nodes[2].take().expect("it runs").stop(), 0);
+    std::fs::remove_dir_all(&data).expect("nobody uses it");
+    std::fs::rename(&older, &data).expect("nobody uses it");
+    let node = start_again(&members[2]);
+    assert!(node.log().contains("epochs of this node that are not on its disks"), "{}", node.log());
+}
+
 /// Three nodes with a hundred records of three copies, the last of which was stopped in good order.
 fn with_the_third_stopped() -> (Vec<Member>, Vec<Option<Node>>) {
     let ports = free_ports::<6>();

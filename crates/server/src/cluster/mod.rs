@@ -674,7 +674,11 @@ fn join(
     let (asked, transport) = (group.clone(), joining.transport.clone());
     let joined =
         wait(runtime, async move { quorum::told(&asked, node, join_until(&asked, &*transport, seed, &message)).await });
-    joined.map(|joined| joined.epoch).map_err(not_let_in)
+    let epoch = joined.map(|joined| joined.epoch).map_err(not_let_in)?;
+    if is_member {
+        joining.identity.tell_unknown_starts(epoch);
+    }
+    Ok(epoch)
 }
 
 /// Nothing is damaged where a cluster refuses a node, or cannot be founded.
