@@ -141,6 +141,11 @@ impl Log {
         let _ = self.shared.store.set(store);
     }
 
+    /// Whether there may be segments on the node's disks that its start could not read, and a later one may: what is not in a lane may be there all the same.
+    pub fn lacks_some(&self) -> bool {
+        self.shared.store.get().is_some_and(|store| store.lacks_some())
+    }
+
     /// What makes chunks of streams with durability `power` durable. Once (a second call does nothing), before such a stream
     /// is recovered or written.
     pub fn set_sinks(&self, sinks: Arc<dyn SinkDirectory>) {

@@ -150,4 +150,9 @@ pub trait SegmentStore: Send + Sync {
     fn let_go(&self, stream: StreamId, streamlet: StreamletId, lane: LaneId, ordinal: u64) {
         let _ = (stream, streamlet, lane, ordinal);
     }
+
+    /// Whether a place could not be read that tells of segments, so that there may be some of any lane which a later start finds. As of the start.
+    fn lacks_some(&self) -> bool {
+        false
+    }
 }

@@ -312,7 +312,47 @@ fn what_a_disk_gives_again_does_not_come_back_in_front_of_what_took_its_ordinals
     assert_eq!(read(&node), both);
 }
 
-/// The same of a streamlet that has moved to another node in between. That one has given the ordinals to other records, and nothing that the first one has tells.
+/// Nobody else has any of it. Said to be gone it would be nobody's for good.
+#[test]
+fn what_a_node_holds_and_cannot_read_is_served_when_its_disk_gives_it_again() {
+    let ports = free_ports::<6>();
+    let (members, mut nodes) = some_nodes_with(3, &ports, &["--container-bytes", "16MiB"]);
+    let place = &members[2].place;
+    let first_node = nodes[0].take().expect("it runs");
+    let write = |what: &str, count: usize| -> Vec<String> {
+        let lines: Vec<String> = (0..count).map(|number| format!("{what} {number}")).collect();
+        let file = place.file(what);
+        std::fs::write(&file, lines.join("\n") + "\n").expect("written");
+        first_node.ok(&format!("produce held --file {}", file.display()));
+        lines
+    };
+    let read = || common::sorted(common::lines(&first_node.ok("consume held")));
+    first_node.ok("stream create held --streamlets 1 --replication 1");
+    first_node.ok("streamlet move held/0 --to 3");
+    let first = write("first", 300);
+    first_node.ok("streamlet move held/0 --to 2");
+    let second = write("second", 100);
+    assert_eq!(nodes[2].take().expect("it runs").stop(), 0);
+    let files = common::files(&place.data().join("containers"));
+    let is_container = |path: &std::path::PathBuf| path.extension().is_some_and(|end| end == "kera");
+    let files: Vec<std::path::PathBuf> = files.into_iter().filter(is_container).collect();
+    assert!(!files.is_empty());
+    let away = |path: &Path| place.file(&path.file_name().expect("it has one").to_string_lossy());
+    for path in &files {
+        let bytes = std::fs::metadata(path).expect("its size").len();
+        std::fs::rename(path, away(path)).expect("it is away");
+        std::fs::File::create(path).and_then(|file| file.set_len(bytes)).expect("nothing is read there");
+    }
+    let node = start_again(&members[2]);
+    eventually("it looks what it holds", || node.log().contains("they stay said to be here"));
+    assert_eq!(read(), common::sorted(second.clone()));
+    assert_eq!(node.stop(), 0);
+    files.iter().for_each(|path| std::fs::rename(away(path), path).expect("it is back"));
+    nodes[2] = Some(start_again(&members[2]));
+    assert_eq!(read(), common::sorted([first, second].concat()));
+}
+
+/// A streamlet has moved to another node since a start that lacked the last of it. That one has given the ordinals to other records, and nothing that the first one has tells.
 #[test]
 fn what_a_disk_gives_again_of_a_streamlet_that_has_moved_ends_where_its_next_owner_began() {
     let ports = free_ports::<6>();

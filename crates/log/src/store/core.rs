@@ -147,6 +147,8 @@ pub(crate) struct Core<H: Host> {
     pub(crate) begins: Begins,
     /// Copies that the start has left because it could not say which of two counts: they go with their segments.
     others: Mutex<HashMap<SegmentId, Vec<Location>>>,
+    /// The start could not read all that there is, whether or not others know.
+    pub(crate) lacks_some: bool,
 }
 
 impl<H: Host> Core<H> {
@@ -205,6 +207,7 @@ impl<H: Host> Core<H> {
             through: Through::new(found.extents),
             begins,
             others: Mutex::new(found.others),
+            lacks_some: found.lacks_some,
         };
         Ok((core, found.recovery))
     }

@@ -343,6 +343,9 @@ impl SegmentStore for DiskStore {
     fn let_go(&self, stream: StreamId, streamlet: StreamletId, lane: LaneId, ordinal: u64) {
         self.core.let_go((stream, streamlet, lane), ordinal);
     }
+    fn lacks_some(&self) -> bool {
+        self.core.lacks_some
+    }
 }
 
 impl WriteThrough for DiskStore {

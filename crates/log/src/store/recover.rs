@@ -92,8 +92,8 @@ pub(crate) struct Found {
     pub(crate) others: HashMap<SegmentId, Vec<Location>>,
     /// Of each disk the containers without a footer, and up to where a start has synced them.
     synced: Vec<BTreeMap<u64, u64>>,
-    /// What cannot be read may have the other copy of anything.
-    lacks_some: bool,
+    /// What cannot be read may have the other copy of anything, and segments of which nothing else is left.
+    pub(crate) lacks_some: bool,
     /// Segments that were being written through, and where.
     pub(crate) extents: HashMap<SegmentId, Location>,
     /// The next container's number.

@@ -4,14 +4,16 @@
 //!
 //! Everything goes on from the state of the coordinators: whoever is started again finds the moves that are still noted there.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use kera_broker::{Broker, Moving};
 use kera_coordinator::CoordinatorError;
 use kera_format::{StreamId, StreamletId};
-use kera_protocol::{Body, ErrorBody, FinishMove, GroupsGone, LetGo, LetGone, MoveInfo, Op, Status, StreamletState};
+use kera_protocol::{
+    Body, ErrorBody, FinishMove, GroupsGone, HeldGroups, LetGo, LetGone, MoveInfo, Op, Status, StreamletState,
+};
 use kera_raft::{Group, Transport};
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
@@ -43,7 +45,12 @@ pub(super) struct Moves {
     runtime: Handle,
     stop: watch::Receiver<bool>,
     work: Mutex<Moving>,
+    /// Groups that may be where this start could not read, once it was looked.
+    unread: OnceLock<BTreeSet<OfHeld>>,
 }
+
+/// A streamlet, and the owner epoch of groups of it.
+type OfHeld = (StreamId, u32, u32);
 
 /// The node's moves, as its sessions find them: there once the node's log is whole.
 #[derive(Default)]
@@ -87,6 +94,7 @@ impl Moves {
             runtime: runtime.clone(),
             stop: stop.clone(),
             work: Mutex::default(),
+            unread: OnceLock::new(),
         });
         let (tidied, mut stop) = (Arc::downgrade(&moves), stop);
         runtime.spawn(async move {
@@ -244,6 +252,8 @@ impl Moves {
         // It may hold some of each streamlet that there is, and this runtime is the one that says that the node lives.
         let look = move || broker.gone_groups(group.read(|state| state.held_by(node)));
         let Ok(mut gone) = self.runtime.spawn_blocking(look).await else { return };
+        let unread = self.unread.get_or_init(|| may_be_unread(&self.broker, &gone));
+        gone.retain(|of| !unread.contains(&of_held(of)));
         gone.truncate(GONE_MAX);
         if gone.is_empty() {
             return;
@@ -253,4 +263,24 @@ impl Moves {
             tracing::debug!(%error, "the coordinators do not know yet that old groups are gone");
         }
     }
+}
+
+fn of_held(of: &HeldGroups) -> OfHeld {
+    (of.stream, of.first, of.owner_epoch)
+}
+
+/// Which of the groups that are not there may be on a disk of which the start could not read all: those that were missing from the beginning. Nobody else has those of streamlets with one
+/// copy. Said to be gone they would be nobody's, and what a later start reads again nobody would find here.
+fn may_be_unread(broker: &Broker, missing: &[HeldGroups]) -> BTreeSet<OfHeld> {
+    if !broker.log().lacks_some() {
+        return BTreeSet::new();
+    }
+    if !missing.is_empty() {
+        tracing::warn!(
+            count = missing.len(),
+            "older groups of streamlets that have moved from this node are not found, and a disk could not be read: they stay said to be here until a start reads all of it and does not find them \
+             either, or somebody gives them up (kera streamlet accept-loss, with this node stopped)"
+        );
+    }
+    missing.iter().map(of_held).collect()
 }

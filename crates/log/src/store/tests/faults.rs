@@ -337,6 +337,7 @@ fn what_images_cannot_tell_is_lost_and_said_to_be() {
     let (path, bytes, indexes) = filled(4, false);
     let (bench, _) = Bench::open(config(), as_disks(&[disk_with(&path, &bytes)])).unwrap();
     let image = bench.location(id(1, 1)).unwrap().offset as usize + 5_000;
+    assert!(!bench.core.lacks_some);
     drop(bench);
     for (places, expected) in [([indexes[0], indexes[1]], 6), ([indexes[1], image], 9), ([indexes[1], indexes[2]], 6)] {
         let disk = disk_with(&path, &bytes);
@@ -348,6 +349,7 @@ fn what_images_cannot_tell_is_lost_and_said_to_be() {
             "{places:?}"
         );
         assert!(recovery.problems[0].contains("lost"), "{}", recovery.problems[0]);
+        assert!(bench.core.lacks_some);
         recovery.segments.iter().for_each(|segment| bench.check(segment.header.id, 10_000));
     }
 }
