@@ -304,7 +304,7 @@ impl Backup {
                 reading.left.clear();
                 return Ok(());
             }
-            self.note_read(reading, part, header.total_bytes());
+            self.count_read(reading, part, header.total_bytes());
             let head = head_of(&header);
             let wanted = part_of(&head, source.chunks(), &reading.wanted);
             reading.take(wanted.unwrap_or_else(|| (head, source.lend())));
@@ -329,7 +329,7 @@ impl Backup {
         let read = || source.extent(at, room.min(end.saturating_sub(at)));
         let Some(extent) = self.timed(&self.reads.direct_us, read) else { return (at, block) };
         self.reads.direct_bytes.fetch_add(extent.bytes() as u64, Ordering::Relaxed);
-        self.note_read(reading, part, extent.bytes());
+        self.count_read(reading, part, extent.bytes());
         let (before, bytes_before) = (reading.read.blocks.len(), reading.bytes);
         while block <= last
             && let Some((header, chunks)) = source.block_in(&extent, at, block)
@@ -356,7 +356,7 @@ impl Backup {
     }
 
     /// So many bytes of a file were read. Who wants the chunks of some streamlets rebuilds them, and readers wait for that; whole blocks are copied once more, which nobody waits for.
-    fn note_read(&self, reading: &Reading, part: &FilePart, bytes: usize) {
+    fn count_read(&self, reading: &Reading, part: &FilePart, bytes: usize) {
         self.reads.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
         if !reading.wanted.is_empty() {
             self.disks[part.disk].read_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
