@@ -1,6 +1,8 @@
 //! Groups in one process: nodes on disks in memory, over a network that loses, delays, doubles and parts. Faults come from a seed;
 //! who is quicker when is up to the machine, so a seed gives the same faults and not the same run.
 
+#![allow(unreachable_pub)]
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
