@@ -1,11 +1,5 @@
 //! `docs/protocol.md` against the code.
 
-#[path = "../../../format/tests/testsuite/support/documents.rs"]
-mod documents;
-#[path = "../../../format/tests/testsuite/support/golden.rs"]
-#[allow(dead_code)]
-mod golden;
-
 use kera_format::cluster::RaftPlace;
 use kera_format::vlog_replica::LogId;
 use kera_format::{Cursor, StreamOptions};
@@ -13,6 +7,8 @@ use kera_protocol::groups::LeasedGroup;
 use kera_protocol::placement::{ChunkMark, KeptGroup, LaneState, ProducerState};
 use kera_protocol::spec::{Documented, FieldDoc};
 use kera_protocol::*;
+
+use crate::support::documents;
 
 /// A doc comment as it reads in a document.
 fn prose(doc: &str) -> String {

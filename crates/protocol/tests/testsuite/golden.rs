@@ -1,16 +1,12 @@
 //! Frames, messages and numbers against `spec/`.
 
-#[path = "../../../format/tests/testsuite/support/golden.rs"]
-#[allow(dead_code)]
-mod golden;
-
-use golden::{Case, Field, Golden, Refused, json_string};
 use kera_protocol::frame::{FLAG_RESPONSE, FRAME_BYTES_MAX};
 use kera_protocol::spec::{Source, Specified, TracedField, trace_error, trace_frame_header};
 use kera_protocol::*;
 use std::fmt::Debug;
 
 use crate::examples::Example;
+use crate::support::golden::{self, Case, Field, Golden, Refused, json_string};
 
 fn fields(traced: Vec<TracedField>) -> Vec<Field> {
     let field = |f: TracedField| {

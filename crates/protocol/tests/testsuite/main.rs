@@ -8,3 +8,4 @@ mod frames;
 mod golden;
 mod messages;
 mod mutations;
+mod support;
