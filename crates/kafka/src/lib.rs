@@ -19,7 +19,7 @@
 //! | `partitions`, `floors` | what partitions take up; where they begin once records were deleted |
 //! | [`groups`], `group_door`, `group_parts`, `group_founding`, `gone_topics` | the group coordinator, its connections, which groups are this node's, which come from a node that was alone, and what goes with a topic |
 //! | `state_log` | the streams of the coordinators |
-//! | [`transactions`], `transaction_door`, `endings` | the transaction coordinator, its connections, its markers |
+//! | [`transactions`], `transaction_door`, `transaction_waits`, `endings` | the transaction coordinator, its connections, who waits for an end, its markers |
 //! | `transaction_parts`, `far_endings`, `node_requests`, `transaction_founding` | the same in a cluster: whose ids are whose, markers of other nodes, what nodes ask each other, and what comes from a node that was alone |
 //!
 //! Sessions run on the I/O threads of a [`kera_rpc::Server`] with [`kera_rpc::Framing::Prefixed`] and never wait; commands that
@@ -75,6 +75,7 @@ mod transaction_journal;
 mod transaction_owner;
 mod transaction_partitions;
 mod transaction_parts;
+mod transaction_waits;
 pub mod transactions;
 mod visibility;
 mod wire;

@@ -47,6 +47,7 @@ use crate::transaction_journal::{Handle, Own, copy_ids, read_own};
 use crate::transaction_owner::{is_about_coordinators, to_records};
 use crate::transaction_partitions::{Partitions, SharedPartition};
 use crate::transaction_parts::{Left, Marked, STREAM, TransactionLoad, TransactionPart, TransactionParts};
+use crate::transaction_waits::EndWaits;
 use crate::transactions::{
     Ending, NOT_WRITTEN, PartitionTransactions, Places, ProducerIds, Reply as Replied, TransactionConfig, Transactions,
     Unfinished,
@@ -113,8 +114,7 @@ pub(crate) struct TransactionDoor {
     parts: TransactionParts,
     pub(crate) partitions: Partitions,
     ids: Arc<Mutex<StockedIds>>,
-    /// Who waits for the end of a transaction.
-    waiting: Mutex<Vec<Arc<dyn Observer>>>,
+    waiting: EndWaits<Arc<dyn Observer>>,
     /// Owners of partitions that wait for it.
     claims: Mutex<Vec<WaitingClaim>>,
     requests: NodeRequests,
@@ -210,7 +210,7 @@ impl TransactionDoor {
             parts,
             partitions: Partitions::default(),
             ids,
-            waiting: Mutex::default(),
+            waiting: EndWaits::default(),
             claims: Mutex::default(),
             requests,
             wanted_ms: Mutex::default(),
@@ -443,7 +443,7 @@ impl TransactionDoor {
                 .map_or(MayWrite::Yes, |after| MayWrite::Later(Some(after))),
             Err(ResponseError::ConcurrentTransactions) if adds => {
                 // Under the coordinator's lock: whoever ends the transaction looks at this behind it.
-                self.waiting.lock().push(Arc::clone(observer));
+                self.waiting.add(id.to_owned(), Arc::clone(observer));
                 MayWrite::Later(None)
             }
             Err(code) => MayWrite::No(produce_error(code)),
@@ -474,15 +474,8 @@ impl TransactionDoor {
     /// A transaction's markers are durable and its groups know, on a node that is alone.
     pub(crate) fn ended(&self, ending: &Ending, aborted: &[AbortedRange]) -> Result<(), AppendFailed> {
         let ended = self.call(&self.own, |all, now| all.ended(now, ending, aborted)).map(drop);
-        self.wake_waiting();
+        look_again(&self.waiting.take(&ending.id));
         ended
-    }
-
-    /// Who waits for the end of a transaction looks again.
-    fn wake_waiting(&self) {
-        for waiting in std::mem::take(&mut *self.waiting.lock()) {
-            waiting.advanced(0);
-        }
     }
 
     /// What is left of it is for the coordinators of the cluster to end, since other nodes own the partitions.
@@ -499,7 +492,7 @@ impl TransactionDoor {
             }
         }
         // Its end is not told here: who waits for it asks elsewhere.
-        self.wake_waiting();
+        look_again(&self.waiting.take(&ending.id));
         Ok(())
     }
 
@@ -699,7 +692,7 @@ impl TransactionDoor {
         let has_some = has_ids || self.partitions.all().iter().any(|(_, of)| !of.lock().ranges().is_empty());
         self.has_kept.store(has_some, Ordering::Relaxed);
         self.call(&self.own, |all, now| all.wind_down(now, ResponseError::NotCoordinator));
-        self.wake_waiting();
+        look_again(&self.waiting.take_all());
     }
 
     /// Whether all transactions of a node that is or was alone are over: recorded as such, and so told to their groups.
@@ -942,6 +935,11 @@ fn shared(catalog: &Arc<Catalog>, ids: &Arc<Mutex<StockedIds>>, log: Option<Arc<
     let config = TransactionConfig { ids_max, aborted_max, ..all };
     let places = Arc::new(NamedPlaces(Arc::clone(catalog)));
     Transactions::new(config, Box::new(Handle(log)), Box::new(Ids(Arc::clone(ids))), places)
+}
+
+/// Who has waited for the end of a transaction looks whether it may write now.
+fn look_again(waited: &[Arc<dyn Observer>]) {
+    waited.iter().for_each(|one| one.advanced(0));
 }
 
 /// Whether a lane is a cluster's, whose owners take over all that was acknowledged: nothing of it is lost with the power of one. What is here of

@@ -7,6 +7,7 @@ mod founding;
 pub(super) mod owners;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use kafka_protocol::ResponseError as Code;
 use kafka_protocol::messages::add_partitions_to_txn_request::AddPartitionsToTxnTopic;
@@ -590,6 +591,37 @@ fn nothing_is_written_before_its_transaction_is_durable() {
     assert!(matches!(may_write(&world), MayWrite::Yes));
     assert!(world.answer::<AddPartitionsToTxnRequest>(3).is_some());
     assert_eq!(world.write("a", one, "t", 0, 0), (0, 0));
+}
+
+/// Counts how often it is told.
+#[derive(Default)]
+struct Told(AtomicU32);
+
+impl Observer for Told {
+    fn advanced(&self, _: u64) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn the_end_of_a_transaction_is_told_to_those_that_wait_for_it_and_to_nobody_else() {
+    let mut world = World::new();
+    let told: [Arc<Told>; 2] = Default::default();
+    // The second one is decided when the markers of the first are durable, and not before.
+    for (id, told) in ["first", "second"].into_iter().zip(&told) {
+        let producer = world.init(id).unwrap();
+        assert_eq!((world.add(id, producer, "t", 0), world.end(id, producer, true)), (0, 0));
+        let observer: Arc<dyn Observer> = told.clone();
+        let transactions = &world.running().door.transactions;
+        let lane = transactions.lane(transactions.stream_of("t"), 0).unwrap();
+        let may_write = transactions.may_write(id, producer, ("t", 0), &lane, true, &observer);
+        assert!(matches!(may_write, MayWrite::Later(None)));
+        assert!(!world.go_on());
+    }
+    let counts = || [0, 1].map(|at: usize| told[at].0.load(Ordering::Relaxed));
+    assert_eq!((world.state("first"), counts()), ("CompleteCommit".to_owned(), [1, 0]));
+    world.finish();
+    assert_eq!((world.state("second"), counts()), ("CompleteCommit".to_owned(), [1, 1]));
 }
 
 #[test]

@@ -320,16 +320,6 @@ fn what_was_handed_over_is_not_ended_again_when_its_partition_comes_back() {
     }
 }
 
-/// Counts how often it is told.
-#[derive(Default)]
-struct Told(AtomicU32);
-
-impl Observer for Told {
-    fn advanced(&self, _: u64) {
-        self.0.fetch_add(1, Ordering::Relaxed);
-    }
-}
-
 #[test]
 fn who_waits_for_the_end_of_a_transaction_looks_again_when_nothing_begins_any_more() {
     let mut world = World::new();

@@ -1,0 +1,34 @@
+//! Who waits for the end of a transaction: sessions on a node that is alone, owners of partitions in a cluster.
+//!
+//! Many transactions end each second while others are waited for, so an end is told to those that wait for it, and to nobody else. Called on
+//! any thread, also under a coordinator's lock; never waits, and calls nobody.
+
+use std::collections::HashMap;
+
+use parking_lot::Mutex;
+
+/// Those that wait, by the transactional id whose transaction is to end.
+pub(crate) struct EndWaits<T>(Mutex<HashMap<String, Vec<T>>>);
+
+impl<T> Default for EndWaits<T> {
+    fn default() -> EndWaits<T> {
+        EndWaits(Mutex::default())
+    }
+}
+
+impl<T> EndWaits<T> {
+    /// One more waits for the end of the transaction of `id`.
+    pub(crate) fn add(&self, id: String, one: T) {
+        self.0.lock().entry(id).or_default().push(one);
+    }
+
+    /// Those that wait for the end of the transaction of `id`, who wait no more.
+    pub(crate) fn take(&self, id: &str) -> Vec<T> {
+        self.0.lock().remove(id).unwrap_or_default()
+    }
+
+    /// The same, of all.
+    pub(crate) fn take_all(&self) -> Vec<T> {
+        std::mem::take(&mut *self.0.lock()).into_values().flatten().collect()
+    }
+}
