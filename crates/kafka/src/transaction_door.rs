@@ -116,7 +116,7 @@ pub(crate) struct TransactionDoor {
     ids: Arc<Mutex<StockedIds>>,
     waiting: EndWaits<Arc<dyn Observer>>,
     /// Owners of partitions that wait for it.
-    claims: Mutex<Vec<WaitingClaim>>,
+    claims: EndWaits<WaitingClaim>,
     requests: NodeRequests,
     /// Since when somebody has asked for a coordinator in a cluster that keeps no transactions yet.
     wanted_ms: Mutex<Option<u64>>,
@@ -211,7 +211,7 @@ impl TransactionDoor {
             partitions: Partitions::default(),
             ids,
             waiting: EndWaits::default(),
-            claims: Mutex::default(),
+            claims: EndWaits::default(),
             requests,
             wanted_ms: Mutex::default(),
             catalog: Arc::clone(catalog),
@@ -505,7 +505,7 @@ impl TransactionDoor {
         aborted: &[AbortedRange],
     ) -> Result<Vec<usize>, AppendFailed> {
         let ended = part.ended(self.now(), ending, marked, aborted);
-        self.claim_again(|_| true, true);
+        self.claim_again(self.claims.take(&ending.id), true);
         ended
     }
 
@@ -524,7 +524,7 @@ impl TransactionDoor {
         if waits && asked.adds && claimed == Err(ResponseError::ConcurrentTransactions) {
             // Under the part's lock: whoever ends the transaction looks at this behind it.
             let since_ms = self.now().mono_ms;
-            self.claims.lock().push(WaitingClaim { since_ms, asked, replying });
+            self.claims.add(asked.id.clone(), WaitingClaim { since_ms, asked, replying });
             return;
         }
         drop(state);
@@ -536,14 +536,8 @@ impl TransactionDoor {
         replying.give(awaited, Served::Now(answer, part.after(mark).into_iter().collect()));
     }
 
-    /// Looks at claims again that wait for the end of a transaction.
-    fn claim_again(&self, which: impl Fn(&WaitingClaim) -> bool, waits: bool) {
-        let again: Vec<WaitingClaim> = {
-            let mut claims = self.claims.lock();
-            let (again, stay) = std::mem::take(&mut *claims).into_iter().partition(which);
-            *claims = stay;
-            again
-        };
+    /// Looks at claims again that have waited for the end of a transaction.
+    fn claim_again(&self, again: Vec<WaitingClaim>, waits: bool) {
         for WaitingClaim { asked, replying, .. } in again {
             self.requests.run(Box::new(move |door, awaited| door.transactions.claim(awaited, asked, replying, waits)));
         }
@@ -766,7 +760,7 @@ impl TransactionDoor {
             self.copy(COPY_BYTES_MIN);
         }
         let late_ms = self.now().mono_ms.saturating_sub(CLAIM_WAIT_MS);
-        self.claim_again(|claim| claim.since_ms <= late_ms, false);
+        self.claim_again(self.claims.take_if(|claim| claim.since_ms <= late_ms), false);
     }
 
     /// Has an id for a producer ready if somebody has found none. Blocks while it comes from the catalog: of a cluster that has no leader, for ten

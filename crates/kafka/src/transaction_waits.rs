@@ -27,7 +27,17 @@ impl<T> EndWaits<T> {
         self.0.lock().remove(id).unwrap_or_default()
     }
 
-    /// The same, of all.
+    /// Those that are such, whatever they wait for, who wait no more.
+    pub(crate) fn take_if(&self, is_such: impl Fn(&T) -> bool) -> Vec<T> {
+        let mut taken = Vec::new();
+        self.0.lock().retain(|_, of| {
+            taken.extend(of.extract_if(.., |one| is_such(one)));
+            !of.is_empty()
+        });
+        taken
+    }
+
+    /// All of them, who wait no more.
     pub(crate) fn take_all(&self) -> Vec<T> {
         std::mem::take(&mut *self.0.lock()).into_values().flatten().collect()
     }

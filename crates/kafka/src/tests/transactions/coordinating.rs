@@ -447,6 +447,28 @@ fn a_claim_of_the_next_transaction_waits_for_the_end_of_the_last() {
     assert_eq!(told.error, Code::ConcurrentTransactions.code() as u16);
 }
 
+/// It was asked for again at each end of any, and had waited for nothing then.
+#[test]
+fn a_claim_that_has_waited_for_too_long_is_told_so_although_other_transactions_end() {
+    let (mut world, _) = coordinating();
+    let producer = world.init(ID).unwrap();
+    assert_eq!(world.claimed(producer, 0, true).error, 0);
+    let ended = world.call(5, &World::end_request(ID, producer, true));
+    let waits = world.send_claim((ended.producer_id.0, ended.producer_epoch), 4, true);
+    world.clock.advance_ms(900);
+    let other = world.init("other").unwrap();
+    assert_eq!((world.add("other", other, "t", 1), world.end("other", other, true)), (0, 0));
+    assert!(!world.go_on(), "the marker of the first is not written");
+    assert_eq!((world.state(ID), world.state("other")), ("PrepareCommit".to_owned(), "CompleteCommit".to_owned()));
+    world.nodes();
+    assert!(waits.lock().is_none());
+    world.clock.advance_ms(200);
+    world.running().door.transactions.tick();
+    world.nodes();
+    let told = PartitionClaimed::decode(1, &waits.lock().take().expect("it is answered").unwrap()).unwrap();
+    assert_eq!(told.error, Code::ConcurrentTransactions.code() as u16);
+}
+
 /// Owners hear of a topic that was made again before the coordinator does, or after.
 #[test]
 fn a_topic_that_is_made_again_has_the_place_of_the_one_before_which_does_not_come_back() {
