@@ -48,22 +48,42 @@ pub(crate) struct PartState {
     pub(crate) asked: HashMap<(StreamId, u32), u32>,
 }
 
-/// Ranges of aborted records, by partition, producer and first offset.
+/// Ranges of aborted records, by partition.
 #[derive(Default)]
-pub(crate) struct Left(BTreeMap<(StreamId, u32), BTreeMap<(i64, u64), AbortedRange>>);
+pub(crate) struct Left(BTreeMap<(StreamId, u32), LeftIn>);
+
+/// What is left in one partition.
+struct LeftIn {
+    /// By producer and first offset.
+    ranges: BTreeMap<(i64, u64), AbortedRange>,
+    /// None of them has its marker in front of this.
+    first_marker: u64,
+}
 
 impl Left {
     /// One more. Of one producer and first offset the later counts.
     pub(crate) fn put(&mut self, range: AbortedRange) {
-        let of = self.0.entry((range.stream, range.partition)).or_default();
-        of.insert((range.producer_id, range.first_offset), range);
+        let nothing = || LeftIn { ranges: BTreeMap::new(), first_marker: range.marker_offset };
+        let of = self.0.entry((range.stream, range.partition)).or_insert_with(nothing);
+        of.first_marker = of.first_marker.min(range.marker_offset);
+        of.ranges.insert((range.producer_id, range.first_offset), range);
     }
 
-    /// The partition starts at `start` now.
+    /// The partition starts at `start` now. That is told with each marker, under the lock of the part, and rarely later than the time before: what is left
+    /// is looked at only if some of it goes.
     pub(crate) fn trim(&mut self, stream: StreamId, partition: u32, start: u64) {
-        if let Some(of) = self.0.get_mut(&(stream, partition)) {
-            of.retain(|_, range| range.marker_offset >= start);
-            if of.is_empty() {
+        if let Some(of) = self.0.get_mut(&(stream, partition)).filter(|of| of.first_marker < start) {
+            of.first_marker = u64::MAX;
+            of.ranges.retain(|_, range| {
+                #[cfg(test)]
+                tests::LOOKED_AT.set(tests::LOOKED_AT.get() + 1);
+                let stays = range.marker_offset >= start;
+                if stays {
+                    of.first_marker = of.first_marker.min(range.marker_offset);
+                }
+                stays
+            });
+            if of.ranges.is_empty() {
                 self.0.remove(&(stream, partition));
             }
         }
@@ -72,7 +92,7 @@ impl Left {
     /// Forgets what is left in streams that are gone, and says how much there is.
     pub(crate) fn keep(&mut self, is_there: impl Fn(StreamId) -> bool) -> usize {
         self.0.retain(|(stream, _), _| is_there(*stream));
-        self.0.values().map(BTreeMap::len).sum()
+        self.0.values().map(|of| of.ranges.len()).sum()
     }
 
     /// Where something is left.
@@ -82,12 +102,12 @@ impl Left {
 
     /// What is left in partitions `first..end` of a stream.
     pub(crate) fn of(&self, stream: StreamId, first: u32, end: u32) -> impl Iterator<Item = &AbortedRange> {
-        self.0.range((stream, first)..(stream, end)).flat_map(|(_, of)| of.values())
+        self.0.range((stream, first)..(stream, end)).flat_map(|(_, of)| of.ranges.values())
     }
 
     /// Everything.
     pub(crate) fn all(&self) -> impl Iterator<Item = &AbortedRange> {
-        self.0.values().flat_map(BTreeMap::values)
+        self.0.values().flat_map(|of| of.ranges.values())
     }
 }
 
@@ -208,5 +228,57 @@ impl TransactionLoad {
         all.count_aborted(ranges);
         tracing::info!(%streamlet, epoch = self.epoch, ranges, records, passed_over, "Kafka transactions are here");
         Some(TransactionPart::new((streamlet.0, self.epoch), all, left, Some(Arc::clone(&self.log))))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    thread_local! {
+        /// How many ranges were looked at to forget some.
+        pub(super) static LOOKED_AT: Cell<usize> = const { Cell::new(0) };
+    }
+
+    fn range(partition: u32, first_offset: u64) -> AbortedRange {
+        let (stream, marker_offset) = (StreamId(1), first_offset + 2);
+        AbortedRange {
+            stream,
+            partition,
+            producer_id: 4,
+            first_offset,
+            marker_offset,
+            stable_offset: marker_offset + 1,
+            epoch: 0,
+        }
+    }
+
+    #[test]
+    fn where_a_partition_starts_is_told_again_and_again_and_what_is_left_is_looked_at_when_some_of_it_goes() {
+        let mut left = Left::default();
+        // Those of a later one are known first.
+        (0..1_000).rev().for_each(|at| left.put(range(0, 10 * at)));
+        left.put(range(1, 0));
+        let mut trim = |start| {
+            LOOKED_AT.set(0);
+            left.trim(StreamId(1), 0, start);
+            (LOOKED_AT.get(), left.of(StreamId(1), 0, 1).count())
+        };
+        assert_eq!([0, 1, 2].map(&mut trim), [(0, 1_000); 3], "the marker at 2 is still there");
+        assert_eq!(trim(3), (1_000, 999));
+        assert_eq!([3, 11, 12].map(&mut trim), [(0, 999); 3]);
+        assert_eq!(trim(5_003), (999, 499));
+        assert_eq!([5_003, 7, 5_012].map(&mut trim), [(0, 499); 3]);
+        assert_eq!((trim(u64::MAX), trim(u64::MAX)), ((499, 0), (0, 0)));
+        // One that is put in front later is found as well, and one in place of another.
+        left.put(range(0, 100));
+        left.put(range(0, 50));
+        left.put(AbortedRange { marker_offset: 70, ..range(0, 50) });
+        left.trim(StreamId(1), 0, 60);
+        assert_eq!(left.of(StreamId(1), 0, 1).count(), 2);
+        left.trim(StreamId(1), 0, 71);
+        assert_eq!(left.all().map(|of| (of.partition, of.first_offset)).collect::<Vec<_>>(), [(0, 100), (1, 0)]);
     }
 }
