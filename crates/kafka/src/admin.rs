@@ -402,7 +402,7 @@ fn doomed_by_id(door: &Door, id: Uuid) -> Doomed {
 }
 
 fn delete_topics(door: &Door, version: i16, asked: &DeleteTopicsRequest) -> DeleteTopicsResponse {
-    let mut unled = Unled::default();
+    let (mut unled, mut gone) = (Unled::default(), BTreeSet::new());
     let mut delete = |(info, stream): Doomed, unknown: ResponseError| {
         let answer = match &info {
             Some(info) => DeletableTopicResult::default()
@@ -422,7 +422,7 @@ fn delete_topics(door: &Door, version: i16, asked: &DeleteTopicsRequest) -> Dele
         match deleted {
             Ok(()) => {
                 // Of one that this node did not know the coordinators of groups hear as of one that another node deletes.
-                info.into_iter().for_each(|info| door.groups.topics_deleted(&BTreeSet::from([info.name])));
+                gone.extend(info.map(|info| info.name));
                 answer
             }
             Err((code, why)) => answer.with_error_code(code.code()).with_error_message(Some(text(why))),
@@ -442,6 +442,10 @@ fn delete_topics(door: &Door, version: i16, asked: &DeleteTopicsRequest) -> Dele
         let topics = asked.topic_names.iter();
         topics.map(|name| delete(doomed_by_name(door, name), by_name).with_name(Some(name.clone()))).collect()
     };
+    // Of all at once: each time all groups are looked through.
+    if !gone.is_empty() {
+        door.groups.topics_deleted(&gone);
+    }
     DeleteTopicsResponse::default().with_responses(responses)
 }
 

@@ -346,6 +346,8 @@ impl GroupDoor {
 
     /// Topics of these names are gone, and with them what groups have committed of them.
     pub(crate) fn topics_deleted(&self, names: &BTreeSet<String>) {
+        #[cfg(test)]
+        LOOKED_THROUGH.set(LOOKED_THROUGH.get() + 1);
         for part in self.parts.here() {
             let done = {
                 let mut coordinator = part.coordinator.lock();
@@ -805,6 +807,12 @@ pub(crate) fn copy(log: &StateLog<Entry>, coordinator: &Coordinator, bytes_min: 
     if log.append_edge(Edge::End).is_ok() {
         log.end_copy(from, added);
     }
+}
+
+#[cfg(test)]
+thread_local! {
+    /// How often all groups were looked through for offsets of topics that are gone.
+    pub(crate) static LOOKED_THROUGH: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
 }
 
 /// The thread that keeps time for groups. It waits for nothing else, for members wait for it: to be let in, or to be told that another one has

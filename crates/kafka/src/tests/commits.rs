@@ -7,6 +7,7 @@ use kera_protocol::StreamRef;
 use super::transactions::{World, text, topic};
 use super::*;
 use crate::gone_topics::GoneTopics;
+use crate::group_door::LOOKED_THROUGH;
 
 const SESSION_MS: u64 = 10_000;
 
@@ -107,6 +108,22 @@ fn offsets_go_with_a_topic_that_a_native_command_deletes() {
         gone.look(&world.running().door);
         assert_eq!(world.call(2, &fetch).topics, []);
     }
+}
+
+#[test]
+fn all_groups_are_looked_through_once_for_the_topics_that_one_request_deletes() {
+    let mut world = World::new();
+    assert_eq!(world.call(2, &commit_of(&text(""), -1, 3)).topics[0].partitions[0].error_code, 0);
+    let unknown = ResponseError::UnknownTopicOrPartition.code();
+    for (expected, looks) in [([0, 0, 0, unknown], 1), ([unknown; 4], 0)] {
+        let before = LOOKED_THROUGH.get();
+        let names = ["t", "u", "safe", "none"].map(topic).to_vec();
+        let deleted = world.call(4, &DeleteTopicsRequest::default().with_topic_names(names).with_timeout_ms(1_000));
+        let errors: Vec<i16> = deleted.responses.iter().map(|of| of.error_code).collect();
+        assert_eq!((&errors[..], LOOKED_THROUGH.get() - before), (&expected[..], looks));
+    }
+    let fetch = OffsetFetchRequest::default().with_group_id(GroupId(text("g"))).with_topics(None);
+    assert_eq!(world.call(2, &fetch).topics, []);
 }
 
 #[test]
