@@ -5,6 +5,7 @@
 //! The order is kept by the caller's lock: record, then change, then answer with the group's last mark.
 
 use std::collections::BTreeMap;
+use std::ops::Bound;
 
 use kafka_protocol::error::ResponseError as Code;
 use kera_format::kafka_groups::{CommittedOffset, Fact, METADATA_BYTES_MAX, OffsetKey};
@@ -91,6 +92,33 @@ fn put<V>(
         None => all.remove(&of),
     };
     (more, before.as_ref().map_or(0, bytes))
+}
+
+#[cfg(test)]
+thread_local! {
+    /// How many places in offsets were looked at to find those of some topics.
+    pub(super) static LOOKED_AT: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+}
+
+/// Offsets of topics that have one of these names, in order, each with what is said of the name. There may be many of the one and few of the other: names that have no offset, and
+/// offsets that have no such name, are passed over together.
+fn named<'a, V>(
+    all: &'a BTreeMap<OffsetKey, V>,
+    names: &BTreeMap<&str, Option<u128>>,
+) -> Vec<(&'a OffsetKey, &'a V, Option<u128>)> {
+    let (mut found, mut from) = (Vec::new(), Bound::Unbounded);
+    while let Some((name, said)) = names.range::<str, _>((from, Bound::Unbounded)).next() {
+        #[cfg(test)]
+        LOOKED_AT.set(LOOKED_AT.get() + 1);
+        let first = OffsetKey { topic: (*name).to_owned(), partition: i32::MIN };
+        let mut rest = all.range(first..).peekable();
+        while let Some((of, offset)) = rest.next_if(|(of, _)| of.topic == *name) {
+            found.push((of, offset, *said));
+        }
+        let Some((behind, _)) = rest.next() else { break };
+        from = Bound::Included(&*behind.topic);
+    }
+    found
 }
 
 impl Offsets {
@@ -296,14 +324,13 @@ impl Offsets {
         turn: &mut Turn<'_>,
         names: &BTreeMap<&str, Option<u128>>,
     ) -> Result<(), Code> {
-        let is_gone = |of: &OffsetKey, offset: &CommittedOffset| {
-            names.get(&*of.topic).is_some_and(|again| *again != Some(offset.topic_id))
-        };
-        let committed = self.committed.iter().filter(|(of, offset)| is_gone(of, offset));
-        let committed = committed.map(|(of, _)| Fact::Offset(of.clone(), None));
+        let committed = named(&self.committed, names).into_iter();
+        let committed = committed.filter(|(_, offset, again)| *again != Some(offset.topic_id));
+        let committed = committed.map(|(of, ..)| Fact::Offset(of.clone(), None));
         let pending = self.pending.iter().flat_map(|(producer, offsets)| {
-            let gone = offsets.iter().filter(|(of, (_, offset))| is_gone(of, offset));
-            gone.map(|(of, _)| Fact::Pending(*producer, of.clone(), None))
+            let named = named(offsets, names).into_iter();
+            let gone = named.filter(|(_, (_, offset), again)| *again != Some(offset.topic_id));
+            gone.map(|(of, ..)| Fact::Pending(*producer, of.clone(), None))
         });
         let gone = committed.chain(pending).collect();
         self.record(turn, gone).map_err(|_| Code::CoordinatorNotAvailable)

@@ -16,6 +16,7 @@ use kafka_protocol::messages::{
 use kera_format::kafka_groups::{Entry, Fact};
 
 use crate::groups::group::text;
+use crate::groups::offsets::LOOKED_AT;
 use crate::groups::testing::{GROUP, World, beat, caller, commit, fetch, fetch_all, group, join};
 use crate::groups::{Answer, GroupConfig, Mark};
 
@@ -242,6 +243,40 @@ fn topics_that_are_gone_are_looked_up_once_for_all_groups() {
     world.coordinator.topics_deleted(world.now, &names);
     assert!(world.topics.looks.load(Ordering::Relaxed) - before <= names.len());
     assert_eq!(world.coordinator.group_count(), 0);
+}
+
+#[test]
+fn offsets_of_a_topic_that_is_gone_are_found_without_a_look_at_all_that_a_group_has() {
+    let mut world = World::new();
+    let names: BTreeSet<String> = (0..500).map(|at| format!("topic-{at:03}")).collect();
+    names.iter().for_each(|name| world.topics.set(name, 2));
+    let all: Vec<(&str, i32, i64)> = names.iter().flat_map(|name| [(&**name, 0, 1), (&**name, 1, 2)]).collect();
+    assert_eq!(world.commit(&simple(&all)).0, [0; 1_000]);
+    assert_eq!(txn_commit(&mut world, 11, &[("topic-007", 1, 6), ("topic-300", 1, 6)]), [0, 0]);
+    let looked_at = |world: &mut World, gone: &[&str]| {
+        gone.iter().for_each(|name| world.topics.set(name, 0));
+        LOOKED_AT.set(0);
+        let gone: BTreeSet<String> = gone.iter().map(|name| (*name).to_owned()).collect();
+        world.coordinator.topics_deleted(world.now, &gone);
+        LOOKED_AT.get()
+    };
+    // One place in what is committed, and in what is pending.
+    assert_eq!(looked_at(&mut world, &["topic-007"]), 2);
+    assert_eq!(looked_at(&mut world, &["topic-498", "a", "z"]), 3 + 2);
+    let left: Vec<(String, i32, i64)> = all
+        .iter()
+        .filter(|(name, ..)| !["topic-007", "topic-498"].contains(name))
+        .map(|(name, partition, offset)| ((*name).to_owned(), *partition, *offset))
+        .collect();
+    assert_eq!(world.offsets(), left);
+    // And of many that are gone, none of which it has an offset of, few are looked up.
+    let others: Vec<String> = (0..2_000).map(|at| format!("other-{at:04}")).collect();
+    let others: Vec<&str> = others.iter().map(|name| &**name).collect();
+    assert_eq!(looked_at(&mut world, &others), 2);
+    world.coordinator.end_transaction(world.now, GROUP, 11, true).expect("recorded");
+    let changed = |of: &(String, i32, i64)| (&*of.0, of.1) == ("topic-300", 1);
+    let expected = left.into_iter().map(|of| if changed(&of) { (of.0, of.1, 6) } else { of });
+    assert_eq!(world.offsets(), expected.collect::<Vec<_>>());
 }
 
 #[test]
