@@ -309,6 +309,8 @@ impl TransactionDoor {
 
     /// The lane of a partition, if its stream is there.
     pub(crate) fn lane(&self, stream: StreamId, partition: i32) -> Option<Arc<Lane>> {
+        #[cfg(test)]
+        LOOKED_UP.set(LOOKED_UP.get() + 1);
         let info = self.catalog.coordinator.stream(&StreamRef::Id(stream)).ok()?;
         topic_of(&self.broker, &info)?.lane(partition).cloned()
     }
@@ -929,6 +931,12 @@ fn shared(catalog: &Arc<Catalog>, ids: &Arc<Mutex<StockedIds>>, log: Option<Arc<
     let config = TransactionConfig { ids_max, aborted_max, ..all };
     let places = Arc::new(NamedPlaces(Arc::clone(catalog)));
     Transactions::new(config, Box::new(Handle(log)), Box::new(Ids(Arc::clone(ids))), places)
+}
+
+#[cfg(test)]
+thread_local! {
+    /// How many partitions were looked up in the catalog and the log.
+    pub(crate) static LOOKED_UP: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
 }
 
 /// Who has waited for the end of a transaction looks whether it may write now.

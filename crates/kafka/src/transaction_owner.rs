@@ -360,7 +360,9 @@ fn held_open(door: &Door) -> Vec<Place> {
             let of = of.lock();
             of.has_open() && !of.is_loading()
         };
-        if let Some(lane) = door.transactions.lane(stream, partition.cast_signed()).filter(|_| has_open)
+        // Of all partitions that ever had a transaction few have one that is open.
+        if has_open
+            && let Some(lane) = door.transactions.lane(stream, partition.cast_signed())
             && lane.tenure() == Tenure::Elsewhere
         {
             held.push((stream, lane.streamlet_id()));

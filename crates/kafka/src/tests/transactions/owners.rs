@@ -18,6 +18,7 @@ use super::*;
 use crate::Answered;
 use crate::door::{Coordinators, OtherNodes};
 use crate::node_requests::Served;
+use crate::transaction_door::LOOKED_UP;
 use crate::{group_parts, state_parts, transaction_parts};
 
 const PARTS: u32 = 16;
@@ -207,6 +208,24 @@ fn what_is_held_of_a_stream_of_the_system_waits_for_no_coordinator() {
         questions.iter().flat_map(|(asked, _)| asked.streamlets.iter().map(|of| of.stream)).collect()
     };
     assert_eq!(about(&questions), vec![topic; PARTS as usize], "of topics they are asked");
+}
+
+#[test]
+fn only_partitions_with_something_open_are_looked_up_for_what_earlier_owners_still_show() {
+    let (mut world, asked) = owning();
+    world.load(&asked, held());
+    let door = world.running().door.clone();
+    let stream = door.transactions.stream_of("t");
+    let second = door.transactions.partitions.get_or_make(stream, 1);
+    assert_eq!(door.transactions.partitions.all().len(), 2);
+    let looked_up = || {
+        LOOKED_UP.set(0);
+        (0..100).for_each(|_| door.owner.follow(&door));
+        LOOKED_UP.get()
+    };
+    assert_eq!(looked_up(), 0);
+    second.lock().wrote(P.0, 0);
+    assert_eq!(looked_up(), 2, "that is looked at once in 50 times");
 }
 
 fn granted(from_offset: u64) -> Result<Vec<u8>, String> {
