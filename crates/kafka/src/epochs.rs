@@ -50,9 +50,10 @@ fn groups(lane: &Lane, older: &[Group]) -> Vec<(GroupId, u64, u64)> {
 
 /// The epoch in which the record at an offset was appended; of one that is not there yet, the current one.
 pub(crate) fn at(lane: &Lane, offset: i64, older: &[Group]) -> i32 {
-    let groups = groups(lane, older);
-    let of = groups.iter().find(|(_, _, next)| u64::try_from(offset).is_ok_and(|offset| *next > offset));
-    of.map_or(current(lane), |(id, ..)| of_group(*id))
+    let Ok(offset) = u64::try_from(offset) else { return current(lane) };
+    let older = older.iter().filter(|group| group.end > offset).map(|group| group.id);
+    // Not by a list of all groups here, in which what each takes up is summed up: the ends of many partitions are asked for again and again.
+    lane.group_at(offset).into_iter().chain(older).min().map_or(current(lane), of_group)
 }
 
 /// Where an epoch ends, and the last one up to it that has records; nothing if it is later than the current one. While not all `older` groups

@@ -4,13 +4,19 @@
 use std::sync::Arc;
 
 use kera_format::chunk::{NO_TIMESTAMP, PayloadKind};
-use kera_format::{BrokerPart, ChunkHeader, Cursor};
+use kera_format::{BrokerPart, ChunkHeader, Cursor, GroupId};
 
 use crate::group::{At, Slot, Summary};
 use crate::lane::{Lane, LaneState};
 use crate::read::ReadError;
 use crate::segment::{FIRST_CHUNK, Segment};
 use crate::waiters::LaneVersion;
+
+#[cfg(test)]
+thread_local! {
+    /// How many segments were looked at for the group of an ordinal.
+    pub(crate) static LOOKED_AT: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+}
 
 /// What a lookup found.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -69,6 +75,17 @@ fn newest_of(summary: &Summary) -> Option<i64> {
 }
 
 impl Lane {
+    /// The first group that has a record of this ordinal or a later one, durable or not; nothing if none was appended yet.
+    pub fn group_at(&self, ordinal: u64) -> Option<GroupId> {
+        let state = self.state.lock();
+        let before = |slot: &Slot| {
+            #[cfg(test)]
+            LOOKED_AT.set(LOOKED_AT.get() + 1);
+            slot.summary().next_ordinal <= ordinal
+        };
+        Some(state.chain.groups[first_not(&state, before)?.group].id)
+    }
+
     /// The first chunk that is there, and its ordinal.
     pub fn earliest(&self) -> (Cursor, u64) {
         earliest(&self.state.lock())

@@ -3,6 +3,7 @@
 use kera_format::{GroupId, SegmentIndex};
 
 use super::*;
+use crate::lookup::LOOKED_AT;
 use crate::waiters::tests::Counter;
 
 #[test]
@@ -32,6 +33,23 @@ fn a_read_follows_segments_and_groups() {
     let again = lane.read(group.next, 1 << 20, false).unwrap();
     assert!(again.data.is_empty() && again.end_of_group);
     assert_eq!(ordinals(&lane.read(group.next, 1, true).unwrap()), [4], "on to the next group");
+}
+
+#[test]
+fn the_group_of_an_ordinal_is_found_without_a_look_at_all_segments() {
+    let node = node_with(options(), 16 << 20);
+    let lane = node.lane();
+    assert_eq!(lane.group_at(0), None);
+    fill(&lane, 0..200, 30_000);
+    let groups = lane.groups(GroupId::NONE, usize::MAX);
+    assert_eq!((groups.len(), groups[0].first_ordinal, groups[49].next_ordinal), (50, 0, 200));
+    LOOKED_AT.set(0);
+    for ordinal in 0..202 {
+        let of = groups.iter().find(|group| group.next_ordinal > ordinal);
+        assert_eq!(lane.group_at(ordinal), of.map(|group| group.id), "{ordinal}");
+    }
+    // Of 100 segments in 50 groups.
+    assert!((1..202 * 16).contains(&LOOKED_AT.get()), "{}", LOOKED_AT.get());
 }
 
 #[test]
