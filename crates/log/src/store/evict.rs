@@ -12,6 +12,12 @@ use super::host::Image;
 use super::queue::{LaneKey, lane_of};
 use super::readers::{Place, place_of};
 
+#[cfg(test)]
+thread_local! {
+    /// How many segments were looked at to find some that could go.
+    pub(crate) static LOOKED_AT: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+}
+
 /// Segments that are both in memory and on disk.
 pub(crate) struct Clean<S> {
     segments: HashMap<SegmentId, Entry<S>>,
@@ -63,6 +69,8 @@ impl<S: Image> Clean<S> {
 
     /// All that are still in memory; the others are forgotten.
     pub(crate) fn candidates(&mut self) -> Vec<Candidate> {
+        #[cfg(test)]
+        LOOKED_AT.set(LOOKED_AT.get() + self.segments.len());
         let mut candidates = Vec::with_capacity(self.segments.len());
         self.segments.retain(|id, entry| match entry.image.upgrade() {
             Some(image) => {

@@ -10,6 +10,8 @@ use super::signal::Step;
 
 /// How long after cold segments were closed more may be.
 const CLOSE_AGAIN_US: u64 = 20_000;
+/// Which part of the memory that is kept free is missing when it is made good.
+const MISSING_PART: u64 = 8;
 
 impl<H: Host> Core<H> {
     /// Has everything evicted that nobody is on the way to.
@@ -72,12 +74,14 @@ impl<H: Host> Core<H> {
     }
 
     /// Bytes to evict: what writers lack, what loads have asked for in vain, or what is missing from the memory that is kept
-    /// free so that they need not ask.
+    /// free so that they need not ask. That is made good once a part of it is missing: to look through all segments for each that is closed would be
+    /// all that a core can do.
     fn wanted_bytes(&self, for_writers: u64, memory: &Memory) -> u64 {
         let for_loads = self.keeper.load_wanted_bytes.swap(0, Ordering::Relaxed);
         let kept_free = memory.bytes / 100 * self.config.free_percent_min;
         let missing = kept_free.saturating_sub(memory.free_bytes);
-        for_writers.max(for_loads).max(missing)
+        let is_looked = for_writers.max(for_loads) > 0 || missing >= kept_free / MISSING_PART;
+        if is_looked { for_writers.max(for_loads).max(missing) } else { 0 }
     }
 
     /// Bytes to evict ahead of loads while readers catch up, unless a reader is on its way to them: a load that has to ask

@@ -76,7 +76,7 @@ pub struct StoreConfig {
     pub write_delay_ms: u64,
     /// Without that wait above so many percent of the arena in closed segments that are not on disk.
     pub dirty_percent_max: u64,
-    /// Percent of the arena that is kept free by evicting what is on disk.
+    /// Percent of the arena that is kept free by evicting what is on disk: made good when an eighth of that is missing.
     pub free_percent_min: u64,
     /// Segments that are loaded ahead of one reader at most.
     pub read_ahead_segments_max: usize,

@@ -313,7 +313,7 @@ settings! {
         container_bytes: u64 = Kind::Bytes(range(16 * MIB, 16 * GIB)), "256MiB", "container-bytes";
         /// How long a closed segment waits for others, so that they are written together, while memory is not short. Five times as long at most while copies for other nodes, or what is rebuilt from them, keep its disk busy.
         write_delay: u64 = Kind::Duration(range(0, HOUR_MS)), "2s", "write-delay";
-        /// Percent of the arena that is kept free for writers by taking out segments that are on disk.
+        /// Percent of the arena that is kept free for writers by taking out segments that are on disk. Made good when an eighth of that is missing.
         free_percent_min: u64 = Kind::Count(range(0, 90)), "10", "free-percent-min";
         /// Threads that read from each disk.
         loaders_per_disk: u64 = Kind::Count(range(1, 64)), "2", "loaders-per-disk";

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::store::ComesFirst;
+use crate::store::evict::LOOKED_AT;
 
 fn disk() -> (MemoryDisk, Vec<Arc<dyn Disk>>) {
     let disk = MemoryDisk::new();
@@ -214,6 +215,25 @@ fn a_share_of_memory_is_kept_free_without_being_asked() {
     (0..15).for_each(|n| bench.close(id(0, n), 16_000));
     bench.settle();
     assert_eq!(in_memory(&bench, 0, 0..15).len(), 12);
+}
+
+#[test]
+fn memory_that_is_always_full_is_not_looked_through_for_each_segment() {
+    let (_, disks) = disk();
+    let (mut bench, _) = Bench::open(StoreConfig { free_percent_min: 50, ..config() }, disks).unwrap();
+    bench.log.bytes.store(1_024 * 4_096, Ordering::Relaxed);
+    (0..512).for_each(|n| bench.close(id(0, n), 1_000));
+    bench.settle();
+    assert_eq!(bench.core.status().evicted_segments, 0);
+    LOOKED_AT.set(0);
+    for n in 512..1_152 {
+        bench.close(id(0, n), 1_000);
+        bench.settle();
+        let free = bench.log.memory().free_bytes / 4_096;
+        assert!((448..=512).contains(&free), "{free} after {n}");
+    }
+    let (evicted, looked_at) = (bench.core.status().evicted_segments, LOOKED_AT.get());
+    assert!((576..=640).contains(&evicted) && looked_at < 10 * 640, "{evicted} of {looked_at}");
 }
 
 #[test]
