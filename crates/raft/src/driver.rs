@@ -13,7 +13,7 @@ use kera_coordinator::catalog::Limits;
 use kera_coordinator::cluster::{AgreedEnd, CalledOff, ClusterState, EndLooks, EndsAsked, ToldEnd};
 use kera_coordinator::detector::Detector;
 use kera_env::{Lasting, Lasts};
-use kera_format::cluster::{LogName, NodeNumber, Roles};
+use kera_format::cluster::{ClusterEntry, LogName, NodeNumber, Roles};
 use kera_protocol::RaftAppend;
 use openraft::ChangeMembers;
 use tokio::sync::{Notify, watch};
@@ -153,6 +153,14 @@ struct Waits {
     opening: Option<(u64, u64)>,
     /// Moves that it has called off.
     called_off: CalledOff,
+    /// The entry as of which a look through all that is agreed has found nothing to do: so it does until there is another one.
+    nothing_as_of: Option<u64>,
+}
+
+#[cfg(test)]
+thread_local! {
+    /// How often all streams were looked through for what is to be done.
+    static LOOKED_THROUGH: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
 }
 
 impl Group {
@@ -369,8 +377,27 @@ impl Group {
             .collect()
     }
 
+    /// Has committed what a plan says, and whether it says anything.
+    async fn commit_if_any(
+        &self,
+        plan: impl Fn(&ClusterState) -> Result<Vec<ClusterEntry>, CoordinatorError>,
+    ) -> Result<bool, CoordinatorError> {
+        let is_any = self.read(|state| plan(state).is_ok_and(|entries| !entries.is_empty()));
+        if is_any {
+            self.commit(&mut *self.leading.lock().await, plan).await?;
+        }
+        Ok(is_any)
+    }
+
+    /// One turn. Most of what is to be done can be seen in what is agreed alone, by a look through all streams, of which there may be very many: where that
+    /// has found nothing it is not looked again before something else is agreed.
     async fn lead(&self, late: Vec<u64>, waits: &mut Waits, backups: &dyn Backups) -> Result<(), CoordinatorError> {
-        let (over, now_us) = (self.read(ClusterState::lost), self.clock.monotonic_us());
+        let (as_of, now_us) = (self.applied(), self.clock.monotonic_us());
+        let looks = waits.nothing_as_of != Some(as_of);
+        #[cfg(test)]
+        LOOKED_THROUGH.set(LOOKED_THROUGH.get() + u64::from(looks));
+        let over = if looks { self.read(ClusterState::lost) } else { Vec::new() };
+        let mut is_any = !over.is_empty();
         self.end_logs(&over, &mut waits.over, backups).await?;
         for (node, epoch) in over {
             let is_over = |state: &ClusterState| state.logs_of(node, epoch).all(|(_, log)| log.end.is_some());
@@ -380,7 +407,8 @@ impl Group {
                 self.commit(&mut *self.leading.lock().await, |state| state.plan_recover(node, epoch)).await?;
             }
         }
-        self.take_ends_back(&mut waits.opening, now_us, backups).await?;
+        self.take_ends_back(&mut waits.opening, looks, now_us, backups).await?;
+        is_any |= waits.opening.is_some();
         for number in late {
             let Some(of) = self.read(|state| state.moves().get(&number).copied()) else { continue };
             waits.called_off.note(&of, now_us);
@@ -388,26 +416,17 @@ impl Group {
             tracing::warn!(number, %stream, streamlet, from, to, "a move takes too long and is called off");
             self.commit(&mut *self.leading.lock().await, |state| state.plan_call_off(number)).await?;
         }
-        if self.read(|state| state.plan_gather().is_ok_and(|entries| !entries.is_empty())) {
-            self.commit(&mut *self.leading.lock().await, ClusterState::plan_gather).await?;
-        }
-        let drain = |state: &ClusterState| state.plan_drain_moves(&waits.called_off, now_us);
-        if self.read(|state| drain(state).is_ok_and(|entries| !entries.is_empty())) {
-            self.commit(&mut *self.leading.lock().await, drain).await?;
-        }
-        let now_ms = self.clock.now_ms();
-        if self.read(|state| state.plan_say_copies(now_ms).is_ok_and(|entries| !entries.is_empty())) {
-            self.commit(&mut *self.leading.lock().await, |state| state.plan_say_copies(now_ms)).await?;
-        }
-        let most = Limits { streams: self.config.streams_max, nodes: self.config.copies_max };
-        if self.read(|state| state.plan_more_copies(&most).is_ok_and(|entries| !entries.is_empty())) {
-            self.commit(&mut *self.leading.lock().await, |state| state.plan_more_copies(&most)).await?;
-        }
-        if self.read(|state| state.plan_give_up_lost().is_ok_and(|entries| !entries.is_empty())) {
-            self.commit(&mut *self.leading.lock().await, ClusterState::plan_give_up_lost).await?;
-        }
-        if self.read(|state| state.plan_adopt().is_ok_and(|entries| !entries.is_empty())) {
-            self.commit(&mut *self.leading.lock().await, ClusterState::plan_adopt).await?;
+        is_any |= looks && self.commit_if_any(ClusterState::plan_gather).await?;
+        self.commit_if_any(|state| state.plan_drain_moves(&waits.called_off, now_us)).await?;
+        if looks {
+            let now_ms = self.clock.now_ms();
+            let most = Limits { streams: self.config.streams_max, nodes: self.config.copies_max };
+            is_any |= self.commit_if_any(|state| state.plan_say_copies(now_ms)).await?;
+            is_any |= self.commit_if_any(|state| state.plan_more_copies(&most)).await?;
+            is_any |= self.commit_if_any(ClusterState::plan_give_up_lost).await?;
+            is_any |= self.commit_if_any(ClusterState::plan_adopt).await?;
+            // What has been agreed since the look began is looked at the next time.
+            waits.nothing_as_of = (!is_any).then_some(as_of);
         }
         self.raise_level().await?;
         self.give_votes().await
@@ -481,10 +500,11 @@ impl Group {
 
     /// While streamlets wait to be opened, has ends of lost logs that nobody has used decided again by what backups tell now: one that told of more may
     /// be lost since, and with it what nobody was told of (`docs/replication.md`, "An end that nobody can show"). At once where somebody is about
-    /// to use one, and a backup takes part that has not told.
+    /// to use one, and a backup takes part that has not told. `looks`: something was agreed since none waited.
     async fn take_ends_back(
         &self,
         opening: &mut Option<(u64, u64)>,
+        looks: bool,
         now_us: u64,
         backups: &dyn Backups,
     ) -> Result<(), CoordinatorError> {
@@ -492,7 +512,7 @@ impl Group {
         self.decide_again(wanted, false, backups).await?;
         let now_looked_us = self.clock.monotonic_us();
         self.read(|state| self.looks.lock().looked(state, now_looked_us));
-        if !self.read(|state| state.takes_used_ends() && state.waits_to_be_opened()) {
+        if !looks || !self.read(|state| state.takes_used_ends() && state.waits_to_be_opened()) {
             *opening = None;
             return Ok(());
         }
@@ -700,7 +720,7 @@ fn live_nodes(state: &ClusterState) -> Vec<(NodeNumber, u32)> {
 mod tests {
     use kera_coordinator::cluster::{Join, LogView};
     use kera_env::{FaultyDisk, MemoryDisk, SystemClock};
-    use kera_format::cluster::{ClusterEntry, Doors, RaftPlace};
+    use kera_format::cluster::{Doors, RaftPlace};
     use kera_format::raft::{LogEntry, Payload, Record};
     use kera_format::{StreamOptions, StreamletId, level};
     use kera_protocol::{
@@ -934,6 +954,56 @@ mod tests {
         let asked = UseEnds { node: user.0, epoch: user.1, ends };
         let said = refused(&group, &takes, &asked).await.expect("both backups may know of a lower one");
         assert!(said.contains("backups that are back are asked first"), "{said}");
+        group.stop().await;
+    }
+
+    /// Backups that are not there.
+    struct Silent;
+
+    impl Backups for Silent {
+        fn fence(
+            &self,
+            _: NodeNumber,
+            _: &str,
+            _: NodeNumber,
+            _: u32,
+            _: Vec<(LogName, u64)>,
+        ) -> Pending<Vec<(LogName, ToldEnd)>> {
+            Box::pin(async { Err("nobody is there".into()) })
+        }
+    }
+
+    #[tokio::test]
+    async fn all_streams_are_looked_through_once_for_what_is_agreed_and_not_at_each_turn() {
+        let state = founded(2);
+        let made = |name: &'static str| {
+            move |state: &ClusterState| {
+                let made = CreateStream { name: name.into(), options: StreamOptions::default(), if_not_exists: false };
+                let is_there = state.catalog.find(&name.into()).is_ok();
+                let most = Limits { streams: 10, nodes: 3 };
+                if is_there { Ok(Vec::new()) } else { state.plan_create_stream(&made, &most, 0, false) }
+            }
+        };
+        let (group, takes) = leads(&state, made("a")(&state).unwrap()).await;
+        takes.send_replace(true);
+        let mut waits = Waits::default();
+        // It has come to know what is agreed, and has what follows from that done.
+        while waits.nothing_as_of.is_none_or(|as_of| as_of <= 101 || as_of != group.applied()) {
+            drop(group.lead(Vec::new(), &mut waits, &Silent).await);
+            tokio::task::yield_now().await;
+        }
+        let from = group.applied();
+        LOOKED_THROUGH.set(0);
+        for turn in 0..200 {
+            while turn == 100 && group.commit(&mut *group.leading.lock().await, made("b")).await.is_err() {
+                tokio::task::yield_now().await;
+            }
+            drop(group.lead(Vec::new(), &mut waits, &Silent).await);
+        }
+        // One, if nobody else was elected meanwhile.
+        let agreed = group.applied() - from;
+        assert!(group.read(|state| state.catalog.streams().count() == 2));
+        assert!((1..=agreed).contains(&LOOKED_THROUGH.get()), "{} for {agreed}", LOOKED_THROUGH.get());
         group.stop().await;
     }
 
