@@ -6,8 +6,9 @@
 //! streamlet is leased: whoever would start without it could start too early.
 
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use kera_format::applications::{Entry, LaneKey};
 use kera_format::{Cursor, GroupId, LaneId, StreamId, StreamletId};
@@ -206,8 +207,20 @@ pub(super) struct Keepers {
     pub(super) node: Journal,
     in_cluster: AtomicBool,
     kept: RwLock<BTreeMap<StreamId, BTreeMap<StreamletId, Arc<Kept>>>>,
-    /// Streamlets that are not read yet.
-    unread: AtomicUsize,
+    /// Those of them that are not read yet, few of very many. Changed under the lock of all.
+    unread: RwLock<BTreeMap<(StreamId, StreamletId), Arc<Kept>>>,
+}
+
+#[cfg(test)]
+thread_local! {
+    /// How many streamlets were looked at to read on what is recorded of them.
+    pub(super) static LOOKED_AT: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+}
+
+/// All streamlets of a stream, or of all streams.
+fn streamlets_of(stream: Option<StreamId>) -> RangeInclusive<(StreamId, StreamletId)> {
+    let (first, last) = (stream.unwrap_or(StreamId(0)), stream.unwrap_or(StreamId(u64::MAX)));
+    (first, StreamletId(0))..=(last, StreamletId(u32::MAX))
 }
 
 impl Keepers {
@@ -268,8 +281,13 @@ impl Keepers {
         kept.iter().flat_map(|(stream, of)| of.values().map(|one| (*stream, Arc::clone(one)))).collect()
     }
 
-    pub(super) fn has_unread(&self) -> bool {
-        self.unread.load(Ordering::Acquire) > 0
+    /// Those that are not read yet; of one stream.
+    pub(super) fn unread(&self, stream: Option<StreamId>) -> Vec<(StreamId, Arc<Kept>)> {
+        let unread = self.unread.read();
+        let found = unread.range(streamlets_of(stream)).map(|((stream, _), one)| (*stream, Arc::clone(one)));
+        #[cfg(test)]
+        let found = found.inspect(|_| LOOKED_AT.set(LOOKED_AT.get() + 1));
+        found.collect()
     }
 
     /// A streamlet is this node's. False: it has been in this owner epoch.
@@ -280,18 +298,16 @@ impl Keepers {
             return false;
         }
         let reading = Reading::begin(place, state.cloned());
-        let one = Kept {
+        let one = Arc::new(Kept {
             place: Arc::clone(place),
             epoch,
             older: RwLock::default(),
             journal: Journal::default(),
             reading: Mutex::new(Some(reading)),
             is_read: AtomicBool::new(false),
-        };
-        let before = of.insert(place.id(), Arc::new(one));
-        if before.is_none_or(|before| before.is_read()) {
-            self.unread.fetch_add(1, Ordering::AcqRel);
-        }
+        });
+        of.insert(place.id(), Arc::clone(&one));
+        self.unread.write().insert((stream, place.id()), one);
         true
     }
 
@@ -301,9 +317,8 @@ impl Keepers {
         let of = kept.get_mut(&stream);
         let is_earlier = |known: &Arc<Kept>| known.epoch != place.owner_epoch();
         let Some(of) = of.filter(|of| of.get(&place.id()).is_some_and(is_earlier)) else { return false };
-        if of.remove(&place.id()).is_some_and(|gone| !gone.is_read()) {
-            self.unread.fetch_sub(1, Ordering::AcqRel);
-        }
+        of.remove(&place.id());
+        self.unread.write().remove(&(stream, place.id()));
         true
     }
 
@@ -315,17 +330,15 @@ impl Keepers {
         if of.is_empty() {
             kept.remove(&stream);
         }
-        if gone.as_ref().is_some_and(|gone| !gone.is_read()) {
-            self.unread.fetch_sub(1, Ordering::AcqRel);
-        }
+        self.unread.write().remove(&(stream, streamlet));
         gone.is_some()
     }
 
     /// A stream is gone.
     pub(super) fn remove_stream(&self, stream: StreamId) {
-        let of = self.kept.write().remove(&stream).unwrap_or_default();
-        let unread = of.values().filter(|kept| !kept.is_read()).count();
-        self.unread.fetch_sub(unread, Ordering::AcqRel);
+        let mut kept = self.kept.write();
+        kept.remove(&stream);
+        self.unread.write().extract_if(streamlets_of(Some(stream)), |_, _| true).for_each(drop);
     }
 
     /// All of a streamlet's progress was read: what changes is recorded from here on. False: it is this node's no more. `reading` was
@@ -342,8 +355,9 @@ impl Keepers {
     /// Each application has what was read: from here on it is served.
     pub(super) fn serve(&self, stream: StreamId, one: &Arc<Kept>) {
         let kept = self.kept.write();
-        if is_current(&kept, stream, one) && !one.is_read.swap(true, Ordering::AcqRel) {
-            self.unread.fetch_sub(1, Ordering::AcqRel);
+        if is_current(&kept, stream, one) {
+            one.is_read.store(true, Ordering::Release);
+            self.unread.write().remove(&(stream, one.place.id()));
         }
     }
 

@@ -687,11 +687,7 @@ impl Applications {
     /// waiting. The lanes that the rest waits for.
     pub(crate) fn read_on(&self, broker: &Broker, stream: Option<StreamId>) -> Vec<(Arc<Lane>, LaneVersion)> {
         let mut waited_for = Vec::new();
-        if !self.keepers.has_unread() {
-            return waited_for;
-        }
-        let wanted = |(of, kept): &(StreamId, Arc<Kept>)| !kept.is_read() && stream.is_none_or(|stream| stream == *of);
-        for (of, kept) in self.keepers.all().into_iter().filter(wanted) {
+        for (of, kept) in self.keepers.unread(stream) {
             let mut guard = kept.reading.lock();
             let Some(reading) = guard.as_mut() else { continue };
             match reading.step(&kept.place) {

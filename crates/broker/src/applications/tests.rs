@@ -16,6 +16,7 @@ use parking_lot::Mutex;
 
 use super::commit::Committer;
 use super::journal::Journal;
+use super::keepers::LOOKED_AT;
 use super::replay::Replay;
 use super::requests::{check_stayed, named};
 use crate::acks::Answer;
@@ -151,7 +152,37 @@ fn nothing_is_kept_of_a_streamlet_that_is_opened_when_its_stream_is_gone() {
     assert_eq!(applications.keepers.all().len(), 1, "the first streamlet");
     node.broker.stream_deleted(STREAM).expect("deleted");
     applications.streamlet_opened(&node.broker, STREAM, &place, None);
-    assert!(applications.keepers.all().is_empty() && !applications.keepers.has_unread());
+    assert!(applications.keepers.all().is_empty() && applications.keepers.unread(None).is_empty());
+}
+
+/// All that the node keeps were looked at for each one that came, of which a start brings as many.
+#[test]
+fn a_streamlet_that_is_opened_has_only_those_of_its_stream_looked_at_that_are_not_read() {
+    let node = Node::new();
+    let keepers = &node.broker.applications.keepers;
+    let mine = Owner { node: 1, epoch: 1, older: Vec::new() };
+    LOOKED_AT.set(0);
+    for stream in (100..140).map(StreamId) {
+        let options = StreamOptions { streamlets: 2, lanes: 1, ..StreamOptions::default() };
+        node.broker.stream_comes(stream, options).expect("a stream");
+        node.broker.place_stream(2, stream, vec![mine.clone(), mine.clone()]).expect("a stream");
+        let open =
+            |streamlet| node.broker.open_streamlet(stream, StreamletId(streamlet), 1, None).expect("a streamlet");
+        (0..2).for_each(open);
+    }
+    assert_eq!((keepers.all().len(), keepers.unread(None).len()), (1 + 80, 0));
+    assert_eq!(LOOKED_AT.get(), 80);
+    // Where all are read nobody is looked at, and one that is not is found as long as it stays.
+    node.open(1);
+    assert_eq!((node.broker.applications.read_on(&node.broker, None).len(), LOOKED_AT.get()), (0, 81));
+    let unread = |of| keepers.unread(of).iter().map(|(of, one)| (*of, one.place.id())).collect::<Vec<_>>();
+    let stream = node.log.stream(StreamId(139)).expect("a stream");
+    assert!(keepers.remove(stream.id(), StreamletId(1)));
+    assert!(keepers.add(stream.id(), stream.streamlet(StreamletId(1)).expect("a streamlet"), None));
+    assert_eq!([None, Some(stream.id())].map(unread), [[(stream.id(), StreamletId(1))]; 2]);
+    assert!(unread(Some(STREAM)).is_empty());
+    keepers.remove_stream(stream.id());
+    assert!(unread(None).is_empty());
 }
 
 /// Whoever looks at one of its lanes before the application has its position there would begin somewhere else.
@@ -178,7 +209,7 @@ fn a_streamlet_is_served_when_all_its_applications_have_what_was_read() {
         assert!(applications.keepers.serves(STREAM, second) && kept.is_read());
     });
     assert!(application.state.lock().known.contains(&second));
-    assert!(!applications.keepers.has_unread());
+    assert!(applications.keepers.unread(None).is_empty());
 }
 
 /// A lane says once that it starts. Who looks for it while its streamlet is not served does not find it.
