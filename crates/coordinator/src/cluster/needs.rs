@@ -134,8 +134,22 @@ impl ClusterState {
     }
 
     /// Forgets what a node has said that has nothing left to rebuild.
+    ///
+    /// Asked with each range that is rebuilt, of which the loss of a node brings very many. So the node's own words are looked at first, the last of them first: in
+    /// front of what it still rebuilds are all streams that it is done with.
     pub(super) fn forget_needs(&mut self, node: NodeNumber) {
-        if self.needs.contains_key(&node) && !self.rebuilding().any(|(_, run)| run.owner.node == node) {
+        let Some(said) = self.needs.get(&node) else { return };
+        let is_its = |run: &Run| {
+            #[cfg(test)]
+            tests::LOOKED_AT.set(tests::LOOKED_AT.get() + 1);
+            run.owner.is_copied() && run.owner.rebuilding && run.owner.node == node
+        };
+        let goes_on = |one: &RebuildRun| {
+            let is_there = self.catalog.find(&one.stream.into()).is_ok();
+            let owners = self.owners.get(&one.stream).filter(|_| is_there);
+            owners.is_some_and(|of| of.within(one.first, one.count).any(|run| is_its(&run)))
+        };
+        if !said.runs.iter().rev().any(goes_on) && !self.copied_runs().any(|(_, run)| is_its(run)) {
             self.needs.remove(&node);
         }
     }
@@ -153,5 +167,64 @@ impl ClusterState {
     /// Whether nodes may say what they need: all of them would understand it.
     pub fn takes_needs(&self) -> bool {
         self.level() >= level::REBUILD_NEEDS
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use kera_format::StreamOptions;
+    use kera_format::catalog::Entry;
+
+    use super::*;
+    use crate::cluster::{Owner, StreamOwners};
+
+    thread_local! {
+        /// How many ranges were looked at for something that a node still rebuilds.
+        pub(super) static LOOKED_AT: Cell<usize> = const { Cell::new(0) };
+    }
+
+    const STREAMS: u64 = 200;
+
+    /// Node 7 rebuilds streamlet 3 of these streams, each of which has ten, and has said so of the first half of them.
+    fn rebuilds() -> ClusterState {
+        let mut state = ClusterState::default();
+        let owner = Owner { node: 5, epoch: 1, owner_epoch: 1, rebuilding: false, copies: 2 };
+        let mut runs = Vec::new();
+        for stream in (1..=STREAMS).map(StreamId) {
+            let options = StreamOptions { streamlets: 10, replication: 2, ..StreamOptions::default() };
+            let name = format!("stream-{:03}", stream.0);
+            state.catalog.apply(&Entry::StreamCreated { stream, at_ms: 0, options, name }).unwrap();
+            let mut owners = StreamOwners::default();
+            owners.set(0, 10, owner);
+            owners.set(3, 1, Owner { node: 7, owner_epoch: 2, rebuilding: true, ..owner });
+            state.owners.insert(stream, owners);
+            runs.push(RebuildRun { stream, first: 3, count: 1, owner_epoch: 2 });
+        }
+        runs.truncate(runs.len() / 2);
+        state.set_needs(7, Needs::new(1, &runs, &[]));
+        state
+    }
+
+    #[test]
+    fn what_a_node_needs_is_forgotten_with_the_last_that_it_rebuilds_and_few_are_looked_at_before() {
+        let mut state = rebuilds();
+        let mut rebuilt = |stream: u64| {
+            let owners = state.owners.get_mut(&StreamId(stream)).unwrap();
+            let owner = owners.owner(3).unwrap();
+            owners.set(3, 1, Owner { rebuilding: false, ..owner });
+            LOOKED_AT.set(0);
+            state.forget_needs(7);
+            (LOOKED_AT.get(), state.needs.contains_key(&7))
+        };
+        for stream in 1..STREAMS / 2 {
+            assert_eq!(rebuilt(stream), (1, true), "{stream}");
+        }
+        // Nothing is left of what it has spoken of.
+        for stream in STREAMS / 2..STREAMS {
+            assert!(rebuilt(stream).1, "{stream}");
+        }
+        assert!(!rebuilt(STREAMS).1);
     }
 }
