@@ -25,9 +25,22 @@ struct Stretch {
     bytes: u64,
     /// Bytes of each segment that lives; of one that was compacted since, what is left of it at most.
     segments: HashMap<SegmentId, u64>,
+    /// Those of all of them.
+    alive: u64,
+}
+
+#[cfg(test)]
+thread_local! {
+    /// How many stretches, and segments in them, were looked at for what is needed and what is to be copied again.
+    static LOOKED_AT: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
 }
 
 impl Stretch {
+    /// A segment does not live in it any more.
+    fn remove(&mut self, segment: SegmentId) {
+        self.alive -= self.segments.remove(&segment).unwrap_or(0);
+    }
+
     fn overlaps(&self, range: &RangeInclusive<u64>) -> bool {
         self.first <= *range.end() && *range.start() <= self.last
     }
@@ -84,6 +97,7 @@ impl KeptBlocks {
                 0
             });
             *of_segment += bytes;
+            stretch.alive += bytes;
         }
     }
 
@@ -97,7 +111,7 @@ impl KeptBlocks {
         for id in segments {
             for number in self.places.remove(id).into_iter().flatten() {
                 if let Some(stretch) = self.stretches.get_mut((number - self.gone_stretches) as usize) {
-                    stretch.segments.remove(id);
+                    stretch.remove(*id);
                 }
             }
         }
@@ -107,8 +121,10 @@ impl KeptBlocks {
     pub(crate) fn smaller(&mut self, segments: &[(SegmentId, u64)]) {
         for (id, left) in segments {
             for number in self.places.get(id).into_iter().flatten() {
-                let stretch = self.stretches.get_mut((number - self.gone_stretches) as usize);
-                if let Some(bytes) = stretch.and_then(|stretch| stretch.segments.get_mut(id)) {
+                if let Some(stretch) = self.stretches.get_mut((number - self.gone_stretches) as usize)
+                    && let Some(bytes) = stretch.segments.get_mut(id)
+                {
+                    stretch.alive -= bytes.saturating_sub(*left);
                     *bytes = (*left).min(*bytes);
                 }
             }
@@ -120,7 +136,7 @@ impl KeptBlocks {
         let Some(places) = self.places.get_mut(&segment) else { return };
         places.retain(|number| match self.stretches.get_mut((number - self.gone_stretches) as usize) {
             Some(stretch) if stretch.last < since => {
-                stretch.segments.remove(&segment);
+                stretch.remove(segment);
                 false
             }
             stretch => stretch.is_some(),
@@ -132,6 +148,8 @@ impl KeptBlocks {
 
     /// Segments that are to be copied again, the oldest first, at most `most`: those that have chunks in blocks of `lacking`, which have
     /// fewer copies than they should, and those that hold back much more than they are. `without`: those that cannot be copied.
+    ///
+    /// Asked again and again by who holds up what is to be acknowledged, mostly with nothing to find: then no segment is looked at, of which there may be millions.
     pub(crate) fn to_copy_again(
         &self,
         lacking: &[RangeInclusive<u64>],
@@ -142,15 +160,22 @@ impl KeptBlocks {
         let (mut bytes, mut alive) = (0, 0);
         for stretch in self.stretches.iter().take(older) {
             bytes += stretch.bytes;
-            alive += stretch.segments.values().sum::<u64>().min(stretch.bytes);
+            alive += stretch.alive.min(stretch.bytes);
         }
         let is_mostly_dead = bytes > DEAD_FACTOR * alive + DEAD_STRETCHES * self.stretch_bytes;
         let mut found: Vec<SegmentId> = Vec::new();
+        if lacking.is_empty() && !is_mostly_dead {
+            return found;
+        }
         for (at, stretch) in self.stretches.iter().enumerate() {
             let is_lacking = lacking.iter().any(|range| stretch.overlaps(range));
             // One is enough: with it gone, those behind it go as far as they are empty.
             let holds_back = is_mostly_dead && at < older && found.is_empty();
+            #[cfg(test)]
+            LOOKED_AT.set(LOOKED_AT.get() + 1);
             if is_lacking || holds_back {
+                #[cfg(test)]
+                LOOKED_AT.set(LOOKED_AT.get() + stretch.segments.len());
                 let mut segments: Vec<_> =
                     stretch.segments.keys().filter(|id| !without.contains(id)).copied().collect();
                 segments.sort_unstable();
@@ -172,10 +197,13 @@ impl KeptBlocks {
     /// Blocks of a range that something still lives in, about: by whole stretches.
     pub(crate) fn needed(&self, range: &RangeInclusive<u64>) -> u64 {
         let of = |stretch: &Stretch| {
+            #[cfg(test)]
+            LOOKED_AT.set(LOOKED_AT.get() + 1);
             let (first, last) = (stretch.first.max(*range.start()), stretch.last.min(*range.end()));
             if stretch.segments.is_empty() { 0 } else { (last + 1).saturating_sub(first) }
         };
-        self.stretches.iter().map(of).sum()
+        let from = self.stretches.partition_point(|stretch| stretch.last < *range.start());
+        self.stretches.range(from..).take_while(|stretch| stretch.overlaps(range)).map(of).sum()
     }
 
     /// Up to which block nobody needs any, of those up to `acknowledged`, if that is further than it was told before. Blocks
@@ -276,5 +304,34 @@ mod tests {
         let places: usize = kept.places.values().map(Vec::len).sum();
         assert_eq!(places, left.iter().map(HashMap::len).sum::<usize>());
         assert!(kept.places.values().all(|places| !places.is_empty()));
+        let alive = |stretch: &Stretch| stretch.segments.values().sum::<u64>();
+        assert!(kept.stretches.iter().all(|stretch| stretch.alive == alive(stretch)));
+        for (first, last) in [(1, 4000), (3990, 4100), (4001, 5000), (3000, 3500), (7, 6)] {
+            let needed = kept.stretches.iter().filter(|of| (first..=last).contains(&of.first) && alive(of) > 0);
+            assert_eq!(kept.needed(&(first..=last)), needed.count() as u64, "{first} to {last}");
+        }
+    }
+
+    #[test]
+    fn a_log_in_which_all_lives_is_not_looked_through_again_and_again() {
+        let mut kept = KeptBlocks::new(1);
+        for block in 1..=1_000 {
+            kept.note_all(block, 100, (0..10).map(|at| (segment(10 * block + at), 10)));
+        }
+        let (none, mut looked_at) = (HashSet::new(), 0);
+        let mut looked = || {
+            let before = std::mem::replace(&mut looked_at, LOOKED_AT.get());
+            looked_at - before
+        };
+        looked();
+        assert_eq!((kept.to_copy_again(&[], 5, &none), looked()), (vec![], 0));
+        assert_eq!((kept.needed(&(300..=309)), looked()), (10, 10));
+        // One whose blocks lack copies is found, and the first where most is dead.
+        let of_third: Vec<SegmentId> = (30..35).map(segment).collect();
+        let third = 3..=3;
+        let lacking = std::slice::from_ref(&third);
+        assert_eq!((kept.to_copy_again(lacking, 5, &none), looked()), (of_third, 3 + 10));
+        kept.gone(&(20..9_000).map(segment).collect::<Vec<_>>());
+        assert_eq!((kept.to_copy_again(&[], 5, &none), looked()), ((10..15).map(segment).collect(), 1 + 10));
     }
 }
