@@ -12,19 +12,39 @@ use crate::numbering::streamlet_of;
 /// Nodes that are to have records, and those of them that have them.
 pub(crate) type Replicas = (Vec<BrokerId>, Vec<BrokerId>);
 
+/// Where so many copies of what a node leads are, by that node and their number: whatever the topic.
+#[derive(Default)]
+pub(crate) struct Known(BTreeMap<(i32, u32), Replicas>);
+
+#[cfg(test)]
+thread_local! {
+    /// How often it was looked up where copies are, which takes a look at all logs of the cluster.
+    pub(crate) static LOOKED_UP: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+}
+
 /// The copies of one topic's partitions. Where they are is looked up once for each leader.
 pub(crate) struct Copies<'a> {
     door: &'a Door,
     info: &'a StreamInfo,
     /// How many the topic is to have, while that changes.
     wanted: Option<u32>,
-    known: BTreeMap<(i32, u32), Replicas>,
+    known: Known,
 }
 
 impl<'a> Copies<'a> {
     pub(crate) fn of(door: &'a Door, info: &'a StreamInfo) -> Copies<'a> {
+        Copies::with(door, info, Known::default())
+    }
+
+    /// The same for one of many topics: with what was looked up for those before.
+    pub(crate) fn with(door: &'a Door, info: &'a StreamInfo, known: Known) -> Copies<'a> {
         let wanted = if door.is_in_cluster() { door.coordinator.wanted_copies(info.id) } else { None };
-        Copies { door, info, wanted, known: BTreeMap::new() }
+        Copies { door, info, wanted, known }
+    }
+
+    /// What was looked up so far.
+    pub(crate) fn known(self) -> Known {
+        self.known
     }
 
     /// How many the topic is to have, while that changes: as many as it says, if it is turned back.
@@ -55,6 +75,11 @@ impl<'a> Copies<'a> {
 
     /// Where so many copies of what a node leads are, or would be.
     pub(crate) fn at(&mut self, leader: i32, copies: u32) -> Replicas {
-        self.known.entry((leader, copies)).or_insert_with(|| self.door.copies_of(leader, copies)).clone()
+        let look_up = || {
+            #[cfg(test)]
+            LOOKED_UP.set(LOOKED_UP.get() + 1);
+            self.door.copies_of(leader, copies)
+        };
+        self.known.0.entry((leader, copies)).or_insert_with(look_up).clone()
     }
 }

@@ -20,7 +20,7 @@ use kera_protocol::admin::StreamInfo;
 use uuid::Uuid;
 
 use crate::access::{CLUSTER_OPERATIONS, TOPIC_OPERATIONS, told_if};
-use crate::copies::Copies;
+use crate::copies::{Copies, Known};
 use crate::door::{Door, Live, may_be_topic};
 use crate::numbering::partitions_of;
 use crate::once::once;
@@ -75,11 +75,12 @@ pub(crate) fn answer(door: &Door, version: i16, asked: MetadataRequest) -> Metad
     });
     let (tells_topics, tells_cluster) =
         (asked.include_topic_authorized_operations, asked.include_cluster_authorized_operations);
+    let mut known = Known::default();
     let mut topics: Vec<MetadataResponseTopic> = if names_all(version, &asked) {
-        door.catalog.infos().iter().map(|info| topic(door, &live, info)).collect()
+        door.catalog.infos().iter().map(|info| topic(door, &live, info, &mut known)).collect()
     } else {
         let named = once(asked.topics.unwrap_or_default(), |wanted| (wanted.name.clone(), wanted.topic_id));
-        named.map(|wanted| asked_for(door, &live, version, wanted.name, wanted.topic_id)).collect()
+        named.map(|wanted| asked_for(door, &live, version, (wanted.name, wanted.topic_id), &mut known)).collect()
     };
     // Of a name that is not there, too, as Kafka does; of an id that is not there nothing can be told.
     let has_name = |topic: &&mut MetadataResponseTopic| topic.error_code != ResponseError::UnknownTopicId.code();
@@ -94,16 +95,22 @@ pub(crate) fn answer(door: &Door, version: i16, asked: MetadataRequest) -> Metad
         .with_topics(topics)
 }
 
-fn asked_for(door: &Door, live: &Live, version: i16, name: Option<TopicName>, id: Uuid) -> MetadataResponseTopic {
+fn asked_for(
+    door: &Door,
+    live: &Live,
+    version: i16,
+    (name, id): (Option<TopicName>, Uuid),
+    known: &mut Known,
+) -> MetadataResponseTopic {
     let refuse = |error: ResponseError| MetadataResponseTopic::default().with_error_code(error.code());
     match name {
         Some(name) => match door.info(&name) {
-            Some(info) => topic(door, live, &info),
+            Some(info) => topic(door, live, &info, known),
             None if name_is_valid(&name) => refuse(not_there(door)).with_name(Some(name)),
             None => refuse(ResponseError::InvalidTopicException).with_name(Some(name)),
         },
         None => match door.info_of(id) {
-            Some(info) => topic(door, live, &info),
+            Some(info) => topic(door, live, &info, known),
             None => {
                 let name = (version < VERSION_NO_NAME).then(TopicName::default);
                 refuse(ResponseError::UnknownTopicId).with_topic_id(id).with_name(name)
@@ -122,8 +129,8 @@ fn not_there(door: &Door) -> ResponseError {
     }
 }
 
-fn topic(door: &Door, live: &Live, info: &StreamInfo) -> MetadataResponseTopic {
-    let mut copies = Copies::of(door, info);
+fn topic(door: &Door, live: &Live, info: &StreamInfo, known: &mut Known) -> MetadataResponseTopic {
+    let mut copies = Copies::with(door, info, std::mem::take(known));
     let partitions = (0..partitions_of(&info.options) as i32).map(|index| {
         let owner = door.leader_of(info, index);
         let (leader, epoch) = live.leader(owner);
@@ -138,10 +145,12 @@ fn topic(door: &Door, live: &Live, info: &StreamInfo) -> MetadataResponseTopic {
             .with_replica_nodes(replicas)
             .with_isr_nodes(live.of(&in_sync))
     });
+    let partitions = partitions.collect();
+    *known = copies.known();
     MetadataResponseTopic::default()
         .with_name(Some(TopicName(StrBytes::from_string(info.name.clone()))))
         .with_topic_id(door.topic_id(info.id))
-        .with_partitions(partitions.collect())
+        .with_partitions(partitions)
 }
 
 /// DescribeTopicPartitions (KIP-966): topics in the order of their names, from the cursor on, a bounded number of partitions.
@@ -160,7 +169,7 @@ pub(crate) fn describe_partitions(
     names.dedup();
     names.retain(|name| *name >= after);
     let mut answer = DescribeTopicPartitionsResponse::default();
-    let (mut left, live) = (limit.max(1), door.live());
+    let (mut left, live, mut known) = (limit.max(1), door.live(), Known::default());
     for name in names {
         let wire_name = TopicName(StrBytes::from_string(name.clone()));
         let from = if name == after { first.max(0) } else { 0 };
@@ -177,7 +186,7 @@ pub(crate) fn describe_partitions(
         };
         let partitions = partitions_of(&info.options) as i32;
         let until = partitions.min(from.saturating_add(left as i32));
-        let mut copies = Copies::of(door, &info);
+        let mut copies = Copies::with(door, &info, known);
         let described = (from..until).map(|index| {
             let owner = door.leader_of(&info, index);
             let (leader, epoch) = live.leader(owner);
@@ -194,6 +203,7 @@ pub(crate) fn describe_partitions(
                 .with_last_known_elr(Some(Vec::new()))
         });
         let described: Vec<_> = described.collect();
+        known = copies.known();
         left -= described.len();
         let topic = DescribeTopicPartitionsResponseTopic::default()
             .with_name(Some(wire_name.clone()))

@@ -1,5 +1,7 @@
 //! Topics of three nodes, with real coordinators behind the door of the first: where their partitions are wanted, and how many copies they get.
 
+use std::collections::BTreeSet;
+
 use create_partitions_request::{CreatePartitionsAssignment, CreatePartitionsTopic};
 use create_topics_request::{CreatableReplicaAssignment, CreatableTopic};
 use kafka_protocol::messages::alter_partition_reassignments_request::{ReassignablePartition, ReassignableTopic};
@@ -18,6 +20,7 @@ use parking_lot::Mutex;
 
 use super::transactions::{World, topic};
 use super::*;
+use crate::copies::LOOKED_UP;
 use crate::door::{Coordinators, OtherNodes};
 
 const NODES: u32 = 3;
@@ -406,6 +409,24 @@ fn a_lost_node_is_told_as_an_offline_replica_and_otherwise_not() {
     // This one answers, whatever the coordinators think of it.
     cluster.leader.apply(|state| state.plan_fence(1, state.node(1).unwrap().epoch)).unwrap();
     assert_eq!(told(&mut cluster.world).0, [1, 3]);
+}
+
+#[test]
+fn where_copies_are_is_looked_up_once_for_each_leader_however_many_topics_are_told() {
+    let mut cluster = Cluster::new();
+    for name in ["a", "b", "c", "d", "e"] {
+        assert_eq!(cluster.create(name, 3, &[&[1, 2, 3], &[2, 3, 1]], false).0, 0);
+    }
+    let expected: Vec<Replicas> = ["a", "b", "c", "d", "e"].map(|name| cluster.replicas(name)).to_vec();
+    let leaders: BTreeSet<i32> = expected.iter().flatten().map(|of| of[0]).collect();
+    LOOKED_UP.set(0);
+    let told = cluster.world.call(9, &MetadataRequest::default().with_topics(None));
+    let of =
+        |of: &metadata_response::MetadataResponseTopic| of.partitions.iter().map(|of| ids(&of.replica_nodes)).collect();
+    assert_eq!((told.topics.iter().map(of).collect::<Vec<Replicas>>(), LOOKED_UP.get()), (expected, leaders.len()));
+    LOOKED_UP.set(0);
+    let asked = DescribeTopicPartitionsRequest::default().with_response_partition_limit(100);
+    assert_eq!((cluster.world.call(0, &asked).topics.len(), LOOKED_UP.get()), (5, leaders.len()));
 }
 
 #[test]
