@@ -28,6 +28,9 @@ pub(super) struct Offsets {
     committed: BTreeMap<OffsetKey, CommittedOffset>,
     /// By the producer whose transaction they belong to; each with its number in the order in which they were written.
     pending: BTreeMap<i64, BTreeMap<OffsetKey, (u64, CommittedOffset)>>,
+    /// How many producers have an offset of a partition pending. A group may have a thousand producers, and mostly none of them has one of a partition that
+    /// is committed or asked for, or the one alone whose transaction ends.
+    writers: BTreeMap<OffsetKey, usize>,
     /// The last of these numbers.
     pending_last: u64,
     /// Bytes that all of these take.
@@ -96,7 +99,7 @@ fn put<V>(
 
 #[cfg(test)]
 thread_local! {
-    /// How many places in offsets were looked at to find those of some topics.
+    /// How many places in offsets were looked at to find those of some topics, and producers for those that have one pending.
     pub(super) static LOOKED_AT: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
 }
 
@@ -143,6 +146,9 @@ impl Offsets {
     /// The same, counted now.
     #[cfg(test)]
     pub(super) fn counted(&self) -> usize {
+        let mut writers: BTreeMap<OffsetKey, usize> = BTreeMap::new();
+        self.pending.values().flat_map(BTreeMap::keys).for_each(|of| *writers.entry(of.clone()).or_default() += 1);
+        assert_eq!(self.writers, writers);
         let pending = self.pending.values().flatten().map(|(of, (_, offset))| (of, offset));
         self.committed.iter().chain(pending).map(|(of, offset)| bytes_of(of, offset)).sum()
     }
@@ -155,6 +161,12 @@ impl Offsets {
             Fact::Pending(producer, of, offset) => {
                 self.pending_last += 1;
                 let offset = offset.map(|offset| (self.pending_last, offset));
+                let was_pending = self.pending.get(&producer).is_some_and(|offsets| offsets.contains_key(&of));
+                match (was_pending, offset.is_some()) {
+                    (false, true) => *self.writers.entry(of.clone()).or_default() += 1,
+                    (true, false) => self.one_writer_less(&of),
+                    (false, false) | (true, true) => {}
+                }
                 let pending = self.pending.entry(producer).or_default();
                 let bytes = put(pending, of, offset, |(_, offset)| offset.metadata.len());
                 if pending.is_empty() {
@@ -164,6 +176,15 @@ impl Offsets {
             }
         };
         self.bytes = self.bytes + more - less;
+    }
+
+    fn one_writer_less(&mut self, of: &OffsetKey) {
+        if let Some(writers) = self.writers.get_mut(of) {
+            *writers -= 1;
+            if *writers == 0 {
+                self.writers.remove(of);
+            }
+        }
     }
 
     /// Everything, as the journal would tell it: what is pending in the order in which it was written.
@@ -199,13 +220,17 @@ impl Offsets {
         pending.or_else(committed).map_or(0, |offset| bytes_of(of, offset))
     }
 
-    /// Nothing is pending any more of what was written for a partition in front of this number.
+    /// Nothing is pending any more of what was written for a partition in front of this number: that of an offset that is pending, or the last of all.
     fn none_pending_before<'a>(&'a self, of: &'a OffsetKey, number: u64) -> impl Iterator<Item = Fact> + 'a {
-        let is_before = move |offsets: &BTreeMap<OffsetKey, (u64, CommittedOffset)>| {
-            offsets.get(of).is_some_and(|(written, _)| *written < number)
-        };
-        let before = self.pending.iter().filter(move |(_, offsets)| is_before(offsets));
-        before.map(move |(producer, _)| Fact::Pending(*producer, of.clone(), None))
+        let writers = self.writers.get(of).copied().unwrap_or(0);
+        let others = writers.saturating_sub(usize::from(number < u64::MAX));
+        let written = self.pending.iter().filter_map(move |(producer, offsets)| {
+            #[cfg(test)]
+            LOOKED_AT.set(LOOKED_AT.get() + 1);
+            offsets.get(of).map(|(written, _)| (*producer, *written))
+        });
+        let before = written.take(if others > 0 { writers } else { 0 }).filter(move |(_, written)| *written < number);
+        before.map(move |(producer, _)| Fact::Pending(producer, of.clone(), None))
     }
 
     /// Commits offsets; one result for each, in their order. With a producer they wait for the end of its transaction; without one
@@ -279,7 +304,7 @@ impl Offsets {
 
     /// Whether a transaction that has not ended may still change the offset.
     pub(super) fn is_unstable(&self, of: &OffsetKey) -> bool {
-        self.pending.values().any(|offsets| offsets.contains_key(of))
+        self.writers.contains_key(of)
     }
 
     /// The committed offset, if the topic is still the one that it was committed for.

@@ -279,6 +279,38 @@ fn offsets_of_a_topic_that_is_gone_are_found_without_a_look_at_all_that_a_group_
     assert_eq!(world.offsets(), expected.collect::<Vec<_>>());
 }
 
+/// A thousand threads of one application have a producer each.
+#[test]
+fn producers_are_looked_through_only_for_a_partition_of_which_others_have_an_offset_pending() {
+    let mut world = World::new();
+    world.topics.set("many", 200);
+    for at in 0..200 {
+        assert_eq!(txn_commit(&mut world, 1_000 + i64::from(at), &[("many", at, 5)]), [0]);
+    }
+    LOOKED_AT.set(0);
+    assert_eq!(world.commit(&simple(&[("orders", 0, 7), ("orders", 1, 7)])).0, [0, 0]);
+    for producer in 1_000..1_199 {
+        world.coordinator.end_transaction(world.now, GROUP, producer, producer % 2 == 0).expect("recorded");
+    }
+    assert_eq!(LOOKED_AT.get(), 0);
+    let unstable = Code::UnstableOffsetCommit.code();
+    let told = |world: &mut World| {
+        let told = world.fetch(&fetch(&[("many", 196), ("many", 197), ("many", 198), ("many", 199)], true)).0;
+        let partitions = told.groups[0].topics.iter().flat_map(|topic| &topic.partitions);
+        partitions.map(|of| (of.error_code, of.committed_offset)).collect::<Vec<_>>()
+    };
+    assert_eq!(told(&mut world), [(0, 5), (0, -1), (0, 5), (unstable, -1)]);
+    // Two have one pending, and both are overtaken.
+    assert_eq!(txn_commit(&mut world, 3, &[("many", 199, 6), ("many", 196, 6)]), [0, 0]);
+    assert_eq!(world.commit(&simple(&[("many", 199, 9)])).0, [0]);
+    assert_eq!(LOOKED_AT.get(), 2);
+    assert_eq!(told(&mut world), [(unstable, -1), (0, -1), (0, 5), (0, 9)]);
+    for producer in [3, 1_199] {
+        world.coordinator.end_transaction(world.now, GROUP, producer, true).expect("recorded");
+    }
+    assert_eq!((told(&mut world), LOOKED_AT.get()), (vec![(0, 6), (0, -1), (0, 5), (0, 9)], 2));
+}
+
 #[test]
 fn a_topic_that_is_made_again_has_not_been_read() {
     let mut world = World::new();
