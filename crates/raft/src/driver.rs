@@ -724,17 +724,19 @@ mod tests {
     use kera_format::raft::{LogEntry, Payload, Record};
     use kera_format::{StreamOptions, StreamletId, level};
     use kera_protocol::{
-        AcceptLoss, Body, CreateStream, ErrorBody, ForwardCommand, Message, Op, RaftAppended, RaftOutcome, RaftVote,
-        RaftVoted, Status, UseEnds, UsedEnd,
+        AcceptLoss, Body, CreateStream, ErrorBody, ForwardCommand, Message, Op, RaftAppended, RaftBallot, RaftOutcome,
+        RaftVote, RaftVoted, Status, UseEnds, UsedEnd,
     };
     use openraft::ServerState;
+    use openraft::storage::RaftLogStorage;
     use tokio::sync::oneshot;
 
     use super::*;
     use crate::file::LogFile;
     use crate::group::{GroupConfig, Timing, encoded, packed};
     use crate::network::Transport;
-    use crate::types::{StoredMembers, log_id, members};
+    use crate::store::{LogStore, Writing};
+    use crate::types::{StoredMembers, ballot_of, log_id, members, vote};
     use crate::{file, snapshot};
 
     /// Reaches node 2 only, which votes for whoever asks it, and takes entries from when it is to: until then who leads knows nothing of what is decided beside what it has applied.
@@ -798,6 +800,61 @@ mod tests {
         let said = said.expect("its disk comes to no end").unwrap().clone().unwrap();
         assert_eq!((said.ballot.node, said.ballot.committed, said.entries.len()), (1, true, 0));
         disk.set_stuck(false);
+        group.stop().await;
+    }
+
+    /// Reaches node 2 only, which votes for whoever asks it, and says to who leads in an earlier term that it has voted like this.
+    struct Further(RaftBallot);
+
+    impl Transport for Further {
+        fn call(&self, to: u64, _: &str, op: Op, body: Vec<u8>) -> Pending<Vec<u8>> {
+            let version = op.version_max();
+            let answer: Result<Vec<u8>, String> = match (to, op) {
+                (2, Op::RaftVote) => {
+                    let ballot = RaftVote::decode(version, &body).expect("it asks for votes").ballot;
+                    Ok(encoded(&RaftVoted { ballot, granted: true, last: None }, version))
+                }
+                (2, Op::RaftAppend) => {
+                    let is_earlier = RaftAppend::decode(version, &body).expect("it leads").ballot.term < self.0.term;
+                    let outcome = if is_earlier { RaftOutcome::NewerLeader } else { RaftOutcome::All };
+                    let ballot = is_earlier.then_some(self.0);
+                    Ok(encoded(&RaftAppended { outcome, through: None, ballot }, version))
+                }
+                _ => Err("nobody is there".into()),
+            };
+            Box::pin(async move { answer })
+        }
+    }
+
+    /// What a node says that has voted for another one, on a slow disk, and has started again before it was sent an entry.
+    async fn voted_on_a_slow_disk(term: u64, node: u64) -> RaftBallot {
+        let disk = FaultyDisk::new(Arc::new(MemoryDisk::new()));
+        // The first vote takes as long, and the next one is written ahead.
+        disk.set_slow_syncs(Some(Duration::from_millis(60)));
+        let start = || {
+            let log = LogFile::open(file::folder(Arc::new(disk.clone())), [2; 16]).unwrap();
+            LogStore::start(log, Arc::default(), Arc::new(Writing::new(Arc::new(SystemClock::new())))).unwrap()
+        };
+        let mut store = start();
+        for term in [term - 1, term] {
+            store.save_vote(&vote(&RaftBallot { term, node, committed: false })).await.unwrap();
+        }
+        drop(store);
+        ballot_of(&start().read_vote().await.unwrap().expect("it has voted"))
+    }
+
+    /// Else it would lead for ever, and nothing would be decided: nobody elects another one, for most who vote hear it.
+    #[tokio::test]
+    async fn who_leads_is_elected_anew_behind_the_vote_of_one_that_has_voted_for_it_and_started_again() {
+        let further = voted_on_a_slow_disk(6, 1).await;
+        assert!(further.term > 6, "it is written ahead");
+        let (config, disk) = kept(&founded(0), Vec::new());
+        let started = Group::start(config, disk, Arc::new(Further(further)), Arc::new(SystemClock::new()));
+        let group = started.await.unwrap();
+        let term = |place: Option<Place>| place.map_or(0, |place| place.leader_id.term);
+        let waits = group.raft.wait(Some(Duration::from_secs(120)));
+        let decided = waits.metrics(|metrics| term(metrics.last_applied) > further.term, "it has something decided");
+        decided.await.unwrap();
         group.stop().await;
     }
 

@@ -36,6 +36,9 @@ const SLOW_US: u64 = 50_000;
 /// For a term so much further on a vote is written on a slow disk.
 const TERMS_AHEAD: u64 = 64;
 
+/// For whom: no node has this number.
+const NOBODY: u64 = 0;
+
 type Failed = StorageError<u64>;
 
 /// Who is told that records are durable.
@@ -333,6 +336,9 @@ impl RaftLogStorage<TypeConfig> for LogStore {
     /// * Votes on a slow disk ([`SLOW_US`]), where the last one was written for a term further on. A start finds that it has voted there, and votes in no term in front of it. If each had to be written, whoever
     ///   asks would begin anew before the vote is on two disks, one after the other, and so with the next one, without end. Behind the first one or two they come at once.
     ///
+    /// A vote further on is for [nobody](NOBODY). `openraft` takes one for its own node that it is told of for a try of this node to be elected: who leads neither gives way to it nor has anything
+    /// decided any more, and goes on to say that it leads. Of a term further on no node has asked for a vote, so if it had a name that node would be told of one that it does not know.
+    ///
     /// What is written of who leads takes the place of a vote further on, for with that a node that starts again would not follow: the leader's term would be in front of it.
     async fn save_vote(&mut self, vote: &Ballot) -> Result<(), Failed> {
         let RaftBallot { term, node, committed } = ballot_of(vote);
@@ -342,8 +348,10 @@ impl RaftLogStorage<TypeConfig> for LogStore {
         if committed && (is_given || term < self.ahead) {
             self.led = Some(Record::Vote { term, node, committed });
         } else if term >= self.ahead {
-            let ahead = if committed || !self.writing.is_slow() { 0 } else { term.saturating_add(TERMS_AHEAD) };
-            self.wait(vec![Record::Vote { term: ahead.max(term), node, committed }]).await?;
+            let is_ahead = !committed && self.writing.is_slow();
+            let ahead = if is_ahead { term.checked_add(TERMS_AHEAD).unwrap_or(0) } else { 0 };
+            let (term, node) = if ahead > 0 { (ahead, NOBODY) } else { (term, node) };
+            self.wait(vec![Record::Vote { term, node, committed }]).await?;
             self.ahead = ahead;
         }
         self.vote = Some(*vote);
@@ -450,7 +458,7 @@ mod tests {
         drop(store);
         // A start takes it for its own: in which of the terms up to there it has voted it does not know.
         let (mut store, writing) = start();
-        assert_eq!(store.read_vote().await.unwrap(), Some(ballot(6 + TERMS_AHEAD, 2, false)));
+        assert_eq!(store.read_vote().await.unwrap(), Some(ballot(6 + TERMS_AHEAD, NOBODY, false)));
         is_slow(&writing);
         store.save_vote(&ballot(100, 1, false)).await.unwrap();
         let (before, mut leaders) = (syncs(), store.leaders());
