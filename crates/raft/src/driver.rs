@@ -186,9 +186,10 @@ impl Group {
     async fn say_that_it_leads(&self) {
         let (me, mut leaders) = (self.config.node, self.leaders.clone());
         while leaders.changed().await.is_ok() {
+            // Before it is looked who leads: what a later leader has decided is not in the log of who follows this one, and that would be taken for decided in its place.
+            let decided = self.shared.current.read().applied.as_ref().map(place_of);
             let leader = *leaders.borrow_and_update();
             let Some(ballot) = leader.filter(|ballot| ballot.node == u64::from(me)) else { continue };
-            let decided = self.shared.current.read().applied.as_ref().map(place_of);
             for member in self.members().into_iter().filter(|member| member.votes && member.node != me) {
                 let (transport, entries) = (self.transport.clone(), Vec::new());
                 let said = RaftAppend { ballot, before: None, entries, decided };
