@@ -771,7 +771,7 @@ mod tests {
     impl Transport for Stuck {
         fn call(&self, to: u64, _: &str, op: Op, body: Vec<u8>) -> Pending<Vec<u8>> {
             let version = op.version_max();
-            let answer = match (to, op) {
+            let answer: Result<Vec<u8>, String> = match (to, op) {
                 (2, Op::RaftVote) => {
                     self.disk.set_stuck(true);
                     let ballot = RaftVote::decode(version, &body).expect("it asks for votes").ballot;
@@ -790,13 +790,16 @@ mod tests {
     /// Else whoever has voted for it elects somebody else meanwhile.
     #[tokio::test]
     async fn a_leader_says_that_it_leads_before_its_first_entry_is_on_its_disk() {
-        let ((config, disk), (sent, mut got)) = (kept(&founded(0), Vec::new()), watch::channel(None));
+        let ((mut config, disk), (sent, mut got)) = (kept(&founded(0), Vec::new()), watch::channel(None));
+        // It asks for votes once: its disk would not take the next try, however long this thread was held up behind the first.
+        config.timing.election_ms = 600_000;
         let disk = FaultyDisk::new(disk);
         let transport = Arc::new(Stuck { disk: disk.clone(), sent });
         let started = Group::start(config, Arc::new(disk.clone()), transport, Arc::new(SystemClock::new()));
         let group = started.await.unwrap();
         let leads = group.clone();
         tokio::spawn(async move { leads.say_that_it_leads().await });
+        group.raft.trigger().elect().await.unwrap();
         let said = tokio::time::timeout(Duration::from_secs(120), got.wait_for(Option::is_some)).await;
         let said = said.expect("its disk comes to no end").unwrap().clone().unwrap();
         assert_eq!((said.ballot.node, said.ballot.committed, said.entries.len()), (1, true, 0));

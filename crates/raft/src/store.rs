@@ -397,10 +397,14 @@ impl RaftLogStorage<TypeConfig> for LogStore {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use kera_env::{FaultyDisk, ManualClock, MemoryDisk, SystemClock};
     use kera_format::StreamId;
     use kera_format::cluster::{ClusterEntry, HANDED_BYTES_MAX, RaftPlace};
     use kera_format::raft::{LogEntry, Payload};
+    use rand::rngs::StdRng;
+    use rand::{Rng, SeedableRng};
 
     use super::*;
     use crate::file::folder;
@@ -503,6 +507,61 @@ mod tests {
         store.wait(records).await.unwrap();
         drop(store);
         assert_eq!(start().read_vote().await.unwrap(), Some(ballot(6, 3, false)));
+    }
+
+    /// However slow the disk is, and whenever the power goes: a start finds no earlier vote than the last one that was answered for and the leader of the last entry, and none for a node that has
+    /// not asked in that term.
+    #[tokio::test]
+    async fn no_power_cut_takes_a_vote_back_or_makes_one_up() {
+        let (mut ahead, mut led) = (0, 0);
+        for seed in 0..100 {
+            let (disk, mut rng) = (Arc::new(MemoryDisk::new()), StdRng::seed_from_u64(seed));
+            let (mut given, mut last): ((u64, u64, bool), u64) = ((0, 0, false), 0);
+            let mut asked: BTreeSet<(u64, u64)> = BTreeSet::new();
+            for _ in 0..4 {
+                let writing = Arc::new(Writing::new(Arc::new(ManualClock::new(0))));
+                let file = LogFile::open(folder(disk.clone()), [1; 16]).unwrap();
+                let mut store = LogStore::start(file, Arc::default(), writing.clone()).unwrap();
+                let found = store.read_vote().await.unwrap().map(|found| ballot_of(&found));
+                let found = found.map_or((0, 0, false), |found| (found.term, found.node, found.committed));
+                let said = format!("seed {seed}: {given:?} was answered for, {found:?} is there");
+                assert!((found.0, found.1) >= (given.0, given.1), "{said}");
+                assert!(found.1 == NOBODY || asked.contains(&(found.0, found.1)), "{said}: nobody asked for that");
+                let end = store.entries.read().last_key_value().map(|(_, entry)| place_of(&entry.log_id));
+                let end = end.unwrap_or_default();
+                assert!(end.index >= last && (end.term, end.leader) <= (found.0, found.1), "{said}: {last}, {end:?}");
+                ahead += u32::from(found.0 > 0 && found.1 == NOBODY);
+                (given, last) = (found, end.index);
+                disk.cut_power_at(rng.random_range(1..40));
+                for _ in 0..rng.random_range(1..12) {
+                    let slow_us = if rng.random() { SLOW_US } else { 0 };
+                    writing.last_us.store(slow_us, Ordering::Release);
+                    let is_written = if given.2 && rng.random() {
+                        let place = RaftPlace { term: given.0, leader: given.1, index: last + 1 };
+                        let records = store.take([from_format(LogEntry { place, payload: Payload::Blank })]);
+                        led += u32::from(records.len() > 1);
+                        let is_written = store.wait(records).await.is_ok();
+                        last += u64::from(is_written);
+                        is_written
+                    } else {
+                        let (later, leads): (u64, bool) = (rng.random_range(1..3), rng.random());
+                        let is_given = leads && !given.2 && given.1 != NOBODY && rng.random();
+                        let another = (given.0 + later, rng.random_range(1..4), leads);
+                        let (term, node, committed) = if is_given { (given.0, given.1, true) } else { another };
+                        asked.insert((term, node));
+                        let saved = store.save_vote(&vote(&RaftBallot { term, node, committed })).await;
+                        given = if saved.is_ok() { (term, node, committed) } else { given };
+                        saved.is_ok()
+                    };
+                    if !is_written {
+                        break;
+                    }
+                }
+                drop(store);
+                disk.crash(rng.random());
+            }
+        }
+        assert!(ahead > 0 && led > 0, "{ahead} votes further on were found, {led} leaders written with an entry");
     }
 
     #[tokio::test]
