@@ -257,7 +257,8 @@ impl Group {
             }
             _ => return None,
         };
-        self.wait_followed(self.applied()).await.is_ok().then_some(answer)
+        let is_followed = self.wait_followed(self.applied()).await.is_ok();
+        (is_followed || is_of_stream(op)).then_some(answer)
     }
 
     /// Waits until this node knows all that the leader does. For what may be refused for other reasons as well: waiting for what would tell that it is done takes long where it is not.
@@ -269,15 +270,16 @@ impl Group {
         (is_told && self.wait_followed(told.index).await.is_ok()).then_some(())
     }
 
-    /// Waits until this node's state has something that a leader's has.
+    /// Waits until this node's state has something that a leader's has, whether or not its observers have heard of it.
     async fn known_of<T>(&self, find: impl Fn(&ClusterState) -> Option<T>) -> Option<T> {
-        let mut followed = self.shared.followed.clone();
+        let mut metrics = self.raft.metrics();
         let known = async {
             loop {
                 if let Some(found) = self.read(&find) {
                     return Some(found);
                 }
-                followed.changed().await.ok()?;
+                // Also when something was applied.
+                metrics.changed().await.ok()?;
             }
         };
         tokio::time::timeout(Duration::from_millis(self.config.timing.command_ms), known).await.ok()?

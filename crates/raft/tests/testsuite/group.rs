@@ -210,6 +210,22 @@ async fn what_is_done_to_a_stream_is_told_also_by_a_node_that_hears_of_it_late()
     assert!(has(&world, 1, "made") && has(&world, 1, "_kera.own"));
 }
 
+/// The same where the first answer is lost, and the next leader finds it done.
+#[tokio::test]
+async fn what_was_done_before_is_told_also_by_a_node_that_hears_of_it_late() {
+    let world = World::cluster_at(36, 3, 1, Timing { command_ms: 10_000, ..TIMING }).await;
+    let (group, held_up) = (&world.nodes[&4].group, Arc::new(HeldUp(AtomicBool::new(true))));
+    group.observe(held_up.clone());
+    let made = CreateStream { name: "made".into(), options: StreamOptions::default(), if_not_exists: false };
+    world.net.faults.lock().last = Some(|op, _, _| op == Op::ForwardCommand);
+    assert_eq!(group.ask(&made).await.expect("it is made").name, "made");
+    assert!(world.net.faults.lock().last.is_none(), "the first answer was lost");
+    held_up.0.store(false, Ordering::Release);
+    world.heal();
+    world.agree().await;
+    assert!((1..=4).all(|at| has(&world, at, "made")));
+}
+
 /// The same where a person gives up what a lost node had.
 #[tokio::test]
 async fn a_loss_that_a_leader_has_accepted_that_could_not_say_so_is_not_refused_by_the_next_one() {
