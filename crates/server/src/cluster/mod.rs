@@ -149,6 +149,7 @@ struct Joining<'a> {
     config: &'a Config,
     identity: &'a Identity,
     transport: Arc<dyn Transport>,
+    clock: Arc<dyn Clock>,
     has_all: bool,
 }
 
@@ -187,7 +188,7 @@ struct Came {
     has_all: bool,
     /// Its logs of before may have lacked copies of that by then.
     may_lack_copies: bool,
-    /// When the coordinators had let it in, on the clock that goes on while the machine is suspended.
+    /// When it asked the coordinators for that, on the clock that goes on while the machine is suspended.
     joined_us: u64,
 }
 
@@ -220,11 +221,11 @@ impl Cluster {
         let (kafka, returning) = (Arc::<KafkaRole>::default(), Arc::<ReturningRole>::default());
         let server = listen(config, identity, &group, (&backup, &moves, &kafka, &returning), &runtime, clock)?;
         drive(&group, &runtime, clock, stop.subscribe());
-        let joining = Joining { config, identity, transport, has_all };
-        let epoch = join(&group, &runtime, &joining, single)?;
+        let joining = Joining { config, identity, transport, clock: clock.clone(), has_all };
+        let (epoch, joined_us) = join(&group, &runtime, &joining, single)?;
         let me = (node as u32, epoch);
         let may_lack_copies = group.read(|state| state.may_lack_copies(node as u32, epoch));
-        let came = Came { node: node as u32, epoch, has_all, may_lack_copies, joined_us: clock.since_boot_us() };
+        let came = Came { node: node as u32, epoch, has_all, may_lack_copies, joined_us };
         let broker = Arc::default();
         // From here on it is missed. What follows takes as long as there is much to be opened.
         beat(&runtime, &group, epoch, stop.subscribe(), (&broker, &backup), &stopping);
@@ -639,14 +640,14 @@ pub(crate) fn check_level(level: u32) -> Result<(), Fatal> {
     Err(Fatal::not_here(message, "run a version that speaks it"))
 }
 
-/// Founds a cluster, joins one, or comes back to one: the epoch.
+/// Founds a cluster, joins one, or comes back to one: the epoch, and when it asked for it.
 fn join(
     group: &Arc<Group>,
     runtime: &Handle,
     joining: &Joining<'_>,
     single: impl FnOnce() -> Result<Catalog, Fatal>,
-) -> Result<u32, Fatal> {
-    let (seed, asked) = (joining.config.cluster.join.clone(), group.clone());
+) -> Result<(u32, u64), Fatal> {
+    let (seed, asked, clock) = (joining.config.cluster.join.clone(), group.clone(), joining.clock.clone());
     let is_member = wait(runtime, async move { asked.is_member().await });
     let node = joining.config.cluster.node.unwrap_or(0) as u32;
     reached::tell_unheard(joining.config);
@@ -657,12 +658,13 @@ fn join(
         let mut cluster = [0; 16];
         SystemRandom.fill(&mut cluster);
         let (asked, catalog, first) = (group.clone(), single()?, Join::from(&join_message(joining)));
+        let asked_us = clock.since_boot_us();
         let founding = async move { quorum::told(&asked, node, found_until(&asked, &catalog, cluster, &first)).await };
         let epoch = wait(runtime, founding).map_err(|error| not_let_in(error.to_string()))?;
         tell_founded(group, cluster);
         // Otherwise the cluster was founded at an earlier start, whose epoch is over.
         if epoch == Some(joining.identity.epoch) {
-            return Ok(joining.identity.epoch);
+            return Ok((joining.identity.epoch, asked_us));
         }
     } else if seed.is_some() && !is_member {
         check_empty(&single()?)?;
@@ -673,12 +675,12 @@ fn join(
     let message = join_message(joining);
     let (asked, transport) = (group.clone(), joining.transport.clone());
     let joined =
-        wait(runtime, async move { quorum::told(&asked, node, join_until(&asked, &*transport, seed, &message)).await });
-    let epoch = joined.map(|joined| joined.epoch).map_err(not_let_in)?;
+        async move { quorum::told(&asked, node, join_until(&asked, &*transport, seed, &message, &*clock)).await };
+    let (epoch, asked_us) = wait(runtime, joined).map_err(not_let_in)?;
     if is_member {
         joining.identity.tell_unknown_starts(epoch);
     }
-    Ok(epoch)
+    Ok((epoch, asked_us))
 }
 
 /// Nothing is damaged where a cluster refuses a node, or cannot be founded.
@@ -750,16 +752,19 @@ async fn found_until(
     Ok(group.read(|state| state.node(first.node).map(|node| node.epoch)))
 }
 
-/// Tries until it is in, or is refused. The answer is that of the leader, and this node knows all that led to it.
+/// Tries until it is in, or is refused: its epoch, and when it was asked for, which is when the coordinators have heard of the node for certain. The answer is that of the leader, and
+/// this node knows all that led to it.
 async fn join_until(
     group: &Group,
     transport: &dyn Transport,
     seed: Option<String>,
     message: &JoinCluster,
-) -> Result<JoinedCluster, String> {
+    clock: &dyn Clock,
+) -> Result<(u32, u64), String> {
     let (mut tries, newest) = (0u64, Op::JoinCluster.version_max());
     let bodies = in_versions(message);
     loop {
+        let asked_us = clock.since_boot_us();
         let answer = match &seed {
             // A node that was told of nobody yet has only the address, and one that hears of no leader may have moved. One that is alone leads itself: it asks once, lest it be
             // meant for another cluster. Who is there is of its cluster: see [`transport`].
@@ -788,7 +793,7 @@ async fn join_until(
                     }
                 };
                 tokio::select! {
-                    () = followed => return Ok(joined),
+                    () = followed => return Ok((joined.epoch, asked_us)),
                     () = alive => unreachable!("it goes on until it is not needed"),
                 }
             }
@@ -996,7 +1001,7 @@ fn join_message(joining: &Joining<'_>) -> JoinCluster {
 mod tests {
     use std::sync::atomic::AtomicU32;
 
-    use kera_env::{MemoryDisk, SystemClock};
+    use kera_env::{ManualClock, MemoryDisk, SystemClock};
     use kera_format::cluster::{ClusterEntry, RaftPlace};
     use kera_format::raft::{FileHeader, LogEntry, Payload, Record, encode_blocks};
     use kera_protocol::AllocateProducer;
@@ -1089,6 +1094,53 @@ mod tests {
             }
             wait(&runtime, async move { group.stop().await });
         }
+        stop.send_replace(true);
+        thread.join().expect("it ends");
+    }
+
+    /// Lets a node in, whose machine is suspended for an hour behind that.
+    struct Suspends(Arc<ManualClock>);
+
+    impl Transport for Suspends {
+        fn call(&self, _: u64, _: &str, op: Op, _: Vec<u8>) -> Pending<Vec<u8>> {
+            assert_eq!(op, Op::JoinCluster);
+            let mut answer = Vec::new();
+            JoinedCluster { cluster: [9; 16], epoch: 3, index: 0 }.encode(op.version_max(), &mut answer);
+            self.0.suspend_ms(3_600_000);
+            Box::pin(async move { Ok(answer) })
+        }
+    }
+
+    /// It took itself for one that was heard just now, and served what others may own by then.
+    #[test]
+    fn a_node_was_heard_when_it_asked_to_be_let_in_and_not_when_it_hears_that_it_was() {
+        let (runtime, thread, stop) = start_runtime("unit").expect("a thread");
+        let disk = Arc::new(MemoryDisk::new());
+        let group = wait(&runtime, Group::start(config(), disk, Arc::new(Nowhere), Arc::new(SystemClock::new())));
+        let (group, clock) = (group.expect("it starts"), Arc::new(ManualClock::new(0)));
+        let message = JoinCluster {
+            node: 1,
+            uuid: [1; 16],
+            roles: vec![Role::Broker],
+            rack: String::new(),
+            cluster_address: String::new(),
+            native_address: String::new(),
+            kafka_address: String::new(),
+            http_address: String::new(),
+            settings: Vec::new(),
+            epoch_min: 1,
+            has_all: true,
+            level_min: level::FIRST,
+            level_max: level::NEWEST,
+        };
+        let (asked, ticking) = (group.clone(), clock.clone());
+        let joins = async move {
+            let transport = Suspends(ticking.clone());
+            join_until(&asked, &transport, Some("seed:1".into()), &message, &*ticking).await
+        };
+        assert_eq!(wait(&runtime, joins), Ok((3, 0)));
+        assert_eq!(clock.since_boot_us(), 3_600_000_000);
+        wait(&runtime, async move { group.stop().await });
         stop.send_replace(true);
         thread.join().expect("it ends");
     }

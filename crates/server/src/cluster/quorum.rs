@@ -154,7 +154,7 @@ pub(super) fn check_address(config: &Config, node: u32, members: &[KnownMember])
     Err(Fatal::Config(Mistakes(vec![Mistake { place: String::new(), setting: "cluster.listen".into(), message }])))
 }
 
-/// When a node that has just opened what it has was heard of by the coordinators last, if it had `joined_us` and was `confirmed_us` since. That it is done does not say that it was: opening takes as
+/// When a node that has just opened what it has was heard of by the coordinators last, if it asked to be let in at `joined_us` and was `confirmed_us` since. That it is done does not say that it was: opening takes as
 /// long as there is much, and meanwhile it may have been cut off, been taken for lost, and been given up. All of it on the clock that goes on while the machine is suspended.
 pub(super) fn heard_us(joined_us: u64, confirmed_us: Option<u64>) -> u64 {
     confirmed_us.map_or(joined_us, |confirmed_us| confirmed_us.max(joined_us))
