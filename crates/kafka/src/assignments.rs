@@ -6,14 +6,16 @@
 //!
 //! On the commands thread, for the leader of the coordinators is asked.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use kafka_protocol::ResponseError;
 use kafka_protocol::messages::BrokerId;
 use kera_coordinator::CoordinatorError;
 use kera_format::cluster::COPIES_MAX;
+use kera_format::{StreamId, StreamletId};
 use kera_protocol::admin::StreamInfo;
-use kera_protocol::{MoveStreamlet, StreamRef};
+use kera_protocol::{DescribeMoves, MoveStreamlet, StreamRef};
 
 use crate::admin::{Refusal, refusal};
 use crate::door::Door;
@@ -100,14 +102,49 @@ pub(crate) fn as_assignment(error: &CoordinatorError) -> Refusal {
 /// Has partitions be led where they are wanted.
 pub(crate) struct Leads<'a> {
     door: &'a Door,
+    /// What moves, once the leader was asked.
+    moving: Option<Moving>,
     retries: u32,
     /// That nobody leads the coordinators. They are not asked again: each question waits for a leader for seconds.
     unled: Option<Refusal>,
 }
 
+/// What the leader of the coordinators has told of moves.
+struct Moving {
+    /// Streamlets that are to leave their nodes.
+    leaving: BTreeSet<(StreamId, StreamletId)>,
+    /// These are all, and not only as many as are told at one time.
+    is_all: bool,
+}
+
 impl<'a> Leads<'a> {
     pub(crate) fn new(door: &'a Door) -> Leads<'a> {
-        Leads { door, retries: RETRIES_MAX, unled: None }
+        Leads { door, moving: None, retries: RETRIES_MAX, unled: None }
+    }
+
+    /// Whether a streamlet is at a node, and stays there. By what this node knows it may be there and have gone, or be about to go: so the leader is asked what moves, once for
+    /// all partitions of a request, and what the leader knows this node knows behind that.
+    fn stays(&mut self, stream: StreamId, streamlet: StreamletId, node: u32) -> Result<bool, Refusal> {
+        let door = self.door;
+        let is_there = || door.broker.ownership().owner(stream, streamlet).is_some_and(|owner| owner.node == node);
+        if !is_there() {
+            return Ok(false);
+        }
+        if self.moving.is_none() {
+            let told = door.coordinator.moves(&DescribeMoves { limit: 0 }).map_err(|error| self.refused(&error))?;
+            let is_all = told.under_way == told.moves.len() as u64;
+            let leaving = told.moves.iter().filter(|of| of.from != of.to).map(|of| (of.stream, of.streamlet));
+            self.moving = Some(Moving { leaving: leaving.collect(), is_all });
+        }
+        let stays = |known: &Moving| known.is_all && !known.leaving.contains(&(stream, streamlet));
+        Ok(is_there() && self.moving.as_ref().is_some_and(stays))
+    }
+
+    /// What the client is told of an error. That nobody leads the coordinators is remembered.
+    fn refused(&mut self, error: &CoordinatorError) -> Refusal {
+        let refused = as_assignment(error);
+        self.unled = matches!(error, CoordinatorError::NoLeader(_)).then(|| refused.clone());
+        refused
     }
 
     /// Has a node lead a partition. `may_wait`: the partition may move for a moment because it gets its copies, and is moved then.
@@ -121,13 +158,15 @@ impl<'a> Leads<'a> {
         may_wait: bool,
     ) -> Result<(), Refusal> {
         let streamlet = streamlet_of(partition, &info.options);
-        let owner = self.door.broker.ownership().owner(info.id, streamlet);
         let to = to.0.cast_unsigned();
-        if !self.door.is_in_cluster() || owner.is_some_and(|owner| owner.node == to) {
+        if !self.door.is_in_cluster() {
             return Ok(());
         }
         if let Some(refused) = &self.unled {
             return Err(refused.clone());
+        }
+        if self.stays(info.id, streamlet, to)? {
+            return Ok(());
         }
         let message = MoveStreamlet { stream: StreamRef::Id(info.id), streamlet, to };
         loop {
@@ -137,9 +176,7 @@ impl<'a> Leads<'a> {
             };
             let is_refused = matches!(error, CoordinatorError::Refused(_) | CoordinatorError::Leader { .. });
             if !may_wait || !is_refused || self.retries == 0 {
-                let refused = as_assignment(&error);
-                self.unled = matches!(error, CoordinatorError::NoLeader(_)).then(|| refused.clone());
-                return Err(refused);
+                return Err(self.refused(&error));
             }
             self.retries -= 1;
             std::thread::sleep(RETRY);

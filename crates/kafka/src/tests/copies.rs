@@ -174,6 +174,8 @@ impl Leader {
                 Ok(answered::<MoveStreamlet>(version, &info))
             }
             Op::DescribeMoves => {
+                // Who is answered knows all that the leader does.
+                self.apply(|_| Ok(Vec::new()))?;
                 let moves: Vec<_> = self.read(|state| state.move_infos().collect());
                 let (under_way, nodes) = (moves.len() as u64, Vec::new());
                 Ok(answered::<DescribeMoves>(version, &MovesDescription { moves, under_way, nodes }))
@@ -471,6 +473,31 @@ fn a_topic_gets_another_number_of_copies_partition_by_partition() {
     );
     (0..3).for_each(|at| cluster.leader.make_copies("t", at));
     assert_eq!(cluster.replicas("t"), [[2, 3], [2, 3], [3, 1]]);
+}
+
+/// By what this node had heard it was where it was wanted.
+#[test]
+fn a_partition_that_has_gone_or_is_about_to_is_not_told_as_led_where_it_was() {
+    let mut cluster = Cluster::new();
+    assert_eq!(cluster.create("t", 1, &[&[1], &[2], &[3]], false).0, 0);
+    let stream = cluster.leader.stream("t");
+    let moves = |cluster: &Cluster, at: u32| cluster.leader.read(|state| state.move_of(stream, at)).is_some();
+    for at in 0..3 {
+        if moves(&cluster, at) {
+            cluster.leader.finish_move("t", at);
+        }
+    }
+    assert_eq!(cluster.codes("t", &[(0, Some(&[1])), (1, Some(&[2]))]), [0, 0], "they are there");
+    assert_eq!(cluster.codes("t", &[(0, Some(&[2]))]), [0]);
+    let told = cluster.reassign("t", &[(0, Some(&[1])), (1, Some(&[2]))]);
+    assert!(told[0].0 == BAD_ASSIGNMENT && told[0].1.contains("moves already"), "{told:?}");
+    assert_eq!(told[1].0, 0, "that one stays");
+    cluster.finish_moves("t", &[0]);
+    // This node has yet to hear of it.
+    let before = kera_protocol::Owner { node: 1, epoch: 1, older: Vec::new() };
+    cluster.leader.broker.set_owner(0, stream, StreamletId(0), before).unwrap();
+    assert_eq!(cluster.codes("t", &[(0, Some(&[1]))]), [0]);
+    assert!(moves(&cluster, 0), "it is moved back");
 }
 
 #[test]
