@@ -687,8 +687,8 @@ mod tests {
     use std::sync::OnceLock;
 
     use kera_env::SystemClock;
-    use kera_format::StreamOptions;
-    use kera_protocol::{ErrorBody, FrameHeader, Owner, Owners};
+    use kera_format::{StreamOptions, StreamletId};
+    use kera_protocol::{ErrorBody, FrameHeader, Owner, OwnerRun, Owners, StreamOwners};
     use kera_rpc::{Flow, Outbox, Peer, RunningServer, Server, ServerConfig, Session, SessionWaker};
 
     use super::*;
@@ -775,6 +775,31 @@ mod tests {
             });
             assert_eq!(asked.load(Ordering::SeqCst), 2);
         }
+    }
+
+    /// Both have one number. Between them the owners have changed, and the run that was to come begins on the first one by then.
+    #[test]
+    fn pages_of_owners_of_which_none_has_some_streamlet_are_asked_for_again() {
+        let asked = Arc::new(AtomicUsize::new(0));
+        let counted = Arc::clone(&asked);
+        let server = serving(move |header, out| {
+            let run = |count| OwnerRun { first: StreamletId(0), count, step: 1, node: 1, epoch: 4, older: Vec::new() };
+            let (runs, more) = match counted.fetch_add(1, Ordering::SeqCst) {
+                0 => (vec![run(1)], true),
+                1 => (Vec::new(), false),
+                _ => (vec![run(2)], false),
+            };
+            let streams = vec![StreamOwners { stream: StreamId(7), streamlets: 2, runs }];
+            let nodes = Vec::new();
+            out.respond(header, &Owners { cluster: [1; 16], version: VERSION, node: 1, nodes, streams, more });
+            Flow::Done
+        });
+        block_on(async {
+            let client = Client::connect(server.local_addr().to_string()).await.unwrap();
+            let found = client.placement(StreamId(7)).await.unwrap();
+            assert_eq!([0, 1].map(|streamlet| found.owner(streamlet).1), [4; 2]);
+        });
+        assert_eq!(asked.load(Ordering::SeqCst), 3);
     }
 
     /// A node that is of no cluster says so of all streams. Where it is the only one that answers a consumer ended for which its cluster was only down.

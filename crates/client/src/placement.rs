@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use kera_format::limits::STREAMLETS_MAX;
 use kera_format::{GroupId, StreamId, StreamletId};
-use kera_protocol::{FindOwners, Op, Owner, Owners, Status};
+use kera_protocol::{FindOwners, Op, Owner, Owners, Status, StreamletsTold};
 use kera_rpc::{Connection, RpcError};
 
 /// The node that a client was told to connect to, whichever that is: what it asks when there is only one.
@@ -229,14 +229,14 @@ impl Placement {
         Err(RpcError::Status { status: Status::NotReady, message, retry_after: None })
     }
 
-    /// All pages; `None` if they do not belong together.
+    /// All pages; `None` if they do not belong together. Of one number they may be as well, while it is being told what has changed: a run that has grown may be on none then.
     async fn ask_pages(
         connection: &Connection,
         stream: StreamId,
         timeout: Duration,
     ) -> Result<Option<Placement>, RpcError> {
         let mut placement: Option<Placement> = None;
-        let mut after = None;
+        let (mut after, mut told) = (None, StreamletsTold::default());
         loop {
             let asked = FindOwners { streams: vec![stream.into()], after, limit: 0 };
             let page = connection.call_within(&asked, timeout).await?;
@@ -250,8 +250,10 @@ impl Placement {
                 return Ok(None);
             }
             placement.take(&page, stream);
+            page.streams.iter().filter(|found| found.stream == stream).for_each(|found| told.take(found));
             if !page.more {
-                return Ok(Some(std::mem::take(placement)));
+                let is_whole = after.is_none() || told.untold().next().is_none();
+                return Ok(is_whole.then(|| std::mem::take(placement)));
             }
             after = next;
         }

@@ -86,7 +86,9 @@ pub use node::{
     OwnLog, Role,
 };
 pub use op::Op;
-pub use placement::{FindOwners, NodeInfo, OlderGroups, Owner, OwnerRun, Owners, StreamOwners, StreamletState};
+pub use placement::{
+    FindOwners, NodeInfo, OlderGroups, Owner, OwnerRun, Owners, StreamOwners, StreamletState, StreamletsTold,
+};
 pub use read::{
     Credit, ReadAnswer, ReadChunks, ReadChunksResponse, ReadChunksView, ReadEntry, Start, Subscribe, Subscribed,
     Unsubscribe,

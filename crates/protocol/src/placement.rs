@@ -8,6 +8,7 @@ use std::ops::Range;
 use crate::codec::{wire_enum, wire_struct};
 use crate::message::{messages, responses};
 use crate::{Role, StreamRef};
+use kera_format::limits::STREAMLETS_MAX;
 use kera_format::{Cursor, GroupId, LaneId, ProducerEpoch, ProducerId, StreamId, StreamletId};
 
 wire_struct! {
@@ -201,6 +202,33 @@ impl Owners {
     }
 }
 
+/// Of which streamlets of one stream pages of [`Owners`] have told.
+///
+/// The owners may change between two pages that have one number, and their runs with them. A streamlet that was in a run behind the first page, and has come to be in one that begins
+/// in front of the second, is on neither.
+#[derive(Clone, Debug, Default)]
+pub struct StreamletsTold(Vec<bool>);
+
+impl StreamletsTold {
+    /// What the next page tells of the stream. No more is kept of it than a stream can have.
+    pub fn take(&mut self, page: &StreamOwners) {
+        let streamlets = page.streamlets.min(STREAMLETS_MAX) as usize;
+        if self.0.len() < streamlets {
+            self.0.resize(streamlets, false);
+        }
+        for run in &page.runs {
+            for streamlet in run.streamlets().take_while(|streamlet| (streamlet.0 as usize) < streamlets) {
+                self.0[streamlet.0 as usize] = true;
+            }
+        }
+    }
+
+    /// Those that the stream has by what was told, and that no page tells of.
+    pub fn untold(&self) -> impl Iterator<Item = StreamletId> + '_ {
+        (0..).map(StreamletId).zip(&self.0).filter(|(_, is_told)| !**is_told).map(|(streamlet, _)| streamlet)
+    }
+}
+
 impl OwnerRun {
     /// Its streamlets, in order. Nothing of a run that no streamlet can be in.
     pub fn streamlets(&self) -> impl Iterator<Item = StreamletId> + '_ {
@@ -355,6 +383,27 @@ mod tests {
         let alone = Owner { node: 4, epoch: 2, older: Vec::new() };
         assert_eq!([GroupId::NONE, GroupId::new(1, 1), GroupId::new(2, 1)].map(|group| alone.holder(group)), [4; 3]);
         assert_eq!((alone.runs().collect::<Vec<_>>(), alone.older_runs().count()), (vec![(2, 4)], 0));
+    }
+
+    /// Of four streamlets the last two were another node's, until the second page was asked for.
+    #[test]
+    fn streamlets_of_a_run_that_has_grown_between_two_pages_are_missing() {
+        let stream = StreamId(7);
+        let page = |runs| StreamOwners { stream, streamlets: 4, runs };
+        let untold = |told: &StreamletsTold| told.untold().map(|streamlet| streamlet.0).collect::<Vec<_>>();
+        let before = runs_of(&[owner(1, 1), owner(1, 1), owner(2, 1), owner(2, 1)]);
+        let mut told = StreamletsTold::default();
+        assert!(untold(&told).is_empty());
+        told.take(&page(before[..1].to_vec()));
+        assert_eq!(untold(&told), [2, 3]);
+        let mut now = runs_of(&[owner(1, 1), owner(1, 1), owner(1, 1), owner(2, 1)]);
+        // Those behind the first page.
+        now.retain(|run| run.first > before[0].first);
+        told.take(&page(now));
+        assert_eq!(untold(&told), [2]);
+        let wild = OwnerRun { count: u32::MAX, ..before[0].clone() };
+        told.take(&StreamOwners { stream, streamlets: u32::MAX, runs: vec![wild] });
+        assert!(untold(&told).is_empty());
     }
 
     #[test]

@@ -10,7 +10,7 @@ use kera_protocol::limits::page_items;
 use kera_protocol::{
     AlterStream, CreateStream, DeleteApplication, DeleteStream, DescribeApplication, FindOwners, GetStream, LaneStats,
     ListApplications, ListStreams, Message, NodeStatus, ResetOffsets, Start, Status, StreamInfo, StreamRef,
-    StreamStats,
+    StreamStats, StreamletsTold,
 };
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
@@ -239,21 +239,23 @@ pub(super) async fn delete_stream(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// Nodes but this one that own streamlets of a stream (of these, of all if none are named), as this node knows it; 0: nobody owns one at the moment.
+/// Nodes but this one that own streamlets of a stream (of these, of all if none are named), as this node knows it; 0: nobody owns one at the moment, or it has not heard whose one is.
 /// Owners keep what applications have read of their streamlets, so what this node says of an application is not all of it then.
 async fn other_owners(inside: &Inside, stream: StreamId, streamlets: &[u32]) -> Result<BTreeSet<u32>, HttpError> {
-    let (mut others, mut after) = (BTreeSet::new(), None);
+    let is_meant = |streamlet: StreamletId| streamlets.is_empty() || streamlets.contains(&streamlet.0);
+    let (mut others, mut after, mut told) = (BTreeSet::new(), None, StreamletsTold::default());
     loop {
         let page = inside.call(&FindOwners { streams: vec![stream.into()], after, limit: 0 }).await?;
         if page.node == 0 {
             return Ok(others);
         }
-        let is_meant = |streamlet: StreamletId| streamlets.is_empty() || streamlets.contains(&streamlet.0);
+        page.streams.iter().for_each(|of| told.take(of));
         let runs = page.streams.iter().flat_map(|of| &of.runs);
         let those = runs.filter(|run| run.node != page.node && run.streamlets().any(is_meant));
         others.extend(those.map(|run| run.node));
         let next = page.next_page();
         if next <= after {
+            others.extend(told.untold().any(is_meant).then_some(0));
             return Ok(others);
         }
         after = next;

@@ -302,6 +302,9 @@ fn headers_without_end_are_refused() {
     server.stop();
 }
 
+/// Stands for the owner of a streamlet of which a node does not tell.
+const UNTOLD: u32 = u32::MAX;
+
 /// A node of a cluster, and stream 7 with two streamlets. It knows no application, and does what it is asked to.
 struct Member {
     /// Who owns the streamlets, each time that it is asked; in the end it stays so.
@@ -322,7 +325,8 @@ impl Member {
             epoch: 1,
             older: Vec::new(),
         };
-        let runs = (0..).zip(now.into_iter().flatten()).map(run).collect();
+        let told = (0..).zip(now.into_iter().flatten()).filter(|(_, node)| *node != UNTOLD);
+        let runs = told.map(run).collect();
         let streams = vec![StreamOwners { stream: StreamId(7), streamlets: 2, runs }];
         Owners { cluster: [1; 16], version: 1, node: 1, nodes: Vec::new(), streams, more: false }
     }
@@ -397,6 +401,8 @@ fn what_was_done_to_a_part_of_an_application_is_not_told_as_done_to_all_of_it() 
         assert_eq!(told(&[[1, 2]]), "501 0");
         assert_eq!(told(&[[1, 1], [1, 2]]), "501 1", "node 2 has it by now");
         assert_eq!(told(&[[1, 1], [1, 0]]), "503 1");
+        // The stream has grown, say, and the node hears a moment later whose the new ones are.
+        assert_eq!(told(&[[1, UNTOLD]]), "503 0");
     }
 }
 
