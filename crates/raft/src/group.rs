@@ -280,6 +280,12 @@ impl Group {
         read(&self.shared.current.read().state)
     }
 
+    /// The same, with the entry up to which the state is.
+    pub fn read_at<T>(&self, read: impl FnOnce(&ClusterState, u64) -> T) -> T {
+        let current = self.shared.current.read();
+        read(&current.state, current.applied.map_or(0, |place| place.index))
+    }
+
     /// The level of the cluster that is in force.
     pub fn level(&self) -> u32 {
         self.read(ClusterState::level)
