@@ -66,7 +66,7 @@ pub(super) struct Membership {
     pub(super) groups_at: Instant,
     /// Nothing is committed before: the node has refused the last commit for now, as while a streamlet moves away.
     pub(super) commits_at: Instant,
-    /// Since when it has refused each commit, or a part of it, for now.
+    /// Since when it has refused each commit, or a part of it, for now, and there was something to be committed.
     refused_since: Option<Instant>,
     /// When that was said last.
     refusal_said_at: Option<Instant>,
@@ -426,6 +426,7 @@ impl Consumer {
         if self.memberships.is_empty() {
             return;
         }
+        self.forget_refusals();
         let manual = self.settings.commit == CommitMode::Manual;
         if manual {
             let leases = self.tracks.values_mut().filter_map(|track| track.lease.as_mut());
@@ -435,6 +436,17 @@ impl Consumer {
         let due = now >= self.commit_at && !manual;
         if due || !self.given_back.is_empty() || self.tracks.values().any(urgent) {
             self.send_commit(|track| if manual { urgent(track) } else { track.has_to_commit() });
+        }
+    }
+
+    /// Where nothing is to be committed any more, since what was refused was lost, nothing is refused either.
+    fn forget_refusals(&mut self) {
+        let Consumer { memberships, tracks, given_back, .. } = self;
+        for (node, membership) in memberships.iter_mut().filter(|(_, membership)| membership.refused_since.is_some()) {
+            let is_its = |track: &Track| track.has_to_commit() && track.lease.is_some_and(|lease| lease.node == *node);
+            if given_back.range((*node, 0)..=(*node, u64::MAX)).next().is_none() && !tracks.values().any(is_its) {
+                membership.refused_since = None;
+            }
         }
     }
 
@@ -820,6 +832,29 @@ mod tests {
             assert_eq!(refuse(&mut consumer), (1, None));
             wait(10).await;
             assert_eq!(refuse(&mut consumer), (1, Some(Instant::now())));
+        });
+    }
+
+    /// What was refused was lost with its lease, and one commit that was refused a minute later was said to be the last of many.
+    #[test]
+    fn for_how_long_commits_are_refused_begins_anew_where_nothing_was_to_be_committed() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
+        runtime.block_on(async {
+            let mut consumer = member(GroupId::new(5, 1));
+            let (id, entry) = (*consumer.tracks.keys().next().unwrap(), entry_of_first(&consumer));
+            let refuse = |consumer: &mut Consumer| {
+                consumer.take_committed(1, &[(id, entry)], &[Status::NotReady as u16]);
+                consumer.memberships[&1].refusal_said_at
+            };
+            assert_eq!(refuse(&mut consumer), None);
+            let track = consumer.tracks.remove(&id).unwrap();
+            consumer.commit_if_due(Instant::now());
+            consumer.tracks.insert(id, track);
+            tokio::time::advance(Duration::from_secs(60)).await;
+            assert_eq!(refuse(&mut consumer), None);
+            consumer.commit_if_due(Instant::now());
+            tokio::time::advance(REFUSED_FOR).await;
+            assert_eq!(refuse(&mut consumer), Some(Instant::now()));
         });
     }
 
