@@ -79,6 +79,7 @@ use feed::Feed;
 use mender::Mending;
 use moves::{Moves, MovesRole};
 pub(crate) use others::Others;
+use quorum::Unfounded;
 use recovery::Recovery;
 use returning::{Returning, ReturningRole};
 use sessions::ClusterSessions;
@@ -659,7 +660,9 @@ fn join(
         SystemRandom.fill(&mut cluster);
         let (asked, catalog, first) = (group.clone(), single()?, Join::from(&join_message(joining)));
         let asked_us = clock.since_boot_us();
-        let founding = async move { quorum::told(&asked, node, found_until(&asked, &catalog, cluster, &first)).await };
+        let untold = Unfounded::said_after(quorum::UNDECIDED_US);
+        let founding =
+            async move { quorum::told(&asked, node, found_until(&asked, &catalog, cluster, &first, untold)).await };
         let epoch = wait(runtime, founding).map_err(|error| not_let_in(error.to_string()))?;
         tell_founded(group, cluster);
         // Otherwise the cluster was founded at an earlier start, whose epoch is over.
@@ -738,12 +741,14 @@ async fn found_until(
     catalog: &Catalog,
     cluster: [u8; 16],
     first: &Join,
+    mut unfounded: Unfounded,
 ) -> Result<Option<u32>, CoordinatorError> {
     while group.read(|state| state.cluster()) == [0; 16] {
         match group.found(catalog, cluster, first).await {
             Ok(()) => break,
             Err(CoordinatorError::NoLeader(reason)) => {
                 tracing::debug!(reason, "the node waits for the coordinators");
+                unfounded.look(group, &reason);
                 tokio::time::sleep(RETRY).await;
             }
             Err(error) => return Err(error),
@@ -1002,8 +1007,10 @@ mod tests {
     use std::sync::atomic::AtomicU32;
 
     use kera_env::{ManualClock, MemoryDisk, SystemClock};
-    use kera_format::cluster::{ClusterEntry, RaftPlace};
+    use kera_format::catalog::Entry;
+    use kera_format::cluster::{ClusterEntry, Doors, RaftPlace};
     use kera_format::raft::{FileHeader, LogEntry, Payload, Record, encode_blocks};
+    use kera_format::{ReplicationMode, StreamOptions};
     use kera_protocol::AllocateProducer;
     use kera_raft::Pending;
 
@@ -1096,6 +1103,69 @@ mod tests {
         }
         stop.send_replace(true);
         thread.join().expect("it ends");
+    }
+
+    /// The lines of a log.
+    #[derive(Clone, Default)]
+    struct Lines(Arc<Mutex<Vec<u8>>>);
+
+    impl std::io::Write for Lines {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    /// It was tried again and again without a word.
+    #[test]
+    fn that_what_a_cluster_begins_with_is_refused_each_time_is_said() {
+        let (lines, mut catalog) = (Lines::default(), Catalog::default());
+        let (replication, replication_mode) = (2, ReplicationMode::Async);
+        let options = StreamOptions { replication, replication_mode, ..StreamOptions::default() };
+        let made = Entry::StreamCreated { stream: StreamId(1), at_ms: 1, options, name: "a".into() };
+        catalog.apply(&made).expect("a stream");
+        // Such a stream needs a higher one.
+        let low = GroupConfig { level_max: level::FIRST, ..config() };
+        let first = Join {
+            node: 1,
+            uuid: [1; 16],
+            roles: Roles::ALL,
+            rack: String::new(),
+            doors: Doors::default(),
+            settings: Vec::new(),
+            epoch_min: 1,
+            has_all: true,
+            levels: (level::FIRST, level::FIRST),
+        };
+        let (has_said, looks) =
+            (|| String::from_utf8_lossy(&lines.0.lock()).contains("cannot found its cluster"), 3_000);
+        let founding = async {
+            let started =
+                Group::start(low, Arc::new(MemoryDisk::new()), Arc::new(Nowhere), Arc::new(SystemClock::new()));
+            let group = started.await.expect("it starts");
+            let said = async {
+                for _ in 0..looks {
+                    if has_said() {
+                        break;
+                    }
+                    tokio::time::sleep(Duration::from_millis(20)).await;
+                }
+            };
+            tokio::select! {
+                founded = found_until(&group, &catalog, [9; 16], &first, Unfounded::said_after(0)) => panic!("{founded:?}"),
+                () = said => {}
+            }
+            group.stop().await;
+        };
+        let writer = lines.clone();
+        let log = tracing_subscriber::fmt().with_max_level(tracing::Level::WARN).with_ansi(false);
+        let log = log.with_writer(move || writer.clone()).finish();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        tracing::subscriber::with_default(log, || runtime.block_on(founding));
+        assert!(has_said());
     }
 
     /// Lets a node in, whose machine is suspended for an hour behind that.

@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 use std::future::Future;
 use std::net::SocketAddr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kera_env::{Clock, Lasting, Lasts};
 use kera_protocol::Op;
@@ -47,7 +47,32 @@ pub(super) async fn told<T>(group: &Group, node: u32, done: impl Future<Output =
 }
 
 /// When a node that runs says that nothing is decided, and again each time, in microseconds. An election takes less than a second.
-const UNDECIDED_US: u64 = 10_000_000;
+pub(super) const UNDECIDED_US: u64 = 10_000_000;
+
+/// That a node leads and does not found its cluster all the same: what it begins with is refused each time, or not taken.
+pub(super) struct Unfounded {
+    began: Instant,
+    lasting: Lasting,
+}
+
+impl Unfounded {
+    /// It is said when it has lasted for so long, in microseconds, and again each time.
+    pub(super) fn said_after(us: u64) -> Unfounded {
+        Unfounded { began: Instant::now(), lasting: Lasting::new(us) }
+    }
+
+    /// It was tried once more. As long as nobody leads [`told`] says what is waited for.
+    pub(super) fn look(&mut self, group: &Group, reason: &str) {
+        let now_us = self.began.elapsed().as_micros() as u64;
+        if let Some(Lasts::For(since_us)) = self.lasting.look(group.is_leader(), now_us) {
+            tracing::warn!(
+                seconds = since_us / 1_000_000,
+                reason,
+                "this node leads the coordinators and cannot found its cluster; it goes on trying"
+            );
+        }
+    }
+}
 
 /// Says in the log when this node has known no leader for long although it hears most coordinators, or leads and is not followed by most of them, and when that is over. That it does not
 /// hear most of them is said by what it refuses then.
