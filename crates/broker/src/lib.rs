@@ -6,7 +6,7 @@
 //! | start | [`Broker::new`], [`Broker::stream_created`] for every stream of the catalog, then (after the log's recovery) [`Broker::open_applications`] |
 //! | serve a connection | [`Broker::session`], and what [`BrokerSession`] says |
 //! | follow the catalog | [`Broker::stream_created`], [`Broker::stream_altered`], [`Broker::stream_deleted`] |
-//! | be one of several nodes | [`Broker::join_cluster`], [`Broker::set_nodes`], [`Broker::stream_comes`], [`Broker::place_stream`], [`Broker::set_owner`], as the coordinator says, and [`Broker::told_up_to`] |
+//! | be one of several nodes | [`Broker::join_cluster`], [`Broker::set_nodes`], [`Broker::hear_of_stream`], [`Broker::hear_of_owners`], as the coordinators say, and [`News`] |
 //! | give a streamlet to another node | [`Broker::let_go`], [`Broker::handed_over`], then [`Broker::set_owner`] or [`Broker::keep_streamlet`] |
 //! | do either as moves are noted | [`Moving`] |
 //! | take one | [`Broker::set_owner`], [`Broker::open_streamlet`] |
@@ -37,6 +37,7 @@ mod metrics;
 mod moved;
 mod moving;
 mod ownership;
+mod placing;
 mod read;
 mod recovery;
 mod session;
@@ -62,6 +63,7 @@ pub use metrics::{BrokerCounts, BrokerMetrics};
 pub use moved::Reading;
 pub use moving::Moving;
 pub use ownership::{Heard, Ownership, Whose};
+pub use placing::{News, Placing, UNNUMBERED};
 pub use recovery::{
     Copies, EndedLog, EndedView, HandedStates, NotTaken, Rebuild, RebuildTimes, RecoveryProgress, logs_without,
 };

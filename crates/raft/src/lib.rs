@@ -25,8 +25,9 @@ mod votes;
 
 pub use driver::Backups;
 pub use group::{Group, GroupConfig, Timing};
+pub use kera_coordinator::cluster::Change;
 pub use known::{KnownMember, Stranger};
-pub use machine::{Change, Observer};
+pub use machine::Observer;
 pub use network::{Pending, Transport, ask, in_versions};
 pub use on_disk::{Ballot, OnDisk};
 pub use survivor::{SKIPPED, Survivor};

@@ -11,12 +11,8 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
-use kera_coordinator::StreamEvent;
-use kera_coordinator::cluster::ClusterState;
+use kera_coordinator::cluster::{Change, ClusterState};
 use kera_env::Folder;
-use kera_format::catalog::Entry as CatalogEntry;
-use kera_format::cluster::ClusterEntry;
-use kera_protocol::{StreamInfo, StreamRef};
 use openraft::storage::RaftStateMachine;
 use openraft::{
     EntryPayload, ErrorSubject, ErrorVerb, OptionalSend, RaftSnapshotBuilder, Snapshot, SnapshotMeta, StorageError,
@@ -28,17 +24,6 @@ use crate::file::OpenError;
 use crate::room::when_there_is_room;
 use crate::snapshot::{self, Carried, Loaded};
 use crate::types::{Applied, Entry, Node, Place, StoredMembers, TypeConfig};
-
-/// What has become true.
-#[derive(Clone, Debug)]
-pub enum Change {
-    /// A stream was made, altered or deleted.
-    Stream(StreamEvent),
-    /// Anything else.
-    Cluster(ClusterEntry),
-    /// A snapshot has replaced the state. Changes of streams have been told before; everything else may be different.
-    Replaced,
-}
 
 /// Who wants to know of all changes of the state.
 pub trait Observer: Send + Sync {
@@ -73,10 +58,10 @@ impl Current {
             EntryPayload::Normal(batch) => {
                 let state = Arc::make_mut(&mut self.state);
                 for one in &batch.0 {
-                    match apply_one(state, one) {
+                    match state.apply_telling(one) {
                         Ok(change) => changes.extend(change),
                         Err(refused) => {
-                            answer.refused = Some(refused);
+                            answer.refused = Some(refused.0);
                             break;
                         }
                     }
@@ -203,52 +188,6 @@ fn follow(
     }
 }
 
-/// Applies one entry; what observers are told of it.
-fn apply_one(state: &mut ClusterState, entry: &ClusterEntry) -> Result<Option<Change>, String> {
-    let find = |state: &ClusterState, stream: StreamRef| state.catalog.find(&stream).ok().cloned();
-    let before = match entry {
-        ClusterEntry::Catalog(
-            CatalogEntry::StreamAltered { stream, .. } | CatalogEntry::StreamDeleted { stream, .. },
-        ) => find(state, (*stream).into()),
-        _ => None,
-    };
-    state.apply(entry).map_err(|refused| refused.0)?;
-    let event = match entry {
-        ClusterEntry::Catalog(CatalogEntry::StreamCreated { stream, .. }) => {
-            find(state, (*stream).into()).map(StreamEvent::Created)
-        }
-        ClusterEntry::Catalog(CatalogEntry::StreamAltered { stream, .. }) => {
-            let after = find(state, (*stream).into());
-            before.zip(after).map(|(before, after)| StreamEvent::Altered { before, after })
-        }
-        ClusterEntry::Catalog(CatalogEntry::StreamDeleted { .. }) => before.map(StreamEvent::Deleted),
-        ClusterEntry::Catalog(_) => None,
-        other => return Ok(Some(Change::Cluster(other.clone()))),
-    };
-    Ok(event.map(Change::Stream))
-}
-
-/// What happened to streams between two states. Those that have come are told by their numbers, as they were made: with each of them observers take those with lower numbers for told.
-fn differences(before: &ClusterState, after: &ClusterState) -> Vec<Change> {
-    let mut changes = Vec::new();
-    let of = |state: &ClusterState, info: &StreamInfo| state.catalog.find(&info.id.into()).ok().cloned();
-    for info in before.catalog.streams().filter(|info| of(after, info).is_none()) {
-        changes.push(StreamEvent::Deleted(info.clone()));
-    }
-    let mut infos: Vec<&StreamInfo> = after.catalog.streams().collect();
-    infos.sort_unstable_by_key(|info| info.id);
-    for info in infos {
-        match of(before, info) {
-            None => changes.push(StreamEvent::Created(info.clone())),
-            Some(before) if before.options != info.options => {
-                changes.push(StreamEvent::Altered { before, after: info.clone() });
-            }
-            Some(_) => {}
-        }
-    }
-    changes.into_iter().map(Change::Stream).chain([Change::Replaced]).collect()
-}
-
 impl RaftStateMachine<TypeConfig> for Machine {
     type SnapshotBuilder = Machine;
 
@@ -296,7 +235,7 @@ impl RaftStateMachine<TypeConfig> for Machine {
         let install = move || {
             let before = shared.current.read().state.clone();
             loaded.state.takes_place_of(&before);
-            let changes = differences(&before, &loaded.state);
+            let changes = before.changes_to(&loaded.state);
             *shared.current.write() = Current::from(*loaded);
             changes
         };
@@ -337,8 +276,8 @@ mod tests {
     use kera_coordinator::catalog::Limits;
     use kera_coordinator::cluster::{Join, LogView};
     use kera_env::{DirectIo, Disk, DiskFile, MemoryDisk, OpenMode};
-    use kera_format::cluster::{Doors, LogName, NodeNumber, Roles};
-    use kera_format::{StreamId, StreamOptions, StreamletId, level};
+    use kera_format::cluster::{ClusterEntry, Doors, LogName, NodeNumber, Roles};
+    use kera_format::{StreamOptions, StreamletId, level};
     use kera_protocol::{CreateStream, GiveBack};
     use openraft::{CommittedLeaderId, LogId};
 
@@ -592,30 +531,6 @@ mod tests {
         });
         goes_on.send(()).unwrap();
         assert_eq!((is_early, comes.join().unwrap()), (false, 1));
-    }
-
-    /// With each of them all that have lower numbers count as told.
-    #[test]
-    fn streams_that_come_with_a_snapshot_are_told_in_the_order_of_their_numbers() {
-        let state = |streams: &[(u64, &str)]| {
-            let mut state = ClusterState::default();
-            for (number, name) in streams {
-                let (stream, name, options) = (StreamId(*number), (*name).to_owned(), StreamOptions::default());
-                let made = CatalogEntry::StreamCreated { stream, at_ms: 1, options, name };
-                assert!(state.apply(&ClusterEntry::Catalog(made)).is_ok());
-            }
-            state
-        };
-        let told = differences(&state(&[(3, "d")]), &state(&[(3, "d"), (5, "c"), (8, "a"), (9, "b")]));
-        let numbers: Vec<u64> = told
-            .iter()
-            .filter_map(|change| match change {
-                Change::Stream(StreamEvent::Created(info)) => Some(info.id.0),
-                _ => None,
-            })
-            .collect();
-        assert_eq!(numbers, [5, 8, 9]);
-        assert!(matches!(told.last(), Some(Change::Replaced)));
     }
 
     /// A snapshot that is there no more because the next one is: who asks for the newest gets that.

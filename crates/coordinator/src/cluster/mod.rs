@@ -24,6 +24,7 @@ mod returned;
 mod rules;
 mod skipped;
 mod state;
+mod told;
 
 pub use balance::{NOTICEABLE, RATE_MAX, Rates, move_info, moves_by_itself};
 pub use copies::{CopiesChange, ToCopy};
@@ -39,3 +40,4 @@ pub use plan::{Join, LogView, OWNER_RUNS_MAX, roles_of};
 pub use returned::{Offerable, Offers};
 pub use rules::Refused;
 pub use state::{ClusterState, Floor, LogState, Move, NodeState, View};
+pub use told::{Change, Telling, ToldStreams};

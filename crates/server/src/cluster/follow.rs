@@ -1,74 +1,37 @@
 //! What the node's broker is told of streams. It has opened those that it was told of at its start; whatever has changed since, and
 //! whatever comes, it is told once and in order.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use kera_coordinator::cluster::ToldStreams;
 use kera_coordinator::{StreamEvent, StreamObserver};
-use kera_format::StreamId;
 use kera_protocol::StreamInfo;
 use kera_raft::{Change, Group, Observer};
 use parking_lot::Mutex;
 
-/// What the broker was told.
-struct Told {
-    streams: BTreeMap<StreamId, StreamInfo>,
-    /// It was told what all entries up to this one have come to together. One by one they would take a stream back to options that it has no more; one that has grown since cannot go
-    /// back.
-    through: u64,
-}
-
 struct Follower {
     observer: Arc<dyn StreamObserver>,
-    told: Mutex<Told>,
+    told: Mutex<ToldStreams>,
 }
 
 impl Follower {
     fn new(observer: Arc<dyn StreamObserver>, known: Vec<StreamInfo>) -> Follower {
-        let streams = known.into_iter().map(|info| (info.id, info)).collect();
-        Follower { observer, told: Mutex::new(Told { streams, through: 0 }) }
-    }
-
-    fn tell(&self, told: &mut Told, event: &StreamEvent) {
-        let is_news = match event {
-            StreamEvent::Created(info) => told.streams.insert(info.id, info.clone()).is_none(),
-            StreamEvent::Altered { after, .. } => match told.streams.get_mut(&after.id) {
-                Some(known) if known.options != after.options => {
-                    *known = after.clone();
-                    true
-                }
-                _ => false,
-            },
-            StreamEvent::Deleted(info) => told.streams.remove(&info.id).is_some(),
-        };
-        if is_news {
-            self.observer.stream_changed(event);
-        }
+        Follower { observer, told: Mutex::new(ToldStreams::of(known)) }
     }
 
     /// Tells how the streams `current` that there are up to entry `through` differ from what was told before.
-    fn tell_all(&self, told: &mut Told, current: BTreeMap<StreamId, StreamInfo>, through: u64) {
-        told.through = through;
-        let before = told.streams.clone();
-        for info in before.values().filter(|info| !current.contains_key(&info.id)) {
-            self.tell(told, &StreamEvent::Deleted(info.clone()));
-        }
-        for info in current.into_values() {
-            let event = match before.get(&info.id) {
-                Some(before) => StreamEvent::Altered { before: before.clone(), after: info },
-                None => StreamEvent::Created(info),
-            };
-            self.tell(told, &event);
-        }
+    fn catch_up<'a>(&self, told: &mut ToldStreams, current: impl IntoIterator<Item = &'a StreamInfo>, through: u64) {
+        let events: Vec<StreamEvent> = told.catch_up(current, through);
+        events.iter().for_each(|event| self.observer.stream_changed(event));
     }
 }
 
 impl Observer for Follower {
     fn changed(&self, index: u64, change: &Change) {
         if let Change::Stream(event) = change {
-            let told = &mut *self.told.lock();
-            if index > told.through {
-                self.tell(told, event);
+            let mut told = self.told.lock();
+            if told.is_news(index, event) {
+                self.observer.stream_changed(event);
             }
         }
     }
@@ -80,16 +43,14 @@ pub(super) fn observe(group: &Group, observer: Arc<dyn StreamObserver>, known: V
     // What comes meanwhile waits until the difference has been told.
     let mut told = follower.told.lock();
     group.observe(follower.clone());
-    let (current, through) = group.read_at(|state, index| {
-        let streams = state.catalog.streams().map(|info| (info.id, info.clone()));
-        (streams.collect(), index)
-    });
-    follower.tell_all(&mut told, current, through);
+    let (current, through) =
+        group.read_at(|state, index| (state.catalog.streams().cloned().collect::<Vec<StreamInfo>>(), index));
+    follower.catch_up(&mut told, &current, through);
 }
 
 #[cfg(test)]
 mod tests {
-    use kera_format::StreamOptions;
+    use kera_format::{StreamId, StreamOptions};
 
     use super::*;
 
@@ -120,8 +81,8 @@ mod tests {
         let notes = Arc::new(Notes::default());
         let follower = Follower::new(notes.clone(), vec![info(5, 1), info(6, 1)]);
         let grows = |from, to| StreamEvent::Altered { before: info(5, from), after: info(5, to) };
-        let current = [info(5, 3), info(8, 2)].map(|info| (info.id, info));
-        follower.tell_all(&mut follower.told.lock(), current.into(), 14);
+        let current = [info(5, 3), info(8, 2)];
+        follower.catch_up(&mut follower.told.lock(), &current, 14);
         assert_eq!(std::mem::take(&mut *notes.0.lock()), [(6, 0), (5, 3), (8, 2)]);
         // What is in that state comes entry by entry behind it.
         let events = [

@@ -970,10 +970,7 @@ struct Follow(Arc<Broker>);
 impl StreamObserver for Follow {
     fn stream_changed(&self, event: &StreamEvent) {
         let done = match event {
-            StreamEvent::Created(info) if self.0.ownership().node() != 0 && has_owners(&info.name) => {
-                self.0.stream_comes(info.id, info.options.clone())
-            }
-            StreamEvent::Created(info) => self.0.stream_created(info.id, info.options.clone()),
+            StreamEvent::Created(info) => self.0.hear_of_stream(info.id, info.options.clone(), has_owners(&info.name)),
             StreamEvent::Altered { after, .. } => self.0.stream_altered(after.id, after.options.clone()),
             StreamEvent::Deleted(info) => self.0.stream_deleted(info.id),
         };
