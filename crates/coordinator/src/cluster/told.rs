@@ -56,9 +56,10 @@ pub enum Telling {
 }
 
 impl Telling {
-    /// What is told to a node that begins to follow.
-    pub fn at_start() -> [Telling; 1] {
-        [Telling::Everything]
+    /// What is told to a node that begins to follow. What others have rebuilt since its log was put together nobody tells it one by one, and what it has left of that has to go
+    /// before it hears that it may own it again: it would be taken for what it holds.
+    pub fn at_start() -> [Telling; 2] {
+        [Telling::DropRebuilt, Telling::Everything]
     }
 }
 
@@ -320,6 +321,13 @@ mod tests {
         let heard = Telling::HeardOf(StreamId(7));
         assert_eq!(Change::Stream(made).tellings(1), [Telling::Place(StreamId(7)), heard.clone()]);
         assert_eq!(Change::Stream(gone).tellings(1), [Telling::Gone(StreamId(7)), heard]);
+    }
+
+    #[test]
+    fn who_begins_to_follow_drops_what_others_have_rebuilt_meanwhile_before_it_hears_of_owners() {
+        let at_start = Telling::at_start();
+        let at = |what: Telling| at_start.iter().position(|one| *one == what).expect("it is told");
+        assert!(at(Telling::DropRebuilt) < at(Telling::Everything));
     }
 
     /// Nothing of it is what a broker is told: whoever has the number before it need not ask again.
