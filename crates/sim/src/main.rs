@@ -72,9 +72,12 @@ struct Arguments {
     /// Nodes of a cluster that are stopped in good order answer first what is under way.
     #[arg(long)]
     finish: bool,
-    /// Nodes of a cluster know some of what the coordinators decide from snapshots.
+    /// Nodes of a cluster know some of what the coordinators decide from snapshots, and are told of it so.
     #[arg(long)]
     snapshots: bool,
+    /// Nodes of a cluster are told in pieces of what becomes true, and anything may happen between two of them.
+    #[arg(long)]
+    in_pieces: bool,
     /// What streams of a cluster are like: `usual`, `consumed` (kept until they are read), `unordered` (`order = none`), `one-copy`, `async` (producers do
     /// not wait for copies), `compacted` or `compacted-consumed`; applications always read those that are consumed or unordered.
     #[arg(long, default_value = "usual")]
@@ -135,7 +138,27 @@ fn faults(arguments: &Arguments) -> Result<(Vec<cluster::Fault>, Vec<nodes::Faul
     if of_cluster.contains(&nodes::Fault::BlocksLost) && (arguments.streams != "usual" || arguments.change_copies) {
         return Err("`blocks-lost` is played with --streams `usual` and without --change-copies only".to_owned());
     }
+    check_told(arguments, &of_cluster)?;
     Ok((Vec::new(), of_cluster))
+}
+
+/// Whether what nodes are told in pieces is played with the rest that is asked for, and streams that come and go.
+fn check_told(arguments: &Arguments, only: &[nodes::Fault]) -> Result<(), String> {
+    use nodes::Fault::{BlocksLost, ChangeCopies, DeleteStream, LastCopy, MajorityLost, MakeStream, Remove};
+    let is_usual = arguments.streams == "usual" && !arguments.change_copies && !only.contains(&ChangeCopies);
+    let has = |faults: &[nodes::Fault]| faults.iter().any(|fault| only.contains(fault));
+    let comes_and_goes = has(&[MakeStream, DeleteStream]);
+    if (comes_and_goes || arguments.in_pieces) && (!is_usual || has(&[LastCopy, BlocksLost, MajorityLost, Remove])) {
+        return Err(
+            "`make-stream`, `delete-stream` and --in-pieces are played with --streams `usual` and without --change-copies, \
+             `remove`, `last-copy`, `blocks-lost` and `majority-lost` only"
+                .to_owned(),
+        );
+    }
+    if has(&[DeleteStream]) && !has(&[MakeStream]) {
+        return Err("`delete-stream` deletes what `make-stream` has made: without that it does nothing".to_owned());
+    }
+    Ok(())
 }
 
 /// The defect of this name.
@@ -207,6 +230,7 @@ fn run_cluster(
         narrow: arguments.narrow,
         finishes: arguments.finish,
         sends_snapshots: arguments.snapshots,
+        in_pieces: arguments.in_pieces,
         kind,
         planted,
         ..nodes::Plan::new(seed)
@@ -343,6 +367,11 @@ mod tests {
         assert!(asked(&["--cluster", "--coordinator-disks", "--only", "majority-lost,blocks-lost"]).is_err());
         assert!(asked(&["--cluster", "--only", "blocks-lost", "--streams", "compacted"]).is_err());
         assert_eq!(asked(&["--cluster", "--only", "blocks-lost"]).expect("usual").1, [nodes::Fault::BlocksLost]);
+        assert!(asked(&["--cluster", "--only", "delete-stream,kill"]).is_err(), "nobody makes one");
+        assert!(asked(&["--cluster", "--only", "make-stream,kill", "--streams", "async"]).is_err());
+        assert!(asked(&["--cluster", "--in-pieces", "--only", "kill,remove"]).is_err());
+        let made = asked(&["--cluster", "--in-pieces", "--only", "make-stream,delete-stream"]).expect("usual").1;
+        assert_eq!(made, [nodes::Fault::MakeStream, nodes::Fault::DeleteStream]);
         assert!(asked(&["--cluster"]).expect("all but those that have runs of their own").1.is_empty());
     }
 }

@@ -68,6 +68,8 @@ pub(super) struct Told {
     pub(super) losses: Losses,
     /// What was deleted.
     pub(super) floors: Floors,
+    /// Streams that were made while a node was away, by their numbers.
+    pub(super) made_while_away: BTreeSet<u64>,
     /// What members of applications did, by name.
     pub(super) did: BTreeMap<&'static str, u64>,
 }
@@ -86,6 +88,8 @@ pub(super) type OfGroup<'a> = (&'a str, Place, GroupId);
 pub(super) struct Seen<'a> {
     pub(super) truth: &'a Truth,
     pub(super) told: &'a Told,
+    /// Streams that were deleted.
+    pub(super) gone: &'a BTreeMap<StreamId, usize>,
     pub(super) now_ms: i64,
 }
 
@@ -183,11 +187,14 @@ pub(super) struct True<'a> {
 }
 
 impl True<'_> {
-    /// The owner epoch of a streamlet if a node owns it and knows that.
+    /// The owner epoch of a streamlet if a node owns it and knows that, and its broker was told.
     pub(super) fn sure(&self, node: u32, stream: StreamId, streamlet: StreamletId) -> Option<u32> {
         let owner = self.coordinators.state.owner(stream, streamlet.0).filter(|owner| owner.node == node)?;
-        let known = lock(&self.nodes[node as usize - 1].known).owner(stream, streamlet.0);
-        (known == Some(owner)).then_some(owner.owner_epoch)
+        let node = &self.nodes[node as usize - 1];
+        let known = lock(&node.known).owner(stream, streamlet.0);
+        let broker = node.process.as_ref()?.running.as_ref().map(|running| &running.broker)?;
+        let is_told = broker.is_named_owner(stream, streamlet, owner.owner_epoch);
+        (known == Some(owner) && is_told).then_some(owner.owner_epoch)
     }
 }
 
@@ -200,6 +207,8 @@ pub(super) struct Around<'a> {
     pub(super) nodes: u32,
     /// Whether a disk has stood still for a while by now, or was slow or full, so that copies may lag far behind.
     pub(super) copies_lag: bool,
+    /// Whether nodes hear of what becomes true in pieces.
+    pub(super) in_pieces: bool,
     pub(super) random: &'a SeededRandom,
     pub(super) truth: &'a mut Truth,
     pub(super) told: &'a mut Told,
@@ -251,6 +260,45 @@ impl Around<'_> {
             true => check_compacted(self.truth, place, next, data, shown),
             false => check_data(self.truth, place, next, data),
         }
+    }
+
+    /// Whether a stream was deleted, known to whoever is asked or not.
+    pub(super) fn is_gone(&self, stream: StreamId) -> bool {
+        self.owners.coordinators.gone.contains_key(&stream)
+    }
+
+    /// A node has said that there is no such stream: then it was deleted. One that has not heard of it yet says that.
+    pub(super) fn told_gone(&mut self, node: u32, stream: StreamId) -> Result<(), Violation> {
+        self.truth.checked();
+        match self.is_gone(stream) {
+            true => Ok(()),
+            false => {
+                Err(Violation(format!("node {node} says that there is no stream {stream}, and nobody has deleted it")))
+            }
+        }
+    }
+
+    /// A node has told who owns what as of a state: of everything what was true by then, or what came later. Whoever has the number of a state asks for no earlier one.
+    pub(super) fn told_owners(&mut self, node: u32, told: &Owners) -> Result<(), Violation> {
+        self.truth.checked();
+        let (coordinators, state) = (self.owners.coordinators, told.version);
+        for of in &told.streams {
+            let stream = of.stream;
+            if coordinators.gone.get(&stream).is_some_and(|index| *index as u64 <= state) {
+                return Err(Violation(format!(
+                    "node {node} tells of state {state}, and of stream {stream}, gone by then"
+                )));
+            }
+            for (run, streamlet) in of.runs.iter().flat_map(|run| run.streamlets().map(move |at| (run, at))) {
+                let (epoch, was) = (run.epoch, coordinators.owner_epoch_as_of(stream, streamlet.0, state));
+                if epoch < was {
+                    return Err(Violation(format!(
+                        "node {node} tells of state {state}, and of streamlet {streamlet} of stream {stream} in owner epoch {epoch}: it was in {was} by then"
+                    )));
+                }
+            }
+        }
+        Ok(())
     }
 
     /// A lane begins at `first`, as somebody was told who looked for its beginning. Compaction leaves that where it is: it goes on when what is in front was read.
@@ -408,11 +456,25 @@ pub(super) struct Owned {
     asked: Option<(u64, u32, u64)>,
     is_wanted: bool,
     not_before_us: u64,
+    /// Somebody has said that the stream was deleted.
+    is_gone: bool,
 }
 
 impl Owned {
     pub(super) fn new(stream: StreamId) -> Owned {
-        Owned { stream, version: 0, owners: Vec::new(), asked: None, is_wanted: true, not_before_us: 0 }
+        let (owners, asked, is_wanted) = (Vec::new(), None, true);
+        Owned { stream, version: 0, owners, asked, is_wanted, not_before_us: 0, is_gone: false }
+    }
+
+    /// Whether somebody has said that the stream was deleted.
+    pub(super) fn is_gone(&self) -> bool {
+        self.is_gone
+    }
+
+    /// A node has said that there is no such stream.
+    pub(super) fn told_gone(&mut self, node: u32, around: &mut Around<'_>) -> Result<(), Violation> {
+        self.is_gone = true;
+        around.told_gone(node, self.stream)
     }
 
     /// The node that takes writes of a streamlet; none is known.
@@ -467,17 +529,25 @@ impl Owned {
     }
 
     /// Whether the answer was to it.
-    pub(super) fn take(&mut self, answer: &Answer) -> Result<bool, Violation> {
-        if self.asked.is_none_or(|(correlation, ..)| correlation != answer.header.correlation) {
+    pub(super) fn take(&mut self, answer: &Answer, around: &mut Around<'_>) -> Result<bool, Violation> {
+        let Some((_, node, _)) = self.asked.filter(|(asked, ..)| *asked == answer.header.correlation) else {
             return Ok(false);
-        }
+        };
         self.asked = None;
-        if answer.status() != Status::Ok {
-            // It has not heard of the stream yet.
-            self.is_wanted = true;
-            return Ok(true);
+        match answer.status() {
+            Status::Ok => {}
+            Status::UnknownStream => return self.told_gone(node, around).map(|()| true),
+            status => {
+                // It has not heard of the stream yet.
+                let has_not_heard = status == Status::NotReady;
+                *around.told.did.entry("asked for owners who had not heard of them").or_default() +=
+                    u64::from(has_not_heard);
+                self.is_wanted = true;
+                return Ok(true);
+            }
         }
         let told: Owners = answer.decode()?;
+        around.told_owners(node, &told)?;
         if told.version > self.version {
             self.version = told.version;
             for run in told.streams.iter().flat_map(|stream| &stream.runs) {

@@ -11,10 +11,11 @@ use kera_coordinator::CoordinatorError;
 use kera_coordinator::catalog::Limits;
 use kera_coordinator::cluster::{ClusterState, Join, LogView, Owner};
 use kera_format::StreamId;
+use kera_format::catalog::Entry as CatalogEntry;
 use kera_format::cluster::{ClusterEntry, LogName, NodeNumber, OwnerReason};
 use kera_protocol::{
-    AcceptLogLoss, AcceptStreamletLoss, CopiesMade, FinishMove, GiveBack, GroupsGone, RebuildNeeds, ReturnGroups,
-    SetFloors, StreamletsRebuilt, UseEnds,
+    AcceptLogLoss, AcceptStreamletLoss, CopiesMade, CreateStream, FinishMove, GiveBack, GroupsGone, RebuildNeeds,
+    ReturnGroups, SetFloors, StreamletsRebuilt, UseEnds,
 };
 
 use super::changing::copies;
@@ -57,6 +58,9 @@ pub(super) enum Command {
     Returned(ReturnGroups),
     /// A node has come back with what cannot be opened.
     GiveBack(GiveBack),
+    /// A person wants a stream to be made, or to be deleted.
+    Create(Box<CreateStream>),
+    Delete(StreamId),
 }
 
 /// What became of a command: up to which entry it is true, or why it is refused.
@@ -80,6 +84,10 @@ pub(super) struct Coordinators {
     pub(super) elect_at_us: Option<u64>,
     /// All owners that each streamlet ever had, in order.
     owners: BTreeMap<(StreamId, u32), Vec<Owner>>,
+    /// With which batch each of them became one.
+    owned_since: BTreeMap<(StreamId, u32), Vec<usize>>,
+    /// Streams that were deleted, each with the batch by which it was.
+    pub(super) gone: BTreeMap<StreamId, usize>,
     /// Logs of lost nodes that were given up while something was being rebuilt.
     pub(super) given_up_meanwhile: u64,
     /// Views that followed another one of their log.
@@ -187,10 +195,14 @@ impl Coordinators {
                 return Err(Violation(format!("the rules refuse {entry:?}, which was planned: {}", refused.0)));
             }
         }
+        let index = self.index() + 1;
         for entry in &entries {
             match entry {
                 ClusterEntry::NodeRemoved { node } => drop(self.removed.insert(*node)),
                 ClusterEntry::NodeJoined { node, .. } => drop(self.removed.remove(node)),
+                ClusterEntry::Catalog(CatalogEntry::StreamDeleted { stream, .. }) => {
+                    self.gone.insert(*stream, index);
+                }
                 _ => {}
             }
         }
@@ -239,6 +251,11 @@ impl Coordinators {
             Command::GroupsGone(gone) => self.commit(|state| state.plan_groups_gone(gone)),
             Command::Returned(asked) => self.commit(|state| state.plan_returned(asked)),
             Command::GiveBack(asked) => self.commit(|state| state.plan_given_back(asked)),
+            Command::Create(asked) => {
+                let most = Limits { streams: 10, nodes: 16 };
+                self.commit(|state| state.plan_create_stream(asked, &most, now_ms, false))
+            }
+            Command::Delete(stream) => self.commit(|state| state.plan_delete_stream(&(*stream).into(), now_ms)),
         }
     }
 
@@ -328,6 +345,7 @@ impl Coordinators {
 
     /// Each change of an owner has a higher owner epoch, which no other owner of the streamlet ever had.
     fn note_owners(&mut self) -> Result<(), Violation> {
+        let index = self.index();
         for info in self.state.catalog.streams() {
             for streamlet in 0..info.options.streamlets {
                 let Some(owner) = self.state.owner(info.id, streamlet) else { continue };
@@ -344,7 +362,10 @@ impl Coordinators {
                             "streamlet {streamlet}: {owner:?} has an owner epoch that may have been given before"
                         )));
                     }
-                    _ => known.push(owner),
+                    _ => {
+                        known.push(owner);
+                        self.owned_since.entry((info.id, streamlet)).or_default().push(index);
+                    }
                 }
             }
         }
@@ -355,6 +376,14 @@ impl Coordinators {
     pub(super) fn owner_of_epoch(&self, stream: StreamId, streamlet: u32, owner_epoch: u32) -> Option<Owner> {
         let known = self.owners.get(&(stream, streamlet))?;
         known.iter().find(|owner| owner.owner_epoch == owner_epoch).copied()
+    }
+
+    /// In which owner epoch a streamlet was as of a batch; zero: it had no owner yet.
+    pub(super) fn owner_epoch_as_of(&self, stream: StreamId, streamlet: u32, index: u64) -> u32 {
+        let known = self.owners.get(&(stream, streamlet)).into_iter().flatten();
+        let since = self.owned_since.get(&(stream, streamlet)).into_iter().flatten();
+        let by_then = known.zip(since).take_while(|(_, since)| **since as u64 <= index);
+        by_then.last().map_or(0, |(owner, _)| owner.owner_epoch)
     }
 
     /// How often streamlets have changed their owner.

@@ -73,17 +73,22 @@ faults! {
         DataFull = "data-full", 3;
         /// A machine burns, and the disks of all that have a view of one of its logs lose that. A person has one streamlet after the other go on without.
         BlocksLost = "blocks-lost", 4;
+        /// A person has a stream made, which is written to and read at once.
+        MakeStream = "make-stream", 6;
+        /// A person has one of those streams deleted.
+        DeleteStream = "delete-stream", 3;
     }
 }
 
 /// Those of `only`, or all but those that have runs of their own: changes of virtual logs, clocks that jump, nodes that are removed, last copies that are lost,
-/// blocks that nobody gives, records that are deleted, segments and the coordinators' log that are changed on the disks, disks that stand still or take no data, a lost majority of the coordinators, and, if that is not asked for,
+/// blocks that nobody gives, records that are deleted, streams that are made and deleted, segments and the coordinators' log that are changed on the disks, disks that stand still or take no data, a lost majority of the coordinators, and, if that is not asked for,
 /// numbers of copies that change. Without `power` machines do not lose their power all at once: nothing would be left that is certain.
 pub(super) fn faults_of(only: &[Fault], power: bool, changes_copies: bool) -> Faults<Fault> {
     use Fault::*;
     let own_runs = [ChangeLog, ClockJump, ClockYears, Remove, LastCopy, BlocksLost, DeleteRecords];
+    let of_streams = [MakeStream, DeleteStream];
     let of_disks = [Rot, LogRot, DiskStuck, MajorityLost, DataFull];
-    let is_own = |fault: Fault| own_runs.contains(&fault) || of_disks.contains(&fault);
+    let is_own = |fault: Fault| own_runs.contains(&fault) || of_streams.contains(&fault) || of_disks.contains(&fault);
     let has_own_runs = |fault: Fault| is_own(fault) || (fault == Fault::ChangeCopies && !changes_copies);
     let is_wanted = |fault: Fault| if only.is_empty() { !has_own_runs(fault) } else { only.contains(&fault) };
     Faults::those(|fault| is_wanted(fault) && (power || fault != Fault::PowerCutAll))

@@ -1,10 +1,9 @@
-//! Nodes and the coordinators' log: asking the leader, learning what is true, joining; and how processes begin and end.
+//! Nodes and the coordinators' log: asking the leader, and joining; and how processes begin and end.
 
 use kera_coordinator::CoordinatorError;
-use kera_coordinator::cluster::{ClusterState, Owned};
+use kera_coordinator::cluster::ClusterState;
 use kera_env::Clock;
-use kera_format::StreamletId;
-use kera_format::cluster::{ClusterEntry, LogName, OwnerReason};
+use kera_format::cluster::LogName;
 use kera_format::vlog_replica::LogId;
 use kera_vlog::{View, ViewAnswer};
 
@@ -15,9 +14,6 @@ use super::node::{Pending, StartError};
 use super::recovering::Reply;
 use super::world::{Event, Wire, World};
 use crate::cluster::truth::Violation;
-
-/// Of so many steps in which a node learns something it knows one from a snapshot, where these are played.
-const SENT_EVERY: usize = 4;
 
 impl World {
     /// Asks the leader for something, until it is answered or has taken too long.
@@ -107,71 +103,14 @@ impl World {
         matches!(self.coordinators.state.plan_join(join, 0), Err(CoordinatorError::NoLeader(_)))
     }
 
-    /// A node learns of the log up to a batch.
-    pub(super) fn learn(&mut self, number: u32, index: usize) -> Result<(), Violation> {
-        if !self.may_learn(number, index)? || !self.has_written(number, index)? {
-            return self.finish(number);
-        }
-        while self.node(number).applied < index && self.node(number).process.is_some() {
-            // Who is told may see a state that is ahead of what it is told.
-            let ahead = 1 + self.below(3) as usize;
-            let from = self.node(number).applied;
-            let to = (from + ahead).min(index);
-            let known = self.node(number).known.clone();
-            let mut state = lock(&known).clone();
-            let before = self.plan.sends_snapshots.then(|| state.clone());
-            let batches: Vec<_> = (from + 1..=to).map(|at| self.coordinators.batch(at).to_vec()).collect();
-            for entry in batches.iter().flatten() {
-                state
-                    .apply(entry)
-                    .map_err(|refused| Violation(format!("a node refuses what is true: {}", refused.0)))?;
-            }
-            if let Some(before) = before.filter(|_| (to + number as usize).is_multiple_of(SENT_EVERY)) {
-                state = as_sent(&state, &before)?;
-                *self.events_of.entry("knew it from a snapshot").or_default() += 1;
-            }
-            *lock(&known) = state.clone();
-            self.node_mut(number).applied = to;
-            // Who recovers knows what the coordinators know, and may look before the broker has been told.
-            if (to + number as usize).is_multiple_of(3) {
-                self.recovery_turn(number)?;
-            }
-            let node = self.node_mut(number);
-            if let Some(running) = node.running() {
-                let mut left = 0;
-                for entry in batches.iter().flatten() {
-                    left += running.changed(&state, to as u64, entry).map_err(Violation)?;
-                }
-                let logs = std::mem::take(&mut running.changing.logs);
-                *self.events_of.entry("changed its log").or_default() += logs.changed;
-                *self.events_of.entry("stayed in its log").or_default() += logs.stayed;
-                *self.events_of.entry("bytes left to who came back").or_default() += left;
-            }
-            let is_in_part = |batch: &&Vec<ClusterEntry>| {
-                batch.len() > 1 && batch.iter().any(|entry| given_back(entry, number).is_some())
-            };
-            let in_part = batches.iter().filter(is_in_part).count();
-            *self.events_of.entry("given back, and older groups stay").or_default() += in_part as u64;
-            let given_back: Vec<Owned> =
-                batches.iter().flatten().filter_map(|entry| given_back(entry, number)).collect();
-            *self.events_of.entry("given back").or_default() += given_back.len() as u64;
-            self.look_at_opened(number, &given_back)?;
-            if batches.iter().flatten().any(is_about_moves) {
-                self.look_at_moves(number);
-            }
-        }
-        self.keep_state(number)?;
-        self.finish(number)
-    }
-
-    /// Commands of a node of which it knows by now all that follows from them.
+    /// Commands of a node that was told by now of all that follows from them.
     pub(super) fn finish(&mut self, number: u32) -> Result<(), Violation> {
         loop {
             let node = self.node_mut(number);
-            let applied = node.applied;
+            let heard = node.heard();
             let Some(process) = &mut node.process else { return Ok(()) };
             let is_done = |pending: &Pending| match &pending.told {
-                Some(Ok(index)) => *index <= applied,
+                Some(Ok(index)) => *index <= heard,
                 Some(Err(_)) => true,
                 None => false,
             };
@@ -240,7 +179,8 @@ impl World {
                 Ok(())
             }
             (Command::GiveUp(..) | Command::GiveUpView(..) | Command::GroupsGone(_) | Command::Alter(..), _)
-            | (Command::Move(..) | Command::Renew(..) | Command::Drain(..) | Command::Remove(_), _) => Ok(()),
+            | (Command::Move(..) | Command::Renew(..) | Command::Drain(..) | Command::Remove(_), _)
+            | (Command::Create(_) | Command::Delete(_), _) => Ok(()),
             (Command::SetFloors(asked), told) => {
                 self.floors_noted(number, &asked, matches!(told, Some(Ok(_))));
                 Ok(())
@@ -305,6 +245,10 @@ impl World {
                 self.schedule.after(2_000, Event::Recover(number, life));
                 let tick_us = self.below(500_000);
                 self.schedule.after(tick_us, Event::Tick(number, life));
+                if self.plan.in_pieces {
+                    let begins_us = self.begins_us();
+                    self.schedule.after(begins_us, Event::Follow(number, life));
+                }
                 self.look_at_moves(number);
                 self.after_turn(number)
             }
@@ -350,34 +294,6 @@ impl World {
         });
         self.schedule.after(pause_us, Event::Start(node));
     }
-}
-
-/// Whether moves may be noted, called off or over since an entry.
-fn is_about_moves(entry: &ClusterEntry) -> bool {
-    use ClusterEntry as Is;
-    matches!(
-        entry,
-        Is::MoveNoted { .. }
-            | Is::MoveCalledOff { .. }
-            | Is::OwnerChanged { .. }
-            | Is::NodeJoined { .. }
-            | Is::NodeFenced { .. }
-    )
-}
-
-/// A state as a node knows it that was sent a snapshot of it, and has followed the log up to an earlier one.
-fn as_sent(state: &ClusterState, before: &ClusterState) -> Result<ClusterState, Violation> {
-    let mut sent = ClusterState::default();
-    let restored = state.snapshot().iter().try_for_each(|entry| sent.restore(entry));
-    restored.map_err(|refused| Violation(format!("a snapshot has what is refused: {}", refused.0)))?;
-    sent.takes_place_of(before);
-    Ok(sent)
-}
-
-/// The streamlet that this node is given back by an entry, with its owner epoch.
-fn given_back(entry: &ClusterEntry, to: u32) -> Option<Owned> {
-    let ClusterEntry::OwnerChanged { stream, first, node, owner_epoch, reason, .. } = entry else { return None };
-    (*reason == OwnerReason::GivenBack && *node == to).then_some((*stream, StreamletId(*first), *owner_epoch))
 }
 
 /// What a refusal means, by what the node knows: that may be a little old, and then it asks once more.

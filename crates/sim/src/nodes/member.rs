@@ -554,7 +554,7 @@ impl Member {
 
 impl Client for Member {
     fn answer(&mut self, node: u32, answer: &Answer, around: &mut Around<'_>) -> Result<(), Violation> {
-        if self.owned.take(answer)? {
+        if self.owned.take(answer, around)? {
             return Ok(());
         }
         let correlation = answer.header.correlation;

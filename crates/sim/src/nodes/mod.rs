@@ -23,6 +23,8 @@
 //! | `losses` | more that is lost than copies allow, and what a person gives up |
 //! | `unread` | blocks that nobody gives, and single streamlets that go on without |
 //! | `people` | nodes that are removed for good, and machines that come |
+//! | `streams` | the streams that there are, and those that people make and delete |
+//! | `hearing` | how nodes are told of what becomes true |
 //! | `turns`, `leading`, `following` | what nodes do by themselves, what their leader does, and how they follow it |
 //! | [`faults`], `trouble`, `clock`, `stuck` | what goes wrong |
 //! | [`plan`] | what a run is made of |
@@ -42,6 +44,7 @@ mod early;
 pub mod faults;
 mod floors;
 mod following;
+mod hearing;
 mod leading;
 mod losses;
 mod majority;
@@ -59,6 +62,7 @@ mod reader;
 mod recovering;
 mod returning;
 mod sessions;
+mod streams;
 mod stuck;
 mod taking;
 mod trouble;

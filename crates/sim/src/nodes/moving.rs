@@ -29,7 +29,7 @@ impl World {
     /// Moves may have been noted or called off.
     pub(super) fn look_at_moves(&mut self, node: u32) {
         let (epoch, known) = (self.node(node).epoch, self.node(node).known.clone());
-        let Some(running) = self.node_mut(node).running() else { return };
+        let Some(running) = self.node_mut(node).following() else { return };
         let state = lock(&known);
         let to_me = state.move_infos().filter(|of| of.to == node);
         let is_moving = |stream: StreamId, streamlet: StreamletId| state.move_of(stream, streamlet.0).is_some();
@@ -76,7 +76,11 @@ impl World {
             is_noted.then(|| known.handed_room(asked.stream, asked.streamlet.0))
         };
         let Some(running) = self.node_mut(node).running() else { return };
-        let answer = match running.moving.let_go(&running.broker, &asked, noted) {
+        let asked_for = match running.hearing.follows() {
+            true => running.moving.let_go(&running.broker, &asked, noted),
+            false => Err("the node is starting".to_owned()),
+        };
+        let answer = match asked_for {
             Ok(None) if planted == Some(Planted::ChangesUnsettled) && from == node => {
                 Ok(kera_protocol::codec::bytes_of(&unsettled(&running.log, &asked)))
             }
@@ -289,7 +293,10 @@ impl World {
             return false;
         }
         let Some(process) = &mut self.node_mut(node).process else { return false };
-        let Some(running) = process.running.as_mut().filter(|_| process.stopping.is_none()) else { return false };
+        if process.stopping.is_some() {
+            return false;
+        }
+        let Some(running) = process.running.as_mut().filter(|running| running.hearing.serves()) else { return false };
         process.stopping = Some(until_us);
         running.broker.stop();
         if finishes {

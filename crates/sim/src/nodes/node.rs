@@ -12,12 +12,12 @@ use kera_coordinator::cluster::{CalledOff, ClusterState};
 use kera_coordinator::detector::{Detector, LOST_AFTER_MS};
 use kera_env::{Clock, Disk, FaultyDisk, ManualClock, MemoryDisk, Random, SeededRandom};
 use kera_format::arena::BlockSize;
-use kera_format::cluster::{ClusterEntry, LogName};
+use kera_format::cluster::LogName;
 use kera_format::vlog_replica::LogId;
-use kera_format::{Cursor, GroupId, StreamId, StreamletId, level};
+use kera_format::{Cursor, GroupId, StreamId, StreamletId};
 use kera_log::compact::Compactor;
 use kera_log::store::{DiskStore, Step, StoreRecovery};
-use kera_log::{Arena, ArenaConfig, ArenaFull, Attach, AttachedSegment, CutOffRoom, Log, LogConfig, Tenure};
+use kera_log::{Arena, ArenaConfig, ArenaFull, Attach, AttachedSegment, CutOffRoom, Log, LogConfig};
 use kera_protocol::{BlockStored, ListReplicas, MoveInfo, ReleaseBlocks};
 
 use super::CLUSTER;
@@ -27,7 +27,7 @@ use super::compacting::{Elsewhere, compactor};
 use super::coordinators::{Command, Told};
 use super::copies::{Copies, Directory, lock};
 use super::copying::Copier;
-use super::floors::{agree, agree_one};
+use super::hearing::Hearing;
 use super::mending::Damaged;
 use super::own_logs::OwnLogs;
 use super::plan::Planted;
@@ -84,6 +84,8 @@ pub(super) struct Node {
     pub(super) believes_the_removed: bool,
     /// It does not tell lanes that come to it where they begin: a defect.
     pub(super) forgets_floors: bool,
+    /// It hears of what becomes true in pieces, and serves between them.
+    pub(super) in_pieces: bool,
     /// How its processes find out how old something is.
     pub(super) ages: Ages,
     /// There are streams with one copy.
@@ -194,8 +196,12 @@ pub(super) struct Running {
     /// It takes all that it has to be read by applications: a defect.
     consumes_early: bool,
     /// It does not tell lanes that come to it where they begin: a defect.
-    forgets_floors: bool,
+    pub(super) forgets_floors: bool,
+    /// A defect of how it hears of streams, if there is one.
+    pub(super) planted: Option<Planted>,
     pub(super) came_with_all: bool,
+    /// What it is told of what has become true.
+    pub(super) hearing: Hearing,
     /// When it offers again what it came back with.
     pub(super) offer_us: u64,
     /// Where streamlets are to go on that change their virtual log.
@@ -259,6 +265,7 @@ impl Node {
             removes_blindly: false,
             believes_the_removed: false,
             forgets_floors: false,
+            in_pieces: false,
             has_own_logs: false,
             frozen_us: 0,
             came_with_all: false,
@@ -344,7 +351,7 @@ impl Node {
     /// The node has joined with an epoch, which is on its disk by now: puts its log together and serves.
     pub(super) fn open(&mut self, epoch: u32) -> Result<(), StartError> {
         (self.epoch, self.first_start, self.was_stopped) = (epoch, false, self.was_stopped && self.came_with_all);
-        let running = self.opened(epoch);
+        let running = self.opened(epoch).and_then(|running| self.told(running));
         self.was_stopped &= running.is_err() && !self.has_survived();
         let running = running?;
         if let Some(process) = &mut self.process {
@@ -387,7 +394,7 @@ impl Node {
         }
         self.recover(epoch, (&log, &store, &own), stored, attached)?;
         own_clock.begin_with(&log);
-        let mut running = Running {
+        Ok(Running {
             number: self.number,
             epoch,
             clock: own_clock,
@@ -411,17 +418,32 @@ impl Node {
             changes_unsettled: self.changes_unsettled,
             consumes_early: self.consumes_early,
             forgets_floors: self.forgets_floors,
+            planted: self.planted,
             came_with_all: self.came_with_all,
+            hearing: Hearing::default(),
             offer_us: 0,
             wanted_logs: BTreeMap::new(),
             changing: Changing::default(),
             tell_gone_us: self.clock.monotonic_us() + TELL_GONE_US,
             turns: Turns::default(),
-        };
+        })
+    }
+
+    /// It is told all that is known; where nodes hear of that in pieces it begins to follow later.
+    fn told(&self, mut running: Running) -> Result<Running, StartError> {
         let known = lock(&self.known);
-        running.broker.join_cluster(CLUSTER, self.number);
-        running.everything(&known, self.applied as u64).map_err(StartError::Unsound)?;
+        running.hearing = Hearing::of(&known);
+        if !self.in_pieces {
+            running.follow(&known, self.applied).map_err(StartError::Unsound)?;
+            running.hear_all(&known).map_err(StartError::Unsound)?;
+        }
         Ok(running)
+    }
+
+    /// Up to which entry all was told of what it knows.
+    pub(super) fn heard(&self) -> usize {
+        let running = self.process.as_ref().and_then(|process| process.running.as_ref());
+        running.map_or(self.applied, |running| running.hearing.heard(self.applied))
     }
 
     /// Puts the lanes together from what is in memory, on disk and in the logs.
@@ -589,6 +611,16 @@ impl Node {
         self.process.as_mut()?.running.as_mut()
     }
 
+    /// The same of one that is told what becomes true.
+    pub(super) fn following(&mut self) -> Option<&mut Running> {
+        self.running().filter(|running| running.hearing.follows())
+    }
+
+    /// The same of one that serves clients.
+    pub(super) fn serving(&mut self) -> Option<&mut Running> {
+        self.running().filter(|running| running.hearing.serves())
+    }
+
     /// The incarnation that takes part, if there is one.
     pub(super) fn is_live(&self) -> bool {
         lock(&self.known).is_live(self.number, self.epoch)
@@ -614,11 +646,8 @@ fn log_in(arena: Arc<Arena>, store: &Arc<DiskStore>) -> Arc<Log> {
     log
 }
 
-/// Everything that the broker is told of streams and owners; an error must not be.
-type Fed = Result<(), String>;
-
 /// Drops groups of streamlets that others have.
-fn drop_all(log: &Log, which: impl IntoIterator<Item = (StreamId, StreamletId)>) {
+pub(super) fn drop_all(log: &Log, which: impl IntoIterator<Item = (StreamId, StreamletId)>) {
     let of = |(stream, streamlet): (StreamId, StreamletId)| log.stream(stream)?.streamlet(streamlet).cloned();
     for place in which.into_iter().filter_map(of) {
         place.forget_groups(|_| false);
@@ -626,108 +655,6 @@ fn drop_all(log: &Log, which: impl IntoIterator<Item = (StreamId, StreamletId)>)
 }
 
 impl Running {
-    fn everything(&mut self, known: &ClusterState, version: u64) -> Fed {
-        if known.level() >= level::COMPACTED_COPIES {
-            self.log.copy_compacted();
-        }
-        self.broker.set_nodes(version, known.node_infos());
-        let mut streams = known.catalog.streams();
-        streams.try_for_each(|info| self.place(known, version, info.id))?;
-        self.broker.heard_of_streams(known.catalog.next_stream());
-        Ok(())
-    }
-
-    /// As `crates/server/src/cluster/feed.rs` does.
-    fn place(&mut self, known: &ClusterState, version: u64, stream: StreamId) -> Fed {
-        let Some(placed) = known.placed(self.number, stream) else { return Ok(()) };
-        placed.lost.iter().try_for_each(|at| self.set_copies(known, stream, StreamletId(*at)))?;
-        let told = self.broker.place_stream(version, stream, placed.owners.clone());
-        told.map_err(|failure| format!("the broker of node {} does not follow: {failure}", self.number))?;
-        if !self.forgets_floors {
-            agree(&self.log, known, stream);
-        }
-        for streamlet in placed.mine {
-            let (epoch, streamlet) = (placed.owners[streamlet as usize].epoch, StreamletId(streamlet));
-            let found = self.log.stream(stream);
-            let place = found.as_ref().and_then(|stream| stream.streamlet(streamlet));
-            if place.is_some_and(|place| place.tenure() != Tenure::Elsewhere && place.owner_epoch() == epoch) {
-                continue;
-            }
-            let kept = known.handed(stream, streamlet.0);
-            let handed = kept.map(|kept| self.moving.handed(stream, streamlet, &kept)).transpose();
-            let handed =
-                handed.map_err(|error| format!("what was handed over of {streamlet} cannot be read: {error}"))?;
-            self.set_copies(known, stream, streamlet)?;
-            self.put_in_log(stream, streamlet, known.copies_of(stream, streamlet.0));
-            let opened = self.broker.open_streamlet(stream, streamlet, epoch, handed.as_ref());
-            opened.map_err(|failure| format!("node {} cannot open {streamlet}: {failure}", self.number))?;
-        }
-        Ok(())
-    }
-
-    /// As `crates/server/src/cluster/adaptive.rs` does.
-    fn set_copies(&self, known: &ClusterState, stream: StreamId, streamlet: StreamletId) -> Fed {
-        let (copies, found) = (known.copies_of(stream, streamlet.0), self.log.stream(stream));
-        let place = found.as_ref().and_then(|found| found.streamlet(streamlet));
-        if place.is_some_and(|place| place.own_log().is_none() || place.copies() != copies) {
-            let set = self.broker.set_copies(stream, streamlet, copies);
-            set.map_err(|failure| format!("node {} cannot put {streamlet} into its log: {failure}", self.number))?;
-        }
-        Ok(())
-    }
-
-    /// Is told of an entry, as those who follow the log of the coordinators on a real node are. Bytes that it leaves to a node that came back.
-    pub(super) fn changed(&mut self, known: &ClusterState, version: u64, entry: &ClusterEntry) -> Result<u64, String> {
-        if let ClusterEntry::GroupsReturned { stream, streamlet, .. } = entry {
-            self.place(known, version, *stream)?;
-            return Ok(self.broker.leave_to_holder(*stream, StreamletId(*streamlet)));
-        }
-        self.follow(known, version, entry).map(|()| 0)
-    }
-
-    fn follow(&mut self, known: &ClusterState, version: u64, entry: &ClusterEntry) -> Fed {
-        use ClusterEntry as Is;
-        if let Is::LogGivenUp { log } = entry {
-            let log = LogId::from(*log);
-            self.backup.release(&ReleaseBlocks { log, through_block: u64::MAX });
-        }
-        match entry {
-            Is::Catalog(kera_format::catalog::Entry::StreamCreated { stream, .. }) => {
-                let info = known.catalog.find(&(*stream).into()).map_err(|error| error.to_string())?;
-                self.broker.stream_created(info.id, info.options.clone()).map_err(|error| error.to_string())?;
-                self.place(known, version, *stream)
-            }
-            Is::Catalog(kera_format::catalog::Entry::StreamAltered { stream, .. }) => {
-                let info = known.catalog.find(&(*stream).into()).map_err(|error| error.to_string())?;
-                self.broker.stream_altered(info.id, info.options.clone()).map_err(|error| error.to_string())?;
-                self.place(known, version, *stream)
-            }
-            Is::OwnerChanged { stream, .. } | Is::GroupsHeld { stream, .. } | Is::GroupsLost { stream, .. } => {
-                self.place(known, version, *stream)
-            }
-            Is::OwnerReturned { .. } => self.everything(known, version),
-            Is::LaneBegins { stream, streamlet, lane, .. } => {
-                agree_one(&self.log, known, (*stream, *streamlet, *lane));
-                Ok(())
-            }
-            Is::LogGivenUp { log } if log.node == self.number => {
-                drop_all(&self.log, known.rebuilt_by_others(self.number, self.epoch));
-                Ok(())
-            }
-            Is::StreamletsRebuilt { stream, first, count, .. } => {
-                let all = (*first..first + count).map(StreamletId);
-                let rebuilt = all.filter(|at| known.is_rebuilt_by_others(self.number, *stream, *at));
-                drop_all(&self.log, rebuilt.map(|at| (*stream, at)));
-                Ok(())
-            }
-            Is::NodeJoined { .. } | Is::NodeFenced { .. } | Is::NodeRemoved { .. } => {
-                self.broker.set_nodes(version, known.node_infos());
-                Ok(())
-            }
-            _ => Ok(()),
-        }
-    }
-
     /// A turn of the store's threads. Whether there may be more to do at once.
     pub(super) fn step_store(&self) -> bool {
         self.store.step() == Step::Again

@@ -41,8 +41,10 @@ pub struct Plan {
     pub narrow: bool,
     /// Whether nodes that are stopped in good order answer first what is under way, as real ones do. Otherwise their connections end at once.
     pub finishes: bool,
-    /// Whether nodes know some of what the coordinators decide from snapshots, as those that are far behind do, and not entry by entry.
+    /// Whether nodes know some of what the coordinators decide from snapshots, as those that are far behind do, and not entry by entry, and are told of it so.
     pub sends_snapshots: bool,
+    /// Whether nodes are told in pieces of what becomes true, as real ones are: anything may happen between two of them. Otherwise all that is left is told at once.
+    pub in_pieces: bool,
     /// What is asked of streams beside that.
     pub kind: Kind,
     /// The level of the cluster.
@@ -77,6 +79,7 @@ impl Plan {
             narrow: false,
             finishes: false,
             sends_snapshots: false,
+            in_pieces: false,
             kind: Kind::Usual,
             level: level::NEWEST,
             planted: None,
@@ -237,6 +240,12 @@ pub enum Planted {
     GivesUpForAll,
     /// What a person has given up for a streamlet nobody is asked for any more before it goes on without.
     GoesOnUnasked,
+    /// A stream that is new to a node is served there before it is known whose its streamlets are.
+    ServesUnplaced,
+    /// A state has its number at a node before all that has changed in it was told.
+    NumbersEarly,
+    /// A node that is told anything has heard of all streams that there are by then, also of those that it is still to be told of.
+    HeardAhead,
 }
 
 impl Planted {
@@ -287,6 +296,9 @@ impl Planted {
         Planted::KeepsNothingFree,
         Planted::GivesUpForAll,
         Planted::GoesOnUnasked,
+        Planted::ServesUnplaced,
+        Planted::NumbersEarly,
+        Planted::HeardAhead,
     ];
 
     /// Its name on the command line.

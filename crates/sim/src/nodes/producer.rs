@@ -270,6 +270,13 @@ impl Producer {
         Ok(())
     }
 
+    /// A chunk was acknowledged.
+    fn count_written(&self, around: &mut Around<'_>) {
+        if around.told.made_while_away.contains(&self.stream.0) {
+            *around.told.did.entry("written to streams made while a node was away").or_default() += 1;
+        }
+    }
+
     fn settle(&mut self, request: &Request, answer: &Answer, around: &mut Around<'_>) -> Result<(), Violation> {
         let response: WriteChunksResponse = answer.decode()?;
         if response.results.len() != request.chosen.len() {
@@ -303,8 +310,12 @@ impl Producer {
                     if !result.duplicate {
                         around.told.fresh.push((request.node, place, result.cursor));
                     }
+                    self.count_written(around);
                 }
+                Status::UnknownStream => self.owned.told_gone(request.node, around)?,
                 status if status.retryable() || status == Status::SequenceGap => {
+                    let has_not_heard = u64::from(status == Status::NotReady);
+                    *around.told.did.entry("wrote to who had not heard of the stream").or_default() += has_not_heard;
                     self.last_problem = status.name().to_owned();
                     let is_first = self.streamlets[at].chunks.front().is_some_and(|chunk| chunk.sequence == sequence);
                     let may_forget = self.is_async || around.told.losses.has_some_of(self.stream.0, at as u32);
@@ -347,14 +358,17 @@ fn reseal(chunk: &[u8], target: &ChunkTarget) -> Vec<u8> {
 }
 
 impl Client for Producer {
-    fn answer(&mut self, _: u32, answer: &Answer, around: &mut Around<'_>) -> Result<(), Violation> {
-        if self.owned.take(answer)? {
+    fn answer(&mut self, node: u32, answer: &Answer, around: &mut Around<'_>) -> Result<(), Violation> {
+        if self.owned.take(answer, around)? {
             return Ok(());
         }
         let found = self.requests.iter().position(|request| request.correlation == answer.header.correlation);
         // An answer that was on its way when the connection was given up.
         let Some(found) = found else { return Ok(()) };
         let request = self.requests.remove(found);
+        if answer.status() == Status::UnknownStream {
+            return self.owned.told_gone(node, around);
+        }
         if answer.status() != Status::Ok {
             retry(answer, "a write")?;
             self.last_problem = answer.error();
@@ -378,7 +392,7 @@ impl Client for Producer {
     }
 
     fn timer(&mut self, around: &mut Around<'_>) -> Result<(), Violation> {
-        if self.has_written_all() {
+        if self.has_written_all() || self.owned.is_gone() {
             return Ok(());
         }
         let late = self.requests.iter().find(|request| around.now_us > request.sent_us + PATIENCE_US);
@@ -395,8 +409,8 @@ impl Client for Producer {
         Ok(())
     }
 
-    fn is_done(&self, _: &Seen<'_>) -> bool {
-        self.has_written_all()
+    fn is_done(&self, seen: &Seen<'_>) -> bool {
+        self.has_written_all() || seen.gone.contains_key(&self.stream)
     }
 
     fn state(&self) -> String {

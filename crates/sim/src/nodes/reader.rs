@@ -147,9 +147,24 @@ impl Reader {
         Ok(())
     }
 
+    /// Whether what a node has told of its groups is what is known of the owners, by what it says of them now. Where nodes hear of states in pieces their numbers do not tell, and
+    /// what counts is decided as the client does it; elsewhere a state with no later number is the same.
+    fn is_borne_out(&self, told: &Owners, around: &Around<'_>) -> bool {
+        let (version, known) = &self.seen;
+        let says = owner_of(told, self.place.streamlet);
+        if !around.in_pieces {
+            return told.version <= *version || says.as_ref() == Some(known);
+        }
+        let node = self.asked.1;
+        let runs = known.older_runs().chain([(known.epoch..u32::MAX, known.node)]);
+        let its = runs.filter(|(_, holder)| *holder == node).map(|(epochs, _)| epochs);
+        says.is_some_and(|says| says.bears_out(known, node, its))
+    }
+
     fn checked(&mut self, answer: &Answer, around: &mut Around<'_>) -> Result<(), Violation> {
         let told: Owners = answer.decode()?;
-        if told.version > self.seen.0 && owner_of(&told, self.place.streamlet) != Some(self.seen.1.clone()) {
+        around.told_owners(self.asked.1, &told)?;
+        if !self.is_borne_out(&told, around) {
             self.step = Step::Rests;
             self.owned.want();
             return Ok(());
@@ -315,6 +330,7 @@ impl Reader {
                     self.owned.want();
                     return Ok(());
                 }
+                Status::UnknownStream => return self.owned.told_gone(self.asked.1, around),
                 other => return Err(Violation(format!("{}: a read is refused: {}", self.place, other.name()))),
             }
         }
@@ -350,9 +366,12 @@ fn base_of(data: &[u8]) -> Option<u64> {
 }
 
 impl Client for Reader {
-    fn answer(&mut self, _: u32, answer: &Answer, around: &mut Around<'_>) -> Result<(), Violation> {
-        if self.owned.take(answer)? || answer.header.correlation != self.asked.0 || self.is_done {
+    fn answer(&mut self, node: u32, answer: &Answer, around: &mut Around<'_>) -> Result<(), Violation> {
+        if self.owned.take(answer, around)? || answer.header.correlation != self.asked.0 || self.is_done {
             return Ok(());
+        }
+        if answer.status() == Status::UnknownStream {
+            return self.owned.told_gone(node, around);
         }
         if answer.status() != Status::Ok {
             retry(answer, "a read")?;
@@ -392,7 +411,7 @@ impl Client for Reader {
     }
 
     fn timer(&mut self, around: &mut Around<'_>) -> Result<(), Violation> {
-        if self.is_done {
+        if self.is_done || self.owned.is_gone() {
             return Ok(());
         }
         self.owned.look(around);
@@ -421,8 +440,8 @@ impl Client for Reader {
         Ok(())
     }
 
-    fn is_done(&self, _: &Seen<'_>) -> bool {
-        self.is_done || !self.is_last
+    fn is_done(&self, seen: &Seen<'_>) -> bool {
+        self.is_done || !self.is_last || seen.gone.contains_key(&StreamId(self.place.stream))
     }
 
     fn state(&self) -> String {

@@ -116,7 +116,7 @@ impl World {
     pub(super) fn offered(&mut self, node: u32, offered: &OfferGroups) {
         let (epoch, planted) = (self.node(node).epoch, self.plan.planted);
         let known = self.node(node).known.clone();
-        let Some(running) = self.node_mut(node).running() else { return };
+        let Some(running) = self.node_mut(node).following() else { return };
         let OfferGroups { stream, streamlet, owner_epoch, .. } = *offered;
         let (to, to_epoch) = (offered.node, offered.epoch);
         let keeps = lock(&known).kept_by_giver(stream, streamlet, owner_epoch);

@@ -152,6 +152,8 @@ impl World {
             Fault::BlocksLost => return self.lose_blocks(),
             Fault::ChangeLog => return self.wants_other_log(node),
             Fault::ChangeCopies => return self.wants_copies(node),
+            Fault::MakeStream => return self.wants_stream(node),
+            Fault::DeleteStream => return self.wants_stream_gone(node),
             Fault::ClockJump => self.jump(node),
             Fault::ClockYears => self.jump_by_years(node, lasts_us),
             Fault::StopAll => return (1..=self.count()).fold(false, |any, node| self.stop(node) | any),

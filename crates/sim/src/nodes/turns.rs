@@ -192,7 +192,7 @@ impl World {
         let gives_up_held = self.node(node).gives_up_held;
         let says_too_little = self.plan.planted == Some(Planted::NeedsNothing);
         let planted = self.plan.planted;
-        let Some(running) = self.node_mut(node).running() else { return Ok(()) };
+        let Some(running) = self.node_mut(node).following() else { return Ok(()) };
         let given = running.give_back(&lock(&known), now_us);
         let started = running.recover(&lock(&known), now_us, planted);
         let old = running.old_logs(&lock(&known), now_us, gives_up_held);

@@ -60,7 +60,7 @@ impl World {
         let Some(known) = self.wires.get_mut(&wire).filter(|known| known.is_open_at_client) else { return Ok(()) };
         let node = known.node;
         let process = self.nodes[node as usize - 1].process.as_mut().filter(|process| process.stopping.is_none());
-        match process.and_then(|process| process.running.as_mut()) {
+        match process.and_then(|process| process.running.as_mut()).filter(|running| running.hearing.serves()) {
             Some(running) => {
                 known.is_open_at_node = true;
                 running.sessions.connect(&running.broker, wire, out_bytes);
@@ -89,6 +89,7 @@ impl World {
             now_ms,
             left: std::mem::take(&mut self.left_of_answer),
             nodes,
+            in_pieces: self.plan.in_pieces,
             copies_lag: [Fault::DiskStuck, Fault::DiskSlow, Fault::DiskFull]
                 .iter()
                 .any(|fault| self.counts.contains_key(fault.name())),

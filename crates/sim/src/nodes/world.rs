@@ -8,13 +8,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use bytes::Bytes;
-use kera_coordinator::catalog::Limits;
 use kera_coordinator::cluster::{EndLooks, Join, LogState};
 use kera_env::{Clock, ManualClock, Random, SeededRandom};
 use kera_format::cluster::{ClusterEntry, Doors, LogName, Roles};
 use kera_format::vlog_replica::LogId;
-use kera_format::{Cleanup, Durability, Order, ReplicationMode, StreamId, StreamOptions, level};
-use kera_protocol::{CreateStream, FrameHeader, LetGo};
+use kera_format::{StreamId, StreamOptions, level};
+use kera_protocol::{FrameHeader, LetGo};
 
 use super::CLUSTER;
 use super::client::{Client, REPORT, Seen, Told as TellTale};
@@ -32,11 +31,12 @@ use super::people::COMING_MAX;
 use super::plan::{Kind, Plan, Planted, Report};
 use super::producer::Producer;
 use super::reader::Reader;
+use super::streams::Streams;
 use super::unread::Unread;
 use super::voting::Voting;
 use crate::cluster::client::Answer;
 use crate::cluster::schedule::{Schedule, Trace};
-use crate::cluster::truth::{Place, Truth, Violation};
+use crate::cluster::truth::{Truth, Violation};
 use crate::faults::Faults;
 
 /// Simulated time within which everything must be done once all is well, in microseconds.
@@ -70,6 +70,9 @@ pub(super) enum Event {
     Deadline(u32, u32),
     Recover(u32, u32),
     Coordinate(u32, u32),
+    /// A node begins to follow what becomes true, and is told more of it.
+    Follow(u32, u32),
+    Hear(u32, u32),
     Retry(u32, u32, u64),
     /// The owner of a streamlet looks again whether it has let go: who asked, the number of the question, what, and how often it has looked.
     LettingGo(u32, u32, (u32, u64, LetGo, u32)),
@@ -89,6 +92,8 @@ pub(super) enum Event {
     Leaving(u32),
     /// A person has a coordinator go on alone, and looks how far that is.
     GoesOnAlone(u32),
+    /// Clients look for streams that were made, or deleted.
+    Streams,
     GoOn(u32, u32, usize, u64),
     Start(u32),
     Thaw(u32, u32),
@@ -102,6 +107,24 @@ impl Event {
     fn to_node(&self) -> Option<u64> {
         match self {
             Event::ToNode(wire, ..) | Event::LostAtNode(wire) => Some(*wire),
+            _ => None,
+        }
+    }
+
+    /// The process that it is a turn of, if it is one: its node, and its life.
+    fn turn_of(&self) -> Option<(u32, u32)> {
+        use Event as Is;
+        match self {
+            Is::Logs(node, life) | Is::LogTimers(node, life) | Is::Backup(node, life) | Is::Store(node, life) => {
+                Some((*node, *life))
+            }
+            Is::OwnLogs(node, life) | Is::Tick(node, life) | Is::Compact(node, life) | Is::Beat(node, life) => {
+                Some((*node, *life))
+            }
+            Is::Deadline(node, life) | Is::Recover(node, life) | Is::Coordinate(node, life) => Some((*node, *life)),
+            Is::Follow(node, life) | Is::Hear(node, life) | Is::Retry(node, life, _) => Some((*node, *life)),
+            Is::GoOn(node, life, ..) | Is::LettingGo(node, life, _) | Is::Take(node, life, ..) => Some((*node, *life)),
+            Is::LastCopies(node, life, _) | Is::Stopping(node, life) => Some((*node, *life)),
             _ => None,
         }
     }
@@ -176,6 +199,8 @@ pub(super) struct World {
     pub(super) founded: u32,
     /// Nodes that a person is removing, and until when they are waited for to be empty.
     pub(super) leaving: BTreeMap<u32, u64>,
+    /// The streams, and what was made and deleted of them.
+    pub(super) streams: Streams,
     dir: tempfile::TempDir,
 }
 
@@ -232,6 +257,7 @@ fn machine(plan: &Plan, number: u32, clock: &ManualClock, dir: &std::path::Path)
     node.believes_the_removed = plan.planted == Some(Planted::BelievesTheRemoved);
     node.forgets_floors = plan.planted == Some(Planted::ForgetsFloors);
     node.has_own_logs = plan.has_one_copy();
+    node.in_pieces = plan.in_pieces;
     node
 }
 
@@ -291,6 +317,7 @@ impl World {
             unread: Unread::new(&plan.only),
             founded: count,
             leaving: BTreeMap::new(),
+            streams: Streams::new(&plan.only),
             dir,
         }
     }
@@ -342,16 +369,14 @@ impl World {
             self.run_until(self.now_us() + 100_000)?;
         }
         let streams = self.create_streams()?;
-        let mut places = Vec::new();
         for (number, (stream, options)) in (0..).zip(&streams) {
             for of in 0..2 {
                 self.add(Box::new(Producer::new(2 * number + of, *stream, options.streamlets, &self.plan)))?;
             }
-            let place = |streamlet, lane| Place { stream: stream.0, streamlet, lane };
-            places.extend((0..options.streamlets).flat_map(|s| (0..options.lanes).map(move |l| place(s, l))));
+            self.streams.begin(*stream, options);
         }
-        for place in &places {
-            self.add(Box::new(Reader::new(*place)))?;
+        for place in self.streams.places() {
+            self.add(Box::new(Reader::new(place)))?;
         }
         let members = self.members(&streams);
         for (application, stream, streamlets) in &members {
@@ -359,6 +384,7 @@ impl World {
         }
         self.schedule.after(500_000, Event::Fault);
         self.begin_losses();
+        self.begin_to_look_at_streams();
         self.run_until(self.plan.trouble_ms * 1000)?;
         self.heal();
         self.until_done("everything is healed")?;
@@ -377,7 +403,7 @@ impl World {
         for slot in std::mem::take(&mut self.clients) {
             self.wires.retain(|wire, _| !slot.wires.values().any(|own| own == wire));
         }
-        for place in places {
+        for place in self.streams.places() {
             self.add(Box::new(Reader::last(place)))?;
         }
         for (application, stream, streamlets) in members {
@@ -428,7 +454,8 @@ impl World {
 
     /// What is not as it must become when all is well.
     fn waiting(&self) -> Vec<String> {
-        let seen = Seen { truth: &self.truth, told: &self.told, now_ms: self.clock.now_ms() };
+        let (gone, now_ms) = (&self.coordinators.gone, self.clock.now_ms());
+        let seen = Seen { truth: &self.truth, told: &self.told, gone, now_ms };
         let slots = self.clients.iter().filter(|slot| !slot.client.is_done(&seen));
         let mut waiting: Vec<String> = slots.map(|slot| slot.client.state()).collect();
         let state = &self.coordinators.state;
@@ -467,6 +494,7 @@ impl World {
         waiting.extend(self.named());
         waiting.extend(self.missing());
         waiting.extend(self.without_majority());
+        waiting.extend(self.unheard());
         for (node, epoch) in state.lost() {
             waiting.push(format!("what node {node} had in its epoch {epoch} has no live owner"));
         }
@@ -554,68 +582,7 @@ impl World {
         }
     }
 
-    /// One or two streams, with sizes and guarantees as the seed has them; one of them forgets.
-    fn create_streams(&mut self) -> Result<Vec<(StreamId, StreamOptions)>, Violation> {
-        let mut made = Vec::new();
-        for name in ["events", "measures"].into_iter().take(1 + self.below(2) as usize) {
-            let is_kept = self.plan.kind.is_of_applications() || self.plan.kind.is_compacted();
-            let may_go = self.plan.retention && !self.plan.retention_bytes && !is_kept;
-            let retention_ms = (self.below(2) == 0 && may_go).then(|| 3_000 + self.below(10_000));
-            // Of two streams one may have copies beside it.
-            let has_one = self.plan.has_one_copy() && (name == "events" || self.plan.seed & 2 == 0);
-            let mut options = StreamOptions {
-                streamlets: if self.plan.three { 6 } else { 1 + self.below(3) as u32 },
-                lanes: 1 + self.below(2) as u32,
-                segments_per_group: 1 + self.below(3) as u32,
-                segment_bytes_max: 64 << (10 + self.below(2)),
-                replication: self.replication,
-                durability: if self.power { Durability::Power } else { Durability::Process },
-                virtual_logs: self.below(2) as u32,
-                retention_ms,
-                retention_consumed: self.plan.kind.is_consumed(),
-                order: if self.plan.kind == Kind::Unordered { Order::None } else { Order::Lane },
-                ..StreamOptions::default()
-            };
-            if has_one {
-                (options.replication, options.virtual_logs) = (1, 0);
-            }
-            if self.plan.kind == Kind::Async {
-                options.replication_mode = ReplicationMode::Async;
-            }
-            if self.plan.kind.is_compacted() {
-                options.cleanup = Cleanup::Compact;
-                options.compact_dirty_percent = [1, 20, 50][self.below(3) as usize];
-                options.tombstone_ms = 1_000 + self.below(5_000);
-            }
-            let kept = self.plan.retention_bytes.then(|| {
-                let segment = u64::from(options.segment_bytes_max);
-                (2 * segment + self.below(2 * segment), segment)
-            });
-            let share = if self.plan.planted == Some(Planted::KeepsTooLittle) { 4 } else { 1 };
-            options.retention_bytes = kept.map(|(bytes, _)| bytes / share);
-            let request = CreateStream { name: name.to_owned(), options: options.clone(), if_not_exists: true };
-            self.wait_for_leader()?;
-            let (most, now_ms) = (Limits { streams: 10, nodes: 16 }, self.clock.now_ms());
-            let before = self.coordinators.index();
-            let told = self.coordinators.commit(|state| state.plan_create_stream(&request, &most, now_ms, false))?;
-            told.map_err(|why| Violation(format!("the stream is refused: {why}")))?;
-            let leader = self.coordinators.leader.unwrap_or(1);
-            self.agree(leader)?;
-            self.spread(leader, before)?;
-            let info = self.coordinators.state.catalog.streams().find(|info| info.name == name);
-            let id = info.map(|info| info.id).ok_or_else(|| Violation("there is no stream".to_owned()))?;
-            self.told.retention_ms.extend(retention_ms.map(|ms| (id.0, ms)));
-            if let Some(kept) = kept {
-                self.told.bounds.keeps(id.0, kept);
-            }
-            self.told.is_consumed = options.retention_consumed;
-            self.told.is_compacted = options.cleanup == Cleanup::Compact;
-            made.push((id, options));
-        }
-        Ok(made)
-    }
-
-    fn add(&mut self, client: Box<dyn Client>) -> Result<(), Violation> {
+    pub(super) fn add(&mut self, client: Box<dyn Client>) -> Result<(), Violation> {
         self.clients.push(Slot { client, wires: BTreeMap::new(), correlation: 0, timer: 0 });
         let at = self.clients.len() - 1;
         self.with(at, |client, around| client.timer(around))
@@ -639,14 +606,7 @@ impl World {
                 self.wires.get(wire).map(|wire| wire.node)
             }
             Is::Packet(_, to, ..) => Some(*to),
-            Is::OwnLogs(node, _) | Is::Compact(node, _) => Some(*node),
-            Is::Logs(node, _) | Is::LogTimers(node, _) | Is::Backup(node, _) | Is::Store(node, _) => Some(*node),
-            Is::Tick(node, _) | Is::Beat(node, _) | Is::Deadline(node, _) | Is::Recover(node, _) => Some(*node),
-            Is::Coordinate(node, _) | Is::Retry(node, ..) | Is::GoOn(node, ..) => Some(*node),
-            Is::LettingGo(node, ..) | Is::Take(node, ..) | Is::LastCopies(node, ..) | Is::Stopping(node, _) => {
-                Some(*node)
-            }
-            _ => None,
+            turn => turn.turn_of().map(|(node, _)| node),
         }
     }
 
@@ -745,28 +705,11 @@ impl World {
                 self.person(&event);
                 Ok(())
             }
-            Is::Logs(node, life)
-            | Is::LogTimers(node, life)
-            | Is::Backup(node, life)
-            | Is::Store(node, life)
-            | Is::OwnLogs(node, life)
-            | Is::Tick(node, life)
-            | Is::Compact(node, life)
-            | Is::Beat(node, life)
-            | Is::Deadline(node, life)
-            | Is::Recover(node, life)
-            | Is::Coordinate(node, life)
-            | Is::Retry(node, life, _)
-            | Is::GoOn(node, life, ..)
-            | Is::LettingGo(node, life, _)
-            | Is::Take(node, life, ..)
-            | Is::LastCopies(node, life, _)
-            | Is::Stopping(node, life)
-                if !self.is_of(node, life) =>
-            {
-                Ok(())
-            }
-            event => self.turn(event),
+            Is::Streams => self.look_at_streams(),
+            event => match event.turn_of() {
+                Some((node, life)) if !self.is_of(node, life) => Ok(()),
+                _ => self.turn(event),
+            },
         }
     }
 
@@ -814,6 +757,8 @@ impl World {
                 self.schedule.after(BEAT_US / 2, Is::Coordinate(node, life));
                 self.coordinate(node)
             }
+            Is::Follow(node, _) => self.follow(node),
+            Is::Hear(node, _) => self.hear(node),
             Is::Retry(node, _, number) => self.retry(node, number),
             Is::LettingGo(node, _, (from, question, asked, looks)) => {
                 self.let_go(node, from, question, asked, looks);
@@ -848,9 +793,9 @@ impl World {
 
     fn tick(&mut self, node: u32, life: u32) -> Result<(), Violation> {
         self.schedule.after(500_000, Event::Tick(node, life));
-        if let Some(running) = self.node_mut(node).running() {
-            running.tick();
-        }
+        // Until it serves it does nothing of this.
+        let Some(running) = self.node_mut(node).serving() else { return Ok(()) };
+        running.tick();
         self.tell_gone(node);
         self.scrub(node);
         self.look_at_floors(node);

@@ -104,8 +104,9 @@ fn many_seeds_of_three_nodes_keep_every_promise() {
 fn has_own_runs(fault: Fault) -> bool {
     use Fault::*;
     let own_runs = [ChangeLog, ClockJump, ClockYears, Remove, LastCopy, BlocksLost, DeleteRecords, ChangeCopies];
+    let of_streams = [MakeStream, DeleteStream];
     let of_disks = [Rot, LogRot, DiskStuck, MajorityLost, DataFull];
-    own_runs.contains(&fault) || of_disks.contains(&fault)
+    own_runs.contains(&fault) || of_streams.contains(&fault) || of_disks.contains(&fault)
 }
 
 /// Faults, without what people do.
@@ -280,11 +281,11 @@ fn who_stands_still_goes_on_with_its_own_turns() {
 fn every_fault_happens_and_the_cluster_does_something_about_it() {
     use Fault::*;
     let (mut faults, mut did) = (BTreeMap::new(), BTreeMap::new());
-    // Nodes that are removed, what is given up, what is deleted, clocks that are years ahead, coordinators' logs that rot, majorities of them that are lost, and disks that stand still or
+    // Nodes that are removed, what is given up, what is deleted, streams that come and go, clocks that are years ahead, coordinators' logs that rot, majorities of them that are lost, and disks that stand still or
     // take no data have tests that see that it happens.
     let is_elsewhere = |fault: &Fault| {
         let is_of_people = matches!(fault, Remove | LastCopy | BlocksLost | DeleteRecords | ChangeCopies | ClockYears);
-        is_of_people || matches!(fault, LogRot | DiskStuck | MajorityLost | DataFull)
+        is_of_people || matches!(fault, LogRot | DiskStuck | MajorityLost | DataFull | MakeStream | DeleteStream)
     };
     let only: Vec<Fault> = Fault::ALL.iter().copied().filter(|fault| !is_elsewhere(fault)).collect();
     for seed in 1..120 {
@@ -1145,4 +1146,51 @@ fn many_seeds_in_which_nodes_that_stop_answer_what_is_under_way_keep_every_promi
     assert_eq!(violations, Vec::<String>::new());
     assert!(answered > 50, "next to nothing is under way when a node is stopped, so nothing is shown: {answered}");
     assert_eq!(run(&finishing(3)), run(&finishing(3)));
+}
+
+/// People make streams and delete them while nodes are down, stand still, are cut off or are behind, and nodes hear of all that becomes true in pieces. Whoever uses a stream begins at once.
+fn made_and_deleted(seed: u64) -> Plan {
+    use Fault::*;
+    let only = vec![MakeStream, DeleteStream, Kill, Freeze, CutOff, PairCut, LeaderLost, Move, Drain, Stop, PowerCut];
+    Plan { in_pieces: true, sends_snapshots: true, only, trouble_ms: 10_000, fault_us: 250_000, ..short(seed) }
+}
+
+#[test]
+fn many_seeds_in_which_streams_are_made_and_deleted_while_nodes_are_away_keep_every_promise() {
+    let counts = [
+        "streams made while a node was away",
+        "streams deleted while a node was away",
+        "written to streams made while a node was away",
+        "wrote to who had not heard of the stream",
+        "asked for owners who had not heard of them",
+        "told of a snapshot",
+    ];
+    let sums: [AtomicU64; 6] = Default::default();
+    let violation = |seed| {
+        let report = run(&made_and_deleted(seed));
+        for (sum, what) in sums.iter().zip(counts) {
+            sum.fetch_add(report.did.get(what).copied().unwrap_or(0), Ordering::Relaxed);
+        }
+        report.violation
+    };
+    assert_eq!(all(1..17, violation), Vec::<String>::new());
+    let sums = sums.map(AtomicU64::into_inner);
+    let missing: Vec<_> = counts.iter().zip(sums).filter(|(_, sum)| *sum == 0).collect();
+    assert!(missing.is_empty() && sums[0] > 10 && sums[2] > 50, "so nothing is shown: {missing:?} of {sums:?}");
+    assert_eq!(run(&made_and_deleted(3)), run(&made_and_deleted(3)));
+}
+
+#[test]
+fn a_stream_that_is_served_before_it_is_known_whose_it_is_is_found() {
+    found_by(made_and_deleted, Planted::ServesUnplaced, &["acknowledged in owner epoch"]);
+}
+
+#[test]
+fn a_state_that_has_its_number_before_all_of_it_was_told_is_found() {
+    found_by(made_and_deleted, Planted::NumbersEarly, &["it was in"]);
+}
+
+#[test]
+fn a_node_that_has_heard_of_streams_which_it_is_still_to_be_told_of_is_found() {
+    found_by(made_and_deleted, Planted::HeardAhead, &["nobody has deleted it"]);
 }
