@@ -331,6 +331,22 @@ fn what_a_node_came_back_with_is_read_no_more_and_the_owner_goes_on() {
     assert_eq!((third.append(9).duplicate, third.append(10).base_ordinal), (true, 10));
 }
 
+/// It has heard of that with all else that has become true, and not by itself.
+#[test]
+fn all_that_nodes_have_come_back_with_is_left_to_them_at_once() {
+    let (_, memory, logs) = lost_node();
+    let next = Node::new(2);
+    next.is_owner(2, 3);
+    let rebuild = next.broker.take_over(&[(STREAM, X, 3)], &logs, &memory).expect("taken over");
+    assert_eq!(next.broker.leave_all_to_holders(), 0, "nobody holds anything");
+    let older = vec![OlderGroups { first_epoch: 1, node: 1 }];
+    next.broker.set_owner(4, STREAM, X, Owner { node: 2, epoch: 3, older }).expect("a streamlet");
+    assert!(next.broker.leave_all_to_holders() >= 170_000);
+    let progress = RecoveryProgress::default();
+    next.broker.rebuild(&rebuild, &logs, &memory, &progress).expect("nothing is left to rebuild");
+    assert_eq!(progress.bytes_read.load(Ordering::SeqCst), 0);
+}
+
 /// Groups that leave while a reader is between its look at the owners and its look at the lane are not taken for groups that are gone.
 #[test]
 fn a_reader_that_comes_while_groups_leave_is_sent_after_them() {

@@ -40,6 +40,8 @@ pub enum Telling {
     HeardOf(StreamId),
     /// That another node holds older groups of a streamlet that it may be rebuilding.
     HeldAgain(StreamId, u32),
+    /// The same of whatever it may be rebuilding.
+    AllHeldAgain,
     /// Where a lane begins.
     Begins(StreamId, u32, LaneId),
     /// What it has left of streamlets that others have [rebuilt](ClusterState::rebuilt_by_others) goes.
@@ -67,8 +69,8 @@ impl Change {
     /// What a node's broker is told of it, in this order; nothing of what does not concern it. All of it is told before anything of the next change is.
     pub fn tellings(&self, node: NodeNumber) -> Vec<Telling> {
         match self {
-            // Nobody is told one by one of what others have rebuilt before it, and what was given up.
-            Change::Replaced => vec![Telling::Everything, Telling::DropRebuilt],
+            // Nobody is told one by one of what others have rebuilt or hold again before it, and what was given up.
+            Change::Replaced => vec![Telling::Everything, Telling::DropRebuilt, Telling::AllHeldAgain],
             Change::Stream(StreamEvent::Deleted(info)) => vec![Telling::Gone(info.id), Telling::HeardOf(info.id)],
             Change::Stream(StreamEvent::Altered { after: info, .. } | StreamEvent::Created(info)) => {
                 vec![Telling::Place(info.id), Telling::HeardOf(info.id)]
@@ -328,6 +330,14 @@ mod tests {
         let at_start = Telling::at_start();
         let at = |what: Telling| at_start.iter().position(|one| *one == what).expect("it is told");
         assert!(at(Telling::DropRebuilt) < at(Telling::Everything));
+    }
+
+    /// Nobody tells it one by one. What it rebuilds would wait for blocks that nobody gives, although somebody has come back with it.
+    #[test]
+    fn who_is_brought_up_by_a_snapshot_is_told_of_what_others_hold_again_by_then_once_it_knows_the_owners() {
+        let tellings = Change::Replaced.tellings(1);
+        let at = |what: Telling| tellings.iter().position(|one| *one == what).expect("it is told");
+        assert!(at(Telling::Everything) < at(Telling::AllHeldAgain));
     }
 
     /// Nothing of it is what a broker is told: whoever has the number before it need not ask again.

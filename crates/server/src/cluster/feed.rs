@@ -71,6 +71,7 @@ impl Feed {
             }
             Telling::HeardOf(stream) => self.broker.heard_of(*stream),
             Telling::HeldAgain(stream, streamlet) => self.returning.is_held(*stream, *streamlet),
+            Telling::AllHeldAgain => self.returning.all_are_held(),
             Telling::Begins(stream, streamlet, lane) => {
                 // As it is now: what is told of older entries must not undo what newer ones said.
                 let _alone = self.placing.lock();

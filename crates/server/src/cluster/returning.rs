@@ -258,4 +258,16 @@ impl Returning {
             }
         });
     }
+
+    /// The same of all streamlets, for this node has heard of it with a snapshot. Never blocks: there may be many of them.
+    pub(super) fn all_are_held(&self) {
+        let broker = self.broker.clone();
+        self.runtime.spawn(async move {
+            tokio::time::sleep(LINGER).await;
+            let leaving = tokio::task::spawn_blocking(move || broker.leave_all_to_holders());
+            if let Ok(bytes @ 1..) = leaving.await {
+                tracing::info!(bytes, "older groups are with nodes that came back with them");
+            }
+        });
+    }
 }

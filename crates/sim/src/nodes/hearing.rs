@@ -263,6 +263,7 @@ impl Running {
             Telling::Gone(stream) => self.broker.displace_stream(UNNUMBERED, stream),
             Telling::HeardOf(stream) => self.broker.heard_of(stream),
             Telling::HeldAgain(stream, at) => heard.left_bytes += self.broker.leave_to_holder(stream, StreamletId(at)),
+            Telling::AllHeldAgain => heard.left_bytes += self.broker.leave_all_to_holders(),
             Telling::Begins(stream, streamlet, lane) => agree_one(&self.log, known, (stream, streamlet, lane)),
             Telling::DropRebuilt => drop_all(&self.log, known.rebuilt_by_others(self.number, self.epoch)),
             Telling::DropRebuiltOf { stream, first, count } => {
