@@ -150,7 +150,7 @@ impl Ownership {
         Failure::not_owner(stream, streamlet, self.hint(stream, streamlet))
     }
 
-    /// Has a session called when a streamlet that is being let go has gone, or stays.
+    /// Has a session called when a streamlet that is being let go has gone, or stays, or its stream was deleted.
     pub(crate) fn wait(&self, observer: &Arc<dyn Observer>, token: u64) {
         self.waiting.lock().push(observer, token);
     }
@@ -277,9 +277,10 @@ impl Broker {
         Ok(())
     }
 
-    /// A stream is gone from the cluster.
+    /// A stream is gone from the cluster, and before that from the log. Writes that wait for a streamlet of it which was being let go are told so.
     pub fn displace_stream(&self, version: u64, stream: StreamId) {
         self.ownership.with(version, |table| table.streams.remove(&stream));
+        self.ownership.wake();
     }
 
     /// This node takes writes of a streamlet from here on, in groups of `epoch`. `state`: what the last owner handed over, or what was

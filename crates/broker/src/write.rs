@@ -217,8 +217,8 @@ impl Writer {
                 }
                 Err(AppendError::Elsewhere { letting_go: true }) => {
                     broker.ownership.wait(observer, Token::Space.to_u64());
-                    // Asked once more after registering: whoever ends the letting go sets the word first.
-                    if lane.tenure() == Tenure::LettingGo {
+                    // Asked once more after registering: whoever ends the letting go sets the word first, and whoever deletes the stream takes it from the log first.
+                    if lane.tenure() == Tenure::LettingGo && !stream.is_deleted() {
                         return Append::Full(Status::NotOwner);
                     }
                 }

@@ -149,6 +149,22 @@ fn writes_that_waited_are_sent_to_the_next_owner() {
     assert_eq!(write(pair.house(2), 1), (Status::Ok, 1, false));
 }
 
+/// Nobody is told any more how the move ended.
+#[test]
+fn writes_that_wait_for_a_move_are_told_at_once_that_their_stream_is_gone() {
+    let pair = Pair::new(options(1, 1));
+    let house = pair.house(1);
+    assert_eq!(write(house, 0).0, Status::Ok);
+    house.broker.let_go(STREAM, X).unwrap();
+    let mut peer = house.peer();
+    assert_eq!(peer.send(&write_request(&[chunk_of(target(STREAM, 0, 7, 1), 1, 40)], 60_000)), Flow::Blocked);
+    peer.run(house);
+    assert!(peer.is_blocked());
+    house.broker.stream_deleted(STREAM).unwrap();
+    peer.run(house);
+    assert_eq!(statuses(&peer.frame().decode()), [Status::UnknownStream]);
+}
+
 #[test]
 fn writes_do_not_wait_for_ever_for_a_move() {
     let pair = Pair::new(options(1, 1));
