@@ -76,7 +76,7 @@ impl Broker {
             with.set_copies(StreamletId(streamlet));
         }
         if let Err(failure) = self.place_stream(UNNUMBERED, stream, owners.clone()) {
-            return with.failed(None, failure);
+            return self.does_not_follow((stream, None), failure, with);
         }
         with.placed();
         for streamlet in mine {
@@ -88,8 +88,20 @@ impl Broker {
             let handed = with.handed(streamlet);
             with.choose_log(streamlet);
             if let Err(failure) = self.open_streamlet(stream, streamlet, epoch, handed.as_ref()) {
-                with.failed(Some(streamlet), failure);
+                self.does_not_follow((stream, Some(streamlet)), failure, with);
             }
+        }
+    }
+
+    /// Says so, unless the stream has gone meanwhile: while a node starts, another thread takes it from the log.
+    fn does_not_follow(
+        &self,
+        (stream, streamlet): (StreamId, Option<StreamletId>),
+        failure: Failure,
+        with: &mut dyn Placing,
+    ) {
+        if self.log().stream(stream).is_some() {
+            with.failed(streamlet, failure);
         }
     }
 
@@ -175,26 +187,35 @@ mod tests {
         assert_eq!([50, 51].map(may_come), [false, true]);
     }
 
-    /// Notes what is asked, and of which streamlet.
+    /// Notes what is asked, and of which streamlet. If it is to, it has the stream deleted as soon as something is asked.
     #[derive(Default)]
-    struct Noted(Vec<(&'static str, u32)>);
+    struct Noted(Vec<(&'static str, u32)>, Option<(&'static str, Arc<Broker>)>);
+
+    impl Noted {
+        fn note(&mut self, what: &'static str, at: u32) {
+            self.0.push((what, at));
+            if let Some((_, broker)) = self.1.take_if(|(when, _)| *when == what) {
+                broker.stream_deleted(STREAM).expect("it was there");
+            }
+        }
+    }
 
     impl Placing for Noted {
         fn set_copies(&mut self, streamlet: StreamletId) {
-            self.0.push(("copies", streamlet.0));
+            self.note("copies", streamlet.0);
         }
         fn placed(&mut self) {
-            self.0.push(("placed", 0));
+            self.note("placed", 0);
         }
         fn handed(&mut self, streamlet: StreamletId) -> Option<StreamletState> {
-            self.0.push(("handed", streamlet.0));
+            self.note("handed", streamlet.0);
             None
         }
         fn choose_log(&mut self, streamlet: StreamletId) {
-            self.0.push(("log", streamlet.0));
+            self.note("log", streamlet.0);
         }
         fn failed(&mut self, streamlet: Option<StreamletId>, _: Failure) {
-            self.0.push(("failed", streamlet.map_or(u32::MAX, |at| at.0)));
+            self.note("failed", streamlet.map_or(u32::MAX, |at| at.0));
         }
     }
 
@@ -235,6 +256,22 @@ mod tests {
         broker.hear_of_owners(STREAM, &owners, &[0, 2], &[3], &mut noted);
         assert_eq!(noted.0, [("placed", 0), ("handed", 0), ("log", 0)]);
         assert_eq!(broker.ownership().owners(STREAM), Some(owners[..2].to_vec()));
+    }
+
+    /// Another thread takes it from the log.
+    #[test]
+    fn a_stream_that_goes_while_it_is_placed_is_nothing_to_be_told_of() {
+        let all = [("copies", 1), ("placed", 0), ("handed", 0), ("log", 0)];
+        for (when, asked) in [("copies", 1), ("handed", 4)] {
+            let (broker, _dir) = broker();
+            broker.join_cluster([1; 16], 1);
+            let options = StreamOptions { streamlets: 2, ..StreamOptions::default() };
+            broker.hear_of_stream(STREAM, options, true).expect("it comes");
+            let mut noted = Noted(Vec::new(), Some((when, broker.clone())));
+            broker.hear_of_owners(STREAM, &[of(1, 7), of(1, 8)], &[0], &[1], &mut noted);
+            assert_eq!(noted.0, all[..asked]);
+            assert!(broker.log().stream(STREAM).is_none(), "it has not gone");
+        }
     }
 
     /// The state has two more by now, each of which was added for itself.

@@ -79,6 +79,8 @@ impl Adapting {
         let Some(place) = self.streamlet((stream, streamlet)) else { return copies };
         if (place.own_log().is_none() || place.copies() != copies)
             && let Err(error) = self.broker.set_copies(stream, streamlet, copies)
+            // One whose stream has gone meanwhile needs none.
+            && self.streamlet((stream, streamlet)).is_some()
         {
             tracing::error!(%stream, %streamlet, copies, %error, "the streamlet stays in a log with another number of copies; restart the node");
         }

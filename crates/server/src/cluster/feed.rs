@@ -66,6 +66,8 @@ impl Feed {
             Telling::Everything => self.everything(group),
             Telling::Place(stream) => self.place(group, *stream),
             Telling::Gone(stream) => {
+                // Behind who places it just now, at the start, and has looked before it went.
+                let _alone = self.placing.lock();
                 self.broker.displace_stream(UNNUMBERED, *stream);
                 self.copies.look_for_gone();
             }
