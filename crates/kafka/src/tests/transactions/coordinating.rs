@@ -469,6 +469,32 @@ fn a_claim_that_has_waited_for_too_long_is_told_so_although_other_transactions_e
     assert_eq!(told.error, Code::ConcurrentTransactions.code() as u16);
 }
 
+/// It was asked for again each time that the end could not be recorded, and had waited for nothing then.
+#[test]
+fn a_claim_that_has_waited_for_too_long_is_told_so_although_a_marker_is_written_again() {
+    let (mut world, asked) = coordinating();
+    let stream = world.running().door.transactions.stream_of("t");
+    let producer = world.init(ID).unwrap();
+    assert_eq!(world.claimed(producer, 2, true).error, 0);
+    let ended = world.call(5, &World::end_request(ID, producer, true));
+    let (_, done) = world.markers_asked(&asked).pop().expect("it is asked");
+    let waits = world.send_claim((ended.producer_id.0, ended.producer_epoch), 4, true);
+    world.clock.advance_ms(900);
+    // Another owner takes the transaction for open, and needs a marker of its own.
+    assert_eq!(world.known(OWNER + 1).open.len(), 1);
+    done(written(stream, None));
+    world.nodes();
+    assert!(!world.go_on());
+    world.nodes();
+    assert_eq!(world.state(ID), "PrepareCommit");
+    assert!(waits.lock().is_none());
+    world.clock.advance_ms(200);
+    world.running().door.transactions.tick();
+    world.nodes();
+    let told = PartitionClaimed::decode(1, &waits.lock().take().expect("it is answered").unwrap()).unwrap();
+    assert_eq!(told.error, Code::ConcurrentTransactions.code() as u16);
+}
+
 /// Owners hear of a topic that was made again before the coordinator does, or after.
 #[test]
 fn a_topic_that_is_made_again_has_the_place_of_the_one_before_which_does_not_come_back() {
