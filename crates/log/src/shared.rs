@@ -118,7 +118,8 @@ impl Shared {
         self.arena_full.fetch_add(1, Ordering::Relaxed);
         self.lacked_bytes.fetch_max(full.bytes, Ordering::Relaxed);
         if let Some(store) = self.store.get() {
-            store.want_space(full.bytes);
+            // A whole block is what there has to be.
+            store.want_space(self.arena.block_bytes(full.bytes));
         }
     }
 

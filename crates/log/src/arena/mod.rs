@@ -160,7 +160,9 @@ pub struct ArenaStats {
     pub set_aside_bytes: u64,
     /// Free.
     pub free_bytes: u64,
-    /// Of those, touched before: handed out without a page fault.
+    /// Of those, what only the system's own streams get. There may be less that is free.
+    pub kept_for_system_bytes: u64,
+    /// Of the free bytes, those touched before: handed out without a page fault.
     pub warm_free_bytes: u64,
     /// Of the free bytes, those that may have memory behind them, or part of it.
     pub held_free_bytes: u64,
@@ -325,6 +327,7 @@ impl Arena {
             loaded_bytes: u64::from(state.load_blocks) * block,
             set_aside_bytes: u64::from(state.set_aside_blocks) * block,
             free_bytes: u64::from(state.buddy.free_blocks()) * block,
+            kept_for_system_bytes: u64::from(self.kept_for_system(&state)) * block,
             warm_free_bytes: u64::from(state.buddy.warm_free_blocks()) * block,
             held_free_bytes: u64::from(state.buddy.held_free_blocks()) * block,
             largest_free_bytes: state.buddy.largest_free().map_or(0, |k| block << k),
@@ -515,16 +518,20 @@ impl Arena {
     /// Blocks that have to stay free for others when so many are taken. The system's streams leave nothing to others as
     /// long as they stay within their own share, and are like any writer beyond it.
     fn kept_blocks(&self, state: &State, purpose: Purpose, taken: u32) -> u32 {
-        let blocks = |bytes: u64| (bytes / self.small_bytes() as u64) as u32;
-        let reserve = blocks(self.header.bytes / RESERVE_SHARE);
-        let system = blocks((self.header.bytes / SYSTEM_SHARE).min(SYSTEM_BYTES_MAX));
-        let for_system = system.saturating_sub(state.system_blocks);
+        let reserve = (self.header.bytes / RESERVE_SHARE / self.small_bytes() as u64) as u32;
+        let for_system = self.kept_for_system(state);
         match purpose {
             Purpose::System if taken <= for_system => 0,
             Purpose::System => reserve.saturating_sub(state.load_blocks),
             Purpose::Write => reserve.saturating_sub(state.load_blocks) + for_system,
             Purpose::Load | Purpose::SetAside => reserve.saturating_sub(state.write_blocks) + for_system,
         }
+    }
+
+    /// Blocks that stay free for the system's streams, which have not taken so many of their share.
+    fn kept_for_system(&self, state: &State) -> u32 {
+        let share = (self.header.bytes / SYSTEM_SHARE).min(SYSTEM_BYTES_MAX) / self.small_bytes() as u64;
+        (share as u32).saturating_sub(state.system_blocks)
     }
 
     /// Gives a block back, unless the arena is frozen.

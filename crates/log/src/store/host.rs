@@ -35,9 +35,9 @@ pub(crate) trait Image: Send + Sync + 'static {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Memory {
     pub(crate) bytes: u64,
-    /// What writers can still take: free, and not kept for loads.
+    /// What writers can still take: free, and kept neither for loads nor for the system's own streams.
     pub(crate) free_bytes: u64,
-    /// What loads can still take: free, and not kept for writers.
+    /// What loads can still take: free, and kept neither for writers nor for the system's own streams.
     pub(crate) load_free_bytes: u64,
     /// The largest piece that can be handed out.
     pub(crate) largest_free_bytes: u64,
@@ -100,14 +100,16 @@ impl Host for Weak<Log> {
         self.upgrade().map_or(Memory::default(), |log| {
             let arena = log.arena().stats();
             let load_bytes = arena.bytes / LOAD_SHARE;
-            let kept_bytes = load_bytes.saturating_sub(arena.loaded_bytes);
+            let kept_for_loads_bytes = load_bytes.saturating_sub(arena.loaded_bytes);
             // As much is kept for writers as for loads.
             let written_bytes = arena.used_bytes.saturating_sub(arena.loaded_bytes + arena.set_aside_bytes);
             let kept_for_writers_bytes = load_bytes.saturating_sub(written_bytes);
+            // Who counts as free what the arena does not give finds nothing missing while writers wait.
+            let free_bytes = arena.free_bytes.saturating_sub(arena.kept_for_system_bytes);
             Memory {
                 bytes: arena.bytes,
-                free_bytes: arena.free_bytes.saturating_sub(kept_bytes),
-                load_free_bytes: arena.free_bytes.saturating_sub(kept_for_writers_bytes),
+                free_bytes: free_bytes.saturating_sub(kept_for_loads_bytes),
+                load_free_bytes: free_bytes.saturating_sub(kept_for_writers_bytes),
                 largest_free_bytes: arena.largest_free_bytes,
                 load_bytes,
             }
@@ -152,5 +154,36 @@ impl Host for Weak<Log> {
     }
     fn close_coldest(&self) -> u64 {
         self.upgrade().map_or(0, |log| log.close_coldest())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::arena::Purpose;
+    use crate::tests::{node_with, options};
+
+    const SMALL: u64 = 64 << 10;
+
+    #[test]
+    fn what_writers_and_loads_can_still_take_is_what_the_arena_gives_them() {
+        let node = node_with(options(), 256 * SMALL);
+        let (arena, host) = (node.log.arena(), Arc::downgrade(&node.log));
+        let allocate = |purpose| arena.allocate(SMALL as usize, purpose).ok();
+        let take = |purpose| std::iter::from_fn(|| allocate(purpose)).collect::<Vec<_>>();
+        let can_take = || {
+            let memory = host.memory();
+            (memory.free_bytes / SMALL, memory.load_free_bytes / SMALL)
+        };
+        assert_eq!(can_take(), (256 - 32 - 4, 256 - 32 - 4));
+        let mut writes = take(Purpose::Write);
+        assert_eq!((writes.len(), can_take()), (220, (0, 32)));
+        let loads = take(Purpose::Load);
+        assert_eq!((loads.len(), can_take()), (32, (0, 0)));
+        let system = [allocate(Purpose::System), allocate(Purpose::System)];
+        assert!(system.iter().all(Option::is_some));
+        assert_eq!(can_take(), (0, 0), "two are left, and are the system's");
+        writes.truncate(217);
+        assert_eq!((can_take(), take(Purpose::Write).len()), ((3, 3), 3));
     }
 }

@@ -377,6 +377,20 @@ fn a_full_arena_tells_the_store_and_the_writer() {
     append(&lane, &chunk(sequence, 30_000), 0).unwrap();
 }
 
+/// There may be room for the chunk and none for its block.
+#[test]
+fn a_writer_that_finds_no_room_asks_for_a_whole_block() {
+    let (node, store) = node_with(StreamOptions { segment_bytes_max: 256 << 10, ..options() }, 1 << 20).with_store();
+    let lane = node.lane();
+    let full = (0..).find_map(|sequence| match append(&lane, &chunk(sequence, 70_000), 0) {
+        Ok(_) => None,
+        Err(AppendError::ArenaFull(full)) => Some(full),
+        Err(error) => panic!("{error}"),
+    });
+    assert!((70_000..80_000).contains(&full.expect("it is full").bytes), "{full:?}");
+    assert_eq!(store.wanted.load(std::sync::atomic::Ordering::Relaxed), 128 << 10);
+}
+
 #[test]
 fn options_are_checked_and_shape_stays() {
     let node = node();

@@ -224,6 +224,38 @@ fn more_than_memory_holds_is_written_and_read_back() {
     assert!(node.arena.stats().used_bytes <= ARENA_BYTES);
 }
 
+/// What the arena keeps for the system's streams was taken for room that writers have, so that nothing was evicted for those that wait.
+#[test]
+fn writers_find_room_although_no_memory_is_kept_free_for_them() {
+    let dir = dir();
+    let config = StoreConfig { node: NODE, container_bytes: 4 << 20, write_delay_ms: 0, ..StoreConfig::default() };
+    let config = StoreConfig { free_percent_min: 0, ..config };
+    let (disk, clock) = (Arc::new(MemoryDisk::new()), Arc::new(ManualClock::new(0)));
+    let (store, _) = DiskStore::open(config, vec![disk], clock, Arc::new(SeededRandom::new(1))).unwrap();
+    let arena = ArenaConfig { path: dir.path().join("arena"), bytes: ARENA_BYTES, node: NODE };
+    let log = Log::new(LogConfig::default(), Arena::create_or_attach(arena).unwrap().0);
+    log.set_store(store.clone());
+    store.attach(&log);
+    let options = StreamOptions { segment_bytes_max: 64 << 10, retention_ms: None, ..StreamOptions::default() };
+    let stream = log.create_stream(STREAM, options).unwrap();
+    assert_eq!(log.finish_recovery(1), Vec::<String>::new());
+    let lane = stream.streamlet(StreamletId(0)).unwrap().lane(LaneId(0)).unwrap();
+    for sequence in 0..3 * MANY {
+        let chunk = chunk(0, sequence);
+        let view = ChunkView::parse(&chunk).unwrap();
+        let appended = (0..1_000).find_map(|_| match lane.append(&view, 1_000) {
+            Ok(appended) => Some(appended),
+            Err(AppendError::ArenaFull(_)) => {
+                store.step();
+                None
+            }
+            Err(error) => panic!("{error}"),
+        });
+        assert!(appended.is_some_and(|appended| !appended.duplicate), "{sequence}: {:?}", store.status());
+    }
+    assert!(store.status().evicted_segments > 0);
+}
+
 #[test]
 fn what_nobody_uses_leaves_memory_and_can_still_be_read() {
     let dir = dir();
