@@ -235,6 +235,8 @@ impl TransactionLoad {
 mod tests {
     use std::cell::Cell;
 
+    use kera_env::{Random, SeededRandom};
+
     use super::*;
 
     thread_local! {
@@ -280,5 +282,29 @@ mod tests {
         assert_eq!(left.of(StreamId(1), 0, 1).count(), 2);
         left.trim(StreamId(1), 0, 71);
         assert_eq!(left.all().map(|of| (of.partition, of.first_offset)).collect::<Vec<_>>(), [(0, 100), (1, 0)]);
+    }
+
+    #[test]
+    fn what_goes_when_partitions_start_later_is_what_a_look_at_all_that_is_left_finds() {
+        let random = SeededRandom::new(5);
+        let (mut left, mut plain, mut gone) = (Left::default(), BTreeMap::new(), 0);
+        for _ in 0..4_000 {
+            let partition = random.below(3) as u32;
+            if random.below(8) > 0 {
+                let first_offset = random.below(200);
+                let (producer_id, marker_offset) = (random.below(3) as i64, first_offset + random.below(50));
+                let one = AbortedRange { producer_id, marker_offset, ..range(partition, first_offset) };
+                left.put(one);
+                plain.insert((partition, producer_id, first_offset), marker_offset);
+            } else {
+                let (start, before) = (random.below(260), plain.len());
+                left.trim(StreamId(1), partition, start);
+                plain.retain(|(of, ..), marker_offset| *of != partition || *marker_offset >= start);
+                gone += before - plain.len();
+            }
+            let found = left.all().map(|of| ((of.partition, of.producer_id, of.first_offset), of.marker_offset));
+            assert_eq!(found.collect::<Vec<_>>(), plain.iter().map(|(of, at)| (*of, *at)).collect::<Vec<_>>());
+        }
+        assert!(gone > 1_000, "{gone}");
     }
 }

@@ -390,6 +390,23 @@ impl Group {
         Ok(is_any)
     }
 
+    /// Whether a look through all that is agreed would find something to do, where it still ends with this entry. Debug builds make sure that nothing is passed over.
+    fn finds_some(&self, as_of: u64) -> bool {
+        let current = self.shared.current.read();
+        let (applied, state) = (current.applied.map_or(0, |place| place.index), &*current.state);
+        let most = Limits { streams: self.config.streams_max, nodes: self.config.copies_max };
+        let plans = [
+            state.plan_gather(),
+            state.plan_say_copies(0),
+            state.plan_more_copies(&most),
+            state.plan_give_up_lost(),
+            state.plan_adopt(),
+        ];
+        let waits = state.takes_used_ends() && state.waits_to_be_opened();
+        let is_any = |planned: &Result<Vec<ClusterEntry>, _>| planned.as_ref().is_ok_and(|entries| !entries.is_empty());
+        applied == as_of && (!state.lost().is_empty() || waits || plans.iter().any(is_any))
+    }
+
     /// One turn. Most of what is to be done can be seen in what is agreed alone, by a look through all streams, of which there may be very many: where that
     /// has found nothing it is not looked again before something else is agreed.
     async fn lead(&self, late: Vec<u64>, waits: &mut Waits, backups: &dyn Backups) -> Result<(), CoordinatorError> {
@@ -397,6 +414,7 @@ impl Group {
         let looks = waits.nothing_as_of != Some(as_of);
         #[cfg(test)]
         LOOKED_THROUGH.set(LOOKED_THROUGH.get() + u64::from(looks));
+        debug_assert!(looks || !self.finds_some(as_of), "there is something to do as of entry {as_of}");
         let over = if looks { self.read(ClusterState::lost) } else { Vec::new() };
         let mut is_any = !over.is_empty();
         self.end_logs(&over, &mut waits.over, backups).await?;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use kera_env::{Clock, ManualClock};
+use kera_env::{Clock, ManualClock, Random, SeededRandom};
 use kera_format::applications::{Entry, LaneKey, Position};
 use kera_format::chunk::ChunkTarget;
 use kera_format::{
@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 
 use super::commit::Committer;
 use super::journal::Journal;
-use super::keepers::LOOKED_AT;
+use super::keepers::{Kept, LOOKED_AT};
 use super::replay::Replay;
 use super::requests::{check_stayed, named};
 use crate::acks::Answer;
@@ -183,6 +183,48 @@ fn a_streamlet_that_is_opened_has_only_those_of_its_stream_looked_at_that_are_no
     assert!(unread(Some(STREAM)).is_empty());
     keepers.remove_stream(stream.id());
     assert!(unread(None).is_empty());
+}
+
+#[test]
+fn streamlets_that_are_not_read_are_those_that_a_look_at_all_finds_whatever_comes_and_goes() {
+    let node = Node::new();
+    let (keepers, random) = (&node.broker.applications.keepers, SeededRandom::new(11));
+    let mut places = Vec::new();
+    for stream in (100..104).map(StreamId) {
+        let options = StreamOptions { streamlets: 4, lanes: 1, ..StreamOptions::default() };
+        node.broker.stream_comes(stream, options).expect("a stream");
+        let of = node.log.stream(stream).expect("a stream");
+        places.extend((0..4).map(|at| (stream, Arc::clone(of.streamlet(StreamletId(at)).expect("a streamlet")))));
+    }
+    let (mut earlier, mut found) = (Vec::new(), 0);
+    for _ in 0..4_000 {
+        let (stream, place) = &places[random.below(places.len() as u64) as usize];
+        let (stream, id) = (*stream, place.id());
+        match random.below(16) {
+            0..5 => _ = keepers.add(stream, place, None),
+            5 => _ = keepers.remove(stream, id),
+            6 => _ = keepers.remove_earlier(stream, place),
+            7 if random.below(4) == 0 => keepers.remove_stream(stream),
+            8..10 => {
+                place.leave();
+                place.open(place.owner_epoch() + 1, false).expect("it has left");
+            }
+            10 => earlier.extend(keepers.get(stream, id).map(|one| (stream, one))),
+            // It may be gone by then, or another one in its place.
+            11 if !earlier.is_empty() => {
+                let (of, one) = earlier.swap_remove(random.below(earlier.len() as u64) as usize);
+                keepers.serve(of, &one);
+            }
+            _ => keepers.get(stream, id).iter().for_each(|one| keepers.serve(stream, one)),
+        }
+        let named = |(of, one): &(StreamId, Arc<Kept>)| (*of, one.place.id(), Arc::as_ptr(one));
+        let all: Vec<_> = keepers.all().iter().filter(|(_, one)| !one.is_read()).map(named).collect();
+        let of_stream: Vec<_> = all.iter().filter(|(of, ..)| *of == stream).copied().collect();
+        assert_eq!(keepers.unread(None).iter().map(named).collect::<Vec<_>>(), all);
+        assert_eq!(keepers.unread(Some(stream)).iter().map(named).collect::<Vec<_>>(), of_stream);
+        found += all.len();
+    }
+    assert!(found > 4_000, "{found}");
 }
 
 /// Whoever looks at one of its lanes before the application has its position there would begin somewhere else.

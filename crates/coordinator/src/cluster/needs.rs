@@ -149,7 +149,9 @@ impl ClusterState {
             let owners = self.owners.get(&one.stream).filter(|_| is_there);
             owners.is_some_and(|of| of.within(one.first, one.count).any(|run| is_its(&run)))
         };
-        if !said.runs.iter().rev().any(goes_on) && !self.copied_runs().any(|(_, run)| is_its(run)) {
+        let rebuilds = said.runs.iter().rev().any(goes_on) || self.copied_runs().any(|(_, run)| is_its(run));
+        debug_assert_eq!(rebuilds, self.rebuilding().any(|(_, run)| run.owner.node == node));
+        if !rebuilds {
             self.needs.remove(&node);
         }
     }

@@ -250,6 +250,11 @@ impl World {
         // The oldest closed segment that is left is not due, unless none behind it is on disk.
         let first = lane.chunks.front().copied();
         let groups = real.groups(GroupId::NONE, usize::MAX);
+        let (first_ordinal, next_ordinal) = (stats.first_ordinal, stats.next_ordinal);
+        for ordinal in [first_ordinal, first_ordinal.midpoint(next_ordinal), stats.durable_ordinal, next_ordinal] {
+            let holds = groups.iter().find(|group| group.next_ordinal > ordinal);
+            assert_eq!(real.group_at(ordinal), holds.map(|group| group.id), "{ordinal}: {groups:?}");
+        }
         let later = groups.iter().flat_map(|g| real.segments(g.id, None, usize::MAX).unwrap_or_default()).skip(1);
         if let Some(first) = first.filter(|_| later.into_iter().any(|s| s.on_disk)) {
             let segments = real.segments(first.cursor.group, None, 1).unwrap_or_default();
