@@ -167,7 +167,7 @@ impl Running {
     /// Begins to follow: what the log does not know of the streams it is told at once, and then all that there is.
     pub(super) fn follow(&mut self, known: &ClusterState, applied: usize) -> Fed {
         self.hearing.end_begun();
-        for event in self.hearing.streams.catch_up(known.catalog.streams()) {
+        for event in self.hearing.streams.catch_up(known.catalog.streams(), applied as u64) {
             self.stream_changed(&event)?;
         }
         self.broker.join_cluster(CLUSTER, self.number);
@@ -189,16 +189,21 @@ impl Running {
     /// Tells the next piece, if there is one.
     fn hear_one(&mut self, known: &ClusterState, from_beginning: bool, heard: &mut Heard) -> Result<bool, String> {
         let Some((of, piece)) = self.hearing.next(from_beginning) else { return Ok(false) };
-        let more = self.hear(known, piece, heard)?;
+        let more = self.hear(known, (of, piece), heard)?;
         self.hearing.put_back(of, more);
         Ok(true)
     }
 
-    /// Tells a piece; what it turns out to be made of.
-    fn hear(&mut self, known: &ClusterState, piece: Piece, heard: &mut Heard) -> Result<Vec<Piece>, String> {
+    /// Tells a piece, with the entry that it is of; what it turns out to be made of.
+    fn hear(
+        &mut self,
+        known: &ClusterState,
+        (of, piece): (Option<usize>, Piece),
+        heard: &mut Heard,
+    ) -> Result<Vec<Piece>, String> {
         let follows = self.hearing.follows;
         match piece {
-            Piece::First(change) => self.first(known, &change)?,
+            Piece::First(change) => self.first(known, of.unwrap_or_default() as u64, &change)?,
             // Nobody listens yet.
             _ if !follows => {}
             Piece::Tell(telling) => return self.tell(known, telling, heard),
@@ -216,8 +221,8 @@ impl Running {
         Ok(Vec::new())
     }
 
-    /// What its backup and its log do about a change.
-    fn first(&mut self, known: &ClusterState, change: &Change) -> Fed {
+    /// What its backup and its log do about a change of entry `index`.
+    fn first(&mut self, known: &ClusterState, index: u64, change: &Change) -> Fed {
         match change {
             Change::Cluster(ClusterEntry::LogGivenUp { log }) => {
                 self.backup.release(&ReleaseBlocks { log: LogId::from(*log), through_block: u64::MAX });
@@ -231,7 +236,7 @@ impl Running {
                     self.backup.release(&ReleaseBlocks { log, through_block: u64::MAX });
                 }
             }
-            Change::Stream(event) if self.hearing.follows && self.hearing.streams.is_news(event) => {
+            Change::Stream(event) if self.hearing.follows && self.hearing.streams.is_news(index, event) => {
                 self.stream_changed(event)?;
             }
             Change::Stream(_) | Change::Cluster(_) => {}
