@@ -610,7 +610,8 @@ fn the_end_of_a_transaction_is_told_to_those_that_wait_for_it_and_to_nobody_else
     // The second one is decided when the markers of the first are durable, and not before.
     for (id, told) in ["first", "second"].into_iter().zip(&told) {
         let producer = world.init(id).unwrap();
-        assert_eq!((world.add(id, producer, "t", 0), world.end(id, producer, true)), (0, 0));
+        let (added, wrote) = (world.add(id, producer, "t", 0), world.write(id, producer, "t", 0, 0).0);
+        assert_eq!([added, wrote, world.end(id, producer, true)], [0; 3]);
         let observer: Arc<dyn Observer> = told.clone();
         let transactions = &world.running().door.transactions;
         let lane = transactions.lane(transactions.stream_of("t"), 0).unwrap();
