@@ -632,7 +632,7 @@ impl Backup {
         self.disks[disk].comes_further(self.clock.monotonic_us());
         let reserved = writer.open.get(&run).map_or(0, |open| open.reserved);
         if let (Some((file, at)), Ok(())) = (begins, &written) {
-            self.positions.written(file, at, blocks.iter().map(|(head, data)| (head.block, data.len() as u64)));
+            self.positions.written(disk, file, at, blocks.iter().map(|(head, data)| (head.block, data.len() as u64)));
         }
         let (count, bytes) = (blocks.len() as u64, blocks.iter().map(|(_, data)| data.len() as u64).sum());
         blocks.drain(..).for_each(|(_, data)| self.spare.give(data));
@@ -870,7 +870,7 @@ impl Backup {
         disk.written_bytes.load(Ordering::Relaxed) + disk.read_bytes.load(Ordering::Relaxed)
     }
 
-    /// Counters and sizes. Waits for writes that are on their way.
+    /// Counters and sizes. Waits for no disk.
     pub fn stats(&self) -> BackupStats {
         let mut stats = BackupStats {
             blocks: self.counts.blocks.load(Ordering::Relaxed),

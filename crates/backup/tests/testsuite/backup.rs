@@ -818,6 +818,39 @@ fn a_block_in_a_large_file_is_found_without_a_look_at_all_in_front_of_it() {
     assert!([60, 41, 20, 59, 2].iter().all(|block| reads(&rig, *block) <= 6));
 }
 
+/// While a disk is away files on others get numbers that it has given before. Where a block is in one of them says nothing of the other.
+#[test]
+fn blocks_are_found_in_two_files_that_have_one_number_on_two_disks() {
+    let other = LogId { vlog: 1, ..LOG };
+    let disks: Vec<MemoryDisk> = (0..2).map(|_| MemoryDisk::new()).collect();
+    let open = |disks: &[MemoryDisk], seed| {
+        let disks = disks.iter().map(|disk| Arc::new(disk.clone()) as Arc<dyn Disk>).collect();
+        let config = BackupConfig { file_bytes: 16 << 20, ..config() };
+        let clock = Arc::new(ManualClock::new(1_000_000));
+        Rig::over(Backup::open(config, disks, clock, Arc::new(SeededRandom::new(seed))).expect("open").0)
+    };
+    let rig = open(&disks[..1], 1);
+    let done = Arc::clone(&rig.answers) as Arc<dyn StoreDone>;
+    for block in 1..=60 {
+        let chunk = large(block);
+        assert_eq!(rig.backup.store(&head(LOG, block, 1, false, 1, &chunk), &chunk, &done, block), Taken::Queued);
+        rig.write();
+    }
+    drop((rig, done));
+    let mut rig = open(&disks[1..], 2);
+    (1..=60).for_each(|block| assert_eq!(rig.store(other, block, 1, false), Ok(stored(block))));
+    drop(rig);
+    let files = |disk: &MemoryDisk| disk.list("replicas").expect("list");
+    assert!(disks.iter().all(|disk| files(disk).contains(&"0000000001.replica".to_owned())));
+    let rig = open(&disks, 3);
+    let streamlets = Vec::new();
+    let asked = ReadBlocks { log: LOG, from_block: 60, through_block: 60, streamlets, max_bytes: 1 };
+    let read = rig.backup.read_blocks(&asked).expect("read");
+    assert_eq!((read.next_block, &read.blocks[0].1[..]), (61, &large(60)[..]));
+    assert!(rig.backup.stats().passed_blocks > 50, "where they are is known now");
+    assert_eq!(rig.read(other, 60, 60), Ok(vec![60]));
+}
+
 /// Who rebuilds from this node's own backup reads many blocks at once, past the page cache, unless that has them.
 #[test]
 fn what_is_read_at_once_is_what_is_read_block_by_block_also_of_damaged_files() {
