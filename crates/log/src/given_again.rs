@@ -212,7 +212,7 @@ fn found_given_again(state: &LaneState, is_read: bool) -> Vec<At> {
 
 /// What a segment has in front of an ordinal.
 enum Front {
-    /// It begins there, or behind it.
+    /// It begins there, or behind it, or its first chunk goes on to there.
     Nothing,
     /// What is left of it when it is cut there.
     Segment(Arc<Segment>),
@@ -253,7 +253,7 @@ impl Lane {
     }
 
     /// What is here of ordinals from `end` on goes, in memory and on disk, of groups that are `older` than an owner that has gone on there: this node did not have it when the streamlet went to that
-    /// owner. From the first such ordinal to behind the last; nothing if there are none. For whoever starts the node, when virtual logs were read and before the [end of the
+    /// owner. So does what is in one chunk with that: readers get chunks as a whole. From the first such ordinal to behind the last; nothing if there are none. For whoever starts the node, when virtual logs were read and before the [end of the
     /// recovery](crate::Log::finish_recovery).
     ///
     /// # Errors
@@ -284,7 +284,10 @@ impl Lane {
         for (at, front) in given.into_iter().zip(fronts).rev() {
             let group = state.chain.groups[at.group].id;
             let (index, was) = (state.chain.slot(at).index, state.chain.slot(at).summary());
-            let from = ordinal.max(was.base_ordinal);
+            let from = match &front {
+                Front::Segment(segment) => segment.next_ordinal(),
+                Front::Nothing | Front::Unknown => was.base_ordinal,
+            };
             match front {
                 Front::Nothing => gone.extend(state.chain.take_out(at).map(|slot| (group, slot))),
                 Front::Segment(segment) => self.cut_to(state, at, &segment),
@@ -330,9 +333,16 @@ impl Lane {
             }
             (None, None) => return Ok(Front::Unknown),
         };
-        let is_before = |chunk: &ChunkView<'_>| chunk.broker().is_ok_and(|part| part.base_ordinal < ordinal);
+        // The chunk in the midst of which that is goes as a whole: with it readers would get ordinals that others have.
+        let is_before = |chunk: &ChunkView<'_>| {
+            let records = u64::from(chunk.header().record_count);
+            chunk.broker().is_ok_and(|part| part.base_ordinal.saturating_add(records.max(1)) <= ordinal)
+        };
         let before = Chunks::new(chunks).map_while(Result::ok).take_while(is_before);
         let bytes: usize = before.map(|chunk| chunk.as_bytes().len()).sum();
+        if bytes == 0 && !header.is_compacted() && Chunks::new(chunks).next().is_some_and(|first| first.is_ok()) {
+            return Ok(Front::Nothing);
+        }
         // Of one that was compacted nothing is cut: positions in it are not places.
         let Some(header) = header.cut().filter(|_| bytes < chunks.len() && !header.is_compacted()) else {
             return Ok(Front::Unknown);

@@ -622,6 +622,37 @@ fn what_comes_back_of_a_streamlet_that_has_moved_ends_where_its_next_owner_began
     }
 }
 
+/// Four records, of a producer of its own.
+fn four_records(producer: u64) -> Vec<u8> {
+    let mut buffer = vec![7; CHUNK_HEADER_BYTES + 30_000];
+    let target = ChunkTarget { stream: STREAM, producer_id: ProducerId(producer), ..ChunkTarget::default() };
+    seal_in_place(&mut buffer, &target, PayloadKind::Records, Compression::None, 4, NO_TIMESTAMP).unwrap();
+    buffer
+}
+
+/// It has moved once more, so the present owner begins in the midst of a chunk that nobody had then. Who got the chunk would pass over what the owner has of its ordinals.
+#[test]
+fn a_chunk_in_the_midst_of_which_the_next_owner_began_goes_as_a_whole() {
+    for (end, gone) in [(2, 0..12), (6, 4..12), (8, 8..12), (10, 8..12)] {
+        let configured = LogConfig { has_owner_epochs: true, ..config() };
+        let (node, store) = node_configured(configured.clone(), options(), 8 << 20).with_store();
+        streamlet(&node).leave();
+        streamlet(&node).open(4, true).unwrap();
+        (10..13).for_each(|producer| _ = append(&node.lane(), &four_records(producer), 9).unwrap());
+        node.log.close_all();
+        let stored: Vec<StoredSegment> = store.persist_all(&node.log).into_iter().map(|(of, _)| of).collect();
+        assert_eq!(stored.len(), 2);
+        std::fs::remove_file(arena_config(&node.dir, 0).path).unwrap();
+        let (node, segments, _sink) = restart_as(node, options(), configured);
+        node.log.set_store(Arc::clone(&store) as _);
+        assert_eq!(node.log.recover(stored, segments).problems, [""; 0]);
+        let lane = node.lane();
+        assert_eq!(lane.end_older(end, |group| group.epoch() < 7), Ok(Some(gone.clone())));
+        assert_eq!(node.log.finish_recovery(1), [""; 0], "{end}");
+        assert_eq!(lane.next_ordinal(), gone.start);
+    }
+}
+
 /// Retention has left nothing of a lane but a segment without records, which says where it goes on.
 #[test]
 fn an_end_that_a_start_could_not_read_does_not_stand_in_front_of_ordinals_that_were_given_again() {
