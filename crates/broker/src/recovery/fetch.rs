@@ -315,12 +315,14 @@ fn with_memory_ahead(broker: &Broker, (copies, progress): (&dyn Copies, &Recover
     });
 }
 
-/// Touches so much memory, or until it is over.
-fn touch(broker: &Broker, mut left: u64, is_over: &AtomicBool) {
+/// Touches so much memory, or until it is over, or the machine has none: then whoever puts chunks there finds that out, and gives up after a while. Going on here would tell it each time that a
+/// block has come back, and it would go on for as long.
+pub(super) fn touch(broker: &Broker, mut left: u64, is_over: &AtomicBool) {
     while left >= TOUCHED_AT_ONCE && !is_over.load(Ordering::Acquire) {
-        match broker.log.arena().warm(TOUCHED_AT_ONCE) {
-            0 => std::thread::park_timeout(TOUCH_LOOK),
-            touched => left = left.saturating_sub(touched),
+        match broker.log.arena().warm_if_there_is_memory(TOUCHED_AT_ONCE) {
+            Ok(0) => std::thread::park_timeout(TOUCH_LOOK),
+            Ok(touched) => left = left.saturating_sub(touched),
+            Err(_) => return,
         }
     }
 }

@@ -388,8 +388,17 @@ impl Arena {
     }
 
     /// Touches up to `budget_bytes` of free blocks ahead of time, so that appends do not pay for page faults. Returns the
-    /// bytes touched, zero when enough is warm. For the maintenance thread, and one of whoever is about to need much.
+    /// bytes touched, zero when enough is warm or the machine has no memory for more. For the maintenance thread.
     pub fn warm(&self, budget_bytes: u64) -> u64 {
+        let (Ok(touched) | Err(touched)) = self.warm_if_there_is_memory(budget_bytes);
+        touched
+    }
+
+    /// The same, for a thread of whoever is about to need much.
+    ///
+    /// # Errors
+    /// The machine has no memory for more: with what was touched until then. Each try gives a block back, which wakes all who wait for one: it is not to be tried again and again.
+    pub fn warm_if_there_is_memory(&self, budget_bytes: u64) -> Result<u64, u64> {
         let enough = self.warm_blocks();
         let mut touched = 0;
         while touched < budget_bytes {
@@ -412,11 +421,11 @@ impl Arena {
             drop(state);
             wake.call();
             if populated.is_err() {
-                break;
+                return Err(touched);
             }
             touched += (self.small_bytes() as u64) << order;
         }
-        touched
+        Ok(touched)
     }
 
     /// Free blocks that [`warm`](Arena::warm) keeps touched.

@@ -104,6 +104,26 @@ fn memory_is_touched_while_who_is_to_put_chunks_there_waits_for_them() {
     assert_eq!(next.readable(), (0..10).collect::<Vec<u64>>());
 }
 
+/// Each try would wake who waits for room, who would never know that none comes.
+#[test]
+fn memory_that_the_machine_does_not_have_is_not_touched_again_and_again() {
+    let node = Node::new(2);
+    let arena = std::fs::OpenOptions::new().write(true).open(node._dir.path().join("arena")).expect("the arena's file");
+    arena.set_len(3 << 20).expect("its blocks begin at 2 MiB, and there is nothing behind their first one");
+    let (is_over, seen) = (std::sync::atomic::AtomicBool::new(false), node.log.arena().stats());
+    let returns = std::thread::scope(|scope| {
+        let touches = scope.spawn(|| crate::recovery::fetch::touch(&node.broker, 1 << 30, &is_over));
+        let returns = (0..12_000).any(|_| {
+            std::thread::sleep(Duration::from_millis(10));
+            touches.is_finished()
+        });
+        is_over.store(true, Ordering::Release);
+        returns
+    });
+    assert!(returns, "it goes on trying");
+    assert_eq!(node.log.arena().stats().free_bytes, seen.free_bytes, "it has given back what it tried");
+}
+
 /// What could not even be begun is not nowhere.
 #[test]
 fn nothing_is_given_up_that_had_no_room() {
