@@ -330,17 +330,19 @@ impl Backup {
         let Some(extent) = self.timed(&self.reads.direct_us, read) else { return (at, block) };
         self.reads.direct_bytes.fetch_add(extent.bytes() as u64, Ordering::Relaxed);
         self.count_read(reading, part, extent.bytes());
-        let (before, bytes_before) = (reading.read.blocks.len(), reading.bytes);
+        let (before, mut lent) = (reading.read.blocks.len(), 0);
         while block <= last
             && let Some((header, chunks)) = source.block_in(&extent, at, block)
         {
             let head = head_of(&header);
-            reading.take(part_of(&head, &chunks, &reading.wanted).unwrap_or((head, chunks)));
+            let part = part_of(&head, &chunks, &reading.wanted);
+            lent += if part.is_none() { chunks.len() } else { 0 };
+            reading.take(part.unwrap_or((head, chunks)));
             at += header.total_bytes() as u64;
             block += 1;
         }
-        if reading.bytes - bytes_before < extent.bytes() / 2 {
-            // A few chunks would keep all that memory for as long as somebody has them.
+        if (1..extent.bytes() / 2).contains(&lent) {
+            // A few chunks would keep all that memory for as long as somebody has them, beside what was copied out of it.
             let few = reading.read.blocks[before..].iter_mut();
             few.for_each(|(_, chunks)| *chunks = Bytes::copy_from_slice(chunks));
         }

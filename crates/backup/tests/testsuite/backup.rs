@@ -783,6 +783,35 @@ fn memory_that_blocks_are_read_into_is_kept_once_however_many_are_read() {
     assert_eq!(read(), kept);
 }
 
+/// Most of it was copied out of that memory, and a little is in blocks that are wanted as they are.
+#[test]
+fn a_few_blocks_do_not_keep_the_memory_that_many_were_read_into() {
+    let large_files = BackupConfig { file_bytes: 8 << 20, ..config() };
+    let clock = Arc::new(ManualClock::new(1_000_000));
+    let (backup, _) = Backup::open(large_files, memory().1, clock, Arc::new(SeededRandom::new(1))).expect("open");
+    let rig = Rig::over(backup);
+    // With a chunk of another streamlet, or without.
+    let content = |block: u64| match block % 2 {
+        0 => (3, [large(block), chunks(LOG, 1).1].concat()),
+        _ => chunks(LOG, 3),
+    };
+    let done = Arc::clone(&rig.answers) as Arc<dyn StoreDone>;
+    for block in 1..=20 {
+        let (count, bytes) = content(block);
+        let head = head(LOG, block, 1, false, count, &bytes);
+        assert_eq!(rig.backup.store(&head, &bytes, &done, block), Taken::Queued);
+        rig.write();
+    }
+    let streamlets = vec![StreamletRef { stream: StreamId(1), streamlet: StreamletId(0) }];
+    let asked = ReadBlocks { log: LOG, from_block: 1, through_block: 20, streamlets, max_bytes: 1 << 20 };
+    let read = rig.backup.read_blocks(&asked).expect("read");
+    assert!(read.blocks.len() > 5 && rig.backup.stats().direct_read_bytes > 0);
+    assert!(read.blocks.iter().all(|(head, _)| head.chunk_count == 1 + u32::from(head.block.is_multiple_of(2))));
+    let kept = rig.backup.stats().queued_bytes;
+    drop(read);
+    assert_eq!(rig.backup.stats().queued_bytes, kept, "nobody had any of it any more");
+}
+
 /// Each header that is passed over is a read that waits for the disk: a rebuild, which reads a log from its end in pieces, looked at all in front of each piece in its file.
 #[test]
 fn a_block_in_a_large_file_is_found_without_a_look_at_all_in_front_of_it() {
