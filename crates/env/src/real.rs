@@ -409,12 +409,11 @@ mod tests {
         file.sync_data().unwrap();
         let (all, other) = (bytes.len() as u64, File::open(dir.path().join("f")).unwrap());
         let told = || cached_bytes(&other, 0, all);
-        // File systems that lie on others do not say it of their own.
-        let has_all = told() == Some(all);
-        assert_eq!(file.is_cached(0, all), has_all || told().is_none());
+        // File systems that lie on others do not say it of their own, and what is to go may stay in part.
+        let is_most = |told: Option<u64>| told.is_none_or(|told| told > all / 2);
+        assert_eq!(file.is_cached(0, all), is_most(told()));
         fadvise(&other, 0, None, Advice::DontNeed).unwrap();
-        let is_gone = has_all && told() == Some(0);
-        assert_eq!(file.is_cached(0, all), !is_gone && (has_all || told().is_none()));
+        assert_eq!(file.is_cached(0, all), is_most(told()));
         // What lies behind the file's end is nowhere.
         assert_eq!(file.is_cached(1 << 40, 1 << 20), told().is_none());
     }
