@@ -369,7 +369,7 @@ impl Turns<'_> {
 /// Blocks of the first piece that is read of a range.
 const FIRST_BLOCKS: u64 = 4;
 /// About how many bytes of chunks a piece has, from when it is known how large blocks are. A backup finds the first block of one by the headers of those before it in its
-/// file, which has 32 MiB.
+/// file, or of a few of them where it remembers the place of one close by.
 const PIECE_BYTES: u64 = 16 << 20;
 /// By what a piece is larger than the one before at most.
 const GROWS_BY: u64 = 4;
