@@ -8,7 +8,8 @@
 //!
 //! In streams with copies on other nodes the last one with records does: its next owner is told by the copies where the lane goes on, and
 //! an empty segment has none. It goes once a later one has durable records, or when the streamlet has another owner: where the lane goes on
-//! was handed over to that one, whose records go by their age like these and would leave a hole behind what stays here.
+//! was handed over to that one, whose records go by their age like these and would leave a hole behind what stays here. Not if that one may give the streamlet back, as it was: then it was
+//! handed over to nobody.
 //!
 //! In all others:
 //!
@@ -126,7 +127,8 @@ impl Lane {
 
     /// Whether the streamlet has another owner, who knows where lanes go on, so that what is here is older groups of it.
     fn is_others(&self) -> bool {
-        self.tenure() == Tenure::Elsewhere && self.home.is_others.load(Ordering::Acquire)
+        let may_return = self.home.may_return.load(Ordering::Acquire);
+        self.tenure() == Tenure::Elsewhere && self.home.is_others.load(Ordering::Acquire) && !may_return
     }
 
     /// The oldest segment, if it may go: not open, not waited for by a sink, and not what keeps the lane's ordinals.

@@ -63,6 +63,8 @@ pub(crate) struct StreamletShared {
     pub(crate) tenure: TenureWord,
     /// Another node is known to own it.
     pub(crate) is_others: AtomicBool,
+    /// That node may give it back.
+    pub(crate) may_return: AtomicBool,
 }
 
 impl StreamletShared {
@@ -171,9 +173,9 @@ impl Streamlet {
         let lanes = (0..stream.options().lanes).map(|_| OnceLock::new()).collect();
         let tenure = if stream.is_elsewhere() { Tenure::Elsewhere } else { Tenure::Here };
         let (groups, sinks, tenure) = (AtomicU32::new(0), Sinks::default(), TenureWord::new(tenure));
-        let is_others = AtomicBool::new(false);
+        let (is_others, may_return) = (AtomicBool::new(false), AtomicBool::new(false));
         let copies = AtomicU32::new(0);
-        let shared = Arc::new(StreamletShared { id, stream, groups, sinks, copies, tenure, is_others });
+        let shared = Arc::new(StreamletShared { id, stream, groups, sinks, copies, tenure, is_others, may_return });
         Streamlet { shared, lanes, progress: OnceLock::new() }
     }
 
@@ -181,6 +183,12 @@ impl Streamlet {
     /// and all of them may go when they are old enough. Told by whoever follows the owners.
     pub fn set_others(&self, is_others: bool) {
         self.shared.is_others.store(is_others, Ordering::Release);
+    }
+
+    /// Whether the node that owns it may give it back, since it has not rebuilt it: then this one goes on with its lanes, and has to know where. Told by whoever follows the owners, before
+    /// that they are [others](Streamlet::set_others).
+    pub fn set_may_return(&self, may_return: bool) {
+        self.shared.may_return.store(may_return, Ordering::Release);
     }
 
     pub(crate) fn shared(&self) -> &StreamletShared {

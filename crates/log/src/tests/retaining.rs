@@ -295,7 +295,15 @@ fn what_another_node_goes_on_with_keeps_no_last_segment() {
     store.persist_all(&node.log);
     node.log.retain(60_000);
     assert_eq!(lane.earliest().1, 6, "it may come back to this node, which has to know where the lane goes on");
+    streamlet.set_may_return(true);
     streamlet.set_others(true);
+    node.log.retain(60_000);
+    assert_eq!(
+        lane.earliest().1,
+        6,
+        "its owner may give it back as it was, and a start finds nothing else that tells it"
+    );
+    streamlet.set_may_return(false);
     node.log.retain(60_000);
     assert_eq!((lane.stats().segments, lane.stats().next_ordinal), (0, 7));
 }

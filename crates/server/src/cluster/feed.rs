@@ -110,6 +110,9 @@ impl Feed {
     fn place(&self, group: &Group, stream: StreamId) {
         let _alone = self.placing.lock();
         let Some(placed) = group.read(|state| state.placed(self.node, stream)) else { return };
+        if let Some(found) = self.broker.log().stream(stream) {
+            group.read(|state| leftovers::keep_ends(&found, state, (self.node, self.epoch)));
+        }
         let mut known = Known { feed: self, group, stream, takes_over: !placed.lost.is_empty() };
         self.broker.hear_of_owners(stream, &placed.owners, &placed.mine, &placed.lost, &mut known);
     }

@@ -8,10 +8,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use kera_coordinator::cluster::{HandedOn, ToBeCut};
+use kera_coordinator::cluster::{ClusterState, HandedOn, ToBeCut};
 use kera_format::cluster::NodeNumber;
 use kera_format::{GroupId, StreamId, StreamletId};
-use kera_log::{ArenaFull, CutOffRoom, Log, Streamlet};
+use kera_log::{ArenaFull, CutOffRoom, Log, Stream, Streamlet};
 
 use super::returning::CutOff;
 
@@ -85,6 +85,14 @@ fn when_there_is_room<T>(mut step: impl FnMut() -> Result<T, ArenaFull>) -> Resu
 pub(super) fn drop_rebuilt(log: &Log, rebuilt: Vec<(StreamId, StreamletId)>) {
     for place in rebuilt.into_iter().filter_map(|other| of(log, other)) {
         place.forget_groups(|_| false);
+    }
+}
+
+/// Of streamlets that this incarnation may get back from others as they are, the ends of lanes stay: nothing else tells where they go on, and who gives them back may never have known.
+/// To be told before the broker is told of their owners.
+pub(super) fn keep_ends(stream: &Stream, state: &ClusterState, me: (NodeNumber, u32)) {
+    for place in stream.streamlets() {
+        place.set_may_return(state.may_come_back(stream.id(), place.id().0, me));
     }
 }
 

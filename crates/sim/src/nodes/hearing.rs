@@ -293,6 +293,9 @@ impl Running {
 
     fn place(&mut self, known: &ClusterState, stream: StreamId) -> Fed {
         let Some(placed) = known.placed(self.number, stream) else { return Ok(()) };
+        for place in self.log.stream(stream).iter().flat_map(|found| found.streamlets()) {
+            place.set_may_return(known.may_come_back(stream, place.id().0, (self.number, self.epoch)));
+        }
         let broker = self.broker.clone();
         let mut places = Places { running: self, known, stream, failed: None };
         broker.hear_of_owners(stream, &placed.owners, &placed.mine, &placed.lost, &mut places);
