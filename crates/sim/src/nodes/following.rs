@@ -215,6 +215,7 @@ impl World {
         node.first_start = false;
         node.begin();
         let life = node.life;
+        self.know_from_disk(number)?;
         if !self.open_voter(number)? {
             return Ok(());
         }

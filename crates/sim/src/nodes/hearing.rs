@@ -422,7 +422,10 @@ impl World {
             come.push(((index, index), changes));
         }
         if let Some(before) = before {
-            state = as_sent(&state, &before)?;
+            let sent = state.snapshot();
+            state = restored(&sent)?;
+            state.takes_place_of(&before);
+            self.node_mut(number).sent = Some((to, sent));
             come = vec![((from + 1, to), before.changes_to(&state))];
             *self.events_of.entry("knew it from a snapshot").or_default() += 1;
         }
@@ -434,6 +437,21 @@ impl World {
             *self.events_of.entry("told of a snapshot").or_default() += u64::from(is_sent);
         }
         Ok(batches)
+    }
+
+    /// A process knows what its node has on its disk: the last snapshot that it was sent, and the entries behind it. What it had seen before that snapshot it does not know any more.
+    pub(super) fn know_from_disk(&self, number: u32) -> Result<(), Violation> {
+        let node = self.node(number);
+        // One that goes on alone has entries of its own behind what others had.
+        let Some((to, sent)) = node.sent.as_ref().filter(|(to, _)| *to >= self.coordinators.began_at) else {
+            return Ok(());
+        };
+        let mut state = restored(sent)?;
+        for entry in (to + 1..=node.applied).flat_map(|at| self.coordinators.batch(at)) {
+            state.apply(entry).map_err(|refused| Violation(format!("a start refuses what is true: {}", refused.0)))?;
+        }
+        *lock(&node.known) = state;
+        Ok(())
     }
 
     fn count_given_back(&mut self, number: u32, batches: &[Vec<ClusterEntry>]) -> Result<(), Violation> {
@@ -521,13 +539,12 @@ impl World {
     }
 }
 
-/// A state as a node knows it that was sent a snapshot of it, and has followed the log up to an earlier one.
-fn as_sent(state: &ClusterState, before: &ClusterState) -> Result<ClusterState, Violation> {
-    let mut sent = ClusterState::default();
-    let restored = state.snapshot().iter().try_for_each(|entry| sent.restore(entry));
+/// The state that a snapshot tells of.
+fn restored(snapshot: &[ClusterEntry]) -> Result<ClusterState, Violation> {
+    let mut state = ClusterState::default();
+    let restored = snapshot.iter().try_for_each(|entry| state.restore(entry));
     restored.map_err(|refused| Violation(format!("a snapshot has what is refused: {}", refused.0)))?;
-    sent.takes_place_of(before);
-    Ok(sent)
+    Ok(state)
 }
 
 /// The streamlet that this node is given back by an entry, with its owner epoch.

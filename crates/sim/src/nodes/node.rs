@@ -12,7 +12,7 @@ use kera_coordinator::cluster::{CalledOff, ClusterState};
 use kera_coordinator::detector::{Detector, LOST_AFTER_MS};
 use kera_env::{Clock, Disk, FaultyDisk, ManualClock, MemoryDisk, Random, SeededRandom};
 use kera_format::arena::BlockSize;
-use kera_format::cluster::LogName;
+use kera_format::cluster::{ClusterEntry, LogName};
 use kera_format::vlog_replica::LogId;
 use kera_format::{Cursor, GroupId, StreamId, StreamletId};
 use kera_log::compact::Compactor;
@@ -99,6 +99,8 @@ pub(super) struct Node {
     /// The coordinators' state as far as this node has it: on its disk, synced before it counts.
     pub(super) known: Arc<Mutex<ClusterState>>,
     pub(super) applied: usize,
+    /// The last snapshot of it that it was sent, and up to which batch that goes: its next process begins with that, and with the entries behind it.
+    pub(super) sent: Option<(usize, Vec<ClusterEntry>)>,
     pub(super) frozen_until_us: u64,
     /// Its disk was made to fail since the process before ended.
     pub(super) is_troubled: bool,
@@ -275,6 +277,7 @@ impl Node {
             seed: seed ^ u64::from(number) << 40,
             known: Arc::default(),
             applied: 0,
+            sent: None,
             frozen_until_us: 0,
             is_troubled: false,
             is_flipped: false,
