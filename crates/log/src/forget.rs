@@ -40,6 +40,11 @@ impl Streamlet {
         })
     }
 
+    /// Whether something of a lane, that of progress included, is not durable.
+    pub fn has_unacknowledged(&self) -> bool {
+        self.all_lanes().any(|lane| Lane::first_pending(&lane.state.lock()).is_some())
+    }
+
     /// Cuts everything behind the durable heads: of a broker that was fenced, whose sink will make nothing durable any more. The
     /// streamlet is elsewhere afterwards. With a full arena it is to be called again when there is room: nothing is lost by that.
     pub fn forget_unacknowledged(&self) -> Result<(), ArenaFull> {

@@ -7,6 +7,7 @@ use crate::StreamRef;
 use crate::codec::{wire_enum, wire_struct};
 use crate::first::moves::{CopiesMadeV1, GiveBackV1, GroupsOfferedV1, OfferGroupsV1};
 use crate::message::{messages, responses, versioned_messages, versioned_responses};
+use crate::second::moves::OfferGroupsV2;
 
 wire_struct! {
     /// Has a streamlet move to another broker. Answered when that is noted; asked again it tells the same move.
@@ -262,6 +263,8 @@ wire_struct! {
         pub cut_off: Vec<WholeLane>,
         /// Lanes of which it has let go itself of all that was in front: retention took it, or it was deleted.
         pub let_go: Vec<LaneId>,
+        /// Whether the start of this life of it has cut nothing of the streamlet, of no lane, that of progress included: what the life before had appended is all there. False also if it does not say.
+        pub is_uncut: bool,
     }
 }
 
@@ -401,7 +404,7 @@ messages! {
     DescribeCopyChanges => CopyChanges;
 }
 versioned_messages! {
-    OfferGroups, 1 OfferGroupsV1 => GroupsOffered;
+    OfferGroups, 1 OfferGroupsV1, 2 OfferGroupsV2 => GroupsOffered;
     CopiesMade, 1 CopiesMadeV1 => crate::Empty;
     GiveBack, 1 GiveBackV1 => crate::Empty;
 }

@@ -170,7 +170,7 @@ ops! {
     /// Says with which ends of lost logs a node is about to open streamlets.
     UseEnds = 117, 1..=1;
     /// Offers older groups to the owner that rebuilds them.
-    OfferGroups = 118, 1..=2;
+    OfferGroups = 118, 1..=3;
     /// Has a node that came back hold older groups which their owner was rebuilding.
     ReturnGroups = 119, 1..=1;
     /// Tells of which logs of lost nodes blocks are missing.
@@ -205,6 +205,7 @@ impl Op {
             (Op::StreamletsRebuilt | Op::DescribeCopies, 2..) => level::REBUILT_IN,
             (Op::UseEnds, _) => level::USED_ENDS,
             (Op::LaneStates, 2..) => level::COMPACTED_COPIES,
+            (Op::OfferGroups, 3..) => level::GIVEN_BACK_IN_PART,
             (Op::OfferGroups | Op::FenceNode, 2..) => level::CHANGED_COPIES,
             (Op::OfferGroups | Op::ReturnGroups, _) => level::RETURNED_GROUPS,
             (Op::DescribeLostLogs | Op::AcceptLogLoss, _) => level::LOST_BLOCKS,

@@ -188,6 +188,16 @@ impl Broker {
         })
     }
 
+    /// Whether this node has something of a streamlet, of records or of progress, that was written in an owner epoch from this one on. Asked at a start, before anything of it is opened: what it says
+    /// is then what earlier lives of the node have written as its owner, and acknowledged. Of a lane that they wrote to the last segment is there still, as its owner [keeps it](kera_log::Log::retain).
+    pub fn has_since(&self, stream: StreamId, streamlet: StreamletId, owner_epoch: u32) -> bool {
+        let is_since = |group: &GroupInfo| group.id.epoch() >= owner_epoch;
+        let place = self.streamlet_to_move(stream, streamlet);
+        place.ok().is_none_or(|place| {
+            place.all_lanes().any(|lane| lane.groups(GroupId::NONE, usize::MAX).iter().any(is_since))
+        })
+    }
+
     /// Lanes of which this node has let go itself of all that was in front of what it has.
     pub fn let_go_lanes(&self, stream: StreamId, streamlet: StreamletId) -> Vec<LaneId> {
         self.streamlet_to_move(stream, streamlet).map_or_else(|_| Vec::new(), |place| place.let_go_lanes())

@@ -33,6 +33,23 @@ const STREAM: StreamId = StreamId(7);
 const X: StreamletId = StreamletId(0);
 const LOST: LogId = LogId { node: 1, epoch: 7, vlog: 0 };
 
+/// Appends a chunk of one record; three of them fill a segment.
+fn append_in(lane: &Arc<Lane>, sequence: u64) -> Appended {
+    let value = vec![sequence as u8; 17_000];
+    let mut chunk = ChunkBuilder::default();
+    chunk.push(&Record::value(&value));
+    let target = ChunkTarget {
+        stream: STREAM,
+        streamlet: X,
+        producer_id: ProducerId(2),
+        producer_epoch: ProducerEpoch(0),
+        sequence,
+    };
+    let chunk = chunk.seal(&target, Compression::None).expect("it fits");
+    let view = ChunkView::parse(&chunk).expect("a chunk");
+    lane.append(&view, 5).expect("appended")
+}
+
 struct Node {
     log: Arc<Log>,
     broker: Arc<Broker>,
@@ -89,19 +106,7 @@ impl Node {
     }
 
     fn append_to(&self, lane: LaneId, sequence: u64) -> Appended {
-        let value = vec![sequence as u8; 17_000];
-        let mut chunk = ChunkBuilder::default();
-        chunk.push(&Record::value(&value));
-        let target = ChunkTarget {
-            stream: STREAM,
-            streamlet: X,
-            producer_id: ProducerId(2),
-            producer_epoch: ProducerEpoch(0),
-            sequence,
-        };
-        let chunk = chunk.seal(&target, Compression::None).expect("it fits");
-        let view = ChunkView::parse(&chunk).expect("a chunk");
-        self.lane_of(lane).append(&view, 5).expect("appended")
+        append_in(&self.lane_of(lane), sequence)
     }
 
     /// The chunks as they lie in the segments.
@@ -298,7 +303,13 @@ fn offer(back: &Node) -> OfferGroups {
     back.broker.set_owner(3, STREAM, X, Owner { node: 2, epoch: 3, older: Vec::new() }).expect("a streamlet");
     let lanes = back.broker.whole_lanes(STREAM, X).expect("it is whole");
     let (cut_off, let_go) = (back.broker.cut_off_lanes(STREAM, X), back.broker.let_go_lanes(STREAM, X));
-    OfferGroups { node: 1, epoch: 8, stream: STREAM, streamlet: X, owner_epoch: 3, lanes, cut_off, let_go }
+    offer_of(3, lanes, cut_off, let_go)
+}
+
+/// What node 1 offers the owner of an epoch, if it has that.
+fn offer_of(owner_epoch: u32, lanes: Vec<WholeLane>, cut_off: Vec<WholeLane>, let_go: Vec<LaneId>) -> OfferGroups {
+    let (node, epoch, is_uncut) = (1, 8, false);
+    OfferGroups { node, epoch, stream: STREAM, streamlet: X, owner_epoch, lanes, cut_off, let_go, is_uncut }
 }
 
 #[test]
@@ -461,9 +472,7 @@ fn of_what_the_owner_holds_some_itself_nothing_is_left_to_another_node() {
     let handed = HandedStates::from([((STREAM, X), state)]);
     let rebuild = next.broker.take_over_moved(&[(STREAM, X, 4)], &logs, &memory, &handed).expect("taken over");
     let all = WholeLane { lane: LaneId(0), first_ordinal: 0, next_ordinal: 10 };
-    let (lanes, cut_off, let_go) = (vec![all], Vec::new(), Vec::new());
-    let offered =
-        OfferGroups { node: 1, epoch: 8, stream: STREAM, streamlet: X, owner_epoch: 4, lanes, cut_off, let_go };
+    let offered = offer_of(4, vec![all], Vec::new(), Vec::new());
     let refused = next.broker.check_offer(&rebuild, &offered, None, HANDED_BYTES_MAX);
     assert!(matches!(refused, Err(NotTaken::Never(_))), "{refused:?}");
 }
@@ -771,9 +780,7 @@ fn a_node_that_lacks_what_it_has_cut_off_is_told_where_lanes_end() {
     let rebuild = next.broker.take_over(&[(STREAM, X, 3)], &logs, &memory).expect("taken over");
     let lane = |first_ordinal, next_ordinal| WholeLane { lane: LaneId(0), first_ordinal, next_ordinal };
     let asks = |lanes: &[WholeLane], cut_off: &[WholeLane], let_go: &[LaneId]| {
-        let (lanes, cut_off, let_go) = (lanes.to_vec(), cut_off.to_vec(), let_go.to_vec());
-        let offered =
-            OfferGroups { node: 1, epoch: 8, stream: STREAM, streamlet: X, owner_epoch: 3, lanes, cut_off, let_go };
+        let offered = offer_of(3, lanes.to_vec(), cut_off.to_vec(), let_go.to_vec());
         next.broker.check_offer(&rebuild, &offered, None, HANDED_BYTES_MAX)
     };
     let lacking = |of: Result<Vec<u8>, NotTaken>| match of {
@@ -803,17 +810,7 @@ fn what_a_node_has_let_go_of_itself_it_need_not_have() {
     next.is_owner(2, 3);
     let rebuild = next.broker.take_over(&[(STREAM, X, 3)], &logs, &memory).expect("taken over");
     let all = WholeLane { lane: LaneId(0), first_ordinal: 6, next_ordinal: 10 };
-    let (cut_off, let_go) = (Vec::new(), vec![LaneId(0)]);
-    let offered = OfferGroups {
-        node: 1,
-        epoch: 8,
-        stream: STREAM,
-        streamlet: X,
-        owner_epoch: 3,
-        lanes: vec![all],
-        cut_off,
-        let_go,
-    };
+    let offered = offer_of(3, vec![all], Vec::new(), vec![LaneId(0)]);
     let other = OfferGroups { let_go: vec![LaneId(1)], ..offered.clone() };
     let refused = next.broker.check_offer(&rebuild, &other, None, HANDED_BYTES_MAX).expect_err("that is another lane");
     assert!(refused.to_string().contains("goes from 0 to 10"), "{refused}");

@@ -795,9 +795,17 @@ fn groups_that_a_node_came_back_with_are_known_to_whoever_owns_the_streamlet_nex
     let (lost, rebuild) = takes_over(2, 3, &options, &logs, &backup);
     back.broker.set_owner(3, STREAM, X, owner(2, 3)).unwrap();
     let lanes = back.broker.whole_lanes(STREAM, X).expect("all of it is there");
-    let (cut_off, let_go) = (Vec::new(), Vec::new());
-    let offered =
-        OfferGroups { node: 1, epoch: 11, stream: STREAM, streamlet: X, owner_epoch: 3, lanes, cut_off, let_go };
+    let offered = OfferGroups {
+        node: 1,
+        epoch: 11,
+        stream: STREAM,
+        streamlet: X,
+        owner_epoch: 3,
+        lanes,
+        cut_off: Vec::new(),
+        let_go: Vec::new(),
+        is_uncut: false,
+    };
     let kept = lost.broker.check_offer(&rebuild, &offered, None, HANDED_BYTES_MAX).expect("it is all of it");
     let kept = StreamletState::decode(1, &kept).unwrap();
     // Nothing is left of the owner but what the coordinators keep.

@@ -7,10 +7,15 @@
 //!
 //! Who takes a streamlet over is said to hold what its owner before held and wrote, and by the table that looks like what it held itself all the time. The one goes back, the
 //! other stays. Which is which the owner has seen as well, and says so.
+//!
+//! # An owner that was started again
+//!
+//! An earlier life of it may have opened the streamlet, and have told others what is in it. It gives it back only if the other node has whatever that may have been
+//! ([`may_give_back_after_start`](ClusterState::may_give_back_after_start)).
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use kera_format::cluster::{ClusterEntry, NodeNumber, OwnerReason, Roles};
+use kera_format::cluster::{ClusterEntry, LogName, NodeNumber, OwnerReason, Roles};
 use kera_format::{StreamId, StreamletId, level};
 use kera_protocol::GiveBack;
 
@@ -24,6 +29,8 @@ pub(super) struct Seen {
     /// How streamlets that are being rebuilt were taken over.
     taken: HashMap<(StreamId, u32), Taken>,
     lives: BTreeMap<NodeNumber, Lives>,
+    /// Streamlets that somebody was seen to get anew, last in this life of this node: who decided then what there is, or had cut some of it.
+    anew: HashMap<(StreamId, u32), (NodeNumber, u32)>,
 }
 
 /// How a streamlet was taken over. Its owner may have been killed since, and have come back with later owner epochs.
@@ -32,6 +39,8 @@ struct Taken {
     owner_epoch: u32,
     /// The owner before, if that had all but what others were said to hold.
     from: Option<CameFrom>,
+    /// What its owner writes stays with it from one life to the next.
+    keeps_own: bool,
 }
 
 /// From whom a streamlet came that had all of it but what others were said to hold.
@@ -42,6 +51,8 @@ struct CameFrom {
     epoch: u32,
     /// The owner epochs of what the next owner held by then, and has not from it.
     keeps: Vec<u32>,
+    /// In that life it had appended all of it that was in any of its logs.
+    has_its_logs: bool,
 }
 
 /// The lives of a node, as far as they were seen to begin, and the one before.
@@ -51,6 +62,15 @@ struct Lives {
     whole_since: u32,
     /// The same before the present one, which has not been said to have all.
     before: Option<u32>,
+    /// The first one of which it is known what became of streamlets since.
+    first: u32,
+    /// The one before the present one, if there was one.
+    follows: Option<u32>,
+}
+
+/// The life that a node is in, or if that one is over the next.
+fn not_over(known: &NodeState) -> u32 {
+    known.epoch.saturating_add(u32::from(known.fenced))
 }
 
 /// What is asked back, as its owner has it.
@@ -62,18 +82,8 @@ impl Seen {
     /// An entry is about to become true of this state.
     pub(super) fn note(&mut self, entry: &ClusterEntry, known: &ClusterState) {
         match entry {
-            ClusterEntry::OwnerChanged { stream, first, count, node, owner_epoch, reason, .. } => {
-                for at in *first..first + count {
-                    let from = match reason {
-                        OwnerReason::Recovered => known.had_all(*stream, at, *node),
-                        OwnerReason::Gathered => None,
-                        _ => {
-                            self.taken.remove(&(*stream, at));
-                            continue;
-                        }
-                    };
-                    self.taken.insert((*stream, at), Taken { owner_epoch: *owner_epoch, from });
-                }
+            ClusterEntry::OwnerChanged { stream, first, count, .. } => {
+                (*first..first + count).for_each(|at| self.note_owner((*stream, at), entry, known));
             }
             ClusterEntry::StreamletsRebuilt { stream, first, count, .. } => {
                 for at in *first..first + count {
@@ -82,23 +92,78 @@ impl Seen {
             }
             ClusterEntry::NodeJoined { node, epoch, .. } => {
                 // Of a life that a snapshot tells of, what it had of those before it is not known.
-                let of_snapshot = || known.nodes.get(node).map(|known| known.epoch);
-                let before = self.lives.get(node).map(|lives| lives.whole_since).or_else(of_snapshot);
-                self.lives.insert(*node, Lives { whole_since: *epoch, before });
+                let follows = known.nodes.get(node).map(|known| known.epoch);
+                let before = self.lives.get(node).map(|lives| lives.whole_since).or(follows);
+                let first = self.first_life(known, *node).unwrap_or(*epoch);
+                self.lives.insert(*node, Lives { whole_since: *epoch, before, first, follows });
             }
-            ClusterEntry::OwnerReturned { node, all: true, .. } => {
+            ClusterEntry::OwnerReturned { node, epoch, all: true, .. } => {
                 if let Some(lives) = self.lives.get_mut(node) {
                     lives.whole_since = lives.before.take().unwrap_or(lives.whole_since);
                 }
+                // What it was rebuilding it decides once more.
+                for (stream, run) in known.rebuilding().filter(|(_, run)| run.owner.node == *node) {
+                    self.anew.extend((run.first..run.end()).map(|at| ((stream, at), (*node, *epoch))));
+                }
+            }
+            ClusterEntry::NodeFenced { node, epoch } if known.is_live(*node, *epoch) => {
+                // It was live when the first entry was seen, if nothing is known of its lives.
+                let lives = Lives { whole_since: *epoch, before: None, first: *epoch, follows: None };
+                self.lives.entry(*node).or_insert(lives);
             }
             ClusterEntry::NodeRemoved { node } => drop(self.lives.remove(node)),
             _ => {}
         }
     }
 
+    /// A streamlet is about to get another owner, or the same one anew.
+    fn note_owner(&mut self, what: (StreamId, u32), entry: &ClusterEntry, known: &ClusterState) {
+        let ClusterEntry::OwnerChanged { node, epoch, owner_epoch, reason, .. } = entry else { return };
+        let from = match reason {
+            OwnerReason::Recovered => known.had_all(what, *node).map(|from| {
+                let has_its_logs = self.has_its_logs(known, what, from.node);
+                CameFrom { has_its_logs, ..from }
+            }),
+            _ => None,
+        };
+        match reason {
+            OwnerReason::Recovered | OwnerReason::Gathered => {
+                let keeps_own = known.level() >= level::OWN_LIVES;
+                self.taken.insert(what, Taken { owner_epoch: *owner_epoch, from, keeps_own });
+            }
+            _ => drop(self.taken.remove(&what)),
+        }
+        // Who gets it in one of the other ways gets what its owner before has acknowledged, or what has never been anybody's.
+        if !matches!(reason, OwnerReason::First | OwnerReason::Moved | OwnerReason::Copied) {
+            self.anew.insert(what, (*node, *epoch));
+        }
+    }
+
+    /// The first life of a node of which it is known what became of streamlets since: the one that it was in when the first entry was seen, or if that one was over the next.
+    fn first_life(&self, known: &ClusterState, node: NodeNumber) -> Option<u32> {
+        let seen = self.lives.get(&node).map(|lives| lives.first);
+        seen.or_else(|| known.nodes.get(&node).map(not_over))
+    }
+
+    /// Whether the owner of a streamlet, which has all of it that was acknowledged, has appended in its last life all that any log of the node has of it.
+    ///
+    /// What is in a log of a life its node had appended in that life, and it lets go of nothing of that before somebody has acknowledged it. A later life has what the one before it
+    /// had, as long as it simply goes on with the streamlet. Who gets it anew decides what there is, and who gets it back has cut what was under way: so from then on logs of lives before say nothing
+    /// any more about what it has. They may all be gone.
+    fn has_its_logs(&self, known: &ClusterState, what: (StreamId, u32), node: NodeNumber) -> bool {
+        let since = match (self.first_life(known, node), self.anew.get(&what)) {
+            (Some(first), None) => first,
+            (Some(first), Some((of, epoch))) if *of == node => first.max(*epoch),
+            _ => return false,
+        };
+        let log = |epoch| LogName { node, epoch, log: 0 };
+        known.logs.range(log(0)..log(since)).next().is_none()
+    }
+
     /// A stream is gone.
     pub(super) fn forget_stream(&mut self, stream: StreamId) {
         self.taken.retain(|(of, _), _| *of != stream);
+        self.anew.retain(|(of, _), _| *of != stream);
     }
 
     /// In which owner epoch a streamlet that is being rebuilt was taken over, if that was seen.
@@ -118,6 +183,17 @@ impl Seen {
         let from = from.filter(|from| from.node == of.to && from.keeps == of.keeps);
         from.zip(self.lives.get(&of.to)).is_some_and(|(from, lives)| lives.whole_since <= from.epoch)
     }
+
+    /// In which earlier owner epoch of the asker a streamlet was taken over from a node that had appended all of it that is in any of its logs, and whose present life, which has had
+    /// all, follows the one that did. What the asker held before it does not give back then: beside it there may be what it has rebuilt since.
+    fn came_before_start(&self, of: &GiveBack) -> Option<u32> {
+        let taken = self.taken.get(&(of.stream, of.streamlet.0)).filter(|taken| taken.keeps_own)?;
+        let is_whole = |from: &&CameFrom| from.node == of.to && from.has_its_logs && from.keeps.is_empty();
+        let from = taken.from.as_ref().filter(is_whole)?;
+        let lives = self.lives.get(&of.to)?;
+        let is_next = lives.follows == Some(from.epoch) && lives.whole_since <= from.epoch;
+        (is_next && taken.owner_epoch < of.owner_epoch).then_some(taken.owner_epoch)
+    }
 }
 
 impl ClusterState {
@@ -136,12 +212,17 @@ impl ClusterState {
         let mut seen = before.seen.clone();
         seen.taken.retain(|of, _| is_owned_as_before(of));
         seen.lives.retain(|node, _| is_in_same_life(node));
+        // What became of streamlets in between was not seen.
+        seen.anew.clear();
+        for (node, lives) in &mut seen.lives {
+            lives.first = self.nodes.get(node).map_or(lives.first, not_over);
+        }
         self.seen = seen;
     }
 
     /// The owner of a streamlet, if it had all of it but what others are said to hold, with what of that `next` holds, who is about to own it. Not if some of it is
     /// lost where it was held.
-    fn had_all(&self, stream: StreamId, streamlet: u32, next: NodeNumber) -> Option<CameFrom> {
+    fn had_all(&self, (stream, streamlet): (StreamId, u32), next: NodeNumber) -> Option<CameFrom> {
         let owner = self.owner(stream, streamlet).filter(|owner| !owner.rebuilding && owner.is_copied())?;
         let mut keeps = Vec::new();
         for held in self.held_of(stream, streamlet) {
@@ -150,7 +231,7 @@ impl ClusterState {
             }
             keeps.extend((held.node == next).then_some(held.owner_epoch));
         }
-        Some(CameFrom { node: owner.node, epoch: owner.epoch, keeps })
+        Some(CameFrom { node: owner.node, epoch: owner.epoch, keeps, has_its_logs: false })
     }
 
     /// A streamlet goes back to the node that it came from: the owner epoch that is given up is the one in force, so nobody else has taken it over since, and all that its
@@ -278,6 +359,26 @@ impl ClusterState {
     /// but for what the owner [held](ClusterState::kept_by_giver) before, and keeps.
     pub fn may_give_back(&self, asked: &GiveBack) -> bool {
         self.seen.came_whole_from(asked) && self.plan_given_back(asked).is_ok_and(|entries| !entries.is_empty())
+    }
+
+    /// Streamlets that an incarnation goes on rebuilding, and of these the owner epoch in which an earlier life of the node took them over, as far as that was seen.
+    pub fn taken_over_before(&self, node: NodeNumber, epoch: u32) -> Vec<(Owned, u32)> {
+        let since = |one: &Owned| self.seen.taken_in(one.0, one.1.0).filter(|since| *since < one.2);
+        let all = self.to_rebuild(node, epoch).into_iter();
+        all.filter_map(|one| since(&one).map(|since| (one, since))).collect()
+    }
+
+    /// The same of an owner that was started again since it [took the streamlet over](ClusterState::taken_over_before), if it has nothing of it that was written since, and the node that asks
+    /// says that its start [has cut nothing](kera_protocol::OfferGroups::is_uncut) of it.
+    ///
+    /// An earlier life of the owner may have opened it. What it wrote would be there. What it told of was in logs of the other node, and that node has appended, and not cut, all that was in them:
+    /// so it has that too, and goes on where that life of the owner would have. Nobody must have deleted anything of it since: of that nothing is left at the owner, and its ordinals would be
+    /// given again.
+    pub fn may_give_back_after_start(&self, asked: &GiveBack) -> bool {
+        let Some(since) = self.seen.came_before_start(asked) else { return false };
+        let mut floors = self.floors(asked.stream).filter(|(streamlet, ..)| *streamlet == asked.streamlet.0);
+        floors.all(|(.., floor)| floor.owner_epoch < since)
+            && self.plan_given_back(asked).is_ok_and(|entries| !entries.is_empty())
     }
 
     /// Whether an owner that has asked to give a streamlet back must not open it: the entry may come to be true as long as it is owned like that and the node that is to get it

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use kera_format::catalog::Entry as CatalogEntry;
-use kera_format::cluster::{ClusterEntry, NodeNumber};
+use kera_format::cluster::{ClusterEntry, NodeNumber, OwnerReason};
 use kera_format::{LaneId, StreamId};
 use kera_protocol::StreamInfo;
 
@@ -138,6 +138,10 @@ impl Change {
 fn tellings_of(entry: &ClusterEntry, node: NodeNumber) -> Vec<Telling> {
     use ClusterEntry as Is;
     match entry {
+        // Who gives it back may have rebuilt some of it before it was started again.
+        Is::OwnerChanged { stream, first, count, reason: OwnerReason::GivenBack, .. } => {
+            vec![Telling::Place(*stream), Telling::DropRebuiltOf { stream: *stream, first: *first, count: *count }]
+        }
         Is::OwnerChanged { stream, .. } | Is::GroupsHeld { stream, .. } | Is::GroupsLost { stream, .. } => {
             vec![Telling::Place(*stream)]
         }
@@ -330,6 +334,27 @@ mod tests {
         let at_start = Telling::at_start();
         let at = |what: Telling| at_start.iter().position(|one| *one == what).expect("it is told");
         assert!(at(Telling::DropRebuilt) < at(Telling::Everything));
+    }
+
+    #[test]
+    fn who_gives_a_streamlet_back_drops_what_it_has_of_it_once_it_knows_the_owner() {
+        let (stream, first, count) = (StreamId(7), 3, 1);
+        let tellings = |reason| {
+            let entry = ClusterEntry::OwnerChanged {
+                stream,
+                first,
+                count,
+                node: 2,
+                epoch: 4,
+                owner_epoch: 9,
+                reason,
+                number: 8,
+            };
+            Change::Cluster(entry).tellings(1)
+        };
+        let drops = Telling::DropRebuiltOf { stream, first, count };
+        assert_eq!(tellings(OwnerReason::GivenBack), [Telling::Place(stream), drops]);
+        assert_eq!(tellings(OwnerReason::Moved), [Telling::Place(stream)], "it may hold older groups of it");
     }
 
     /// Nobody tells it one by one. What it rebuilds would wait for blocks that nobody gives, although somebody has come back with it.

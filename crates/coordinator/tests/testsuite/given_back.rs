@@ -1,8 +1,8 @@
 //! Who has taken over what it cannot open gives it back to the node that it came from; and in no other case.
 
 use kera_coordinator::cluster::{ClusterState, Held, Offerable};
-use kera_format::cluster::{ClusterEntry, LogName, NodeNumber};
-use kera_format::{StreamId, StreamletId, level};
+use kera_format::cluster::{ClusterEntry, LogName, NodeNumber, OwnerReason};
+use kera_format::{LaneId, StreamId, StreamletId, level};
 use kera_protocol::{GiveBack, RebuildRange, StreamletState, StreamletsRebuilt};
 
 use crate::support::copied::{self, begin_view, fence};
@@ -134,6 +134,54 @@ impl Cluster {
         let refused = self.state.plan_given_back(asked).expect_err("it breaks a rule").to_string();
         assert!(refused.contains(words), "{refused}");
         assert!(!self.state.may_give_back(asked));
+    }
+
+    /// A node is killed, and comes back with all it had.
+    fn starts_again(&mut self, node: NodeNumber) {
+        fence(&mut self.state, node);
+        self.joins(node, true);
+    }
+
+    /// What node 1 may get back of a streamlet, whose owner is started again first.
+    fn asked_of_started_again(&mut self, streamlet: u32) -> GiveBack {
+        let owner = self.may_get_back_of(streamlet).owner;
+        self.starts_again(owner);
+        let of = self.may_get_back_of(streamlet);
+        assert_eq!(of.owner, owner, "it goes on with it");
+        let asked = self.asked(&of);
+        assert!(!self.state.may_give_back(&asked), "it was taken over in an earlier life");
+        asked
+    }
+
+    /// Whether the only owner of what node 1 may get back gives it back if it is started again first.
+    fn gives_back_after_start(&mut self) -> bool {
+        let [of] = self.may_get_back()[..] else { panic!("{:?}", self.may_get_back()) };
+        let asked = self.asked_of_started_again(of.streamlet);
+        self.state.may_give_back_after_start(&asked)
+    }
+
+    /// A node says that it has rebuilt a streamlet.
+    fn rebuilt(&mut self, stream: StreamId, first: u32) {
+        let owner = self.state.owner(stream, first).unwrap();
+        let streamlets = vec![RebuildRange { stream, first, count: 1, owner_epoch: owner.owner_epoch }];
+        let rebuilt = StreamletsRebuilt { node: owner.node, epoch: owner.epoch, streamlets };
+        let entries = self.state.plan_rebuilt(&rebuilt).unwrap();
+        self.apply(&entries);
+    }
+
+    /// A node takes over a streamlet whose owner is lost.
+    fn taken_over_by(&mut self, stream: StreamId, first: u32, node: NodeNumber) {
+        let (epoch, owner_epoch, reason) = (self.epoch(node), self.state.next_owner_epoch(), OwnerReason::Recovered);
+        self.apply(&[ClusterEntry::OwnerChanged {
+            stream,
+            first,
+            count: 1,
+            node,
+            epoch,
+            owner_epoch,
+            reason,
+            number: 0,
+        }]);
     }
 
     /// Who has older groups of a streamlet, by the table: owner epochs and nodes.
@@ -297,11 +345,7 @@ fn what_is_rebuilt_is_not_given_back() {
     let mut cluster = Cluster::lost(level::NEWEST);
     cluster.joins(1, true);
     let of = cluster.may_get_back()[0];
-    let Offerable { stream, streamlet: first, owner_epoch, owner, .. } = of;
-    let streamlets = vec![RebuildRange { stream, first, count: 1, owner_epoch }];
-    let rebuilt = StreamletsRebuilt { node: owner, epoch: cluster.epoch(owner), streamlets };
-    let entries = cluster.state.plan_rebuilt(&rebuilt).unwrap();
-    cluster.apply(&entries);
+    cluster.rebuilt(of.stream, of.streamlet);
     assert_eq!(cluster.may_get_back(), []);
     cluster.refuses(&cluster.asked(&of), "is not being rebuilt");
 }
@@ -443,4 +487,218 @@ fn what_its_node_had_lost_before_is_not_given_back_to_it() {
     cluster.joins(1, true);
     let of = cluster.may_get_back_of(at);
     assert!(!cluster.state.may_give_back(&cluster.asked(&of)));
+}
+
+/// What it told in an earlier life the other node has, and what it wrote would be there.
+#[test]
+fn who_was_started_again_gives_back_what_the_other_node_has_cut_nothing_of() {
+    let mut cluster = Cluster::lost(level::NEWEST);
+    cluster.joins(1, true);
+    let [first] = cluster.may_get_back()[..] else { panic!("{:?}", cluster.may_get_back()) };
+    assert!(!cluster.state.may_give_back_after_start(&cluster.asked(&first)), "it was not started again");
+    assert_eq!(cluster.state.taken_over_before(first.owner, cluster.epoch(first.owner)), []);
+    let mut before = cluster.asked(&first);
+    for _ in 0..2 {
+        let asked = cluster.asked_of_started_again(first.streamlet);
+        assert!(cluster.state.may_give_back_after_start(&asked));
+        assert!(!cluster.state.may_give_back_after_start(&before), "that is over");
+        let known = cluster.state.taken_over_before(asked.node, asked.epoch);
+        let one = (asked.stream, asked.streamlet, asked.owner_epoch);
+        assert_eq!(known, [(one, first.owner_epoch)], "what it has written since is asked for from there on");
+        before = asked;
+    }
+    let asked = before;
+    let entries = cluster.state.plan_given_back(&asked).unwrap();
+    cluster.apply(&entries);
+    let owner = cluster.state.owner(first.stream, first.streamlet).unwrap();
+    assert_eq!((owner.node, owner.epoch, owner.rebuilding), (1, 2, false));
+    let held = cluster.held(&asked);
+    assert!(!held.is_empty() && held.iter().all(|(_, node)| *node == 1), "{held:?}");
+    // What it has rebuilt of it in an earlier life is of no use to anybody, and would be taken for what it holds.
+    assert!(cluster.state.rebuilt_by_others(asked.node, asked.epoch).contains(&(asked.stream, asked.streamlet)));
+}
+
+/// Its newest snapshot is from behind the entry with which it took the streamlet over.
+#[test]
+fn who_was_started_again_and_has_not_seen_how_it_took_over_gives_nothing_back() {
+    let mut cluster = Cluster::lost(level::NEWEST).in_snapshot();
+    cluster.joins(1, true);
+    assert!(!cluster.gives_back_after_start());
+    // Sent one while it ran it knows what it had seen before.
+    let cluster = Cluster::lost(level::NEWEST);
+    let mut sent = cluster.is_sent(&cluster);
+    sent.joins(1, true);
+    assert!(sent.gives_back_after_start());
+}
+
+/// Below the level its next lives drop what it has written, and read it again.
+#[test]
+fn who_was_started_again_keeps_what_it_wrote_from_a_level_on() {
+    for level in [level::OWN_LIVES - 1, level::OWN_LIVES] {
+        let mut cluster = Cluster::lost(level);
+        (level + 1..=level::NEWEST).for_each(|level| cluster.apply(&[ClusterEntry::LevelRaised { level }]));
+        cluster.joins(1, true);
+        assert_eq!(cluster.gives_back_after_start(), level >= level::OWN_LIVES);
+    }
+}
+
+/// What the first start has cut is gone with its process, and the next one finds nothing to cut.
+#[test]
+fn the_word_of_a_life_that_is_not_the_next_one_does_not_count() {
+    let mut cluster = Cluster::lost(level::NEWEST);
+    cluster.joins(1, true);
+    cluster.starts_again(1);
+    let of = cluster.may_get_back()[0];
+    assert!(cluster.state.may_give_back(&cluster.asked(&of)), "it has had all in each of them");
+    assert!(!cluster.gives_back_after_start());
+    // Nor that of one that was started again behind its owner.
+    let mut cluster = Cluster::lost(level::NEWEST);
+    cluster.joins(1, true);
+    assert!(cluster.gives_back_after_start());
+    cluster.starts_again(1);
+    let asked = cluster.asked(&cluster.may_get_back()[0]);
+    assert!(!cluster.state.may_give_back_after_start(&asked));
+}
+
+#[test]
+fn who_came_without_its_memory_gets_nothing_back_from_who_was_started_again() {
+    let mut cluster = Cluster::lost(level::NEWEST);
+    cluster.joins(1, false);
+    assert!(!cluster.gives_back_after_start());
+}
+
+/// Beside it there may be parts of what it has rebuilt in an earlier life.
+#[test]
+fn who_was_started_again_and_held_some_of_it_before_gives_nothing_back() {
+    let (mut cluster, of) = Cluster::lost_after_a_move(level::NEWEST);
+    let asked = cluster.asked_of_started_again(of.streamlet);
+    assert!(!cluster.state.may_give_back_after_start(&asked));
+    assert!(!cluster.state.may_give_back_after_start(&GiveBack { keeps: vec![1], ..asked }));
+}
+
+/// Of what an earlier life has deleted, and may have written, nothing is left where the next one looks.
+#[test]
+fn of_what_records_were_deleted_since_nothing_goes_back_after_a_start() {
+    for since in [false, true] {
+        let mut cluster = Cluster::with_log(level::NEWEST);
+        let stream = cluster.state.catalog.find(&"copied".into()).unwrap().id;
+        let streamlet = (0..3).find(|at| cluster.state.owner(stream, *at).unwrap().node == 1).unwrap();
+        let delete = |cluster: &mut Cluster| {
+            let owner_epoch = cluster.state.owner(stream, streamlet).unwrap().owner_epoch;
+            cluster.apply(&[ClusterEntry::LaneBegins { stream, streamlet, lane: LaneId(0), owner_epoch, ordinal: 3 }]);
+        };
+        if !since {
+            delete(&mut cluster);
+        }
+        cluster.lose(1, 1);
+        if since {
+            delete(&mut cluster);
+        }
+        cluster.joins(1, true);
+        assert_eq!(cluster.gives_back_after_start(), !since);
+    }
+}
+
+/// Node 1 was started again before it was lost, and went on with all it had: what is in the log of its first life it had in the second one as well.
+fn lost_in_its_second_life(is_seen: bool, is_sent: bool) -> Cluster {
+    let mut cluster = Cluster::with_log(level::NEWEST);
+    cluster.starts_again(1);
+    cluster.apply(&[ClusterEntry::LogEnded { log: LOG, end: 5 }]);
+    if !is_seen {
+        cluster = cluster.in_snapshot();
+    }
+    if is_sent {
+        cluster = cluster.is_sent(&cluster);
+    }
+    cluster.lose(1, 2);
+    cluster.joins(1, true);
+    cluster
+}
+
+#[test]
+fn what_earlier_lives_had_in_their_logs_must_be_known_to_have_come_along() {
+    assert!(lost_in_its_second_life(true, false).gives_back_after_start());
+    // In its second life somebody may have given it back what it had cut some of. Of the log of that life alone it has all.
+    for (is_seen, is_sent) in [(false, false), (true, true)] {
+        assert!(!lost_in_its_second_life(is_seen, is_sent).gives_back_after_start());
+    }
+    let (state, _) = copied::cluster(3, 2, level::NEWEST);
+    let mut cluster = Cluster { state };
+    cluster.starts_again(1);
+    begin_view(&mut cluster.state, LogName { epoch: 2, ..LOG }, 1, vec![2]);
+    let mut cluster = cluster.in_snapshot();
+    cluster.lose(1, 2);
+    cluster.joins(1, true);
+    assert!(cluster.gives_back_after_start());
+}
+
+/// The life of which a snapshot tells was over by then, and what became of its streamlets was not seen.
+#[test]
+fn what_a_life_had_in_its_logs_that_was_over_before_anything_was_seen_is_not_known() {
+    for is_over in [false, true] {
+        let mut cluster = Cluster::with_log(level::NEWEST);
+        if !is_over {
+            cluster = cluster.in_snapshot();
+        }
+        fence(&mut cluster.state, 1);
+        cluster.apply(&[ClusterEntry::LogEnded { log: LOG, end: 5 }]);
+        if is_over {
+            cluster = cluster.in_snapshot();
+        }
+        let recovered = cluster.state.plan_recover(1, 1).unwrap();
+        cluster.apply(&recovered);
+        cluster.joins(1, true);
+        assert_eq!(cluster.gives_back_after_start(), !is_over);
+    }
+}
+
+/// It had cut what was under way when it got it back, and the log of its first life still has that.
+#[test]
+fn what_was_given_back_before_does_not_go_back_after_a_start() {
+    let mut cluster = Cluster::lost(level::NEWEST);
+    cluster.joins(1, true);
+    cluster.gives_back(&cluster.asked(&cluster.may_get_back()[0]));
+    cluster.lose(1, 2);
+    cluster.joins(1, true);
+    assert!(cluster.state.may_give_back(&cluster.asked(&cluster.may_get_back()[0])));
+    assert!(!cluster.gives_back_after_start());
+}
+
+/// It decided in its second life once more what it rebuilt, and the log of its first one has what it had decided then. What it simply went on with is not like that.
+#[test]
+fn what_its_node_went_on_rebuilding_does_not_go_back_after_a_start() {
+    let (state, stream) = copied::cluster(3, 2, level::NEWEST);
+    let mut cluster = Cluster { state };
+    let (own, third) = (cluster.streamlet_of(stream, 1), cluster.streamlet_of(stream, 3));
+    begin_view(&mut cluster.state, LOG, 1, vec![2]);
+    fence(&mut cluster.state, 3);
+    cluster.taken_over_by(stream, third, 1);
+    cluster.starts_again(1);
+    cluster.apply(&[ClusterEntry::LogEnded { log: LOG, end: 5 }]);
+    cluster.rebuilt(stream, third);
+    cluster.joins(3, false);
+    fence(&mut cluster.state, 1);
+    for streamlet in [own, third] {
+        cluster.taken_over_by(stream, streamlet, 2);
+    }
+    cluster.joins(1, true);
+    let asked = cluster.asked_of_started_again(own);
+    assert!(cluster.state.may_give_back_after_start(&asked));
+    let asked = cluster.asked(&cluster.may_get_back_of(third));
+    assert!(!cluster.state.may_give_back_after_start(&asked));
+}
+
+/// Another one had it in between, and has decided what there was.
+#[test]
+fn what_others_have_taken_over_in_between_does_not_go_back_after_a_start() {
+    let mut cluster = Cluster::lost(level::NEWEST);
+    cluster.joins(1, true);
+    let Offerable { stream, streamlet, owner, .. } = cluster.may_get_back()[0];
+    cluster.rebuilt(stream, streamlet);
+    cluster.moves(stream, streamlet, 1);
+    fence(&mut cluster.state, 1);
+    cluster.taken_over_by(stream, streamlet, 5 - owner);
+    cluster.joins(1, true);
+    let asked = cluster.asked_of_started_again(streamlet);
+    assert!(!cluster.state.may_give_back_after_start(&asked));
 }

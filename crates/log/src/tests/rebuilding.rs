@@ -288,7 +288,9 @@ fn a_fenced_broker_forgets_what_was_not_acknowledged() {
     fill(&lane, 4..20, 10_000);
     assert!(append(&lane, &chunk(3, 10_000), 9).unwrap().duplicate);
     let held: Vec<_> = sink.pending.lock().clone();
+    assert!(streamlet(&node).has_unacknowledged());
     streamlet(&node).forget_unacknowledged().unwrap();
+    assert!(!streamlet(&node).has_unacknowledged());
     assert_eq!(streamlet(&node).tenure(), Tenure::Elsewhere);
     assert_eq!(copies_of(&node).0, durable);
     assert_eq!((lane.stats().next_ordinal, lane.durable_ordinal()), (4, 4));
@@ -302,6 +304,23 @@ fn a_fenced_broker_forgets_what_was_not_acknowledged() {
     assert!(append(&lane, &chunk(3, 10_000), 9).unwrap().duplicate);
     let next = append(&lane, &chunk(4, 10_000), 9).unwrap();
     assert_eq!((next.base_ordinal, next.duplicate, next.cursor.group.epoch()), (4, false, 6));
+}
+
+/// What the lane of progress has under way is cut as well, and kept by nobody.
+#[test]
+fn what_is_under_way_in_any_lane_is_not_acknowledged() {
+    for of_progress in [false, true] {
+        let (node, sink) = power_node();
+        let lane = match of_progress {
+            true => Arc::clone(streamlet(&node).progress_lane()),
+            false => node.lane(),
+        };
+        assert!(!streamlet(&node).has_unacknowledged(), "of progress: {of_progress}");
+        fill(&lane, 0..1, 100);
+        assert!(streamlet(&node).has_unacknowledged(), "of progress: {of_progress}");
+        sink.sync();
+        assert!(!streamlet(&node).has_unacknowledged(), "of progress: {of_progress}");
+    }
 }
 
 /// An owner gets its own streamlet again in a later epoch while something is on its way: that is kept, and still not durable.

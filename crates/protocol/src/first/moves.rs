@@ -35,7 +35,8 @@ impl From<&OfferGroups> for OfferGroupsV1 {
 impl From<OfferGroupsV1> for OfferGroups {
     fn from(first: OfferGroupsV1) -> OfferGroups {
         let OfferGroupsV1 { node, epoch, stream, streamlet, owner_epoch, lanes } = first;
-        OfferGroups { node, epoch, stream, streamlet, owner_epoch, lanes, cut_off: Vec::new(), let_go: Vec::new() }
+        let (cut_off, let_go, is_uncut) = (Vec::new(), Vec::new(), false);
+        OfferGroups { node, epoch, stream, streamlet, owner_epoch, lanes, cut_off, let_go, is_uncut }
     }
 }
 

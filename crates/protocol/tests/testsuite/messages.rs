@@ -94,6 +94,7 @@ fn check_all_second(choices: &[u8]) {
     check_second::<CreateStreamV2, CreateStream>(choices);
     check_second::<StreamInfoV2, StreamInfo>(choices);
     check_second::<AlterStreamV2, AlterStream>(choices);
+    check_second::<second::moves::OfferGroupsV2, OfferGroups>(choices);
 }
 
 fn check_all_first(choices: &[u8]) {

@@ -5,6 +5,7 @@
 //! never acknowledged, must not get into any log again: others have given its ordinals away since. What it has before is the same as
 //! what its successor rebuilds, and is kept until all of that is done: until then it may be the only other copy.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,24 +21,36 @@ const RETRY: Duration = Duration::from_millis(10);
 /// After so many the node does not start.
 const TRIES: u32 = 3000;
 
+/// What a start has cut.
+#[derive(Default)]
+pub(super) struct Cut {
+    /// Of which streamlets.
+    pub(super) of: HashSet<(StreamId, StreamletId)>,
+    /// Those of which something is kept.
+    pub(super) kept: CutOff,
+}
+
 /// Cuts what was never acknowledged of streamlets that this incarnation does not simply go on with. Between the steps of the log's
 /// recovery: after what there is is in its lanes, and before it goes to sinks. Blocks while the arena is full. `keeps`: what is cut off may turn out to count,
-/// and is kept; the streamlets of which something is.
-pub(super) fn cut(log: &Log, others: &[ToBeCut], keeps: bool) -> Result<CutOff, String> {
-    let (mut room, mut kept) = (CutOffRoom::of(log), CutOff::new());
+/// and is kept.
+pub(super) fn cut(log: &Log, others: &[ToBeCut], keeps: bool) -> Result<Cut, String> {
+    let (mut room, mut done) = (CutOffRoom::of(log), Cut::default());
     for cut in others {
         let other = (cut.stream, cut.streamlet);
         let Some(place) = of(log, other) else { continue };
         if cut.own_from.is_some_and(|from| !place.has_unacknowledged_before(from)) {
             continue;
         }
+        if place.has_unacknowledged() {
+            done.of.insert(other);
+        }
         when_there_is_room(|| match keeps {
             true => place.cut_off_unacknowledged(&mut room),
             false => place.forget_unacknowledged(),
         })?;
-        kept.extend((!place.cut_off().is_empty()).then_some(other));
+        done.kept.extend((!place.cut_off().is_empty()).then_some(other));
     }
-    Ok(kept)
+    Ok(done)
 }
 
 /// Cuts what this node has again of streamlets that have gone to other owners since its disks did not give it: the next owners have given its ordinals to others, and readers of older groups come here.
@@ -98,4 +111,26 @@ pub(super) fn keep_ends(stream: &Stream, state: &ClusterState, me: (NodeNumber, 
 
 fn of(log: &Log, (stream, streamlet): (StreamId, StreamletId)) -> Option<Arc<Streamlet>> {
     log.stream(stream)?.streamlet(streamlet).cloned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::with_unacknowledged;
+    use super::*;
+
+    #[test]
+    fn of_which_streamlets_a_start_has_cut_something_is_known_whether_or_not_it_is_kept() {
+        for keeps in [true, false] {
+            let (log, _dir) = with_unacknowledged();
+            let of = |streamlet| (StreamId(1), StreamletId(streamlet));
+            let to_be_cut =
+                |streamlet| ToBeCut { stream: StreamId(1), streamlet: StreamletId(streamlet), own_from: None };
+            let others = [0, 1].map(to_be_cut);
+            let done = cut(&log, &others, keeps).expect("there is room");
+            assert_eq!(done.of, HashSet::from([of(1)]));
+            assert_eq!(done.kept, if keeps { vec![of(1)] } else { Vec::new() });
+            let again = cut(&log, &others, keeps).expect("there is room");
+            assert!(again.of.is_empty(), "the next start finds nothing to cut: {:?}", again.of);
+        }
+    }
 }

@@ -133,8 +133,8 @@ pub(crate) struct Cluster {
     moves: Arc<MovesRole>,
     returning: Arc<ReturningRole>,
     came: Came,
-    /// What its start has cut off, until the broker is told who owns what.
-    cut_off: Mutex<returning::CutOff>,
+    /// What its start has cut, until the broker is told who owns what.
+    cut: Mutex<leftovers::Cut>,
     kafka: Arc<KafkaRole>,
     adaptive: AdaptiveConfig,
     adapting: OnceLock<Arc<Adapting>>,
@@ -258,7 +258,7 @@ impl Cluster {
             moves,
             returning,
             came,
-            cut_off: Mutex::default(),
+            cut: Mutex::default(),
             kafka,
             adaptive: adaptive_config(config),
             adapting: OnceLock::new(),
@@ -277,7 +277,7 @@ impl Cluster {
     pub(crate) fn cut_leftovers(&self, log: &Log) -> Result<Vec<String>, Fatal> {
         let no_room = |message| Fatal::Data { message };
         let others = self.group.read(|state| state.to_be_cut(self.node, self.epoch));
-        *self.cut_off.lock() = leftovers::cut(log, &others, self.came.has_all).map_err(no_room)?;
+        *self.cut.lock() = leftovers::cut(log, &others, self.came.has_all).map_err(no_room)?;
         leftovers::drop_rebuilt(log, self.group.read(|state| state.rebuilt_by_others(self.node, self.epoch)));
         let handed = self.group.read(|state| state.handed_on(self.node));
         leftovers::cut_given_again(log, &handed, self.node).map_err(no_room)
@@ -318,8 +318,8 @@ impl Cluster {
         *self.mender.lock() = Some(Mending::start(broker.log(), &self.copies, &recovering.0)?);
         let carried = (transport.clone() as Arc<dyn Transport>, changing);
         let moves = Moves::start(me, &self.group, broker, carried, &self.runtime, self.stop.subscribe());
-        let cut_off = std::mem::take(&mut *self.cut_off.lock());
-        let (with, stop) = ((&recovering.0, transport as Arc<dyn Transport>, cut_off), self.stop.subscribe());
+        let cut = std::mem::take(&mut *self.cut.lock());
+        let (with, stop) = ((&recovering.0, transport as Arc<dyn Transport>, cut), self.stop.subscribe());
         let returning = Returning::start(came, &self.group, broker, with, &self.runtime, stop);
         let (whence, stop) = ((&self.copies, &self.clock), self.stop.subscribe());
         let adapting = Adapting::start(me, self.adaptive, &self.group, broker, whence, &self.runtime, stop);

@@ -239,6 +239,8 @@ pub(super) struct Recovery {
     returned: Vec<(StreamId, Range<u32>)>,
     /// Groups from before are of owner epochs below.
     began: u32,
+    /// What it goes on rebuilding, of which it has come with nothing that was written since an earlier life of it took it over.
+    unwritten: HashSet<Owned>,
     /// It came with all that it had acknowledged, and offers that to those who rebuild it.
     has_all: bool,
     /// What it came with may have lacked copies by then.
@@ -277,6 +279,8 @@ impl Recovery {
         let recovery = Arc::new(Recovery {
             returned,
             began,
+            // Before anything of it is opened: what that drops is not to be taken for what never was.
+            unwritten: unwritten(broker, group.read(|state| state.taken_over_before(node, epoch))),
             has_all,
             may_lack_copies,
             offers: Mutex::default(),
@@ -516,12 +520,16 @@ impl Recovery {
         self.backups.ask(backup, asked)
     }
 
-    /// A node has come back with a streamlet that this one has taken over, and gets it back if this one cannot open it.
-    pub(super) fn ask_back(&self, asked: GiveBack) {
+    /// A node has come back with a streamlet that this one has taken over, and gets it back if this one cannot open it. `is_uncut`: its start has cut nothing of it.
+    pub(super) fn ask_back(&self, asked: GiveBack, is_uncut: bool) {
         let mut work = self.work.lock();
-        let is_unreadable = work.unreadable.contains(&asked_back(&asked));
-        let is_new = is_unreadable && !work.asked_back.contains(&asked);
-        if is_new && self.group.read(|state| state.may_give_back(&asked)) {
+        let one = asked_back(&asked);
+        let is_new = work.unreadable.contains(&one) && !work.asked_back.contains(&asked);
+        let has_all_told = is_uncut && self.unwritten.contains(&one);
+        let may = |state: &ClusterState| {
+            state.may_give_back(&asked) || (has_all_told && state.may_give_back_after_start(&asked))
+        };
+        if is_new && self.group.read(may) {
             work.asked_back.push(asked);
         }
     }
@@ -839,6 +847,12 @@ fn tell_reads(before: &BackupStats, now: &BackupStats) {
     );
 }
 
+/// Those of streamlets that were taken over in an earlier owner epoch of which a node has nothing that was written since.
+fn unwritten(broker: &Broker, taken_over: Vec<(Owned, u32)>) -> HashSet<Owned> {
+    let is_unwritten = |((stream, streamlet, _), since): &(Owned, u32)| !broker.has_since(*stream, *streamlet, *since);
+    taken_over.into_iter().filter(is_unwritten).map(|(one, _)| one).collect()
+}
+
 /// All logs of incarnations that are over whose ends are decided. Who takes something over asks first whether it [waits](ClusterState::waits_for_ends)
 /// for others. Backups are in the order in which `node` asks them: what it has itself does not cross the network.
 fn ended_logs(state: &ClusterState, node: u32) -> Vec<EndedLog> {
@@ -895,10 +909,10 @@ fn owned_ranges(owned: &[Owned]) -> Vec<RebuildRange> {
 
 #[cfg(test)]
 mod tests {
-    use kera_format::chunk::ChunkTarget;
-    use kera_format::{ChunkBuilder, ChunkView, Compression, Durability, LaneId, Record, StreamOptions};
-    use kera_log::{Arena, ArenaConfig, ChunkReference, DurabilitySink, LogConfig, Observer, SinkError, Ticket};
+    use kera_broker::BrokerConfig;
+    use kera_env::ManualClock;
 
+    use super::super::testing::with_unacknowledged;
     use super::*;
 
     /// A rebuild of so many bytes that waits for its turn.
@@ -1004,44 +1018,23 @@ mod tests {
         assert_eq!(work.left_bytes(700, true), 0, "these are of what is not rebuilt for a lost node any more");
     }
 
-    /// Copies that are never made.
-    struct Never;
-
-    impl DurabilitySink for Never {
-        fn appended(&self, _: ChunkReference) -> Ticket {
-            1
-        }
-        fn durable_through(&self) -> Ticket {
-            0
-        }
-        fn wait(&self, _: Ticket, _: &Arc<dyn Observer>, _: u64) -> bool {
-            true
-        }
-        fn healthy(&self) -> Result<(), SinkError> {
-            Ok(())
-        }
-        fn segment_safe(&self, _: SegmentId) {}
-    }
-
     #[test]
     fn a_streamlet_whose_log_cannot_acknowledge_holds_up_no_other_one() {
-        let dir = tempfile::tempdir().expect("a folder");
-        let config = ArenaConfig { path: dir.path().join("unit.arena"), bytes: 8 << 20, node: [3; 16] };
-        let (arena, _) = Arena::create_or_attach(config).expect("an arena");
-        let log = Log::new(LogConfig::default(), arena);
-        log.set_sinks(Arc::new(vec![Arc::new(Never) as Arc<dyn DurabilitySink>]));
-        let options = StreamOptions { streamlets: 3, durability: Durability::Power, ..StreamOptions::default() };
-        let stream = log.create_stream(StreamId(1), options).expect("a stream");
-        let target = ChunkTarget { stream: StreamId(1), streamlet: StreamletId(1), ..ChunkTarget::default() };
-        let mut builder = ChunkBuilder::default();
-        builder.push(&Record::value(b"under way"));
-        let chunk = builder.seal(&target, Compression::None).expect("a chunk");
-        let lane = stream.streamlet(StreamletId(1)).and_then(|place| place.lane(LaneId(0))).expect("a lane");
-        lane.append(&ChunkView::parse(&chunk).expect("a chunk"), 1).expect("appended");
+        let (log, _dir) = with_unacknowledged();
         let of = |stream, streamlet| (StreamId(stream), StreamletId(streamlet), 5);
         let mut owned = vec![of(1, 0), of(1, 1), of(1, 2), of(2, 1)];
         retain_settled(&log, &mut owned);
         assert_eq!(owned, [of(1, 0), of(1, 2), of(2, 1)]);
+    }
+
+    #[test]
+    fn what_was_written_since_it_was_taken_over_is_not_unwritten() {
+        let (log, _dir) = with_unacknowledged();
+        let broker = Broker::new(BrokerConfig::default(), log, Arc::new(ManualClock::new(0)));
+        let of = |streamlet, epoch| (StreamId(1), StreamletId(streamlet), epoch);
+        // What is there of the second one is of the very first epoch.
+        let taken_over = vec![(of(0, 5), 0), (of(1, 6), 0), (of(1, 7), 1)];
+        assert_eq!(unwritten(&broker, taken_over), HashSet::from([of(0, 5), of(1, 7)]));
     }
 
     /// How often rebuilds begin in so many seconds, all of which fail at once.

@@ -4,7 +4,7 @@
 //! Nothing waits for it: the owner goes on rebuilding until the coordinators say that the node holds the groups, and what comes of an offer that was
 //! not answered both of them see in the coordinators' log.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
@@ -18,6 +18,7 @@ use tokio::runtime::Handle;
 use tokio::sync::watch;
 
 use super::Came;
+use super::leftovers::Cut;
 use super::recovery::Recovery;
 
 /// Time until it is offered again what was not taken: at first, and at most. An owner may not know yet where its lanes end.
@@ -36,7 +37,9 @@ pub(super) struct Returning {
     transport: Arc<dyn Transport>,
     /// Where the coordinators' log runs.
     runtime: Handle,
-    /// Of which something is kept that the start has cut off.
+    /// Of which the start has cut something.
+    cut: HashSet<(StreamId, StreamletId)>,
+    /// Of which some of that is kept.
     cut_off: Mutex<CutOff>,
 }
 
@@ -76,7 +79,7 @@ impl Returning {
         Came { node, epoch, has_all, .. }: Came,
         group: &Arc<Group>,
         broker: &Arc<Broker>,
-        (recovery, transport, cut_off): (&Arc<Recovery>, Arc<dyn Transport>, CutOff),
+        (recovery, transport, Cut { of: cut, kept }): (&Arc<Recovery>, Arc<dyn Transport>, Cut),
         runtime: &Handle,
         mut stop: watch::Receiver<bool>,
     ) -> Arc<Returning> {
@@ -88,7 +91,8 @@ impl Returning {
             recovery: recovery.clone(),
             transport,
             runtime: runtime.clone(),
-            cut_off: Mutex::new(cut_off),
+            cut,
+            cut_off: Mutex::new(kept),
         });
         if has_all {
             let offering = Arc::downgrade(&returning);
@@ -131,7 +135,8 @@ impl Returning {
             let (node, epoch, owner_epoch) = (self.node, self.epoch, of.owner_epoch);
             let cut_off = self.broker.cut_off_lanes(stream, streamlet);
             let let_go = self.broker.let_go_lanes(stream, streamlet);
-            let offer = OfferGroups { node, epoch, stream, streamlet, owner_epoch, lanes, cut_off, let_go };
+            let is_uncut = !self.cut.contains(&(stream, streamlet));
+            let offer = OfferGroups { node, epoch, stream, streamlet, owner_epoch, lanes, cut_off, let_go, is_uncut };
             match self.offer(&of, &offer).await {
                 // It was there to be given back, and its owner has opened it.
                 Ok(answer) if is_nothing(&offer) && !answer.is_taken => self.refused(of),
@@ -212,7 +217,8 @@ impl Returning {
         let Some(rebuild) = self.recovery.rebuild_of(stream, streamlet, owner_epoch) else {
             let (node, epoch, to, to_epoch) = (self.node, self.epoch, offered.node, offered.epoch);
             let keeps = self.group.read(|state| state.kept_by_giver(stream, streamlet, owner_epoch));
-            self.recovery.ask_back(GiveBack { node, epoch, stream, streamlet, owner_epoch, to, to_epoch, keeps });
+            let asked = GiveBack { node, epoch, stream, streamlet, owner_epoch, to, to_epoch, keeps };
+            self.recovery.ask_back(asked, offered.is_uncut);
             return Err("it has not been taken over yet, or it is rebuilt".into());
         };
         // A leader that does not know of it would say that the other node holds that as well.

@@ -460,9 +460,19 @@ impl World {
         };
         let in_part = batches.iter().filter(is_in_part).count();
         *self.events_of.entry("given back, and older groups stay").or_default() += in_part as u64;
+        let is_of_started_again =
+            |entry: &&ClusterEntry| given_back(entry, number).is_some() && self.was_started_again(entry);
+        let by_started_again = batches.iter().flatten().filter(is_of_started_again).count();
+        *self.events_of.entry("given back by who was started again").or_default() += by_started_again as u64;
         let given_back: Vec<Owned> = batches.iter().flatten().filter_map(|entry| given_back(entry, number)).collect();
         *self.events_of.entry("given back").or_default() += given_back.len() as u64;
         self.look_at_opened(number, &given_back)
+    }
+
+    /// Whether who gives a streamlet back was started again since it took it over: the owner epoch that it gives up is none of an entry that names the streamlet.
+    fn was_started_again(&self, entry: &ClusterEntry) -> bool {
+        let ClusterEntry::OwnerChanged { stream, first, number: given_up, .. } = entry else { return false };
+        self.coordinators.reason_of(*stream, *first, *given_up as u32).is_none()
     }
 
     /// A node is told all that is left. Whether moves may have been noted or called off.

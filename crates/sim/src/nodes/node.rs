@@ -1,7 +1,7 @@
 //! A node of a cluster: a machine, and a process on it with a real log, broker and backup and real virtual logs. What its shell does on
 //! threads and over sockets is here by turns, in the same order: see `docs/simulator.md` for what is real and what stands in.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
@@ -204,6 +204,8 @@ pub(super) struct Running {
     pub(super) came_with_all: bool,
     /// What it is told of what has become true.
     pub(super) hearing: Hearing,
+    /// Streamlets of which its start has cut something.
+    pub(super) cut: BTreeSet<(StreamId, StreamletId)>,
     /// When it offers again what it came back with.
     pub(super) offer_us: u64,
     /// Where streamlets are to go on that change their virtual log.
@@ -391,12 +393,10 @@ impl Node {
         self.set_sinks((&log, &store), &copies, &own);
         let elsewhere = Arc::new(Elsewhere::new(self.number, &self.known));
         let compactor = compactor((&log, &store), &clock, (self.seed, &elsewhere), self.removes_blindly);
-        let broker = Broker::new(BrokerConfig { epoch, ..BrokerConfig::default() }, log.clone(), clock);
-        for info in lock(&self.known).catalog.streams() {
-            broker.stream_created(info.id, info.options.clone()).map_err(|e| self.why(e))?;
-        }
-        self.recover(epoch, (&log, &store, &own), stored, attached)?;
+        let broker = self.broker(epoch, &log, clock)?;
+        let cut = self.recover(epoch, (&log, &store, &own), stored, attached)?;
         own_clock.begin_with(&log);
+        let recovery = Recovery::of(&lock(&self.known), (self.number, epoch), &broker);
         Ok(Running {
             number: self.number,
             epoch,
@@ -414,7 +414,7 @@ impl Node {
             storing: BTreeMap::new(),
             next_store: 1,
             sessions: Sessions::default(),
-            recovery: Recovery::default(),
+            recovery,
             copier: self.copier(epoch),
             moving: Moving::default(),
             takes: BTreeMap::new(),
@@ -424,6 +424,7 @@ impl Node {
             planted: self.planted,
             came_with_all: self.came_with_all,
             hearing: Hearing::default(),
+            cut,
             offer_us: 0,
             wanted_logs: BTreeMap::new(),
             changing: Changing::default(),
@@ -449,22 +450,32 @@ impl Node {
         running.map_or(self.applied, |running| running.hearing.heard(self.applied))
     }
 
-    /// Puts the lanes together from what is in memory, on disk and in the logs.
+    /// Puts the lanes together from what is in memory, on disk and in the logs. The streamlets of which something was cut.
     fn recover(
         &self,
         epoch: u32,
         (log, store, own): (&Log, &DiskStore, &OwnLogs),
         stored: StoreRecovery,
         attached: Vec<AttachedSegment>,
-    ) -> Result<(), StartError> {
+    ) -> Result<BTreeSet<(StreamId, StreamletId)>, StartError> {
         log.set_copies(&lock(&self.known).other_copies());
         let report = log.recover(stored.segments, attached);
         log.let_go_before(&stored.let_go);
         self.sound(&self.unexpected(epoch, report.problems))?;
         self.replay(own, log, store)?;
         store.replayed();
-        self.cut_leftovers(log, store, epoch)?;
-        self.sound(&self.unexpected(epoch, log.finish_recovery(epoch)))
+        let done = self.cut_leftovers(log, store, epoch)?;
+        self.sound(&self.unexpected(epoch, log.finish_recovery(epoch)))?;
+        Ok(done)
+    }
+
+    /// A broker that has been told of all streams.
+    fn broker(&self, epoch: u32, log: &Arc<Log>, clock: Arc<dyn Clock>) -> Result<Arc<Broker>, StartError> {
+        let broker = Broker::new(BrokerConfig { epoch, ..BrokerConfig::default() }, log.clone(), clock);
+        for info in lock(&self.known).catalog.streams() {
+            broker.stream_created(info.id, info.options.clone()).map_err(|e| self.why(e))?;
+        }
+        Ok(broker)
     }
 
     fn copier(&self, epoch: u32) -> Copier {
@@ -522,14 +533,22 @@ impl Node {
     }
 
     /// See `crates/server/src/cluster/leftovers.rs`.
-    fn cut_leftovers(&self, log: &Log, store: &DiskStore, epoch: u32) -> Result<(), StartError> {
+    fn cut_leftovers(
+        &self,
+        log: &Log,
+        store: &DiskStore,
+        epoch: u32,
+    ) -> Result<BTreeSet<(StreamId, StreamletId)>, StartError> {
         let known = lock(&self.known);
         let of = |(stream, streamlet): (StreamId, StreamletId)| log.stream(stream)?.streamlet(streamlet).cloned();
-        let mut room = CutOffRoom::of(log);
+        let (mut room, mut done) = (CutOffRoom::of(log), BTreeSet::new());
         for cut in known.to_be_cut(self.number, epoch) {
             let Some(place) = of((cut.stream, cut.streamlet)) else { continue };
             if cut.own_from.is_some_and(|from| !place.has_unacknowledged_before(from)) {
                 continue;
+            }
+            if place.has_unacknowledged() {
+                done.insert((cut.stream, cut.streamlet));
             }
             let mut tries = 0;
             let mut cut = || match self.came_with_all {
@@ -562,7 +581,7 @@ impl Node {
                 self.sound(said.as_slice())?;
             }
         }
-        Ok(())
+        Ok(done)
     }
 
     pub(super) fn why(&self, error: impl std::fmt::Display) -> StartError {

@@ -222,6 +222,8 @@ pub enum Planted {
     BelievesItsClock,
     /// Who has taken something over gives it back to whoever offers it, opened or not.
     GivesBackBlindly,
+    /// Who was started again since it took something over, and has written nothing of it since, waits for whoever had it before, and gives it back although that one has cut something of it.
+    GivesBackWhatWasCut,
     /// A log that has lost a backup goes on with those that are left, and takes none in its place as long as there is one.
     TakesNoneBack,
     /// Streams keep a quarter of the bytes that they are to keep.
@@ -287,6 +289,7 @@ impl Planted {
         Planted::BelievesItsDisk,
         Planted::BelievesItsClock,
         Planted::GivesBackBlindly,
+        Planted::GivesBackWhatWasCut,
         Planted::TakesNoneBack,
         Planted::KeepsTooLittle,
         Planted::ForgetsVotes,

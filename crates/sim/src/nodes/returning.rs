@@ -41,8 +41,9 @@ impl Running {
             let (node, epoch, owner_epoch) = (self.number, self.epoch, of.owner_epoch);
             let cut_off = broker.cut_off_lanes(stream, streamlet);
             let let_go = broker.let_go_lanes(stream, streamlet);
-            offers
-                .push((of.owner, OfferGroups { node, epoch, stream, streamlet, owner_epoch, lanes, cut_off, let_go }));
+            let is_uncut = !self.cut.contains(&(stream, streamlet));
+            let offer = OfferGroups { node, epoch, stream, streamlet, owner_epoch, lanes, cut_off, let_go, is_uncut };
+            offers.push((of.owner, offer));
         }
         self.let_go_of_what_is_decided(known);
         offers
@@ -126,8 +127,15 @@ impl World {
             return;
         }
         let Some(rebuild) = running.recovery.rebuild_of((stream, streamlet, owner_epoch)) else {
-            let is_unreadable = running.recovery.is_unreadable(&asked_back(&asked));
-            if is_unreadable && lock(&known).may_give_back(&asked) {
+            let one = asked_back(&asked);
+            let is_unwritten = running.recovery.unwritten.contains(&one);
+            let takes_all = planted == Some(Planted::GivesBackWhatWasCut) && is_unwritten;
+            let is_unreadable = takes_all || running.recovery.is_unreadable(&one);
+            let has_all_told = takes_all || (offered.is_uncut && is_unwritten);
+            let may = |state: &ClusterState| {
+                state.may_give_back(&asked) || (has_all_told && state.may_give_back_after_start(&asked))
+            };
+            if is_unreadable && may(&lock(&known)) {
                 running.recovery.asked_back.push(asked);
             }
             return;

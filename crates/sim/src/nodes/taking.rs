@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeSet, VecDeque};
 
-use kera_broker::{EndedLog, EndedView, HandedStates, Rebuild, logs_without};
+use kera_broker::{Broker, EndedLog, EndedView, HandedStates, Rebuild, logs_without};
 use kera_coordinator::cluster::{ClusterState, Owned, Sources, Views, asked_back};
 use kera_env::Clock;
 use kera_format::cluster::LogName;
@@ -51,6 +51,8 @@ pub(super) struct Recovery {
     /// What nodes that have come back may have back, and what of that is not opened here from here on.
     pub(super) asked_back: Vec<GiveBack>,
     unreadable: BTreeSet<Owned>,
+    /// What the node goes on rebuilding, of which it has come with nothing that was written since an earlier life of it took it over.
+    pub(super) unwritten: BTreeSet<Owned>,
     pub(super) given: Vec<GiveBack>,
     pub(super) give_us: u64,
 }
@@ -76,6 +78,15 @@ impl Needs {
 }
 
 impl Recovery {
+    /// That of an incarnation which has just begun.
+    pub(super) fn of(known: &ClusterState, (node, epoch): (u32, u32), broker: &Broker) -> Recovery {
+        let taken_over = known.taken_over_before(node, epoch).into_iter();
+        let is_unwritten =
+            |((stream, streamlet, _), since): &(Owned, u32)| !broker.has_since(*stream, *streamlet, *since);
+        let unwritten = taken_over.filter(is_unwritten).map(|(one, _)| one).collect();
+        Recovery { unwritten, ..Recovery::default() }
+    }
+
     /// Nothing is taken over or rebuilt from here on.
     pub(super) fn stop(&mut self) {
         self.workers = [None, None, None];
@@ -136,6 +147,9 @@ impl Running {
         let waits = known.waits_for_ends();
         owned.retain(|one| !recovery.taken.contains(one) && !recovery.is_given(one));
         owned.retain(|one| waits_for_none || !waits(one.0, one.1.0));
+        // Whoever had it may come back.
+        let gives_back = planted == Some(Planted::GivesBackWhatWasCut);
+        owned.retain(|one| !gives_back || !recovery.unwritten.contains(one));
         // What this node was answered for before it gathers what another one has lost must not be cut.
         owned.retain(|(stream, streamlet, _)| {
             let found = self.log.stream(*stream);

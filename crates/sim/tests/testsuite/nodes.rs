@@ -488,6 +488,28 @@ fn what_nobody_can_open_goes_back_from_nodes_that_are_sent_snapshots() {
     assert!(given_back > 0, "without what was seen before a snapshot none does");
 }
 
+/// Owners that were started again since they took something over give it back as well, if its node has cut nothing of it.
+#[test]
+fn what_nobody_can_open_goes_back_from_owners_that_were_started_again() {
+    let only = vec![Fault::Kill, Fault::Freeze, Fault::PowerCut, Fault::Destroyed, Fault::Move];
+    let plan = |seed| {
+        let kind = if seed % 2 == 0 { Kind::Async } else { Kind::Usual };
+        Plan { only: only.clone(), fault_us: 300_000, kind, three: true, ..short(seed) }
+    };
+    let (violations, given_back) = all_counting(1..1 + SEEDS, plan, "given back by who was started again");
+    assert_eq!(violations, Vec::<String>::new());
+    assert!(given_back > 0, "none does, so nothing is shown");
+}
+
+/// What an earlier life of the owner had opened was acknowledged by all backups, and the node that is back was not told of that before it was killed.
+#[test]
+fn a_streamlet_that_goes_back_although_its_node_has_cut_some_of_it_is_found() {
+    let only = vec![Fault::Kill, Fault::Freeze];
+    let plan = |seed| Plan { only: only.clone(), kind: Kind::Async, fault_us: 200_000, ..short(seed) };
+    let words = ["all copies were there up to", "somebody has read it up to"];
+    found_by(plan, Planted::GivesBackWhatWasCut, &words);
+}
+
 #[test]
 fn a_streamlet_that_goes_back_although_it_was_opened_is_found() {
     let plan = |seed| Plan { only: vec![Fault::Kill, Fault::Freeze], fault_us: 400_000, ..short(seed) };

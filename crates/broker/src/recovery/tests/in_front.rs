@@ -24,9 +24,7 @@ fn started_again() -> (Node, Node, Memory, Vec<EndedLog>) {
 
 /// What the node that came back offers it.
 fn offer_again(back: &Node) -> OfferGroups {
-    let lanes = back.broker.whole_lanes(STREAM, X).expect("it is whole");
-    let (cut_off, let_go) = (Vec::new(), Vec::new());
-    OfferGroups { node: 1, epoch: 8, stream: STREAM, streamlet: X, owner_epoch: AGAIN, lanes, cut_off, let_go }
+    offer_of(AGAIN, back.broker.whole_lanes(STREAM, X).expect("it is whole"), Vec::new(), Vec::new())
 }
 
 #[test]
@@ -94,4 +92,20 @@ fn what_does_not_reach_to_what_the_owner_wrote_is_not_all() {
         .check_offer(&rebuild, &offer_again(&back), None, HANDED_BYTES_MAX)
         .expect_err("nobody knows where it ends");
     assert!(matches!(refused, NotTaken::Never(_)), "{refused}");
+}
+
+/// Of records, or of what applications have read.
+#[test]
+fn what_a_node_has_written_itself_since_an_owner_epoch_is_known() {
+    let (back, owner, ..) = started_again();
+    let since = |node: &Node| [2, 3, 4].map(|epoch| node.broker.has_since(STREAM, X, epoch));
+    assert_eq!((since(&back), since(&owner)), ([true, false, false], [true, true, false]));
+    let next = Node::new(4);
+    next.is_owner(4, 6);
+    next.broker.open_streamlet(STREAM, X, 6, None).expect("opened");
+    assert!(!next.broker.has_since(STREAM, X, 1), "it was opened, and nobody wrote to it");
+    let stream = next.log.stream(STREAM).expect("a stream");
+    append_in(stream.streamlet(X).expect("a streamlet").progress_lane(), 0);
+    assert_eq!([6, 7].map(|epoch| next.broker.has_since(STREAM, X, epoch)), [true, false]);
+    assert!(next.broker.has_since(StreamId(8), X, 7), "of what is not known here nobody can say so");
 }

@@ -21,6 +21,7 @@ use kera_protocol::groups::{LeasedGroup, SegmentPlace};
 use kera_protocol::placement::{ChunkMark, KeptGroup, LaneState, Memory, ProducerState};
 use kera_protocol::read::{ANSWER_MORE, ENTRY_FOLLOW_GROUPS};
 use kera_protocol::second::admin::{AlterStreamV2, CreateStreamV2, StreamInfoV2, StreamListV2};
+use kera_protocol::second::moves::OfferGroupsV2;
 use kera_protocol::*;
 
 /// A body with an example.
@@ -677,12 +678,14 @@ examples! {
         lanes: vec![WholeLane { lane: LaneId(0), first_ordinal: 0, next_ordinal: 1_000 }],
         cut_off: vec![WholeLane { lane: LaneId(0), first_ordinal: 1_000, next_ordinal: 1_020 }],
         let_go: vec![LaneId(0)],
+        is_uncut: true,
     };
     GroupsOffered => GroupsOffered {
         is_taken: false,
         lacking: vec![WholeLane { lane: LaneId(0), first_ordinal: 1_000, next_ordinal: 1_010 }],
     };
     OfferGroupsV1 => OfferGroupsV1::from(&OfferGroups::example());
+    OfferGroupsV2 => OfferGroupsV2::from(&OfferGroups::example());
     GroupsOfferedV1 => GroupsOfferedV1 { is_taken: true };
     ReturnGroups => ReturnGroups {
         node: 2,
