@@ -421,8 +421,10 @@ impl ConsumerGroup {
         if is_known {
             return Ok(());
         }
-        let matches = self.matching(pattern, turn.topics);
-        let made = names_bytes(&matches) + self.more_bytes(turn.topics, member.names.union(&matches));
+        self.match_topics(turn.topics, turn.topics.version(), Some(pattern));
+        let nothing = BTreeSet::new();
+        let matches = self.patterns.get(pattern).map_or(&nothing, |pattern| &pattern.matches);
+        let made = names_bytes(matches) + self.more_bytes(turn.topics, member.names.union(matches));
         if more + made <= turn.bytes_left {
             return Ok(());
         }

@@ -41,6 +41,29 @@ const TOPIC_BYTES: usize = 64;
 /// From here on members of consumer groups may commit.
 const VERSION_COMMIT: i16 = 9;
 
+#[cfg(test)]
+thread_local! {
+    /// How often a topic's name was compared with a pattern.
+    pub(super) static MATCHED: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+}
+
+/// A pattern that can be matched.
+#[derive(Debug)]
+struct Pattern {
+    regex: Regex,
+    /// The topics that match, and of which version of all topics that is so.
+    matches: BTreeSet<String>,
+    version: Option<u64>,
+}
+
+impl Pattern {
+    fn is_match(&self, name: &str) -> bool {
+        #[cfg(test)]
+        MATCHED.set(MATCHED.get() + 1);
+        self.regex.is_match(name.as_bytes())
+    }
+}
+
 /// A group whose coordinator assigns.
 #[derive(Debug)]
 pub(super) struct ConsumerGroup {
@@ -60,8 +83,8 @@ pub(super) struct ConsumerGroup {
     /// The topics that somebody subscribes to and that exist, as they were when this was looked up.
     topics: BTreeMap<String, Topic>,
     topics_version: Option<u64>,
-    /// Patterns of the members, and the topics that match.
-    patterns: BTreeMap<String, (Regex, BTreeSet<String>)>,
+    /// Patterns of the members.
+    patterns: BTreeMap<String, Pattern>,
     /// Bytes that these topics take.
     topics_bytes: usize,
     /// Members that are not, or are no more, what the journal tells of them.
@@ -217,25 +240,38 @@ impl ConsumerGroup {
     }
 
     /// Looks up the topics that members subscribe to. Whether they are others than before.
+    ///
+    /// Members that share a subscription are many, and topics may be: as long as there are no others, those that are known are not looked up again for each who joins.
     fn look_up(&mut self, topics: &dyn Topics) -> bool {
-        self.topics_version = Some(topics.version());
+        let version = topics.version();
+        let is_as_before = self.topics_version.replace(version) == Some(version);
         let used: BTreeSet<String> = self.members.values().filter_map(|member| member.pattern.clone()).collect();
         self.patterns.retain(|pattern, _| used.contains(pattern));
-        if !self.patterns.is_empty() {
-            let names = topics.names();
-            for (regex, matches) in self.patterns.values_mut() {
-                *matches = names.iter().filter(|name| regex.is_match(name.as_bytes())).cloned().collect();
-            }
-        }
+        self.match_topics(topics, version, None);
         let by_name = self.members.values().flat_map(|member| &member.names);
-        let by_pattern = self.patterns.values().flat_map(|(_, matches)| matches);
+        let by_pattern = self.patterns.values().flat_map(|pattern| &pattern.matches);
         let wanted: BTreeSet<&String> = by_name.chain(by_pattern).collect();
-        let found = wanted.into_iter().filter_map(|name| Some((name.clone(), topics.topic(name)?))).collect();
+        let known = |name: &String| self.topics.get(name).filter(|_| is_as_before).copied();
+        let topic = |name: &String| known(name).or_else(|| topics.topic(name));
+        let found = wanted.into_iter().filter_map(|name| Some((name.clone(), topic(name)?))).collect();
         let changed = self.topics != found;
         self.topics = found;
-        let matches = self.patterns.values().map(|(_, matches)| names_bytes(matches)).sum::<usize>();
+        let matches = self.patterns.values().map(|pattern| names_bytes(&pattern.matches)).sum::<usize>();
         self.topics_bytes = matches + self.topics.keys().map(|name| name.len() + TOPIC_BYTES).sum::<usize>();
         changed
+    }
+
+    /// Looks which topics match the patterns, or `one` of them, but for those of which that is known of this version of all topics, which the caller has asked for first.
+    fn match_topics(&mut self, topics: &dyn Topics, version: u64, one: Option<&str>) {
+        let mut names = None;
+        for (of, pattern) in &mut self.patterns {
+            if one.is_some_and(|one| one != of) || pattern.version == Some(version) {
+                continue;
+            }
+            let names: &Vec<String> = names.get_or_insert_with(|| topics.names());
+            pattern.matches = names.iter().filter(|name| pattern.is_match(name)).cloned().collect();
+            pattern.version = Some(version);
+        }
     }
 
     /// Bytes that it takes if somebody subscribes to these topics too: of those to which nobody does, and that are there.
@@ -246,12 +282,6 @@ impl ConsumerGroup {
             Some(name.len() + TOPIC_BYTES + ASSIGNED_TOPIC_BYTES + partitions * (HELD_BYTES + TARGET_BYTES))
         });
         bytes.sum()
-    }
-
-    /// The topics that match a pattern which can be matched.
-    fn matching(&self, pattern: &str, topics: &dyn Topics) -> BTreeSet<String> {
-        let Some((regex, _)) = self.patterns.get(pattern) else { return BTreeSet::new() };
-        topics.names().into_iter().filter(|name| regex.is_match(name.as_bytes())).collect()
     }
 
     /// Makes sure that a pattern can be matched.
@@ -265,7 +295,7 @@ impl ConsumerGroup {
                 .dfa_size_limit(PATTERN_COMPILED_BYTES_MAX)
                 .build()
                 .map_err(|_| Code::InvalidRegularExpression)?;
-            self.patterns.insert(pattern.to_owned(), (regex, BTreeSet::new()));
+            self.patterns.insert(pattern.to_owned(), Pattern { regex, matches: BTreeSet::new(), version: None });
         }
         Ok(())
     }
@@ -296,7 +326,7 @@ impl ConsumerGroup {
     /// The topics that a member subscribes to and that exist.
     fn topics_of(&self, member: &Member) -> BTreeSet<Uuid> {
         let matches = member.pattern.as_ref().and_then(|pattern| self.patterns.get(pattern));
-        let by_pattern = matches.into_iter().flat_map(|(_, matches)| matches);
+        let by_pattern = matches.into_iter().flat_map(|pattern| &pattern.matches);
         member.names.iter().chain(by_pattern).filter_map(|name| Some(self.topics.get(name)?.id)).collect()
     }
 

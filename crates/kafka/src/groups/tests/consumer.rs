@@ -1,5 +1,7 @@
 //! Consumer groups: the coordinator assigns, members come to it one heartbeat after the other.
 
+use std::sync::atomic::Ordering;
+
 use kafka_protocol::error::ResponseError as Code;
 use kafka_protocol::messages::txn_offset_commit_request::{
     TxnOffsetCommitRequestPartition, TxnOffsetCommitRequestTopic,
@@ -10,6 +12,7 @@ use kafka_protocol::messages::{
 };
 use uuid::Uuid;
 
+use crate::groups::consumer::MATCHED;
 use crate::groups::group::text;
 use crate::groups::testing::{World, beat, caller, commit, group, join};
 use crate::groups::{Answer, GroupConfig, Topics};
@@ -248,6 +251,32 @@ fn a_pattern_takes_topics_as_they_come() {
     let huge = by_pattern(2, "(a{1000}){1000}");
     assert_eq!(refused(&mut world, &huge), Code::InvalidRegularExpression);
     assert_eq!(told(world.beat(&by_pattern(2, "nothing"))), 0);
+}
+
+/// Who starts a thousand members has each of them join.
+#[test]
+fn topics_are_matched_and_looked_up_once_for_all_who_join_with_one_pattern() {
+    let mut world = World::new();
+    (0..40).for_each(|at| world.topics.set(&format!("logs-{at}"), 1));
+    let beat_of = |at: usize, epoch: i32| {
+        let beat = beat(&format!("member-{at}"), epoch, &[], &[]).with_subscribed_topic_names(None);
+        beat.with_subscribed_topic_regex(Some(text("logs-.*")))
+    };
+    let looks = |world: &World| world.topics.looks.load(Ordering::Relaxed);
+    let before = looks(&world);
+    MATCHED.set(0);
+    for at in 0..20 {
+        let joined = world.beat(&beat_of(at, 0));
+        assert_eq!((joined.error_code, joined.member_epoch), (0, at as i32 + 1));
+    }
+    assert_eq!(MATCHED.get(), 42, "each topic that there is");
+    assert_eq!(looks(&world) - before, 80, "each that matches for the room that it takes, and for the group");
+    // One comes, and another one is other than it was.
+    world.topics.set("logs-40", 1);
+    world.topics.set("logs-0", 2);
+    let response = world.beat(&beat_of(19, 20));
+    assert_eq!((response.error_code, response.member_epoch), (0, 21));
+    assert_eq!((MATCHED.get(), looks(&world) - before), (42 + 43, 80 + 41));
 }
 
 #[test]
