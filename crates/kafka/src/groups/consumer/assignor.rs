@@ -3,7 +3,8 @@
 //! Both are functions of the members' subscriptions and, for `uniform`, of what they have. Every partition of a topic that
 //! somebody subscribes to goes to exactly one of its subscribers.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::rc::Rc;
 
 use uuid::Uuid;
 
@@ -21,8 +22,8 @@ pub(super) struct Subscriber<'a> {
     pub(super) id: &'a str,
     /// What it is ordered by: the name that outlives it, or else its id.
     pub(super) order: &'a str,
-    /// Topics that exist.
-    pub(super) topics: BTreeSet<Uuid>,
+    /// Topics that exist. Those who want the same share them: then they are looked through once for all.
+    pub(super) topics: Rc<BTreeSet<Uuid>>,
     /// What it should have had until now.
     pub(super) has: Option<&'a Assignment>,
 }
@@ -75,7 +76,9 @@ fn uniform(subscribers: &[Subscriber<'_>], partitions: &BTreeMap<Uuid, u32>) -> 
 
 struct Balance<'a> {
     subscribers: &'a [Subscriber<'a>],
-    /// For each topic those that want it.
+    /// Those that share what they want.
+    sharing: Vec<Vec<usize>>,
+    /// For each topic which of these want it.
     wanted: BTreeMap<Uuid, Vec<usize>>,
     owners: BTreeMap<(Uuid, i32), Option<usize>>,
     loads: Vec<usize>,
@@ -85,16 +88,26 @@ struct Balance<'a> {
 
 impl<'a> Balance<'a> {
     fn new(subscribers: &'a [Subscriber<'a>], partitions: &BTreeMap<Uuid, u32>) -> Balance<'a> {
+        let (mut sharing, mut known): (Vec<Vec<usize>>, HashMap<_, usize>) = Default::default();
         let mut wanted: BTreeMap<Uuid, Vec<usize>> = BTreeMap::new();
         for (at, subscriber) in subscribers.iter().enumerate() {
+            let next = sharing.len();
+            let of = *known.entry(Rc::as_ptr(&subscriber.topics)).or_insert(next);
+            if of < next {
+                sharing[of].push(at);
+                continue;
+            }
+            sharing.push(vec![at]);
             for topic in subscriber.topics.iter().filter(|topic| partitions.contains_key(topic)) {
-                wanted.entry(*topic).or_default().push(at);
+                #[cfg(test)]
+                tests::LINED_UP.set(tests::LINED_UP.get() + 1);
+                wanted.entry(*topic).or_default().push(of);
             }
         }
         let all = wanted.keys().flat_map(|topic| (0..partitions[topic]).map(|partition| (*topic, partition as i32)));
         let owners: BTreeMap<_, _> = all.map(|of| (of, None)).collect();
         // If all want the same, as many as the remainder may keep one more: then nothing has to move afterwards.
-        let same = subscribers.windows(2).all(|pair| pair[0].topics == pair[1].topics);
+        let same = sharing.windows(2).all(|pair| subscribers[pair[0][0]].topics == subscribers[pair[1][0]].topics);
         let members = subscribers.len().max(1);
         let (least, more) = (owners.len() / members, owners.len() % members);
         let mut keep_max = vec![if same { least } else { usize::MAX }; subscribers.len()];
@@ -104,7 +117,12 @@ impl<'a> Balance<'a> {
         for at in fullest.into_iter().take(if same { more } else { 0 }) {
             keep_max[at] += 1;
         }
-        Balance { subscribers, wanted, owners, loads: vec![0; subscribers.len()], keep_max }
+        Balance { subscribers, sharing, wanted, owners, loads: vec![0; subscribers.len()], keep_max }
+    }
+
+    /// Those that want a topic.
+    fn wanting(&self, topic: &Uuid) -> impl Iterator<Item = usize> {
+        self.wanted.get(topic).into_iter().flatten().flat_map(move |of| self.sharing[*of].iter().copied())
     }
 
     fn keep(&mut self) {
@@ -124,8 +142,7 @@ impl<'a> Balance<'a> {
 
     /// Those that want a topic, by how much they have: who has least first; of equals who comes first.
     fn by_load(&self, topic: &Uuid) -> BTreeSet<(usize, usize)> {
-        let wanted = self.wanted.get(topic).into_iter().flatten();
-        let by_load = wanted.map(|at| (self.loads[*at], *at)).collect::<BTreeSet<_>>();
+        let by_load = self.wanting(topic).map(|at| (self.loads[at], at)).collect::<BTreeSet<_>>();
         #[cfg(test)]
         tests::LOOKED_AT.set(tests::LOOKED_AT.get() + by_load.len());
         by_load
@@ -138,7 +155,7 @@ impl<'a> Balance<'a> {
         }
         let mut free: Vec<_> = free.into_iter().collect();
         // Topics that few want first: for those there is no choice.
-        free.sort_by_key(|(topic, _)| self.wanted[topic].len());
+        free.sort_by_cached_key(|(topic, _)| self.wanting(topic).count());
         for (topic, partitions) in free {
             let mut by_load = self.by_load(&topic);
             for partition in partitions {
@@ -155,7 +172,7 @@ impl<'a> Balance<'a> {
         let topics: Vec<Uuid> = self.wanted.keys().copied().collect();
         for _ in 0..PASSES_MAX {
             // Where all want the same they have it by now, and nobody looks at what each topic's have.
-            if is_even(&self.loads) {
+            if is_even(self.loads.iter().copied()) {
                 return;
             }
             let mut moves = 0;
@@ -170,7 +187,7 @@ impl<'a> Balance<'a> {
 
     /// The same for the partitions of one topic: how many were moved.
     fn improve_topic(&mut self, topic: Uuid) -> usize {
-        if is_even(self.wanted[&topic].iter().map(|at| &self.loads[*at])) {
+        if is_even(self.wanting(&topic).map(|at| self.loads[at])) {
             return 0;
         }
         let (mut by_load, mut moves) = (self.by_load(&topic), 0);
@@ -193,9 +210,8 @@ impl<'a> Balance<'a> {
 }
 
 /// Whether nobody has at least two more than another.
-fn is_even<'a>(loads: impl IntoIterator<Item = &'a usize>) -> bool {
-    let (least, most) =
-        loads.into_iter().fold((usize::MAX, 0), |(least, most), load| (least.min(*load), most.max(*load)));
+fn is_even(loads: impl Iterator<Item = usize>) -> bool {
+    let (least, most) = loads.fold((usize::MAX, 0), |(least, most), load| (least.min(load), most.max(load)));
     most < least.saturating_add(2)
 }
 
@@ -219,6 +235,8 @@ mod tests {
     thread_local! {
         /// How many subscribers were looked at, over all topics.
         pub(super) static LOOKED_AT: Cell<usize> = const { Cell::new(0) };
+        /// How many topics that somebody wants were looked at for who wants them.
+        pub(super) static LINED_UP: Cell<usize> = const { Cell::new(0) };
     }
 
     fn topic(number: u128) -> Uuid {
@@ -241,7 +259,7 @@ mod tests {
         let one = |(at, id): (usize, &'a String)| Subscriber {
             id,
             order: id,
-            topics: topics(at),
+            topics: Rc::new(topics(at)),
             has: has.and_then(|has| has.get(id)),
         };
         ids.iter().enumerate().map(one).collect()
@@ -291,6 +309,33 @@ mod tests {
         let (after, looked) = looked_at(&subscribers(&ids, some, Some(&before)));
         assert!(looked <= (1 + PASSES_MAX) * 2 * 1_001, "{looked}");
         assert_eq!(loads(&after).into_iter().sum::<usize>(), 6_000);
+    }
+
+    #[test]
+    fn topics_that_many_share_are_looked_through_once_and_given_as_if_nobody_shared() {
+        let partitions: BTreeMap<Uuid, u32> = (0..200).map(|at| (topic(at), 1 + at as u32 % 3)).collect();
+        let ids = ids(60);
+        // Three in four want all, the others some.
+        let wants = |at: usize| (0..200_u128).filter(|of| at % 4 != 3 || of % 7 == at as u128 % 7).map(topic).collect();
+        let own = subscribers(&ids, wants, None);
+        let mut shared: Vec<Rc<BTreeSet<Uuid>>> = Vec::new();
+        let sharing: Vec<Subscriber<'_>> = own
+            .iter()
+            .map(|of| {
+                let known = shared.iter().find(|known| **known == of.topics).unwrap_or(&of.topics).clone();
+                shared.push(Rc::clone(&known));
+                Subscriber { topics: known, ..of.clone() }
+            })
+            .collect();
+        let lined_up = |subscribers: &[Subscriber<'_>]| {
+            LINED_UP.set(0);
+            (assign("uniform", subscribers, &partitions), LINED_UP.get())
+        };
+        let (alone, looked) = lined_up(&own);
+        assert!(looked > 45 * 200, "{looked}");
+        let (together, looked) = lined_up(&sharing);
+        assert!((200..=200 + 7 * 29).contains(&looked), "{looked}");
+        assert_eq!(alone, together);
     }
 
     proptest! {

@@ -18,6 +18,7 @@ mod pattern;
 mod spoken;
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::rc::Rc;
 
 use kafka_protocol::error::ResponseError as Code;
 use kera_format::kafka_groups::GroupKind;
@@ -307,13 +308,19 @@ impl ConsumerGroup {
             *votes.entry(assignor).or_default() += 1;
         }
         let assignor = votes.iter().rev().max_by_key(|(_, votes)| **votes).map_or(assignor::NAMES[0], |(name, _)| name);
+        // Most members want what others want, which may be thousands of topics.
+        let mut known: BTreeMap<_, Rc<BTreeSet<Uuid>>> = BTreeMap::new();
         let subscribers: Vec<Subscriber<'_>> = self
             .members
             .iter()
             .map(|(id, member)| Subscriber {
                 id,
                 order: member.instance.as_deref().unwrap_or(id),
-                topics: self.topics_of(member),
+                topics: Rc::clone(
+                    known
+                        .entry((&member.names, member.pattern.as_deref()))
+                        .or_insert_with(|| Rc::new(self.topics_of(member))),
+                ),
                 has: self.target.get(id),
             })
             .collect();
