@@ -11,7 +11,7 @@ use parking_lot::{Mutex, RwLock};
 use crate::arena::{Arena, ArenaFull, ArenaStats, LoadBuffer, Purpose};
 use crate::attach;
 use crate::group::Summary;
-use crate::lane::{Counts, Lane};
+use crate::lane::{Counts, Lane, LaneName};
 use crate::producers::PER_LANE_MAX;
 use crate::recovery::Recovery;
 use crate::retention;
@@ -256,6 +256,21 @@ impl Log {
         streamlets.flat_map(|streamlet| streamlet.all_lanes().cloned()).collect()
     }
 
+    /// Lanes with an open segment, in the order of their names. Of a hundred thousand most have none most of the time, and nothing is asked of those.
+    fn open_lanes(&self) -> Vec<Arc<Lane>> {
+        let listed: Vec<LaneName> = self.shared.open_lanes.lock().iter().copied().collect();
+        let open = |name: LaneName| {
+            let (stream, streamlet, lane) = name;
+            let Some(stream) = self.stream(stream) else {
+                // It is deleted, and no stream is ever called so again.
+                self.shared.open_lanes.lock().remove(&name);
+                return None;
+            };
+            stream.streamlet(streamlet)?.any_lane(lane).filter(|lane| lane.is_open()).cloned()
+        };
+        listed.into_iter().filter_map(open).collect()
+    }
+
     /// The lane of a segment, made if it was never used; `None` if its stream does not exist or has no such lane.
     pub(crate) fn lane_of(&self, id: SegmentId) -> Option<Arc<Lane>> {
         self.stream(id.stream)?.streamlet(id.streamlet)?.any_lane(id.lane).cloned()
@@ -455,7 +470,7 @@ impl Log {
     /// Returns the number of segments closed.
     pub fn close_idle(&self, now_ms: i64, idle_ms: i64) -> u64 {
         let before_ms = now_ms.saturating_sub(idle_ms);
-        self.lanes().iter().map(|lane| u64::from(lane.close_if_idle(before_ms, now_ms))).sum()
+        self.open_lanes().iter().map(|lane| u64::from(lane.close_if_idle(before_ms, now_ms))).sum()
     }
 
     /// Closes open segments that have taken appends for as long as their streams want, so that retention and compaction come to
@@ -496,7 +511,7 @@ impl Log {
             return 0;
         }
         let mut open: Vec<(i64, u64, Arc<Lane>)> = self
-            .lanes()
+            .open_lanes()
             .into_iter()
             .filter_map(|lane| lane.open_since().map(|(since_ms, bytes)| (since_ms, bytes, lane)))
             .collect();
@@ -547,20 +562,21 @@ impl Log {
     pub fn stats(&self) -> LogStats {
         let shared = &self.shared;
         let (mut counts, mut duplicates): (Counts, u64) = *shared.retired.lock();
-        let lanes = self.lanes();
-        let mut producers = 0;
-        for lane in &lanes {
+        let streams = self.streams();
+        let (mut lanes, mut producers) = (0, 0);
+        for lane in streams.iter().flat_map(|stream| stream.streamlets()).flat_map(|streamlet| streamlet.all_lanes()) {
             let state = lane.state.lock();
             counts.add(&state.counts);
             producers += state.producers.len() as u64;
             drop(state);
             duplicates += lane.duplicates.load(Ordering::Relaxed);
+            lanes += 1;
         }
         let (producer_bytes, producer_bytes_max) = shared.producer_room.bytes();
         LogStats {
             arena: shared.arena.stats(),
-            streams: self.streams.read().len() as u64,
-            lanes: lanes.len() as u64,
+            streams: streams.len() as u64,
+            lanes,
             chunks_appended: counts.chunks,
             bytes_appended: counts.bytes,
             records_appended: counts.records,

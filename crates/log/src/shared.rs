@@ -1,5 +1,6 @@
 //! What all lanes of a log share: the arena, the seams, the counters.
 
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
@@ -7,7 +8,7 @@ use kera_format::SegmentId;
 use parking_lot::Mutex;
 
 use crate::arena::{Arena, ArenaFull};
-use crate::lane::{Counts, Lane, Spent};
+use crate::lane::{Counts, Lane, LaneName, Spent};
 use crate::log::LogConfig;
 use crate::mend::Mender;
 use crate::producer_room::ProducerRoom;
@@ -40,6 +41,8 @@ pub(crate) struct Shared {
     pub(crate) lacked_bytes: AtomicU64,
     /// Open segments that are closed when more of them are there.
     pub(crate) spent: Mutex<Spent>,
+    /// Lanes with an open segment, and some that had one a moment ago: few where there are very many. Locked under a lane's lock, never the other way round.
+    pub(crate) open_lanes: Mutex<BTreeSet<LaneName>>,
     /// Memory for what lanes know of producers.
     pub(crate) producer_room: Arc<ProducerRoom>,
     /// Something was appended or read since the last [`crate::Log::take_used`].
@@ -76,6 +79,7 @@ impl Shared {
             uncopied_bytes: zero(),
             lacked_bytes: zero(),
             spent: Mutex::default(),
+            open_lanes: Mutex::default(),
             used: AtomicBool::new(false),
             retired: Mutex::default(),
             arena_full: zero(),

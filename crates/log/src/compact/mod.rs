@@ -24,7 +24,7 @@ use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use kera_env::{AlignedBuffer, Believed, Clock, Random};
 use kera_format::container::{ContainerEntry, pages, verify_image};
 use kera_format::segment::{SEGMENT_HEADER_BYTES, SegmentProgress};
-use kera_format::{LaneId, SegmentId, StreamId, StreamOptions, StreamletId};
+use kera_format::{SegmentId, StreamOptions};
 use parking_lot::Mutex;
 
 pub use self::elsewhere::{Holder, Others, Run};
@@ -33,7 +33,7 @@ use self::elsewhere::{Goes, Tombstones};
 use self::map::{KeyHash, OrdinalMap};
 use self::rewrite::{Rewritten, Rules, is_emptied, note_keys, rewrite};
 use crate::group::{At, Group, Summary};
-use crate::lane::{Lane, LaneState};
+use crate::lane::{Lane, LaneName, LaneState};
 use crate::log::Log;
 use crate::producers::marks_of;
 use crate::retention::note_ahead;
@@ -254,8 +254,6 @@ enum Ended {
     Failed(String),
     DiskFailed(String),
 }
-
-type LaneName = (StreamId, StreamletId, LaneId);
 
 /// Lanes whose last pass failed.
 #[derive(Default)]

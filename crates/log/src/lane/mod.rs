@@ -1,7 +1,7 @@
 //! A lane: one append position of a streamlet (the papers' "entry", thesis 6.2.1), a chain of groups of segments.
 //!
 //! One lock per lane. Appends hold it for the copy; reads hold it to find and pin segments, and copy nothing. Order of
-//! locks: a lane's before the arena's; never two lanes' at once; observers of the lane, and the store but for
+//! locks: a lane's before the arena's and before that of the list of open lanes; never two lanes' at once; observers of the lane, and the store but for
 //! [`crate::SegmentStore::closed`], are called with none held.
 
 mod append;
@@ -28,6 +28,15 @@ use crate::waiters::{LaneVersion, Observer, Waiters};
 
 pub use append::{AppendError, Appended};
 pub(crate) use spent::Spent;
+
+/// A lane among all of a node.
+pub(crate) type LaneName = (StreamId, StreamletId, LaneId);
+
+#[cfg(test)]
+thread_local! {
+    /// How many lanes were looked at for whether they have an open segment.
+    pub(crate) static LOOKED_AT: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+}
 
 /// How much is in a lane.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -119,6 +128,8 @@ pub(crate) struct LaneState {
     pub(crate) chain: Chain,
     /// The last segment of the last group, if it takes appends.
     pub(crate) open: Option<Open>,
+    /// The lane is among [`Shared::open_lanes`]: it has such a segment, or had one when it was looked last.
+    pub(crate) is_listed: bool,
     pub(crate) next_ordinal: u64,
     pub(crate) last_append_ms: i64,
     pub(crate) version: u64,
@@ -248,7 +259,22 @@ impl Lane {
     /// The lane's last segment takes appends from here on.
     pub(crate) fn set_open(&self, state: &mut LaneState, open: Open) {
         self.log().segments_open.fetch_add(1, Ordering::Relaxed);
+        if !std::mem::replace(&mut state.is_listed, true) {
+            self.log().open_lanes.lock().insert((self.stream_id(), self.streamlet_id(), self.id));
+        }
         state.open = Some(open);
+    }
+
+    /// Whether a segment takes appends. A lane that is listed and has none is not any more from here on.
+    pub(crate) fn is_open(&self) -> bool {
+        #[cfg(test)]
+        LOOKED_AT.set(LOOKED_AT.get() + 1);
+        let mut state = self.state.lock();
+        let is_open = state.open.is_some();
+        if !is_open && std::mem::take(&mut state.is_listed) {
+            self.log().open_lanes.lock().remove(&(self.stream_id(), self.streamlet_id(), self.id));
+        }
+        is_open
     }
 
     /// No segment takes appends from here on.

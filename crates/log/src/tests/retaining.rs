@@ -4,6 +4,7 @@ use kera_env::{Clock, ManualClock};
 use kera_format::GroupId;
 
 use super::*;
+use crate::lane::LOOKED_AT;
 use crate::waiters::tests::Counter;
 
 fn retention(ms: Option<u64>, bytes: Option<u64>, consumed: bool) -> StreamOptions {
@@ -459,6 +460,36 @@ fn idle_lanes_take_no_open_segment_and_stay_in_their_group() {
     assert_eq!((next.group, next.segment.0), (GroupId::new(0, 1), 1));
     node.log.close_segments(&[lane.segment_id(next.group, 1), lane.segment_id(next.group, 7)]);
     assert_eq!(store.closed.lock().len(), 2);
+}
+
+#[test]
+fn lanes_without_an_open_segment_are_not_looked_at_for_idle_and_cold_ones() {
+    let (node, store) = node_with(StreamOptions { lanes: 40, ..options() }, 8 << 20).with_store();
+    (0..40).for_each(|lane| _ = append(&node.lane_number(lane), &chunk_of(9, 0, 0, 10), i64::from(lane)).unwrap());
+    let looked = |act: &dyn Fn() -> u64| {
+        let before = LOOKED_AT.get();
+        (act(), LOOKED_AT.get() - before)
+    };
+    assert_eq!(looked(&|| node.log.close_idle(29, 0)), (30, 40));
+    // Those that were closed are known to be when they are looked at once more.
+    assert_eq!(looked(&|| node.log.close_idle(29, 0)), (0, 40));
+    assert_eq!(looked(&|| node.log.close_idle(29, 0)), (0, 10));
+    // One of them is written to again, and is found again; so is that of progress.
+    append(&node.lane_number(3), &chunk_of(9, 0, 1, 10), 50).unwrap();
+    let progress = node.log.stream(STREAM).unwrap().streamlet(StreamletId(0)).unwrap().progress_lane().clone();
+    append(&progress, &chunk_of(9, 0, 0, 10), 50).unwrap();
+    node.log.shared.lacked_bytes.store(1, std::sync::atomic::Ordering::Relaxed);
+    let (closed, looked_at) = looked(&|| node.log.close_coldest());
+    assert_eq!((closed > 0, looked_at), (false, 12), "there is much to write out");
+    assert_eq!(looked(&|| node.log.close_idle(100, 0)), (12, 12));
+    assert_eq!((store.closed.lock().len(), node.log.stats().segments_open), (42, 0));
+    node.log.close_idle(100, 0);
+    assert_eq!(looked(&|| node.log.close_idle(100, 0)), (0, 0));
+    // What is deleted is forgotten.
+    append(&node.lane_number(3), &chunk_of(9, 0, 2, 10), 200).unwrap();
+    node.log.delete_stream(STREAM).unwrap();
+    assert_eq!(looked(&|| node.log.close_idle(300, 0)), (0, 0));
+    assert!(node.log.shared.open_lanes.lock().is_empty());
 }
 
 #[test]
