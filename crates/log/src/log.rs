@@ -431,24 +431,28 @@ impl Log {
     /// Drops what the streams' options no longer keep, and has lanes forget producers if all together know nearly as many as they may. For the
     /// maintenance thread, about once a second. Returns the number of segments dropped.
     ///
+    /// What is kept for days may stay for a minute more.
+    ///
     /// The time is the one that is believed: what goes is gone for good, and copies on other nodes with it, so that no jump of a clock may say at once that it is old.
     pub fn retain(&self, now: impl Into<Believed>) -> u64 {
         let now = now.into();
         let mut dropped = 0;
         for stream in self.streams() {
             let options = stream.options();
+            let is_due = retention::is_due(&stream, &options, &now);
+            let mut of_progress = None;
             for streamlet in stream.streamlets() {
-                if options.retention_ms.is_some() || options.retention_consumed || stream.has_floors() {
+                if is_due || options.retention_consumed || stream.has_floors() {
                     dropped += streamlet.lanes().map(|lane| lane.retain(&options, &now)).sum::<u64>();
                 }
                 if let Some(progress) = streamlet.used_progress_lane() {
                     // What is kept of progress goes when it was written anew, whatever the stream keeps.
-                    let of_progress = StreamOptions {
+                    let of_progress = of_progress.get_or_insert_with(|| StreamOptions {
                         retention_ms: None,
                         retention_consumed: true,
                         ..StreamOptions::clone(&options)
-                    };
-                    dropped += progress.retain(&of_progress, &now);
+                    });
+                    dropped += progress.retain(of_progress, &now);
                 }
                 if let Some(bytes) = options.retention_bytes.filter(|_| options.cleanup.deletes()) {
                     dropped += retention::retain_bytes(streamlet, bytes, &now);

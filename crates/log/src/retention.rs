@@ -42,8 +42,20 @@ use crate::lane::{Lane, LaneState, Open};
 use crate::rebuild::Rebuilding;
 use crate::segment::FIRST_CHUNK;
 use crate::storage::Location;
+use crate::stream::Stream;
 use crate::streamlet::Streamlet;
 use crate::tenure::Tenure;
+
+/// What is kept for long is looked through for what is too old once in this share of that time, and at least so often: there may be a hundred thousand lanes, and
+/// they are looked at each second otherwise. What is not kept for long enough for that to be a second is looked at each time.
+const AGE_SHARE: u64 = 10_000;
+const AGE_PAUSE_MS: [i64; 2] = [1_000, 60_000];
+
+#[cfg(test)]
+thread_local! {
+    /// How many lanes were looked through for what is not kept.
+    pub(crate) static LOOKED_AT: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+}
 
 /// A segment that was dropped, to be released once the lock is.
 type Dropped = (SegmentId, Option<Location>);
@@ -58,6 +70,8 @@ struct Front {
 impl Lane {
     /// Drops what is too old, what everybody has read, and what was deleted. Returns the number of segments dropped.
     pub(crate) fn retain(&self, options: &StreamOptions, now: &Believed) -> u64 {
+        #[cfg(test)]
+        LOOKED_AT.set(LOOKED_AT.get() + 1);
         let mut dropped = Vec::new();
         let mut state = self.state.lock();
         if state.is_rebuilding() {
@@ -349,6 +363,14 @@ fn is_below(state: &LaneState, group: usize, floor: Cursor) -> bool {
     let end = group.slots.back().map(|slot| (SegmentIndex(slot.index), slot.last_position()));
     group.closed
         && (group.id < floor.group || (group.id == floor.group && end <= Some((floor.segment, floor.position))))
+}
+
+/// Whether all lanes of a stream are to be looked through for what is too old.
+pub(crate) fn is_due(stream: &Stream, options: &StreamOptions, now: &Believed) -> bool {
+    let Some(kept_ms) = options.retention_ms else { return false };
+    let [least_ms, most_ms] = AGE_PAUSE_MS;
+    let pause_ms = i64::try_from(kept_ms / AGE_SHARE).map_or(most_ms, |pause_ms| pause_ms.min(most_ms));
+    pause_ms < least_ms || stream.has_aged(pause_ms, now.mono_ms())
 }
 
 /// Drops the oldest segments of a streamlet's lanes until it keeps at most about `limit` bytes; as much again if the oldest tell of producers.

@@ -1,6 +1,6 @@
 //! A stream: M streamlets that are made when they are first used, and the options they share. M grows, it never shrinks.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, OnceLock};
 
 use kera_format::{ReplicationMode, StreamId, StreamOptions, StreamletId, Timestamps};
@@ -28,6 +28,8 @@ pub(crate) struct StreamShared {
     pub(crate) has_floors: AtomicBool,
     /// See [`Stream::place_elsewhere`].
     elsewhere: AtomicBool,
+    /// When all of its lanes were looked at last for what is too old, on the monotonic clock.
+    aged_ms: AtomicI64,
     pub(crate) log: Arc<Shared>,
     /// Lanes that were ever used.
     pub(crate) lanes: AtomicU64,
@@ -110,6 +112,7 @@ impl Stream {
             is_system: AtomicBool::new(false),
             has_floors: AtomicBool::new(false),
             elsewhere: AtomicBool::new(false),
+            aged_ms: AtomicI64::new(i64::MIN),
             log,
             lanes: AtomicU64::new(0),
         };
@@ -168,6 +171,16 @@ impl Stream {
     pub fn has_floors(&self) -> bool {
         self.shared.has_floors.load(Ordering::Acquire)
     }
+    /// Whether so much time has passed since this was so last. For one caller. The clock may be another one each time, as in tests, which is further back.
+    pub(crate) fn has_aged(&self, pause_ms: i64, mono_ms: i64) -> bool {
+        let before_ms = self.shared.aged_ms.load(Ordering::Relaxed);
+        let has_aged = !(before_ms..before_ms.saturating_add(pause_ms)).contains(&mono_ms);
+        if has_aged {
+            self.shared.aged_ms.store(mono_ms, Ordering::Relaxed);
+        }
+        has_aged
+    }
+
     /// Whether it was deleted since this handle was taken.
     pub fn is_deleted(&self) -> bool {
         self.shared.deleted.load(Ordering::Acquire)

@@ -5,6 +5,7 @@ use kera_format::GroupId;
 
 use super::*;
 use crate::lane::LOOKED_AT;
+use crate::retention::LOOKED_AT as RETAINED;
 use crate::waiters::tests::Counter;
 
 fn retention(ms: Option<u64>, bytes: Option<u64>, consumed: bool) -> StreamOptions {
@@ -63,6 +64,36 @@ fn a_clock_that_jumps_deletes_nothing_before_that_has_held_and_nothing_that_it_w
     assert_eq!(lane.stats().first_ordinal, 4, "it has held, and what this process wrote is hours old");
     assert!(turns(&node, &clock, 8 * 24 * 60) > 0);
     assert_eq!(lane.stats().first_ordinal, 9);
+}
+
+#[test]
+fn what_is_kept_for_days_is_looked_through_once_a_minute_and_all_else_each_time() {
+    let node = node_with(retention(Some(7 * DAY_MS), None, false), 8 << 20);
+    let lane = node.lane();
+    append(&lane, &chunk(0, 100), 0).unwrap();
+    let mut now_ms = 0;
+    let mut seconds = |count: i64| {
+        let before = RETAINED.get();
+        let dropped = (0..count).map(|_| {
+            now_ms += 1_000;
+            node.log.retain(now_ms)
+        });
+        (dropped.sum::<u64>(), RETAINED.get() - before)
+    };
+    assert_eq!(seconds(120), (0, 2));
+    node.log.alter_stream(STREAM, retention(Some(DAY_MS), None, false)).unwrap();
+    assert_eq!(seconds(90), (0, 10), "nine seconds are a second more than a ten thousandth of a day");
+    node.log.alter_stream(STREAM, retention(Some(DAY_MS / 24), None, false)).unwrap();
+    assert_eq!(seconds(10), (0, 10));
+    // What is deleted, or read by everybody, goes at once.
+    node.log.alter_stream(STREAM, retention(Some(7 * DAY_MS), None, true)).unwrap();
+    assert_eq!(seconds(10), (0, 10));
+    node.log.alter_stream(STREAM, retention(Some(7 * DAY_MS), None, false)).unwrap();
+    assert_eq!(seconds(60), (0, 1));
+    append(&lane, &chunk(1, 100), 300_000).unwrap();
+    node.log.close_idle(300_000, 0);
+    lane.raise_floor(2);
+    assert_eq!(seconds(1).0, 1);
 }
 
 #[test]
