@@ -55,6 +55,8 @@ const AGE_PAUSE_MS: [i64; 2] = [1_000, 60_000];
 thread_local! {
     /// How many lanes were looked through for what is not kept.
     pub(crate) static LOOKED_AT: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+    /// How many segments were looked at for how much there is.
+    pub(crate) static SUMMED_UP: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
 }
 
 /// A segment that was dropped, to be released once the lock is.
@@ -266,8 +268,10 @@ impl Lane {
     fn size(&self, now: &Believed) -> (u64, Option<Front>) {
         let mut state = self.state.lock();
         note_ahead(&mut state, now);
-        let bytes =
-            state.chain.from(state.chain.first()).map(|at| u64::from(state.chain.slot(at).summary().head)).sum();
+        let all = state.chain.from(state.chain.first());
+        #[cfg(test)]
+        let all = all.inspect(|_| SUMMED_UP.set(SUMMED_UP.get() + 1));
+        let bytes = all.map(|at| u64::from(state.chain.slot(at).summary().head)).sum();
         (bytes, self.front(&state, now))
     }
 
@@ -373,8 +377,34 @@ pub(crate) fn is_due(stream: &Stream, options: &StreamOptions, now: &Believed) -
     pause_ms < least_ms || stream.has_aged(pause_ms, now.mono_ms())
 }
 
+/// A streamlet had room for so much more below its limit.
+#[derive(Clone, Copy)]
+pub(crate) struct Room {
+    limit: u64,
+    bytes: u64,
+    /// What had been appended to it by then, and when that was on the monotonic clock.
+    appended: u64,
+    mono_ms: i64,
+}
+
+impl Room {
+    /// Whether nobody can have filled it with what has been appended since. It is looked again now and then all the same: segments have headers, and some come from elsewhere.
+    fn is_left(&self, limit: u64, appended: u64, mono_ms: i64) -> bool {
+        let [_, most_ms] = AGE_PAUSE_MS;
+        self.limit == limit
+            && (self.appended..self.appended.saturating_add(self.bytes)).contains(&appended)
+            && (self.mono_ms..self.mono_ms.saturating_add(most_ms)).contains(&mono_ms)
+    }
+}
+
 /// Drops the oldest segments of a streamlet's lanes until it keeps at most about `limit` bytes; as much again if the oldest tell of producers.
+///
+/// All segments are summed up for that, of which there may be very many, under the locks that appends take: not while there must be room.
 pub(crate) fn retain_bytes(streamlet: &Streamlet, limit: u64, now: &Believed) -> u64 {
+    let (appended, mono_ms) = (streamlet.appended_bytes(), now.mono_ms());
+    if streamlet.room.lock().is_some_and(|room| room.is_left(limit, appended, mono_ms)) {
+        return 0;
+    }
     let mut lanes: Vec<_> = streamlet.lanes().map(|lane| (lane, lane.size(now))).collect();
     let mut total: u64 = lanes.iter().map(|(_, (bytes, _))| bytes).sum();
     let mut dropped = 0;
@@ -393,5 +423,6 @@ pub(crate) fn retain_bytes(streamlet: &Streamlet, limit: u64, now: &Believed) ->
         total = total.saturating_sub(bytes);
         *front = next;
     }
+    *streamlet.room.lock() = limit.checked_sub(total).map(|bytes| Room { limit, bytes, appended, mono_ms });
     dropped
 }

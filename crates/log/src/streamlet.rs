@@ -5,8 +5,10 @@ use std::sync::{Arc, OnceLock};
 
 use kera_format::cluster::COPIES_MAX;
 use kera_format::{Durability, GroupId, LaneId, ProducerId, StreamOptions, StreamletId};
+use parking_lot::Mutex;
 
 use crate::lane::Lane;
+use crate::retention::Room;
 use crate::sink::{DurabilitySink, SinkError, SinkErrorKind};
 use crate::stream::StreamShared;
 use crate::tenure::{Tenure, TenureWord};
@@ -166,6 +168,8 @@ pub struct Streamlet {
     shared: Arc<StreamletShared>,
     lanes: Box<[OnceLock<Arc<Lane>>]>,
     progress: OnceLock<Arc<Lane>>,
+    /// What retention found when it looked last at how much there is.
+    pub(crate) room: Mutex<Option<Room>>,
 }
 
 impl Streamlet {
@@ -176,7 +180,7 @@ impl Streamlet {
         let (is_others, may_return) = (AtomicBool::new(false), AtomicBool::new(false));
         let copies = AtomicU32::new(0);
         let shared = Arc::new(StreamletShared { id, stream, groups, sinks, copies, tenure, is_others, may_return });
-        Streamlet { shared, lanes, progress: OnceLock::new() }
+        Streamlet { shared, lanes, progress: OnceLock::new(), room: Mutex::default() }
     }
 
     /// Whether another node is known to own it, for whatever reason it may be [elsewhere](Tenure::Elsewhere): then what is here are older groups,

@@ -5,7 +5,7 @@ use kera_format::GroupId;
 
 use super::*;
 use crate::lane::LOOKED_AT;
-use crate::retention::LOOKED_AT as RETAINED;
+use crate::retention::{LOOKED_AT as RETAINED, SUMMED_UP};
 use crate::waiters::tests::Counter;
 
 fn retention(ms: Option<u64>, bytes: Option<u64>, consumed: bool) -> StreamOptions {
@@ -267,6 +267,32 @@ fn what_tells_of_producers_takes_as_much_again_as_a_streamlet_may_have_and_no_mo
     assert_eq!(second.stats().first_ordinal, 1);
     let bytes = first.stats().bytes + second.stats().bytes;
     assert!(bytes > 200_000 && bytes <= 400_000, "{bytes}");
+}
+
+#[test]
+fn a_streamlet_is_not_summed_up_again_before_it_can_have_come_to_its_limit() {
+    let node = node_with(retention(None, Some(400_000), false), 8 << 20);
+    let lanes = [node.lane_number(0), node.lane_number(1)];
+    (0..6).for_each(|n| _ = append(&lanes[0], &chunk(n, 30_000), 0).unwrap());
+    append(&lanes[1], &chunk_of(9, 0, 0, 30_000), 0).unwrap();
+    let retain = |now_ms: i64| {
+        let before = SUMMED_UP.get();
+        (node.log.retain(now_ms), SUMMED_UP.get() - before)
+    };
+    assert_eq!((retain(1_000), retain(2_000)), ((0, 4), (0, 0)), "three segments and one");
+    append(&lanes[1], &chunk_of(9, 0, 1, 30_000), 0).unwrap();
+    assert_eq!(retain(3_000), (0, 0));
+    (6..13).for_each(|n| _ = append(&lanes[0], &chunk(n, 30_000), 4_000).unwrap());
+    let (dropped, looked) = retain(5_000);
+    assert!(dropped > 0 && looked >= 8, "{dropped} {looked}");
+    let bytes = || lanes.iter().map(|lane| lane.stats().bytes).sum::<u64>();
+    assert!(bytes() <= 400_000, "{}", bytes());
+    // With another limit, and after a minute, it is summed up in any case.
+    node.log.alter_stream(STREAM, retention(None, Some(100_000), false)).unwrap();
+    assert!(retain(6_000).0 > 0 && bytes() <= 100_000, "{}", bytes());
+    assert_eq!(retain(7_000), (0, 0));
+    let (dropped, looked) = retain(66_000);
+    assert!(dropped == 0 && looked > 0);
 }
 
 #[test]
