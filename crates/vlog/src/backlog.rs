@@ -3,7 +3,7 @@
 //! Appenders push on I/O threads, under the lock of a lane; the writer takes everything at once. Sessions register for
 //! tickets. Nothing here touches a disk, and no lock here is held while anybody else is called.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -32,7 +32,7 @@ pub(crate) struct Backlog {
 }
 
 struct Queue {
-    pending: Vec<Pending>,
+    pending: VecDeque<Pending>,
     bytes: u64,
     last_ticket: Ticket,
     /// Segments that need not be kept, with the last ticket at that moment.
@@ -66,7 +66,7 @@ pub(crate) struct Depth {
 impl Backlog {
     pub(crate) fn new(merged_bytes_max: u32) -> Backlog {
         let queue = Queue {
-            pending: Vec::new(),
+            pending: VecDeque::new(),
             bytes: 0,
             last_ticket: 0,
             safe: Vec::new(),
@@ -89,13 +89,13 @@ impl Backlog {
         let mut queue = self.queue.lock();
         queue.last_ticket += 1;
         queue.bytes += u64::from(reference.bytes);
-        match queue.pending.last_mut() {
+        match queue.pending.back_mut() {
             Some(last) if last.takes(&reference, self.merged_bytes_max) => {
                 last.reference.bytes += reference.bytes;
                 last.reference.next_ordinal = reference.next_ordinal;
                 last.chunks += 1;
             }
-            _ => queue.pending.push(Pending { reference, chunks: 1 }),
+            _ => queue.pending.push_back(Pending { reference, chunks: 1 }),
         }
         let depth = Depth { references: queue.pending.len(), bytes: queue.bytes };
         let ticket = queue.last_ticket;
@@ -153,11 +153,11 @@ impl Backlog {
         self.arrived.notify_one();
     }
 
-    /// Everything that waits goes to `taken`, which is empty, and whose memory is used for what comes next.
-    pub(crate) fn take(&self, taken: &mut Vec<Pending>) {
+    /// Everything that waits goes to `taken`, which is empty, and whose memory is used for what comes next. How many bytes that are.
+    pub(crate) fn take(&self, taken: &mut VecDeque<Pending>) -> u64 {
         let mut queue = self.queue.lock();
         std::mem::swap(&mut queue.pending, taken);
-        queue.bytes = 0;
+        std::mem::take(&mut queue.bytes)
     }
 
     /// The segments that need not be kept and whose chunks have all arrived.

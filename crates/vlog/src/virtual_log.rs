@@ -468,6 +468,57 @@ impl DurabilitySink for VirtualLog {
 mod tests {
     use super::*;
     use kera_env::{ManualClock, MemoryDisk, SeededRandom};
+    use kera_format::chunk::ChunkTarget;
+    use kera_format::{
+        ChunkBuilder, ChunkView, Compression, Durability, LaneId, Record, StreamId, StreamOptions, StreamletId,
+    };
+    use kera_log::{Arena, ArenaConfig, LogConfig};
+
+    use crate::writer::LOOKED_AT;
+
+    /// As many chunks that wait, of two streamlets in turns, so that no two are one reference.
+    fn waiting(vlog: &Arc<VirtualLog>, arena: &tempfile::TempDir, count: u32) -> Arc<Log> {
+        let arena = ArenaConfig { path: arena.path().join("arena"), bytes: 16 << 20, node: [7; 16] };
+        let log = Log::new(LogConfig::default(), Arena::create_or_attach(arena).expect("an arena").0);
+        log.set_sinks(Arc::new(vec![Arc::clone(vlog) as Arc<dyn DurabilitySink>]));
+        let options = StreamOptions { streamlets: 2, durability: Durability::Power, ..StreamOptions::default() };
+        let stream = log.create_stream(StreamId(7), options).expect("a stream");
+        for streamlet in (0..count).map(|at| StreamletId(at % 2)) {
+            let mut chunk = ChunkBuilder::default();
+            chunk.push(&Record::value(b"a record"));
+            let target = ChunkTarget { stream: StreamId(7), streamlet, ..ChunkTarget::default() };
+            let chunk = chunk.seal(&target, Compression::None).expect("it fits");
+            let lane = stream.streamlet(streamlet).and_then(|of| of.lane(LaneId(0))).expect("a lane");
+            lane.append(&ChunkView::parse(&chunk).expect("a chunk"), 1).expect("appended");
+        }
+        log
+    }
+
+    /// A disk that stands still for a moment has a million wait, and each block takes a thousand of them.
+    #[test]
+    fn what_waits_behind_a_block_is_neither_moved_nor_summed_up_for_it() {
+        let disk: Arc<dyn Disk> = Arc::new(MemoryDisk::new());
+        let (clock, random) = (Arc::new(ManualClock::new(1)), Arc::new(SeededRandom::new(1)));
+        let config = VirtualLogConfig { block_bytes_max: 1 << 10, ..VirtualLogConfig::new(1, [7; 16]) };
+        let vlog = VirtualLog::open(config, disk, clock, random).expect("open");
+        vlog.replay(&mut |_| Ok(Restored::Restored)).expect("nothing is there");
+        let folder = tempfile::tempdir().expect("a folder");
+        let _log = waiting(&vlog, &folder, 200);
+        let last = || vlog.writer.lock().taken.back().map(std::ptr::from_ref);
+        let (mut blocks, mut before) = (0, None);
+        LOOKED_AT.set(0);
+        while let Ran::Wrote { .. } = vlog.run_once() {
+            blocks += 1;
+            let is_there = last();
+            before = before.or(is_there);
+            assert!(is_there.is_none() || is_there == before, "block {blocks}");
+            let writer = vlog.writer.lock();
+            let waits: u64 = writer.taken.iter().map(|pending| u64::from(pending.reference.bytes)).sum();
+            assert_eq!(writer.held(), (writer.taken.len(), waits));
+        }
+        assert!(blocks > 10 && before.is_some() && last().is_none(), "{blocks}");
+        assert_eq!(LOOKED_AT.get(), 200 + blocks - 1, "each that is taken, and the one behind it");
+    }
 
     #[test]
     fn who_says_late_that_too_much_waits_does_not_keep_the_log_from_taking_chunks() {

@@ -5,6 +5,7 @@
 //! and one sync serves everything that arrived during the one before. A commit is a block, but for large segments, whose
 //! chunks go straight to their containers ([`crate::through`]).
 
+use std::collections::VecDeque;
 use std::io;
 
 use kera_env::{AlignedBuffer, Clock};
@@ -24,11 +25,19 @@ const THROUGH_BYTES_MAX: usize = 8 << 20;
 /// A block is ended here if there is more for it than usual, after an extent has failed.
 const BLOCK_BYTES_MAX: usize = SEGMENT_BYTES_MAX;
 
+#[cfg(test)]
+thread_local! {
+    /// How many references that wait were looked at.
+    pub(crate) static LOOKED_AT: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+}
+
 pub(crate) struct Writer {
     pub(crate) files: Files,
     pub(crate) through: Through,
-    /// Taken from the backlog, in order, not in the batch yet.
-    taken: Vec<Pending>,
+    /// Taken from the backlog, in order, not in the batch yet, and its bytes: a million references behind a disk that stood still. Batches are filled from the front, and nothing is
+    /// done to what is behind.
+    pub(crate) taken: VecDeque<Pending>,
+    taken_bytes: u64,
     /// What goes into the next commit, or did not get there yet, and how many chunks each reference has.
     batch: Vec<ChunkReference>,
     counts: Vec<u32>,
@@ -57,7 +66,8 @@ impl Writer {
         Writer {
             files,
             through: Through::default(),
-            taken: Vec::new(),
+            taken: VecDeque::new(),
+            taken_bytes: 0,
             batch: Vec::new(),
             counts: Vec::new(),
             buffer: AlignedBuffer::new(),
@@ -74,11 +84,13 @@ impl Writer {
             return true;
         }
         if self.taken.is_empty() {
-            backlog.take(&mut self.taken);
+            self.taken_bytes = backlog.take(&mut self.taken);
         }
         let (mut block_bytes, mut through_bytes) = (0, 0);
         let mut count = 0;
         for pending in &self.taken {
+            #[cfg(test)]
+            LOOKED_AT.set(LOOKED_AT.get() + 1);
             let (bytes, most) = match self.through.admit(&pending.reference) {
                 true => (&mut through_bytes, THROUGH_BYTES_MAX),
                 false => (&mut block_bytes, bytes_max),
@@ -90,6 +102,7 @@ impl Writer {
             count += 1;
         }
         for pending in self.taken.drain(..count) {
+            self.taken_bytes -= u64::from(pending.reference.bytes);
             self.counts.push(pending.chunks);
             self.batch.push(pending.reference);
         }
@@ -199,7 +212,6 @@ impl Writer {
     /// References that the backlog no longer counts.
     pub(crate) fn held(&self) -> (usize, u64) {
         let batch: u64 = self.batch.iter().map(|reference| u64::from(reference.bytes)).sum();
-        let taken: u64 = self.taken.iter().map(|pending| u64::from(pending.reference.bytes)).sum();
-        (self.batch.len() + self.taken.len(), batch + taken)
+        (self.batch.len() + self.taken.len(), batch + self.taken_bytes)
     }
 }

@@ -6,6 +6,7 @@
 //! closed and its bytes never change, recovery puts it to the places that it names and does not mind that it comes behind what is newer, or twice
 //! (`docs/replication.md`). Among itself it stays in order, which compacted segments need.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -23,7 +24,7 @@ const BLOCKS_MAX: usize = 2;
 
 /// Which kind the next block is of, if one may be made: whether it is of what is behind. That has a block under way at any time, so that it goes on
 /// whatever producers do, and more only when they have nothing.
-pub(super) fn comes_next(new: &[Pending], behind: &[Pending], behind_under_way: usize) -> Option<bool> {
+pub(super) fn comes_next(new: &VecDeque<Pending>, behind: &VecDeque<Pending>, behind_under_way: usize) -> Option<bool> {
     match (new.is_empty(), behind.is_empty()) {
         (_, false) if behind_under_way == 0 => Some(true),
         (false, _) => Some(false),

@@ -16,7 +16,7 @@ mod kept;
 mod state;
 mod waiting;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -284,7 +284,8 @@ struct Writer {
 /// What was taken from a backlog.
 #[derive(Default)]
 struct Taken {
-    pending: Vec<Pending>,
+    /// Blocks are made of what is in front, while there may be a million behind that.
+    pending: VecDeque<Pending>,
     /// The last ticket that is in a block.
     ticket: Ticket,
 }
@@ -473,7 +474,7 @@ impl ReplicatedLog {
             };
             let count = from.pending.iter().take_while(fits).count().max(1);
             if let Some(shares) = writer.measured.as_mut().filter(|_| !is_behind) {
-                measure(shares, &from.pending[..count]);
+                measure(shares, from.pending.range(..count));
             }
             let taken = from.pending.drain(..count).collect();
             let number = writer.core.next_block();
@@ -656,10 +657,10 @@ fn first_missing(blocks: &RangeInclusive<u64>, released: u64, has: &[RangeInclus
     (needed <= last && missing <= last).then_some(missing)
 }
 
-fn measure(shares: &mut Shares, taken: &[Pending]) {
+fn measure<'a>(shares: &mut Shares, taken: impl Iterator<Item = &'a Pending>) {
     // What is durable comes once more.
     let is_new = |of: &ChunkReference| of.next_ordinal > of.lane.durable_ordinal();
-    for of in taken.iter().map(|pending| &pending.reference).filter(|of| is_new(of)) {
+    for of in taken.map(|pending| &pending.reference).filter(|of| is_new(of)) {
         *shares.entry((of.lane.stream_id(), of.lane.streamlet_id())).or_default() += u64::from(of.bytes);
     }
 }
