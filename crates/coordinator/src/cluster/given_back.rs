@@ -13,7 +13,7 @@
 //! An earlier life of it may have opened the streamlet, and have told others what is in it. It gives it back only if the other node has whatever that may have been
 //! ([`may_give_back_after_start`](ClusterState::may_give_back_after_start)).
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 
 use kera_format::cluster::{ClusterEntry, LogName, NodeNumber, OwnerReason, Roles};
 use kera_format::{StreamId, StreamletId, level};
@@ -27,10 +27,10 @@ use super::{ClusterState, Held, NodeState, Offerable, Owned, Owner, Sources, Str
 #[derive(Clone, Debug, Default)]
 pub(super) struct Seen {
     /// How streamlets that are being rebuilt were taken over.
-    taken: HashMap<(StreamId, u32), Taken>,
+    taken: BTreeMap<(StreamId, u32), Taken>,
     lives: BTreeMap<NodeNumber, Lives>,
     /// Streamlets that somebody was seen to get anew, last in this life of this node: who decided then what there is, or had cut some of it.
-    anew: HashMap<(StreamId, u32), (NodeNumber, u32)>,
+    anew: BTreeMap<(StreamId, u32), (NodeNumber, u32)>,
 }
 
 /// How a streamlet was taken over. Its owner may have been killed since, and have come back with later owner epochs.
@@ -71,6 +71,13 @@ struct Lives {
 /// The life that a node is in, or if that one is over the next.
 fn not_over(known: &NodeState) -> u32 {
     known.epoch.saturating_add(u32::from(known.fenced))
+}
+
+/// What is of a stream that is gone goes too. It is found by the stream: thousands may be deleted one after the other, and much may be known of all others.
+pub(super) fn is_gone() -> bool {
+    #[cfg(test)]
+    tests::LOOKED_AT.set(tests::LOOKED_AT.get() + 1);
+    true
 }
 
 /// What is asked back, as its owner has it.
@@ -162,8 +169,9 @@ impl Seen {
 
     /// A stream is gone.
     pub(super) fn forget_stream(&mut self, stream: StreamId) {
-        self.taken.retain(|(of, _), _| *of != stream);
-        self.anew.retain(|(of, _), _| *of != stream);
+        let of = (stream, 0)..=(stream, u32::MAX);
+        _ = self.taken.extract_if(of.clone(), |_, _| is_gone()).count();
+        _ = self.anew.extract_if(of, |_, _| is_gone()).count();
     }
 
     /// In which owner epoch a streamlet that is being rebuilt was taken over, if that was seen.
@@ -387,5 +395,41 @@ impl ClusterState {
         let owner = self.owner(asked.stream, asked.streamlet.0);
         let is_as_it_was = |owner: Owner| (owner.node, owner.owner_epoch) == (asked.node, asked.owner_epoch);
         owner.is_some_and(is_as_it_was) && self.is_live(asked.to, asked.to_epoch)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use kera_format::LaneId;
+
+    use super::*;
+    use crate::cluster::Floor;
+
+    thread_local! {
+        /// How much was looked at for what is of a stream that is gone.
+        pub(super) static LOOKED_AT: Cell<usize> = const { Cell::new(0) };
+    }
+
+    #[test]
+    fn of_a_stream_that_is_gone_all_is_forgotten_and_nothing_of_others_is_looked_at() {
+        let mut state = ClusterState::default();
+        for stream in (1..=100).map(StreamId) {
+            for streamlet in [0, 7, u32::MAX] {
+                state.seen.taken.insert((stream, streamlet), Taken { owner_epoch: 1, from: None });
+                for lane in [0, 5, u32::MAX].map(LaneId) {
+                    state.floors.insert((stream, streamlet, lane), Floor { owner_epoch: 1, ordinal: 9 });
+                }
+            }
+        }
+        for gone in [1, 50, 100].map(StreamId) {
+            LOOKED_AT.set(0);
+            state.forget_stream(gone);
+            assert_eq!(LOOKED_AT.get(), 3 + 9);
+            assert!(state.floors(gone).next().is_none() && state.seen.taken_in(gone, 7).is_none());
+        }
+        assert_eq!((state.seen.taken.len(), state.floors.len()), (97 * 3, 97 * 9));
+        assert!(state.floor(StreamId(51), 0, LaneId(0)).is_some() && state.floor(StreamId(49), 7, LaneId(5)).is_some());
     }
 }

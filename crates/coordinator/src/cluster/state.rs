@@ -1,12 +1,13 @@
 //! The state itself, and how an entry that is allowed makes it another one.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ops::RangeInclusive;
 
 use kera_format::cluster::{ClusterEntry, Doors, LogName, NodeNumber, OwnerReason, Roles};
 use kera_format::{LaneId, StreamId, level};
 
 use super::copies::CopiesChange;
-use super::given_back::Seen;
+use super::given_back::{Seen, is_gone};
 use super::handed::HandedStates;
 use super::lost_for_one::GivenUpFor;
 use super::needs::Needs;
@@ -95,6 +96,11 @@ pub struct Floor {
     pub owner_epoch: u32,
     /// The ordinal of the first record that is there.
     pub ordinal: u64,
+}
+
+/// All lanes of a stream.
+fn floors_of(stream: StreamId) -> RangeInclusive<(StreamId, u32, LaneId)> {
+    (stream, 0, LaneId(0))..=(stream, u32::MAX, LaneId(u32::MAX))
 }
 
 /// All that a cluster agrees on. See the module.
@@ -210,8 +216,7 @@ impl ClusterState {
 
     /// Where the lanes of a stream begin whose records were deleted.
     pub fn floors(&self, stream: StreamId) -> impl Iterator<Item = (u32, LaneId, Floor)> + '_ {
-        let all = (stream, 0, LaneId(0))..=(stream, u32::MAX, LaneId(u32::MAX));
-        self.floors.range(all).map(|((_, streamlet, lane), floor)| (*streamlet, *lane, *floor))
+        self.floors.range(floors_of(stream)).map(|((_, streamlet, lane), floor)| (*streamlet, *lane, *floor))
     }
 
     /// The [level](kera_format::level) in force: what all nodes of the cluster understand.
@@ -437,10 +442,10 @@ impl ClusterState {
         Ok(())
     }
 
-    fn forget_stream(&mut self, stream: StreamId) {
+    pub(super) fn forget_stream(&mut self, stream: StreamId) {
         self.copies.remove(&stream);
         self.handed.forget(stream, 0..u32::MAX);
-        self.floors.retain(|(of, _, _), _| *of != stream);
+        _ = self.floors.extract_if(floors_of(stream), |_, _| is_gone()).count();
         self.seen.forget_stream(stream);
         self.given_up_for.retain(|(of, _), _| *of != stream);
         let Some(owners) = self.owners.remove(&stream) else { return };
