@@ -771,6 +771,7 @@ fn shared_tails(several: &Several, ranges: &[RangeOfLog], logs: &[EndedLog]) -> 
     ranges.iter().filter(is_end).cloned().collect()
 }
 
+/// In their order.
 fn names_of(wanted: &AllWanted) -> Vec<StreamletRef> {
     wanted.keys().map(|&(stream, streamlet)| StreamletRef { stream, streamlet }).collect()
 }
@@ -936,7 +937,7 @@ fn ask_range(
     Err(Failure::later(Status::SegmentUnreadable, message))
 }
 
-/// Whether an answer names what was asked for and what there can be.
+/// Whether an answer names what was asked for, which is in order, and what there can be.
 fn check_lane(
     lane: &ReplicatedLane,
     asked: &[StreamletRef],
@@ -944,7 +945,7 @@ fn check_lane(
     lanes_of: &HashMap<StreamId, u32>,
 ) -> Result<(), String> {
     let StreamletRef { stream, streamlet } = lane.streamlet;
-    let of = wanted.get(&(stream, streamlet)).filter(|_| asked.contains(&lane.streamlet));
+    let of = wanted.get(&(stream, streamlet)).filter(|_| asked.binary_search(&lane.streamlet).is_ok());
     let Some(Wanted { epoch, .. }) = of else {
         return Err(format!("it tells of streamlet {streamlet} of stream {stream}, which was not asked for"));
     };

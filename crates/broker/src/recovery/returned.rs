@@ -121,6 +121,23 @@ impl Ends {
     }
 }
 
+#[cfg(test)]
+thread_local! {
+    /// How many lanes that are read were looked at for their logs.
+    static LOOKED_AT: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+}
+
+/// The logs that lanes of each streamlet are read from, with one look at each lane: a lost node may have had a hundred thousand.
+fn logs_read(read: &[ReadLane], ranges: &[RangeOfLog]) -> BTreeMap<StreamletRef, BTreeSet<LogId>> {
+    let mut logs: BTreeMap<StreamletRef, BTreeSet<LogId>> = BTreeMap::new();
+    for (name, _, sources) in read {
+        #[cfg(test)]
+        LOOKED_AT.set(LOOKED_AT.get() + 1);
+        logs.entry(*name).or_default().extend(sources.iter().map(|source| ranges[*source].log));
+    }
+    logs
+}
+
 impl Broker {
     /// Keeps what a try has [found](FoundBefore) that fails now.
     pub(super) fn keep_found(
@@ -129,12 +146,12 @@ impl Broker {
         (read, ranges): (&[ReadLane], &[RangeOfLog]),
         wanted: &AllWanted,
     ) {
+        let mut logs = logs_read(read, ranges);
         let mut kept = self.found_before.0.lock();
         kept.retain(|name, found| self.is_named_owner(name.stream, name.streamlet, found.epoch));
         for (name, ends) in &rebuild.ends {
             let Some(of) = wanted.get(&(name.stream, name.streamlet)) else { continue };
-            let sources = read.iter().filter(|(read, ..)| read == name).flat_map(|(.., sources)| sources);
-            let logs = sources.map(|source| ranges[*source].log).collect();
+            let logs = logs.remove(name).unwrap_or_default();
             kept.insert(*name, Found { epoch: of.epoch, ends: ends.clone(), logs });
         }
     }
@@ -387,4 +404,28 @@ fn lacking_of(next: u64, has: Option<&WholeLane>, cut_off: &WholeLane) -> Option
     let is_in_it = (from..cut_off.next_ordinal).contains(&(next.checked_sub(1)?));
     let follows = has.is_none_or(|has| has.next_ordinal == from);
     (follows && is_in_it).then_some(WholeLane { next_ordinal: next, ..*cut_off })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_lane_that_is_read_is_looked_at_once_for_the_logs_of_its_streamlet() {
+        let log = |vlog| LogId { node: 1, epoch: 7, vlog };
+        let ranges: Vec<RangeOfLog> =
+            (0..4).map(|vlog| RangeOfLog { log: log(vlog), first: 1, last: 9, backups: vec![2] }).collect();
+        let name = |streamlet| StreamletRef { stream: StreamId(7), streamlet: StreamletId(streamlet) };
+        // The lanes of each are read from one log and from two.
+        let lanes = |of: u32| {
+            let first = of as usize % 2;
+            [(name(of), LaneId(0), BTreeSet::from([first])), (name(of), LaneId(1), BTreeSet::from([first, first + 2]))]
+        };
+        let read: Vec<ReadLane> = (0..100).flat_map(lanes).collect();
+        LOOKED_AT.set(0);
+        let logs = logs_read(&read, &ranges);
+        assert_eq!((logs.len(), LOOKED_AT.get()), (100, 200));
+        let of = |streamlet: u32| BTreeSet::from([log(streamlet % 2), log(streamlet % 2 + 2)]);
+        assert!((0..100).all(|at| logs[&name(at)] == of(at)), "{logs:?}");
+    }
 }
