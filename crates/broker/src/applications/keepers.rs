@@ -215,6 +215,8 @@ pub(super) struct Keepers {
 thread_local! {
     /// How many streamlets were looked at to read on what is recorded of them.
     pub(super) static LOOKED_AT: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+    /// How many were looked at for those that something is recorded with.
+    pub(super) static FOUND_AT: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
 }
 
 /// All streamlets of a stream, or of all streams.
@@ -243,7 +245,7 @@ impl Keepers {
         self.kept.read().get(&stream)?.get(&streamlet).cloned()
     }
 
-    /// All that are this node's; of one stream.
+    /// All that are this node's; of one stream, in the order of their numbers.
     pub(super) fn of_stream(&self, stream: StreamId) -> Vec<Arc<Kept>> {
         self.kept.read().get(&stream).map_or_else(Vec::new, |of| of.values().cloned().collect())
     }
@@ -390,10 +392,14 @@ impl Keepers {
         }
         for (streamlet, of) in by_streamlet {
             let wanted: Vec<Entry> = of.iter().map(|at| entries[*at]).collect();
-            let one = kept.iter().find(|one| one.place.id() == streamlet);
-            let written = match one {
-                Some(one) => one.journal.append(name, stream, &wanted, now_ms),
-                None => Journal::default().append(name, stream, &wanted, now_ms),
+            let id_of = |one: &Arc<Kept>| {
+                #[cfg(test)]
+                FOUND_AT.set(FOUND_AT.get() + 1);
+                one.place.id()
+            };
+            let written = match kept.binary_search_by_key(&streamlet, id_of) {
+                Ok(at) => kept[at].journal.append(name, stream, &wanted, now_ms),
+                Err(_) => Journal::default().append(name, stream, &wanted, now_ms),
             };
             of[written.entries..].iter().for_each(|at| recorded.done[*at] = false);
             recorded.any |= written.entries > 0;

@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 
 use super::commit::Committer;
 use super::journal::Journal;
-use super::keepers::{Kept, LOOKED_AT};
+use super::keepers::{FOUND_AT, Keepers, Kept, LOOKED_AT};
 use super::replay::Replay;
 use super::requests::{check_stayed, named};
 use crate::acks::Answer;
@@ -400,6 +400,30 @@ fn an_application_of_a_stream_that_has_gone_meanwhile_is_not_made() {
     let made = applications.find_or_create(broker, "b", &stream, Start::Earliest).map(drop);
     assert_eq!(made.expect_err("its stream has gone").status, Status::UnknownStream);
     assert_eq!(applications.counts().applications, 0);
+}
+
+/// Nobody else makes an application meanwhile, or takes one out.
+#[test]
+fn an_application_is_recorded_with_each_streamlet_without_a_look_at_all_others() {
+    let node = Node::alone();
+    let (id, streamlets) = (StreamId(9), (0..100).map(StreamletId));
+    let options = StreamOptions { streamlets: 100, durability: Durability::Power, ..StreamOptions::default() };
+    let stream = node.log.create_stream(id, options).expect("a stream");
+    let keepers = Keepers::default();
+    keepers.join_cluster();
+    for streamlet in streamlets.clone() {
+        assert!(keepers.add(id, stream.streamlet(streamlet).expect("a streamlet"), None));
+        let one = keepers.get(id, streamlet).expect("it is kept");
+        assert!(keepers.open_read(id, &one, 0));
+        keepers.serve(id, &one);
+    }
+    FOUND_AT.set(0);
+    let recorded = keepers.record("a", id, &[Entry::Deleted], 5);
+    assert!(recorded.any && recorded.failure.is_none() && recorded.done == [true]);
+    let lane_of = |streamlet| stream.streamlet(streamlet).and_then(|of| of.used_progress_lane());
+    assert!(streamlets.clone().all(|streamlet| lane_of(streamlet).is_some_and(|lane| lane.next_ordinal() == 1)));
+    let looked = FOUND_AT.get();
+    assert!((100..=800).contains(&looked), "{looked}");
 }
 
 /// A streamlet that has come since its owner has looked would bring the application back.

@@ -417,7 +417,7 @@ mod tests {
         let mut state = ClusterState::default();
         for stream in (1..=100).map(StreamId) {
             for streamlet in [0, 7, u32::MAX] {
-                state.seen.taken.insert((stream, streamlet), Taken { owner_epoch: 1, from: None });
+                state.seen.taken.insert((stream, streamlet), Taken { owner_epoch: 1, from: None, keeps_own: true });
                 for lane in [0, 5, u32::MAX].map(LaneId) {
                     state.floors.insert((stream, streamlet, lane), Floor { owner_epoch: 1, ordinal: 9 });
                 }
