@@ -96,8 +96,8 @@ pub struct Coordinator {
     catalog: RwLock<Catalog>,
     /// In a cluster: where commands go and what is known comes from; then the two above are empty.
     cluster: Option<Arc<dyn ClusterLog>>,
-    /// The streams that were told last, in a cluster, before there was an observer.
-    known: Mutex<Vec<StreamInfo>>,
+    /// The streams that were told last, in a cluster, until there is an observer: they may be ten thousand, and are asked for each second.
+    known: Mutex<Option<Vec<StreamInfo>>>,
     observer: RwLock<Option<Arc<dyn StreamObserver>>>,
     clock: Arc<dyn Clock>,
     limits: Limits,
@@ -146,7 +146,7 @@ impl Coordinator {
             commands: Mutex::new(Some(Commands { journal, next_producer })),
             catalog: RwLock::new(catalog),
             cluster: None,
-            known: Mutex::default(),
+            known: Mutex::new(None),
             observer: RwLock::new(None),
             clock,
             limits: Limits { streams: config.streams_max, nodes: config.nodes },
@@ -159,7 +159,7 @@ impl Coordinator {
             commands: Mutex::new(None),
             catalog: RwLock::new(Catalog::default()),
             cluster: Some(log),
-            known: Mutex::default(),
+            known: Mutex::new(Some(Vec::new())),
             observer: RwLock::new(None),
             clock,
             limits: Limits { streams: 0, nodes: 0 },
@@ -249,7 +249,7 @@ impl Coordinator {
     /// [`streams`](Coordinator::streams).
     pub fn set_observer(&self, observer: Arc<dyn StreamObserver>) {
         match &self.cluster {
-            Some(cluster) => cluster.observe(observer, std::mem::take(&mut *self.known.lock())),
+            Some(cluster) => cluster.observe(observer, self.known.lock().take().unwrap_or_default()),
             None => *self.observer.write() = Some(observer),
         }
     }
@@ -257,8 +257,8 @@ impl Coordinator {
     /// All streams, the system's included, in the order of their names.
     pub fn streams(&self) -> Vec<StreamInfo> {
         let streams: Vec<StreamInfo> = self.with(|catalog| catalog.streams().cloned().collect());
-        if self.cluster.is_some() {
-            *self.known.lock() = streams.clone();
+        if let Some(known) = &mut *self.known.lock() {
+            known.clone_from(&streams);
         }
         streams
     }

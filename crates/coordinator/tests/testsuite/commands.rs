@@ -108,6 +108,8 @@ fn names_follow_the_rules_and_the_systems_are_kept_for_it() {
 struct Clustered<T> {
     catalog: Mutex<Catalog>,
     coordinators: T,
+    /// What each observer is said to know already.
+    known: Mutex<Vec<Vec<StreamInfo>>>,
 }
 
 trait Answers: Send + Sync {
@@ -134,7 +136,9 @@ impl<T: Answers> ClusterLog for Clustered<T> {
     fn live_nodes(&self) -> Vec<LiveNode> {
         Vec::new()
     }
-    fn observe(&self, _: Arc<dyn StreamObserver>, _: Vec<StreamInfo>) {}
+    fn observe(&self, _: Arc<dyn StreamObserver>, known: Vec<StreamInfo>) {
+        self.known.lock().unwrap().push(known);
+    }
 }
 
 /// One of them leads when it is asked for the third time.
@@ -468,6 +472,22 @@ fn observers_learn_of_changes_and_of_nothing_else() {
         StreamEvent::Deleted(after),
     ];
     assert_eq!(*seen.0.lock().expect("no panic"), expected);
+}
+
+#[test]
+fn what_was_told_of_streams_is_kept_for_who_is_told_of_changes_and_not_behind_that() {
+    let log = Arc::new(Clustered::<Electing>::default());
+    let (name, options) = ("a".into(), StreamOptions::default());
+    let made = Entry::StreamCreated { stream: StreamId(1), at_ms: 1_000, options, name };
+    log.catalog.lock().unwrap().apply(&made).expect("there is none");
+    let coordinator = Coordinator::of_cluster(log.clone(), Arc::new(ManualClock::new(1_000)));
+    let told = coordinator.streams();
+    assert_eq!(told.len(), 1);
+    for _ in 0..2 {
+        coordinator.set_observer(Arc::new(Seen::default()));
+        assert_eq!(coordinator.streams(), told);
+    }
+    assert_eq!(*log.known.lock().unwrap(), [told, Vec::new()]);
 }
 
 fn ask<M: Message>(coordinator: &Coordinator, message: &M) -> (Status, Vec<u8>) {
