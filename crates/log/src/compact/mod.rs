@@ -17,6 +17,7 @@ mod map;
 mod rewrite;
 
 use std::cell::Cell;
+use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
@@ -43,6 +44,9 @@ use crate::store::DiskStore;
 use crate::tenure::Tenure;
 use crate::visibility::Visibility;
 
+/// After so many milliseconds all lanes are looked at anew for those that are worth a pass.
+const LOOK_MS: i64 = 10_000;
+
 /// Settings of compaction. The defaults work.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct CompactionConfig {
@@ -64,6 +68,8 @@ impl Default for CompactionConfig {
 /// What compaction has done since the start.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct CompactionStats {
+    /// Looks at all lanes for those that are worth a pass.
+    pub looks: u64,
     /// Passes over a lane that came to their end.
     pub passes: u64,
     /// Passes that did not.
@@ -103,6 +109,7 @@ pub enum Stepped {
 
 #[derive(Default)]
 struct Counters {
+    looks: AtomicU64,
     passes: AtomicU64,
     failures: AtomicU64,
     read_bytes: AtomicU64,
@@ -158,6 +165,13 @@ impl Lane {
     /// Its segments with records that are closed, stored and old enough, and in which every transaction has ended, without the
     /// last segment that has records: a reader that follows ordinals finds one behind every hole.
     pub(crate) fn compactable(&self, options: &StreamOptions, now: &Believed) -> Compactable {
+        let mut pieces = Vec::new();
+        let found = self.measured(options, now, |piece| pieces.push(piece));
+        Compactable { pieces, ..found }
+    }
+
+    /// How much that is; `each` is given every piece of it.
+    fn measured(&self, options: &StreamOptions, now: &Believed, mut each: impl FnMut(Piece)) -> Compactable {
         let after_ms = i64::try_from(options.compact_after_ms).unwrap_or(i64::MAX);
         let durable = self.durable_ordinal();
         let limit = self.visibility().map_or(durable, |visibility| visibility.end(durable));
@@ -190,7 +204,7 @@ impl Lane {
                 found.dirty_age_ms.get_or_insert(slot.age_ms(slot.summary().first_append_ms, now));
             }
             let id = self.segment_id(state.chain.groups[here.group].id, slot.index);
-            found.pieces.push(Piece { id, at, base_ordinal, next_ordinal });
+            each(Piece { id, at, base_ordinal, next_ordinal });
         }
         found
     }
@@ -274,6 +288,21 @@ impl Failing {
     }
 }
 
+/// What was found to be worth a pass when all lanes were looked at last.
+#[derive(Default)]
+struct Due {
+    /// Those that had no pass since, the one that was worth it most last.
+    lanes: Vec<LaneName>,
+    /// When that was, on the monotonic clock.
+    looked_ms: i64,
+}
+
+impl Due {
+    fn is_old(&self, mono_ms: i64) -> bool {
+        !(self.looked_ms..self.looked_ms.saturating_add(LOOK_MS)).contains(&mono_ms)
+    }
+}
+
 fn name(lane: &Lane) -> LaneName {
     (lane.stream_id(), lane.streamlet_id(), lane.id())
 }
@@ -287,6 +316,7 @@ pub struct Compactor {
     others: Option<Arc<dyn Others>>,
     map: Mutex<OrdinalMap>,
     failing: Mutex<Failing>,
+    due: Mutex<Due>,
     counters: Counters,
 }
 
@@ -300,8 +330,8 @@ impl Compactor {
         config: CompactionConfig,
     ) -> Compactor {
         let map = Mutex::new(OrdinalMap::new(config.keys_bytes, random.next_u64()));
-        let (others, failing, counters) = (None, Mutex::default(), Counters::default());
-        Compactor { log, store, clock, config, others, map, failing, counters }
+        let (others, failing, due, counters) = (None, Mutex::default(), Mutex::default(), Counters::default());
+        Compactor { log, store, clock, config, others, map, failing, due, counters }
     }
 
     /// In a cluster: other nodes have some of the streamlets. Without it all there is of a streamlet is here.
@@ -348,30 +378,70 @@ impl Compactor {
         self.failing.lock().failed(lane, until_ms, error)
     }
 
-    /// The lane that is worth a pass most.
+    /// The lane that is worth a pass most, as far as that was seen a moment ago.
+    ///
+    /// All lanes are looked at once for all that are due: there may be ten thousand, and if each pass, which may take less than that, looked at all of them, the share of a processor
+    /// that compaction has would go to looking. Something is due only if it still is when its turn comes.
     fn most_worth(&self) -> Option<(Arc<Lane>, StreamOptions, Compactable)> {
         let now = self.clock.believed();
+        let mut due = self.due.lock();
+        let is_fresh = due.lanes.is_empty() || due.is_old(now.mono_ms());
+        if is_fresh {
+            *due = self.look(&now);
+        }
+        let found = self.take_due(&mut due, &now);
+        if found.is_some() || is_fresh {
+            return found;
+        }
+        *due = self.look(&now);
+        self.take_due(&mut due, &now)
+    }
+
+    /// The next of those that are due that still is.
+    fn take_due(&self, due: &mut Due, now: &Believed) -> Option<(Arc<Lane>, StreamOptions, Compactable)> {
+        std::iter::from_fn(|| due.lanes.pop()).find_map(|name| self.worth_now(name, now))
+    }
+
+    fn worth_now(
+        &self,
+        (stream, streamlet, lane): LaneName,
+        now: &Believed,
+    ) -> Option<(Arc<Lane>, StreamOptions, Compactable)> {
+        let stream = self.log.stream(stream)?;
+        let options = stream.options();
+        let lane = stream.streamlet(streamlet)?.lane(lane)?;
+        if !options.cleanup.compacts() || self.failing.lock().is_left_alone(lane, now.mono_ms()) {
+            return None;
+        }
+        let work = lane.compactable(&options, now);
+        work.worth(&options)?;
+        Some((Arc::clone(lane), StreamOptions::clone(&options), work))
+    }
+
+    /// Looks at all lanes for those that are worth a pass.
+    fn look(&self, now: &Believed) -> Due {
         let mut backlog_bytes = 0;
-        let mut best: Option<(u64, Arc<Lane>, StreamOptions, Compactable)> = None;
+        let mut found: Vec<(u64, LaneName)> = Vec::new();
         let mut failing = self.failing.lock();
         // Without those of streams that are deleted meanwhile, or not compacted any more.
         failing.lanes.retain(|(stream, ..), _| self.log.stream(*stream).is_some_and(|stream| stream.compacts()));
         for stream in self.log.streams().iter().filter(|stream| stream.options().cleanup.compacts()) {
             let options = stream.options();
             for lane in stream.streamlets().flat_map(|streamlet| streamlet.lanes()) {
-                let work = lane.compactable(&options, &now);
+                let work = lane.measured(&options, now, |_| ());
                 backlog_bytes += work.dirty_bytes;
                 if failing.is_left_alone(lane, now.mono_ms()) {
                     continue;
                 }
-                let Some(worth) = work.worth(&options) else { continue };
-                if best.as_ref().is_none_or(|(most, ..)| worth > *most) {
-                    best = Some((worth, Arc::clone(lane), StreamOptions::clone(&options), work));
-                }
+                found.extend(work.worth(&options).map(|worth| (worth, name(lane))));
             }
         }
         self.counters.backlog_bytes.store(backlog_bytes, Ordering::Relaxed);
-        best.map(|(_, lane, options, work)| (lane, options, work))
+        self.counters.looks.fetch_add(1, Ordering::Relaxed);
+        // Of equals the first one first.
+        found.sort_by_key(|(worth, _)| Reverse(*worth));
+        let lanes = found.into_iter().rev().map(|(_, name)| name).collect();
+        Due { lanes, looked_ms: now.mono_ms() }
     }
 
     /// What it has done.
@@ -379,6 +449,7 @@ impl Compactor {
         let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let counters = &self.counters;
         CompactionStats {
+            looks: of(&counters.looks),
             passes: of(&counters.passes),
             failures: of(&counters.failures),
             read_bytes: of(&counters.read_bytes),

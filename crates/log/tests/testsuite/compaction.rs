@@ -771,8 +771,11 @@ fn records_are_left_alone_for_as_long_as_the_stream_wants() {
 
 /// Another stream, with one lane of batches with these attributes.
 fn add_lane(world: &World, attributes: i16) {
+    add_lane_of(world, StreamId(2), attributes);
+}
+
+fn add_lane_of(world: &World, other: StreamId, attributes: i16) {
     let log = world.log.as_ref().unwrap();
-    let other = StreamId(2);
     log.create_stream(other, (*log.stream(STREAM).unwrap().options()).clone()).unwrap();
     let stream = log.stream(other).unwrap();
     let lane = Arc::clone(stream.streamlet(StreamletId(0)).unwrap().lane(LaneId(0)).unwrap());
@@ -785,6 +788,29 @@ fn add_lane(world: &World, attributes: i16) {
         lane.append(&ChunkView::parse(&chunk).unwrap(), world.clock.now_ms()).unwrap();
     }
     world.settle();
+}
+
+#[test]
+fn all_lanes_are_looked_at_once_for_all_passes_that_are_due() {
+    let world = World::new(5);
+    (2..17).for_each(|stream| add_lane_of(&world, StreamId(stream), 0));
+    let done = || {
+        let stats = world.compactor.as_ref().unwrap().stats();
+        (stats.passes, stats.looks)
+    };
+    assert_eq!((compact_all(&world), done()), (15, (15, 6)), "once for what is due, and five times with nothing to do");
+    assert!((2..17).all(|stream| {
+        let stream = world.log.as_ref().unwrap().stream(StreamId(stream)).unwrap();
+        stream.streamlet(StreamletId(0)).unwrap().lane(LaneId(0)).unwrap().stats().compacted_ordinal > 0
+    }));
+    // What has come to be due since is seen after a while, also while there is something to do.
+    (20..23).for_each(|stream| add_lane_of(&world, StreamId(stream), 0));
+    let step = || world.compactor.as_ref().unwrap().step(&mut || true);
+    assert_eq!((step(), done()), (Stepped::Passed, (16, 7)));
+    assert_eq!((step(), done()), (Stepped::Passed, (17, 7)));
+    world.clock.advance_ms(10_000);
+    assert_eq!((step(), done()), (Stepped::Passed, (18, 8)));
+    assert_eq!((step(), done()), (Stepped::Rested, (18, 9)));
 }
 
 #[test]
