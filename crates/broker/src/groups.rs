@@ -338,7 +338,7 @@ fn placed(
     // appended in an earlier epoch, before it was started again, may not be durable yet: that comes first.
     let begins = first_of(owner.epoch).group;
     let of_epoch = lane.groups(GroupId(begins.0.saturating_sub(1)), 1).first().map(|group| group.first_ordinal);
-    let is_next = of_epoch.unwrap_or_else(|| lane.stats().next_ordinal) <= ordinal;
+    let is_next = of_epoch.unwrap_or_else(|| lane.next_ordinal()) <= ordinal;
     Ok(if latest && is_next && found.group < begins { first_of(owner.epoch) } else { found })
 }
 

@@ -437,10 +437,7 @@ impl<E: Kept> StateLog<E> {
             };
             outcome.data.iter().for_each(|data| self.take(data, &mut each, &mut counts));
             cursor = outcome.next;
-            if !outcome.loading
-                && outcome.at_durable_end
-                && self.lane.durable_ordinal() >= self.lane.stats().next_ordinal
-            {
+            if !outcome.loading && outcome.at_durable_end && self.lane.durable_ordinal() >= self.lane.next_ordinal() {
                 return Ok(Some(counts));
             }
             if (outcome.loading || outcome.at_durable_end) && self.lane.wait(outcome.version, &observer, 0) {
@@ -458,7 +455,7 @@ impl<E: Kept> StateLog<E> {
 
     /// Whether nobody has ever served what is in it: nothing was appended to it, or a part of what it begins with.
     pub(crate) fn is_new(&self) -> bool {
-        self.lane.stats().next_ordinal == 0 || self.is_broken_off.load(Ordering::Relaxed)
+        self.lane.next_ordinal() == 0 || self.is_broken_off.load(Ordering::Relaxed)
     }
 
     /// Whoever filled it to begin with left before its end, or has not.

@@ -251,7 +251,7 @@ impl TransactionDoor {
             if is_shared(&lane) {
                 continue;
             }
-            let cut = of.lock().take_cut(lane.stats().next_ordinal);
+            let cut = of.lock().take_cut(lane.next_ordinal());
             for range in cut {
                 self.end_again(&lane, &of, &range)?;
             }
@@ -260,7 +260,7 @@ impl TransactionDoor {
         let mut state = self.own.state.lock();
         let end_of = |of: &OffsetKey, touched: &Touched| {
             let lane = self.lane(touched.stream, of.partition).filter(|lane| !is_shared(lane));
-            lane.map(|lane| lane.stats().next_ordinal)
+            lane.map(|lane| lane.next_ordinal())
         };
         if state.all.lower(end_of)? {
             // That stands behind the record now, which is to be the last.

@@ -171,7 +171,7 @@ impl TransactionOwner {
     fn is_early(&self, door: &Door, stream: StreamId, streamlet: &Streamlet) -> bool {
         let mut early = self.early.lock();
         let is_early = coordinators(door).is_none();
-        if is_early && streamlet.lanes().any(|lane| lane.stats().next_ordinal > 0) {
+        if is_early && streamlet.lanes().any(|lane| lane.next_ordinal() > 0) {
             early.places.insert((stream, streamlet.id()));
         }
         is_early
@@ -232,7 +232,7 @@ impl TransactionOwner {
         for lane in streamlet.lanes() {
             let partition = partition_at((streamlet.id(), lane.id()), lanes);
             let known = door.transactions.partitions.get(stream.id(), partition.cast_signed());
-            if known.is_none() && lane.stats().next_ordinal == 0 {
+            if known.is_none() && lane.next_ordinal() == 0 {
                 continue;
             }
             has_some = true;

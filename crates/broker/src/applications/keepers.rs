@@ -107,7 +107,7 @@ impl Reading {
         loop {
             let seen = lane.version();
             // What was appended and is not durable yet may have been told to nobody, and may still become durable: also while this reads what is in front of it.
-            let is_whole = lane.durable_ordinal() >= lane.stats().next_ordinal;
+            let is_whole = lane.durable_ordinal() >= lane.next_ordinal();
             let outcome = lane.read(self.at, READ_BYTES, true)?;
             outcome.data.iter().for_each(|data| self.replay.chunks(data));
             self.at = outcome.next;
