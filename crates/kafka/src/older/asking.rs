@@ -42,6 +42,8 @@ const HELD_AGE_US: u64 = 60_000_000;
 const RETRY_US: u64 = 200_000;
 /// Pieces that nobody has used for so long go.
 const PIECE_AGE_US: u64 = 30_000_000;
+/// So often all that is kept is looked through for what nobody uses.
+const LOOK_US: u64 = 1_000_000;
 /// Places of which it is remembered that they were asked for in vain.
 const FAILED_MAX: usize = 4_096;
 
@@ -62,6 +64,8 @@ struct State {
     nodes: HashMap<u32, Busy>,
     /// Streamlets whose lanes are to be woken, and when.
     retries: BTreeMap<Place, u64>,
+    /// When it is looked next for what nobody uses.
+    look_us: u64,
 }
 
 /// The groups that a node has of a streamlet.
@@ -193,12 +197,27 @@ impl State {
         }
     }
 
+    /// The streamlets whose lanes are to be woken now. Now and then lets go of what nobody uses: tens of thousands of streamlets may have moved, and readers wait for this lock.
+    fn turn(&mut self, now_us: u64) -> Vec<Place> {
+        let due = self.retries.iter().filter(|(_, at)| **at <= now_us).map(|(place, _)| *place).collect();
+        self.retries.retain(|_, at| *at > now_us);
+        if now_us >= self.look_us {
+            self.look_us = now_us.saturating_add(LOOK_US);
+            self.let_go(now_us);
+        }
+        due
+    }
+
     /// Lets go of what nobody has used for long.
     fn let_go(&mut self, now_us: u64) {
         let unused = self.pieces.iter().filter(|(_, piece)| piece.used_us + PIECE_AGE_US < now_us);
         let unused: Vec<_> = unused.map(|(key, _)| *key).collect();
         unused.iter().for_each(|key| self.remove(key));
-        self.held.retain(|_, held| held.asking || held.old_us + HELD_AGE_US >= now_us);
+        self.held.retain(|_, held| {
+            #[cfg(test)]
+            tests::LOOKED_AT.set(tests::LOOKED_AT.get() + 1);
+            held.asking || held.old_us + HELD_AGE_US >= now_us
+        });
     }
 
     /// The piece with an offset.
@@ -412,11 +431,7 @@ impl Older {
     /// Wakes whoever waits for nodes that are to be asked again, and lets go of what nobody uses. Called again and again.
     pub(crate) fn tick(&self, door: &Door) {
         let now_us = door.clock.monotonic_us();
-        let mut state = self.state.lock();
-        let due: Vec<Place> = state.retries.iter().filter(|(_, at)| **at <= now_us).map(|(place, _)| *place).collect();
-        state.retries.retain(|_, at| *at > now_us);
-        state.let_go(now_us);
-        drop(state);
+        let due = self.state.lock().turn(now_us);
         due.into_iter().for_each(|place| wake(door, place));
     }
 }
@@ -522,6 +537,27 @@ mod tests {
     use kera_protocol::{OlderGroups, StreamOwners};
 
     use super::*;
+
+    thread_local! {
+        /// How many streamlets were looked at for whether somebody still asks for their groups.
+        pub(super) static LOOKED_AT: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+    }
+
+    #[test]
+    fn what_is_kept_is_looked_through_once_a_second_and_who_waits_is_woken_in_time() {
+        let mut state = State::default();
+        for stream in (0..1_000).map(StreamId) {
+            let held = Held { groups: Some(HashMap::new()), old_us: 100_000_000, ..Held::default() };
+            state.held.insert((2, (stream, StreamletId(0))), held);
+            state.retry((stream, StreamletId(0)), stream.0 * 2_000);
+        }
+        LOOKED_AT.set(0);
+        let woken: Vec<usize> = (0..100).map(|turn| state.turn(turn * 20_000).len()).collect();
+        assert_eq!((woken[0], &woken[1..]), (1, &[10; 99][..]));
+        assert_eq!((LOOKED_AT.get(), state.held.len()), (2_000, 1_000));
+        assert_eq!(state.turn(100_000_000 + HELD_AGE_US + 1).len(), 9);
+        assert!(state.held.is_empty() && state.retries.is_empty());
+    }
 
     #[test]
     fn groups_that_nobody_asks_for_any_more_are_let_go_of() {
