@@ -25,7 +25,7 @@ use kera_format::kafka_groups::Entry;
 use kera_format::{ProducerEpoch, ProducerId};
 use kera_log::{Observer, ReadError};
 use kera_protocol::{ClaimGroup, EndInGroup, GroupEnded};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use uuid::Uuid;
 
 use crate::door::{After, Catalog, Door, Reply};
@@ -327,15 +327,13 @@ impl GroupDoor {
                 if coordinator.next_deadline_ms().is_some_and(|at| at <= now.mono_ms) {
                     coordinator.tick(now);
                 }
-                if let Some(log) = &part.log {
-                    copy(log, &coordinator, log.copied_from(COPY_BYTES_MIN));
-                }
                 coordinator.take_done()
             };
+            self.deliver(&part, done);
             if let Some(log) = &part.log {
+                copy(log, &part.coordinator, log.copied_from(COPY_BYTES_MIN));
                 log.trim();
             }
-            self.deliver(&part, done);
         }
     }
 
@@ -774,18 +772,31 @@ fn read_own(making: &Making, log: Arc<StateLog<Entry>>, accept_damage: bool) -> 
             // So that there is something to write, also if nothing could be read.
             log.append_edge(Edge::Begin)
                 .map_err(|AppendFailed| io::Error::other(format!("{GROUPS_STREAM} takes no records")))?;
-            copy(&log, &own.coordinator.lock(), 0);
+            copy(&log, &own.coordinator, 0);
         }
     }
     Ok(own)
 }
 
-/// Writes everything anew if the log has grown by `bytes_min`. Under the coordinator's lock, so that nothing comes between; if it breaks
-/// off, what is there stays and counts.
+/// Writes everything anew if the log has grown by `bytes_min`. If it breaks off, what is there stays and counts.
+///
+/// Step by step, and who waits for a group goes first in between: all that is committed may be a hundred megabytes. What happens meanwhile is recorded
+/// [behind the copy of its group, or is in it](Coordinator::snapshot).
 ///
 /// A part that has left knows nothing any more, and its log is the next owner's: nothing may be let go because of it. And other nodes may have older groups of the log, with
 /// what this copy does not repeat: so it says where it begins and ends.
-pub(crate) fn copy(log: &StateLog<Entry>, coordinator: &Coordinator, bytes_min: u64) {
+pub(crate) fn copy(log: &StateLog<Entry>, coordinator: &Mutex<Coordinator>, bytes_min: u64) {
+    copy_resting(log, coordinator, bytes_min, MutexGuard::bump);
+}
+
+/// The same with what is done between two steps.
+pub(crate) fn copy_resting<'a>(
+    log: &StateLog<Entry>,
+    coordinator: &'a Mutex<Coordinator>,
+    bytes_min: u64,
+    mut rest: impl FnMut(&mut MutexGuard<'a, Coordinator>),
+) {
+    let mut coordinator = coordinator.lock();
     if coordinator.check_loaded().is_err() {
         return;
     }
@@ -802,6 +813,10 @@ pub(crate) fn copy(log: &StateLog<Entry>, coordinator: &Coordinator, bytes_min: 
         behind = next;
         if behind.is_none() {
             break;
+        }
+        rest(&mut coordinator);
+        if coordinator.check_loaded().is_err() {
+            return;
         }
     }
     if log.append_edge(Edge::End).is_ok() {

@@ -11,12 +11,12 @@ use kera_format::kafka_groups::{CommittedOffset, Entry, Fact, OffsetKey};
 use kera_format::{Cursor, StreamId, StreamOptions, StreamletId};
 use kera_protocol::placement::OlderGroups;
 use kera_protocol::{NodeInfo, Owner};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 
 use super::transactions::{World, text, topic};
 use super::*;
 use crate::door::{Coordinators, OtherNodes};
-use crate::group_door::copy;
+use crate::group_door::{copy, copy_resting};
 use crate::group_parts::{self, Load};
 use crate::groups::{GroupConfig, Now};
 use crate::state_log::{Edge, StateLog};
@@ -560,7 +560,7 @@ fn what_stands_in_front_of_a_whole_copy_does_not_count() {
 fn a_part_that_has_left_copies_nothing() {
     let (mut world, stream) = shared();
     let loads = world.follow();
-    let mut coordinator = loads[0].making().coordinator(GroupConfig::default(), None);
+    let coordinator = Mutex::new(loads[0].making().coordinator(GroupConfig::default(), None));
     let log = log_of(&world, stream);
     let metadata = "x".repeat(4000);
     let fact = |at| Fact::Offset(OffsetKey { topic: "t".to_owned(), partition: at }, offset(1, &metadata));
@@ -571,9 +571,39 @@ fn a_part_that_has_left_copies_nothing() {
     let end = log.last_mark();
     copy(&log, &coordinator, 4 << 20);
     assert_eq!(log.last_mark(), end);
-    coordinator.start(Now::default());
+    coordinator.lock().start(Now::default());
     copy(&log, &coordinator, 4 << 20);
     assert!(log.last_mark() > end, "it was due");
+}
+
+/// Who commits waits for a step of a copy and not for all of it.
+#[test]
+fn groups_are_served_between_the_steps_of_a_copy_and_one_whose_part_leaves_meanwhile_has_no_end() {
+    let (mut world, stream) = shared();
+    let loads = world.follow();
+    let (log, metadata) = (log_of(&world, stream), "x".repeat(4000));
+    let fact = || Fact::Offset(OffsetKey { topic: "t".to_owned(), partition: 0 }, offset(1, &metadata));
+    let entries: Vec<Entry> = (0..200).map(|at| Entry { group: format!("g{at:03}"), fact: fact() }).collect();
+    let grow = || (0..2).for_each(|_| _ = log.append(&entries).unwrap());
+    let coordinator = Mutex::new(loads[0].making().coordinator(GroupConfig::default(), None));
+    entries.iter().for_each(|entry| coordinator.lock().replay(entry.clone()));
+    coordinator.lock().start(Now::default());
+    grow();
+    let mut rests = 0;
+    copy_resting(&log, &coordinator, 1 << 20, |coordinator_of| {
+        MutexGuard::unlocked(coordinator_of, || rests += usize::from(coordinator.try_lock().is_some()));
+    });
+    assert!(rests >= 2, "{rests}");
+    // That one is whole: the next one may begin once it is durable.
+    world.sink.release();
+    log.trim();
+    grow();
+    let mut rests = 0;
+    copy_resting(&log, &coordinator, 1 << 20, |coordinator| {
+        coordinator.close(ResponseError::NotCoordinator);
+        rests += 1;
+    });
+    assert_eq!(rests, 1);
 }
 
 #[test]
