@@ -23,9 +23,9 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, Interest};
 use tokio::net::{TcpStream, lookup_host};
 use tokio::sync::{Notify, mpsc, oneshot};
 
-use crate::RpcError;
 use crate::hedge::first_of;
 use crate::outbox::Outbox;
+use crate::{ANSWER_TOO_LARGE, RpcError};
 
 /// Bytes of a read buffer; frames share it until they are dropped.
 const BLOCK_BYTES: usize = 256 << 10;
@@ -594,7 +594,9 @@ impl Task {
                 Err(e) => return Err(e),
             }
             if let Err(e) = self.frames() {
-                return Ok(Next::End(format!("it broke the protocol: {e}")));
+                let is_too_large = matches!(e, ProtocolError::FrameSize { bytes, max, .. } if bytes > max);
+                let what = if is_too_large { ANSWER_TOO_LARGE } else { "it broke the protocol" };
+                return Ok(Next::End(format!("{what}: {e}")));
             }
         }
     }

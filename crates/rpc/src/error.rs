@@ -4,6 +4,9 @@ use std::time::Duration;
 
 use kera_protocol::{ProtocolError, Status};
 
+/// What [`RpcError::Closed`] begins its reason with where the server has sent a frame that is larger than this side takes.
+pub const ANSWER_TOO_LARGE: &str = "it sent an answer that is too large";
+
 /// Why a call has no answer, or not the one hoped for. Says whether a retry makes sense and whether the request may have
 /// been carried out nevertheless.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -90,6 +93,11 @@ impl RpcError {
             RpcError::Status { status, .. } => Some(*status),
             _ => None,
         }
+    }
+
+    /// Whether the connection was closed because the server sent more in one frame than this side takes: as the answer to this request, or to another one that was under way with it.
+    pub fn is_answer_too_large(&self) -> bool {
+        matches!(self, RpcError::Closed { reason, .. } if reason.starts_with(ANSWER_TOO_LARGE))
     }
 
     /// How long to wait before a retry, if the server said so.

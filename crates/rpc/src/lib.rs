@@ -19,7 +19,7 @@ mod session;
 mod unsent;
 
 pub use connection::{Call, ClientConfig, Connection, Frame, Subscription, WeakConnection};
-pub use error::RpcError;
+pub use error::{ANSWER_TOO_LARGE, RpcError};
 pub use hedge::first_of;
 pub use outbox::{FrameWriter, Outbox};
 pub use server::{ConnectionRoom, RunningServer, Server, ServerConfig, ServerStats};

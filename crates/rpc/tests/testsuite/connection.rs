@@ -57,6 +57,32 @@ fn large_answers_come_through() {
 }
 
 #[test]
+fn who_is_sent_more_than_it_takes_knows_that_it_may_ask_for_less() {
+    let (server, _) = start(|_| {});
+    runtime().block_on(async {
+        let config = ClientConfig {
+            connect_timeout: Duration::from_secs(120),
+            frame_bytes_max: 1 << 20,
+            ..ClientConfig::default()
+        };
+        let address = server.local_addr().to_string();
+        let ask = |connection: &Connection, bytes: u64| {
+            connection.send(Op::StreamStats, vec![bytes.to_le_bytes().to_vec().into()])
+        };
+        let connection = Connection::connect(&address, config.clone()).await.unwrap();
+        let with_it = connection.send(Op::NextGroups, Vec::new());
+        for error in [ask(&connection, 2 << 20).await.unwrap_err(), with_it.await.unwrap_err()] {
+            assert!(error.is_answer_too_large() && error.retryable(), "{error}");
+        }
+        let connection = Connection::connect(&address, config).await.unwrap();
+        assert_eq!(ask(&connection, 1 << 19).await.unwrap().body.len(), 1 << 19);
+        let refused = connection.send(Op::ReadChunks, Vec::new()).await.unwrap_err();
+        let closed = connection.send(Op::DeleteStream, Vec::new()).await.unwrap_err();
+        assert!(!refused.is_answer_too_large() && !closed.is_answer_too_large(), "{refused}, {closed}");
+    });
+}
+
+#[test]
 fn an_error_status_says_what_and_when() {
     let (server, _) = start(|_| {});
     runtime().block_on(async {
