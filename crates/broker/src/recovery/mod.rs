@@ -12,6 +12,7 @@
 //! What backups say comes from outside: places, ordinals and counts are checked against what a lane can have, chunks against
 //! their checksums and places. What does not fit is an error that names the backup, and the next one is asked.
 
+mod ask;
 mod asked;
 mod decide;
 mod fetch;
@@ -40,6 +41,8 @@ use kera_protocol::{
 use crate::broker::Broker;
 use crate::failure::Failure;
 use crate::handover;
+pub use ask::NoStates;
+use ask::ask_range;
 use asked::{Found, Said, Views, view_of};
 use decide::{Decided, Source};
 use fetch::{Arrivals, Copied, in_parallel};
@@ -50,7 +53,7 @@ use returned::Ends;
 pub(crate) use returned::FoundBefore;
 pub use returned::NotTaken;
 
-/// Streamlets that one question names.
+/// Streamlets that one question names, if [that is not too much](ask).
 const ASKED_AT_ONCE: usize = 1000;
 /// Threads that ask and read.
 const THREADS: usize = 4;
@@ -81,8 +84,8 @@ pub struct EndedView {
 
 /// How backups are asked. The calls block and come from several threads; an error is a sentence without the backup's number.
 pub trait Copies: Send + Sync {
-    /// Asks for the state of lanes.
-    fn lane_states(&self, backup: u32, asked: &LaneStates) -> Result<LaneStateList, String>;
+    /// Asks for the state of lanes. What is more than an answer may have is [an error that says so](NoStates::is_too_much), whatever it is that the backup answers.
+    fn lane_states(&self, backup: u32, asked: &LaneStates) -> Result<LaneStateList, NoStates>;
     /// Asks for blocks.
     fn read_blocks(&self, backup: u32, asked: &ReadBlocks) -> Result<BlocksRead, String>;
     /// Says that streamlets are about to be opened with what these logs have up to their ends, so that these ends stay; nothing is served before
@@ -894,47 +897,6 @@ impl Broker {
         }
         Ok(said)
     }
-}
-
-/// Asks the backups of a range until one answers with something that makes sense. Those that are there one after the other: each answer is
-/// work for a backup, and the first is nearly always enough. Those that are lost last, and at once, for each of them may keep silent until
-/// its time is up.
-fn ask_range(
-    range: &RangeOfLog,
-    asked: &[StreamletRef],
-    copies: &dyn Copies,
-    check: &Check<'_>,
-) -> Result<Vec<ReplicatedLane>, Failure> {
-    let question =
-        LaneStates { log: range.log, from_block: range.first, through_block: range.last, streamlets: asked.to_vec() };
-    let ask = |backup: u32| {
-        copies.lane_states(backup, &question).and_then(|answer| {
-            answer.lanes.iter().try_for_each(|lane| check(lane, asked))?;
-            // A backup that has lost the blocks would say that there is nothing: it must show the last one.
-            fetch::has_last(range, backup, asked, copies)?;
-            Ok(answer.lanes)
-        })
-    };
-    let (there, lost) = range.there_and_lost(copies);
-    let mut errors = Vec::new();
-    for together in there.chunks(1).chain(lost.chunks(copies.threads().max(1))) {
-        let answers = in_parallel(copies.threads(), together, |&backup| Ok((backup, ask(backup))))?;
-        let mut found = None;
-        for (backup, answer) in answers {
-            match answer {
-                Ok(lanes) => found = found.or(Some(lanes)),
-                Err(reason) => errors.push(format!("backup {backup}: {reason}")),
-            }
-        }
-        if let Some(lanes) = found {
-            if !errors.is_empty() {
-                tracing::warn!(%range, reason = errors.join("; "), "not every backup says what lanes have; another one did");
-            }
-            return Ok(lanes);
-        }
-    }
-    let message = format!("no backup says what lanes have in {range}: {}", errors.join("; "));
-    Err(Failure::later(Status::SegmentUnreadable, message))
 }
 
 /// Whether an answer names what was asked for, which is in order, and what there can be.

@@ -27,6 +27,7 @@ use crate::moved::{Reading, read_plain};
 
 mod for_one;
 mod in_front;
+mod much;
 mod room;
 
 const STREAM: StreamId = StreamId(7);
@@ -211,7 +212,7 @@ impl Copies for Memory {
         if self.refuses { Err("log 0 ends at block 9 by now".to_owned()) } else { Ok(()) }
     }
 
-    fn lane_states(&self, backup: u32, asked: &LaneStates) -> Result<LaneStateList, String> {
+    fn lane_states(&self, backup: u32, asked: &LaneStates) -> Result<LaneStateList, NoStates> {
         let (mut parts, mut producers, mut of_lane): (Vec<SegmentPart>, _, _) = (Vec::new(), Vec::new(), LaneId(0));
         let within = |block: &u64| (asked.from_block..=asked.through_block).contains(block);
         for (_, chunk) in (1..).zip(self.chunks_at(backup)?).filter(|(block, _)| within(block)) {
@@ -518,7 +519,7 @@ impl Copies for UntilStop {
         Duration::ZERO
     }
 
-    fn lane_states(&self, backup: u32, asked: &LaneStates) -> Result<LaneStateList, String> {
+    fn lane_states(&self, backup: u32, asked: &LaneStates) -> Result<LaneStateList, NoStates> {
         self.memory.lane_states(backup, asked)
     }
 
@@ -594,7 +595,7 @@ impl Two {
 }
 
 impl Copies for Two {
-    fn lane_states(&self, backup: u32, asked: &LaneStates) -> Result<LaneStateList, String> {
+    fn lane_states(&self, backup: u32, asked: &LaneStates) -> Result<LaneStateList, NoStates> {
         self.of(asked.log).lane_states(backup, asked)
     }
 

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use kera_backup::{Backup, BackupConfig, BackupError, StoreDone, Taken};
-use kera_broker::{Broker, BrokerConfig, Copies, EndedLog, EndedView, Opening, Rebuild, RecoveryProgress};
+use kera_broker::{Broker, BrokerConfig, Copies, EndedLog, EndedView, NoStates, Opening, Rebuild, RecoveryProgress};
 use kera_env::{Clock, Disk, ManualClock, MemoryDisk, Random, SeededRandom};
 use kera_format::chunk::Chunks;
 use kera_format::cluster::{HANDED_BYTES_MAX, HANDED_LARGE_BYTES_MAX};
@@ -22,7 +22,7 @@ use kera_protocol::{
 use parking_lot::Mutex;
 use proptest::prelude::*;
 
-use crate::common::cloud::{CLUSTER, X, block_head};
+use crate::common::cloud::{CLUSTER, X, block_head, no_states};
 use crate::common::*;
 
 const Y: StreamletId = StreamletId(1);
@@ -75,8 +75,8 @@ impl OneBackup {
 }
 
 impl Copies for OneBackup {
-    fn lane_states(&self, _: u32, asked: &LaneStates) -> Result<LaneStateList, String> {
-        self.0.lane_states(asked).map_err(|error| error.to_string())
+    fn lane_states(&self, _: u32, asked: &LaneStates) -> Result<LaneStateList, NoStates> {
+        self.0.lane_states(asked).map_err(no_states)
     }
     fn read_blocks(&self, _: u32, asked: &ReadBlocks) -> Result<BlocksRead, String> {
         self.0.read_blocks(asked).map_err(|error| error.to_string())

@@ -4,7 +4,7 @@ use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use kera_broker::{Copies, MendFrom, gather};
+use kera_broker::{Copies, MendFrom, NoStates, gather};
 use kera_env::{Clock, Disk, ManualClock, MemoryDisk, SeededRandom};
 use kera_format::vlog_replica::LogId;
 use kera_format::{Cursor, GroupId, LaneId, SegmentId, StreamOptions};
@@ -177,7 +177,7 @@ impl Copies for Once<'_> {
         self.asked.load(Ordering::SeqCst) == 0
     }
 
-    fn lane_states(&self, backup: u32, asked: &LaneStates) -> Result<LaneStateList, String> {
+    fn lane_states(&self, backup: u32, asked: &LaneStates) -> Result<LaneStateList, NoStates> {
         self.asked.fetch_add(1, Ordering::SeqCst);
         self.cloud.lane_states(backup, asked)
     }
@@ -212,7 +212,7 @@ impl Copies for Ends {
         self.0.fetch_add(1, Ordering::SeqCst) == 0
     }
 
-    fn lane_states(&self, _: u32, _: &LaneStates) -> Result<LaneStateList, String> {
+    fn lane_states(&self, _: u32, _: &LaneStates) -> Result<LaneStateList, NoStates> {
         panic!("nobody is to be asked")
     }
 
@@ -239,4 +239,31 @@ fn of_a_log_that_is_over_it_is_asked_where_it_is() {
     node.cloud.set(11, Trouble::Silent);
     node.mend(|_| node.over()).unwrap();
     assert_eq!(node.read(), 2 * CHUNKS);
+}
+
+/// Backups that have more to say of a streamlet's lanes than fits into an answer.
+struct Much<'a> {
+    cloud: &'a Cloud,
+    asked: AtomicU64,
+}
+
+impl Copies for Much<'_> {
+    fn lane_states(&self, _: u32, _: &LaneStates) -> Result<LaneStateList, NoStates> {
+        self.asked.fetch_add(1, Ordering::SeqCst);
+        Err(NoStates { reason: "ask for less".to_owned(), is_too_much: true })
+    }
+
+    fn read_blocks(&self, backup: u32, asked: &ReadBlocks) -> Result<BlocksRead, String> {
+        self.cloud.read_blocks(backup, asked)
+    }
+}
+
+#[test]
+fn a_segment_is_looked_for_in_smaller_parts_where_a_backup_has_too_much_to_tell() {
+    let node = Node::new();
+    for of in node.damaged() {
+        let much = Much { cloud: &node.cloud, asked: AtomicU64::new(0) };
+        let found = gather(of, &node.over(), &much).map_err(|not| not.reason).unwrap();
+        assert!(found.is_whole() && much.asked.load(Ordering::SeqCst) > 0);
+    }
 }

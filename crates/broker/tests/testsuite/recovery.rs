@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use kera_broker::{Copies, EndedLog, EndedView, HandedStates, Rebuild, RecoveryProgress};
+use kera_broker::{Copies, EndedLog, EndedView, HandedStates, NoStates, Rebuild, RecoveryProgress};
 use kera_env::Clock;
 use kera_format::chunk::{Chunks, Skip};
 use kera_format::vlog_replica::LogId;
@@ -917,7 +917,7 @@ fn lanes_that_lie_mixed_are_rebuilt_in_several_passes() {
 struct OneByOne<'a>(&'a Cloud, &'a House);
 
 impl Copies for OneByOne<'_> {
-    fn lane_states(&self, backup: u32, asked: &LaneStates) -> Result<LaneStateList, String> {
+    fn lane_states(&self, backup: u32, asked: &LaneStates) -> Result<LaneStateList, NoStates> {
         self.0.lane_states(backup, asked)
     }
     fn read_blocks(&self, backup: u32, asked: &ReadBlocks) -> Result<BlocksRead, String> {

@@ -8,15 +8,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use kera_backup::{Backup, BackupStats};
+use kera_broker::NoStates;
 use kera_coordinator::cluster::ClusterState;
 use kera_format::cluster::USED_ENDS_MAX;
 use kera_format::vlog_replica::LogId;
-use kera_protocol::{BlocksRead, LaneStateList, LaneStates, Message, ReadBlocks, UseEnds, UsedEnd};
+use kera_protocol::{BlocksRead, LaneStateList, LaneStates, Message, ReadBlocks, Status, UseEnds, UsedEnd};
 use kera_raft::{Group, Pending, Transport, in_versions};
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
 
 use super::backups::BackupRole;
+use super::transport::TOO_MUCH;
 use super::{STOPPING, ask_while, wait};
 
 /// How often it is looked whether who is asked is lost.
@@ -139,9 +141,16 @@ impl AskBackups {
             let is_live = || group.read(|state| is_live(state, backup));
             answer_of(answer, is_live, || !stopping.load(Ordering::SeqCst)).await
         });
-        self.silent.lock().note(backup, told.is_ok(), began.elapsed(), Instant::now());
+        // Whoever has more to tell than fits into an answer has not kept silent.
+        let is_answered = told.as_ref().map_or_else(|reason| reason.starts_with(TOO_MUCH), |_| true);
+        self.silent.lock().note(backup, is_answered, began.elapsed(), Instant::now());
         told
     }
+}
+
+/// Why another node's backup does not say what lanes have, from what the transport says.
+fn no_states(reason: String) -> NoStates {
+    NoStates { is_too_much: reason.starts_with(TOO_MUCH), reason }
 }
 
 impl kera_broker::Copies for AskBackups {
@@ -173,11 +182,14 @@ impl kera_broker::Copies for AskBackups {
         backup == self.me.0 || answers() && self.group.read(|state| is_live(state, backup))
     }
 
-    fn lane_states(&self, backup: u32, asked: &LaneStates) -> Result<LaneStateList, String> {
+    fn lane_states(&self, backup: u32, asked: &LaneStates) -> Result<LaneStateList, NoStates> {
         self.must_go_on()?;
         match self.own(backup) {
-            Some(own) => own.lane_states(asked).map_err(|error| error.to_string()),
-            None => self.ask(backup, asked),
+            Some(own) => own.lane_states(asked).map_err(|error| {
+                let is_too_much = error.status == Status::LimitReached;
+                NoStates { reason: error.reason, is_too_much }
+            }),
+            None => self.ask(backup, asked).map_err(no_states),
         }
     }
 
@@ -232,6 +244,13 @@ mod tests {
         let looks = AtomicU32::new(0);
         let told = runtime.block_on(answer_of(never, || true, || looks.fetch_add(1, Ordering::Relaxed) < 2));
         assert_eq!(told, Err(STOPPING.to_owned()));
+    }
+
+    #[test]
+    fn a_backup_that_has_too_much_to_tell_is_asked_for_less() {
+        for (said, is_too_much) in [(format!("{TOO_MUCH}LimitReached: 64 MiB"), true), (STOPPING.to_owned(), false)] {
+            assert_eq!(no_states(said.clone()), NoStates { reason: said, is_too_much });
+        }
     }
 
     #[test]

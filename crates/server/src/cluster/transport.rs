@@ -20,6 +20,8 @@ const ANSWER: Duration = Duration::from_secs(15);
 const UNNOTICED: Duration = Duration::from_secs(1);
 /// What the error of a request begins with that the other node has refused for good.
 pub(super) const REFUSED: &str = "refused: ";
+/// What the error of a question about lanes begins with whose answer is too large: for the backup, or for this node if the backup is of a version that sends it all the same.
+pub(super) const TOO_MUCH: &str = "too much at once: ";
 
 /// See the module. Everything runs on the log's runtime.
 ///
@@ -136,6 +138,9 @@ fn failed(op: Op, address: &str, error: &RpcError) -> String {
         ),
         (Op::JoinCluster, RpcError::Status { status, message, .. }) if !status.retryable() => {
             format!("{REFUSED}{message}")
+        }
+        (Op::LaneStates, error) if error.is_answer_too_large() || error.status() == Some(Status::LimitReached) => {
+            format!("{TOO_MUCH}{error}")
         }
         (_, error) if error.status().is_some_and(|status| !status.retryable()) => format!("{REFUSED}{error}"),
         (_, error) => error.to_string(),
@@ -262,6 +267,25 @@ mod tests {
         assert_eq!(told(Op::JoinCluster, Status::InvalidArgument), format!("{REFUSED}node 2 is there"));
         assert_eq!(told(Op::JoinCluster, Status::NotReady), "NotReady: node 2 is there");
         assert_eq!(told(Op::RaftVote, Status::NotSupported), format!("{REFUSED}NotSupported: node 2 is there"));
+    }
+
+    /// Backups of a version before send all that lanes have, and the connection is closed for it.
+    #[test]
+    fn who_has_too_much_to_tell_of_lanes_is_known_whether_it_says_so_or_sends_it() {
+        let closed = |reason: &str| RpcError::Closed {
+            address: "127.0.0.1:7072".to_owned(),
+            reason: reason.to_owned(),
+            sent: true,
+        };
+        let says = |status| RpcError::Status { status, message: "64 MiB".to_owned(), retry_after: None };
+        let sends = closed(&format!("{}: frame.frame_bytes is 300000000", kera_rpc::ANSWER_TOO_LARGE));
+        for error in [&says(Status::LimitReached), &sends] {
+            assert!(failed(Op::LaneStates, "127.0.0.1:7072", error).starts_with(TOO_MUCH), "{error}");
+            assert!(!failed(Op::ReadBlocks, "127.0.0.1:7072", error).starts_with(TOO_MUCH), "{error}");
+        }
+        for error in [&says(Status::SegmentUnreadable), &closed("the server closed it")] {
+            assert!(!failed(Op::LaneStates, "127.0.0.1:7072", error).starts_with(TOO_MUCH), "{error}");
+        }
     }
 
     #[test]

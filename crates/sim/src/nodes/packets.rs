@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use kera_backup::Taken;
+use kera_backup::{BackupError, Taken};
+use kera_broker::NoStates;
 use kera_coordinator::cluster::ToldEnd;
 use kera_format::cluster::LogName;
 use kera_format::vlog_replica::LogId;
@@ -117,10 +118,14 @@ impl World {
         let unread = self.why_unread(question);
         let Some(running) = self.node_mut(to).running() else { return };
         let reply = match (question, unread) {
-            (Question::Lanes(_), Some(why)) => Reply::Lanes(Err(why)),
+            (Question::Lanes(_), Some(why)) => Reply::Lanes(Err(why.into())),
             (Question::Blocks(_), Some(why)) => Reply::Blocks(Err(why)),
             (Question::Lanes(asked), None) => {
-                Reply::Lanes(running.backup.lane_states(asked).map_err(|e| e.to_string()))
+                let no_states = |error: BackupError| {
+                    let is_too_much = error.status == Status::LimitReached;
+                    NoStates { reason: error.reason, is_too_much }
+                };
+                Reply::Lanes(running.backup.lane_states(asked).map_err(no_states))
             }
             (Question::Blocks(asked), None) => {
                 Reply::Blocks(running.backup.read_blocks(asked).map_err(|e| e.to_string()))

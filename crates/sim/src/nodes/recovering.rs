@@ -10,7 +10,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use kera_broker::{
-    Broker, Copies, EndedLog, Failure, HandedStates, MendFrom, NotGathered, Rebuild, RecoveryProgress, gather,
+    Broker, Copies, EndedLog, Failure, HandedStates, MendFrom, NoStates, NotGathered, Rebuild, RecoveryProgress, gather,
 };
 use kera_coordinator::cluster::{Owned, Views};
 use kera_format::SegmentId;
@@ -48,7 +48,7 @@ pub(super) struct LeftOut {
 /// What it says.
 #[derive(Clone, Debug)]
 pub(super) enum Reply {
-    Lanes(Result<LaneStateList, String>),
+    Lanes(Result<LaneStateList, NoStates>),
     Blocks(Result<BlocksRead, String>),
     Said(Result<(), String>),
     GoOn,
@@ -216,18 +216,20 @@ impl Asks {
 }
 
 impl Asks {
-    fn noting<T>(&self, backup: u32, answer: Result<T, String>) -> Result<T, String> {
-        if answer.as_ref().is_err_and(|why| why == SILENCE) {
+    fn note(&self, backup: u32, why: Option<&str>) {
+        if why == Some(SILENCE) {
             self.live.lock().unwrap_or_else(PoisonError::into_inner).remove(&backup);
         }
-        answer
     }
 }
 
 impl Copies for Asks {
-    fn lane_states(&self, backup: u32, asked: &LaneStates) -> Result<LaneStateList, String> {
+    fn lane_states(&self, backup: u32, asked: &LaneStates) -> Result<LaneStateList, NoStates> {
         match self.ask(Wants::Backup(backup, Question::Lanes(asked.clone()))) {
-            Reply::Lanes(answer) => self.noting(backup, answer),
+            Reply::Lanes(answer) => {
+                self.note(backup, answer.as_ref().err().map(|why| why.reason.as_str()));
+                answer
+            }
             other => panic!("lanes were asked for, and {other:?} came"),
         }
     }
@@ -236,7 +238,10 @@ impl Copies for Asks {
         // Small answers, so that a rebuild takes many and a lot happens between them.
         let asked = ReadBlocks { max_bytes: 32 << 10, ..asked.clone() };
         match self.ask(Wants::Backup(backup, Question::Blocks(asked))) {
-            Reply::Blocks(answer) => self.noting(backup, answer),
+            Reply::Blocks(answer) => {
+                self.note(backup, answer.as_ref().err().map(String::as_str));
+                answer
+            }
             other => panic!("blocks were asked for, and {other:?} came"),
         }
     }

@@ -246,7 +246,7 @@ impl World {
             Wants::Backup(backup, question) => {
                 let late = || SILENCE.to_owned();
                 let late = match &question {
-                    Question::Lanes(_) => Reply::Lanes(Err(late())),
+                    Question::Lanes(_) => Reply::Lanes(Err(late().into())),
                     Question::Blocks(_) => Reply::Blocks(Err(late())),
                 };
                 let (log, from, _) = question.blocks();

@@ -54,11 +54,11 @@ struct Late {
 }
 
 impl Copies for Late {
-    fn lane_states(&self, backup: u32, asked: &LaneStates) -> Result<LaneStateList, String> {
+    fn lane_states(&self, backup: u32, asked: &LaneStates) -> Result<LaneStateList, NoStates> {
         let one_less = |left: u32| left.checked_sub(1);
         let is_late =
             asked.log == Two::OTHER && self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less).is_ok();
-        if is_late { Err("it is late".to_owned()) } else { self.of.lane_states(backup, asked) }
+        if is_late { Err("it is late".to_owned().into()) } else { self.of.lane_states(backup, asked) }
     }
 
     fn read_blocks(&self, backup: u32, asked: &ReadBlocks) -> Result<BlocksRead, String> {
@@ -126,9 +126,9 @@ fn what_reads_back_is_not_left_out_beside_what_nobody_gives_because_another_log_
 struct InParts(Two);
 
 impl Copies for InParts {
-    fn lane_states(&self, backup: u32, asked: &LaneStates) -> Result<LaneStateList, String> {
+    fn lane_states(&self, backup: u32, asked: &LaneStates) -> Result<LaneStateList, NoStates> {
         let is_all = asked.log == Two::OTHER && asked.from_block < asked.through_block;
-        if is_all { Err("block 2 does not read back".to_owned()) } else { self.0.lane_states(backup, asked) }
+        if is_all { Err("block 2 does not read back".to_owned().into()) } else { self.0.lane_states(backup, asked) }
     }
 
     fn read_blocks(&self, backup: u32, asked: &ReadBlocks) -> Result<BlocksRead, String> {

@@ -76,7 +76,7 @@ fn again(node: &Node, rebuild: &Rebuild, logs: &[EndedLog], copies: &dyn Copies)
 struct WhenTouched<'a>(&'a Memory, &'a Log);
 
 impl Copies for WhenTouched<'_> {
-    fn lane_states(&self, backup: u32, asked: &LaneStates) -> Result<LaneStateList, String> {
+    fn lane_states(&self, backup: u32, asked: &LaneStates) -> Result<LaneStateList, NoStates> {
         self.0.lane_states(backup, asked)
     }
 

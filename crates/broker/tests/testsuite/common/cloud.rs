@@ -7,7 +7,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use kera_backup::{Backup, BackupConfig, BackupError, StoreDone, Taken};
-use kera_broker::{Broker, BrokerConfig, Copies, EndedLog, EndedView};
+use kera_broker::{Broker, BrokerConfig, Copies, EndedLog, EndedView, NoStates};
 use kera_env::{Clock, Disk, ManualClock, MemoryDisk, SeededRandom};
 use kera_format::checksum::crc32c;
 use kera_format::cluster::Rack;
@@ -16,7 +16,7 @@ use kera_format::{ChunkView, LaneId, StreamOptions, StreamletId};
 use kera_log::{Arena, ArenaConfig, DurabilitySink, Lane, Log, LogConfig};
 use kera_protocol::{
     BlockStored, BlocksRead, LaneStateList, LaneStates, NodeInfo, OlderGroups, Owner, ReadBlocks, ReleaseBlocks,
-    StoreHead, StoreOutcome,
+    Status, StoreHead, StoreOutcome,
 };
 use kera_vlog::{Answer, BackupId, BackupLink, Block, ReplicatedConfig, ReplicatedLog, View, ViewAnswer, Views};
 use parking_lot::Mutex;
@@ -121,12 +121,12 @@ impl Cloud {
 }
 
 impl Copies for Cloud {
-    fn lane_states(&self, backup: u32, asked: &LaneStates) -> Result<LaneStateList, String> {
+    fn lane_states(&self, backup: u32, asked: &LaneStates) -> Result<LaneStateList, NoStates> {
         let trouble = self.trouble(backup);
         if trouble == Some(Trouble::Silent) {
-            return Err("nobody answers".into());
+            return Err("nobody answers".to_owned().into());
         }
-        let mut answer = self.backups[&backup].lane_states(asked).map_err(|error| error.to_string())?;
+        let mut answer = self.backups[&backup].lane_states(asked).map_err(no_states)?;
         match trouble {
             Some(Trouble::Lies) => answer.lanes.iter_mut().for_each(|lane| lane.parts[0].next_ordinal = 0),
             Some(Trouble::Empty) => answer.lanes.clear(),
@@ -157,6 +157,11 @@ impl Copies for Cloud {
         }
         Ok(answer)
     }
+}
+
+/// What a backup's error is to who asks what lanes have.
+pub fn no_states(error: BackupError) -> NoStates {
+    NoStates { is_too_much: error.status == Status::LimitReached, reason: error.reason }
 }
 
 /// The head of a block in the first view of a log: of `count` chunks, which are in `chunks` one behind the other.
