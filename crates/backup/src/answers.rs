@@ -12,6 +12,7 @@ use kera_format::ChunkView;
 use kera_format::checksum::crc32c;
 use kera_format::chunk::Chunks;
 use kera_format::vlog_replica::{Footer, LogId, ReplicaMark, SegmentRun};
+use kera_protocol::codec::Wire;
 use kera_protocol::limits::page_items;
 use kera_protocol::{
     BlockHead, BlockRange, BlocksRead, BlocksReleased, LaneStateList, LaneStates, ListReplicas, ProducerPlace,
@@ -97,6 +98,9 @@ impl Backup {
     /// The state of lanes in blocks of a log, from what is in memory about the open files and from the footers of the others.
     /// Blocks are read only of files that the range asked for cuts. An error names the file that does not read back, or a block that was
     /// found missing at the start and was not given back.
+    ///
+    /// `LimitReached`: lanes have more to tell than [an answer may have](crate::BackupConfig::states_bytes_max), or may have: what takes more than half of that is refused
+    /// if it was found out on the way. It is to be asked for fewer streamlets, or blocks; of one streamlet in one block there is always an answer.
     pub fn lane_states(&self, asked: &LaneStates) -> Result<LaneStateList, BackupError> {
         let mut gathering = self.begin_lane_states(asked)?;
         while gathering.disk().is_some() {
@@ -120,26 +124,18 @@ impl Backup {
             wanted: asked.streamlets.iter().copied().collect(),
             left: self.parts(asked.log, asked.from_block, asked.through_block).into(),
             lanes: BTreeMap::new(),
+            bytes: 0,
+            bytes_max: self.config.states_bytes_max,
         })
     }
 
-    /// Takes what the next file says.
+    /// Takes what the next file says. An error also if that is too much for an answer.
     pub(crate) fn gather(&self, gathering: &mut Gathering) -> Result<(), BackupError> {
         let Some(part) = gathering.left.pop_front() else { return Ok(()) };
         let (from, through) = gathering.blocks;
         let blocks = (from.max(part.first), through.min(part.last));
         let footer = self.noticed(gathering.log, &part, blocks, self.footer(gathering.log, &part, from, through))?;
-        let Gathering { wanted, lanes, .. } = gathering;
-        let is_wanted = |stream, streamlet| wanted.is_empty() || wanted.contains(&StreamletRef { stream, streamlet });
-        for run in footer.segments.into_iter().filter(|run| is_wanted(run.stream, run.streamlet)) {
-            let key = LaneKey { stream: run.stream, streamlet: run.streamlet, lane: run.lane };
-            lanes.entry(key).or_default().runs.push(run);
-        }
-        for mark in footer.producers.into_iter().filter(|mark| is_wanted(mark.stream, mark.streamlet)) {
-            let key = LaneKey { stream: mark.stream, streamlet: mark.streamlet, lane: mark.lane };
-            lanes.entry(key).or_default().marks.push(mark);
-        }
-        Ok(())
+        gathering.take(footer)
     }
 
     /// What a file holds, as far as it is in a range of blocks.
@@ -673,9 +669,45 @@ pub(crate) struct Gathering {
     wanted: HashSet<StreamletRef>,
     left: VecDeque<FilePart>,
     lanes: BTreeMap<LaneKey, Lane>,
+    /// Bytes of an answer with all of that, as far as it has not been [joined](Gathering::join), and the most that it may have.
+    bytes: usize,
+    bytes_max: usize,
 }
 
 impl Gathering {
+    fn take(&mut self, footer: Footer) -> Result<(), BackupError> {
+        let Gathering { wanted, lanes, bytes, .. } = self;
+        let is_wanted = |stream, streamlet| wanted.is_empty() || wanted.contains(&StreamletRef { stream, streamlet });
+        for run in footer.segments.into_iter().filter(|run| is_wanted(run.stream, run.streamlet)) {
+            let key = LaneKey { stream: run.stream, streamlet: run.streamlet, lane: run.lane };
+            lanes.entry(key).or_default().runs.push(run);
+            *bytes += PART_BYTES;
+        }
+        for mark in footer.producers.into_iter().filter(|mark| is_wanted(mark.stream, mark.streamlet)) {
+            let key = LaneKey { stream: mark.stream, streamlet: mark.streamlet, lane: mark.lane };
+            lanes.entry(key).or_default().marks.push(mark);
+            *bytes += MARK_BYTES;
+        }
+        if *bytes + lanes.len() * LANE_BYTES > self.bytes_max { self.join() } else { Ok(()) }
+    }
+
+    /// Puts together what several files have of each lane: that may be little, where lanes are in many files and have a few bytes in each. If it is not, too much was asked for:
+    /// whoever went on from nearly all that an answer may have would do this again for each file.
+    fn join(&mut self) -> Result<(), BackupError> {
+        self.lanes.values_mut().for_each(Lane::join);
+        self.bytes = self.lanes.values().map(Lane::told_bytes).sum();
+        let (has, max) = (self.bytes + self.lanes.len() * LANE_BYTES, self.bytes_max);
+        if has <= max / 2 {
+            return Ok(());
+        }
+        let reason = format!(
+            "{} lanes have more to tell than fits into an answer of {max} bytes: {has} before {} more files were looked at; ask for fewer streamlets or blocks at a time",
+            self.lanes.len(),
+            self.left.len()
+        );
+        Err(BackupError::new(Status::LimitReached, reason))
+    }
+
     /// The disk of the next file; `None`: all have been looked at.
     pub(crate) fn disk(&self) -> Option<usize> {
         self.left.front().map(|part| part.disk)
@@ -750,6 +782,11 @@ fn part_of(head: &BlockHead, chunks: &[u8], wanted: &HashSet<StreamletRef>) -> O
     ))
 }
 
+/// Bytes of a lane, of a part of it and of a producer's chunk in an answer.
+const LANE_BYTES: usize = <ReplicatedLane as Wire>::BYTES_MIN;
+const PART_BYTES: usize = <SegmentPart as Wire>::BYTES_MIN;
+const MARK_BYTES: usize = <ProducerPlace as Wire>::BYTES_MIN;
+
 /// A lane, from the footers of several files.
 #[derive(Default)]
 struct Lane {
@@ -758,60 +795,147 @@ struct Lane {
 }
 
 impl Lane {
-    fn finish(mut self, key: LaneKey) -> ReplicatedLane {
-        self.runs.sort_by_key(|run| (run.group, run.segment, run.rewrite, run.position, run.end));
-        let mut parts: Vec<SegmentPart> = Vec::with_capacity(self.runs.len());
-        for run in &self.runs {
-            let part = SegmentPart {
-                group: run.group,
-                segment: run.segment,
-                position: run.position,
-                end: run.end,
-                base_ordinal: run.base_ordinal,
-                next_ordinal: run.next_ordinal,
-                rewrite: run.rewrite,
-                row_end: run.row_end,
-            };
-            match parts.last_mut() {
-                // What follows, or is there twice because it was written to another file again.
-                Some(last)
-                    if (last.group, last.segment, last.rewrite) == (part.group, part.segment, part.rewrite)
-                        && part.position <= last.end =>
-                {
-                    if part.end > last.end {
-                        (last.end, last.next_ordinal) = (part.end, part.next_ordinal);
-                    }
-                }
-                _ => parts.push(part),
-            }
-        }
-        let next_ordinal = parts.iter().map(|part| part.next_ordinal).max().unwrap_or(0);
-        let streamlet = StreamletRef { stream: key.stream, streamlet: key.streamlet };
-        ReplicatedLane { streamlet, lane: key.lane, next_ordinal, parts, producers: last_marks(self.marks) }
+    /// Bytes that it takes in an answer as it is, beside its own.
+    fn told_bytes(&self) -> usize {
+        self.runs.len() * PART_BYTES + self.marks.len() * MARK_BYTES
     }
-}
 
-/// Of each producer the last chunks of its highest epoch.
-fn last_marks(marks: Vec<ReplicaMark>) -> Vec<ProducerPlace> {
-    let mut by_producer: BTreeMap<u64, Vec<ReplicaMark>> = BTreeMap::new();
-    for mark in marks {
-        by_producer.entry(mark.producer_id.0).or_default().push(mark);
+    /// Puts together what follows one another, and of each producer its last chunks. More can be put to that later.
+    fn join(&mut self) {
+        self.runs.sort_by_key(|run| (run.group, run.segment, run.rewrite, run.position, run.end));
+        self.runs.dedup_by(|run, last| {
+            // What follows, or is there twice because it was written to another file again.
+            let follows = (last.group, last.segment, last.rewrite) == (run.group, run.segment, run.rewrite)
+                && run.position <= last.end;
+            if follows && run.end > last.end {
+                (last.end, last.next_ordinal) = (run.end, run.next_ordinal);
+            }
+            follows
+        });
+        self.runs.shrink_to_fit();
+        self.marks = last_marks(std::mem::take(&mut self.marks));
     }
-    let mut places = Vec::new();
-    for mut marks in by_producer.into_values() {
-        let epoch = marks.iter().map(|mark| mark.producer_epoch).max().unwrap_or_default();
-        marks.retain(|mark| mark.producer_epoch == epoch);
-        marks.sort_by_key(|mark| mark.base_ordinal);
-        marks.dedup();
-        let last = &marks[marks.len().saturating_sub(MARKS)..];
-        places.extend(last.iter().map(|mark| ProducerPlace {
+
+    fn finish(mut self, key: LaneKey) -> ReplicatedLane {
+        self.join();
+        let part = |run: &SegmentRun| SegmentPart {
+            group: run.group,
+            segment: run.segment,
+            position: run.position,
+            end: run.end,
+            base_ordinal: run.base_ordinal,
+            next_ordinal: run.next_ordinal,
+            rewrite: run.rewrite,
+            row_end: run.row_end,
+        };
+        let place = |mark: &ReplicaMark| ProducerPlace {
             producer_id: mark.producer_id,
             producer_epoch: mark.producer_epoch,
             sequence: mark.sequence,
             base_ordinal: mark.base_ordinal,
             at: mark.at,
-        }));
+        };
+        let next_ordinal = self.runs.iter().map(|run| run.next_ordinal).max().unwrap_or(0);
+        let streamlet = StreamletRef { stream: key.stream, streamlet: key.streamlet };
+        let (parts, producers) = (self.runs.iter().map(part).collect(), self.marks.iter().map(place).collect());
+        ReplicatedLane { streamlet, lane: key.lane, next_ordinal, parts, producers }
     }
-    places.sort_by_key(|place| (place.base_ordinal, place.producer_id.0));
-    places
+}
+
+/// Of each producer the last chunks of its highest epoch, in the order of their ordinals.
+fn last_marks(marks: Vec<ReplicaMark>) -> Vec<ReplicaMark> {
+    let mut by_producer: BTreeMap<u64, Vec<ReplicaMark>> = BTreeMap::new();
+    for mark in marks {
+        by_producer.entry(mark.producer_id.0).or_default().push(mark);
+    }
+    let mut last = Vec::new();
+    for mut marks in by_producer.into_values() {
+        let epoch = marks.iter().map(|mark| mark.producer_epoch).max().unwrap_or_default();
+        marks.retain(|mark| mark.producer_epoch == epoch);
+        marks.sort_by_key(|mark| mark.base_ordinal);
+        marks.dedup();
+        last.extend_from_slice(&marks[marks.len().saturating_sub(MARKS)..]);
+    }
+    last.sort_by_key(|mark| (mark.base_ordinal, mark.producer_id.0));
+    last
+}
+
+#[cfg(test)]
+mod tests {
+    use kera_format::{Cursor, GroupId, LaneId, ProducerEpoch, ProducerId, SegmentIndex, StreamId, StreamletId};
+
+    use super::*;
+
+    const MAX: usize = 4096;
+
+    fn gathering() -> Gathering {
+        Gathering {
+            log: LogId { node: 1, epoch: 7, vlog: 0 },
+            blocks: (1, u64::MAX),
+            wanted: HashSet::new(),
+            left: VecDeque::new(),
+            lanes: BTreeMap::new(),
+            bytes: 0,
+            bytes_max: MAX,
+        }
+    }
+
+    /// A file with eight bytes of a lane, which follow what the file before it has of its segment, and are a producer's.
+    fn footer(segment: u32, file: u32) -> Footer {
+        let (stream, streamlet, lane) = (StreamId(1), StreamletId(0), LaneId(0));
+        let (group, segment, position) = (GroupId::new(2, 1), SegmentIndex(segment), 128 + 8 * file);
+        let run = SegmentRun {
+            stream,
+            streamlet,
+            lane,
+            group,
+            segment,
+            position,
+            end: position + 8,
+            base_ordinal: file.into(),
+            next_ordinal: u64::from(file) + 1,
+            rewrite: 0,
+            row_end: 0,
+        };
+        let mark = ReplicaMark {
+            stream,
+            streamlet,
+            lane,
+            producer_id: ProducerId(5),
+            producer_epoch: ProducerEpoch(0),
+            sequence: file.into(),
+            base_ordinal: file.into(),
+            at: Cursor { group, segment, position },
+        };
+        let (segments, producers) = (vec![run], vec![mark]);
+        Footer { vlog: 0, file: file.into(), key: 0, last_block: file.into(), segments, producers }
+    }
+
+    /// Put together only at the end, what lanes have in many files took memory for each of these, however little there is to tell.
+    #[test]
+    fn what_many_files_have_of_a_lane_is_put_together_on_the_way() {
+        let (mut gathering, mut most) = (gathering(), 0);
+        for file in 0..10_000 {
+            gathering.take(footer(0, file)).expect("it is little");
+            most = most.max(gathering.lanes.values().map(|lane| lane.runs.len() + lane.marks.len()).sum::<usize>());
+        }
+        assert!((10..=MAX / MARK_BYTES).contains(&most), "{most} entries at a time");
+        let told = gathering.finish();
+        let [lane] = &told.lanes[..] else { panic!("{told:?}") };
+        let [part] = lane.parts[..] else { panic!("{:?}", lane.parts) };
+        assert_eq!((part.position, part.end, part.base_ordinal, part.next_ordinal), (128, 80_128, 0, 10_000));
+        let places: Vec<u64> = lane.producers.iter().map(|place| place.base_ordinal).collect();
+        assert_eq!((lane.next_ordinal, places), (10_000, (9_995..10_000).collect()));
+    }
+
+    #[test]
+    fn what_does_not_fit_into_an_answer_is_refused_before_all_of_it_is_gathered() {
+        let mut gathering = gathering();
+        let refused = (0..10_000).find_map(|file| gathering.take(footer(file, file)).err().map(|error| (file, error)));
+        let (file, error) = refused.expect("ten thousand segments");
+        assert_eq!(error.status, Status::LimitReached, "{error}");
+        assert!(error.reason.contains("ask for fewer"), "{error}");
+        let segments = file as usize + 1;
+        assert!((MAX / 2 / PART_BYTES..=MAX / PART_BYTES + 1).contains(&segments), "after {segments} segments");
+    }
 }

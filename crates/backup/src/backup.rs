@@ -46,6 +46,8 @@ pub struct BackupConfig {
     pub queue_bytes_max: usize,
     /// Bytes of memory for what is known about chunks in files that are not full. Beyond it the file with the most is closed.
     pub index_bytes_max: usize,
+    /// Bytes that one answer says of lanes. What would take more is refused ([`Backup::lane_states`]).
+    pub states_bytes_max: usize,
     /// Names the run of the machine ([`kera_env::boot_id`]): of files that were written in another one what was not synced may be lost.
     /// Zeros: nobody knows, and each start counts as one after a loss of power. `None`: the power is never lost.
     pub boot_id: Option<[u8; 16]>,
@@ -54,7 +56,8 @@ pub struct BackupConfig {
 }
 
 impl BackupConfig {
-    /// Files of 32 MiB, 4 GiB of them kept to be used again, 256 MiB of blocks on their way, 256 MiB of what is known about chunks.
+    /// Files of 32 MiB, 4 GiB of them kept to be used again, 256 MiB of blocks on their way, 256 MiB of what is known about chunks, answers of 64 MiB about
+    /// lanes.
     pub fn new(cluster: [u8; 16], node: u32) -> BackupConfig {
         BackupConfig {
             cluster,
@@ -63,6 +66,7 @@ impl BackupConfig {
             spares: 128,
             queue_bytes_max: 256 << 20,
             index_bytes_max: 256 << 20,
+            states_bytes_max: 64 << 20,
             boot_id: None,
             processors: None,
         }

@@ -749,6 +749,40 @@ fn lanes_states_come_from_memory_footers_and_blocks_alike() {
     assert_eq!(read.blocks.len(), (1..=100).filter(|block| block % 3 > 0).count());
 }
 
+/// Whoever takes over asked for all of it again and again otherwise, and refused the answer each time.
+#[test]
+fn lanes_that_have_too_much_to_tell_are_told_in_parts() {
+    let (_, disks) = memory();
+    let small = BackupConfig { states_bytes_max: 4096, ..config() };
+    let clock = Arc::new(ManualClock::new(1_000_000));
+    let (backup, _) = Backup::open(small, disks.clone(), clock, Arc::new(SeededRandom::new(1))).expect("open");
+    let mut rig = Rig::over(backup);
+    for block in 1..=100 {
+        rig.store(LOG, block, 1, false).expect("stored");
+    }
+    let asked = |blocks: (u64, u64), streamlets: &[u32]| {
+        let name = |number: &u32| StreamletRef { stream: StreamId(1), streamlet: StreamletId(*number) };
+        let (from_block, through_block) = blocks;
+        LaneStates { log: LOG, from_block, through_block, streamlets: streamlets.iter().map(name).collect() }
+    };
+    for streamlets in [&[][..], &[0, 1], &[0]] {
+        let refused = rig.backup.lane_states(&asked((1, 100), streamlets)).expect_err("too much");
+        assert_eq!(refused.status, Status::LimitReached, "{refused}");
+    }
+    let parts = |streamlet: u32, ten: u64| {
+        let states = rig.backup.lane_states(&asked((10 * ten + 1, 10 * ten + 10), &[streamlet])).expect("little");
+        let [lane] = &states.lanes[..] else { panic!("{states:?}") };
+        lane.parts.clone()
+    };
+    let told = [0, 1].map(|streamlet| (0..10).flat_map(|ten| parts(streamlet, ten)).collect::<Vec<_>>());
+    drop(rig);
+    let (backup, _) = open(&disks, 2);
+    let whole = backup.lane_states(&asked((1, 100), &[])).expect("it may say more");
+    let whole: Vec<Vec<_>> = whole.lanes.into_iter().map(|lane| lane.parts).collect();
+    assert!(whole.iter().all(|parts| parts.len() > 60), "{whole:?}");
+    assert_eq!(whole, told);
+}
+
 /// Each block is looked at by its header first. What that was read into took the place of memory for blocks, a page for each of them, until none was kept any more.
 #[test]
 fn memory_that_blocks_are_read_into_is_kept_once_however_many_are_read() {
