@@ -7,14 +7,18 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use kera_coordinator::cluster::{ClusterState, HandedOn, ToBeCut};
 use kera_format::cluster::NodeNumber;
 use kera_format::{GroupId, StreamId, StreamletId};
 use kera_log::{ArenaFull, CutOffRoom, Log, Stream, Streamlet};
+use kera_raft::Group;
 
+use super::restart;
 use super::returning::CutOff;
+use crate::fatal::Fatal;
 
 /// Time between two tries to get memory.
 const RETRY: Duration = Duration::from_millis(10);
@@ -30,10 +34,43 @@ pub(super) struct Cut {
     pub(super) kept: CutOff,
 }
 
+/// Cuts and drops all that this incarnation may not have any more, or must not: see the module. What was cut of what may come back, and a sentence for each thing that is not as it should be.
+///
+/// If it was declared lost by now it starts again before anything is cut: see [`to_be_cut`].
+pub(super) fn cut_all(
+    log: &Log,
+    group: &Group,
+    me: (NodeNumber, u32),
+    has_all: bool,
+    stopping: &AtomicBool,
+) -> Result<(Cut, Vec<String>), Fatal> {
+    let no_room = |message| Fatal::Data { message };
+    let Some(others) = group.read(|state| to_be_cut(state, me)) else {
+        restart("the coordinators took it for lost while it started", stopping);
+        return Err(Fatal::not_here(
+            "this node was declared lost while it started, and told to stop",
+            "start it again",
+        ));
+    };
+    let done = cut(log, &others, has_all).map_err(no_room)?;
+    drop_rebuilt(log, group.read(|state| state.rebuilt_by_others(me.0, me.1)));
+    let handed = group.read(|state| state.handed_on(me.0));
+    let said = cut_given_again(log, &handed, me.0).map_err(no_room)?;
+    Ok((done, said))
+}
+
+/// What an incarnation has to cut; nothing is to be said of that any more if it is over.
+///
+/// While it started others may have taken over what it owned, with what it had under way. If it cut that now, its next life would find nothing to cut, say so, and be
+/// [given back](ClusterState::may_give_back_after_start) what it does not have. As long as it is not over, what it goes on with is its own: whoever takes over comes behind that.
+fn to_be_cut(state: &ClusterState, (node, epoch): (NodeNumber, u32)) -> Option<Vec<ToBeCut>> {
+    (!state.is_over(node, epoch)).then(|| state.to_be_cut(node, epoch))
+}
+
 /// Cuts what was never acknowledged of streamlets that this incarnation does not simply go on with. Between the steps of the log's
 /// recovery: after what there is is in its lanes, and before it goes to sinks. Blocks while the arena is full. `keeps`: what is cut off may turn out to count,
 /// and is kept.
-pub(super) fn cut(log: &Log, others: &[ToBeCut], keeps: bool) -> Result<Cut, String> {
+fn cut(log: &Log, others: &[ToBeCut], keeps: bool) -> Result<Cut, String> {
     let (mut room, mut done) = (CutOffRoom::of(log), Cut::default());
     for cut in others {
         let other = (cut.stream, cut.streamlet);
@@ -55,7 +92,7 @@ pub(super) fn cut(log: &Log, others: &[ToBeCut], keeps: bool) -> Result<Cut, Str
 
 /// Cuts what this node has again of streamlets that have gone to other owners since its disks did not give it: the next owners have given its ordinals to others, and readers of older groups come here.
 /// Between the steps of the log's recovery, like [`cut`]. A sentence for each lane of which something has gone.
-pub(super) fn cut_given_again(log: &Log, all: &[HandedOn], node: NodeNumber) -> Result<Vec<String>, String> {
+fn cut_given_again(log: &Log, all: &[HandedOn], node: NodeNumber) -> Result<Vec<String>, String> {
     let mut said = Vec::new();
     for handed in all {
         let Some(place) = of(log, (handed.stream, handed.streamlet)) else { continue };
@@ -115,7 +152,9 @@ fn of(log: &Log, (stream, streamlet): (StreamId, StreamletId)) -> Option<Arc<Str
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::with_unacknowledged;
+    use kera_format::cluster::ClusterEntry;
+
+    use super::super::testing::{apply, joined, with_unacknowledged};
     use super::*;
 
     #[test]
@@ -132,5 +171,14 @@ mod tests {
             let again = cut(&log, &others, keeps).expect("there is room");
             assert!(again.of.is_empty(), "the next start finds nothing to cut: {:?}", again.of);
         }
+    }
+
+    #[test]
+    fn a_start_that_was_declared_lost_meanwhile_cuts_nothing() {
+        let mut state = joined(3, 1);
+        assert!(to_be_cut(&state, (2, 1)).is_some() && to_be_cut(&state, (2, 2)).is_some());
+        apply(&mut state, &[ClusterEntry::NodeFenced { node: 2, epoch: 1 }]);
+        let is_to_be = [(1, 1), (2, 1), (2, 2), (3, 1)].map(|me| to_be_cut(&state, me).is_some());
+        assert_eq!(is_to_be, [true, false, true, true]);
     }
 }

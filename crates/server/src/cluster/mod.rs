@@ -275,12 +275,10 @@ impl Cluster {
     /// Cuts what this node has of streamlets that it does not simply go on with: see [`leftovers`]. Between the log's recovery and
     /// its end. What is not as it should be, a sentence each.
     pub(crate) fn cut_leftovers(&self, log: &Log) -> Result<Vec<String>, Fatal> {
-        let no_room = |message| Fatal::Data { message };
-        let others = self.group.read(|state| state.to_be_cut(self.node, self.epoch));
-        *self.cut.lock() = leftovers::cut(log, &others, self.came.has_all).map_err(no_room)?;
-        leftovers::drop_rebuilt(log, self.group.read(|state| state.rebuilt_by_others(self.node, self.epoch)));
-        let handed = self.group.read(|state| state.handed_on(self.node));
-        leftovers::cut_given_again(log, &handed, self.node).map_err(no_room)
+        let me = (self.node, self.epoch);
+        let (cut, said) = leftovers::cut_all(log, &self.group, me, self.came.has_all, &self.stopping)?;
+        *self.cut.lock() = cut;
+        Ok(said)
     }
 
     /// Compares what is on the disk of the coordinators' decisions with the copies of it, as long as it `goes_on`: see [`Group::look_at_disk`].

@@ -230,6 +230,11 @@ impl World {
     pub(super) fn joined(&mut self, number: u32) -> Result<(), Violation> {
         let node = self.node_mut(number);
         let epoch = lock(&node.known).node(number).map_or(0, |known| known.epoch);
+        if lock(&node.known).node(number).is_some_and(|known| known.fenced) {
+            // It was declared lost meanwhile, and starts again before it cuts anything: see `crates/server/src/cluster/leftovers.rs`.
+            self.kill(number, None);
+            return Ok(());
+        }
         match node.open(epoch) {
             Ok(()) => {
                 self.look_at_clock(number);
