@@ -52,10 +52,10 @@ pub(super) fn cut_all(
             "start it again",
         ));
     };
-    let done = cut(log, &others, has_all).map_err(no_room)?;
+    let mut done = cut(log, &others, has_all).map_err(no_room)?;
     drop_rebuilt(log, group.read(|state| state.rebuilt_by_others(me.0, me.1)));
     let handed = group.read(|state| state.handed_on(me.0));
-    let said = cut_given_again(log, &handed, me.0).map_err(no_room)?;
+    let said = cut_given_again(log, &handed, me.0, &mut done.of).map_err(no_room)?;
     Ok((done, said))
 }
 
@@ -91,8 +91,13 @@ fn cut(log: &Log, others: &[ToBeCut], keeps: bool) -> Result<Cut, String> {
 }
 
 /// Cuts what this node has again of streamlets that have gone to other owners since its disks did not give it: the next owners have given its ordinals to others, and readers of older groups come here.
-/// Between the steps of the log's recovery, like [`cut`]. A sentence for each lane of which something has gone.
-fn cut_given_again(log: &Log, all: &[HandedOn], node: NodeNumber) -> Result<Vec<String>, String> {
+/// Between the steps of the log's recovery, like [`cut`]. A sentence for each lane of which something has gone; `of_what`: its streamlet is put there, for a log of this node may have had that.
+fn cut_given_again(
+    log: &Log,
+    all: &[HandedOn],
+    node: NodeNumber,
+    of_what: &mut HashSet<(StreamId, StreamletId)>,
+) -> Result<Vec<String>, String> {
     let mut said = Vec::new();
     for handed in all {
         let Some(place) = of(log, (handed.stream, handed.streamlet)) else { continue };
@@ -100,6 +105,7 @@ fn cut_given_again(log: &Log, all: &[HandedOn], node: NodeNumber) -> Result<Vec<
         for lane in place.lanes() {
             let end = handed.ends.get(&lane.id()).copied().unwrap_or(0);
             let gone = when_there_is_room(|| lane.end_older(end, is_older))?;
+            of_what.extend(gone.is_some().then_some((handed.stream, handed.streamlet)));
             said.extend(gone.map(|ordinals| {
                 let (first, last) = (ordinals.start, ordinals.end - 1);
                 format!(
@@ -152,7 +158,12 @@ fn of(log: &Log, (stream, streamlet): (StreamId, StreamletId)) -> Option<Arc<Str
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
+    use kera_format::LaneId;
     use kera_format::cluster::ClusterEntry;
+    use kera_protocol::Owner;
+    use kera_protocol::placement::OlderGroups;
 
     use super::super::testing::{apply, joined, with_unacknowledged};
     use super::*;
@@ -180,5 +191,27 @@ mod tests {
         apply(&mut state, &[ClusterEntry::NodeFenced { node: 2, epoch: 1 }]);
         let is_to_be = [(1, 1), (2, 1), (2, 2), (3, 1)].map(|me| to_be_cut(&state, me).is_some());
         assert_eq!(is_to_be, [true, false, true, true]);
+    }
+
+    /// It may be in a log of the node's, and whoever took the streamlet over have told of it.
+    #[test]
+    fn of_what_was_given_again_since_a_streamlet_moved_it_is_known_that_a_start_has_cut_it() {
+        let (log, _dir) = with_unacknowledged();
+        log.close_all();
+        let (stream, owner_epoch) = (StreamId(1), 5);
+        let handed = |streamlet, end| {
+            let older = vec![OlderGroups { first_epoch: 0, node: 1 }];
+            let owner = Owner { node: 2, epoch: owner_epoch, older };
+            let ends = BTreeMap::from([(LaneId(0), end)]);
+            HandedOn { stream, streamlet: StreamletId(streamlet), owner, owner_epoch, ends }
+        };
+        let mut of_what = HashSet::new();
+        let mut cut = |end| {
+            let said =
+                cut_given_again(&log, &[handed(0, end), handed(1, end)], 1, &mut of_what).expect("there is room");
+            (said.len(), of_what.len())
+        };
+        assert_eq!((cut(1), cut(0), cut(0)), ((0, 0), (1, 1), (0, 1)));
+        assert!(of_what.contains(&(stream, StreamletId(1))));
     }
 }
