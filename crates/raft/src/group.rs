@@ -692,6 +692,11 @@ impl Group {
         nth_latest(asked.collect(), voters.len() / 2)
     }
 
+    /// Whether this node has sent signs of life for so long without a pause that it [would be known](Group::lacks_majority) if no majority answered. Any thread.
+    pub fn would_miss_majority(&self) -> bool {
+        !self.stands_still() && self.beats.for_us(self.clock.since_boot_us()) > AWAY_US
+    }
+
     /// That no majority of the coordinators has answered this node for some seconds, with who has not, as a sentence without its end. Nothing while most of
     /// them do, and while they say that this node takes no part: then they are there.
     ///
@@ -699,7 +704,7 @@ impl Group {
     /// still, or have stood still a moment ago.
     pub fn lacks_majority(&self) -> Option<String> {
         let (me, now_us) = (u64::from(self.config.node), self.clock.since_boot_us());
-        if self.stands_still() || self.beats.for_us(now_us) <= AWAY_US {
+        if !self.would_miss_majority() {
             return None;
         }
         let (refused, heard) = {

@@ -23,14 +23,15 @@ const AGAIN: Duration = Duration::from_secs(10);
 /// How long a coordinator may take to greet who connects.
 const CONNECT: Duration = Duration::from_millis(500);
 
-/// Goes on with something, and says in the log what it waits for as long as there is no leader.
+/// Goes on with something, and says in the log what it waits for as long as there is no leader. Nor is there one where this node has led and comes back alone: it begins as
+/// the leader that it was, and nobody follows it.
 pub(super) async fn told<T>(group: &Group, node: u32, done: impl Future<Output = T>) -> T {
     let telling = async {
         let mut pause = SOON;
         loop {
             tokio::time::sleep(pause).await;
             pause = AGAIN;
-            if group.leader().is_some() {
+            if group.leader().is_some() && group.is_followed() {
                 continue;
             }
             let (voters, there) = who_is_there(group, node).await;
@@ -80,7 +81,8 @@ pub(super) async fn watch_leader(group: &Group, clock: &dyn Clock) {
     let (mut leaderless, mut unfollowed) = (Lasting::new(UNDECIDED_US), Lasting::new(UNDECIDED_US));
     loop {
         tokio::time::sleep(SOON).await;
-        let (hears, now_us) = (hears(&group.members(), group.lacks_majority().as_deref()), clock.monotonic_us());
+        let hears = group.would_miss_majority() && hears(&group.members(), group.lacks_majority().as_deref());
+        let now_us = clock.monotonic_us();
         match leaderless.look(hears && group.leader().is_none(), now_us) {
             Some(Lasts::For(since_us)) => tracing::warn!(
                 seconds = since_us / 1_000_000,
