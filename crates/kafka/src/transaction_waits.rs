@@ -42,3 +42,23 @@ impl<T> EndWaits<T> {
         std::mem::take(&mut *self.0.lock()).into_values().flatten().collect()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_end_is_told_to_those_that_wait_for_it_and_to_nobody_else() {
+        let waits = EndWaits::default();
+        for (id, one) in [("first", 1), ("second", 2), ("first", 3), ("third", 4)] {
+            waits.add(id.to_owned(), one);
+        }
+        assert_eq!(waits.take("first"), [1, 3]);
+        assert_eq!(waits.take("first"), []);
+        assert_eq!(waits.take("of nobody"), []);
+        let mut rest = waits.take_all();
+        rest.sort_unstable();
+        assert_eq!(rest, [2, 4]);
+        assert_eq!(waits.take_all(), []);
+    }
+}
