@@ -5,7 +5,7 @@
 //! streamlet's own word under the lane's lock ([`kera_log::Streamlet::let_go`]), reads ask the table only for streamlets of which another node has groups.
 //! A node that is in no cluster owns everything, and nothing here costs it more than that word.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -72,6 +72,8 @@ struct Table {
     me: u32,
     nodes: BTreeMap<u32, NodeInfo>,
     streams: BTreeMap<StreamId, Vec<Owner>>,
+    /// Streams that are gone by a state that is still to be told of. What is known of their owners may be older than the state that has its number, and is told to nobody.
+    going: BTreeSet<StreamId>,
     /// What this node has offered to hold again, with the owner epoch of whom it was offered to.
     offered: BTreeMap<(StreamId, StreamletId), u32>,
 }
@@ -137,6 +139,11 @@ impl Ownership {
         let owners = table.streams.get(&stream).into_iter().flatten();
         let mine = (0..).map(StreamletId).zip(owners).filter(|(_, owner)| owner.node == table.me);
         mine.map(|(streamlet, owner)| (streamlet, owner.epoch)).collect()
+    }
+
+    /// A stream is gone by the newest state, and the change that says so is still to be told.
+    pub(crate) fn goes(&self, stream: StreamId) {
+        self.table.write().going.insert(stream);
     }
 
     /// The hint that goes with [`Status::NotOwner`]: the owner's number over its epoch; zero if nobody is known.
@@ -279,7 +286,10 @@ impl Broker {
 
     /// A stream is gone from the cluster, and before that from the log. Writes that wait for a streamlet of it which was being let go are told so.
     pub fn displace_stream(&self, version: u64, stream: StreamId) {
-        self.ownership.with(version, |table| table.streams.remove(&stream));
+        self.ownership.with(version, |table| {
+            table.streams.remove(&stream);
+            table.going.remove(&stream);
+        });
         self.ownership.wake();
     }
 
@@ -425,9 +435,11 @@ impl Broker {
         Ok(self.owners_page(&wanted, asked))
     }
 
-    /// Whether it is known here whose the streamlets of a stream are: of one that [comes](Broker::stream_comes) that is told a moment later.
+    /// Whether it is known here whose the streamlets of a stream are: of one that [comes](Broker::stream_comes) that is told a moment later, and of one that
+    /// [goes](Broker::hear_of_no_owners) a moment later that it is gone.
     fn is_told_of(&self, stream: &Stream) -> bool {
-        !stream.is_elsewhere() || self.ownership.table.read().streams.contains_key(&stream.id())
+        let (table, id) = (self.ownership.table.read(), stream.id());
+        !table.going.contains(&id) && (!stream.is_elsewhere() || table.streams.contains_key(&id))
     }
 
     fn owners_page(&self, wanted: &[StreamId], asked: &FindOwners) -> Owners {
@@ -445,7 +457,8 @@ impl Broker {
         }
         let mut left = page_items(asked.limit);
         for &stream in wanted {
-            if asked.after.is_some_and(|(after, _)| stream < after) {
+            // What was told of one that goes belongs to an earlier state than the page's.
+            if table.going.contains(&stream) || asked.after.is_some_and(|(after, _)| stream < after) {
                 continue;
             }
             let Some(found) = self.log.stream(stream) else { continue };

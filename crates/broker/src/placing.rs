@@ -3,6 +3,7 @@
 //! Called by whoever follows the coordinators, one call at a time: a thread that follows their log, or a simulator by turns. What a node knows beside its broker it says itself
 //! ([`Placing`]). What is told is the newest state that there is, and the broker may have to hear of other changes in front of that.
 
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use kera_format::{StreamId, StreamOptions, StreamletId};
@@ -93,6 +94,16 @@ impl Broker {
         }
     }
 
+    /// A stream is gone by the newest state, and the change that says so is still to be told. The state does not say any more who has had it in between, so changes in front of that one are
+    /// told without it, and have their numbers: what is known here of its owners may be older than those, and [nobody is told](Broker::find_owners) it from here on. Whoever asks is to ask again,
+    /// and learns then that it is gone. If it was never placed it is not this node's.
+    pub fn hear_of_no_owners(&self, stream: StreamId) {
+        if let Some(found) = self.log().stream(stream) {
+            found.place_elsewhere();
+            self.ownership().goes(stream);
+        }
+    }
+
     /// Says so, unless the stream has gone meanwhile: while a node starts, another thread takes it from the log.
     fn does_not_follow(
         &self,
@@ -112,11 +123,15 @@ impl Broker {
         place.is_some_and(|place| place.tenure() != Tenure::Elsewhere && place.owner_epoch() == epoch)
     }
 
-    /// Those of the streams of a state that the broker has, and below which number it has all that are still there. `next`: below which there are all. The state may be ahead of what
-    /// was told: a stream that it does not have yet comes with a change of its own. Were it heard of before that, it would pass for gone in between.
+    /// The streams that the broker has, those that the state has first, and below which number it has all that are still there. `next`: below which there are all. The state may be ahead of
+    /// what was told: a stream that it does not have yet comes with a change of its own. Were it heard of before that, it would pass for gone in between. One that the state has no more is
+    /// [told of as well](Broker::hear_of_no_owners) until it goes with a change of its own.
     pub fn known_to(&self, streams: impl IntoIterator<Item = StreamId>, next: StreamId) -> (Vec<StreamId>, StreamId) {
         let has = |stream: &StreamId| self.log().stream(*stream).is_some();
-        let (there, to_come): (Vec<StreamId>, Vec<StreamId>) = streams.into_iter().partition(has);
+        let (mut there, to_come): (Vec<StreamId>, Vec<StreamId>) = streams.into_iter().partition(has);
+        let known: BTreeSet<StreamId> = there.iter().copied().collect();
+        let here = self.log().streams().into_iter().filter(|stream| !stream.is_system()).map(|stream| stream.id());
+        there.extend(here.filter(|stream| !known.contains(stream)));
         (there, to_come.into_iter().min().unwrap_or(next))
     }
 
@@ -132,7 +147,7 @@ mod tests {
 
     use kera_env::ManualClock;
     use kera_log::{Arena, ArenaConfig, Log, LogConfig};
-    use kera_protocol::FindOwners;
+    use kera_protocol::{FindOwners, Status};
 
     use super::*;
     use crate::BrokerConfig;
@@ -174,6 +189,48 @@ mod tests {
         let known = |streams: &[u64]| broker.known_to(streams.iter().copied().map(StreamId), StreamId(9));
         assert_eq!(known(&[5]), (vec![STREAM], StreamId(9)), "those in between are gone");
         assert_eq!(known(&[5, 7, 8]), (vec![STREAM], StreamId(7)));
+    }
+
+    /// Another node owns it by now, and it was deleted behind that: the newest state does not say any more who that is. With the number of a state in which it had another owner the
+    /// owner before was told.
+    #[test]
+    fn the_owners_of_a_stream_that_a_later_state_has_no_more_are_told_to_nobody() {
+        let (broker, _dir) = broker();
+        broker.join_cluster([1; 16], 1);
+        broker.hear_of_stream(STREAM, StreamOptions::default(), true).expect("it comes");
+        broker.hear_of_owners(STREAM, &[of(2, 6)], &[], &[], &mut Noted::default());
+        broker.told_up_to(9);
+        let asks = |streams| broker.find_owners(&FindOwners { streams, after: None, limit: 0 }, |_| None);
+        let one = || asks(vec![STREAM.into()]).map_err(|failure| failure.status);
+        assert_eq!(one().map(|told| (told.version, told.streams[0].runs[0].epoch)), Ok((9, 6)));
+        broker.hear_of_no_owners(STREAM);
+        broker.told_up_to(17);
+        assert_eq!(one().map(|told| told.version), Err(Status::NotReady));
+        let all = asks(Vec::new()).expect("all that are there");
+        assert!(all.version == 17 && all.streams.is_empty(), "{all:?}");
+        broker.stream_deleted(STREAM).expect("it was there");
+        assert_eq!(one().map(|told| told.version), Err(Status::UnknownStream));
+    }
+
+    /// The node found it in its log when it started. It was told as this node's, and would have taken writes.
+    #[test]
+    fn a_stream_that_has_gone_while_the_node_started_is_not_its_own() {
+        let (broker, _dir) = broker();
+        broker.stream_created(STREAM, StreamOptions::default()).expect("made");
+        broker.join_cluster([1; 16], 1);
+        let (there, heard_before) = broker.known_to([], StreamId(9));
+        assert_eq!((&there[..], heard_before), (&[STREAM][..], StreamId(9)));
+        broker.hear_of_no_owners(STREAM);
+        let asked = FindOwners { streams: vec![STREAM.into()], after: None, limit: 0 };
+        let told = broker.find_owners(&asked, |_| None).map_err(|failure| failure.status);
+        assert_eq!(told.map(|told| told.node), Err(Status::NotReady));
+        let stream = broker.log().stream(STREAM).expect("it is there");
+        assert_eq!(stream.streamlet(StreamletId(0)).expect("it has one").tenure(), Tenure::Elsewhere);
+        // Once its log was told it is told of as what is gone.
+        broker.stream_deleted(STREAM).expect("it was there");
+        broker.hear_of_no_owners(STREAM);
+        assert!(broker.known_to([], StreamId(9)).0.is_empty());
+        assert_eq!(broker.find_owners(&asked, |_| None).map_err(|failure| failure.status), Err(Status::UnknownStream));
     }
 
     /// It was deleted by the time that this node heard of its making.

@@ -109,7 +109,15 @@ impl Feed {
 
     fn place(&self, group: &Group, stream: StreamId) {
         let _alone = self.placing.lock();
-        let Some(placed) = group.read(|state| state.placed(self.node, stream)) else { return };
+        let of = |state: &ClusterState| (state.placed(self.node, stream), state.catalog.find(&stream.into()).is_err());
+        let (placed, is_gone) = group.read(of);
+        let Some(placed) = placed else {
+            // Otherwise it is one of the system's, which each node has for itself.
+            if is_gone {
+                self.broker.hear_of_no_owners(stream);
+            }
+            return;
+        };
         if let Some(found) = self.broker.log().stream(stream) {
             group.read(|state| leftovers::keep_ends(&found, state, (self.node, self.epoch)));
         }

@@ -292,7 +292,12 @@ impl Running {
     }
 
     fn place(&mut self, known: &ClusterState, stream: StreamId) -> Fed {
-        let Some(placed) = known.placed(self.number, stream) else { return Ok(()) };
+        let Some(placed) = known.placed(self.number, stream) else {
+            if known.catalog.find(&stream.into()).is_err() {
+                self.broker.hear_of_no_owners(stream);
+            }
+            return Ok(());
+        };
         for place in self.log.stream(stream).iter().flat_map(|found| found.streamlets()) {
             place.set_may_return(known.may_come_back(stream, place.id().0, (self.number, self.epoch)));
         }
