@@ -488,16 +488,6 @@ fn what_nobody_can_open_goes_back_from_nodes_that_are_sent_snapshots() {
     assert!(given_back > 0, "without what was seen before a snapshot none does");
 }
 
-/// Owners that were started again since they took something over give it back as well, if its node has cut nothing of it.
-#[test]
-fn what_nobody_can_open_goes_back_from_owners_that_were_started_again() {
-    let only = vec![Fault::Kill, Fault::Freeze, Fault::PowerCut, Fault::Destroyed, Fault::Move];
-    let plan = |seed| Plan { only: only.clone(), fault_us: 300_000, three: true, ..short(seed) };
-    let (violations, given_back) = all_counting(1..1 + SEEDS / 2, plan, "given back by who was started again");
-    assert_eq!(violations, Vec::<String>::new());
-    assert!(given_back > 0, "none does, so nothing is shown");
-}
-
 /// What an earlier life of the owner had opened was acknowledged by all backups, and the node that is back was not told of that before it was killed.
 #[test]
 fn a_streamlet_that_goes_back_although_its_node_has_cut_some_of_it_is_found() {
