@@ -592,32 +592,40 @@ fn what_a_log_has_that_no_start_read_comes_back_where_nothing_that_was_given_its
     }
 }
 
+/// Opens the streamlet in an owner epoch.
+fn open_as(node: &Node, epoch: u32) {
+    streamlet(node).leave();
+    streamlet(node).open(epoch, true).unwrap();
+}
+
+/// A node that reads from its disk, in a start that is under way, so many segments of what it had as the owner in epoch 4; and what has to live as long.
+fn reads_again(segments: usize, write: impl FnOnce(&Arc<Lane>)) -> (Node, impl Sized) {
+    let configured = LogConfig { has_owner_epochs: true, ..config() };
+    let (node, store) = node_configured(configured.clone(), options(), 8 << 20).with_store();
+    open_as(&node, 4);
+    write(&node.lane());
+    node.log.close_all();
+    let stored: Vec<StoredSegment> = store.persist_all(&node.log).into_iter().map(|(of, _)| of).collect();
+    assert_eq!(stored.len(), segments);
+    std::fs::remove_file(arena_config(&node.dir, 0).path).unwrap();
+    let (node, attached, sink) = restart_as(node, options(), configured);
+    node.log.set_store(Arc::clone(&store) as _);
+    assert_eq!(node.log.recover(stored, attached).problems, [""; 0]);
+    (node, (store, sink))
+}
+
 /// A node has handed a streamlet on without the last of what it had had, and reads that again. Nothing here says where the next owner began, but the coordinators do.
 #[test]
 fn what_comes_back_of_a_streamlet_that_has_moved_ends_where_its_next_owner_began() {
     for (end, gone) in [(0, Some(0..6)), (2, Some(2..6)), (3, Some(3..6)), (6, None), (9, None)] {
-        let configured = LogConfig { has_owner_epochs: true, ..config() };
-        let (node, store) = node_configured(configured.clone(), options(), 8 << 20).with_store();
-        let open = |node: &Node, epoch: u32| {
-            streamlet(node).leave();
-            streamlet(node).open(epoch, true).unwrap();
-        };
-        open(&node, 4);
-        fill(&node.lane(), 0..6, 30_000);
-        node.log.close_all();
-        let stored: Vec<StoredSegment> = store.persist_all(&node.log).into_iter().map(|(of, _)| of).collect();
-        assert_eq!(stored.len(), 3);
-        std::fs::remove_file(arena_config(&node.dir, 0).path).unwrap();
-        let (node, segments, _sink) = restart_as(node, options(), configured);
-        node.log.set_store(Arc::clone(&store) as _);
-        assert_eq!(node.log.recover(stored, segments).problems, [""; 0]);
+        let (node, _kept) = reads_again(3, |lane| _ = fill(lane, 0..6, 30_000));
         let lane = node.lane();
         assert_eq!(lane.end_older(0, |group| group.epoch() < 4), Ok(None), "nothing is of that time");
         assert_eq!(lane.end_older(end, |group| group.epoch() < 7), Ok(gone));
         assert_eq!(node.log.finish_recovery(1), [""; 0], "{end}");
         let next = end.min(6);
         assert_eq!(lane.next_ordinal(), next);
-        open(&node, 9);
+        open_as(&node, 9);
         assert_eq!(append(&lane, &chunk(next, 100), 9).map(|of| of.base_ordinal), Ok(next));
     }
 }
@@ -634,18 +642,9 @@ fn four_records(producer: u64) -> Vec<u8> {
 #[test]
 fn a_chunk_in_the_midst_of_which_the_next_owner_began_goes_as_a_whole() {
     for (end, gone) in [(2, 0..12), (6, 4..12), (8, 8..12), (10, 8..12)] {
-        let configured = LogConfig { has_owner_epochs: true, ..config() };
-        let (node, store) = node_configured(configured.clone(), options(), 8 << 20).with_store();
-        streamlet(&node).leave();
-        streamlet(&node).open(4, true).unwrap();
-        (10..13).for_each(|producer| _ = append(&node.lane(), &four_records(producer), 9).unwrap());
-        node.log.close_all();
-        let stored: Vec<StoredSegment> = store.persist_all(&node.log).into_iter().map(|(of, _)| of).collect();
-        assert_eq!(stored.len(), 2);
-        std::fs::remove_file(arena_config(&node.dir, 0).path).unwrap();
-        let (node, segments, _sink) = restart_as(node, options(), configured);
-        node.log.set_store(Arc::clone(&store) as _);
-        assert_eq!(node.log.recover(stored, segments).problems, [""; 0]);
+        let (node, _kept) = reads_again(2, |lane| {
+            (10..13).for_each(|producer| _ = append(lane, &four_records(producer), 9).unwrap());
+        });
         let lane = node.lane();
         assert_eq!(lane.end_older(end, |group| group.epoch() < 7), Ok(Some(gone.clone())));
         assert_eq!(node.log.finish_recovery(1), [""; 0], "{end}");
