@@ -359,24 +359,33 @@ fn all_that_nodes_have_come_back_with_is_left_to_them_at_once() {
     assert_eq!(progress.bytes_read.load(Ordering::SeqCst), 0);
 }
 
-/// Groups that leave while a reader is between its look at the owners and its look at the lane are not taken for groups that are gone.
-#[test]
-fn a_reader_that_comes_while_groups_leave_is_sent_after_them() {
+/// An owner that has rebuilt its streamlet from the logs of a lost node, and written something itself since.
+fn with_more_than_was_rebuilt() -> Node {
     let (_, memory, logs) = lost_node();
     let next = Node::new(2);
     next.is_owner(2, 3);
     let rebuild = next.broker.take_over(&[(STREAM, X, 3)], &logs, &memory).expect("taken over");
     next.broker.rebuild(&rebuild, &logs, &memory, &RecoveryProgress::default()).expect("rebuilt");
     next.append(10);
+    next
+}
+
+/// The lost node is back with the older groups of the streamlet, and this one leaves them to it.
+fn older_groups_leave(next: &Node) {
+    let older = vec![OlderGroups { first_epoch: 1, node: 1 }];
+    next.broker.set_owner(4, STREAM, X, Owner { node: 2, epoch: 3, older }).expect("a streamlet");
+    assert!(next.broker.leave_to_holder(STREAM, X) > 0);
+}
+
+/// Groups that leave while a reader is between its look at the owners and its look at the lane are not taken for groups that are gone.
+#[test]
+fn a_reader_that_comes_while_groups_leave_is_sent_after_them() {
+    let next = with_more_than_was_rebuilt();
     let stream = next.broker.log().stream(STREAM).expect("a stream");
     let lane = stream.streamlet(X).expect("a streamlet").lane(LaneId(0)).expect("a lane").clone();
     let first = lane.groups(GroupId::NONE, 1)[0].id;
     let cursor = Cursor { group: first, ..Cursor::default() };
-    let leaves = || {
-        let older = vec![OlderGroups { first_epoch: 1, node: 1 }];
-        next.broker.set_owner(4, STREAM, X, Owner { node: 2, epoch: 3, older }).expect("a streamlet");
-        assert!(next.broker.leave_to_holder(STREAM, X) > 0);
-    };
+    let leaves = || older_groups_leave(&next);
     let reading = read_meanwhile(&next.broker, &lane, cursor, &leaves);
     assert!(matches!(reading, Reading::Elsewhere(at) if at == cursor), "{reading:?}");
 }
@@ -384,18 +393,9 @@ fn a_reader_that_comes_while_groups_leave_is_sent_after_them() {
 /// Also where nobody else had anything of the lane when it came.
 #[test]
 fn a_reader_that_finds_a_lane_whole_looks_again_if_groups_have_left_it_meanwhile() {
-    let (_, memory, logs) = lost_node();
-    let next = Node::new(2);
-    next.is_owner(2, 3);
-    let rebuild = next.broker.take_over(&[(STREAM, X, 3)], &logs, &memory).expect("taken over");
-    next.broker.rebuild(&rebuild, &logs, &memory, &RecoveryProgress::default()).expect("rebuilt");
-    next.append(10);
+    let next = with_more_than_was_rebuilt();
     let lane = next.lane();
-    let leaves = || {
-        let older = vec![OlderGroups { first_epoch: 1, node: 1 }];
-        next.broker.set_owner(4, STREAM, X, Owner { node: 2, epoch: 3, older }).expect("a streamlet");
-        assert!(next.broker.leave_to_holder(STREAM, X) > 0);
-    };
+    let leaves = || older_groups_leave(&next);
     let first = lane.groups(GroupId::NONE, 1)[0].id;
     let whole = read_plain(&lane, Cursor::default(), 1 << 20, true, || ()).expect("nobody else has anything");
     assert!(matches!(whole, Ok(Reading::Here(found)) if found.start.group == first));
@@ -406,17 +406,8 @@ fn a_reader_that_finds_a_lane_whole_looks_again_if_groups_have_left_it_meanwhile
 /// Nor is whoever asks which groups there are told of those that stay, as if these were all.
 #[test]
 fn who_asks_for_groups_while_some_leave_is_not_told_of_the_others_alone() {
-    let (_, memory, logs) = lost_node();
-    let next = Node::new(2);
-    next.is_owner(2, 3);
-    let rebuild = next.broker.take_over(&[(STREAM, X, 3)], &logs, &memory).expect("taken over");
-    next.broker.rebuild(&rebuild, &logs, &memory, &RecoveryProgress::default()).expect("rebuilt");
-    next.append(10);
-    let leaves = || {
-        let older = vec![OlderGroups { first_epoch: 1, node: 1 }];
-        next.broker.set_owner(4, STREAM, X, Owner { node: 2, epoch: 3, older }).expect("a streamlet");
-        assert!(next.broker.leave_to_holder(STREAM, X) > 0);
-    };
+    let next = with_more_than_was_rebuilt();
+    let leaves = || older_groups_leave(&next);
     assert_eq!(groups_meanwhile(&next.broker, (STREAM, X), &|| ()), Ok(vec![2, 3]));
     assert_eq!(groups_meanwhile(&next.broker, (STREAM, X), &leaves), Err(Status::NotOwner));
     assert_eq!(groups_meanwhile(&next.broker, (STREAM, X), &|| ()), Ok(vec![3]));
