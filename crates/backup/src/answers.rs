@@ -13,6 +13,7 @@ use kera_format::checksum::crc32c;
 use kera_format::chunk::Chunks;
 use kera_format::vlog_replica::{Footer, LogId, ReplicaMark, SegmentRun};
 use kera_protocol::codec::Wire;
+use kera_protocol::frame::FRAME_BYTES_MAX;
 use kera_protocol::limits::page_items;
 use kera_protocol::{
     BlockHead, BlockRange, BlocksRead, BlocksReleased, LaneStateList, LaneStates, ListReplicas, ProducerPlace,
@@ -31,6 +32,10 @@ const READ_BYTES_MAX: usize = 16 << 20;
 
 /// Who asks this node's own backup for so many bytes of chunks at a time or more wants many blocks one behind the other.
 const MANY_BYTES: usize = 1 << 20;
+
+/// From this version of the operation on whoever asks for the state of lanes takes `LimitReached` for: ask for less. For those before it is the last word, and what they
+/// were to take over would wait until they are upgraded.
+const ASKS_FOR_LESS: u8 = 3;
 
 /// How long what is known about an open file is waited for before its blocks are read instead.
 const FOOTER_WAIT: Duration = Duration::from_millis(500);
@@ -102,7 +107,12 @@ impl Backup {
     /// `LimitReached`: lanes have more to tell than [an answer may have](crate::BackupConfig::states_bytes_max), or may have: what takes more than half of that is refused
     /// if it was found out on the way. It is to be asked for fewer streamlets, or blocks; of one streamlet in one block there is always an answer.
     pub fn lane_states(&self, asked: &LaneStates) -> Result<LaneStateList, BackupError> {
-        let mut gathering = self.begin_lane_states(asked)?;
+        self.lane_states_in(ASKS_FOR_LESS, asked)
+    }
+
+    /// The same for who asks in a version of the operation: one that [cannot ask for less](ASKS_FOR_LESS) is told as much as it takes.
+    pub(crate) fn lane_states_in(&self, version: u8, asked: &LaneStates) -> Result<LaneStateList, BackupError> {
+        let mut gathering = self.begin_lane_states(version, asked)?;
         while gathering.disk().is_some() {
             self.gather(&mut gathering)?;
         }
@@ -110,7 +120,7 @@ impl Backup {
     }
 
     /// The same one file after the other, for who must know of which disk each is.
-    pub(crate) fn begin_lane_states(&self, asked: &LaneStates) -> Result<Gathering, BackupError> {
+    pub(crate) fn begin_lane_states(&self, version: u8, asked: &LaneStates) -> Result<Gathering, BackupError> {
         {
             let mut state = self.state.lock();
             if state.logs.contains_key(&asked.log) {
@@ -125,8 +135,15 @@ impl Backup {
             left: self.parts(asked.log, asked.from_block, asked.through_block).into(),
             lanes: BTreeMap::new(),
             bytes: 0,
-            bytes_max: self.config.states_bytes_max,
+            bytes_max: self.states_bytes_max(version),
         })
+    }
+
+    /// Bytes that are gathered at most for who asks in a version of the operation. Whoever cannot ask for less takes any frame: what fits into one must not be refused, and half
+    /// of this [is not](Gathering::join).
+    fn states_bytes_max(&self, version: u8) -> usize {
+        let max = self.config.states_bytes_max;
+        if version < ASKS_FOR_LESS { max.max(2 * FRAME_BYTES_MAX) } else { max }
     }
 
     /// Takes what the next file says. An error also if that is too much for an answer.

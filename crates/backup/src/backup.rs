@@ -46,7 +46,7 @@ pub struct BackupConfig {
     pub queue_bytes_max: usize,
     /// Bytes of memory for what is known about chunks in files that are not full. Beyond it the file with the most is closed.
     pub index_bytes_max: usize,
-    /// Bytes that one answer says of lanes. What would take more is refused ([`Backup::lane_states`]).
+    /// Bytes that one answer says of lanes, to whoever can ask for less. What would take more is refused ([`Backup::lane_states`]).
     pub states_bytes_max: usize,
     /// Names the run of the machine ([`kera_env::boot_id`]): of files that were written in another one what was not synced may be lost.
     /// Zeros: nobody knows, and each start counts as one after a loss of power. `None`: the power is never lost.

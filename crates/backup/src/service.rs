@@ -174,9 +174,9 @@ impl BackupService {
     fn begin(&self, command: Command) {
         let Command { header, body, reply } = command;
         let begun = match Op::from_u16(header.op) {
-            Some(Op::LaneStates) => {
-                begun(&header, &body, |asked| self.backup.begin_lane_states(&asked).map(Partial::Lanes))
-            }
+            Some(Op::LaneStates) => begun(&header, &body, |asked: LaneStates| {
+                self.backup.begin_lane_states(header.version, &asked).map(Partial::Lanes)
+            }),
             Some(Op::ReadBlocks) => {
                 begun(&header, &body, |asked: ReadBlocks| Ok(Partial::Blocks(self.backup.begin_read(&asked))))
             }
@@ -225,7 +225,9 @@ impl BackupService {
                 backup.fence(asked.node, asked.epoch, &asked.logs).map(|ends| NodeFenced { ends })
             }),
             Some(Op::ListReplicas) => done(header, body, out, |asked: ListReplicas| Ok(backup.list(&asked))),
-            Some(Op::LaneStates) => done(header, body, out, |asked: LaneStates| backup.lane_states(&asked)),
+            Some(Op::LaneStates) => {
+                done(header, body, out, |asked: LaneStates| backup.lane_states_in(header.version, &asked))
+            }
             Some(Op::ReadBlocks) => done(header, body, out, |asked: ReadBlocks| backup.read_blocks(&asked)),
             Some(Op::ReleaseBlocks) => done(header, body, out, |asked: ReleaseBlocks| Ok(backup.release(&asked))),
             _ => encode_error(

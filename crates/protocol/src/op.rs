@@ -132,7 +132,7 @@ ops! {
     /// Lists the copies of virtual logs that a backup has.
     ListReplicas = 92, 1..=1;
     /// Tells the state of lanes as a copy of a virtual log has it.
-    LaneStates = 93, 1..=2;
+    LaneStates = 93, 1..=3;
     /// Reads blocks of a copy of a virtual log.
     ReadBlocks = 94, 1..=1;
     /// Gives files of a copy of a virtual log back.
@@ -204,8 +204,8 @@ impl Op {
             (Op::RebuildNeeds, _) => level::REBUILD_NEEDS,
             (Op::StreamletsRebuilt | Op::DescribeCopies, 2..) => level::REBUILT_IN,
             (Op::UseEnds, _) => level::USED_ENDS,
+            (Op::LaneStates | Op::OfferGroups, 3..) => level::GIVEN_BACK_IN_PART,
             (Op::LaneStates, 2..) => level::COMPACTED_COPIES,
-            (Op::OfferGroups, 3..) => level::GIVEN_BACK_IN_PART,
             (Op::OfferGroups | Op::FenceNode, 2..) => level::CHANGED_COPIES,
             (Op::OfferGroups | Op::ReturnGroups, _) => level::RETURNED_GROUPS,
             (Op::DescribeLostLogs | Op::AcceptLogLoss, _) => level::LOST_BLOCKS,

@@ -484,10 +484,16 @@ fn serves(service: &Arc<BackupService>) -> Vec<JoinHandle<()>> {
     service.threads().into_iter().map(thread).collect()
 }
 
-fn ask<M: Message>(session: &mut BackupSession, message: &M, out: &mut Outbox) {
+/// A request in a version of its operation.
+fn request<M: Message>(version: u8, message: &M) -> (FrameHeader, Vec<u8>) {
     let (mut body, op) = (Vec::new(), M::OP as u16);
-    message.encode(1, &mut body);
-    assert_eq!(session.on_frame(&FrameHeader { op, version: 1, ..FrameHeader::default() }, &body, out), Flow::Done);
+    message.encode(version, &mut body);
+    (FrameHeader { op, version, ..FrameHeader::default() }, body)
+}
+
+fn ask<M: Message>(session: &mut BackupSession, message: &M, out: &mut Outbox) {
+    let (header, body) = request(1, message);
+    assert_eq!(session.on_frame(&header, &body, out), Flow::Done);
 }
 
 /// Operations that are answered until there are so many, or nothing more comes for long. In order.
@@ -502,6 +508,50 @@ fn until(session: &mut BackupSession, waker: &SessionWaker, out: &mut Outbox, co
     }
     answered.sort_unstable();
     answered
+}
+
+/// The status of the next answer.
+fn next_status(session: &mut BackupSession, waker: &SessionWaker, out: &mut Outbox) -> u16 {
+    let since = Instant::now();
+    while since.elapsed() < Duration::from_secs(120) {
+        if waker.take() {
+            session.on_wake(out);
+            let bytes = std::mem::replace(out, Outbox::new(1 << 20)).to_vec();
+            if !bytes.is_empty() {
+                return FrameHeader::parse(&bytes, 1 << 20).expect("a frame").status;
+            }
+        }
+        std::thread::yield_now();
+    }
+    panic!("nothing is answered")
+}
+
+/// For an owner of a version before that is the last word: while a cluster is upgraded it took nothing over of which newer backups have so much to say.
+#[test]
+fn who_cannot_ask_for_less_is_told_all_that_lanes_have() {
+    let small = BackupConfig { states_bytes_max: 4096, ..config() };
+    let (disk, clock) = (Arc::new(MemoryDisk::new()) as Arc<dyn Disk>, Arc::new(ManualClock::new(1_000_000)));
+    let (backup, _) = Backup::open(small, vec![disk], clock, Arc::new(SeededRandom::new(1))).expect("open");
+    let mut rig = Rig::over(backup.clone());
+    for block in 1..=100 {
+        assert_eq!(rig.store(LOG, block, 1, false), Ok(stored(block)));
+    }
+    let service = BackupService::new(backup);
+    let threads = serves(&service);
+    let waker = SessionWaker::detached();
+    let (mut session, mut out) = (BackupSession::new(service.clone(), waker.clone()), Outbox::new(1 << 20));
+    let asked = LaneStates { log: LOG, from_block: 1, through_block: 100, streamlets: Vec::new() };
+    for (version, status) in [(1, 0), (2, 0), (3, Status::LimitReached as u16)] {
+        let (header, body) = request(version, &asked);
+        assert_eq!(session.on_frame(&header, &body, &mut out), Flow::Done);
+        assert_eq!(next_status(&mut session, &waker, &mut out), status, "version {version}");
+        let mut answer = Vec::new();
+        service.answer(&header, &body, &mut answer);
+        let answer = FrameHeader::parse(&answer, 1 << 20).expect("a frame");
+        assert_eq!(answer.status, status, "version {version}");
+    }
+    service.stop();
+    threads.into_iter().for_each(|thread| thread.join().expect("no panic"));
 }
 
 fn ops<const N: usize>(ops: [Op; N]) -> Vec<u16> {

@@ -105,6 +105,8 @@ fn second_versions_are_the_golden_bytes_still() {
     check_version::<ListStreams, StreamListV2>("ListStreams", 2);
     check_version::<AlterStreamV2, StreamInfoV2>("AlterStream", 2);
     check_version::<second::moves::OfferGroupsV2, GroupsOffered>("OfferGroups", 2);
+    // The third one has the same bytes.
+    check_version::<LaneStates, LaneStateList>("LaneStates", 2);
 }
 
 macro_rules! check_all {
