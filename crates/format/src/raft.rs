@@ -278,6 +278,15 @@ fn parse_block_within(most: usize, bytes: &[u8]) -> Result<(u64, Vec<Record>, us
     Ok((u64_at(bytes, 8), records, block_bytes))
 }
 
+/// Whether a block is there at the start of `bytes` as somebody has written it, whatever it says: what [`parse_block`] refuses of it a later version may have written.
+pub fn is_whole_block(bytes: &[u8]) -> bool {
+    if bytes.len() < BLOCK_HEADER_BYTES {
+        return false;
+    }
+    let block = bytes.get(4..u32_at(bytes, 4) as usize).unwrap_or_default();
+    block.len() >= BLOCK_HEADER_BYTES - 4 && u32_at(bytes, 0) == crc32c(block)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -307,6 +316,23 @@ mod tests {
         for bit in 0..bytes.len() * 8 {
             bytes[bit / 8] ^= 1 << (bit % 8);
             assert!(parse_block(&bytes).is_err(), "bit {bit}");
+            bytes[bit / 8] ^= 1 << (bit % 8);
+        }
+    }
+
+    #[test]
+    fn a_block_of_records_that_nobody_knows_is_whole_and_one_with_a_flipped_bit_or_without_its_end_is_not() {
+        let mut bytes = Vec::new();
+        encode_block(7, &block(), &mut bytes);
+        put(&mut bytes, BLOCK_HEADER_BYTES + 4, &9_u16.to_le_bytes());
+        seal(7, &mut bytes);
+        let error = parse_block(&bytes).unwrap_err().to_string();
+        assert!(error.contains("raft_record.kind is 9"), "{error}");
+        assert!(is_whole_block(&bytes) && !is_whole_block(&[0; 64]));
+        assert!((0..bytes.len()).all(|end| !is_whole_block(&bytes[..end])));
+        for bit in 0..bytes.len() * 8 {
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            assert!(!is_whole_block(&bytes), "bit {bit}");
             bytes[bit / 8] ^= 1 << (bit % 8);
         }
     }

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use kera_env::{Both, Disk, DiskFile, Folder, OpenMode, copy_path, read_twice, without_copy, write_copy};
 use kera_format::cluster::RaftPlace;
 use kera_format::raft::{
-    FILE_HEADER_BYTES, FileHeader, LogEntry, Record, encode_blocks, parse_block, parse_first_block,
+    FILE_HEADER_BYTES, FileHeader, LogEntry, Record, encode_blocks, is_whole_block, parse_block, parse_first_block,
 };
 
 use crate::room::has_no_room;
@@ -303,6 +303,10 @@ impl LogFile {
                     parsed
                 }
                 Err(error) => {
+                    // Nor is it torn: it may be a vote that a later version has answered for.
+                    if [&both.file, &both.copy].iter().any(|bytes| bytes.get(at..).is_some_and(is_whole_block)) {
+                        return damaged(at, format!("{error} (a later version of kera may have written it)"));
+                    }
                     // The first one was there before the file was.
                     if next == 1
                         || both.goes_on_behind(at, |bytes| parse_block(bytes).is_ok_and(|(number, ..)| number > next))
@@ -463,6 +467,7 @@ pub(crate) fn number_of(name: &str, suffix: &str) -> Option<u64> {
 mod tests {
     use super::*;
     use kera_env::{FaultyDisk, MemoryDisk};
+    use kera_format::checksum::crc32c;
     use kera_format::cluster::ClusterEntry;
     use kera_format::raft::{Payload, encode_block};
 
@@ -741,6 +746,45 @@ mod tests {
         }
         let error = LogFile::open(folder(disk), [1; 16]).unwrap_err().to_string();
         assert!(error.contains("damaged at byte 80"), "{error}");
+    }
+
+    /// Cut as if it were torn, it would be a vote that can be given once more, or an entry that a majority has.
+    #[test]
+    fn a_last_block_that_only_a_later_version_knows_is_not_cut() {
+        let disk = Arc::new(MemoryDisk::new());
+        let mut log = LogFile::open(folder(disk.clone()), [1; 16]).unwrap();
+        log.write(vec![vote(3), entry(1)]).unwrap();
+        log.copy();
+        let (path, end, sequence) = (log.path(), log.end, log.sequence + 1);
+        drop(log);
+        let mut block = Vec::new();
+        encode_block(sequence, &[vote(4)], &mut block);
+        block[20..22].copy_from_slice(&9_u16.to_le_bytes());
+        let checksum = crc32c(&block[4..]);
+        block[..4].copy_from_slice(&checksum.to_le_bytes());
+        for path in [path.clone(), copy_path(&path)] {
+            disk.open(&path, OpenMode::ReadWrite, false).unwrap().write_at(end, &block).unwrap();
+            let error = LogFile::open(folder(disk.clone()), [1; 16]).unwrap_err().to_string();
+            assert!(error.contains(&format!("damaged at byte {end}: raft_record.kind is 9")), "{error}");
+            assert!(error.contains("a later version"), "{error}");
+        }
+        let names = disk.list(DIR).unwrap();
+        assert_eq!(names.len(), 2, "nothing has been changed: {names:?}");
+    }
+
+    /// What is not there cannot have been torn: a file has its name when it has its first block.
+    #[test]
+    fn a_log_without_a_byte_is_damage_and_no_node_that_has_never_voted() {
+        let disk = Arc::new(MemoryDisk::new());
+        let mut log = LogFile::open(folder(disk.clone()), [1; 16]).unwrap();
+        log.write(vec![vote(3)]).unwrap();
+        let path = log.path();
+        drop(log);
+        for path in [path.clone(), copy_path(&path)] {
+            disk.replace(&path, &[]).unwrap();
+        }
+        let error = LogFile::open(folder(disk), [1; 16]).unwrap_err().to_string();
+        assert!(error.contains("damaged at byte 0"), "{error}");
     }
 
     /// An entry with as much of a streamlet as most take along.
