@@ -14,7 +14,6 @@ use kera_coordinator::cluster::{AgreedEnd, CalledOff, ClusterState, EndLooks, En
 use kera_coordinator::detector::Detector;
 use kera_env::{Lasting, Lasts};
 use kera_format::cluster::{ClusterEntry, LogName, NodeNumber, Roles};
-use kera_protocol::RaftAppend;
 use openraft::ChangeMembers;
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
@@ -22,9 +21,10 @@ use tokio::task::JoinSet;
 use crate::commands::Leading;
 use crate::group::Group;
 use crate::machine::Shared;
-use crate::network::{Pending, ask};
+use crate::network::Pending;
+use crate::slow::Settling;
 use crate::survivor::SKIPPED;
-use crate::types::{Place, place_of};
+use crate::types::Place;
 use crate::votes::{Coordinator, who_votes};
 
 /// A coordinator that is so many entries behind gets no vote yet.
@@ -166,7 +166,7 @@ thread_local! {
 impl Group {
     /// Does the leader's work while this node is the leader, until `stop` says so. To be run once.
     ///
-    /// Four loops, of which none waits for another. The one that listens awaits nothing but its next turn, so that a turn which comes late says that this
+    /// Five loops, of which none waits for another. The one that listens awaits nothing but its next turn, so that a turn which comes late says that this
     /// process did not run: then nobody is to blame for having been silent ([`Detector::lost`]). If it waited for what others are asked, a backup
     /// without power would look like that for as long as it is asked, and nobody would be fenced meanwhile. The one that fences waits for the log, and
     /// not for backups.
@@ -181,28 +181,6 @@ impl Group {
         }
     }
 
-    /// Tells those who vote that this node leads, as soon as it does. `openraft` says it with the first entry, which is on the leader's own disk before it is sent: on a slow one that takes
-    /// longer than those wait who have voted for it, and they would elect somebody else meanwhile.
-    async fn say_that_it_leads(&self) {
-        let (me, mut leaders) = (self.config.node, self.leaders.clone());
-        while leaders.changed().await.is_ok() {
-            // Before it is looked who leads: what a later leader has decided is not in the log of who follows this one, and that would be taken for decided in its place.
-            let decided = self.shared.current.read().applied.as_ref().map(place_of);
-            let leader = *leaders.borrow_and_update();
-            let Some(ballot) = leader.filter(|ballot| ballot.node == u64::from(me)) else { continue };
-            for member in self.members().into_iter().filter(|member| member.votes && member.node != me) {
-                let (transport, entries) = (self.transport.clone(), Vec::new());
-                let said = RaftAppend { ballot, before: None, entries, decided };
-                tokio::spawn(async move {
-                    // Who does not hear it hears of the first entry.
-                    let _ = ask(&*transport, member.node.into(), &member.address, &said).await;
-                });
-            }
-        }
-        // Its part in the log has ended, and the other loops say so.
-        std::future::pending().await
-    }
-
     fn turns(&self) -> tokio::time::Interval {
         let mut turn = tokio::time::interval(Duration::from_millis(self.config.timing.heartbeat_ms / 2));
         turn.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -212,8 +190,10 @@ impl Group {
     /// Tells `silent` at each turn who is. Every coordinator hears all nodes, so that whoever leads next knows at once.
     async fn listen_always(&self, silent: &watch::Sender<Vec<(NodeNumber, u32)>>) {
         let (mut turn, mut detector) = (self.turns(), Detector::new(self.config.timing.lost_after_ms));
+        let mut settling = Settling::default();
         loop {
             turn.tick().await;
+            self.settle(&mut settling);
             self.turned_us.store(self.clock.monotonic_us().max(1), Ordering::Release);
             silent.send_replace(self.listen(&mut detector));
             self.remember_fenced();
@@ -743,8 +723,8 @@ mod tests {
     use kera_format::raft::{LogEntry, Payload, Record};
     use kera_format::{StreamOptions, StreamletId, level};
     use kera_protocol::{
-        AcceptLoss, Body, CreateStream, ErrorBody, ForwardCommand, Message, Op, RaftAppended, RaftBallot, RaftOutcome,
-        RaftVote, RaftVoted, Status, UseEnds, UsedEnd,
+        AcceptLoss, Body, CreateStream, ErrorBody, ForwardCommand, Message, Op, RaftAppend, RaftAppended, RaftBallot,
+        RaftOutcome, RaftVote, RaftVoted, Status, UseEnds, UsedEnd,
     };
     use openraft::ServerState;
     use openraft::storage::RaftLogStorage;

@@ -41,7 +41,7 @@ pub struct Timing {
     /// Time between two signs of life, of the leader and of nodes, in milliseconds.
     pub heartbeat_ms: u64,
     /// A leader that has been silent for two and a half to three times this is lost, and another one is elected. Whoever asks for votes waits for so long for them; where disks are
-    /// slower than that votes are written ahead. What a leader writes first must be on its disk within two and a half times this.
+    /// slower than that votes are written ahead. A leader whose disk is as slow goes on to say that it leads while it writes.
     pub election_ms: u64,
     /// A node is lost after this.
     pub lost_after_ms: u64,
@@ -163,7 +163,7 @@ pub struct Group {
     /// For how long what else the node writes has come no further, in microseconds.
     others_wait_us: AtomicU64,
     /// It has fallen silent because its disk stands still.
-    is_silent: AtomicBool,
+    pub(crate) is_silent: AtomicBool,
     /// When the [driver](Group::drive) had its last turn, in microseconds of the monotonic clock; 0: none yet.
     pub(crate) turned_us: AtomicU64,
 }

@@ -17,6 +17,7 @@ mod machine;
 mod network;
 mod on_disk;
 mod room;
+mod slow;
 mod snapshot;
 mod store;
 mod survivor;

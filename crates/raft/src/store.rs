@@ -29,9 +29,12 @@ const RECORDS_MAX: usize = 4096;
 /// signs of life.
 const SENT_BYTES_MAX: usize = 1 << 20;
 
-/// A disk is slow that took so long for what was written last, in microseconds. Of an election those wait for the disk who ask for votes, and then those who give them: several times that has to
+/// A disk is slow that took so long for something lately, in microseconds. Of an election those wait for the disk who ask for votes, and then those who give them: several times that has to
 /// go into the [time](crate::Timing) after which whoever asks begins anew.
 const SLOW_US: u64 = 50_000;
+
+/// What takes so many times as long as others did lately may be written by a disk that is slow, as where a new file is begun, which syncs several times. What takes longer is not: the disk stands still.
+const TIMES_LATELY: u64 = 8;
 
 /// For a term so much further on a vote is written on a slow disk.
 const TERMS_AHEAD: u64 = 64;
@@ -52,14 +55,14 @@ pub(crate) struct Writing {
     clock: Arc<dyn Clock>,
     /// On the monotonic clock; 0: none is.
     since_us: AtomicU64,
-    /// What the last one took that is over, in microseconds.
-    last_us: AtomicU64,
+    /// The most that one took lately, in microseconds. It counts half as much with each that comes behind it: a disk that is slow by turns is slow.
+    lately_us: AtomicU64,
     bytes: AtomicU64,
 }
 
 impl Writing {
     pub(crate) fn new(clock: Arc<dyn Clock>) -> Writing {
-        Writing { clock, since_us: AtomicU64::new(0), last_us: AtomicU64::new(0), bytes: AtomicU64::new(0) }
+        Writing { clock, since_us: AtomicU64::new(0), lately_us: AtomicU64::new(0), bytes: AtomicU64::new(0) }
     }
 
     fn begins(&self) {
@@ -72,13 +75,19 @@ impl Writing {
 
     /// The same of what somebody waits for.
     fn is_written(&self) {
-        self.last_us.store(self.for_us(), Ordering::Release);
+        let before_us = self.lately_us.load(Ordering::Acquire);
+        self.lately_us.store(self.for_us().max(before_us / 2), Ordering::Release);
         self.is_over();
     }
 
-    /// Whether the disk took long for that.
+    /// Whether the disk took long for that lately.
     fn is_slow(&self) -> bool {
-        self.last_us.load(Ordering::Acquire) >= SLOW_US
+        self.lately_us.load(Ordering::Acquire) >= SLOW_US
+    }
+
+    /// Whether the disk has not been at what is under way for longer than one that takes as long as it did lately.
+    pub(crate) fn may_be_slow(&self) -> bool {
+        self.for_us() < self.lately_us.load(Ordering::Acquire).saturating_mul(TIMES_LATELY)
     }
 
     pub(crate) fn bytes(&self) -> u64 {
@@ -157,15 +166,16 @@ impl LogStore {
         let spawn = std::thread::Builder::new().name("kera-raft-disk".into()).stack_size(512 << 10);
         let writes = Arc::clone(&writing);
         spawn.spawn(move || write(file, &receiver, &closing, &writes))?;
-        let ballot = |(term, node, committed)| vote(&RaftBallot { term, node, committed });
+        let given = contents.vote.map(|(term, node, committed)| RaftBallot { term, node, committed });
         Ok(LogStore {
             entries: Arc::new(RwLock::new(entries)),
             purged: contents.purged.as_ref().map(log_id),
-            vote: contents.vote.map(ballot),
+            vote: given.as_ref().map(vote),
             ahead: 0,
             led: None,
             writing,
-            leaders: Arc::new(watch::Sender::new(None)),
+            // Who has led goes on to lead, until it hears of another one.
+            leaders: Arc::new(watch::Sender::new(given.filter(|ballot| ballot.committed))),
             jobs,
             snapshots: None,
         })
@@ -210,7 +220,7 @@ impl LogStore {
         Looker(self.jobs.clone())
     }
 
-    /// Tells who leads, this node or another one, as soon as that is known here.
+    /// Tells who leads, this node or another one, as soon as that is known here. Nobody from when this node votes for one that does not lead yet.
     pub(crate) fn leaders(&self) -> watch::Receiver<Option<RaftBallot>> {
         self.leaders.subscribe()
     }
@@ -339,12 +349,18 @@ impl RaftLogStorage<TypeConfig> for LogStore {
     /// A vote further on is for [nobody](NOBODY). `openraft` takes one for its own node that it is told of for a try of this node to be elected: who leads neither gives way to it nor has anything
     /// decided any more, and goes on to say that it leads. Of a term further on no node has asked for a vote, so if it had a name that node would be told of one that it does not know.
     ///
-    /// What is written of who leads takes the place of a vote further on, for with that a node that starts again would not follow: the leader's term would be in front of it.
+    /// What is written of who leads takes the place of a vote further on, for with that a node that starts again would not follow: the leader's term would be in front of it. It is no lower than any vote that was
+    /// given: each one makes it be forgotten. What is cut off, or purged, is written without it: what the disk has then is the vote for that leader or one further on, which a start is as well off with.
+    ///
+    /// [`slow`](crate::slow) has what is there after a kill between any two of these.
     async fn save_vote(&mut self, vote: &Ballot) -> Result<(), Failed> {
         let RaftBallot { term, node, committed } = ballot_of(vote);
         let is_given = self.vote.is_some_and(|given| given.leader_id == vote.leader_id);
         // What was to be written of an earlier leader would take back this one.
         self.led = None;
+        if !committed {
+            self.leaders.send_replace(None);
+        }
         if committed && (is_given || term < self.ahead) {
             self.led = Some(Record::Vote { term, node, committed });
         } else if term >= self.ahead {
@@ -451,7 +467,7 @@ mod tests {
         };
         let syncs = || disk.counts().1;
         let ballot = |term, node, committed| vote(&RaftBallot { term, node, committed });
-        let is_slow = |writing: &Writing| writing.last_us.store(SLOW_US, Ordering::Release);
+        let is_slow = |writing: &Writing| writing.lately_us.store(SLOW_US, Ordering::Release);
         let (mut store, writing) = start();
         is_slow(&writing);
         store.save_vote(&ballot(6, 2, false)).await.unwrap();
@@ -476,16 +492,48 @@ mod tests {
         drop(store);
         let (mut store, _) = start();
         assert_eq!(store.read_vote().await.unwrap(), Some(ballot(101, 2, true)));
+        assert_eq!(*store.leaders().borrow(), Some(RaftBallot { term: 101, node: 2, committed: true }));
         assert_eq!(store.entries.read().len(), 1);
         // Nothing takes long any more.
         let before = syncs();
         store.save_vote(&ballot(102, 3, false)).await.unwrap();
         assert_eq!(syncs(), before + 1);
+        assert_eq!(*store.leaders().borrow(), None, "who has led would say so on and on");
         store.save_vote(&ballot(102, 3, true)).await.unwrap();
         assert_eq!(syncs(), before + 1, "that it has voted for it is written");
         drop(store);
         let (mut store, _) = start();
         assert_eq!(store.read_vote().await.unwrap(), Some(ballot(102, 3, false)));
+    }
+
+    #[test]
+    fn a_disk_is_slow_for_some_writes_behind_one_that_took_long_and_stands_still_when_one_takes_no_end() {
+        let clock = Arc::new(ManualClock::new(0));
+        let writing = Writing::new(clock.clone());
+        let takes = |ms| {
+            writing.begins();
+            clock.advance_ms(ms);
+            writing.is_written();
+        };
+        takes(1);
+        assert!(!writing.is_slow());
+        writing.begins();
+        clock.advance_ms(200);
+        assert!(!writing.may_be_slow(), "it was well, and stands still");
+        clock.advance_ms(300);
+        writing.is_written();
+        let slow = (0..5).map(|_| {
+            let is_slow = writing.is_slow();
+            takes(1);
+            is_slow
+        });
+        assert_eq!(slow.collect::<Vec<_>>(), [true, true, true, true, false]);
+        takes(500);
+        writing.begins();
+        clock.advance_ms(3_000);
+        assert!(writing.may_be_slow());
+        clock.advance_ms(1_500);
+        assert!(!writing.may_be_slow());
     }
 
     /// What it has voted for would be forgotten, and it could vote again.
@@ -513,7 +561,7 @@ mod tests {
     /// not asked in that term.
     #[tokio::test]
     async fn no_power_cut_takes_a_vote_back_or_makes_one_up() {
-        let (mut ahead, mut led) = (0, 0);
+        let (mut ahead, mut led, mut cut) = (0, 0, 0);
         for seed in 0..100 {
             let (disk, mut rng) = (Arc::new(MemoryDisk::new()), StdRng::seed_from_u64(seed));
             let (mut given, mut last): ((u64, u64, bool), u64) = ((0, 0, false), 0);
@@ -535,8 +583,13 @@ mod tests {
                 disk.cut_power_at(rng.random_range(1..40));
                 for _ in 0..rng.random_range(1..12) {
                     let slow_us = if rng.random() { SLOW_US } else { 0 };
-                    writing.last_us.store(slow_us, Ordering::Release);
-                    let is_written = if given.2 && rng.random() {
+                    writing.lately_us.store(slow_us, Ordering::Release);
+                    let is_written = if given.2 && last > 0 && rng.random_range(0..6) == 0 {
+                        // As a leader has it that has another entry there. Who leads is not written with that.
+                        let place = RaftPlace { term: given.0, leader: given.1, index: last };
+                        (last, cut) = (last - 1, cut + u32::from(store.led.is_some()));
+                        store.truncate(log_id(&place)).await.is_ok()
+                    } else if given.2 && rng.random() {
                         let place = RaftPlace { term: given.0, leader: given.1, index: last + 1 };
                         let records = store.take([from_format(LogEntry { place, payload: Payload::Blank })]);
                         led += u32::from(records.len() > 1);
@@ -561,7 +614,9 @@ mod tests {
                 disk.crash(rng.random());
             }
         }
-        assert!(ahead > 0 && led > 0, "{ahead} votes further on were found, {led} leaders written with an entry");
+        let said =
+            format!("{ahead} votes further on were found, {led} leaders written with an entry, {cut} cut before");
+        assert!(ahead > 0 && led > 0 && cut > 0, "{said}");
     }
 
     #[tokio::test]

@@ -351,6 +351,81 @@ async fn coordinators_whose_disks_sync_later_than_they_wait_for_votes_elect_a_le
     world.agree().await;
 }
 
+/// Has streams made one after the other until two are decided by one leader in one term.
+async fn stays(world: &World, name: &str) {
+    for number in 0..20 {
+        let (leader, term) = leading_in(world).await;
+        let group = &world.nodes[&leader].group;
+        for part in 0..2 {
+            made(group, &format!("{name}-{number}-{part}")).await;
+        }
+        if group.is_leader() && group.describe().term == term {
+            return;
+        }
+    }
+    panic!("nobody leads for as long as two entries take: {name}");
+}
+
+/// A sync takes twice as long as a leader may be silent, and more than that: with the usual times more than a second.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn coordinators_whose_disks_sync_later_than_a_leader_is_missed_elect_one_that_stays() {
+    let mut world = World::cluster(10, 3, 0).await;
+    let late = Some(Duration::from_millis(5 * TIMING.election_ms + 200));
+    for slow in [vec![1, 2, 3], vec![1, 2], vec![3]] {
+        let name = format!("slow-{}", slow.len());
+        slow.iter().for_each(|node| world.faulty[node].set_slow_syncs(late));
+        // Their disks become slow while somebody leads.
+        stays(&world, &name).await;
+        // And they elect another one.
+        let leader = world.leading().await;
+        world.kill(leader, None).await;
+        stays(&world, &format!("{name}-without")).await;
+        world.faulty.values().for_each(|disk| disk.set_slow_syncs(None));
+        world.start(leader).await;
+        for node in 1..=3 {
+            world.join(node, 3).await;
+        }
+        world.agree().await;
+    }
+}
+
+/// Whoever is elected on a slow disk has its leader's entries on it once they are decided, whenever any of them loses its power.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_slow_disks_have_decided_is_there_after_power_cuts() {
+    let mut world = World::cluster(12, 3, 0).await;
+    let late = Some(Duration::from_millis(5 * TIMING.election_ms));
+    world.slow_syncs = late;
+    world.faulty.values().for_each(|disk| disk.set_slow_syncs(late));
+    let mut names = Vec::new();
+    for round in 0..3_u64 {
+        let leader = world.leading().await;
+        let name = format!("cut-{round}");
+        made(&world.nodes[&leader].group, &name).await;
+        names.push(name);
+        // The leader in the midst of what comes next, or who follows.
+        let unlucky = if round == 1 { (1..=3).find(|node| *node != leader).expect("three") } else { leader };
+        world.disks[&unlucky].cut_power_at(1 + round * 2);
+        let other = (1..=3).find(|node| *node != unlucky).expect("three");
+        let name = format!("meanwhile-{round}");
+        made(&world.nodes[&other].group, &name).await;
+        names.push(name);
+        world.kill(unlucky, Some(round)).await;
+        world.start(unlucky).await;
+    }
+    world.slow_syncs = None;
+    world.faulty.values().for_each(|disk| disk.set_slow_syncs(None));
+    for node in 1..=3 {
+        world.join(node, 3).await;
+    }
+    world.agree().await;
+    for name in &names {
+        assert!(
+            world.nodes.values().all(|node| node.group.read(|state| state.catalog.find(&name.as_str().into()).is_ok())),
+            "{name}"
+        );
+    }
+}
+
 /// Who asks nobody hears nobody: that says nothing of the others.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn only_a_node_that_asks_the_others_says_that_it_does_not_hear_them() {
