@@ -157,12 +157,18 @@ impl Seen {
     /// What is in a log of a life its node had appended in that life, and it lets go of nothing of that before somebody has acknowledged it. A later life has what the one before it
     /// had, as long as it simply goes on with the streamlet. Who gets it anew decides what there is, and who gets it back has cut what was under way: so from then on logs of lives before say nothing
     /// any more about what it has. They may all be gone.
+    ///
+    /// Nor do they once a life has come without all that the one before it had. That one goes on as well, with what has one copy: it owns that with whatever it has. If copies of it were
+    /// being made, some are in those logs, and when the next ones are there the streamlet is taken over from all of them.
     fn has_its_logs(&self, known: &ClusterState, what: (StreamId, u32), node: NodeNumber) -> bool {
-        let since = match (self.first_life(known, node), self.anew.get(&what)) {
-            (Some(first), None) => first,
-            (Some(first), Some((of, epoch))) if *of == node => first.max(*epoch),
-            _ => return false,
+        let Some(first) = self.first_life(known, node) else { return false };
+        let whole_since = self.lives.get(&node).map_or(first, |lives| lives.whole_since);
+        let anew = match self.anew.get(&what) {
+            None => first,
+            Some((of, epoch)) if *of == node => *epoch,
+            Some(_) => return false,
         };
+        let since = first.max(whole_since).max(anew);
         let log = |epoch| LogName { node, epoch, log: 0 };
         known.logs.range(log(0)..log(since)).next().is_none()
     }

@@ -5,6 +5,7 @@ use kera_format::cluster::{ClusterEntry, LogName, NodeNumber, OwnerReason};
 use kera_format::{LaneId, StreamId, StreamletId, level};
 use kera_protocol::{GiveBack, RebuildRange, StreamletState, StreamletsRebuilt};
 
+use crate::support::changing::{owner_makes, wants};
 use crate::support::copied::{self, begin_view, fence};
 
 #[derive(Clone)]
@@ -649,6 +650,36 @@ fn what_a_life_had_in_its_logs_that_was_over_before_anything_was_seen_is_not_kno
         cluster.apply(&recovered);
         cluster.joins(1, true);
         assert_eq!(cluster.gives_back_after_start(), !is_over);
+    }
+}
+
+/// A streamlet has one copy, and some copies more of it are in the log of its node's first life when that node is lost. If the second life comes without the disk it goes on with nothing,
+/// gets all copies that are wanted, and is lost as well: who takes over then reads what that log has, and may tell of it.
+#[test]
+fn what_a_life_lacks_that_came_without_its_disk_is_no_copy_of_what_its_earlier_logs_have() {
+    for (has_all, life_of_log) in [(true, 1), (false, 1), (false, 2)] {
+        let (state, stream) = copied::cluster(3, 1, level::NEWEST);
+        let mut cluster = Cluster { state };
+        let at = cluster.streamlet_of(stream, 1);
+        wants(&mut cluster.state, stream, 2);
+        if life_of_log == 1 {
+            begin_view(&mut cluster.state, LOG, 1, vec![2]);
+        }
+        fence(&mut cluster.state, 1);
+        if life_of_log == 1 {
+            cluster.apply(&[ClusterEntry::LogEnded { log: LOG, end: 5 }]);
+        }
+        cluster.joins(1, has_all);
+        let owner = cluster.state.owner(stream, at).unwrap();
+        assert_eq!((owner.node, owner.epoch, owner.copies), (1, 2, 1), "what has one copy waits for its node");
+        if life_of_log == 2 {
+            begin_view(&mut cluster.state, LogName { epoch: 2, ..LOG }, 1, vec![2]);
+        }
+        owner_makes(&mut cluster.state, stream, at).unwrap();
+        assert_eq!(cluster.state.copies_of(stream, at), 2);
+        cluster.lose(1, 2);
+        cluster.joins(1, true);
+        assert_eq!(cluster.gives_back_after_start(), has_all || life_of_log == 2, "{has_all}, {life_of_log}");
     }
 }
 

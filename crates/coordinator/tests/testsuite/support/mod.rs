@@ -1,5 +1,6 @@
 //! What the coordinator's tests share.
 
+pub(crate) mod changing;
 pub(crate) mod copied;
 pub(crate) mod finishing;
 pub(crate) mod moved;
