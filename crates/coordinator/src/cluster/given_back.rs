@@ -11,7 +11,7 @@
 //! # An owner that was started again
 //!
 //! An earlier life of it may have opened the streamlet, and have told others what is in it. It gives it back only if the other node has whatever that may have been
-//! ([`may_give_back_after_start`](ClusterState::may_give_back_after_start)).
+//! ([`may_give_back_after_start`](ClusterState::may_give_back_after_start)). [`gives_back`](ClusterState::gives_back) is what owners ask, whichever they are.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -393,6 +393,12 @@ impl ClusterState {
         let mut floors = self.floors(asked.stream).filter(|(streamlet, ..)| *streamlet == asked.streamlet.0);
         floors.all(|(.., floor)| floor.owner_epoch < since)
             && self.plan_given_back(asked).is_ok_and(|entries| !entries.is_empty())
+    }
+
+    /// Whether the owner of a streamlet that it cannot open gives it back to the node that offers it. `is_uncut`: that node says that its start has cut nothing of it. `is_unwritten`: the owner was
+    /// started again since it [took the streamlet over](ClusterState::taken_over_before), and came with nothing of it that was written since.
+    pub fn gives_back(&self, asked: &GiveBack, is_uncut: bool, is_unwritten: bool) -> bool {
+        self.may_give_back(asked) || (is_uncut && is_unwritten && self.may_give_back_after_start(asked))
     }
 
     /// Whether an owner that has asked to give a streamlet back must not open it: the entry may come to be true as long as it is owned like that and the node that is to get it

@@ -683,6 +683,22 @@ fn what_a_life_lacks_that_came_without_its_disk_is_no_copy_of_what_its_earlier_l
     }
 }
 
+/// What owners ask, those that were started again since they took over and those that were not.
+#[test]
+fn an_owner_gives_back_what_is_uncut_and_unwritten_after_a_start_and_else_in_one_life_alone() {
+    let mut cluster = Cluster::lost(level::NEWEST);
+    cluster.joins(1, true);
+    let of = cluster.may_get_back()[0];
+    let asked = cluster.asked(&of);
+    let said = [(false, false), (true, false), (false, true), (true, true)];
+    let gives = |cluster: &Cluster, asked: &GiveBack| {
+        said.map(|(is_uncut, is_unwritten)| cluster.state.gives_back(asked, is_uncut, is_unwritten))
+    };
+    assert_eq!(gives(&cluster, &asked), [true; 4]);
+    let asked = cluster.asked_of_started_again(of.streamlet);
+    assert_eq!(gives(&cluster, &asked), [false, false, false, true]);
+}
+
 /// It had cut what was under way when it got it back, and the log of its first life still has that.
 #[test]
 fn what_was_given_back_before_does_not_go_back_after_a_start() {

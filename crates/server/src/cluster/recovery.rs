@@ -525,11 +525,8 @@ impl Recovery {
         let mut work = self.work.lock();
         let one = asked_back(&asked);
         let is_new = work.unreadable.contains(&one) && !work.asked_back.contains(&asked);
-        let has_all_told = is_uncut && self.unwritten.contains(&one);
-        let may = |state: &ClusterState| {
-            state.may_give_back(&asked) || (has_all_told && state.may_give_back_after_start(&asked))
-        };
-        if is_new && self.group.read(may) {
+        let is_unwritten = self.unwritten.contains(&one);
+        if is_new && self.group.read(|state| state.gives_back(&asked, is_uncut, is_unwritten)) {
             work.asked_back.push(asked);
         }
     }

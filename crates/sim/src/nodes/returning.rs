@@ -131,11 +131,8 @@ impl World {
             let is_unwritten = running.recovery.unwritten.contains(&one);
             let takes_all = planted == Some(Planted::GivesBackWhatWasCut) && is_unwritten;
             let is_unreadable = takes_all || running.recovery.is_unreadable(&one);
-            let has_all_told = takes_all || (offered.is_uncut && is_unwritten);
-            let may = |state: &ClusterState| {
-                state.may_give_back(&asked) || (has_all_told && state.may_give_back_after_start(&asked))
-            };
-            if is_unreadable && may(&lock(&known)) {
+            let is_uncut = takes_all || offered.is_uncut;
+            if is_unreadable && lock(&known).gives_back(&asked, is_uncut, is_unwritten) {
                 running.recovery.asked_back.push(asked);
             }
             return;
