@@ -21,6 +21,8 @@ const USUAL: (usize, u32) = (4, 2_000);
 const EAGER: (usize, u32) = (14, 300);
 /// The same of one that does not wait for copies.
 pub(super) const EARLY: (usize, u32) = (4, 300);
+/// Of so many chunks of a producer a lane remembers places, the last ones.
+const PLACES: u64 = 5;
 const TURN_US: u64 = 20_000;
 /// An impatient one gives up a chunk that waits to be sent again once in so many turns.
 const GIVES_UP_IN: u64 = 12;
@@ -41,6 +43,8 @@ struct Streamlet {
     made: u64,
     epoch: u16,
     next_sequence: u64,
+    /// Behind the number of the last chunk that was sent in this epoch.
+    sent_to: u64,
     /// Its owner has forgotten acknowledged chunks: what waits is numbered anew, in another epoch, when nothing is under way.
     is_forgotten: bool,
     /// Chunks that nobody sends any more are missing from this one on: the next one skips them.
@@ -56,7 +60,7 @@ impl Streamlet {
     fn begin_again(&mut self, (stream, streamlet, producer_id): (StreamId, StreamletId, ProducerId)) {
         self.is_forgotten = false;
         self.epoch += 1;
-        self.next_sequence = 0;
+        (self.next_sequence, self.sent_to) = (0, 0);
         for chunk in &mut self.chunks {
             chunk.sequence = self.next_sequence;
             self.next_sequence += 1;
@@ -229,6 +233,8 @@ impl Producer {
         for (at, sequence) in &chosen {
             let chunk = self.chunk(*at, *sequence).expect("it was chosen just now");
             (chunk.with, chunk.was_sent) = (Some(correlation), true);
+            let sent_to = &mut self.streamlets[*at].sent_to;
+            *sent_to = (*sent_to).max(sequence + 1);
         }
         self.requests.push(Request { correlation, node, sent_us: around.now_us, chosen, skips: does_skip });
     }
@@ -258,16 +264,18 @@ impl Producer {
     }
 
     /// A chunk is there, and nobody says where: more was under way than a lane remembers places.
-    fn told_no_place(&self, chunk: &Chunk, around: &mut Around<'_>) -> Result<(), Violation> {
+    fn told_no_place(&self, at: usize, chunk: &Chunk, around: &mut Around<'_>) -> Result<(), Violation> {
         *around.told.did.entry("told only that it is there").or_default() += 1;
-        // Asynchronous ones have that much under way only where copies lag behind a disk that is slow or takes nothing. What is asynchronous may be lost with its owner, and
-        // without a place nobody knows whether it was: nothing is asked of it.
-        match (self.is_async, around.copies_lag) {
-            (true, true) => {}
-            (true, false) => return Err(Violation(format!("nobody says where chunk {} is", chunk.sequence))),
-            (false, _) => around.truth.acknowledged_somewhere(self.stream.0, &chunk.records),
+        if !self.is_async {
+            around.truth.acknowledged_somewhere(self.stream.0, &chunk.records);
+            return Ok(());
         }
-        Ok(())
+        // What is asynchronous may be lost with its owner, and without a place nobody knows whether it was: nothing is asked of it. As few as these have under way, a lane forgets a
+        // place only of one that has come back without an answer, for want of copies, while others behind it went on; or where copies lag behind a disk that is slow or takes nothing.
+        match around.copies_lag || may_be_forgotten(chunk.sequence, self.streamlets[at].sent_to) {
+            true => Ok(()),
+            false => Err(Violation(format!("nobody says where chunk {} is", chunk.sequence))),
+        }
     }
 
     /// A chunk was acknowledged.
@@ -292,7 +300,7 @@ impl Producer {
                     let Some(found) = chunks.iter().position(|chunk| chunk.sequence == sequence) else { continue };
                     let chunk = chunks.remove(found).expect("it was found");
                     if status == Status::SequenceTooOld {
-                        self.told_no_place(&chunk, around)?;
+                        self.told_no_place(at, &chunk, around)?;
                         continue;
                     }
                     *around.told.did.entry("skipped chunks").or_default() += u64::from(request.skips);
@@ -345,6 +353,11 @@ impl Producer {
         }
         Ok(())
     }
+}
+
+/// Whether a lane may have forgotten where a chunk is, if all in front of this number have come: it remembers the last ones.
+fn may_be_forgotten(sequence: u64, sent_to: u64) -> bool {
+    sequence + PLACES < sent_to
 }
 
 /// The same chunk with another number.
@@ -419,5 +432,17 @@ impl Client for Producer {
         let owners: Vec<u32> = (0..self.streamlets.len() as u32).map(|at| self.owned.node(at).unwrap_or(0)).collect();
         let of = format!("of {}, owners {owners:?}", self.records);
         format!("producer {}: made+open {left:?} {of}, {requests} requests, {problem}", self.number)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lane_forgets_where_a_chunk_is_when_as_many_as_it_remembers_have_come_behind_it() {
+        let forgotten: Vec<u64> = (0..12).filter(|sequence| may_be_forgotten(*sequence, 12)).collect();
+        assert_eq!(forgotten, (0..7).collect::<Vec<u64>>(), "7 to 11 are the last five");
+        assert!(!may_be_forgotten(0, 0));
     }
 }

@@ -699,6 +699,15 @@ fn many_seeds_with_losses_of_what_has_no_copies_keep_every_promise() {
     }
 }
 
+/// With as many copies as nodes there is no other backup while one is away. Chunks come back without an answer, others behind them go on, and their lane remembers the places of the last
+/// ones alone.
+#[test]
+fn a_producer_may_be_told_only_that_a_chunk_is_there_if_as_many_came_behind_it_as_lanes_remember() {
+    let only = vec![Fault::Kill, Fault::Freeze, Fault::PowerCut, Fault::Destroyed, Fault::Move];
+    let plan = |seed| Plan { only: only.clone(), fault_us: 300_000, kind: Kind::Async, three: true, ..short(seed) };
+    assert_eq!(all(116..117, |seed| run(&plan(seed)).violation), Vec::<String>::new());
+}
+
 #[test]
 fn copies_that_are_missing_for_long_are_found() {
     found_by(not_waited_for, Planted::NeverLate, &["what had no copies and is gone"]);
