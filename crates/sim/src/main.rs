@@ -138,6 +138,9 @@ fn faults(arguments: &Arguments) -> Result<(Vec<cluster::Fault>, Vec<nodes::Faul
     if of_cluster.contains(&nodes::Fault::BlocksLost) && (arguments.streams != "usual" || arguments.change_copies) {
         return Err("`blocks-lost` is played with --streams `usual` and without --change-copies only".to_owned());
     }
+    if of_cluster.contains(&nodes::Fault::Unopened) && arguments.streams == "one-copy" {
+        return Err("`unopened` is about what others take over, which nobody does where there is one copy".to_owned());
+    }
     check_told(arguments, &of_cluster)?;
     Ok((Vec::new(), of_cluster))
 }
@@ -367,6 +370,8 @@ mod tests {
         assert!(asked(&["--cluster", "--coordinator-disks", "--only", "majority-lost,blocks-lost"]).is_err());
         assert!(asked(&["--cluster", "--only", "blocks-lost", "--streams", "compacted"]).is_err());
         assert_eq!(asked(&["--cluster", "--only", "blocks-lost"]).expect("usual").1, [nodes::Fault::BlocksLost]);
+        assert!(asked(&["--cluster", "--only", "unopened", "--streams", "one-copy"]).is_err());
+        assert_eq!(asked(&["--cluster", "--only", "unopened"]).expect("copies").1, [nodes::Fault::Unopened]);
         assert!(asked(&["--cluster", "--only", "delete-stream,kill"]).is_err(), "nobody makes one");
         assert!(asked(&["--cluster", "--only", "make-stream,kill", "--streams", "async"]).is_err());
         assert!(asked(&["--cluster", "--in-pieces", "--only", "kill,remove"]).is_err());

@@ -77,15 +77,17 @@ faults! {
         MakeStream = "make-stream", 6;
         /// A person has one of those streams deleted.
         DeleteStream = "delete-stream", 3;
+        /// A node is killed, and is back with all that it had when those who took over from it could not open that and were killed as well.
+        Unopened = "unopened", 6;
     }
 }
 
 /// Those of `only`, or all but those that have runs of their own: changes of virtual logs, clocks that jump, nodes that are removed, last copies that are lost,
-/// blocks that nobody gives, records that are deleted, streams that are made and deleted, segments and the coordinators' log that are changed on the disks, disks that stand still or take no data, a lost majority of the coordinators, and, if that is not asked for,
+/// blocks that nobody gives, for a while or for good, records that are deleted, streams that are made and deleted, segments and the coordinators' log that are changed on the disks, disks that stand still or take no data, a lost majority of the coordinators, and, if that is not asked for,
 /// numbers of copies that change. Without `power` machines do not lose their power all at once: nothing would be left that is certain.
 pub(super) fn faults_of(only: &[Fault], power: bool, changes_copies: bool) -> Faults<Fault> {
     use Fault::*;
-    let own_runs = [ChangeLog, ClockJump, ClockYears, Remove, LastCopy, BlocksLost, DeleteRecords];
+    let own_runs = [ChangeLog, ClockJump, ClockYears, Remove, LastCopy, BlocksLost, Unopened, DeleteRecords];
     let of_streams = [MakeStream, DeleteStream];
     let of_disks = [Rot, LogRot, DiskStuck, MajorityLost, DataFull];
     let is_own = |fault: Fault| own_runs.contains(&fault) || of_streams.contains(&fault) || of_disks.contains(&fault);

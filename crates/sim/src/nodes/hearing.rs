@@ -467,8 +467,10 @@ impl World {
         *self.events_of.entry("given back, and older groups stay").or_default() += in_part as u64;
         let is_of_started_again =
             |entry: &&ClusterEntry| given_back(entry, number).is_some() && self.was_started_again(entry);
-        let by_started_again = batches.iter().flatten().filter(is_of_started_again).count();
-        *self.events_of.entry("given back by who was started again").or_default() += by_started_again as u64;
+        let by_started_again: Vec<_> = batches.iter().flatten().filter(is_of_started_again).collect();
+        let opened = by_started_again.iter().filter(|entry| self.had_been_opened(entry)).count();
+        *self.events_of.entry("given back by who was started again").or_default() += by_started_again.len() as u64;
+        *self.events_of.entry("given back by who was started again and had opened it").or_default() += opened as u64;
         let given_back: Vec<Owned> = batches.iter().flatten().filter_map(|entry| given_back(entry, number)).collect();
         *self.events_of.entry("given back").or_default() += given_back.len() as u64;
         self.look_at_opened(number, &given_back)

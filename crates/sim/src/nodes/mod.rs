@@ -22,6 +22,7 @@
 //! | `floors` | records that are deleted from the front of lanes |
 //! | `losses` | more that is lost than copies allow, and what a person gives up |
 //! | `unread` | blocks that nobody gives, and single streamlets that go on without |
+//! | `away` | a node that is away while nobody can open what was taken over from it |
 //! | `people` | nodes that are removed for good, and machines that come |
 //! | `streams` | the streams that there are, and those that people make and delete |
 //! | `hearing` | how nodes are told of what becomes true |
@@ -32,6 +33,7 @@
 //!
 //! A run is a function of its seed, like one of a single node ([`crate::cluster`]).
 
+mod away;
 mod bounds;
 mod changing;
 mod client;

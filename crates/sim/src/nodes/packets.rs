@@ -115,7 +115,7 @@ impl World {
 
     /// A backup says what it has of blocks of a log.
     fn asked_for_blocks(&mut self, from: u32, to: u32, (which, number): (usize, u64), question: &Question) {
-        let unread = self.why_unread(question);
+        let unread = self.why_unread(question).or_else(|| self.why_away(question));
         let Some(running) = self.node_mut(to).running() else { return };
         let reply = match (question, unread) {
             (Question::Lanes(_), Some(why)) => Reply::Lanes(Err(why.into())),

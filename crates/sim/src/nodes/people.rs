@@ -31,6 +31,7 @@ impl World {
             }
             Event::Leaving(node) => self.look_at_leaving(*node),
             Event::CopyAll => self.copy_all(),
+            Event::Away => self.look_at_away(),
             _ => self.look_at_losses(),
         }
     }

@@ -150,6 +150,7 @@ impl World {
             Fault::DeleteRecords => return self.wants_deleted(node),
             Fault::LastCopy => return self.lose_last_copy(node),
             Fault::BlocksLost => return self.lose_blocks(),
+            Fault::Unopened => return self.send_away(node),
             Fault::ChangeLog => return self.wants_other_log(node),
             Fault::ChangeCopies => return self.wants_copies(node),
             Fault::MakeStream => return self.wants_stream(node),

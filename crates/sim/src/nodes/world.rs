@@ -16,6 +16,7 @@ use kera_format::{StreamId, StreamOptions, level};
 use kera_protocol::{FrameHeader, LetGo};
 
 use super::CLUSTER;
+use super::away::Away;
 use super::client::{Client, REPORT, Seen, Told as TellTale};
 use super::coordinators::Coordinators;
 use super::early::Left;
@@ -88,6 +89,8 @@ pub(super) enum Event {
     Losses,
     /// A person wants all streams to have several copies.
     CopyAll,
+    /// It is looked how far those are who took over from a node that is away.
+    Away,
     /// A person looks how far the removal of a node is.
     Leaving(u32),
     /// A person has a coordinator go on alone, and looks how far that is.
@@ -195,6 +198,8 @@ pub(super) struct World {
     pub(super) lossy: BTreeSet<(u32, LogName, usize)>,
     /// What the disks of backups have lost, and who goes on without.
     pub(super) unread: Unread,
+    /// A node that is away while nobody can open what it had.
+    pub(super) away: Option<Away>,
     /// How many nodes there were first.
     pub(super) founded: u32,
     /// Nodes that a person is removing, and until when they are waited for to be empty.
@@ -315,6 +320,7 @@ impl World {
             left_of_answer: Left::default(),
             lossy: BTreeSet::new(),
             unread: Unread::new(&plan.only),
+            away: None,
             founded: count,
             leaving: BTreeMap::new(),
             streams: Streams::new(&plan.only),
@@ -701,7 +707,7 @@ impl World {
             Is::Fault => self.fault(),
             Is::Elect => self.elect(),
             Is::GoesOnAlone(node) => self.go_on_alone(node),
-            Is::Undrain(_) | Is::Leaving(_) | Is::Losses | Is::CopyAll => {
+            Is::Undrain(_) | Is::Leaving(_) | Is::Losses | Is::CopyAll | Is::Away => {
                 self.person(&event);
                 Ok(())
             }

@@ -104,7 +104,7 @@ fn many_seeds_of_three_nodes_keep_every_promise() {
 fn has_own_runs(fault: Fault) -> bool {
     use Fault::*;
     let own_runs = [ChangeLog, ClockJump, ClockYears, Remove, LastCopy, BlocksLost, DeleteRecords, ChangeCopies];
-    let of_streams = [MakeStream, DeleteStream];
+    let of_streams = [MakeStream, DeleteStream, Unopened];
     let of_disks = [Rot, LogRot, DiskStuck, MajorityLost, DataFull];
     own_runs.contains(&fault) || of_streams.contains(&fault) || of_disks.contains(&fault)
 }
@@ -282,10 +282,11 @@ fn every_fault_happens_and_the_cluster_does_something_about_it() {
     use Fault::*;
     let (mut faults, mut did) = (BTreeMap::new(), BTreeMap::new());
     // Nodes that are removed, what is given up, what is deleted, streams that come and go, clocks that are years ahead, coordinators' logs that rot, majorities of them that are lost, and disks that stand still or
-    // take no data have tests that see that it happens.
+    // take no data have tests that see that it happens, and so has what cannot be opened for a while.
     let is_elsewhere = |fault: &Fault| {
         let is_of_people = matches!(fault, Remove | LastCopy | BlocksLost | DeleteRecords | ChangeCopies | ClockYears);
-        is_of_people || matches!(fault, LogRot | DiskStuck | MajorityLost | DataFull | MakeStream | DeleteStream)
+        let is_of_streams = matches!(fault, MakeStream | DeleteStream | Unopened);
+        is_of_people || is_of_streams || matches!(fault, LogRot | DiskStuck | MajorityLost | DataFull)
     };
     let only: Vec<Fault> = Fault::ALL.iter().copied().filter(|fault| !is_elsewhere(fault)).collect();
     for seed in 1..120 {
@@ -486,6 +487,41 @@ fn what_nobody_can_open_goes_back_from_nodes_that_are_sent_snapshots() {
     let (violations, given_back) = all_counting(1..1 + SEEDS / 2, plan, "given back");
     assert_eq!(violations, Vec::<String>::new());
     assert!(given_back > 0, "without what was seen before a snapshot none does");
+}
+
+/// Whoever takes over cannot open what it was given, or is killed when it has, and is started again before the node is back with all of it.
+fn unopened(seed: u64) -> Plan {
+    use Fault::*;
+    let only = vec![Unopened, Kill, Freeze, PairCut, Move];
+    let kind = [Kind::Usual, Kind::Async, Kind::Usual, Kind::Compacted][seed as usize % 4];
+    let applications = seed.is_multiple_of(3);
+    Plan { only, kind, applications, three: seed % 8 < 4, trouble_ms: 20_000, fault_us: 1_000_000, ..short(seed) }
+}
+
+/// Owners that were started again since they took something over give it back as well, if its node has cut nothing of it.
+#[test]
+fn what_nobody_can_open_goes_back_from_owners_that_were_started_again() {
+    let counts = [
+        "killed while it took over",
+        "given back",
+        "given back by who was started again",
+        "given back by who was started again and had opened it",
+    ];
+    let (away, sums): (AtomicU64, [AtomicU64; 4]) = Default::default();
+    let violation = |seed| {
+        let report = run(&unopened(seed));
+        away.fetch_add(report.faults.get(Fault::Unopened.name()).copied().unwrap_or(0), Ordering::Relaxed);
+        for (sum, what) in sums.iter().zip(counts) {
+            sum.fetch_add(report.did.get(what).copied().unwrap_or(0), Ordering::Relaxed);
+        }
+        report.violation
+    };
+    assert_eq!(all(1..1 + SEEDS / 2, violation), Vec::<String>::new());
+    let (away, sums) = (away.into_inner(), sums.map(AtomicU64::into_inner));
+    let told: Vec<_> = counts.iter().zip(sums).collect();
+    println!("{away} nodes were away: {told:?}");
+    assert!(sums[0] > 50 && sums[2] > 20, "so next to nothing is shown: {away} nodes were away, {told:?}");
+    assert_eq!(run(&unopened(3)), run(&unopened(3)));
 }
 
 /// What an earlier life of the owner had opened was acknowledged by all backups, and the node that is back was not told of that before it was killed.
