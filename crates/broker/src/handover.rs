@@ -316,6 +316,19 @@ mod tests {
         assert_eq!(kept_state(&state(5_000), HANDED_LARGE_BYTES_MAX), kept_state(&state(5_000), HANDED_BYTES_MAX));
     }
 
+    /// As where the coordinators keep much of very many streamlets already.
+    #[test]
+    fn of_a_state_for_which_there_is_little_room_lanes_go_along_and_few_producers_or_none() {
+        let read = |bytes: &[u8]| <StreamletState as kera_protocol::Body>::decode(1, bytes).expect("a state");
+        let bytes = kept_state(&state(5_000), 1_000);
+        assert!(bytes.len() <= 1_000, "{}", bytes.len());
+        let lane = read(&bytes).lanes.remove(0);
+        assert_eq!((lane.next_ordinal, lane.memory), (9, Memory::Forgotten));
+        assert_eq!(lane.producers.last().map(|one| one.producer_id), Some(ProducerId(5_000)), "the newest stay");
+        let lane = read(&kept_state(&state(5_000), 0)).lanes.remove(0);
+        assert_eq!((lane.next_ordinal, lane.memory, lane.producers.len()), (9, Memory::Forgotten, 0));
+    }
+
     #[test]
     fn where_chunks_are_missing_goes_along() {
         let read = |bytes: &[u8]| <StreamletState as kera_protocol::Body>::decode(1, bytes).expect("a state");

@@ -14,7 +14,9 @@ mod reason;
 mod writer;
 
 pub use examples::examples;
-pub use handed::{HANDED_BYTES_MAX, HANDED_LARGE_BYTES_MAX, HANDED_LARGE_TOTAL_BYTES_MAX};
+pub use handed::{
+    HANDED_BYTES_MAX, HANDED_LARGE_BYTES_MAX, HANDED_LARGE_TOTAL_BYTES_MAX, HANDED_USUAL_TOTAL_BYTES_MAX,
+};
 pub use reason::OwnerReason;
 use writer::Writer;
 

@@ -206,7 +206,7 @@ impl Moves {
             Some(of) if self.changing.finish(&of, number).await => Some(of),
             _ => None,
         };
-        let room = self.group.read(|state| state.handed_room(stream, streamlet.0));
+        let room = self.group.read(|state| state.handed_kept(stream, streamlet.0));
         let kept = self.work.lock().told(of, &state, room).map_err(|error| error.to_string())?;
         let mut finished = None;
         if let Some(of) = &copied {

@@ -227,7 +227,7 @@ impl Returning {
             return Ok(GroupsOffered { is_taken: false, lacking: Vec::new() });
         }
         let handed = self.recovery.handed_state(stream, streamlet);
-        let room = self.group.read(|state| state.handed_room(stream, streamlet.0));
+        let room = self.group.read(|state| state.handed_kept(stream, streamlet.0));
         let state = match self.broker.check_offer(&rebuild, offered, handed, room) {
             Ok(state) => state,
             Err(NotTaken::Later(why)) => return Err(why),

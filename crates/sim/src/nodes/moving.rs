@@ -113,7 +113,7 @@ impl World {
             Err(_) => self.schedule.after(RETRY_US, Event::Take(node, life, number, pause)),
             Ok(state) if state.is_empty() => self.take_moved(node, number),
             Ok(state) => {
-                let room = lock(&known).handed_room(of.stream, of.streamlet.0);
+                let room = lock(&known).handed_kept(of.stream, of.streamlet.0);
                 let kept = running.moving.told(&of, &state, room);
                 let state = kept.map_err(|error| Violation(format!("what node {} hands over: {error}", of.from)))?;
                 let is_own = of.from == node;

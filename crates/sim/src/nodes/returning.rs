@@ -143,7 +143,7 @@ impl World {
             self.tell(node, offered.node, Packet::Refused(of, offered.epoch));
             return;
         }
-        let room = lock(&known).handed_room(stream, streamlet.0);
+        let room = lock(&known).handed_kept(stream, streamlet.0);
         let kept = lock(&known).handed(stream, streamlet.0);
         let read = |kept: &[u8]| <StreamletState as kera_protocol::Body>::decode(1, kept);
         let handed = kept.map(|kept| read(&kept).expect("the coordinators checked it"));
