@@ -71,7 +71,7 @@ pub struct DoorConfig {
     pub fetch_wait_ms_max: u32,
     /// Fetch sessions of all connections; who gets none names all partitions each time.
     pub fetch_sessions_max: usize,
-    /// Partitions in all fetch sessions together, about a hundred bytes each.
+    /// Partitions in all fetch sessions together, about a hundred bytes each, and up to 249 for the name of a topic.
     pub fetch_session_partitions_max: usize,
     /// Chunks of partitions that moved here which are kept in memory, in bytes; the nodes that they were written at hold them.
     pub older_bytes_max: usize,

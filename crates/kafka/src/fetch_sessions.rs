@@ -4,7 +4,8 @@
 //! Sessions are limited in number and in partitions, those of all connections together. When there is no room the session
 //! unused for longest goes, if that is long enough; otherwise a client gets none and names all partitions each time, as one
 //! does that knows nothing of sessions. A connection that closes lets go of the session that it used last; a client that
-//! comes back for it is told so, and begins another.
+//! comes back for it is told so, and begins another. Nor does one get a session that names what no topic can be called: such a name may be as long as a request, and each
+//! partition of a session keeps its topic's.
 //!
 //! On I/O threads. The lock of the cache is held to find a session, that of a session to change or to list its partitions.
 
@@ -17,6 +18,7 @@ use kafka_protocol::messages::fetch_request::{FetchPartition, FetchTopic};
 use kafka_protocol::messages::{FetchRequest, TopicName};
 use kafka_protocol::protocol::StrBytes;
 use kera_env::Random;
+use kera_format::limits::STREAM_NAME_BYTES_MAX;
 use parking_lot::Mutex;
 use uuid::Uuid;
 
@@ -39,6 +41,11 @@ enum Named {
 }
 
 type Key = (Named, i32);
+
+/// Whether the names of all these topics are short enough to be remembered.
+fn may_be_kept(topics: &[FetchTopic]) -> bool {
+    topics.iter().all(|topic| topic.topic.len() <= STREAM_NAME_BYTES_MAX)
+}
 
 /// A partition of a session: what is fetched, and what its client knows of it.
 #[derive(Clone, Copy, Debug)]
@@ -142,6 +149,11 @@ impl FetchSessions {
             }
             return Ok(if asked.session_epoch == BEGIN { Mode::Begins } else { Mode::Without });
         }
+        if !may_be_kept(&asked.topics) {
+            // Its client names all partitions then, and gets no other one.
+            self.remove(id);
+            return Err(ResponseError::FetchSessionIdNotFound);
+        }
         let session = {
             let mut state = self.state.lock();
             let slot = state.sessions.get_mut(&id).ok_or(ResponseError::FetchSessionIdNotFound)?;
@@ -187,6 +199,9 @@ impl FetchSessions {
 
     /// Begins a session with what a fetch has named and was told. Its id; [`NO_SESSION`] if there is no room for it.
     pub(crate) fn create(&self, asked: &FetchRequest, version: i16, told: &[Told], now_us: u64) -> i32 {
+        if !may_be_kept(&asked.topics) {
+            return NO_SESSION;
+        }
         let by_id = version >= VERSION_TOPIC_IDS;
         let mut session = Session { epoch: 1, by_id, partitions: BTreeMap::new(), next: Bound::Unbounded };
         session.add(&asked.topics);
@@ -381,6 +396,23 @@ mod tests {
         assert_eq!(go_on(&sessions, id, 1, request(5..10), 0).len(), 10);
         let mut asked = request(10..11);
         (asked.session_id, asked.session_epoch) = (id, 2);
+        assert_eq!(sessions.begin(&mut asked, 12, 0).unwrap_err(), ResponseError::FetchSessionIdNotFound);
+        assert_eq!(sessions.counts(), (0, 0));
+    }
+
+    /// One of four megabytes is taken in a request, and a session may have a quarter of a million.
+    #[test]
+    fn names_that_no_topic_can_have_are_not_remembered() {
+        let sessions = sessions(9, 10);
+        let named = |bytes: usize| {
+            let topic = FetchTopic::default().with_topic(TopicName(StrBytes::from_string("t".repeat(bytes))));
+            FetchRequest::default().with_topics(vec![topic.with_partitions(vec![FetchPartition::default()])])
+        };
+        let told = [Told { error: 3, high_watermark: -1, log_start: -1, has_records: false, is_left_out: false }];
+        assert_eq!(sessions.create(&named(STREAM_NAME_BYTES_MAX + 1), 12, &told, 0), NO_SESSION);
+        let id = sessions.create(&named(STREAM_NAME_BYTES_MAX), 12, &told, 0);
+        assert_eq!(sessions.counts(), (1, 1));
+        let mut asked = named(STREAM_NAME_BYTES_MAX + 1).with_session_id(id).with_session_epoch(1);
         assert_eq!(sessions.begin(&mut asked, 12, 0).unwrap_err(), ResponseError::FetchSessionIdNotFound);
         assert_eq!(sessions.counts(), (0, 0));
     }
