@@ -35,6 +35,8 @@ const BLOCK_BYTES_MAX: usize = 4 << 20;
 const READ_BYTES_MIN: usize = 32 << 10;
 /// Bytes read or written before other tasks of the runtime have their turn.
 const TURN_BYTES: usize = 1 << 20;
+/// With fewer answers outstanding than that it is not looked which of them nobody waits for.
+const PENDING_LOOK_MIN: usize = 1024;
 
 /// How a client connects. [`Default`] works.
 #[derive(Clone, Debug)]
@@ -153,6 +155,15 @@ enum Answer {
 }
 
 impl Answer {
+    /// Whether somebody still waits for it.
+    fn is_awaited(&self) -> bool {
+        match self {
+            Answer::Nobody => false,
+            Answer::Call(to) => !to.is_closed(),
+            Answer::Subscription(to) => !to.is_closed(),
+        }
+    }
+
     fn fail(self, error: RpcError) {
         // Whoever asked may have gone.
         match self {
@@ -160,6 +171,26 @@ impl Answer {
             Answer::Call(to) => drop(to.send(Err(error))),
             Answer::Subscription(to) => drop(to.send(Err(error))),
         }
+    }
+}
+
+/// Who gets the answers that are outstanding, by their correlations.
+///
+/// Whoever asks gives up after a while, and asks again: a server that stands still for days, and whose machine still takes what is sent, would have one more here each time.
+#[derive(Debug, Default)]
+struct Pending {
+    answers: HashMap<u64, Answer>,
+    /// With so many of them those that nobody waits for go.
+    look_at: usize,
+}
+
+impl Pending {
+    fn insert(&mut self, correlation: u64, answer: Answer) {
+        if self.answers.len() >= self.look_at {
+            self.answers.retain(|_, answer| answer.is_awaited());
+            self.look_at = (2 * self.answers.len()).max(PENDING_LOOK_MIN);
+        }
+        self.answers.insert(correlation, answer);
     }
 }
 
@@ -222,7 +253,7 @@ impl Connection {
             stream,
             out: Outbox::new(usize::MAX),
             requests: Vec::new(),
-            pending: HashMap::new(),
+            pending: Pending::default(),
             buffer: BytesMut::new(),
             block_bytes: BLOCK_BYTES,
             complaint: None,
@@ -536,7 +567,7 @@ struct Task {
     out: Outbox,
     /// Taken from the queue at once, and given back empty.
     requests: Vec<Request>,
-    pending: HashMap<u64, Answer>,
+    pending: Pending,
     buffer: BytesMut,
     block_bytes: usize,
     /// What the server said that answers no request: why it closes the connection.
@@ -623,7 +654,7 @@ impl Task {
             }
         }
         for correlation in forget {
-            self.pending.remove(&correlation);
+            self.pending.answers.remove(&correlation);
         }
         None
     }
@@ -668,14 +699,14 @@ impl Task {
 
     fn deliver(&mut self, frame: Frame) {
         let correlation = frame.header.correlation;
-        match self.pending.get(&correlation) {
+        match self.pending.answers.get(&correlation) {
             Some(Answer::Subscription(to)) => {
                 if to.send(Ok(frame)).is_err() {
-                    self.pending.remove(&correlation);
+                    self.pending.answers.remove(&correlation);
                 }
             }
             Some(Answer::Call(_)) => {
-                if let Some(Answer::Call(to)) = self.pending.remove(&correlation) {
+                if let Some(Answer::Call(to)) = self.pending.answers.remove(&correlation) {
                     // Whoever asked may have given up.
                     let _ = to.send(Ok(frame));
                 }
@@ -704,7 +735,7 @@ impl Task {
             queue.ended = true;
             std::mem::take(&mut queue.requests)
         };
-        for (_, answer) in self.pending.drain() {
+        for (_, answer) in self.pending.answers.drain() {
             answer.fail(self.shared.closed_error(reason, true));
         }
         for request in unsent {
@@ -786,6 +817,22 @@ mod tests {
             let greeted = tokio::time::timeout(Duration::from_secs(60), greeting).await.expect("the test hangs");
             greeted.ok_or_else(|| why_not("host", failed))
         })
+    }
+
+    #[test]
+    fn answers_that_nobody_waits_for_any_more_do_not_pile_up() {
+        let (mut pending, mut waits, mut most) = (Pending::default(), Vec::new(), 0);
+        for correlation in 0..100_000_u64 {
+            let (sender, receiver) = oneshot::channel();
+            pending.insert(correlation, Answer::Call(sender));
+            if correlation.is_multiple_of(1_000) {
+                waits.push((correlation, receiver));
+            }
+            most = most.max(pending.answers.len());
+        }
+        assert!(most <= PENDING_LOOK_MIN, "{most}");
+        let is_there = |(correlation, _): &(u64, _)| pending.answers.contains_key(correlation);
+        assert!(waits.len() == 100 && waits.iter().all(is_there));
     }
 
     #[test]
