@@ -113,6 +113,17 @@ impl Drop for Core {
     }
 }
 
+/// Makes room for another topic that a connection remembers. Where there is none without more memory those go that were deleted: each keeps the lanes of its stream, and a
+/// connection may live for months and name a topic after the other that lives for minutes.
+fn make_room<K>(topics: &mut HashMap<K, Arc<Topic>>) {
+    if topics.len() == topics.capacity() {
+        topics.retain(|_, topic| !topic.stream.is_deleted());
+    }
+    if topics.len() >= REMEMBERED_MAX {
+        topics.clear();
+    }
+}
+
 impl Core {
     /// A topic by name, from the connection's own memory if it is there and was not deleted since.
     pub(crate) fn topic(&mut self, name: &str) -> Option<Arc<Topic>> {
@@ -121,9 +132,7 @@ impl Core {
         }
         self.topics.remove(name);
         let topic = self.door.topic(&self.door.info(name)?)?;
-        if self.topics.len() >= REMEMBERED_MAX {
-            self.topics.clear();
-        }
+        make_room(&mut self.topics);
         self.topics.insert(name.to_owned(), Arc::clone(&topic));
         Some(topic)
     }
@@ -135,9 +144,7 @@ impl Core {
         }
         self.by_id.remove(&id);
         let topic = self.door.topic(&self.door.info_of(id)?)?;
-        if self.by_id.len() >= REMEMBERED_MAX {
-            self.by_id.clear();
-        }
+        make_room(&mut self.by_id);
         self.by_id.insert(id, Arc::clone(&topic));
         Some(topic)
     }

@@ -832,3 +832,23 @@ fn a_fetch_of_lanes_one_of_which_always_moves_lets_others_have_the_thread_and_en
     movers.into_iter().for_each(|mover| mover.join().unwrap());
     assert_eq!(answers.expect("the fetch lets go of the thread"), [true, true]);
 }
+
+/// Each keeps the lanes of its stream.
+#[test]
+fn a_connection_does_not_keep_all_topics_that_were_deleted_since() {
+    let client = Client::new();
+    let door = &client.door.as_ref().unwrap().0;
+    let (mut session, mut streams) = (session_at(door.clone()), Vec::new());
+    for number in 0..200 {
+        let (name, options) = (format!("t{number}"), StreamOptions { replication: 1, ..StreamOptions::default() });
+        let create = CreateStream { name: name.clone(), options, if_not_exists: false };
+        door.coordinator.create_stream(&create).unwrap();
+        let topic = session.core.topic(&name).expect("it is there");
+        assert!(session.core.topic_of(door.topic_id(topic.stream.id())).is_some());
+        streams.push(Arc::downgrade(&topic.stream));
+        drop(topic);
+        door.coordinator.delete_stream(&StreamRef::Name(name)).unwrap();
+    }
+    let kept = streams.iter().filter(|stream| stream.strong_count() > 0).count();
+    assert!(kept < 20, "{kept}");
+}
