@@ -17,6 +17,7 @@ use super::container::{DiskContainers, Writer};
 use super::evict::Clean;
 use super::give_way::{ComesFirst, Others};
 use super::host::{Host, Image};
+use super::load::Said;
 use super::queue::{Dirty, LaneKey, Queue};
 use super::readers::{Bounds, MoreAhead, Readers};
 use super::recover::{InMemory, StoreRecovery, recover};
@@ -129,6 +130,7 @@ pub(crate) struct Keeper {
     pub(crate) evicted_segments: AtomicU64,
     pub(crate) evicted_bytes: AtomicU64,
     pub(crate) load_error: Mutex<Option<String>>,
+    pub(crate) said: Mutex<Said>,
 }
 
 pub(crate) struct Core<H: Host> {
@@ -191,6 +193,7 @@ impl<H: Host> Core<H> {
             evicted_segments: AtomicU64::new(0),
             evicted_bytes: AtomicU64::new(0),
             load_error: Mutex::default(),
+            said: Mutex::default(),
         };
         let core = Core {
             config,

@@ -1,6 +1,7 @@
 //! Reading segments back that readers wait for, and those behind them, in reads as large as neighbours on disk allow. On a
 //! disk's loader threads.
 
+use std::collections::HashMap;
 use std::io::IoSliceMut;
 use std::sync::atomic::Ordering;
 
@@ -23,6 +24,26 @@ const READ_SEGMENTS_MAX: usize = 256;
 const SCAN_MAX: usize = 1024;
 /// How long loads wait for memory before they look again by themselves.
 const RETRY_US: u64 = 5_000;
+/// A segment that cannot be loaded is told of once in so long: whoever reads it asks for it several times a second, for as long as it wants to read.
+const SAY_AGAIN_US: u64 = 60_000_000;
+/// Segments that are told of in that time. More are those of a disk that gives nothing.
+const SAID_MAX: usize = 64;
+
+/// Segments of which it was told that they cannot be loaded, and when.
+#[derive(Default)]
+pub(crate) struct Said(HashMap<SegmentId, u64>);
+
+impl Said {
+    /// Whether it is told of one now.
+    fn is_due(&mut self, id: SegmentId, now_us: u64) -> bool {
+        self.0.retain(|_, at_us| now_us < at_us.saturating_add(SAY_AGAIN_US));
+        let is_due = self.0.len() < SAID_MAX && !self.0.contains_key(&id);
+        if is_due {
+            self.0.insert(id, now_us);
+        }
+        is_due
+    }
+}
 
 impl<H: Host> Core<H> {
     /// Reads one segment that is waited for on a disk, together with those that lie behind it and are wanted too.
@@ -129,7 +150,9 @@ impl<H: Host> Core<H> {
     fn note_load_error(&self, part: &DiskPart, at: Location, id: SegmentId, error: &str) {
         let disk = part.containers.disk.root().display();
         let message = format!("segment {id} in container {} of {disk} at {}: {error}", at.container, at.offset);
-        tracing::error!(segment = %id, container = at.container, offset = at.offset, error, "segment cannot be loaded");
+        if self.keeper.said.lock().is_due(id, self.now_us()) {
+            tracing::error!(segment = %id, container = at.container, offset = at.offset, error, "segment cannot be loaded");
+        }
         *self.keeper.load_error.lock() = Some(message);
     }
 }
@@ -159,5 +182,28 @@ impl DiskPart {
             }
         }
         loads
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kera_format::SegmentIndex;
+
+    use super::*;
+
+    /// A reader that gets an error asks again.
+    #[test]
+    fn a_segment_that_cannot_be_loaded_is_told_of_once_in_a_minute_and_few_of_many_are() {
+        let (mut said, id) =
+            (Said::default(), |number| SegmentId { index: SegmentIndex(number), ..SegmentId::default() });
+        let told = |said: &mut Said, number, from_s: u64, to_s: u64| {
+            let tries = (from_s * 10..to_s * 10).map(|tenths| tenths * 100_000);
+            tries.filter(|at_us| said.is_due(id(number), *at_us)).collect::<Vec<u64>>()
+        };
+        assert_eq!(told(&mut said, 1, 0, 130), [0, 60_000_000, 120_000_000]);
+        assert_eq!(told(&mut said, 2, 130, 131), [130_000_000]);
+        let many = (0..10_000).filter(|number| said.is_due(id(*number), 200_000_000)).count();
+        assert_eq!((many, said.0.len()), (SAID_MAX, SAID_MAX));
+        assert!(said.is_due(id(9_999), 260_000_000));
     }
 }

@@ -144,9 +144,17 @@ impl Mending {
                 tracing::info!(segment = %id, bytes, took_ms, "a segment that a disk had lost was read from its copies");
             }
             Err(reason) => {
-                tracing::error!(segment = %id, reason, "a segment that a disk has lost is not in its copies");
                 self.failures.fetch_add(1, Ordering::Relaxed);
                 let mut work = self.work.lock();
+                // Once: whoever reads it asks again every few seconds, maybe for ever, and the node's status says that there are such segments.
+                match work.failed.contains_key(&id) {
+                    true => {
+                        tracing::debug!(segment = %id, reason, "a segment that a disk has lost is still not in its copies")
+                    }
+                    false => {
+                        tracing::error!(segment = %id, reason, "a segment that a disk has lost is not in its copies")
+                    }
+                }
                 if work.failed.len() < FAILED_MAX || work.failed.contains_key(&id) {
                     work.failed.insert(id, Instant::now());
                 }
