@@ -107,6 +107,8 @@ struct Commands {
     journal: Journal,
     /// The next id to give out; below the catalog's `producers_reserved` or equal to it.
     next_producer: ProducerId,
+    /// The last entry could not be written, which was told.
+    fails: bool,
 }
 
 /// Asynchronous replication cannot be said in the version of a request that a leader of an earlier version understands: it would be taken
@@ -143,7 +145,7 @@ impl Coordinator {
         // What is left of the last block may have been given out: it is skipped.
         let next_producer = catalog.producers_reserved();
         Ok(Coordinator {
-            commands: Mutex::new(Some(Commands { journal, next_producer })),
+            commands: Mutex::new(Some(Commands { journal, next_producer, fails: false })),
             catalog: RwLock::new(catalog),
             cluster: None,
             known: Mutex::new(None),
@@ -423,8 +425,14 @@ impl Coordinator {
         // Nobody else applies entries: the command lock is held. Readers go on while the disk is at work.
         let written = commands.journal.append(entry, &self.catalog.read());
         if let Err(error) = written {
-            tracing::error!(%error, "the catalog could not be written; the command was refused");
+            // Once: clients ask again, many of them several times a second, and the disk may be full for days.
+            if !std::mem::replace(&mut commands.fails, true) {
+                tracing::error!(%error, "the catalog could not be written; commands are refused until it can");
+            }
             return Err(CoordinatorError::Disk(error));
+        }
+        if std::mem::take(&mut commands.fails) {
+            tracing::info!("the catalog is written again");
         }
         self.catalog.write().apply(entry).unwrap_or_else(|reason| panic!("a planned entry does not apply: {reason}"));
         Ok(())

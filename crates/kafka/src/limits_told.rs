@@ -1,8 +1,9 @@
 //! Says in the node's log for which limit a request was refused where its answer has a code alone: clients make `POLICY_VIOLATION` of it, and nobody
-//! could find out what to change.
+//! could find out what to change. And what else clients can have happen again and again is said so often at most.
 
 use std::time::{Duration, Instant};
 
+use kera_coordinator::CoordinatorError;
 use parking_lot::Mutex;
 
 /// A client that asks again and again does not fill the log.
@@ -10,15 +11,16 @@ const EVERY: Duration = Duration::from_secs(1);
 
 static SAID: Mutex<Said> = Mutex::new(Said { at: None, suppressed: 0 });
 
-/// When it was said last, and how often it was not since then.
-struct Said {
+/// When something was said last that clients can have happen again and again, and how often it was not since then.
+#[derive(Default)]
+pub(crate) struct Said {
     at: Option<Instant>,
     suppressed: u64,
 }
 
 impl Said {
     /// How often it was not said since the last time, if it may be now.
-    fn say(&mut self, now: Instant) -> Option<u64> {
+    pub(crate) fn say(&mut self, now: Instant) -> Option<u64> {
         if self.at.is_some_and(|last| now < last + EVERY) {
             self.suppressed += 1;
             return None;
@@ -32,6 +34,14 @@ impl Said {
 pub(crate) fn tell(what: &str, of: &str, limit: usize) {
     let Some(suppressed) = SAID.lock().say(Instant::now()) else { return };
     tracing::warn!(of, what, limit, suppressed, "a Kafka client was refused for a limit that its answer cannot name");
+}
+
+static NO_ID_SAID: Mutex<Said> = Mutex::new(Said { at: None, suppressed: 0 });
+
+/// The catalog gives no id for a transactional producer, which asks again. Logged once a second at most.
+pub(crate) fn tell_no_id(error: &CoordinatorError) {
+    let Some(suppressed) = NO_ID_SAID.lock().say(Instant::now()) else { return };
+    tracing::warn!(%error, suppressed, "there is no id for a transactional producer");
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use std::io;
 use std::marker::PhantomData;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kera_broker::{Broker, Reading, applications_stream_options};
 use kera_coordinator::{Coordinator, CoordinatorError};
@@ -22,6 +22,7 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::door::{Catalog, Door};
 use crate::groups::{AppendFailed, Mark};
+use crate::limits_told::Said;
 
 /// Bytes of records in one chunk: what is recorded in one go is there as a whole or not at all.
 const CHUNK_BYTES_MAX: usize = 4 << 20;
@@ -297,6 +298,8 @@ struct State {
     copied: Option<(Cursor, Ticket)>,
     /// A copy was begun that has not ended: no other is before then.
     next_copy_us: u64,
+    /// That nothing can be recorded.
+    said: Said,
 }
 
 impl<E: Kept> StateLog<E> {
@@ -577,7 +580,10 @@ impl<E: Kept> StateLog<E> {
                 Ok(Mark(state.last_ticket))
             }
             Err(error) => {
-                tracing::warn!(stream = self.name, %error, "nothing can be recorded");
+                // Clients try again several times a second, and a disk may be full for days.
+                if let Some(suppressed) = state.said.say(Instant::now()) {
+                    tracing::warn!(stream = self.name, %error, suppressed, "nothing can be recorded");
+                }
                 Err(Refused::NotNow)
             }
         }

@@ -35,6 +35,7 @@ use crate::door::{After, Catalog, Door, Reply, topic_of};
 use crate::endings::{Event, append_marker};
 use crate::floors::shown_from;
 use crate::groups::{AppendFailed, Mark, Now};
+use crate::limits_told::tell_no_id;
 use crate::node_requests::{Awaited, NodeRequests, Replying, Served};
 use crate::numbering::{has, place_of};
 use crate::once::once;
@@ -413,7 +414,7 @@ impl TransactionDoor {
                 stock.ids.push(allocated.producer_id.0.cast_signed());
                 stock.wanted = false;
             }
-            Err(error) => tracing::warn!(%error, "there is no id for a transactional producer"),
+            Err(error) => tell_no_id(&error),
         }
     }
 

@@ -1,11 +1,14 @@
 //! Power cuts at every step, full and failing disks, flipped bits: what was acknowledged is there, in order, once.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use kera_coordinator::{Coordinator, CoordinatorError, OpenError};
 use kera_env::{Disk, FaultyDisk, MemoryDisk, OpenMode, Random, SeededRandom, copy_path, read_twice};
 use kera_format::ProducerId;
 use kera_protocol::{Status, StreamChanges, StreamInfo};
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Level, Metadata, Subscriber};
 
 use crate::support::{create, only_file, open, open_on};
 
@@ -119,6 +122,42 @@ fn commands_are_refused_while_the_disk_is_full_and_taken_again_after() {
     coordinator.create_stream(&create("b")).expect("created");
     let again = open_on(Arc::new(disk)).expect("open");
     assert_eq!(again.streams(), coordinator.streams());
+}
+
+/// Counts the errors of a log.
+struct Errors(Arc<AtomicUsize>);
+
+impl Subscriber for Errors {
+    fn enabled(&self, _: &Metadata<'_>) -> bool {
+        true
+    }
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+    fn event(&self, event: &Event<'_>) {
+        self.0.fetch_add(usize::from(*event.metadata().level() == Level::ERROR), Ordering::Relaxed);
+    }
+    fn enter(&self, _: &Id) {}
+    fn exit(&self, _: &Id) {}
+}
+
+/// A log that has a line for each of them takes what room there is left.
+#[test]
+fn that_commands_are_refused_is_told_once_for_all_and_again_when_one_was_taken_since() {
+    let disk = FaultyDisk::new(Arc::new(MemoryDisk::new()));
+    let coordinator = open_on(Arc::new(disk.clone())).expect("open");
+    let errors = Arc::new(AtomicUsize::new(0));
+    tracing::subscriber::with_default(Errors(errors.clone()), || {
+        for (told, name) in [(1, "a"), (2, "b")] {
+            disk.set_space(Some(10));
+            (0..100).for_each(|_| _ = coordinator.create_stream(&create(name)).expect_err("full"));
+            assert_eq!(errors.load(Ordering::Relaxed), told);
+            disk.set_space(None);
+            coordinator.create_stream(&create(name)).expect("created");
+        }
+    });
 }
 
 #[test]

@@ -46,7 +46,7 @@ impl Subscriber for Lines {
 }
 
 /// What is logged on this thread meanwhile.
-fn logged(act: impl FnOnce()) -> Vec<String> {
+pub(super) fn logged(act: impl FnOnce()) -> Vec<String> {
     let lines = Lines::default();
     tracing::subscriber::with_default(lines.clone(), act);
     std::mem::take(&mut *lines.0.lock())

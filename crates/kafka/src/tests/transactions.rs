@@ -969,6 +969,7 @@ fn transactions_are_listed() {
 
 /// Version 2 of transactions (KIP-890): what is written adds its partition, and every end counts an epoch.
 mod counted {
+    use super::super::limits::logged;
     use super::*;
 
     impl World {
@@ -1060,6 +1061,21 @@ mod counted {
         for code in [Code::CoordinatorLoadInProgress, Code::NotCoordinator, Code::ConcurrentTransactions] {
             assert_eq!(produce_error(code), Code::NotEnoughReplicas);
         }
+    }
+
+    /// As many lines take what room there is left.
+    #[test]
+    fn that_nothing_can_be_recorded_is_not_said_for_each_that_asks() {
+        let mut world = World::new();
+        let one = world.init("a").unwrap();
+        world.sink.state.lock().is_full = true;
+        let mut lines = logged(|| {
+            for _ in 0..1_000 {
+                assert_eq!(world.add("a", one, "t", 0), Code::CoordinatorNotAvailable.code());
+            }
+        });
+        lines.retain(|line| line.contains("nothing can be recorded"));
+        assert!((1..500).contains(&lines.len()), "{}", lines.len());
     }
 
     #[test]
