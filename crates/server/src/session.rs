@@ -5,7 +5,7 @@
 //! for the node's status) goes to the [`Commands`] threads and comes back through a wake; nothing here blocks.
 
 use std::io;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
@@ -25,6 +25,10 @@ use crate::cluster::Cluster;
 const COMMANDS_PENDING_MAX: usize = 32;
 /// The most bytes of a command: a stream's name and options fit many times.
 const COMMAND_BYTES_MAX: usize = 64 << 10;
+/// Bytes of the commands of all connections that wait for their turn, those included of which the connection has ended. Beyond it who comes is told to come back.
+const WAITING_BYTES_MAX: usize = 64 << 20;
+/// What a command takes that waits, beside its body: more than it does.
+const WAITING_BYTES: usize = 256;
 
 /// Tells how the node is, unless it is gone. May wait for disks.
 pub type StatusSource = Arc<dyn Fn() -> Option<NodeStatusResponse> + Send + Sync>;
@@ -36,6 +40,19 @@ struct Command {
     body: Vec<u8>,
     /// Only the session has them: they are gone when nobody waits any more.
     replies: Weak<Replies>,
+    _waits: Waits,
+}
+
+/// Bytes that are counted as long as a command is there.
+struct Waits {
+    all: Arc<AtomicUsize>,
+    bytes: usize,
+}
+
+impl Drop for Waits {
+    fn drop(&mut self) {
+        self.all.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
 }
 
 /// Answers on their way back to a session, with what they answer.
@@ -50,11 +67,13 @@ struct Replies {
 /// A command may wait for a leader of the coordinators, for ten seconds and more, and holds up those behind it. The node's
 /// status is what people ask for when that is so: it has a line of its own. And the line of commands does not only grow as
 /// long as there is no leader: those whose connection has ended are left out. Nobody has been told of them, and who comes again
-/// asks anew.
+/// asks anew. But they are left out when their turn comes: so that nobody fills the memory who connects, asks and is gone again and again, what waits is bounded by its bytes.
 pub struct Commands {
     commands: Sender<Command>,
     statuses: Sender<Command>,
     stopping: Arc<AtomicBool>,
+    /// Bytes of what waits.
+    waiting: Arc<AtomicUsize>,
 }
 
 impl Commands {
@@ -82,13 +101,21 @@ impl Commands {
             Some(status) => encode_response(&command.header, &status, frame),
             None => encode_error(&command.header, Status::ShuttingDown, &stopping_body(), frame),
         })?;
-        Ok((Arc::new(Commands { commands, statuses, stopping }), [command_thread, status_thread]))
+        let waiting = Arc::default();
+        Ok((Arc::new(Commands { commands, statuses, stopping, waiting }), [command_thread, status_thread]))
     }
 
     /// The node stops: commands whose turn has not come are refused, as not done. So it waits for the one that is under way, and not for
     /// as many as stand in line. That one it waits for shortly, and of what it does not hear of by then it says that it may be done.
     pub fn stop(&self) {
         self.stopping.store(true, Ordering::Release);
+    }
+
+    /// Room for a command with so many bytes, if there is some.
+    fn room(&self, bytes: usize) -> Option<Waits> {
+        let bytes = WAITING_BYTES + bytes;
+        let waits = Waits { all: Arc::clone(&self.waiting), bytes };
+        (self.waiting.fetch_add(bytes, Ordering::Relaxed) + bytes <= WAITING_BYTES_MAX).then_some(waits)
     }
 
     fn give(&self, command: Command) -> bool {
@@ -191,8 +218,15 @@ impl NodeSession {
         if self.pending + self.statuses_pending >= COMMANDS_PENDING_MAX {
             return Flow::Blocked;
         }
+        let Some(waits) = self.commands.room(body.len()) else {
+            let message =
+                "too many commands wait at this node, for a leader of the coordinators or for its disk; ask again"
+                    .to_owned();
+            out.error(header, Status::Overloaded, &ErrorBody { message, retry_after_ms: 1_000 });
+            return Flow::Done;
+        };
         let replies = Arc::downgrade(&self.replies);
-        match self.commands.give(Command { op, header: *header, body: body.to_vec(), replies }) {
+        match self.commands.give(Command { op, header: *header, body: body.to_vec(), replies, _waits: waits }) {
             true => *self.pending_of(op) += 1,
             false => out.error(header, Status::ShuttingDown, &stopping_body()),
         }
@@ -458,6 +492,38 @@ mod tests {
         drop((sessions, opens));
         threads.into_iter().for_each(|thread| thread.join().unwrap());
         assert_eq!(comes.try_iter().count(), 1, "that of the last one");
+    }
+
+    #[test]
+    fn commands_that_wait_are_bounded_by_their_bytes_and_taken_again_when_others_are_gone() {
+        let node = Node::new();
+        let [mut first, mut last] = [(); 2].map(|()| node.connection());
+        first.ask_producer();
+        node.comes.recv_timeout(PATIENCE).expect("it is asked");
+        let header = FrameHeader { op: Op::CreateStream as u16, version: 1, ..FrameHeader::default() };
+        let (body, mut taken) = (vec![0; COMMAND_BYTES_MAX], 0);
+        let refused = loop {
+            let mut gone = node.connection();
+            assert_eq!(gone.session.on_frame(&header, &body, &mut gone.out), Flow::Done);
+            if !gone.out.is_empty() {
+                break gone.answer();
+            }
+            taken += COMMAND_BYTES_MAX;
+            assert!(taken <= WAITING_BYTES_MAX, "{taken} bytes wait");
+        };
+        assert_eq!(refused, Some(Status::Overloaded));
+        node.opens.send(()).unwrap();
+        assert_eq!(first.answer(), Some(Status::NotReady));
+        // They are left out, one after the other.
+        loop {
+            last.ask_producer();
+            if last.out.is_empty() {
+                break;
+            }
+            assert_eq!(last.answer(), Some(Status::Overloaded));
+        }
+        node.opens.send(()).unwrap();
+        assert_eq!(last.answer(), Some(Status::NotReady));
     }
 
     #[test]
