@@ -41,12 +41,29 @@ use crate::starts::Starts;
 use crate::transaction_door::{self, TransactionDoor};
 use crate::transaction_owner::TransactionOwner;
 use crate::transaction_parts;
+use crate::wire::Malformed;
 
 /// The id of a broker that is alone, in the eyes of Kafka clients; in a cluster it is the node's number.
 const ALONE_ID: i32 = 1;
 
 /// How often what time brings is looked at while there are no commands.
 const TICK: Duration = Duration::from_millis(50);
+/// Bytes of the requests whose commands wait for their turn, of all connections, those included that have ended: these are left out when their turn comes, which may be long after.
+const WAITING_BYTES_MAX: usize = 64 << 20;
+/// What a command takes that waits, beside its request: more than it does.
+const WAITING_BYTES: usize = 256;
+
+/// Bytes that are counted as long as a command is there.
+struct Waits {
+    all: Arc<AtomicUsize>,
+    bytes: usize,
+}
+
+impl Drop for Waits {
+    fn drop(&mut self) {
+        self.all.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
 
 /// Limits and defaults of the door. [`Default`] works; `node` is the node's id.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -315,6 +332,8 @@ pub struct Door {
     pub(crate) loads_awaited: AtomicUsize,
     pub(crate) clock: Arc<dyn Clock>,
     commands: Sender<(Command, Reply)>,
+    /// Bytes of the commands that wait.
+    waiting: Arc<AtomicUsize>,
     address: OnceLock<SocketAddr>,
     others: OnceLock<Arc<dyn OtherNodes>>,
     pub(crate) node_requests: NodeRequests,
@@ -444,6 +463,7 @@ impl Door {
             loads_awaited: AtomicUsize::new(0),
             clock,
             commands,
+            waiting: Arc::default(),
             address,
             others: OnceLock::new(),
             node_requests,
@@ -574,9 +594,22 @@ impl Door {
         self.broker.ownership().node() != 0
     }
 
-    /// Runs a command on the thread for it.
-    pub(crate) fn command(&self, reply: &Reply, command: Command) -> bool {
-        self.commands.send((command, Arc::clone(reply))).is_ok()
+    /// Runs a command on the thread for it, for which a request of so many bytes asks. False: the node stops.
+    ///
+    /// # Errors
+    /// Too many wait.
+    pub(crate) fn command(&self, reply: &Reply, command: Command, bytes: usize) -> Result<bool, Malformed> {
+        let (bytes, limit) = (WAITING_BYTES + bytes, WAITING_BYTES_MAX);
+        let waits = Waits { all: Arc::clone(&self.waiting), bytes };
+        let waiting = self.waiting.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        if waiting > limit {
+            return Err(Malformed::Crowded { waiting, limit });
+        }
+        let command: Command = Box::new(move |door: &Door| {
+            let _waits = waits;
+            command(door)
+        });
+        Ok(self.commands.send((command, Arc::clone(reply))).is_ok())
     }
 
     /// The cluster's id: the node's, in hexadecimal.

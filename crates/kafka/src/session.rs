@@ -320,7 +320,7 @@ impl KafkaSession {
                     send(answer, out);
                     return Ok(());
                 };
-                if self.core.door.command(&self.reply, command) {
+                if self.core.door.command(&self.reply, command, body.len())? {
                     self.queue.push_back(Pending::Reply);
                 }
             }

@@ -34,6 +34,16 @@ pub enum Malformed {
         /// The most.
         limit: usize,
     },
+    /// It may have to wait, and too much does.
+    #[error(
+        "{waiting} bytes of commands wait at this node, for a leader of the coordinators or for its disk, and {limit} is the most; come again in a moment"
+    )]
+    Crowded {
+        /// Bytes that wait, with this one's.
+        waiting: usize,
+        /// The most.
+        limit: usize,
+    },
     /// A string is not UTF-8.
     #[error("a string is not UTF-8")]
     Text,

@@ -1217,3 +1217,28 @@ mod counted {
         assert_eq!(world.offset("g"), Ok(7));
     }
 }
+
+/// Who connects, asks and is gone again and again would fill the memory while one command waits for a leader or for the disk.
+#[test]
+fn commands_that_wait_are_bounded_by_their_bytes_and_taken_again_when_they_had_their_turn() {
+    let mut world = World::new();
+    let door = world.running().door.clone();
+    let config = CreatableTopicConfig::default().with_name(text("a")).with_value(Some(text(&"x".repeat(3 << 20))));
+    let one = CreatableTopic::default().with_name(topic("new")).with_num_partitions(1).with_replication_factor(1);
+    let large = CreateTopicsRequest::default().with_topics(vec![one.clone().with_configs(vec![config])]);
+    let (bytes, mut taken) = (frame(ApiKey::CreateTopics, 5, 7, &large), 0);
+    let why = loop {
+        let peer = Peer { address: "127.0.0.1:9".parse().unwrap(), connection: 2, io_thread: 0 };
+        let mut gone = KafkaSessions(door.clone()).open(peer, SessionWaker::detached());
+        match gone.on_frame(&FrameHeader::default(), &bytes, &mut Outbox::new(1 << 20)) {
+            Flow::Close(why) => break why,
+            flow => assert_eq!(flow, Flow::Done),
+        }
+        taken += bytes.len();
+        assert!(taken <= 64 << 20, "{taken} bytes wait");
+    };
+    assert!(why.contains("bytes of commands wait"), "{why}");
+    assert!(world.answer::<CreateTopicsRequest>(5).is_none(), "nobody has asked on this connection");
+    let other = CreateTopicsRequest::default().with_topics(vec![one.with_name(topic("other"))]).with_timeout_ms(1_000);
+    assert_eq!(world.call(5, &other).topics[0].error_code, 0);
+}
