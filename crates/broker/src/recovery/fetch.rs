@@ -490,7 +490,6 @@ impl Reading {
     /// A backup does not give the next block: which one is asked instead, or another piece. False: the range is at its end.
     fn fails(&mut self, range: &RangeOfLog, asks_all: bool, reason: &str) -> bool {
         let (backup, block) = (self.backups[self.at], self.left.next);
-        tracing::warn!(backup, %range, block, reason, "a backup does not give blocks; another one is asked");
         self.reasons.push(format!("backup {backup} at block {block}: {reason}"));
         if !asks_all {
             self.at = (self.at + 1) % self.backups.len();
@@ -561,7 +560,13 @@ impl Job<'_> {
                 Ok(()) if !reading.left.is_done() => return Ok(false),
                 Ok(()) => reading.ends(self.range, self.asks_all),
                 Err(Stop::All(failure)) => return Err(failure),
-                Err(Stop::Backup(reason)) => reading.fails(self.range, self.asks_all, &reason),
+                Err(Stop::Backup(reason)) => {
+                    if self.progress.may_say(self.broker.clock.monotonic_us()) {
+                        let (range, block) = (self.range, reading.left.next);
+                        tracing::warn!(backup, %range, block, reason, "a backup does not give blocks; another one is asked");
+                    }
+                    reading.fails(self.range, self.asks_all, &reason)
+                }
             };
             if !goes_on {
                 return Ok(true);

@@ -7,6 +7,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use kera_env::Clock;
 use kera_log::Arena;
 
+/// So often it is said of a rebuild that a backup does not give blocks, and then once in so long.
+const SAID_AT_ONCE: u64 = 32;
+const SAY_AGAIN_US: u64 = 60_000_000;
+
 /// How far a rebuild is, for whoever looks on. All counts rise.
 #[derive(Debug, Default)]
 pub struct RecoveryProgress {
@@ -22,6 +26,9 @@ pub struct RecoveryProgress {
     pub passes: AtomicU64,
     /// What its threads do with their time.
     pub times: RebuildTimes,
+    /// How often a backup did not give blocks, and when that was said last.
+    not_given: AtomicU64,
+    said_us: AtomicU64,
 }
 
 /// Microseconds of all threads of a rebuild that ask backups, and of those that put chunks to their places: each of the former has one of the latter.
@@ -42,6 +49,17 @@ pub struct RebuildTimes {
 }
 
 impl RecoveryProgress {
+    /// A backup does not give blocks: whether that is to be said. A rebuild that waits for a person, or for a node that is away for days, tries again every few seconds, with each
+    /// backup of each range.
+    pub(super) fn may_say(&self, now_us: u64) -> bool {
+        let is_early = self.not_given.fetch_add(1, Ordering::Relaxed) < SAID_AT_ONCE;
+        let may = is_early || now_us.saturating_sub(self.said_us.load(Ordering::Relaxed)) >= SAY_AGAIN_US;
+        if may {
+            self.said_us.store(now_us, Ordering::Relaxed);
+        }
+        may
+    }
+
     /// Says where the time of all its threads went.
     pub(super) fn tell(&self, took_ms: u64, cold_blocks: u64) {
         let RebuildTimes { asking_us, handing_us, waiting_us, placing_us, room_us, copies_us } = &self.times;
@@ -105,6 +123,15 @@ mod tests {
     use kera_env::ManualClock;
 
     use super::*;
+
+    #[test]
+    fn that_backups_do_not_give_blocks_is_said_of_the_first_and_then_once_in_a_minute() {
+        let progress = RecoveryProgress::default();
+        let said = |from_s: u64, to_s: u64| {
+            (from_s * 10..to_s * 10).filter(|tenths| progress.may_say(tenths * 100_000)).count() as u64
+        };
+        assert_eq!([said(0, 10), said(10, 70), said(70, 130), said(130, 3_730)], [SAID_AT_ONCE, 1, 1, 60]);
+    }
 
     #[test]
     fn time_counts_where_it_was_spent() {
