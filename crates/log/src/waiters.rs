@@ -27,9 +27,12 @@ pub trait Observer: Send + Sync {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct LaneVersion(pub(crate) u64);
 
-/// A state of the arena: it changes whenever a block is given back.
+/// A state of the arena: it changes whenever a block is given back, or, for who has found none of that, when the machine may have memory for one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct SpaceVersion(pub(crate) u64);
+pub struct SpaceVersion {
+    pub(crate) version: u64,
+    pub(crate) of_memory: bool,
+}
 
 struct Waiter {
     observer: Weak<dyn Observer>,

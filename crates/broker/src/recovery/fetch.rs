@@ -15,7 +15,7 @@ use kera_log::{ArenaFull, DurabilitySink, Observer, RebuildError, Rebuilt, Rebui
 use kera_protocol::{BlocksRead, ReadBlocks, Status, StreamletRef};
 use parking_lot::{Condvar, Mutex};
 
-use super::progress::spend;
+use super::progress::{WithoutMemory, spend};
 use super::{Copies, RangeOfLog, ReadFor, RebuildTimes, RecoveryProgress};
 use crate::broker::Broker;
 use crate::failure::Failure;
@@ -724,13 +724,19 @@ impl Job<'_> {
     /// Puts a chunk to its place, waiting for room. Room comes: what is whole is copied, and when it is durable goes to the store,
     /// which writes it out; what is not whole takes a part of the arena only. If none comes for long nobody frees any, and going
     /// on later is better.
+    ///
+    /// The same if there is room and the machine has no memory for it. But that something has come may mean little then: blocks that others need at once, or just that it may be
+    /// looked again. So it does not begin to wait anew for that.
     fn put(&self, name: StreamletRef, chunk: &[u8], copied: &mut Copied) -> Result<Rebuilt, Stop> {
-        let mut looks = 0;
+        let (mut looks, mut without_memory) = (0, None);
         while looks < LOOKS_MAX {
             match self.broker.log.rebuild_chunk(chunk) {
                 Ok(rebuilt) => return Ok(rebuilt),
                 Err(RebuildError::ArenaFull(full)) => {
                     must_go_on(self.copies).map_err(Stop::All)?;
+                    if full.lacks_memory() {
+                        without_memory.get_or_insert_with(|| WithoutMemory::of(self.progress));
+                    }
                     let has_room: Result<bool, Stop> = self.spend(
                         |times| &times.room_us,
                         || {
@@ -738,14 +744,23 @@ impl Job<'_> {
                             Ok(copied.arrivals.room(self.broker, &full, self.copies))
                         },
                     );
-                    looks = if has_room? { 0 } else { looks + 1 };
+                    looks = match has_room? {
+                        true if full.lacks_memory() => looks,
+                        true => 0,
+                        false => looks + 1,
+                    };
                 }
                 Err(RebuildError::Sink(error)) => return Err(Stop::All(nowhere(&error))),
                 Err(error) => return Err(Stop::Backup(error.to_string())),
             }
         }
-        let message = "the arena has been full for long, and old segments wait for room".to_owned();
-        Err(Stop::All(Failure::later(Status::ArenaFull, message)))
+        let message = match without_memory {
+            None => "the arena has been full for long, and old segments wait for room",
+            Some(_) => {
+                "the machine has had no memory for old segments for long: the file system of the arena is full before the arena is"
+            }
+        };
+        Err(Stop::All(Failure::later(Status::ArenaFull, message.to_owned())))
     }
 }
 

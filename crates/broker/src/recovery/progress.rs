@@ -11,7 +11,7 @@ use kera_log::Arena;
 const SAID_AT_ONCE: u64 = 32;
 const SAY_AGAIN_US: u64 = 60_000_000;
 
-/// How far a rebuild is, for whoever looks on. All counts rise.
+/// How far a rebuild is, for whoever looks on. All counts rise, but for the one that says otherwise.
 #[derive(Debug, Default)]
 pub struct RecoveryProgress {
     /// Bytes of old segments that are to be rebuilt.
@@ -24,6 +24,8 @@ pub struct RecoveryProgress {
     pub lanes: AtomicU64,
     /// How often the lost logs were read: more than once if memory is short.
     pub passes: AtomicU64,
+    /// Threads that have a chunk and wait since the machine has no memory for it, though the arena has room. This count falls, too.
+    pub without_memory: AtomicU64,
     /// What its threads do with their time.
     pub times: RebuildTimes,
     /// How often a backup did not give blocks, and when that was said last.
@@ -77,6 +79,22 @@ impl RecoveryProgress {
             cold_blocks,
             "where the time of a rebuild went until all could be read, of all its threads"
         );
+    }
+}
+
+/// Counts as one that waits without memory, for as long as it is kept.
+pub(super) struct WithoutMemory<'a>(&'a AtomicU64);
+
+impl WithoutMemory<'_> {
+    pub(super) fn of(progress: &RecoveryProgress) -> WithoutMemory<'_> {
+        progress.without_memory.fetch_add(1, Ordering::Relaxed);
+        WithoutMemory(&progress.without_memory)
+    }
+}
+
+impl Drop for WithoutMemory<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

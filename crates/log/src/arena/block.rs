@@ -2,7 +2,7 @@
 
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 
 use kera_format::arena::{BlockSize, TableEntry};
 use kera_format::limits;
@@ -18,6 +18,8 @@ pub(crate) struct Block {
     purpose: Purpose,
     /// Bytes from its start that are known to have memory.
     touched: AtomicUsize,
+    /// The machine had no memory for what was needed of it last.
+    is_unbacked: AtomicBool,
 }
 
 /// Where a block is: a place in the arena's mapping, which lives as long as the block's handle of the arena.
@@ -34,7 +36,8 @@ impl Block {
         // SAFETY: the arena hands this block out, so it lies within the mapping.
         let base = Base(unsafe { arena.memory.base().add(arena.offset(block)) });
         let touched = AtomicUsize::new(if warm { arena.small_bytes() << order } else { 0 });
-        Block { arena, base, block, order: AtomicU8::new(order), purpose, touched }
+        let is_unbacked = AtomicBool::new(false);
+        Block { arena, base, block, order: AtomicU8::new(order), purpose, touched, is_unbacked }
     }
 
     /// Its first byte, at a multiple of 4 KiB.
@@ -60,7 +63,9 @@ impl Block {
         let from = self.touched().max(from) / TOUCH_BYTES_SMALL * TOUCH_BYTES_SMALL;
         let to = to.next_multiple_of(at_a_time).min(self.bytes());
         if from < to {
-            self.arena.touch(self.block, from, to)?;
+            let touched = self.arena.touch(self.block, from, to);
+            self.is_unbacked.store(touched.is_err(), Ordering::Relaxed);
+            touched?;
             self.touched.store(to, Ordering::Relaxed);
         }
         Ok(())
@@ -107,6 +112,8 @@ impl Block {
     /// Gives everything back that is behind the first `bytes`, as far as sizes allow. Only for a published block; not by two
     /// threads at once (the lane's lock sees to it).
     pub(crate) fn shrink(&self, bytes: usize) {
+        // What it keeps has memory, whatever was lacking behind that.
+        self.is_unbacked.store(false, Ordering::Relaxed);
         let (from, to) = (self.order.load(Ordering::Relaxed), self.arena.order_of(bytes));
         if to < from {
             self.order.store(to, Ordering::Relaxed);
@@ -127,7 +134,8 @@ impl Block {
 
 impl Drop for Block {
     fn drop(&mut self) {
-        self.arena.give_back_block(self.block, self.order.load(Ordering::Relaxed), self.purpose);
+        let has_memory = !self.is_unbacked.load(Ordering::Relaxed);
+        self.arena.give_back_block(self.block, self.order.load(Ordering::Relaxed), self.purpose, has_memory);
     }
 }
 

@@ -62,7 +62,7 @@ impl Lows {
 impl Arena {
     /// Gives memory back that was free for sixty calls, beyond a reserve: what [`warm`](Arena::warm) keeps touched while the
     /// node is written to, and a 64th of the arena (at most 64 MiB) while it `is_quiet`: nobody fills segments. Returns the bytes of the blocks.
-    /// For one thread, about once a second.
+    /// For one thread, about once a second: whoever waits for memory of the machine tries again then, and it is said again that there is none.
     ///
     /// # Why nothing is lost
     ///
@@ -78,14 +78,17 @@ impl Arena {
     ///   warm or held, before it can be handed out again. Whoever gets it then has its memory put there before writing.
     /// - A kill while it is off the list leaves nothing to be mended: the list is in this process only.
     pub fn give_back(&self, is_quiet: bool) -> u64 {
-        let most = {
+        self.lacks_memory.store(false, Ordering::Relaxed);
+        let (most, wake) = {
             let mut state = self.state.lock();
+            let wake = state.memory_may_have_come();
             let held = state.buddy.held_free_blocks();
             let spare = state.lows.turn(held);
             let quiet = ((self.header.bytes / QUIET_SHARE).min(QUIET_BYTES_MAX) / self.small_bytes() as u64) as u32;
             let kept = if is_quiet { quiet } else { self.warm_blocks() };
-            spare.saturating_sub(kept).min((TURN_BYTES_MAX / self.small_bytes() as u64) as u32)
+            (spare.saturating_sub(kept).min((TURN_BYTES_MAX / self.small_bytes() as u64) as u32), wake)
         };
+        wake.call();
         if most == 0 || self.keeps_memory.load(Ordering::Relaxed) {
             return 0;
         }
@@ -102,10 +105,9 @@ impl Arena {
                 gone += held;
             }
             state.buddy.free(block, order);
-            state.version += 1;
-            let wake = state.waiters.take();
+            let wakes = state.came_back(result.is_ok());
             drop(state);
-            wake.call();
+            wakes.into_iter().for_each(Wake::call);
             if let Err(error) = result {
                 tracing::info!(%error, "the arena keeps the memory that it once had: its file system takes none back");
                 self.keeps_memory.store(true, Ordering::Relaxed);

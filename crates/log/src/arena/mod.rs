@@ -24,7 +24,7 @@ use kera_format::{FormatError, limits};
 use parking_lot::Mutex;
 
 use crate::attach::{self, AttachedSegment, SetAside};
-use crate::waiters::{Observer, SpaceVersion, Waiters};
+use crate::waiters::{Observer, SpaceVersion, Waiters, Wake};
 pub(crate) use block::Block;
 pub use block::LoadBuffer;
 use buddy::Buddy;
@@ -138,13 +138,20 @@ pub enum ArenaError {
     },
 }
 
-/// No block of the size asked for: give way until one is given back.
+/// No block of the size asked for: give way until one is given back. Or no memory of the machine for one: give way until there may be some.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ArenaFull {
     /// What was needed.
     pub bytes: u64,
     /// For [`Arena::wait_for_space`]: the state in which there was none.
     pub seen: SpaceVersion,
+}
+
+impl ArenaFull {
+    /// Whether there are blocks, and the machine has no memory for one: the file system of the arena is full.
+    pub fn lacks_memory(&self) -> bool {
+        self.seen.of_memory
+    }
 }
 
 /// How full the arena is. Bytes count whole blocks.
@@ -176,6 +183,8 @@ pub struct ArenaStats {
     pub given_back_bytes: u64,
     /// Times that the machine had no memory for a block: the shared memory's file system is full.
     pub unbacked_allocations: u64,
+    /// Whether it had none since the last [turn](Arena::give_back): of what is free no more can be used than what is warm.
+    pub lacks_memory: bool,
 }
 
 /// How a block will be filled.
@@ -206,8 +215,13 @@ struct State {
     system_blocks: u32,
     load_blocks: u32,
     set_aside_blocks: u32,
+    /// Changes with each block that comes back, for those who found none.
     version: u64,
     waiters: Waiters,
+    /// Changes when the machine may have memory again, for those for whose blocks it had none. Not with what they give back themselves since it had none: each would
+    /// wake the others, which find nothing either, for as long as that lasts.
+    memory_version: u64,
+    memory_waiters: Waiters,
     lows: Lows,
 }
 
@@ -220,6 +234,8 @@ pub struct Arena {
     frozen: AtomicBool,
     /// The file system does not take memory back.
     keeps_memory: AtomicBool,
+    /// The machine had no memory for a block since the last turn.
+    lacks_memory: AtomicBool,
     asked: AtomicU64,
     asked_whole: AtomicU64,
     cold_allocations: AtomicU64,
@@ -299,6 +315,8 @@ impl Arena {
             set_aside_blocks: 0,
             version: 0,
             waiters: Waiters::default(),
+            memory_version: 0,
+            memory_waiters: Waiters::default(),
             lows: Lows::default(),
         };
         Arena {
@@ -308,6 +326,7 @@ impl Arena {
             state: Mutex::new(state),
             frozen: AtomicBool::new(false),
             keeps_memory: AtomicBool::new(false),
+            lacks_memory: AtomicBool::new(false),
             asked: AtomicU64::new(0),
             asked_whole: AtomicU64::new(0),
             cold_allocations: AtomicU64::new(0),
@@ -335,6 +354,7 @@ impl Arena {
             cold_allocations: self.cold_allocations.load(Ordering::Relaxed),
             given_back_bytes: self.given_back_bytes.load(Ordering::Relaxed),
             unbacked_allocations: self.unbacked_allocations.load(Ordering::Relaxed),
+            lacks_memory: self.lacks_memory.load(Ordering::Relaxed),
         }
     }
 
@@ -397,7 +417,8 @@ impl Arena {
     /// The same, for a thread of whoever is about to need much.
     ///
     /// # Errors
-    /// The machine has no memory for more: with what was touched until then. Each try gives a block back, which wakes all who wait for one: it is not to be tried again and again.
+    /// The machine has no memory for more: with what was touched until then. Each try takes a block away and gives it back, which wakes all who found none: it is not to be tried again and
+    /// again.
     pub fn warm_if_there_is_memory(&self, budget_bytes: u64) -> Result<u64, u64> {
         let enough = self.warm_blocks();
         let mut touched = 0;
@@ -416,10 +437,9 @@ impl Arena {
                 state.buddy.set_warm(block, 1 << order);
             }
             state.buddy.free(block, order);
-            state.version += 1;
-            let wake = state.waiters.take();
+            let wakes = state.came_back(populated.is_ok());
             drop(state);
-            wake.call();
+            wakes.into_iter().for_each(Wake::call);
             if populated.is_err() {
                 return Err(touched);
             }
@@ -433,13 +453,17 @@ impl Arena {
         ((self.header.bytes / WARM_SHARE).min(WARM_BYTES_MAX) / self.small_bytes() as u64) as u32
     }
 
-    /// Calls `observer` once when a block is given back. False, and no call, if one was since `seen`: try again instead.
+    /// Calls `observer` once when a block is given back; who had one [without memory](ArenaFull::lacks_memory) when there may be some: when a block comes back that has some, when free memory goes
+    /// back to the machine, and at each [turn](Arena::give_back), for what others of the machine have left nobody tells. False, and no call, if that was since `seen`: try
+    /// again instead.
     pub fn wait_for_space(&self, seen: SpaceVersion, observer: &Arc<dyn Observer>, token: u64) -> bool {
-        let mut state = self.state.lock();
-        if state.version != seen.0 {
+        let mut guard = self.state.lock();
+        let State { version, waiters, memory_version, memory_waiters, .. } = &mut *guard;
+        let (now, waiters) = if seen.of_memory { (*memory_version, memory_waiters) } else { (*version, waiters) };
+        if now != seen.version {
             return false;
         }
-        state.waiters.push(observer, token);
+        waiters.push(observer, token);
         true
     }
 
@@ -477,7 +501,7 @@ impl Arena {
         }
         let order = self.order_of(bytes);
         let mut state = self.state.lock();
-        let full = ArenaFull { bytes: bytes as u64, seen: SpaceVersion(state.version) };
+        let full = ArenaFull { bytes: bytes as u64, seen: SpaceVersion { version: state.version, of_memory: false } };
         if state.buddy.free_blocks() < (1 << order) + self.kept_blocks(&state, purpose, 1 << order) {
             return Err(full);
         }
@@ -505,21 +529,22 @@ impl Arena {
     fn touch(&self, block: u32, from: usize, to: usize) -> Result<(), ArenaFull> {
         let first = block + (from / self.small_bytes()) as u32;
         let (whole, some) = (block + (to / self.small_bytes()) as u32, block + to.div_ceil(self.small_bytes()) as u32);
-        let populated = self.memory.populate(self.offset(block) + from, to - from);
-        let mut state = self.state.lock();
-        let full = ArenaFull { bytes: (to - from) as u64, seen: SpaceVersion(state.version) };
-        match populated {
+        // Before it is tried: what comes meanwhile is not to be waited for.
+        let version = self.state.lock().memory_version;
+        match self.memory.populate(self.offset(block) + from, to - from) {
             Ok(()) => {
+                let mut state = self.state.lock();
                 state.buddy.set_warm(first, whole - first);
                 state.buddy.set_held(whole, some - whole);
                 Ok(())
             }
             Err(error) => {
-                drop(state);
                 self.unbacked_allocations.fetch_add(1, Ordering::Relaxed);
                 let bytes = to - from;
-                tracing::warn!(%error, bytes, "no memory behind an arena block: the arena's file system is full");
-                Err(full)
+                if !self.lacks_memory.swap(true, Ordering::Relaxed) {
+                    tracing::warn!(%error, bytes, "no memory behind an arena block: the arena's file system is full");
+                }
+                Err(ArenaFull { bytes: bytes as u64, seen: SpaceVersion { version, of_memory: true } })
             }
         }
     }
@@ -543,8 +568,8 @@ impl Arena {
         (share as u32).saturating_sub(state.system_blocks)
     }
 
-    /// Gives a block back, unless the arena is frozen.
-    fn give_back_block(&self, block: u32, order: u8, purpose: Purpose) {
+    /// Gives a block back, unless the arena is frozen. `has_memory`: not because the machine had none for it.
+    fn give_back_block(&self, block: u32, order: u8, purpose: Purpose, has_memory: bool) {
         if purpose == Purpose::SetAside || self.frozen.load(Ordering::Acquire) {
             return;
         }
@@ -552,10 +577,9 @@ impl Arena {
         self.table(block).store(TableEntry::Free.to_byte(), Ordering::Release);
         state.buddy.free(block, order);
         state.count(purpose, 1 << order, false);
-        state.version += 1;
-        let wake = state.waiters.take();
+        let wakes = state.came_back(has_memory);
         drop(state);
-        wake.call();
+        wakes.into_iter().for_each(Wake::call);
     }
 
     /// Gives the end of a block back: it keeps `to`.
@@ -567,10 +591,9 @@ impl Arena {
         self.table(block).store(to.to_byte(), Ordering::Release);
         state.buddy.shrink(block, from, to_order);
         state.count(purpose, (1 << from) - (1 << to_order), false);
-        state.version += 1;
-        let wake = state.waiters.take();
+        let wakes = state.came_back(true);
         drop(state);
-        wake.call();
+        wakes.into_iter().for_each(Wake::call);
     }
 
     fn populate(&self, block: u32, order: u8) -> io::Result<()> {
@@ -670,6 +693,21 @@ impl Arena {
 }
 
 impl State {
+    /// A block has come back, with memory or not: who is to be called for that, without the lock.
+    #[inline]
+    fn came_back(&mut self, has_memory: bool) -> [Wake; 2] {
+        self.version += 1;
+        let for_memory = if has_memory { self.memory_may_have_come() } else { Wake::default() };
+        [self.waiters.take(), for_memory]
+    }
+
+    /// The same of who waits for memory.
+    #[inline]
+    fn memory_may_have_come(&mut self) -> Wake {
+        self.memory_version += 1;
+        self.memory_waiters.take()
+    }
+
     fn count(&mut self, purpose: Purpose, blocks: u32, more: bool) {
         let count = match purpose {
             Purpose::Write => &mut self.write_blocks,

@@ -164,6 +164,58 @@ fn a_full_arena_says_so_and_calls_back_when_there_is_room() {
     assert!(arena.allocate(SMALL, Purpose::Write).is_ok());
 }
 
+/// As if the machine had no memory for blocks, or had some again: the file ends in front of them.
+fn give_memory(dir: &tempfile::TempDir, arena: &Arena, there_is_some: bool) {
+    let file = std::fs::OpenOptions::new().write(true).open(config(dir, 0).path).unwrap();
+    let bytes = if there_is_some { arena.header.file_bytes() } else { arena.header.blocks_offset() };
+    file.set_len(bytes).unwrap();
+}
+
+/// What each gives back since there was none wakes those who wait for a block, and none of those who wait for memory: they would wake one another for ever.
+#[test]
+fn who_finds_no_memory_waits_until_there_may_be_some() {
+    let dir = tempfile::tempdir().unwrap();
+    let arena = open(&dir, 8 * MIB);
+    give_memory(&dir, &arena, false);
+    let fails = || arena.allocate(SMALL, Purpose::Write).err().expect("there is no memory");
+    let full = fails();
+    assert!(full.lacks_memory() && arena.stats().lacks_memory);
+    assert_eq!(arena.stats().free_bytes, 8 * MIB, "the block is free again");
+    let (counter, observer) = Counter::pair();
+    assert!(arena.wait_for_space(full.seen, &observer, 1), "nothing has come since");
+    (0..10).for_each(|_| assert!(fails().lacks_memory()));
+    assert_eq!(arena.warm_if_there_is_memory(MIB), Err(0));
+    assert_eq!(counter.calls(), 0);
+    // What others of the machine have left nobody tells.
+    arena.give_back(false);
+    assert_eq!((counter.calls(), arena.stats().lacks_memory), (1, false));
+    let full = fails();
+    assert!(arena.wait_for_space(full.seen, &observer, 1));
+    give_memory(&dir, &arena, true);
+    let block = arena.allocate(SMALL, Purpose::Write).unwrap();
+    assert_eq!(counter.calls(), 1);
+    drop(block);
+    assert_eq!(counter.calls(), 2, "it has memory, whoever gets it");
+    assert!(!arena.wait_for_space(full.seen, &observer, 1), "there may have been some since");
+    assert!(arena.allocate(SMALL, Purpose::Write).is_ok());
+}
+
+#[test]
+fn a_block_that_gets_no_more_memory_is_told_to_who_found_no_block() {
+    let dir = tempfile::tempdir().unwrap();
+    let arena = open(&dir, 8 * MIB);
+    let block = arena.allocate_to_fill(MIB as usize, Purpose::Write, Filling::Whole).unwrap();
+    assert!(block.touched() < block.bytes());
+    give_memory(&dir, &arena, false);
+    let full = block.touch(0, block.bytes()).expect_err("there is no memory");
+    let found_none = SpaceVersion { version: arena.state.lock().version, of_memory: false };
+    let ((for_memory, waits), (for_block, waits_too)) = (Counter::pair(), Counter::pair());
+    assert!(arena.wait_for_space(full.seen, &waits, 1));
+    assert!(arena.wait_for_space(found_none, &waits_too, 1));
+    drop(block);
+    assert_eq!((for_memory.calls(), for_block.calls()), (0, 1));
+}
+
 #[test]
 fn the_systems_streams_find_room_when_writers_and_loads_have_taken_the_rest() {
     let dir = tempfile::tempdir().unwrap();

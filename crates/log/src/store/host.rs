@@ -106,10 +106,12 @@ impl Host for Weak<Log> {
             let kept_for_writers_bytes = load_bytes.saturating_sub(written_bytes);
             // Who counts as free what the arena does not give finds nothing missing while writers wait.
             let free_bytes = arena.free_bytes.saturating_sub(arena.kept_for_system_bytes);
+            // Nor what it would give, and the machine has no memory for: that there is in what can be evicted.
+            let backed_bytes = if arena.lacks_memory { arena.warm_free_bytes } else { u64::MAX };
             Memory {
                 bytes: arena.bytes,
-                free_bytes: free_bytes.saturating_sub(kept_for_loads_bytes),
-                load_free_bytes: free_bytes.saturating_sub(kept_for_writers_bytes),
+                free_bytes: free_bytes.saturating_sub(kept_for_loads_bytes).min(backed_bytes),
+                load_free_bytes: free_bytes.saturating_sub(kept_for_writers_bytes).min(backed_bytes),
                 largest_free_bytes: arena.largest_free_bytes,
                 load_bytes,
             }
@@ -161,9 +163,31 @@ impl Host for Weak<Log> {
 mod tests {
     use super::*;
     use crate::arena::Purpose;
-    use crate::tests::{node_with, options};
+    use crate::tests::{arena_config, node_with, options};
 
     const SMALL: u64 = 64 << 10;
+
+    /// Or else nothing would be evicted for those who wait for memory, as long as there are blocks.
+    #[test]
+    fn what_the_machine_has_no_memory_for_is_not_free() {
+        let node = node_with(options(), 256 * SMALL);
+        let (arena, host) = (node.log.arena(), Arc::downgrade(&node.log));
+        let block = arena.allocate(SMALL as usize, Purpose::Write).expect("a block");
+        let can_take = || {
+            let memory = host.memory();
+            (memory.free_bytes / SMALL, memory.load_free_bytes / SMALL)
+        };
+        assert_eq!(can_take(), (255 - 32 - 4, 255 - 31 - 4));
+        let path = arena_config(&node.dir, 0).path;
+        let file = std::fs::OpenOptions::new().write(true).open(path).expect("the arena's file");
+        file.set_len(2 << 20).expect("its blocks begin there");
+        assert!(arena.allocate(SMALL as usize, Purpose::Write).is_err());
+        assert_eq!(can_take(), (0, 0));
+        drop(block);
+        assert_eq!(can_take(), (1, 1), "what comes back has memory");
+        arena.give_back(false);
+        assert_eq!(can_take(), (256 - 32 - 4, 256 - 32 - 4), "there may be some by now");
+    }
 
     #[test]
     fn what_writers_and_loads_can_still_take_is_what_the_arena_gives_them() {

@@ -71,6 +71,19 @@ impl Taken {
         self.rebuild.bytes.saturating_sub(self.readable_bytes())
     }
 
+    /// Why it gets no further for now, if it is under way and knows.
+    fn held_up(&self) -> Option<String> {
+        let is_without = self.progress.without_memory.load(Ordering::Relaxed) > 0;
+        let left = self.left_bytes();
+        let why = || {
+            format!(
+                "what lost nodes had is rebuilt when there is memory for it, and {left} bytes are left: the file system of the arena is full before the arena is; make that one larger, \
+                 free some of it, or start the node with a smaller arena"
+            )
+        };
+        is_without.then(why)
+    }
+
     fn readable_bytes(&self) -> u64 {
         self.progress.bytes_readable.load(Ordering::Relaxed)
     }
@@ -793,6 +806,8 @@ impl Recovery {
         let now = Instant::now();
         let work = self.work.lock();
         let (not_taken, not_rebuilt) = (work.not_taken.clone().filter(|_| left > 0), work.not_rebuilt.clone());
+        // What has failed for it says so by itself.
+        let held_up = work.rebuilding.as_ref().filter(|_| not_rebuilt.is_none()).and_then(|taken| taken.held_up());
         let unopened = work.waits_since.iter().filter(|(one, _)| wanted.contains(one));
         let unopened: Vec<_> = unopened.map(|((stream, at, _), since)| ((*stream, at.0), *since)).collect();
         let stuck = work.not_rebuilt_yet();
@@ -805,7 +820,7 @@ impl Recovery {
             .map(|why| format!("{left} streamlets of lost nodes wait to be opened{unopened}: {why}{advice}{next}"));
         let rebuilt =
             not_rebuilt.map(|why| format!("what lost nodes had cannot be rebuilt{unread}: {why}{advice}{then}"));
-        taken.into_iter().chain(rebuilt).collect()
+        taken.into_iter().chain(rebuilt).chain(held_up).collect()
     }
 
     /// Streamlets of a rebuild of which something is awaited, with since when it fails.
@@ -975,6 +990,17 @@ mod tests {
         assert!(work.comes_on());
         reads(&stuck, 50);
         assert!(!work.comes_on(), "nothing is left of it");
+    }
+
+    #[test]
+    fn a_rebuild_that_waits_for_memory_says_so() {
+        let mut work = Work::default();
+        let waits = taken(&mut work, 1000);
+        assert_eq!(waits.held_up(), None);
+        waits.progress.without_memory.fetch_add(2, Ordering::Relaxed);
+        reads(&waits, 100);
+        let why = waits.held_up().expect("it waits");
+        assert!(why.contains("900 bytes are left"), "{why}");
     }
 
     #[test]

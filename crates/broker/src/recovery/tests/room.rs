@@ -124,6 +124,64 @@ fn memory_that_the_machine_does_not_have_is_not_touched_again_and_again() {
     assert_eq!(node.log.arena().stats().free_bytes, seen.free_bytes, "it has given back what it tried");
 }
 
+/// Copies whose waits are over at once, and that end all at last: who waits for nothing would do so for ever.
+struct Hasty<'a> {
+    copies: &'a Memory,
+    progress: &'a RecoveryProgress,
+    /// How often it was asked whether to go on, and how many waited for memory when most did.
+    asked: AtomicU32,
+    without: std::sync::atomic::AtomicU64,
+}
+
+impl Copies for Hasty<'_> {
+    fn lane_states(&self, backup: u32, asked: &LaneStates) -> Result<LaneStateList, NoStates> {
+        self.copies.lane_states(backup, asked)
+    }
+
+    fn read_blocks(&self, backup: u32, asked: &ReadBlocks) -> Result<BlocksRead, String> {
+        self.copies.read_blocks(backup, asked)
+    }
+
+    fn threads(&self) -> usize {
+        1
+    }
+
+    fn goes_on(&self) -> bool {
+        self.asked.fetch_add(1, Ordering::Relaxed) < 100_000
+    }
+
+    fn pause(&self) -> Duration {
+        self.without.fetch_max(self.progress.without_memory.load(Ordering::Relaxed), Ordering::Relaxed);
+        Duration::ZERO
+    }
+}
+
+/// What it gives back of a block that gets no memory is nothing that it can wait for.
+#[test]
+fn a_rebuild_without_memory_waits_and_says_so_and_goes_on_when_there_is_some() {
+    let (memory, logs) = lost();
+    let next = Node::new(2);
+    next.is_owner(2, 3);
+    // The last blocks are with both backups, and not read before it is opened.
+    let logs = with_end_at_all(&logs);
+    let rebuild = next.broker.take_over(&[(STREAM, X, 3)], &logs, &memory).expect("taken over");
+    assert_eq!(next.log.arena().stats().used_bytes, 0, "nothing is in memory that is taken away");
+    let arena = std::fs::OpenOptions::new().write(true).open(next._dir.path().join("arena")).expect("the arena's file");
+    let bytes = arena.metadata().expect("its size").len();
+    arena.set_len(2 << 20).expect("its blocks begin there");
+    let progress = RecoveryProgress::default();
+    let (asked, without) = (AtomicU32::new(0), std::sync::atomic::AtomicU64::new(0));
+    let hasty = Hasty { copies: &memory, progress: &progress, asked, without };
+    let waits = next.broker.rebuild(&rebuild, &logs, &hasty, &progress).expect_err("there is no memory");
+    assert_eq!(waits.status, Status::ArenaFull, "{waits}");
+    assert!(waits.message.contains("no memory"), "{waits}");
+    assert_eq!(hasty.without.load(Ordering::Relaxed), 1, "it says for what it waits");
+    assert_eq!(progress.without_memory.load(Ordering::Relaxed), 0);
+    arena.set_len(bytes).expect("there is memory again");
+    next.broker.rebuild(&rebuild, &logs, &hasty, &progress).expect("it goes on");
+    assert_eq!(next.readable(), (0..10).collect::<Vec<u64>>());
+}
+
 /// What could not even be begun is not nowhere.
 #[test]
 fn nothing_is_given_up_that_had_no_room() {
