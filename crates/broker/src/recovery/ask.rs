@@ -1,6 +1,7 @@
 //! How backups are asked what lanes have, and how much of that at a time. A backup says no more in one answer than an answer may have, and one of a version before, which says all of it,
 //! sends a frame that is too large for whoever asked. Either way it is asked for half of that, and for half of the half, until the answer fits: asked for the same again it
-//! would say the same again, and what is to be taken over would wait for ever.
+//! would say the same again, and what is to be taken over would wait for ever. So it would if nobody answers in time, since a backup looks at all files of the blocks that it is asked for: then
+//! half of these is asked for, and half of the half, down to about a file.
 
 use kera_protocol::{LaneStates, ReplicatedLane, Status, StreamletRef};
 
@@ -16,13 +17,19 @@ pub struct NoStates {
     pub reason: String,
     /// It is more than fits into an answer: less is to be asked for, fewer streamlets or fewer blocks.
     pub is_too_much: bool,
+    /// There was no answer in time, from a backup that is not lost: it may be dead, or slow, or busy with more than it can look at by then.
+    pub is_late: bool,
 }
 
 impl From<String> for NoStates {
     fn from(reason: String) -> NoStates {
-        NoStates { reason, is_too_much: false }
+        NoStates { reason, is_too_much: false, is_late: false }
     }
 }
+
+/// Of so many blocks, or fewer, half is not asked for where nobody answers in time. They are in a file or two, and it takes as long to look at a part of one as at all of it. Nor are they asked for
+/// again and again of somebody who stands still.
+const LATE_BLOCKS_MIN: u64 = 64;
 
 /// What is asked at a time: of a part of a range.
 struct Question<'a> {
@@ -41,7 +48,13 @@ impl<'a> Question<'a> {
             let (front, back) = streamlets.split_at(streamlets.len() / 2);
             return Some([front, back].map(|streamlets| Question { range: range.clone(), streamlets }));
         }
-        if range.first >= range.last {
+        self.halves_of_blocks(1)
+    }
+
+    /// The same in two, each of half of the blocks, if there are more than so many.
+    fn halves_of_blocks(&self, least: u64) -> Option<[Question<'a>; 2]> {
+        let (range, streamlets) = (&self.range, self.streamlets);
+        if range.last.saturating_sub(range.first) < least {
             return None;
         }
         let middle = range.first + (range.last - range.first) / 2;
@@ -49,6 +62,13 @@ impl<'a> Question<'a> {
         let back = RangeOfLog { first: middle + 1, ..range.clone() };
         Some([front, back].map(|range| Question { range, streamlets }))
     }
+}
+
+/// What comes of a question.
+enum Answer<'a> {
+    Told(Vec<ReplicatedLane>),
+    /// What is to be asked for instead.
+    AskFor([Question<'a>; 2]),
 }
 
 /// What the backups of a range say of lanes, in as many answers as that takes. What was answered is not asked for again. A lane comes once for each part of the blocks that
@@ -61,12 +81,11 @@ pub(super) fn ask_range(
 ) -> Result<Vec<ReplicatedLane>, Failure> {
     let (mut lanes, mut left) = (Vec::new(), vec![Question { range: range.clone(), streamlets }]);
     while let Some(question) = left.pop() {
-        let halves = question.halves();
-        match ask(&question, halves.is_some(), copies, check)? {
-            Some(told) => lanes.extend(told),
-            None => {
+        match ask(&question, copies, check)? {
+            Answer::Told(told) => lanes.extend(told),
+            Answer::AskFor(halves) => {
                 must_go_on(copies)?;
-                left.extend(halves.into_iter().flatten());
+                left.extend(halves);
             }
         }
     }
@@ -75,15 +94,8 @@ pub(super) fn ask_range(
 
 /// Asks the backups of a range until one answers with something that makes sense. Those that are there one after the other: each answer is
 /// work for a backup, and the first is nearly always enough. Those that are lost last, and at once, for each of them may keep silent until
-/// its time is up.
-///
-/// `None`: that is too much for the one that was asked, and may be asked for in halves.
-fn ask(
-    question: &Question<'_>,
-    has_halves: bool,
-    copies: &dyn Copies,
-    check: &Check<'_>,
-) -> Result<Option<Vec<ReplicatedLane>>, Failure> {
+/// its time is up. In halves as soon as that is too much for one of them, and if nobody answers and that of one was late.
+fn ask<'a>(question: &Question<'a>, copies: &dyn Copies, check: &Check<'_>) -> Result<Answer<'a>, Failure> {
     let (range, streamlets) = (&question.range, question.streamlets);
     let (from_block, through_block) = (range.first, range.last);
     let asked = LaneStates { log: range.log, from_block, through_block, streamlets: streamlets.to_vec() };
@@ -95,15 +107,21 @@ fn ask(
         Ok(answer.lanes)
     };
     let (there, lost) = range.there_and_lost(copies);
-    let mut errors = Vec::new();
+    let (mut errors, mut is_late) = (Vec::new(), false);
+    let in_halves = |halves: [Question<'a>; 2], errors: &[String]| {
+        let (count, reason) = (streamlets.len(), errors.join("; "));
+        tracing::debug!(%range, streamlets = count, reason, "what lanes have is asked for in halves");
+        Answer::AskFor(halves)
+    };
     for together in there.chunks(1).chain(lost.chunks(copies.threads().max(1))) {
         let answers = in_parallel(copies.threads(), together, |&backup| Ok((backup, ask_one(backup))))?;
         let (mut found, mut is_too_much) = (None, false);
         for (backup, answer) in answers {
             match answer {
                 Ok(lanes) => found = found.or(Some(lanes)),
-                Err(NoStates { reason, is_too_much: of_this }) => {
-                    is_too_much |= of_this;
+                Err(NoStates { reason, is_too_much: is_more, is_late: has_waited }) => {
+                    is_too_much |= is_more;
+                    is_late |= has_waited;
                     errors.push(format!("backup {backup}: {reason}"));
                 }
             }
@@ -112,13 +130,14 @@ fn ask(
             if !errors.is_empty() {
                 tracing::warn!(%range, reason = errors.join("; "), "not every backup says what lanes have; another one did");
             }
-            return Ok(Some(lanes));
+            return Ok(Answer::Told(lanes));
         }
-        if is_too_much && has_halves {
-            let (count, reason) = (streamlets.len(), errors.join("; "));
-            tracing::debug!(%range, streamlets = count, reason, "what lanes have is asked for in halves");
-            return Ok(None);
+        if is_too_much && let Some(halves) = question.halves() {
+            return Ok(in_halves(halves, &errors));
         }
+    }
+    if is_late && let Some(halves) = question.halves_of_blocks(LATE_BLOCKS_MIN) {
+        return Ok(in_halves(halves, &errors));
     }
     let message = format!("no backup says what lanes have in {range}: {}", errors.join("; "));
     Err(Failure::later(Status::SegmentUnreadable, message))
@@ -138,6 +157,8 @@ mod tests {
     /// Backups 11 and 12, which have something of each streamlet in each block, and say so of so many at a time at most.
     struct Told {
         most: [usize; 2],
+        /// Of more blocks at a time they tell too late.
+        in_time: [u64; 2],
         asked: Mutex<Vec<u32>>,
         /// How often each streamlet's part of a block was told of.
         told: Mutex<BTreeMap<(u32, u64), u32>>,
@@ -145,7 +166,7 @@ mod tests {
 
     impl Told {
         fn new(most: [usize; 2]) -> Told {
-            Told { most, asked: Mutex::default(), told: Mutex::default() }
+            Told { most, in_time: [u64::MAX; 2], asked: Mutex::default(), told: Mutex::default() }
         }
     }
 
@@ -154,7 +175,10 @@ mod tests {
             self.asked.lock().push(backup);
             let blocks = asked.from_block..=asked.through_block;
             if asked.streamlets.len() * blocks.clone().count() > self.most[backup as usize - 11] {
-                return Err(NoStates { reason: "ask for less".to_owned(), is_too_much: true });
+                return Err(NoStates { reason: "ask for less".to_owned(), is_too_much: true, is_late: false });
+            }
+            if blocks.clone().count() as u64 > self.in_time[backup as usize - 11] {
+                return Err(NoStates { reason: "no answer in time".to_owned(), is_too_much: false, is_late: true });
             }
             let part = |block: u64| SegmentPart {
                 group: GroupId::new(1, 1),
@@ -188,7 +212,12 @@ mod tests {
 
     /// Asks for ten streamlets in four blocks. What was told, in order.
     fn ask_for_ten(copies: &Told) -> Result<Vec<(u32, u64)>, Failure> {
-        let range = RangeOfLog { log: LogId { node: 1, epoch: 7, vlog: 0 }, first: 1, last: 4, backups: vec![11, 12] };
+        ask_for_ten_in(copies, 4)
+    }
+
+    /// The same in so many blocks.
+    fn ask_for_ten_in(copies: &Told, last: u64) -> Result<Vec<(u32, u64)>, Failure> {
+        let range = RangeOfLog { log: LogId { node: 1, epoch: 7, vlog: 0 }, first: 1, last, backups: vec![11, 12] };
         let name = |number: u32| StreamletRef { stream: StreamId(1), streamlet: StreamletId(number) };
         let names: Vec<StreamletRef> = (0..10).map(name).collect();
         let check = |_: &ReplicatedLane, _: &[StreamletRef]| Ok(());
@@ -203,7 +232,39 @@ mod tests {
     }
 
     fn all() -> Vec<(u32, u64)> {
-        (0..10).flat_map(|streamlet| (1..=4).map(move |block| (streamlet, block))).collect()
+        all_in(4)
+    }
+
+    fn all_in(last: u64) -> Vec<(u32, u64)> {
+        (0..10).flat_map(|streamlet| (1..=last).map(move |block| (streamlet, block))).collect()
+    }
+
+    #[test]
+    fn of_what_takes_too_long_half_of_the_blocks_is_asked_for_and_nothing_twice() {
+        // All of it, both halves, and each in two: of each that was too much both are asked.
+        for (in_time, questions) in [(1024, 1), (512, 2 + 2), (300, 2 + 4 + 4), (256, 2 + 4 + 4)] {
+            let copies = Told { in_time: [in_time; 2], ..Told::new([usize::MAX; 2]) };
+            assert_eq!(ask_for_ten_in(&copies, 1024).expect("told"), all_in(1024), "{in_time} in time");
+            assert!(copies.told.lock().values().all(|times| *times == 1), "{in_time} in time");
+            assert_eq!(copies.asked.into_inner().len(), questions, "{in_time} in time");
+        }
+    }
+
+    #[test]
+    fn where_one_backup_is_late_another_one_is_asked_for_all_of_it() {
+        let copies = Told { in_time: [0, u64::MAX], ..Told::new([usize::MAX; 2]) };
+        assert_eq!(ask_for_ten_in(&copies, 1024).expect("told"), all_in(1024));
+        assert_eq!(copies.asked.into_inner(), [11, 12]);
+    }
+
+    #[test]
+    fn who_never_answers_is_not_asked_for_ever_less() {
+        let copies = Told { in_time: [0; 2], ..Told::new([usize::MAX; 2]) };
+        let failed = ask_for_ten_in(&copies, 1024).expect_err("nobody says anything");
+        assert_eq!(failed.status, Status::SegmentUnreadable, "{failed}");
+        assert!(failed.message.contains("no answer in time"), "{failed}");
+        // Of 1024 blocks, 512, 256, 128 and 64.
+        assert_eq!(copies.asked.into_inner(), [11, 12].repeat(5));
     }
 
     #[test]

@@ -84,7 +84,8 @@ pub struct EndedView {
 
 /// How backups are asked. The calls block and come from several threads; an error is a sentence without the backup's number.
 pub trait Copies: Send + Sync {
-    /// Asks for the state of lanes. What is more than an answer may have is [an error that says so](NoStates::is_too_much), whatever it is that the backup answers.
+    /// Asks for the state of lanes. What is more than an answer may have is [an error that says so](NoStates::is_too_much), whatever it is that the backup answers; and
+    /// so is [what takes too long](NoStates::is_late).
     fn lane_states(&self, backup: u32, asked: &LaneStates) -> Result<LaneStateList, NoStates>;
     /// Asks for blocks.
     fn read_blocks(&self, backup: u32, asked: &ReadBlocks) -> Result<BlocksRead, String>;

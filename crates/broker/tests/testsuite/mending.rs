@@ -250,7 +250,7 @@ struct Much<'a> {
 impl Copies for Much<'_> {
     fn lane_states(&self, _: u32, _: &LaneStates) -> Result<LaneStateList, NoStates> {
         self.asked.fetch_add(1, Ordering::SeqCst);
-        Err(NoStates { reason: "ask for less".to_owned(), is_too_much: true })
+        Err(NoStates { reason: "ask for less".to_owned(), is_too_much: true, is_late: false })
     }
 
     fn read_blocks(&self, backup: u32, asked: &ReadBlocks) -> Result<BlocksRead, String> {

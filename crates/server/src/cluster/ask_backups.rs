@@ -18,7 +18,7 @@ use parking_lot::Mutex;
 use tokio::runtime::Handle;
 
 use super::backups::BackupRole;
-use super::transport::TOO_MUCH;
+use super::transport::{LATE, TOO_MUCH};
 use super::{STOPPING, ask_while, wait};
 
 /// How often it is looked whether who is asked is lost.
@@ -150,7 +150,7 @@ impl AskBackups {
 
 /// Why another node's backup does not say what lanes have, from what the transport says.
 fn no_states(reason: String) -> NoStates {
-    NoStates { is_too_much: reason.starts_with(TOO_MUCH), reason }
+    NoStates { is_too_much: reason.starts_with(TOO_MUCH), is_late: reason.starts_with(LATE), reason }
 }
 
 impl kera_broker::Copies for AskBackups {
@@ -187,7 +187,7 @@ impl kera_broker::Copies for AskBackups {
         match self.own(backup) {
             Some(own) => own.lane_states(asked).map_err(|error| {
                 let is_too_much = error.status == Status::LimitReached;
-                NoStates { reason: error.reason, is_too_much }
+                NoStates { reason: error.reason, is_too_much, is_late: false }
             }),
             None => self.ask(backup, asked).map_err(no_states),
         }
@@ -248,8 +248,12 @@ mod tests {
 
     #[test]
     fn a_backup_that_has_too_much_to_tell_is_asked_for_less() {
-        for (said, is_too_much) in [(format!("{TOO_MUCH}LimitReached: 64 MiB"), true), (STOPPING.to_owned(), false)] {
-            assert_eq!(no_states(said.clone()), NoStates { reason: said, is_too_much });
+        for (said, is_too_much, is_late) in [
+            (format!("{TOO_MUCH}LimitReached: 64 MiB"), true, false),
+            (format!("{LATE}no answer within 15000 ms"), false, true),
+            (STOPPING.to_owned(), false, false),
+        ] {
+            assert_eq!(no_states(said.clone()), NoStates { reason: said, is_too_much, is_late });
         }
     }
 

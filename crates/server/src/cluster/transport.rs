@@ -22,6 +22,8 @@ const UNNOTICED: Duration = Duration::from_secs(1);
 pub(super) const REFUSED: &str = "refused: ";
 /// What the error of a question about lanes begins with whose answer is too large: for the backup, or for this node if the backup is of a version that sends it all the same.
 pub(super) const TOO_MUCH: &str = "too much at once: ";
+/// And with that of one that nobody has answered in time.
+pub(super) const LATE: &str = "too late: ";
 
 /// See the module. Everything runs on the log's runtime.
 ///
@@ -142,6 +144,7 @@ fn failed(op: Op, address: &str, error: &RpcError) -> String {
         (Op::LaneStates, error) if error.is_answer_too_large() || error.status() == Some(Status::LimitReached) => {
             format!("{TOO_MUCH}{error}")
         }
+        (Op::LaneStates, RpcError::Timeout { .. }) => format!("{LATE}{error}"),
         (_, error) if error.status().is_some_and(|status| !status.retryable()) => format!("{REFUSED}{error}"),
         (_, error) => error.to_string(),
     }
@@ -286,6 +289,16 @@ mod tests {
         for error in [&says(Status::SegmentUnreadable), &closed("the server closed it")] {
             assert!(!failed(Op::LaneStates, "127.0.0.1:7072", error).starts_with(TOO_MUCH), "{error}");
         }
+    }
+
+    #[test]
+    fn who_tells_of_lanes_too_late_is_known_from_whoever_cannot_be_reached() {
+        let address = "127.0.0.1:7072".to_owned();
+        let late = RpcError::Timeout { address: address.clone(), after: ANSWER };
+        let gone = RpcError::Connect { address: address.clone(), reason: "refused".to_owned() };
+        assert!(failed(Op::LaneStates, &address, &late).starts_with(LATE));
+        assert!(!failed(Op::LaneStates, &address, &gone).starts_with(LATE));
+        assert!(!failed(Op::ReadBlocks, &address, &late).starts_with(LATE));
     }
 
     #[test]

@@ -123,7 +123,7 @@ impl World {
             (Question::Lanes(asked), None) => {
                 let no_states = |error: BackupError| {
                     let is_too_much = error.status == Status::LimitReached;
-                    NoStates { reason: error.reason, is_too_much }
+                    NoStates { reason: error.reason, is_too_much, is_late: false }
                 };
                 Reply::Lanes(running.backup.lane_states(asked).map_err(no_states))
             }

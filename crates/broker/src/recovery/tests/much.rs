@@ -15,7 +15,7 @@ impl Copies for Little<'_> {
             return self.memory.lane_states(backup, asked);
         }
         self.refused.fetch_add(1, Ordering::SeqCst);
-        Err(NoStates { reason: "ask for less".to_owned(), is_too_much: true })
+        Err(NoStates { reason: "ask for less".to_owned(), is_too_much: true, is_late: false })
     }
 
     fn read_blocks(&self, backup: u32, asked: &ReadBlocks) -> Result<BlocksRead, String> {

@@ -161,7 +161,7 @@ impl Copies for Cloud {
 
 /// What a backup's error is to who asks what lanes have.
 pub fn no_states(error: BackupError) -> NoStates {
-    NoStates { is_too_much: error.status == Status::LimitReached, reason: error.reason }
+    NoStates { is_too_much: error.status == Status::LimitReached, is_late: false, reason: error.reason }
 }
 
 /// The head of a block in the first view of a log: of `count` chunks, which are in `chunks` one behind the other.
