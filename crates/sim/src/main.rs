@@ -78,6 +78,9 @@ struct Arguments {
     /// Nodes of a cluster are told in pieces of what becomes true, and anything may happen between two of them.
     #[arg(long)]
     in_pieces: bool,
+    /// Backups of a cluster say little of lanes in one answer, so that who takes over asks for it in parts.
+    #[arg(long)]
+    tell_little: bool,
     /// What streams of a cluster are like: `usual`, `consumed` (kept until they are read), `unordered` (`order = none`), `one-copy`, `async` (producers do
     /// not wait for copies), `compacted` or `compacted-consumed`; applications always read those that are consumed or unordered.
     #[arg(long, default_value = "usual")]
@@ -234,6 +237,7 @@ fn run_cluster(
         finishes: arguments.finish,
         sends_snapshots: arguments.snapshots,
         in_pieces: arguments.in_pieces,
+        tells_little: arguments.tell_little,
         kind,
         planted,
         ..nodes::Plan::new(seed)

@@ -36,6 +36,8 @@ use super::taking::Recovery;
 use crate::cluster::machine::small_store;
 
 const ARENA_BYTES: u64 = 8 << 20;
+/// What a backup says of lanes in an answer that is to be little: what three lanes have that both producers have written to does not fit.
+const LITTLE_BYTES: usize = 1 << 10;
 /// A lane without writes for so long has its segment closed, in milliseconds.
 const IDLE_CLOSE_MS: i64 = 2_000;
 /// How often it is looked whether groups that are held for others are gone, in microseconds.
@@ -86,6 +88,8 @@ pub(super) struct Node {
     pub(super) forgets_floors: bool,
     /// It hears of what becomes true in pieces, and serves between them.
     pub(super) in_pieces: bool,
+    /// Its backup says little of lanes in one answer.
+    pub(super) tells_little: bool,
     /// How its processes find out how old something is.
     pub(super) ages: Ages,
     /// There are streams with one copy.
@@ -270,6 +274,7 @@ impl Node {
             believes_the_removed: false,
             forgets_floors: false,
             in_pieces: false,
+            tells_little: false,
             has_own_logs: false,
             frozen_us: 0,
             came_with_all: false,
@@ -511,10 +516,12 @@ impl Node {
     fn backup_config(&self) -> BackupConfig {
         let mut boot_id = [1; 16];
         boot_id[..4].copy_from_slice(&self.boots.to_le_bytes());
+        let usual = BackupConfig::new(CLUSTER, self.number);
         BackupConfig {
             file_bytes: 64 << 10,
             boot_id: self.tells_of_boots.then_some(boot_id),
-            ..BackupConfig::new(CLUSTER, self.number)
+            states_bytes_max: if self.tells_little { LITTLE_BYTES } else { usual.states_bytes_max },
+            ..usual
         }
     }
 

@@ -131,6 +131,9 @@ impl World {
                 Reply::Blocks(running.backup.read_blocks(asked).map_err(|e| e.to_string()))
             }
         };
+        if matches!(&reply, Reply::Lanes(Err(no_states)) if no_states.is_too_much) {
+            *self.events_of.entry("lanes asked for in parts").or_default() += 1;
+        }
         self.tell(to, from, Packet::Told(which, number, reply));
     }
 

@@ -45,6 +45,8 @@ pub struct Plan {
     pub sends_snapshots: bool,
     /// Whether nodes are told in pieces of what becomes true, as real ones are: anything may happen between two of them. Otherwise all that is left is told at once.
     pub in_pieces: bool,
+    /// Whether backups say little of lanes in one answer, so that it is asked for in parts.
+    pub tells_little: bool,
     /// What is asked of streams beside that.
     pub kind: Kind,
     /// The level of the cluster.
@@ -80,6 +82,7 @@ impl Plan {
             finishes: false,
             sends_snapshots: false,
             in_pieces: false,
+            tells_little: false,
             kind: Kind::Usual,
             level: level::NEWEST,
             planted: None,

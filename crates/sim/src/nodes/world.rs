@@ -263,6 +263,7 @@ fn machine(plan: &Plan, number: u32, clock: &ManualClock, dir: &std::path::Path)
     node.forgets_floors = plan.planted == Some(Planted::ForgetsFloors);
     node.has_own_logs = plan.has_one_copy();
     node.in_pieces = plan.in_pieces;
+    node.tells_little = plan.tells_little;
     node
 }
 

@@ -92,12 +92,25 @@ fn many_seeds_with_impatient_producers_keep_every_promise() {
 
 /// Three nodes with two or three copies, all of which are killed, stopped and cut off one after the other and at once: what real nodes are
 /// tormented with.
+fn of_three_nodes(seed: u64) -> Plan {
+    use Fault::*;
+    let only = vec![Kill, Stop, Freeze, KillAll, StopAll, CutOff, PairCut, DiskFull, Move, Drain, LeaderLost];
+    Plan { three: true, eager: true, only, retention: false, ..short(seed) }
+}
+
 #[test]
 fn many_seeds_of_three_nodes_keep_every_promise() {
-    use Fault::*;
-    let only = [Kill, Stop, Freeze, KillAll, StopAll, CutOff, PairCut, DiskFull, Move, Drain, LeaderLost];
-    let plan = |seed| Plan { three: true, eager: true, only: only.to_vec(), retention: false, ..short(seed) };
-    assert_eq!(all(1..1 + SEEDS / 8, |seed| run(&plan(seed)).violation), Vec::<String>::new());
+    assert_eq!(all(1..1 + SEEDS / 8, |seed| run(&of_three_nodes(seed)).violation), Vec::<String>::new());
+}
+
+/// Backups refuse most of what who takes over asks for at first, and come, go and stand still while it asks for the parts.
+#[test]
+fn many_seeds_in_which_backups_tell_little_of_lanes_at_once_keep_every_promise() {
+    let plan = |seed| Plan { tells_little: true, ..of_three_nodes(seed) };
+    let (violations, parts) = all_counting(1..1 + SEEDS / 8, plan, "lanes asked for in parts");
+    assert_eq!(violations, Vec::<String>::new());
+    assert!(parts > 20, "all of it fits into an answer, so nothing is shown: {parts}");
+    assert_eq!(run(&plan(3)), run(&plan(3)));
 }
 
 /// Faults that would change all other runs if they happened there.
