@@ -2,7 +2,7 @@
 //! wait for backups, for room in the arena and for this node's own log.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Weak};
 use std::thread::Thread;
@@ -16,13 +16,15 @@ use kera_protocol::{BlocksRead, ReadBlocks, Status, StreamletRef};
 use parking_lot::{Condvar, Mutex};
 
 use super::progress::{WithoutMemory, spend};
+use super::stripes::{Busy, Stripe, is_here, stripes, wanted};
 use super::{Copies, RangeOfLog, ReadFor, RebuildTimes, RecoveryProgress};
 use crate::broker::Broker;
 use crate::failure::Failure;
 
 /// About how many bytes of chunks a backup is asked for at a time.
 const READ_BYTES: u32 = 4 << 20;
-/// Answers that have come and are not dealt with.
+/// Answers that have come and are not dealt with, of each thread that reads. With the one that is dealt with, and the one on its way, each has four at a time: 64 MiB in all of as many threads, if no block
+/// is larger than what is asked for.
 const AHEAD: usize = 2;
 /// Segments that are whole and do not have their copies take at most one part in this many of the arena: until there are so many,
 /// what is read comes before what is copied, which takes the same processors, memory and network.
@@ -262,7 +264,8 @@ pub(super) fn put_tails(broker: &Broker, tails: &[Bytes]) {
 /// no use to go on. `all`: what is rebuilt together. `asks_all`: every backup of a range is read, and not one that has it to its end.
 ///
 /// From the end of each range to its front, since what was written last is what has not been read by those who follow: they go on as soon as that is there, and
-/// whatever they have read comes behind it ([`Backwards`]). No range waits for all of another one: they take turns, those at the ends of logs more of them.
+/// whatever they have read comes behind it ([`Backwards`]). No range waits for all of another one: they take turns, those at the ends of logs more of them. Long ranges that other nodes have are read
+/// [in stripes](super::stripes), from all of their backups at once.
 pub(super) fn pass(
     broker: &Broker,
     all: &[StreamletRef],
@@ -271,15 +274,17 @@ pub(super) fn pass(
     (copies, asks_all): (&dyn Copies, bool),
     progress: &RecoveryProgress,
 ) -> Result<Vec<String>, Failure> {
+    let newer = |range: &RangeOfLog| {
+        let is_newer = |other: &&ReadFor| other.0.log == range.log && other.0.first > range.first;
+        ranges.iter().filter(is_newer).count() as u64
+    };
+    let (wanted, busy) = (wanted(ranges, |name| missing.contains(name)), Busy::default());
+    let bytes_all = progress.bytes_all.load(Ordering::Relaxed);
     let mut jobs = BTreeMap::new();
-    for (range, has) in ranges {
-        let wanted: Vec<StreamletRef> = has.iter().filter(|name| missing.contains(name)).copied().collect();
-        if !wanted.is_empty() {
-            let is_newer = |other: &&ReadFor| other.0.log == range.log && other.0.first > range.first;
-            let newer = ranges.iter().filter(is_newer).count() as u64;
-            let job = Job { broker, all, range, wanted, copies, asks_all, progress };
-            jobs.insert((newer, jobs.len()), (Reading::of(&job), job));
-        }
+    for Stripe { range, of, turn, is_behind } in stripes(&wanted, newer, bytes_all, (copies, asks_all)) {
+        let (wanted, skipped, busy) = (&of.streamlets[..], &of.skipped, &busy);
+        let job = Job { broker, all, range, wanted, copies, asks_all, skipped, busy, progress };
+        jobs.insert((turn, jobs.len()), (Reading::of(&job, is_behind), job));
     }
     let threads = copies.threads().min(jobs.len());
     let turns = Turns { waiting: Mutex::new(jobs), errors: Mutex::default(), failed: Mutex::new(None) };
@@ -375,7 +380,7 @@ const PIECE_BYTES: u64 = 16 << 20;
 const GROWS_BY: u64 = 4;
 /// Bytes of chunks in the first turn of a range, and in later ones: in the first all get what their streams end with.
 const FIRST_TURN_BYTES: u64 = 4 << 20;
-const TURN_BYTES: u64 = 64 << 20;
+pub(super) const TURN_BYTES: u64 = 64 << 20;
 /// Pieces in a turn, if there is little in them.
 const TURN_PIECES: u32 = 16;
 /// Pieces of which no backup has all before a range is given up for this time.
@@ -400,6 +405,11 @@ struct Backwards {
 
 impl Backwards {
     fn new(first: u64, last: u64) -> Backwards {
+        Backwards::starting(first, last, FIRST_BLOCKS)
+    }
+
+    /// With so many blocks in the first piece.
+    fn starting(first: u64, last: u64, blocks: u64) -> Backwards {
         let end = last.saturating_add(1).max(first);
         let mut all = Backwards {
             left: vec![(first, end)],
@@ -410,7 +420,7 @@ impl Backwards {
             turn_bytes: 0,
             turn_pieces: 0,
         };
-        all.begin_piece(FIRST_BLOCKS);
+        all.begin_piece(blocks);
         all
     }
 
@@ -469,26 +479,31 @@ struct Reading {
     /// Its backups, in the order in which they are asked, and which one is now.
     backups: Vec<u32>,
     at: usize,
+    /// The first one that is asked is that which has least to do.
+    chooses: bool,
     left: Backwards,
     turns: u32,
     /// What was wrong with those that did not give the next block.
     reasons: Vec<String>,
-    /// Pieces that nobody has given all of.
-    skipped: u32,
     errors: Vec<String>,
 }
 
 impl Reading {
-    fn of(job: &Job<'_>) -> Reading {
+    /// `is_behind`: of a stripe that is not at the end of its range, and is read as a whole.
+    fn of(job: &Job<'_>, is_behind: bool) -> Reading {
         // Each that keeps silent costs its time, and what it had does not come sooner from anybody.
         let (mut backups, lost) = job.range.there_and_lost(job.copies);
         backups.extend(lost);
-        let left = Backwards::new(job.range.first, job.range.last);
-        Reading { backups, at: 0, left, turns: 0, reasons: Vec::new(), skipped: 0, errors: Vec::new() }
+        let blocks = if is_behind { u64::MAX } else { FIRST_BLOCKS };
+        let left = Backwards::starting(job.range.first, job.range.last, blocks);
+        let chooses = !job.asks_all && job.copies.threads() > 1 && !is_here(&job.range, job.copies);
+        let turns = u32::from(is_behind);
+        Reading { backups, at: 0, chooses, left, turns, reasons: Vec::new(), errors: Vec::new() }
     }
 
     /// A backup does not give the next block: which one is asked instead, or another piece. False: the range is at its end.
-    fn fails(&mut self, range: &RangeOfLog, asks_all: bool, reason: &str) -> bool {
+    fn fails(&mut self, job: &Job<'_>, reason: &str) -> bool {
+        let (range, asks_all) = (&job.range, job.asks_all);
         let (backup, block) = (self.backups[self.at], self.left.next);
         self.reasons.push(format!("backup {backup} at block {block}: {reason}"));
         if !asks_all {
@@ -501,34 +516,37 @@ impl Reading {
         self.errors.append(&mut self.reasons);
         self.left.piece_before();
         self.left.turn_pieces = 0;
-        self.skipped += 1;
-        if self.skipped < SKIPPED_MAX {
+        if job.skipped.fetch_add(1, Ordering::Relaxed) + 1 < SKIPPED_MAX {
             return true;
         }
-        self.ends(range, asks_all)
+        self.ends(job)
     }
 
     /// A backup has given what it has. False: the range is at its end.
-    fn ends(&mut self, range: &RangeOfLog, asks_all: bool) -> bool {
+    fn ends(&mut self, job: &Job<'_>) -> bool {
         self.at += 1;
-        if !asks_all || self.at >= self.backups.len() {
+        if !job.asks_all || self.at >= self.backups.len() {
             return false;
         }
         let Backwards { turn_bytes, turn_pieces, .. } = self.left;
-        (self.left, self.skipped) = (Backwards::new(range.first, range.last), 0);
+        self.left = Backwards::new(job.range.first, job.range.last);
+        job.skipped.store(0, Ordering::Relaxed);
         (self.left.turn_bytes, self.left.turn_pieces) = (turn_bytes, turn_pieces);
         true
     }
 }
 
-/// A range that is read.
+/// A range that is read, or a stripe of one.
 struct Job<'a> {
     broker: &'a Broker,
     all: &'a [StreamletRef],
-    range: &'a RangeOfLog,
-    wanted: Vec<StreamletRef>,
+    range: RangeOfLog,
+    wanted: &'a [StreamletRef],
     copies: &'a dyn Copies,
     asks_all: bool,
+    /// Pieces of the whole range that nobody has given all of.
+    skipped: &'a AtomicU32,
+    busy: &'a Busy,
     progress: &'a RecoveryProgress,
 }
 
@@ -551,21 +569,31 @@ impl Job<'_> {
         reading.turns += 1;
         let turn = if is_last { (u64::MAX, u32::MAX) } else { (bytes, TURN_PIECES) };
         (reading.left.turn_bytes, reading.left.turn_pieces) = turn;
+        if !self.asks_all && self.skipped.load(Ordering::Relaxed) >= SKIPPED_MAX {
+            // Others have found out that nobody gives all of the range.
+            return Ok(true);
+        }
         loop {
-            let Some(&backup) = reading.backups.get(reading.at) else { return Ok(true) };
+            let Some((at, asking)) = self.busy.ask(&reading.backups, reading.at, &self.to_choose_from(reading)) else {
+                return Ok(true);
+            };
+            (reading.at, reading.chooses) = (at, false);
+            let backup = asking.backup;
             let read = self.read_from(backup, reading);
+            drop(asking);
             // Nobody is asked any more once the node stops. That is no word about what there is: what nobody has may be given up.
             must_go_on(self.copies)?;
             let goes_on = match read {
                 Ok(()) if !reading.left.is_done() => return Ok(false),
-                Ok(()) => reading.ends(self.range, self.asks_all),
+                Ok(()) => reading.ends(self),
                 Err(Stop::All(failure)) => return Err(failure),
                 Err(Stop::Backup(reason)) => {
                     if self.progress.may_say(self.broker.clock.monotonic_us()) {
-                        let (range, block) = (self.range, reading.left.next);
+                        let (range, block) = (&self.range, reading.left.next);
                         tracing::warn!(backup, %range, block, reason, "a backup does not give blocks; another one is asked");
                     }
-                    reading.fails(self.range, self.asks_all, &reason)
+                    self.busy.fails(backup);
+                    reading.fails(self, &reason)
                 }
             };
             if !goes_on {
@@ -575,6 +603,12 @@ impl Job<'_> {
                 return Ok(false);
             }
         }
+    }
+
+    /// The places of backups of which that one is asked which has least to do: those that are there by now. None: it is known who is.
+    fn to_choose_from(&self, reading: &Reading) -> Vec<usize> {
+        let all = reading.backups.iter().enumerate();
+        all.filter(|(_, backup)| reading.chooses && self.copies.is_there(**backup)).map(|(at, _)| at).collect()
     }
 
     /// Reads from one backup until the turn is over: one thread asks while this one deals with what has come.
@@ -712,7 +746,7 @@ impl Job<'_> {
     /// Has a segment copied: first of this streamlet, then of those that are read here, then of all that are rebuilt together. What takes the
     /// room may be of streamlets of which nothing is missing any more, and is sent nowhere else before all are read. False: there is none.
     fn copy(&self, first: StreamletRef, copied: &mut Copied) -> Result<bool, Stop> {
-        for name in std::iter::once(&first).chain(&self.wanted).chain(self.all) {
+        for name in std::iter::once(&first).chain(self.wanted).chain(self.all) {
             let Some(place) = self.broker.place_of(*name) else { continue };
             if copied.copy(self.broker, &place, self.copies).map_err(Stop::All)? {
                 return Ok(true);

@@ -21,6 +21,7 @@ mod kept;
 mod needed;
 mod progress;
 mod returned;
+mod stripes;
 #[cfg(test)]
 mod tests;
 
@@ -98,6 +99,10 @@ pub trait Copies: Send + Sync {
     /// left out.
     fn is_there(&self, _backup: u32) -> bool {
         true
+    }
+    /// Whether it is this node's own backup: it is asked before others, and alone as long as it gives what is wanted, for what it has does not cross the network.
+    fn is_here(&self, _backup: u32) -> bool {
+        false
     }
     /// From how many threads it is asked at most; with one everything is done on the thread of the caller.
     fn threads(&self) -> usize {

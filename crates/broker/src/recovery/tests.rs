@@ -29,6 +29,7 @@ mod for_one;
 mod in_front;
 mod much;
 mod room;
+mod several;
 
 const STREAM: StreamId = StreamId(7);
 const X: StreamletId = StreamletId(0);

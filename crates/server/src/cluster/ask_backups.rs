@@ -182,6 +182,10 @@ impl kera_broker::Copies for AskBackups {
         backup == self.me.0 || answers() && self.group.read(|state| is_live(state, backup))
     }
 
+    fn is_here(&self, backup: u32) -> bool {
+        backup == self.me.0
+    }
+
     fn lane_states(&self, backup: u32, asked: &LaneStates) -> Result<LaneStateList, NoStates> {
         self.must_go_on()?;
         match self.own(backup) {
