@@ -292,7 +292,8 @@ impl Lane {
     pub(crate) fn forget_restored(&self, id: SegmentId) {
         let mut guard = self.state.lock();
         let chain = &mut guard.chain;
-        let Some(at) = chain.find(id.group, id.index).filter(|&at| chain.slot(at).at.is_none()) else { return };
+        let is_on_disk = |at: At| chain.slot(at).at.or(chain.slot(at).stale).is_some();
+        let Some(at) = chain.find(id.group, id.index).filter(|&at| !is_on_disk(at)) else { return };
         let Some(slot) = chain.take_out(at) else { return };
         self.release_gone(guard, vec![(id.group, slot)]);
     }

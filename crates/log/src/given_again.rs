@@ -33,6 +33,10 @@
 //! which nothing is durable takes nobody's place. A virtual log may have it all the same: synced a moment before the kill. Then each later start finds it
 //! there and it counts. So it stays until all virtual logs were read, and what is not durable by then goes, if its ordinals are those of something in front of it.
 //!
+//! What comes back may belong behind the end of a segment that the start in between has closed, as each start closes what it has put back, and perhaps stored. It is put there all the same
+//! ([`Lane::open_again`]): left out it would give way to what was never durable, and its ordinals be a hole where what follows it comes back. If the other turns out to be durable the segment
+//! is cut there.
+//!
 //! # A segment that is cut may be on disk
 //!
 //! What is left of it takes its name, in memory, and goes to the store like any closed segment. Until that has written it the longer image stays where it is: the virtual
@@ -46,10 +50,10 @@ use std::sync::Arc;
 
 use kera_format::chunk::Chunks;
 use kera_format::container::verify_image;
-use kera_format::segment::SEGMENT_HEADER_BYTES;
+use kera_format::segment::{SEGMENT_HEADER_BYTES, SegmentHeader, SegmentProgress, SegmentState};
 use kera_format::{BrokerPart, ChunkView, Cursor, GroupId, LaneId, SegmentId, StreamId, StreamletId};
 
-use crate::arena::ArenaFull;
+use crate::arena::{ArenaFull, Purpose};
 use crate::forget::Gone;
 use crate::group::{At, Slot, Summary};
 use crate::lane::{Lane, LaneState};
@@ -86,22 +90,26 @@ impl LeftOut {
 
 /// Whether the lane goes on behind a place with the ordinals of the chunk that belongs there, or with lower ones.
 ///
-/// What of that is not durable may still turn out to be. It takes no places, but for those behind a segment that is closed: nothing can be put there any more.
+/// What of that is not durable may still turn out to be. It takes no places.
 pub(crate) fn is_given_again(state: &LaneState, found: Option<At>, cursor: Cursor, part: &BrokerPart) -> bool {
     let behind = match found {
         Some(at) => state.chain.next(at),
         None => state.chain.from(state.chain.first()).find(|&at| state.chain.cursor(at, 0) > cursor),
     };
-    let takes_places = |at: At| {
-        let is_closed = found.is_some_and(|found| !state.chain.slot(found).open);
-        is_closed || state.chain.from(Some(at)).any(|at| is_durable(state.chain.slot(at)))
-    };
+    let takes_places = |at: At| state.chain.from(Some(at)).any(|at| is_durable(state.chain.slot(at)));
     behind.is_some_and(|at| state.chain.slot(at).summary().base_ordinal <= part.base_ordinal && takes_places(at))
 }
 
 /// Whether something of a segment is durable, as far as that is known: a virtual log that is still to be read may have more of it.
 fn is_durable(slot: &Slot) -> bool {
     slot.at.is_some() || slot.memory.as_ref().is_some_and(|segment| segment.durable_head() > FIRST_CHUNK)
+}
+
+/// Whether a chunk is in a segment in memory, where it says. The broker's checksum covers the producer's and where the chunk is: equal means the same chunk.
+fn has_chunk(slot: &Slot, chunk: &ChunkView<'_>, part: &BrokerPart) -> bool {
+    let end = part.position.saturating_add(chunk.as_bytes().len() as u32);
+    let there = slot.memory.as_ref().filter(|segment| end <= segment.head());
+    there.is_some_and(|segment| segment.bytes(part.position, end).get(..44) == chunk.as_bytes().get(..44))
 }
 
 impl Log {
@@ -121,7 +129,9 @@ impl Log {
         }
     }
 
-    /// A replay is about to put back the first chunk of a segment: what is in front of it and has its ordinals, or later ones, goes. With a full arena nothing has changed.
+    /// A replay is about to put back the first chunk of a segment, or finds that one durable of which nothing was: what is in front of it and has its ordinals, or later ones, goes. Of
+    /// a segment that is there already only what begins in front of it, and was [put behind a closed end](Lane::open_again) since; what goes as a whole goes when virtual logs were read. With a
+    /// full arena nothing has changed.
     pub(crate) fn forget_given_again(
         &self,
         lane: &Lane,
@@ -132,11 +142,20 @@ impl Log {
         let mut guard = lane.state.lock();
         let state = &mut *guard;
         let start = Cursor { group: id.group, segment: id.index, position: 0 };
-        if state.chain.find(id.group, id.index).is_some() || is_given_again(state, None, start, part) {
+        let there = state.chain.find(id.group, id.index);
+        let becomes_durable = |at: At| {
+            let slot = state.chain.slot(at);
+            !is_durable(slot) && has_chunk(slot, chunk, part)
+        };
+        if there.is_some_and(|at| !becomes_durable(at)) || is_given_again(state, there, start, part) {
             return Ok(());
         }
         let in_front = state.chain.from(state.chain.first()).take_while(|&at| state.chain.cursor(at, 0) < start);
-        let is_given = |at: &At| state.chain.slot(*at).summary().next_ordinal > part.base_ordinal;
+        let is_given = |at: &At| {
+            let summary = state.chain.slot(*at).summary();
+            let goes_now = there.is_none() || summary.base_ordinal < part.base_ordinal;
+            goes_now && summary.next_ordinal > part.base_ordinal
+        };
         let given: Vec<At> = in_front.filter(is_given).collect();
         if given.is_empty() {
             return Ok(());
@@ -348,6 +367,39 @@ impl Lane {
             return Ok(Front::Unknown);
         };
         self.of_chunks(&header, &chunks[..bytes]).map(Front::Segment)
+    }
+
+    /// Has a closed segment take more at its end: an earlier start has closed it there without what follows, which was acknowledged. An image of it on disk stays until the longer
+    /// one is stored: of two the longer counts. With a full arena nothing has changed.
+    pub(crate) fn open_again(&self, state: &mut LaneState, at: At, end: u32) -> Result<(), RestoreError> {
+        let slot = state.chain.slot(at);
+        let head = slot.summary().head;
+        let conflict = RestoreError::Conflict(state.chain.cursor(at, head));
+        let allocate = || self.log().arena.allocate(end as usize, Purpose::Write).map_err(RestoreError::ArenaFull);
+        let open = if let Some(segment) = &slot.memory {
+            let block = allocate()?;
+            let header = SegmentHeader { capacity_bytes: block.capacity_bytes(), ..*segment.header() };
+            Segment::create_from(block, header, segment)
+        } else {
+            let id = self.segment_id(state.chain.groups[at.group].id, slot.index);
+            let image = slot.at.and_then(|place| self.log().store.get()?.read_image(place).ok()).unwrap_or_default();
+            let is_it = |(header, progress): &(SegmentHeader, SegmentProgress)| {
+                header.id == id && progress.head == u64::from(head)
+            };
+            // The disk may give it to a later start: nothing is left out for that.
+            let Some((header, progress)) = verify_image(&image).ok().filter(is_it) else { return Err(conflict) };
+            let block = allocate()?;
+            let header = SegmentHeader { capacity_bytes: block.capacity_bytes(), ..header };
+            let progress = SegmentProgress { state: SegmentState::Open, durable_head: progress.head, ..progress };
+            Segment::copy_of(block, header, &image[SEGMENT_HEADER_BYTES..head as usize], &progress)
+        };
+        let slot = state.chain.slot_mut(at);
+        let was = std::mem::replace(slot, Slot::resident(open, true));
+        slot.stale = was.at.or(was.stale);
+        if let Some(shorter) = was.memory {
+            shorter.disown();
+        }
+        Ok(())
     }
 
     /// A shorter segment takes the place of one of its name.

@@ -365,6 +365,12 @@ impl Lane {
             return Ok(self.left_out());
         }
         let there = if stored { Restored::Stored } else { Restored::AlreadyThere };
+        if !slot.open && end > head && part.position == head && part.base_ordinal == summary.next_ordinal {
+            // Nothing changes for a chunk that is not what was sent.
+            chunk.verify()?;
+            self.open_again(state, at, end)?;
+        }
+        let slot = state.chain.slot(at);
         let Some(segment) = slot.memory.clone() else {
             return if end <= head { Ok(there) } else { Err(RestoreError::Conflict(cursor)) };
         };

@@ -592,6 +592,78 @@ fn what_a_log_has_that_no_start_read_comes_back_where_nothing_that_was_given_its
     }
 }
 
+/// A start closes what it has put back, so what the next one finds may belong behind a closed end. So it is here, of five records of which the start in between has known the first: that one
+/// has closed its segment, and stored it and let go of its memory, and its life has given so many of the other ordinals again. Of that nothing was durable, or turns out to be.
+fn comes_back_behind_a_closed_end(payload: usize, (is_stored, is_evicted): (bool, bool), given: u64, is_synced: bool) {
+    let what = format!("{payload} bytes, stored: {is_stored}, evicted: {is_evicted}, {given}, synced: {is_synced}");
+    let (node, sink) = power_node();
+    fill(&node.lane(), 0..5, payload);
+    let synced = sink.sync();
+    std::fs::remove_file(arena_config(&node.dir, 0).path).unwrap();
+    drop(sink);
+    let (node, segments, sink) = restart(node, power());
+    let (node, store) = node.with_store();
+    node.log.recover(Vec::new(), segments);
+    assert_eq!(node.log.restore_chunk(0, &synced[0]), Ok(Restored::Restored), "{what}");
+    assert_eq!(node.log.finish_recovery(1), [""; 0], "{what}");
+    fill(&node.lane(), 1..1 + given, 100);
+    let since: Vec<Vec<u8>> = sink.pending.lock().drain(..).map(|of| of.chunk().to_vec()).collect();
+    let written = if is_stored { store.persist_all(&node.log) } else { Vec::new() };
+    let stored: Vec<StoredSegment> = written.into_iter().map(|(of, _)| of).collect();
+    let shorter: Vec<SegmentId> = stored.iter().map(|of| of.header.id).collect();
+    assert_eq!(stored.len(), usize::from(is_stored), "{what}");
+    assert!(!is_evicted || node.log.evict(shorter[0]), "{what}");
+    store.closed.lock().clear();
+    drop(sink);
+
+    let (node, segments, sink) = restart(node, power());
+    node.log.set_store(Arc::clone(&store) as _);
+    assert_eq!(node.log.recover(stored.clone(), segments).problems, [""; 0], "{what}");
+    let first = if is_stored { Restored::Stored } else { Restored::AlreadyThere };
+    assert_eq!(node.log.restore_chunk(1, &synced[0]), Ok(first), "{what}");
+    let rest = synced[1..].iter();
+    rest.for_each(|chunk| assert_eq!(node.log.restore_chunk(1, chunk), Ok(Restored::Restored), "{what}"));
+    let in_log = since.iter().filter(|_| is_synced);
+    in_log.for_each(|chunk| assert_eq!(node.log.restore_chunk(0, chunk), Ok(Restored::AlreadyThere), "{what}"));
+    let told: Vec<u64> = node.log.given_again().iter().map(|of| of.ordinals.start).collect();
+    assert_eq!(told, Vec::from_iter(is_synced.then_some(1)), "{what}");
+    let said = node.log.finish_recovery(2);
+    assert!(is_synced || said.len() == usize::from(given > 0), "{what}: {said:?}");
+    assert!(said.iter().all(|said| said.contains("are left out")), "{what}: {said:?}");
+    let end = if is_synced { 1 + given } else { 5 };
+    let expected: Vec<u64> = (0..end).collect();
+    let lane = node.lane();
+    assert_eq!(ordinals(&lane.read(start(), 1 << 20, true).unwrap()), expected, "{what}");
+    assert_eq!(append(&lane, &chunk(end, 100), 9).map(|of| of.base_ordinal), Ok(end), "{what}");
+    drop(lane);
+    if is_synced {
+        return;
+    }
+    // Killed before the longer one is stored: the shorter image is still there.
+    store.closed.lock().clear();
+    sink.pending.lock().clear();
+    drop(sink);
+    let (node, segments, _sink) = restart(node, power());
+    node.log.set_store(Arc::clone(&store) as _);
+    node.log.recover(stored, segments);
+    synced.iter().for_each(|chunk| assert!(node.log.restore_chunk(1, chunk).is_ok(), "{what}"));
+    assert_eq!((node.log.given_again(), node.log.finish_recovery(3)), (Vec::new(), Vec::new()), "{what}");
+    assert_eq!(ordinals(&node.lane().read(start(), 1 << 20, true).unwrap()), expected, "{what}");
+    store.persist_all(&node.log);
+    assert_eq!(*store.released.lock(), shorter, "{what}");
+}
+
+#[test]
+fn what_comes_back_behind_a_closed_end_counts_where_nothing_that_was_given_its_ordinals_was_durable() {
+    for payload in [100, 25_000] {
+        for place in [(false, false), (true, false), (true, true)] {
+            for (given, is_synced) in [(0, false), (2, false), (2, true)] {
+                comes_back_behind_a_closed_end(payload, place, given, is_synced);
+            }
+        }
+    }
+}
+
 /// Opens the streamlet in an owner epoch.
 fn open_as(node: &Node, epoch: u32) {
     streamlet(node).leave();
