@@ -7,6 +7,7 @@
 //! What a disk has changed of all this costs a start time and nothing else, as long as it is one place: the footer and the indexes say the same, the header says
 //! what each of them repeats, and of a batch without an index, in a container without a footer, the images say what the index did.
 
+mod last;
 mod look;
 mod marks;
 
@@ -30,7 +31,6 @@ use super::container::{
     CONTAINER_DIR, Container, DiskContainers, Slot, container_number, container_path, give_back_ahead, write_footer,
 };
 use super::persist::BATCH_MARKS_MAX;
-use super::queue::lane_of;
 use super::through::location;
 use crate::producers::{ProducerMark, marks_of};
 use crate::storage::{Location, StoredSegment};
@@ -72,6 +72,8 @@ struct Before<'a> {
     in_memory: InMemory<'a>,
     /// An earlier start has synced a container up to there; zero: none has.
     synced_to: u64,
+    /// Places of the disk of which others [know](KNOWN) that they could not be read.
+    known: &'a BTreeSet<(u64, u64)>,
 }
 
 /// What recovery hands to the store beside [`StoreRecovery`].
@@ -115,10 +117,13 @@ pub(crate) fn recover(node: [u8; 16], disks: &[&DiskContainers], in_memory: InMe
         disk.disk.create_dir_all(CONTAINER_DIR).map_err(|e| failed("make the directory of containers", e))?;
         let names = disk.disk.list(CONTAINER_DIR).map_err(|e| failed("list its containers", e))?;
         let containers: BTreeSet<u64> = names.iter().filter_map(|name| container_number(name)).collect();
-        found.read_synced(&*disk.disk, &containers).map_err(|e| failed("read what is noted of its containers", e))?;
+        let of_notes = |error| failed("read what is noted of its containers", error);
+        found.read_synced(&*disk.disk, &containers).map_err(of_notes)?;
+        let known = noted(&*disk.disk, KNOWN).map_err(of_notes)?;
         for container in containers {
             found.container_next = found.container_next.max(container.saturating_add(1));
-            let before = Before { in_memory, synced_to: found.synced[number].get(&container).copied().unwrap_or(0) };
+            let synced_to = found.synced[number].get(&container).copied().unwrap_or(0);
+            let before = Before { in_memory, synced_to, known: &known };
             let scan = match Scan::of((number as u16, &*disk.disk), node, container, before, &mut found.recovery) {
                 Ok(Some(scan)) => scan,
                 Ok(None) => continue,
@@ -164,7 +169,7 @@ pub(crate) fn recover(node: [u8; 16], disks: &[&DiskContainers], in_memory: InMe
             }
             disk.containers.lock().insert(container, known);
         }
-        found.read_notes(number, disk).map_err(|e| failed("read what is noted of its containers", e))?;
+        found.read_notes(number, disk).map_err(of_notes)?;
     }
     found.finish_unsure(disks, unsure);
     found.note_synced(disks);
@@ -413,8 +418,10 @@ struct Scan {
     unsure: Vec<u32>,
     /// Where images of segments are of which it is not known who wrote them.
     unmarked: Vec<u64>,
-    /// Places that the disk cannot read, of what counts as cut off.
+    /// Places that the disk cannot read, of what may have been cut off.
     unread: Vec<u64>,
+    /// Of those that count as torn the ones that are not marked as released: a later start may read what this one could not.
+    kept: Vec<u32>,
     /// What it ends with, but for a footer, is a batch.
     ends_in_batch: bool,
     /// Its first page is as it was written, but for the map.
@@ -445,6 +452,7 @@ impl Scan {
             unsure: Vec::new(),
             unmarked: Vec::new(),
             unread: Vec::new(),
+            kept: Vec::new(),
             ends_in_batch: false,
             has_header: true,
             has_footer: false,
@@ -536,16 +544,16 @@ impl Scan {
     /// After a kill nothing can be torn that is not in memory, where a segment stays until its batch is synced, but for what was to
     /// take the place of another image, which is [there still](Found::add). Then an image that is not what it should be was
     /// changed by the disk, and stays, to be [mended](crate::Mender). So does one that an earlier start has synced. Where neither
-    /// is known a sector that cannot be read counts as cut off: some disks leave one where the power went, and the virtual log still has what was not synced. It is
-    /// told all the same, for it may have been.
+    /// is known a sector that cannot be read counts as cut off: some disks leave one where the power went, and the virtual log still has what was not synced. But it
+    /// may have been, so it is a lack like any other, and [stays](Scan::keep) for a start that can read it.
     fn read_batches(
         &mut self,
         file_bytes: u64,
         (disk, path): (u16, &str),
-        Before { in_memory, synced_to }: Before<'_>,
+        before: Before<'_>,
         found: &mut StoreRecovery,
     ) -> io::Result<()> {
-        let mut last = 0..0;
+        let (Before { in_memory, synced_to, .. }, mut last) = (before, 0..0);
         loop {
             let mut batch = self.read_batch(self.end, file_bytes)?;
             if batch.is_none() && self.read_extent(file_bytes)? {
@@ -567,6 +575,8 @@ impl Scan {
             self.entries.extend((header.first..).zip(entries));
             self.end = header.at + header.batch_bytes;
         }
+        // Of extents.
+        self.unread.clone().into_iter().for_each(|at| self.keep(at, disk, found));
         let has_more = |scan: &Scan| {
             let has_more = scan.end < synced_to || in_memory.is_some() && scan.has_more(file_bytes)?;
             Ok::<bool, io::Error>(has_more)
@@ -575,34 +585,11 @@ impl Scan {
         if has_more(self)? {
             // Without a footer the next start sees it as well.
             self.lack(disk, &format!("{path}: what begins at {}", self.end), found);
-        } else if in_memory.is_none() && self.is_lost(self.end, PAGE_BYTES as u64)? {
-            self.unread.push(self.end);
+        } else if in_memory.is_none() {
+            self.look_at_end(file_bytes, disk, found)?;
         }
         self.ends_in_batch = !last.is_empty();
-        let was_synced = self.end <= synced_to;
-        // What follows a torn segment in its lane goes too, whole or not: a lane has no holes (decision 0007).
-        let mut torn_lanes = HashSet::new();
-        for i in last {
-            let (number, entry) = &self.entries[i];
-            let (id, is_released) = (entry.header.id, self.released.get(*number));
-            let (at, bytes) = (entry.at, pages(entry.image_bytes()));
-            let (is_torn, is_unsure) = match in_memory.map(|in_memory| in_memory.contains(&id)) {
-                None if was_synced => (false, true),
-                None => (torn_lanes.contains(&lane_of(id)) || !self.is_whole(entry)?, false),
-                // It is written once more, whatever has become of this one.
-                Some(true) => (!self.is_whole(entry)?, false),
-                Some(false) => (false, true),
-            };
-            if !is_released && is_torn {
-                torn_lanes.insert(lane_of(id));
-                self.torn.push(*number);
-                self.unread.extend((in_memory.is_none() && self.is_lost(at, bytes)?).then_some(at));
-            } else if !is_released && is_unsure {
-                self.unsure.push(*number);
-            }
-        }
-        found.problems.extend(self.unread.iter().map(|at| unread(path, *at)));
-        Ok(())
+        self.look_at_last(last, (disk, path), before, found)
     }
 
     /// Reads the extent that starts at the end so far, if one does: a segment that was finished, or one that a virtual log's
@@ -650,8 +637,10 @@ impl Scan {
                 Ok(header) => self.open.push((header.id, marker)),
                 Err(_) => {
                     self.torn.push(marker.number);
-                    let at = marker.image_at();
-                    self.unread.extend(self.is_lost(at, PAGE_BYTES as u64)?.then_some(at));
+                    if self.is_lost(marker.image_at(), PAGE_BYTES as u64)? {
+                        self.unread.push(marker.image_at());
+                        self.kept.push(marker.number);
+                    }
                 }
             }
         }
@@ -725,8 +714,7 @@ impl Scan {
 
     /// What follows cannot be read, and may have been anything.
     fn lack(&mut self, disk: u16, what: &str, found: &mut StoreRecovery) {
-        (self.has_gap, self.lacks_some) = (true, true);
-        found.lacks.push(Lack { disk, container: self.header.container, at: self.end });
+        self.keep(self.end, disk, found);
         found.problems.push(format!("{what} cannot be read; its segments are lost"));
     }
 
@@ -888,7 +876,7 @@ impl Scan {
         let mut known = Container { lacks_some, has_footer, ..Container::new(self.header, false) };
         let synced = &mut found.synced[disk_number];
         let released = self.released.clone();
-        self.torn.iter().for_each(|number| self.released.set(*number));
+        self.torn.iter().filter(|number| !self.kept.contains(number)).for_each(|number| self.released.set(*number));
         for (number, entry) in &self.entries {
             let is_released = self.released.get(*number);
             known.add(Slot { number: *number, at: entry.at, image_bytes: entry.image_bytes(), is_released });
@@ -924,7 +912,8 @@ impl Scan {
             let path = disk.root().join(container_path(number));
             problems.push(format!("{} could not be given its header back: {error}", path.display()));
         }
-        let live = self.entries.into_iter().filter(|(number, _)| !self.released.get(*number));
+        let is_live = |number: &u32| !self.released.get(*number) && !self.kept.contains(number);
+        let live = self.entries.into_iter().filter(|(number, _)| is_live(number));
         (known, live.map(|(_, entry)| entry).collect())
     }
 
@@ -935,13 +924,18 @@ impl Scan {
             return;
         }
         let numbers = self.entries.iter().map(|(number, _)| *number);
-        let torn: Vec<u32> = numbers.filter(|number| self.torn.contains(number)).collect();
+        let is_torn = |number: &u32| self.torn.contains(number) && !self.kept.contains(number);
+        let torn: Vec<u32> = numbers.filter(is_torn).collect();
         if !torn.is_empty() {
             torn.into_iter().for_each(|number| released.set(number));
             let marked = Container { released: Some(released), ..Container::new(self.header, false) };
             if self.file.write_at(0, &marked.first_page()).and_then(|()| self.file.sync_data()).is_err() {
                 return;
             }
+        }
+        if !self.kept.is_empty() {
+            // The next start is to look once more what is whole.
+            return;
         }
         let to = synced.entry(self.header.container).or_default();
         *to = self.end.max(*to);
@@ -957,12 +951,6 @@ impl Scan {
         write_footer(&*self.file, &self.header, self.end, &entries)?;
         self.file.sync_data()
     }
-}
-
-fn unread(path: &str, at: u64) -> String {
-    format!(
-        "{path}: the disk cannot read all of what begins at {at}, and nothing says that it was synced: it counts as cut off, and what is nowhere else of it is lost"
-    )
 }
 
 /// Reads a place of a container. What the disk cannot read is zeros, which nothing that tells of segments is: it is damaged like anything that was changed.
