@@ -122,13 +122,6 @@ pub(crate) fn replay(
         file.goes_aside = replay.damaged.contains(&path) || replay.aside.contains(&file.sequence);
         file.pinned_by.retain(|id| !replay.gone.contains(id));
     }
-    // A process that was killed may have written blocks and not synced them: the last one, and those that it was writing again
-    // elsewhere. From here on they count, and the next file will say that all before it is there.
-    for file in &kept {
-        let path = files.path(file.sequence);
-        let synced = files.disk().open(&path, OpenMode::Read, true).and_then(|file| file.sync_data());
-        synced.map_err(|error| ReplayError::Disk { path, error })?;
-    }
     // Only now, when nothing can be wrong any more, does anything change on the disk.
     for sequence in empty {
         files.remove_file(sequence);
@@ -190,6 +183,9 @@ impl Replay<'_, '_> {
         let bytes = file.len().map_err(disk_error)?;
         let mut source = Source::new(file, path.clone(), bytes, files.config().vlog, sequence);
         let Some(start) = self.file_header(files, &mut source)? else { return Ok(None) };
+        // A process that was killed may have written blocks and not synced them: the last one, and those that it was writing again
+        // elsewhere. From here on they count: the next file will say that all before it is there, and what they take the place of is given back while others are read.
+        source.file.sync_data().map_err(disk_error)?;
         let mut pinned_by = HashSet::new();
         let mut offset = start;
         self.stopped = None;
