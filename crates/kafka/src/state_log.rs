@@ -17,6 +17,7 @@ use kera_format::{
     StreamletId,
 };
 use kera_log::{DurabilitySink, Lane, Observer, ReadError, Stream, Tenure, Ticket};
+use kera_protocol::Owner;
 use kera_protocol::admin::StreamRef;
 use parking_lot::{Condvar, Mutex};
 
@@ -272,6 +273,29 @@ pub(crate) fn cannot_be_read(stream: &str, what: &str, why: &ReadError) -> io::E
     ))
 }
 
+/// Where a log was not read on, and why.
+pub(crate) struct Stopped {
+    at: Cursor,
+    what: Unreadable,
+    pub(crate) why: String,
+}
+
+impl Stopped {
+    fn at(at: Cursor, what: Unreadable, why: impl ToString) -> Stopped {
+        Stopped { at, what, why: why.to_string() }
+    }
+}
+
+/// What could not be read there.
+enum Unreadable {
+    /// A segment, by this node's disk.
+    Segment,
+    /// What another node has: it is not there, or its disk does not give it.
+    Node,
+    /// Nothing that could be passed over.
+    Other,
+}
+
 /// The stream, open for appends.
 pub(crate) struct StateLog<E> {
     name: &'static str,
@@ -395,23 +419,45 @@ impl<E: Kept> StateLog<E> {
         Ok(counts)
     }
 
-    /// The same while the node serves, of a streamlet of which other nodes may have older groups: those are asked for with `elsewhere`, by
+    /// Its owner, if other nodes have older groups of it.
+    fn shared_owner(&self, broker: &Broker) -> Option<Owner> {
+        broker.ownership().owner(self.stream, self.streamlet).filter(|owner| !owner.older.is_empty())
+    }
+
+    /// Where it begins: of several nodes the reader says that itself, as the first group of any epoch.
+    pub(crate) fn start(&self, broker: &Broker) -> Cursor {
+        let group = if self.shared_owner(broker).is_some() { GroupId::new(1, 0) } else { GroupId::NONE };
+        Cursor { group, ..Cursor::default() }
+    }
+
+    /// Where to go on behind what could not be read: behind a segment of this node, or all that another node has there. `None`: nothing follows, or it was not that.
+    pub(crate) fn behind(&self, broker: &Broker, stopped: &Stopped) -> Option<Cursor> {
+        match stopped.what {
+            Unreadable::Segment => self.lane.behind_unread(stopped.at),
+            Unreadable::Node => {
+                let owner = self.shared_owner(broker)?;
+                let next = owner.runs().map(|(first, _)| first).find(|first| *first > stopped.at.group.epoch())?;
+                Some(Cursor { group: GroupId::new(next, 0), ..Cursor::default() })
+            }
+            Unreadable::Other => None,
+        }
+    }
+
+    /// The same while the node serves, from a place on, of a streamlet of which other nodes may have older groups: those are asked for with `elsewhere`, by
     /// node and cursor. Gives up, with `None`, when it is to go on no more. What an earlier incarnation of the node appended and nobody
     /// has acknowledged is waited for as well, since it stands before whatever comes.
     pub(crate) fn replay_while(
         &self,
         broker: &Broker,
+        from: Cursor,
         mut each: impl FnMut(E),
         elsewhere: impl Fn(u32, Cursor) -> Result<(Vec<u8>, Cursor), String>,
         go_on: impl Fn() -> bool,
-    ) -> Result<Option<(u64, u64)>, String> {
+    ) -> Result<Option<(u64, u64)>, Stopped> {
         let nudge = Arc::new(Nudge::default());
         let observer: Arc<dyn Observer> = Arc::clone(&nudge) as _;
-        let owner = broker.ownership().owner(self.stream, self.streamlet);
-        let has_moved = owner.is_some_and(|owner| !owner.older.is_empty());
-        // Of several nodes the reader says itself where it begins: at the first group of any epoch.
-        let first = if has_moved { GroupId::new(1, 0) } else { GroupId::NONE };
-        let (mut counts, mut cursor) = ((0, 0), Cursor { group: first, ..Cursor::default() });
+        let has_moved = self.shared_owner(broker).is_some();
+        let (mut counts, mut cursor) = ((0, 0), from);
         while go_on() {
             let read = if has_moved {
                 broker.read_here(&self.lane, cursor, READ_BYTES)
@@ -423,13 +469,15 @@ impl<E: Kept> StateLog<E> {
                     cursor = earliest;
                     continue;
                 }
-                read => read.map_err(|error| error.to_string())?,
+                Err(error @ ReadError::LoadFailed(_)) => return Err(Stopped::at(cursor, Unreadable::Segment, error)),
+                read => read.map_err(|error| Stopped::at(cursor, Unreadable::Other, error))?,
             };
             let outcome = match read {
                 Reading::Here(outcome) => outcome,
                 Reading::Elsewhere(at) => {
-                    let node = broker.node_of(&self.lane, at).ok_or("nobody has older groups")?;
-                    let (data, next) = elsewhere(node, at)?;
+                    let nobody = || Stopped::at(at, Unreadable::Other, "nobody has older groups");
+                    let node = broker.node_of(&self.lane, at).ok_or_else(nobody)?;
+                    let (data, next) = elsewhere(node, at).map_err(|why| Stopped::at(at, Unreadable::Node, why))?;
                     self.take(&data, &mut each, &mut counts);
                     if next == at {
                         nudge.wait();
@@ -488,7 +536,8 @@ impl<E: Kept> StateLog<E> {
             let Some(stream) = door.broker.log().stream(stream) else { return Ok(()) };
             let Some(log) = StateLog::<E>::of(name, &stream, StreamletId(0), &door.clock) else { return Ok(()) };
             let nowhere = |_, _| Err("it is nobody else's".to_owned());
-            return log.replay_while(&door.broker, each, nowhere, go_on).map(drop).map_err(Unread::Refused);
+            let read = log.replay_while(&door.broker, log.start(&door.broker), each, nowhere, go_on);
+            return read.map(drop).map_err(|stopped| Unread::Refused(stopped.why));
         }
         let others = door.others().ok_or_else(|| Unread::Refused("the node does not reach others yet".to_owned()))?;
         let (mut at, mut reached, mut end) = (Cursor::default(), 0, 0);

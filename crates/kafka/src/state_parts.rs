@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use kera_broker::Broker;
 use kera_env::Clock;
-use kera_format::{StreamId, StreamOptions, StreamletId, murmur2};
+use kera_format::{Cursor, StreamId, StreamOptions, StreamletId, murmur2};
 use kera_log::{Stream, Streamlet, Tenure};
 use parking_lot::{Mutex, RwLock};
 
@@ -210,6 +210,8 @@ impl<P> StateParts<P> {
 
 /// Of so many tries to read one, 50 ms apart, one is told of.
 const TRIES_TOLD: u32 = 200;
+/// Of so many one goes on behind what cannot be read.
+const TRIES_PAST: u32 = 20;
 
 /// A streamlet that is to be read.
 pub(crate) struct Coming<E> {
@@ -220,9 +222,49 @@ pub(crate) struct Coming<E> {
     pub(crate) log: Arc<StateLog<E>>,
 }
 
+/// What is read of a streamlet.
+struct Filling<T> {
+    filled: T,
+    /// With a copy on the way: what is there if it is whole.
+    copied: Option<T>,
+    /// Whether the first entry says where a copy begins or ends.
+    first: Option<Option<Edge>>,
+    is_whole: bool,
+    /// Why something could not be read that a whole copy has not made needless since.
+    lacks: Option<String>,
+}
+
+impl<T> Filling<T> {
+    fn take<E: Bounded>(&mut self, entry: E, begin: &impl Fn() -> T, each: &impl Fn(&mut T, E)) {
+        let edge = entry.edge();
+        self.first.get_or_insert(edge);
+        match edge {
+            Some(Edge::Begin) => self.copied = Some(begin()),
+            Some(Edge::End) => {
+                if let Some(whole) = self.copied.take() {
+                    (self.filled, self.is_whole, self.lacks) = (whole, true, None);
+                }
+            }
+            None => {
+                if let Some(copied) = &mut self.copied {
+                    each(copied, entry.clone());
+                }
+                each(&mut self.filled, entry);
+            }
+        }
+    }
+
+    /// What comes here cannot be read, and may have had a part of the copy that is on the way.
+    fn lack(&mut self, why: String) {
+        (self.copied, self.is_whole) = (None, false);
+        self.lacks.get_or_insert(why);
+    }
+}
+
 impl<E: Bounded> Coming<E> {
     /// Reads it into what `begin` makes, entry by entry, and from the beginning again if that fails; what older owners have comes from
-    /// `others`. What stands in front of a whole copy of everything does not count, nor does a part of what it [begins with](StateLog::found). With what was filled, how many records were read and how many passed over. Blocks the thread while they come from
+    /// `others`. What stands in front of a whole copy of everything does not count, nor does a part of what it [begins with](StateLog::found): so what cannot be read there, since a disk has
+    /// lost it or its node is gone, is waited for only if no whole copy stands behind it. With what was filled, how many records were read and how many passed over. Blocks the thread while they come from
     /// disk or from other nodes; `None` if the streamlet is not this node's any more, or when nobody wants it. `what` is said of
     /// failures.
     pub(crate) fn read<T>(
@@ -244,33 +286,16 @@ impl<E: Bounded> Coming<E> {
             if !is_mine() {
                 break;
             }
-            // With a copy on the way: what is there if it is whole.
-            let (mut filled, mut copied) = (begin(), None);
-            let (mut first, mut is_whole) = (None, false);
-            let take = |entry: E| {
-                let edge = entry.edge();
-                first.get_or_insert(edge);
-                match edge {
-                    Some(Edge::Begin) => copied = Some(begin()),
-                    Some(Edge::End) => {
-                        if let Some(whole) = copied.take() {
-                            (filled, is_whole) = (whole, true);
-                        }
-                    }
-                    None => {
-                        if let Some(copied) = &mut copied {
-                            each(copied, entry.clone());
-                        }
-                        each(&mut filled, entry);
-                    }
-                }
-            };
-            match self.log.replay_while(broker, take, elsewhere, is_mine) {
+            let mut filling = Filling { filled: begin(), copied: None, first: None, is_whole: false, lacks: None };
+            let take = |filling: &mut Filling<T>, entry: E| filling.take(entry, &begin, &each);
+            // All that follows would be read each time.
+            let goes_past = tries.is_multiple_of(TRIES_PAST);
+            match self.read_once(broker, &mut filling, take, (&elsewhere, &is_mine), goes_past) {
                 Ok(read) => {
                     // Who serves copies everything later: then something stands in front of a copy, or it is whole.
-                    let is_broken_off = first == Some(Some(Edge::Begin)) && !is_whole;
+                    let is_broken_off = filling.first == Some(Some(Edge::Begin)) && !filling.is_whole;
                     self.log.set_broken_off(is_broken_off);
-                    let filled = if is_broken_off { begin() } else { filled };
+                    let filled = if is_broken_off { begin() } else { filling.filled };
                     return read.map(|(records, passed_over)| (filled, records, passed_over));
                 }
                 Err(error) => {
@@ -283,6 +308,31 @@ impl<E: Bounded> Coming<E> {
             }
         }
         None
+    }
+
+    /// One try. With `goes_past` it goes on behind what cannot be read, and is over well if a whole copy follows.
+    fn read_once<T>(
+        &self,
+        broker: &Broker,
+        filling: &mut Filling<T>,
+        take: impl Fn(&mut Filling<T>, E),
+        (elsewhere, is_mine): (&impl Fn(u32, Cursor) -> Result<(Vec<u8>, Cursor), String>, &impl Fn() -> bool),
+        goes_past: bool,
+    ) -> Result<Option<(u64, u64)>, String> {
+        let mut from = self.log.start(broker);
+        loop {
+            match self.log.replay_while(broker, from, |entry| take(filling, entry), elsewhere, is_mine) {
+                Ok(Some(read)) => return filling.lacks.take().map_or(Ok(Some(read)), Err),
+                Ok(None) => return Ok(None),
+                Err(stopped) => match self.log.behind(broker, &stopped).filter(|_| goes_past) {
+                    Some(next) => {
+                        filling.lack(stopped.why);
+                        from = next;
+                    }
+                    None => return Err(filling.lacks.take().unwrap_or(stopped.why)),
+                },
+            }
+        }
     }
 }
 

@@ -40,7 +40,7 @@ impl Lane {
     }
 
     /// Where the segment begins that follows the one which a read at `cursor` has to bring back.
-    fn behind_unread(&self, cursor: Cursor) -> Option<Cursor> {
+    pub fn behind_unread(&self, cursor: Cursor) -> Option<Cursor> {
         let state = self.state.lock();
         let (mut at, from) = self.locate(&state, cursor).ok()??;
         if state.chain.slot(at).end() == from {

@@ -555,6 +555,49 @@ fn what_stands_in_front_of_a_whole_copy_does_not_count() {
     assert_eq!(world.offset(&group), Ok(8), "nothing is pending");
 }
 
+/// Its disk has lost it, or it is gone for good. Nobody needs that any more where a later owner has written all of it anew; where it has not, that one may have been told of something that stood there.
+#[test]
+fn what_an_earlier_owner_does_not_give_is_waited_for_only_where_no_whole_copy_stands_behind_it() {
+    for edges in [&[Edge::Begin, Edge::End][..], &[Edge::Begin], &[]] {
+        let (mut other, stream) = shared();
+        other.read();
+        let group = groups_of(&mut other)[0][0].to_string();
+        let lane = lane_of(&other, stream, 0);
+        let (mut world, stream) = shared();
+        world.read();
+        world.comes_back(stream, lane, 1);
+        let key = OffsetKey { topic: "t".to_owned(), partition: 0 };
+        let kept = [Entry { group: group.clone(), fact: Fact::Offset(key, offset(8, "")) }];
+        let log = log_of(&world, stream);
+        let (before, behind) = edges.split_at(edges.len().min(1));
+        before.iter().for_each(|edge| _ = log.append_edge(*edge).unwrap());
+        log.append(&kept).unwrap();
+        behind.iter().for_each(|edge| _ = log.append_edge(*edge).unwrap());
+        world.sink.release();
+        // The node starts again, in a later owner epoch, and the other one does not answer.
+        let (broker, _) = world.parts();
+        let older = [(5, ME), (7, OTHER), (9, ME)].map(|(first_epoch, node)| OlderGroups { first_epoch, node });
+        broker.set_owner(4, stream, StreamletId(0), Owner { older: older.to_vec(), ..owner(ME, 11) }).unwrap();
+        broker.open_streamlet(stream, StreamletId(0), 11, None).unwrap();
+        world.restart();
+        let door = world.running().door.clone();
+        door.set_others(Arc::new(Nobody::default()));
+        let is_whole = edges.len() == 2;
+        let looks = std::cell::Cell::new(0);
+        let go_on = || {
+            looks.set(looks.get() + 1);
+            is_whole || looks.get() < 20
+        };
+        let load = world.follow().into_iter().find(|load| load.number() == 0).expect("it has come");
+        let part = load.run(&door.broker, || door.others(), go_on);
+        assert_eq!(part.is_some(), is_whole, "{edges:?}");
+        if let Some(part) = part {
+            door.groups.loaded(&load, part);
+            assert_eq!(world.offset(&group), Ok(8));
+        }
+    }
+}
+
 /// Its groups are another node's, which reads what is here: a copy of nothing must not have it let go.
 #[test]
 fn a_part_that_has_left_copies_nothing() {
