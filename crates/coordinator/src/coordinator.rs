@@ -70,7 +70,7 @@ pub struct LiveNode {
 
 /// The log of a cluster, as a node's coordinator uses it instead of a journal of its own.
 pub trait ClusterLog: Send + Sync {
-    /// Has the leader do a request; the body of the answer. Blocks until it is done and this node knows of it; of what is done to streams that are not the `system`'s, until it is done
+    /// Has the leader do a request; the body of the answer. Blocks until it is done and this node knows of it; of what clients ask for that is not the `system`'s, until it is done
     /// and the node has had some seconds to hear of it.
     fn request(&self, op: Op, version: u8, body: &[u8], system: bool) -> Result<Vec<u8>, CoordinatorError>;
     /// The [level](kera_format::level) of the cluster, as far as this node knows.

@@ -71,10 +71,13 @@ pub enum CoordinatorError {
     /// Enough nodes for so many copies are known, and too few of them are live: which ones, in words. It goes well when they are back.
     #[error("{0}")]
     TooFewLive(String),
-    /// There is no leader of the coordinators, or it does not answer. The command may have been done all the same. Why, as a sentence without its end: when to
-    /// try again the status says, and who hands the message on puts it into one of its own.
+    /// There is no leader of the coordinators, or it does not answer. The command was not done, or is answered as if it had not been when it is given again. Why, as a sentence without its end: when
+    /// to try again the status says, and who hands the message on puts it into one of its own.
     #[error("{0}")]
     NoLeader(String),
+    /// A leader of the coordinators was asked for it, and nobody has told what came of that. If it was done, the same command is refused. Why, in the same way.
+    #[error("{0}")]
+    MayBeDone(String),
     /// The leader of the coordinators refused it.
     #[error("{}", .body.message)]
     Leader {
@@ -104,6 +107,7 @@ impl CoordinatorError {
             // As writes are answered that wait for copies. Not as if there were no leader: whoever hands it on would try the next one.
             CoordinatorError::TooFewLive(_) => Status::Overloaded,
             CoordinatorError::NoLeader(_) => Status::NotReady,
+            CoordinatorError::MayBeDone(_) => Status::Timeout,
             CoordinatorError::Leader { status, .. } => *status,
             CoordinatorError::Protocol(error) => error.status(),
         }

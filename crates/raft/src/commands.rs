@@ -1,7 +1,8 @@
 //! Commands: planned by the leader against the state, one at a time, and handed on to it by everybody else.
 
 use std::collections::BTreeSet;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use kera_coordinator::CoordinatorError;
@@ -23,7 +24,7 @@ use openraft::{BasicNode, ChangeMembers};
 use parking_lot::Mutex;
 
 use crate::group::{Group, encoded};
-use crate::network::ask;
+use crate::network::{NOT_SENT, ask};
 
 /// A lost node has stopped serving for certain when it has been fenced for so long, in milliseconds: it goes on for 5 s after it heard that it takes
 /// part (`kera_broker::SERVES_MS`), and a coordinator may hear late of a fence. Less than commands wait.
@@ -31,6 +32,8 @@ const STOPPED_AFTER_MS: u64 = 7_000;
 
 /// Time between two tries to find a leader.
 const RETRY: Duration = Duration::from_millis(50);
+/// A node that is sent the log knows what its leader has said to know after much less. One that does not goes on with what it knows.
+const HEARS: Duration = Duration::from_secs(2);
 
 /// Makes of a command the same one in its first version, for a leader that speaks no other. Refused if that cannot say what is asked for.
 fn earlier(op: Op, command: &mut ForwardCommand) -> Result<(), CoordinatorError> {
@@ -109,10 +112,39 @@ fn by_number(op: Op, version: u8, body: &[u8], state: &ClusterState) -> Option<V
     Some(encoded(&DeleteStream { stream: known.id.into() }, version))
 }
 
-/// Whether something is done to a stream that people and programs ask for. It is told as done also where this node has not heard of it after as long as a command waits: told as an error
-/// it would be asked for once more, at another node, and be refused since it is done.
-fn is_of_stream(op: Op) -> bool {
-    matches!(op, Op::CreateStream | Op::AlterStream | Op::DeleteStream)
+/// Whether people and programs ask for something, and not nodes, which use what they were told at once. It is told as done also where this node has not heard of it after as long as a command
+/// waits: told as an error it would be asked for once more, at another node, and be refused since it is done.
+fn is_for_clients(op: Op) -> bool {
+    matches!(op, Op::CreateStream | Op::AlterStream | Op::DeleteStream | Op::MoveStreamlet | Op::ChangeNode)
+        || matches!(op, Op::AcceptLoss | Op::AcceptLogLoss | Op::AcceptStreamletLoss)
+}
+
+/// Whether a command that was done is refused when it is given once more: whoever gives it has to be told whether it may be done. Kafka's clients say how many partitions a topic is to have, and are
+/// refused when it has them.
+pub fn is_refused_again(op: Op, version: u8, body: &[u8]) -> bool {
+    match op {
+        Op::CreateStream => CreateStream::decode(version, body).is_ok_and(|asked| !asked.if_not_exists),
+        Op::AlterStream => AlterStream::decode(version, body).is_ok_and(|asked| asked.changes.streamlets.is_some()),
+        Op::DeleteStream | Op::AcceptLoss | Op::AcceptLogLoss | Op::AcceptStreamletLoss => true,
+        _ => false,
+    }
+}
+
+/// Whether what a node knows may be too old to tell what it has done from what is so anyway. A name may be another stream's by now, or nobody's, and what the node does not know of, or not as lost,
+/// may be there, and lost.
+fn may_be_behind(op: Op, version: u8, body: &[u8], before: Option<&Before>) -> bool {
+    let was_there = matches!(before, Some(Before::WasThere(true)));
+    match op {
+        Op::CreateStream => was_there && is_refused_again(op, version, body),
+        Op::DeleteStream => {
+            let by_name = |asked: DeleteStream| matches!(asked.stream, StreamRef::Name(_));
+            !was_there || DeleteStream::decode(version, body).is_ok_and(by_name)
+        }
+        Op::AcceptLoss | Op::AcceptLogLoss | Op::AcceptStreamletLoss => {
+            !was_there && !matches!(before, Some(Before::Lost(_)))
+        }
+        _ => false,
+    }
 }
 
 /// What a leader knows beside the state. Whoever holds it gives commands, and nobody else does.
@@ -128,6 +160,8 @@ pub(crate) struct Leading {
     pub(crate) wrote_in: u64,
     /// The term in which the last command has made sure that this node leads: it knows all that was decided before that.
     pub(crate) led_in: u64,
+    /// Set once the log is asked to take something of the command that is under way.
+    pub(crate) begun: Arc<AtomicBool>,
 }
 
 fn check_same_term(done_in: u64, planned_in: u64) -> Result<(), CoordinatorError> {
@@ -154,29 +188,27 @@ impl Leading {
 }
 
 impl Group {
-    /// Has the leader do what a request asks for; the answer's body. Returns when this node knows of it, observers included; or, of what is done to streams that are not the system's, after
-    /// as long as a command waits.
+    /// Has the leader do what a request asks for; the answer's body. Returns when this node knows of it, observers included; or, of what [clients](is_for_clients) ask for that is not the system's,
+    /// after as long as a command waits.
     /// Waits for a leader, and tries the next one if one is lost, for as long as [`Timing`](crate::Timing) says. The one that is lost may have done it nevertheless:
-    /// what the next one finds done then is [taken for that](Group::done_before). A stream that is deleted by its name is the one that this node knew by it at first.
+    /// what the next one finds done then is [taken for that](Group::done_before). A stream that is deleted by its name is the one that had it at first. Where no next one answers, what would be
+    /// [refused](is_refused_again) is told as [perhaps done](CoordinatorError::MayBeDone).
     pub async fn request(&self, op: Op, version: u8, body: &[u8], system: bool) -> Result<Vec<u8>, CoordinatorError> {
         let mut command = ForwardCommand { op: op as u16, version, system, body: body.to_vec() };
         let deadline = tokio::time::Instant::now() + Duration::from_millis(self.config.timing.command_ms);
-        let (mut last, mut is_again) = ("there is none".to_owned(), false);
-        // Whether a leader elsewhere has answered to the last try.
-        let mut leader_says = false;
-        let (before, again) =
-            self.read(|state| (Before::of(op, version, body, state), by_number(op, version, body, state)));
+        let mut last = "there is none".to_owned();
+        // Whether some try may have done it, and whether a leader elsewhere has answered to the last one.
+        let (may_be_done, mut leader_says) = (Arc::<AtomicBool>::default(), false);
+        let (before, again) = self.look_first(op, version, body, deadline).await;
         while tokio::time::Instant::now() < deadline {
+            let is_again = may_be_done.load(Ordering::Relaxed);
             if is_again && let Some(again) = &again {
                 command.body.clone_from(again);
             }
-            let forwarded = match self.hand_on(&command, deadline).await {
+            let forwarded = match self.hand_on(&command, deadline, &may_be_done).await {
                 Ok(forwarded) => forwarded,
                 Err(reason) => {
-                    leader_says = false;
-                    if let Some(reason) = reason {
-                        (last, is_again) = (reason, true);
-                    }
+                    (leader_says, last) = (false, reason.unwrap_or(last));
                     tokio::time::sleep(RETRY).await;
                     continue;
                 }
@@ -184,7 +216,7 @@ impl Group {
             match Status::from_u16(forwarded.status) {
                 Some(Status::Ok) => {
                     let followed = self.wait_followed(forwarded.index).await;
-                    if system || !is_of_stream(op) {
+                    if system || !is_for_clients(op) {
                         followed?;
                     }
                     return answered(op, (command.version, version), forwarded.body);
@@ -192,7 +224,6 @@ impl Group {
                 Some(Status::NotReady) => {
                     last =
                         ErrorBody::decode(&forwarded.body).map_or_else(|error| error.to_string(), |body| body.message);
-                    is_again = true;
                     leader_says = self.leader().is_some_and(|(leader, _)| leader != self.config.node);
                     tokio::time::sleep(RETRY).await;
                 }
@@ -213,8 +244,41 @@ impl Group {
         }
         // One that has answered is there, and says itself what keeps it.
         let lacking = if leader_says { None } else { self.lacks_majority() };
+        if may_be_done.load(Ordering::Relaxed) && is_refused_again(op, version, body) {
+            let why = lacking.unwrap_or(last);
+            return Err(CoordinatorError::MayBeDone(format!("nobody has told this node whether it is done: {why}")));
+        }
         let why = || format!("no leader of the coordinators has done it: {last}");
         Err(CoordinatorError::NoLeader(lacking.unwrap_or_else(why)))
+    }
+
+    /// What this node knows of what a command is about before it is given, and how it is given [again](by_number). Where that [may be too old](may_be_behind) it hears first what the leader
+    /// knows: by what it knew a try whose answer is lost could not be told from what somebody else has done, and was refused the second time, or told as done and was not.
+    async fn look_first(
+        &self,
+        op: Op,
+        version: u8,
+        body: &[u8],
+        deadline: tokio::time::Instant,
+    ) -> (Option<Before>, Option<Vec<u8>>) {
+        let look = |state: &ClusterState| (Before::of(op, version, body, state), by_number(op, version, body, state));
+        let known = self.read(look);
+        if !may_be_behind(op, version, body, known.0.as_ref()) {
+            return known;
+        }
+        let heard = async {
+            loop {
+                match self.leader_is_at(deadline).await {
+                    Some(index) => return index,
+                    None => tokio::time::sleep(RETRY).await,
+                }
+            }
+        };
+        if let Ok(index) = tokio::time::timeout_at(deadline, heard).await {
+            // Whether or not its observers have heard of it. One that comes no further has it done all the same.
+            let _ = self.look_until(|| (self.applied() >= index).then_some(()), HEARS).await;
+        }
+        self.read(look)
     }
 
     /// The answer to a command that was given again and is refused because it has been done: a stream that is to be made is there, with what was asked for, or one that
@@ -258,34 +322,46 @@ impl Group {
             _ => return None,
         };
         let is_followed = self.wait_followed(self.applied()).await.is_ok();
-        (is_followed || is_of_stream(op)).then_some(answer)
+        (is_followed || is_for_clients(op)).then_some(answer)
     }
 
     /// Waits until this node knows all that the leader does. For what may be refused for other reasons as well: waiting for what would tell that it is done takes long where it is not.
     async fn catch_up(&self, deadline: tokio::time::Instant) -> Option<()> {
+        let index = self.leader_is_at(deadline).await?;
+        self.wait_followed(index).await.ok()
+    }
+
+    /// Up to which entry the leader knows what is decided, which is all that was before it is asked. `None`: none has said so.
+    async fn leader_is_at(&self, deadline: tokio::time::Instant) -> Option<u64> {
         let body = encoded(&DescribeMoves { limit: 1 }, 1);
         let question = ForwardCommand { op: Op::DescribeMoves as u16, version: 1, system: false, body };
-        let told = self.hand_on(&question, deadline).await.ok()?;
-        let is_told = Status::from_u16(told.status) == Some(Status::Ok);
-        (is_told && self.wait_followed(told.index).await.is_ok()).then_some(())
+        let told = self.hand_on(&question, deadline, &Arc::default()).await.ok()?;
+        (Status::from_u16(told.status) == Some(Status::Ok)).then_some(told.index)
     }
 
     /// Waits until this node's state has something that a leader's has, whether or not its observers have heard of it.
     async fn known_of<T>(&self, find: impl Fn(&ClusterState) -> Option<T>) -> Option<T> {
+        let most = Duration::from_millis(self.config.timing.command_ms);
+        self.look_until(|| self.read(&find), most).await
+    }
+
+    /// Looks for something now and whenever something was applied, for at most so long.
+    async fn look_until<T>(&self, find: impl Fn() -> Option<T>, most: Duration) -> Option<T> {
         let mut metrics = self.raft.metrics();
         let known = async {
             loop {
-                if let Some(found) = self.read(&find) {
+                if let Some(found) = find() {
                     return Some(found);
                 }
                 // Also when something was applied.
                 metrics.changed().await.ok()?;
             }
         };
-        tokio::time::timeout(Duration::from_millis(self.config.timing.command_ms), known).await.ok()?
+        tokio::time::timeout(most, known).await.ok()?
     }
 
-    /// Has the leader do it once, be it this node or another one. The error says why there is no answer; `None`: nobody leads.
+    /// Has the leader do it once, be it this node or another one. The error says why there is no answer; `None`: nobody leads. `may_be_done` is set where it may be done by that although
+    /// the answer does not say so.
     ///
     /// Where this node leads it is waited for until the `deadline`, and then let go wherever it stands, as it would be if this node were gone: the lock that makes commands go one
     /// at a time is free again, and what the log was asked for may be done nevertheless.
@@ -293,13 +369,25 @@ impl Group {
         &self,
         command: &ForwardCommand,
         deadline: tokio::time::Instant,
+        may_be_done: &Arc<AtomicBool>,
     ) -> Result<ForwardedCommand, Option<String>> {
         match self.leader() {
             Some((leader, _)) if leader == self.config.node => {
-                let done = tokio::time::timeout_at(deadline, self.execute_forwarded(command)).await;
+                let done = tokio::time::timeout_at(deadline, self.execute_forwarded(command, may_be_done)).await;
                 done.map_err(|_| Some("this node leads, and does not come to an end with it".to_owned()))
             }
-            Some((leader, address)) => self.ask_leader(leader, &address, command).await.map_err(Some),
+            Some((leader, address)) => {
+                let answer = self.ask_leader(leader, &address, command).await;
+                // Another one that is not ready does not say whether its log was asked for something.
+                let is_not_done = match &answer {
+                    Ok(answer) => Status::from_u16(answer.status) != Some(Status::NotReady),
+                    Err(reason) => reason.starts_with(NOT_SENT),
+                };
+                if !is_not_done {
+                    may_be_done.store(true, Ordering::Relaxed);
+                }
+                answer.map_err(|reason| Some(reason.strip_prefix(NOT_SENT).map(str::to_owned).unwrap_or(reason)))
+            }
             None => Err(None),
         }
     }
@@ -330,8 +418,21 @@ impl Group {
         Ok(M::Response::decode(version, &answer)?)
     }
 
-    pub(crate) async fn execute_forwarded(&self, command: &ForwardCommand) -> ForwardedCommand {
-        match self.execute(command).await {
+    /// `begun` is set once the log is asked to take something of it.
+    pub(crate) async fn execute_forwarded(
+        &self,
+        command: &ForwardCommand,
+        begun: &Arc<AtomicBool>,
+    ) -> ForwardedCommand {
+        let done = {
+            let mut leading = self.leading.lock().await;
+            leading.begun = begun.clone();
+            let done = self.execute(&mut leading, command).await;
+            // What this node has decided by itself as the leader is no part of it.
+            leading.begun = Arc::default();
+            done
+        };
+        match done {
             Ok((body, index)) => ForwardedCommand { status: Status::Ok as u16, body, index },
             Err(error) => {
                 let mut body = Vec::new();
@@ -341,7 +442,11 @@ impl Group {
         }
     }
 
-    async fn execute(&self, command: &ForwardCommand) -> Result<(Vec<u8>, u64), CoordinatorError> {
+    async fn execute(
+        &self,
+        leading: &mut Leading,
+        command: &ForwardCommand,
+    ) -> Result<(Vec<u8>, u64), CoordinatorError> {
         let ForwardCommand { version, system, body, .. } = command;
         let (version, now_ms) = (*version, self.clock.now_ms());
         let most = Limits { streams: self.config.streams_max, nodes: self.config.copies_max };
@@ -349,61 +454,59 @@ impl Group {
             return Err(CoordinatorError::Refused(Refused("the operation is not known here".into())));
         };
         op.check_version(version)?;
-        let mut leading = self.leading.lock().await;
         match op {
             Op::CreateStream => {
                 let request = CreateStream::decode(version, body)?;
                 let name = StreamRef::Name(request.name.clone());
-                let index = self.commit(&mut leading, |state| {
-                    match state.plan_create_stream(&request, &most, now_ms, *system) {
+                let index =
+                    self.commit(leading, |state| match state.plan_create_stream(&request, &most, now_ms, *system) {
                         Err(CoordinatorError::StreamExists { .. }) if request.if_not_exists => Ok(Vec::new()),
                         planned => planned,
-                    }
-                });
+                    });
                 let index = index.await?;
                 self.stream_answer(&name, version, index)
             }
             Op::AlterStream => {
                 let AlterStream { stream, changes } = AlterStream::decode(version, body)?;
-                let plan = self.commit(&mut leading, |state| state.plan_alter_stream(&stream, &changes, &most, now_ms));
+                let plan = self.commit(leading, |state| state.plan_alter_stream(&stream, &changes, &most, now_ms));
                 let index = plan.await?;
                 self.stream_answer(&stream, version, index)
             }
             Op::DeleteStream => {
                 let DeleteStream { stream } = DeleteStream::decode(version, body)?;
-                let index = self.commit(&mut leading, |state| state.plan_delete_stream(&stream, now_ms)).await?;
+                let index = self.commit(leading, |state| state.plan_delete_stream(&stream, now_ms)).await?;
                 Ok((encoded(&Empty, version), index))
             }
             Op::AllocateProducer => {
                 let request = AllocateProducer::decode(version, body)?;
-                let (answer, index) = self.allocate(&mut leading, request.producer_id).await?;
+                let (answer, index) = self.allocate(leading, request.producer_id).await?;
                 Ok((encoded(&answer, version), index))
             }
             Op::JoinCluster => {
                 let request = JoinCluster::decode(version, body)?;
-                let answer = self.admit(&mut leading, &request, now_ms).await?;
+                let answer = self.admit(leading, &request, now_ms).await?;
                 Ok((encoded(&answer, version), answer.index))
             }
             Op::ChangeLog => {
                 let request = ChangeLog::decode(version, body)?;
-                let index = self.change_log(&mut leading, &request).await?;
+                let index = self.change_log(leading, &request).await?;
                 Ok((encoded(&Empty, version), index))
             }
             Op::StreamletsRebuilt => {
                 let request = StreamletsRebuilt::decode(version, body)?;
-                let index = self.commit(&mut leading, |state| state.plan_rebuilt(&request)).await?;
+                let index = self.commit(leading, |state| state.plan_rebuilt(&request)).await?;
                 Ok((encoded(&Empty, version), index))
             }
             Op::RebuildNeeds => {
                 let said = RebuildNeeds::decode(version, body)?;
-                let index = self.commit(&mut leading, |state| state.plan_needs(&said)).await?;
+                let index = self.commit(leading, |state| state.plan_needs(&said)).await?;
                 Ok((encoded(&Empty, version), index))
             }
             Op::UseEnds => {
                 let said = UseEnds::decode(version, body)?;
-                Ok((encoded(&Empty, version), self.use_ends(&mut leading, &said).await?))
+                Ok((encoded(&Empty, version), self.use_ends(leading, &said).await?))
             }
-            other => self.execute_move(&mut leading, other, version, body).await,
+            other => self.execute_move(leading, other, version, body).await,
         }
     }
 

@@ -953,7 +953,7 @@ mod tests {
     async fn refused<M: Message>(group: &Group, takes: &watch::Sender<bool>, message: &M) -> Option<String> {
         let (op, version, body) = packed(message);
         let command = ForwardCommand { op: op as u16, version, system: false, body };
-        let mut answer = begun_before(takes, group.execute_forwarded(&command)).await;
+        let mut answer = begun_before(takes, group.execute_forwarded(&command, &Arc::default())).await;
         loop {
             if Status::from_u16(answer.status) == Some(Status::Ok) {
                 return None;
@@ -963,7 +963,7 @@ mod tests {
             if !said.contains("no leader at the moment") {
                 return Some(said);
             }
-            answer = group.execute_forwarded(&command).await;
+            answer = group.execute_forwarded(&command, &Arc::default()).await;
         }
     }
 

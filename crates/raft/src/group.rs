@@ -460,6 +460,7 @@ impl Group {
                 CoordinatorError::Refused(Refused(error.to_string()))
             })?;
             let moves = moves_away(&entries);
+            alone.begun.store(true, Ordering::Relaxed);
             let written = self.in_time(self.raft.client_write(Batch(entries))).await?;
             match written.data.refused {
                 None => {
@@ -576,7 +577,7 @@ impl Group {
             }
             Op::ForwardCommand => {
                 let command = ForwardCommand::decode(version, body)?;
-                Ok(encoded(&self.execute_forwarded(&command).await, version))
+                Ok(encoded(&self.execute_forwarded(&command, &Arc::default()).await, version))
             }
             Op::NodeAlive => Ok(encoded(&self.hear(NodeAlive::decode(version, body)?), version)),
             Op::NodeLoad => {

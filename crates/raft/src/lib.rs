@@ -24,11 +24,12 @@ mod survivor;
 mod types;
 mod votes;
 
+pub use commands::is_refused_again;
 pub use driver::Backups;
 pub use group::{Group, GroupConfig, Timing};
 pub use kera_coordinator::cluster::Change;
 pub use known::{KnownMember, Stranger};
 pub use machine::Observer;
-pub use network::{Pending, Transport, ask, in_versions};
+pub use network::{NOT_SENT, Pending, Transport, ask, in_versions};
 pub use on_disk::{Ballot, OnDisk};
 pub use survivor::{SKIPPED, Survivor};

@@ -25,6 +25,9 @@ const RETRY: Duration = Duration::from_millis(200);
 /// Entries that are under way are waited for for so long, and for as long again for each MiB of them, before they are sent once more.
 const UNDER_WAY: Duration = Duration::from_secs(1);
 
+/// What the error of a [command](Op::ForwardCommand) begins with that has certainly not left this node. Without it the command may have come to the other one.
+pub const NOT_SENT: &str = "not sent: ";
+
 /// An answer on its way.
 pub type Pending<T> = Pin<Box<dyn Future<Output = Result<T, String>> + Send>>;
 

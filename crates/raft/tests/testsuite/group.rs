@@ -1,20 +1,22 @@
 //! A group of coordinators, step by step.
 
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use kera_coordinator::CoordinatorError;
 use kera_coordinator::catalog::{Catalog, Limits};
 use kera_env::Disk;
 use kera_format::vlog_replica::LogId;
 use kera_format::{StreamOptions, StreamletId, level};
 use kera_protocol::{
     AcceptLogLoss, AcceptLoss, AllocateProducer, Body, ChangeLog, ChangeNode, CreateStream, DeleteStream,
-    ForwardCommand, ForwardedCommand, LogChange, Message, NodeChange, Op, Status, UseEnds, UsedEnd,
+    ForwardCommand, ForwardedCommand, LogChange, Message, NodeChange, Op, Status, StreamRef, UseEnds, UsedEnd,
 };
 use kera_raft::{Change, Observer, Stranger, Timing};
 
-use crate::support::{TIMING, World, create, has_fourth_node, has_half_of_votes};
+use crate::support::{TIMING, World, create, has_fourth_node, has_half_of_votes, is_change};
 
 fn has(world: &World, at: u32, name: &str) -> bool {
     world.nodes[&at].group.read(|state| state.catalog.find(&name.into()).is_ok())
@@ -136,19 +138,19 @@ async fn what_a_leader_has_done_that_could_not_say_so_is_not_refused_by_the_next
     let options = StreamOptions { streamlets: 3, ..StreamOptions::default() };
     let made = CreateStream { name: "made".into(), options, if_not_exists: false };
     let deleted = DeleteStream { stream: "made".into() };
-    world.net.faults.lock().last = Some(|op, _, _| op == Op::ForwardCommand);
+    world.net.faults.lock().last = Some(is_change);
     let info = group.ask(&made).await.expect("it is made");
     assert_eq!((info.name.as_str(), info.options.streamlets), ("made", 3));
     world.heal();
     world.agree().await;
     // Who has it refused at once has not made it.
     assert!(group.ask(&made).await.unwrap_err().to_string().contains("exists"));
-    world.net.faults.lock().last = Some(|op, _, _| op == Op::ForwardCommand);
+    world.net.faults.lock().last = Some(is_change);
     let other = CreateStream { options: StreamOptions { streamlets: 2, ..made.options.clone() }, ..made.clone() };
     assert!(group.ask(&other).await.is_err(), "another one was there before");
     world.heal();
     world.agree().await;
-    world.net.faults.lock().last = Some(|op, _, _| op == Op::ForwardCommand);
+    world.net.faults.lock().last = Some(is_change);
     group.ask(&deleted).await.expect("it is deleted");
     assert!(!has(&world, 4, "made"));
     world.heal();
@@ -166,7 +168,7 @@ async fn a_stream_that_was_made_since_is_not_deleted_for_one_whose_deletion_was_
     let others: Vec<u64> = (1..=3).filter(|node| *node != old).collect();
     // Who asks reaches the leader alone, and nobody once that has done it.
     world.part(&[4], &others);
-    world.net.faults.lock().last = Some(|op, _, _| op == Op::ForwardCommand);
+    world.net.faults.lock().last = Some(is_change);
     let group = world.nodes[&4].group.clone();
     let asked = tokio::spawn(async move { group.ask(&DeleteStream { stream: "made".into() }).await });
     let other = others[0] as u32;
@@ -177,6 +179,96 @@ async fn a_stream_that_was_made_since_is_not_deleted_for_one_whose_deletion_was_
     world.agree().await;
     let is_there = |at: u32| world.nodes[&at].group.read(|state| state.catalog.find(&second.id.into()).is_ok());
     assert!((1..=4).all(is_there));
+}
+
+/// Begins with something that cannot come to its end yet.
+async fn begin<T>(mut begun: Pin<&mut impl Future<Output = T>>) {
+    tokio::select! {
+        biased;
+        _ = &mut begun => panic!("it reaches nobody"),
+        () = tokio::task::yield_now() => {}
+    }
+}
+
+/// It was told as not done, and whoever gave it once more heard that there is such a stream.
+#[tokio::test]
+async fn what_a_node_has_handed_on_before_it_was_cut_off_may_be_done_and_what_it_could_not_hand_on_is_not() {
+    let mut world = World::cluster(37, 3, 0).await;
+    // What is asked for at the next one waits for as long as somebody may lead.
+    world.timing = Timing { command_ms: 2_000, ..TIMING };
+    world.start(4).await;
+    world.join(4, 3).await;
+    world.agree().await;
+    let old = u64::from(world.leading().await);
+    let others: Vec<u64> = (1..=3).filter(|node| *node != old).collect();
+    world.part(&[4], &others);
+    world.net.faults.lock().last = Some(is_change);
+    let group = &world.nodes[&4].group;
+    let of = |name: &str| CreateStream { name: name.into(), options: StreamOptions::default(), if_not_exists: false };
+    let untold = group.ask(&of("made")).await.expect_err("nobody tells it");
+    assert!(matches!(untold, CoordinatorError::MayBeDone(_)), "{untold}");
+    assert!(untold.status().could_duplicate() && untold.status().retryable(), "{untold}");
+    let unsent = group.ask(&of("other")).await.expect_err("it reaches nobody");
+    assert!(matches!(unsent, CoordinatorError::NoLeader(_)), "{unsent}");
+    world.heal();
+    world.agree().await;
+    assert!(has(&world, 1, "made") && !has(&world, 1, "other"));
+}
+
+/// It was made by way of another node, and the answer to the first try is lost: the next leader has none.
+#[tokio::test]
+async fn a_stream_that_a_node_had_not_heard_of_is_told_as_deleted_though_the_first_answer_is_lost() {
+    let world = World::cluster(38, 3, 1).await;
+    let group = &world.nodes[&4].group;
+    for by_name in [true, false] {
+        world.part(&[4], &[1, 2, 3]);
+        let info = world.create(1, &format!("new-{by_name}")).await.unwrap();
+        let stream = if by_name { StreamRef::Name(info.name.clone()) } else { info.id.into() };
+        let deletion = DeleteStream { stream };
+        let mut asked = std::pin::pin!(group.ask(&deletion));
+        begin(asked.as_mut()).await;
+        assert!(!has(&world, 4, &info.name));
+        world.net.faults.lock().last = Some(is_change);
+        world.heal();
+        asked.await.expect("it is deleted");
+        assert!(world.net.faults.lock().last.is_none(), "the first answer was lost");
+        world.heal();
+        world.agree().await;
+        assert!(!has(&world, 1, &info.name));
+    }
+}
+
+/// By the number that the node knows there is none any more, and by what it knows the stream that it makes was there before.
+#[tokio::test]
+async fn a_name_that_is_another_stream_s_by_now_is_taken_for_what_the_leader_knows() {
+    let world = World::cluster(39, 3, 1).await;
+    let group = &world.nodes[&4].group;
+    let of = |name: &str| CreateStream { name: name.into(), options: StreamOptions::default(), if_not_exists: false };
+    let deletion = |name: &str| DeleteStream { stream: name.into() };
+    for name in ["made", "gone"] {
+        world.create(1, name).await.unwrap();
+    }
+    world.agree().await;
+    world.part(&[4], &[1, 2, 3]);
+    let ask = &world.nodes[&1].group;
+    for name in ["made", "gone"] {
+        ask.ask(&deletion(name)).await.unwrap();
+    }
+    world.create(1, "made").await.unwrap();
+    let (deleted, made) = (deletion("made"), of("gone"));
+    let mut deleting = std::pin::pin!(group.ask(&deleted));
+    let mut making = std::pin::pin!(group.ask(&made));
+    begin(deleting.as_mut()).await;
+    begin(making.as_mut()).await;
+    world.heal();
+    deleting.await.expect("it is deleted");
+    assert!(!has(&world, 4, "made"));
+    world.net.faults.lock().last = Some(is_change);
+    making.await.expect("it is made");
+    assert!(world.net.faults.lock().last.is_none(), "the first answer was lost");
+    world.heal();
+    world.agree().await;
+    assert!(!has(&world, 1, "made") && has(&world, 1, "gone"));
 }
 
 /// Is told of nothing while it is held up.
@@ -217,7 +309,7 @@ async fn what_was_done_before_is_told_also_by_a_node_that_hears_of_it_late() {
     let (group, held_up) = (&world.nodes[&4].group, Arc::new(HeldUp(AtomicBool::new(true))));
     group.observe(held_up.clone());
     let made = CreateStream { name: "made".into(), options: StreamOptions::default(), if_not_exists: false };
-    world.net.faults.lock().last = Some(|op, _, _| op == Op::ForwardCommand);
+    world.net.faults.lock().last = Some(is_change);
     assert_eq!(group.ask(&made).await.expect("it is made").name, "made");
     assert!(world.net.faults.lock().last.is_none(), "the first answer was lost");
     held_up.0.store(false, Ordering::Release);
@@ -250,7 +342,7 @@ async fn a_loss_that_a_leader_has_accepted_that_could_not_say_so_is_not_refused_
     let (lost, others) = (owned_by(4), owned_by(5));
     // Of another one, so that the node has stopped for certain: until then who asks is told to ask again.
     group.ask(&lost[0]).await.expect("it is given up");
-    world.net.faults.lock().last = Some(|op, _, _| op == Op::ForwardCommand);
+    world.net.faults.lock().last = Some(is_change);
     group.ask(&lost[1]).await.expect("it is given up, by the one that is cut off");
     assert_eq!(owned_by(4).len(), lost.len() - 2);
     world.heal();
@@ -285,7 +377,7 @@ async fn blocks_that_a_leader_has_given_up_that_could_not_say_so_are_not_refused
     let loss = |vlog| AcceptLogLoss { log: log(vlog), gone: vec![4, 5] };
     // Of another one, so that the node has stopped for certain: until then who asks is told to ask again.
     group.ask(&loss(1)).await.expect("it is given up");
-    world.net.faults.lock().last = Some(|op, _, _| op == Op::ForwardCommand);
+    world.net.faults.lock().last = Some(is_change);
     group.ask(&loss(0)).await.expect("it is given up, by the one that is cut off");
     assert!(group.read(|state| state.lost_log_infos(10).logs.is_empty()));
     world.heal();

@@ -834,7 +834,11 @@ fn adaptive_config(config: &Config) -> AdaptiveConfig {
 
 impl ClusterLog for Cluster {
     fn request(&self, op: Op, version: u8, body: &[u8], system: bool) -> Result<Vec<u8>, CoordinatorError> {
-        let (group, body, since) = (self.group.clone(), body.to_vec(), Cell::new(None));
+        let stopped = |why: String| match kera_raft::is_refused_again(op, version, body) {
+            true => CoordinatorError::MayBeDone(why),
+            false => CoordinatorError::NoLeader(why),
+        };
+        let (group, since) = (self.group.clone(), Cell::new(None));
         let goes_on = || {
             !self.is_stopping() || {
                 let began = since.get().unwrap_or_else(Instant::now);
@@ -842,9 +846,10 @@ impl ClusterLog for Cluster {
                 began.elapsed() < COMMAND
             }
         };
-        let asked = async move { group.request(op, version, &body, system).await };
+        let owned = body.to_vec();
+        let asked = async move { group.request(op, version, &owned, system).await };
         let told = wait_while(&self.runtime, asked, goes_on);
-        told.unwrap_or_else(|| Err(CoordinatorError::NoLeader(STOPPING.into())))
+        told.unwrap_or_else(|| Err(stopped(STOPPING.into())))
     }
 
     fn level(&self) -> u32 {

@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use kera_protocol::{DescribeCluster, Op, Status};
-use kera_raft::{Group, Pending, Stranger, Transport};
+use kera_raft::{Group, NOT_SENT, Pending, Stranger, Transport};
 use kera_rpc::{ClientConfig, Connection, RpcError};
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
@@ -141,6 +141,7 @@ fn failed(op: Op, address: &str, error: &RpcError) -> String {
         (Op::JoinCluster, RpcError::Status { status, message, .. }) if !status.retryable() => {
             format!("{REFUSED}{message}")
         }
+        (Op::ForwardCommand, error) if !error.could_duplicate() => unsent(op, error.to_string()),
         (Op::LaneStates, error) if error.is_answer_too_large() || error.status() == Some(Status::LimitReached) => {
             format!("{TOO_MUCH}{error}")
         }
@@ -148,6 +149,11 @@ fn failed(op: Op, address: &str, error: &RpcError) -> String {
         (_, error) if error.status().is_some_and(|status| !status.retryable()) => format!("{REFUSED}{error}"),
         (_, error) => error.to_string(),
     }
+}
+
+/// What is said of a command that has not come to the other node: whoever has handed it on knows by that that it is not done.
+fn unsent(op: Op, reason: String) -> String {
+    if op == Op::ForwardCommand { format!("{NOT_SENT}{reason}") } else { reason }
 }
 
 async fn connected(connections: &Mutex<HashMap<String, Connection>>, address: &str) -> Result<Connection, RpcError> {
@@ -201,7 +207,7 @@ impl RpcTransport {
             };
             let told = match asked.await {
                 Ok(Ok(frame)) => Ok((frame.header.version, frame.body.to_vec())),
-                Ok(Err(reason)) => Err(reason),
+                Ok(Err(reason)) => Err(unsent(op, reason)),
                 Err(error) => Err(failed(op, &address, &error)),
             };
             if matches!(op, Op::RaftVote | Op::RaftAppend | Op::RaftSnapshot)
@@ -289,6 +295,21 @@ mod tests {
         for error in [&says(Status::SegmentUnreadable), &closed("the server closed it")] {
             assert!(!failed(Op::LaneStates, "127.0.0.1:7072", error).starts_with(TOO_MUCH), "{error}");
         }
+    }
+
+    /// Who has handed a command on says with it whether the command may be done.
+    #[test]
+    fn of_a_command_that_has_not_left_this_node_that_is_said() {
+        let (address, reason) = ("127.0.0.1:7072".to_owned(), "refused".to_owned());
+        let connect = RpcError::Connect { address: address.clone(), reason: reason.clone() };
+        let closed = |sent| RpcError::Closed { address: address.clone(), reason: reason.clone(), sent };
+        for (error, is_unsent) in [(connect, true), (closed(false), true), (closed(true), false)] {
+            assert_eq!(failed(Op::ForwardCommand, &address, &error).starts_with(NOT_SENT), is_unsent, "{error}");
+            assert!(!failed(Op::RaftVote, &address, &error).starts_with(NOT_SENT), "{error}");
+        }
+        let late = RpcError::Timeout { address: address.clone(), after: ANSWER };
+        assert!(!failed(Op::ForwardCommand, &address, &late).starts_with(NOT_SENT));
+        assert_eq!([Op::ForwardCommand, Op::RaftVote].map(|op| unsent(op, "why".into())), ["not sent: why", "why"]);
     }
 
     #[test]

@@ -176,12 +176,13 @@ impl From<Refusal> for HttpError {
             let end = rest.find([';', ',', ' ', ')']).unwrap_or(rest.len());
             rest[..end].trim_end_matches('.').to_owned()
         });
-        let body = ErrorJson {
-            error: refusal.message,
-            field: field.map(String::from),
-            limit,
-            next_step: refusal.status.hint().into(),
+        let next_step = match refusal.status {
+            // Asked for again it is refused because it is done.
+            Status::Timeout => "if something was to be changed, look whether it is before you ask for it again",
+            status => status.hint(),
         };
+        let body =
+            ErrorJson { error: refusal.message, field: field.map(String::from), limit, next_step: next_step.into() };
         HttpError { code, body }
     }
 }

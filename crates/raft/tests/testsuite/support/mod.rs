@@ -18,7 +18,7 @@ use kera_protocol::{
     Body, CreateStream, ErrorBody, ForwardCommand, ForwardedCommand, JoinCluster, JoinedCluster, Message, Op,
     RaftAppend, Role, Status, StreamInfo,
 };
-use kera_raft::{Backups, Change, Group, GroupConfig, Observer, Pending, Timing, Transport};
+use kera_raft::{Backups, Change, Group, GroupConfig, NOT_SENT, Observer, Pending, Timing, Transport};
 use parking_lot::Mutex;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -76,6 +76,12 @@ pub fn has_half_of_votes(op: Op, version: u8, body: &[u8]) -> bool {
 /// Whether a message has a fourth node in the group.
 pub fn has_fourth_node(op: Op, version: u8, body: &[u8]) -> bool {
     has_entry(op, version, body, |entry| matches!(entry, ClusterEntry::Membership { nodes, .. } if nodes.len() > 3))
+}
+
+/// Whether a message has a leader change something, and not only tell how it is.
+pub fn is_change(op: Op, version: u8, body: &[u8]) -> bool {
+    let asked = |command: ForwardCommand| command.op != Op::DescribeMoves as u16;
+    op == Op::ForwardCommand && asked(ForwardCommand::decode(version, body).expect("a command"))
 }
 
 pub struct Net {
@@ -175,8 +181,9 @@ impl Wire {
                 |_: &Arc<Group>| !net.is_parted(from, to) && !net.is_another(from, to, op) && !net.roll(lose);
             let Some(group) = reached.filter(is_reached) else {
                 let silent = net.faults.lock().silent;
+                let is_unsent = op == Op::ForwardCommand && !silent && net.is_parted(from, to);
                 tokio::time::sleep(if silent { SILENCE } else { Duration::from_millis(20) }).await;
-                return Err("lost".into());
+                return Err(if is_unsent { format!("{NOT_SENT}nobody is reached") } else { "lost".into() });
             };
             if let Some(answer) = net.unknown_there(to, op, &body) {
                 return Ok(answer);
