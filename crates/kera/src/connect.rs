@@ -164,7 +164,8 @@ pub fn explain(error: &ClientError) -> CliError {
     let prefix = error.status().map_or(String::new(), |status| format!("{status:?}: "));
     let failure = CliError::failure(text.strip_prefix(&prefix).unwrap_or(&text));
     if text.contains(NO_MAJORITY) {
-        return failure.next(OF_MAJORITY);
+        let first = error.status().filter(|status| *status == Status::Timeout).map(next_step);
+        return failure.next(first.map_or_else(|| OF_MAJORITY.to_owned(), |first| format!("{first}; {OF_MAJORITY}")));
     }
     match (error, error.status()) {
         (_, Some(status)) if next_step(status).is_empty() => with_own_advice(&failure.message),
@@ -210,6 +211,8 @@ fn next_step(status: Status) -> &'static str {
             "`kera application list` shows all; `kera consume STREAM --application` makes one"
         }
         Status::UnknownStream => "`kera stream list` shows all; `kera stream create` makes one",
+        // What was asked for may be done by now, and is refused then.
+        Status::Timeout => "look whether it is done before you give the command again",
         // What is refused is not always a field, and the message says what would be right.
         Status::InvalidArgument | Status::InvalidName => "",
         other => other.hint(),

@@ -322,24 +322,36 @@ fn altered_text(after: &StreamInfo, change: Option<&CopyChange>) -> String {
 
 async fn delete(name: &str, if_exists: bool, yes: bool, globals: &Globals) -> Result<(), CliError> {
     let client = connect(globals).await?;
-    let stream: StreamRef = match yes {
+    let known = match yes {
         // By its number where the node knows it: whoever hands a command on gives it again when its answer is lost, and another stream may have the name by then.
         true => match client.admin().stream(name).await {
-            Ok(info) => info.id.into(),
+            Ok(info) => Some(info.id),
             // Whoever deletes it says whether it is there: the node may not have heard of it yet.
-            Err(error) if error.status() == Some(Status::UnknownStream) => name.into(),
+            Err(error) if error.status() == Some(Status::UnknownStream) => None,
             Err(error) => return Err(error.into()),
         },
         false => match look_for(&client, name).await? {
             Some(info) => {
                 agreed_to_delete(&client, &info).await?;
-                info.id.into()
+                Some(info.id)
             }
             None if if_exists => return report_delete(name, false, globals),
             None => return Err(no_such_stream(&client, name).await),
         },
     };
-    match client.admin().delete_stream(stream).await {
+    let stream: StreamRef = known.map_or_else(|| name.into(), StreamRef::Id);
+    let mut deleted = client.admin().delete_stream(stream).await;
+    let is_unknown = deleted.as_ref().is_err_and(|error| error.status() == Some(Status::UnknownStream));
+    // The node may have known one that is gone, and not have heard of another one of that name.
+    if let Some(gone) = known.filter(|_| is_unknown) {
+        if yes {
+            deleted = client.admin().delete_stream(name).await;
+        } else if look_for(&client, name).await?.is_some_and(|other| other.id != gone) {
+            let message = format!("{name} is not the stream any more that was shown, and was not deleted");
+            return Err(CliError::failure(message).next("give the command again"));
+        }
+    }
+    match deleted {
         Ok(()) => report_delete(name, true, globals),
         Err(error) if error.status() != Some(Status::UnknownStream) => Err(error.into()),
         Err(_) if if_exists => report_delete(name, false, globals),
@@ -560,6 +572,29 @@ mod tests {
         let globals = Globals { connect: address.await, json: false };
         delete("flights", false, true, &globals).await.unwrap();
         assert_eq!(*deleted.lock().unwrap(), [StreamRef::Id(kera_client::StreamId(7))]);
+    }
+
+    /// It was made since, and the node has not heard of that: it was said that there is none.
+    #[tokio::test]
+    async fn a_stream_that_has_the_name_of_the_one_that_the_node_knows_is_deleted_if_that_is_gone() {
+        let deleted = Arc::new(Mutex::new(Vec::new()));
+        let noted = Arc::clone(&deleted);
+        let address = node(move |asked, (op, body), answer| match op {
+            Op::GetStream => encode_response(asked, &stream(1), answer),
+            Op::DeleteStream => {
+                let stream = DeleteStream::decode(asked.version, body).unwrap().stream;
+                match &stream {
+                    StreamRef::Name(_) => encode_response(asked, &Empty, answer),
+                    StreamRef::Id(_) => refuse(asked, Status::UnknownStream, answer),
+                }
+                noted.lock().unwrap().push(stream);
+            }
+            _ => refuse(asked, Status::NotSupported, answer),
+        });
+        let globals = Globals { connect: address.await, json: false };
+        delete("flights", false, true, &globals).await.unwrap();
+        let asked: [StreamRef; 2] = [kera_client::StreamId(7).into(), "flights".into()];
+        assert_eq!(*deleted.lock().unwrap(), asked);
     }
 
     fn stream(replication: u32) -> StreamInfo {
