@@ -76,8 +76,8 @@ pub(crate) fn answer(door: &Door, request: &Request, body: &[u8]) -> Result<Vec<
         ApiKey::DescribeTopicPartitions => {
             encode(request, &crate::metadata::describe_partitions(door, decode(request, body)?))
         }
-        ApiKey::DescribeConfigs => encode(request, &describe_configs(door, decode(request, body)?)),
-        ApiKey::ElectLeaders => encode(request, &cluster::elect_leaders(door, decode(request, body)?)),
+        ApiKey::DescribeConfigs => encode(request, &describe_configs(door, decode(request, body)?, Ok(()))),
+        ApiKey::ElectLeaders => encode(request, &cluster::elect_leaders(door, decode(request, body)?, Ok(()))),
         ApiKey::AlterReplicaLogDirs => encode(request, &cluster::alter_replica_log_dirs(door, decode(request, body)?)),
         ApiKey::DescribeQuorum => {
             encode(request, &cluster::describe_quorum(door, request.version, decode(request, body)?))
@@ -106,6 +106,21 @@ pub(crate) fn command(door: &Door, request: &Request, body: &[u8]) -> Result<Opt
                 crate::metadata::create(door, &asked);
                 crate::metadata::answer(door, request.version, asked)
             })
+        }
+        ApiKey::DescribeConfigs => {
+            let asked: DescribeConfigsRequest = decode(&request, body)?;
+            let topics = asked.resources.iter().filter(|resource| resource.resource_type == TOPIC);
+            if !names_unheard(door, topics.map(|resource| &*resource.resource_name)) {
+                return Ok(None);
+            }
+            run(request, move |door| describe_configs(door, asked, hear(door)))
+        }
+        ApiKey::ElectLeaders => {
+            let asked: ElectLeadersRequest = decode(&request, body)?;
+            if !names_unheard(door, asked.topic_partitions.iter().flatten().map(|of| &**of.topic)) {
+                return Ok(None);
+            }
+            run(request, move |door| cluster::elect_leaders(door, asked, hear(door)))
         }
         ApiKey::CreateTopics => {
             let asked: CreateTopicsRequest = decode(&request, body)?;
@@ -185,6 +200,8 @@ pub(crate) fn refusal(error: &CoordinatorError) -> Refusal {
         (_, Status::UnknownProducer) => ResponseError::UnknownProducerId,
         (_, Status::DiskFull | Status::DiskFailed) => ResponseError::KafkaStorageError,
         (_, Status::NotReady) => ResponseError::NotController,
+        // It may be done: who asks again by itself is refused because of that.
+        (_, Status::Timeout) => ResponseError::RequestTimedOut,
         (_, Status::Overloaded) => ResponseError::NotEnoughReplicas,
         _ => ResponseError::PolicyViolation,
     };
@@ -194,15 +211,37 @@ pub(crate) fn refusal(error: &CoordinatorError) -> Refusal {
 /// Leaves the rest of a request undone when nobody leads the coordinators: each question to them waits for a leader for seconds, and other commands
 /// wait behind it.
 #[derive(Default)]
-struct Unled(Option<Refusal>);
+pub(crate) struct Unled {
+    refused: Option<Refusal>,
+    /// Something of the request is done, or may be, that is refused when it is asked for again.
+    is_begun: bool,
+}
 
 impl Unled {
-    fn or<T>(&mut self, ask: impl FnOnce() -> Result<T, Refusal>) -> Result<T, Refusal> {
-        if let Some(refused) = &self.0 {
+    pub(crate) fn or<T>(&mut self, ask: impl FnOnce() -> Result<T, Refusal>) -> Result<T, Refusal> {
+        if let Some(refused) = &self.refused {
             return Err(refused.clone());
         }
         let done = ask();
-        self.0 = done.as_ref().err().filter(|(error, _)| *error == ResponseError::NotController).cloned();
+        self.refused = match &done {
+            Err(refused @ (ResponseError::NotController, _)) => Some(refused.clone()),
+            Err((ResponseError::RequestTimedOut, _)) => {
+                let why = "it was not begun with, for nobody has told what became of one before it";
+                Some((ResponseError::RequestTimedOut, why.to_owned()))
+            }
+            _ => None,
+        };
+        done
+    }
+
+    /// The same of what is refused when it is asked for again. For one that has no controller admin clients ask for all of the request again, and their programs are told that what is done by then
+    /// is there, or is not. So behind such a one the rest has no answer instead, which programs are told of.
+    fn once<T>(&mut self, ask: impl FnOnce() -> Result<T, Refusal>) -> Result<T, Refusal> {
+        let done = self.or(ask).map_err(|(error, why)| match error {
+            ResponseError::NotController if self.is_begun => (ResponseError::RequestTimedOut, why),
+            error => (error, why),
+        });
+        self.is_begun |= matches!(done, Ok(_) | Err((ResponseError::RequestTimedOut, _)));
         done
     }
 }
@@ -317,7 +356,7 @@ pub(crate) fn create_topic(
     }
     if validate_only {
         let wrong = options.check();
-        if door.info(name).is_some() {
+        if is_there(door, name)? {
             return Err((ResponseError::TopicAlreadyExists, format!("topic `{name}` exists")));
         }
         let sentences: Vec<String> = wrong.iter().map(ToString::to_string).collect();
@@ -342,7 +381,7 @@ fn create_topics(door: &Door, asked: &CreateTopicsRequest) -> CreateTopicsRespon
         if !name_is_valid(&topic.name) {
             return Err(bad_name());
         }
-        if door.info(&topic.name).is_some() {
+        if is_there(door, &topic.name)? {
             return Err((ResponseError::TopicAlreadyExists, format!("topic `{}` exists", &**topic.name)));
         }
         let options = options_of(door, topic)?;
@@ -366,7 +405,11 @@ fn create_topics(door: &Door, asked: &CreateTopicsRequest) -> CreateTopicsRespon
     };
     // A topic that is named twice is told about once.
     let topics = once(&asked.topics, |topic| topic.name.clone()).map(|topic| {
-        let result = unled.or(|| one(topic)).unwrap_or_else(|(error, why)| {
+        let result = match asked.validate_only {
+            true => unled.or(|| one(topic)),
+            false => unled.once(|| one(topic)),
+        };
+        let result = result.unwrap_or_else(|(error, why)| {
             CreatableTopicResult::default()
                 .with_error_code(of_new_topic(error).code())
                 .with_error_message(Some(text(why)))
@@ -379,31 +422,35 @@ fn create_topics(door: &Door, asked: &CreateTopicsRequest) -> CreateTopicsRespon
     CreateTopicsResponse::default().with_topics(topics.collect())
 }
 
-/// A topic that is to be deleted: what this node knows of it, and what the coordinators are asked to delete, if there may be one.
-type Doomed = (Option<StreamInfo>, Option<StreamRef>);
+/// A topic that is to be deleted: what this node knows of it, what the coordinators are asked to delete, if there may be one, and what they are asked to delete if there is no such one.
+type Doomed = (Option<StreamInfo>, Option<StreamRef>, Option<StreamRef>);
 
 /// Whether there is one that this node does not know the coordinators' leader says: the node may not have heard of it yet.
 fn doomed_by_name(door: &Door, name: &str) -> Doomed {
     let info = door.info(name);
-    let stream: Option<StreamRef> = match &info {
-        Some(info) => Some(info.id.into()),
-        None => may_be_topic(name).then(|| name.into()),
-    };
-    (info, stream)
+    let by_name = may_be_topic(name).then(|| StreamRef::from(name));
+    match &info {
+        // By its number first: by its name it could be one that is made while this is asked for again.
+        Some(known) => {
+            let by_number = known.id.into();
+            (info, Some(by_number), by_name.filter(|_| door.is_in_cluster()))
+        }
+        None => (info, by_name, None),
+    }
 }
 
 fn doomed_by_id(door: &Door, id: Uuid) -> Doomed {
-    let Some(stream) = door.catalog.stream_of(id).map(StreamRef::Id) else { return (None, None) };
+    let Some(stream) = door.catalog.stream_of(id).map(StreamRef::Id) else { return (None, None, None) };
     match door.coordinator.stream(&stream) {
-        Ok(info) if may_be_topic(&info.name) => (Some(info), Some(stream)),
-        Ok(_) => (None, None),
-        Err(_) => (None, Some(stream)),
+        Ok(info) if may_be_topic(&info.name) => (Some(info), Some(stream), None),
+        Ok(_) => (None, None, None),
+        Err(_) => (None, Some(stream), None),
     }
 }
 
 fn delete_topics(door: &Door, version: i16, asked: &DeleteTopicsRequest) -> DeleteTopicsResponse {
     let (mut unled, mut gone) = (Unled::default(), BTreeSet::new());
-    let mut delete = |(info, stream): Doomed, unknown: ResponseError| {
+    let mut delete = |(info, stream, again): Doomed, unknown: ResponseError| {
         let answer = match &info {
             Some(info) => DeletableTopicResult::default()
                 .with_name(Some(TopicName(text(info.name.clone()))))
@@ -411,12 +458,17 @@ fn delete_topics(door: &Door, version: i16, asked: &DeleteTopicsRequest) -> Dele
             None => DeletableTopicResult::default().with_name(None),
         };
         let missing = || (unknown, "there is no such topic".to_owned());
+        let ask = |stream: &StreamRef| {
+            door.coordinator.delete_stream(stream).map_err(|error| match error.status() {
+                Status::UnknownStream => missing(),
+                _ => refusal(&error),
+            })
+        };
         let deleted = stream.ok_or_else(missing).and_then(|stream| {
-            unled.or(|| {
-                door.coordinator.delete_stream(&stream).map_err(|error| match error.status() {
-                    Status::UnknownStream => missing(),
-                    _ => refusal(&error),
-                })
+            unled.once(|| match (ask(&stream), again) {
+                // The node knew one of that name that is gone, and another one may have been made since.
+                (Err((error, _)), Some(again)) if error == unknown => ask(&again),
+                (deleted, _) => deleted,
             })
         });
         match deleted {
@@ -449,19 +501,38 @@ fn delete_topics(door: &Door, version: i16, asked: &DeleteTopicsRequest) -> Dele
     DeleteTopicsResponse::default().with_responses(responses)
 }
 
-/// A topic that is to be changed. Where this node knows of none it hears first of all that the coordinators' leader knows: the topic may have been made a moment ago by way of another
-/// node. Waits for a leader then.
-fn to_change(door: &Door, name: &str) -> Result<StreamInfo, Refusal> {
-    let unknown = || (ResponseError::UnknownTopicOrPartition, "there is no such topic".to_owned());
-    if let Some(info) = door.info(name) {
-        return Ok(info);
-    }
-    if !may_be_topic(name) || !door.is_in_cluster() {
-        return Err(unknown());
-    }
+fn unknown_topic() -> Refusal {
+    (ResponseError::UnknownTopicOrPartition, "there is no such topic".to_owned())
+}
+
+/// Hears all that the coordinators' leader knows. Waits for a leader.
+pub(crate) fn hear(door: &Door) -> Result<(), Refusal> {
     // As with all that the leader is asked, it is answered when this node knows what the leader did.
-    door.coordinator.moves(&DescribeMoves { limit: 1 }).map_err(|error| refusal(&error))?;
-    door.info(name).ok_or_else(unknown)
+    door.coordinator.moves(&DescribeMoves { limit: 1 }).map(drop).map_err(|error| refusal(&error))
+}
+
+/// Whether some of the topics that are named are none that this node knows, and may have been made a moment ago by way of another one.
+fn names_unheard<'a>(door: &Door, mut names: impl Iterator<Item = &'a str>) -> bool {
+    door.is_in_cluster() && names.any(|name| may_be_topic(name) && door.info(name).is_none())
+}
+
+/// Whether there is a topic. What this node knows may be gone by way of another one: it hears first then what the leader knows.
+fn is_there(door: &Door, name: &str) -> Result<bool, Refusal> {
+    if door.info(name).is_some() && door.is_in_cluster() {
+        hear(door)?;
+    }
+    Ok(door.info(name).is_some())
+}
+
+/// A topic that is to be changed, with what of it is asked for, where this node knows that. Else it hears first of all what the coordinators' leader knows: it may have been made a moment ago by way
+/// of another node. Waits for a leader then.
+pub(crate) fn to_change(door: &Door, name: &str, has_all: impl Fn(&StreamInfo) -> bool) -> Result<StreamInfo, Refusal> {
+    let known = door.info(name);
+    if known.as_ref().is_some_and(has_all) || !may_be_topic(name) || !door.is_in_cluster() {
+        return known.ok_or_else(unknown_topic);
+    }
+    hear(door)?;
+    door.info(name).ok_or_else(unknown_topic)
 }
 
 /// Whether new partitions of a topic may be where they are wanted.
@@ -490,7 +561,7 @@ fn create_partitions(door: &Door, asked: &CreatePartitionsRequest) -> CreatePart
     let (mut leads, mut unled) = (Leads::new(door), Unled::default());
     let mut grow = |topic: &CreatePartitionsTopic| -> Result<(), Refusal> {
         let (name, count) = (&topic.name, topic.count);
-        let info = to_change(door, name)?;
+        let info = to_change(door, name, |_| true)?;
         let has = partitions_of(&info.options);
         let refuse = |why: String| Err((ResponseError::InvalidPartitions, why));
         let Some(count) = u32::try_from(count).ok().filter(|count| *count > has) else {
@@ -520,20 +591,24 @@ fn create_partitions(door: &Door, asked: &CreatePartitionsRequest) -> CreatePart
         Ok(())
     };
     let results = asked.topics.iter().map(|topic| {
-        let (error, why) = told(unled.or(|| grow(topic)));
+        let (error, why) = told(match asked.validate_only {
+            true => unled.or(|| grow(topic)),
+            false => unled.once(|| grow(topic)),
+        });
         let answer = CreatePartitionsTopicResult::default().with_name(topic.name.clone());
         answer.with_error_code(error).with_error_message(why)
     });
     CreatePartitionsResponse::default().with_results(results.collect())
 }
 
-fn describe_configs(door: &Door, asked: DescribeConfigsRequest) -> DescribeConfigsResponse {
+/// `heard`: whether this node has heard of all topics that there are, where it does not know one of them.
+fn describe_configs(door: &Door, asked: DescribeConfigsRequest, heard: Result<(), Refusal>) -> DescribeConfigsResponse {
     let of = |resource: &DescribeConfigsResource| (resource.resource_type, resource.resource_name.clone());
     let results = once(asked.resources, of).map(|resource| {
         let answer = DescribeConfigsResult::default()
             .with_resource_type(resource.resource_type)
             .with_resource_name(resource.resource_name.clone());
-        match described(door, &resource, asked.include_synonyms) {
+        match described(door, &resource, asked.include_synonyms, &heard) {
             Ok(mut configs) => {
                 for config in configs.iter_mut().filter(|_| asked.include_documentation) {
                     config.documentation = Some(StrBytes::from_static_str(documentation(&config.name)));
@@ -574,6 +649,7 @@ fn described(
     door: &Door,
     resource: &DescribeConfigsResource,
     tells_synonyms: bool,
+    heard: &Result<(), Refusal>,
 ) -> Result<Vec<DescribeConfigsResourceResult>, Refusal> {
     let of_node = |name: &'static str, value: String, kind: Type| {
         DescribeConfigsResourceResult::default()
@@ -585,7 +661,7 @@ fn described(
     };
     let mut entries = match resource.resource_type {
         TOPIC => {
-            let unknown = || (ResponseError::UnknownTopicOrPartition, "there is no such topic".to_owned());
+            let unknown = || heard.clone().err().unwrap_or_else(unknown_topic);
             let info = door.info(&resource.resource_name).ok_or_else(unknown)?;
             configs::describe(&info.options).into_iter().map(|one| topic_entry(one, tells_synonyms)).collect()
         }
@@ -627,7 +703,8 @@ fn alter(
         let why = "only the settings of topics can be changed; those of the node are in its configuration";
         return Err((ResponseError::InvalidRequest, why.to_owned()));
     }
-    let info = to_change(door, name)?;
+    // What is to change follows from what is so: by what this node knows that may be nothing, where it was changed a moment ago by way of another one.
+    let info = to_change(door, name, |_| false)?;
     let mut options = info.options.clone();
     change(&mut options).map_err(|why| (ResponseError::InvalidConfig, why))?;
     check_kept(door, &mut options)?;

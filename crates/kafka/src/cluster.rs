@@ -15,6 +15,7 @@ use kafka_protocol::messages::*;
 use kafka_protocol::protocol::StrBytes;
 use kera_protocol::admin::StreamInfo;
 
+use crate::admin::Refusal;
 use crate::door::Door;
 use crate::numbering::partitions_of;
 use crate::once::once;
@@ -42,7 +43,13 @@ fn exists(door: &Door, topic: &str, partition: i32) -> bool {
 /// ElectLeaders: whoever owns a streamlet leads its partitions and is their preferred leader, so an election is needed only where nobody leads. Then
 /// nobody can be made to either: the coordinators give such a streamlet to a live node as soon as one may have it, so the answer is which kind of
 /// leader there is not, and the client asks again. Without a list of partitions those that need no election are not told, as in Kafka.
-pub(crate) fn elect_leaders(door: &Door, asked: ElectLeadersRequest) -> ElectLeadersResponse {
+///
+/// `heard`: whether this node has heard of all topics that there are, where it does not know one of them.
+pub(crate) fn elect_leaders(
+    door: &Door,
+    asked: ElectLeadersRequest,
+    heard: Result<(), Refusal>,
+) -> ElectLeadersResponse {
     let missing = match asked.election_type {
         PREFERRED => (ResponseError::PreferredLeaderNotAvailable, "nobody leads the partition at present"),
         UNCLEAN => (ResponseError::EligibleLeadersNotAvailable, "no live node has all that was acknowledged"),
@@ -60,6 +67,10 @@ pub(crate) fn elect_leaders(door: &Door, asked: ElectLeadersRequest) -> ElectLea
         });
         return ElectLeadersResponse::default().with_replica_election_results(topics.collect());
     };
+    let unknown = match heard {
+        Ok(()) => (ResponseError::UnknownTopicOrPartition, "The topic or partition does not exist."),
+        Err((error, _)) => (error, "whether there is such a topic the coordinators do not say at present"),
+    };
     let topics = wanted.into_iter().map(|one| {
         let info = door.info(&one.topic);
         let partitions = info.as_ref().map_or(0, |info| partitions_of(&info.options));
@@ -68,10 +79,7 @@ pub(crate) fn elect_leaders(door: &Door, asked: ElectLeadersRequest) -> ElectLea
                 let unneeded = (ResponseError::ElectionNotNeeded, "Leader election not needed for topic partition.");
                 not_elected(*partition, if is_led(info, *partition) { unneeded } else { missing })
             }
-            _ => not_elected(
-                *partition,
-                (ResponseError::UnknownTopicOrPartition, "The topic or partition does not exist."),
-            ),
+            _ => not_elected(*partition, unknown),
         });
         let results = results.collect();
         of_topic(one.topic, results)

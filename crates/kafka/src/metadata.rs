@@ -56,7 +56,7 @@ pub(crate) fn create(door: &Door, asked: &MetadataRequest) {
         // Somebody else may have been quicker; what is there in the end is told.
         if let Err((error, why)) = crate::admin::create_topic(door, name, options.clone(), false) {
             tracing::debug!(topic = name, ?error, why, "a topic was not made on request");
-            if error == ResponseError::NotController {
+            if matches!(error, ResponseError::NotController | ResponseError::RequestTimedOut) {
                 break;
             }
         }

@@ -28,7 +28,7 @@ use kera_format::{LaneId, level};
 use kera_protocol::admin::{StreamChanges, StreamInfo};
 use kera_protocol::{DescribeMoves, MoveInfo, StreamRef};
 
-use crate::admin::{Refusal, refusal, told};
+use crate::admin::{Refusal, Unled, refusal, to_change, told};
 use crate::assignments::{self, Leads, as_assignment};
 use crate::copies::Copies;
 use crate::door::Door;
@@ -36,11 +36,12 @@ use crate::numbering::{has, partition_at, partitions_of};
 
 pub(crate) fn alter(door: &Door, asked: AlterPartitionReassignmentsRequest) -> AlterPartitionReassignmentsResponse {
     let may_change = asked.allow_replication_factor_change;
-    let mut leads = Leads::new(door);
+    let (mut leads, mut unled) = (Leads::new(door), Unled::default());
     let topics = asked.topics.into_iter().map(|topic| {
-        let done = match door.info(&topic.name) {
-            Some(info) => Reassigning::of(door, &info, may_change).run(&mut leads, &topic.partitions),
-            None => vec![Err(no_partition()); topic.partitions.len()],
+        let has_all = |info: &StreamInfo| topic.partitions.iter().all(|of| has(&info.options, of.partition_index));
+        let done = match unled.or(|| to_change(door, &topic.name, has_all)) {
+            Ok(info) => Reassigning::of(door, &info, may_change).run(&mut leads, &topic.partitions),
+            Err(refused) => vec![Err(refused); topic.partitions.len()],
         };
         let partitions = topic.partitions.iter().zip(done).map(|(partition, done)| {
             let (error, why) = told(done);

@@ -198,7 +198,7 @@ impl ClusterLog for Leader {
         let instead = self.instead.lock().clone();
         let refused = instead.and_then(|instead| instead());
         refused.map_or_else(|| self.execute(op, version, body, system), Err).map_err(|error| match error {
-            CoordinatorError::NoLeader(_) => error,
+            CoordinatorError::NoLeader(_) | CoordinatorError::MayBeDone(_) => error,
             // What it refuses comes from another node.
             error => CoordinatorError::Leader { status: error.status(), body: error.body() },
         })

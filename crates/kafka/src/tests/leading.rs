@@ -72,6 +72,28 @@ fn the_coordinators_are_asked_once_for_a_request_while_nobody_leads_them() {
     assert_eq!((cluster.codes("t", &elsewhere), times()), (vec![unled; 3], 1));
 }
 
+/// Asked for again by themselves clients would be told that the topic is there, or is not, because of what they had asked for themselves.
+#[test]
+fn what_may_be_done_is_told_so_and_behind_what_is_done_nothing_has_clients_ask_for_all_of_it_again() {
+    let mut cluster = Cluster::new();
+    assert_eq!(cluster.create("t", 1, &[&[1]], false).0, 0);
+    cluster.leader.answer_instead(|| Some(CoordinatorError::MayBeDone("nobody has told".into())));
+    let timed_out = ResponseError::RequestTimedOut.code();
+    assert_eq!(cluster.create("new", 1, &[], false).0, timed_out);
+    assert_eq!(cluster.grow("t", 2, &[&[1]], false), timed_out);
+    let delete = DeleteTopicsRequest::default().with_topic_names(vec![topic("t"), topic("new")]);
+    let deleted = cluster.world.call(1, &delete).responses;
+    assert_eq!(deleted.iter().map(|one| one.error_code).collect::<Vec<_>>(), [timed_out; 2]);
+    // The leader is lost behind the first one.
+    let asked = AtomicU32::new(0);
+    cluster.leader.answer_instead(move || (asked.fetch_add(1, Ordering::Relaxed) > 0).then(no_leader));
+    let one = create_topics_request::CreatableTopic::default().with_num_partitions(1).with_replication_factor(1);
+    let wanted = ["a", "b", "c"].map(|name| one.clone().with_name(topic(name)));
+    let told = cluster.world.call(5, &CreateTopicsRequest::default().with_topics(wanted.to_vec()));
+    let codes: Vec<i16> = told.topics.iter().map(|topic| topic.error_code).collect();
+    assert_eq!(codes, [0, timed_out, timed_out]);
+}
+
 /// A connection of its own; what its answers wait for becomes durable.
 struct Connection {
     sink: Arc<Held>,

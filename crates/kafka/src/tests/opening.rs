@@ -1,9 +1,13 @@
 //! A start: streams that the node knows of, and its broker not yet.
 
+use kafka_protocol::messages::alter_partition_reassignments_request::{ReassignablePartition, ReassignableTopic};
 use kafka_protocol::messages::create_partitions_request::CreatePartitionsTopic;
+use kafka_protocol::messages::create_topics_request::CreatableTopic;
 use kafka_protocol::messages::delete_records_request::{DeleteRecordsPartition, DeleteRecordsTopic};
 use kafka_protocol::messages::delete_topics_request::DeleteTopicState;
+use kafka_protocol::messages::describe_configs_request::DescribeConfigsResource;
 use kafka_protocol::messages::describe_producers_request::TopicRequest;
+use kafka_protocol::messages::elect_leaders_request::TopicPartitions;
 use kafka_protocol::messages::incremental_alter_configs_request::{AlterConfigsResource, AlterableConfig};
 use kafka_protocol::messages::list_offsets_request::{ListOffsetsPartition, ListOffsetsTopic};
 use kafka_protocol::messages::metadata_request::MetadataRequestTopic;
@@ -48,6 +52,19 @@ impl Known {
             known.catalog.get_mut().apply(&made).unwrap();
         }
         Arc::new(known)
+    }
+}
+
+/// The options of a topic of two partitions.
+fn of_two() -> StreamOptions {
+    StreamOptions { streamlets: 2, lanes: 1, replication: 1, ..StreamOptions::default() }
+}
+
+impl Known {
+    /// A topic is made by way of another node.
+    fn comes(&self, stream: u64, name: &str, options: StreamOptions) {
+        let made = Entry::StreamCreated { stream: StreamId(stream), at_ms: 2_000, options, name: name.into() };
+        self.comes.lock().push(made);
     }
 }
 
@@ -127,8 +144,7 @@ fn a_stream_that_the_node_knows_of_is_waited_for_until_its_broker_is_told() {
 
 /// A node of two that knows of topic `t`, which has two partitions, and whose broker has not been told of it.
 fn untold() -> (World, Arc<Known>) {
-    let options = StreamOptions { streamlets: 2, lanes: 1, replication: 1, ..StreamOptions::default() };
-    knowing(&[(TOPIC, "t", options)])
+    knowing(&[(TOPIC, "t", of_two())])
 }
 
 /// A node of two that knows of these topics, and whose broker has not been told of them.
@@ -256,11 +272,7 @@ fn a_topic_that_only_the_coordinators_leader_knows_is_deleted_by_way_of_this_nod
 #[test]
 fn a_topic_that_was_made_a_moment_ago_by_way_of_another_node_is_changed_by_way_of_this_one() {
     let (mut world, known) = untold();
-    let comes = |stream, name: &str| {
-        let options = StreamOptions { streamlets: 2, lanes: 1, replication: 1, ..StreamOptions::default() };
-        let made = Entry::StreamCreated { stream: StreamId(stream), at_ms: 2_000, options, name: name.into() };
-        known.comes.lock().push(made);
-    };
+    let comes = |stream, name: &str| known.comes(stream, name, of_two());
     let set = |world: &mut World, name: &str| {
         let one = AlterableConfig::default().with_name(text("retention.ms")).with_value(Some(text("60000")));
         let one = AlterConfigsResource::default().with_resource_type(2).with_configs(vec![one]);
@@ -277,10 +289,72 @@ fn a_topic_that_was_made_a_moment_ago_by_way_of_another_node_is_changed_by_way_o
     assert_eq!((set(&mut world, "new"), asked()), (0, vec![Op::DescribeMoves, Op::AlterStream]));
     comes(6, "newer");
     assert_eq!((grow(&mut world, "newer"), asked()), (0, vec![Op::DescribeMoves, Op::AlterStream]));
-    assert_eq!((set(&mut world, "newer"), asked()), (0, vec![Op::AlterStream]), "it is known");
+    assert_eq!((grow(&mut world, "newer"), asked()), (0, vec![Op::AlterStream]), "it is known");
+    // What is to change of a setting follows from what is set: that has to be known.
+    assert_eq!((set(&mut world, "newer"), asked()), (0, vec![Op::DescribeMoves, Op::AlterStream]));
     let changes: [fn(&mut World, &str) -> i16; 2] = [set, grow];
     for change in changes {
         assert_eq!((change(&mut world, "none"), asked()), (unknown, vec![Op::DescribeMoves]));
         assert_eq!((change(&mut world, "_kera.new"), asked()), (unknown, vec![]), "what is the system's is no topic");
     }
+}
+
+/// What becomes of a partition whose move is to be called off.
+fn called_off_at(world: &mut World, name: &str, partition: i32) -> i16 {
+    let one = ReassignablePartition::default().with_partition_index(partition).with_replicas(None);
+    let one = ReassignableTopic::default().with_name(topic(name)).with_partitions(vec![one]);
+    let asked = AlterPartitionReassignmentsRequest::default().with_topics(vec![one]);
+    world.call(0, &asked).responses[0].partitions[0].error_code
+}
+
+/// The same where it is only named.
+#[test]
+fn a_topic_that_was_made_a_moment_ago_by_way_of_another_node_is_told_of_by_way_of_this_one() {
+    let (mut world, known) = untold();
+    let described = |world: &mut World, name: &str| {
+        let one = DescribeConfigsResource::default().with_resource_type(2).with_configuration_keys(None);
+        let asked = DescribeConfigsRequest::default().with_resources(vec![one.with_resource_name(text(name))]);
+        world.call(1, &asked).results[0].error_code
+    };
+    let elected = |world: &mut World, name: &str| {
+        let one = TopicPartitions::default().with_topic(topic(name)).with_partitions(vec![0]);
+        let asked = ElectLeadersRequest::default().with_election_type(0).with_topic_partitions(Some(vec![one]));
+        world.call(1, &asked).replica_election_results[0].partition_result[0].error_code
+    };
+    let called_off = |world: &mut World, name: &str| called_off_at(world, name, 0);
+    let asked = || std::mem::take(&mut *known.asked.lock());
+    let (unknown, heard) = (ResponseError::UnknownTopicOrPartition.code(), vec![Op::DescribeMoves]);
+    let nothing_moves = ResponseError::NoReassignmentInProgress.code();
+    let tells: [fn(&mut World, &str) -> i16; 3] = [described, elected, called_off];
+    let told = [0, ResponseError::PreferredLeaderNotAvailable.code(), nothing_moves];
+    let names = [(5, "new"), (6, "newer"), (7, "newest")];
+    for ((tell, told), (stream, name)) in tells.into_iter().zip(told).zip(names) {
+        known.comes(stream, name, of_two());
+        assert_eq!((tell(&mut world, name), asked()), (told, heard.clone()), "{name}");
+        assert_eq!((tell(&mut world, name), asked()), (told, vec![]), "{name} is known");
+        assert_eq!((tell(&mut world, "none"), asked()), (unknown, heard.clone()));
+        assert_eq!((tell(&mut world, "_kera.new"), asked()), (unknown, vec![]), "what is the system's is no topic");
+    }
+    // It has grown by way of another one.
+    let options = StreamOptions { streamlets: 3, ..of_two() };
+    known.comes.lock().push(Entry::StreamAltered { stream: StreamId(7), at_ms: 3_000, options });
+    assert_eq!((called_off_at(&mut world, "newest", 2), asked()), (nothing_moves, heard.clone()));
+    assert_eq!((called_off_at(&mut world, "newest", 3), asked()), (unknown, heard));
+}
+
+/// It was told as not there, or as there, by what the node had heard.
+#[test]
+fn a_topic_that_has_the_place_of_one_that_is_gone_is_deleted_and_one_that_is_gone_is_made_anew() {
+    let (mut world, known) = untold();
+    // The node knows number 4 of that name.
+    *known.elsewhere.lock() = vec!["t".into()];
+    let delete = DeleteTopicsRequest::default().with_topic_names(vec![topic("t")]);
+    let unknown = ResponseError::UnknownTopicOrPartition.code();
+    assert_eq!([0; 2].map(|_| world.call(5, &delete).responses[0].error_code), [0, unknown]);
+    assert!(known.elsewhere.lock().is_empty());
+    let one = CreatableTopic::default().with_name(topic("t")).with_num_partitions(1).with_replication_factor(1);
+    let create = CreateTopicsRequest::default().with_topics(vec![one]).with_validate_only(true);
+    assert_eq!(world.call(5, &create).topics[0].error_code, ResponseError::TopicAlreadyExists.code());
+    known.comes.lock().push(Entry::StreamDeleted { stream: TOPIC, at_ms: 2_000 });
+    assert_eq!(world.call(5, &create).topics[0].error_code, 0);
 }
