@@ -361,7 +361,7 @@ impl Client {
     /// A connection of its own to a node, one try.
     pub(crate) async fn dedicated_to(&self, placement: &Placement, node: u32) -> Result<Connection, RpcError> {
         match placement.address(node) {
-            Some(address) => Connection::connect(address, self.inner.config.rpc.clone()).await,
+            Some(address) => self.connect_to(placement, address).await,
             None if node == HOME => self.dedicated().await,
             None => Err(no_owner()),
         }
@@ -396,8 +396,33 @@ impl Client {
             return if node == HOME { self.for_calls().await } else { Err(no_owner()) };
         };
         let node = self.node_at(address);
-        let make = async { Connection::connect(address, self.inner.config.rpc.clone()).await.map(Shared::new) };
+        let make = async { self.connect_to(placement, address).await.map(Shared::new) };
         node.get(open, make, keep).await
+    }
+
+    /// A connection to where a node is, if who answers there is [of its cluster](Placement::check_who_answers).
+    async fn connect_to(&self, placement: &Placement, address: &str) -> Result<Connection, RpcError> {
+        let connection = Connection::connect(address, self.inner.config.rpc.clone()).await?;
+        let checked = placement.check_who_answers(&connection, ASK_TIMEOUT).await;
+        if checked.is_err() {
+            connection.close();
+        }
+        checked.map(|()| connection)
+    }
+
+    /// A connection of its own to whichever node answers first, if that is of the cluster of which `placement` tells. Otherwise another one is tried first the next time.
+    pub(crate) async fn dedicated_within(
+        &self,
+        placement: &Placement,
+        timeout: Duration,
+    ) -> Result<Connection, RpcError> {
+        let connection = self.dedicated().await?;
+        let checked = placement.check_who_answers(&connection, timeout).await;
+        if checked.is_err() {
+            connection.close();
+            self.inner.turn.fetch_add(1, Ordering::Relaxed);
+        }
+        checked.map(|()| connection)
     }
 
     /// Where the shared connection to a node is, or will be.

@@ -177,13 +177,35 @@ impl Placement {
     /// What a node says that is of no cluster, or of another one, although the client has been in a cluster before: nothing that can be
     /// used. It may only not have joined yet.
     fn check(&self, known: Option<&Arc<Placement>>, address: &str) -> Result<(), RpcError> {
-        match known {
-            Some(known) if !known.is_alone() && self.cluster != known.cluster => {
-                let message =
-                    format!("{address} is not of the cluster that the client talks to, or has not joined it yet");
-                Err(RpcError::Status { status: Status::NotReady, message, retry_after: None })
-            }
-            _ => Ok(()),
+        known.map_or(Ok(()), |known| self.check_is_of(known, address))
+    }
+
+    fn check_is_of(&self, known: &Placement, address: &str) -> Result<(), RpcError> {
+        if known.is_alone() || self.cluster == known.cluster {
+            return Ok(());
+        }
+        let message = format!("{address} is not of the cluster that the client talks to, or has not joined it yet");
+        Err(RpcError::Status { status: Status::NotReady, message, retry_after: None })
+    }
+
+    /// Whether who answers on a connection is of the cluster of which this is. A node that has lost its data and was started without its cluster has its address as before, and counts its streams as
+    /// the cluster does: it would say that there is no such stream, or take and give what is of another one.
+    pub(crate) async fn check_who_answers(&self, connection: &Connection, timeout: Duration) -> Result<(), RpcError> {
+        if self.is_alone() {
+            return Ok(());
+        }
+        let address = connection.address();
+        let told = match connection.hello().common_version(Op::FindOwners) {
+            Some(_) => Placement::ask_cluster(connection, timeout).await,
+            // It is of a version that knows no clusters.
+            None => Ok(Placement::default()),
+        };
+        match told {
+            Ok(told) => told.check_is_of(self, address),
+            // It does not tell just then.
+            Err(RpcError::Status { .. }) => Ok(()),
+            // Nothing else was asked.
+            Err(error) => Err(RpcError::Connect { address: address.to_owned(), reason: error.to_string() }),
         }
     }
 

@@ -14,7 +14,7 @@ use kera_format::{Durability, LaneId, ProducerEpoch, ProducerId, StreamId, Strea
 use kera_log::{Arena, ArenaConfig, Log, LogConfig};
 use kera_protocol::{
     AllocatedProducer, ErrorBody, FetchOffsets, FrameHeader, HelloResponse, JoinApplication, LeaveApplication,
-    NodeInfo, OlderGroups, Op, Owner, Role, StreamInfo, StreamletState,
+    NodeInfo, OlderGroups, Op, Owner, Owners, Role, StreamInfo, StreamletState,
 };
 use kera_rpc::{
     ClientConfig, Connection, Flow, Outbox, Peer, RunningServer, Server, ServerConfig, Session, SessionWaker,
@@ -184,20 +184,7 @@ impl Cluster {
     fn serve(&self, at: usize) {
         let node = &mut self.nodes.lock()[at];
         node.server = None;
-        let hello = HelloResponse {
-            server_name: "test".into(),
-            server_version: "1".into(),
-            node_id: [at as u8; 16],
-            node_epoch: 1,
-            ops: HelloResponse::ops_spoken(),
-            frame_bytes_max: 8 << 20,
-            chunk_bytes_max: 4 << 20,
-            in_flight_bytes_max: 64 << 20,
-            in_flight_requests_max: 1_000,
-            subscriptions_max: 128,
-            idle_timeout_ms: 0,
-        };
-        let config = ServerConfig::new(node.address, hello, Arc::new(SystemClock::new()));
+        let config = ServerConfig::new(node.address, hello(at), Arc::new(SystemClock::new()));
         let (broker, info, producers) = (Arc::clone(&node.broker), self.info.clone(), Arc::clone(&self.producers));
         let (secretive, asked) = (Arc::clone(&self.secretive), Arc::clone(&self.asked));
         let (mute, number) = (Arc::clone(&self.mute), at as u32 + 1);
@@ -325,6 +312,39 @@ impl Cluster {
         }
         new.open_streamlet(STREAM, at, table.epoch, Some(&state)).unwrap();
     }
+}
+
+fn hello(at: usize) -> HelloResponse {
+    HelloResponse {
+        server_name: "test".into(),
+        server_version: "1".into(),
+        node_id: [at as u8; 16],
+        node_epoch: 1,
+        ops: HelloResponse::ops_spoken(),
+        frame_bytes_max: 8 << 20,
+        chunk_bytes_max: 4 << 20,
+        in_flight_bytes_max: 64 << 20,
+        in_flight_requests_max: 1_000,
+        subscriptions_max: 128,
+        idle_timeout_ms: 0,
+    }
+}
+
+/// A node of no cluster, which knows no stream.
+struct Stranger;
+
+impl Session for Stranger {
+    fn on_frame(&mut self, header: &FrameHeader, _: &[u8], out: &mut Outbox) -> Flow {
+        match Op::from_u16(header.op) {
+            Some(Op::FindOwners) => {
+                let (nodes, streams) = (Vec::new(), Vec::new());
+                out.respond(header, &Owners { cluster: [0; 16], version: 0, node: 0, nodes, streams, more: false });
+            }
+            _ => out.error(header, Status::UnknownStream, &ErrorBody::new("there is no stream")),
+        }
+        Flow::Done
+    }
+    fn on_wake(&mut self, _: &mut Outbox) {}
 }
 
 fn node_info(node: u32, of: &Node) -> NodeInfo {
@@ -1268,6 +1288,45 @@ fn who_reads_to_the_end_waits_for_an_owner_that_has_not_heard_of_all_that_it_own
         let mut numbers = std::mem::take(&mut *read.lock());
         numbers.sort_unstable();
         assert_eq!(numbers, (0..40).collect::<Vec<_>>());
+    });
+}
+
+/// It has lost its data directory, say, and was started without its cluster. Reading ended with that, and what was to be written was refused for good.
+#[test]
+fn a_node_that_is_of_no_cluster_any_more_is_taken_for_one_that_is_away() {
+    let cluster = Cluster::start(2, 1, 1);
+    let never = Duration::from_secs(600);
+    run(async {
+        let client = Client::connect(cluster.address(1)).await.unwrap();
+        let mut producer =
+            client.producer("moving").delivery_timeout(never).request_timeout(never).build().await.unwrap();
+        let mut reader = client.consumer("moving").from(Start::Earliest).build().await.unwrap();
+        producer.deliver(&Record::value(b"before")).await.unwrap();
+        assert_eq!(reader.next().await.unwrap().unwrap().view().value(), Some(&b"before"[..]));
+        let address = cluster.nodes.lock()[0].address;
+        cluster.stop(0);
+        let came = Arc::new(AtomicU64::new(0));
+        let counted = Arc::clone(&came);
+        let factory = Arc::new(move |_: Peer, _: SessionWaker| {
+            counted.fetch_add(1, Ordering::SeqCst);
+            Box::new(Stranger) as Box<dyn Session>
+        });
+        let stranger =
+            Server::start(ServerConfig::new(address, hello(0), Arc::new(SystemClock::new())), factory).unwrap();
+        let clients = async {
+            let after = Record::value(b"after");
+            let (written, read) = tokio::join!(producer.deliver(&after), reader.next());
+            assert_eq!(written.unwrap().base_ordinal, Some(1));
+            assert_eq!(read.unwrap().unwrap().view().value(), Some(&b"after"[..]));
+        };
+        let comes_back = async {
+            while came.load(Ordering::SeqCst) < 6 {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            drop(stranger);
+            cluster.serve(0);
+        };
+        tokio::join!(clients, comes_back);
     });
 }
 

@@ -126,7 +126,8 @@ impl Sender {
         let asked = async {
             let connection = match connected {
                 Some((_, connection)) => connection,
-                None => self.client.dedicated().await?,
+                // Another cluster, or a node of none, gives out ids that somebody has in this one.
+                None => self.client.dedicated_within(&self.owners.placement, REPAIR_TIMEOUT).await?,
             };
             let allocated = connection.call(&AllocateProducer { producer_id }).await;
             Ok((connection, allocated))
