@@ -673,7 +673,9 @@ fn no_owner() -> RpcError {
 /// Whether another node may do what one could not.
 fn is_for_others(error: &RpcError) -> bool {
     match error {
-        RpcError::Status { status, .. } => matches!(status, Status::NotReady | Status::ShuttingDown | Status::Fenced),
+        RpcError::Status { status, .. } => {
+            matches!(status, Status::NotReady | Status::ShuttingDown | Status::Fenced | Status::Timeout)
+        }
         RpcError::Timeout { .. } | RpcError::Closed { .. } => true,
         _ => false,
     }

@@ -331,12 +331,16 @@ impl Group {
         self.wait_followed(index).await.ok()
     }
 
-    /// Up to which entry the leader knows what is decided, which is all that was before it is asked. `None`: none has said so.
+    /// Up to which entry the leader knows what is decided, which is all that was before it is asked; 0 of one that does not know the question. `None`: none has answered.
     async fn leader_is_at(&self, deadline: tokio::time::Instant) -> Option<u64> {
         let body = encoded(&DescribeMoves { limit: 1 }, 1);
         let question = ForwardCommand { op: Op::DescribeMoves as u16, version: 1, system: false, body };
         let told = self.hand_on(&question, deadline, &Arc::default()).await.ok()?;
-        (Status::from_u16(told.status) == Some(Status::Ok)).then_some(told.index)
+        match Status::from_u16(told.status) {
+            Some(Status::Ok) => Some(told.index),
+            Some(Status::NotReady) => None,
+            _ => Some(0),
+        }
     }
 
     /// Waits until this node's state has something that a leader's has, whether or not its observers have heard of it.
