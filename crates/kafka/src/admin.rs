@@ -97,30 +97,8 @@ pub(crate) fn answer(door: &Door, request: &Request, body: &[u8]) -> Result<Vec<
 pub(crate) fn command(door: &Door, request: &Request, body: &[u8]) -> Result<Option<Command>, Malformed> {
     let request = *request;
     Ok(Some(match request.api.key {
-        ApiKey::Metadata => {
-            let asked = decode(&request, body)?;
-            if !crate::metadata::creates(door, request.version, &asked) {
-                return Ok(None);
-            }
-            run(request, move |door| {
-                crate::metadata::create(door, &asked);
-                crate::metadata::answer(door, request.version, asked)
-            })
-        }
-        ApiKey::DescribeConfigs => {
-            let asked: DescribeConfigsRequest = decode(&request, body)?;
-            let topics = asked.resources.iter().filter(|resource| resource.resource_type == TOPIC);
-            if !names_unheard(door, topics.map(|resource| &*resource.resource_name)) {
-                return Ok(None);
-            }
-            run(request, move |door| describe_configs(door, asked, hear(door)))
-        }
-        ApiKey::ElectLeaders => {
-            let asked: ElectLeadersRequest = decode(&request, body)?;
-            if !names_unheard(door, asked.topic_partitions.iter().flatten().map(|of| &**of.topic)) {
-                return Ok(None);
-            }
-            run(request, move |door| cluster::elect_leaders(door, asked, hear(door)))
+        ApiKey::Metadata | ApiKey::DescribeConfigs | ApiKey::ElectLeaders => {
+            return about_unheard(door, request, body);
         }
         ApiKey::CreateTopics => {
             let asked: CreateTopicsRequest = decode(&request, body)?;
@@ -168,6 +146,33 @@ pub(crate) fn command(door: &Door, request: &Request, body: &[u8]) -> Result<Opt
         }
         _ => return Ok(None),
     }))
+}
+
+/// The same of what is answered from memory, unless a topic is named that this node does not know.
+fn about_unheard(door: &Door, request: Request, body: &[u8]) -> Result<Option<Command>, Malformed> {
+    Ok(match request.api.key {
+        ApiKey::Metadata => {
+            let asked = decode(&request, body)?;
+            let creates = crate::metadata::creates(door, request.version, &asked);
+            let command = move |door: &Door| {
+                crate::metadata::create(door, &asked);
+                crate::metadata::answer(door, request.version, asked)
+            };
+            creates.then(|| run(request, command))
+        }
+        ApiKey::DescribeConfigs => {
+            let asked: DescribeConfigsRequest = decode(&request, body)?;
+            let topics = asked.resources.iter().filter(|resource| resource.resource_type == TOPIC);
+            let is_unheard = names_unheard(door, topics.map(|resource| &*resource.resource_name));
+            is_unheard.then(|| run(request, move |door| describe_configs(door, asked, hear(door))))
+        }
+        ApiKey::ElectLeaders => {
+            let asked: ElectLeadersRequest = decode(&request, body)?;
+            let is_unheard = names_unheard(door, asked.topic_partitions.iter().flatten().map(|of| &**of.topic));
+            is_unheard.then(|| run(request, move |door| cluster::elect_leaders(door, asked, hear(door))))
+        }
+        _ => None,
+    })
 }
 
 fn run<R: Encodable + 'static>(request: Request, work: impl FnOnce(&Door) -> R + Send + 'static) -> Command {
