@@ -503,7 +503,7 @@ impl Reading {
 
     /// A backup does not give the next block: which one is asked instead, or another piece. False: the range is at its end.
     fn fails(&mut self, job: &Job<'_>, reason: &str) -> bool {
-        let (range, asks_all) = (&job.range, job.asks_all);
+        let asks_all = job.asks_all;
         let (backup, block) = (self.backups[self.at], self.left.next);
         self.reasons.push(format!("backup {backup} at block {block}: {reason}"));
         if !asks_all {

@@ -5,7 +5,7 @@
 //! What this node has itself is read as before, one question behind the other: its disk reads many blocks at a time, and nothing of it crosses the network.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::AtomicU32;
 
 use kera_protocol::StreamletRef;
 use parking_lot::Mutex;
