@@ -80,14 +80,20 @@ impl Writing {
         self.is_over();
     }
 
+    /// The disk has refused it. One that is full is tried again and again, and a leader that would be taken for a slow one at each try would lead without an end and have nothing decided.
+    fn is_refused(&self) {
+        self.lately_us.store(0, Ordering::Release);
+        self.is_over();
+    }
+
     /// Whether the disk took long for that lately.
     fn is_slow(&self) -> bool {
         self.lately_us.load(Ordering::Acquire) >= SLOW_US
     }
 
-    /// Whether the disk has not been at what is under way for longer than one that takes as long as it did lately.
+    /// Whether the disk is slow, and has not been at what is under way for longer than one that takes as long as it did lately.
     pub(crate) fn may_be_slow(&self) -> bool {
-        self.for_us() < self.lately_us.load(Ordering::Acquire).saturating_mul(TIMES_LATELY)
+        self.is_slow() && self.for_us() < self.lately_us.load(Ordering::Acquire).saturating_mul(TIMES_LATELY)
     }
 
     pub(crate) fn bytes(&self) -> u64 {
@@ -284,7 +290,10 @@ fn write(mut file: LogFile, jobs: &Receiver<Job>, closing: &AtomicBool, writing:
         let result = when_there_is_room("the coordinators' log", closing, || {
             writing.begins();
             let written = file.write(records.clone());
-            writing.is_written();
+            match &written {
+                Ok(_) => writing.is_written(),
+                Err(_) => writing.is_refused(),
+            }
             written
         });
         match &result {
@@ -534,6 +543,31 @@ mod tests {
         assert!(writing.may_be_slow());
         clock.advance_ms(1_500);
         assert!(!writing.may_be_slow());
+    }
+
+    #[test]
+    fn a_disk_that_takes_long_to_refuse_is_not_slow_and_one_that_was_well_does_not_become_so_by_what_is_under_way() {
+        let clock = Arc::new(ManualClock::new(0));
+        let writing = Writing::new(clock.clone());
+        let begins = |ms| {
+            writing.begins();
+            clock.advance_ms(ms);
+        };
+        begins(500);
+        writing.is_written();
+        // It is full.
+        begins(500);
+        assert!(writing.may_be_slow());
+        writing.is_refused();
+        assert_eq!(writing.for_us(), 0);
+        begins(200);
+        assert!(!writing.may_be_slow());
+        writing.is_refused();
+        // There is room.
+        begins(40);
+        writing.is_written();
+        begins(200);
+        assert!(!writing.may_be_slow(), "as where a disk stops");
     }
 
     /// What it has voted for would be forgotten, and it could vote again.
