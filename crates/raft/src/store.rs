@@ -226,7 +226,7 @@ impl LogStore {
         Looker(self.jobs.clone())
     }
 
-    /// Tells who leads, this node or another one, as soon as that is known here. Nobody from when this node votes for one that does not lead yet.
+    /// Tells who leads, this node or another one, as soon as that is known here. Nobody from when this node votes for one that does not lead yet, or hears of another leader and that is not written yet.
     pub(crate) fn leaders(&self) -> watch::Receiver<Option<RaftBallot>> {
         self.leaders.subscribe()
     }
@@ -367,7 +367,8 @@ impl RaftLogStorage<TypeConfig> for LogStore {
         let is_given = self.vote.is_some_and(|given| given.leader_id == vote.leader_id);
         // What was to be written of an earlier leader would take back this one.
         self.led = None;
-        if !committed {
+        if !committed || !is_given {
+            // Nor does it lead any more as long as this is written, which may be seconds.
             self.leaders.send_replace(None);
         }
         if committed && (is_given || term < self.ahead) {
@@ -589,6 +590,36 @@ mod tests {
         store.wait(records).await.unwrap();
         drop(store);
         assert_eq!(start().read_vote().await.unwrap(), Some(ballot(6, 3, false)));
+    }
+
+    /// It would say all the while that it leads.
+    #[tokio::test]
+    async fn who_hears_of_another_leader_leads_no_more_before_that_is_written() {
+        let disk = FaultyDisk::new(Arc::new(MemoryDisk::new()));
+        let writing = Arc::new(Writing::new(Arc::new(ManualClock::new(0))));
+        let file = LogFile::open(folder(Arc::new(disk.clone())), [1; 16]).unwrap();
+        let mut store = LogStore::start(file, Arc::default(), writing).unwrap();
+        let ballot = |term, node, committed| RaftBallot { term, node, committed };
+        for given in [ballot(5, 1, false), ballot(5, 1, true)] {
+            store.save_vote(&vote(&given)).await.unwrap();
+        }
+        let leaders = store.leaders();
+        assert_eq!(*leaders.borrow(), Some(ballot(5, 1, true)));
+        disk.set_stuck(true);
+        let later = vote(&ballot(6, 2, true));
+        {
+            let saved = store.save_vote(&later);
+            tokio::pin!(saved);
+            tokio::select! {
+                biased;
+                _ = &mut saved => panic!("its disk does not answer"),
+                () = tokio::task::yield_now() => {}
+            }
+            assert_eq!(*leaders.borrow(), None);
+            disk.set_stuck(false);
+            saved.await.unwrap();
+        }
+        assert_eq!(*leaders.borrow(), Some(ballot(6, 2, true)));
     }
 
     /// However slow the disk is, and whenever the power goes: a start finds no earlier vote than the last one that was answered for and the leader of the last entry, and none for a node that has
