@@ -394,14 +394,15 @@ impl Group {
         // Who leads has others elect somebody else.
         let raft = self.raft.runtime_config();
         raft.heartbeat(!silent);
-        raft.elect(!silent);
         if silent {
+            raft.elect(false);
             let ms = self.config.timing.stands_still_ms;
             tracing::error!(
                 ms,
                 "the disk does not answer: this node falls silent, so that others take over what it owns"
             );
         } else {
+            // It tries to be elected once it has looked at what has come meanwhile: `settle` says when that is.
             tracing::warn!("the disk answers again");
         }
     }
