@@ -303,8 +303,10 @@ impl LogFile {
                     parsed
                 }
                 Err(error) => {
-                    // Nor is it torn: it may be a vote that a later version has answered for.
-                    if [&both.file, &both.copy].iter().any(|bytes| bytes.get(at..).is_some_and(is_whole_block)) {
+                    // Nor is it torn: it may be a vote that a later version has answered for. What is known and has another number is something else: a copy is not synced, and may
+                    // show what a disk had there before.
+                    let is_unknown = |bytes: &[u8]| is_whole_block(bytes) && parse(bytes).is_err();
+                    if [&both.file, &both.copy].iter().any(|bytes| bytes.get(at..).is_some_and(is_unknown)) {
                         return damaged(at, format!("{error} (a later version of kera may have written it)"));
                     }
                     // The first one was there before the file was.
@@ -770,6 +772,22 @@ mod tests {
         }
         let names = disk.list(DIR).unwrap();
         assert_eq!(names.len(), 2, "nothing has been changed: {names:?}");
+    }
+
+    #[test]
+    fn a_torn_block_is_cut_also_if_its_copy_shows_an_earlier_one_there() {
+        let disk = Arc::new(MemoryDisk::new());
+        let mut log = LogFile::open(folder(disk.clone()), [1; 16]).unwrap();
+        log.write(vec![vote(3), entry(1)]).unwrap();
+        log.copy();
+        let (path, end, before) = (log.path(), log.end, log.contents().clone());
+        drop(log);
+        let mut earlier = Vec::new();
+        encode_block(1, &[vote(2)], &mut earlier);
+        for (path, bytes) in [(copy_path(&path), earlier), (path, vec![1; 40])] {
+            disk.open(&path, OpenMode::ReadWrite, false).unwrap().write_at(end, &bytes).unwrap();
+        }
+        assert_eq!(LogFile::open(folder(disk), [1; 16]).unwrap().contents(), &before);
     }
 
     /// What is not there cannot have been torn: a file has its name when it has its first block.
