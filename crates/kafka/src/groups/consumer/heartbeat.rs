@@ -235,10 +235,11 @@ impl ConsumerGroup {
         let is_full = request.member_epoch == 0
             || (request.rebalance_timeout_ms != -1 && subscribes && request.topic_partitions.is_some());
         let tells = is_full || changed.assigned;
+        let beat_ms = self.beat_again_ms(&id, turn.now.mono_ms, turn.config.consumer_heartbeat_ms);
         Ok(ConsumerGroupHeartbeatResponse::default()
             .with_member_id(Some(text(&id)))
             .with_member_epoch(member.epoch)
-            .with_heartbeat_interval_ms(i32::try_from(turn.config.consumer_heartbeat_ms).unwrap_or(i32::MAX))
+            .with_heartbeat_interval_ms(i32::try_from(beat_ms).unwrap_or(i32::MAX))
             .with_assignment(tells.then(|| assigned(&member.assigned))))
     }
 
@@ -250,20 +251,24 @@ impl ConsumerGroup {
         member: Member,
         owned: Option<&Assignment>,
     ) -> Result<Changed, AppendFailed> {
-        let changed =
-            self.members.get(id).is_none_or(|known| known.names != member.names || known.pattern != member.pattern);
+        let known = self.members.get(id);
+        let changed = known.is_none_or(|known| known.names != member.names || known.pattern != member.pattern);
+        // A thousand members that want what others want do not have all topics gone through for each of them.
+        let is_as_before = changed
+            && !self.topics_are_left
+            && self.others_want_the_same(id, &member)
+            && known.is_none_or(|known| self.others_want_the_same(id, known));
         self.admit(turn, id, member);
-        if changed || self.topics_version != Some(turn.topics.version()) {
-            let topics_changed = self.look_up(turn.topics);
+        let is_known = self.topics_version == Some(turn.topics.version());
+        if changed || !is_known {
+            let topics_changed = !(is_known && is_as_before) && self.look_up(turn.topics);
             if changed || topics_changed {
                 self.epoch = self.epoch.saturating_add(1);
             }
         }
         // Whoever joins again after this is there already, and nobody has heard of the epoch: a retry does no harm.
         self.store(turn)?;
-        if self.epoch > self.target_epoch {
-            self.assign();
-        }
+        self.assign_if_due(turn.now.mono_ms);
         let changed = self.reconcile(turn, id, owned);
         self.keep(turn)?;
         Ok(changed)

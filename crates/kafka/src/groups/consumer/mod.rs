@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! somebody joins, leaves, dies, or subscribes anew; topics change ─▶ the group's epoch rises
-//! the next heartbeat of anybody ─▶ a target for that epoch: who should have what
+//! the next heartbeat of anybody ─▶ a target for that epoch: who should have what (of very many not more often than is worth it)
 //! each member's heartbeats ─▶ give back what is no longer its own, then the epoch, then take what others gave back
 //! ```
 //! Nobody stops: who keeps its partitions goes on reading them all the time. The epoch is recorded before anybody hears of
@@ -39,6 +39,11 @@ const TARGET_BYTES: usize = 16;
 /// Bytes that a topic is counted for with everybody who has or should have some of it, and with the group beside its name.
 const ASSIGNED_TOPIC_BYTES: usize = 256;
 const TOPIC_BYTES: usize = 64;
+/// A target of fewer partitions and members than this is made at once. Of more one is made only so many milliseconds after the one before as it has this many of them, and
+/// the most that it may be: each looks at all of them, and a thousand members that join would make a thousand of it.
+const WORK_AT_ONCE: u64 = 1_000;
+const WORK_PER_MS: u64 = 50;
+const PAUSE_MS_MAX: u64 = 5_000;
 /// From here on members of consumer groups may commit.
 const VERSION_COMMIT: i16 = 9;
 
@@ -46,6 +51,9 @@ const VERSION_COMMIT: i16 = 9;
 thread_local! {
     /// How often a topic's name was compared with a pattern.
     pub(super) static MATCHED: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+    /// How many targets were made, and how often all topics that somebody wants were gone through.
+    pub(super) static ASSIGNED: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+    pub(super) static LOOKED_UP: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
 }
 
 /// A pattern that can be matched.
@@ -71,6 +79,8 @@ pub(super) struct ConsumerGroup {
     epoch: i32,
     /// The epoch that the target was made for.
     target_epoch: i32,
+    /// When the next target may be made, on the monotonic clock.
+    assign_from_ms: u64,
     members: BTreeMap<String, Member>,
     /// Members by the name that outlives them.
     instances: BTreeMap<String, String>,
@@ -84,6 +94,8 @@ pub(super) struct ConsumerGroup {
     /// The topics that somebody subscribes to and that exist, as they were when this was looked up.
     topics: BTreeMap<String, Topic>,
     topics_version: Option<u64>,
+    /// Somebody is gone since then who may have been the last to want some of them.
+    topics_are_left: bool,
     /// Patterns of the members.
     patterns: BTreeMap<String, Pattern>,
     /// Bytes that these topics take.
@@ -100,6 +112,7 @@ impl ConsumerGroup {
         ConsumerGroup {
             epoch,
             target_epoch: epoch,
+            assign_from_ms: 0,
             members: BTreeMap::new(),
             instances: BTreeMap::new(),
             target: BTreeMap::new(),
@@ -108,6 +121,7 @@ impl ConsumerGroup {
             held: HashSet::new(),
             topics: BTreeMap::new(),
             topics_version: None,
+            topics_are_left: false,
             patterns: BTreeMap::new(),
             topics_bytes: 0,
             unkept: BTreeSet::new(),
@@ -203,8 +217,9 @@ impl ConsumerGroup {
         self.target_bytes -= self.target.remove(id).map_or(0, |target| target_bytes(&target));
         self.unkept.insert(id.to_owned());
         self.epoch = self.epoch.saturating_add(1);
+        self.topics_are_left |= !self.others_want_the_same(id, &member);
         if self.is_empty() {
-            self.target_epoch = self.epoch;
+            (self.target_epoch, self.assign_from_ms) = (self.epoch, 0);
             self.topics.clear();
             self.patterns.clear();
             self.topics_bytes = 0;
@@ -246,6 +261,9 @@ impl ConsumerGroup {
     fn look_up(&mut self, topics: &dyn Topics) -> bool {
         let version = topics.version();
         let is_as_before = self.topics_version.replace(version) == Some(version);
+        self.topics_are_left = false;
+        #[cfg(test)]
+        LOOKED_UP.set(LOOKED_UP.get() + 1);
         let used: BTreeSet<String> = self.members.values().filter_map(|member| member.pattern.clone()).collect();
         self.patterns.retain(|pattern, _| used.contains(pattern));
         self.match_topics(topics, version, None);
@@ -260,6 +278,11 @@ impl ConsumerGroup {
         let matches = self.patterns.values().map(|pattern| names_bytes(&pattern.matches)).sum::<usize>();
         self.topics_bytes = matches + self.topics.keys().map(|name| name.len() + TOPIC_BYTES).sum::<usize>();
         changed
+    }
+
+    /// Whether somebody else subscribes to just what this member does: then the topics that anybody wants are the same with it and without it.
+    fn others_want_the_same(&self, id: &str, member: &Member) -> bool {
+        self.members.iter().any(|(other, of)| other != id && of.names == member.names && of.pattern == member.pattern)
     }
 
     /// Looks which topics match the patterns, or `one` of them, but for those of which that is known of this version of all topics, which the caller has asked for first.
@@ -301,8 +324,30 @@ impl ConsumerGroup {
         Ok(())
     }
 
+    /// Makes the target of the group's epoch, unless it has it, or it is to wait for others who change the group as well: meanwhile everybody goes on with the target before.
+    ///
+    /// Members that speak the classic protocol wait for nothing: they are told to join again until they are where the group is.
+    fn assign_if_due(&mut self, now_ms: u64) {
+        if self.epoch <= self.target_epoch || (now_ms < self.assign_from_ms && self.spoken == 0) {
+            return;
+        }
+        self.assign();
+        let partitions = self.topics.values().map(|topic| u64::from(topic.partitions)).sum::<u64>();
+        let work = partitions + self.members.len() as u64;
+        let pause_ms = if work < WORK_AT_ONCE { 0 } else { (work / WORK_PER_MS).min(PAUSE_MS_MAX) };
+        self.assign_from_ms = now_ms.saturating_add(pause_ms);
+    }
+
+    /// After how long a member should be heard of again: sooner than usual if it waits for the first target in which it is.
+    fn beat_again_ms(&self, id: &str, now_ms: u64, usual_ms: u64) -> u64 {
+        let waits = self.epoch > self.target_epoch && !self.target.contains_key(id);
+        if waits { self.assign_from_ms.saturating_sub(now_ms).clamp(1, usual_ms.max(1)) } else { usual_ms }
+    }
+
     /// Makes the target of the group's epoch.
     fn assign(&mut self) {
+        #[cfg(test)]
+        ASSIGNED.set(ASSIGNED.get() + 1);
         let mut votes: BTreeMap<&str, usize> = BTreeMap::new();
         for assignor in self.members.values().filter_map(|member| member.assignor.as_deref()) {
             *votes.entry(assignor).or_default() += 1;

@@ -12,7 +12,7 @@ use kafka_protocol::messages::{
 };
 use uuid::Uuid;
 
-use crate::groups::consumer::MATCHED;
+use crate::groups::consumer::{ASSIGNED, LOOKED_UP, MATCHED};
 use crate::groups::group::text;
 use crate::groups::testing::{World, beat, caller, commit, group, join};
 use crate::groups::{Answer, GroupConfig, Topics};
@@ -277,6 +277,56 @@ fn topics_are_matched_and_looked_up_once_for_all_who_join_with_one_pattern() {
     let response = world.beat(&beat_of(19, 20));
     assert_eq!((response.error_code, response.member_epoch), (0, 21));
     assert_eq!((MATCHED.get(), looks(&world) - before), (42 + 43, 80 + 41));
+}
+
+/// Each target looks at all partitions and all members.
+#[test]
+fn who_joins_a_large_group_waits_a_little_for_a_target_that_is_for_all_who_join() {
+    let mut world = World::new();
+    world.topics.set("large", 1_000);
+    (ASSIGNED.set(0), LOOKED_UP.set(0));
+    let mut all = Vec::new();
+    for at in 0..100 {
+        let mut client = Client { id: format!("member-{at}"), epoch: 0, owned: Vec::new(), topics: vec!["large"] };
+        let told = client.beat(&mut world);
+        let (in_ms, many) = if at == 0 { (5_000, 1_000) } else { (20, 0) };
+        assert_eq!((told.heartbeat_interval_ms, client.epoch, client.count()), (in_ms, 1, many), "{at}");
+        all.push(client);
+    }
+    assert_eq!((ASSIGNED.get(), LOOKED_UP.get()), (1, 1));
+    world.pass(19);
+    assert_eq!((all[99].beat(&mut world).heartbeat_interval_ms, ASSIGNED.get()), (1, 1));
+    world.pass(1);
+    // Whoever comes first has the target made in which all are.
+    assert_eq!((all[99].beat(&mut world).heartbeat_interval_ms, ASSIGNED.get()), (5_000, 2));
+    for _ in 0..3 {
+        all.iter_mut().for_each(|client| drop(client.beat(&mut world)));
+    }
+    assert!(all.iter().all(|client| (client.epoch, client.count()) == (100, 10)), "{all:?}");
+    assert_eq!((ASSIGNED.get(), LOOKED_UP.get(), state(&mut world).as_str()), (2, 1, "Stable"));
+    // Who is alone again has all at once, however soon.
+    for client in &all {
+        assert_eq!(world.beat(&beat(&client.id, -1, &[], &[])).error_code, 0);
+    }
+    assert_eq!(Client::join(&mut world, "another", &["large"]).count(), 1_000);
+}
+
+#[test]
+fn topics_are_gone_through_when_somebody_wants_what_nobody_else_does_or_the_last_does_not_any_more() {
+    let mut world = World::new();
+    LOOKED_UP.set(0);
+    let joins = |world: &mut World, id: &str, topics: &[&'static str]| {
+        Client::join(world, id, topics);
+        LOOKED_UP.get()
+    };
+    let looked = [("a", "orders"), ("b", "items"), ("c", "orders")].map(|(id, topic)| joins(&mut world, id, &[topic]));
+    assert_eq!(looked, [1, 2, 2]);
+    world.beat(&beat("b", -1, &[], &[]));
+    assert_eq!([joins(&mut world, "d", &["orders"]), joins(&mut world, "e", &["orders"])], [3, 3]);
+    world.beat(&beat("e", -1, &[], &[]));
+    assert_eq!(joins(&mut world, "f", &["orders"]), 3, "others want what it wanted");
+    // One wants something else, and is the last to do so for a while.
+    assert_eq!([joins(&mut world, "a", &["items"]), joins(&mut world, "a", &["orders"])], [4, 5]);
 }
 
 #[test]
