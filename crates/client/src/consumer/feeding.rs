@@ -288,6 +288,28 @@ impl Consumer {
                 self.feed_at = self.feed_at.min(at);
             }
         }
+        if let Some(at) = self.rested_at(now) {
+            self.feed_at = self.feed_at.min(at);
+        }
+    }
+
+    /// When the first track has rested that no poll waits for: one that is under way where it was refused is [over](Consumer::poll_wait) by then, and all are asked for again.
+    fn rested_at(&mut self, now: Instant) -> Option<Instant> {
+        let resting = self.tracks.values().filter_map(|track| {
+            let until = track.rests(now)?;
+            Some((self.holders.holder(track.streamlet, track.received.group), track.node, until))
+        });
+        let mut resting: Vec<_> = resting.collect();
+        resting
+            .retain(|(node, last, _)| node != last || !self.holders.link(*node).is_some_and(|link| link.is_polling()));
+        resting.into_iter().map(|(.., until)| until).min()
+    }
+
+    /// How long a poll waits at a node at most: until what it does not ask for has rested.
+    fn poll_wait(&self, node: u32, now: Instant) -> Option<Duration> {
+        let of_node = |track: &&Track| self.holders.holder(track.streamlet, track.received.group) == node;
+        let resting = self.tracks.values().filter_map(|track| Some((track, track.rests(now)?)));
+        resting.filter(|(track, _)| of_node(track)).map(|(_, until)| until.saturating_duration_since(now)).min()
     }
 
     /// The tracks that a node has to feed.
@@ -336,10 +358,11 @@ impl Consumer {
             let (streamlet, lane, cursor) = (track.streamlet, track.lane, track.received);
             entries.push(ReadEntry { stream: self.stream.id, streamlet, lane, cursor, max_bytes: 0, flags: follow });
         }
+        let wait = self.poll_wait(node, Instant::now());
         let Some(link) = self.holders.link(node) else { return };
         let credit = self.settings.credit_bytes;
         if self.settings.long_poll {
-            link.poll(entries, ids, u32::try_from(credit / 2).unwrap_or(u32::MAX));
+            link.poll(entries, ids, u32::try_from(credit / 2).unwrap_or(u32::MAX), wait);
             return;
         }
         let share = credit as u128 * entries.len() as u128 / self.tracks.len().max(1) as u128;
@@ -556,10 +579,12 @@ impl Consumer {
             Some(status) if status.retryable() => {
                 track.fed = false;
                 let (apart, now) = (self.take_unread(id, status), Instant::now());
-                let wait = self.back_off.next(None);
-                // By a poll it is asked for with all others.
-                let is_apart = credit.is_some();
-                self.feed_at = if is_apart { self.feed_at.min(now + wait.max(apart)) } else { now + wait };
+                let again = now + self.back_off.next(None).max(apart);
+                // By a poll all others are asked for at once.
+                match self.tracks.get_mut(&id).filter(|_| credit.is_none()) {
+                    Some(track) => track.rests_until = Some(again),
+                    None => self.feed_at = self.feed_at.min(again),
+                }
             }
             status => {
                 let status = status.unwrap_or(Status::Internal);
@@ -761,6 +786,43 @@ mod tests {
             assert_eq!(refuse(&mut consumer), again_at);
             tokio::time::advance(Duration::from_secs(10)).await;
             assert_eq!(refuse(&mut consumer), Some(Instant::now()));
+        });
+    }
+
+    /// A poll is answered as soon as something is refused, however long it would have waited for the others.
+    #[test]
+    fn a_lane_that_is_not_given_is_polled_for_once_a_second_and_the_others_wait_for_their_records() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
+        runtime.block_on(async {
+            let client = Client::builder("nobody:1").unconnected(vec!["nobody:1".to_owned()]);
+            let settings = ConsumerBuilder::new(client, "stream".to_owned()).long_poll(true);
+            let options = StreamOptions { streamlets: 2, ..StreamOptions::default() };
+            let stream = StreamInfo { id: StreamId(7), name: "stream".to_owned(), created_ms: 1, options };
+            let began = Instant::now();
+            let mut consumer = Consumer::new(settings, stream, began);
+            let here = Cursor::default();
+            for at in 0..2 {
+                consumer.add_track(Track::new(StreamletId(at), LaneId(0), here, 0));
+            }
+            let (mut polls, mut refused) = (0, 0);
+            while began.elapsed() < Duration::from_secs(60) {
+                let asked = consumer.to_feed_by(HOME);
+                assert!(asked.contains(&1), "the other one is always waited for");
+                polls += 1;
+                if asked.contains(&0) {
+                    refused += 1;
+                    // As with each answer.
+                    consumer.back_off.reset();
+                    let lost = ReadAnswer::failed(0, Status::SegmentUnreadable, here, here);
+                    consumer.take_answer(0, &lost, Bytes::new(), None);
+                } else {
+                    let wait = consumer.poll_wait(HOME, Instant::now()).expect("not longer than one rests");
+                    assert_eq!(consumer.rested_at(Instant::now()), Some(Instant::now() + wait), "if nobody polled");
+                    tokio::time::advance(wait).await;
+                }
+            }
+            assert!((60..90).contains(&refused) && polls < 180, "{refused} of {polls}");
+            assert!(consumer.failed.is_none());
         });
     }
 }

@@ -567,7 +567,7 @@ impl Consumer {
     /// The node that is to feed a track, if it has to be fed. Of one that has come to where it is to stop nothing more is delivered.
     pub(super) fn to_feed(&self, track: &Track) -> Option<u32> {
         let finished = track.ended || track.at_target() || track.lease.is_some_and(|lease| lease.releasing);
-        let wanted = !(track.fed || track.astray || finished);
+        let wanted = !(track.fed || track.astray || finished || track.rests(Instant::now()).is_some());
         wanted.then(|| self.holders.holder(track.streamlet, track.received.group))
     }
 

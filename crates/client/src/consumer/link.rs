@@ -21,7 +21,7 @@ use tokio::time::Instant;
 use super::holders::Task;
 use crate::placement::Placement;
 
-/// How long a poll for data waits at the server.
+/// How long a poll for data waits at the server at most.
 const POLL_WAIT_MS: u32 = 30_000;
 /// How long the answer to who owns what may take.
 const OWNERS_TIMEOUT: Duration = Duration::from_secs(5);
@@ -114,8 +114,11 @@ impl Link {
         Ok(())
     }
 
-    pub(super) fn poll(&mut self, entries: Vec<ReadEntry>, tracks: Vec<u64>, max_bytes: u32) {
-        let call = self.connection.request(&ReadChunks { max_wait_ms: POLL_WAIT_MS, min_bytes: 1, max_bytes, entries });
+    /// Asks for what comes next of tracks, and waits at the server for that; not past `until`.
+    pub(super) fn poll(&mut self, entries: Vec<ReadEntry>, tracks: Vec<u64>, max_bytes: u32, until: Option<Duration>) {
+        let until_ms = until.and_then(|until| u32::try_from(until.as_millis() + 1).ok()).unwrap_or(POLL_WAIT_MS);
+        let max_wait_ms = until_ms.min(POLL_WAIT_MS);
+        let call = self.connection.request(&ReadChunks { max_wait_ms, min_bytes: 1, max_bytes, entries });
         self.feeds.push(Feed::Poll { call, tracks: tracks.into() });
     }
 

@@ -70,6 +70,8 @@ pub(super) struct Track {
     pub(super) sent_around: Option<(Instant, Instant)>,
     /// The same of nodes that do not give it for now.
     pub(super) refused: Option<(Instant, Instant)>,
+    /// It is not polled for before, since it was not given: all others would be asked for again as fast as it is refused.
+    pub(super) rests_until: Option<Instant>,
     /// Retention may have gone past what is delivered.
     pub(super) may_have_gap: bool,
     /// What comes next was gone, and the server said where to go on: perhaps before it, if it lost its end.
@@ -100,6 +102,7 @@ impl Track {
             node: HOME,
             sent_around: None,
             refused: None,
+            rests_until: None,
             may_have_gap: false,
             sent_on: false,
             received_gone: false,
@@ -119,6 +122,11 @@ impl Track {
     /// A node does not give what comes next for now: for how long nothing else was said of it.
     pub(super) fn refused_for(&mut self, now: Instant) -> Duration {
         lasts(&mut self.refused, REFUSED_PAUSE, now)
+    }
+
+    /// Until when it is not polled for, if that is later than `now`.
+    pub(super) fn rests(&self, now: Instant) -> Option<Instant> {
+        self.rests_until.filter(|until| *until > now)
     }
 
     pub(super) fn position(&self) -> Position {
