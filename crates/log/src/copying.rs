@@ -57,7 +57,7 @@ impl Log {
         }
         match slot.memory.clone() {
             Some(segment) if segment.is_settled() => {
-                if is_compacted && let Some(first) = lane.uncopied_before(&state, id, sink) {
+                if is_compacted && let Some(first) = lane.uncopied_before(&mut state, id, sink) {
                     return CopiedAgain::Behind(first);
                 }
                 drop(state);
@@ -142,16 +142,9 @@ impl Lane {
     /// A tombstone that was removed from one segment hides records in front of it, which were removed before. If its copy were there without
     /// theirs, a recovery would bring those back. What is in front when a segment's image is at hand was rewritten no later than that image,
     /// and a log is cut at its end only: who finds the copy finds theirs.
-    fn uncopied_before(&self, state: &LaneState, id: SegmentId, sink: &dyn DurabilitySink) -> Option<SegmentId> {
-        let is_other = |(group, index): &(GroupId, u32)| (*group, *index) != (id.group, id.index.0);
-        let mut before = state.chain.groups.iter().flat_map(|group| group.slots.iter().map(|slot| (group.id, slot)));
-        let before = before.by_ref().take_while(|(group, slot)| is_other(&(*group, slot.index)));
-        let sink = address_of(sink);
-        let mut uncopied = before.filter(|(_, slot)| {
-            let summary = slot.summary();
-            summary.is_compacted && !slot.copied.has(sink, summary.rewrites)
-        });
-        uncopied.next().map(|(group, slot)| self.segment_id(group, slot.index))
+    fn uncopied_before(&self, state: &mut LaneState, id: SegmentId, sink: &dyn DurabilitySink) -> Option<SegmentId> {
+        let uncopied = state.chain.uncopied_before((id.group, id.index.0), address_of(sink));
+        uncopied.map(|(group, index)| self.segment_id(group, index))
     }
 }
 

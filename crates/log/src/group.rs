@@ -258,6 +258,11 @@ impl Slot {
         }
     }
 
+    /// As what it counts to whom it is given again: each rewriting makes another of it.
+    pub(crate) fn rewriting(&self) -> (bool, u32) {
+        (self.closed.is_compacted, self.closed.rewrites)
+    }
+
     /// The segment takes no more appends.
     pub(crate) fn seal(&mut self) {
         self.closed = self.summary();
@@ -407,7 +412,12 @@ pub(crate) struct Chain {
     pub(crate) dropped_to: Option<Cursor>,
     /// It was taken over from a lost owner: what earlier owners had, and is not here, was dropped or never acknowledged.
     pub(crate) is_taken_over: bool,
+    /// Up to which place all that is compacted was given again, as it is now, by the [sinks](CopiedTo) that were asked about last; the last one first.
+    copied_to: [Option<(usize, Name)>; 2],
 }
+
+/// A segment's name in its lane.
+pub(crate) type Name = (GroupId, u32);
 
 impl Chain {
     /// Notes since when segments are known to be closed whose append times are ahead of the clock.
@@ -480,6 +490,43 @@ impl Chain {
             }
         }
         next >= to
+    }
+
+    /// The first compacted segment in front of `before` that was not given again to this sink as it is now. Those are not looked at of which that was found before: a lane is
+    /// given again segment by segment, and each would look at all in front of it.
+    pub(crate) fn uncopied_before(&mut self, before: Name, sink: usize) -> Option<Name> {
+        let known = self.copied_to.iter().flatten().find(|(of, _)| *of == sink).map(|(_, to)| *to);
+        let from = known.unwrap_or((GroupId::NONE, 0));
+        let in_front = self.from(self.at_or_behind(from)).map(|at| {
+            let group = &self.groups[at.group];
+            ((group.id, group.slots[at.slot].index), &group.slots[at.slot])
+        });
+        let is_uncopied = |(_, slot): &(Name, &Slot)| {
+            #[cfg(test)]
+            tests::LOOKED_AT.set(tests::LOOKED_AT.get() + 1);
+            let (is_compacted, rewrites) = slot.rewriting();
+            is_compacted && !slot.copied.has(sink, rewrites)
+        };
+        let found = in_front.take_while(|(name, _)| *name < before).find(is_uncopied).map(|(name, _)| name);
+        let other = self.copied_to.iter().flatten().find(|(of, _)| *of != sink).copied();
+        self.copied_to = [Some((sink, found.unwrap_or(before).max(from))), other];
+        found
+    }
+
+    /// A segment is there, or is another one, that is given to nobody.
+    pub(crate) fn is_new(&mut self, name: Name) {
+        self.copied_to.iter_mut().flatten().for_each(|(_, to)| *to = (*to).min(name));
+    }
+
+    /// The first slot that is there from a place on.
+    fn at_or_behind(&self, (id, index): Name) -> Option<At> {
+        let group = self.groups.partition_point(|of| of.id < id);
+        let of = self.groups.get(group)?;
+        let slot = if of.id == id { of.slots.partition_point(|slot| slot.index < index) } else { 0 };
+        match slot < of.slots.len() {
+            true => Some(At { group, slot }),
+            false => (group + 1 < self.groups.len()).then_some(At { group: group + 1, slot: 0 }),
+        }
     }
 
     pub(crate) fn find_group(&self, id: GroupId) -> Option<usize> {
@@ -561,6 +608,7 @@ impl Chain {
 
     /// Puts a slot where it belongs; `None` if there is one with its name.
     pub(crate) fn insert(&mut self, id: GroupId, limit: u32, slot: Slot) -> Option<At> {
+        self.is_new((id, slot.index));
         let group = match self.groups.binary_search_by_key(&id, |group| group.id) {
             Ok(group) => group,
             Err(group) => {
@@ -599,7 +647,14 @@ impl Chain {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use super::*;
+
+    thread_local! {
+        /// How many segments were looked at for whether they are given again.
+        pub(super) static LOOKED_AT: Cell<usize> = const { Cell::new(0) };
+    }
 
     fn stored(index: u32, base: u64, next: u64) -> Slot {
         let (first_append_ms, last_append_ms) = (1, 2);
@@ -686,5 +741,61 @@ mod tests {
         assert_eq!((info.first_ordinal, info.next_ordinal, info.bytes), (300, 303, 2000));
         assert_eq!((info.durable_ordinal, info.first_append_ms, info.last_append_ms), (302, 1, 2));
         assert_eq!((info.first_segment, info.last_segment), (SegmentIndex(0), SegmentIndex(2)));
+    }
+
+    /// A lane is copied again, to one log or to two in turns.
+    #[test]
+    fn what_was_given_again_is_not_looked_at_for_each_that_comes_behind_it() {
+        const A: usize = 64;
+        const B: usize = 128;
+        let mut chain = Chain::default();
+        let compacted = |index: u32| {
+            let mut slot = stored(index, index.into(), u64::from(index) + 1);
+            (slot.closed.is_compacted, slot.closed.rewrites) = (true, 1);
+            slot
+        };
+        let names: Vec<Name> = (0..100).map(|at| (GroupId(1 + at / 10), (at % 10) as u32)).collect();
+        for (group, index) in &names {
+            chain.insert(*group, 10, compacted(*index));
+        }
+        let at = |chain: &Chain, (group, index): Name| chain.find(group, SegmentIndex(index)).unwrap();
+        // As whoever copies does: what is in front comes first. How many were given for it, and looked at.
+        let give = |chain: &mut Chain, name: Name, sink| {
+            LOOKED_AT.set(0);
+            let mut given = 0;
+            loop {
+                let next = chain.uncopied_before(name, sink).unwrap_or(name);
+                assert_eq!(chain.uncopied_before(next, sink), None, "it is the first one");
+                let at = at(chain, next);
+                let slot = chain.slot_mut(at);
+                slot.copied.note(sink, slot.closed.rewrites);
+                given += 1;
+                if next == name {
+                    return (given, LOOKED_AT.get());
+                }
+            }
+        };
+        // The last one first, then all of them, to both.
+        let (given, looked_at) = give(&mut chain, names[59], A);
+        assert!(given == 60 && looked_at <= 180, "{looked_at}");
+        for name in &names[60..] {
+            let (given, looked_at) = give(&mut chain, *name, A);
+            assert!(given == 1 && looked_at <= 3, "{looked_at}");
+        }
+        assert_eq!(give(&mut chain, names[99], B).0, 100);
+        assert_eq!((give(&mut chain, names[99], A), give(&mut chain, names[99], B)), ((1, 0), (1, 0)));
+        // One is rewritten, one comes from elsewhere, and the first ones go.
+        let rewritten = at(&chain, names[30]);
+        chain.slot_mut(rewritten).closed.rewrites = 2;
+        chain.is_new(names[30]);
+        chain.insert(GroupId(5), 20, compacted(17));
+        for _ in 0..15 {
+            chain.pop_front();
+        }
+        for sink in [A, B] {
+            let (given, looked_at) = give(&mut chain, names[99], sink);
+            assert!(given == 3 && looked_at < 300, "both, and the one that was asked for: {given}, {looked_at}");
+        }
+        assert_eq!(chain.uncopied_before(names[99], 192), Some(names[15]), "to another one none was given");
     }
 }

@@ -384,7 +384,12 @@ impl Lane {
     pub(crate) fn with_slot<T>(&self, id: SegmentId, change: impl FnOnce(&mut Slot) -> T) -> Option<T> {
         let mut state = self.state.lock();
         let at = state.chain.find(id.group, id.index)?;
-        let done = change(state.chain.slot_mut(at));
+        let slot = state.chain.slot_mut(at);
+        let was = slot.rewriting();
+        let done = change(slot);
+        if slot.rewriting() != was {
+            state.chain.is_new((id.group, id.index.0));
+        }
         state.version += 1;
         let wake = state.waiters.take();
         drop(state);
