@@ -234,36 +234,30 @@ impl Client {
     /// it is asked again for [`HEARD_OF`], and the others in turn, since one that is cut off, or was until just now, hears of it later than that.
     pub(crate) async fn find_stream(&self, name: &str) -> Result<StreamInfo, ClientError> {
         let asked = GetStream { stream: StreamRef::Name(name.to_owned()) };
-        let (mut until, mut backoff) = (None, Backoff::for_owners());
+        let mut hearing = Hearing::new();
         loop {
             let found = self.call(&asked).await;
             let is_unknown = found.as_ref().is_err_and(|error| error.status() == Some(Status::UnknownStream));
-            let now = Instant::now();
-            if !is_unknown || now >= *until.get_or_insert(now + HEARD_OF) {
-                return found;
-            }
+            let Some(wait) = hearing.again(is_unknown) else { return found };
             if self.known_addresses().len() > 1
                 && let Ok(here) = self.shared().await
             {
                 self.turn_from(&here).await;
             }
-            tokio::time::sleep(backoff.next(None)).await;
+            tokio::time::sleep(wait).await;
         }
     }
 
     /// Who owns the streamlets of a stream that was [found](Client::find_stream) just now: the node that knows of the stream may be told a moment later whose they are, and
     /// others are asked as well, which may not have heard of it.
     pub(crate) async fn placement_of_found(&self, stream: StreamId) -> Result<Arc<Placement>, RpcError> {
-        let (mut until, mut backoff) = (None, Backoff::for_owners());
+        let mut hearing = Hearing::new();
         loop {
             let found = self.placement(stream).await;
             let untold = [Some(Status::NotReady), Some(Status::UnknownStream)];
             let is_untold = found.as_ref().is_err_and(|error| untold.contains(&error.status()));
-            let now = Instant::now();
-            if !is_untold || now >= *until.get_or_insert(now + HEARD_OF) {
-                return found;
-            }
-            tokio::time::sleep(backoff.next(None)).await;
+            let Some(wait) = hearing.again(is_untold) else { return found };
+            tokio::time::sleep(wait).await;
         }
     }
 
@@ -608,6 +602,27 @@ fn open(shared: &mut Option<Shared>) -> Option<Shared> {
 /// A connection is shared from here on.
 fn keep(shared: &mut Option<Shared>, made: &Shared) {
     *shared = Some(made.clone());
+}
+
+/// What the node that is asked has not heard of is asked for again, for [`HEARD_OF`] since it was unknown first.
+struct Hearing {
+    until: Option<Instant>,
+    backoff: Backoff,
+}
+
+impl Hearing {
+    fn new() -> Hearing {
+        Hearing { until: None, backoff: Backoff::for_owners() }
+    }
+
+    /// After how long it is asked for again; not any more, if it was told or would have been by now.
+    fn again(&mut self, is_unknown: bool) -> Option<Duration> {
+        let now = Instant::now();
+        if !is_unknown || now >= *self.until.get_or_insert(now + HEARD_OF) {
+            return None;
+        }
+        Some(self.backoff.next(None))
+    }
 }
 
 /// How long something is tried.

@@ -13,7 +13,7 @@ use kera_rpc::RpcError;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use super::holders::{Ends, Finding, REFUSED_AGAIN, Task};
+use super::holders::{Ends, Finding, Task, is_said_again};
 use super::link::{Event, Link};
 use super::membership::REFUSED_FOR;
 use super::track::{Piece, Track};
@@ -489,9 +489,7 @@ impl Consumer {
         let now = Instant::now();
         let Some(track) = self.tracks.get_mut(&id) else { return Duration::ZERO };
         let lasts = track.refused_for(now);
-        let is_due = self.unread_said_at.is_none_or(|at| at + REFUSED_AGAIN <= now);
-        if is_due && lasts >= REFUSED_FOR {
-            self.unread_said_at = Some(now);
+        if lasts >= REFUSED_FOR && is_said_again(&mut self.unread_said_at, now) {
             let (stream, streamlet, lane, node) = (self.stream.name.as_str(), track.streamlet, track.lane, track.node);
             tracing::warn!(
                 stream, %streamlet, %lane, node, %status, advice = status.hint(),

@@ -39,7 +39,7 @@ const BACKOFF_FORGOTTEN: Duration = Duration::from_secs(5);
 /// For so long nodes of the cluster have to say that there is no such stream before they are believed: a consumer that has ended does not go on.
 const UNKNOWN_MAX: Duration = Duration::from_secs(60);
 /// That a node refuses a member which reads on elsewhere, or its commits, or does not give what comes next, is said again after so long.
-pub(super) const REFUSED_AGAIN: Duration = Duration::from_secs(60);
+const REFUSED_AGAIN: Duration = Duration::from_secs(60);
 
 /// The ordinals behind the last records that were written, of lanes.
 pub(super) type Ends = HashMap<(StreamletId, LaneId), u64>;
@@ -424,6 +424,15 @@ pub(super) async fn reach(
     Ok((connection, Some(joined)))
 }
 
+/// Whether something is to be said now that may go on for long: it is noted as said then.
+pub(super) fn is_said_again(said_at: &mut Option<Instant>, now: Instant) -> bool {
+    let is_due = said_at.is_none_or(|at| at + REFUSED_AGAIN <= now);
+    if is_due {
+        *said_at = Some(now);
+    }
+    is_due
+}
+
 /// When a node that is asked whether it is there, and has `until` then to say so, is doubted.
 fn doubted_at(until: Instant) -> Instant {
     until - PROBE_TIMEOUT + DOUBT
@@ -490,9 +499,7 @@ impl Consumer {
 
     /// A member reads on without a node that has no room for it: nobody would hear of what it does not read, so that is said now and then.
     fn say_if_refused(&mut self, node: u32, error: &RpcError, now: Instant) {
-        let is_due = self.holders.refused_at.is_none_or(|at| at + REFUSED_AGAIN <= now);
-        if error.status() == Some(Status::LimitReached) && is_due {
-            self.holders.refused_at = Some(now);
+        if error.status() == Some(Status::LimitReached) && is_said_again(&mut self.holders.refused_at, now) {
             let stream = self.stream.name.as_str();
             tracing::warn!(stream, node, %error, "a node refuses this member, which reads what others have and tries again");
         }

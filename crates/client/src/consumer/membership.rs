@@ -14,7 +14,7 @@ use kera_rpc::{Connection, RpcError};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use super::holders::{Joining, REFUSED_AGAIN};
+use super::holders::{Joining, is_said_again};
 use super::link::Link;
 use super::track::{Lease, Track};
 use super::{CommitMode, Consumer};
@@ -547,9 +547,7 @@ impl Consumer {
     pub(super) fn take_refusal(&mut self, node: u32, error: RpcError, now: Instant) {
         if let Some(membership) = self.memberships.get_mut(&node) {
             let since = *membership.refused_since.get_or_insert(now);
-            let is_new = membership.refusal_said_at.is_none_or(|at| at + REFUSED_AGAIN <= now);
-            if is_new && since + REFUSED_FOR <= now {
-                membership.refusal_said_at = Some(now);
+            if since + REFUSED_FOR <= now && is_said_again(&mut membership.refusal_said_at, now) {
                 let stream = self.stream.name.as_str();
                 tracing::warn!(stream, node, %error, "a node has taken no commits for a while; they are tried again");
             }
