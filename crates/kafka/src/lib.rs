@@ -68,6 +68,7 @@ mod state_log;
 mod state_parts;
 #[cfg(test)]
 mod tests;
+mod transaction_claims;
 mod transaction_door;
 mod transaction_doubt;
 mod transaction_founding;

@@ -14,6 +14,7 @@ use kera_protocol::{
 };
 
 use crate::door::{After, Calls, Door, first_of};
+use crate::transaction_claims::Claiming;
 
 /// How late it is noticed that the door is gone.
 const TICK: Duration = Duration::from_millis(50);
@@ -47,6 +48,8 @@ type Then = Box<dyn FnOnce() + Send>;
 /// What is done when something else is durable.
 pub(crate) struct Awaited {
     waiting: Vec<(Vec<After>, Then)>,
+    /// Claims that have come, and are dealt with when no more have.
+    claims: Vec<Claiming>,
     calls: Calls,
 }
 
@@ -66,7 +69,10 @@ impl NodeRequests {
         let observer: Arc<dyn Observer> = Arc::new(Wake(sender.clone()));
         (
             NodeRequests(sender),
-            NodeWork { events, awaited: Awaited { waiting: Vec::new(), calls: Calls::new(observer) } },
+            NodeWork {
+                events,
+                awaited: Awaited { waiting: Vec::new(), claims: Vec::new(), calls: Calls::new(observer) },
+            },
         )
     }
 
@@ -80,6 +86,11 @@ impl Awaited {
     /// Does it when all that is durable.
     pub(crate) fn when_durable(&mut self, after: Vec<After>, done: Then) {
         self.waiting.push((after, done));
+    }
+
+    /// A claim is dealt with when all that has come is heard.
+    pub(crate) fn claim(&mut self, claiming: Claiming) {
+        self.claims.push(claiming);
     }
 
     fn look(&mut self) {
@@ -109,7 +120,7 @@ impl NodeWork {
             self.hear(door, event);
             done += 1;
         }
-        self.awaited.look();
+        self.look(door);
         done
     }
 
@@ -117,6 +128,13 @@ impl NodeWork {
         if let Event::Work(work) = event {
             work(door, &mut self.awaited);
         }
+    }
+
+    /// All that has come is heard.
+    fn look(&mut self, door: &Arc<Door>) {
+        let claims = std::mem::take(&mut self.awaited.claims);
+        door.transactions.claim_all(&mut self.awaited, claims);
+        self.awaited.look();
     }
 }
 
@@ -133,7 +151,7 @@ pub(crate) fn work(door: &Weak<Door>, mut all: NodeWork) {
         while let Ok(event) = all.events.try_recv() {
             all.hear(&door, event);
         }
-        all.awaited.look();
+        all.look(&door);
     }
 }
 
@@ -244,7 +262,7 @@ fn serve(door: &Arc<Door>, awaited: &mut Awaited, op: Op, body: &[u8], replying:
     match op {
         Op::ClaimPartition => {
             let asked = decode!(ClaimPartition);
-            door.transactions.claim_partition(awaited, asked, replying);
+            awaited.claim(Claiming { asked, replying, waits: true });
         }
         Op::ClaimGroup => {
             let asked = decode!(ClaimGroup);

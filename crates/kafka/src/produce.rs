@@ -46,6 +46,8 @@ const VERSION_TELLS_RECORDS: i16 = 8;
 /// Partitions that one request may name: far more than fit into one that a client sends with a batch for each. A few bytes name one without a batch, and what is noted
 /// of it and answered is many times that.
 const PARTITIONS_MAX: usize = 100_000;
+/// Batches of one request for which the coordinator of their transaction is asked ahead of their turn. Each has the request looked through when it is answered.
+const ASKED_AHEAD_MAX: usize = 256;
 /// Records of a batch that are named when they are wrong.
 const RECORDS_TOLD_MAX: usize = 100;
 const TOO_FAR: &str = "a record's time is further from the clock's than message.timestamp.before.max.ms or message.timestamp.after.max.ms";
@@ -212,8 +214,10 @@ struct Partial {
     behind: Vec<Behind>,
     /// Records that are wrong, by their numbers in the batch, and where in `written` that is said.
     wrong: Vec<(usize, Vec<u32>)>,
-    /// What the coordinator of a transaction was asked for a batch, with its place.
-    question: Option<(usize, Arc<Question>)>,
+    /// What the coordinator of a transaction was asked for batches, with their places.
+    questions: Vec<(usize, Arc<Question>)>,
+    /// In front of which place that was done ahead of their turn.
+    asked_to: usize,
     /// The headers of batches that were looked at and are not dealt with, with their places: of one for each log that is behind at most, and of the one that nothing behind it is
     /// tried for.
     checked: Vec<(usize, BatchHeader)>,
@@ -232,12 +236,13 @@ impl Partial {
     fn new(acks: i16, started_us: u64, deadline_us: u64) -> Partial {
         let (acks_owner, acks_nobody) = (acks == 1, acks == 0);
         let (written, behind, wrong, tickets) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        let (question, checked, has_unnumbered) = (None, Vec::new(), false);
+        let (questions, checked, has_unnumbered) = (Vec::new(), Vec::new(), false);
         Partial {
             written,
             behind,
             wrong,
-            question,
+            questions,
+            asked_to: 0,
             checked,
             tickets,
             has_unnumbered,
@@ -288,6 +293,12 @@ impl Partial {
             self.behind.iter().any(|known| known.is_passed_over && Arc::ptr_eq(&known.sink, sink))
         };
         lane.sink().is_some_and(is_it)
+    }
+
+    /// What was asked for the batch at a place.
+    fn take_question(&mut self, place: usize) -> Option<Arc<Question>> {
+        let at = self.questions.iter().position(|(of, _)| *of == place)?;
+        Some(self.questions.swap_remove(at).1)
     }
 
     /// It is known what becomes of the batch at a place.
@@ -428,6 +439,10 @@ struct Appending<'a> {
     out_of_time: bool,
     /// The request has stood still until it was out of time: see [`Appending::partition`].
     is_over: bool,
+    /// The batch waits for the coordinator of its transaction.
+    is_asking: bool,
+    /// One does, and what others of the request will need of that coordinator is asked for as well.
+    is_ahead: bool,
 }
 
 impl Producing {
@@ -490,6 +505,8 @@ impl Producing {
             now_ms,
             out_of_time,
             is_over: out_of_time && stood_still,
+            is_asking: false,
+            is_ahead: false,
         };
         let whole = walk(
             request,
@@ -499,7 +516,8 @@ impl Producing {
             |all, index, records| all.partition(index, records),
             |_| {},
         )?;
-        if !whole || partial.written.iter().any(Option::is_none) {
+        let is_whole = whole && !appending.is_ahead;
+        if !is_whole || partial.written.iter().any(Option::is_none) {
             self.partial = Some(partial);
             return Ok(Outcome::Blocked);
         }
@@ -555,6 +573,9 @@ impl Appending<'_> {
         if self.partial.written.get(place).is_some_and(Option::is_some) {
             return true;
         }
+        if self.is_ahead {
+            return self.ask_ahead(place, partition, records);
+        }
         let appended = if self.is_over { Err(Later::All) } else { self.append(place, partition, records) };
         match appended {
             Ok(written) => self.settle(place, written),
@@ -563,8 +584,33 @@ impl Appending<'_> {
                 self.settle(place, Written::refused(ResponseError::RequestTimedOut, why));
             }
             Err(Later::Log) => self.partial.note(place, None),
-            Err(Later::All) => return false,
+            Err(Later::All) => {
+                self.is_ahead = std::mem::take(&mut self.is_asking) && place >= self.partial.asked_to;
+                if self.is_ahead {
+                    self.partial.asked_to = place + 1 + ASKED_AHEAD_MAX;
+                }
+                return self.is_ahead;
+            }
         }
+        true
+    }
+
+    /// Asks the coordinator of the transaction for a batch whose turn has not come. False if that was done for enough of them.
+    fn ask_ahead(&mut self, place: usize, partition: i32, records: Option<&[u8]>) -> bool {
+        if place >= self.partial.asked_to || !self.core.door.broker.is_confirmed() {
+            return false;
+        }
+        let topic = self.topic.clone();
+        let lane = topic.as_ref().and_then(|topic| Some((topic, topic.lane(partition)?)));
+        let (Some((topic, lane)), Some(id)) = (lane, self.transactional_id) else { return true };
+        let Ok(header) = self.check(records.unwrap_or_default()) else { return true };
+        let door = Arc::clone(&self.core.door);
+        let producer = (header.producer_id, header.producer_epoch);
+        let wish = Wish { id, producer, topic: &topic.name, partition, adds: self.adds_partitions };
+        let shared = door.transactions.partitions.get_or_make(lane.stream_id(), partition.cast_unsigned());
+        only_committed(lane, &shared);
+        let asked = transaction_owner::ask_ahead(&door, &shared, lane, &wish, &self.core.observer);
+        self.partial.questions.extend(asked.map(|asked| (place, asked)));
         true
     }
 
@@ -726,11 +772,10 @@ impl Appending<'_> {
         } else {
             let wish = Wish { id, producer, topic, partition, adds: self.adds_partitions };
             // What was asked for another batch is for that one.
-            let mut question = self.partial.question.take_if(|(at, _)| *at == place).map(|(_, asked)| asked);
+            let mut question = self.partial.take_question(place);
             let may = transaction_owner::may_write(&door, (&shared, &mut of), lane, &wish, &mut question, observer);
-            if let Some(asked) = question {
-                self.partial.question = Some((place, asked));
-            }
+            self.partial.questions.extend(question.map(|asked| (place, asked)));
+            self.is_asking = matches!(may, MayWrite::Later(None));
             may
         };
         match may {

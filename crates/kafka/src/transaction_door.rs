@@ -26,9 +26,7 @@ use kera_format::kafka_transactions::{AbortedRange, Entry, Touched};
 use kera_format::{ProducerEpoch, ProducerId, StreamId};
 use kera_log::{Lane, Observer, Tenure};
 use kera_protocol::admin::{StreamInfo, StreamRef};
-use kera_protocol::{
-    ClaimGroup, ClaimPartition, GroupClaimed, OpenTransaction, PartitionClaimed, TransactionsHeld, TransactionsIn,
-};
+use kera_protocol::{ClaimGroup, GroupClaimed, OpenTransaction, TransactionsHeld, TransactionsIn};
 use parking_lot::Mutex;
 
 use crate::door::{After, Catalog, Door, Reply, topic_of};
@@ -42,6 +40,7 @@ use crate::once::once;
 use crate::session::{Request, decode, encode};
 use crate::state_log::{Edge, StateLog};
 use crate::state_parts::stream_options;
+use crate::transaction_claims::WaitingClaim;
 use crate::transaction_doubt::settle;
 use crate::transaction_founding::{take_over, wound_down};
 use crate::transaction_journal::{Handle, Own, copy_ids, read_own};
@@ -112,26 +111,19 @@ pub(crate) struct TransactionDoor {
     wound_down: AtomicBool,
     /// There is something that the coordinators of the cluster are to know.
     has_kept: AtomicBool,
-    parts: TransactionParts,
+    pub(crate) parts: TransactionParts,
     pub(crate) partitions: Partitions,
     ids: Arc<Mutex<StockedIds>>,
     waiting: EndWaits<Arc<dyn Observer>>,
     /// Owners of partitions that wait for it.
-    claims: EndWaits<WaitingClaim>,
-    requests: NodeRequests,
+    pub(crate) claims: EndWaits<WaitingClaim>,
+    pub(crate) requests: NodeRequests,
     /// Since when somebody has asked for a coordinator in a cluster that keeps no transactions yet.
     wanted_ms: Mutex<Option<u64>>,
     catalog: Arc<Catalog>,
     broker: Arc<Broker>,
     clock: Arc<dyn Clock>,
     events: Sender<Event>,
-}
-
-/// A claim whose answer waits for the end of the producer's transaction before.
-struct WaitingClaim {
-    since_ms: u64,
-    asked: ClaimPartition,
-    replying: Replying,
 }
 
 /// The coordinator's handle on the ids.
@@ -513,40 +505,6 @@ impl TransactionDoor {
             self.claim_again(self.claims.take(&ending.id), true);
         }
         ended
-    }
-
-    /// A claim of a partition's owner.
-    pub(crate) fn claim_partition(&self, awaited: &mut Awaited, asked: ClaimPartition, replying: Replying) {
-        self.claim(awaited, asked, replying, true);
-    }
-
-    fn claim(&self, awaited: &mut Awaited, asked: ClaimPartition, replying: Replying, waits: bool) {
-        let part = self.parts.find(&asked.id);
-        let producer = (asked.producer_id.0.cast_signed(), asked.producer_epoch.0.cast_signed());
-        let of = OffsetKey { topic: asked.topic.clone(), partition: asked.partition.cast_signed() };
-        let touched = Touched { stream: asked.stream, from_offset: asked.from_offset };
-        let mut state = part.state.lock();
-        let claimed = state.all.claim(self.now(), &asked.id, producer, of, touched, asked.adds);
-        if waits && asked.adds && claimed == Err(ResponseError::ConcurrentTransactions) {
-            // Under the part's lock: whoever ends the transaction looks at this behind it.
-            let since_ms = self.now().mono_ms;
-            self.claims.add(asked.id.clone(), WaitingClaim { since_ms, asked, replying });
-            return;
-        }
-        drop(state);
-        let (error, from_offset, mark) = match claimed {
-            Ok((mark, from_offset)) => (0, from_offset, mark),
-            Err(code) => (code.code(), 0, None),
-        };
-        let answer = PartitionClaimed { error: error.cast_unsigned(), from_offset, part_epoch: part.epoch };
-        replying.give(awaited, Served::Now(answer, part.after(mark).into_iter().collect()));
-    }
-
-    /// Looks at claims again that have waited for the end of a transaction.
-    fn claim_again(&self, again: Vec<WaitingClaim>, waits: bool) {
-        for WaitingClaim { asked, replying, .. } in again {
-            self.requests.run(Box::new(move |door, awaited| door.transactions.claim(awaited, asked, replying, waits)));
-        }
     }
 
     /// A claim of a group's coordinator.

@@ -558,6 +558,25 @@ pub(crate) fn may_write(
     MayWrite::Later(None)
 }
 
+/// Asks for a batch whose turn has not come, unless that was done or need not be: one after the other would take as many round trips as a request has partitions, and have the
+/// coordinator record the whole transaction for each.
+pub(crate) fn ask_ahead(
+    door: &Arc<Door>,
+    shared: &SharedPartition,
+    lane: &Lane,
+    wish: &Wish<'_>,
+    observer: &Arc<dyn Observer>,
+) -> Option<Arc<Question>> {
+    let ((producer_id, epoch), mut of) = (wish.producer, shared.lock());
+    if of.is_claimed(producer_id, epoch) || of.is_asking(producer_id) {
+        return None;
+    }
+    let mut question = None;
+    // Whether it may is looked at in its turn.
+    let _ = may_write(door, (shared, &mut of), lane, wish, &mut question, observer);
+    question
+}
+
 /// What a coordinator's answer to a claim means: before where the transaction has written nothing, or why the producer may not write.
 fn of_answer(door: &Door, part: u32, answer: Result<PartitionClaimed, String>) -> Result<u64, ResponseError> {
     let claimed = answer.map_err(|error| {

@@ -61,6 +61,19 @@ pub struct Transactions {
     winds_down: Option<Code>,
 }
 
+/// What the owner of a partition asks for, before a producer's first batch there in a transaction.
+#[derive(Clone, Debug)]
+pub struct Claim {
+    /// The producer, and its epoch.
+    pub producer: (i64, i16),
+    /// Which partition.
+    pub of: OffsetKey,
+    /// Its stream, and in front of what the transaction has written nothing.
+    pub touched: Touched,
+    /// It is added to the transaction if it is not in it, as where its topic was [made again](Transactions::may_add).
+    pub adds: bool,
+}
+
 /// A partition in which a transaction has not ended.
 #[derive(Clone, Copy, Debug)]
 pub struct Unfinished<'a> {
@@ -511,35 +524,35 @@ impl Transactions {
         result.map(|()| mark)
     }
 
-    /// The owner of a partition asks whether a producer may write to it in its transaction: the partition is open from
-    /// `touched` on, from before which no batch of it comes. `adds`: the partition is added if it is not in it, as where its topic was
-    /// [made again](Transactions::may_add). What is returned must be durable before: then the transaction is known to have written there, whoever coordinates it.
-    pub fn claim(
-        &mut self,
-        now: Now,
-        id: &str,
-        producer: (i64, i16),
-        of: OffsetKey,
-        touched: Touched,
-        adds: bool,
-    ) -> Result<(Option<Mark>, u64), Code> {
-        match self.check_produce(id, producer, &of, touched.stream) {
-            Ok(_) => {}
-            Err(Code::InvalidTxnState) if self.may_add(id, producer, &of, touched.stream, adds) => {}
-            Err(code) => return Err(code),
-        }
-        let mut from_offset = touched.from_offset;
-        let (mark, result) = self.extend(now, id, producer, |transaction| {
-            let known = transaction.partitions.entry(of).or_insert(touched);
-            // A topic that was made again under its name has taken the place of the one before. Otherwise the owner has written nothing before what it
-            // names: what it named before may be in front of the marker of the transaction before this one.
-            let goes_on = known.from_offset == NOT_WRITTEN || known.from_offset < touched.from_offset;
-            if known.stream != touched.stream || goes_on {
-                *known = touched;
-            }
-            from_offset = known.from_offset;
+    /// Owners of partitions ask whether a producer may write to them in its transaction: each is open from where its claim says on, from before which no batch of the transaction comes.
+    /// Whether they may, with what must be durable before, and where it is open from: then the transaction is known to have written there, whoever coordinates it.
+    ///
+    /// What is asked about an id at a time is recorded at a time: each record names all that the transaction has.
+    pub fn claim(&mut self, now: Now, id: &str, claims: &[Claim]) -> Vec<Result<(Option<Mark>, u64), Code>> {
+        let allowed: Vec<Result<(), Code>> = claims.iter().map(|claim| self.may_claim(id, claim)).collect();
+        let first = claims.iter().zip(&allowed).find(|(_, allowed)| allowed.is_ok());
+        let Some((Claim { producer, .. }, _)) = first else {
+            return allowed.into_iter().map(|allowed| allowed.map(|()| (None, 0))).collect();
+        };
+        let mut open_from = vec![0; claims.len()];
+        // Those that are allowed are all of the producer that has the id.
+        let (mark, result) = self.extend(now, id, *producer, |transaction| {
+            let granted = claims.iter().zip(&mut open_from).zip(&allowed).filter(|(_, allowed)| allowed.is_ok());
+            granted.for_each(|((claim, from), _)| *from = open(transaction, claim));
         });
-        result.map(|()| (mark, from_offset))
+        if result == Err(Code::PolicyViolation) && claims.len() > 1 {
+            // Some of them may fit.
+            return claims.iter().flat_map(|claim| self.claim(now, id, std::slice::from_ref(claim))).collect();
+        }
+        let told = |(allowed, from): (Result<(), Code>, u64)| allowed.and(result).map(|()| (mark, from));
+        allowed.into_iter().zip(open_from).map(told).collect()
+    }
+
+    fn may_claim(&self, id: &str, Claim { producer, of, touched, adds }: &Claim) -> Result<(), Code> {
+        match self.check_produce(id, *producer, of, touched.stream) {
+            Err(Code::InvalidTxnState) if self.may_add(id, *producer, of, touched.stream, *adds) => Ok(()),
+            checked => checked.map(drop),
+        }
     }
 
     /// The number of the transaction that an id runs: later ones have larger numbers.
@@ -873,6 +886,18 @@ fn touch(transaction: &mut Transaction, of: OffsetKey, touched: Touched) {
     if known.stream < touched.stream {
         *known = touched;
     }
+}
+
+/// Opens a partition that is claimed: from where it is open.
+fn open(transaction: &mut Transaction, Claim { of, touched, .. }: &Claim) -> u64 {
+    let known = transaction.partitions.entry(of.clone()).or_insert(*touched);
+    // A topic that was made again under its name has taken the place of the one before. Otherwise the owner has written nothing before what it
+    // names: what it named before may be in front of the marker of the transaction before this one.
+    let goes_on = known.from_offset == NOT_WRITTEN || known.from_offset < touched.from_offset;
+    if known.stream != touched.stream || goes_on {
+        *known = *touched;
+    }
+    known.from_offset
 }
 
 /// What old clients call a fenced producer.

@@ -27,7 +27,7 @@ use kera_format::kafka_transactions::{Entry, Touched};
 use crate::groups::{AppendFailed, Mark};
 
 pub(crate) use coordinator::is_at_rest;
-pub use coordinator::{Transactions, Unfinished};
+pub use coordinator::{Claim, Transactions, Unfinished};
 pub use partition::PartitionTransactions;
 pub(crate) use producer::marked;
 

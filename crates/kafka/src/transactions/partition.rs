@@ -161,6 +161,11 @@ impl PartitionTransactions {
         self.asked.iter().any(|(asked, ..)| *asked == producer_id)
     }
 
+    /// Whether its coordinator is being asked, wherever that was.
+    pub fn is_asking(&self, producer_id: i64) -> bool {
+        self.asked.iter().any(|(asked, ..)| *asked == producer_id)
+    }
+
     /// A producer's coordinator is asked now, at `node`. Only one at a time: what they tell of where the transaction begins must not go back.
     /// The number to come back with, and before what the transaction has written nothing; `end` is the partition's durable end.
     pub fn ask(&mut self, producer_id: i64, end: u64, node: u32) -> (u64, u64) {

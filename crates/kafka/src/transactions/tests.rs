@@ -18,7 +18,7 @@ use kera_format::{ChunkBuilder, ChunkView, Compression, StreamId};
 use parking_lot::Mutex;
 use proptest::prelude::*;
 
-use super::{Ending, Places, ProducerIds, Reply, TransactionConfig, TransactionJournal, Transactions};
+use super::{Claim, Ending, Places, ProducerIds, Reply, TransactionConfig, TransactionJournal, Transactions};
 use crate::groups::{AppendFailed, Mark, Now};
 
 #[derive(Default)]
@@ -241,6 +241,41 @@ fn nothing_begins_while_too_much_is_remembered_of_what_was_aborted() {
     assert_eq!(world.end("a", one, false), 0);
     world.transactions.count_aborted((2 << 20) - 1);
     assert_eq!(world.add("b", two, "orders", 1), 0);
+}
+
+/// Each record names all partitions of the transaction.
+#[test]
+fn what_is_claimed_at_a_time_is_recorded_at_a_time() {
+    let mut world = World::new();
+    let producer = world.init("a").unwrap();
+    let claim = |partition: i32| {
+        let touched = Touched { stream: ORDERS, from_offset: partition as u64 };
+        Claim { producer, of: orders(partition), touched, adds: true }
+    };
+    let records = |world: &World| world.journal.0.lock().entries.len();
+    let before = records(&world);
+    let mut claims: Vec<Claim> = (0..9_999).map(claim).collect();
+    claims.push(Claim { producer: (producer.0, producer.1 + 1), ..claim(3) });
+    let told = world.transactions.claim(world.now, "a", &claims);
+    let is_open = |(told, claim): (&Result<(Option<Mark>, u64), Code>, &Claim)| {
+        told.is_ok_and(|(mark, from)| mark == Some(Mark(before as u64 + 1)) && from == claim.touched.from_offset)
+    };
+    assert!(told.iter().zip(&claims).take(9_999).all(is_open));
+    assert_eq!((told[9_999], records(&world) - before), (Err(Code::ProducerFenced), 1));
+    // Again they are known; and of more than there may be those are in that come first.
+    let again = world.transactions.claim(world.now, "a", &claims[..7]);
+    assert!(again.iter().zip(&claims).all(is_open) && records(&world) - before == 1);
+    let beyond: Vec<Claim> = (10_000..10_003).map(claim).collect();
+    let told: Vec<_> = world.transactions.claim(world.now, "a", &beyond).iter().map(|told| told.map(drop)).collect();
+    assert_eq!(told, [Ok(()), Err(Code::PolicyViolation), Err(Code::PolicyViolation)]);
+    // Where nothing is recorded nothing is granted.
+    world.journal.0.lock().is_full = true;
+    let other = world.transactions.claim(
+        world.now,
+        "a",
+        &[Claim { touched: Touched { from_offset: 77, ..claims[0].touched }, ..claim(0) }, claim(1)],
+    );
+    assert!(other.iter().all(|told| *told == Err(Code::CoordinatorNotAvailable)), "{other:?}");
 }
 
 #[test]

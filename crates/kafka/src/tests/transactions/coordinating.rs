@@ -414,6 +414,40 @@ fn the_next_coordinator_goes_on_with_what_was_decided_and_the_last_one_ends_noth
 }
 
 #[test]
+fn claims_that_come_together_are_recorded_once() {
+    let (mut world, _) = coordinating();
+    let door = world.running().door.clone();
+    let stream = door.transactions.stream_of("t");
+    let producer = world.init(ID).unwrap();
+    world.sink.release();
+    let claim = |partition: u32| {
+        let claim = ClaimPartition {
+            id: ID.to_owned(),
+            producer_id: kera_format::ProducerId(producer.0 as u64),
+            producer_epoch: ProducerEpoch(producer.1 as u16),
+            topic: "t".to_owned(),
+            partition,
+            stream,
+            from_offset: partition.into(),
+            adds: true,
+        };
+        let (told, done) = answer();
+        door.answer(kera_protocol::Op::ClaimPartition, 1, bytes(&claim).unwrap(), done);
+        told
+    };
+    let told: Vec<Answer> = (0..40).map(claim).collect();
+    world.nodes();
+    assert_eq!(world.sink.state.lock().pending.len(), 1);
+    assert!(told.iter().all(|told| told.lock().is_none()), "not before that is durable");
+    world.sink.release();
+    world.nodes();
+    for (partition, told) in (0..).zip(told) {
+        let told = PartitionClaimed::decode(1, &told.lock().take().expect("it is answered").unwrap()).unwrap();
+        assert_eq!(told, PartitionClaimed { error: 0, from_offset: partition, part_epoch: COORDINATOR });
+    }
+}
+
+#[test]
 fn a_claim_of_the_next_transaction_waits_for_the_end_of_the_last() {
     let (mut world, asked) = coordinating();
     let stream = world.running().door.transactions.stream_of("t");

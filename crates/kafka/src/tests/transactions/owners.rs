@@ -423,6 +423,39 @@ fn a_coordinator_is_asked_once_for_each_transaction() {
     assert_eq!(world.markers("t", 0).len(), 1);
 }
 
+/// One after the other they would take a round trip each, and have the coordinator record the whole transaction each time.
+#[test]
+fn what_a_request_needs_of_a_coordinator_is_asked_for_at_once() {
+    let (mut world, asked) = owning();
+    world.load(&asked, held());
+    let offer = |world: &mut World| {
+        world.nodes();
+        let batch = || transactional(&[b"x"], (P.0, P.1, 0));
+        let mut request = World::produce_request(Some("id"), "t", 0, batch());
+        let second = PartitionProduceData::default().with_index(1).with_records(Some(batch().into()));
+        request.topic_data[0].partition_data.push(second);
+        let frame = frame(ApiKey::Produce, 9, 7, &request);
+        let running = world.running();
+        running.session.on_frame(&FrameHeader::default(), &frame, &mut running.out)
+    };
+    assert_eq!(offer(&mut world), Flow::Blocked);
+    let mut claims = asked.take::<ClaimPartition>();
+    let of: Vec<_> = claims.iter().map(|(claim, _)| (claim.partition, claim.from_offset)).collect();
+    assert_eq!(of, [(0, 3), (1, 0)]);
+    assert_eq!((offer(&mut world), asked.take::<ClaimPartition>().len()), (Flow::Blocked, 0), "once");
+    let (_, second) = claims.pop().unwrap();
+    let (_, first) = claims.pop().unwrap();
+    first(granted(3));
+    assert_eq!((offer(&mut world), asked.take::<ClaimPartition>().len()), (Flow::Blocked, 0), "still once");
+    second(granted(0));
+    assert_eq!((offer(&mut world), asked.take::<ClaimPartition>().len()), (Flow::Done, 0));
+    world.sink.release();
+    let answer = world.answer::<ProduceRequest>(9).expect("it is answered");
+    let told: Vec<_> =
+        answer.responses[0].partition_responses.iter().map(|of| (of.error_code, of.base_offset)).collect();
+    assert_eq!(told, [(0, 3), (0, 0)]);
+}
+
 #[test]
 fn a_marker_voids_a_claim_that_is_under_way() {
     let (mut world, asked) = owning();
