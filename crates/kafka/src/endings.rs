@@ -94,8 +94,9 @@ impl Endings {
         let (part, ending) = match event {
             Event::Look => return,
             Event::Told(number, told) => {
-                if let Some(far) = self.far.iter_mut().find(|far| far.number == number) {
-                    far.hear(told, now_ms);
+                // They are in the order of their numbers.
+                if let Ok(at) = self.far.binary_search_by_key(&number, |far| far.number) {
+                    self.far[at].hear(told, now_ms);
                 }
                 return;
             }

@@ -24,6 +24,12 @@ use crate::transactions::{Ending, NOT_WRITTEN};
 /// After what time it is tried again where it could not be done.
 const RETRY_MS: u64 = 50;
 
+#[cfg(test)]
+thread_local! {
+    /// How many markers were looked at for what is to be asked for.
+    pub(crate) static LOOKED_AT: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+}
+
 /// How far a marker, or a group, is.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Step {
@@ -61,6 +67,8 @@ pub(crate) struct FarEnding {
     decided: bool,
     markers: Vec<Marker>,
     groups: Vec<Group>,
+    /// There is nothing to do before, unless an answer comes. All that are under way are gone on with whenever one of them can be, and each may have ten thousand markers.
+    idle_until_ms: u64,
 }
 
 struct Group {
@@ -86,7 +94,7 @@ impl FarEnding {
         let markers = markers.collect();
         let groups = ending.groups.iter();
         let groups = groups.map(|name| Group { name: name.clone(), step: Step::ToDo(0), owner_epoch: 0 }).collect();
-        FarEnding { number, part, ending, decided: false, markers, groups }
+        FarEnding { number, part, ending, decided: false, markers, groups, idle_until_ms: 0 }
     }
 
     /// Goes on as far as it can. True if it is over; what is to become durable first, if anything is, comes into `waits`.
@@ -105,11 +113,22 @@ impl FarEnding {
             }
         }
         let now_ms = door.transactions.now().mono_ms;
+        if now_ms < self.idle_until_ms {
+            return false;
+        }
         self.ask_owners(door, events, now_ms);
         self.ask_groups(door, events, now_ms);
-        let is_done = self.markers.iter().all(|marker| marker.step == Step::Done)
-            && self.groups.iter().all(|group| group.step == Step::Done);
-        is_done && self.are_told(door, now_ms) && self.end(door, now_ms)
+        let steps = self.markers.iter().map(|marker| marker.step).chain(self.groups.iter().map(|group| group.step));
+        let left = steps.filter(|step| *step != Step::Done);
+        // When the first is to be asked for; who is asked has not answered.
+        let next = left.map(|step| if let Step::ToDo(from_ms) = step { from_ms } else { u64::MAX }).min();
+        match next {
+            Some(from_ms) => {
+                self.idle_until_ms = from_ms;
+                false
+            }
+            None => self.are_told(door, now_ms) && self.end(door, now_ms),
+        }
     }
 
     /// Whether all groups have been told at the owner that is known now. One that had been replaced may have said that it is done, since it did not know yet that it was not
@@ -141,6 +160,8 @@ impl FarEnding {
     fn ask_owners(&mut self, door: &Door, events: &Sender<Event>, now_ms: u64) {
         let mut asked: Vec<(u32, Vec<usize>, Vec<EndedPartition>)> = Vec::new();
         for (at, marker) in self.markers.iter_mut().enumerate() {
+            #[cfg(test)]
+            LOOKED_AT.set(LOOKED_AT.get() + 1);
             if !matches!(marker.step, Step::ToDo(from_ms) if from_ms <= now_ms) {
                 continue;
             }
@@ -221,6 +242,7 @@ impl FarEnding {
 
     /// Takes an answer.
     pub(crate) fn hear(&mut self, told: Told, now_ms: u64) {
+        self.idle_until_ms = 0;
         match told {
             Told::Partitions(places, Ok(PartitionsEnded { partitions })) if places.len() == partitions.len() => {
                 for (at, told) in places.into_iter().zip(partitions) {

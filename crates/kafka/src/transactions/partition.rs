@@ -192,10 +192,16 @@ impl PartitionTransactions {
         begun.is_some_and(|begun| from_offset < begun)
     }
 
-    /// What an aborted transaction of a producer has left that began at `from_offset` or later.
+    /// What an aborted transaction of a producer has left that began at `from_offset` or later. Those whose marker is in front of that are not looked at, of which there may be
+    /// very many: each transaction that is given up before it has written to a partition asks there.
     pub fn left(&self, producer_id: i64, from_offset: u64) -> Option<AbortedRange> {
-        let is_it = |range: &&AbortedRange| range.producer_id == producer_id && range.first_offset >= from_offset;
-        self.aborted.iter().find(is_it).copied()
+        let at = self.aborted.partition_point(|range| range.marker_offset < from_offset);
+        let is_it = |range: &&AbortedRange| {
+            #[cfg(test)]
+            tests::LOOKED_AT.set(tests::LOOKED_AT.get() + 1);
+            range.producer_id == producer_id && range.first_offset >= from_offset
+        };
+        self.aborted[at..].iter().find(is_it).copied()
     }
 
     /// A producer's transaction has records from `offset` on, if it is not known to have some already.
@@ -320,8 +326,15 @@ impl PartitionTransactions {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use super::*;
     use proptest::prelude::*;
+
+    thread_local! {
+        /// How many ranges were looked at for what a transaction has left.
+        pub(super) static LOOKED_AT: Cell<usize> = const { Cell::new(0) };
+    }
 
     fn none() -> PartitionTransactions {
         PartitionTransactions::new(StreamId(6), 1)
@@ -398,6 +411,23 @@ mod tests {
         of.restore(earlier.chain(later));
         assert_eq!(of.ranges().len() as u64, many);
         assert!((0..many).zip(of.ranges()).all(|(at, known)| *known == range(at, marker(at))));
+    }
+
+    #[test]
+    fn what_was_aborted_long_before_is_not_looked_at_for_what_a_transaction_has_left() {
+        let mut of = none();
+        for at in 0..1_000 {
+            of.wrote(4, 10 * at);
+            assert!(of.ended((4, 0), false, 10 * at + 5).is_some());
+        }
+        let left = |producer_id, from_offset| {
+            LOOKED_AT.set(0);
+            (of.left(producer_id, from_offset).map(|range| range.first_offset), LOOKED_AT.get())
+        };
+        assert_eq!(left(7, 9_996), (None, 0), "one that has written nothing");
+        assert_eq!(left(4, 9_990), (Some(9_990), 1));
+        assert_eq!(left(4, 9_983), (Some(9_990), 2), "that which it ends began in front of that");
+        assert_eq!(left(4, 0), (Some(0), 1));
     }
 
     #[test]

@@ -14,6 +14,7 @@ use super::super::parts::{ME, OTHER, owner, together};
 use super::owners::{Asked, bytes};
 use super::*;
 use crate::Answered;
+use crate::far_endings::LOOKED_AT;
 use crate::{group_parts, starts, state_parts, transaction_parts};
 
 const PARTS: u32 = 16;
@@ -407,6 +408,32 @@ fn the_next_coordinator_goes_on_with_what_was_decided_and_the_last_one_ends_noth
     assert_eq!(world.state(ID), "PrepareCommit");
     let (marker, done) = world.markers_asked(&asked).pop().expect("it is asked again");
     assert_eq!(marker.part_epoch, next);
+    done(written(stream, None));
+    world.nodes();
+    assert!(world.go_on());
+    assert_eq!(world.state(ID), "CompleteCommit");
+}
+
+#[test]
+fn markers_that_are_asked_for_are_not_looked_at_until_they_are_answered() {
+    let (mut world, asked) = coordinating();
+    let stream = world.running().door.transactions.stream_of("t");
+    let producer = world.init(ID).unwrap();
+    assert_eq!(world.claimed(producer, 0, true).error, 0);
+    assert_eq!(world.end(ID, producer, true), 0);
+    let (_, done) = world.markers_asked(&asked).pop().expect("it is asked");
+    let looked_at = |world: &mut World| {
+        LOOKED_AT.set(0);
+        (0..100).for_each(|_| assert!(!world.go_on()));
+        LOOKED_AT.get()
+    };
+    assert_eq!(looked_at(&mut world), 0);
+    done(Err("it is away".into()));
+    world.nodes();
+    assert_eq!(looked_at(&mut world), 1, "it is not to be asked for yet");
+    world.clock.advance_ms(60);
+    assert_eq!((looked_at(&mut world), world.state(ID)), (1, "PrepareCommit".to_owned()));
+    let (_, done) = asked.take::<EndInPartitions>().pop().expect("it is asked again");
     done(written(stream, None));
     world.nodes();
     assert!(world.go_on());
