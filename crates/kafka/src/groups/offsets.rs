@@ -31,6 +31,8 @@ pub(super) struct Offsets {
     /// How many producers have an offset of a partition pending. A group may have a thousand producers, and mostly none of them has one of a partition that
     /// is committed or asked for, or the one alone whose transaction ends.
     writers: BTreeMap<OffsetKey, usize>,
+    /// How many are pending, of all producers: counted, since each commit asks.
+    pending_count: usize,
     /// The last of these numbers.
     pending_last: u64,
     /// Bytes that all of these take.
@@ -149,6 +151,7 @@ impl Offsets {
         let mut writers: BTreeMap<OffsetKey, usize> = BTreeMap::new();
         self.pending.values().flat_map(BTreeMap::keys).for_each(|of| *writers.entry(of.clone()).or_default() += 1);
         assert_eq!(self.writers, writers);
+        assert_eq!(self.pending.values().map(BTreeMap::len).sum::<usize>(), self.pending_count);
         let pending = self.pending.values().flatten().map(|(of, (_, offset))| (of, offset));
         self.committed.iter().chain(pending).map(|(of, offset)| bytes_of(of, offset)).sum()
     }
@@ -163,8 +166,14 @@ impl Offsets {
                 let offset = offset.map(|offset| (self.pending_last, offset));
                 let was_pending = self.pending.get(&producer).is_some_and(|offsets| offsets.contains_key(&of));
                 match (was_pending, offset.is_some()) {
-                    (false, true) => *self.writers.entry(of.clone()).or_default() += 1,
-                    (true, false) => self.one_writer_less(&of),
+                    (false, true) => {
+                        *self.writers.entry(of.clone()).or_default() += 1;
+                        self.pending_count += 1;
+                    }
+                    (true, false) => {
+                        self.one_writer_less(&of);
+                        self.pending_count -= 1;
+                    }
                     (false, false) | (true, true) => {}
                 }
                 let pending = self.pending.entry(producer).or_default();
@@ -266,8 +275,7 @@ impl Offsets {
                 overtaken.extend(self.none_pending_before(of, u64::MAX));
             }
         }
-        let pending: usize = self.pending.values().map(BTreeMap::len).sum();
-        let (recorded, code) = if producer.is_some() && pending + facts.len() > PENDING_MAX {
+        let (recorded, code) = if producer.is_some() && self.pending_count + facts.len() > PENDING_MAX {
             tell("pending offsets of a group", &turn.head.id, PENDING_MAX);
             (0, Code::PolicyViolation)
         } else {
