@@ -284,7 +284,8 @@ fn topics_are_matched_and_looked_up_once_for_all_who_join_with_one_pattern() {
 fn who_joins_a_large_group_waits_a_little_for_a_target_that_is_for_all_who_join() {
     let mut world = World::new();
     world.topics.set("large", 1_000);
-    (ASSIGNED.set(0), LOOKED_UP.set(0));
+    ASSIGNED.set(0);
+    LOOKED_UP.set(0);
     let mut all = Vec::new();
     for at in 0..100 {
         let mut client = Client { id: format!("member-{at}"), epoch: 0, owned: Vec::new(), topics: vec!["large"] };
