@@ -6,6 +6,8 @@
 //! when there is room. A log that is behind holds up the batches that are for it, and no others: these are appended meanwhile, and those are tried again when it calls. An answer waits until everything that it acknowledges is as durable as its stream asks, also with acks = 1: but for streams
 //! with asynchronous replication, where acks = -1 waits for the copies, and acks = 1 for the owner.
 
+mod ahead;
+
 use std::borrow::Cow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -26,6 +28,7 @@ use crate::floors::{first_offset, of_plain};
 use crate::session::{Core, Request};
 use crate::transaction_door::MayWrite;
 use crate::transaction_owner::{self, Question, Wish};
+use crate::transactions::Claim;
 use crate::visibility::only_committed;
 use crate::wire::{Malformed, Reader, Writer};
 
@@ -46,8 +49,6 @@ const VERSION_TELLS_RECORDS: i16 = 8;
 /// Partitions that one request may name: far more than fit into one that a client sends with a batch for each. A few bytes name one without a batch, and what is noted
 /// of it and answered is many times that.
 const PARTITIONS_MAX: usize = 100_000;
-/// Batches of one request for which the coordinator of their transaction is asked ahead of their turn. Each has the request looked through when it is answered.
-const ASKED_AHEAD_MAX: usize = 256;
 /// Records of a batch that are named when they are wrong.
 const RECORDS_TOLD_MAX: usize = 100;
 const TOO_FAR: &str = "a record's time is further from the clock's than message.timestamp.before.max.ms or message.timestamp.after.max.ms";
@@ -443,6 +444,8 @@ struct Appending<'a> {
     is_asking: bool,
     /// One does, and what others of the request will need of that coordinator is asked for as well.
     is_ahead: bool,
+    /// That, where it is this node which is alone.
+    ahead: Vec<Claim>,
 }
 
 impl Producing {
@@ -507,6 +510,7 @@ impl Producing {
             is_over: out_of_time && stood_still,
             is_asking: false,
             is_ahead: false,
+            ahead: Vec::new(),
         };
         let whole = walk(
             request,
@@ -516,7 +520,7 @@ impl Producing {
             |all, index, records| all.partition(index, records),
             |_| {},
         )?;
-        let is_whole = whole && !appending.is_ahead;
+        let is_whole = whole && !appending.add_ahead();
         if !is_whole || partial.written.iter().any(Option::is_none) {
             self.partial = Some(partial);
             return Ok(Outcome::Blocked);
@@ -584,33 +588,8 @@ impl Appending<'_> {
                 self.settle(place, Written::refused(ResponseError::RequestTimedOut, why));
             }
             Err(Later::Log) => self.partial.note(place, None),
-            Err(Later::All) => {
-                self.is_ahead = std::mem::take(&mut self.is_asking) && place >= self.partial.asked_to;
-                if self.is_ahead {
-                    self.partial.asked_to = place + 1 + ASKED_AHEAD_MAX;
-                }
-                return self.is_ahead;
-            }
+            Err(Later::All) => return self.goes_ahead(place),
         }
-        true
-    }
-
-    /// Asks the coordinator of the transaction for a batch whose turn has not come. False if that was done for enough of them.
-    fn ask_ahead(&mut self, place: usize, partition: i32, records: Option<&[u8]>) -> bool {
-        if place >= self.partial.asked_to || !self.core.door.broker.is_confirmed() {
-            return false;
-        }
-        let topic = self.topic.clone();
-        let lane = topic.as_ref().and_then(|topic| Some((topic, topic.lane(partition)?)));
-        let (Some((topic, lane)), Some(id)) = (lane, self.transactional_id) else { return true };
-        let Ok(header) = self.check(records.unwrap_or_default()) else { return true };
-        let door = Arc::clone(&self.core.door);
-        let producer = (header.producer_id, header.producer_epoch);
-        let wish = Wish { id, producer, topic: &topic.name, partition, adds: self.adds_partitions };
-        let shared = door.transactions.partitions.get_or_make(lane.stream_id(), partition.cast_unsigned());
-        only_committed(lane, &shared);
-        let asked = transaction_owner::ask_ahead(&door, &shared, lane, &wish, &self.core.observer);
-        self.partial.questions.extend(asked.map(|asked| (place, asked)));
         true
     }
 
@@ -768,7 +747,9 @@ impl Appending<'_> {
         let mut of = shared.lock();
         let observer = &self.core.observer;
         let may = if transactions.is_alone() {
-            transactions.may_write(id, producer, (topic, partition), lane, self.adds_partitions, observer)
+            let may = transactions.may_write(id, producer, (topic, partition), lane, self.adds_partitions, observer);
+            self.is_asking = self.adds_partitions && matches!(may, MayWrite::Later(Some(_)));
+            may
         } else {
             let wish = Wish { id, producer, topic, partition, adds: self.adds_partitions };
             // What was asked for another batch is for that one.

@@ -49,8 +49,8 @@ use crate::transaction_partitions::{Partitions, SharedPartition};
 use crate::transaction_parts::{Left, Marked, STREAM, TransactionLoad, TransactionPart, TransactionParts};
 use crate::transaction_waits::EndWaits;
 use crate::transactions::{
-    Ending, NOT_WRITTEN, PartitionTransactions, Places, ProducerIds, Reply as Replied, TransactionConfig, Transactions,
-    Unfinished,
+    Claim, Ending, NOT_WRITTEN, PartitionTransactions, Places, ProducerIds, Reply as Replied, TransactionConfig,
+    Transactions, Unfinished,
 };
 use crate::visibility::only_committed;
 use crate::wire::Malformed;
@@ -443,6 +443,11 @@ impl TransactionDoor {
             }
             Err(code) => MayWrite::No(produce_error(code)),
         }
+    }
+
+    /// Adds the partitions of batches that wait for their turn to the producer's transaction, as far as they may be: why one may not is said in its turn.
+    pub(crate) fn add_ahead(&self, id: &str, claims: &[Claim]) {
+        self.own.state.lock().all.add_ahead(self.now(), id, claims);
     }
 
     /// Whether a producer may commit offsets of a group in its transaction now; under the groups' lock. `adds`: the group is

@@ -758,7 +758,6 @@ mod tests {
         for (group, index) in &names {
             chain.insert(*group, 10, compacted(*index));
         }
-        let at = |chain: &Chain, (group, index): Name| chain.find(group, SegmentIndex(index)).unwrap();
         // As whoever copies does: what is in front comes first. How many were given for it, and looked at.
         let give = |chain: &mut Chain, name: Name, sink| {
             LOOKED_AT.set(0);
@@ -766,7 +765,7 @@ mod tests {
             loop {
                 let next = chain.uncopied_before(name, sink).unwrap_or(name);
                 assert_eq!(chain.uncopied_before(next, sink), None, "it is the first one");
-                let at = at(chain, next);
+                let at = chain.find(next.0, SegmentIndex(next.1)).unwrap();
                 let slot = chain.slot_mut(at);
                 slot.copied.note(sink, slot.closed.rewrites);
                 given += 1;
@@ -785,7 +784,7 @@ mod tests {
         assert_eq!(give(&mut chain, names[99], B).0, 100);
         assert_eq!((give(&mut chain, names[99], A), give(&mut chain, names[99], B)), ((1, 0), (1, 0)));
         // One is rewritten, one comes from elsewhere, and the first ones go.
-        let rewritten = at(&chain, names[30]);
+        let rewritten = chain.find(names[30].0, SegmentIndex(names[30].1)).unwrap();
         chain.slot_mut(rewritten).closed.rewrites = 2;
         chain.is_new(names[30]);
         chain.insert(GroupId(5), 20, compacted(17));

@@ -1048,6 +1048,36 @@ mod counted {
         assert_eq!(world.committed("t", 0), [0]);
     }
 
+    /// One after the other each would wait for the record of the one before, and be recorded with all of them.
+    #[test]
+    fn partitions_of_one_request_are_added_at_once() {
+        let mut world = World::new();
+        let one = world.init("a").unwrap();
+        world.sink.release();
+        let batch = || transactional(&[b"x"], (one.0, one.1, 0));
+        let data = |at: i32| PartitionProduceData::default().with_index(at).with_records(Some(batch().into()));
+        let mut request = World::produce_request(Some("a"), "t", 0, batch());
+        request.topic_data[0].partition_data.push(data(1));
+        let other = TopicProduceData::default().with_name(topic("u")).with_partition_data(vec![data(0), data(1)]);
+        request.topic_data.push(other);
+        let bytes = frame(ApiKey::Produce, 12, 7, &request);
+        let offer = |world: &mut World| {
+            let running = world.running();
+            running.session.on_frame(&FrameHeader::default(), &bytes, &mut running.out)
+        };
+        assert_eq!(offer(&mut world), Flow::Blocked);
+        assert_eq!(world.sink.state.lock().pending.len(), 2, "the first, and the others with it");
+        world.sink.release();
+        assert_eq!(offer(&mut world), Flow::Done);
+        assert_eq!(world.sink.state.lock().pending.len(), 0, "nothing more is recorded");
+        let answer = world.answer::<ProduceRequest>(12).expect("it is answered");
+        let told = answer.responses.iter().flat_map(|topic| &topic.partition_responses);
+        assert_eq!(told.map(|of| (of.error_code, of.base_offset)).collect::<Vec<_>>(), [(0, 0); 4]);
+        assert_eq!(world.end_and_count("a", one, true).map(|of| of.1), Ok(one.1 + 1));
+        world.finish();
+        assert_eq!(["t", "u"].map(|name| [0, 1].map(|at| world.markers(name, at).len())), [[1, 1], [1, 1]]);
+    }
+
     /// Who produces has asked a partition's leader, and knows of no coordinator there.
     #[test]
     fn who_produces_while_nothing_can_be_recorded_is_told_to_try_again() {

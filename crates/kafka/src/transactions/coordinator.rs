@@ -548,6 +548,23 @@ impl Transactions {
         allowed.into_iter().zip(open_from).map(told).collect()
     }
 
+    /// Partitions are added that a producer is about to write to, in one record, where that [may be](Transactions::may_add).
+    pub fn add_ahead(&mut self, now: Now, id: &str, claims: &[Claim]) {
+        let Some(Claim { producer, .. }) = claims.first() else { return };
+        let may_add = |claim: &&Claim| {
+            let Claim { of, touched, adds, .. } = claim;
+            let is_other = self.check_produce(id, *producer, of, touched.stream) == Err(Code::InvalidTxnState);
+            claim.producer == *producer && is_other && self.may_add(id, *producer, of, touched.stream, *adds)
+        };
+        let added: Vec<&Claim> = claims.iter().filter(may_add).collect();
+        if !added.is_empty() {
+            // If not all of them fit, each is added in its turn as long as they do.
+            let _ = self.extend(now, id, *producer, |transaction| {
+                added.iter().for_each(|claim| touch(transaction, claim.of.clone(), claim.touched));
+            });
+        }
+    }
+
     fn may_claim(&self, id: &str, Claim { producer, of, touched, adds }: &Claim) -> Result<(), Code> {
         match self.check_produce(id, *producer, of, touched.stream) {
             Err(Code::InvalidTxnState) if self.may_add(id, *producer, of, touched.stream, *adds) => Ok(()),
