@@ -22,6 +22,8 @@ pub struct Moving {
     going: BTreeMap<Place, u64>,
     /// Moves to this node that somebody is busy with.
     coming: BTreeSet<u64>,
+    /// For how many bytes there was room when they were told of first, by the numbers of their moves.
+    rooms: BTreeMap<u64, usize>,
     /// What was handed over, until it is opened: more than what the coordinators keep of it, which is with it.
     handed: HashMap<Place, (StreamletState, Vec<u8>)>,
 }
@@ -63,6 +65,7 @@ impl Moving {
     /// Nobody is busy with a move to this node any more.
     pub fn over(&mut self, number: u64) {
         self.coming.remove(&number);
+        self.rooms.remove(&number);
     }
 
     /// Lets go of a streamlet for a move: what the next owner must know, when it is final; `None`: not yet, ask again. `noted`: how many bytes the
@@ -90,9 +93,12 @@ impl Moving {
 
     /// The owner before has told what this node must know of a streamlet that comes to it: what of that the coordinators are to keep.
     /// `state`: a `StreamletState`, version 1. `most`: how many bytes they keep.
+    ///
+    /// That is more or less whenever another streamlet has moved. Who is told again, since nobody has said whether the first try is done, has the same kept of it: it may be done, and
+    /// what is [opened](Moving::handed) would lack the producers that were left out.
     pub fn told(&mut self, of: &MoveInfo, state: &[u8], most: usize) -> Result<Vec<u8>, ProtocolError> {
         let state = StreamletState::decode(1, state)?;
-        let kept = kept_state(&state, most);
+        let kept = kept_state(&state, *self.rooms.entry(of.number).or_insert(most));
         self.handed.insert((of.stream, of.streamlet), (state, kept.clone()));
         Ok(kept)
     }
@@ -132,5 +138,53 @@ impl Broker {
             is_whole && !self.has_groups(of.stream, streamlet, of.owner_epoch, *end)
         };
         held.into_iter().filter(is_gone).map(|(of, _)| of).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kera_format::{Cursor, LaneId, ProducerEpoch, ProducerId};
+    use kera_protocol::placement::{ChunkMark, LaneState, Memory, ProducerState};
+
+    use super::*;
+
+    fn state() -> StreamletState {
+        let producer = |id| ProducerState {
+            producer_id: ProducerId(id),
+            producer_epoch: ProducerEpoch(0),
+            sequence: 0,
+            chunks: vec![ChunkMark { sequence: 0, base_ordinal: id, cursor: Cursor::default() }],
+        };
+        let lane = LaneState {
+            lane: LaneId(0),
+            next_ordinal: 101,
+            last_append_ms: 1,
+            memory: Memory::Whole,
+            producers: (1..=100).map(producer).collect(),
+            groups: Vec::new(),
+        };
+        StreamletState {
+            stream: StreamId(1),
+            streamlet: StreamletId(0),
+            epoch: 2,
+            lanes: vec![lane],
+            progress: Vec::new(),
+        }
+    }
+
+    /// The coordinators have made the first try true, and its answer was lost. Others have moved meanwhile, so there is less room.
+    #[test]
+    fn who_is_told_again_opens_with_all_that_it_was_told_also_if_less_would_be_kept_by_then() {
+        let of = MoveInfo { number: 7, stream: StreamId(1), streamlet: StreamletId(0), from: 1, to: 2 };
+        let (state, mut moving) = (state(), Moving::default());
+        let bytes = kera_protocol::codec::bytes_of(&state);
+        let first = moving.told(&of, &bytes, 3_000).expect("a state");
+        assert!(first.len() <= 3_000 && first.len() > 1_000, "{}", first.len());
+        assert_eq!(moving.told(&of, &bytes, 1_000).expect("a state"), first);
+        let opened = moving.handed(of.stream, of.streamlet, &first).expect("a state");
+        assert!(opened == state, "with {} producers", opened.lanes[0].producers.len());
+        moving.over(of.number);
+        let next = MoveInfo { number: 8, ..of };
+        assert!(moving.told(&next, &bytes, 1_000).expect("a state").len() <= 1_000, "another move has its own room");
     }
 }
