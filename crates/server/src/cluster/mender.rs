@@ -146,16 +146,14 @@ impl Mending {
             Err(reason) => {
                 self.failures.fetch_add(1, Ordering::Relaxed);
                 let mut work = self.work.lock();
-                // Once: whoever reads it asks again every few seconds, maybe for ever, and the node's status says that there are such segments.
-                match work.failed.contains_key(&id) {
-                    true => {
-                        tracing::debug!(segment = %id, reason, "a segment that a disk has lost is still not in its copies")
-                    }
-                    false => {
-                        tracing::error!(segment = %id, reason, "a segment that a disk has lost is not in its copies")
-                    }
+                let (is_known, has_room) = (work.failed.contains_key(&id), work.failed.len() < FAILED_MAX);
+                // Once: whoever reads it asks again every few seconds, maybe for ever, and the node's status says that there are such segments. Of one that is not remembered it would not be once.
+                if !is_known && has_room {
+                    tracing::error!(segment = %id, reason, "a segment that a disk has lost is not in its copies");
+                } else {
+                    tracing::debug!(segment = %id, reason, "a segment that a disk has lost is not in its copies");
                 }
-                if work.failed.len() < FAILED_MAX || work.failed.contains_key(&id) {
+                if is_known || has_room {
                     work.failed.insert(id, Instant::now());
                 }
                 drop(work);
