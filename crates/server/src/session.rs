@@ -25,7 +25,8 @@ use crate::cluster::Cluster;
 const COMMANDS_PENDING_MAX: usize = 32;
 /// The most bytes of a command: a stream's name and options fit many times.
 const COMMAND_BYTES_MAX: usize = 64 << 10;
-/// Bytes of the commands of all connections that wait for their turn, those included of which the connection has ended. Beyond it who comes is told to come back.
+/// Bytes of the commands of all connections that wait for their turn, those included of which the connection has ended. Beyond it who comes is told that they are not done, and clients
+/// give them to another node, or come back.
 const WAITING_BYTES_MAX: usize = 64 << 20;
 /// What a command takes that waits, beside its body: more than it does.
 const WAITING_BYTES: usize = 256;
@@ -65,15 +66,15 @@ struct Replies {
 /// another tells how the node is.
 ///
 /// A command may wait for a leader of the coordinators, for ten seconds and more, and holds up those behind it. The node's
-/// status is what people ask for when that is so: it has a line of its own. And the line of commands does not only grow as
+/// status is what people ask for when that is so: it has a line, and room, of its own. And the line of commands does not only grow as
 /// long as there is no leader: those whose connection has ended are left out. Nobody has been told of them, and who comes again
 /// asks anew. But they are left out when their turn comes: so that nobody fills the memory who connects, asks and is gone again and again, what waits is bounded by its bytes.
 pub struct Commands {
     commands: Sender<Command>,
     statuses: Sender<Command>,
     stopping: Arc<AtomicBool>,
-    /// Bytes of what waits.
-    waiting: Arc<AtomicUsize>,
+    /// Bytes of what waits in the one line, and in the other.
+    waiting: [Arc<AtomicUsize>; 2],
 }
 
 impl Commands {
@@ -101,7 +102,7 @@ impl Commands {
             Some(status) => encode_response(&command.header, &status, frame),
             None => encode_error(&command.header, Status::ShuttingDown, &stopping_body(), frame),
         })?;
-        let waiting = Arc::default();
+        let waiting = Default::default();
         Ok((Arc::new(Commands { commands, statuses, stopping, waiting }), [command_thread, status_thread]))
     }
 
@@ -112,10 +113,10 @@ impl Commands {
     }
 
     /// Room for a command with so many bytes, if there is some.
-    fn room(&self, bytes: usize) -> Option<Waits> {
-        let bytes = WAITING_BYTES + bytes;
-        let waits = Waits { all: Arc::clone(&self.waiting), bytes };
-        (self.waiting.fetch_add(bytes, Ordering::Relaxed) + bytes <= WAITING_BYTES_MAX).then_some(waits)
+    fn room(&self, op: Op, bytes: usize) -> Option<Waits> {
+        let (all, bytes) = (&self.waiting[usize::from(op == Op::NodeStatus)], WAITING_BYTES + bytes);
+        let waits = Waits { all: Arc::clone(all), bytes };
+        (all.fetch_add(bytes, Ordering::Relaxed) + bytes <= WAITING_BYTES_MAX).then_some(waits)
     }
 
     fn give(&self, command: Command) -> bool {
@@ -218,11 +219,12 @@ impl NodeSession {
         if self.pending + self.statuses_pending >= COMMANDS_PENDING_MAX {
             return Flow::Blocked;
         }
-        let Some(waits) = self.commands.room(body.len()) else {
+        let Some(waits) = self.commands.room(op, body.len()) else {
             let message =
-                "too many commands wait at this node, for a leader of the coordinators or for its disk; ask again"
+                "too many commands wait at this node, for a leader of the coordinators or for its disk; ask another node, or again"
                     .to_owned();
-            out.error(header, Status::Overloaded, &ErrorBody { message, retry_after_ms: 1_000 });
+            // Nobody was asked for it. Not `Overloaded`, which clients take for too few live nodes and do not take to another node.
+            out.error(header, Status::NotReady, &ErrorBody { message, retry_after_ms: 1_000 });
             return Flow::Done;
         };
         let replies = Arc::downgrade(&self.replies);
@@ -511,7 +513,9 @@ mod tests {
             taken += COMMAND_BYTES_MAX;
             assert!(taken <= WAITING_BYTES_MAX, "{taken} bytes wait");
         };
-        assert_eq!(refused, Some(Status::Overloaded));
+        assert_eq!(refused, Some(Status::NotReady), "clients give it to another node");
+        last.ask(&NodeStatus);
+        assert_eq!(last.answer(), Some(Status::ShuttingDown), "that has room of its own; here it cannot tell");
         node.opens.send(()).unwrap();
         assert_eq!(first.answer(), Some(Status::NotReady));
         // They are left out, one after the other.
@@ -520,7 +524,7 @@ mod tests {
             if last.out.is_empty() {
                 break;
             }
-            assert_eq!(last.answer(), Some(Status::Overloaded));
+            assert_eq!(last.answer(), Some(Status::NotReady));
         }
         node.opens.send(()).unwrap();
         assert_eq!(last.answer(), Some(Status::NotReady));
