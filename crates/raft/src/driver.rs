@@ -723,14 +723,15 @@ mod tests {
     use kera_format::raft::{LogEntry, Payload, Record};
     use kera_format::{StreamOptions, StreamletId, level};
     use kera_protocol::{
-        AcceptLoss, Body, CreateStream, ErrorBody, ForwardCommand, Message, Op, RaftAppend, RaftAppended, RaftBallot,
-        RaftOutcome, RaftVote, RaftVoted, Status, UseEnds, UsedEnd,
+        AcceptLoss, Body, CreateStream, DeleteStream, ErrorBody, ForwardCommand, Message, Op, RaftAppend, RaftAppended,
+        RaftBallot, RaftOutcome, RaftVote, RaftVoted, Status, UseEnds, UsedEnd,
     };
     use openraft::ServerState;
     use openraft::storage::RaftLogStorage;
     use tokio::sync::oneshot;
 
     use super::*;
+    use crate::commands::Before;
     use crate::file::LogFile;
     use crate::group::{GroupConfig, Timing, encoded, packed};
     use crate::network::Transport;
@@ -935,6 +936,26 @@ mod tests {
         leads.unwrap();
         assert_eq!(group.applied(), 100);
         (group, takes)
+    }
+
+    /// Told that there is none whoever had asked went on to delete which stream has the name by then.
+    #[tokio::test]
+    async fn a_deletion_that_is_found_done_is_told_so_by_a_node_that_does_not_hear_of_it() {
+        let mut state = founded(1);
+        let made = CreateStream { name: "s".into(), options: StreamOptions::default(), if_not_exists: false };
+        let most = Limits { streams: 10, nodes: 3 };
+        then(&mut state, |state| state.plan_create_stream(&made, &most, 0, false));
+        let stream = state.catalog.streams().next().unwrap().id;
+        let ((mut config, disk), (_takes, taken)) = (kept(&state, Vec::new()), watch::channel(false));
+        config.timing.command_ms = 50;
+        let started = Group::start(config, disk, Arc::new(Second(taken)), Arc::new(SystemClock::new()));
+        let group = started.await.unwrap();
+        let (op, version, body) = packed(&DeleteStream { stream: stream.into() });
+        let found = (Status::UnknownStream, &Before::WasThere(true));
+        let told = group.done_before(op, version, &body, found, tokio::time::Instant::now()).await;
+        assert!(told.is_some());
+        assert!(group.read(|state| state.catalog.find(&stream.into()).is_ok()), "it has not heard of it");
+        group.stop().await;
     }
 
     /// What comes of something that such a leader begins before it knows what is decided.
