@@ -3,6 +3,7 @@
 //! [`answer`] runs on the I/O thread of the connection; what [`command`] makes runs on the door's thread for commands.
 
 use std::collections::{BTreeSet, HashMap};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use kafka_protocol::ResponseError;
 use kafka_protocol::messages::alter_configs_response::AlterConfigsResourceResponse as Altered;
@@ -24,6 +25,7 @@ use kera_format::limits::name_is_valid;
 use kera_format::{ProducerId as LogProducerId, StreamOptions};
 use kera_protocol::admin::{AllocatedProducer, CreateStream, StreamChanges, StreamInfo, StreamRef};
 use kera_protocol::{DescribeMoves, Status};
+use parking_lot::Mutex;
 use uuid::Uuid;
 
 use crate::access::{CLUSTER_OPERATIONS, told_if};
@@ -150,6 +152,7 @@ pub(crate) fn command(door: &Door, request: &Request, body: &[u8]) -> Result<Opt
 
 /// The same of what is answered from memory, unless a topic is named that this node does not know.
 fn about_unheard(door: &Door, request: Request, body: &[u8]) -> Result<Option<Command>, Malformed> {
+    let since = door.hears.begun();
     Ok(match request.api.key {
         ApiKey::Metadata => {
             let asked = decode(&request, body)?;
@@ -164,12 +167,13 @@ fn about_unheard(door: &Door, request: Request, body: &[u8]) -> Result<Option<Co
             let asked: DescribeConfigsRequest = decode(&request, body)?;
             let topics = asked.resources.iter().filter(|resource| resource.resource_type == TOPIC);
             let is_unheard = names_unheard(door, topics.map(|resource| &*resource.resource_name));
-            is_unheard.then(|| run(request, move |door| describe_configs(door, asked, hear(door))))
+            is_unheard.then(|| run(request, move |door| describe_configs(door, asked, door.hears.hear(door, since))))
         }
         ApiKey::ElectLeaders => {
             let asked: ElectLeadersRequest = decode(&request, body)?;
             let is_unheard = names_unheard(door, asked.topic_partitions.iter().flatten().map(|of| &**of.topic));
-            is_unheard.then(|| run(request, move |door| cluster::elect_leaders(door, asked, hear(door))))
+            is_unheard
+                .then(|| run(request, move |door| cluster::elect_leaders(door, asked, door.hears.hear(door, since))))
         }
         _ => None,
     })
@@ -361,7 +365,7 @@ pub(crate) fn create_topic(
     }
     if validate_only {
         let wrong = options.check();
-        if is_there(door, name)? {
+        if door.info(name).is_some() {
             return Err((ResponseError::TopicAlreadyExists, format!("topic `{name}` exists")));
         }
         let sentences: Vec<String> = wrong.iter().map(ToString::to_string).collect();
@@ -376,7 +380,7 @@ pub(crate) fn create_topic(
 }
 
 fn create_topics(door: &Door, asked: &CreateTopicsRequest) -> CreateTopicsResponse {
-    let (mut leads, mut unled) = (Leads::new(door), Unled::default());
+    let (mut leads, mut unled, since) = (Leads::new(door), Unled::default(), door.hears.begun());
     let mut times: HashMap<&TopicName, usize> = HashMap::new();
     asked.topics.iter().for_each(|topic| *times.entry(&topic.name).or_default() += 1);
     let mut one = |topic: &CreatableTopic| -> Result<CreatableTopicResult, Refusal> {
@@ -386,7 +390,7 @@ fn create_topics(door: &Door, asked: &CreateTopicsRequest) -> CreateTopicsRespon
         if !name_is_valid(&topic.name) {
             return Err(bad_name());
         }
-        if is_there(door, &topic.name)? {
+        if is_there(door, since, &topic.name)? {
             return Err((ResponseError::TopicAlreadyExists, format!("topic `{}` exists", &**topic.name)));
         }
         let options = options_of(door, topic)?;
@@ -510,10 +514,33 @@ fn unknown_topic() -> Refusal {
     (ResponseError::UnknownTopicOrPartition, "there is no such topic".to_owned())
 }
 
-/// Hears all that the coordinators' leader knows. Waits for a leader.
-pub(crate) fn hear(door: &Door) -> Result<(), Refusal> {
-    // As with all that the leader is asked, it is answered when this node knows what the leader did.
-    door.coordinator.moves(&DescribeMoves { limit: 1 }).map(drop).map_err(|error| refusal(&error))
+/// What a node has heard of all that the coordinators' leader knows. What is heard for one request does for all that had come when it was asked for, and for each topic of that request: the thread for
+/// commands and the leader have a question of it each time, and where there is no leader the thread waits for one each time.
+#[derive(Default)]
+pub(crate) struct Hears {
+    begun: AtomicU64,
+    /// Which of them was the last, and what came of it.
+    last: Mutex<Option<(u64, Result<(), Refusal>)>>,
+}
+
+impl Hears {
+    /// How often it has been asked for. What it is asked for later tells all that is so now.
+    pub(crate) fn begun(&self) -> u64 {
+        self.begun.load(Ordering::SeqCst)
+    }
+
+    /// Hears it, unless it has been asked for [since](Hears::begun). Waits for a leader.
+    pub(crate) fn hear(&self, door: &Door, since: u64) -> Result<(), Refusal> {
+        let last = self.last.lock().clone();
+        if let Some((_, told)) = last.filter(|(number, _)| *number > since) {
+            return told;
+        }
+        let number = self.begun.fetch_add(1, Ordering::SeqCst) + 1;
+        // As with all that the leader is asked, it is answered when this node knows what the leader did.
+        let told = door.coordinator.moves(&DescribeMoves { limit: 1 }).map(drop).map_err(|error| refusal(&error));
+        *self.last.lock() = Some((number, told.clone()));
+        told
+    }
 }
 
 /// Whether some of the topics that are named are none that this node knows, and may have been made a moment ago by way of another one.
@@ -521,22 +548,27 @@ fn names_unheard<'a>(door: &Door, mut names: impl Iterator<Item = &'a str>) -> b
     door.is_in_cluster() && names.any(|name| may_be_topic(name) && door.info(name).is_none())
 }
 
-/// Whether there is a topic. What this node knows may be gone by way of another one: it hears first then what the leader knows.
-fn is_there(door: &Door, name: &str) -> Result<bool, Refusal> {
+/// Whether there is a topic. What this node knows may be gone by way of another one: it hears first then what the leader knows, if it has not [since](Hears::begun).
+fn is_there(door: &Door, since: u64, name: &str) -> Result<bool, Refusal> {
     if door.info(name).is_some() && door.is_in_cluster() {
-        hear(door)?;
+        door.hears.hear(door, since)?;
     }
     Ok(door.info(name).is_some())
 }
 
 /// A topic that is to be changed, with what of it is asked for, where this node knows that. Else it hears first of all what the coordinators' leader knows: it may have been made a moment ago by way
-/// of another node. Waits for a leader then.
-pub(crate) fn to_change(door: &Door, name: &str, has_all: impl Fn(&StreamInfo) -> bool) -> Result<StreamInfo, Refusal> {
+/// of another node. Waits for a leader then, if it has not heard it [since](Hears::begun).
+pub(crate) fn to_change(
+    door: &Door,
+    since: u64,
+    name: &str,
+    has_all: impl Fn(&StreamInfo) -> bool,
+) -> Result<StreamInfo, Refusal> {
     let known = door.info(name);
     if known.as_ref().is_some_and(has_all) || !may_be_topic(name) || !door.is_in_cluster() {
         return known.ok_or_else(unknown_topic);
     }
-    hear(door)?;
+    door.hears.hear(door, since)?;
     door.info(name).ok_or_else(unknown_topic)
 }
 
@@ -563,10 +595,10 @@ fn check_new<'a>(
 }
 
 fn create_partitions(door: &Door, asked: &CreatePartitionsRequest) -> CreatePartitionsResponse {
-    let (mut leads, mut unled) = (Leads::new(door), Unled::default());
+    let (mut leads, mut unled, since) = (Leads::new(door), Unled::default(), door.hears.begun());
     let mut grow = |topic: &CreatePartitionsTopic| -> Result<(), Refusal> {
         let (name, count) = (&topic.name, topic.count);
-        let info = to_change(door, name, |_| true)?;
+        let info = to_change(door, since, name, |_| true)?;
         let has = partitions_of(&info.options);
         let refuse = |why: String| Err((ResponseError::InvalidPartitions, why));
         let Some(count) = u32::try_from(count).ok().filter(|count| *count > has) else {
@@ -699,8 +731,8 @@ fn described(
 /// Changes the options of a topic.
 fn alter(
     door: &Door,
-    kind: i8,
-    name: &str,
+    since: u64,
+    (kind, name): (i8, &str),
     validate_only: bool,
     change: impl FnOnce(&mut StreamOptions) -> Result<(), String>,
 ) -> Result<(), Refusal> {
@@ -709,7 +741,7 @@ fn alter(
         return Err((ResponseError::InvalidRequest, why.to_owned()));
     }
     // What is to change follows from what is so: by what this node knows that may be nothing, where it was changed a moment ago by way of another one.
-    let info = to_change(door, name, |_| false)?;
+    let info = to_change(door, since, name, |_| false)?;
     let mut options = info.options.clone();
     change(&mut options).map_err(|why| (ResponseError::InvalidConfig, why))?;
     check_kept(door, &mut options)?;
@@ -722,7 +754,7 @@ fn alter(
 }
 
 fn alter_configs(door: &Door, asked: AlterConfigsRequest) -> AlterConfigsResponse {
-    let (validate_only, mut unled) = (asked.validate_only, Unled::default());
+    let (validate_only, mut unled, since) = (asked.validate_only, Unled::default(), door.hears.begun());
     let responses = asked.resources.into_iter().map(|resource| {
         let change = |options: &mut StreamOptions| {
             // What is not named goes back to its default.
@@ -730,7 +762,8 @@ fn alter_configs(door: &Door, asked: AlterConfigsRequest) -> AlterConfigsRespons
             let mut all = resource.configs.iter();
             all.try_for_each(|one| configs::set(options, &one.name, one.value.as_deref()))
         };
-        let done = unled.or(|| alter(door, resource.resource_type, &resource.resource_name, validate_only, change));
+        let named = (resource.resource_type, &*resource.resource_name);
+        let done = unled.or(|| alter(door, since, named, validate_only, change));
         let (error, why) = told(done);
         Altered::default()
             .with_resource_type(resource.resource_type)
@@ -742,7 +775,7 @@ fn alter_configs(door: &Door, asked: AlterConfigsRequest) -> AlterConfigsRespons
 }
 
 fn incremental_alter_configs(door: &Door, asked: IncrementalAlterConfigsRequest) -> IncrementalAlterConfigsResponse {
-    let (validate_only, mut unled) = (asked.validate_only, Unled::default());
+    let (validate_only, mut unled, since) = (asked.validate_only, Unled::default(), door.hears.begun());
     let responses = asked.resources.into_iter().map(|resource| {
         let names = resource.configs.iter().map(|one| &*one.name);
         let bounds_copies = resource.resource_type == BROKER && reassignments::are_limits(names);
@@ -758,9 +791,10 @@ fn incremental_alter_configs(door: &Door, asked: IncrementalAlterConfigsRequest)
                 other => Err(format!("{}: {other} is no operation", &*one.name)),
             })
         };
+        let named = (resource.resource_type, &*resource.resource_name);
         let (error, why) = told(match bounds_copies {
             true => reassignments::limit(door, &resource.resource_name),
-            false => unled.or(|| alter(door, resource.resource_type, &resource.resource_name, validate_only, change)),
+            false => unled.or(|| alter(door, since, named, validate_only, change)),
         });
         AlteredOne::default()
             .with_resource_type(resource.resource_type)

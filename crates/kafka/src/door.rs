@@ -25,6 +25,7 @@ use kera_rpc::{Peer, Session, SessionFactory, SessionWaker};
 use parking_lot::Mutex;
 use uuid::Uuid;
 
+use crate::admin::Hears;
 use crate::counts::Counts;
 use crate::endings::{self, Endings, Event};
 use crate::epochs;
@@ -328,6 +329,7 @@ pub struct Door {
     pub(crate) floors: Floors,
     pub(crate) older: Older,
     pub(crate) counts: Counts,
+    pub(crate) hears: Hears,
     /// Bytes that fetches wait for from disk: see [`crate::fetch`].
     pub(crate) loads_awaited: AtomicUsize,
     pub(crate) clock: Arc<dyn Clock>,
@@ -460,6 +462,7 @@ impl Door {
             floors,
             older,
             counts: Counts::default(),
+            hears: Hears::default(),
             loads_awaited: AtomicUsize::new(0),
             clock,
             commands,

@@ -36,10 +36,10 @@ use crate::numbering::{has, partition_at, partitions_of};
 
 pub(crate) fn alter(door: &Door, asked: AlterPartitionReassignmentsRequest) -> AlterPartitionReassignmentsResponse {
     let may_change = asked.allow_replication_factor_change;
-    let (mut leads, mut unled) = (Leads::new(door), Unled::default());
+    let (mut leads, mut unled, since) = (Leads::new(door), Unled::default(), door.hears.begun());
     let topics = asked.topics.into_iter().map(|topic| {
         let has_all = |info: &StreamInfo| topic.partitions.iter().all(|of| has(&info.options, of.partition_index));
-        let done = match unled.or(|| to_change(door, &topic.name, has_all)) {
+        let done = match unled.or(|| to_change(door, since, &topic.name, has_all)) {
             Ok(info) => Reassigning::of(door, &info, may_change).run(&mut leads, &topic.partitions),
             Err(refused) => vec![Err(refused); topic.partitions.len()],
         };

@@ -299,6 +299,26 @@ fn a_topic_that_was_made_a_moment_ago_by_way_of_another_node_is_changed_by_way_o
     }
 }
 
+/// Each topic of a request, and each request that waited meanwhile, held up the commands of all connections for as long as the leader took.
+#[test]
+fn what_the_leader_knows_is_heard_once_for_all_that_has_come_by_then() {
+    let (mut world, known) = untold();
+    let asked = || std::mem::take(&mut *known.asked.lock());
+    let one = AlterableConfig::default().with_name(text("retention.ms")).with_value(Some(text("60000")));
+    let one = AlterConfigsResource::default().with_resource_type(2).with_configs(vec![one]);
+    let all = ["none", "t", "neither"].map(|name| one.clone().with_resource_name(text(name)));
+    let all = IncrementalAlterConfigsRequest::default().with_resources(all.to_vec());
+    let told: Vec<i16> = world.call(0, &all).responses.iter().map(|one| one.error_code).collect();
+    let unknown = ResponseError::UnknownTopicOrPartition.code();
+    assert_eq!((told, asked()), (vec![unknown, 0, unknown], vec![Op::DescribeMoves, Op::AlterStream]));
+    let door = Arc::clone(&world.running().door);
+    let came = door.hears.begun();
+    assert!((0..3).all(|_| door.hears.hear(&door, came).is_ok()));
+    assert_eq!(asked(), [Op::DescribeMoves]);
+    assert!(door.hears.hear(&door, door.hears.begun()).is_ok());
+    assert_eq!(asked(), [Op::DescribeMoves], "this one has come since");
+}
+
 /// What becomes of a partition whose move is to be called off.
 fn called_off_at(world: &mut World, name: &str, partition: i32) -> i16 {
     let one = ReassignablePartition::default().with_partition_index(partition).with_replicas(None);
