@@ -630,7 +630,8 @@ impl Lane {
     ) -> Result<Begun, RebuildError> {
         let (log, full) = (self.log(), RebuildError::ArenaFull);
         let end = piece.map_or(awaited.end, |piece| piece.head);
-        let block = log.arena.allocate_to_fill(end as usize, Purpose::Write, Filling::Whole).map_err(full)?;
+        let (bytes, filled) = (end as usize, (Purpose::Write, Filling::Whole));
+        let block = log.arena.allocate_with(bytes, bytes, filled).map_err(full)?;
         let header = SegmentHeader {
             id,
             capacity_bytes: piece.map_or(block.capacity_bytes(), |piece| piece.capacity_bytes),
@@ -639,7 +640,6 @@ impl Lane {
             flags: piece.map_or(0, |piece| piece.flags),
         };
         let segment = Segment::create_hidden(block, header);
-        segment.get_memory(end).map_err(full)?;
         begun_bytes(log, share).fetch_add(awaited.end.into(), Ordering::Relaxed);
         let log = Arc::clone(&self.home.stream.log);
         let piece = piece.map(of_all);

@@ -115,6 +115,22 @@ impl Buddy {
         Some(part)
     }
 
+    /// Takes a block of `order` that was all touched, wherever it is in a free one. Looks through all of them: for who gets no memory otherwise.
+    pub(super) fn allocate_warm(&mut self, order: u8) -> Option<u32> {
+        let blocks = 1 << order;
+        if self.warm_free_blocks < blocks {
+            return None;
+        }
+        let mut parts = (0..self.blocks / blocks).map(|at| at * blocks).filter(|part| self.all_warm(*part, order));
+        let found = parts.find_map(|part| {
+            let (free, from) = self.free_block_of(part).filter(|(_, from)| *from >= order)?;
+            Some((part, free, from))
+        });
+        let (part, free, from) = found?;
+        self.take_part(free, from, part, order);
+        Some(part)
+    }
+
     /// The first cold small block of a block.
     fn first_cold(&self, block: u32, order: u8) -> Option<u32> {
         let end = block + (1 << order);

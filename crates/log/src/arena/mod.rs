@@ -481,9 +481,41 @@ impl Arena {
 
     /// A block of at least `bytes` (at most 16 MiB). Its memory is there: writing to it raises no signal.
     pub(crate) fn allocate(self: &Arc<Self>, bytes: usize, purpose: Purpose) -> Result<Block, ArenaFull> {
-        let block = self.allocate_to_fill(bytes, purpose, Filling::Whole)?;
-        block.touch(0, block.bytes())?;
-        Ok(block)
+        self.allocate_with(bytes, usize::MAX, (purpose, Filling::Whole))
+    }
+
+    /// A block of at least `bytes` of which the first `needed` have memory, or all if it has fewer.
+    pub(crate) fn allocate_with(
+        self: &Arc<Self>,
+        bytes: usize,
+        needed: usize,
+        (purpose, filling): (Purpose, Filling),
+    ) -> Result<Block, ArenaFull> {
+        let block = self.allocate_to_fill(bytes, purpose, filling)?;
+        let needed = needed.min(block.bytes());
+        if block.touched() >= needed {
+            return Ok(block);
+        }
+        match block.touch(0, needed) {
+            Ok(()) => Ok(block),
+            Err(full) => {
+                drop(block);
+                self.allocate_warm(bytes, purpose, filling, full)
+            }
+        }
+    }
+
+    /// A block that was touched, wherever there is one: others get no memory.
+    #[cold]
+    fn allocate_warm(
+        self: &Arc<Self>,
+        bytes: usize,
+        purpose: Purpose,
+        filling: Filling,
+        full: ArenaFull,
+    ) -> Result<Block, ArenaFull> {
+        let warm = self.take(bytes, (purpose, filling), Buddy::allocate_warm);
+        warm.map_err(|_| ArenaFull { bytes: bytes as u64, ..full })
     }
 
     /// A block of at least `bytes` of which only the start is sure to have memory: before more is written,
@@ -499,17 +531,29 @@ impl Arena {
         if filling == Filling::Whole {
             self.asked_whole.fetch_add(1, Ordering::Relaxed);
         }
+        let taken = match filling {
+            Filling::Whole => self.take(bytes, (purpose, filling), Buddy::allocate),
+            Filling::Sparse => self.take(bytes, (purpose, filling), Buddy::allocate_sparse),
+        };
+        match taken {
+            Err(full) if full.lacks_memory() => self.allocate_warm(bytes, purpose, filling, full),
+            taken => taken,
+        }
+    }
+
+    fn take(
+        self: &Arc<Self>,
+        bytes: usize,
+        (purpose, filling): (Purpose, Filling),
+        which: fn(&mut Buddy, u8) -> Option<u32>,
+    ) -> Result<Block, ArenaFull> {
         let order = self.order_of(bytes);
         let mut state = self.state.lock();
         let full = ArenaFull { bytes: bytes as u64, seen: SpaceVersion { version: state.version, of_memory: false } };
         if state.buddy.free_blocks() < (1 << order) + self.kept_blocks(&state, purpose, 1 << order) {
             return Err(full);
         }
-        let block = match filling {
-            Filling::Whole => state.buddy.allocate(order),
-            Filling::Sparse => state.buddy.allocate_sparse(order),
-        };
-        let block = block.ok_or(full)?;
+        let block = which(&mut state.buddy, order).ok_or(full)?;
         state.count(purpose, 1 << order, true);
         let cold = !state.buddy.all_warm(block, order);
         let held = state.buddy.held_free_blocks();

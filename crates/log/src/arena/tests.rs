@@ -200,6 +200,27 @@ fn who_finds_no_memory_waits_until_there_may_be_some() {
     assert!(arena.allocate(SMALL, Purpose::Write).is_ok());
 }
 
+/// Or else what is evicted would be of no use, for as long as there are blocks that were never touched: to lanes that are hardly written to, which get these first, and to all
+/// if it is in the midst of them.
+#[test]
+fn where_others_get_no_memory_a_block_that_has_some_is_found() {
+    for filling in [Filling::Sparse, Filling::Whole] {
+        let dir = tempfile::tempdir().unwrap();
+        let arena = open(&dir, 8 * MIB);
+        let mut blocks: Vec<_> = (0..4).map(|_| arena.allocate(SMALL, Purpose::Write).unwrap()).collect();
+        let kept = blocks.remove(3);
+        // As if they had never been touched.
+        arena.state.lock().buddy.set_empty(0, 3);
+        blocks.clear();
+        give_memory(&dir, &arena, false);
+        let allocate = || arena.allocate_with(SMALL, SMALL, (Purpose::Write, filling));
+        assert!(allocate().err().expect("none has memory").lacks_memory());
+        let at = kept.offset();
+        drop(kept);
+        assert_eq!(allocate().expect("this one was touched").offset(), at, "{filling:?}");
+    }
+}
+
 #[test]
 fn a_block_that_gets_no_more_memory_is_told_to_who_found_no_block() {
     let dir = tempfile::tempdir().unwrap();

@@ -146,7 +146,7 @@ impl Lane {
             guard = self.make_room(guard, bytes, now_ms)?;
         }
         if guard.open.as_ref().is_some_and(|open| !open.segment.has_memory(open.head + bytes)) {
-            guard = self.get_memory(guard, bytes)?;
+            guard = self.get_memory(guard, bytes, now_ms)?;
         }
         let (appended, wake) = self.put(&mut guard, chunk, now_ms)?;
         let spent = guard.open.as_ref().filter(|open| open.is_spent(bytes));
@@ -300,16 +300,20 @@ impl Lane {
     }
 
     /// Gets the next piece of memory for the open segment; on failure the lock is given up before anybody is told.
+    ///
+    /// If the machine has none for it, there may be none for long: what is evicted keeps the memory that it has. So the lane goes on in another block, which may have some.
     #[cold]
     fn get_memory<'a>(
-        &self,
+        self: &Arc<Self>,
         state: MutexGuard<'a, LaneState>,
         bytes: u32,
+        now_ms: i64,
     ) -> Result<MutexGuard<'a, LaneState>, AppendError> {
-        let got = state.open.as_ref().map_or(Ok(()), |open| open.segment.get_memory(open.head + bytes));
-        match got {
-            Ok(()) => Ok(state),
-            Err(full) => {
+        let get = |open: &Open| (open.segment.get_memory(open.head + bytes), open.chunk_count > 0);
+        match state.open.as_ref().map_or((Ok(()), false), get) {
+            (Ok(()), _) => Ok(state),
+            (Err(_), true) => self.make_room(state, bytes, now_ms),
+            (Err(full), false) => {
                 drop(state);
                 self.log().want_space(&full);
                 Err(AppendError::ArenaFull(full))
@@ -435,7 +439,7 @@ impl Lane {
         let mut bytes = class;
         loop {
             let half = arena.block_bytes(bytes as u64) as usize / 2;
-            match arena.allocate_to_fill(bytes, purpose, filling) {
+            match arena.allocate_with(bytes, needed, (purpose, filling)) {
                 Err(_) if half >= least => bytes = half,
                 other => return other,
             }

@@ -112,7 +112,8 @@ impl Host for Weak<Log> {
                 bytes: arena.bytes,
                 free_bytes: free_bytes.saturating_sub(kept_for_loads_bytes).min(backed_bytes),
                 load_free_bytes: free_bytes.saturating_sub(kept_for_writers_bytes).min(backed_bytes),
-                largest_free_bytes: arena.largest_free_bytes,
+                // Who asks then has found that what is free in one piece has none, and what has some is in pieces that are too small for it.
+                largest_free_bytes: if arena.lacks_memory { 0 } else { arena.largest_free_bytes },
                 load_bytes,
             }
         })
@@ -185,6 +186,7 @@ mod tests {
         assert_eq!(can_take(), (0, 0));
         drop(block);
         assert_eq!(can_take(), (1, 1), "what comes back has memory");
+        assert_eq!(host.memory().largest_free_bytes, 0, "who still lacks some needs more than that, or in one piece");
         arena.give_back(false);
         assert_eq!(can_take(), (256 - 32 - 4, 256 - 32 - 4), "there may be some by now");
     }

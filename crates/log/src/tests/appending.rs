@@ -377,6 +377,23 @@ fn a_full_arena_tells_the_store_and_the_writer() {
     append(&lane, &chunk(sequence, 30_000), 0).unwrap();
 }
 
+/// What is evicted keeps the memory that it has, so there may be none for the rest of a block for as long as nothing goes back to the machine.
+#[test]
+fn a_lane_whose_block_gets_no_more_memory_goes_on_in_one_that_has_some() {
+    const SMALL: u64 = 64 << 10;
+    let node = node_with(options(), 256 * SMALL);
+    let touched = node.log.arena().allocate(SMALL as usize, crate::arena::Purpose::Write).unwrap();
+    let lane = node.lane();
+    let before = append(&lane, &chunk(0, 10_000), 0).unwrap();
+    let file = std::fs::OpenOptions::new().write(true).open(arena_config(&node.dir, 0).path).unwrap();
+    // Blocks begin at 2 MiB. Behind the first one, all of which was touched, the lane has 16 KiB, and nobody gets more.
+    file.set_len((2 << 20) + SMALL + (16 << 10)).unwrap();
+    drop(touched);
+    let behind = append(&lane, &chunk(1, 10_000), 0).unwrap();
+    let place = |of: &Appended| (of.cursor.group, of.cursor.segment);
+    assert!(place(&before) < place(&behind) && behind.base_ordinal == 1, "{before:?} {behind:?}");
+}
+
 /// There may be room for the chunk and none for its block.
 #[test]
 fn a_writer_that_finds_no_room_asks_for_a_whole_block() {
