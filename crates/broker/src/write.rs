@@ -46,8 +46,8 @@ struct Partial {
 pub(crate) struct Writer {
     pub(crate) acks: Acks,
     partial: Option<Partial>,
-    /// The arena calls back.
-    space_armed: bool,
+    /// The arena calls back: for a block, or, if that is what was lacking last, for memory of the machine.
+    space_armed: Option<bool>,
 }
 
 /// A chunk, and which numbers its producer skips in front of it if it can.
@@ -105,7 +105,7 @@ impl Writer {
 
     /// The call-back of the arena has come.
     pub(crate) fn space_fired(&mut self) {
-        self.space_armed = false;
+        self.space_armed = None;
     }
 
     /// Sends the answers whose turn it is.
@@ -202,8 +202,9 @@ impl Writer {
                 }
                 Err(AppendError::ArenaFull(full)) => {
                     let token = Token::Space.to_u64();
-                    if self.space_armed || broker.log.wait_for_space(full.seen, observer, token) {
-                        self.space_armed = true;
+                    let is_told = self.space_armed == Some(full.lacks_memory());
+                    if is_told || broker.log.wait_for_space(full.seen, observer, token) {
+                        self.space_armed = Some(full.lacks_memory());
                         return Append::Full(Status::ArenaFull);
                     }
                 }
