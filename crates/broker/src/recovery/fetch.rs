@@ -16,7 +16,7 @@ use kera_protocol::{BlocksRead, ReadBlocks, Status, StreamletRef};
 use parking_lot::{Condvar, Mutex};
 
 use super::progress::{WithoutMemory, spend};
-use super::stripes::{Busy, Stripe, is_here, stripes, wanted};
+use super::stripes::{Asking, Busy, Stripe, is_here, stripes, wanted};
 use super::{Copies, RangeOfLog, ReadFor, RebuildTimes, RecoveryProgress};
 use crate::broker::Broker;
 use crate::failure::Failure;
@@ -574,10 +574,7 @@ impl Job<'_> {
             return Ok(true);
         }
         loop {
-            let Some((at, asking)) = self.busy.ask(&reading.backups, reading.at, &self.to_choose_from(reading)) else {
-                return Ok(true);
-            };
-            (reading.at, reading.chooses) = (at, false);
+            let Some(asking) = self.next_of(reading) else { return Ok(true) };
             let backup = asking.backup;
             let read = self.read_from(backup, reading);
             drop(asking);
@@ -605,10 +602,14 @@ impl Job<'_> {
         }
     }
 
-    /// The places of backups of which that one is asked which has least to do: those that are there by now. None: it is known who is.
-    fn to_choose_from(&self, reading: &Reading) -> Vec<usize> {
-        let all = reading.backups.iter().enumerate();
-        all.filter(|(_, backup)| reading.chooses && self.copies.is_there(**backup)).map(|(at, _)| at).collect()
+    /// The backup that is asked now. Which are there is looked at when a stripe has its first turn, which may be long after others had theirs.
+    fn next_of(&self, reading: &mut Reading) -> Option<Asking<'_>> {
+        if std::mem::take(&mut reading.chooses) {
+            let (backups, asking) = self.busy.choose(self.range.there_and_lost(self.copies));
+            reading.backups = backups;
+            return asking;
+        }
+        reading.backups.get(reading.at).map(|backup| self.busy.ask(*backup))
     }
 
     /// Reads from one backup until the turn is over: one thread asks while this one deals with what has come.

@@ -58,10 +58,11 @@ pub(super) fn stripes<'a>(
     for of in wanted {
         let is_cut = copies.threads() > 1 && !asks_all && !is_here(of.range, copies);
         let parts = cut(of.range, if is_cut { blocks } else { u64::MAX });
+        let newer = newer(of.range);
         let turns = (0_u64..).map(|at| if at == 0 { 0 } else { 1 + (at - 1) / STRIPES_IN_TURN });
         for (range, turn) in parts.into_iter().zip(turns) {
             let is_behind = range.last < of.range.last;
-            stripes.push(Stripe { range, of, turn: newer(of.range) + turn, is_behind });
+            stripes.push(Stripe { range, of, turn: newer + turn, is_behind });
         }
     }
     stripes
@@ -100,14 +101,26 @@ fn cut(range: &RangeOfLog, blocks: u64) -> Vec<RangeOfLog> {
 pub(super) struct Busy(Mutex<BTreeMap<u32, u32>>);
 
 impl Busy {
-    /// Notes that the one at a place of these is asked, or, if `chosen` names places, the one of those that has least to do; the first of several. Which place that is.
-    pub(super) fn ask(&self, backups: &[u32], at: usize, chosen: &[usize]) -> Option<(usize, Asking<'_>)> {
+    /// Puts those that have least to do in front, of those that are there and behind them of those that are lost, and notes that the first one is asked.
+    pub(super) fn choose(&self, (there, lost): (Vec<u32>, Vec<u32>)) -> (Vec<u32>, Option<Asking<'_>>) {
         let mut busy = self.0.lock();
-        let load = |at: &&usize| backups.get(**at).and_then(|backup| busy.get(backup)).copied().unwrap_or(0);
-        let at = chosen.iter().min_by_key(load).copied().unwrap_or(at);
-        let backup = *backups.get(at)?;
+        let load = |backup: &u32| busy.get(backup).copied().unwrap_or(0);
+        let (mut backups, mut behind) = (there, lost);
+        backups.sort_by_key(load);
+        behind.sort_by_key(load);
+        backups.append(&mut behind);
+        let asking = backups.first().map(|backup| self.note(&mut busy, *backup));
+        (backups, asking)
+    }
+
+    /// Notes that a backup is asked.
+    pub(super) fn ask(&self, backup: u32) -> Asking<'_> {
+        self.note(&mut self.0.lock(), backup)
+    }
+
+    fn note(&self, busy: &mut BTreeMap<u32, u32>, backup: u32) -> Asking<'_> {
         *busy.entry(backup).or_default() += 1;
-        Some((at, Asking { busy: self, backup }))
+        Asking { busy: self, backup }
     }
 
     pub(super) fn fails(&self, backup: u32) {
@@ -154,18 +167,18 @@ mod tests {
 
     #[test]
     fn who_has_least_to_do_is_asked_and_who_fails_after_others() {
-        let (busy, backups) = (Busy::default(), [11, 12, 13]);
-        let choose = |busy: &Busy| busy.ask(&backups, 0, &[0, 1]).map(|(at, _)| at);
-        let (first, asking) = busy.ask(&backups, 0, &[0, 1]).expect("a backup");
-        let (second, other) = busy.ask(&backups, 0, &[0, 1]).expect("a backup");
-        assert_eq!((first, second, choose(&busy)), (0, 1, Some(0)), "the third is not to be chosen");
-        drop(asking);
-        assert_eq!(choose(&busy), Some(0));
-        drop(other);
+        let busy = Busy::default();
+        let order = || busy.choose((vec![11, 12], vec![13, 14])).0;
+        let (backups, asking) = busy.choose((vec![11, 12], vec![13, 14]));
+        assert_eq!((backups, asking.as_ref().map(|asking| asking.backup)), (vec![11, 12, 13, 14], Some(11)));
+        assert_eq!(order(), [12, 11, 13, 14]);
+        let other = busy.ask(12);
+        assert_eq!(order(), [11, 12, 13, 14]);
+        drop((asking, other));
         busy.fails(11);
-        assert_eq!(choose(&busy), Some(1));
-        let (at, asking) = busy.ask(&backups, 2, &[]).expect("a backup");
-        assert_eq!((at, asking.backup), (2, 13), "nothing is to be chosen");
-        assert!(busy.ask(&backups, 3, &[]).is_none());
+        busy.fails(13);
+        assert_eq!(order(), [12, 11, 14, 13], "who is lost comes behind who is there");
+        assert_eq!(busy.choose((vec![], vec![13, 14])).0, [14, 13]);
+        assert!(busy.choose((vec![], vec![])).1.is_none());
     }
 }
