@@ -356,13 +356,16 @@ struct Turns<'a> {
 impl Turns<'_> {
     /// Reads until nothing waits for a turn, or it is of no use.
     fn take(&self) {
+        // For all that this thread reads: what is on its way counts until it is durable, whatever is read next.
+        let mut copied = Copied::new();
         while self.failed.lock().is_none() {
+            copied.forget_durable();
             let mut waiting = self.waiting.lock();
             let Some(((turn, number), (mut reading, job))) = waiting.pop_first() else { return };
             // Each of the others has a thread of its own then.
             let is_last = waiting.is_empty();
             drop(waiting);
-            match job.turn(&mut reading, is_last) {
+            match job.turn(&mut reading, is_last, &mut copied) {
                 Ok(true) => self.errors.lock().append(&mut reading.errors),
                 Ok(false) => drop(self.waiting.lock().insert((turn + 1, number), (reading, job))),
                 Err(failure) => drop(self.failed.lock().get_or_insert(failure)),
@@ -564,7 +567,7 @@ type Asked = Result<Option<BlocksRead>, String>;
 impl Job<'_> {
     /// Reads a part of the range, or all that is left if it is the last that waits; and from the block at which a backup fails on from the next one.
     /// Whether nothing is left; what went wrong is in `reading` then, if nobody has all of it.
-    fn turn(&self, reading: &mut Reading, is_last: bool) -> Result<bool, Failure> {
+    fn turn(&self, reading: &mut Reading, is_last: bool, copied: &mut Copied) -> Result<bool, Failure> {
         let bytes = if reading.turns == 0 { FIRST_TURN_BYTES } else { TURN_BYTES };
         reading.turns += 1;
         let turn = if is_last { (u64::MAX, u32::MAX) } else { (bytes, TURN_PIECES) };
@@ -576,7 +579,7 @@ impl Job<'_> {
         loop {
             let Some(asking) = self.next_of(reading) else { return Ok(true) };
             let backup = asking.backup;
-            let read = self.read_from(backup, reading);
+            let read = self.read_from(backup, reading, copied);
             drop(asking);
             // Nobody is asked any more once the node stops. That is no word about what there is: what nobody has may be given up.
             must_go_on(self.copies)?;
@@ -613,12 +616,11 @@ impl Job<'_> {
     }
 
     /// Reads from one backup until the turn is over: one thread asks while this one deals with what has come.
-    fn read_from(&self, backup: u32, reading: &mut Reading) -> Result<(), Stop> {
+    fn read_from(&self, backup: u32, reading: &mut Reading, copied: &mut Copied) -> Result<(), Stop> {
         if self.copies.threads() == 1 {
-            let mut copied = Copied::new();
             while !reading.left.is_turn_over() {
                 let read = self.spend(|times| &times.asking_us, || self.ask_once(backup, &reading.left));
-                self.take(read.map_err(Stop::Backup)?, &mut copied, reading)?;
+                self.take(read.map_err(Stop::Backup)?, copied, reading)?;
             }
             return Ok(());
         }
@@ -627,7 +629,7 @@ impl Job<'_> {
         std::thread::scope(|scope| {
             let (left, stop) = (reading.left.clone(), &stopped);
             scope.spawn(move || self.ask(backup, left, &sender, stop));
-            let result = self.deal_with(&receiver, reading);
+            let result = self.deal_with(&receiver, reading, copied);
             stopped.store(true, Ordering::Relaxed);
             // Who waits to hand something over sees that nobody takes it.
             drop(receiver);
@@ -674,12 +676,11 @@ impl Job<'_> {
         Ok(Some(read))
     }
 
-    fn deal_with(&self, receiver: &Receiver<Asked>, reading: &mut Reading) -> Result<(), Stop> {
-        let mut copied = Copied::new();
+    fn deal_with(&self, receiver: &Receiver<Asked>, reading: &mut Reading, copied: &mut Copied) -> Result<(), Stop> {
         while !reading.left.is_turn_over() {
             let read = self.spend(|times| &times.waiting_us, || receiver.recv());
             let read = read.map_err(|_| Stop::Backup("it stopped answering".to_owned()))?;
-            self.take(read.map_err(Stop::Backup)?, &mut copied, reading)?;
+            self.take(read.map_err(Stop::Backup)?, copied, reading)?;
         }
         Ok(())
     }
@@ -747,6 +748,7 @@ impl Job<'_> {
     /// Has a segment copied: first of this streamlet, then of those that are read here, then of all that are rebuilt together. What takes the
     /// room may be of streamlets of which nothing is missing any more, and is sent nowhere else before all are read. False: there is none.
     fn copy(&self, first: StreamletRef, copied: &mut Copied) -> Result<bool, Stop> {
+        copied.forget_durable();
         for name in std::iter::once(&first).chain(self.wanted).chain(self.all) {
             let Some(place) = self.broker.place_of(*name) else { continue };
             if copied.copy(self.broker, &place, self.copies).map_err(Stop::All)? {
@@ -825,12 +827,17 @@ impl Copied {
         must_go_on(copies)?;
         let Some(copy) = place.copy_rebuilt().map_err(|error| nowhere(&error))? else { return Ok(false) };
         self.waiting.push_back(copy);
-        self.waiting.retain(|copy| copy.sink.durable_through() < copy.ticket);
+        self.forget_durable();
         let limit = copied_at_once(broker);
         while self.waiting.len() > 1 && self.waiting.iter().map(|copy| copy.segment.bytes()).sum::<u64>() > limit {
             self.wait(copies)?;
         }
         Ok(true)
+    }
+
+    /// Those that have their copies may leave memory, and do not while they are kept here.
+    fn forget_durable(&mut self) {
+        self.waiting.retain(|copy| copy.sink.durable_through() < copy.ticket);
     }
 
     /// Waits until the first that is on its way has its copies. False: there is none.
