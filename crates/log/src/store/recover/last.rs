@@ -31,7 +31,8 @@ impl Scan {
             let (number, entry) = &self.entries[i];
             let (number, id, at, bytes) = (*number, entry.header.id, entry.at, pages(entry.image_bytes()));
             let (lane, is_released) = (lane_of(id), self.released.get(number));
-            let is_known = known.contains(&(self.header.container, at));
+            // What was synced has counted since, also if it was found lost while a node ran: what was left out is in no batch that is noted as synced.
+            let is_known = !was_synced && known.contains(&(self.header.container, at));
             let (is_torn, is_unsure) = match in_memory.map(|in_memory| in_memory.contains(&id)) {
                 // It is written once more, whatever has become of this one.
                 Some(true) => (!self.is_whole(entry)?, false),

@@ -577,6 +577,15 @@ fn what_a_start_has_left_without_a_footer_is_not_taken_by_a_later_one_for_cut_of
             let (_, found, unfinished, lacks) = start(&disk, after_kill);
             assert_eq!((found, unfinished, lacks), (batch.clone(), 1, vec![lack]), "{is_rotten}");
         }
+        // Nor if it is found lost while the node runs, and others have heard of that.
+        for name in [LOST, KNOWN] {
+            let place = [(first.container, first.offset)].into_iter();
+            note(&Folder::new(Arc::new(disk.clone()), CONTAINER_DIR), name, place).unwrap();
+        }
+        for after_kill in [true, false] {
+            let (_, found, unfinished, lacks) = start(&disk, after_kill);
+            assert_eq!((found, unfinished, lacks), (batch.clone(), 1, vec![lack]), "{is_rotten}, known");
+        }
         // With all of it there is nothing that it could be beside.
         disk.heal_reads();
         damage();
