@@ -281,13 +281,13 @@ pub(crate) struct Stopped {
 }
 
 impl Stopped {
-    fn at(at: Cursor, what: Unreadable, why: impl ToString) -> Stopped {
+    pub(crate) fn at(at: Cursor, what: Unreadable, why: impl ToString) -> Stopped {
         Stopped { at, what, why: why.to_string() }
     }
 }
 
 /// What could not be read there.
-enum Unreadable {
+pub(crate) enum Unreadable {
     /// A segment, by this node's disk.
     Segment,
     /// What another node has: it is not there, or its disk does not give it.
@@ -433,14 +433,21 @@ impl<E: Kept> StateLog<E> {
     /// Where to go on behind what could not be read: behind a segment of this node, or all that another node has there. `None`: nothing follows, or it was not that.
     pub(crate) fn behind(&self, broker: &Broker, stopped: &Stopped) -> Option<Cursor> {
         match stopped.what {
-            Unreadable::Segment => self.lane.behind_unread(stopped.at),
-            Unreadable::Node => {
-                let owner = self.shared_owner(broker)?;
-                let next = owner.runs().map(|(first, _)| first).find(|first| *first > stopped.at.group.epoch())?;
-                Some(Cursor { group: GroupId::new(next, 0), ..Cursor::default() })
+            // What follows it here, if anything does, may lie behind what another node has.
+            Unreadable::Segment => {
+                let here = self.lane.behind_unread(stopped.at);
+                here.into_iter().chain(self.next_run(broker, stopped.at)).min()
             }
+            Unreadable::Node => self.next_run(broker, stopped.at),
             Unreadable::Other => None,
         }
+    }
+
+    /// Where the next run of owners begins, if other nodes have older groups.
+    fn next_run(&self, broker: &Broker, at: Cursor) -> Option<Cursor> {
+        let owner = self.shared_owner(broker)?;
+        let next = owner.runs().map(|(first, _)| first).find(|first| *first > at.group.epoch())?;
+        Some(Cursor { group: GroupId::new(next, 0), ..Cursor::default() })
     }
 
     /// The same while the node serves, from a place on, of a streamlet of which other nodes may have older groups: those are asked for with `elsewhere`, by

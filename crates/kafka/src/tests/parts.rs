@@ -19,7 +19,7 @@ use crate::door::{Coordinators, OtherNodes};
 use crate::group_door::{copy, copy_resting};
 use crate::group_parts::{self, Load};
 use crate::groups::{GroupConfig, Now};
-use crate::state_log::{Edge, StateLog};
+use crate::state_log::{Edge, StateLog, Stopped, Unreadable};
 use crate::{admin, state_parts, transaction_parts};
 
 pub(super) const ME: u32 = 1;
@@ -596,6 +596,25 @@ fn what_an_earlier_owner_does_not_give_is_waited_for_only_where_no_whole_copy_st
             assert_eq!(world.offset(&group), Ok(8));
         }
     }
+}
+
+/// What this node has itself may be what cannot be read, and the whole copy be another node's.
+#[test]
+fn behind_a_segment_that_a_disk_has_lost_comes_what_another_node_has() {
+    let (mut other, stream) = shared();
+    other.read();
+    let group = groups_of(&mut other)[0][0].clone();
+    let lane = lane_of(&other, stream, 0);
+    let (mut world, stream) = shared();
+    world.read();
+    assert_eq!(world.commit(&group, 7), 0);
+    world.comes_back(stream, lane, 1);
+    let (broker, _) = world.parts();
+    let log = log_of(&world, stream);
+    let behind = |at: Cursor| log.behind(&broker, &Stopped::at(at, Unreadable::Segment, "lost"));
+    let runs: Vec<u32> =
+        std::iter::successors(behind(log.start(&broker)), |at| behind(*at)).map(|at| at.group.epoch()).collect();
+    assert_eq!(runs, [5, 7, 9]);
 }
 
 /// Its groups are another node's, which reads what is here: a copy of nothing must not have it let go.
