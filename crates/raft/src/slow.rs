@@ -196,8 +196,8 @@ mod tests {
         let voters = StoredMembers::new(Some(log_id(&place)), members(&[vec![1, 2]], &nodes));
         let folder = file::folder(disk.clone());
         let bytes = snapshot::encode([1; 16], &ClusterState::default(), log_id(&place), &voters);
+        let mut log = LogFile::open(folder.clone(), [1; 16]).unwrap();
         snapshot::write(&folder, 100, &bytes).unwrap();
-        let mut log = LogFile::open(folder, [1; 16]).unwrap();
         log.write(vec![Record::Vote { term: 5, node: 1, committed: false }, Record::Purged { place }]).unwrap();
         disk
     }
