@@ -520,8 +520,9 @@ impl Producing {
             |all, index, records| all.partition(index, records),
             |_| {},
         )?;
-        let is_whole = whole && !appending.add_ahead();
-        if !is_whole || partial.written.iter().any(Option::is_none) {
+        // Also where the walk has ended with as many as are asked for at a time.
+        let is_ahead = appending.add_ahead();
+        if !whole || is_ahead || partial.written.iter().any(Option::is_none) {
             self.partial = Some(partial);
             return Ok(Outcome::Blocked);
         }

@@ -14,7 +14,7 @@ use crate::transactions::Claim;
 use crate::visibility::only_committed;
 
 /// Batches of one request for which that is done at a time. In a cluster each has the request looked through when it is answered.
-const ASKED_AHEAD_MAX: usize = 256;
+const ASKED_AHEAD_MAX: usize = if cfg!(test) { 2 } else { 256 };
 
 impl Appending<'_> {
     /// The batch at a place has to wait. Whether those behind it are asked for meanwhile.

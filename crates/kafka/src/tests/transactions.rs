@@ -1066,7 +1066,10 @@ mod counted {
             running.session.on_frame(&FrameHeader::default(), &bytes, &mut running.out)
         };
         assert_eq!(offer(&mut world), Flow::Blocked);
-        assert_eq!(world.sink.state.lock().pending.len(), 2, "the first, and the others with it");
+        assert_eq!(world.sink.state.lock().pending.len(), 2, "the first, and with it as many as are added at a time");
+        world.sink.release();
+        assert_eq!(offer(&mut world), Flow::Blocked);
+        assert_eq!(world.sink.state.lock().pending.len(), 1, "the one behind those");
         world.sink.release();
         assert_eq!(offer(&mut world), Flow::Done);
         assert_eq!(world.sink.state.lock().pending.len(), 0, "nothing more is recorded");
