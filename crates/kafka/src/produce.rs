@@ -219,6 +219,8 @@ struct Partial {
     questions: Vec<(usize, Arc<Question>)>,
     /// In front of which place that was done ahead of their turn.
     asked_to: usize,
+    /// A batch was let into the transaction, which runs.
+    is_let_in: bool,
     /// The headers of batches that were looked at and are not dealt with, with their places: of one for each log that is behind at most, and of the one that nothing behind it is
     /// tried for.
     checked: Vec<(usize, BatchHeader)>,
@@ -244,6 +246,7 @@ impl Partial {
             wrong,
             questions,
             asked_to: 0,
+            is_let_in: false,
             checked,
             tickets,
             has_unnumbered,
@@ -761,7 +764,7 @@ impl Appending<'_> {
             may
         };
         match may {
-            MayWrite::Yes => {}
+            MayWrite::Yes => self.partial.is_let_in = true,
             MayWrite::No(error) => {
                 let not_running = error == ResponseError::InvalidTxnState && self.tells_abortable;
                 let error = if not_running { ResponseError::TransactionAbortable } else { error };

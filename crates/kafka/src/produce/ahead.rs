@@ -15,13 +15,17 @@ use crate::visibility::only_committed;
 
 /// Batches of one request for which that is done at a time. In a cluster each has the request looked through when it is answered.
 const ASKED_AHEAD_MAX: usize = if cfg!(test) { 2 } else { 256 };
+/// The same in a cluster before one of them was let into the transaction. Until then all of them may wait at the coordinator for the end of the one before, and a node reads no
+/// further from another one of which a thousand requests wait: what would end that transaction comes behind them.
+const ASKED_FIRST_MAX: usize = if cfg!(test) { 1 } else { 16 };
 
 impl Appending<'_> {
     /// The batch at a place has to wait. Whether those behind it are asked for meanwhile.
     pub(super) fn goes_ahead(&mut self, place: usize) -> bool {
         self.is_ahead = std::mem::take(&mut self.is_asking) && place >= self.partial.asked_to;
         if self.is_ahead {
-            self.partial.asked_to = place + 1 + ASKED_AHEAD_MAX;
+            let runs = self.partial.is_let_in || self.core.door.transactions.is_alone();
+            self.partial.asked_to = place + 1 + if runs { ASKED_AHEAD_MAX } else { ASKED_FIRST_MAX };
         }
         self.is_ahead
     }
