@@ -337,6 +337,9 @@ fn found_by(plan: impl Fn(u64) -> Plan, planted: Planted, words: &[&str]) {
         let found = run(&Plan { planted: Some(planted), ..plan(seed) }).violation;
         let says_so = found.iter().any(|found| words.iter().any(|words| found.contains(words)));
         otherwise.extend(found.filter(|_| !says_so));
+        if says_so {
+            println!("{planted:?}: seed {seed}");
+        }
         says_so
     });
     assert!(is_found, "{planted:?} was not found by {words:?}; what was: {otherwise:?}");
