@@ -488,7 +488,7 @@ pub struct ConsumeArgs {
     /// [default: earliest; latest with --follow and no application]
     ///
     /// A time is like 2026-01-31T12:00:00Z. ordinal:N is the record with that number in each lane. Times are those at which nodes took
-    /// records, whatever timestamps these have. An application starts there only where it has committed nothing yet.
+    /// records, whatever timestamps these have. Of the consumers of an application only the first one has it start there.
     #[arg(long, value_name = "WHEN")]
     pub from: Option<String>,
     /// Start with the newest N records, 100000 at most.
