@@ -7,6 +7,8 @@ use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use kera_env::LockError;
+
 use crate::config::Mistakes;
 
 /// Why a node does not start, or does not go on.
@@ -223,6 +225,14 @@ impl Fatal {
     /// The error of a directory that cannot be used.
     pub fn directory(path: &Path, error: io::Error) -> Fatal {
         Fatal::Directory { path: path.to_owned(), error }
+    }
+
+    /// The lock of a data directory cannot be had.
+    pub fn locked(data: &Path, error: LockError) -> Fatal {
+        match error {
+            LockError::Held { held_by_pid, .. } => Fatal::DirectoryLocked { path: data.to_owned(), pid: held_by_pid },
+            LockError::Io { error, .. } => Fatal::directory(data, error),
+        }
     }
 }
 

@@ -947,6 +947,11 @@ fn the_demo_runs_to_its_end_and_nothing_is_lost() {
         let told: Value = serde_json::from_str(&common::stdout(&output)).unwrap();
         assert_eq!((&told["written"], &told["read"]), (&json!(20000), &json!(20000)));
     }
+    let runs = kera_env::DirLock::acquire(&place.file("demo").join("LOCK")).unwrap();
+    let refused = common::run(["demo", "--data", data]);
+    assert_eq!(refused.status.code(), Some(11), "as a node that finds another one there");
+    assert!(common::stderr(&refused).contains("--data"), "{}", common::stderr(&refused));
+    drop(runs);
     let refused = common::run(["demo", "--data", env!("CARGO_MANIFEST_DIR")]);
     assert!(common::stderr(&refused).contains("no demo made"), "{}", common::stderr(&refused));
 }

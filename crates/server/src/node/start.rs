@@ -30,7 +30,7 @@ use std::time::Duration;
 use kera_broker::{APPLICATIONS_STREAM, Broker, BrokerConfig, applications_stream_options};
 use kera_coordinator::catalog::has_owners;
 use kera_coordinator::{Coordinator, CoordinatorConfig, CoordinatorError, OpenError, StreamEvent, StreamObserver};
-use kera_env::{Clock, DirLock, DirectIo, Disk, Folder, LockError, RealDisk, SystemClock, SystemRandom};
+use kera_env::{Clock, DirLock, DirectIo, Disk, Folder, RealDisk, SystemClock, SystemRandom};
 use kera_format::SegmentId;
 use kera_format::arena::BlockSize;
 use kera_kafka::DoorConfig;
@@ -310,10 +310,7 @@ pub(super) fn tell(node: &Node) {
 }
 
 pub(crate) fn lock(data: &Path) -> Result<DirLock, Fatal> {
-    DirLock::acquire(&data.join("LOCK")).map_err(|error| match error {
-        LockError::Held { held_by_pid, .. } => Fatal::DirectoryLocked { path: data.to_owned(), pid: held_by_pid },
-        LockError::Io { error, .. } => Fatal::directory(data, error),
-    })
+    DirLock::acquire(&data.join("LOCK")).map_err(|error| Fatal::locked(data, error))
 }
 
 fn no_thread(what: &'static str, error: std::io::Error) -> Fatal {

@@ -12,6 +12,7 @@ use std::fs;
 use std::path::Path;
 
 use kera_server::config::{Config, Sources, load};
+use kera_server::fatal::Fatal;
 use kera_server::units::{MIB, human_bytes, human_count};
 use kera_server::{Node, forget_arena};
 use serde_json::json;
@@ -34,11 +35,7 @@ const ARENA_BYTES: u64 = 256 * MIB;
 pub fn run(args: &DemoArgs, globals: &Globals) -> Result<(), CliError> {
     let config = demo_config(&args.data)?;
     prepare(&config)?;
-    let node = Node::start(&config).map_err(|fatal| {
-        let mut error = CliError::failure(fatal.to_string()).next(fatal.next_step());
-        error.exit = fatal.exit_status();
-        error
-    })?;
+    let node = Node::start(&config).map_err(|fatal| not_started(&fatal))?;
     node.tell_ready();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| CliError::failure(format!("cannot start: {error}")))?;
@@ -60,6 +57,10 @@ pub fn run(args: &DemoArgs, globals: &Globals) -> Result<(), CliError> {
     done
 }
 
+fn not_started(fatal: &Fatal) -> CliError {
+    CliError { message: fatal.to_string(), next_step: fatal.next_step(), exit: fatal.exit_status() }
+}
+
 /// A directory that is empty or an earlier demo's, emptied and marked.
 fn prepare(config: &Config) -> Result<(), CliError> {
     let data: &Path = &config.node.data;
@@ -78,7 +79,7 @@ fn prepare(config: &Config) -> Result<(), CliError> {
             return Err(CliError::failure(message).next("choose another directory with --data, or empty it yourself"));
         }
         // A node that still runs there keeps its lock; deleting under it would be rude.
-        drop(kera_env::DirLock::acquire(&data.join("LOCK")).map_err(|error| CliError::failure(error.to_string()))?);
+        drop(kera_env::DirLock::acquire(&data.join("LOCK")).map_err(|error| not_started(&Fatal::locked(data, error)))?);
         forget_arena(config);
         fs::remove_dir_all(data).map_err(cannot)?;
     }
