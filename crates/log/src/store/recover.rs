@@ -10,13 +10,14 @@
 mod last;
 mod look;
 mod marks;
+mod notes;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
-use kera_env::{AlignedBuffer, Disk, DiskFile, Folder, OpenMode, is_unreadable, read_readable};
+use kera_env::{AlignedBuffer, Disk, DiskFile, OpenMode, is_unreadable, read_readable};
 use kera_format::container::{
     BatchHeader, CONTAINER_BYTES_MAX, CONTAINER_HEADER_BYTES, CONTAINER_MARKS_MAX, ContainerEntry, ContainerHeader,
     PAGE_BYTES, ReleasedMap, Trailer, index_bytes, pages, verify_image,
@@ -26,6 +27,8 @@ use kera_format::segment::{SEGMENT_HEADER_BYTES, SEGMENT_MAGIC, SegmentHeader, S
 use kera_format::{LaneId, SegmentId, StreamId, StreamletId};
 
 pub(crate) use self::look::Looked;
+pub(crate) use self::notes::{KNOWN, LOST, SYNCED, note};
+use self::notes::{Noted, noted, write_notes};
 use super::StoreError;
 use super::container::{
     CONTAINER_DIR, Container, DiskContainers, Slot, container_number, container_path, give_back_ahead, write_footer,
@@ -119,7 +122,7 @@ pub(crate) fn recover(node: [u8; 16], disks: &[&DiskContainers], in_memory: InMe
         let containers: BTreeSet<u64> = names.iter().filter_map(|name| container_number(name)).collect();
         let of_notes = |error| failed("read what is noted of its containers", error);
         found.read_synced(&*disk.disk, &containers).map_err(of_notes)?;
-        let known = noted(&*disk.disk, KNOWN).map_err(of_notes)?;
+        let known = noted(&*disk.disk, KNOWN).map_err(of_notes)?.places;
         for container in containers {
             found.container_next = found.container_next.max(container.saturating_add(1));
             let synced_to = found.synced[number].get(&container).copied().unwrap_or(0);
@@ -179,45 +182,11 @@ pub(crate) fn recover(node: [u8; 16], disks: &[&DiskContainers], in_memory: InMe
 /// Where each segment is in the list of those that were found, and whether a kill may have cut it off.
 type ById = HashMap<SegmentId, (usize, bool)>;
 
-/// Files of lines with a container and a place in it: what others have, what was found lost while the node ran, and up to where a start has synced what has no
-/// footer.
-pub(crate) const KNOWN: &str = "lacks";
-pub(crate) const LOST: &str = "lost";
-pub(crate) const SYNCED: &str = "synced";
-
-/// More is not read of one.
-const NOTES_BYTES_MAX: usize = 1 << 20;
-
-/// What is noted. Without the file, or if it does not read back, nothing is: of what others have they are asked once more then. An error: it may read back later.
-fn noted(disk: &dyn Disk, name: &str) -> io::Result<BTreeSet<(u64, u64)>> {
-    let text = match disk.read_all(&format!("{CONTAINER_DIR}/{name}"), NOTES_BYTES_MAX) {
-        Err(error) if is_unreadable(&error) => Vec::new(),
-        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::InvalidData) => Vec::new(),
-        read => read?,
-    };
-    let line = |line: &str| {
-        let (container, at) = line.split_once(' ')?;
-        Some((container.parse().ok()?, at.parse().ok()?))
-    };
-    Ok(String::from_utf8_lossy(&text).lines().filter_map(line).collect())
-}
-
-/// Notes something on the disk that it is of.
-pub(crate) fn note(folder: &Folder, name: &str, places: impl Iterator<Item = (u64, u64)>) -> io::Result<()> {
-    let before = noted(&**folder.disk(), name)?;
-    let all: BTreeSet<(u64, u64)> = before.iter().copied().chain(places).collect();
-    if all == before { Ok(()) } else { write_notes(folder, name, &all) }
-}
-
-fn write_notes(folder: &Folder, name: &str, all: &BTreeSet<(u64, u64)>) -> io::Result<()> {
-    let text: String = all.iter().map(|(container, at)| format!("{container} {at}\n")).collect();
-    folder.replace(&format!("{CONTAINER_DIR}/{name}"), text.as_bytes())
-}
-
 impl Found {
     /// Reads up to where the containers of the next disk were synced; of those that are gone it says nothing.
     fn read_synced(&mut self, disk: &dyn Disk, containers: &BTreeSet<u64>) -> io::Result<()> {
-        let synced = noted(disk, SYNCED)?;
+        let Noted { places: synced, problem } = noted(disk, SYNCED)?;
+        self.recovery.problems.extend(problem);
         let last = synced.last().map_or(0, |(container, _)| *container);
         self.container_next = self.container_next.max(last.saturating_add(1));
         self.synced.push(synced.into_iter().filter(|(container, _)| containers.contains(container)).collect());
@@ -229,7 +198,7 @@ impl Found {
     fn note_synced(&mut self, disks: &[&DiskContainers]) {
         for (disk, synced) in disks.iter().zip(&self.synced) {
             let all: BTreeSet<(u64, u64)> = synced.iter().map(|(container, to)| (*container, *to)).collect();
-            let is_noted = noted(&*disk.disk, SYNCED).is_ok_and(|noted| noted == all);
+            let is_noted = noted(&*disk.disk, SYNCED).is_ok_and(|noted| noted.places == all);
             if !is_noted && let Err(error) = write_notes(&disk.folder, SYNCED, &all) {
                 let path = disk.disk.root().join(CONTAINER_DIR).join(SYNCED);
                 self.recovery.problems.push(format!("{} could not be written: {error}", path.display()));
@@ -246,11 +215,12 @@ impl Found {
         // That others have what was in it too does not say that it is gone here.
         self.lacks_some |= self.recovery.lacks.iter().any(|lack| usize::from(lack.disk) == number);
         let (lost, known) = (noted(&*disk.disk, LOST)?, noted(&*disk.disk, KNOWN)?);
+        self.recovery.problems.extend(lost.problem.into_iter().chain(known.problem));
+        let (lost, known) = (lost.places, known.places);
         // A container may be gone and its note still there: another one of its number would pass for known when it does not read back.
         let last = lost.iter().chain(&known).map(|(container, _)| *container).max().unwrap_or(0);
         self.container_next = self.container_next.max(last.saturating_add(1));
-        let lost = lost.into_iter().map(|(container, at)| Lack { disk: number as u16, container, at });
-        let lost: Vec<Lack> = lost.filter(|lack| self.is_lost(disk, lack)).collect();
+        let lost = self.still_lost((number as u16, disk), &lost);
         self.recovery.lacks.extend(lost);
         let lacks = &mut self.recovery.lacks;
         let of_disk = lacks.iter().filter(|lack| usize::from(lack.disk) == number);
@@ -282,13 +252,16 @@ impl Found {
         }
     }
 
-    /// Whether a segment is at a place still, and does not read back: what it was given up for may have passed, and others may have rebuilt it since.
-    fn is_lost(&self, disk: &DiskContainers, lack: &Lack) -> bool {
-        let is_there = |segment: &&StoredSegment| {
-            (segment.at.disk, segment.at.container, segment.at.offset) == (lack.disk, lack.container, lack.at)
+    /// At which of the places that were noted as lost a segment is still, and does not read back: what it was given up for may have passed, and others may have rebuilt it
+    /// since.
+    fn still_lost(&self, (number, disk): (u16, &DiskContainers), noted: &BTreeSet<(u64, u64)>) -> Vec<Lack> {
+        let is_noted = |segment: &&StoredSegment| {
+            segment.at.disk == number && noted.contains(&(segment.at.container, segment.at.offset))
         };
-        let Some(segment) = self.recovery.segments.iter().find(is_there) else { return false };
-        !reads_back(disk, segment).unwrap_or(false)
+        let there = self.recovery.segments.iter().filter(is_noted);
+        let lost = there.filter(|segment| !reads_back(disk, segment).unwrap_or(false));
+        let lost = lost.map(|segment| Lack { disk: number, container: segment.at.container, at: segment.at.offset });
+        lost.collect::<BTreeSet<Lack>>().into_iter().collect()
     }
 
     /// Adds a segment; of two copies the one rewritten more often stays. Of those that never were the longer stays, of others

@@ -559,6 +559,29 @@ fn with_batch() -> (FaultyDisk, BTreeMap<SegmentId, Location>) {
     (disk, found)
 }
 
+/// A start that forgot them would not say what the node has lost.
+#[test]
+fn what_is_noted_as_lost_is_told_however_much_is_noted() {
+    let (disk, stored) = with_batch();
+    let at = stored[&id(1, 0)];
+    disk.flip_bit_on_read(&container_path(at.container), at.offset + 5_000, 3);
+    let folder = Folder::new(Arc::new(disk.clone()), CONTAINER_DIR);
+    note(&folder, LOST, [(at.container, at.offset)].into_iter()).unwrap();
+    let lack = Lack { disk: 0, container: at.container, at: at.offset };
+    // The next note is behind more than a MiB.
+    for many in [1, 100_000, 2] {
+        note(&folder, LOST, (0..many).map(|n| (1_000_000 + n, many))).unwrap();
+        assert_eq!(start(&disk, true).3, [lack], "{many}");
+    }
+    // Where the disk does not give them any more, that is told.
+    disk.set_unopenable(&format!("{CONTAINER_DIR}/{LOST}"));
+    let (clock, random) = (Arc::new(ManualClock::new(1)), Arc::new(SeededRandom::new(1)));
+    let disks = as_disks(std::slice::from_ref(&disk));
+    let (_, recovery) = Core::<Arc<FakeLog>>::open(config(), disks, clock, random, None).unwrap();
+    assert!(recovery.lacks.is_empty(), "{:?}", recovery.lacks);
+    assert!(recovery.problems.iter().any(|problem| problem.contains("lost is damaged")), "{:?}", recovery.problems);
+}
+
 /// What the first start has synced and goes on with is not lost by the next one, for which no arena says what was stored.
 #[test]
 fn what_a_start_has_left_without_a_footer_is_not_taken_by_a_later_one_for_cut_off() {
