@@ -14,6 +14,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use kafka_protocol::ResponseError;
+use kafka_protocol::messages::describe_transactions_response::TransactionState;
 use kafka_protocol::messages::{
     AddOffsetsToTxnRequest, AddPartitionsToTxnRequest, ApiKey, DescribeTransactionsRequest,
     DescribeTransactionsResponse, EndTxnRequest, InitProducerIdRequest, InitProducerIdResponse,
@@ -33,7 +34,7 @@ use crate::door::{After, Catalog, Door, Reply, topic_of};
 use crate::endings::{Event, append_marker};
 use crate::floors::shown_from;
 use crate::groups::{AppendFailed, Mark, Now};
-use crate::limits_told::tell_no_id;
+use crate::limits_told::{tell, tell_no_id};
 use crate::node_requests::{Awaited, NodeRequests, Replying, Served};
 use crate::numbering::{has, place_of};
 use crate::once::once;
@@ -69,7 +70,7 @@ const NODES_WAIT_MS: u64 = 10_000;
 const FOLLOW: Duration = Duration::from_millis(20);
 /// How long a claim waits for the end of the transaction before.
 const CLAIM_WAIT_MS: u64 = 1_000;
-/// Ids that one request may ask about.
+/// Ids that one request may ask about; of the others it is told that they are too many.
 const DESCRIBED_MAX: usize = 10_000;
 /// Aborted ranges of one append of a copy.
 const COPY_STEP_RANGES: usize = 2_048;
@@ -366,7 +367,14 @@ impl TransactionDoor {
 
     /// DescribeTransactions: each id is described, or not, by the part that it belongs to.
     fn describe(&self, asked: &DescribeTransactionsRequest) -> DescribeTransactionsResponse {
-        let states = once(&asked.transactional_ids, |id| (*id).clone()).take(DESCRIBED_MAX).flat_map(|id| {
+        let states = once(&asked.transactional_ids, |id| (*id).clone()).enumerate().flat_map(|(at, id)| {
+            if at >= DESCRIBED_MAX {
+                if at == DESCRIBED_MAX {
+                    tell("transactional ids of one request", id, DESCRIBED_MAX);
+                }
+                let refused = TransactionState::default().with_transactional_id(id.clone());
+                return vec![refused.with_error_code(ResponseError::InvalidRequest.code())];
+            }
             let one = DescribeTransactionsRequest::default().with_transactional_ids(vec![id.clone()]);
             self.parts.find(id).state.lock().all.describe(&one).transaction_states
         });

@@ -9,16 +9,20 @@ use kafka_protocol::messages::{
     DescribeGroupsRequest, DescribeGroupsResponse, GroupId, ListGroupsRequest, ListGroupsResponse,
     consumer_group_describe_response,
 };
+use kafka_protocol::protocol::StrBytes;
 use kera_format::kafka_groups::{Entry, Fact};
 
 use super::api::{Answer, Caller, Done, Mark, Now};
 use super::coordinator::Coordinator;
 use super::group::{Group, Kind, text};
 use crate::access::{GROUP_OPERATIONS, told_if};
+use crate::limits_told::tell;
 use crate::once::once;
 
-/// Groups that one request may name.
+/// Groups that one request may name; the others are told so, each.
 const GROUPS_MAX: usize = 10_000;
+/// The same for who asks. One text for all of them: a short request can name very many.
+const TOO_MANY: &str = "one request may name 10000 groups; ask for the others in another one";
 /// From here on DescribeGroups says that a group is not there; before, that it is dead.
 const VERSION_DESCRIBE_NOT_FOUND: i16 = 6;
 
@@ -29,7 +33,7 @@ impl Coordinator {
         match self.check_loaded() {
             Err(code) => response.error_code = code.code(),
             Ok(()) => {
-                let among = |filter: &[kafka_protocol::protocol::StrBytes], value: &str| {
+                let among = |filter: &[StrBytes], value: &str| {
                     filter.is_empty() || filter.iter().any(|wanted| wanted.eq_ignore_ascii_case(value))
                 };
                 let listed = self.groups().map(listed).filter(|group| {
@@ -60,12 +64,17 @@ impl Coordinator {
             }
         };
         let operations = told_if(request.include_authorized_operations, GROUP_OPERATIONS);
-        let told = |id| {
+        let told = |(id, is_within): (&GroupId, bool)| {
+            if !is_within {
+                let message = (caller.version >= VERSION_DESCRIBE_NOT_FOUND).then(too_many);
+                let refused = DescribedGroup::default().with_group_id(id.clone()).with_error_message(message);
+                return refused.with_error_code(Code::InvalidRequest.code());
+            }
             let group: DescribedGroup = describe(id);
             let is_known = group.error_code == 0;
             if is_known { group.with_authorized_operations(operations) } else { group }
         };
-        let groups = once(&request.groups, |id| (*id).clone()).take(GROUPS_MAX).map(told).collect();
+        let groups = named(&request.groups).map(told).collect();
         let response = DescribeGroupsResponse::default().with_groups(groups);
         self.finish(Done { token, after: None, answer: Answer::Describe(response) });
     }
@@ -78,27 +87,30 @@ impl Coordinator {
         _caller: &Caller,
         request: &ConsumerGroupDescribeRequest,
     ) {
-        let refused = |id: &GroupId, code: Code, message: String| {
+        let refused = |id: &GroupId, code: Code, message: StrBytes| {
             consumer_group_describe_response::DescribedGroup::default()
                 .with_group_id(id.clone())
                 .with_error_code(code.code())
-                .with_error_message(Some(text(&message)))
+                .with_error_message(Some(message))
                 .with_authorized_operations(i32::MIN)
         };
         let describe = |id: &GroupId| match self.find(id) {
             Ok(Group { kind: Kind::Consumer(consumer), .. }) => {
                 consumer.describe(self.topics()).with_group_id(id.clone())
             }
-            Ok(_) => refused(id, Code::GroupIdNotFound, format!("Group {} is not a consumer group.", &**id)),
-            Err(code) => refused(id, code, format!("Group {} not found.", &**id)),
+            Ok(_) => refused(id, Code::GroupIdNotFound, text(&format!("Group {} is not a consumer group.", &**id))),
+            Err(code) => refused(id, code, text(&format!("Group {} not found.", &**id))),
         };
         let operations = told_if(request.include_authorized_operations, GROUP_OPERATIONS);
-        let told = |id| {
+        let told = |(id, is_within): (&GroupId, bool)| {
+            if !is_within {
+                return refused(id, Code::InvalidRequest, too_many());
+            }
             let group: consumer_group_describe_response::DescribedGroup = describe(id);
             let is_known = group.error_code == 0;
             if is_known { group.with_authorized_operations(operations) } else { group }
         };
-        let groups = once(&request.group_ids, |id| (*id).clone()).take(GROUPS_MAX).map(told).collect();
+        let groups = named(&request.group_ids).map(told).collect();
         let response = ConsumerGroupDescribeResponse::default().with_groups(groups);
         self.finish(Done { token, after: None, answer: Answer::ConsumerDescribe(response) });
     }
@@ -107,8 +119,9 @@ impl Coordinator {
     pub fn delete(&mut self, _now: Now, token: u64, _caller: &Caller, request: &DeleteGroupsRequest) {
         let mut after = None;
         let mut results = Vec::new();
-        for id in once(&request.groups_names, |id| (*id).clone()).take(GROUPS_MAX) {
-            let code = match self.delete_group(id) {
+        for (id, is_within) in named(&request.groups_names) {
+            let deleted = if is_within { self.delete_group(id) } else { Err(Code::InvalidRequest) };
+            let code = match deleted {
                 Ok(mark) => {
                     after = after.max(mark);
                     0
@@ -130,6 +143,21 @@ impl Coordinator {
         self.remove(id);
         Ok(Some(mark))
     }
+}
+
+/// The groups that a request names, each once, and whether each is among as many as it may name. Who is told nothing of a group that it asked for
+/// waits for it, or takes the answer for broken. Where there are more the log says so, for not every answer can.
+fn named(ids: &[GroupId]) -> impl Iterator<Item = (&GroupId, bool)> {
+    once(ids, |id| (*id).clone()).enumerate().map(|(at, id)| {
+        if at == GROUPS_MAX {
+            tell("groups of one request", id, GROUPS_MAX);
+        }
+        (id, at < GROUPS_MAX)
+    })
+}
+
+fn too_many() -> StrBytes {
+    StrBytes::from_static_str(TOO_MANY)
 }
 
 fn listed(group: &Group) -> ListedGroup {

@@ -110,6 +110,18 @@ fn what_writes_to_partitions_is_told_once() {
     assert_eq!(told.iter().map(|topic| topic.partitions.len()).collect::<Vec<_>>(), [1]);
 }
 
+#[test]
+fn who_names_too_many_transactional_ids_is_told_so_of_each() {
+    const WITHIN: usize = 10_000;
+    let mut world = World::new();
+    let ids: Vec<_> = (0..WITHIN + 2).map(|at| TransactionalId(text(&at.to_string()))).collect();
+    let asked = DescribeTransactionsRequest::default().with_transactional_ids(ids.clone());
+    let told = world.call(0, &asked).transaction_states;
+    assert_eq!(told.iter().map(|one| one.transactional_id.clone()).collect::<Vec<_>>(), ids);
+    let refused = ResponseError::InvalidRequest.code();
+    assert!(told.iter().enumerate().all(|(at, one)| (one.error_code == refused) == (at >= WITHIN)));
+}
+
 /// As Kafka does it.
 #[test]
 fn offsets_of_a_partition_that_is_named_twice_are_refused() {

@@ -31,8 +31,6 @@ use crate::groups::{AppendFailed, Mark, Now, may_be_recorded};
 use crate::limits_told::tell;
 use crate::state_log::Bounded;
 
-/// Ids that one request may ask about.
-const DESCRIBED_MAX: usize = 10_000;
 /// From here on a fenced producer is told so by its own error.
 const VERSION_INIT_FENCED: i16 = 4;
 const VERSION_TXN_FENCED: i16 = 2;
@@ -748,7 +746,7 @@ impl Transactions {
         }
     }
 
-    /// DescribeTransactions.
+    /// DescribeTransactions. Of how many at most is for who asks to see to.
     pub fn describe(&self, request: &DescribeTransactionsRequest) -> DescribeTransactionsResponse {
         let describe = |id: &TransactionalId| {
             let described = Described::default().with_transactional_id(id.clone());
@@ -775,7 +773,7 @@ impl Transactions {
                 }
             }
         };
-        let states = request.transactional_ids.iter().take(DESCRIBED_MAX).map(describe);
+        let states = request.transactional_ids.iter().map(describe);
         DescribeTransactionsResponse::default().with_transaction_states(states.collect())
     }
 

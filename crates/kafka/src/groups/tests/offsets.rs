@@ -10,8 +10,9 @@ use kafka_protocol::messages::txn_offset_commit_request::{
     TxnOffsetCommitRequestPartition, TxnOffsetCommitRequestTopic,
 };
 use kafka_protocol::messages::{
-    DeleteGroupsRequest, DescribeGroupsRequest, DescribeGroupsResponse, GroupId, ListGroupsRequest,
-    OffsetDeleteRequest, OffsetDeleteResponse, OffsetFetchRequest, ProducerId, TopicName, TxnOffsetCommitRequest,
+    ConsumerGroupDescribeRequest, DeleteGroupsRequest, DescribeGroupsRequest, DescribeGroupsResponse, GroupId,
+    ListGroupsRequest, OffsetDeleteRequest, OffsetDeleteResponse, OffsetFetchRequest, ProducerId, TopicName,
+    TxnOffsetCommitRequest,
 };
 use kera_format::kafka_groups::{Entry, Fact};
 
@@ -582,6 +583,43 @@ fn groups_are_listed_and_described() {
             assert_eq!((&*described.group_state, described.error_code), ("Dead", code), "{id} in {version}");
         }
     }
+}
+
+/// A client waits for each group that it has named.
+#[test]
+fn who_names_too_many_groups_is_told_so_of_each() {
+    const WITHIN: usize = 10_000;
+    fn limit(text: &str) -> bool {
+        text.contains("10000 groups")
+    }
+    let mut world = World::new();
+    let ids: Vec<GroupId> = (0..WITHIN + 2).map(|at| GroupId(text(&at.to_string()))).collect();
+    let is_told = |told: Vec<(GroupId, i16, Option<bool>)>, has_text: bool| {
+        assert_eq!(told.len(), ids.len());
+        for (at, (id, code, text)) in told.into_iter().enumerate() {
+            let is_beyond = at >= WITHIN;
+            assert_eq!((&id, code == Code::InvalidRequest.code()), (&ids[at], is_beyond));
+            assert_eq!(text == Some(true), is_beyond && has_text, "{id:?}");
+        }
+    };
+    for version in [5, 6] {
+        let request = DescribeGroupsRequest::default().with_groups(ids.clone());
+        let done = world.ask(|coordinator, now, token| coordinator.describe(now, token, &caller(version), &request));
+        let Answer::Describe(told) = done.answer else { panic!("{:?}", done.answer) };
+        let told = told.groups.into_iter();
+        let told = told.map(|of| (of.group_id, of.error_code, of.error_message.map(|text| limit(&text))));
+        is_told(told.collect(), version == 6);
+    }
+    let request = ConsumerGroupDescribeRequest::default().with_group_ids(ids.clone());
+    let done = world.ask(|coordinator, now, token| coordinator.consumer_describe(now, token, &caller(1), &request));
+    let Answer::ConsumerDescribe(told) = done.answer else { panic!("{:?}", done.answer) };
+    let told = told.groups.into_iter();
+    let told = told.map(|of| (of.group_id, of.error_code, of.error_message.map(|text| limit(&text))));
+    is_told(told.collect(), true);
+    let request = DeleteGroupsRequest::default().with_groups_names(ids.clone());
+    let done = world.ask(|coordinator, now, token| coordinator.delete(now, token, &caller(2), &request));
+    let Answer::Delete(told) = done.answer else { panic!("{:?}", done.answer) };
+    is_told(told.results.into_iter().map(|of| (of.group_id, of.error_code, None)).collect(), false);
 }
 
 #[test]
