@@ -410,8 +410,8 @@ impl Broker {
         })
     }
 
-    /// Answers who owns what. `named` finds a stream by its name.
-    pub fn find_owners(&self, asked: &FindOwners, named: impl Fn(&str) -> Option<StreamId>) -> Result<Owners, Failure> {
+    /// Answers who owns what.
+    pub fn find_owners(&self, asked: &FindOwners) -> Result<Owners, Failure> {
         if asked.streams.len() > OWNER_STREAMS_MAX {
             return Err(Failure::limit("streams", asked.streams.len(), OWNER_STREAMS_MAX));
         }
@@ -419,7 +419,7 @@ impl Broker {
         for stream in &asked.streams {
             let id = match stream {
                 StreamRef::Id(id) => Some(*id),
-                StreamRef::Name(name) => named(name),
+                StreamRef::Name(name) => self.stream_named(name),
             };
             let known = id.filter(|id| self.log.stream(*id).is_some_and(|stream| self.is_told_of(&stream)));
             wanted.push(known.ok_or_else(|| match id {

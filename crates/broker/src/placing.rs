@@ -168,7 +168,7 @@ mod tests {
         let (broker, _dir) = broker();
         let version = || {
             let all = FindOwners { streams: Vec::new(), after: None, limit: 0 };
-            broker.find_owners(&all, |_| None).ok().map(|told| told.version)
+            broker.find_owners(&all).ok().map(|told| told.version)
         };
         let news = News::default();
         for _ in 0..2 {
@@ -200,7 +200,7 @@ mod tests {
         broker.hear_of_stream(STREAM, StreamOptions::default(), true).expect("it comes");
         broker.hear_of_owners(STREAM, &[of(2, 6)], &[], &[], &mut Noted::default());
         broker.told_up_to(9);
-        let asks = |streams| broker.find_owners(&FindOwners { streams, after: None, limit: 0 }, |_| None);
+        let asks = |streams| broker.find_owners(&FindOwners { streams, after: None, limit: 0 });
         let one = || asks(vec![STREAM.into()]).map_err(|failure| failure.status);
         assert_eq!(one().map(|told| (told.version, told.streams[0].runs[0].epoch)), Ok((9, 6)));
         broker.hear_of_no_owners(STREAM);
@@ -222,7 +222,7 @@ mod tests {
         assert_eq!((&there[..], heard_before), (&[STREAM][..], StreamId(9)));
         broker.hear_of_no_owners(STREAM);
         let asked = FindOwners { streams: vec![STREAM.into()], after: None, limit: 0 };
-        let told = broker.find_owners(&asked, |_| None).map_err(|failure| failure.status);
+        let told = broker.find_owners(&asked).map_err(|failure| failure.status);
         assert_eq!(told.map(|told| told.node), Err(Status::NotReady));
         let stream = broker.log().stream(STREAM).expect("it is there");
         assert_eq!(stream.streamlet(StreamletId(0)).expect("it has one").tenure(), Tenure::Elsewhere);
@@ -230,7 +230,7 @@ mod tests {
         broker.stream_deleted(STREAM).expect("it was there");
         broker.hear_of_no_owners(STREAM);
         assert!(broker.known_to([], StreamId(9)).0.is_empty());
-        assert_eq!(broker.find_owners(&asked, |_| None).map_err(|failure| failure.status), Err(Status::UnknownStream));
+        assert_eq!(broker.find_owners(&asked).map_err(|failure| failure.status), Err(Status::UnknownStream));
     }
 
     /// It was deleted by the time that this node heard of its making.

@@ -314,8 +314,7 @@ impl BrokerSession {
 
     fn find_owners(&mut self, header: &FrameHeader, body: &[u8], out: &mut Outbox) -> Result<(), Failure> {
         let message = FindOwners::decode(header.version, body)?;
-        let broker = &self.core.broker;
-        let owners = broker.find_owners(&message, |name| broker.stream_named(name))?;
+        let owners = self.core.broker.find_owners(&message)?;
         self.core.counts.other_requests += 1;
         out.respond(header, &owners);
         Ok(())

@@ -40,7 +40,7 @@ use kera_log::{
     Arena, ArenaConfig, ArenaError, Attach, AttachedSegment, DurabilitySink, GivenAgain, Log, LogConfig, SetAside,
 };
 use kera_protocol::write::WRITE_FRONT_BYTES_MAX;
-use kera_protocol::{FRAME_HEADER_BYTES, HelloResponse};
+use kera_protocol::{FRAME_HEADER_BYTES, HelloResponse, StreamRef};
 use kera_rpc::{ConnectionRoom, RunningServer, Server, ServerConfig, SessionFactory};
 use kera_vlog::{ReplayError, SegmentCloser, VirtualLog, VirtualLogConfig};
 use parking_lot::Mutex;
@@ -236,6 +236,7 @@ fn open(
         .id;
     let who = (&identity, &*coordinator, cluster.as_deref());
     let recovered = recover(config, who, kept, &disks, clock, readiness, summary)?;
+    find_by_names(&recovered.broker, &coordinator);
     persisting.finish()?;
     finish_log(&recovered.log, cluster.as_deref(), &identity, summary)?;
     // Before anything is deleted for its age, and before anything new is appended, as the progress of applications is when their streamlets are opened.
@@ -245,6 +246,12 @@ fn open(
     let replayed = recovered.broker.open_applications(applications_stream);
     replayed.map_err(|failure| Fatal::Data { message: format!("the offsets of applications: {failure}") })?;
     Ok(Opened { identity, cluster, coordinator, recovered, writers, disk: disks[0].clone() })
+}
+
+/// The coordinator knows the names of streams. It has whoever follows streams, and so the broker, to itself: the broker does not keep it.
+fn find_by_names(broker: &Broker, coordinator: &Arc<Coordinator>) {
+    let coordinator = Arc::downgrade(coordinator);
+    broker.set_names(move |name| Some(coordinator.upgrade()?.stream(&StreamRef::from(name)).ok()?.id));
 }
 
 /// Time between two tries to have a stream made while nobody leads the coordinators.
@@ -998,8 +1005,8 @@ mod tests {
         ChunkBuilder, ChunkView, Compression, Durability, LaneId, Record, StreamId, StreamOptions, StreamletId,
     };
     use kera_log::{Lane, Tenure};
-    use kera_protocol::CreateStream;
     use kera_protocol::admin::StreamInfo;
+    use kera_protocol::{CreateStream, FindOwners, Status};
 
     use super::*;
 
@@ -1046,6 +1053,21 @@ mod tests {
         let target = ChunkTarget { stream, streamlet: StreamletId(streamlet), ..ChunkTarget::default() };
         let chunk = chunk.seal(&target, Compression::None).expect("a chunk");
         lane(opened, stream, streamlet).append(&ChunkView::parse(&chunk).expect("one"), 1).expect("room");
+    }
+
+    #[test]
+    fn the_owners_of_a_stream_are_found_by_its_name() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let opened = started(&config(dir.path())).expect("started");
+        let stream = make(&opened, 1, Durability::Process);
+        let find = |name: &str| {
+            let asked = FindOwners { streams: vec![name.into()], after: None, limit: 0 };
+            let found = opened.recovered.broker.find_owners(&asked);
+            found.map(|owners| owners.streams.iter().map(|of| of.stream).collect::<Vec<_>>()).map_err(|e| e.status)
+        };
+        assert_eq!(find("a"), Ok(vec![stream]));
+        assert_eq!(find("b"), Err(Status::UnknownStream));
+        killed(opened);
     }
 
     /// The broker is told whose they are behind that, and a client may have heard of the stream from another node.
