@@ -292,6 +292,9 @@ impl ClusterState {
     }
 
     /// Streamlets that others have with all their copies, so that a node needs nothing of what it has of them from before.
+    ///
+    /// None that it owns itself, also if others had it whole in between: the table of owners says of all that the lost owner had that it is with the node, and of what the node has held all the
+    /// time it says the same.
     pub fn rebuilt_by_others(&self, node: NodeNumber, epoch: u32) -> Vec<(StreamId, StreamletId)> {
         if self.keeps_leftovers(node) {
             return Vec::new();

@@ -59,7 +59,7 @@ pub enum Telling {
 
 impl Telling {
     /// What is told to a node that begins to follow. What others have rebuilt since its log was put together nobody tells it one by one, and what it has left of that has to go
-    /// before it hears that it may own it again: it would be taken for what it holds.
+    /// before it hears that it may own it again: it would be taken for what it holds. If it owns it by the state that there is already, it stays: see `Change::Replaced` below.
     pub fn at_start() -> [Telling; 2] {
         [Telling::DropRebuilt, Telling::Everything]
     }
@@ -69,7 +69,9 @@ impl Change {
     /// What a node's broker is told of it, in this order; nothing of what does not concern it. All of it is told before anything of the next change is.
     pub fn tellings(&self, node: NodeNumber) -> Vec<Telling> {
         match self {
-            // Nobody is told one by one of what others have rebuilt or hold again before it, and what was given up.
+            // Nobody is told one by one of what others have rebuilt or hold again before it, and what was given up. Owners come first: what is open here and is others' by now is closed
+            // by that, and nothing goes of what is open. Of what this node owns again by then nothing goes in either order: the state does not tell what is left of an earlier
+            // time from what is held, which may be all there is. `docs/replication.md` says what that leaves ("Whose logs a rebuild needs").
             Change::Replaced => vec![Telling::Everything, Telling::DropRebuilt, Telling::AllHeldAgain],
             Change::Stream(StreamEvent::Deleted(info)) => vec![Telling::Gone(info.id), Telling::HeardOf(info.id)],
             Change::Stream(StreamEvent::Altered { after: info, .. } | StreamEvent::Created(info)) => {
