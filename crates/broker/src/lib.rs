@@ -65,8 +65,8 @@ pub use moving::Moving;
 pub use ownership::{Heard, Ownership, Whose};
 pub use placing::{News, Placing, UNNUMBERED};
 pub use recovery::{
-    Copies, EndedLog, EndedView, HandedStates, NoStates, NotTaken, Rebuild, RebuildTimes, RecoveryProgress,
-    logs_without,
+    Copies, EndedLog, EndedView, HandedStates, NOT_READ_BACK, NoStates, NotTaken, Rebuild, RebuildTimes,
+    RecoveryProgress, logs_without,
 };
 pub use session::BrokerSession;
 pub use standing::SERVES_MS;

@@ -17,7 +17,7 @@ use parking_lot::{Condvar, Mutex};
 
 use super::progress::{WithoutMemory, spend};
 use super::stripes::{Asking, Busy, Stripe, is_here, stripes, wanted};
-use super::{Copies, RangeOfLog, ReadFor, RebuildTimes, RecoveryProgress};
+use super::{Copies, NOT_READ_BACK, RangeOfLog, ReadFor, RebuildTimes, RecoveryProgress};
 use crate::broker::Broker;
 use crate::failure::Failure;
 
@@ -282,8 +282,8 @@ pub(super) fn pass(
     let bytes_all = progress.bytes_all.load(Ordering::Relaxed);
     let mut jobs = BTreeMap::new();
     for Stripe { range, of, turn, is_behind } in stripes(&wanted, newer, bytes_all, (copies, asks_all)) {
-        let (wanted, skipped, busy) = (&of.streamlets[..], &of.skipped, &busy);
-        let job = Job { broker, all, range, wanted, copies, asks_all, skipped, busy, progress };
+        let (wanted, skipped, away, busy) = (&of.streamlets[..], &of.skipped, &of.away, &busy);
+        let job = Job { broker, all, range, wanted, copies, asks_all, skipped, away, busy, progress };
         jobs.insert((turn, jobs.len()), (Reading::of(&job, is_behind), job));
     }
     let threads = copies.threads().min(jobs.len());
@@ -298,8 +298,18 @@ pub(super) fn pass(
     });
     match turns.failed.into_inner() {
         Some(failure) => Err(failure),
-        None => Ok(turns.errors.into_inner()),
+        None => Ok(bounded(turns.errors.into_inner())),
     }
+}
+
+/// What went wrong, no more of it than somebody reads.
+fn bounded(mut errors: Vec<String>) -> Vec<String> {
+    let more = errors.len().saturating_sub(ERRORS_MAX);
+    if more > 0 {
+        errors.truncate(ERRORS_MAX);
+        errors.push(format!("and {more} more like these"));
+    }
+    errors
 }
 
 /// Does something for which memory is needed, as much as is still to be rebuilt. A page that was never used takes several times as long as what is put there is copied; who reads, checks and
@@ -366,7 +376,10 @@ impl Turns<'_> {
             let is_last = waiting.is_empty();
             drop(waiting);
             match job.turn(&mut reading, is_last, &mut copied) {
-                Ok(true) => self.errors.lock().append(&mut reading.errors),
+                Ok(true) => {
+                    reading.tell();
+                    self.errors.lock().append(&mut reading.errors);
+                }
                 Ok(false) => drop(self.waiting.lock().insert((turn + 1, number), (reading, job))),
                 Err(failure) => drop(self.failed.lock().get_or_insert(failure)),
             }
@@ -386,8 +399,12 @@ const FIRST_TURN_BYTES: u64 = 4 << 20;
 pub(super) const TURN_BYTES: u64 = 64 << 20;
 /// Pieces in a turn, if there is little in them.
 const TURN_PIECES: u32 = 16;
-/// Pieces of which no backup has all before a range is given up for this time.
+/// Pieces for which no backup answers before a range is given up for this time; and how often one that does not is asked for blocks of it that others, which are there, do not give.
 const SKIPPED_MAX: u32 = 2;
+/// What went wrong is told so many times at most; of blocks that nobody gives so many rows of each range or stripe, and of what a backup says so many bytes.
+const ERRORS_MAX: usize = 32;
+const ROWS_MAX: usize = 8;
+const REASON_BYTES: usize = 400;
 
 /// Blocks of a range, piece after piece: the last piece first, each in its order. Its pieces follow from what was read, so that who asks ahead and who deals with the
 /// answers know the same.
@@ -401,6 +418,8 @@ struct Backwards {
     end: u64,
     /// Bytes that were read of it.
     bytes: u64,
+    /// Blocks that are asked for at once at most: fewer where one does not read back, so that it is known which, and more with each answer behind it.
+    at_once: u64,
     /// Left of the turn.
     turn_bytes: u64,
     turn_pieces: u32,
@@ -420,6 +439,7 @@ impl Backwards {
             next: end,
             end,
             bytes: 0,
+            at_once: u64::MAX,
             turn_bytes: 0,
             turn_pieces: 0,
         };
@@ -439,6 +459,7 @@ impl Backwards {
     /// its blocks are larger than those behind it, the rest of it is read in pieces of its own.
     fn read_to(&mut self, next: u64, bytes: u64) {
         self.bytes += bytes;
+        self.at_once = self.at_once.saturating_mul(2);
         self.turn_bytes = self.turn_bytes.saturating_sub(bytes);
         self.next = next;
         let (read, all) = (self.next - self.begins, self.end - self.begins);
@@ -449,6 +470,26 @@ impl Backwards {
             self.turn_pieces = self.turn_pieces.saturating_sub(1);
             self.piece_before();
         }
+    }
+
+    /// The last block that is asked for together with the next one.
+    fn asked_to(&self) -> u64 {
+        self.end.min(self.next.saturating_add(self.at_once)) - 1
+    }
+
+    /// One of the blocks that were asked for does not read back: half of them are asked for. False: it was one.
+    fn narrows(&mut self) -> bool {
+        let asked = self.asked_to() + 1 - self.next;
+        self.at_once = (asked / 2).max(1);
+        asked > 1
+    }
+
+    /// Goes on behind the next block, which nobody gives. Others have their turns sooner for it: many such blocks take a question each.
+    fn leave_out(&mut self) {
+        let at_once = self.at_once;
+        self.read_to(self.next + 1, 0);
+        self.at_once = at_once;
+        self.turn_pieces = self.turn_pieces.saturating_sub(1);
     }
 
     /// Goes on with the piece before the present one, which has as many blocks as have [`PIECE_BYTES`] in the present one.
@@ -486,9 +527,21 @@ struct Reading {
     chooses: bool,
     left: Backwards,
     turns: u32,
-    /// What was wrong with those that did not give the next block.
+    /// What was wrong with those that did not give what was asked for last, how many these are, and which of them said last that blocks do not read back.
     reasons: Vec<String>,
+    tried: usize,
+    damaged_at: Option<usize>,
+    /// Blocks that nobody gave who is there, and how many more there are.
+    left_out: Vec<LeftOut>,
+    more_left_out: u64,
     errors: Vec<String>,
+}
+
+/// Blocks in a row that nobody gave, and what was said of the first.
+struct LeftOut {
+    first: u64,
+    last: u64,
+    reasons: Vec<String>,
 }
 
 impl Reading {
@@ -501,19 +554,46 @@ impl Reading {
         let left = Backwards::starting(job.range.first, job.range.last, blocks);
         let chooses = !job.asks_all && job.copies.threads() > 1 && !is_here(&job.range, job.copies);
         let turns = u32::from(is_behind);
-        Reading { backups, at: 0, chooses, left, turns, reasons: Vec::new(), errors: Vec::new() }
+        Reading {
+            backups,
+            at: 0,
+            chooses,
+            left,
+            turns,
+            reasons: Vec::new(),
+            tried: 0,
+            damaged_at: None,
+            left_out: Vec::new(),
+            more_left_out: 0,
+            errors: Vec::new(),
+        }
     }
 
-    /// A backup does not give the next block: which one is asked instead, or another piece. False: the range is at its end.
-    fn fails(&mut self, job: &Job<'_>, reason: &str) -> bool {
-        let asks_all = job.asks_all;
+    /// A backup does not give the next block: which one is asked instead, or which blocks. False: the range is at its end.
+    ///
+    /// One that is there may give all but one block (`is_damaged`). So fewer are asked for until it is known which one nobody gives, and the reading goes on behind that. Those who do not answer
+    /// at all are not asked for each such block: that would take as long as an answer may take, each time.
+    fn fails(&mut self, job: &Job<'_>, reason: &str, is_damaged: bool) -> bool {
         let (backup, block) = (self.backups[self.at], self.left.next);
+        let reason = &reason[..reason.floor_char_boundary(REASON_BYTES)];
         self.reasons.push(format!("backup {backup} at block {block}: {reason}"));
-        if !asks_all {
-            self.at = (self.at + 1) % self.backups.len();
-            if self.reasons.len() < self.backups.len() {
-                return true;
+        if is_damaged {
+            self.damaged_at = Some(self.at);
+        } else {
+            *job.away.lock().entry(backup).or_default() += 1;
+        }
+        if !job.asks_all && self.asks_next(job) {
+            return true;
+        }
+        self.tried = 0;
+        if let Some(at) = self.damaged_at.take() {
+            self.at = at;
+            if self.left.narrows() {
+                self.reasons.clear();
+            } else {
+                self.leave_out();
             }
+            return true;
         }
         // What is in front of it may read back all the same.
         self.errors.append(&mut self.reasons);
@@ -525,8 +605,57 @@ impl Reading {
         self.ends(job)
     }
 
+    /// Goes on with the next backup that has not been asked for the next block. False: there is none.
+    fn asks_next(&mut self, job: &Job<'_>) -> bool {
+        loop {
+            self.at = (self.at + 1) % self.backups.len();
+            self.tried += 1;
+            if self.tried >= self.backups.len() {
+                return false;
+            }
+            let backup = self.backups[self.at];
+            let times = job.away.lock().get(&backup).copied().unwrap_or(0);
+            if self.damaged_at.is_none() || times < SKIPPED_MAX {
+                return true;
+            }
+            self.reasons.push(format!("backup {backup}: it has not answered {times} times, and is asked again later"));
+        }
+    }
+
+    /// Nobody who is there gives the next block.
+    fn leave_out(&mut self) {
+        let (block, reasons) = (self.left.next, std::mem::take(&mut self.reasons));
+        let has_room = self.left_out.len() < ROWS_MAX;
+        match self.left_out.last_mut() {
+            Some(row) if row.last + 1 == block => row.last = block,
+            _ if has_room => self.left_out.push(LeftOut { first: block, last: block, reasons }),
+            _ => self.more_left_out += 1,
+        }
+        self.left.leave_out();
+    }
+
+    /// Somebody has given what others have failed to give.
+    fn comes(&mut self) {
+        self.reasons.clear();
+        (self.tried, self.damaged_at) = (0, None);
+    }
+
+    /// Puts the blocks that nobody gave into words.
+    fn tell(&mut self) {
+        for LeftOut { first, last, reasons } in self.left_out.drain(..) {
+            let reasons = reasons.join("; ");
+            let is_one = first == last;
+            self.errors.push(if is_one { reasons } else { format!("blocks {first} to {last}: {reasons}") });
+        }
+        let more = std::mem::take(&mut self.more_left_out);
+        if more > 0 {
+            self.errors.push(format!("{more} more blocks are given by nobody who is there"));
+        }
+    }
+
     /// A backup has given what it has. False: the range is at its end.
     fn ends(&mut self, job: &Job<'_>) -> bool {
+        self.tell();
         self.at += 1;
         if !job.asks_all || self.at >= self.backups.len() {
             return false;
@@ -547,18 +676,30 @@ struct Job<'a> {
     wanted: &'a [StreamletRef],
     copies: &'a dyn Copies,
     asks_all: bool,
-    /// Pieces of the whole range that nobody has given all of.
+    /// Pieces of the whole range for which nobody has answered.
     skipped: &'a AtomicU32,
+    /// How often each backup has given nothing of it.
+    away: &'a Mutex<BTreeMap<u32, u32>>,
     busy: &'a Busy,
     progress: &'a RecoveryProgress,
 }
 
 /// Why a backup's blocks are not of use.
 enum Stop {
-    /// This backup's: another one is asked.
-    Backup(String),
+    /// This backup's: another one is asked. `is_damaged`: one of those that it was asked for does not read back, and others it may give.
+    Backup { reason: String, is_damaged: bool },
     /// Nobody's would be.
     All(Failure),
+}
+
+/// Of what a backup has said instead of giving blocks.
+fn stopped(reason: String) -> Stop {
+    Stop::Backup { is_damaged: reason.starts_with(NOT_READ_BACK), reason }
+}
+
+/// Of a block whose bytes are not what was written, or are of no use.
+fn damaged(error: &dyn std::fmt::Display) -> Stop {
+    Stop::Backup { reason: error.to_string(), is_damaged: true }
 }
 
 /// What was asked of a backup: nothing if nothing is missing any more.
@@ -587,13 +728,16 @@ impl Job<'_> {
                 Ok(()) if !reading.left.is_done() => return Ok(false),
                 Ok(()) => reading.ends(self),
                 Err(Stop::All(failure)) => return Err(failure),
-                Err(Stop::Backup(reason)) => {
+                Err(Stop::Backup { reason, is_damaged }) => {
                     if self.progress.may_say(self.broker.clock.monotonic_us()) {
                         let (range, block) = (&self.range, reading.left.next);
                         tracing::warn!(backup, %range, block, reason, "a backup does not give blocks; another one is asked");
                     }
-                    self.busy.fails(backup);
-                    reading.fails(self, &reason)
+                    // It is one failure however often is asked which block it is.
+                    if !is_damaged || reading.left.at_once == u64::MAX {
+                        self.busy.fails(backup);
+                    }
+                    reading.fails(self, &reason, is_damaged)
                 }
             };
             if !goes_on {
@@ -620,7 +764,7 @@ impl Job<'_> {
         if self.copies.threads() == 1 {
             while !reading.left.is_turn_over() {
                 let read = self.spend(|times| &times.asking_us, || self.ask_once(backup, &reading.left));
-                self.take(read.map_err(Stop::Backup)?, copied, reading)?;
+                self.take(read.map_err(stopped)?, copied, reading)?;
             }
             return Ok(());
         }
@@ -655,7 +799,7 @@ impl Job<'_> {
     }
 
     fn ask_once(&self, backup: u32, left: &Backwards) -> Asked {
-        let (next, last) = (left.next, left.end - 1);
+        let (next, last) = (left.next, left.asked_to());
         let is_awaiting = |name: &&StreamletRef| self.broker.place_of(**name).is_some_and(|place| place.is_awaiting());
         let streamlets: Vec<StreamletRef> = self.wanted.iter().filter(is_awaiting).copied().collect();
         if streamlets.is_empty() {
@@ -679,8 +823,8 @@ impl Job<'_> {
     fn deal_with(&self, receiver: &Receiver<Asked>, reading: &mut Reading, copied: &mut Copied) -> Result<(), Stop> {
         while !reading.left.is_turn_over() {
             let read = self.spend(|times| &times.waiting_us, || receiver.recv());
-            let read = read.map_err(|_| Stop::Backup("it stopped answering".to_owned()))?;
-            self.take(read.map_err(Stop::Backup)?, copied, reading)?;
+            let read = read.map_err(|_| stopped("it stopped answering".to_owned()))?;
+            self.take(read.map_err(stopped)?, copied, reading)?;
         }
         Ok(())
     }
@@ -698,21 +842,20 @@ impl Job<'_> {
             })
         };
         self.spend(|times| &times.placing_us, put)?;
-        // Others have failed to give these.
-        reading.reasons.clear();
+        reading.comes();
         reading.left.read_to(read.next_block, bytes_of(&read));
         Ok(())
     }
 
     fn put_block(&self, chunks: &[u8], copied: &mut Copied) -> Result<(), Stop> {
         for chunk in Chunks::new(chunks) {
-            let chunk = chunk.map_err(|error| Stop::Backup(error.to_string()))?;
+            let chunk = chunk.map_err(|error| damaged(&error))?;
             let name = StreamletRef { stream: chunk.header().stream, streamlet: chunk.header().streamlet };
             if self.wanted.binary_search(&name).is_err() {
                 let StreamletRef { stream, streamlet } = name;
                 let reason =
                     format!("it sent a chunk of streamlet {streamlet} of stream {stream}, which was not asked for");
-                return Err(Stop::Backup(reason));
+                return Err(stopped(reason));
             }
             if let Rebuilt::Whole { bytes } = self.put(name, chunk.as_bytes(), copied)? {
                 self.progress.bytes_readable.fetch_add(bytes.into(), Ordering::Relaxed);
@@ -788,7 +931,7 @@ impl Job<'_> {
                     };
                 }
                 Err(RebuildError::Sink(error)) => return Err(Stop::All(nowhere(&error))),
-                Err(error) => return Err(Stop::Backup(error.to_string())),
+                Err(error) => return Err(damaged(&error)),
             }
         }
         let message = match without_memory {
@@ -893,6 +1036,32 @@ mod tests {
         assert!([1000, 900, 500, 200].iter().all(|block| before(*block) << 20 <= PIECE_BYTES), "{order:?}");
         order.sort_unstable();
         assert_eq!(order, (1..=6000).collect::<Vec<u64>>());
+    }
+
+    /// A backup that gives three blocks at a time, or none if one of them is damaged.
+    #[test]
+    fn of_what_is_asked_for_the_damaged_blocks_alone_are_left_out() {
+        let damaged = |block: u64| [2, 17, 18, 19, 40].contains(&block);
+        let (mut left, mut read, mut left_out, mut questions) = (Backwards::new(1, 40), Vec::new(), Vec::new(), 0);
+        while !left.is_done() {
+            let last = left.asked_to().min(left.next + 2);
+            questions += 1;
+            match (left.next..=last).any(damaged) {
+                false => {
+                    read.extend(left.next..=last);
+                    left.read_to(last + 1, 9);
+                }
+                true if left.narrows() => {}
+                true => {
+                    left_out.push(left.next);
+                    left.leave_out();
+                }
+            }
+        }
+        assert_eq!(left_out, [40, 2, 17, 18, 19]);
+        read.sort_unstable();
+        assert_eq!(read, (1..=40).filter(|block| !damaged(*block)).collect::<Vec<u64>>());
+        assert!(questions < 80, "{questions} questions");
     }
 
     #[test]

@@ -58,6 +58,8 @@ pub use returned::NotTaken;
 const ASKED_AT_ONCE: usize = 1000;
 /// Threads that ask and read.
 const THREADS: usize = 4;
+/// What an error begins with by which a backup that is there [does not give blocks](Copies::read_blocks) since one of them does not read back: it may give the others.
+pub const NOT_READ_BACK: &str = "a block does not read back: ";
 /// How long a wait lasts before it is looked whether anything is wrong.
 const LOOK: Duration = Duration::from_millis(100);
 
@@ -88,7 +90,7 @@ pub trait Copies: Send + Sync {
     /// Asks for the state of lanes. What is more than an answer may have is [an error that says so](NoStates::is_too_much), whatever it is that the backup answers; and
     /// so is [what takes too long](NoStates::is_late).
     fn lane_states(&self, backup: u32, asked: &LaneStates) -> Result<LaneStateList, NoStates>;
-    /// Asks for blocks.
+    /// Asks for blocks. An error that begins with [`NOT_READ_BACK`] is of one of them, any other of the backup: it does not answer, or has nothing of all that.
     fn read_blocks(&self, backup: u32, asked: &ReadBlocks) -> Result<BlocksRead, String>;
     /// Says that streamlets are about to be opened with what these logs have up to their ends, so that these ends stay; nothing is served before
     /// that is known. An error: one of them is another one by now, or nobody hears it.

@@ -24,14 +24,21 @@ const STRIPES_IN_TURN: u64 = super::fetch::TURN_BYTES / STRIPE_BYTES;
 pub(super) struct Wanted<'a> {
     range: &'a RangeOfLog,
     pub(super) streamlets: Vec<StreamletRef>,
-    /// Pieces of it that nobody has given all of.
+    /// Pieces of it for which nobody has answered.
     pub(super) skipped: AtomicU32,
+    /// How often each backup has given nothing of it.
+    pub(super) away: Mutex<BTreeMap<u32, u32>>,
 }
 
 /// Of these ranges those with something for streamlets of which something is missing.
 pub(super) fn wanted(ranges: &[ReadFor], is_missing: impl Fn(&StreamletRef) -> bool) -> Vec<Wanted<'_>> {
     let of = |(_, has): &ReadFor| has.iter().copied().filter(|name| is_missing(name)).collect::<Vec<_>>();
-    let all = ranges.iter().map(|one| Wanted { range: &one.0, streamlets: of(one), skipped: AtomicU32::new(0) });
+    let all = ranges.iter().map(|one| Wanted {
+        range: &one.0,
+        streamlets: of(one),
+        skipped: AtomicU32::new(0),
+        away: Mutex::default(),
+    });
     all.filter(|one| !one.streamlets.is_empty()).collect()
 }
 

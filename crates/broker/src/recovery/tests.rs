@@ -25,6 +25,7 @@ use crate::groups::tests::{groups_meanwhile, look_up_meanwhile};
 use crate::moved::tests::read_meanwhile;
 use crate::moved::{Reading, read_plain};
 
+mod damaged;
 mod for_one;
 mod in_front;
 mod much;
@@ -260,7 +261,7 @@ impl Copies for Memory {
         let last = asked.through_block.min(chunks.len() as u64).min(from + 2);
         if let Some((_, block)) = self.damaged.iter().find(|(at, block)| *at == backup && (from..=last).contains(block))
         {
-            return Err(format!("block {block} does not read back"));
+            return Err(format!("{NOT_READ_BACK}block {block} does not read back"));
         }
         let mut read = BlocksRead { next_block: from, blocks: Vec::new() };
         for block in from..=last {

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use kera_backup::{Backup, BackupStats};
-use kera_broker::NoStates;
+use kera_broker::{NOT_READ_BACK, NoStates};
 use kera_coordinator::cluster::ClusterState;
 use kera_format::cluster::USED_ENDS_MAX;
 use kera_format::vlog_replica::LogId;
@@ -200,7 +200,10 @@ impl kera_broker::Copies for AskBackups {
     fn read_blocks(&self, backup: u32, asked: &ReadBlocks) -> Result<BlocksRead, String> {
         self.must_go_on()?;
         match self.own(backup) {
-            Some(own) => own.read_blocks(asked).map_err(|error| error.to_string()),
+            Some(own) => own.read_blocks(asked).map_err(|error| match error.status {
+                Status::SegmentUnreadable => format!("{NOT_READ_BACK}{error}"),
+                _ => error.to_string(),
+            }),
             None => {
                 let (_, answer) = self.call(backup, asked)?;
                 BlocksRead::parse(&answer.into()).map_err(|error| error.to_string())

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
+use kera_broker::NOT_READ_BACK;
 use kera_protocol::{DescribeCluster, Op, Status};
 use kera_raft::{Group, NOT_SENT, Pending, Stranger, Transport};
 use kera_rpc::{ClientConfig, Connection, RpcError};
@@ -146,6 +147,9 @@ fn failed(op: Op, address: &str, error: &RpcError) -> String {
             format!("{TOO_MUCH}{error}")
         }
         (Op::LaneStates, RpcError::Timeout { .. }) => format!("{LATE}{error}"),
+        (Op::ReadBlocks, error) if error.status() == Some(Status::SegmentUnreadable) => {
+            format!("{NOT_READ_BACK}{error}")
+        }
         (_, error) if error.status().is_some_and(|status| !status.retryable()) => format!("{REFUSED}{error}"),
         (_, error) => error.to_string(),
     }
@@ -295,6 +299,16 @@ mod tests {
         for error in [&says(Status::SegmentUnreadable), &closed("the server closed it")] {
             assert!(!failed(Op::LaneStates, "127.0.0.1:7072", error).starts_with(TOO_MUCH), "{error}");
         }
+    }
+
+    #[test]
+    fn that_a_block_does_not_read_back_is_known_from_a_backup_that_gives_nothing() {
+        let says = |status| {
+            let message = "a disk".to_owned();
+            failed(Op::ReadBlocks, "127.0.0.1:7072", &RpcError::Status { status, message, retry_after: None })
+        };
+        assert_eq!(says(Status::SegmentUnreadable), format!("{NOT_READ_BACK}SegmentUnreadable: a disk"));
+        assert!(!says(Status::NotReady).starts_with(NOT_READ_BACK));
     }
 
     /// Who has handed a command on says with it whether the command may be done.

@@ -1,0 +1,98 @@
+//! Blocks that do not read back at the only backup that is there: all others are read.
+
+use super::*;
+
+/// A lane of forty chunks, which are read in three pieces: from block 37, 21 and 1 on.
+fn long(backups: &[u32]) -> (Memory, Vec<EndedLog>) {
+    let lost = Node::new(1);
+    lost.is_owner(1, 2);
+    lost.broker.open_streamlet(STREAM, X, 2, None).expect("opened");
+    for sequence in 0..40 {
+        assert_eq!(lost.append(sequence).base_ordinal, sequence);
+    }
+    let memory = Memory { chunks: lost.chunks(), ..Memory::default() };
+    assert_eq!(memory.chunks.len(), 40);
+    let views = vec![EndedView { first: 1, backups: backups.to_vec() }];
+    (memory, vec![EndedLog { log: LOST, views, end: 40, at_all: true }])
+}
+
+/// A node that has taken it over, before anything was damaged.
+fn takes_over(memory: &Memory, logs: &[EndedLog]) -> (Node, Rebuild) {
+    let next = Node::new(2);
+    next.is_owner(2, 3);
+    let rebuild = next.broker.take_over(&[(STREAM, X, 3)], logs, memory).expect("taken over");
+    (next, rebuild)
+}
+
+/// The first ordinals of segments that are awaited, which have three chunks each.
+fn awaited(node: &Node) -> Vec<u64> {
+    let name = StreamletRef { stream: STREAM, streamlet: X };
+    let place = node.broker.place_of(name).expect("a streamlet");
+    place.awaited().iter().map(|(_, segment)| segment.base_ordinal).collect()
+}
+
+#[test]
+fn of_one_damaged_block_in_the_midst_of_a_piece_nothing_else_is_lost() {
+    let (memory, logs) = long(&[11]);
+    let (next, rebuild) = takes_over(&memory, &logs);
+    let damaged = Memory { damaged: vec![(11, 5)], ..memory };
+    let again = || next.broker.rebuild(&rebuild, &logs, &damaged, &RecoveryProgress::default());
+    let waits = again().expect_err("it may read back another time");
+    assert!(waits.message.contains("backup 11 at block 5: "), "{waits}");
+    assert_eq!(awaited(&next), [3], "what has a chunk in it, and nothing else");
+
+    let views = vec![EndedView { first: 1, backups: Vec::new() }];
+    let without = [EndedLog { views, ..logs[0].clone() }];
+    let name = StreamletRef { stream: STREAM, streamlet: X };
+    let progress = RecoveryProgress::default();
+    let went_on = next.broker.go_on_without(&rebuild, name, (&logs[..], &without[..]), &damaged, &progress);
+    assert_eq!(went_on, Ok(true));
+    again().expect("nothing is left to wait for");
+    assert_eq!(next.readable(), (6..40).collect::<Vec<u64>>(), "a lane has no holes, and begins behind what is gone");
+}
+
+#[test]
+fn damaged_blocks_in_several_pieces_hold_back_nothing_else() {
+    let (memory, logs) = long(&[11]);
+    let (next, rebuild) = takes_over(&memory, &logs);
+    let damaged = Memory { damaged: [2, 29, 30, 38].map(|block| (11, block)).to_vec(), ..copy_of(&memory) };
+    let again = |copies: &Memory| next.broker.rebuild(&rebuild, &logs, copies, &RecoveryProgress::default());
+    let waits = again(&damaged).expect_err("nobody has them");
+    for told in ["backup 11 at block 2: ", "blocks 29 to 30: backup 11 at block 29: ", "backup 11 at block 38: "] {
+        assert!(waits.message.contains(told), "{waits}");
+    }
+    assert_eq!(awaited(&next), [0, 27, 36]);
+    again(&memory).expect("they read back after all");
+    assert_eq!(next.readable(), (0..40).collect::<Vec<u64>>());
+}
+
+#[test]
+fn who_keeps_silent_is_not_asked_for_each_damaged_block() {
+    let (memory, logs) = long(&[11, 12]);
+    let (next, rebuild) = takes_over(&memory, &logs);
+    let blocks = [2, 5, 8, 11, 14, 23, 26, 29, 38];
+    let damaged = Memory { damaged: blocks.map(|block| (11, block)).to_vec(), silent: vec![12], ..copy_of(&memory) };
+    let waits = next
+        .broker
+        .rebuild(&rebuild, &logs, &damaged, &RecoveryProgress::default())
+        .expect_err("12 may have them, and does not answer");
+    assert_eq!(waits.status, Status::SegmentUnreadable);
+    assert_eq!(awaited(&next), [0, 3, 6, 9, 12, 21, 24, 27, 36]);
+    // Twice each time that all is read: until it is seen that no more comes, and from each backup by itself.
+    let asked = damaged.asked.lock().get(&12).copied().unwrap_or(0);
+    assert!((1..=6).contains(&asked), "it was asked {asked} times");
+}
+
+#[test]
+fn of_many_damaged_blocks_a_few_are_named_and_the_others_counted() {
+    let (memory, logs) = long(&[11]);
+    let (next, rebuild) = takes_over(&memory, &logs);
+    let odd = (1..40).step_by(2).map(|block| (11, block)).collect();
+    let damaged = Memory { damaged: odd, ..memory };
+    let waits = next
+        .broker
+        .rebuild(&rebuild, &logs, &damaged, &RecoveryProgress::default())
+        .expect_err("each segment lacks something");
+    assert!(waits.message.contains("backup 11 at block 37: "), "{waits}");
+    assert!(waits.message.contains("12 more blocks are given by nobody who is there"), "{waits}");
+}
