@@ -38,16 +38,15 @@ const LOST: LogId = LogId { node: 1, epoch: 7, vlog: 0 };
 
 /// Appends a chunk of one record; three of them fill a segment.
 fn append_in(lane: &Arc<Lane>, sequence: u64) -> Appended {
+    append_of(STREAM, lane, sequence)
+}
+
+fn append_of(stream: StreamId, lane: &Arc<Lane>, sequence: u64) -> Appended {
     let value = vec![sequence as u8; 17_000];
     let mut chunk = ChunkBuilder::default();
     chunk.push(&Record::value(&value));
-    let target = ChunkTarget {
-        stream: STREAM,
-        streamlet: X,
-        producer_id: ProducerId(2),
-        producer_epoch: ProducerEpoch(0),
-        sequence,
-    };
+    let target =
+        ChunkTarget { stream, streamlet: X, producer_id: ProducerId(2), producer_epoch: ProducerEpoch(0), sequence };
     let chunk = chunk.seal(&target, Compression::None).expect("it fits");
     let view = ChunkView::parse(&chunk).expect("a chunk");
     lane.append(&view, 5).expect("appended")

@@ -96,3 +96,94 @@ fn of_many_damaged_blocks_a_few_are_named_and_the_others_counted() {
     assert!(waits.message.contains("backup 11 at block 37: "), "{waits}");
     assert!(waits.message.contains("12 more blocks are given by nobody who is there"), "{waits}");
 }
+
+const OTHER: StreamId = StreamId(8);
+
+/// A log with twenty blocks of one stream, and behind them twenty of another one.
+struct Both {
+    all: Memory,
+    first: Memory,
+    second: Memory,
+}
+
+impl Copies for Both {
+    fn lane_states(&self, backup: u32, asked: &LaneStates) -> Result<LaneStateList, NoStates> {
+        let mut list = self.first.lane_states(backup, asked)?;
+        let (from_block, through_block) = (asked.from_block.saturating_sub(20), asked.through_block.saturating_sub(20));
+        let behind = LaneStates { from_block, through_block, ..asked.clone() };
+        for lane in self.second.lane_states(backup, &behind)?.lanes {
+            list.lanes.push(ReplicatedLane { streamlet: StreamletRef { stream: OTHER, streamlet: X }, ..lane });
+        }
+        list.lanes.retain(|lane| asked.streamlets.contains(&lane.streamlet));
+        Ok(list)
+    }
+
+    fn read_blocks(&self, backup: u32, asked: &ReadBlocks) -> Result<BlocksRead, String> {
+        let mut read = self.all.read_blocks(backup, asked)?;
+        read.blocks.retain(|(head, _)| {
+            let stream = if head.block <= 20 { STREAM } else { OTHER };
+            asked.streamlets.contains(&StreamletRef { stream, streamlet: X })
+        });
+        Ok(read)
+    }
+}
+
+/// A node, which owns streamlets of both streams in an owner epoch.
+fn owner_of_both(number: u32, epoch: u32) -> Node {
+    let node = Node::new(number);
+    node.is_owner(number, epoch);
+    let options = StreamOptions {
+        streamlets: 1,
+        lanes: 2,
+        segments_per_group: 1,
+        segment_bytes_max: 64 << 10,
+        ..StreamOptions::default()
+    };
+    node.broker.stream_created(OTHER, options).expect("a stream");
+    let owner = |node, epoch| Owner { node, epoch, older: Vec::new() };
+    node.broker.place_stream(1, OTHER, vec![owner(99, 1)]).expect("a stream");
+    node.broker.set_owner(epoch.into(), OTHER, X, owner(number, epoch)).expect("a streamlet");
+    node
+}
+
+/// Two pieces behind what the first has lack a block each.
+#[test]
+fn a_streamlet_without_chunks_in_damaged_blocks_is_rebuilt_whole() {
+    let lost = owner_of_both(1, 2);
+    for stream in [STREAM, OTHER] {
+        lost.broker.open_streamlet(stream, X, 2, None).expect("opened");
+    }
+    let of_other = lost.log.stream(OTHER).expect("a stream");
+    let lane = Arc::clone(of_other.streamlet(X).expect("a streamlet").lane(LaneId(0)).expect("a lane"));
+    for sequence in 0..20 {
+        assert_eq!(lost.append(sequence).base_ordinal, sequence);
+        assert_eq!(append_of(OTHER, &lane, sequence).base_ordinal, sequence);
+    }
+    let mut behind = Vec::new();
+    for group in lane.groups(GroupId::NONE, usize::MAX) {
+        let (group, index) = (group.id, SegmentIndex(0));
+        let id = SegmentId { stream: OTHER, streamlet: X, lane: LaneId(0), group, index };
+        let segment = lost.log.segment(id).expect("in memory");
+        for chunk in Chunks::new(segment.bytes(128, segment.head())) {
+            behind.push(chunk.expect("a chunk").as_bytes().to_vec());
+        }
+    }
+    let of = |chunks: Vec<Vec<u8>>| Memory { chunks, ..Memory::default() };
+    let all = [lost.chunks(), behind.clone()].concat();
+    assert_eq!(all.len(), 40);
+    let mut copies = Both { all: of(all), first: of(lost.chunks()), second: of(behind) };
+
+    let views = vec![EndedView { first: 1, backups: vec![11] }];
+    let logs = [EndedLog { log: LOST, views, end: 40, at_all: true }];
+    let next = owner_of_both(2, 3);
+    let rebuild = next.broker.take_over(&[(STREAM, X, 3), (OTHER, X, 3)], &logs, &copies).expect("taken over");
+    copies.all.damaged = vec![(11, 37), (11, 24)];
+    let waits =
+        next.broker.rebuild(&rebuild, &logs, &copies, &RecoveryProgress::default()).expect_err("it lacks two blocks");
+    assert!(waits.message.contains("of stream 8 does not come from any backup"), "{waits}");
+    assert_eq!(next.readable(), (0..20).collect::<Vec<u64>>(), "all of the one that has nothing in them");
+    assert!(awaited(&next).is_empty());
+    let place = next.broker.place_of(StreamletRef { stream: OTHER, streamlet: X }).expect("a streamlet");
+    let left: Vec<u64> = place.awaited().iter().map(|(_, segment)| segment.base_ordinal).collect();
+    assert_eq!(left, [3, 15]);
+}
