@@ -418,7 +418,7 @@ struct Backwards {
     end: u64,
     /// Bytes that were read of it.
     bytes: u64,
-    /// Blocks that are asked for at once at most: fewer where one does not read back, so that it is known which, and more with each answer behind it.
+    /// Blocks of the piece that are asked for at once at most: fewer where one does not read back, so that it is known which, and more with each answer behind it.
     at_once: u64,
     /// Left of the turn.
     turn_bytes: u64,
@@ -486,9 +486,11 @@ impl Backwards {
 
     /// Goes on behind the next block, which nobody gives. Others have their turns sooner for it: many such blocks take a question each.
     fn leave_out(&mut self) {
-        let at_once = self.at_once;
+        let (at_once, begins) = (self.at_once, self.begins);
         self.read_to(self.next + 1, 0);
-        self.at_once = at_once;
+        if self.begins == begins {
+            self.at_once = at_once;
+        }
         self.turn_pieces = self.turn_pieces.saturating_sub(1);
     }
 
@@ -507,7 +509,7 @@ impl Backwards {
             return;
         };
         self.begins = first.max(end.saturating_sub(blocks));
-        (self.next, self.end, self.bytes) = (self.begins, end, 0);
+        (self.next, self.end, self.bytes, self.at_once) = (self.begins, end, 0, u64::MAX);
         self.left.push((first, self.begins));
     }
 
@@ -815,7 +817,10 @@ impl Job<'_> {
         };
         let read = self.copies.read_blocks(backup, &asked)?;
         if read.next_block <= next || read.next_block > last + 1 {
-            return Err(format!("asked for blocks {next} to {last} it went on to {}", read.next_block));
+            // Whoever has lost several blocks in a row and knows it says so of those that have others behind them in what it is asked for; of fewer it gives nothing.
+            let is_lost = read.next_block == next && left.at_once < u64::MAX;
+            let of = if is_lost { NOT_READ_BACK } else { "" };
+            return Err(format!("{of}asked for blocks {next} to {last} it went on to {}", read.next_block));
         }
         Ok(Some(read))
     }

@@ -97,6 +97,36 @@ fn of_many_damaged_blocks_a_few_are_named_and_the_others_counted() {
     assert!(waits.message.contains("12 more blocks are given by nobody who is there"), "{waits}");
 }
 
+/// Backups that have lost blocks 5 to 9 of a log, as they found when they were started: they say so where they have others behind them in what they are asked for.
+struct Hole(Memory);
+
+impl Copies for Hole {
+    fn lane_states(&self, backup: u32, asked: &LaneStates) -> Result<LaneStateList, NoStates> {
+        self.0.lane_states(backup, asked)
+    }
+
+    fn read_blocks(&self, backup: u32, asked: &ReadBlocks) -> Result<BlocksRead, String> {
+        match (asked.from_block, asked.through_block) {
+            (5..=9, 10..) => Err(format!("{NOT_READ_BACK}block {} was not given back", asked.from_block)),
+            (5..=9, _) => Ok(BlocksRead { next_block: asked.from_block, blocks: Vec::new() }),
+            (from, through) if from < 5 => {
+                self.0.read_blocks(backup, &ReadBlocks { through_block: through.min(4), ..asked.clone() })
+            }
+            _ => self.0.read_blocks(backup, asked),
+        }
+    }
+}
+
+#[test]
+fn behind_several_blocks_in_a_row_that_are_lost_all_is_read() {
+    let (memory, logs) = long(&[11]);
+    let (next, rebuild) = takes_over(&memory, &logs);
+    let waits =
+        next.broker.rebuild(&rebuild, &logs, &Hole(memory), &RecoveryProgress::default()).expect_err("nobody has them");
+    assert!(waits.message.contains("blocks 5 to 9: backup 11 at block 5: "), "{waits}");
+    assert_eq!(awaited(&next), [3, 6]);
+}
+
 const OTHER: StreamId = StreamId(8);
 
 /// A log with twenty blocks of one stream, and behind them twenty of another one.
