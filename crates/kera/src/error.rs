@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use kera_server::fatal::Fatal;
+
 /// Exit status when what was asked for did not work.
 pub const EXIT_FAILURE: u8 = 1;
 /// Exit status when the command was not understood; the same as clap's.
@@ -54,6 +56,13 @@ impl CliError {
     /// As a JSON object, for `--json`.
     pub fn to_json(&self) -> serde_json::Value {
         serde_json::json!({ "error": self.message, "next_step": self.next_step, "exit": self.exit })
+    }
+}
+
+/// What a node that does not start tells is told by a command that starts one, too.
+impl From<&Fatal> for CliError {
+    fn from(fatal: &Fatal) -> CliError {
+        CliError { message: fatal.to_string(), next_step: fatal.next_step(), exit: fatal.exit_status() }
     }
 }
 

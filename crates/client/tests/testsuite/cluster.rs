@@ -13,8 +13,8 @@ use kera_env::SystemClock;
 use kera_format::{Durability, LaneId, ProducerEpoch, ProducerId, StreamId, StreamOptions, StreamletId};
 use kera_log::{Arena, ArenaConfig, Log, LogConfig};
 use kera_protocol::{
-    AllocatedProducer, ErrorBody, FetchOffsets, FrameHeader, HelloResponse, JoinApplication, LeaveApplication,
-    NodeInfo, OlderGroups, Op, Owner, Owners, Role, StreamInfo, StreamletState,
+    AllocatedProducer, ErrorBody, FetchOffsets, FrameHeader, JoinApplication, LeaveApplication, NodeInfo, OlderGroups,
+    Op, Owner, Owners, Role, StreamInfo, StreamletState,
 };
 use kera_rpc::{
     ClientConfig, Connection, Flow, Outbox, Peer, RunningServer, Server, ServerConfig, Session, SessionWaker,
@@ -23,6 +23,7 @@ use parking_lot::Mutex;
 use rand::Rng;
 
 use crate::door::Door;
+use crate::fake::hello;
 use crate::steady::Port;
 
 const STREAM: StreamId = StreamId(17);
@@ -311,22 +312,6 @@ impl Cluster {
             broker.set_owner(table.version, STREAM, at, next.clone()).unwrap();
         }
         new.open_streamlet(STREAM, at, table.epoch, Some(&state)).unwrap();
-    }
-}
-
-fn hello(at: usize) -> HelloResponse {
-    HelloResponse {
-        server_name: "test".into(),
-        server_version: "1".into(),
-        node_id: [at as u8; 16],
-        node_epoch: 1,
-        ops: HelloResponse::ops_spoken(),
-        frame_bytes_max: 8 << 20,
-        chunk_bytes_max: 4 << 20,
-        in_flight_bytes_max: 64 << 20,
-        in_flight_requests_max: 1_000,
-        subscriptions_max: 128,
-        idle_timeout_ms: 0,
     }
 }
 

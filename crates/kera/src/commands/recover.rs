@@ -3,13 +3,12 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use kera_server::fatal::Fatal;
 use kera_server::identity::uuid_text;
 use kera_server::survivor::{StoppedNode, Survivor};
 use serde::Serialize;
 
 use crate::cli::{Globals, RecoverArgs};
-use crate::error::CliError;
+use crate::error::{CliError, EXIT_FAILURE};
 use crate::numbers;
 use crate::output::{Table, facts, have_typed, print, print_json};
 
@@ -49,7 +48,8 @@ struct PlaceJson {
 /// The directory is in use or is that of no node of a cluster, a majority is left, or nobody has agreed.
 pub fn run(args: &RecoverArgs, globals: &Globals) -> Result<(), CliError> {
     let data = Path::new(&args.data);
-    let StoppedNode { survivor, lock } = StoppedNode::open(data).map_err(|fatal| not_opened(&fatal))?;
+    let StoppedNode { survivor, lock } =
+        StoppedNode::open(data).map_err(|fatal| CliError { exit: EXIT_FAILURE, ..CliError::from(&fatal) })?;
     let gone: BTreeSet<u32> = numbers::each(&args.gone).into_iter().collect();
     let found = json(&survivor, &gone);
     if !gone.is_empty() {
@@ -73,10 +73,6 @@ pub fn run(args: &RecoverArgs, globals: &Globals) -> Result<(), CliError> {
     drop(lock);
     let done = SurvivorJson { leads_from: Some(PlaceJson { term: place.term, entry: place.index }), ..found };
     told.and(if globals.json { print_json(&done) } else { print(&said(&done)) })
-}
-
-fn not_opened(fatal: &Fatal) -> CliError {
-    CliError { message: fatal.to_string(), next_step: fatal.next_step(), exit: crate::error::EXIT_FAILURE }
 }
 
 fn listed(nodes: &BTreeSet<u32>) -> String {

@@ -25,8 +25,7 @@ pub fn run(args: &ServeArgs, json: bool) -> ExitCode {
             json!({ "timestamp": timestamp, "level": "ERROR", "message": message, "status": status, "next_step": next_step }),
         );
     } else if json {
-        let error = CliError { message: fatal.to_string(), next_step, exit: status };
-        say(error.to_json());
+        say(CliError::from(&fatal).to_json());
     } else {
         say(format_args!("error: {fatal}\n  next: {next_step}"));
     }

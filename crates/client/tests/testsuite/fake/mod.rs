@@ -405,19 +405,7 @@ impl FakeServer {
         for op in ops.iter_mut().filter(|op| self.is_old && op.op == Op::WriteChunks as u16) {
             op.version_max = 1;
         }
-        let hello = HelloResponse {
-            server_name: "fake".into(),
-            server_version: "1".into(),
-            node_id: [1; 16],
-            node_epoch: 1,
-            ops,
-            frame_bytes_max: 8 << 20,
-            chunk_bytes_max: 4 << 20,
-            in_flight_bytes_max: 64 << 20,
-            in_flight_requests_max: 1_000,
-            subscriptions_max: 128,
-            idle_timeout_ms: 0,
-        };
+        let hello = HelloResponse { server_name: "fake".into(), ops, ..hello(1) };
         let config = ServerConfig::new(self.address, hello, Arc::clone(&self.fake.clock) as _);
         let fake = Arc::clone(&self.fake);
         let factory = Arc::new(move |_: Peer, waker: SessionWaker| {
@@ -505,4 +493,21 @@ pub fn run(test: impl Future<Output = ()>) {
 
 pub fn numbered(range: std::ops::Range<usize>) -> Vec<String> {
     range.map(|i| format!("record {i}")).collect()
+}
+
+/// How a node greets, whose id is made of a number.
+pub fn hello(at: usize) -> HelloResponse {
+    HelloResponse {
+        server_name: "test".into(),
+        server_version: "1".into(),
+        node_id: [at as u8; 16],
+        node_epoch: 1,
+        ops: HelloResponse::ops_spoken(),
+        frame_bytes_max: 8 << 20,
+        chunk_bytes_max: 4 << 20,
+        in_flight_bytes_max: 64 << 20,
+        in_flight_requests_max: 1_000,
+        subscriptions_max: 128,
+        idle_timeout_ms: 0,
+    }
 }

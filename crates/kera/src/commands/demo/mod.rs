@@ -35,7 +35,7 @@ const ARENA_BYTES: u64 = 256 * MIB;
 pub fn run(args: &DemoArgs, globals: &Globals) -> Result<(), CliError> {
     let config = demo_config(&args.data)?;
     prepare(&config)?;
-    let node = Node::start(&config).map_err(|fatal| not_started(&fatal))?;
+    let node = Node::start(&config).map_err(|fatal| CliError::from(&fatal))?;
     node.tell_ready();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| CliError::failure(format!("cannot start: {error}")))?;
@@ -57,10 +57,6 @@ pub fn run(args: &DemoArgs, globals: &Globals) -> Result<(), CliError> {
     done
 }
 
-fn not_started(fatal: &Fatal) -> CliError {
-    CliError { message: fatal.to_string(), next_step: fatal.next_step(), exit: fatal.exit_status() }
-}
-
 /// A directory that is empty or an earlier demo's, emptied and marked.
 fn prepare(config: &Config) -> Result<(), CliError> {
     let data: &Path = &config.node.data;
@@ -79,7 +75,10 @@ fn prepare(config: &Config) -> Result<(), CliError> {
             return Err(CliError::failure(message).next("choose another directory with --data, or empty it yourself"));
         }
         // A node that still runs there keeps its lock; deleting under it would be rude.
-        drop(kera_env::DirLock::acquire(&data.join("LOCK")).map_err(|error| not_started(&Fatal::locked(data, error)))?);
+        drop(
+            kera_env::DirLock::acquire(&data.join("LOCK"))
+                .map_err(|error| CliError::from(&Fatal::locked(data, error)))?,
+        );
         forget_arena(config);
         fs::remove_dir_all(data).map_err(cannot)?;
     }
